@@ -1,0 +1,47 @@
+#include "base/mapping.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+namespace fab {
+
+Mapping Mapping::shared(int fd, std::size_t offset, std::size_t length, bool writable) {
+  const int protection = PROT_READ | (writable ? PROT_WRITE : 0);
+  void* data = ::mmap(nullptr, length, protection, MAP_SHARED | MAP_NORESERVE, fd, static_cast<off_t>(offset));
+  if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  Mapping mapping;
+  mapping.data_ = static_cast<std::byte*>(data);
+  mapping.size_ = length;
+  return mapping;
+}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  if (this != &other) {
+    reset();
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+  }
+  return *this;
+}
+
+void Mapping::reset() noexcept {
+  if (data_) ::munmap(data_, size_);
+  data_ = nullptr;
+  size_ = 0;
+}
+
+OwnFd make_memory_file(const char* name, std::size_t length) {
+  OwnFd fd(check_call(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create"));
+  check_call(::fchmod(fd.get(), 0600), "fchmod");
+  check_call(::ftruncate(fd.get(), static_cast<off_t>(length)), "ftruncate");
+  check_call(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), "fcntl(F_ADD_SEALS)");
+  return fd;
+}
+
+std::size_t page_size() noexcept {
+  static const auto size = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return size;
+}
+
+}  // namespace fab

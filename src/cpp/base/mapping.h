@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <utility>
+
+#include "base/fd.h"
+
+namespace fab {
+
+// Owns one mmap()ed range. Move-only.
+class Mapping {
+ public:
+  Mapping() noexcept = default;
+  // Shared mapping of `length` bytes of `fd` from `offset` (page aligned). Throws std::system_error.
+  static Mapping shared(int fd, std::size_t offset, std::size_t length, bool writable = true);
+  Mapping(Mapping&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept;
+  ~Mapping() { reset(); }
+
+  std::byte* data() const noexcept { return data_; }
+  std::size_t size() const noexcept { return size_; }
+  std::span<std::byte> bytes() const noexcept { return {data_, size_}; }
+  void reset() noexcept;
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// An anonymous file in memory that other processes of the same user can open through /proc/<pid>/fd/<fd>.
+// Sparse: pages cost memory only once touched. Sealed against shrinking, so a mapper never meets SIGBUS.
+OwnFd make_memory_file(const char* name, std::size_t length);
+
+std::size_t page_size() noexcept;
+
+}  // namespace fab

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+
+#include "base/fd.h"
+
+namespace fab {
+
+// Told by a Poller that its descriptor is ready. `events` are EPOLL* bits.
+class ReadyHandler {
+ public:
+  virtual ~ReadyHandler() = default;
+  virtual void on_ready(std::uint32_t events) noexcept = 0;
+};
+
+// A level-triggered epoll set. add/modify/remove may be called from any thread and from handlers; dispatch() from
+// one thread at a time. remove() of a handler inside dispatch() is safe: no later event of the same round reaches it.
+class Poller {
+ public:
+  Poller();
+  Poller(const Poller&) = delete;
+  Poller& operator=(const Poller&) = delete;
+
+  void add(int fd, std::uint32_t events, ReadyHandler& handler);
+  void modify(int fd, std::uint32_t events, ReadyHandler& handler) noexcept;
+  void remove(int fd, ReadyHandler& handler) noexcept;
+
+  // Sleeps until something is ready or `timeout_ms` passed (0: only looks, -1: for ever); runs no handler.
+  // True if something is ready. EINTR counts as a time-out.
+  bool sleep(int timeout_ms) const noexcept;
+  // Runs the handlers of all that is ready now; returns how many.
+  int dispatch() noexcept;
+
+  int fd() const noexcept { return epoll_.get(); }
+
+ private:
+  static constexpr int kBatch = 64;
+  OwnFd epoll_;
+  void* round_[kBatch] = {};  // handlers of the round in dispatch(), nulled by remove()
+  int round_size_ = 0;
+};
+
+// An eventfd that wakes a sleeper of a Poller.
+class Waker final : public ReadyHandler {
+ public:
+  explicit Waker(Poller& poller);
+  ~Waker() override;
+  Waker(const Waker&) = delete;
+  Waker& operator=(const Waker&) = delete;
+  void wake() noexcept;
+  void on_ready(std::uint32_t events) noexcept override;
+
+ private:
+  Poller& poller_;
+  OwnFd event_;
+};
+
+}  // namespace fab

@@ -1,0 +1,57 @@
+#include "base/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+
+namespace fab {
+
+std::uint64_t process_start_time(std::int32_t pid) noexcept {
+  char path[32];
+  std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  const OwnFd file(::open(path, O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return 0;
+  char text[1024];
+  const auto length = ::read(file.get(), text, sizeof text - 1);
+  if (length <= 0) return 0;
+  text[length] = 0;
+  // The command name may hold anything, so fields are counted from its closing parenthesis.
+  const char* field = std::strrchr(text, ')');
+  if (!field || field[1] == 0 || field[2] == 'Z' || field[2] == 'X') return 0;
+  constexpr int kStartTime = 22, kCommand = 2;
+  for (int i = kCommand; i < kStartTime && field; ++i) field = std::strchr(field + 1, ' ');
+  return field ? std::strtoull(field + 1, nullptr, 10) : 0;
+}
+
+ProcessId this_process() { return {::getpid(), process_start_time(::getpid())}; }
+
+ProcessWatch::ProcessWatch(const ProcessId& id)
+    : pidfd_(static_cast<int>(::syscall(SYS_pidfd_open, id.pid, 0))) {
+  if (pidfd_.valid() && process_start_time(id.pid) != id.start_time) pidfd_.reset();
+}
+
+bool ProcessWatch::alive() const noexcept {
+  if (!pidfd_.valid()) return false;
+  pollfd poll{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
+  return ::poll(&poll, 1, 0) == 0;
+}
+
+const std::string& host_identity() {
+  static const std::string identity = [] {
+    std::string text;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
+    for (const char* space : {"/proc/self/ns/pid", "/proc/self/ns/user"}) {
+      char link[64] = {};
+      if (::readlink(space, link, sizeof link - 1) > 0) text.append("/").append(link);
+    }
+    return text + "/" + std::to_string(::geteuid());
+  }();
+  return identity;
+}
+
+}  // namespace fab

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/fd.h"
+
+namespace fab {
+
+// A process, told apart from a later one under the same number by its start time (clock ticks since boot).
+struct ProcessId {
+  std::int32_t pid = 0;
+  std::uint64_t start_time = 0;
+  friend bool operator==(const ProcessId&, const ProcessId&) = default;
+};
+
+ProcessId this_process();
+// Start time of `pid`, or 0 if there is no such process (a zombie counts as none).
+std::uint64_t process_start_time(std::int32_t pid) noexcept;
+
+// Watches one process through a pidfd, so a recycled pid is never taken for it.
+class ProcessWatch {
+ public:
+  ProcessWatch() = default;
+  // Not alive from the start if the process is gone or is another one by now.
+  explicit ProcessWatch(const ProcessId& id);
+  bool alive() const noexcept;
+  int fd() const noexcept { return pidfd_.get(); }  // readable once the process has ended; -1 if it had already
+
+ private:
+  OwnFd pidfd_;
+};
+
+// Two processes with equal text share kernel, process numbers and user: boot id, pid and user name spaces, uid.
+const std::string& host_identity();
+
+}  // namespace fab

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fabric/context.h"
+#include "fabric/counter.h"
+#include "fabric/memory_region.h"
+#include "fabric/progress_thread.h"
+#include "fabric/provider.h"
+#include "fabric/segment.h"
+
+namespace fab {
+
+// Memory from DomainCore::allocate(): peers on the node map it and use plain loads and stores.
+struct SharedMemory {
+  OwnFd file;
+  Mapping mapping;
+};
+
+// An open domain: its segment and region table, its links, its contexts and the thread that serves them. Thread-safe. Objects made
+// by it hold it, so it goes last; close() refuses while they are open.
+class DomainCore final : public std::enable_shared_from_this<DomainCore> {
+ public:
+  using Opener = std::function<std::unique_ptr<Domain>(const DomainServices&)>;
+  static std::shared_ptr<DomainCore> open(const Opener& opener, DomainOptions options);
+  ~DomainCore();
+
+  const Info& info() const noexcept { return domain_->info(); }
+  const DomainOptions& options() const noexcept { return options_; }
+  Domain& domain() noexcept { return *domain_; }
+  Segment& segment() noexcept { return segment_; }
+  RegionTable& regions() noexcept { return regions_; }
+
+  std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
+  // `length` bytes of zeroed, page-aligned memory that peers on the node map; freed with the last holder.
+  std::shared_ptr<SharedMemory> allocate(std::uint64_t length);
+  std::shared_ptr<Counter> open_counter();
+  std::shared_ptr<EventQueue> open_event_queue();
+  std::shared_ptr<CompletionQueue> open_completion_queue(std::size_t size, CompletionQueue::WhenFull when_full);
+  std::shared_ptr<Context> open_context(std::uint16_t index, std::shared_ptr<AddressVector> peers,
+                                        std::shared_ptr<CompletionQueue> completions,
+                                        std::shared_ptr<EventQueue> events);
+  // Ends the context: everything outstanding fails with `canceled`.
+  void close_context(Context& context);
+
+  // Drives the domain until `done()` or the deadline; true if done.
+  bool wait(const std::function<bool()>& done, Deadline deadline);
+  void progress();
+  // Wakes those in wait().
+  void kick() noexcept;
+
+  // Used by MemoryRegion::close(): takes the region away from peers; returns when nothing touches its memory.
+  void retire(std::uint32_t index);
+
+  // Stops serving. Throws Error(busy) while contexts or regions are open, unless `force`, which closes contexts first. Idempotent.
+  void close(bool force);
+  bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+  // Throws Error(closed) after close(), and in a child process that inherited the object over fork().
+  void check_open() const;
+
+ private:
+  explicit DomainCore(DomainOptions options);
+
+  DomainOptions options_;
+  std::uint8_t domain_id_[16];
+  const std::int32_t pid_;
+  Segment segment_;
+  RegionTable regions_;
+  std::unique_ptr<Domain> domain_;
+
+  mutable std::mutex mutex_;  // guards contexts_, free_counters_
+  std::vector<std::shared_ptr<Context>> contexts_;
+  std::vector<std::uint32_t> free_counters_;
+  std::uint32_t counters_used_ = 0;
+  std::atomic<bool> closed_{false};
+  std::unique_ptr<ProgressThread> thread_;
+};
+
+}  // namespace fab

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fab {
+
+// One link's own share of a name or of a remote region. `link` is provider and ordinal ("tcp.0"), not a device name:
+// devices are named differently on different hosts.
+struct Part {
+  std::string link;
+  std::uint16_t context = 0;  // index of the context within the endpoint
+  std::string bytes;
+  friend bool operator==(const Part&, const Part&) = default;
+};
+
+// What a peer needs to reach an endpoint: one part per link and context. Encoded with magic, version, total length and
+// checksum; decode() takes bytes that nobody vouches for.
+struct Name {
+  std::vector<Part> parts;
+
+  const Part* find(std::string_view link, std::uint16_t context) const noexcept;
+  std::uint16_t contexts() const noexcept;  // 1 + the highest index, 0 if empty
+  std::string encode() const;
+  static Name decode(std::string_view bytes);  // throws Error(invalid)
+};
+
+// What a peer needs to use a region, and nothing more. The key is valid on every link unless a part says otherwise.
+struct RemoteRegion {
+  std::uint64_t key = 0;
+  std::uint64_t base = 0;    // what peers add to an offset: 0, or the address under VIRT_ADDR
+  std::uint64_t length = 0;  // bytes
+  std::uint32_t access = 0;
+  std::vector<Part> parts;
+
+  std::string encode() const;
+  static RemoteRegion decode(std::string_view bytes);  // throws Error(invalid)
+};
+
+std::uint32_t crc32(std::string_view bytes) noexcept;
+
+}  // namespace fab

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "fabric/types.h"
+
+namespace fab {
+
+class CompletionQueue;
+class Counter;
+
+// One operation of the user: one outcome, however many transfers it became. Owned by whoever started it, who keeps it
+// (and the local memory) alive until done(). settle() and the hook run under the lock of the context that moves it.
+class Operation {
+ public:
+  // Called once, after done() became true, with the context's lock held: only notes that there is something to do.
+  using Hook = void (*)(Operation&) noexcept;
+
+  Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  // Prepares for `parts` settlements. `flags` are those of the completion. Queue and counter may be null.
+  void begin(std::uint32_t parts, std::uint64_t context, std::uint32_t flags, CompletionQueue* queue, Counter* counter,
+             Hook hook) noexcept {
+    done_.store(false, std::memory_order_relaxed);
+    open_parts_ = parts;
+    completion_ = {};
+    completion_.context = context;
+    completion_.flags = flags;
+    queue_ = queue;
+    counter_ = counter;
+    hook_ = hook;
+  }
+  void expect_more(std::uint32_t parts) noexcept { open_parts_ += parts; }
+
+  // One part ended. The first error is the operation's.
+  void settle(Errc error, std::uint64_t bytes) noexcept {
+    if (error == Errc::ok)
+      completion_.length += bytes;
+    else if (completion_.error == Errc::ok)
+      completion_.error = error;
+    if (--open_parts_ == 0) finish();
+  }
+  // The rest of the parts will not happen (they were not posted).
+  void abandon(std::uint32_t parts, Errc error) noexcept;
+
+  bool done() const noexcept { return done_.load(std::memory_order_acquire); }
+  const Completion& completion() const noexcept { return completion_; }  // valid once done()
+
+ private:
+  void finish() noexcept;
+
+  std::atomic<bool> done_{true};
+  std::uint32_t open_parts_ = 0;
+  Completion completion_;
+  CompletionQueue* queue_ = nullptr;
+  Counter* counter_ = nullptr;
+  Hook hook_ = nullptr;
+};
+
+}  // namespace fab

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/poller.h"
+
+namespace fab {
+
+class Context;
+
+// Serves the contexts of one domain while their owners do something else. Sleeps in the kernel when nothing moves. A context that
+// callers drive themselves is left alone; it comes back some 100 µs after they stopped.
+class ProgressThread final {
+ public:
+  ProgressThread();
+  ~ProgressThread();  // stops and joins
+  ProgressThread(const ProgressThread&) = delete;
+  ProgressThread& operator=(const ProgressThread&) = delete;
+
+  void add(std::shared_ptr<Context> context);
+  void remove(Context& context);  // returns when the thread no longer uses it
+
+ private:
+  class Slot;
+  void run();
+
+  Poller poller_;
+  Waker waker_{poller_};
+  std::mutex mutex_;  // guards slots_ and, while the thread works on them, the slots
+  std::vector<std::unique_ptr<Slot>> slots_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace fab

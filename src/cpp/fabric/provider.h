@@ -1,0 +1,127 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/poller.h"
+#include "fabric/name.h"
+#include "fabric/segment.h"
+#include "fabric/types.h"
+
+// The four interfaces that a provider implements: Provider, Domain, Endpoint, Path. Everything else is shared.
+namespace fab {
+
+class AddressVector;
+class CompletionQueue;
+class EventQueue;
+class MemoryRegion;
+
+// Choices of the user that reach a provider; each provider reads those that it knows.
+struct DomainOptions {
+  std::uint32_t mr_mode = 0;
+  std::string auth_key;       // empty: none
+  bool strict_keys = false;
+  bool manual_progress = false;
+  double peer_deadline = 10;  // seconds without a sign of life until a peer counts as lost
+  // Provider options by name, for instance {"shm_copy", "cma"}, {"tcp_listen", "127.0.0.1"}. Unknown names are refused.
+  std::map<std::string, std::string> settings;
+  // The value, or `fallback` where it is not set.
+  const std::string& setting(const std::string& name, const std::string& fallback) const {
+    const auto found = settings.find(name);
+    return found == settings.end() ? fallback : found->second;
+  }
+};
+
+// What every domain of a process has, lent to the providers that it opens.
+struct DomainServices {
+  Segment& segment;
+  RegionTable& regions;
+  const DomainOptions& options;
+  const std::uint8_t (&domain_id)[16];
+};
+
+// What a context lends to the endpoints that it drives. The endpoint, its paths and all that is lent here are used under the
+// context's lock only; everything outlives the endpoint.
+struct EndpointServices {
+  std::uint16_t context;  // index within the endpoint that the user opened
+  Poller& poller;         // for descriptors that shall wake the context
+  CompletionQueue& completions;
+  EventQueue& events;
+  const AddressVector& peers;
+};
+
+// Whether a peer can be reached, and in words why or why not ("same node, memory mapped", "other host").
+struct Reach {
+  bool ok = false;
+  std::string why;
+};
+
+// How the bytes to one peer go, for reports.
+struct PathReport {
+  std::string link;  // "shm.0"
+  std::string how;   // "mapped", "cross-memory attach", "ring", "127.0.0.1:4711"
+};
+
+// What a path did since it was opened. Transfers settle in the order in which they were posted.
+struct PathCounts {
+  std::uint64_t posted = 0, settled = 0;
+  std::uint64_t bytes_out = 0, bytes_in = 0, errors = 0;
+};
+
+// The way from one endpoint to one peer.
+class Path {
+ public:
+  virtual ~Path() = default;
+  // The number that Transfer::key takes for this region on this path.
+  virtual std::uint64_t resolve(const RemoteRegion& region) = 0;
+  // Takes a prefix of `batch` and returns its length; short means full: make progress, then post the rest. What was taken starts
+  // in order and settles its operation once, maybe before this returns. Whatever is wrong with a transfer is its outcome.
+  virtual std::size_t post(std::span<const Transfer> batch) noexcept = 0;
+  // ok, or why nothing more will move on this path: then all that was taken has settled, and the context opens a new one.
+  virtual Errc state() const noexcept = 0;
+  virtual PathCounts counts() const noexcept = 0;
+  virtual PathReport report() const = 0;
+};
+
+// A local port, driven by one context.
+class Endpoint {
+ public:
+  virtual ~Endpoint() = default;
+  // This endpoint's parts of the name, one per link.
+  virtual std::vector<Part> parts() const = 0;
+  virtual Reach reaches(const Name& peer) const = 0;  // no network I/O; may look at this machine
+  // Throws Error(unreachable) with the reason. `peer` is handed back in completions.
+  virtual std::unique_ptr<Path> connect(PeerId id, const Name& peer) = 0;
+  // Moves what can be moved without waiting; true if anything moved.
+  virtual bool progress() noexcept = 0;
+  // Before the context sleeps on its poller. False: there is work, do not sleep. True: whatever comes now wakes the poller.
+  virtual bool arm() noexcept = 0;
+  // Region `index` is closing: stop touching its memory before this returns; requests in the middle end with an error.
+  virtual void forget(std::uint32_t index) noexcept = 0;
+};
+
+class Domain {
+ public:
+  virtual ~Domain() = default;
+  virtual const Info& info() const noexcept = 0;
+  // Makes the link ready to serve or use `region`; called once per region, on first need. Throws Error.
+  virtual void enroll(MemoryRegion& region) = 0;
+  virtual void withdraw(MemoryRegion& region) noexcept = 0;
+  virtual std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) = 0;
+};
+
+class Provider {
+ public:
+  virtual ~Provider() = default;
+  virtual std::string_view name() const noexcept = 0;
+  // All that could be opened, also what cannot be used here, with the reason. Never throws.
+  virtual std::vector<Info> discover() const = 0;
+  // `link` is the tag of its parts ("tcp.0"). Throws Error naming what is wrong and what to do.
+  virtual std::unique_ptr<Domain> open(const Info& info, std::string link, const DomainServices& services) const = 0;
+};
+
+}  // namespace fab

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "fabric/types.h"
+
+namespace fab {
+
+// A region as the table keeps it, in memory that peers on the node read. Fields other than `state` and `key` do not
+// change while the entry is enabled or closing, and are valid only for a reader that is counted as accessing it.
+struct alignas(128) RegionEntry {
+  std::atomic<std::uint64_t> state;  // generation << 2 | status
+  std::atomic<std::uint64_t> key;
+  std::uint64_t base;     // what peers add to offsets
+  std::uint64_t length;   // bytes
+  std::uint64_t address;  // of the first byte in the owner; with several pieces, see `pieces`
+  std::uint64_t file_offset;
+  std::uint32_t access;
+  std::uint32_t flags;         // region_flag
+  std::int32_t file;           // descriptor number, in the owner, of the memory file behind the region; -1: none
+  std::uint32_t piece_count;   // 1, or the number of buffers that the region runs through
+  std::uint32_t piece_block;   // where their pieces are, if more than one
+  std::uint32_t endpoint;      // 1 + the context that the region is bound to; 0: any
+  std::uint32_t counters[8];   // 1 + indices of counters that remote writes raise; 0 ends the list
+};
+static_assert(sizeof(RegionEntry) == 128);
+
+namespace region_flag {
+inline constexpr std::uint32_t kPersistent = 1;
+}
+
+enum class RegionStatus : std::uint64_t { vacant, disabled, enabled, closing };
+constexpr RegionStatus status_of(std::uint64_t state) noexcept { return static_cast<RegionStatus>(state & 3); }
+
+struct RegionPiece {
+  std::uint64_t address;
+  std::uint64_t length;
+};
+
+// Reads a region table, in this process or mapped from another one: the one place where a remote request is judged.
+class RegionView {
+ public:
+  static constexpr std::uint32_t kMaxRegions = 1u << 22;
+  static constexpr std::uint32_t kFirstIndexSlots = 1024;  // the key index doubles when it is half full
+  static constexpr std::uint32_t kIndexSizes = 14;         // 1024 … 8 Mi slots
+  static constexpr std::uint32_t kMaxRegionPieces = 64;
+  static constexpr std::uint32_t kPieceBlocks = 1u << 16;
+  static constexpr std::size_t kIndexBytes = std::size_t{4} * kFirstIndexSlots << kIndexSizes;
+  static constexpr std::size_t kEntriesOffset = 4096 + kIndexBytes;
+  static constexpr std::size_t kPiecesOffset = kEntriesOffset + std::size_t{kMaxRegions} * sizeof(RegionEntry);
+  static constexpr std::size_t kAreaBytes =
+      kPiecesOffset + std::size_t{kPieceBlocks} * kMaxRegionPieces * sizeof(RegionPiece);
+
+  explicit RegionView(std::byte* area) noexcept : area_(area) {}
+
+  RegionEntry& entry(std::uint32_t index) const noexcept;
+  // Index of the live entry with `key`, or -1. May be stale by the time it is used: announce the access, then judge.
+  std::int64_t find(std::uint64_t key) const noexcept;
+
+  // The verdict on one request, made after the access was announced (AccessSlot::active or the context's lock).
+  // On ok, `offset` is where the request starts within the region. `state` must be the value that the entry is
+  // expected to have, or 0 for any generation. Order of checks: key, rights, bounds (MR-22 … MR-29).
+  static Errc judge(const RegionEntry& entry, std::uint64_t key, std::uint64_t state, OpCode op, std::uint64_t remote,
+                    std::uint64_t length, std::uint32_t context, std::uint64_t& offset) noexcept;
+
+  // Splits [offset, offset + length) of a judged region into owner addresses. Returns how many; at most kMaxRegionPieces.
+  std::size_t pieces(const RegionEntry& entry, std::uint64_t offset, std::uint64_t length, iovec* out) const noexcept;
+
+ protected:
+  struct AreaHeader {
+    std::atomic<std::uint32_t> index_size;  // which of the kIndexSizes key indices is in force
+  };
+  AreaHeader& area_header() const noexcept { return *reinterpret_cast<AreaHeader*>(area_); }
+  std::atomic<std::uint32_t>* index(std::uint32_t size) const noexcept;
+  RegionPiece* piece_block(std::uint32_t block) const noexcept;
+
+  std::byte* area_;
+};
+
+// What the owner of a region table puts into an entry.
+struct RegionRecord {
+  std::uint64_t key = 0;
+  std::uint64_t base = 0;
+  std::span<const iovec> buffers;
+  std::uint32_t access = 0;
+  std::uint32_t flags = 0;
+  std::int32_t file = -1;
+  std::uint64_t file_offset = 0;
+  bool enabled = true;
+};
+
+// The owner's side. Calls are safe from any thread.
+class RegionTable final : public RegionView {
+ public:
+  explicit RegionTable(std::byte* area) noexcept : RegionView(area) {}
+
+  // Throws Error(no_key) if the key is in use, Error(no_memory) if the table is full.
+  std::uint32_t insert(const RegionRecord& record);
+  // A key that no live region has, and that nobody can guess.
+  std::uint64_t fresh_key();
+  // Before enable(): counts remote writes in counter cell `counter`; binds to context `context`.
+  void bind_counter(std::uint32_t index, std::uint32_t counter);
+  void bind_context(std::uint32_t index, std::uint32_t context);
+  void set_enabled(std::uint32_t index, bool enabled);
+  // In two steps: after start_close() nobody new gets in; the caller waits until all are out, then calls finish_close().
+  void start_close(std::uint32_t index);
+  void finish_close(std::uint32_t index);
+  std::uint32_t size() const noexcept { return live_.load(std::memory_order_relaxed); }
+
+ private:
+  void grow_index();
+  void insert_key(std::uint64_t key, std::uint32_t entry);
+
+  std::mutex mutex_;
+  std::vector<std::uint32_t> free_entries_, free_blocks_;
+  std::uint32_t entries_used_ = 0, blocks_used_ = 0, index_filled_ = 0;
+  std::atomic<std::uint32_t> live_{0};
+};
+
+}  // namespace fab

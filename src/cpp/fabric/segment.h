@@ -1,0 +1,94 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "base/mapping.h"
+#include "base/process.h"
+#include "fabric/region_table.h"
+
+namespace fab {
+
+// The memory of a domain that processes of the same user on the node may map: identity, doorbells, access slots, counters
+// and the region table. All offsets are fixed; pages cost memory only once used. Everything in it may be written by
+// any process of the user, so readers check indices and lengths before use.
+inline constexpr std::uint64_t kSegmentMagic = 0x31676573'62616670;  // "pfabseg1"
+inline constexpr std::uint32_t kSegmentVersion = 1;
+inline constexpr std::uint32_t kMaxContexts = 64;
+inline constexpr std::uint32_t kMaxSlots = 4096;
+inline constexpr std::uint32_t kMaxCounters = 65536;
+
+// How to wake the progress of one context: raise `work`, then, if it sleeps, write one byte to its doorbell pipe.
+struct alignas(64) ContextCell {
+  std::atomic<std::uint32_t> work;      // raised after something was put where the context must look
+  std::atomic<std::uint32_t> sleeping;  // 1 while nobody polls
+  std::int32_t doorbell_fd;             // the pipe's write end in the owner, opened through /proc; -1: none
+};
+
+// One for each context of another process (or of this one) that moves bytes in and out of the domain's memory itself.
+struct alignas(128) AccessSlot {
+  std::atomic<std::int32_t> pid;  // 0: free; claimed by compare-and-swap
+  std::atomic<std::uint64_t> start_time;
+  // Index + 1 of the region being accessed, 0 if none. A region is not taken away while a slot of a living process shows it.
+  std::atomic<std::uint64_t> active;
+  // Where the claimant's messages are: see shm_layout.h.
+  std::atomic<std::int32_t> channel_fd;
+  std::atomic<std::uint32_t> channel_epoch;  // raised after channel_fd changed
+  std::uint32_t target_context;
+};
+
+struct alignas(64) CounterCell {
+  std::atomic<std::uint64_t> value;
+  std::atomic<std::uint64_t> errors;
+  std::atomic<std::uint32_t> waiters;  // whoever changes the cell wakes context 0 if this is not 0
+};
+
+struct SegmentHeader {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::int32_t pid;
+  std::uint64_t start_time;
+  std::uint8_t domain_id[16];
+  std::uint8_t auth_salt[16];
+  std::uint8_t auth_tag[32];  // HMAC of the salt under the domain's key; all zero: no key
+  std::atomic<std::uint32_t> closed;
+  std::atomic<std::uint32_t> slots_used;  // all slots from here on are free
+  ContextCell contexts[kMaxContexts];
+};
+
+class Segment {
+ public:
+  // Makes the segment of a domain of this process.
+  static Segment create(const std::uint8_t (&domain_id)[16]);
+  // Maps another one by its owner and descriptor number; throws Error(unreachable) saying why it cannot be used
+  // (gone, not ours to open, another version, another domain by now).
+  static Segment attach(const ProcessId& owner, int fd, const std::uint8_t (&domain_id)[16]);
+
+  SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(mapping_.data()); }
+  AccessSlot* slots() const noexcept { return at<AccessSlot>(kSlotsOffset); }
+  CounterCell* counters() const noexcept { return at<CounterCell>(kCountersOffset); }
+  RegionView regions() const noexcept { return RegionView(mapping_.data() + kRegionsOffset); }
+  int fd() const noexcept { return file_.get(); }
+
+  // Claims a free slot for this process, or one whose process is dead. -1: all kMaxSlots are in use.
+  int claim_slot(const ProcessId& claimant);
+  // Waits until no living process accesses region `index`. Slots of dead processes are freed on the way.
+  void wait_unused(std::uint32_t index);
+
+ private:
+  template <class T>
+  T* at(std::size_t offset) const noexcept {
+    return reinterpret_cast<T*>(mapping_.data() + offset);
+  }
+  static constexpr std::size_t kSlotsOffset = 64 * 1024;
+  static constexpr std::size_t kCountersOffset = kSlotsOffset + kMaxSlots * sizeof(AccessSlot);
+  static constexpr std::size_t kRegionsOffset = kCountersOffset + kMaxCounters * sizeof(CounterCell);
+  static constexpr std::size_t kSize = kRegionsOffset + RegionView::kAreaBytes;
+  static_assert(sizeof(SegmentHeader) <= kSlotsOffset);
+
+  OwnFd file_;
+  Mapping mapping_;
+};
+
+}  // namespace fab
