@@ -49,7 +49,7 @@ def print_groups(lines: Iterable[dict[str, Any]]) -> None:
             line["what"],
             size_name(size),
             *(f"{speed(ns[name], size, unit):.3g}" for name in ("median", "p10", "p99")),
-            f"{ratio['median']:.2f} ({ratio['p10']:.2f}-{ratio['p90']:.2f})" if ratio else "-",
+            f"{ratio['median']:.3g} ({ratio['p10']:.3g}-{ratio['p90']:.3g})" if ratio else "-",
         )
     for table in tables.values():
         console.print(table)
