@@ -3,9 +3,11 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
+#include "base/process.h"
+
 namespace fab {
 
-Poller::Poller() : epoll_(check_call(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")) {}
+Poller::Poller() : fork_generation_(fork_generation()), epoll_(check_call(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")) {}
 
 void Poller::add(int fd, std::uint32_t events, ReadyHandler& handler) {
   epoll_event event{.events = events, .data = {.ptr = &handler}};
@@ -18,6 +20,7 @@ void Poller::modify(int fd, std::uint32_t events, ReadyHandler& handler) noexcep
 }
 
 void Poller::remove(int fd, ReadyHandler& handler) noexcept {
+  if (fork_generation_ != fork_generation()) return;
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
   for (int i = 0; i < round_size_; ++i)
     if (round_[i] == &handler) round_[i] = nullptr;

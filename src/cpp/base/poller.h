@@ -14,7 +14,8 @@ class ReadyHandler {
 };
 
 // A level-triggered epoll set. add/modify/remove may be called from any thread and from handlers; dispatch() from
-// one thread at a time. remove() of a handler inside dispatch() is safe: no later event of the same round reaches it.
+// one thread at a time. remove() of a handler inside dispatch() is safe: no later event of the same round reaches it. In a child
+// of fork() remove() does nothing: the set is shared with the parent.
 class Poller {
  public:
   Poller();
@@ -35,6 +36,7 @@ class Poller {
 
  private:
   static constexpr int kBatch = 64;
+  const std::uint32_t fork_generation_;
   OwnFd epoll_;
   void* round_[kBatch] = {};  // handlers of the round in dispatch(), nulled by remove()
   int round_size_ = 0;

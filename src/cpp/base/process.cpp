@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -26,6 +28,13 @@ std::uint64_t process_start_time(std::int32_t pid) noexcept {
   constexpr int kStartTime = 22, kCommand = 2;
   for (int i = kCommand; i < kStartTime && field; ++i) field = std::strchr(field + 1, ' ');
   return field ? std::strtoull(field + 1, nullptr, 10) : 0;
+}
+
+std::uint32_t fork_generation() noexcept {
+  static std::atomic<std::uint32_t> generation{0};
+  [[maybe_unused]] static const int registered =
+      ::pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1, std::memory_order_relaxed); });
+  return generation.load(std::memory_order_relaxed);
 }
 
 ProcessId this_process() { return {::getpid(), process_start_time(::getpid())}; }

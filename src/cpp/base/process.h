@@ -18,6 +18,9 @@ ProcessId this_process();
 // Start time of `pid`, or 0 if there is no such process (a zombie counts as none).
 std::uint64_t process_start_time(std::int32_t pid) noexcept;
 
+// 0 in the process that loaded the library, one more in each generation of children made by fork(). Cheap.
+std::uint32_t fork_generation() noexcept;
+
 // Watches one process through a pidfd, so a recycled pid is never taken for it.
 class ProcessWatch {
  public:

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "fabric/name.h"
 #include "fabric/types.h"
 
 namespace fab {
@@ -26,7 +27,8 @@ class AddressVector final {
   PeerId insert(std::string name);
   void remove(PeerId peer);                     // throws Error(invalid) for a handle that is not there
   std::string lookup(PeerId peer) const;        // likewise
-  PeerId find(const std::string& name) const;   // lowest handle of `name`, or kNoPeer
+  // Lowest handle of a name that holds `part`, or kNoPeer: who is it that calls from there?
+  PeerId find(const Part& part) const;
   bool contains(PeerId peer) const noexcept { return generation(peer) != 0; }
   // Changes whenever the handle is given to another address; 0 while it is vacant.
   std::uint32_t generation(PeerId peer) const noexcept;
@@ -45,7 +47,7 @@ class AddressVector final {
   mutable std::mutex mutex_;
   std::array<std::atomic<Entry*>, kChunks> chunks_{};  // chunk i holds 64 << i entries; they never move
   std::vector<std::uint64_t> free_;                    // min-heap
-  std::unordered_multimap<std::string, PeerId> by_name_;
+  std::unordered_multimap<std::uint64_t, PeerId> by_part_;  // by hash of the part
   std::atomic<std::uint64_t> used_{0};
   std::atomic<std::size_t> live_{0};
   std::uint32_t next_generation_ = 1;

@@ -9,6 +9,7 @@
 
 #include "base/deadline.h"
 #include "base/poller.h"
+#include "base/process.h"
 #include "fabric/address_vector.h"
 #include "fabric/completion_queue.h"
 #include "fabric/event_queue.h"
@@ -22,69 +23,84 @@ namespace fab {
 // somebody leads, the domain's progress thread leaves the context alone.
 class Context final {
  public:
-  Context(Domain& domain, std::uint16_t index, std::shared_ptr<AddressVector> peers,
-          std::shared_ptr<CompletionQueue> completions, std::shared_ptr<EventQueue> events);
+  struct Parameters {
+    std::uint16_t index = 0;  // within the endpoint that the user opened
+    std::uint16_t cell = 0;   // within the domain
+    std::shared_ptr<AddressVector> peers;
+    std::shared_ptr<CompletionQueue> completions;
+    std::shared_ptr<EventQueue> events;
+    std::function<void()> wake_domain;
+  };
+  Context(Domain& domain, Parameters parameters);
   ~Context();
 
-  std::uint16_t index() const noexcept { return index_; }
-  std::vector<Part> parts() const { return endpoint_->parts(); }
-  AddressVector& peers() noexcept { return *peers_; }
-  CompletionQueue& completions() noexcept { return *completions_; }
+  std::uint16_t index() const noexcept { return parameters_.index; }
+  std::uint16_t cell() const noexcept { return parameters_.cell; }
+  std::vector<Part> parts() const;
+  AddressVector& peers() noexcept { return *parameters_.peers; }
+  CompletionQueue& completions() noexcept { return *parameters_.completions; }
 
   // Posts a prefix of `batch` to `peer`, opening the path on first use; returns its length. Throws Error(invalid) for an
-  // unknown handle and Error(unreachable) where no link leads there; nothing was posted then.
+  // unknown handle, Error(unreachable) where no link leads there and Error(closed) after close(); nothing was posted then.
   std::size_t post(PeerId peer, std::span<const Transfer> batch);
+  // Settles parts of an operation that were never posted.
+  void abandon(Operation& operation, std::uint32_t parts, Errc error);
   std::uint64_t resolve(PeerId peer, const RemoteRegion& region);
-  PathCounts counts(PeerId peer);  // zero if no path was opened
+  PathCounts counts(PeerId peer);  // of the path now open; zero if none is
   PathReport report(PeerId peer);  // opens the path if need be
   Reach reaches(PeerId peer) const;
 
   // Drives the context until `done()` (evaluated with the lock held) or the deadline; true if done. Callable from any thread.
   bool wait(const std::function<bool()>& done, Deadline deadline);
-  // Moves what can be moved without waiting. False if somebody else is driving.
+  // Moves what can be moved without waiting; false if nothing moved or if somebody else is driving.
   bool progress();
   // Wakes a leader that sleeps; callable from any thread, with or without the lock.
   void kick() noexcept;
-  // Runs `work` with the lock held.
+  // Runs `work` with the lock held, unless the context is closed.
   void locked(const std::function<void(Endpoint&)>& work);
+  // Ends the endpoint: what is outstanding settles with an error. Idempotent.
+  void close();
 
-  // For the progress thread: a descriptor that is readable when there is work, and whether it may sleep on it.
+  // --- for the progress thread
   int poll_fd() const noexcept { return poller_.fd(); }
+  // Before it sleeps on poll_fd(). False: there is work.
   bool arm() noexcept;
-  // Since the last call: did callers drive the context themselves?
-  bool taken_over() noexcept;
+  enum class Driver { nobody, spinning_caller, sleeping_caller };
+  Driver driver() noexcept;  // who drives now, or did since the last call
+  std::function<void()> on_hand_back;  // set before first use: a caller that slept stops driving
 
-  // Called without the lock, by whoever made the progress, after operations whose hook asked for it became done.
-  void request_notice() noexcept { notice_ = true; }  // under the lock
-  std::function<void()> on_notice;                    // set before first use
+  // Asks for on_notice, which whoever makes the progress calls after unlocking. Under the lock.
+  void request_notice() noexcept { notice_ = true; }
+  std::function<void()> on_notice;  // set before first use
 
  private:
   struct Peer {
     std::unique_ptr<Path> path;
     std::uint32_t generation = 0;
   };
+  using Lock = std::unique_lock<std::mutex>;
   Path& path_to(PeerId peer);
-  bool lead(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline);
-  void unlock_and_notify(std::unique_lock<std::mutex>& lock);
+  bool move() noexcept;
+  void lead(Lock& lock, const std::function<bool()>& done, Deadline deadline);
+  void unlock_and_notify(Lock& lock);
 
-  const std::uint16_t index_;
-  std::shared_ptr<AddressVector> peers_;
-  std::shared_ptr<CompletionQueue> completions_;
-  std::shared_ptr<EventQueue> events_;
+  const Parameters parameters_;
+  const std::uint32_t fork_generation_ = fork_generation();
   Poller poller_;
   Waker waker_{poller_};
 
-  mutable std::mutex mutex_;  // guards all below
+  mutable std::mutex mutex_;  // guards all down to spin_
   std::unique_ptr<Endpoint> endpoint_;
   std::vector<Peer> paths_;  // by handle
   std::condition_variable followers_wake_;
   unsigned followers_ = 0;
   bool led_ = false;
   bool notice_ = false;
+  std::chrono::nanoseconds spin_;  // how long a leader polls before it sleeps; follows what paid off
 
   std::atomic<bool> asleep_{false};
   std::atomic<std::uint32_t> callers_{0};  // threads in wait()
-  std::atomic<bool> driven_{false};        // by callers, since taken_over()
+  std::atomic<bool> driven_{false};        // by callers, since driver() was asked
 };
 
 }  // namespace fab

@@ -69,15 +69,23 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
 
   DomainOptions options_;
   std::uint8_t domain_id_[16];
-  const std::int32_t pid_;
+  const std::uint32_t fork_generation_ = fork_generation();
   Segment segment_;
   RegionTable regions_;
   std::unique_ptr<Domain> domain_;
 
-  mutable std::mutex mutex_;  // guards contexts_, free_counters_
+  bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
+  std::shared_ptr<Context> first_context() const;
+  void choose_lead();
+
+  mutable std::mutex mutex_;  // guards contexts_, free_counters_, counters_used_
   std::vector<std::shared_ptr<Context>> contexts_;
   std::vector<std::uint32_t> free_counters_;
   std::uint32_t counters_used_ = 0;
+  std::mutex lead_mutex_;    // taken with context locks held
+  Context* lead_ = nullptr;  // the context that wait() leads
+  std::mutex idle_mutex_;                // for wait() while there is no context
+  std::condition_variable idle_wake_;
   std::atomic<bool> closed_{false};
   std::unique_ptr<ProgressThread> thread_;
 };

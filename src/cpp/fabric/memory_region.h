@@ -15,7 +15,7 @@ class DomainCore;
 class Counter;
 
 // Registered memory: what peers may reach under a key. Made by DomainCore::register_memory(), closed explicitly or with its last
-// reference; both wait until no access is running, never for a peer that is stopped.
+// reference; both return when no access is running any more. One thread at a time.
 class MemoryRegion final {
  public:
   struct Parameters {
@@ -48,7 +48,7 @@ class MemoryRegion final {
   // What a peer needs. The first call makes every link of the domain ready to serve the region.
   RemoteRegion remote();
   void bind(std::shared_ptr<Counter> counter);  // counts remote writes
-  void close();                                 // throws Error(busy) if the caller says others still use it
+  void close();                                 // idempotent
   // Local addresses of [offset, offset + length); throws Error(bounds).
   std::vector<iovec> slice(std::uint64_t offset, std::uint64_t length) const;
 
@@ -58,6 +58,7 @@ class MemoryRegion final {
   std::uint64_t length_ = 0, key_ = kNoKey, base_ = 0;
   std::int64_t index_ = -1;  // in the region table; -1 without remote rights
   std::vector<std::shared_ptr<Counter>> counters_;
+  bool enrolled_ = false;
   bool closed_ = false;
 };
 

@@ -11,7 +11,7 @@ class CompletionQueue;
 class Counter;
 
 // One operation of the user: one outcome, however many transfers it became. Owned by whoever started it, who keeps it
-// (and the local memory) alive until done(). settle() and the hook run under the lock of the context that moves it.
+// (and the local memory) alive until done(), and, if it has a hook, until the hook was called. settle() and the hook run under the lock of the context that moves it.
 class Operation {
  public:
   // Called once, after done() became true, with the context's lock held: only notes that there is something to do.

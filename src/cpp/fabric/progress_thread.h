@@ -13,7 +13,8 @@ namespace fab {
 class Context;
 
 // Serves the contexts of one domain while their owners do something else. Sleeps in the kernel when nothing moves. A context that
-// callers drive themselves is left alone; it comes back some 100 µs after they stopped.
+// callers drive themselves is left alone: it comes back when a caller that slept stops driving, and by a timer of some 100 µs, running
+// only then, after callers that did not sleep.
 class ProgressThread final {
  public:
   ProgressThread();
@@ -27,10 +28,11 @@ class ProgressThread final {
  private:
   class Slot;
   void run();
+  bool take_back();  // true: some context is still driven by callers that do not sleep
 
   Poller poller_;
   Waker waker_{poller_};
-  std::mutex mutex_;  // guards slots_ and, while the thread works on them, the slots
+  std::mutex mutex_;  // guards slots_; held while the thread works on them
   std::vector<std::unique_ptr<Slot>> slots_;
   std::atomic<bool> stop_{false};
   std::thread thread_;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -47,11 +48,13 @@ struct DomainServices {
 // What a context lends to the endpoints that it drives. The endpoint, its paths and all that is lent here are used under the
 // context's lock only; everything outlives the endpoint.
 struct EndpointServices {
-  std::uint16_t context;  // index within the endpoint that the user opened
+  std::uint16_t context;  // index within the endpoint that the user opened: Part::context
+  std::uint16_t cell;     // number of the context within the domain: SegmentHeader::contexts, RegionEntry::endpoint
   Poller& poller;         // for descriptors that shall wake the context
   CompletionQueue& completions;
   EventQueue& events;
   const AddressVector& peers;
+  std::function<void()> wake_domain;  // wakes those who wait for a counter of the domain (after raise_counters)
 };
 
 // Whether a peer can be reached, and in words why or why not ("same node, memory mapped", "other host").

@@ -41,7 +41,7 @@ struct alignas(128) AccessSlot {
 struct alignas(64) CounterCell {
   std::atomic<std::uint64_t> value;
   std::atomic<std::uint64_t> errors;
-  std::atomic<std::uint32_t> waiters;  // whoever changes the cell wakes context 0 if this is not 0
+  std::atomic<std::uint32_t> waiters;  // whoever changes the cell wakes SegmentHeader::waiter_cell if this is not 0
 };
 
 struct SegmentHeader {
@@ -53,7 +53,8 @@ struct SegmentHeader {
   std::uint8_t auth_salt[16];
   std::uint8_t auth_tag[32];  // HMAC of the salt under the domain's key; all zero: no key
   std::atomic<std::uint32_t> closed;
-  std::atomic<std::uint32_t> slots_used;  // all slots from here on are free
+  std::atomic<std::uint32_t> slots_used;   // all slots from here on are free
+  std::atomic<std::uint32_t> waiter_cell;  // the context that those lead who wait for a counter
   ContextCell contexts[kMaxContexts];
 };
 
@@ -68,7 +69,8 @@ class Segment {
   SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(mapping_.data()); }
   AccessSlot* slots() const noexcept { return at<AccessSlot>(kSlotsOffset); }
   CounterCell* counters() const noexcept { return at<CounterCell>(kCountersOffset); }
-  RegionView regions() const noexcept { return RegionView(mapping_.data() + kRegionsOffset); }
+  std::byte* region_area() const noexcept { return mapping_.data() + kRegionsOffset; }
+  RegionView regions() const noexcept { return RegionView(region_area()); }
   int fd() const noexcept { return file_.get(); }
 
   // Claims a free slot for this process, or one whose process is dead. -1: all kMaxSlots are in use.
@@ -90,5 +92,13 @@ class Segment {
   OwnFd file_;
   Mapping mapping_;
 };
+
+// Counts one remote write on every counter of `entry`, after its data. True if somebody waits for one of them: the caller then
+// wakes the waiter cell (from another process: by its doorbell; inside: EndpointServices::wake_domain).
+[[nodiscard]] bool raise_counters(const Segment& target, const RegionEntry& entry) noexcept;
+
+// Tells in `segment` that its domain has an auth key, and checks that a domain with `auth_key` may enter.
+void set_auth_key(Segment& segment, const std::string& auth_key);
+bool authorized(const Segment& segment, const std::string& auth_key);
 
 }  // namespace fab

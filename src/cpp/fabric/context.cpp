@@ -1,0 +1,215 @@
+#include "fabric/context.h"
+
+#include <algorithm>
+#include <string>
+
+namespace fab {
+namespace {
+
+using std::chrono::microseconds;
+constexpr std::chrono::nanoseconds kLeastSpin = microseconds(1), kMostSpin = microseconds(60);
+
+void relax() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+Context::Context(Domain& domain, Parameters parameters) : parameters_(std::move(parameters)), spin_(microseconds(20)) {
+  endpoint_ = domain.open_endpoint({.context = parameters_.index,
+                                    .cell = parameters_.cell,
+                                    .poller = poller_,
+                                    .completions = *parameters_.completions,
+                                    .events = *parameters_.events,
+                                    .peers = *parameters_.peers,
+                                    .wake_domain = parameters_.wake_domain});
+}
+
+Context::~Context() {
+  if (fork_generation_ == fork_generation()) return close();
+  // In a child of fork() the connections are the parent's: nothing of them may be touched, not even to say goodbye.
+  for (Peer& peer : paths_) peer.path.release();
+  endpoint_.release();
+}
+
+void Context::close() {
+  Lock lock(mutex_);
+  paths_.clear();
+  endpoint_.reset();
+  followers_wake_.notify_all();
+  kick();
+  unlock_and_notify(lock);
+}
+
+std::vector<Part> Context::parts() const {
+  const std::lock_guard lock(mutex_);
+  return endpoint_ ? endpoint_->parts() : std::vector<Part>{};
+}
+
+Path& Context::path_to(PeerId peer) {
+  const std::uint32_t generation = parameters_.peers->generation(peer);
+  if (peer < paths_.size()) {
+    Peer& known = paths_[peer];
+    if (known.path && known.generation == generation && known.path->state() == Errc::ok) return *known.path;
+  }
+  if (!endpoint_) throw Error(Errc::closed, "the endpoint is closed");
+  if (generation == 0)
+    throw Error(Errc::invalid, "peer " + std::to_string(static_cast<std::int64_t>(peer)) +
+                                   " is not in the address vector (never inserted, or removed)");
+  if (peer >= paths_.size()) paths_.resize(peer + 1);
+  Peer& slot = paths_[peer];
+  slot.path.reset();  // of another peer by now, or lost: a new one may work again
+  slot.path = endpoint_->connect(peer, Name::decode(parameters_.peers->lookup(peer)));
+  slot.generation = generation;
+  return *slot.path;
+}
+
+std::size_t Context::post(PeerId peer, std::span<const Transfer> batch) {
+  Lock lock(mutex_);
+  const std::size_t taken = path_to(peer).post(batch);
+  if (followers_) followers_wake_.notify_all();  // one of them may wait for what settled in place
+  if (asleep_.load(std::memory_order_relaxed)) kick();
+  unlock_and_notify(lock);
+  return taken;
+}
+
+void Context::abandon(Operation& operation, std::uint32_t parts, Errc error) {
+  Lock lock(mutex_);
+  operation.abandon(parts, error);
+  unlock_and_notify(lock);
+}
+
+std::uint64_t Context::resolve(PeerId peer, const RemoteRegion& region) {
+  const std::lock_guard lock(mutex_);
+  return path_to(peer).resolve(region);
+}
+
+PathCounts Context::counts(PeerId peer) {
+  const std::lock_guard lock(mutex_);
+  return peer < paths_.size() && paths_[peer].path ? paths_[peer].path->counts() : PathCounts{};
+}
+
+PathReport Context::report(PeerId peer) {
+  const std::lock_guard lock(mutex_);
+  return path_to(peer).report();
+}
+
+Reach Context::reaches(PeerId peer) const {
+  const Name name = Name::decode(parameters_.peers->lookup(peer));
+  const std::lock_guard lock(mutex_);
+  if (!endpoint_) throw Error(Errc::closed, "the endpoint is closed");
+  return endpoint_->reaches(name);
+}
+
+bool Context::move() noexcept {
+  bool moved = endpoint_ && endpoint_->progress();
+  if (!moved) moved = poller_.dispatch() > 0;
+  if (moved && followers_) followers_wake_.notify_all();
+  return moved;
+}
+
+bool Context::progress() {
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock || led_) return false;
+  const bool moved = move();
+  unlock_and_notify(lock);
+  return moved;
+}
+
+bool Context::wait(const std::function<bool()>& done, Deadline deadline) {
+  callers_.fetch_add(1, std::memory_order_relaxed);
+  driven_.store(true, std::memory_order_relaxed);
+  Lock lock(mutex_);
+  bool finished;
+  while (!(finished = done()) && !deadline.passed() && endpoint_) {
+    if (!led_) {
+      lead(lock, done, deadline);
+    } else {
+      ++followers_;
+      followers_wake_.wait_until(lock, deadline.sooner(std::chrono::seconds(1)).at());
+      --followers_;
+    }
+  }
+  callers_.fetch_sub(1, std::memory_order_relaxed);
+  unlock_and_notify(lock);
+  return finished;
+}
+
+// One round as the leader: polls for a while, then sleeps once until something happens.
+void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadline) {
+  led_ = true;
+  const auto start = Clock::now();
+  bool finished = false;
+  for (;;) {
+    move();
+    if ((finished = done())) break;
+    if (Clock::now() - start >= spin_) break;
+    // Others get in between to post, and callbacks run.
+    const bool notice = notice_;
+    if (notice) {
+      unlock_and_notify(lock);
+    } else {
+      lock.unlock();
+      relax();
+    }
+    lock.lock();
+    if ((finished = done()) || !endpoint_) break;
+  }
+  bool slept = false;
+  if (!finished && endpoint_ && !deadline.passed()) {
+    unlock_and_notify(lock);
+    lock.lock();
+    asleep_.store(true, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!(finished = done()) && endpoint_ && endpoint_->arm()) {
+      lock.unlock();
+      slept = true;
+      poller_.sleep(deadline.poll_ms());
+      lock.lock();
+    }
+    asleep_.store(false, std::memory_order_relaxed);
+    if (endpoint_) move();
+  }
+  const auto took = Clock::now() - start;
+  if (!slept)
+    spin_ = std::min(kMostSpin, spin_ + microseconds(1));
+  else
+    spin_ = took < kMostSpin ? std::min(kMostSpin, spin_ * 2) : std::max(kLeastSpin, spin_ / 2);
+  led_ = false;
+  driven_.store(true, std::memory_order_relaxed);
+  if (followers_) followers_wake_.notify_all();
+  if (slept && on_hand_back) on_hand_back();
+}
+
+void Context::kick() noexcept {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (asleep_.load(std::memory_order_relaxed)) waker_.wake();
+}
+
+void Context::locked(const std::function<void(Endpoint&)>& work) {
+  Lock lock(mutex_);
+  if (endpoint_) work(*endpoint_);
+  unlock_and_notify(lock);
+}
+
+void Context::unlock_and_notify(Lock& lock) {
+  const bool notice = std::exchange(notice_, false);
+  lock.unlock();
+  if (notice && on_notice) on_notice();
+}
+
+bool Context::arm() noexcept {
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock) return false;
+  return led_ || !endpoint_ || endpoint_->arm();
+}
+
+Context::Driver Context::driver() noexcept {
+  if (callers_.load(std::memory_order_relaxed) != 0)
+    return asleep_.load(std::memory_order_relaxed) ? Driver::sleeping_caller : Driver::spinning_caller;
+  return driven_.exchange(false, std::memory_order_relaxed) ? Driver::spinning_caller : Driver::nobody;
+}
+
+}  // namespace fab

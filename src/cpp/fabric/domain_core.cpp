@@ -1,0 +1,217 @@
+#include "fabric/domain_core.h"
+
+#include <algorithm>
+
+#include "base/random.h"
+
+namespace fab {
+
+DomainCore::DomainCore(DomainOptions options)
+    : options_(std::move(options)),
+      domain_id_{},
+      segment_((fill_random(domain_id_, sizeof domain_id_), Segment::create(domain_id_))),
+      regions_(segment_.region_area()) {
+  set_auth_key(segment_, options_.auth_key);
+}
+
+std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions options) {
+  std::shared_ptr<DomainCore> core(new DomainCore(std::move(options)));
+  core->domain_ = opener({core->segment_, core->regions_, core->options_, core->domain_id_});
+  if (!core->options_.manual_progress) core->thread_ = std::make_unique<ProgressThread>();
+  return core;
+}
+
+DomainCore::~DomainCore() {
+  if (inherited()) {
+    // A child of fork(): the thread does not exist here, and the segment, pipes and sockets are the parent's.
+    if (thread_) thread_.release();
+    return;
+  }
+  close(true);
+}
+
+void DomainCore::check_open() const {
+  if (inherited())
+    throw Error(Errc::closed, "the domain was opened by the parent process, before a fork; open a new domain in this process");
+  if (closed()) throw Error(Errc::closed, "the domain is closed");
+}
+
+std::shared_ptr<MemoryRegion> DomainCore::register_memory(MemoryRegion::Parameters parameters) {
+  check_open();
+  return std::make_shared<MemoryRegion>(shared_from_this(), std::move(parameters));
+}
+
+std::shared_ptr<SharedMemory> DomainCore::allocate(std::uint64_t length) {
+  check_open();
+  const std::uint64_t page = page_size();
+  const std::uint64_t rounded = (std::max<std::uint64_t>(length, 1) + page - 1) / page * page;
+  if (rounded < length) throw Error(Errc::no_memory, "cannot allocate " + std::to_string(length) + " bytes");
+  auto memory = std::make_shared<SharedMemory>();
+  memory->file = make_memory_file("pyfab-memory", rounded);
+  memory->mapping = Mapping::shared(memory->file.get(), 0, rounded);
+  return memory;
+}
+
+std::shared_ptr<Counter> DomainCore::open_counter() {
+  check_open();
+  const std::lock_guard lock(mutex_);
+  std::uint32_t index = counters_used_;
+  if (!free_counters_.empty()) {
+    index = free_counters_.back();
+    free_counters_.pop_back();
+  } else if (index == kMaxCounters) {
+    throw Error(Errc::no_memory, "all " + std::to_string(kMaxCounters) + " counters of the domain are in use");
+  } else {
+    ++counters_used_;
+  }
+  CounterCell& cell = segment_.counters()[index];
+  cell.value.store(0);
+  cell.errors.store(0);
+  cell.waiters.store(0);
+  std::shared_ptr<Counter> counter(new Counter(cell, index), [self = shared_from_this()](Counter* dead) {
+    const std::lock_guard guard(self->mutex_);
+    self->free_counters_.push_back(dead->index());
+    delete dead;
+  });
+  counter->wakeup().set([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->kick();
+  });
+  return counter;
+}
+
+std::shared_ptr<EventQueue> DomainCore::open_event_queue() {
+  check_open();
+  auto queue = std::make_shared<EventQueue>();
+  queue->wakeup().set([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->kick();
+  });
+  return queue;
+}
+
+std::shared_ptr<CompletionQueue> DomainCore::open_completion_queue(std::size_t size,
+                                                                   CompletionQueue::WhenFull when_full) {
+  check_open();
+  auto queue = std::make_shared<CompletionQueue>(size, when_full);
+  queue->wakeup().set([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->kick();
+  });
+  return queue;
+}
+
+std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, std::shared_ptr<AddressVector> peers,
+                                                  std::shared_ptr<CompletionQueue> completions,
+                                                  std::shared_ptr<EventQueue> events) {
+  check_open();
+  const std::lock_guard lock(mutex_);
+  std::uint16_t cell = 0;
+  while (std::any_of(contexts_.begin(), contexts_.end(), [&](const auto& open) { return open->cell() == cell; })) ++cell;
+  if (cell >= kMaxContexts)
+    throw Error(Errc::no_memory, "all " + std::to_string(kMaxContexts) + " contexts of the domain are in use");
+  auto context = std::make_shared<Context>(
+      *domain_, Context::Parameters{.index = index,
+                                    .cell = cell,
+                                    .peers = std::move(peers),
+                                    .completions = std::move(completions),
+                                    .events = std::move(events),
+                                    .wake_domain = [weak = weak_from_this()] {
+                                      if (const auto self = weak.lock()) self->kick();
+                                    }});
+  contexts_.push_back(context);
+  choose_lead();
+  if (thread_) thread_->add(context);
+  return context;
+}
+
+void DomainCore::close_context(Context& context) {
+  if (inherited()) return;
+  std::shared_ptr<Context> closing;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found =
+        std::find_if(contexts_.begin(), contexts_.end(), [&](const auto& open) { return open.get() == &context; });
+    if (found == contexts_.end()) return;
+    closing = *found;
+    contexts_.erase(found);
+    choose_lead();
+  }
+  if (thread_) thread_->remove(context);
+  closing->close();
+}
+
+std::shared_ptr<Context> DomainCore::first_context() const {
+  const std::lock_guard lock(mutex_);
+  return contexts_.empty() ? nullptr : contexts_.front();
+}
+
+bool DomainCore::wait(const std::function<bool()>& done, Deadline deadline) {
+  constexpr auto kSlice = std::chrono::milliseconds(1);
+  for (;;) {
+    check_open();
+    if (done()) return true;
+    if (deadline.passed()) return false;
+    const auto context = first_context();
+    if (!context) {
+      // Without a context nothing arrives; only this process can bring about what is waited for.
+      std::unique_lock lock(idle_mutex_);
+      idle_wake_.wait_until(lock, deadline.sooner(std::chrono::milliseconds(50)).at());
+    } else if (options_.manual_progress) {
+      progress();  // nobody else drives the other contexts
+      context->wait(done, deadline.sooner(kSlice));
+    } else {
+      context->wait(done, deadline);
+    }
+  }
+}
+
+void DomainCore::progress() {
+  std::vector<std::shared_ptr<Context>> contexts;
+  {
+    const std::lock_guard lock(mutex_);
+    contexts = contexts_;
+  }
+  for (const auto& context : contexts) context->progress();
+}
+
+void DomainCore::choose_lead() {
+  const std::lock_guard lock(lead_mutex_);
+  lead_ = contexts_.empty() ? nullptr : contexts_.front().get();
+  segment_.header().waiter_cell.store(lead_ ? lead_->cell() : 0);
+}
+
+void DomainCore::kick() noexcept {
+  const std::lock_guard lock(lead_mutex_);
+  if (lead_) lead_->kick();
+  idle_wake_.notify_all();
+}
+
+void DomainCore::retire(std::uint32_t index) {
+  if (inherited()) return;
+  regions_.start_close(index);
+  std::vector<std::shared_ptr<Context>> contexts;
+  {
+    const std::lock_guard lock(mutex_);
+    contexts = contexts_;
+  }
+  for (const auto& context : contexts) context->locked([&](Endpoint& endpoint) { endpoint.forget(index); });
+  segment_.wait_unused(index);
+  regions_.finish_close(index);
+}
+
+void DomainCore::close(bool force) {
+  if (closed() || inherited()) return;
+  std::vector<std::shared_ptr<Context>> contexts;
+  {
+    const std::lock_guard lock(mutex_);
+    contexts = contexts_;
+  }
+  if (!force && (!contexts.empty() || regions_.size() != 0))
+    throw Error(Errc::busy, "the domain still has " + std::to_string(contexts.size()) + " open endpoint contexts and " +
+                                std::to_string(regions_.size()) + " regions that peers can reach; close them first");
+  segment_.header().closed.store(1);
+  for (const auto& context : contexts) close_context(*context);
+  thread_.reset();
+  closed_.store(true, std::memory_order_release);
+  idle_wake_.notify_all();
+}
+
+}  // namespace fab

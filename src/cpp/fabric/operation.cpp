@@ -1,0 +1,23 @@
+#include "fabric/operation.h"
+
+#include "fabric/completion_queue.h"
+#include "fabric/counter.h"
+
+namespace fab {
+
+void Operation::abandon(std::uint32_t parts, Errc error) noexcept {
+  for (; parts; --parts) settle(error, 0);
+}
+
+void Operation::finish() noexcept {
+  // Who waits for done() may free an operation that has no hook, so everything that is still needed is read first.
+  Counter* const counter = counter_;
+  const Hook hook = hook_;
+  const Errc error = completion_.error;
+  if (queue_) queue_->push(completion_);
+  done_.store(true, std::memory_order_release);
+  if (hook) hook(*this);
+  if (counter) error == Errc::ok ? counter->add(1) : counter->fail();
+}
+
+}  // namespace fab

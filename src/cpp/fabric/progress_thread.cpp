@@ -1,0 +1,132 @@
+#include "fabric/progress_thread.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "base/deadline.h"
+#include "fabric/context.h"
+
+namespace fab {
+namespace {
+
+using std::chrono::microseconds;
+constexpr auto kLinger = microseconds(30);      // polling after activity, before the thread sleeps
+constexpr auto kCheckPeriod = microseconds(100);  // for contexts that callers drive
+
+}  // namespace
+
+// One context as the thread sees it.
+class ProgressThread::Slot final : public ReadyHandler {
+ public:
+  Slot(Poller& poller, std::shared_ptr<Context> context) : poller_(poller), context_(std::move(context)) {
+    poller_.add(context_->poll_fd(), EPOLLIN, *this);
+  }
+  ~Slot() override { poller_.remove(context_->poll_fd(), *this); }
+
+  Context& context() noexcept { return *context_; }
+  bool masked() const noexcept { return masked_; }
+
+  void on_ready(std::uint32_t) noexcept override {
+    if (context_->driver() == Context::Driver::nobody)
+      serve();
+    else
+      mask(true);
+  }
+
+  // Works until nothing moved for a while and the context agrees to sleep.
+  void serve() noexcept {
+    for (;;) {
+      auto idle_since = Clock::now();
+      while (Clock::now() - idle_since < linger_) {
+        if (context_->driver() != Context::Driver::nobody) return mask(true);
+        if (context_->progress()) {
+          idle_since = Clock::now();
+          linger_ = kLinger;
+        }
+      }
+      linger_ = microseconds(0);  // again only after something moved
+      if (context_->arm()) return;
+      context_->progress();
+    }
+  }
+
+  void mask(bool on) noexcept {
+    masked_ = on;
+    poller_.modify(context_->poll_fd(), on ? 0u : static_cast<std::uint32_t>(EPOLLIN), *this);
+  }
+
+ private:
+  Poller& poller_;
+  std::shared_ptr<Context> context_;
+  microseconds linger_ = kLinger;
+  bool masked_ = false;
+};
+
+ProgressThread::ProgressThread() {
+  // Signals belong to the threads of the application.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ::pthread_setname_np(thread_.native_handle(), "pyfab");
+}
+
+ProgressThread::~ProgressThread() {
+  stop_.store(true);
+  waker_.wake();
+  thread_.join();
+}
+
+void ProgressThread::add(std::shared_ptr<Context> context) {
+  context->on_hand_back = [this] { waker_.wake(); };
+  const std::lock_guard lock(mutex_);
+  slots_.push_back(std::make_unique<Slot>(poller_, std::move(context)));
+  slots_.back()->mask(true);  // until the thread has armed it
+  waker_.wake();
+}
+
+void ProgressThread::remove(Context& context) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(slots_, [&](const auto& slot) { return &slot->context() == &context; });
+}
+
+bool ProgressThread::take_back() {
+  bool again = false;
+  for (const auto& slot : slots_) {
+    if (!slot->masked()) continue;
+    switch (slot->context().driver()) {
+      case Context::Driver::nobody:
+        slot->mask(false);
+        slot->serve();
+        again |= slot->masked();
+        break;
+      case Context::Driver::spinning_caller: again = true; break;
+      case Context::Driver::sleeping_caller: break;  // wakes the thread when it stops driving
+    }
+  }
+  return again;
+}
+
+void ProgressThread::run() {
+  bool check_soon = true;
+  while (!stop_.load()) {
+    if (check_soon) {
+      timespec timeout{0, std::chrono::nanoseconds(kCheckPeriod).count()};
+      epoll_event event;
+      if (::syscall(SYS_epoll_pwait2, poller_.fd(), &event, 1, &timeout, nullptr, 0) < 0 && errno == ENOSYS)
+        poller_.sleep(1);  // kernels before 5.11
+    } else {
+      poller_.sleep(-1);
+    }
+    const std::lock_guard lock(mutex_);
+    poller_.dispatch();
+    check_soon = take_back();
+  }
+}
+
+}  // namespace fab

@@ -1,0 +1,238 @@
+#include "fabric/region_table.h"
+
+#include <cstring>
+#include <string>
+
+#include "base/random.h"
+
+namespace fab {
+namespace {
+
+constexpr std::uint32_t kTombstone = ~0u;
+
+std::uint64_t mix(std::uint64_t key) noexcept {
+  key ^= key >> 32;
+  key *= 0x9E3779B97F4A7C15ull;
+  return key ^ (key >> 29);
+}
+
+constexpr std::uint64_t state_of(std::uint64_t generation, RegionStatus status) noexcept {
+  return generation << 2 | static_cast<std::uint64_t>(status);
+}
+
+}  // namespace
+
+RegionEntry& RegionView::entry(std::uint32_t index) const noexcept {
+  return reinterpret_cast<RegionEntry*>(area_ + kEntriesOffset)[index & (kMaxRegions - 1)];
+}
+
+std::atomic<std::uint32_t>* RegionView::index(std::uint32_t size) const noexcept {
+  const std::size_t before = std::size_t{kFirstIndexSlots} * ((std::size_t{1} << size) - 1);
+  return reinterpret_cast<std::atomic<std::uint32_t>*>(area_ + 4096) + before;
+}
+
+RegionPiece* RegionView::piece_block(std::uint32_t block) const noexcept {
+  return reinterpret_cast<RegionPiece*>(area_ + kPiecesOffset) +
+         std::size_t{block & (kPieceBlocks - 1)} * kMaxRegionPieces;
+}
+
+std::int64_t RegionView::find(std::uint64_t key) const noexcept {
+  for (;;) {
+    const std::uint32_t size = area_header().index_size.load(std::memory_order_acquire) % kIndexSizes;
+    const auto* slots = index(size);
+    const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
+    // The bound matters only where another process wrote nonsense: the owner keeps half of the slots free.
+    for (std::uint64_t probe = 0, at = mix(key); probe <= mask; ++probe, ++at) {
+      const std::uint32_t slot = slots[at & mask].load(std::memory_order_acquire);
+      if (slot == 0) break;
+      if (slot == kTombstone || slot > kMaxRegions) continue;
+      const RegionEntry& candidate = entry(slot - 1);
+      if (candidate.key.load(std::memory_order_relaxed) == key &&
+          status_of(candidate.state.load(std::memory_order_acquire)) != RegionStatus::vacant)
+        return slot - 1;
+    }
+    if (area_header().index_size.load(std::memory_order_acquire) % kIndexSizes == size) return -1;
+  }
+}
+
+Errc RegionView::judge(const RegionEntry& entry, std::uint64_t key, std::uint64_t state, OpCode op,
+                       std::uint64_t remote, std::uint64_t length, std::uint32_t context,
+                       std::uint64_t& offset) noexcept {
+  const std::uint64_t now = entry.state.load(std::memory_order_seq_cst);
+  if (status_of(now) != RegionStatus::enabled || (state != 0 && state != now) ||
+      entry.key.load(std::memory_order_relaxed) != key)
+    return Errc::key_rejected;
+  if (entry.endpoint != 0 && entry.endpoint != context + 1) return Errc::key_rejected;
+  const std::uint32_t needed = op == OpCode::read ? access::kRemoteRead : access::kRemoteWrite;
+  if ((entry.access & needed) == 0) return Errc::access;
+  offset = remote - entry.base;
+  if (remote < entry.base || offset > entry.length || length > entry.length - offset) return Errc::bounds;
+  return Errc::ok;
+}
+
+std::size_t RegionView::pieces(const RegionEntry& entry, std::uint64_t offset, std::uint64_t length,
+                               iovec* out) const noexcept {
+  const auto pointer = [](std::uint64_t address) { return reinterpret_cast<void*>(address); };
+  if (entry.piece_count <= 1) {
+    out[0] = {pointer(entry.address + offset), static_cast<std::size_t>(length)};
+    return length ? 1 : 0;
+  }
+  std::size_t count = 0;
+  const RegionPiece* piece = piece_block(entry.piece_block);
+  for (std::uint32_t i = 0; i < entry.piece_count && i < kMaxRegionPieces && length; ++i) {
+    if (offset >= piece[i].length) {
+      offset -= piece[i].length;
+      continue;
+    }
+    const std::uint64_t part = std::min(length, piece[i].length - offset);
+    out[count++] = {pointer(piece[i].address + offset), static_cast<std::size_t>(part)};
+    length -= part;
+    offset = 0;
+  }
+  return count;
+}
+
+std::uint64_t RegionTable::fresh_key() {
+  for (;;) {
+    const std::uint64_t key = random_u64();
+    if (key != kNoKey && find(key) < 0) return key;
+  }
+}
+
+std::uint32_t RegionTable::insert(const RegionRecord& record) {
+  const std::lock_guard lock(mutex_);
+  if (find(record.key) >= 0)
+    throw Error(Errc::no_key, "key " + std::to_string(record.key) + " is in use by another region of this domain; " +
+                                  "close that region or choose another key");
+  const bool vector = record.buffers.size() > 1;
+  if (free_entries_.empty() && entries_used_ == kMaxRegions)
+    throw Error(Errc::no_memory, "all " + std::to_string(kMaxRegions) + " regions of the domain are in use");
+  if (vector && free_blocks_.empty() && blocks_used_ == kPieceBlocks)
+    throw Error(Errc::no_memory, "all " + std::to_string(kPieceBlocks) + " regions of several buffers are in use");
+  if ((index_filled_ + 1) * 2 > (kFirstIndexSlots << area_header().index_size.load(std::memory_order_relaxed)))
+    grow_index();
+
+  std::uint32_t index = entries_used_;
+  if (free_entries_.empty())
+    ++entries_used_;
+  else {
+    index = free_entries_.back();
+    free_entries_.pop_back();
+  }
+  RegionEntry& slot = entry(index);
+  slot.base = record.base;
+  slot.address = reinterpret_cast<std::uint64_t>(record.buffers.front().iov_base);
+  slot.length = 0;
+  for (const iovec& buffer : record.buffers) slot.length += buffer.iov_len;
+  slot.access = record.access;
+  slot.flags = record.flags;
+  slot.file = record.file;
+  slot.file_offset = record.file_offset;
+  slot.piece_count = static_cast<std::uint32_t>(record.buffers.size());
+  slot.endpoint = 0;
+  for (auto& counter : slot.counters) counter = 0;
+  if (vector) {
+    if (free_blocks_.empty())
+      slot.piece_block = blocks_used_++;
+    else {
+      slot.piece_block = free_blocks_.back();
+      free_blocks_.pop_back();
+    }
+    RegionPiece* piece = piece_block(slot.piece_block);
+    for (const iovec& buffer : record.buffers)
+      *piece++ = {reinterpret_cast<std::uint64_t>(buffer.iov_base), buffer.iov_len};
+  }
+  const std::uint64_t generation = (slot.state.load(std::memory_order_relaxed) >> 2) + 1;
+  slot.key.store(record.key, std::memory_order_relaxed);
+  slot.state.store(state_of(generation, record.enabled ? RegionStatus::enabled : RegionStatus::disabled),
+                   std::memory_order_seq_cst);
+  insert_key(record.key, index);
+  live_.fetch_add(1, std::memory_order_relaxed);
+  return index;
+}
+
+void RegionTable::insert_key(std::uint64_t key, std::uint32_t entry_index) {
+  const std::uint32_t size = area_header().index_size.load(std::memory_order_relaxed);
+  auto* slots = index(size);
+  const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
+  for (std::uint64_t at = mix(key);; ++at) {
+    const std::uint32_t slot = slots[at & mask].load(std::memory_order_relaxed);
+    if (slot != 0 && slot != kTombstone) continue;
+    if (slot == 0) ++index_filled_;
+    slots[at & mask].store(entry_index + 1, std::memory_order_release);
+    return;
+  }
+}
+
+// Fills the next larger index, or, if it is tombstones that fill this one, an equally full one of the next size, and
+// only then shows it to readers; who reads the old one and misses looks again.
+void RegionTable::grow_index() {
+  const std::uint32_t size = area_header().index_size.load(std::memory_order_relaxed);
+  const auto* old = index(size);
+  const std::uint64_t old_slots = std::uint64_t{kFirstIndexSlots} << size;
+  const bool crowded = live_.load(std::memory_order_relaxed) * 4 > old_slots;
+  const std::uint32_t next = size + 1 < kIndexSizes && (crowded || size == 0) ? size + 1 : (crowded ? size : size - 1);
+  auto* slots = index(next);
+  const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << next) - 1;
+  for (std::uint64_t i = 0; i <= mask; ++i) slots[i].store(0, std::memory_order_relaxed);
+  index_filled_ = 0;
+  for (std::uint64_t i = 0; i < old_slots; ++i) {
+    const std::uint32_t slot = old[i].load(std::memory_order_relaxed);
+    if (slot == 0 || slot == kTombstone) continue;
+    std::uint64_t at = mix(entry(slot - 1).key.load(std::memory_order_relaxed));
+    while (slots[at & mask].load(std::memory_order_relaxed) != 0) ++at;
+    slots[at & mask].store(slot, std::memory_order_release);
+    ++index_filled_;
+  }
+  area_header().index_size.store(next, std::memory_order_release);
+}
+
+void RegionTable::bind_counter(std::uint32_t index, std::uint32_t counter) {
+  const std::lock_guard lock(mutex_);
+  for (auto& slot : entry(index).counters)
+    if (slot == 0) {
+      slot = counter + 1;
+      return;
+    }
+  throw Error(Errc::too_big, "a region takes at most 8 counters");
+}
+
+void RegionTable::bind_context(std::uint32_t index, std::uint32_t context) { entry(index).endpoint = context + 1; }
+
+void RegionTable::set_enabled(std::uint32_t index, bool enabled) {
+  RegionEntry& slot = entry(index);
+  const std::uint64_t generation = slot.state.load(std::memory_order_relaxed) >> 2;
+  slot.state.store(state_of(generation, enabled ? RegionStatus::enabled : RegionStatus::disabled),
+                   std::memory_order_seq_cst);
+}
+
+void RegionTable::start_close(std::uint32_t index) {
+  RegionEntry& slot = entry(index);
+  slot.state.store(state_of(slot.state.load(std::memory_order_relaxed) >> 2, RegionStatus::closing),
+                   std::memory_order_seq_cst);
+}
+
+void RegionTable::finish_close(std::uint32_t entry_index) {
+  const std::lock_guard lock(mutex_);
+  RegionEntry& closing = entry(entry_index);
+  const std::uint32_t size = area_header().index_size.load(std::memory_order_relaxed);
+  auto* slots = index(size);
+  const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
+  std::uint64_t at = mix(closing.key.load(std::memory_order_relaxed));
+  while (slots[at & mask].load(std::memory_order_relaxed) != entry_index + 1) ++at;
+  slots[at & mask].store(kTombstone, std::memory_order_release);
+  // A run of tombstones before a free slot serves no probe any more.
+  for (; slots[(at + 1) & mask].load(std::memory_order_relaxed) == 0 &&
+         slots[at & mask].load(std::memory_order_relaxed) == kTombstone;
+       --at) {
+    slots[at & mask].store(0, std::memory_order_release);
+    --index_filled_;
+  }
+  if (closing.piece_count > 1) free_blocks_.push_back(closing.piece_block);
+  closing.state.store(state_of(closing.state.load(std::memory_order_relaxed) >> 2, RegionStatus::vacant),
+                      std::memory_order_release);
+  free_entries_.push_back(entry_index);
+  live_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+}  // namespace fab

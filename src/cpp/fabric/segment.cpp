@@ -1,0 +1,124 @@
+#include "fabric/segment.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "base/random.h"
+#include "base/sha256.h"
+#include "fabric/error.h"
+
+namespace fab {
+
+Segment Segment::create(const std::uint8_t (&domain_id)[16]) {
+  Segment segment;
+  segment.file_ = make_memory_file("pyfab-segment", kSize);
+  segment.mapping_ = Mapping::shared(segment.file_.get(), 0, kSize);
+  SegmentHeader& header = segment.header();
+  const ProcessId self = this_process();
+  header.pid = self.pid;
+  header.start_time = self.start_time;
+  std::memcpy(header.domain_id, domain_id, sizeof header.domain_id);
+  for (ContextCell& cell : header.contexts) cell.doorbell_fd = -1;
+  header.version = kSegmentVersion;
+  header.magic = kSegmentMagic;
+  return segment;
+}
+
+Segment Segment::attach(const ProcessId& owner, int fd, const std::uint8_t (&domain_id)[16]) {
+  const std::string who = "process " + std::to_string(owner.pid);
+  const auto refuse = [&](const std::string& why) -> Error { return Error(Errc::unreachable, who + " " + why); };
+  if (process_start_time(owner.pid) != owner.start_time || owner.start_time == 0) throw refuse("is gone");
+  const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" + std::to_string(fd);
+  Segment segment;
+  segment.file_.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!segment.file_.valid()) {
+    if (errno == ENOENT) throw refuse("has closed its domain");
+    throw refuse(std::string("does not let this process map its memory (") + std::strerror(errno) +
+                 "): same user, and not hardened by PR_SET_DUMPABLE?");
+  }
+  struct stat status;
+  if (::fstat(segment.file_.get(), &status) != 0 || status.st_size != static_cast<off_t>(kSize))
+    throw refuse("has closed its domain, or it comes from another version of the library");
+  segment.mapping_ = Mapping::shared(segment.file_.get(), 0, kSize);
+  const SegmentHeader& header = segment.header();
+  if (header.magic != kSegmentMagic || header.version != kSegmentVersion)
+    throw refuse("uses another version of the shared-memory layout");
+  if (std::memcmp(header.domain_id, domain_id, sizeof header.domain_id) != 0 || header.closed.load() != 0)
+    throw refuse("has closed its domain");
+  return segment;
+}
+
+int Segment::claim_slot(const ProcessId& claimant) {
+  for (std::uint32_t i = 0; i < kMaxSlots; ++i) {
+    AccessSlot& slot = slots()[i];
+    std::int32_t pid = slot.pid.load();
+    const bool free = pid == 0;
+    // A slot whose owner died is taken over; a slot just being claimed has start time 0 and is left alone.
+    const bool dead = !free && slot.start_time.load() != 0 && process_start_time(pid) != slot.start_time.load();
+    if (!free && !dead) continue;
+    if (dead) slot.start_time.store(0);
+    if (!slot.pid.compare_exchange_strong(pid, claimant.pid)) continue;
+    slot.active.store(0);
+    slot.channel_fd.store(-1);
+    slot.channel_epoch.fetch_add(1);
+    slot.start_time.store(claimant.start_time);
+    auto& used = header().slots_used;
+    for (std::uint32_t seen = used.load(); seen <= i && !used.compare_exchange_weak(seen, i + 1);) {
+    }
+    return static_cast<int>(i);
+  }
+  return -1;
+}
+
+void Segment::wait_unused(std::uint32_t index) {
+  const std::uint32_t used = std::min(header().slots_used.load(), kMaxSlots);
+  for (std::uint32_t i = 0; i < used; ++i) {
+    AccessSlot& slot = slots()[i];
+    // Accesses are short (slices of large copies at most), so yielding is enough; a stopped accessor is waited for, a dead one not.
+    for (unsigned round = 0; slot.active.load(std::memory_order_seq_cst) == std::uint64_t{index} + 1; ++round) {
+      if (round % 64 == 63 && process_start_time(slot.pid.load()) != slot.start_time.load()) {
+        slot.active.store(0);
+        slot.start_time.store(0);
+        slot.pid.store(0);
+        break;
+      }
+      std::this_thread::yield();
+    }
+  }
+}
+
+bool raise_counters(const Segment& target, const RegionEntry& entry) noexcept {
+  bool waited_for = false;
+  for (const std::uint32_t counter : entry.counters) {
+    if (counter == 0 || counter > kMaxCounters) break;
+    CounterCell& cell = target.counters()[counter - 1];
+    cell.value.fetch_add(1, std::memory_order_seq_cst);
+    waited_for |= cell.waiters.load(std::memory_order_seq_cst) != 0;
+  }
+  return waited_for;
+}
+
+void set_auth_key(Segment& segment, const std::string& auth_key) {
+  if (auth_key.empty()) return;
+  SegmentHeader& header = segment.header();
+  fill_random(header.auth_salt, sizeof header.auth_salt);
+  const auto tag = hmac_sha256(auth_key, {reinterpret_cast<const char*>(header.auth_salt), sizeof header.auth_salt});
+  std::memcpy(header.auth_tag, tag.data(), sizeof header.auth_tag);
+}
+
+bool authorized(const Segment& segment, const std::string& auth_key) {
+  const SegmentHeader& header = segment.header();
+  static constexpr std::uint8_t kNone[sizeof header.auth_tag] = {};
+  if (std::memcmp(header.auth_tag, kNone, sizeof kNone) == 0) return auth_key.empty();
+  if (auth_key.empty()) return false;
+  const auto tag = hmac_sha256(auth_key, {reinterpret_cast<const char*>(header.auth_salt), sizeof header.auth_salt});
+  return equal_in_constant_time({reinterpret_cast<const char*>(tag.data()), tag.size()},
+                                {reinterpret_cast<const char*>(header.auth_tag), sizeof header.auth_tag});
+}
+
+}  // namespace fab

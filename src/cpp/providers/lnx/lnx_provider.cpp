@@ -1,0 +1,143 @@
+#include "providers/lnx/lnx_provider.h"
+
+#include <algorithm>
+
+#include "fabric/memory_region.h"
+
+namespace fab::lnx {
+namespace {
+
+class LinkedEndpoint final : public Endpoint {
+ public:
+  explicit LinkedEndpoint(std::vector<std::unique_ptr<Endpoint>> links) : links_(std::move(links)) {}
+
+  std::vector<Part> parts() const override {
+    std::vector<Part> all;
+    for (const auto& link : links_) std::ranges::move(link->parts(), std::back_inserter(all));
+    return all;
+  }
+
+  Reach reaches(const Name& peer) const override {
+    std::string reasons;
+    for (const auto& link : links_) {
+      Reach reach = link->reaches(peer);
+      if (reach.ok) {
+        if (!reasons.empty()) reach.why += "; not taken: " + reasons;
+        return reach;
+      }
+      reasons += (reasons.empty() ? "" : "; ") + reach.why;
+    }
+    return {false, reasons};
+  }
+
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer) override {
+    std::string reasons;
+    for (const auto& link : links_) {
+      const Reach reach = link->reaches(peer);
+      std::string reason = reach.why;
+      if (reach.ok) {
+        try {
+          return link->connect(id, peer);
+        } catch (const Error& error) {
+          reason = error.what();
+        }
+      }
+      reasons += (reasons.empty() ? "" : "; ") + reason;
+    }
+    throw Error(Errc::unreachable, "no link reaches peer " + std::to_string(id) + ": " + reasons);
+  }
+
+  bool progress() noexcept override {
+    bool moved = false;
+    for (const auto& link : links_) moved |= link->progress();
+    return moved;
+  }
+
+  bool arm() noexcept override {
+    return std::ranges::all_of(links_, [](const auto& link) { return link->arm(); });
+  }
+
+  void forget(std::uint32_t region) noexcept override {
+    for (const auto& link : links_) link->forget(region);
+  }
+
+ private:
+  std::vector<std::unique_ptr<Endpoint>> links_;
+};
+
+class LinkedDomain final : public Domain {
+ public:
+  explicit LinkedDomain(std::vector<std::unique_ptr<Domain>> links) : links_(std::move(links)) {
+    std::vector<Info> infos;
+    for (const auto& link : links_) infos.push_back(link->info());
+    info_ = combine(infos);
+  }
+
+  const Info& info() const noexcept override { return info_; }
+
+  void enroll(MemoryRegion& region) override {
+    for (std::size_t done = 0; done < links_.size(); ++done) {
+      try {
+        links_[done]->enroll(region);
+      } catch (...) {
+        while (done--) links_[done]->withdraw(region);
+        throw;
+      }
+    }
+  }
+
+  void withdraw(MemoryRegion& region) noexcept override {
+    for (const auto& link : links_) link->withdraw(region);
+  }
+
+  std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override {
+    std::vector<std::unique_ptr<Endpoint>> endpoints;
+    for (const auto& link : links_) endpoints.push_back(link->open_endpoint(services));
+    return std::make_unique<LinkedEndpoint>(std::move(endpoints));
+  }
+
+ private:
+  std::vector<std::unique_ptr<Domain>> links_;
+  Info info_;
+};
+
+}  // namespace
+
+Info combine(const std::vector<Info>& links) {
+  Info all = links.front();
+  all.provider = "lnx";
+  all.nics.clear();
+  all.links.clear();
+  all.fabric.clear();
+  all.domain.clear();
+  constexpr std::uint64_t kEither = caps::kLocalComm | caps::kRemoteComm;  // whom a link reaches adds up
+  std::uint64_t reach = 0;
+  for (const Info& link : links) {
+    reach |= link.caps & kEither;
+    all.caps &= link.caps | kEither;
+    all.mr_mode |= link.mr_mode;
+    all.mr_key_size = std::min(all.mr_key_size, link.mr_key_size);
+    all.mr_iov_limit = std::min(all.mr_iov_limit, link.mr_iov_limit);
+    all.inject_size = std::min(all.inject_size, link.inject_size);
+    all.max_msg_size = std::min(all.max_msg_size, link.max_msg_size);
+    all.max_rma_size = std::min(all.max_rma_size, link.max_rma_size);
+    all.max_contexts = std::min(all.max_contexts, link.max_contexts);
+    all.max_group_id = std::min(all.max_group_id, link.max_group_id);
+    all.nics.insert(all.nics.end(), link.nics.begin(), link.nics.end());
+    all.links.insert(all.links.end(), link.links.begin(), link.links.end());
+    all.fabric += (all.fabric.empty() ? "" : "+") + link.fabric;
+    all.domain += (all.domain.empty() ? "" : "+") + link.domain;
+    if (!link.usable && all.usable) {
+      all.usable = false;
+      all.why = link.provider + ": " + link.why;
+    }
+  }
+  all.caps = (all.caps & ~kEither) | reach;
+  return all;
+}
+
+std::unique_ptr<Domain> make_linked_domain(std::vector<std::unique_ptr<Domain>> links) {
+  return std::make_unique<LinkedDomain>(std::move(links));
+}
+
+}  // namespace fab::lnx

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fabric/provider.h"
+
+// The linked provider: a resolver, not a relay. It picks a link per peer and hands out that link's own Path, so it costs nothing after
+// the first use of a peer.
+namespace fab::lnx {
+
+// What a domain over all of `links` offers: the smallest limits, the capabilities and NICs of all.
+Info combine(const std::vector<Info>& links);
+
+// Takes open domains in order of preference; at least two.
+std::unique_ptr<Domain> make_linked_domain(std::vector<std::unique_ptr<Domain>> links);
+
+}  // namespace fab::lnx
