@@ -1,0 +1,101 @@
+"""`pytest --requirements`: which tests show which requirement of docs/requirements.md to hold.
+
+The report is the whole run: tests are collected, not executed. It fails where a `req` marker names a number that the
+document does not have, where a number stands in the document twice, and where a documented number has no test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+DOCUMENT = Path("docs", "requirements.md")
+NUMBER = re.compile(r"^- \*\*([A-Z]+-\d+[a-z]?)\b", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Requirement numbers against the tests that carry them."""
+
+    documented: list[str]  # in the document's order
+    tests: dict[str, list[str]]  # by number; parameters of a test are left out
+
+    @property
+    def unknown(self) -> list[str]:
+        return sorted(self.tests.keys() - set(self.documented))
+
+    @property
+    def twice(self) -> list[str]:
+        return [number for number, count in Counter(self.documented).items() if count > 1]
+
+    @property
+    def untested(self) -> list[str]:
+        return [number for number in self.documented if number not in self.tests]
+
+    @property
+    def problems(self) -> list[str]:
+        return (
+            [f"{number}: not in {DOCUMENT}, but named by {', '.join(self.tests[number])}" for number in self.unknown]
+            + [f"{number}: stands in {DOCUMENT} more than once" for number in self.twice]
+            + [f"{number}: has no test" for number in self.untested]
+        )
+
+
+def make_report(document: str, marked: list[tuple[str, tuple[str, ...]]]) -> Report:
+    """`marked`: the name and the requirement numbers of each marker of each test."""
+    tests: dict[str, list[str]] = {}
+    for name, numbers in marked:
+        for number in numbers:
+            names = tests.setdefault(number, [])
+            if name not in names:
+                names.append(name)
+    return Report(NUMBER.findall(document), tests)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--requirements", action="store_true", help=f"show the tests of each requirement in {DOCUMENT}; run none"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("requirements"):
+        config.pluginmanager.register(RequirementsPlugin(config), "requirements-report")
+
+
+class RequirementsPlugin:
+    """Takes the place of the test run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.document = config.rootpath / DOCUMENT
+        if not self.document.is_file():
+            raise pytest.UsageError(f"--requirements needs {self.document}")
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        if session.testsfailed:  # errors of collection: pytest's own loop reports them
+            return None
+        marked = [
+            (item.nodeid.partition("[")[0], mark.args)
+            for item in session.items
+            for mark in item.iter_markers("req")
+        ]
+        self.report = make_report(self.document.read_text(), marked)
+        session.testsfailed = len(self.report.problems)
+        return True
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not hasattr(self, "report"):
+            return
+        terminalreporter.section("requirements")
+        width = max(map(len, self.report.documented), default=0)
+        for number in self.report.documented:
+            for label, name in zip([number, *[""] * 1000], self.report.tests.get(number, ["-"]), strict=False):
+                terminalreporter.line(f"{label:{width}}  {name}")
+        tested = len(self.report.documented) - len(self.report.untested)
+        terminalreporter.line(f"{tested} of {len(self.report.documented)} requirements have tests")
+        for problem in self.report.problems:
+            terminalreporter.line(problem, red=True)
