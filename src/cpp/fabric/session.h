@@ -3,15 +3,17 @@
 #include <sys/uio.h>
 
 #include <cstdint>
-#include <deque>
+#include <functional>
 #include <memory>
 #include <span>
-#include <vector>
 
+#include "base/ring_queue.h"
 #include "fabric/completion_queue.h"
 #include "fabric/frame.h"
+#include "fabric/piece_cursor.h"
 #include "fabric/provider.h"
 #include "fabric/segment.h"
+#include "fabric/session_output.h"
 
 namespace fab {
 
@@ -27,8 +29,9 @@ class Session {
   struct Services {
     Segment& segment;              // regions that the peer may reach
     CompletionQueue& completions;  // for remote data that arrives
-    std::uint16_t context;         // that regions may be bound to
-    PathCounts& counts;            // kept for the path
+    std::uint16_t cell;            // of the context, which regions may be bound to
+    PathCounts& counts;            // kept for the path; `settled` counts answers, whenever an operation settled
+    const std::function<void()>& wake_domain;
   };
   explicit Session(const Services& services);
   ~Session();
@@ -45,9 +48,9 @@ class Session {
   std::size_t output(iovec* out, std::size_t max) noexcept;
   void sent(std::size_t bytes) noexcept;
   bool has_output() const noexcept;
-  // Where to put received bytes, in this order, at most 2 pieces, never empty.
+  // Where to put received bytes, in this order, at most 2 pieces, never empty. Valid until received(), forget() or fail().
   std::size_t input(iovec* out) noexcept;
-  // ok, or protocol: the peer sent nonsense and the connection must go.
+  // ok, or why the connection must go: protocol (the peer sent nonsense) or no_memory.
   Errc received(std::size_t bytes) noexcept;
   // After a round of received(): queues the gathered ack, if any.
   void end_turn() noexcept;
@@ -57,9 +60,90 @@ class Session {
   void forget(std::uint32_t region) noexcept;
   // The connection is gone: everything outstanding settles with `error`.
   void fail(Errc error) noexcept;
+  // The transport met memory that is not there (EFAULT) in the first piece of output() or input(): the request in question
+  // fails with `bounds`, the stream goes on. False: no such piece was shown.
+  bool output_fault() noexcept;
+  bool input_fault() noexcept;
+  void ping() noexcept;  // asks for a sign of life
 
  private:
-  // Left to the implementation.
+  struct Request {
+    Operation* operation = nullptr;  // null once it was settled ahead of the answer
+    std::uint64_t context = 0;       // of the operation, for an error that comes after that
+    std::uint32_t flags = 0;
+    OpCode op = OpCode::write;
+    Delivery delivery = Delivery::delivery;
+    bool local = false;        // never sent: `error` is its outcome
+    Errc error = Errc::ok;     // found on this side
+    std::uint64_t length = 0;  // bytes
+    std::uint64_t got = 0;     // of the answer
+    std::uint64_t end = 0;     // where it ends in the request lane
+    PieceCursor landing{};     // of the answer
+  };
+  struct Admitted {  // a request that was judged
+    Errc error = Errc::ok;
+    std::uint32_t region = 0;
+    std::uint64_t state = 0;   // of the region's entry
+    std::uint64_t offset = 0;  // within the region
+  };
+  struct IncomingWrite {
+    bool open = false;
+    FrameHeader first{};
+    Admitted target{};
+    std::uint64_t done = 0;
+  };
+  enum class Sink : std::uint8_t { region, landing, drain };
+  using Lane = SessionOutput::Lane;
+
+  // initiator
+  void post_write(const Transfer& transfer, Request& request);
+  void post_atomic(const Transfer& transfer, Request& request);
+  void settle(const Request& request, Errc error) noexcept;
+  void finish_oldest(Errc error) noexcept;
+  bool awaits_data() const noexcept;
+  Errc on_ack() noexcept;
+  Errc on_fail() noexcept;
+  Errc on_data() noexcept;
+  // target
+  Admitted admit(OpCode op) const noexcept;
+  Errc on_write() noexcept;
+  void end_write() noexcept;
+  void on_read();
+  void on_atomic(const std::byte* payload);
+  Errc apply(const Admitted& target, const std::byte* payload, std::byte* result) noexcept;
+  Errc make_durable(const Admitted& target, std::uint64_t length) const noexcept;
+  void deliver(std::uint64_t length, std::uint64_t data) noexcept;
+  void answer(Errc outcome);
+  void flush_acks();
+  // stream
+  Errc consume() noexcept;
+  Errc on_frame(const std::byte* payload) noexcept;
+  Errc end_payload() noexcept;
+  void store(std::size_t bytes) noexcept;
+  PieceCursor& sink_cursor() noexcept { return sink_ == Sink::landing ? requests_.front().landing : region_cursor_; }
+
+  const Services services_;
+  SessionOutput output_;
+
+  RingQueue<Request> requests_;    // without an answer, oldest first
+  std::size_t handed_over_ = 0;    // how many of them were sent completely: only those can be answered
+  std::uint64_t result_bytes_ = 0;  // former values that they ask for
+
+  PeerId source_ = kNoPeer;
+  IncomingWrite write_;
+  std::uint64_t acks_ = 0;  // successes not yet told
+
+  std::unique_ptr<std::byte[]> staging_;
+  std::size_t taken_ = 0, filled_ = 0;  // of staging_
+  std::size_t needed_ = sizeof(FrameHeader);  // bytes from taken_ on without which nothing moves
+  FrameHeader frame_{};
+  std::uint32_t payload_left_ = 0;  // of frame_, to go into the sink
+  Sink sink_ = Sink::drain;
+  std::size_t direct_ = 0;  // bytes of the sink shown by input()
+  PieceCursor region_cursor_{};
+  iovec region_pieces_[RegionView::kMaxRegionPieces];
+  bool long_frames_ = false;  // the peer is sending long payloads: read header by header, so that they need no copy
+  bool broken_ = false;
 };
 
 }  // namespace fab

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+namespace fab {
+
+// A first-in, first-out queue over a circular array that grows by doubling and is then reused: no allocation per element.
+// References stay valid until the next push_back().
+template <class T>
+class RingQueue {
+ public:
+  std::size_t size() const noexcept { return count_; }
+  bool empty() const noexcept { return count_ == 0; }
+  T& operator[](std::size_t i) noexcept { return slots_[(head_ + i) & (slots_.size() - 1)]; }
+  const T& operator[](std::size_t i) const noexcept { return slots_[(head_ + i) & (slots_.size() - 1)]; }
+  T& front() noexcept { return (*this)[0]; }
+  T& back() noexcept { return (*this)[count_ - 1]; }
+
+  T& push_back(T value) {
+    if (count_ == slots_.size()) grow();
+    T& slot = (*this)[count_++];
+    slot = std::move(value);
+    return slot;
+  }
+  void pop_front() noexcept {
+    front() = T{};
+    head_ = (head_ + 1) & (slots_.size() - 1);
+    --count_;
+  }
+  void clear() noexcept {
+    while (count_) pop_front();
+  }
+
+ private:
+  void grow() {
+    std::vector<T> larger(slots_.empty() ? 16 : slots_.size() * 2);
+    for (std::size_t i = 0; i < count_; ++i) larger[i] = std::move((*this)[i]);
+    slots_ = std::move(larger);
+    head_ = 0;
+  }
+  std::vector<T> slots_;  // a power of two, or none
+  std::size_t head_ = 0, count_ = 0;
+};
+
+}  // namespace fab

@@ -1,0 +1,84 @@
+#include "fabric/frame.h"
+
+#include <cstring>
+
+#include "base/wire.h"
+#include "fabric/error.h"
+#include "fabric/types.h"
+
+namespace fab {
+namespace {
+
+template <class T>
+void store(std::byte* out, std::size_t at, T value) noexcept {
+  value = to_little(value);
+  std::memcpy(out + at, &value, sizeof value);
+}
+
+template <class T>
+T load(const std::byte* in, std::size_t at) noexcept {
+  T value;
+  std::memcpy(&value, in + at, sizeof value);
+  return to_little(value);
+}
+
+bool is_outcome(std::uint64_t code) noexcept { return code != 0 && code < 1024; }
+
+// A put may be sent in parts; all but the last carry something.
+bool write_fits(const FrameHeader& header) noexcept {
+  if (header.length > kMaxPayload || header.length > header.total) return false;
+  return (header.flags & frame_flag::kLast) || header.length != 0;
+}
+
+bool atomic_fits(const FrameHeader& header) noexcept {
+  if (header.atomic_op >= kAtomicOps || header.data_type >= kDataTypes || header.total > kMaxAtomicBytes) return false;
+  const bool operand = static_cast<AtomicOp>(header.atomic_op) != AtomicOp::atomic_read;
+  const std::uint64_t parts = header.type == FrameType::compare ? 2 : (operand ? 1 : 0);
+  return header.length == parts * header.total;
+}
+
+}  // namespace
+
+void encode(const FrameHeader& header, std::byte* out) noexcept {
+  store(out, 0, static_cast<std::uint8_t>(header.type));
+  store(out, 1, header.flags);
+  store(out, 2, header.atomic_op);
+  store(out, 3, header.data_type);
+  store(out, 4, header.length);
+  store(out, 8, header.key);
+  store(out, 16, header.remote);
+  store(out, 24, header.total);
+  store(out, 32, header.data);
+  store(out, 40, header.reserved);
+}
+
+bool decode(const std::byte* in, FrameHeader& header) noexcept {
+  header = {.type = static_cast<FrameType>(load<std::uint8_t>(in, 0)),
+            .flags = load<std::uint8_t>(in, 1),
+            .atomic_op = load<std::uint8_t>(in, 2),
+            .data_type = load<std::uint8_t>(in, 3),
+            .length = load<std::uint32_t>(in, 4),
+            .key = load<std::uint64_t>(in, 8),
+            .remote = load<std::uint64_t>(in, 16),
+            .total = load<std::uint64_t>(in, 24),
+            .data = load<std::uint64_t>(in, 32),
+            .reserved = load<std::uint64_t>(in, 40)};
+  constexpr std::uint8_t kKnown = frame_flag::kLast | frame_flag::kRemoteData | frame_flag::kCommit;
+  if ((header.flags & ~kKnown) != 0 || header.reserved != 0) return false;
+  switch (header.type) {
+    case FrameType::write: return write_fits(header);
+    case FrameType::atomic:
+    case FrameType::fetch:
+    case FrameType::compare: return atomic_fits(header);
+    case FrameType::data: return header.length <= kMaxPayload;
+    case FrameType::ack: return header.length == 0 && header.total != 0;
+    case FrameType::fail: return header.length == 0 && is_outcome(header.data);
+    case FrameType::read:
+    case FrameType::notify:
+    case FrameType::ping:
+    case FrameType::pong: return header.length == 0;
+  }
+  return false;
+}
+
+}  // namespace fab

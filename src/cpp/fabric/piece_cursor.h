@@ -1,0 +1,40 @@
+#pragma once
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace fab {
+
+// A place in one buffer, or in a list of buffers that are taken as one.
+class PieceCursor {
+ public:
+  PieceCursor() = default;
+  explicit PieceCursor(std::byte* buffer) noexcept : buffer_(buffer) {}
+  PieceCursor(const iovec* pieces, std::size_t count) noexcept
+      : pieces_(pieces), count_(static_cast<std::uint32_t>(count)) {}
+
+  // The contiguous bytes here, at most `limit`; none at the end of the list.
+  iovec here(std::size_t limit) noexcept {
+    if (count_ == 0) return {buffer_ + offset_, limit};
+    while (index_ < count_ && offset_ >= pieces_[index_].iov_len) {
+      offset_ = 0;
+      ++index_;
+    }
+    if (index_ == count_) return {nullptr, 0};
+    return {static_cast<std::byte*>(pieces_[index_].iov_base) + offset_, std::min(limit, pieces_[index_].iov_len - offset_)};
+  }
+  void advance(std::size_t bytes) noexcept { offset_ += bytes; }  // not beyond what here() gave
+
+ private:
+  union {
+    std::byte* buffer_ = nullptr;
+    const iovec* pieces_;
+  };
+  std::size_t offset_ = 0;
+  std::uint32_t index_ = 0, count_ = 0;  // count_ 0: one buffer
+};
+
+}  // namespace fab

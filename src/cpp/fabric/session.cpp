@@ -1,0 +1,219 @@
+#include "fabric/session.h"
+
+#include <algorithm>
+
+#include "fabric/copy_memory.h"
+#include "fabric/operation.h"
+
+namespace fab {
+namespace {
+
+constexpr std::size_t kHeader = sizeof(FrameHeader);
+constexpr std::size_t kStaging = 64 * 1024;
+// Shorter payloads are handled when they are complete, so that a scalar is stored at once; longer ones, and pieces of at
+// least this size, are received in place.
+constexpr std::size_t kInPlace = 8 * 1024;
+constexpr std::size_t kLongFrame = 16 * 1024;
+constexpr std::size_t kMostWaitingAnswers = 2 * kMaxOutstanding + 64;
+constexpr std::size_t kMostCopiedAnswers = kMaxOutstanding * (kHeader + kMaxCopiedAnswer) + kMaxResultBytes + 64 * 1024;
+static_assert(kStaging >= kHeader + 2 * kMaxAtomicBytes);
+
+bool is_atomic(FrameType type) noexcept {
+  return type == FrameType::atomic || type == FrameType::fetch || type == FrameType::compare;
+}
+
+}  // namespace
+
+Session::Session(const Services& services)
+    : services_(services),
+      output_(services.segment.regions()),
+      staging_(std::make_unique_for_overwrite<std::byte[]>(kStaging)) {}
+
+Session::~Session() = default;
+
+void Session::set_source(PeerId source) noexcept { source_ = source; }
+
+std::size_t Session::output(iovec* out, std::size_t max) noexcept { return broken_ ? 0 : output_.output(out, max); }
+
+bool Session::has_output() const noexcept { return !broken_ && !output_.empty(); }
+
+void Session::sent(std::size_t bytes) noexcept {
+  output_.sent(bytes);
+  for (; handed_over_ < requests_.size() && requests_[handed_over_].end <= output_.requests_sent(); ++handed_over_) {
+    Request& request = requests_[handed_over_];
+    const bool early = request.delivery <= Delivery::transmit && request.operation && !request.local;
+    if (early && request.error == Errc::ok)
+      std::exchange(request.operation, nullptr)->settle(Errc::ok, request.length);
+  }
+}
+
+std::size_t Session::input(iovec* out) noexcept {
+  std::size_t count = 0;
+  direct_ = 0;
+  if (payload_left_ && sink_ != Sink::drain) {
+    const iovec piece = sink_cursor().here(payload_left_);
+    if (piece.iov_len >= std::min<std::size_t>(kInPlace, payload_left_)) {
+      direct_ = piece.iov_len;
+      out[count++] = piece;
+      if (piece.iov_len < payload_left_) return count;
+    }
+  }
+  if (taken_ == filled_) {
+    taken_ = filled_ = 0;
+  } else if (taken_ + needed_ > kStaging) {
+    std::memmove(staging_.get(), staging_.get() + taken_, filled_ - taken_);
+    filled_ -= taken_;
+    taken_ = 0;
+  }
+  std::size_t room = kStaging - filled_;
+  if (long_frames_ && direct_ == payload_left_) {
+    // After the data of a long answer comes an empty frame that ends it, before the next header.
+    const std::size_t headers = frame_.type == FrameType::data ? kHeader : 0;
+    room = std::min(room, needed_ - (filled_ - taken_) + headers);
+  }
+  out[count++] = {staging_.get() + filled_, room};
+  return count;
+}
+
+Errc Session::received(std::size_t bytes) noexcept {
+  if (const std::size_t direct = std::min(bytes, direct_)) {
+    sink_cursor().advance(direct);
+    payload_left_ -= static_cast<std::uint32_t>(direct);
+    bytes -= direct;
+    direct_ = 0;
+    if (payload_left_ == 0)
+      if (const Errc error = end_payload(); error != Errc::ok) return error;
+  }
+  filled_ += bytes;
+  return consume();
+}
+
+Errc Session::consume() noexcept {
+  for (;;) {
+    const std::size_t available = filled_ - taken_;
+    if (payload_left_) {
+      if (available == 0) return broken_ ? Errc::no_memory : Errc::ok;
+      store(std::min<std::size_t>(available, payload_left_));
+      if (payload_left_ == 0)
+        if (const Errc error = end_payload(); error != Errc::ok) return error;
+      continue;
+    }
+    needed_ = kHeader;
+    if (available < kHeader) return broken_ ? Errc::no_memory : Errc::ok;
+    const std::byte* at = staging_.get() + taken_;
+    if (!decode(at, frame_)) return Errc::protocol;
+    if (frame_.length >= kLongFrame)
+      long_frames_ = true;
+    else if (frame_.type != FrameType::data || frame_.length != 0)
+      long_frames_ = write_.open;
+    const bool whole = is_atomic(frame_.type) || frame_.length <= kInPlace;
+    if (whole) needed_ += frame_.length;
+    if (available < needed_) return Errc::ok;
+    taken_ += kHeader;
+    if (const Errc error = on_frame(at + kHeader); error != Errc::ok) return error;
+    if (output_.waiting(Lane::answers) > kMostWaitingAnswers || output_.copied(Lane::answers) > kMostCopiedAnswers)
+      return Errc::protocol;  // more requests than a peer may have outstanding
+    needed_ = kHeader;
+  }
+}
+
+Errc Session::on_frame(const std::byte* payload) noexcept {
+  const bool request = frame_.type < FrameType::ack;
+  if (request && write_.open && frame_.type != FrameType::write) return Errc::protocol;
+  switch (frame_.type) {
+    case FrameType::write: return on_write();
+    case FrameType::read: on_read(); return Errc::ok;
+    case FrameType::atomic:
+    case FrameType::fetch:
+    case FrameType::compare:
+      taken_ += frame_.length;
+      on_atomic(payload);
+      return Errc::ok;
+    case FrameType::notify: deliver(frame_.total, frame_.data); return Errc::ok;
+    case FrameType::ack: return on_ack();
+    case FrameType::fail: return on_fail();
+    case FrameType::data: return on_data();
+    case FrameType::ping: output_.append_header(Lane::answers, {.type = FrameType::pong}); return Errc::ok;
+    case FrameType::pong: return Errc::ok;
+  }
+  return Errc::protocol;
+}
+
+void Session::store(std::size_t bytes) noexcept {
+  while (bytes) {
+    iovec piece{nullptr, bytes};
+    if (sink_ != Sink::drain) {
+      PieceCursor& cursor = sink_cursor();
+      piece = cursor.here(bytes);
+      if (piece.iov_len == 0) {
+        sink_ = Sink::drain;  // the list of pieces is shorter than it said
+        continue;
+      }
+      copy_memory(piece.iov_base, staging_.get() + taken_, piece.iov_len);
+      cursor.advance(piece.iov_len);
+    }
+    taken_ += piece.iov_len;
+    bytes -= piece.iov_len;
+    payload_left_ -= static_cast<std::uint32_t>(piece.iov_len);
+  }
+}
+
+Errc Session::end_payload() noexcept {
+  const bool last = frame_.flags & frame_flag::kLast;
+  if (frame_.type == FrameType::write) {
+    write_.done += frame_.length;
+    if (last) end_write();
+  } else {
+    requests_.front().got += frame_.length;
+    if (last) finish_oldest(Errc::ok);
+  }
+  return Errc::ok;
+}
+
+void Session::end_turn() noexcept { flush_acks(); }
+
+void Session::ping() noexcept { output_.append_header(Lane::answers, {.type = FrameType::ping}); }
+
+void Session::forget(std::uint32_t region) noexcept {
+  if (!output_.forget(region)) broken_ = true;
+  if (!write_.open || write_.target.error != Errc::ok || write_.target.region != region) return;
+  write_.target.error = Errc::key_rejected;
+  if (payload_left_ && sink_ == Sink::region) {
+    sink_ = Sink::drain;
+    direct_ = 0;
+  }
+}
+
+bool Session::output_fault() noexcept {
+  const auto fault = output_.fault();
+  if (fault == SessionOutput::Fault::request && handed_over_ < requests_.size())
+    requests_[handed_over_].error = Errc::bounds;
+  return fault != SessionOutput::Fault::none;
+}
+
+bool Session::input_fault() noexcept {
+  if (direct_ == 0) return false;
+  if (sink_ == Sink::landing)
+    requests_.front().error = Errc::bounds;
+  else
+    write_.target.error = Errc::bounds;
+  sink_ = Sink::drain;
+  direct_ = 0;
+  return true;
+}
+
+void Session::fail(Errc error) noexcept {
+  output_.clear();
+  write_ = {};
+  acks_ = 0;
+  payload_left_ = 0;
+  taken_ = filled_ = direct_ = handed_over_ = 0;
+  result_bytes_ = 0;
+  while (!requests_.empty()) {
+    const Request request = requests_.front();
+    requests_.pop_front();
+    settle(request, request.local ? request.error : error);
+  }
+}
+
+}  // namespace fab

@@ -1,0 +1,208 @@
+// The initiator's side of a Session: requests out, answers in.
+
+#include <algorithm>
+
+#include "fabric/atomics.h"
+#include "fabric/copy_memory.h"
+#include "fabric/operation.h"
+#include "fabric/session.h"
+
+namespace fab {
+namespace {
+
+constexpr std::size_t kHeader = sizeof(FrameHeader);
+constexpr std::size_t kMostCopied = 1 << 20;    // bytes of requests that wait
+constexpr std::size_t kCopy = 256;              // longer payloads are sent from where they lie,
+constexpr std::size_t kCopyPieces = 16 * 1024;  // unless they lie in many pieces
+constexpr std::size_t kCopyInject = 64 * 1024;  // or the caller wants the buffer back
+
+bool wants_data(OpCode op) noexcept {
+  return op == OpCode::read || op == OpCode::fetch_atomic || op == OpCode::compare_atomic;
+}
+
+bool is_atomic(OpCode op) noexcept { return op >= OpCode::atomic; }
+
+PieceCursor local_of(const Transfer& transfer) noexcept {
+  return transfer.piece_count ? PieceCursor(transfer.local_pieces, transfer.piece_count) : PieceCursor(transfer.local);
+}
+
+void gather(PieceCursor from, std::byte* to, std::size_t bytes) noexcept {
+  while (bytes) {
+    const iovec piece = from.here(bytes);
+    copy_memory(to, piece.iov_base, piece.iov_len);
+    from.advance(piece.iov_len);
+    to += piece.iov_len;
+    bytes -= piece.iov_len;
+  }
+}
+
+// What is wrong with a transfer, as far as this side can tell.
+Errc check(const Transfer& transfer) noexcept {
+  if (transfer.piece_count > kMaxPieces) return Errc::invalid;
+  if (transfer.piece_count) {
+    std::uint64_t bytes = 0;
+    for (std::size_t i = 0; i < transfer.piece_count; ++i) bytes += transfer.local_pieces[i].iov_len;
+    if (bytes != transfer.length) return Errc::invalid;
+  }
+  if (!is_atomic(transfer.op)) return transfer.op == OpCode::write || transfer.op == OpCode::read ? Errc::ok : Errc::invalid;
+  if (!atomic_supported(transfer.atomic, transfer.type)) return Errc::not_supported;
+  if (transfer.length > kMaxAtomicBytes) return Errc::message_size;
+  if (transfer.length % size_of(transfer.type) != 0) return Errc::invalid;
+  if ((transfer.op == OpCode::compare_atomic) != needs_compare(transfer.atomic)) return Errc::invalid;
+  if (transfer.op == OpCode::atomic && transfer.atomic == AtomicOp::atomic_read) return Errc::invalid;
+  return Errc::ok;
+}
+
+}  // namespace
+
+std::size_t Session::outstanding() const noexcept { return requests_.size(); }
+
+std::size_t Session::post(std::span<const Transfer> batch) noexcept {
+  std::size_t posted = 0;
+  for (const Transfer& transfer : batch) {
+    const bool fetches = is_atomic(transfer.op) && wants_data(transfer.op);
+    if (broken_ || requests_.size() >= kMaxOutstanding || output_.copied(Lane::requests) >= kMostCopied ||
+        (fetches && result_bytes_ + kMaxAtomicBytes > kMaxResultBytes))
+      break;
+    ++posted;
+    ++services_.counts.posted;
+    Request request{.operation = transfer.operation,
+                    .op = transfer.op,
+                    .delivery = wants_data(transfer.op) ? Delivery::delivery : transfer.delivery,
+                    .error = check(transfer),
+                    .length = transfer.length};
+    if (request.delivery <= Delivery::transmit) {
+      request.context = transfer.operation->completion().context;
+      request.flags = transfer.operation->completion().flags;
+    }
+    if (request.error != Errc::ok) {
+      request.local = true;
+      if (requests_.empty()) {
+        settle(request, request.error);
+        continue;
+      }
+    } else if (transfer.op == OpCode::write) {
+      post_write(transfer, request);
+    } else if (transfer.op == OpCode::read) {
+      output_.append_header(Lane::requests, {.type = FrameType::read,
+                                             .key = transfer.key,
+                                             .remote = transfer.remote,
+                                             .total = transfer.length});
+      request.landing = local_of(transfer);
+    } else {
+      post_atomic(transfer, request);
+    }
+    request.end = output_.requests_queued();
+    requests_.push_back(request);
+  }
+  return posted;
+}
+
+void Session::post_write(const Transfer& transfer, Request& request) {
+  const bool data = transfer.flags & transfer_flag::kRemoteData, durable = transfer.delivery == Delivery::commit;
+  FrameHeader header{.type = FrameType::write,
+                     .flags = static_cast<std::uint8_t>((data ? frame_flag::kRemoteData : 0) |
+                                                        (durable ? frame_flag::kCommit : 0)),
+                     .length = static_cast<std::uint32_t>(std::min<std::uint64_t>(transfer.length, kMaxPayload)),
+                     .key = transfer.key,
+                     .remote = transfer.remote,
+                     .total = transfer.length,
+                     .data = data ? transfer.data : 0};
+  if (header.length == header.total) header.flags |= frame_flag::kLast;
+  const std::size_t copied = transfer.delivery == Delivery::inject ? kCopyInject : transfer.piece_count > 1 ? kCopyPieces : kCopy;
+  if (transfer.length > copied) {
+    output_.append_header(Lane::requests, header);
+    output_.user_payload(header, local_of(transfer));
+    return;
+  }
+  std::byte* at = output_.append(Lane::requests, kHeader + transfer.length);
+  encode(header, at);
+  gather(local_of(transfer), at + kHeader, transfer.length);
+  if (transfer.delivery == Delivery::inject)
+    std::exchange(request.operation, nullptr)->settle(Errc::ok, transfer.length);
+}
+
+void Session::post_atomic(const Transfer& transfer, Request& request) {
+  const bool compares = transfer.op == OpCode::compare_atomic;
+  const std::size_t operand = transfer.atomic == AtomicOp::atomic_read ? 0 : transfer.length;
+  const std::size_t length = operand + (compares ? transfer.length : 0);
+  const FrameType type = compares                            ? FrameType::compare
+                         : transfer.op == OpCode::fetch_atomic ? FrameType::fetch
+                                                               : FrameType::atomic;
+  std::byte* at = output_.append(Lane::requests, kHeader + length);
+  encode({.type = type,
+          .flags = transfer.delivery == Delivery::commit ? frame_flag::kCommit : std::uint8_t{0},
+          .atomic_op = static_cast<std::uint8_t>(transfer.atomic),
+          .data_type = static_cast<std::uint8_t>(transfer.type),
+          .length = static_cast<std::uint32_t>(length),
+          .key = transfer.key,
+          .remote = transfer.remote,
+          .total = transfer.length},
+         at);
+  gather(local_of(transfer), at + kHeader, operand);
+  if (compares) gather(PieceCursor(const_cast<std::byte*>(transfer.compare)), at + kHeader + operand, transfer.length);
+  if (wants_data(transfer.op)) {
+    request.landing = PieceCursor(transfer.result);
+    result_bytes_ += transfer.length;
+  } else if (transfer.delivery == Delivery::inject) {
+    std::exchange(request.operation, nullptr)->settle(Errc::ok, transfer.length);
+  }
+}
+
+bool Session::post_notify(std::uint64_t data, std::uint64_t length) noexcept {
+  if (broken_ || output_.copied(Lane::requests) >= kMostCopied) return false;
+  output_.append_header(Lane::requests, {.type = FrameType::notify, .total = length, .data = data});
+  return true;
+}
+
+// The operation may be gone once it is settled.
+void Session::settle(const Request& request, Errc error) noexcept {
+  PathCounts& counts = services_.counts;
+  ++counts.settled;
+  if (error != Errc::ok) ++counts.errors;
+  if (error == Errc::ok && request.op != OpCode::read) counts.bytes_out += request.length;
+  if (error == Errc::ok && wants_data(request.op)) counts.bytes_in += request.length;
+  if (request.operation)
+    request.operation->settle(error, error == Errc::ok ? request.length : 0);
+  else if (error != Errc::ok)
+    services_.completions.push_remote({.context = request.context, .error = error, .flags = request.flags});
+}
+
+void Session::finish_oldest(Errc error) noexcept {
+  do {
+    const Request request = requests_.front();
+    requests_.pop_front();
+    if (handed_over_) --handed_over_;
+    if (is_atomic(request.op) && wants_data(request.op) && !request.local) result_bytes_ -= request.length;
+    settle(request, request.error != Errc::ok ? request.error : error);
+  } while (!requests_.empty() && requests_.front().local);
+}
+
+// Whether an answer may come at all, and whether it must bring data.
+bool Session::awaits_data() const noexcept { return wants_data(requests_[0].op); }
+
+Errc Session::on_ack() noexcept {
+  for (std::uint64_t i = 0; i < frame_.total; ++i) {
+    if (handed_over_ == 0 || awaits_data()) return Errc::protocol;
+    finish_oldest(Errc::ok);
+  }
+  return Errc::ok;
+}
+
+Errc Session::on_fail() noexcept {
+  if (handed_over_ == 0) return Errc::protocol;
+  finish_oldest(static_cast<Errc>(frame_.data));
+  return Errc::ok;
+}
+
+Errc Session::on_data() noexcept {
+  if (handed_over_ == 0 || !awaits_data()) return Errc::protocol;
+  const Request& request = requests_.front();
+  const std::uint64_t left = request.length - request.got;
+  if (frame_.length > left || ((frame_.flags & frame_flag::kLast) && frame_.length != left)) return Errc::protocol;
+  sink_ = request.error == Errc::ok ? Sink::landing : Sink::drain;
+  payload_left_ = frame_.length;
+  return payload_left_ ? Errc::ok : end_payload();
+}
+
+}  // namespace fab

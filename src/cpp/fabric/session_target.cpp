@@ -1,0 +1,184 @@
+// The target's side of a Session: requests in, answers out.
+
+#include <sys/mman.h>
+
+#include <cerrno>
+
+#include "base/mapping.h"
+#include "fabric/atomics.h"
+#include "fabric/copy_memory.h"
+#include "fabric/session.h"
+
+namespace fab {
+namespace {
+
+constexpr std::size_t kHeader = sizeof(FrameHeader);
+
+OpCode op_of(FrameType type) noexcept {
+  switch (type) {
+    case FrameType::read: return OpCode::read;
+    case FrameType::atomic: return OpCode::atomic;
+    case FrameType::fetch: return OpCode::fetch_atomic;
+    case FrameType::compare: return OpCode::compare_atomic;
+    default: return OpCode::write;
+  }
+}
+
+}  // namespace
+
+// Judges the whole range of frame_.
+Session::Admitted Session::admit(OpCode op) const noexcept {
+  const RegionView regions = services_.segment.regions();
+  const std::int64_t found = regions.find(frame_.key);
+  if (found < 0) return {.error = Errc::key_rejected};
+  Admitted target{.region = static_cast<std::uint32_t>(found)};
+  const RegionEntry& entry = regions.entry(target.region);
+  target.state = entry.state.load(std::memory_order_seq_cst);
+  target.error = RegionView::judge(entry, frame_.key, target.state, op, frame_.remote, frame_.total, services_.cell, target.offset);
+  if (target.error == Errc::ok && (frame_.flags & frame_flag::kCommit) && !(entry.flags & region_flag::kPersistent))
+    target.error = Errc::invalid;
+  return target;
+}
+
+void Session::flush_acks() {
+  if (acks_ == 0) return;
+  output_.append_header(Lane::answers, {.type = FrameType::ack, .total = acks_});
+  acks_ = 0;
+}
+
+void Session::answer(Errc outcome) {
+  if (outcome == Errc::ok) {
+    ++acks_;
+    return;
+  }
+  flush_acks();
+  output_.append_header(Lane::answers, {.type = FrameType::fail, .data = static_cast<std::uint64_t>(outcome)});
+}
+
+Errc Session::on_write() noexcept {
+  if (!write_.open) {
+    write_ = {.open = true, .first = frame_, .target = admit(OpCode::write)};
+  } else {
+    const FrameHeader& first = write_.first;
+    const bool same = frame_.key == first.key && frame_.remote == first.remote && frame_.total == first.total &&
+                      frame_.data == first.data && ((frame_.flags ^ first.flags) & ~frame_flag::kLast) == 0;
+    if (!same) return Errc::protocol;
+  }
+  const std::uint64_t left = frame_.total - write_.done;
+  const bool last = frame_.flags & frame_flag::kLast;
+  if (frame_.length > left || last != (frame_.length == left)) return Errc::protocol;
+
+  Admitted& target = write_.target;
+  sink_ = Sink::drain;
+  if (target.error == Errc::ok) {
+    const RegionView regions = services_.segment.regions();
+    const RegionEntry& entry = regions.entry(target.region);
+    if (entry.state.load(std::memory_order_seq_cst) == target.state) {
+      const auto count = regions.pieces(entry, target.offset + write_.done, frame_.length, region_pieces_);
+      region_cursor_ = PieceCursor(region_pieces_, count);
+      sink_ = Sink::region;
+    } else {
+      target.error = Errc::key_rejected;  // closed or disabled meanwhile
+    }
+  }
+  payload_left_ = frame_.length;
+  return payload_left_ ? Errc::ok : end_payload();
+}
+
+void Session::end_write() noexcept {
+  write_.open = false;
+  const Admitted& target = write_.target;
+  Errc outcome = target.error;
+  if (outcome == Errc::ok) {
+    if (frame_.flags & frame_flag::kCommit) outcome = make_durable(target, frame_.total);
+  }
+  if (outcome == Errc::ok) {
+    const RegionEntry& entry = services_.segment.regions().entry(target.region);
+    if (raise_counters(services_.segment, entry)) services_.wake_domain();
+    if (frame_.flags & frame_flag::kRemoteData) deliver(frame_.total, frame_.data);
+  }
+  answer(outcome);
+}
+
+void Session::deliver(std::uint64_t length, std::uint64_t data) noexcept {
+  constexpr auto kFlags = completion_flag::kRma | completion_flag::kRemoteWrite | completion_flag::kRemoteData;
+  services_.completions.push_remote({.length = length, .data = data, .source = source_, .flags = kFlags});
+}
+
+void Session::on_read() {
+  const Admitted target = admit(OpCode::read);
+  if (target.error != Errc::ok) return answer(target.error);
+  flush_acks();
+  if (frame_.total > kMaxCopiedAnswer) return output_.region_payload(target.region, target.offset, frame_.total);
+
+  std::byte* at = output_.append(Lane::answers, kHeader + frame_.total);
+  encode({.type = FrameType::data, .flags = frame_flag::kLast, .length = static_cast<std::uint32_t>(frame_.total)}, at);
+  at += kHeader;
+  const RegionView regions = services_.segment.regions();
+  iovec pieces[RegionView::kMaxRegionPieces];
+  const auto count = regions.pieces(regions.entry(target.region), target.offset, frame_.total, pieces);
+  for (std::size_t i = 0; i < count; ++i) {
+    copy_memory(at, pieces[i].iov_base, pieces[i].iov_len);
+    at += pieces[i].iov_len;
+  }
+}
+
+void Session::on_atomic(const std::byte* payload) {
+  const Admitted target = admit(op_of(frame_.type));
+  if (target.error != Errc::ok) return answer(target.error);
+  std::byte result[kMaxAtomicBytes];
+  const bool fetches = frame_.type != FrameType::atomic;
+  const Errc outcome = apply(target, payload, fetches ? result : nullptr);
+  if (outcome != Errc::ok || !fetches) return answer(outcome);
+  flush_acks();
+  std::byte* at = output_.append(Lane::answers, kHeader + frame_.total);
+  encode({.type = FrameType::data, .flags = frame_flag::kLast, .length = static_cast<std::uint32_t>(frame_.total)}, at);
+  std::memcpy(at + kHeader, result, frame_.total);
+}
+
+// All or nothing: what is wrong shows before the first element is touched.
+Errc Session::apply(const Admitted& target, const std::byte* payload, std::byte* result) noexcept {
+  const auto op = static_cast<AtomicOp>(frame_.atomic_op);
+  const auto type = static_cast<DataType>(frame_.data_type);
+  if (!atomic_supported(op, type)) return Errc::not_supported;
+  if (needs_compare(op) != (frame_.type == FrameType::compare)) return Errc::invalid;
+  if (op == AtomicOp::atomic_read && !result) return Errc::invalid;
+
+  const RegionView regions = services_.segment.regions();
+  const RegionEntry& entry = regions.entry(target.region);
+  iovec pieces[RegionView::kMaxRegionPieces];
+  const std::size_t count = regions.pieces(entry, target.offset, frame_.total, pieces);
+  for (std::size_t i = 0; i < count; ++i)
+    if ((reinterpret_cast<std::uintptr_t>(pieces[i].iov_base) | pieces[i].iov_len) % size_of(type) != 0)
+      return Errc::invalid;  // misaligned, or an element that straddles two buffers
+
+  const std::byte* compare = frame_.type == FrameType::compare ? payload + frame_.total : nullptr;
+  std::size_t done = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Errc error = apply_atomic(op, type, static_cast<std::byte*>(pieces[i].iov_base), pieces[i].iov_len,
+                                    payload + (op == AtomicOp::atomic_read ? 0 : done), compare ? compare + done : nullptr,
+                                    result ? result + done : nullptr);
+    if (error != Errc::ok) return error;
+    done += pieces[i].iov_len;
+  }
+  Errc outcome = Errc::ok;
+  if (frame_.flags & frame_flag::kCommit) outcome = make_durable(target, frame_.total);
+  const bool modified = outcome == Errc::ok && op != AtomicOp::atomic_read;
+  if (modified && raise_counters(services_.segment, entry)) services_.wake_domain();
+  return outcome;
+}
+
+Errc Session::make_durable(const Admitted& target, std::uint64_t length) const noexcept {
+  const RegionView regions = services_.segment.regions();
+  iovec pieces[RegionView::kMaxRegionPieces];
+  const std::size_t count = regions.pieces(regions.entry(target.region), target.offset, length, pieces);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto address = reinterpret_cast<std::uintptr_t>(pieces[i].iov_base);
+    const std::uintptr_t start = address / page_size() * page_size();
+    if (::msync(reinterpret_cast<void*>(start), address + pieces[i].iov_len - start, MS_SYNC) != 0)
+      return errno == ENOMEM ? Errc::bounds : Errc::invalid;
+  }
+  return Errc::ok;
+}
+
+}  // namespace fab
