@@ -28,7 +28,10 @@ Context::Context(Domain& domain, Parameters parameters) : parameters_(std::move(
 }
 
 Context::~Context() {
-  if (fork_generation_ == fork_generation()) return close();
+  if (fork_generation_ == fork_generation()) {
+    close();
+    return;
+  }
   // In a child of fork() the connections are the parent's: nothing of them may be touched, not even to say goodbye.
   for (Peer& peer : paths_) peer.path.release();
   endpoint_.release();
@@ -68,6 +71,16 @@ Path& Context::path_to(PeerId peer) {
 
 std::size_t Context::post(PeerId peer, std::span<const Transfer> batch) {
   Lock lock(mutex_);
+  return post(lock, peer, batch);
+}
+
+std::optional<std::size_t> Context::try_post(PeerId peer, std::span<const Transfer> batch) {
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock) return std::nullopt;
+  return post(lock, peer, batch);
+}
+
+std::size_t Context::post(Lock& lock, PeerId peer, std::span<const Transfer> batch) {
   const std::size_t taken = path_to(peer).post(batch);
   if (followers_) followers_wake_.notify_all();  // one of them may wait for what settled in place
   if (asleep_.load(std::memory_order_relaxed)) kick();
@@ -135,6 +148,34 @@ bool Context::wait(const std::function<bool()>& done, Deadline deadline) {
   callers_.fetch_sub(1, std::memory_order_relaxed);
   unlock_and_notify(lock);
   return finished;
+}
+
+bool Context::flush(PeerId peer, Deadline deadline) {
+  struct Goal {
+    PeerId peer;
+    const Path* path;
+    std::uint64_t settled;
+  };
+  std::vector<Goal> goals;
+  {
+    const std::lock_guard lock(mutex_);
+    for (PeerId i = 0; i < paths_.size(); ++i)
+      if ((peer == kNoPeer || peer == i) && paths_[i].path)
+        goals.push_back({i, paths_[i].path.get(), paths_[i].path->counts().posted});
+  }
+  return wait(
+      [&] {
+        while (!goals.empty()) {
+          const Goal& goal = goals.back();
+          // A path that was replaced had settled all it took.
+          if (goal.peer < paths_.size() && paths_[goal.peer].path.get() == goal.path &&
+              goal.path->counts().settled < goal.settled)
+            return false;
+          goals.pop_back();
+        }
+        return true;
+      },
+      deadline);
 }
 
 // One round as the leader: polls for a while, then sleeps once until something happens.

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "base/deadline.h"
@@ -43,6 +44,8 @@ class Context final {
   // Posts a prefix of `batch` to `peer`, opening the path on first use; returns its length. Throws Error(invalid) for an
   // unknown handle, Error(unreachable) where no link leads there and Error(closed) after close(); nothing was posted then.
   std::size_t post(PeerId peer, std::span<const Transfer> batch);
+  // The same, unless somebody holds the lock.
+  std::optional<std::size_t> try_post(PeerId peer, std::span<const Transfer> batch);
   // Settles parts of an operation that were never posted.
   void abandon(Operation& operation, std::uint32_t parts, Errc error);
   std::uint64_t resolve(PeerId peer, const RemoteRegion& region);
@@ -52,6 +55,9 @@ class Context final {
 
   // Drives the context until `done()` (evaluated with the lock held) or the deadline; true if done. Callable from any thread.
   bool wait(const std::function<bool()>& done, Deadline deadline);
+  // Waits until everything that was posted to `peer` (kNoPeer: to all) before the call has settled. False: out of time. Ends under
+  // endless posting.
+  bool flush(PeerId peer, Deadline deadline);
   // Moves what can be moved without waiting; false if nothing moved or if somebody else is driving.
   bool progress();
   // Wakes a leader that sleeps; callable from any thread, with or without the lock.
@@ -80,6 +86,7 @@ class Context final {
   };
   using Lock = std::unique_lock<std::mutex>;
   Path& path_to(PeerId peer);
+  std::size_t post(Lock& lock, PeerId peer, std::span<const Transfer> batch);
   bool move() noexcept;
   void lead(Lock& lock, const std::function<bool()>& done, Deadline deadline);
   void unlock_and_notify(Lock& lock);

@@ -209,6 +209,9 @@ void DomainCore::close(bool force) {
                                 std::to_string(regions_.size()) + " regions that peers can reach; close them first");
   segment_.header().closed.store(1);
   for (const auto& context : contexts) close_context(*context);
+  // A callback that the thread runs may close the domain: somebody else joins it then.
+  if (thread_ && thread_->is_this_thread())
+    std::thread([thread = std::move(thread_)]() mutable { thread.reset(); }).detach();
   thread_.reset();
   closed_.store(true, std::memory_order_release);
   idle_wake_.notify_all();

@@ -27,6 +27,13 @@ class ProgressThread::Slot final : public ReadyHandler {
   }
   ~Slot() override { poller_.remove(context_->poll_fd(), *this); }
 
+  // The thread itself removes the context while working on it: the slot goes when it is done.
+  void retire() noexcept {
+    retired_ = true;
+    mask(true);
+  }
+  bool retired() const noexcept { return retired_; }
+
   Context& context() noexcept { return *context_; }
   bool masked() const noexcept { return masked_; }
 
@@ -43,7 +50,9 @@ class ProgressThread::Slot final : public ReadyHandler {
       auto idle_since = Clock::now();
       while (Clock::now() - idle_since < linger_) {
         if (context_->driver() != Context::Driver::nobody) return mask(true);
-        if (context_->progress()) {
+        const bool moved = context_->progress();
+        if (retired_) return;
+        if (moved) {
           idle_since = Clock::now();
           linger_ = kLinger;
         }
@@ -64,6 +73,7 @@ class ProgressThread::Slot final : public ReadyHandler {
   std::shared_ptr<Context> context_;
   microseconds linger_ = kLinger;
   bool masked_ = false;
+  bool retired_ = false;
 };
 
 ProgressThread::ProgressThread() {
@@ -92,13 +102,19 @@ void ProgressThread::add(std::shared_ptr<Context> context) {
 
 void ProgressThread::remove(Context& context) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(slots_, [&](const auto& slot) { return &slot->context() == &context; });
+  if (is_this_thread()) {
+    for (const auto& slot : slots_)
+      if (&slot->context() == &context) slot->retire();
+  } else {
+    std::erase_if(slots_, [&](const auto& slot) { return &slot->context() == &context; });
+  }
 }
 
 bool ProgressThread::take_back() {
   bool again = false;
-  for (const auto& slot : slots_) {
-    if (!slot->masked()) continue;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {  // serve() may add a context
+    Slot* const slot = slots_[i].get();
+    if (!slot->masked() || slot->retired()) continue;
     switch (slot->context().driver()) {
       case Context::Driver::nobody:
         slot->mask(false);
@@ -126,6 +142,7 @@ void ProgressThread::run() {
     const std::lock_guard lock(mutex_);
     poller_.dispatch();
     check_soon = take_back();
+    std::erase_if(slots_, [](const auto& slot) { return slot->retired(); });
   }
 }
 

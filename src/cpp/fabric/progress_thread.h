@@ -23,7 +23,9 @@ class ProgressThread final {
   ProgressThread& operator=(const ProgressThread&) = delete;
 
   void add(std::shared_ptr<Context> context);
-  void remove(Context& context);  // returns when the thread no longer uses it
+  // Returns when the thread no longer uses it. May be called by the thread itself (from Context::on_notice).
+  void remove(Context& context);
+  bool is_this_thread() const noexcept { return std::this_thread::get_id() == thread_.get_id(); }
 
  private:
   class Slot;
@@ -32,7 +34,7 @@ class ProgressThread final {
 
   Poller poller_;
   Waker waker_{poller_};
-  std::mutex mutex_;  // guards slots_; held while the thread works on them
+  std::recursive_mutex mutex_;  // guards slots_; held while the thread works on them
   std::vector<std::unique_ptr<Slot>> slots_;
   std::atomic<bool> stop_{false};
   std::thread thread_;

@@ -1,0 +1,38 @@
+#pragma once
+
+// First include of every file in this folder: the only one that knows Python.
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+
+#include "fabric/domain_core.h"
+#include "fabric/error.h"
+
+namespace py = pybind11;
+
+namespace fab::python {
+
+void bind_errors(py::module_& m);
+void bind_domain(py::module_& m);
+void bind_memory(py::module_& m);
+void bind_queues(py::module_& m);
+void bind_remote(py::module_& m);
+void bind_operation(py::module_& m);
+void bind_context(py::module_& m);
+
+// The library's exception for `code`, as an instance; message as given.
+py::object make_error(Errc code, const std::string& message);
+// Sets the Python error of the C++ exception being handled. For functions that are called by CPython directly.
+void set_python_error() noexcept;
+
+// Runs `wait(deadline)` without the GIL until it returns true or the time is over, looking for signals in between
+// (Ctrl-C works within 100 ms). Throws py::error_already_set for an exception of a signal handler.
+bool wait_interruptibly(const std::function<bool(Deadline)>& wait, Deadline deadline);
+// Seconds from a Python argument: None waits for ever.
+Deadline deadline_from(py::handle timeout);
+
+}  // namespace fab::python

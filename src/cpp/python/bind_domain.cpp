@@ -1,0 +1,90 @@
+#include "providers/providers.h"
+
+#include "python/bind.h"
+
+namespace fab::python {
+namespace {
+
+py::object nic_dict(const NicInfo& nic) {
+  py::dict out;
+  out["name"] = nic.name;
+  out["driver"] = nic.driver;
+  out["pci_address"] = nic.pci_address;
+  out["state"] = nic.state;
+  out["numa_node"] = nic.numa_node;
+  out["speed_bits_per_second"] = nic.speed_bits_per_second;
+  return out;
+}
+
+py::dict info_dict(const Info& info) {
+  py::dict out;
+  out["provider"] = info.provider;
+  out["fabric"] = info.fabric;
+  out["domain"] = info.domain;
+  out["addr_format"] = info.addr_format;
+  out["src_addr"] = info.src_addr;
+  out["caps"] = info.caps;
+  out["mr_mode"] = info.mr_mode;
+  out["mr_key_size"] = info.mr_key_size;
+  out["mr_iov_limit"] = info.mr_iov_limit;
+  out["inject_size"] = info.inject_size;
+  out["max_msg_size"] = info.max_msg_size;
+  out["max_rma_size"] = info.max_rma_size;
+  out["max_contexts"] = info.max_contexts;
+  out["max_group_id"] = info.max_group_id;
+  out["links"] = info.links;
+  out["usable"] = info.usable;
+  out["why"] = info.why;
+  py::list nics;
+  for (const NicInfo& nic : info.nics) nics.append(nic_dict(nic));
+  out["nics"] = nics;
+  return out;
+}
+
+py::list info_list(const std::vector<Info>& infos) {
+  py::list out;
+  for (const Info& info : infos) out.append(info_dict(info));
+  return out;
+}
+
+}  // namespace
+
+void bind_domain(py::module_& m) {
+  py::class_<DomainCore, std::shared_ptr<DomainCore>>(m, "DomainCore")
+      .def_property_readonly("info", [](const DomainCore& domain) { return info_dict(domain.info()); })
+      .def_property_readonly("closed", &DomainCore::closed)
+      .def_property_readonly("regions", [](DomainCore& domain) { return domain.regions().size(); })
+      .def("check_open", &DomainCore::check_open)
+      .def("allocate", &DomainCore::allocate, py::arg("nbytes"))
+      .def("open_counter", &DomainCore::open_counter)
+      .def("open_event_queue", &DomainCore::open_event_queue)
+      .def("open_completion_queue",
+           [](DomainCore& domain, std::size_t size, bool forget_oldest) {
+             return domain.open_completion_queue(
+                 size, forget_oldest ? CompletionQueue::WhenFull::forget_oldest : CompletionQueue::WhenFull::refuse);
+           },
+           py::arg("size"), py::arg("forget_oldest"))
+      .def("progress", &DomainCore::progress, py::call_guard<py::gil_scoped_release>())
+      .def("close", &DomainCore::close, py::arg("force"), py::call_guard<py::gil_scoped_release>());
+
+  m.def("discover", [] { return info_list(discover()); }, "Every provider and device of this build, usable here or not, as dicts.");
+  m.def("find_links", [](const std::string& spec) { return info_list(find_links(spec)); }, py::arg("spec"));
+  m.def(
+      "open_domain",
+      [](const std::string& spec, std::uint32_t mode, const std::string& auth_key, bool strict_keys, bool manual_progress,
+         double peer_deadline, std::map<std::string, std::string> settings) {
+        DomainOptions options;
+        options.mr_mode = mode;
+        options.auth_key = auth_key;
+        options.strict_keys = strict_keys;
+        options.manual_progress = manual_progress;
+        options.peer_deadline = peer_deadline;
+        options.settings = std::move(settings);
+        const py::gil_scoped_release release;
+        return open_domain(spec, std::move(options));
+      },
+      py::arg("spec"), py::arg("mr_mode"), py::arg("auth_key"), py::arg("strict_keys"), py::arg("manual_progress"),
+      py::arg("peer_deadline"), py::arg("settings"));
+}
+
+}  // namespace fab::python

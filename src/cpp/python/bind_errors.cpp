@@ -1,0 +1,86 @@
+#include <system_error>
+
+#include "python/bind.h"
+
+namespace fab::python {
+namespace {
+
+// Code → exception class, set once by the package, whose Python code owns the tree. Never freed: exceptions may be raised until
+// the interpreter is gone.
+PyObject* error_classes = nullptr;
+PyObject* base_class = nullptr;
+
+py::object class_for(Errc code) {
+  if (!error_classes) return py::reinterpret_borrow<py::object>(PyExc_OSError);
+  const py::int_ key(static_cast<int>(code));
+  PyObject* found = PyDict_GetItem(error_classes, key.ptr());
+  return py::reinterpret_borrow<py::object>(found ? found : base_class);
+}
+
+void raise(Errc code, const std::string& message) {
+  const py::object error = make_error(code, message);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+}
+
+void translate(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    raise(error.code(), error.what());
+  } catch (const std::system_error& error) {
+    raise(static_cast<Errc>(error.code().value()), error.what());
+  }
+}
+
+}  // namespace
+
+py::object make_error(Errc code, const std::string& message) { return class_for(code)(static_cast<int>(code), message); }
+
+void set_python_error() noexcept {
+  try {
+    throw;
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const Error& error) {
+    raise(error.code(), error.what());
+  } catch (const std::system_error& error) {
+    raise(static_cast<Errc>(error.code().value()), error.what());
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+}
+
+bool wait_interruptibly(const std::function<bool(Deadline)>& wait, Deadline deadline) {
+  for (;;) {
+    {
+      const py::gil_scoped_release release;
+      if (wait(deadline.sooner(std::chrono::milliseconds(50)))) return true;
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (deadline.passed()) return false;
+  }
+}
+
+Deadline deadline_from(py::handle timeout) {
+  if (timeout.is_none()) return {};
+  const double seconds = PyFloat_AsDouble(timeout.ptr());
+  if (seconds == -1 && PyErr_Occurred()) throw py::error_already_set();
+  return seconds <= 0 ? Deadline::in(std::chrono::nanoseconds(0)) : Deadline::in_seconds(seconds);
+}
+
+void bind_errors(py::module_& m) {
+  py::register_exception_translator(&translate);
+  m.def(
+      "set_error_classes",
+      [](const py::dict& classes, const py::object& base) {
+        error_classes = py::dict(classes).release().ptr();
+        base_class = py::object(base).release().ptr();
+      },
+      py::arg("classes"), py::arg("base"));
+  m.def("error_name", [](int code) { return std::string(name(static_cast<Errc>(code))); }, py::arg("code"));
+  m.def("error_text", [](int code) { return std::string(describe(static_cast<Errc>(code))); }, py::arg("code"));
+}
+
+}  // namespace fab::python

@@ -1,0 +1,116 @@
+#include "python/buffers.h"
+
+#include <new>
+#include <utility>
+
+namespace fab::python {
+namespace {
+
+PyTypeObject* array_type() {
+  static PyTypeObject* type =
+      reinterpret_cast<PyTypeObject*>(py::module_::import("numpy").attr("ndarray").cast<py::object>().release().ptr());
+  return type;
+}
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(Errc::invalid, message); }
+
+std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
+
+}  // namespace
+
+bool is_array(PyObject* object) noexcept { return PyObject_TypeCheck(object, array_type()); }
+
+ArrayFields array_fields(PyObject* array) noexcept {
+  const auto* fields = py::detail::array_proxy(array);
+  auto nbytes = static_cast<std::uint64_t>(py::reinterpret_borrow<py::dtype>(fields->descr).itemsize());
+  for (int i = 0; i < fields->nd; ++i) nbytes *= static_cast<std::uint64_t>(fields->dimensions[i]);
+  return {reinterpret_cast<std::byte*>(fields->data), nbytes, fields->descr,
+          (fields->flags & py::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_) != 0,
+          (fields->flags & py::detail::npy_api::NPY_ARRAY_WRITEABLE_) != 0};
+}
+
+LocalBuffer::LocalBuffer(LocalBuffer&& other) noexcept
+    : data(other.data),
+      nbytes(other.nbytes),
+      pieces(std::move(other.pieces)),
+      dtype(other.dtype),
+      holder(std::exchange(other.holder, nullptr)),
+      views_(std::exchange(other.views_, {})) {}
+
+LocalBuffer& LocalBuffer::operator=(LocalBuffer&& other) noexcept {
+  if (this != &other) {
+    this->~LocalBuffer();
+    new (this) LocalBuffer(std::move(other));
+  }
+  return *this;
+}
+
+LocalBuffer::~LocalBuffer() {
+  for (Py_buffer& view : views_) PyBuffer_Release(&view);
+  Py_XDECREF(holder);
+}
+
+void LocalBuffer::add_piece(void* piece, std::size_t size) {
+  if (size == 0) return;
+  if (nbytes == 0) {
+    data = static_cast<std::byte*>(piece);
+  } else {
+    if (pieces.empty()) pieces.push_back({data, static_cast<std::size_t>(nbytes)});
+    pieces.push_back({piece, size});
+  }
+  nbytes += size;
+}
+
+void LocalBuffer::add(PyObject* object, bool writable) {
+  if (is_array(object)) {
+    const ArrayFields array = array_fields(object);
+    if (py::detail::array_descriptor_proxy(array.dtype)->kind == 'O')
+      refuse("the array holds Python objects, which have no meaning in another process; use a numeric dtype");
+    if (!array.contiguous)
+      refuse("the array is not C-contiguous; pass numpy.ascontiguousarray(a), or its parts with write_many/read_many");
+    if (writable && !array.writable) throw Error(Errc::access, "the array is read-only, and the operation writes into it");
+    dtype = array.dtype;
+    add_piece(array.data, static_cast<std::size_t>(array.nbytes));
+    return;
+  }
+  Py_buffer view;
+  if (PyObject_GetBuffer(object, &view, PyBUF_ND | (writable ? PyBUF_WRITABLE : 0)) != 0) {
+    PyErr_Clear();
+    if (PyObject_CheckBuffer(object) && writable && PyObject_GetBuffer(object, &view, PyBUF_ND) == 0) {
+      PyBuffer_Release(&view);
+      throw Error(Errc::access, "the " + type_name(object) + " is read-only, and the operation writes into it");
+    }
+    PyErr_Clear();
+    if (PyObject_CheckBuffer(object))
+      refuse("the " + type_name(object) + " is not C-contiguous memory; copy it into a contiguous buffer first");
+    refuse("a " + type_name(object) +
+           " is no memory: pass a NumPy array, any other buffer, a list of buffers, or (region, offset, length)");
+  }
+  views_.push_back(view);
+  add_piece(view.buf, static_cast<std::size_t>(view.len));
+}
+
+LocalBuffer LocalBuffer::of(PyObject* object, bool writable) {
+  LocalBuffer buffer;
+  if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 3 && PyObject_HasAttrString(PyTuple_GET_ITEM(object, 0), "_core")) {
+    const auto tuple = py::reinterpret_borrow<py::tuple>(object);
+    const auto region = tuple[0].attr("_core").cast<std::shared_ptr<MemoryRegion>>();
+    if (PyLong_Check(tuple[1].ptr()) && PyObject_RichCompareBool(tuple[1].ptr(), py::int_(0).ptr(), Py_LT) == 1)
+      throw Error(Errc::bounds, "a negative offset into a region");
+    for (const iovec& piece : region->slice(tuple[1].cast<std::uint64_t>(), tuple[2].cast<std::uint64_t>()))
+      buffer.add_piece(piece.iov_base, piece.iov_len);
+  } else if (PyList_Check(object) || PyTuple_Check(object)) {
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
+    if (count > static_cast<Py_ssize_t>(kMaxPieces))
+      refuse(std::to_string(count) + " buffers in one operation; at most " + std::to_string(kMaxPieces));
+    for (Py_ssize_t i = 0; i < count; ++i) buffer.add(PySequence_Fast_GET_ITEM(object, i), writable);
+    if (count != 1) buffer.dtype = nullptr;
+  } else {
+    buffer.add(object, writable);
+  }
+  Py_INCREF(object);
+  buffer.holder = object;
+  return buffer;
+}
+
+}  // namespace fab::python

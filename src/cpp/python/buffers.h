@@ -1,0 +1,46 @@
+#pragma once
+
+#include <sys/uio.h>
+
+#include <vector>
+
+#include "python/bind.h"
+
+namespace fab::python {
+
+// Local memory of an operation as its caller gave it: an array, any buffer, a list of them, or (region, offset, length). Holds what
+// keeps the memory in place. Move-only.
+class LocalBuffer {
+ public:
+  LocalBuffer() = default;
+  LocalBuffer(LocalBuffer&& other) noexcept;
+  LocalBuffer& operator=(LocalBuffer&& other) noexcept;
+  ~LocalBuffer();  // needs the GIL
+
+  // Throws for memory that is not C-contiguous, not writable where `writable` is asked for, or no memory at all.
+  static LocalBuffer of(PyObject* object, bool writable);
+
+  std::byte* data = nullptr;   // of the only piece; with several, see `pieces`
+  std::uint64_t nbytes = 0;
+  std::vector<iovec> pieces;   // two or more pieces, or empty
+  PyObject* dtype = nullptr;   // borrowed: the dtype of an ndarray, else null
+  PyObject* holder = nullptr;  // owned: keeps the memory alive
+
+ private:
+  void add(PyObject* object, bool writable);
+  void add_piece(void* data, std::size_t size);
+  std::vector<Py_buffer> views_;
+};
+
+// True for a (sub)class of numpy.ndarray.
+bool is_array(PyObject* object) noexcept;
+// The fields of an ndarray without the buffer protocol, which costs more than the rest of a small operation.
+struct ArrayFields {
+  std::byte* data;
+  std::uint64_t nbytes;
+  PyObject* dtype;
+  bool contiguous, writable;
+};
+ArrayFields array_fields(PyObject* array) noexcept;
+
+}  // namespace fab::python

@@ -1,0 +1,275 @@
+#include "python/context_object.h"
+
+namespace fab::python {
+namespace {
+
+void add_methods(py::handle type, PyMethodDef* methods) {
+  for (; methods->ml_name; ++methods) {
+    PyObject* method = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), methods);
+    if (!method) throw py::error_already_set();
+    type.attr(methods->ml_name) = py::reinterpret_steal<py::object>(method);
+  }
+}
+
+}  // namespace
+
+ContextHandle& context_handle(PyObject* object) {
+  return *reinterpret_cast<py::detail::instance*>(object)->get_value_and_holder().value_ptr<ContextHandle>();
+}
+
+ContextHandle::~ContextHandle() { close(); }
+
+void ContextHandle::close() {
+  if (std::exchange(closed, true)) return;
+  {
+    // The progress thread may hold what this needs while it waits for the GIL.
+    const py::gil_scoped_release release;
+    domain->close_context(*context);
+  }
+  finished->drain();
+}
+
+PeerId peer_from(PyObject* object) {
+  if (PyLong_CheckExact(object) || PyIndex_Check(object)) {
+    PyObject* number = PyNumber_Index(object);
+    if (!number) throw py::error_already_set();
+    const auto value = PyLong_AsUnsignedLongLong(number);
+    const bool failed = value == ~0ull && PyErr_Occurred();
+    PyErr_Clear();
+    if (failed) {
+      const std::string text = py::str(py::handle(number)).cast<std::string>();
+      Py_DECREF(number);
+      throw Error(Errc::invalid, "peer " + text + " is not a handle of the address vector");
+    }
+    Py_DECREF(number);
+    return value;
+  }
+  throw Error(Errc::invalid, std::string("a peer is the int that av.insert() returned, not a ") + Py_TYPE(object)->tp_name);
+}
+
+Target Target::of(PyObject* object) {
+  if (const RemoteView* view = remote_view(object)) return {view->remote(), view->region->key, view};
+  if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 2) {
+    const auto number = [&](Py_ssize_t i, const char* what) {
+      const auto value = PyLong_Check(PyTuple_GET_ITEM(object, i)) || PyIndex_Check(PyTuple_GET_ITEM(object, i))
+                             ? py::reinterpret_steal<py::object>(PyNumber_Index(PyTuple_GET_ITEM(object, i)))
+                             : py::object();
+      const auto bits = value ? PyLong_AsUnsignedLongLong(value.ptr()) : ~0ull;
+      if (!value || (bits == ~0ull && PyErr_Occurred())) {
+        PyErr_Clear();
+        throw Error(Errc::invalid, std::string("in (address, key) the ") + what + " is not an int from 0 to 2**64 - 1");
+      }
+      return static_cast<std::uint64_t>(bits);
+    };
+    return {number(0, "address"), number(1, "key"), nullptr};
+  }
+  throw Error(Errc::invalid, std::string("the remote side is a RemoteRegion (mr.remote of the peer) or (address, key), not a ") +
+                                 Py_TYPE(object)->tp_name);
+}
+
+void check_fit(const LocalBuffer& local, const Target& target, const char* what) {
+  const RemoteView* view = target.view;
+  if (!view) return;
+  if (local.nbytes > view->nbytes || (!view->contiguous && local.nbytes != view->nbytes))
+    throw Error(local.nbytes > view->nbytes ? Errc::bounds : Errc::invalid,
+                std::string(what) + ": the local memory has " + std::to_string(local.nbytes) + " bytes and the remote array (" +
+                    view->describe() + ") " + std::to_string(view->nbytes) + "; slice either");
+  if (!local.dtype || local.dtype == view->dtype.ptr()) return;
+  const auto itemsize = py::reinterpret_borrow<py::dtype>(local.dtype).itemsize();
+  if (itemsize == 1 || view->itemsize == 1) return;  // raw bytes
+  const int equal = PyObject_RichCompareBool(local.dtype, view->dtype.ptr(), Py_EQ);
+  if (equal < 0) throw py::error_already_set();
+  if (!equal)
+    throw Error(Errc::invalid, std::string(what) + ": the local array has dtype " + py::str(py::handle(local.dtype)).cast<std::string>() +
+                                   " and the remote one " + py::str(view->dtype).cast<std::string>() +
+                                   "; convert with astype(), or pass view('u1') to move raw bytes");
+}
+
+Delivery delivery_from(PyObject* flags) {
+  if (!flags || flags == Py_None) return Delivery::delivery;
+  const long bits = PyLong_AsLong(flags);
+  if (bits == -1 && PyErr_Occurred()) throw py::error_already_set();
+  switch (bits) {
+    case 0: return Delivery::delivery;
+    case 1: return Delivery::inject;
+    case 2: return Delivery::transmit;
+    case 4: return Delivery::delivery;
+    case 8: return Delivery::commit;
+    default:
+      throw Error(Errc::bad_flags, "flags " + std::to_string(bits) + ": an operation takes one of Delivery.INJECT, TRANSMIT, DELIVERY, COMMIT");
+  }
+}
+
+std::uint64_t context_number(ContextHandle& handle, PyObject* context) {
+  if (!context || context == Py_None) return 0;
+  if (PyLong_Check(context)) {
+    const auto number = PyLong_AsUnsignedLongLong(context);
+    if (!(number == ~0ull && PyErr_Occurred())) return number;
+    PyErr_Clear();
+  }
+  if (handle.objects.size() >= handle.queue->size()) {
+    // The queue forgot or lost the oldest entries, and so may this.
+    const py::object oldest = py::reinterpret_steal<py::object>(PyIter_Next(py::iter(handle.objects).ptr()));
+    PyDict_DelItem(handle.objects.ptr(), oldest.ptr());
+  }
+  handle.objects[py::int_(handle.next_object)] = py::reinterpret_borrow<py::object>(context);
+  return handle.next_object++;
+}
+
+void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation, bool long_work) {
+  constexpr int kEagerTurns = 1000;
+  Context& context = *handle.context;
+  Deadline patience;  // none until the path proves to be full
+  for (int fruitless = 0; !batch.empty();) {
+    std::size_t taken = 0;
+    try {
+      std::optional<std::size_t> tried;
+      if (!long_work && fruitless == 0) tried = context.try_post(peer, batch);
+      if (tried) {
+        taken = *tried;
+      } else {
+        const py::gil_scoped_release release;
+        taken = context.post(peer, batch);
+        if (taken == 0) {
+          // Full: one turn of progress, with a nap once that did not help for long.
+          int turns = 0;
+          const auto nap = std::chrono::milliseconds(fruitless > kEagerTurns ? 1 : 0);
+          context.wait([&] { return nap.count() == 0 && turns++ > 0; }, Deadline::in(nap.count() ? nap : std::chrono::seconds(1)));
+        }
+      }
+      if (taken < batch.size() && PyErr_CheckSignals() != 0) throw py::error_already_set();
+    } catch (...) {
+      context.abandon(operation, static_cast<std::uint32_t>(batch.size() - taken), Errc::canceled);
+      throw;
+    }
+    batch = batch.subspan(taken);
+    fruitless = taken ? 0 : fruitless + 1;
+  }
+}
+
+void post_operation(ContextHandle& handle, std::span<const Transfer> batch, OperationObject& operation, LocalBuffer (&&buffers)[3]) {
+  const auto keep = [&] {
+    if (operation.phase.load() == OperationObject::kSettled) return;
+    std::vector<LocalBuffer> kept;
+    for (LocalBuffer& buffer : buffers) kept.push_back(std::move(buffer));
+    launched(operation, std::move(kept));
+  };
+  try {
+    post_all(handle, operation.peer, batch, operation.core, operation.nbytes >= kLongWork);
+  } catch (...) {
+    keep();  // a part may be on its way
+    throw;
+  }
+  keep();
+}
+
+OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer, const Target& target, std::uint64_t nbytes,
+                                   PyObject* user_context) {
+  if (!handle.queue->reserve())
+    throw Error(Errc::again, "the completion queue of " + std::to_string(handle.queue->size()) +
+                                 " entries is full; read it before posting more, or make it larger");
+  OperationObject* operation = new_operation();
+  if (!operation) throw py::error_already_set();
+  operation->op = op;
+  operation->peer = peer;
+  operation->remote = target.remote;
+  operation->key = target.key;
+  operation->nbytes = nbytes;
+  operation->context = handle.context;
+  operation->finished = handle.finished;
+  operation->manual = handle.manual;
+  if (user_context && user_context != Py_None) operation->user_context = Py_NewRef(user_context);
+  return operation;
+}
+
+void bind_context(py::module_& m) {
+  py::class_<ContextHandle> type(m, "Context", "One transmit and receive side of an endpoint, with one lock.");
+  type.def(py::init([](const std::shared_ptr<DomainCore>& domain, int index, const std::shared_ptr<AddressVector>& peers,
+                       const std::shared_ptr<CompletionQueue>& queue) {
+             auto handle = std::make_unique<ContextHandle>();
+             handle->domain = domain;
+             handle->queue = queue;
+             handle->manual = domain->options().manual_progress;
+             const auto events = domain->open_event_queue();
+             {
+               const py::gil_scoped_release release;
+               handle->context = domain->open_context(static_cast<std::uint16_t>(index), peers, queue, events);
+             }
+             handle->context->on_notice = [finished = handle->finished] {
+               const py::gil_scoped_acquire acquire;
+               finished->drain();
+             };
+             return handle;
+           }),
+           py::arg("domain"), py::arg("index"), py::arg("peers"), py::arg("queue"))
+      .def("parts",
+           [](const ContextHandle& handle) {
+             handle.check_open();
+             py::list out;
+             for (const Part& part : handle.context->parts())
+               out.append(py::make_tuple(part.link, part.context, py::bytes(part.bytes)));
+             return out;
+           })
+      .def("report",
+           [](ContextHandle& handle, const py::object& peer) {
+             handle.check_open();
+             const PeerId id = peer_from(peer.ptr());
+             const Reach reach = handle.context->reaches(id);
+             const PathReport report = handle.context->report(id);
+             return py::make_tuple(report.link, report.how, reach.why);
+           },
+           py::arg("peer"), "(link, how, why): which link leads to the peer, how the bytes go, and why this one.")
+      .def("counts",
+           [](ContextHandle& handle, const py::object& peer) {
+             handle.check_open();
+             const PathCounts counts = handle.context->counts(peer_from(peer.ptr()));
+             py::dict out;
+             out["posted"] = counts.posted;
+             out["settled"] = counts.settled;
+             out["bytes_out"] = counts.bytes_out;
+             out["bytes_in"] = counts.bytes_in;
+             out["errors"] = counts.errors;
+             return out;
+           },
+           py::arg("peer"))
+      .def("flush",
+           [](ContextHandle& handle, const py::object& peer, const py::object& timeout) {
+             handle.check_open();
+             const PeerId id = peer.is_none() ? kNoPeer : peer_from(peer.ptr());
+             const Deadline deadline = deadline_from(timeout);
+             if (!wait_interruptibly([&](Deadline until) { return handle.context->flush(id, until); }, deadline))
+               throw Error(Errc::timeout, "operations " + (id == kNoPeer ? std::string() : "to peer " + std::to_string(id) + " ") +
+                                              "are still outstanding when the time of flush() is over");
+             handle.finished->drain();
+           },
+           py::arg("peer") = py::none(), py::arg("timeout") = py::none(),
+           "Waits until everything posted to `peer` (None: to all) before the call has settled.")
+      .def("progress",
+           [](ContextHandle& handle) {
+             handle.check_open();
+             bool moved;
+             {
+               const py::gil_scoped_release release;
+               moved = handle.context->progress();
+             }
+             handle.finished->drain();
+             return moved;
+           },
+           "Moves what can be moved without waiting; whether anything moved.")
+      .def("take_object",
+           [](ContextHandle& handle, std::uint64_t number) -> py::object {
+             const py::int_ key(number);
+             if (!handle.objects.contains(key)) return key;
+             py::object object = handle.objects[key];
+             PyDict_DelItem(handle.objects.ptr(), key.ptr());
+             return object;
+           },
+           py::arg("number"))
+      .def_property_readonly("closed", [](const ContextHandle& handle) { return handle.closed; })
+      .def("close", &ContextHandle::close);
+  add_methods(type, rma_methods);
+  add_methods(type, vector_methods);
+  add_methods(type, atomic_methods);
+}
+
+}  // namespace fab::python

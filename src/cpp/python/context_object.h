@@ -1,0 +1,93 @@
+#pragma once
+
+#include "python/operation_object.h"
+#include "python/remote_view.h"
+
+namespace fab::python {
+
+// What Python calls a context: one transmit and receive side of an endpoint.
+struct ContextHandle {
+  std::shared_ptr<DomainCore> domain;
+  std::shared_ptr<Context> context;
+  std::shared_ptr<CompletionQueue> queue;
+  std::shared_ptr<FinishedList> finished = std::make_shared<FinishedList>();
+  py::dict objects;  // number → what the caller gave as context, where that is no int
+  std::uint64_t next_object = std::uint64_t{1} << 63;
+  bool manual = false;
+  bool closed = false;
+
+  ~ContextHandle();
+  void close();
+  void check_open() const {
+    if (closed) throw Error(Errc::closed, "the endpoint is closed");
+    domain->check_open();
+  }
+};
+
+ContextHandle& context_handle(PyObject* object);
+
+// Where an operation goes: a RemoteRegion, or (address, key).
+struct Target {
+  std::uint64_t remote = 0, key = 0;
+  const RemoteView* view = nullptr;  // null for (address, key)
+  static Target of(PyObject* object);
+};
+
+// Checks a local buffer against the target before anything moves: size and dtype.
+void check_fit(const LocalBuffer& local, const Target& target, const char* what);
+
+// Posts all of `batch`, waiting for room where the path is full. Throws after having settled what was not posted.
+void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation, bool long_work);
+
+inline constexpr std::uint64_t kLongWork = 32 * 1024;  // bytes from which a copy is worth letting other Python threads run
+
+// A new operation with a place in the completion queue; begin() comes next. Throws Error(again) if the queue is full.
+OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer, const Target& target, std::uint64_t nbytes,
+                                   PyObject* user_context);
+// post_all() for an operation that has begun; what is in flight afterwards keeps its buffers.
+void post_operation(ContextHandle& handle, std::span<const Transfer> batch, OperationObject& operation, LocalBuffer (&&buffers)[3]);
+
+Delivery delivery_from(PyObject* flags);
+// The number that a completion carries for the caller's context argument; keeps objects.
+std::uint64_t context_number(ContextHandle& handle, PyObject* context);
+
+// Arguments of a METH_FASTCALL method by name, in the order of `names`; those not given are null.
+template <std::size_t N>
+bool parse_arguments(const char* function, const char* const (&names)[N], std::size_t required, PyObject* const* args,
+                     Py_ssize_t nargs, PyObject* kwnames, PyObject* (&out)[N]) noexcept {
+  if (static_cast<std::size_t>(nargs) > N) {
+    PyErr_Format(PyExc_TypeError, "%s() takes at most %zu arguments (%zd given)", function, N, nargs);
+    return false;
+  }
+  for (std::size_t i = 0; i < N; ++i) out[i] = i < static_cast<std::size_t>(nargs) ? args[i] : nullptr;
+  const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+  for (Py_ssize_t k = 0; k < named; ++k) {
+    PyObject* key = PyTuple_GET_ITEM(kwnames, k);
+    std::size_t i = 0;
+    while (i < N && PyUnicode_CompareWithASCIIString(key, names[i]) != 0) ++i;
+    if (i == N) {
+      PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument %R", function, key);
+      return false;
+    }
+    if (out[i]) {
+      PyErr_Format(PyExc_TypeError, "%s() got several values for argument '%s'", function, names[i]);
+      return false;
+    }
+    out[i] = args[nargs + k];
+  }
+  for (std::size_t i = 0; i < required; ++i)
+    if (!out[i]) {
+      PyErr_Format(PyExc_TypeError, "%s() misses the argument '%s'", function, names[i]);
+      return false;
+    }
+  return true;
+}
+
+// Methods that are called once per operation, in tables that the type takes over.
+extern PyMethodDef rma_methods[];     // write, read, put, get, inject
+extern PyMethodDef vector_methods[];  // write_many, read_many
+extern PyMethodDef atomic_methods[];  // atomic, fetch_atomic, compare_atomic
+
+PeerId peer_from(PyObject* object);  // throws Error(invalid) for what is no handle
+
+}  // namespace fab::python

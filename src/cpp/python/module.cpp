@@ -1,0 +1,16 @@
+#include "python/bind.h"
+
+PYBIND11_MODULE(_core, m) {
+  using namespace fab::python;
+  m.doc() = "The C++ core of pyfab. Programs use the names of the package, not these.";
+  m.attr("__version__") = FAB_VERSION;
+  m.attr("has_verbs_headers") = FAB_HAS_VERBS != 0;
+  m.attr("compiler") = "g++ " __VERSION__;
+  bind_errors(m);
+  bind_queues(m);
+  bind_remote(m);
+  bind_operation(m);
+  bind_memory(m);
+  bind_domain(m);
+  bind_context(m);
+}

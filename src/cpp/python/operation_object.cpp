@@ -1,0 +1,406 @@
+#include "python/operation_object.h"
+
+#include <new>
+
+namespace fab::python {
+namespace {
+
+PyTypeObject* operation_type = nullptr;
+PyTypeObject* completion_type = nullptr;
+PyObject* flag_class = nullptr;    // CompletionFlag, set by the package
+PyObject* await_function = nullptr;  // likewise: turns an operation into an iterator for `await`
+
+const char* verb(OpCode op) noexcept {
+  switch (op) {
+    case OpCode::write: return "write";
+    case OpCode::read: return "read";
+    case OpCode::atomic: return "atomic";
+    case OpCode::fetch_atomic: return "fetch_atomic";
+    case OpCode::compare_atomic: return "compare_atomic";
+  }
+  return "operation";
+}
+
+// ---------------------------------------------------------------------------------------------- Completion
+
+struct CompletionObject {
+  PyObject_HEAD
+  Completion value;
+  PyObject* context;  // owned
+};
+
+CompletionObject& completion_of(PyObject* self) { return *reinterpret_cast<CompletionObject*>(self); }
+
+void completion_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  Py_XDECREF(completion_of(self).context);
+  PyObject_Free(self);
+  Py_DECREF(type);
+}
+
+PyObject* completion_flags_get(PyObject* self, void*) {
+  PyObject* number = PyLong_FromUnsignedLong(completion_of(self).value.flags);
+  if (!flag_class || !number) return number;
+  PyObject* flags = PyObject_CallOneArg(flag_class, number);
+  Py_DECREF(number);
+  return flags;
+}
+
+PyObject* completion_error_get(PyObject* self, void*) {
+  const Completion& value = completion_of(self).value;
+  if (value.error == Errc::ok) Py_RETURN_NONE;
+  try {
+    return make_error(value.error, std::string("the operation failed: ") + describe(value.error)).release().ptr();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+template <std::uint64_t Completion::* field>
+PyObject* completion_number(PyObject* self, void*) {
+  return PyLong_FromUnsignedLongLong(completion_of(self).value.*field);
+}
+
+PyGetSetDef completion_getset[] = {
+    {"context", [](PyObject* self, void*) { return Py_NewRef(completion_of(self).context); }, nullptr,
+     "What the caller gave as context, or None.", nullptr},
+    {"flags", completion_flags_get, nullptr, "CompletionFlag: the kind of operation.", nullptr},
+    {"nbytes", completion_number<&Completion::length>, nullptr, "Bytes moved.", nullptr},
+    {"data", completion_number<&Completion::data>, nullptr, "Remote data of the peer's write; 0 without.", nullptr},
+    {"tag", completion_number<&Completion::tag>, nullptr, "Tag of a message; 0 without.", nullptr},
+    {"source", completion_number<&Completion::source>, nullptr, "Handle of the peer that caused the entry, or ADDR_NOTAVAIL.", nullptr},
+    {"error", completion_error_get, nullptr, "None, or the exception that tells why the operation failed.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyObject* completion_repr(PyObject* self) {
+  PyObject* flags = completion_flags_get(self, nullptr);
+  if (!flags) return nullptr;
+  const Completion& value = completion_of(self).value;
+  PyObject* text = PyUnicode_FromFormat("Completion(context=%R, flags=%R, nbytes=%llu, data=%llu, tag=%llu, source=%lld%s%s)",
+                                        completion_of(self).context, flags, value.length, value.data, value.tag,
+                                        static_cast<long long>(value.source), value.error == Errc::ok ? "" : ", error=",
+                                        value.error == Errc::ok ? "" : name(value.error));
+  Py_DECREF(flags);
+  return text;
+}
+
+PyType_Slot completion_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(completion_dealloc)},
+    {Py_tp_getset, completion_getset},
+    {Py_tp_repr, reinterpret_cast<void*>(completion_repr)},
+    {Py_tp_doc, const_cast<char*>("How an operation ended, or what a peer did to this process. Immutable.")},
+    {0, nullptr}};
+PyType_Spec completion_spec = {"pyfab.Completion", sizeof(CompletionObject), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE, completion_slots};
+
+// ---------------------------------------------------------------------------------------------- Operation
+
+OperationObject& operation_of(PyObject* self) { return *reinterpret_cast<OperationObject*>(self); }
+
+OperationObject& owner_of(Operation& core) {
+  constexpr auto kOffset = offsetof(OperationObject, core);
+  return *reinterpret_cast<OperationObject*>(reinterpret_cast<char*>(&core) - kOffset);
+}
+
+void settled_hook(Operation& core) noexcept {
+  OperationObject& operation = owner_of(core);
+  // Read before the exchange: a poster that finds kSettled may free the operation.
+  if (operation.phase.exchange(OperationObject::kSettled) != OperationObject::kInFlight) return;
+  if (operation.wants_notice.load()) operation.context->request_notice();
+  operation.finished->push(operation);
+}
+
+void run_callbacks(OperationObject& operation) noexcept {
+  PyObject* callbacks = std::exchange(operation.callbacks, nullptr);
+  if (!callbacks) return;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(callbacks); ++i) {
+    PyObject* result = PyObject_CallOneArg(PyList_GET_ITEM(callbacks, i), reinterpret_cast<PyObject*>(&operation));
+    if (!result) PyErr_WriteUnraisable(PyList_GET_ITEM(callbacks, i));
+    Py_XDECREF(result);
+  }
+  Py_DECREF(callbacks);
+}
+
+void operation_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  OperationObject& operation = operation_of(self);
+  delete operation.buffers;
+  Py_XDECREF(operation.user_context);
+  Py_XDECREF(operation.callbacks);
+  Py_XDECREF(operation.scratch);
+  operation.context.~shared_ptr();
+  operation.finished.~shared_ptr();
+  operation.core.~Operation();
+  PyObject_Free(self);
+  Py_DECREF(type);
+}
+
+// Waits; false with the Python error set (time-out, or a signal handler raised).
+bool wait_done(OperationObject& operation, PyObject* timeout) {
+  if (operation.core.done()) return true;
+  const Deadline deadline = deadline_from(timeout ? timeout : Py_None);
+  Context& context = *operation.context;
+  const bool done = wait_interruptibly(
+      [&](Deadline until) {
+        return context.wait([&] { return operation.core.done(); }, until) || operation.core.done();
+      },
+      deadline);
+  operation.finished->drain();
+  if (!done)
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(make_error(Errc::timeout, "").ptr())),
+                    make_error(Errc::timeout, std::string(verb(operation.op)) + " of " + std::to_string(operation.nbytes) +
+                                                  " bytes with peer " + std::to_string(operation.peer) +
+                                                  " is not complete yet; it goes on, wait again with a longer timeout")
+                        .ptr());
+  return done;
+}
+
+PyObject* timeout_argument(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, const char* function, bool& ok) {
+  const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+  ok = nargs + named <= 1 && (named == 0 || PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "timeout") == 0);
+  if (!ok) PyErr_Format(PyExc_TypeError, "%s() takes only timeout", function);
+  return nargs + named == 1 ? args[0] : nullptr;
+}
+
+PyObject* operation_result(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  bool ok = true;
+  PyObject* timeout = timeout_argument(args, nargs, kwnames, "result", ok);
+  if (!ok) return nullptr;
+  OperationObject& operation = operation_of(self);
+  try {
+    if (!wait_done(operation, timeout)) return nullptr;
+    const Completion& completion = operation.core.completion();
+    if (completion.error == Errc::ok) return make_completion(completion, operation.user_context ? operation.user_context : Py_None);
+    raise_failure(operation.op, completion.error, operation.nbytes, operation.remote, operation.key, operation.peer, operation.context.get());
+  } catch (...) {
+    set_python_error();
+  }
+  return nullptr;
+}
+
+PyObject* operation_exception(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  bool ok = true;
+  PyObject* timeout = timeout_argument(args, nargs, kwnames, "exception", ok);
+  if (!ok) return nullptr;
+  OperationObject& operation = operation_of(self);
+  try {
+    if (!wait_done(operation, timeout)) return nullptr;
+    const Errc error = operation.core.completion().error;
+    if (error == Errc::ok) Py_RETURN_NONE;
+    return failure(operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer, operation.context.get())
+        .release()
+        .ptr();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+PyObject* operation_done(PyObject* self, PyObject*) {
+  OperationObject& operation = operation_of(self);
+  const bool done = operation.core.done();
+  if (!operation.finished->empty()) operation.finished->drain();
+  return PyBool_FromLong(done);
+}
+
+PyObject* operation_add_done_callback(PyObject* self, PyObject* function) {
+  OperationObject& operation = operation_of(self);
+  if (!PyCallable_Check(function)) {
+    PyErr_SetString(PyExc_TypeError, "add_done_callback() takes a callable");
+    return nullptr;
+  }
+  if (!operation.callbacks && !(operation.callbacks = PyList_New(0))) return nullptr;
+  if (PyList_Append(operation.callbacks, function) != 0) return nullptr;
+  operation.wants_notice.store(true);
+  // Settled before it could see the wish: nobody else will run the callbacks.
+  if (operation.core.done()) {
+    operation.finished->drain();
+    run_callbacks(operation);
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* operation_await(PyObject* self) {
+  if (!await_function) {
+    PyErr_SetString(PyExc_RuntimeError, "pyfab is not set up");
+    return nullptr;
+  }
+  return PyObject_CallOneArg(await_function, self);
+}
+
+PyObject* operation_repr(PyObject* self) {
+  const OperationObject& operation = operation_of(self);
+  const char* state = "pending";
+  if (operation.core.done()) state = operation.core.completion().error == Errc::ok ? "done" : name(operation.core.completion().error);
+  return PyUnicode_FromFormat("<Operation %s of %llu bytes, peer %lld: %s>", verb(operation.op),
+                              static_cast<unsigned long long>(operation.nbytes), static_cast<long long>(operation.peer), state);
+}
+
+template <class F>
+PyCFunction method(F function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
+
+PyObject* always_false(PyObject*, PyObject*) { Py_RETURN_FALSE; }
+
+// For event loops under manual progress: moves what can be moved; on return the descriptor tells of more.
+PyObject* operation_drive(PyObject* self, PyObject*) {
+  OperationObject& operation = operation_of(self);
+  const std::shared_ptr<Context> context = operation.context;
+  Py_BEGIN_ALLOW_THREADS
+  do {
+    context->progress();
+  } while (!operation.core.done() && !context->arm());
+  Py_END_ALLOW_THREADS
+  operation.finished->drain();
+  Py_RETURN_NONE;
+}
+PyMethodDef operation_methods[] = {
+    {"done", operation_done, METH_NOARGS, "done()\n--\n\nWhether the outcome is known."},
+    {"result", method(operation_result), METH_FASTCALL | METH_KEYWORDS,
+     "result(timeout=None)\n--\n\nWaits and returns the Completion, or raises what the operation failed with.\n\n"
+     "timeout is in seconds; OperationTimeout when it is over, and the operation goes on."},
+    {"exception", method(operation_exception), METH_FASTCALL | METH_KEYWORDS,
+     "exception(timeout=None)\n--\n\nWaits and returns the exception that result() would raise, or None."},
+    {"cancel", always_false, METH_NOARGS,
+     "cancel()\n--\n\nFalse: one-sided operations cannot be taken back once started."},
+    {"cancelled", always_false, METH_NOARGS, "cancelled()\n--\n\nFalse, see cancel()."},
+    {"running", [](PyObject* self, PyObject*) { return PyBool_FromLong(!operation_of(self).core.done()); }, METH_NOARGS,
+     "running()\n--\n\nWhether the outcome is still open."},
+    {"add_done_callback", operation_add_done_callback, METH_O,
+     "add_done_callback(fn, /)\n--\n\nCalls fn(operation) once it is done: at once if it is, else on the thread that finds out."},
+    {"_drive", operation_drive, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyGetSetDef operation_getset[] = {
+    {"_poll_fd", [](PyObject* self, void*) { return PyLong_FromLong(operation_of(self).context->poll_fd()); }, nullptr,
+     "For event loops under manual progress.", nullptr},
+    {"_manual", [](PyObject* self, void*) { return PyBool_FromLong(operation_of(self).manual); }, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyType_Slot operation_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(operation_dealloc)},
+    {Py_tp_methods, operation_methods},
+    {Py_tp_getset, operation_getset},
+    {Py_tp_repr, reinterpret_cast<void*>(operation_repr)},
+    {Py_am_await, reinterpret_cast<void*>(operation_await)},
+    {Py_tp_doc, const_cast<char*>("A started operation: blocking (result), by callback, or `await`. Safe from any thread.")},
+    {0, nullptr}};
+PyType_Spec operation_spec = {"pyfab.Operation", sizeof(OperationObject), 0,
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, operation_slots};
+
+}  // namespace
+
+void FinishedList::push(OperationObject& operation) noexcept {
+  operation.next = head_.load(std::memory_order_relaxed);
+  while (!head_.compare_exchange_weak(operation.next, &operation, std::memory_order_release, std::memory_order_relaxed)) {
+  }
+}
+
+void FinishedList::drain() noexcept {
+  OperationObject* list = head_.exchange(nullptr, std::memory_order_acquire);
+  OperationObject* oldest_first = nullptr;
+  while (list) {
+    OperationObject* next = list->next;
+    list->next = oldest_first;
+    oldest_first = list;
+    list = next;
+  }
+  while (oldest_first) {
+    OperationObject& operation = *oldest_first;
+    oldest_first = operation.next;
+    delete std::exchange(operation.buffers, nullptr);
+    run_callbacks(operation);
+    Py_DECREF(reinterpret_cast<PyObject*>(&operation));
+  }
+}
+
+OperationObject* new_operation() noexcept {
+  auto* operation = PyObject_New(OperationObject, operation_type);
+  if (!operation) return nullptr;
+  new (&operation->core) Operation();
+  new (&operation->phase) std::atomic<int>(OperationObject::kPosting);
+  new (&operation->wants_notice) std::atomic<bool>(false);
+  operation->next = nullptr;
+  new (&operation->context) std::shared_ptr<Context>();
+  new (&operation->finished) std::shared_ptr<FinishedList>();
+  operation->buffers = nullptr;
+  operation->user_context = nullptr;
+  operation->callbacks = nullptr;
+  operation->scratch = nullptr;
+  operation->manual = false;
+  return operation;
+}
+
+std::uint32_t completion_flags(OpCode op) noexcept {
+  switch (op) {
+    case OpCode::write: return completion_flag::kRma | completion_flag::kWrite;
+    case OpCode::read: return completion_flag::kRma | completion_flag::kRead;
+    case OpCode::atomic: return completion_flag::kAtomic | completion_flag::kWrite;
+    default: return completion_flag::kAtomic | completion_flag::kRead;
+  }
+}
+
+void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number, CompletionQueue* queue) noexcept {
+  operation.core.begin(parts, context_number, completion_flags(operation.op), queue, nullptr, settled_hook);
+}
+
+void launched(OperationObject& operation, std::vector<LocalBuffer> buffers) {
+  if (operation.phase.load() == OperationObject::kSettled) return;
+  operation.buffers = new std::vector<LocalBuffer>(std::move(buffers));
+  Py_INCREF(reinterpret_cast<PyObject*>(&operation));
+  int expected = OperationObject::kPosting;
+  if (operation.phase.compare_exchange_strong(expected, OperationObject::kInFlight)) return;
+  delete std::exchange(operation.buffers, nullptr);
+  Py_DECREF(reinterpret_cast<PyObject*>(&operation));
+}
+
+PyObject* make_completion(const Completion& completion, PyObject* context) {
+  auto* object = PyObject_New(CompletionObject, completion_type);
+  if (!object) return nullptr;
+  object->value = completion;
+  object->context = context ? Py_NewRef(context) : PyLong_FromUnsignedLongLong(completion.context);
+  return reinterpret_cast<PyObject*>(object);
+}
+
+py::object failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key, PeerId peer, Context* context) {
+  std::string text = std::string(verb(op)) + " of " + std::to_string(nbytes) + " bytes at " + std::to_string(remote) + " of key " +
+                     std::to_string(key) + (op == OpCode::write || op == OpCode::atomic ? " to peer " : " from peer ") +
+                     std::to_string(static_cast<std::int64_t>(peer));
+  try {
+    if (context && error != Errc::peer_lost && error != Errc::canceled) {
+      const PathReport report = context->report(peer);
+      text += " over " + report.link + " (" + report.how + ")";
+    }
+  } catch (const Error&) {
+    // The path is gone; the message does without it.
+  }
+  return make_error(error, text + " failed: " + describe(error));
+}
+
+void raise_failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key, PeerId peer, Context* context) {
+  const py::object exception = failure(op, error, nbytes, remote, key, peer, context);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+}
+
+void bind_operation(py::module_& m) {
+  const auto make_type = [](PyType_Spec& spec) {
+    PyObject* type = PyType_FromSpec(&spec);
+    if (!type) throw py::error_already_set();
+    return reinterpret_cast<PyTypeObject*>(type);
+  };
+  completion_type = make_type(completion_spec);
+  operation_type = make_type(operation_spec);
+  m.attr("Completion") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(completion_type));
+  m.attr("Operation") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(operation_type));
+  m.def(
+      "set_operation_helpers",
+      [](const py::object& flags, const py::object& await) {
+        flag_class = py::object(flags).release().ptr();
+        await_function = py::object(await).release().ptr();
+      },
+      py::arg("flags"), py::arg("await_function"));
+}
+
+}  // namespace fab::python
