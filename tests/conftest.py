@@ -15,10 +15,6 @@ EXIT_GRACE = 5  # seconds that a process which has been told to end may take to 
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
-def _children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
-
-
 def _command(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
@@ -26,14 +22,19 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
+def _children(known: frozenset[psutil.Process] = frozenset()) -> frozenset[psutil.Process]:
+    """The processes below this one, without those that are known or multiprocessing's own."""
+    children = frozenset(psutil.Process().children(recursive=True)) - known
+    return frozenset(child for child in children if not any(helper in _command(child) for helper in HELPERS))
+
+
 @pytest.fixture(autouse=True)
 def _no_process_left() -> Iterator[None]:
-    """Fails a test after which a process runs that it started; those of module and session fixtures may live on."""
-    before = set(_children())
+    """Fails a test that leaves a process running; those of module and session fixtures may live on."""
+    known = _children()
     yield
-    started = [child for child in _children() if child not in before]
-    suspects = [child for child in started if not any(helper in _command(child) for helper in HELPERS)]
-    _, left = psutil.wait_procs(suspects, timeout=EXIT_GRACE)
+    psutil.wait_procs(_children(known), timeout=EXIT_GRACE)
+    left = _children(known)  # asked again: one of them may have started another meanwhile
     if left:
         commands = {process.pid: _command(process) for process in left}
         for process in left:

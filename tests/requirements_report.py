@@ -1,7 +1,7 @@
 """`pytest --requirements`: which tests show which requirement of docs/requirements.md to hold.
 
-The report is the whole run: tests are collected, not executed. It fails where a `req` marker names a number that the
-document does not have, where a number stands in the document twice, and where a documented number has no test.
+The report is the whole run: tests are collected, not executed. It fails where a `req` marker names a number
+that the document does not have, where a number stands there twice, and where a documented number has no test.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        return (
-            [f"{number}: not in {DOCUMENT}, but named by {', '.join(self.tests[number])}" for number in self.unknown]
-            + [f"{number}: stands in {DOCUMENT} more than once" for number in self.twice]
-            + [f"{number}: has no test" for number in self.untested]
-        )
+        return [
+            *(f"{number}: not in {DOCUMENT}; see {', '.join(self.tests[number])}" for number in self.unknown),
+            *(f"{number}: stands in {DOCUMENT} more than once" for number in self.twice),
+            *(f"{number}: has no test" for number in self.untested),
+        ]
 
 
 def make_report(document: str, marked: list[tuple[str, tuple[str, ...]]]) -> Report:
@@ -57,9 +57,8 @@ def make_report(document: str, marked: list[tuple[str, tuple[str, ...]]]) -> Rep
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--requirements", action="store_true", help=f"show the tests of each requirement in {DOCUMENT}; run none"
-    )
+    text = f"show the tests of each requirement in {DOCUMENT}; run none"
+    parser.addoption("--requirements", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,8 +92,10 @@ class RequirementsPlugin:
         terminalreporter.section("requirements")
         width = max(map(len, self.report.documented), default=0)
         for number in self.report.documented:
-            for label, name in zip([number, *[""] * 1000], self.report.tests.get(number, ["-"]), strict=False):
-                terminalreporter.line(f"{label:{width}}  {name}")
+            first, *others = self.report.tests.get(number, ["-"])
+            terminalreporter.line(f"{number:{width}}  {first}")
+            for name in others:
+                terminalreporter.line(f"{'':{width}}  {name}")
         tested = len(self.report.documented) - len(self.report.untested)
         terminalreporter.line(f"{tested} of {len(self.report.documented)} requirements have tests")
         for problem in self.report.problems:

@@ -1,6 +1,6 @@
 """The dependency rules between the layers hold, and no C++ test is left out of the build.
 
-    base <- fabric <- providers/<one> <- providers/providers.cpp <- python <- src/pyfab
+The order is base <- fabric <- providers/<one> <- providers/providers.cpp <- python <- src/pyfab.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def may_include(source: str, header: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("source", "header", "allowed"),
+    "source, header, allowed",
     [
         ("base/fd.cpp", "base/fd.h", True),
         ("base/fd.cpp", "fabric/error.h", False),
