@@ -1,0 +1,29 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "fabric/provider.h"
+#include "providers/shm/shm_endpoint.h"
+
+namespace fab::shm {
+
+// Shared memory asks nothing of a region: the region table is all that peers need.
+class ShmDomain final : public Domain {
+ public:
+  // Throws Error(invalid, not_supported) for a "shm_copy" that is unknown or that the kernel forbids.
+  ShmDomain(Info info, std::string link, const DomainServices& services);
+
+  const Info& info() const noexcept override { return info_; }
+  void enroll(MemoryRegion&) override {}
+  void withdraw(MemoryRegion&) noexcept override {}
+  std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override;
+
+ private:
+  const Info info_;
+  const std::string link_;
+  const DomainServices services_;
+  CopyMode mode_;
+};
+
+}  // namespace fab::shm

@@ -1,0 +1,226 @@
+#include "providers/shm/shm_endpoint.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/deadline.h"
+#include "base/sha256.h"
+#include "fabric/address_vector.h"
+#include "providers/shm/shm_path.h"
+
+namespace fab::shm {
+namespace {
+
+constexpr int kChecksPerDeadline = 4;
+
+}  // namespace
+
+ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices& domain, std::string link, CopyMode mode)
+    : services_(services), domain_(domain), link_(std::move(link)), mode_(mode), waker_(services.poller) {
+  const Digest host = sha256(host_identity());
+  std::memcpy(self_.host, host.data(), sizeof self_.host);
+  self_.process = this_process();
+  self_.segment_fd = domain_.segment.fd();
+  std::memcpy(self_.domain_id, domain_.domain_id, sizeof self_.domain_id);
+  self_.cell = services.cell;
+
+  int ends[2];
+  check_call(::pipe2(ends, O_NONBLOCK | O_CLOEXEC), "pipe2");
+  doorbell_.reset(ends[0]);
+  doorbell_end_.reset(ends[1]);
+  timer_.reset(check_call(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create"));
+  services_.poller.add(doorbell_.get(), EPOLLIN, *this);
+  services_.poller.add(timer_.get(), EPOLLIN, *this);
+  cell().work.store(0);
+  cell().sleeping.store(1);  // whoever raises `work` rings, unless it is ringing already
+  __atomic_store_n(&cell().doorbell_fd, doorbell_end_.get(), __ATOMIC_SEQ_CST);
+}
+
+ShmEndpoint::~ShmEndpoint() {
+  __atomic_store_n(&cell().doorbell_fd, -1, __ATOMIC_SEQ_CST);  // before the pipe is closed and its number used again
+  cell().sleeping.store(0);
+  services_.poller.remove(doorbell_.get(), *this);
+  services_.poller.remove(timer_.get(), *this);
+}
+
+std::vector<Part> ShmEndpoint::parts() const { return {{link_, services_.context, self_.encode()}}; }
+
+const Part* ShmEndpoint::part_of(const Name& peer) const noexcept {
+  const std::uint16_t contexts = peer.contexts();
+  return contexts ? peer.find(link_, static_cast<std::uint16_t>(services_.context % contexts)) : nullptr;
+}
+
+std::shared_ptr<Neighbour> ShmEndpoint::neighbour(const Address& address) const {
+  for (const auto& known : neighbours_)
+    if (!known->gone() && known->address().process == address.process &&
+        std::memcmp(known->address().domain_id, address.domain_id, sizeof address.domain_id) == 0)
+      return known;
+  std::erase_if(neighbours_, [](const auto& known) { return known.use_count() == 1; });
+  neighbours_.push_back(
+      std::make_shared<Neighbour>(address, domain_.options.auth_key, services_.poller, someone_left_));
+  return neighbours_.back();
+}
+
+Reach ShmEndpoint::reaches(const Name& peer) const try {
+  const Part* part = part_of(peer);
+  if (!part) return {false, "the peer has no " + link_ + " link"};
+  const auto address = Address::decode(part->bytes);
+  if (!address) return {false, "the peer's name holds no valid shm part"};
+  if (std::memcmp(address->host, self_.host, sizeof self_.host) != 0)
+    return {false, "other host, container or user: no shared memory"};
+  if (!neighbour(*address)->serves(address->cell)) return {false, "the peer has closed its endpoint"};
+  return {true, "same node"};
+} catch (const std::exception& error) {
+  return {false, error.what()};
+}
+
+std::unique_ptr<Path> ShmEndpoint::connect(PeerId, const Name& peer) {
+  const Reach reach = reaches(peer);
+  if (!reach.ok) throw Error(Errc::unreachable, "no path over " + link_ + ": " + reach.why);
+  const Address address = *Address::decode(part_of(peer)->bytes);
+  auto found = neighbour(address);
+  const int slot = found->segment().claim_slot(self_.process);
+  if (slot < 0)
+    throw Error(Errc::unreachable, "no path over " + link_ + ": all " + std::to_string(kMaxSlots) +
+                                       " access slots of process " + std::to_string(address.process.pid) + " are in use");
+  return std::make_unique<ShmPath>(*this, found, address.cell, found->segment().slots()[slot]);
+}
+
+Session::Services ShmEndpoint::session_services(PathCounts& counts) noexcept {
+  return {domain_.segment, services_.completions, services_.cell, counts, services_.wake_domain};
+}
+
+// --- progress
+
+bool ShmEndpoint::progress() noexcept {
+  if (someone_left_) drop_lost();
+  const std::uint32_t bits =
+      cell().work.load(std::memory_order_relaxed) ? cell().work.exchange(0, std::memory_order_seq_cst) : 0;
+  if (bits == 0 && !more_) return false;
+  if ((bits & work::kChannels) != 0) look_for_channels();
+  more_ = false;
+  for (Served& served : served_) {
+    serve(served);
+    more_ |= served.channel->pending();
+  }
+  std::erase_if(served_, [](const Served& served) { return served.channel->broken(); });
+  for (ShmPath* path : paths_) {
+    path->progress();
+    more_ |= path->busy();
+  }
+  if (more_) waker_.wake();  // whoever drives next goes on
+  return true;
+}
+
+void ShmEndpoint::continue_later() noexcept {
+  more_ = true;
+  waker_.wake();
+}
+
+bool ShmEndpoint::arm() noexcept {
+  return !more_ && !someone_left_ && cell().work.load(std::memory_order_seq_cst) == 0;
+}
+
+void ShmEndpoint::on_ready(std::uint32_t) noexcept {
+  char rung[64];
+  if (::read(doorbell_.get(), rung, sizeof rung) > 0) cell().sleeping.store(1, std::memory_order_seq_cst);
+  std::uint64_t ticks;
+  if (::read(timer_.get(), &ticks, sizeof ticks) > 0) check_answers();
+  // The doorbell is silent now, so what rang must be done by whoever silenced it.
+  progress();
+}
+
+bool ShmEndpoint::serve(Served& served) noexcept {
+  if (served.source == kNoPeer || services_.peers.generation(served.source) != served.generation) {
+    served.source = services_.peers.find(served.part);
+    served.generation = services_.peers.generation(served.source);
+    served.channel->session().set_source(served.source);
+  }
+  return served.channel->move();
+}
+
+void ShmEndpoint::forget(std::uint32_t index) noexcept {
+  for (Served& served : served_) {
+    served.channel->session().forget(index);
+    served.channel->flush();
+  }
+  for (ShmPath* path : paths_) {
+    if (!path->channel()) continue;
+    path->channel()->session().forget(index);
+    path->channel()->flush();
+  }
+}
+
+// --- channels that others opened
+
+// Whether the slot still announces the channel.
+bool ShmEndpoint::stands(const Served& served) const noexcept {
+  const AccessSlot& slot = domain_.segment.slots()[served.slot];
+  return slot.channel_epoch.load(std::memory_order_acquire) == served.epoch &&
+         slot.pid.load() == served.channel->peer().address().process.pid;
+}
+
+void ShmEndpoint::look_for_channels() noexcept {
+  std::erase_if(served_, [&](const Served& served) { return !stands(served); });
+  const std::uint32_t used = std::min(domain_.segment.header().slots_used.load(), kMaxSlots);
+  for (std::uint32_t i = 0; i < used; ++i) {
+    const AccessSlot& slot = domain_.segment.slots()[i];
+    const std::uint32_t epoch = slot.channel_epoch.load(std::memory_order_acquire);
+    if (slot.pid.load() == 0 || slot.channel_fd.load(std::memory_order_acquire) < 0 || slot.target_context != self_.cell)
+      continue;
+    if (std::any_of(served_.begin(), served_.end(), [&](const Served& served) { return served.slot == i; })) continue;
+    try {
+      Channel::Offer offer = Channel::open(slot, self_.cell, domain_.domain_id);
+      Part part{link_, offer.initiator_context, offer.initiator.encode()};
+      auto peer = neighbour(offer.initiator);
+      served_.push_back({i, epoch, std::move(part), kNoPeer, 0,
+                         Channel::accept(std::move(offer), std::move(peer), session_services(served_counts_))});
+    } catch (const std::exception&) {
+      // The claimant is gone, or it is not one of ours: it gets no answer.
+    }
+  }
+}
+
+// Channels and paths of neighbours that ended.
+void ShmEndpoint::drop_lost() noexcept {
+  someone_left_ = false;
+  std::erase_if(served_, [&](const Served& served) {
+    if (!served.channel->peer().gone()) return false;
+    std::int32_t pid = served.channel->peer().address().process.pid;
+    AccessSlot& slot = domain_.segment.slots()[served.slot];
+    // The next claimant clears the rest.
+    if (slot.channel_epoch.load() == served.epoch) slot.pid.compare_exchange_strong(pid, 0);
+    return true;
+  });
+  for (ShmPath* path : paths_) path->check(Clock::now(), std::chrono::nanoseconds::max());
+}
+
+// --- peers that do not answer
+
+void ShmEndpoint::expect_answers() {
+  if (timer_runs_) return;
+  const double period = std::clamp(domain_.options.peer_deadline / kChecksPerDeadline, 0.01, 3600.0);
+  const auto whole = std::floor(period);
+  const timespec span{static_cast<time_t>(whole), static_cast<long>((period - whole) * 1e9)};
+  const itimerspec timer{span, span};
+  check_call(::timerfd_settime(timer_.get(), 0, &timer, nullptr), "timerfd_settime");
+  timer_runs_ = true;
+}
+
+void ShmEndpoint::check_answers() noexcept {
+  const auto patience = std::chrono::nanoseconds(
+      static_cast<std::int64_t>(std::clamp(domain_.options.peer_deadline, 0.0, 1e9) * 1e9));
+  bool owed = false;
+  for (ShmPath* path : paths_) owed |= path->check(Clock::now(), patience);
+  if (owed) return;
+  timer_runs_ = false;
+  constexpr itimerspec kOff{};
+  ::timerfd_settime(timer_.get(), 0, &kOff, nullptr);
+}
+
+}  // namespace fab::shm

@@ -1,0 +1,118 @@
+#include "providers/shm/shm_neighbour.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include <cstdio>
+
+namespace fab::shm {
+namespace {
+
+constexpr std::int64_t kLookPeriod = 10'000'000;  // ns; the kernel does not reuse a pid within this time
+
+std::int32_t load_doorbell(const ContextCell& cell) noexcept {
+  return __atomic_load_n(&cell.doorbell_fd, __ATOMIC_SEQ_CST);
+}
+
+}  // namespace
+
+Neighbour::Neighbour(const Address& address, const std::string& auth_key, Poller& poller, bool& left)
+    : address_(address),
+      segment_(Segment::attach(address.process, address.segment_fd, address.domain_id)),
+      watch_(address.process),
+      poller_(poller),
+      left_(left) {
+  // The watch is of the right process and was made after the segment was opened: so that was the right one, too.
+  if (!watch_.alive())
+    throw Error(Errc::unreachable, "process " + std::to_string(address.process.pid) + " is gone");
+  if (!authorized(segment_, auth_key))
+    throw Error(Errc::key_rejected, "process " + std::to_string(address.process.pid) +
+                                        " has opened its domain with another auth_key; give both the same one");
+}
+
+Neighbour::~Neighbour() {
+  if (watched_) poller_.remove(watch_.fd(), *this);
+}
+
+std::int64_t Neighbour::coarse_clock() noexcept {
+  timespec now;
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * 1'000'000'000 + now.tv_nsec;
+}
+
+void Neighbour::look(std::int64_t now) noexcept {
+  next_look_ = now + kLookPeriod;
+  if (!gone_) gone_ = !watch_.alive();
+}
+
+bool Neighbour::serves(std::uint16_t cell) const noexcept {
+  return cell < kMaxContexts && load_doorbell(segment_.header().contexts[cell]) >= 0;
+}
+
+void Neighbour::watch() {
+  if (watched_ || gone_) return;
+  poller_.add(watch_.fd(), EPOLLIN, *this);
+  watched_ = true;
+}
+
+void Neighbour::on_ready(std::uint32_t) noexcept {
+  gone_ = left_ = true;
+  watched_ = false;
+  poller_.remove(watch_.fd(), *this);
+}
+
+OwnFd Neighbour::open(int fd, int flags) const noexcept {
+  char path[48];
+  std::snprintf(path, sizeof path, "/proc/%d/fd/%d", address_.process.pid, fd);
+  return OwnFd(::open(path, flags | O_CLOEXEC));
+}
+
+void Neighbour::wake(std::uint32_t cell_index, std::uint32_t bits) noexcept {
+  if (cell_index >= kMaxContexts) return;
+  ContextCell& cell = segment_.header().contexts[cell_index];
+  cell.work.fetch_or(bits, std::memory_order_seq_cst);
+  // Whoever takes the flag rings; until the owner has answered the doorbell, nobody else needs to.
+  if (cell.sleeping.load(std::memory_order_seq_cst) == 0 || cell.sleeping.exchange(0) == 0) return;
+  const std::int32_t number = load_doorbell(cell);
+  if (number < 0) return;
+  Doorbell& bell = doorbells_[cell_index];
+  if (bell.number != number) {
+    // Opened for reading as well, so that a write never meets a pipe without a reader (SIGPIPE). The owner takes the number
+    // back before it closes the pipe: a number that is still there was the doorbell when it was opened.
+    bell.fd = open(number, O_RDWR | O_NONBLOCK);
+    struct stat status;
+    const bool usable = bell.fd.valid() && ::fstat(bell.fd.get(), &status) == 0 && S_ISFIFO(status.st_mode) &&
+                        load_doorbell(cell) == number && watch_.alive();
+    bell.number = usable ? number : -1;
+    if (!usable) {
+      bell.fd.reset();
+      cell.sleeping.store(1);  // not rung: the next one tries again
+      return;
+    }
+  }
+  const char ring = 1;
+  [[maybe_unused]] const auto written = ::write(bell.fd.get(), &ring, 1);  // full: it is ringing already
+}
+
+std::shared_ptr<const MappedFile> Neighbour::map(int number, std::uint64_t size) noexcept try {
+  const OwnFd fd = open(number, O_RDWR);
+  struct stat status;
+  if (!fd.valid() || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return nullptr;
+  // A file that can shrink could raise SIGBUS here at any time.
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || static_cast<std::uint64_t>(status.st_size) < size) return nullptr;
+  if (!watch_.alive()) return nullptr;
+  std::erase_if(files_, [](const auto& file) { return file.expired(); });
+  for (const auto& known : files_)
+    if (auto file = known.lock(); file && file->device == status.st_dev && file->inode == status.st_ino) return file;
+  auto file = std::make_shared<const MappedFile>(MappedFile{
+      status.st_dev, status.st_ino, Mapping::shared(fd.get(), 0, static_cast<std::size_t>(status.st_size))});
+  files_.push_back(file);
+  return file;
+} catch (...) {
+  return nullptr;  // no room for the mapping: there are other ways
+}
+
+}  // namespace fab::shm

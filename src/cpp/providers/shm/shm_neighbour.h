@@ -1,0 +1,71 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/mapping.h"
+#include "base/poller.h"
+#include "base/process.h"
+#include "fabric/segment.h"
+#include "providers/shm/shm_layout.h"
+
+namespace fab::shm {
+
+// A memory file of a neighbour, mapped here as a whole.
+struct MappedFile {
+  std::uint64_t device, inode;
+  Mapping mapping;
+};
+
+// Another domain on this node (or one of this process) as one endpoint sees it: its segment, its files, its doorbells, its life.
+class Neighbour final : public ReadyHandler {
+ public:
+  // Throws Error: unreachable with the reason, key_rejected if the auth keys differ.
+  // `left` is set when the watched process ends.
+  Neighbour(const Address& address, const std::string& auth_key, Poller& poller, bool& left);
+  ~Neighbour() override;
+  Neighbour(const Neighbour&) = delete;
+  Neighbour& operator=(const Neighbour&) = delete;
+
+  const Address& address() const noexcept { return address_; }
+  Segment& segment() noexcept { return segment_; }
+  // Whether the process ended or closed its domain. Looks at the process at most every 10 ms.
+  bool gone() noexcept {
+    if (segment_.header().closed.load(std::memory_order_relaxed) != 0) gone_ = true;
+    if (const auto now = coarse_clock(); now >= next_look_) look(now);
+    return gone_;
+  }
+  bool serves(std::uint16_t cell) const noexcept;  // whether the context is open
+  // From now on, the end of the process wakes the poller.
+  void watch();
+  // Lets a context of the neighbour look at `bits`, waking it if need be.
+  void wake(std::uint32_t cell, std::uint32_t bits) noexcept;
+  // The memory file behind descriptor `fd` of the owner, of which `size` bytes are needed; null if it cannot be mapped safely.
+  std::shared_ptr<const MappedFile> map(int fd, std::uint64_t size) noexcept;
+  void on_ready(std::uint32_t events) noexcept override;
+
+ private:
+  struct Doorbell {
+    std::int32_t number = -1;  // in the owner
+    OwnFd fd;
+  };
+  static std::int64_t coarse_clock() noexcept;  // ns
+  void look(std::int64_t now) noexcept;
+  OwnFd open(int fd, int flags) const noexcept;
+
+  const Address address_;
+  Segment segment_;
+  ProcessWatch watch_;
+  Poller& poller_;
+  bool& left_;
+  bool watched_ = false;
+  bool gone_ = false;
+  std::int64_t next_look_ = 0;
+  std::array<Doorbell, kMaxContexts> doorbells_;
+  std::vector<std::weak_ptr<const MappedFile>> files_;
+};
+
+}  // namespace fab::shm

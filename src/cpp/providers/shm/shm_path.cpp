@@ -1,0 +1,491 @@
+#include "providers/shm/shm_path.h"
+
+#include <algorithm>
+
+#include "fabric/atomics.h"
+#include "fabric/check_transfer.h"
+#include "fabric/operation.h"
+#include "providers/shm/shm_copy.h"
+#include "providers/shm/shm_endpoint.h"
+
+namespace fab::shm {
+namespace {
+
+constexpr std::uint64_t kSlice = 1024 * 1024;     // bytes moved under one announcement, so that a region closes soon
+constexpr std::size_t kMostAnnounced = 256;       // transfers, likewise
+constexpr std::uint64_t kLarge = 2 * 1024 * 1024;  // moved by progress() unless the caller waits anyway
+constexpr std::uint64_t kSmall = 16 * 1024;       // rather goes through a busy channel than waits for it
+constexpr std::size_t kMostWaiting = 1024;
+constexpr std::size_t kMostKnown = 4096;
+
+bool is_put_or_get(const Transfer& transfer) noexcept {
+  return transfer.op == OpCode::write || transfer.op == OpCode::read;
+}
+
+// Whether a transfer is done by moving bytes, in one go.
+bool simple(const Transfer& transfer) noexcept {
+  return transfer.length <= kSlice && (transfer.flags & transfer_flag::kRemoteData) == 0 &&
+         transfer.delivery != Delivery::commit;
+}
+
+bool modifies(const Transfer& transfer) noexcept {
+  return transfer.op != OpCode::read && (transfer.op == OpCode::write || transfer.atomic != AtomicOp::atomic_read);
+}
+
+// Calls `use(piece, size)` for the pieces of local memory from byte `from` on, `length` bytes of them.
+template <class Use>
+void each_local(const Transfer& transfer, std::uint64_t from, std::uint64_t length, Use use) noexcept {
+  for (std::size_t i = 0; i < transfer.piece_count && length; ++i) {
+    const iovec& piece = transfer.local_pieces[i];
+    if (from >= piece.iov_len) {
+      from -= piece.iov_len;
+      continue;
+    }
+    const std::uint64_t part = std::min<std::uint64_t>(length, piece.iov_len - from);
+    use(static_cast<std::byte*>(piece.iov_base) + from, static_cast<std::size_t>(part));
+    length -= part;
+    from = 0;
+  }
+}
+
+// The same as a vector of at most kMaxPieces; returns how many.
+std::size_t local_slice(const Transfer& transfer, std::uint64_t from, std::uint64_t length, iovec* out) noexcept {
+  if (length == 0) return 0;
+  if (transfer.piece_count == 0) {
+    out[0] = {transfer.local + from, static_cast<std::size_t>(length)};
+    return 1;
+  }
+  std::size_t count = 0;
+  each_local(transfer, from, length, [&](std::byte* piece, std::size_t size) { out[count++] = {piece, size}; });
+  return count;
+}
+
+// An atomic whose operands lie in several pieces.
+[[gnu::noinline]] Errc gathered_atomic(const Transfer& transfer, std::byte* target, const std::byte* compare,
+                                       std::byte* result) noexcept {
+  std::byte operands[kMaxAtomicBytes];
+  std::size_t filled = 0;
+  each_local(transfer, 0, transfer.length, [&](const std::byte* piece, std::size_t size) {
+    std::memcpy(operands + filled, piece, size);
+    filled += size;
+  });
+  return apply_atomic(transfer.atomic, transfer.type, target, transfer.length, operands, compare, result);
+}
+
+}  // namespace
+
+// Shows the owner of a region, for its own lifetime, that the region is in use (src/cpp/README.md, access slots).
+class ShmPath::Access {
+ public:
+  explicit Access(AccessSlot& slot) noexcept : slot_(slot) {}
+  ~Access() { slot_.active.store(0, std::memory_order_release); }
+  Access(const Access&) = delete;
+  Access& operator=(const Access&) = delete;
+  // The exchange is a full barrier: the state of the region is read after the owner can see the announcement.
+  void announce(std::uint32_t index) noexcept {
+    slot_.active.exchange(std::uint64_t{index} + 1, std::memory_order_seq_cst);
+  }
+
+ private:
+  AccessSlot& slot_;
+};
+
+ShmPath::ShmPath(ShmEndpoint& endpoint, std::shared_ptr<Neighbour> peer, std::uint16_t cell, AccessSlot& slot)
+    : endpoint_(endpoint),
+      peer_(std::move(peer)),
+      regions_(peer_->segment().regions()),
+      cell_(cell),
+      slot_(slot),
+      attach_(endpoint.copy_mode().attach && attach_allowed(peer_->address().process.pid)),
+      last_way_(attach_ ? Way::attach : Way::ring),
+      known_(16) {
+  endpoint_.add(*this);
+}
+
+ShmPath::~ShmPath() {
+  if (state_ == Errc::ok) lose(Errc::canceled);
+  endpoint_.remove(*this);
+  const bool announced = channel_ != nullptr;
+  if (announced) {
+    slot_.channel_fd.store(-1);
+    slot_.channel_epoch.fetch_add(1);
+  }
+  slot_.active.store(0);
+  slot_.start_time.store(0);
+  slot_.pid.store(0);
+  if (announced && !peer_->gone()) peer_->wake(cell_, work::kChannels);
+}
+
+PathReport ShmPath::report() const {
+  static constexpr const char* kNames[] = {"mapped", "cross-memory attach", "ring"};
+  return {endpoint_.link(), kNames[static_cast<std::size_t>(last_way_)]};
+}
+
+// --- regions of the peer
+
+ShmPath::Known& ShmPath::place(std::uint64_t key) noexcept {
+  return known_[(key * 0x9E3779B97F4A7C15ull >> 32) & (known_.size() - 1)];
+}
+
+ShmPath::Known* ShmPath::enter(std::uint64_t key, Access& access) noexcept {
+  Known& known = place(key);
+  if (known.key == key && known.entry) {
+    access.announce(known.index);
+    if (known.entry->state.load(std::memory_order_seq_cst) == known.state) return &known;
+    known = {};
+  }
+  return look_up(key, access);
+}
+
+ShmPath::Known* ShmPath::look_up(std::uint64_t key, Access& access) noexcept {
+  const std::int64_t index = regions_.find(key);
+  if (index < 0) return nullptr;
+  Known known;
+  known.index = static_cast<std::uint32_t>(index);
+  known.entry = &regions_.entry(known.index);
+  access.announce(known.index);
+  known.state = known.entry->state.load(std::memory_order_seq_cst);
+  if (status_of(known.state) != RegionStatus::enabled || known.entry->key.load(std::memory_order_relaxed) != key)
+    return nullptr;
+  known.key = key;
+  known.way = last_way_ = way_to(*known.entry, known);
+  // Regions that meet in one place would be mapped again and again: make more room, within limits.
+  while (place(key).entry && place(key).key != key && known_.size() < kMostKnown) {
+    std::vector<Known> before(known_.size() * 2);
+    before.swap(known_);
+    for (Known& old : before)
+      if (old.entry) place(old.key) = std::move(old);
+  }
+  Known& slot = place(key);
+  slot = std::move(known);
+  return &slot;
+}
+
+Way ShmPath::way_to(const RegionEntry& entry, Known& known) noexcept {
+  const std::uint64_t offset = entry.file_offset, length = entry.length;
+  if (endpoint_.copy_mode().map && entry.file >= 0 && entry.piece_count <= 1 && offset + length >= offset) {
+    drop_stale();
+    known.file = peer_->map(entry.file, offset + length);
+    if (known.file) {
+      known.memory = known.file->mapping.data() + offset;
+      known.length = length;
+      return Way::mapped;
+    }
+  }
+  return attach_ ? Way::attach : Way::ring;
+}
+
+// Unmaps the files of regions that are closed by now: their memory would be kept from being freed.
+void ShmPath::drop_stale() noexcept {
+  for (Known& known : known_)
+    if (known.file && known.entry->state.load(std::memory_order_relaxed) != known.state) known = {};
+}
+
+inline Errc ShmPath::judge(const Transfer& transfer, const Known& region, std::uint64_t& offset) const noexcept {
+  if (transfer.piece_count != 0 || !is_put_or_get(transfer))
+    if (const Errc wrong = check_transfer(transfer); wrong != Errc::ok) return wrong;
+  return RegionView::judge(*region.entry, transfer.key, region.state, transfer.op, transfer.remote, transfer.length, cell_,
+                           offset);
+}
+
+// --- the fast way
+
+std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
+  if (state_ == Errc::ok && peer_->gone()) lose(Errc::peer_lost);
+  const bool waited = busy();
+  std::size_t taken = 0;
+  while (taken < batch.size()) {
+    const auto rest = batch.subspan(taken);
+    const Transfer& next = rest.front();
+    if (state_ != Errc::ok) {
+      ++counts_.posted;
+      settle(next, state_);
+      ++taken;
+    } else if (const std::size_t moved = waiting_.empty() && channel_idle() ? run(rest) : 0) {
+      taken += moved;
+    } else if (waiting_.empty() && by_channel(next)) {
+      Channel* channel = open_channel();
+      const std::size_t sent = channel ? channel->session().post(rest.first(1)) : 0;
+      if (sent == 0 && state_ == Errc::ok) break;
+      taken += sent;
+    } else {
+      if (waiting_.size() == kMostWaiting) break;
+      ++counts_.posted;
+      ++taken;
+      waiting_.push_back({next});
+      blocked_ = !channel_idle();
+      if ((waiting_.size() == 1 && next.length < kLarge) || (next.flags & transfer_flag::kWillWait) != 0)
+        while (!blocked_ && !waiting_.empty() && state_ == Errc::ok) advance();
+    }
+  }
+  if (channel_) channel_->flush();
+  if (!waited && busy()) endpoint_.continue_later();
+  return taken;
+}
+
+// Moves the first transfers of `batch`, as far as they are simple and for one region; returns how many. 0: the first is not simple.
+std::size_t ShmPath::run(std::span<const Transfer> batch) noexcept {
+  Access access(slot_);
+  const Known* region = enter(batch.front().key, access);
+  if (!region) {
+    ++counts_.posted;
+    settle(batch.front(), Errc::key_rejected);
+    return 1;
+  }
+  switch (region->way) {
+    case Way::mapped: return run_mapped(batch, *region);
+    case Way::attach: return run_attach(batch, *region);
+    case Way::ring: break;
+  }
+  return 0;
+}
+
+std::size_t ShmPath::run_mapped(std::span<const Transfer> batch, const Known& region) noexcept {
+  std::uint64_t bytes = 0;
+  std::size_t done = 0;
+  for (const Transfer& transfer : batch.first(std::min(batch.size(), kMostAnnounced))) {
+    if (transfer.key != region.key || !simple(transfer) || (bytes += transfer.length) > kSlice) break;
+    ++counts_.posted;
+    ++done;
+    std::uint64_t offset;
+    Errc verdict = judge(transfer, region, offset);
+    if (verdict == Errc::ok) verdict = move_slice(transfer, region, offset, 0, transfer.length);
+    if (verdict == Errc::ok) count(transfer, region);
+    settle(transfer, verdict);
+  }
+  return done;
+}
+
+std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const Known& region) noexcept {
+  AttachBatch& calls = endpoint_.attach_batch();
+  const OpCode op = batch.front().op;
+  calls.begin(peer_->address().process.pid, op == OpCode::write);
+  std::uint64_t bytes = 0;
+  for (const Transfer& transfer : batch) {
+    if (transfer.key != region.key || transfer.op != op || !is_put_or_get(transfer) || !simple(transfer) ||
+        (bytes += transfer.length) > kSlice ||
+        !calls.fits(std::max<std::size_t>(transfer.piece_count, 1), region.entry->piece_count))
+      break;
+    std::uint64_t offset;
+    const Errc verdict = judge(transfer, region, offset);
+    if (verdict != Errc::ok) {
+      calls.add(0, 0, 0, verdict);
+    } else {
+      const std::size_t remote = regions_.pieces(*region.entry, offset, transfer.length, calls.remote());
+      calls.add(local_slice(transfer, 0, transfer.length, calls.local()), remote, transfer.length, Errc::ok);
+    }
+  }
+  if (calls.size() == 0) return 0;
+  const Errc stopped = calls.run();
+  for (std::size_t i = 0; i < calls.tried(); ++i) {
+    ++counts_.posted;
+    if (calls.verdict(i) == Errc::ok) count(batch[i], region);
+    settle(batch[i], calls.verdict(i));
+  }
+  if (stopped == Errc::peer_lost) lose(Errc::peer_lost);
+  if (stopped == Errc::not_supported) forbid_attach();
+  return calls.tried();
+}
+
+// The kernel took the permission away (the peer changed its user or hardened itself): the peer must help from now on.
+void ShmPath::forbid_attach() noexcept {
+  attach_ = false;
+  for (Known& known : known_)
+    if (known.way == Way::attach) known = {};
+  last_way_ = Way::ring;
+}
+
+// Moves bytes [from, from + length) of a judged transfer, which starts at `offset` of the region. The access is announced.
+Errc ShmPath::move_slice(const Transfer& transfer, const Known& region, std::uint64_t offset, std::uint64_t from,
+                         std::uint64_t length) noexcept {
+  // The verdict was made on the owner's words; what is mapped here is certain.
+  if (offset > region.length || from + length > region.length - offset) return Errc::bounds;
+  std::byte* remote = region.memory + offset + from;
+  const bool put = transfer.op == OpCode::write;
+  if (put || transfer.op == OpCode::read) {
+    if (transfer.piece_count == 0) {
+      std::byte* local = transfer.local + from;
+      put ? copy_bytes(remote, local, length) : copy_bytes(local, remote, length);
+      return Errc::ok;
+    }
+    each_local(transfer, from, length, [&](std::byte* local, std::size_t size) {
+      put ? copy_bytes(remote, local, size) : copy_bytes(local, remote, size);
+      remote += size;
+    });
+    return Errc::ok;
+  }
+  const std::byte* compare = transfer.op == OpCode::compare_atomic ? transfer.compare : nullptr;
+  std::byte* result = transfer.op == OpCode::atomic ? nullptr : transfer.result;
+  if (transfer.piece_count != 0) return gathered_atomic(transfer, remote, compare, result);
+  return apply_atomic(transfer.atomic, transfer.type, remote, length, transfer.local, compare, result);
+}
+
+// --- what takes more than one step
+
+// Moves the next slice of a transfer of which `moved` bytes are done. After Step::done, `verdict` is its outcome.
+ShmPath::Step ShmPath::step(const Transfer& transfer, std::uint64_t& moved, Errc& verdict) noexcept {
+  Access access(slot_);
+  const Known* region = enter(transfer.key, access);
+  std::uint64_t offset = 0;
+  verdict = region ? judge(transfer, *region, offset) : Errc::key_rejected;
+  if (verdict != Errc::ok) return Step::done;
+  if (const std::uint64_t slice = std::min(kSlice, transfer.length - moved)) {
+    verdict = region->way == Way::mapped ? move_slice(transfer, *region, offset, moved, slice)
+                                         : attach_slice(transfer, *region, offset, moved, slice);
+    if (verdict == Errc::not_supported && region->way == Way::attach) {
+      forbid_attach();
+      moved = 0;  // all of it goes through the channel
+      return Step::again;
+    }
+    if (verdict != Errc::ok) return Step::done;
+    moved += slice;
+    if (moved < transfer.length) return Step::again;
+  }
+  if ((transfer.flags & transfer_flag::kRemoteData) != 0) {
+    Channel* channel = open_channel();
+    if (!channel || !channel->session().post_notify(transfer.data, transfer.length)) return Step::blocked;
+    channel->flush();
+  }
+  count(transfer, *region);
+  return Step::done;
+}
+
+Errc ShmPath::attach_slice(const Transfer& transfer, const Known& region, std::uint64_t offset, std::uint64_t from,
+                           std::uint64_t length) noexcept {
+  AttachBatch& calls = endpoint_.attach_batch();
+  calls.begin(peer_->address().process.pid, transfer.op == OpCode::write);
+  const std::size_t remote = regions_.pieces(*region.entry, offset + from, length, calls.remote());
+  calls.add(local_slice(transfer, from, length, calls.local()), remote, length, Errc::ok);
+  const Errc stopped = calls.run();
+  return stopped == Errc::ok ? calls.verdict(0) : stopped;
+}
+
+// Goes on with the first waiting transfer; true if anything was done.
+bool ShmPath::advance() noexcept {
+  Waiting& first = waiting_.front();
+  if (first.moved == 0 && by_channel(first.transfer)) {
+    --counts_.posted;  // the session counts it again
+    Channel* channel = open_channel();
+    const bool sent = channel && channel->session().post({&first.transfer, 1}) != 0;
+    blocked_ = !sent;
+    if (sent) {
+      waiting_.pop_front();
+      channel->flush();
+    } else {
+      ++counts_.posted;
+    }
+    return sent;
+  }
+  if ((blocked_ = !channel_idle())) return false;
+  Errc verdict;
+  const Step outcome = step(first.transfer, first.moved, verdict);
+  if (state_ != Errc::ok) return true;  // lost on the way: all is settled
+  blocked_ = outcome == Step::blocked;
+  if (outcome == Step::done) {
+    const Transfer transfer = first.transfer;
+    waiting_.pop_front();
+    settle(transfer, verdict);
+    if (verdict == Errc::peer_lost) lose(Errc::peer_lost);
+  }
+  return !blocked_;
+}
+
+bool ShmPath::progress() noexcept {
+  if (state_ != Errc::ok) return false;
+  bool moved = channel_ && channel_->move();
+  if (channel_ && channel_->broken()) {
+    lose(Errc::protocol);
+    return true;
+  }
+  if (waiting_.empty()) return moved;
+  if (peer_->gone()) {
+    lose(Errc::peer_lost);
+    return true;
+  }
+  // One slice a turn; what is small goes along.
+  for (std::uint64_t bytes = 0; !waiting_.empty() && bytes < kSlice;) {
+    bytes += std::min(kSlice, waiting_.front().transfer.length) + 64;
+    if (!advance()) break;
+    moved = true;
+  }
+  return moved;
+}
+
+// --- the channel
+
+// Whether a transfer must go through the channel, or had better.
+bool ShmPath::by_channel(const Transfer& transfer) noexcept {
+  if (transfer.delivery == Delivery::commit) return true;
+  if (!channel_idle() && transfer.length <= kSmall) return true;
+  Access access(slot_);
+  const Known* region = enter(transfer.key, access);
+  if (!region) return false;
+  return region->way == Way::ring || (region->way == Way::attach && !is_put_or_get(transfer));
+}
+
+Channel* ShmPath::open_channel() noexcept try {
+  if (!peer_->serves(cell_)) {
+    lose(Errc::peer_lost);
+    return nullptr;
+  }
+  if (!channel_) {
+    channel_ = Channel::create(peer_, cell_, endpoint_.address(), endpoint_.context(), endpoint_.session_services(counts_));
+    slot_.target_context = cell_;
+    slot_.channel_fd.store(channel_->fd(), std::memory_order_release);
+    slot_.channel_epoch.fetch_add(1, std::memory_order_release);
+    peer_->wake(cell_, work::kChannels);
+  }
+  endpoint_.expect_answers();
+  return channel_.get();
+} catch (...) {
+  lose(Errc::no_memory);  // no descriptor or no memory for the channel
+  return nullptr;
+}
+
+bool ShmPath::check(std::chrono::steady_clock::time_point now, std::chrono::nanoseconds patience) noexcept {
+  if (state_ != Errc::ok) return false;
+  if (peer_->gone() || (channel_ && !peer_->serves(cell_))) {
+    lose(Errc::peer_lost);
+    return false;
+  }
+  if (!channel_) return false;
+  channel_->flush();
+  const bool owed = !channel_idle() || !waiting_.empty() || channel_->session().has_output();
+  const std::uint64_t heard = channel_->heard();
+  if (!owed || !owed_ || heard != heard_) {
+    heard_ = heard;
+    heard_at_ = now;
+  } else if (now - heard_at_ >= patience) {
+    lose(Errc::peer_lost);
+    return false;
+  }
+  return owed_ = owed;
+}
+
+// --- outcomes
+
+void ShmPath::count(const Transfer& transfer, const Known& region) noexcept {
+  if (region.entry->counters[0] == 0 || !modifies(transfer)) return;
+  Segment& segment = peer_->segment();
+  if (raise_counters(segment, *region.entry)) peer_->wake(segment.header().waiter_cell.load(), work::kLook);
+}
+
+inline void ShmPath::settle(const Transfer& transfer, Errc outcome) noexcept {
+  ++counts_.settled;
+  if (outcome != Errc::ok) {
+    ++counts_.errors;
+  } else {
+    if (transfer.op != OpCode::read) counts_.bytes_out += transfer.length;
+    if (transfer.op != OpCode::write && transfer.op != OpCode::atomic) counts_.bytes_in += transfer.length;
+  }
+  transfer.operation->settle(outcome, transfer.length);
+}
+
+void ShmPath::lose(Errc why) noexcept {
+  if (state_ != Errc::ok) return;
+  state_ = why;
+  if (channel_) channel_->session().fail(why);
+  for (; !waiting_.empty(); waiting_.pop_front()) settle(waiting_.front().transfer, why);
+}
+
+}  // namespace fab::shm

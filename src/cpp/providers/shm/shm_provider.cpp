@@ -1,0 +1,60 @@
+#include "providers/shm/shm_provider.h"
+
+#include <fcntl.h>
+
+#include "base/mapping.h"
+#include "base/process.h"
+#include "base/sha256.h"
+#include "providers/shm/shm_domain.h"
+
+namespace fab::shm {
+namespace {
+
+// Why peers could not map memory of this process; empty if they can. Tries what they will do.
+std::string why_unusable() {
+  try {
+    const OwnFd file = make_memory_file("pyfab-probe", page_size());
+    const std::string path = "/proc/self/fd/" + std::to_string(file.get());
+    const OwnFd opened(check_call(::open(path.c_str(), O_RDWR | O_CLOEXEC), ("open " + path).c_str()));
+    Mapping::shared(opened.get(), 0, page_size());
+  } catch (const std::exception& error) {
+    return std::string(error.what()) + "; shm needs memfd_create(2) and a mounted /proc";
+  }
+  if (this_process().start_time == 0) return "/proc/self/stat cannot be read; shm needs a mounted /proc";
+  return {};
+}
+
+std::string hex(const std::uint8_t* bytes, std::size_t size) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < size; ++i) {
+    text.push_back(kDigits[bytes[i] >> 4]);
+    text.push_back(kDigits[bytes[i] & 15]);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<Info> ShmProvider::discover() const {
+  Info info;
+  info.provider = "shm";
+  info.fabric = "node:" + hex(sha256(host_identity()).data(), 8);
+  info.domain = "node";
+  info.addr_format = "bundle";
+  info.caps = caps::kRma | caps::kAtomic | caps::kRead | caps::kWrite | caps::kRemoteRead | caps::kRemoteWrite |
+              caps::kRmaEvent | caps::kRemoteData | caps::kLocalComm | caps::kRmaPmem;
+  info.links = {"shm"};
+  info.why = why_unusable();
+  info.usable = info.why.empty();
+  return {info};
+}
+
+std::unique_ptr<Domain> ShmProvider::open(const Info& info, std::string link, const DomainServices& services) const {
+  if (!info.usable) throw Error(Errc::not_supported_here, "shm cannot be used here: " + info.why);
+  return std::make_unique<ShmDomain>(info, std::move(link), services);
+}
+
+std::unique_ptr<Provider> make_shm_provider() { return std::make_unique<ShmProvider>(); }
+
+}  // namespace fab::shm
