@@ -130,7 +130,7 @@ std::uint32_t RegionTable::insert(const RegionRecord& record) {
   slot.file_offset = record.file_offset;
   slot.piece_count = static_cast<std::uint32_t>(record.buffers.size());
   slot.endpoint = 0;
-  for (auto& counter : slot.counters) counter = 0;
+  for (auto& counter : slot.counters) counter.store(0, std::memory_order_relaxed);
   if (vector) {
     if (free_blocks_.empty())
       slot.piece_block = blocks_used_++;
@@ -190,8 +190,8 @@ void RegionTable::grow_index() {
 void RegionTable::bind_counter(std::uint32_t index, std::uint32_t counter) {
   const std::lock_guard lock(mutex_);
   for (auto& slot : entry(index).counters)
-    if (slot == 0) {
-      slot = counter + 1;
+    if (slot.load(std::memory_order_relaxed) == 0) {
+      slot.store(counter + 1, std::memory_order_release);
       return;
     }
   throw Error(Errc::too_big, "a region takes at most 8 counters");

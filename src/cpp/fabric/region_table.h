@@ -25,7 +25,7 @@ struct alignas(128) RegionEntry {
   std::uint32_t piece_count;   // 1, or the number of buffers that the region runs through
   std::uint32_t piece_block;   // where their pieces are, if more than one
   std::uint32_t endpoint;      // 1 + the context that the region is bound to; 0: any
-  std::uint32_t counters[8];   // 1 + indices of counters that remote writes raise; 0 ends the list
+  std::atomic<std::uint32_t> counters[8];  // 1 + indices of counters that remote writes raise; 0 ends the list; may grow
 };
 static_assert(sizeof(RegionEntry) == 128);
 

@@ -94,7 +94,8 @@ void Segment::wait_unused(std::uint32_t index) {
 
 bool raise_counters(const Segment& target, const RegionEntry& entry) noexcept {
   bool waited_for = false;
-  for (const std::uint32_t counter : entry.counters) {
+  for (const auto& bound : entry.counters) {
+    const std::uint32_t counter = bound.load(std::memory_order_acquire);
     if (counter == 0 || counter > kMaxCounters) break;
     CounterCell& cell = target.counters()[counter - 1];
     cell.value.fetch_add(1, std::memory_order_seq_cst);

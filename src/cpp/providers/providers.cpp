@@ -67,8 +67,7 @@ Info info_of(const std::vector<Leaf>& leaves) {
 
 std::vector<lnx::Link> links_for(const std::string& spec) {
   if (!spec.empty()) return lnx::parse_links(spec);
-  if (const char* configured = std::getenv("FI_LNX_PROV_LINKS"); configured && *configured)
-    return lnx::parse_links(configured);
+  if (const std::string configured = configured_links(); !configured.empty()) return lnx::parse_links(configured);
   lnx::Link best;
   for (const auto& provider : providers()) {
     const auto infos = provider->discover();
@@ -89,6 +88,11 @@ std::unique_ptr<Domain> open_leaves(const std::vector<Leaf>& leaves, const Domai
 }
 
 }  // namespace
+
+std::string configured_links() {
+  const char* value = std::getenv("FI_LNX_PROV_LINKS");
+  return value ? value : "";
+}
 
 std::vector<Info> discover() {
   std::vector<Info> all;

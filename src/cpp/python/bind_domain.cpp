@@ -68,6 +68,7 @@ void bind_domain(py::module_& m) {
       .def("close", &DomainCore::close, py::arg("force"), py::call_guard<py::gil_scoped_release>());
 
   m.def("discover", [] { return info_list(discover()); }, "Every provider and device of this build, usable here or not, as dicts.");
+  m.def("configured_links", &configured_links, "$FI_LNX_PROV_LINKS, or an empty string.");
   m.def("find_links", [](const std::string& spec) { return info_list(find_links(spec)); }, py::arg("spec"));
   m.def(
       "open_domain",

@@ -22,14 +22,24 @@ void bind_queues(py::module_& m) {
       .def_property_readonly("size", &CompletionQueue::size)
       .def("fileno", &CompletionQueue::event_fd, "A descriptor that is readable while there are entries.")
       .def("read",
-           [](CompletionQueue& queue, std::size_t max) {
+           [](CompletionQueue& queue, std::size_t max, py::dict& objects) {
              std::vector<Completion> entries(std::min<std::size_t>(max, queue.size()));
              entries.resize(queue.read(entries));
              py::list out;
-             for (const Completion& entry : entries) out.append(py::reinterpret_steal<py::object>(make_completion(entry, nullptr)));
+             for (const Completion& entry : entries) {
+               py::object context;
+               if (entry.context >> 63 != 0) {
+                 const py::int_ number(entry.context);
+                 if (PyObject* found = PyDict_GetItem(objects.ptr(), number.ptr())) {
+                   context = py::reinterpret_borrow<py::object>(found);
+                   PyDict_DelItem(objects.ptr(), number.ptr());
+                 }
+               }
+               out.append(py::reinterpret_steal<py::object>(make_completion(entry, context.ptr())));
+             }
              return out;
            },
-           py::arg("max"))
+           py::arg("max"), py::arg("objects"))
       .def("wait",
            [](CompletionQueue& queue, const std::shared_ptr<DomainCore>& domain, const py::object& timeout) {
              return wait_for(*domain, queue.wakeup(), [&] { return !queue.empty(); }, timeout);

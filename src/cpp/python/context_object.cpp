@@ -112,8 +112,9 @@ std::uint64_t context_number(ContextHandle& handle, PyObject* context) {
     const py::object oldest = py::reinterpret_steal<py::object>(PyIter_Next(py::iter(handle.objects).ptr()));
     PyDict_DelItem(handle.objects.ptr(), oldest.ptr());
   }
-  handle.objects[py::int_(handle.next_object)] = py::reinterpret_borrow<py::object>(context);
-  return handle.next_object++;
+  static std::uint64_t next = std::uint64_t{1} << 63;  // under the GIL; distinct in all queues
+  handle.objects[py::int_(next)] = py::reinterpret_borrow<py::object>(context);
+  return next++;
 }
 
 void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation, bool long_work) {
@@ -185,10 +186,11 @@ OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer
 void bind_context(py::module_& m) {
   py::class_<ContextHandle> type(m, "Context", "One transmit and receive side of an endpoint, with one lock.");
   type.def(py::init([](const std::shared_ptr<DomainCore>& domain, int index, const std::shared_ptr<AddressVector>& peers,
-                       const std::shared_ptr<CompletionQueue>& queue) {
+                       const std::shared_ptr<CompletionQueue>& queue, const py::dict& objects) {
              auto handle = std::make_unique<ContextHandle>();
              handle->domain = domain;
              handle->queue = queue;
+             handle->objects = objects;
              handle->manual = domain->options().manual_progress;
              const auto events = domain->open_event_queue();
              {
@@ -201,7 +203,7 @@ void bind_context(py::module_& m) {
              };
              return handle;
            }),
-           py::arg("domain"), py::arg("index"), py::arg("peers"), py::arg("queue"))
+           py::arg("domain"), py::arg("index"), py::arg("peers"), py::arg("queue"), py::arg("objects"))
       .def("parts",
            [](const ContextHandle& handle) {
              handle.check_open();
@@ -256,15 +258,6 @@ void bind_context(py::module_& m) {
              return moved;
            },
            "Moves what can be moved without waiting; whether anything moved.")
-      .def("take_object",
-           [](ContextHandle& handle, std::uint64_t number) -> py::object {
-             const py::int_ key(number);
-             if (!handle.objects.contains(key)) return key;
-             py::object object = handle.objects[key];
-             PyDict_DelItem(handle.objects.ptr(), key.ptr());
-             return object;
-           },
-           py::arg("number"))
       .def_property_readonly("closed", [](const ContextHandle& handle) { return handle.closed; })
       .def("close", &ContextHandle::close);
   add_methods(type, rma_methods);

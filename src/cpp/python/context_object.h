@@ -11,8 +11,7 @@ struct ContextHandle {
   std::shared_ptr<Context> context;
   std::shared_ptr<CompletionQueue> queue;
   std::shared_ptr<FinishedList> finished = std::make_shared<FinishedList>();
-  py::dict objects;  // number → what the caller gave as context, where that is no int
-  std::uint64_t next_object = std::uint64_t{1} << 63;
+  py::dict objects;  // number → what the caller gave as context, where that is no int; shared with the queue's reader
   bool manual = false;
   bool closed = false;
 

@@ -1,0 +1,116 @@
+"""One-sided communication for Python: put and get NumPy arrays in the memory of other processes and machines.
+
+    with pyfab.Domain("shm+tcp") as domain, domain.endpoint() as endpoint:
+        region = domain.register(array, pyfab.Access.REMOTE)      # give region.remote and endpoint.address to the peer
+        peer = endpoint.av.insert(address_of_the_peer)
+        endpoint.write(rows, peer, remote[10:20]).result()
+"""
+
+from __future__ import annotations
+
+try:
+    from pyfab import _core
+except ImportError as error:  # pragma: no cover - depends on a broken installation
+    raise ImportError(
+        "the compiled part of pyfab is missing or does not fit this Python; reinstall with `pip install --force-reinstall pyfab-rdma`, "
+        f"or `pip install .` in a checkout ({error})"
+    ) from error
+
+from pyfab._await import await_operation
+from pyfab._domain import Domain
+from pyfab._endpoint import Context, Endpoint, Operation
+from pyfab._enums import (
+    ADDR_NOTAVAIL,
+    ADDR_UNSPEC,
+    KEY_NOTAVAIL,
+    Access,
+    AtomicOp,
+    AVType,
+    Caps,
+    CompletionFlag,
+    Delivery,
+    MRFlag,
+    MRMode,
+    RMAEvent,
+)
+from pyfab._errors import (
+    AccessDeniedError,
+    BadFlagsError,
+    BoundsError,
+    BusyError,
+    CanceledError,
+    ClosedError,
+    FabricError,
+    InsertError,
+    InvalidArgumentError,
+    KeyInUseError,
+    KeyRejectedError,
+    NoEventQueueError,
+    NotSupportedError,
+    OperationTimeout,
+    PeerLostError,
+    TooSmallError,
+    TruncatedError,
+    UnreachableError,
+)
+from pyfab._group import Group
+from pyfab._info import Info, Nic, getinfo
+from pyfab._queues import AddressVector, Completion, CompletionQueue, Counter, Event, EventQueue
+from pyfab._region import MemoryRegion, RemoteRegion
+from pyfab._spawn import spawn
+from pyfab._window import Window
+
+__version__: str = _core.__version__
+
+__all__ = [
+    "ADDR_NOTAVAIL",
+    "ADDR_UNSPEC",
+    "KEY_NOTAVAIL",
+    "AVType",
+    "Access",
+    "AccessDeniedError",
+    "AddressVector",
+    "AtomicOp",
+    "BadFlagsError",
+    "BoundsError",
+    "BusyError",
+    "CanceledError",
+    "Caps",
+    "ClosedError",
+    "Completion",
+    "CompletionFlag",
+    "CompletionQueue",
+    "Context",
+    "Counter",
+    "Delivery",
+    "Domain",
+    "Endpoint",
+    "Event",
+    "EventQueue",
+    "FabricError",
+    "Group",
+    "Info",
+    "InsertError",
+    "InvalidArgumentError",
+    "KeyInUseError",
+    "KeyRejectedError",
+    "MRFlag",
+    "MRMode",
+    "MemoryRegion",
+    "Nic",
+    "NoEventQueueError",
+    "NotSupportedError",
+    "Operation",
+    "OperationTimeout",
+    "PeerLostError",
+    "RMAEvent",
+    "RemoteRegion",
+    "TooSmallError",
+    "TruncatedError",
+    "UnreachableError",
+    "Window",
+    "getinfo",
+    "spawn",
+]
+
+_core.set_operation_helpers(CompletionFlag, await_operation)

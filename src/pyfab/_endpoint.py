@@ -1,0 +1,146 @@
+"""Endpoints: where operations start."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pyfab import _core
+from pyfab._core import Context, Operation
+from pyfab._errors import ClosedError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pyfab._domain import Domain
+    from pyfab._queues import AddressVector, CompletionQueue
+
+__all__ = ["Context", "Endpoint", "Operation"]
+
+_OPERATIONS = ("write", "read", "put", "get", "inject", "write_many", "read_many", "atomic", "fetch_atomic", "compare_atomic", "flush")
+
+
+class Endpoint:
+    """A local port with a name, one or more contexts, an address vector and a completion queue. Made by `Domain.endpoint`.
+
+    The operations are those of context 0, bound once, so that a call goes straight to the core; `context(i)` has the same.
+    Safe from any thread; threads that use different contexts do not wait for each other.
+    """
+
+    if TYPE_CHECKING:
+        write = Context.write
+        read = Context.read
+        put = Context.put
+        get = Context.get
+        inject = Context.inject
+        write_many = Context.write_many
+        read_many = Context.read_many
+        atomic = Context.atomic
+        fetch_atomic = Context.fetch_atomic
+        compare_atomic = Context.compare_atomic
+        flush = Context.flush
+
+    def __init__(self, domain: Domain, av: AddressVector, cq: CompletionQueue, contexts: int, owns_av: bool, owns_cq: bool) -> None:
+        limit = domain.info.max_contexts
+        if not 1 <= contexts <= limit:
+            raise InvalidArgumentError(f"contexts={contexts}: this domain gives 1 to {limit} to an endpoint")
+        for bound in (av, cq):
+            bound._check_open()
+            if bound._domain is not domain:
+                raise InvalidArgumentError(f"the {type(bound).__name__} belongs to another domain than the endpoint")
+        self._domain = domain
+        self._av, self._cq = av, cq
+        self._owns = [bound for bound, own in ((av, owns_av), (cq, owns_cq)) if own]
+        self._contexts: list[Context] = []
+        try:
+            for index in range(contexts):
+                self._contexts.append(Context(domain._core, index, av._core, cq._core, cq._objects))
+            self._address = _core.encode_name([part for context in self._contexts for part in context.parts()])
+        except BaseException:
+            for context in self._contexts:
+                context.close()
+            raise
+        for name in _OPERATIONS:
+            setattr(self, name, getattr(self._contexts[0], name))
+        av._users.add(self)
+        cq._users.add(self)
+        domain._owned.add(self)
+
+    @property
+    def address(self) -> bytes:
+        """What a peer inserts into its address vector to reach this endpoint."""
+        return self._address
+
+    @property
+    def av(self) -> AddressVector:
+        return self._av
+
+    @property
+    def cq(self) -> CompletionQueue:
+        return self._cq
+
+    @property
+    def contexts(self) -> int:
+        """Number of contexts."""
+        return len(self._contexts)
+
+    @property
+    def closed(self) -> bool:
+        return self._contexts[0].closed
+
+    def context(self, index: int) -> Context:
+        """The `index`-th context: the same operations, with a lock of its own."""
+        if self.closed:
+            raise ClosedError("the endpoint is closed")
+        if not 0 <= index < len(self._contexts):
+            raise InvalidArgumentError(f"context {index}: the endpoint has contexts 0 to {len(self._contexts) - 1}")
+        return self._contexts[index]
+
+    def report(self, peer: int) -> tuple[str, str, str]:
+        """(link, how, why): which link leads to the peer, how the bytes go there, and why this link was chosen."""
+        return self.context(0).report(peer)
+
+    def counts(self, peer: int) -> dict[str, int]:
+        """Transfers posted and settled, bytes out and in, and errors with one peer, summed over the contexts."""
+        total: dict[str, int] = {}
+        for context in self._contexts:
+            for name, value in context.counts(peer).items():
+                total[name] = total.get(name, 0) + value
+        return total
+
+    def progress(self) -> bool:
+        """Moves what can be moved without waiting (manual progress); whether anything moved."""
+        return any([context.progress() for context in self._contexts])
+
+    def close(self) -> None:
+        """Ends the endpoint: what is outstanding fails with CanceledError. Closing twice is harmless."""
+        if self.closed:
+            return
+        for context in self._contexts:
+            context.close()
+        for bound in self._owns:
+            if not any(not user.closed for user in bound._users):
+                bound.close()
+
+    _end = close
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<Endpoint closed>"
+        return f"<Endpoint {self._domain.info.spec} contexts={len(self._contexts)} peers={len(self._av)}>"
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[Any, ...]] = []
+        for peer, _ in [] if self.closed else self._av:
+            try:
+                rows.append((peer, *self.report(peer)))
+            except OSError as error:
+                rows.append((peer, "-", "-", str(error)))
+        body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+        return f"<table><caption>{self!r}</caption><tr><th>peer</th><th>link</th><th>how</th><th>why</th></tr>{body}</table>".replace(
+            "<Endpoint", "&lt;Endpoint", 1
+        )

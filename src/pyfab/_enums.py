@@ -1,0 +1,172 @@
+"""Flags and constants. Values that have a counterpart in libfabric mean the same; their numbers are the library's own."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+__all__ = [
+    "ADDR_NOTAVAIL",
+    "ADDR_UNSPEC",
+    "KEY_NOTAVAIL",
+    "AVType",
+    "Access",
+    "AtomicOp",
+    "Caps",
+    "CompletionFlag",
+    "Delivery",
+    "MRFlag",
+    "MRMode",
+    "RMAEvent",
+]
+
+
+class Access(enum.IntFlag):
+    """Rights of a memory region (fi_mr(3))."""
+
+    SEND = 1
+    RECV = 2
+    READ = 4
+    WRITE = 8
+    REMOTE_READ = 16
+    REMOTE_WRITE = 32
+    LOCAL = SEND | RECV | READ | WRITE
+    REMOTE = REMOTE_READ | REMOTE_WRITE
+    ALL = LOCAL | REMOTE
+
+
+class MRMode(enum.IntFlag):
+    """What a domain demands of those who register memory (fi_mr(3)). SCALABLE, no bit, is the default."""
+
+    SCALABLE = 0
+    BASIC = 1 << 0
+    LOCAL = 1 << 2
+    RAW = 1 << 3
+    VIRT_ADDR = 1 << 4
+    ALLOCATED = 1 << 5
+    PROV_KEY = 1 << 6
+    MMU_NOTIFY = 1 << 7
+    RMA_EVENT = 1 << 8
+    ENDPOINT = 1 << 9
+
+
+class MRFlag(enum.IntFlag):
+    """Properties of one memory region."""
+
+    PMEM = 1  # backed by a file: peers may ask for Delivery.COMMIT
+
+
+class RMAEvent(enum.IntFlag):
+    """What a counter that is bound to a region counts."""
+
+    REMOTE_READ = 1
+    REMOTE_WRITE = 2
+
+
+class Caps(enum.IntFlag):
+    """What a provider can do."""
+
+    RMA = 1
+    ATOMIC = 2
+    READ = 4
+    WRITE = 8
+    REMOTE_READ = 16
+    REMOTE_WRITE = 32
+    RMA_EVENT = 64
+    REMOTE_DATA = 128
+    LOCAL_COMM = 256
+    REMOTE_COMM = 512
+    RMA_PMEM = 1024
+    MSG = 2048
+    TAGGED = 4096
+
+
+class Delivery(enum.IntFlag):
+    """How far an operation must have come to count as complete (fi_cq(3)); DELIVERY is the default."""
+
+    INJECT = 1  # the local buffer may be reused
+    TRANSMIT = 2  # handed to the link
+    DELIVERY = 4  # visible at the target
+    COMMIT = 8  # durable at the target; the region must be registered with MRFlag.PMEM
+
+
+class CompletionFlag(enum.IntFlag):
+    """What a completion tells of."""
+
+    RMA = 1
+    READ = 2
+    WRITE = 4
+    ATOMIC = 8
+    REMOTE_WRITE = 16
+    REMOTE_CQ_DATA = 32
+    MSG = 64
+    TAGGED = 128
+    SEND = 256
+    RECV = 512
+
+
+class AtomicOp(enum.IntEnum):
+    """Operations of fi_atomic(3). The comparing ones go with `compare_atomic`."""
+
+    MIN = 0
+    MAX = 1
+    SUM = 2
+    PROD = 3
+    LOR = 4
+    LAND = 5
+    BOR = 6
+    BAND = 7
+    LXOR = 8
+    BXOR = 9
+    ATOMIC_READ = 10
+    ATOMIC_WRITE = 11
+    CSWAP = 12
+    CSWAP_NE = 13
+    CSWAP_LE = 14
+    CSWAP_LT = 15
+    CSWAP_GE = 16
+    CSWAP_GT = 17
+    MSWAP = 18
+
+
+class AVType(enum.IntEnum):
+    """How an address vector makes handles: TABLE counts from 0, MAP gives opaque numbers."""
+
+    UNSPEC = 0
+    MAP = 1
+    TABLE = 2
+
+
+class _Sentinel(int):
+    """All ones for the core, and still told apart from other sentinels of the same number."""
+
+    _name: str
+
+    def __new__(cls, name: str) -> _Sentinel:
+        self = super().__new__(cls, 2**64 - 1)
+        self._name = name
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return self is other if isinstance(other, _Sentinel) else int(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_sentinel, (self._name,))
+
+
+def _sentinel(name: str) -> _Sentinel:
+    return _SENTINELS[name]
+
+
+_SENTINELS = {name: _Sentinel(name) for name in ("KEY_NOTAVAIL", "ADDR_NOTAVAIL", "ADDR_UNSPEC")}
+KEY_NOTAVAIL: int = _SENTINELS["KEY_NOTAVAIL"]
+ADDR_NOTAVAIL: int = _SENTINELS["ADDR_NOTAVAIL"]
+ADDR_UNSPEC: int = _SENTINELS["ADDR_UNSPEC"]

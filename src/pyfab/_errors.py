@@ -1,0 +1,182 @@
+"""The exceptions of the library.
+
+    FabricError (OSError)            .errno, .name ("FI_ENOKEY"), and a message that says what was asked, what was found and what to do
+    ├── KeyInUseError                the requested key belongs to another region
+    ├── KeyRejectedError             unknown, closed or disabled key; authorization refused
+    ├── AccessDeniedError            (PermissionError) the region does not grant this right
+    ├── BoundsError                  (IndexError) outside of the region or array
+    ├── BusyError                    others still use the object
+    ├── BadFlagsError                (ValueError) flags that are not supported
+    ├── InvalidArgumentError         (ValueError)
+    ├── TooSmallError                the buffer is too small; .needed
+    ├── NoEventQueueError            no event queue is bound
+    ├── UnreachableError             (ConnectionError) no link reaches the peer
+    ├── PeerLostError                (ConnectionError) the peer is gone or stopped answering
+    ├── TruncatedError               the message was longer than the buffer
+    ├── CanceledError                the operation was taken back
+    ├── OperationTimeout             (TimeoutError) the time is over; the operation goes on
+    ├── NotSupportedError            not available on this provider or in this mode
+    ├── ClosedError                  (ValueError) the object is closed, or belongs to the parent process
+    └── InsertError                  some addresses could not be inserted; .handles, .errors, .count
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyfab import _core
+
+__all__ = [
+    "AccessDeniedError",
+    "BadFlagsError",
+    "BoundsError",
+    "BusyError",
+    "CanceledError",
+    "ClosedError",
+    "FabricError",
+    "InsertError",
+    "InvalidArgumentError",
+    "KeyInUseError",
+    "KeyRejectedError",
+    "NoEventQueueError",
+    "NotSupportedError",
+    "OperationTimeout",
+    "PeerLostError",
+    "TooSmallError",
+    "TruncatedError",
+    "UnreachableError",
+]
+
+
+class FabricError(OSError):
+    """Base of all errors of the library. `errno` is the system's number, or a fabric code from 256 on."""
+
+    code = 0  # what `errno` is when only a message is given
+
+    def __init__(self, *args: Any) -> None:
+        if len(args) == 1:
+            args = (self.code, args[0])
+        super().__init__(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), self.args)
+
+    @property
+    def name(self) -> str:
+        """The code as a name: `FI_EACCES`."""
+        return _core.error_name(self.errno or 0)
+
+    def __str__(self) -> str:
+        return f"{self.strerror} [{self.name}]"
+
+
+class KeyInUseError(FabricError):
+    code = 266
+
+
+class KeyRejectedError(FabricError):
+    code = 129
+
+
+class AccessDeniedError(FabricError, PermissionError):
+    code = 13
+
+
+class BoundsError(FabricError, IndexError):
+    code = 14
+
+
+class BusyError(FabricError):
+    code = 16
+
+
+class BadFlagsError(FabricError, ValueError):
+    code = 260
+
+
+class InvalidArgumentError(FabricError, ValueError):
+    code = 22
+
+
+class TooSmallError(FabricError):
+    """`needed` is the size in bytes that suffices."""
+
+    code = 257
+    needed = 0
+
+
+class NoEventQueueError(FabricError):
+    code = 261
+
+
+class UnreachableError(FabricError, ConnectionError):
+    code = 113
+
+
+class PeerLostError(FabricError, ConnectionError):
+    code = 104
+
+
+class TruncatedError(FabricError):
+    code = 265
+
+
+class CanceledError(FabricError):
+    code = 125
+
+
+class OperationTimeout(FabricError, TimeoutError):
+    code = 110
+
+
+class NotSupportedError(FabricError):
+    code = 95
+
+
+class ClosedError(FabricError, ValueError):
+    code = 9
+
+
+class InsertError(FabricError):
+    """Some addresses could not be inserted.
+
+    `handles` has one entry per address, ADDR_NOTAVAIL where it failed; `errors` one exception or None per address; `count` is
+    the number inserted.
+    """
+
+    code = 22
+
+    def __init__(self, *args: Any, handles: Sequence[int] = (), errors: Sequence[FabricError | None] = ()) -> None:
+        super().__init__(*args)
+        self.handles = list(handles)
+        self.errors = list(errors)
+
+    @property
+    def count(self) -> int:
+        return sum(error is None for error in self.errors)
+
+
+_CLASSES: dict[int, type[FabricError]] = {
+    kind.code: kind
+    for kind in (
+        KeyInUseError,
+        KeyRejectedError,
+        AccessDeniedError,
+        BoundsError,
+        BusyError,
+        BadFlagsError,
+        InvalidArgumentError,
+        TooSmallError,
+        NoEventQueueError,
+        UnreachableError,
+        PeerLostError,
+        TruncatedError,
+        CanceledError,
+        OperationTimeout,
+        NotSupportedError,
+        ClosedError,
+    )
+}
+_CLASSES |= {38: NotSupportedError, 1: AccessDeniedError}  # ENOSYS, EPERM
+_core.set_error_classes(_CLASSES, FabricError)

@@ -1,0 +1,120 @@
+"""Discovery: what could be opened on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pyfab import _core
+from pyfab._enums import Caps, MRMode
+from pyfab._errors import FabricError
+
+__all__ = ["Info", "Nic", "getinfo"]
+
+_NO_DATA = 61
+
+
+@dataclasses.dataclass(frozen=True)
+class Nic:
+    """The network device under a link, as far as the system knows it."""
+
+    name: str
+    driver: str
+    pci_address: str
+    numa_node: int
+    speed_bits_per_second: int
+    state: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Info:
+    """One thing that can be opened: pass it to `Domain`. Sizes are in bytes."""
+
+    provider: str
+    fabric: str
+    domain: str
+    addr_format: str
+    src_addr: str
+    caps: Caps
+    mr_mode: MRMode
+    mr_key_size: int
+    mr_iov_limit: int
+    inject_size: int
+    max_msg_size: int
+    max_rma_size: int
+    max_contexts: int
+    max_group_id: int
+    nic: Nic | None
+    links: tuple[str, ...]
+    needs_sync_rdma_read: bool = False
+    needs_sync_rdma_write: bool = False
+
+    @property
+    def spec(self) -> str:
+        """What `Domain` takes to open the same links."""
+        return "+".join(self.links)
+
+
+def make_info(fields: dict[str, Any], mr_mode: MRMode | None = None) -> Info:
+    nics = fields["nics"]
+    return Info(
+        provider=fields["provider"],
+        fabric=fields["fabric"],
+        domain=fields["domain"],
+        addr_format=fields["addr_format"],
+        src_addr=fields["src_addr"],
+        caps=Caps(fields["caps"]),
+        mr_mode=MRMode(fields["mr_mode"]) if mr_mode is None else mr_mode,
+        mr_key_size=fields["mr_key_size"],
+        mr_iov_limit=fields["mr_iov_limit"],
+        inject_size=fields["inject_size"],
+        max_msg_size=fields["max_msg_size"],
+        max_rma_size=fields["max_rma_size"],
+        max_contexts=fields["max_contexts"],
+        max_group_id=fields["max_group_id"],
+        nic=Nic(**nics[0]) if nics else None,
+        links=tuple(fields["links"]),
+    )
+
+
+def getinfo(
+    provider: str | None = None,
+    *,
+    node: str | None = None,
+    service: str | None = None,
+    caps: Caps = Caps(0),
+    mr_mode: MRMode | None = None,
+    max_group_id: int = 0,
+) -> list[Info]:
+    """What can be opened here, best first.
+
+    `provider` is a link spec ("shm", "tcp:eth0", "shm+tcp"); None lists every device of every provider, after the links of
+    $FI_LNX_PROV_LINKS if that is set. Entries lack neither `caps` nor `max_group_id`. Raises FabricError FI_ENODATA if nothing
+    matches and InvalidArgumentError for a spec that cannot be read. `node` and `service` restrict the entries to those with
+    that local address.
+    """
+    if provider is not None:
+        found = _core.find_links(provider)
+    else:
+        found = [entry for entry in _core.discover() if entry["usable"]]
+        linked = _core.configured_links()
+        if linked:
+            found = _core.find_links(linked) + found
+    infos = [make_info(entry) for entry in found]
+    wanted = [
+        info
+        for info in infos
+        if caps & info.caps == caps
+        and info.max_group_id >= max_group_id
+        and (node is None or info.src_addr.startswith(node))
+        and (service is None or info.src_addr.endswith(":" + service))
+    ]
+    if not wanted:
+        raise FabricError(
+            _NO_DATA,
+            f"nothing here matches provider={provider!r}, caps={caps!r}, max_group_id={max_group_id}; found "
+            + (", ".join(info.spec for info in infos) or "nothing"),
+        )
+    if mr_mode is not None:
+        wanted = [dataclasses.replace(info, mr_mode=mr_mode & info.mr_mode) for info in wanted]
+    return wanted

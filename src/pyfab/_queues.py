@@ -1,0 +1,253 @@
+"""Completion queues, counters, event queues and address vectors."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from pyfab import _core
+from pyfab._core import Completion
+from pyfab._enums import ADDR_NOTAVAIL, AVType
+from pyfab._errors import BusyError, ClosedError, FabricError, InsertError, InvalidArgumentError, NotSupportedError, OperationTimeout
+
+if TYPE_CHECKING:
+    from pyfab._domain import Domain
+
+__all__ = ["AddressVector", "Completion", "CompletionQueue", "Counter", "Event", "EventQueue"]
+
+Self = TypeVar("Self", bound="Owned")
+
+
+class Owned:
+    """Something that a domain made: closes once, knows its users, and ends with the domain."""
+
+    def __init__(self, domain: Domain) -> None:
+        self._domain = domain
+        self._closed = False
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
+        domain._owned.add(self)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Ends the object. BusyError while an open endpoint uses it; closing twice is harmless."""
+        if self._closed:
+            return
+        if any(not user.closed for user in self._users):
+            raise BusyError(f"the {type(self).__name__} is bound to an endpoint that is still open; close that first")
+        self._end()
+
+    def _end(self) -> None:
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the {type(self).__name__} is closed")
+        self._domain._core.check_open()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class CompletionQueue(Owned):
+    """Outcomes of operations and, with remote data, of what peers did. Any number of endpoints and threads share one."""
+
+    def __init__(self, domain: Domain, size: int, forget_oldest: bool) -> None:
+        if size < 1:
+            raise InvalidArgumentError(f"a completion queue of {size} entries: it needs room for at least one")
+        super().__init__(domain)
+        self._core = domain._core.open_completion_queue(size, forget_oldest)
+        self._objects: dict[int, object] = {}
+
+    @property
+    def size(self) -> int:
+        """Entries that the queue has room for."""
+        return self._core.size
+
+    def read(self, max: int = 64) -> list[Completion]:
+        """Up to `max` entries, oldest first; empty if there are none. Entries of failed operations carry `.error`.
+
+        FabricError FI_EOVERRUN once after entries from peers were lost because the queue was full.
+        """
+        self._check_open()
+        self._domain._core.progress()
+        return self._core.read(max, self._objects)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns when there is something to read; OperationTimeout when the time is over."""
+        self._check_open()
+        if not self._core.wait(self._domain._core, timeout):
+            raise OperationTimeout(f"no completion within {timeout} s")
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while there are entries, for select() and event loops. Owned by the queue."""
+        self._check_open()
+        return self._core.fileno()
+
+    def __repr__(self) -> str:
+        return f"<CompletionQueue size={self.size}{' closed' if self._closed else ''}>"
+
+
+class Counter(Owned):
+    """Counts operations or remote writes; a wait on it needs no entry per operation."""
+
+    def __init__(self, domain: Domain) -> None:
+        super().__init__(domain)
+        self._core = domain._core.open_counter()
+
+    @property
+    def value(self) -> int:
+        self._check_open()
+        return self._core.value
+
+    @property
+    def errors(self) -> int:
+        self._check_open()
+        return self._core.errors
+
+    def add(self, amount: int = 1) -> None:
+        self._check_open()
+        self._core.add(amount)
+
+    def set(self, value: int) -> None:
+        self._check_open()
+        self._core.set(value)
+
+    def wait(self, threshold: int, timeout: float | None = None) -> None:
+        """Returns when the value has reached `threshold`; OperationTimeout when the time is over.
+
+        FabricError FI_EAVAIL if an error is counted while waiting.
+        """
+        self._check_open()
+        if not self._core.wait(self._domain._core, threshold, timeout):
+            raise OperationTimeout(f"the counter is at {self._core.value}, not at {threshold}, after {timeout} s")
+        if self._core.value < threshold:
+            raise FabricError(259, f"an operation failed while waiting for {threshold}: {self._core.errors} errors, value {self._core.value}")
+
+    def __repr__(self) -> str:
+        return "<Counter closed>" if self._closed else f"<Counter value={self._core.value} errors={self._core.errors}>"
+
+
+class EventType(enum.IntEnum):
+    PEER_LOST = 0
+    LINK_LOST = 1
+    REGISTERED = 2
+    INSERTED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that happened to an object rather than to an operation."""
+
+    type: EventType
+    errno: int
+    peer: int
+    context: int
+    data: int
+    text: str
+
+
+class EventQueue(Owned):
+    """Events of a domain's objects, in order. Unbounded."""
+
+    def __init__(self, domain: Domain) -> None:
+        super().__init__(domain)
+        self._core = domain._core.open_event_queue()
+
+    def read(self, timeout: float | None = 0) -> Event | None:
+        """The oldest event, after waiting up to `timeout` seconds; None if there is none."""
+        self._check_open()
+        self._core.wait(self._domain._core, timeout)
+        entry = self._core.read()
+        return None if entry is None else Event(EventType(entry[0]), *entry[1:])
+
+
+class AddressVector(Owned):
+    """The peers of an endpoint: handle → address. Handles count from 0, the lowest free one first (AV-11). Safe from any thread."""
+
+    def __init__(self, domain: Domain, type: AVType) -> None:
+        if type not in (AVType.TABLE, AVType.UNSPEC):
+            raise NotSupportedError(f"address vectors of this build are AVType.TABLE, not {type!r}")
+        super().__init__(domain)
+        self.type = AVType.TABLE
+        self._core = _core.AddressVectorCore()
+
+    @overload
+    def insert(self, address: bytes, *, sync_err: Literal[False] = False) -> int: ...
+    @overload
+    def insert(self, address: Sequence[bytes], *, sync_err: Literal[False] = False) -> list[int]: ...
+    @overload
+    def insert(self, address: Sequence[bytes], *, sync_err: Literal[True]) -> tuple[list[int], list[FabricError | None]]: ...
+    def insert(self, address: bytes | Sequence[bytes], *, sync_err: bool = False) -> int | list[int] | tuple[list[int], list[FabricError | None]]:
+        """Inserts one address (returns its handle) or several (returns a list).
+
+        InvalidArgumentError for one bad address; InsertError if some of several are bad, the good ones are inserted then.
+        With sync_err it returns (handles, errors) and raises for none.
+        """
+        self._check_open()
+        if isinstance(address, bytes | bytearray | memoryview) and not sync_err:
+            return self._core.insert(bytes(address))
+        addresses = [address] if isinstance(address, bytes) else list(address)
+        handles: list[int] = []
+        errors: list[FabricError | None] = []
+        for item in addresses:
+            try:
+                if not isinstance(item, bytes | bytearray | memoryview):
+                    raise InvalidArgumentError(f"an address is bytes, not {type(item).__name__}")
+                handles.append(self._core.insert(bytes(item)))
+                errors.append(None)
+            except FabricError as error:
+                handles.append(ADDR_NOTAVAIL)
+                errors.append(error)
+        if sync_err:
+            return handles, errors
+        if bad := [index for index, error in enumerate(errors) if error]:
+            raise InsertError(
+                f"{len(bad)} of {len(addresses)} addresses could not be inserted, first number {bad[0]}: {errors[bad[0]]}",
+                handles=handles,
+                errors=errors,
+            )
+        return handles
+
+    def remove(self, handles: int | Iterable[int]) -> None:
+        """Forgets one peer or several. InvalidArgumentError if some were not there; the others are removed (AV-36)."""
+        self._check_open()
+        bad = []
+        for handle in [handles] if isinstance(handles, int) else list(handles):
+            try:
+                self._core.remove(handle)
+            except (FabricError, TypeError):
+                bad.append(handle)
+        if bad:
+            raise InvalidArgumentError(f"no such handle in the address vector: {bad}; handles that were there are removed")
+
+    def lookup(self, handle: int) -> bytes:
+        """The address behind a handle; InvalidArgumentError if there is none."""
+        self._check_open()
+        try:
+            return self._core.lookup(handle)
+        except TypeError:
+            raise InvalidArgumentError(f"{handle!r} is not a handle of the address vector") from None
+
+    def __len__(self) -> int:
+        return self._core.size()
+
+    def __contains__(self, handle: object) -> bool:
+        return isinstance(handle, int) and 0 <= handle < 2**64 and self._core.contains(handle)
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        for handle in range(self._core.end()):
+            if self._core.contains(handle):
+                yield handle, self._core.lookup(handle)
+
+    def __repr__(self) -> str:
+        return f"<AddressVector {len(self)} peers{' closed' if self._closed else ''}>"
