@@ -1,9 +1,9 @@
 """One-sided communication for Python: put and get NumPy arrays in the memory of other processes and machines.
 
-    with pyfab.Domain("shm+tcp") as domain, domain.endpoint() as endpoint:
-        region = domain.register(array, pyfab.Access.REMOTE)      # give region.remote and endpoint.address to the peer
-        peer = endpoint.av.insert(address_of_the_peer)
-        endpoint.write(rows, peer, remote[10:20]).result()
+with pyfab.Domain("shm+tcp") as domain, domain.endpoint() as endpoint:
+    region = domain.register(array, pyfab.Access.REMOTE)      # give region.remote and endpoint.address to the peer
+    peer = endpoint.av.insert(address_of_the_peer)
+    endpoint.write(rows, peer, remote[10:20]).result()
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ try:
     from pyfab import _core
 except ImportError as error:  # pragma: no cover - depends on a broken installation
     raise ImportError(
-        "the compiled part of pyfab is missing or does not fit this Python; reinstall with `pip install --force-reinstall pyfab-rdma`, "
-        f"or `pip install .` in a checkout ({error})"
+        "the compiled part of pyfab is missing or does not fit this Python; reinstall with "
+        f"`pip install --force-reinstall pyfab-rdma`, or `pip install .` in a checkout ({error})"
     ) from error
 
 from pyfab._await import await_operation

@@ -35,7 +35,9 @@ def await_operation(operation: Operation) -> Generator[Any, None, Completion]:
     return operation.result(None)
 
 
-def _drive(operation: Operation, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> Generator[Any, None, None]:
+def _drive(
+    operation: Operation, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]
+) -> Generator[Any, None, None]:
     readers = _READERS.setdefault(loop, {})
     fd = operation._poll_fd
     # Several operations of one context share the reader.

@@ -1,18 +1,16 @@
-"""The C++ core of pyfab. Programs use the names of the package, not these."""
-
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, SupportsFloat, SupportsIndex, final
+from typing import Any, SupportsFloat, SupportsIndex, TypeAlias, final
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike
 from typing_extensions import Buffer
 
 __version__: str
 has_verbs_headers: bool
 compiler: str
 
-_Local = Any  # an array, a buffer, a list of buffers, or (region, offset, length)
-_Remote = RemoteRegion | tuple[SupportsIndex, SupportsIndex]
+_Local: TypeAlias = Any  # an array, a buffer, a list of buffers, or (region, offset, length)
+_Remote: TypeAlias = RemoteRegion | tuple[SupportsIndex, SupportsIndex]
 
 def set_error_classes(classes: dict[int, Any], base: Any) -> None: ...
 def error_name(code: SupportsIndex) -> str: ...
@@ -84,8 +82,6 @@ class MemoryRegionCore:
     def remote(self, dtype: Any, shape: Sequence[SupportsIndex]) -> RemoteRegion: ...
 
 class RemoteRegion:
-    """What a peer needs to reach a region, and nothing more: key, base and length, and how the registered array is laid out."""
-
     @property
     def key(self) -> int: ...
     @property
@@ -158,8 +154,6 @@ class AddressVectorCore:
 
 @final
 class Completion:
-    """How an operation ended, or what a peer did to this process. Immutable."""
-
     @property
     def context(self) -> Any: ...
     @property
@@ -177,8 +171,6 @@ class Completion:
 
 @final
 class Operation(Awaitable[Completion]):
-    """A started operation: blocking (result), by callback, or `await`. Safe from any thread."""
-
     def done(self) -> bool: ...
     def result(self, timeout: float | None = None) -> Completion: ...
     def exception(self, timeout: float | None = None) -> OSError | None: ...
@@ -194,10 +186,13 @@ class Operation(Awaitable[Completion]):
     def _drive(self) -> None: ...
 
 class Context:
-    """One transmit and receive side of an endpoint, with one lock."""
-
     def __init__(
-        self, domain: DomainCore, index: SupportsIndex, peers: AddressVectorCore, queue: CompletionQueueCore, objects: dict[int, Any]
+        self,
+        domain: DomainCore,
+        index: SupportsIndex,
+        peers: AddressVectorCore,
+        queue: CompletionQueueCore,
+        objects: dict[int, Any],
     ) -> None: ...
     def parts(self) -> list[tuple[str, int, bytes]]: ...
     def report(self, peer: Any) -> tuple[str, str, str]: ...
@@ -208,10 +203,22 @@ class Context:
     def closed(self) -> bool: ...
     def close(self) -> None: ...
     def write(
-        self, local: _Local, peer: int, remote: _Remote, data: int | None = None, context: Any = None, flags: int | None = None
+        self,
+        local: _Local,
+        peer: int,
+        remote: _Remote,
+        data: int | None = None,
+        context: Any = None,
+        flags: int | None = None,
     ) -> Operation: ...
     def read(
-        self, local: _Local, peer: int, remote: _Remote, data: int | None = None, context: Any = None, flags: int | None = None
+        self,
+        local: _Local,
+        peer: int,
+        remote: _Remote,
+        data: int | None = None,
+        context: Any = None,
+        flags: int | None = None,
     ) -> Operation: ...
     def put(self, local: _Local, peer: int, remote: _Remote, timeout: float | None = None) -> None: ...
     def get(self, local: _Local, peer: int, remote: _Remote, timeout: float | None = None) -> None: ...
@@ -239,10 +246,23 @@ class Context:
         flags: int | None = None,
     ) -> Operation: ...
     def atomic(
-        self, op: int, operand: ArrayLike, peer: int, remote: _Remote, context: Any = None, flags: int | None = None
+        self,
+        op: int,
+        operand: ArrayLike,
+        peer: int,
+        remote: _Remote,
+        context: Any = None,
+        flags: int | None = None,
     ) -> Operation: ...
     def fetch_atomic(
-        self, op: int, operand: ArrayLike, result: _Local, peer: int, remote: _Remote, context: Any = None, flags: int | None = None
+        self,
+        op: int,
+        operand: ArrayLike,
+        result: _Local,
+        peer: int,
+        remote: _Remote,
+        context: Any = None,
+        flags: int | None = None,
     ) -> Operation: ...
     def compare_atomic(
         self,

@@ -12,7 +12,6 @@ from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import DTypeLike
-
 from pyfab import _core
 from pyfab._endpoint import Endpoint
 from pyfab._enums import Access, AVType, Caps, MRFlag, MRMode
@@ -25,6 +24,7 @@ __all__ = ["Domain"]
 
 _SUPPORTED_MODES = MRMode.VIRT_ADDR | MRMode.ALLOCATED | MRMode.PROV_KEY
 _BASIC = MRMode.VIRT_ADDR | MRMode.ALLOCATED | MRMode.PROV_KEY
+_NO_CAPS, _NO_FLAGS = Caps(0), MRFlag(0)
 _DEFAULT_QUEUE = 4096  # entries of the queue that an endpoint makes for itself
 
 _open_domains: weakref.WeakSet[Domain] = weakref.WeakSet()
@@ -47,19 +47,21 @@ class Domain:
         spec: str | Info | None = None,
         *,
         mr_mode: MRMode = MRMode.SCALABLE,
-        caps: Caps = Caps(0),
+        caps: Caps = _NO_CAPS,
         auth_key: bytes | None = None,
         strict_keys: bool = False,
         progress: Literal["auto", "manual"] = "auto",
         peer_deadline: float = 10.0,
         **settings: str | int,
     ) -> None:
-        if progress not in ("auto", "manual"):
+        if str(progress) not in ("auto", "manual"):
             raise InvalidArgumentError(f'progress={progress!r}: it is "auto" or "manual"')
         if isinstance(spec, Info):
             spec = spec.spec
-        elif spec is not None and (not isinstance(spec, str) or not spec.strip()):
-            raise InvalidArgumentError(f"spec={spec!r}: a link is a string such as 'shm', 'tcp:eth0' or 'shm+tcp'")
+        elif spec is not None and not str(spec).strip():
+            raise InvalidArgumentError(
+                f"spec={spec!r}: a link is a string such as 'shm', 'tcp:eth0' or 'shm+tcp'"
+            )
         if not (math.isfinite(peer_deadline) and peer_deadline > 0):
             raise InvalidArgumentError(f"peer_deadline={peer_deadline}: it is a positive number of seconds")
         mode = MRMode(mr_mode)
@@ -79,7 +81,9 @@ class Domain:
         self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
         if caps & self._info.caps != caps:
             self._core.close(True)
-            raise NotSupportedError(f"{self._info.spec} offers {self._info.caps!r}, which lacks {caps & ~self._info.caps!r}")
+            raise NotSupportedError(
+                f"{self._info.spec} offers {self._info.caps!r}, which lacks {caps & ~self._info.caps!r}"
+            )
         _open_domains.add(self)
 
     @property
@@ -97,7 +101,7 @@ class Domain:
         *,
         key: int | None = None,
         offset: int = 0,
-        flags: MRFlag = MRFlag(0),
+        flags: MRFlag = _NO_FLAGS,
         context: object = None,
     ) -> MemoryRegion:
         """Registers memory without copying it, usable by peers at once.
@@ -109,9 +113,13 @@ class Domain:
         """
         self._core.check_open()
         if offset != 0:
-            raise InvalidArgumentError(f"offset={offset}: it is reserved and must be 0; slice the buffer instead")
-        if not isinstance(access, int) or int(access) & ~int(Access.ALL):
-            raise InvalidArgumentError(f"access={access!r}: it is a combination of Access.SEND, RECV, READ, WRITE, REMOTE_READ, REMOTE_WRITE")
+            raise InvalidArgumentError(
+                f"offset={offset}: it is reserved and must be 0; slice the buffer instead"
+            )
+        if int(access) & ~int(Access.ALL):
+            raise InvalidArgumentError(
+                f"access={access!r}: it is a combination of Access.SEND, RECV, READ, WRITE, REMOTE_READ, REMOTE_WRITE"
+            )
         if key is not None and not 0 <= operator.index(key) < 2**64:
             raise InvalidArgumentError(f"key={key}: a key is an int from 0 to 2**64 - 2")
         return MemoryRegion(self, buffer, Access(access), key, flags, context)
@@ -121,9 +129,10 @@ class Domain:
     ) -> np.ndarray[Any, np.dtype[Any]]:
         """A new array in memory that peers on the node map directly once it is registered: the fastest path.
 
-        C-contiguous, page-aligned. The memory is always zeroed; `zero` is accepted for symmetry with other allocators. It lives as
-        long as the array, its views and its regions.
+        C-contiguous, page-aligned, and zeroed whatever `zero` says: the kernel gives no other pages. It lives as long as the
+        array, its views and its regions.
         """
+        del zero
         dtype = np.dtype(dtype)
         if dtype.hasobject:
             raise InvalidArgumentError("cannot allocate an array of Python objects for peers")
@@ -131,7 +140,7 @@ class Domain:
         if any(n < 0 for n in dims):
             raise InvalidArgumentError(f"shape={dims}: dimensions are not negative")
         memory = self._core.allocate(math.prod(dims) * dtype.itemsize)
-        return np.frombuffer(memory, np.uint8)[: math.prod(dims) * dtype.itemsize].view(dtype).reshape(dims)
+        return np.asarray(memoryview(memory))[: math.prod(dims) * dtype.itemsize].view(dtype).reshape(dims)
 
     def endpoint(
         self, av: AddressVector | None = None, cq: CompletionQueue | None = None, *, contexts: int = 1
@@ -152,7 +161,8 @@ class Domain:
         )
 
     def address_vector(self, type: AVType = AVType.TABLE, *, count: int = 0) -> AddressVector:
-        """A table of peers. `count` is a hint, never a limit."""
+        """A table of peers. `count`, the number expected, is a hint and never a limit; a table needs none."""
+        del count
         self._core.check_open()
         return AddressVector(self, type)
 
@@ -191,20 +201,25 @@ class Domain:
             return
         busy = [item for item in self._owned if isinstance(item, Endpoint | MemoryRegion) and not item.closed]
         if busy:
-            raise BusyError(f"the domain still has {len(busy)} open endpoints or regions, for instance {busy[0]!r}; close them first, or use `with`")
+            raise BusyError(
+                f"the domain still has {len(busy)} open endpoints or regions, for instance {busy[0]!r}; "
+                "close them first, or use `with`"
+            )
         self._end()
 
     def _end(self) -> None:
         # Regions first: peers are out before anything else goes.
         order = {MemoryRegion: 0, Endpoint: 1}
-        for item in sorted(list(self._owned), key=lambda thing: order.get(type(thing), 2)):
+        for item in sorted(self._owned, key=lambda thing: order.get(type(thing), 2)):
             item._end()
         self._core.close(True)
 
     def __enter__(self) -> Domain:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._end()
 
     def __repr__(self) -> str:
@@ -212,7 +227,12 @@ class Domain:
 
     def _repr_html_(self) -> str:
         info = self._info
-        rows = {"links": " + ".join(info.links), "mr_mode": repr(info.mr_mode), "caps": repr(info.caps), "regions": self._core.regions}
+        rows = {
+            "links": " + ".join(info.links),
+            "mr_mode": repr(info.mr_mode),
+            "caps": repr(info.caps),
+            "regions": self._core.regions,
+        }
         cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
         return f"<table><caption>Domain{' (closed)' if self.closed else ''}</caption>{cells}</table>"
 

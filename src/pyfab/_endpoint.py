@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,37 +16,52 @@ if TYPE_CHECKING:
 
 __all__ = ["Context", "Endpoint", "Operation"]
 
-_OPERATIONS = ("write", "read", "put", "get", "inject", "write_many", "read_many", "atomic", "fetch_atomic", "compare_atomic", "flush")
+_OPERATIONS = (
+    "write",
+    "read",
+    "put",
+    "get",
+    "inject",
+    "write_many",
+    "read_many",
+    "atomic",
+    "fetch_atomic",
+    "compare_atomic",
+    "flush",
+)
 
 
-class Endpoint:
+if TYPE_CHECKING:
+    _Operations = Context  # the operations as far as types go; at run time they are bound per instance
+else:
+    _Operations = object
+
+
+class Endpoint(_Operations):
     """A local port with a name, one or more contexts, an address vector and a completion queue. Made by `Domain.endpoint`.
 
     The operations are those of context 0, bound once, so that a call goes straight to the core; `context(i)` has the same.
     Safe from any thread; threads that use different contexts do not wait for each other.
     """
 
-    if TYPE_CHECKING:
-        write = Context.write
-        read = Context.read
-        put = Context.put
-        get = Context.get
-        inject = Context.inject
-        write_many = Context.write_many
-        read_many = Context.read_many
-        atomic = Context.atomic
-        fetch_atomic = Context.fetch_atomic
-        compare_atomic = Context.compare_atomic
-        flush = Context.flush
-
-    def __init__(self, domain: Domain, av: AddressVector, cq: CompletionQueue, contexts: int, owns_av: bool, owns_cq: bool) -> None:
+    def __init__(
+        self,
+        domain: Domain,
+        av: AddressVector,
+        cq: CompletionQueue,
+        contexts: int,
+        owns_av: bool,
+        owns_cq: bool,
+    ) -> None:
         limit = domain.info.max_contexts
         if not 1 <= contexts <= limit:
             raise InvalidArgumentError(f"contexts={contexts}: this domain gives 1 to {limit} to an endpoint")
         for bound in (av, cq):
             bound._check_open()
             if bound._domain is not domain:
-                raise InvalidArgumentError(f"the {type(bound).__name__} belongs to another domain than the endpoint")
+                raise InvalidArgumentError(
+                    f"the {type(bound).__name__} belongs to another domain than the endpoint"
+                )
         self._domain = domain
         self._av, self._cq = av, cq
         self._owns = [bound for bound, own in ((av, owns_av), (cq, owns_cq)) if own]
@@ -53,7 +69,9 @@ class Endpoint:
         try:
             for index in range(contexts):
                 self._contexts.append(Context(domain._core, index, av._core, cq._core, cq._objects))
-            self._address = _core.encode_name([part for context in self._contexts for part in context.parts()])
+            self._address = _core.encode_name(
+                [part for context in self._contexts for part in context.parts()]
+            )
         except BaseException:
             for context in self._contexts:
                 context.close()
@@ -91,7 +109,9 @@ class Endpoint:
         if self.closed:
             raise ClosedError("the endpoint is closed")
         if not 0 <= index < len(self._contexts):
-            raise InvalidArgumentError(f"context {index}: the endpoint has contexts 0 to {len(self._contexts) - 1}")
+            raise InvalidArgumentError(
+                f"context {index}: the endpoint has contexts 0 to {len(self._contexts) - 1}"
+            )
         return self._contexts[index]
 
     def report(self, peer: int) -> tuple[str, str, str]:
@@ -108,7 +128,8 @@ class Endpoint:
 
     def progress(self) -> bool:
         """Moves what can be moved without waiting (manual progress); whether anything moved."""
-        return any([context.progress() for context in self._contexts])
+        moved = [context.progress() for context in self._contexts]
+        return any(moved)
 
     def close(self) -> None:
         """Ends the endpoint: what is outstanding fails with CanceledError. Closing twice is harmless."""
@@ -125,7 +146,9 @@ class Endpoint:
     def __enter__(self) -> Endpoint:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -141,6 +164,5 @@ class Endpoint:
             except OSError as error:
                 rows.append((peer, "-", "-", str(error)))
         body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-        return f"<table><caption>{self!r}</caption><tr><th>peer</th><th>link</th><th>how</th><th>why</th></tr>{body}</table>".replace(
-            "<Endpoint", "&lt;Endpoint", 1
-        )
+        head = "".join(f"<th>{name}</th>" for name in ("peer", "link", "how", "why"))
+        return f"<table><caption>{html.escape(repr(self))}</caption><tr>{head}</tr>{body}</table>"

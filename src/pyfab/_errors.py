@@ -1,23 +1,23 @@
 """The exceptions of the library.
 
-    FabricError (OSError)            .errno, .name ("FI_ENOKEY"), and a message that says what was asked, what was found and what to do
-    ├── KeyInUseError                the requested key belongs to another region
-    ├── KeyRejectedError             unknown, closed or disabled key; authorization refused
-    ├── AccessDeniedError            (PermissionError) the region does not grant this right
-    ├── BoundsError                  (IndexError) outside of the region or array
-    ├── BusyError                    others still use the object
-    ├── BadFlagsError                (ValueError) flags that are not supported
-    ├── InvalidArgumentError         (ValueError)
-    ├── TooSmallError                the buffer is too small; .needed
-    ├── NoEventQueueError            no event queue is bound
-    ├── UnreachableError             (ConnectionError) no link reaches the peer
-    ├── PeerLostError                (ConnectionError) the peer is gone or stopped answering
-    ├── TruncatedError               the message was longer than the buffer
-    ├── CanceledError                the operation was taken back
-    ├── OperationTimeout             (TimeoutError) the time is over; the operation goes on
-    ├── NotSupportedError            not available on this provider or in this mode
-    ├── ClosedError                  (ValueError) the object is closed, or belongs to the parent process
-    └── InsertError                  some addresses could not be inserted; .handles, .errors, .count
+FabricError (OSError)            .errno, .name ("FI_ENOKEY"), and a message that says what was asked, what was found and what to do
+├── KeyInUseError                the requested key belongs to another region
+├── KeyRejectedError             unknown, closed or disabled key; authorization refused
+├── AccessDeniedError            (PermissionError) the region does not grant this right
+├── BoundsError                  (IndexError) outside of the region or array
+├── BusyError                    others still use the object
+├── BadFlagsError                (ValueError) flags that are not supported
+├── InvalidArgumentError         (ValueError)
+├── TooSmallError                the buffer is too small; .needed
+├── NoEventQueueError            no event queue is bound
+├── UnreachableError             (ConnectionError) no link reaches the peer
+├── PeerLostError                (ConnectionError) the peer is gone or stopped answering
+├── TruncatedError               the message was longer than the buffer
+├── CanceledError                the operation was taken back
+├── OperationTimeout             (TimeoutError) the time is over; the operation goes on
+├── NotSupportedError            not available on this provider or in this mode
+├── ClosedError                  (ValueError) the object is closed, or belongs to the parent process
+└── InsertError                  some addresses could not be inserted; .handles, .errors, .count
 """
 
 from __future__ import annotations
@@ -147,7 +147,9 @@ class InsertError(FabricError):
 
     code = 22
 
-    def __init__(self, *args: Any, handles: Sequence[int] = (), errors: Sequence[FabricError | None] = ()) -> None:
+    def __init__(
+        self, *args: Any, handles: Sequence[int] = (), errors: Sequence[FabricError | None] = ()
+    ) -> None:
         super().__init__(*args)
         self.handles = list(handles)
         self.errors = list(errors)

@@ -12,6 +12,7 @@ from pyfab._errors import FabricError
 __all__ = ["Info", "Nic", "getinfo"]
 
 _NO_DATA = 61
+_NO_CAPS = Caps(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ def getinfo(
     *,
     node: str | None = None,
     service: str | None = None,
-    caps: Caps = Caps(0),
+    caps: Caps = _NO_CAPS,
     mr_mode: MRMode | None = None,
     max_group_id: int = 0,
 ) -> list[Info]:

@@ -7,19 +7,26 @@ import enum
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pyfab import _core
 from pyfab._core import Completion
 from pyfab._enums import ADDR_NOTAVAIL, AVType
-from pyfab._errors import BusyError, ClosedError, FabricError, InsertError, InvalidArgumentError, NotSupportedError, OperationTimeout
+from pyfab._errors import (
+    BusyError,
+    ClosedError,
+    FabricError,
+    InsertError,
+    InvalidArgumentError,
+    NotSupportedError,
+    OperationTimeout,
+)
 
 if TYPE_CHECKING:
     from pyfab._domain import Domain
+    from typing_extensions import Self
 
 __all__ = ["AddressVector", "Completion", "CompletionQueue", "Counter", "Event", "EventQueue"]
-
-Self = TypeVar("Self", bound="Owned")
 
 
 class Owned:
@@ -40,7 +47,9 @@ class Owned:
         if self._closed:
             return
         if any(not user.closed for user in self._users):
-            raise BusyError(f"the {type(self).__name__} is bound to an endpoint that is still open; close that first")
+            raise BusyError(
+                f"the {type(self).__name__} is bound to an endpoint that is still open; close that first"
+            )
         self._end()
 
     def _end(self) -> None:
@@ -51,10 +60,12 @@ class Owned:
             raise ClosedError(f"the {type(self).__name__} is closed")
         self._domain._core.check_open()
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -63,7 +74,9 @@ class CompletionQueue(Owned):
 
     def __init__(self, domain: Domain, size: int, forget_oldest: bool) -> None:
         if size < 1:
-            raise InvalidArgumentError(f"a completion queue of {size} entries: it needs room for at least one")
+            raise InvalidArgumentError(
+                f"a completion queue of {size} entries: it needs room for at least one"
+            )
         super().__init__(domain)
         self._core = domain._core.open_completion_queue(size, forget_oldest)
         self._objects: dict[int, object] = {}
@@ -129,12 +142,21 @@ class Counter(Owned):
         """
         self._check_open()
         if not self._core.wait(self._domain._core, threshold, timeout):
-            raise OperationTimeout(f"the counter is at {self._core.value}, not at {threshold}, after {timeout} s")
+            raise OperationTimeout(
+                f"the counter is at {self._core.value}, not at {threshold}, after {timeout} s"
+            )
         if self._core.value < threshold:
-            raise FabricError(259, f"an operation failed while waiting for {threshold}: {self._core.errors} errors, value {self._core.value}")
+            raise FabricError(
+                259,
+                f"an operation failed while waiting for {threshold}: {self._core.errors} errors, value {self._core.value}",
+            )
 
     def __repr__(self) -> str:
-        return "<Counter closed>" if self._closed else f"<Counter value={self._core.value} errors={self._core.errors}>"
+        return (
+            "<Counter closed>"
+            if self._closed
+            else f"<Counter value={self._core.value} errors={self._core.errors}>"
+        )
 
 
 class EventType(enum.IntEnum):
@@ -172,7 +194,10 @@ class EventQueue(Owned):
 
 
 class AddressVector(Owned):
-    """The peers of an endpoint: handle → address. Handles count from 0, the lowest free one first (AV-11). Safe from any thread."""
+    """The peers of an endpoint: handle → address. Handles count from 0, the lowest free one first (AV-11).
+
+    Safe from any thread.
+    """
 
     def __init__(self, domain: Domain, type: AVType) -> None:
         if type not in (AVType.TABLE, AVType.UNSPEC):
@@ -186,8 +211,12 @@ class AddressVector(Owned):
     @overload
     def insert(self, address: Sequence[bytes], *, sync_err: Literal[False] = False) -> list[int]: ...
     @overload
-    def insert(self, address: Sequence[bytes], *, sync_err: Literal[True]) -> tuple[list[int], list[FabricError | None]]: ...
-    def insert(self, address: bytes | Sequence[bytes], *, sync_err: bool = False) -> int | list[int] | tuple[list[int], list[FabricError | None]]:
+    def insert(
+        self, address: Sequence[bytes], *, sync_err: Literal[True]
+    ) -> tuple[list[int], list[FabricError | None]]: ...
+    def insert(
+        self, address: bytes | Sequence[bytes], *, sync_err: bool = False
+    ) -> int | list[int] | tuple[list[int], list[FabricError | None]]:
         """Inserts one address (returns its handle) or several (returns a list).
 
         InvalidArgumentError for one bad address; InsertError if some of several are bad, the good ones are inserted then.
@@ -228,7 +257,9 @@ class AddressVector(Owned):
             except (FabricError, TypeError):
                 bad.append(handle)
         if bad:
-            raise InvalidArgumentError(f"no such handle in the address vector: {bad}; handles that were there are removed")
+            raise InvalidArgumentError(
+                f"no such handle in the address vector: {bad}; handles that were there are removed"
+            )
 
     def lookup(self, handle: int) -> bytes:
         """The address behind a handle; InvalidArgumentError if there is none."""

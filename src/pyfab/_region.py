@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from pyfab import _core
 from pyfab._core import RemoteRegion
 from pyfab._enums import KEY_NOTAVAIL, Access, MRFlag, RMAEvent
@@ -44,13 +43,21 @@ class MemoryRegion:
         context: object,
     ) -> None:
         buffers = list(buffer) if isinstance(buffer, list | tuple) else [buffer]
-        if not all(isinstance(item, np.ndarray) and item.dtype.hasobject is False or not isinstance(item, np.ndarray) for item in buffers):
-            raise InvalidArgumentError("cannot register an array of Python objects: peers could do nothing with their addresses")
+        if not all(
+            (isinstance(item, np.ndarray) and item.dtype.hasobject is False)
+            or not isinstance(item, np.ndarray)
+            for item in buffers
+        ):
+            raise InvalidArgumentError(
+                "cannot register an array of Python objects: peers could do nothing with their addresses"
+            )
         memory = shared_memory_of(buffers[0]) if len(buffers) == 1 else None
         offset = 0
         if memory is not None:
             offset = np.asarray(buffers[0]).__array_interface__["data"][0] - memory.address
-        self._core = _core.register_memory(domain._core, buffers, int(access), key, int(flags), 0, memory, offset)
+        self._core = _core.register_memory(
+            domain._core, buffers, int(access), key, int(flags), 0, memory, offset
+        )
         self._domain = domain
         self._buffer = buffer
         self._context = context
@@ -137,7 +144,9 @@ class MemoryRegion:
         if self.closed:
             return
         if any(not counter.closed for counter in self._counters):
-            raise BusyError("the region has counters bound to it that are still open; close them first (or use `with`)")
+            raise BusyError(
+                "the region has counters bound to it that are still open; close them first (or use `with`)"
+            )
         self._end()
 
     def _end(self) -> None:
@@ -152,7 +161,9 @@ class MemoryRegion:
     def __enter__(self) -> MemoryRegion:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._end()
 
     def __len__(self) -> int:
@@ -167,7 +178,9 @@ class MemoryRegion:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
         only = self._only_buffer()
-        array = only if isinstance(only, np.ndarray) else np.frombuffer(only, self._dtype).reshape(self._shape)
+        array = (
+            only if isinstance(only, np.ndarray) else np.frombuffer(only, self._dtype).reshape(self._shape)
+        )
         return np.array(array, dtype=dtype) if copy or (dtype is not None and dtype != array.dtype) else array
 
     def __buffer__(self, flags: int, /) -> memoryview:
@@ -179,6 +192,12 @@ class MemoryRegion:
         return f"<MemoryRegion key={self._core.key:#x} {self.nbytes} bytes {self._access!r}>"
 
     def _repr_html_(self) -> str:
-        rows = {"key": f"{self._core.key:#x}", "bytes": self.nbytes, "access": repr(self._access), "dtype": self._dtype, "shape": self._shape}
+        rows = {
+            "key": f"{self._core.key:#x}",
+            "bytes": self.nbytes,
+            "access": repr(self._access),
+            "dtype": self._dtype,
+            "shape": self._shape,
+        }
         cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
         return f"<table><caption>MemoryRegion{' (closed)' if self.closed else ''}</caption>{cells}</table>"
