@@ -1,0 +1,210 @@
+"""How a group synchronises and exchanges bytes: one-sidedly, over its own endpoint.
+
+Every rank has a small control window that the others know. Its cells are written by one peer each:
+
+    cell 0        the number of the barrier that this rank has entered
+    cell 1 + k    written by rank - 2**k: the number of the barrier whose round k it has reached
+    box 0, box 1  what this rank shows the others: length, kind, bytes
+
+Barriers are dissemination barriers: in round k a rank writes to rank + 2**k and waits for rank - 2**k, so that after
+log2(size) rounds everyone has heard of everyone. Numbers only grow and writing one twice changes nothing, so a barrier that
+timed out is carried on by calling it again. A counter of remote writes wakes the waiting rank; no one polls, except for
+peers that may have died.
+
+What a rank shows is read by the others between two barriers. The boxes are used in turn, so one barrier per exchange is enough:
+who enters barrier n + 1 has read what was shown in barrier n, and box n % 2 is written again for barrier n + 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from pyfab._deadline import Deadline
+from pyfab._enums import Access, RMAEvent
+from pyfab._errors import FabricError, OperationTimeout, PeerLostError
+from pyfab._region import MemoryRegion, RemoteRegion
+from pyfab._rendezvous import ranks_text
+
+if TYPE_CHECKING:
+    from pyfab._domain import Domain
+    from pyfab._endpoint import Endpoint, Operation
+
+_CELLS = 64
+_BOX = 4096  # bytes, of which the first 16 are length and kind
+_INLINE = _BOX - 16
+_SHOWN, _REGION = 0, 1  # kinds: the bytes themselves, or the region that holds them
+_LOOK = 0.25  # seconds of waiting until peers are asked for a sign of life, and between later questions
+
+
+class Control:
+    """The control window of one rank; made by its group. Calls are collective, from one thread at a time."""
+
+    def __init__(self, domain: Domain, endpoint: Endpoint, rank: int, size: int) -> None:
+        self._domain, self._endpoint, self._rank, self._size = domain, endpoint, rank, size
+        memory = domain.alloc(_CELLS * 8 + 2 * _BOX, np.uint8)
+        self._cells: NDArray[np.uint64] = memory[: _CELLS * 8].view(np.uint64)
+        self._boxes = memory[_CELLS * 8 :].reshape(2, _BOX)
+        self._arrivals = domain.counter()
+        self._region = domain.register(memory, Access.REMOTE)
+        self._region.bind(self._arrivals, RMAEvent.REMOTE_WRITE)
+        self._remotes: list[RemoteRegion] = []
+        self._barrier = 0  # barriers that this rank has left
+        self._shown = 0  # the barrier for which a box was last filled
+        self._large: list[MemoryRegion | None] = [None, None]  # what the boxes refer to
+        self._questions: dict[
+            int, tuple[Operation, NDArray[np.uint64]]
+        ] = {}  # to peers: which barrier they have entered
+
+    @property
+    def remote(self) -> bytes:
+        """What the other ranks need."""
+        return self._region.remote.to_bytes()
+
+    def connect(self, remotes: list[RemoteRegion]) -> None:
+        """Takes everyone's `remote`, by rank, before the first call."""
+        self._remotes = [remote.view(np.uint8, (_CELLS * 8 + 2 * _BOX,)) for remote in remotes]
+
+    def barrier(self, timeout: float | None) -> None:
+        """Returns when all ranks have called it."""
+        deadline = Deadline(timeout)
+        number = self._barrier + 1
+        self._cells[0] = number
+        message = np.array([number], np.uint64)
+        for k in range((self._size - 1).bit_length()):
+            to, source = (self._rank + (1 << k)) % self._size, (self._rank - (1 << k)) % self._size
+            cell = 8 * (1 + k)
+            self._settle(
+                to, self._endpoint.write(message, to, self._remotes[to].bytes(cell, cell + 8)), deadline
+            )
+            self._await(source, 1 + k, number, deadline)
+        self._questions.clear()
+        self._barrier = number
+
+    def allgather(self, data: bytes, timeout: float | None) -> list[bytes]:
+        """Everyone's `data`, by rank."""
+        self._show(data)
+        self.barrier(timeout)
+        return self._read(range(self._size), data, timeout)
+
+    def broadcast(self, data: bytes, root: int, timeout: float | None) -> bytes:
+        """The `data` of `root`."""
+        if self._rank == root:
+            self._show(data)
+        self.barrier(timeout)
+        return self._read([root], data, timeout)[0]
+
+    def close(self) -> None:
+        """Local: takes the window away from the peers."""
+        self._arrivals.close()
+        for region in [*self._large, self._region]:
+            if region is not None:
+                region.close()
+        self._large = [None, None]
+
+    # Each box is written for the barrier that comes next, unless a call that timed out is being repeated.
+    def _show(self, data: bytes) -> None:
+        number = self._barrier + 1
+        if self._shown == number:
+            return
+        which = number % 2
+        former, self._large[which] = self._large[which], None
+        if former is not None:
+            former.close()
+        kind, content = _SHOWN, data
+        if len(data) > _INLINE:
+            region = self._domain.register(np.frombuffer(data, np.uint8), Access.REMOTE_READ)
+            self._large[which] = region
+            kind, content = _REGION, region.remote.to_bytes()
+        box = self._boxes[which]
+        box[:16].view(np.uint64)[:] = len(content), kind
+        box[16 : 16 + len(content)] = np.frombuffer(content, np.uint8)
+        self._shown = number
+
+    def _read(self, ranks: Iterable[int], own: bytes, timeout: float | None) -> list[bytes]:
+        deadline = Deadline(timeout)
+        start = _CELLS * 8 + (self._barrier % 2) * _BOX
+        values: dict[int, bytes] = {}
+        boxes, large = [], []
+        for rank in ranks:
+            values[rank] = own
+            if rank != self._rank:
+                box = np.empty(_BOX, np.uint8)
+                boxes.append(
+                    (
+                        rank,
+                        box,
+                        self._endpoint.read(box, rank, self._remotes[rank].bytes(start, start + _BOX)),
+                    )
+                )
+        for rank, box, op in boxes:
+            self._settle(rank, op, deadline)
+            length, kind = map(int, box[:16].view(np.uint64))
+            values[rank] = box[16 : 16 + min(length, _INLINE)].tobytes()
+            if kind == _REGION:
+                remote = RemoteRegion.from_bytes(values[rank])
+                content = np.empty(remote.nbytes, np.uint8)
+                large.append((rank, content, self._endpoint.read(content, rank, remote)))
+        for rank, content, op in large:
+            self._settle(rank, op, deadline)
+            values[rank] = content.tobytes()
+        return list(values.values())
+
+    def _settle(self, rank: int, op: Operation, deadline: Deadline) -> None:
+        try:
+            op.result(deadline.remaining())
+        except OperationTimeout as error:
+            raise OperationTimeout(f"rank {rank} of {self._size} did not answer within {deadline}") from error
+        except FabricError as error:
+            raise _lost([rank], self._size) from error
+
+    def _await(self, source: int, cell: int, number: int, deadline: Deadline) -> None:
+        """Waits until `source` has written `number` into `cell`."""
+        while True:
+            seen = self._arrivals.value  # before the cell: what arrives after this raises it further
+            if self._cells[cell] >= number:
+                return
+            try:
+                self._arrivals.wait(seen + 1, deadline.remaining(at_most=_LOOK))
+            except OperationTimeout:
+                absent = self._absent(number)
+                if deadline.over:
+                    late = (
+                        f"{ranks_text(absent, self._size)} did not come"
+                        if absent
+                        else f"rank {source} did not go on"
+                    )
+                    raise OperationTimeout(f"barrier: {late} within {deadline}") from None
+
+    def _absent(self, number: int) -> list[int]:
+        """Ranks that, as far as is known, have not entered barrier `number`. Raises PeerLostError if some have died."""
+        lost, absent = [], []
+        for rank in range(self._size):
+            if rank == self._rank:
+                continue
+            if rank not in self._questions:
+                answer = np.zeros(1, np.uint64)
+                self._questions[rank] = (
+                    self._endpoint.read(answer, rank, self._remotes[rank].bytes(0, 8)),
+                    answer,
+                )
+            op, answer = self._questions[rank]
+            try:
+                op.result(0.01)
+            except OperationTimeout:
+                absent.append(rank)
+            except FabricError:  # dead, or its group is closed
+                lost.append(rank)
+            else:
+                if answer[0] < number:
+                    absent.append(rank)
+                    del self._questions[rank]  # ask again next time
+        if lost:
+            raise _lost(lost, self._size)
+        return absent
+
+
+def _lost(ranks: list[int], size: int) -> PeerLostError:
+    return PeerLostError(f"{ranks_text(ranks, size)} ended, left the group or can no longer be reached")

@@ -1,0 +1,32 @@
+"""A moment until which something may take."""
+
+from __future__ import annotations
+
+import time
+
+
+class Deadline:
+    """Counts a timeout in seconds down over several calls; None never ends."""
+
+    __slots__ = ("_end", "timeout")
+
+    def __init__(self, timeout: float | None) -> None:
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout={timeout!r}: give seconds of 0 or more, or None to wait for ever")
+        self.timeout = timeout
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    def remaining(self, at_most: float | None = None) -> float | None:
+        """Seconds left, 0 when over, and no more than `at_most`."""
+        if self._end is None:
+            return at_most
+        left = max(0.0, self._end - time.monotonic())
+        return left if at_most is None else min(left, at_most)
+
+    @property
+    def over(self) -> bool:
+        """Whether the moment has passed."""
+        return self._end is not None and time.monotonic() >= self._end
+
+    def __str__(self) -> str:
+        return "for ever" if self.timeout is None else f"{self.timeout:g} s"

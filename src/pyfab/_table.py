@@ -1,0 +1,44 @@
+"""Rows that show themselves as a table: in a terminal, in rich output and in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import Any, NamedTuple, TypeVar
+
+from rich.table import Table as RichTable
+
+Row = TypeVar("Row", bound=NamedTuple)
+
+
+class Table(list[Row]):
+    """A list of named tuples of one type; the names are the headings."""
+
+    def __init__(self, row_type: type[Row], rows: Iterable[Row] = (), title: str = "") -> None:
+        super().__init__(rows)
+        self.columns: tuple[str, ...] = row_type._fields
+        self.title = title
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as dictionaries."""
+        return [row._asdict() for row in self]
+
+    def __repr__(self) -> str:
+        lines = [self.columns, *([str(value) for value in row] for row in self)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(str(value))}</td>" for value in row) + "</tr>" for row in self
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def __rich__(self) -> RichTable:
+        table = RichTable(title=self.title or None, title_justify="left")
+        for name in self.columns:
+            table.add_column(name.replace("_", " "), overflow="fold")
+        for row in self:
+            table.add_row(*map(str, row))
+        return table

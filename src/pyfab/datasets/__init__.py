@@ -1,0 +1,1 @@
+"""Data shipped with the package; ``digits.txt`` names the source and the licence of ``digits.npz``."""

@@ -1,0 +1,227 @@
+"""Ranks meet before any fabric exists: over tcp, in a folder, through a communicator; whoever stays away is named."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyfab._errors import AccessDeniedError, InvalidArgumentError, OperationTimeout
+from pyfab._rendezvous import exchange
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(params=["tcp", "file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return (
+        f"tcp://127.0.0.1:{free_port()}"
+        if request.param == "tcp"
+        else f"file://{tmp_path}/a%20folder/meeting"
+    )
+
+
+def meet(place: Any, size: int, ranks: list[int], timeout: float = 20) -> list[Future[list[bytes]]]:
+    """Each of `ranks` in a thread; all futures are done."""
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return [pool.submit(exchange, place, rank, size, b"value %d" % rank, timeout) for rank in ranks]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_everyone_gets_every_value_by_rank(place: str, size: int) -> None:
+    expected = [b"value %d" % rank for rank in range(size)]
+    for met in meet(place, size, list(reversed(range(size)))):
+        assert met.result() == expected
+
+
+def test_a_place_serves_one_meeting_after_another(place: str) -> None:
+    def thrice(rank: int) -> list[list[bytes]]:
+        return [exchange(place, rank, 3, b"%d in round %d" % (rank, turn), 20) for turn in range(3)]
+
+    with ThreadPoolExecutor(3) as pool:
+        for rounds in pool.map(thrice, range(3)):
+            assert rounds == [[b"%d in round %d" % (rank, turn) for rank in range(3)] for turn in range(3)]
+
+
+def test_values_of_any_bytes(place: str) -> None:
+    values = [b"", bytes(range(256)) * 1000]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda rank: exchange(place, rank, 2, values[rank], 20), range(2))) == [
+            values,
+            values,
+        ]
+
+
+def test_missing_ranks_are_named(place: str) -> None:
+    for met in meet(place, 4, [0, 1, 3], timeout=0.5):
+        with pytest.raises(
+            OperationTimeout, match=r"rank 2 of 4 did not arrive at .* within 0.5 s; arrived: 0, 1, 3"
+        ):
+            met.result()
+
+
+def test_missing_rank_zero_is_named() -> None:
+    (met,) = meet(f"tcp://127.0.0.1:{free_port()}", 2, [1], timeout=0.3)
+    with pytest.raises(
+        OperationTimeout, match=r"rank 0 of 2 did not answer .* within 0.3 s: Connection refused"
+    ):
+        met.result()
+
+
+def test_two_processes_with_one_rank_are_told(place: str) -> None:
+    errors = [met.exception() for met in meet(place, 3, [0, 1, 1], timeout=1)]
+    assert any("rank 1" in str(error) for error in errors if isinstance(error, InvalidArgumentError))
+
+
+def test_ranks_that_count_differently_are_told(place: str) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        met = [pool.submit(exchange, place, rank, size, b"", 1) for rank, size in ((0, 3), (1, 2))]
+    assert any("3" in str(m.exception()) for m in met if isinstance(m.exception(), InvalidArgumentError))
+
+
+def test_the_folder_is_removed_by_the_last(tmp_path: Path) -> None:
+    meet(f"file://{tmp_path}/meeting", 3, [0, 1, 2])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_a_dead_job_are_told(tmp_path: Path) -> None:
+    meet(f"file://{tmp_path}/meeting", 2, [1], timeout=0)
+    (met,) = meet(f"file://{tmp_path}/meeting", 2, [1], timeout=5)
+    with pytest.raises(InvalidArgumentError, match="remove the folder"):
+        met.result()
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["", "tcp://", "tcp://host", "tcp://host:port", "file:relative", "file://host/x", "http://x:1", 7],
+)
+def test_what_is_no_meeting_place(place: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="rendezvous="):
+        exchange(place, 0, 2, b"", 1)
+
+
+def test_a_port_in_use_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(InvalidArgumentError, match=r"cannot listen on .*PYFAB_RENDEZVOUS"):
+            exchange(place, 0, 2, b"", 1)
+
+
+def test_a_communicator_is_used_as_it_is() -> None:
+    class Communicator:
+        def Get_rank(self) -> int:
+            return 1
+
+        def Get_size(self) -> int:
+            return 2
+
+        def allgather(self, value: bytes) -> list[bytes]:
+            return [b"other", value]
+
+    assert exchange(Communicator(), 1, 2, b"mine", 1) == [b"other", b"mine"]
+    with pytest.raises(InvalidArgumentError, match="rank 0 of 2"):
+        exchange(Communicator(), 0, 2, b"mine", 1)
+
+
+def test_a_wrong_token_is_refused_and_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = f"tcp://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("PYFAB_TOKEN", "right")
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(exchange, place, 0, 2, b"0", 20)
+        wait_until_listening(place)
+        monkeypatch.setenv("PYFAB_TOKEN", "wrong")
+        with pytest.raises(AccessDeniedError, match="PYFAB_TOKEN"):
+            exchange(place, 1, 2, b"1", 20)
+        monkeypatch.setenv("PYFAB_TOKEN", "right")
+        assert exchange(place, 1, 2, b"1", 20) == first.result() == [b"0", b"1"]
+
+
+def wait_until_listening(place: str) -> None:
+    host, _, port = place.removeprefix("tcp://").partition(":")
+    done = threading.Event()
+    while True:
+        try:
+            socket.create_connection((host, int(port)), 1).close()
+            return
+        except ConnectionRefusedError:
+            done.wait(0.01)
+
+
+def frame(
+    header: Any, body: bytes = b"", magic: bytes = b"pyf1", sizes: tuple[int, int] | None = None
+) -> bytes:
+    head = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<4sII", magic, *(sizes or (len(head), len(body)))) + head + body
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HTTP/1.0\r\n\r\n",
+        frame({}, magic=b"nope"),
+        frame({}, sizes=(2**31, 0)),
+        frame({}, sizes=(2, 2**31)),
+        frame(b"not json"),
+        frame(b"[" * 100_000),
+        frame([1, 2]),
+        frame({"nonce": 5, "proof": None}),
+        frame({"nonce": "0" * 64, "proof": "forged"}),
+    ],
+)
+def test_strangers_harm_nobody(sent: bytes) -> None:
+    place = f"tcp://127.0.0.1:{free_port()}"
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(exchange, place, 0, 2, b"0", 20)
+        wait_until_listening(place)
+        host, _, port = place.removeprefix("tcp://").partition(":")
+        with socket.create_connection((host, int(port)), 5) as stranger:
+            stranger.sendall(sent)
+            with contextlib.suppress(ConnectionResetError):
+                stranger.shutdown(socket.SHUT_WR)
+                while stranger.recv(4096):
+                    pass
+        assert exchange(place, 1, 2, b"1", 20) == first.result() == [b"0", b"1"]
+
+
+@pytest.mark.parametrize(
+    "announced", [{"rank": 7}, {"rank": -1}, {"rank": "1"}, {"rank": [1]}, {"rank": 1, "size": 9}, {}]
+)
+def test_impossible_ranks_are_refused(announced: dict[str, Any]) -> None:
+    from pyfab._deadline import Deadline
+    from pyfab._frames import Channel
+
+    port = free_port()
+    place = f"tcp://127.0.0.1:{port}"
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(exchange, place, 0, 2, b"0", 20)
+        wait_until_listening(place)
+        stranger = Channel.connect("127.0.0.1", port, "", Deadline(5))
+        stranger.send({"size": 2, **announced}, b"?", deadline=Deadline(5))
+        assert "refused" in stranger.receive(Deadline(5))[0]
+        stranger.close()
+        assert exchange(place, 1, 2, b"1", 20) == first.result() == [b"0", b"1"]
+
+
+def test_a_server_that_is_none_is_told() -> None:
+    def lie(listener: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            answer(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        place = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        lying = pool.submit(lie, listener, lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n"))
+        with pytest.raises(OperationTimeout, match="rank 0 of 2"):
+            exchange(place, 1, 2, b"", 0.5)
+        lying.result()
