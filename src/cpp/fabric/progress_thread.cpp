@@ -48,7 +48,7 @@ class ProgressThread::Slot final : public ReadyHandler {
   void serve() noexcept {
     for (;;) {
       auto idle_since = Clock::now();
-      while (Clock::now() - idle_since < linger_) {
+      do {  // at least once: what woke the thread stays ready until it is dispatched
         if (context_->driver() != Context::Driver::nobody) return mask(true);
         const bool moved = context_->progress();
         if (retired_) return;
@@ -56,10 +56,9 @@ class ProgressThread::Slot final : public ReadyHandler {
           idle_since = Clock::now();
           linger_ = kLinger;
         }
-      }
+      } while (Clock::now() - idle_since < linger_);
       linger_ = microseconds(0);  // again only after something moved
       if (context_->arm()) return;
-      context_->progress();
     }
   }
 
