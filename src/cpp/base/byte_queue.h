@@ -9,8 +9,8 @@
 
 namespace fab {
 
-// A queue of bytes in chunks that do not move: appended, then taken for sending, then released, each in order. What is
-// appended in one call is contiguous.
+// A queue of bytes in chunks that do not move: appended, then taken for sending, then released, each in
+// order. What is appended in one call is contiguous.
 class ByteQueue {
  public:
   std::byte* append(std::size_t size) {

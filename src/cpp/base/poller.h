@@ -13,9 +13,9 @@ class ReadyHandler {
   virtual void on_ready(std::uint32_t events) noexcept = 0;
 };
 
-// A level-triggered epoll set. add/modify/remove may be called from any thread and from handlers; dispatch() from
-// one thread at a time. remove() of a handler inside dispatch() is safe: no later event of the same round reaches it. In a child
-// of fork() remove() does nothing: the set is shared with the parent.
+// A level-triggered epoll set. add/modify/remove may be called from any thread and from handlers; dispatch()
+// from one thread at a time. remove() of a handler inside dispatch() is safe: no later event of the same
+// round reaches it. In a child of fork() remove() does nothing: the set is shared with the parent.
 class Poller {
  public:
   Poller();

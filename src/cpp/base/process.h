@@ -28,13 +28,16 @@ class ProcessWatch {
   // Not alive from the start if the process is gone or is another one by now.
   explicit ProcessWatch(const ProcessId& id);
   bool alive() const noexcept;
-  int fd() const noexcept { return pidfd_.get(); }  // readable once the process has ended; -1 if it had already
+  int fd() const noexcept {
+    return pidfd_.get();
+  }  // readable once the process has ended; -1 if it had already
 
  private:
   OwnFd pidfd_;
 };
 
-// Two processes with equal text share kernel, process numbers and user: boot id, pid and user name spaces, uid.
+// Two processes with equal text share kernel, process numbers and user: boot id, pid and user name spaces,
+// uid.
 const std::string& host_identity();
 
 }  // namespace fab

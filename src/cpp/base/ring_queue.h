@@ -6,8 +6,8 @@
 
 namespace fab {
 
-// A first-in, first-out queue over a circular array that grows by doubling and is then reused: no allocation per element.
-// References stay valid until the next push_back().
+// A first-in, first-out queue over a circular array that grows by doubling and is then reused: no allocation
+// per element. References stay valid until the next push_back().
 template <class T>
 class RingQueue {
  public:

@@ -44,8 +44,8 @@ class WireWriter {
   std::string bytes_;
 };
 
-// Reads what WireWriter wrote, from bytes that nobody vouches for: after a read past the end, ok() is false and every
-// later read gives zero or empty.
+// Reads what WireWriter wrote, from bytes that nobody vouches for: after a read past the end, ok() is false
+// and every later read gives zero or empty.
 class WireReader {
  public:
   explicit WireReader(std::string_view bytes) noexcept : rest_(bytes) {}

@@ -10,10 +10,10 @@
 
 namespace fab {
 
-// A ring of completions, shared by any number of contexts and threads. When it is full, a queue that the user sized
-// refuses operations before they start (reserve); entries that cannot be refused (remote data) are counted as lost and
-// the next read throws Error(overrun). A queue that an endpoint made for itself forgets its oldest entries instead: the
-// operations hold their outcomes anyway.
+// A ring of completions, shared by any number of contexts and threads. When it is full, a queue that the user
+// sized refuses operations before they start (reserve); entries that cannot be refused (remote data) are
+// counted as lost and the next read throws Error(overrun). A queue that an endpoint made for itself forgets
+// its oldest entries instead: the operations hold their outcomes anyway.
 class CompletionQueue final {
  public:
   enum class WhenFull { refuse, forget_oldest };

@@ -19,9 +19,10 @@
 
 namespace fab {
 
-// One transmit and receive side with one lock. Threads that use different contexts share nothing on the fast path; threads that
-// use one are safe. Whoever waits drives it: the first waiter leads (polls, then sleeps in the kernel), the others follow. While
-// somebody leads, the domain's progress thread leaves the context alone.
+// One transmit and receive side with one lock. Threads that use different contexts share nothing on the fast
+// path; threads that use one are safe. Whoever waits drives it: the first waiter leads (polls, then sleeps in
+// the kernel), the others follow. While somebody leads, the domain's progress thread leaves the context
+// alone.
 class Context final {
  public:
   struct Parameters {
@@ -41,8 +42,9 @@ class Context final {
   AddressVector& peers() noexcept { return *parameters_.peers; }
   CompletionQueue& completions() noexcept { return *parameters_.completions; }
 
-  // Posts a prefix of `batch` to `peer`, opening the path on first use; returns its length. Throws Error(invalid) for an
-  // unknown handle, Error(unreachable) where no link leads there and Error(closed) after close(); nothing was posted then.
+  // Posts a prefix of `batch` to `peer`, opening the path on first use; returns its length. Throws
+  // Error(invalid) for an unknown handle, Error(unreachable) where no link leads there and Error(closed)
+  // after close(); nothing was posted then.
   std::size_t post(PeerId peer, std::span<const Transfer> batch);
   // The same, unless somebody holds the lock.
   std::optional<std::size_t> try_post(PeerId peer, std::span<const Transfer> batch);
@@ -53,10 +55,11 @@ class Context final {
   PathReport report(PeerId peer);  // opens the path if need be
   Reach reaches(PeerId peer) const;
 
-  // Drives the context until `done()` (evaluated with the lock held) or the deadline; true if done. Callable from any thread.
+  // Drives the context until `done()` (evaluated with the lock held) or the deadline; true if done. Callable
+  // from any thread.
   bool wait(const std::function<bool()>& done, Deadline deadline);
-  // Waits until everything that was posted to `peer` (kNoPeer: to all) before the call has settled. False: out of time. Ends under
-  // endless posting.
+  // Waits until everything that was posted to `peer` (kNoPeer: to all) before the call has settled. False:
+  // out of time. Ends under endless posting.
   bool flush(PeerId peer, Deadline deadline);
   // Moves what can be moved without waiting; false if nothing moved or if somebody else is driving.
   bool progress();
@@ -72,7 +75,7 @@ class Context final {
   // Before it sleeps on poll_fd(). False: there is work.
   bool arm() noexcept;
   enum class Driver { nobody, spinning_caller, sleeping_caller };
-  Driver driver() noexcept;  // who drives now, or did since the last call
+  Driver driver() noexcept;            // who drives now, or did since the last call
   std::function<void()> on_hand_back;  // set before first use: a caller that slept stops driving
 
   // Asks for on_notice, which whoever makes the progress calls after unlocking. Under the lock.

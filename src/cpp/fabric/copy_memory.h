@@ -6,8 +6,9 @@
 
 namespace fab {
 
-// Copies between registered memory and the library's own buffers: the one way in which messages touch memory of the user
-// with the CPU. Aligned scalars go in one access, so that a reader of the memory never sees half of one.
+// Copies between registered memory and the library's own buffers: the one way in which messages touch memory
+// of the user with the CPU. Aligned scalars go in one access, so that a reader of the memory never sees half
+// of one.
 inline void copy_memory(void* to, const void* from, std::size_t size) noexcept {
   const auto whole = [&]<class T>(T) {
     if ((reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) % sizeof(T) == 0) {
@@ -25,11 +26,16 @@ inline void copy_memory(void* to, const void* from, std::size_t size) noexcept {
     }
   };
   switch (size) {
-    case 0: return;
-    case 2: return whole(std::uint16_t{});
-    case 4: return whole(std::uint32_t{});
-    case 8: return whole(std::uint64_t{});
-    default: std::memcpy(to, from, size);
+    case 0:
+      return;
+    case 2:
+      return whole(std::uint16_t{});
+    case 4:
+      return whole(std::uint32_t{});
+    case 8:
+      return whole(std::uint64_t{});
+    default:
+      std::memcpy(to, from, size);
   }
 }
 

@@ -23,8 +23,8 @@ struct SharedMemory {
   Mapping mapping;
 };
 
-// An open domain: its segment and region table, its links, its contexts and the thread that serves them. Thread-safe. Objects made
-// by it hold it, so it goes last; close() refuses while they are open.
+// An open domain: its segment and region table, its links, its contexts and the thread that serves them.
+// Thread-safe. Objects made by it hold it, so it goes last; close() refuses while they are open.
 class DomainCore final : public std::enable_shared_from_this<DomainCore> {
  public:
   using Opener = std::function<std::unique_ptr<Domain>(const DomainServices&)>;
@@ -42,7 +42,8 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::shared_ptr<SharedMemory> allocate(std::uint64_t length);
   std::shared_ptr<Counter> open_counter();
   std::shared_ptr<EventQueue> open_event_queue();
-  std::shared_ptr<CompletionQueue> open_completion_queue(std::size_t size, CompletionQueue::WhenFull when_full);
+  std::shared_ptr<CompletionQueue> open_completion_queue(std::size_t size,
+                                                         CompletionQueue::WhenFull when_full);
   std::shared_ptr<Context> open_context(std::uint16_t index, std::shared_ptr<AddressVector> peers,
                                         std::shared_ptr<CompletionQueue> completions,
                                         std::shared_ptr<EventQueue> events);
@@ -58,7 +59,8 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // Used by MemoryRegion::close(): takes the region away from peers; returns when nothing touches its memory.
   void retire(std::uint32_t index);
 
-  // Stops serving. Throws Error(busy) while contexts or regions are open, unless `force`, which closes contexts first. Idempotent.
+  // Stops serving. Throws Error(busy) while contexts or regions are open, unless `force`, which closes
+  // contexts first. Idempotent.
   void close(bool force);
   bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
   // Throws Error(closed) after close(), and in a child process that inherited the object over fork().
@@ -84,7 +86,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::uint32_t counters_used_ = 0;
   std::mutex lead_mutex_;    // taken with context locks held
   Context* lead_ = nullptr;  // the context that wait() leads
-  std::mutex idle_mutex_;                // for wait() while there is no context
+  std::mutex idle_mutex_;    // for wait() while there is no context
   std::condition_variable idle_wake_;
   std::atomic<bool> closed_{false};
   std::unique_ptr<ProgressThread> thread_;

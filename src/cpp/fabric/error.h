@@ -5,31 +5,31 @@
 
 namespace fab {
 
-// Every outcome that the library knows. Values equal errno where one fits and the fabric codes (from 256) elsewhere,
-// so that a code read by Python, a log or another process means the same.
+// Every outcome that the library knows. Values equal errno where one fits and the fabric codes (from 256)
+// elsewhere, so that a code read by Python, a log or another process means the same.
 enum class Errc : int {
   ok = 0,
-  not_found = 2,         // ENOENT
-  too_big = 7,           // E2BIG
-  closed = 9,            // EBADF: used after close, or inherited over fork
-  again = 11,            // EAGAIN: full, nothing was taken
-  no_memory = 12,        // ENOMEM
-  access = 13,           // EACCES: rights of the region
-  bounds = 14,           // EFAULT: outside of the region, or memory that is not there
-  busy = 16,             // EBUSY
-  invalid = 22,          // EINVAL
+  not_found = 2,            // ENOENT
+  too_big = 7,              // E2BIG
+  closed = 9,               // EBADF: used after close, or inherited over fork
+  again = 11,               // EAGAIN: full, nothing was taken
+  no_memory = 12,           // ENOMEM
+  access = 13,              // EACCES: rights of the region
+  bounds = 14,              // EFAULT: outside of the region, or memory that is not there
+  busy = 16,                // EBUSY
+  invalid = 22,             // EINVAL
   not_supported_here = 38,  // ENOSYS
-  no_data = 61,          // ENODATA: discovery found no match
-  protocol = 71,         // EPROTO: the peer sent what no peer may send
-  message_size = 90,     // EMSGSIZE
-  not_supported = 95,    // EOPNOTSUPP
-  address_in_use = 98,   // EADDRINUSE
-  peer_lost = 104,       // ECONNRESET
-  timeout = 110,         // ETIMEDOUT
-  unreachable = 113,     // EHOSTUNREACH
-  already = 114,         // EALREADY
-  canceled = 125,        // ECANCELED
-  key_rejected = 129,    // EKEYREJECTED: unknown, closed or disabled key; authorization refused
+  no_data = 61,             // ENODATA: discovery found no match
+  protocol = 71,            // EPROTO: the peer sent what no peer may send
+  message_size = 90,        // EMSGSIZE
+  not_supported = 95,       // EOPNOTSUPP
+  address_in_use = 98,      // EADDRINUSE
+  peer_lost = 104,          // ECONNRESET
+  timeout = 110,            // ETIMEDOUT
+  unreachable = 113,        // EHOSTUNREACH
+  already = 114,            // EALREADY
+  canceled = 125,           // ECANCELED
+  key_rejected = 129,       // EKEYREJECTED: unknown, closed or disabled key; authorization refused
   too_small = 257,
   bad_state = 258,
   error_available = 259,
@@ -43,7 +43,7 @@ enum class Errc : int {
   no_address_vector = 267,
 };
 
-const char* name(Errc code) noexcept;     // "FI_ENOKEY"
+const char* name(Errc code) noexcept;      // "FI_ENOKEY"
 const char* describe(Errc code) noexcept;  // one clause: what it means for an operation
 
 // Set-up and control calls throw this; data-path outcomes are completions.

@@ -14,8 +14,9 @@ namespace fab {
 class DomainCore;
 class Counter;
 
-// Registered memory: what peers may reach under a key. Made by DomainCore::register_memory(), closed explicitly or with its last
-// reference; both return when no access is running any more. One thread at a time.
+// Registered memory: what peers may reach under a key. Made by DomainCore::register_memory(), closed
+// explicitly or with its last reference; both return when no access is running any more. One thread at a
+// time.
 class MemoryRegion final {
  public:
   struct Parameters {
@@ -36,7 +37,9 @@ class MemoryRegion final {
 
   std::uint64_t key() const noexcept { return key_; }  // kNoKey without remote rights
   std::uint64_t base() const noexcept { return base_; }
-  std::uint64_t address() const noexcept { return reinterpret_cast<std::uint64_t>(parameters_.buffers.front().iov_base); }
+  std::uint64_t address() const noexcept {
+    return reinterpret_cast<std::uint64_t>(parameters_.buffers.front().iov_base);
+  }
   std::uint64_t length() const noexcept { return length_; }
   std::uint32_t access() const noexcept { return parameters_.access; }
   std::uint64_t context() const noexcept { return parameters_.context; }

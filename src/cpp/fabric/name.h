@@ -7,8 +7,8 @@
 
 namespace fab {
 
-// One link's own share of a name or of a remote region. `link` is provider and ordinal ("tcp.0"), not a device name:
-// devices are named differently on different hosts.
+// One link's own share of a name or of a remote region. `link` is provider and ordinal ("tcp.0"), not a
+// device name: devices are named differently on different hosts.
 struct Part {
   std::string link;
   std::uint16_t context = 0;  // index of the context within the endpoint
@@ -16,8 +16,8 @@ struct Part {
   friend bool operator==(const Part&, const Part&) = default;
 };
 
-// What a peer needs to reach an endpoint: one part per link and context. Encoded with magic, version, total length and
-// checksum; decode() takes bytes that nobody vouches for.
+// What a peer needs to reach an endpoint: one part per link and context. Encoded with magic, version, total
+// length and checksum; decode() takes bytes that nobody vouches for.
 struct Name {
   std::vector<Part> parts;
 
@@ -27,7 +27,8 @@ struct Name {
   static Name decode(std::string_view bytes);  // throws Error(invalid)
 };
 
-// What a peer needs to use a region, and nothing more. The key is valid on every link unless a part says otherwise.
+// What a peer needs to use a region, and nothing more. The key is valid on every link unless a part says
+// otherwise.
 struct RemoteRegion {
   std::uint64_t key = 0;
   std::uint64_t base = 0;    // what peers add to an offset: 0, or the address under VIRT_ADDR

@@ -10,11 +10,13 @@ namespace fab {
 class CompletionQueue;
 class Counter;
 
-// One operation of the user: one outcome, however many transfers it became. Owned by whoever started it, who keeps it
-// (and the local memory) alive until done(), and, if it has a hook, until the hook was called. settle() and the hook run under the lock of the context that moves it.
+// One operation of the user: one outcome, however many transfers it became. Owned by whoever started it, who
+// keeps it (and the local memory) alive until done(), and, if it has a hook, until the hook was called.
+// settle() and the hook run under the lock of the context that moves it.
 class Operation {
  public:
-  // Called once, after done() became true, with the context's lock held: only notes that there is something to do.
+  // Called once, after done() became true, with the context's lock held: only notes that there is something
+  // to do.
   using Hook = void (*)(Operation&) noexcept;
 
   Operation() = default;
@@ -22,8 +24,8 @@ class Operation {
   Operation& operator=(const Operation&) = delete;
 
   // Prepares for `parts` settlements. `flags` are those of the completion. Queue and counter may be null.
-  void begin(std::uint32_t parts, std::uint64_t context, std::uint32_t flags, CompletionQueue* queue, Counter* counter,
-             Hook hook) noexcept {
+  void begin(std::uint32_t parts, std::uint64_t context, std::uint32_t flags, CompletionQueue* queue,
+             Counter* counter, Hook hook) noexcept {
     done_.store(false, std::memory_order_relaxed);
     open_parts_ = parts;
     completion_ = {};

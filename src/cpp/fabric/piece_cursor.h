@@ -24,7 +24,8 @@ class PieceCursor {
       ++index_;
     }
     if (index_ == count_) return {nullptr, 0};
-    return {static_cast<std::byte*>(pieces_[index_].iov_base) + offset_, std::min(limit, pieces_[index_].iov_len - offset_)};
+    return {static_cast<std::byte*>(pieces_[index_].iov_base) + offset_,
+            std::min(limit, pieces_[index_].iov_len - offset_)};
   }
   void advance(std::size_t bytes) noexcept { offset_ += bytes; }  // not beyond what here() gave
 

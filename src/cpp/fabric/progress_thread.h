@@ -12,9 +12,9 @@ namespace fab {
 
 class Context;
 
-// Serves the contexts of one domain while their owners do something else. Sleeps in the kernel when nothing moves. A context that
-// callers drive themselves is left alone: it comes back when a caller that slept stops driving, and by a timer of some 100 µs, running
-// only then, after callers that did not sleep.
+// Serves the contexts of one domain while their owners do something else. Sleeps in the kernel when nothing
+// moves. A context that callers drive themselves is left alone: it comes back when a caller that slept stops
+// driving, and by a timer of some 100 µs, running only then, after callers that did not sleep.
 class ProgressThread final {
  public:
   ProgressThread();

@@ -13,7 +13,8 @@
 #include "fabric/segment.h"
 #include "fabric/types.h"
 
-// The four interfaces that a provider implements: Provider, Domain, Endpoint, Path. Everything else is shared.
+// The four interfaces that a provider implements: Provider, Domain, Endpoint, Path. Everything else is
+// shared.
 namespace fab {
 
 class AddressVector;
@@ -24,11 +25,12 @@ class MemoryRegion;
 // Choices of the user that reach a provider; each provider reads those that it knows.
 struct DomainOptions {
   std::uint32_t mr_mode = 0;
-  std::string auth_key;       // empty: none
+  std::string auth_key;  // empty: none
   bool strict_keys = false;
   bool manual_progress = false;
   double peer_deadline = 10;  // seconds without a sign of life until a peer counts as lost
-  // Provider options by name, for instance {"shm_copy", "cma"}, {"tcp_listen", "127.0.0.1"}. Unknown names are refused.
+  // Provider options by name, for instance {"shm_copy", "cma"}, {"tcp_listen", "127.0.0.1"}. Unknown names
+  // are refused.
   std::map<std::string, std::string> settings;
   // The value, or `fallback` where it is not set.
   const std::string& setting(const std::string& name, const std::string& fallback) const {
@@ -45,16 +47,18 @@ struct DomainServices {
   const std::uint8_t (&domain_id)[16];
 };
 
-// What a context lends to the endpoints that it drives. The endpoint, its paths and all that is lent here are used under the
-// context's lock only; everything outlives the endpoint.
+// What a context lends to the endpoints that it drives. The endpoint, its paths and all that is lent here are
+// used under the context's lock only; everything outlives the endpoint.
 struct EndpointServices {
   std::uint16_t context;  // index within the endpoint that the user opened: Part::context
-  std::uint16_t cell;     // number of the context within the domain: SegmentHeader::contexts, RegionEntry::endpoint
-  Poller& poller;         // for descriptors that shall wake the context
+  std::uint16_t
+      cell;        // number of the context within the domain: SegmentHeader::contexts, RegionEntry::endpoint
+  Poller& poller;  // for descriptors that shall wake the context
   CompletionQueue& completions;
   EventQueue& events;
   const AddressVector& peers;
-  std::function<void()> wake_domain;  // wakes those who wait for a counter of the domain (after raise_counters)
+  std::function<void()>
+      wake_domain;  // wakes those who wait for a counter of the domain (after raise_counters)
 };
 
 // Whether a peer can be reached, and in words why or why not ("same node, memory mapped", "other host").
@@ -81,10 +85,12 @@ class Path {
   virtual ~Path() = default;
   // The number that Transfer::key takes for this region on this path.
   virtual std::uint64_t resolve(const RemoteRegion& region) = 0;
-  // Takes a prefix of `batch` and returns its length; short means full: make progress, then post the rest. What was taken starts
-  // in order and settles its operation once, maybe before this returns. Whatever is wrong with a transfer is its outcome.
+  // Takes a prefix of `batch` and returns its length; short means full: make progress, then post the rest.
+  // What was taken starts in order and settles its operation once, maybe before this returns. Whatever is
+  // wrong with a transfer is its outcome.
   virtual std::size_t post(std::span<const Transfer> batch) noexcept = 0;
-  // ok, or why nothing more will move on this path: then all that was taken has settled, and the context opens a new one.
+  // ok, or why nothing more will move on this path: then all that was taken has settled, and the context
+  // opens a new one.
   virtual Errc state() const noexcept = 0;
   virtual PathCounts counts() const noexcept = 0;
   virtual PathReport report() const = 0;
@@ -101,9 +107,11 @@ class Endpoint {
   virtual std::unique_ptr<Path> connect(PeerId id, const Name& peer) = 0;
   // Moves what can be moved without waiting; true if anything moved.
   virtual bool progress() noexcept = 0;
-  // Before the context sleeps on its poller. False: there is work, do not sleep. True: whatever comes now wakes the poller.
+  // Before the context sleeps on its poller. False: there is work, do not sleep. True: whatever comes now
+  // wakes the poller.
   virtual bool arm() noexcept = 0;
-  // Region `index` is closing: stop touching its memory before this returns; requests in the middle end with an error.
+  // Region `index` is closing: stop touching its memory before this returns; requests in the middle end with
+  // an error.
   virtual void forget(std::uint32_t index) noexcept = 0;
 };
 
@@ -124,7 +132,8 @@ class Provider {
   // All that could be opened, also what cannot be used here, with the reason. Never throws.
   virtual std::vector<Info> discover() const = 0;
   // `link` is the tag of its parts ("tcp.0"). Throws Error naming what is wrong and what to do.
-  virtual std::unique_ptr<Domain> open(const Info& info, std::string link, const DomainServices& services) const = 0;
+  virtual std::unique_ptr<Domain> open(const Info& info, std::string link,
+                                       const DomainServices& services) const = 0;
 };
 
 }  // namespace fab

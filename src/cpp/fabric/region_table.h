@@ -10,8 +10,9 @@
 
 namespace fab {
 
-// A region as the table keeps it, in memory that peers on the node read. Fields other than `state` and `key` do not
-// change while the entry is enabled or closing, and are valid only for a reader that is counted as accessing it.
+// A region as the table keeps it, in memory that peers on the node read. Fields other than `state` and `key`
+// do not change while the entry is enabled or closing, and are valid only for a reader that is counted as
+// accessing it.
 struct alignas(128) RegionEntry {
   std::atomic<std::uint64_t> state;  // generation << 2 | status
   std::atomic<std::uint64_t> key;
@@ -20,12 +21,13 @@ struct alignas(128) RegionEntry {
   std::uint64_t address;  // of the first byte in the owner; with several pieces, see `pieces`
   std::uint64_t file_offset;
   std::uint32_t access;
-  std::uint32_t flags;         // region_flag
-  std::int32_t file;           // descriptor number, in the owner, of the memory file behind the region; -1: none
-  std::uint32_t piece_count;   // 1, or the number of buffers that the region runs through
-  std::uint32_t piece_block;   // where their pieces are, if more than one
-  std::uint32_t endpoint;      // 1 + the context that the region is bound to; 0: any
-  std::atomic<std::uint32_t> counters[8];  // 1 + indices of counters that remote writes raise; 0 ends the list; may grow
+  std::uint32_t flags;  // region_flag
+  std::int32_t file;    // descriptor number, in the owner, of the memory file behind the region; -1: none
+  std::uint32_t piece_count;  // 1, or the number of buffers that the region runs through
+  std::uint32_t piece_block;  // where their pieces are, if more than one
+  std::uint32_t endpoint;     // 1 + the context that the region is bound to; 0: any
+  std::atomic<std::uint32_t>
+      counters[8];  // 1 + indices of counters that remote writes raise; 0 ends the list; may grow
 };
 static_assert(sizeof(RegionEntry) == 128);
 
@@ -34,14 +36,17 @@ inline constexpr std::uint32_t kPersistent = 1;
 }
 
 enum class RegionStatus : std::uint64_t { vacant, disabled, enabled, closing };
-constexpr RegionStatus status_of(std::uint64_t state) noexcept { return static_cast<RegionStatus>(state & 3); }
+constexpr RegionStatus status_of(std::uint64_t state) noexcept {
+  return static_cast<RegionStatus>(state & 3);
+}
 
 struct RegionPiece {
   std::uint64_t address;
   std::uint64_t length;
 };
 
-// Reads a region table, in this process or mapped from another one: the one place where a remote request is judged.
+// Reads a region table, in this process or mapped from another one: the one place where a remote request is
+// judged.
 class RegionView {
  public:
   static constexpr std::uint32_t kMaxRegions = 1u << 22;
@@ -51,24 +56,29 @@ class RegionView {
   static constexpr std::uint32_t kPieceBlocks = 1u << 16;
   static constexpr std::size_t kIndexBytes = std::size_t{4} * kFirstIndexSlots << kIndexSizes;
   static constexpr std::size_t kEntriesOffset = 4096 + kIndexBytes;
-  static constexpr std::size_t kPiecesOffset = kEntriesOffset + std::size_t{kMaxRegions} * sizeof(RegionEntry);
+  static constexpr std::size_t kPiecesOffset =
+      kEntriesOffset + std::size_t{kMaxRegions} * sizeof(RegionEntry);
   static constexpr std::size_t kAreaBytes =
       kPiecesOffset + std::size_t{kPieceBlocks} * kMaxRegionPieces * sizeof(RegionPiece);
 
   explicit RegionView(std::byte* area) noexcept : area_(area) {}
 
   RegionEntry& entry(std::uint32_t index) const noexcept;
-  // Index of the live entry with `key`, or -1. May be stale by the time it is used: announce the access, then judge.
+  // Index of the live entry with `key`, or -1. May be stale by the time it is used: announce the access, then
+  // judge.
   std::int64_t find(std::uint64_t key) const noexcept;
 
-  // The verdict on one request, made after the access was announced (AccessSlot::active or the context's lock).
-  // On ok, `offset` is where the request starts within the region. `state` must be the value that the entry is
-  // expected to have, or 0 for any generation. Order of checks: key, rights, bounds (MR-22 … MR-29).
-  static Errc judge(const RegionEntry& entry, std::uint64_t key, std::uint64_t state, OpCode op, std::uint64_t remote,
-                    std::uint64_t length, std::uint32_t context, std::uint64_t& offset) noexcept;
+  // The verdict on one request, made after the access was announced (AccessSlot::active or the context's
+  // lock). On ok, `offset` is where the request starts within the region. `state` must be the value that the
+  // entry is expected to have, or 0 for any generation. Order of checks: key, rights, bounds (MR-22 … MR-29).
+  static Errc judge(const RegionEntry& entry, std::uint64_t key, std::uint64_t state, OpCode op,
+                    std::uint64_t remote, std::uint64_t length, std::uint32_t context,
+                    std::uint64_t& offset) noexcept;
 
-  // Splits [offset, offset + length) of a judged region into owner addresses. Returns how many; at most kMaxRegionPieces.
-  std::size_t pieces(const RegionEntry& entry, std::uint64_t offset, std::uint64_t length, iovec* out) const noexcept;
+  // Splits [offset, offset + length) of a judged region into owner addresses. Returns how many; at most
+  // kMaxRegionPieces.
+  std::size_t pieces(const RegionEntry& entry, std::uint64_t offset, std::uint64_t length,
+                     iovec* out) const noexcept;
 
  protected:
   struct AreaHeader {
@@ -106,7 +116,8 @@ class RegionTable final : public RegionView {
   void bind_counter(std::uint32_t index, std::uint32_t counter);
   void bind_context(std::uint32_t index, std::uint32_t context);
   void set_enabled(std::uint32_t index, bool enabled);
-  // In two steps: after start_close() nobody new gets in; the caller waits until all are out, then calls finish_close().
+  // In two steps: after start_close() nobody new gets in; the caller waits until all are out, then calls
+  // finish_close().
   void start_close(std::uint32_t index);
   void finish_close(std::uint32_t index);
   std::uint32_t size() const noexcept { return live_.load(std::memory_order_relaxed); }

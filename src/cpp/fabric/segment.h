@@ -10,27 +10,30 @@
 
 namespace fab {
 
-// The memory of a domain that processes of the same user on the node may map: identity, doorbells, access slots, counters
-// and the region table. All offsets are fixed; pages cost memory only once used. Everything in it may be written by
-// any process of the user, so readers check indices and lengths before use.
+// The memory of a domain that processes of the same user on the node may map: identity, doorbells, access
+// slots, counters and the region table. All offsets are fixed; pages cost memory only once used. Everything
+// in it may be written by any process of the user, so readers check indices and lengths before use.
 inline constexpr std::uint64_t kSegmentMagic = 0x31676573'62616670;  // "pfabseg1"
 inline constexpr std::uint32_t kSegmentVersion = 1;
 inline constexpr std::uint32_t kMaxContexts = 64;
 inline constexpr std::uint32_t kMaxSlots = 4096;
 inline constexpr std::uint32_t kMaxCounters = 65536;
 
-// How to wake the progress of one context: raise `work`, then, if it sleeps, write one byte to its doorbell pipe.
+// How to wake the progress of one context: raise `work`, then, if it sleeps, write one byte to its doorbell
+// pipe.
 struct alignas(64) ContextCell {
   std::atomic<std::uint32_t> work;      // raised after something was put where the context must look
   std::atomic<std::uint32_t> sleeping;  // 1 while nobody polls
   std::int32_t doorbell_fd;             // the pipe's write end in the owner, opened through /proc; -1: none
 };
 
-// One for each context of another process (or of this one) that moves bytes in and out of the domain's memory itself.
+// One for each context of another process (or of this one) that moves bytes in and out of the domain's memory
+// itself.
 struct alignas(128) AccessSlot {
   std::atomic<std::int32_t> pid;  // 0: free; claimed by compare-and-swap
   std::atomic<std::uint64_t> start_time;
-  // Index + 1 of the region being accessed, 0 if none. A region is not taken away while a slot of a living process shows it.
+  // Index + 1 of the region being accessed, 0 if none. A region is not taken away while a slot of a living
+  // process shows it.
   std::atomic<std::uint64_t> active;
   // Where the claimant's messages are: see shm_layout.h.
   std::atomic<std::int32_t> channel_fd;
@@ -41,7 +44,8 @@ struct alignas(128) AccessSlot {
 struct alignas(64) CounterCell {
   std::atomic<std::uint64_t> value;
   std::atomic<std::uint64_t> errors;
-  std::atomic<std::uint32_t> waiters;  // whoever changes the cell wakes SegmentHeader::waiter_cell if this is not 0
+  std::atomic<std::uint32_t>
+      waiters;  // whoever changes the cell wakes SegmentHeader::waiter_cell if this is not 0
 };
 
 struct SegmentHeader {
@@ -62,8 +66,8 @@ class Segment {
  public:
   // Makes the segment of a domain of this process.
   static Segment create(const std::uint8_t (&domain_id)[16]);
-  // Maps another one by its owner and descriptor number; throws Error(unreachable) saying why it cannot be used
-  // (gone, not ours to open, another version, another domain by now).
+  // Maps another one by its owner and descriptor number; throws Error(unreachable) saying why it cannot be
+  // used (gone, not ours to open, another version, another domain by now).
   static Segment attach(const ProcessId& owner, int fd, const std::uint8_t (&domain_id)[16]);
 
   SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(mapping_.data()); }
@@ -93,8 +97,9 @@ class Segment {
   Mapping mapping_;
 };
 
-// Counts one remote write on every counter of `entry`, after its data. True if somebody waits for one of them: the caller then
-// wakes the waiter cell (from another process: by its doorbell; inside: EndpointServices::wake_domain).
+// Counts one remote write on every counter of `entry`, after its data. True if somebody waits for one of
+// them: the caller then wakes the waiter cell (from another process: by its doorbell; inside:
+// EndpointServices::wake_domain).
 [[nodiscard]] bool raise_counters(const Segment& target, const RegionEntry& entry) noexcept;
 
 // Tells in `segment` that its domain has an auth key, and checks that a domain with `auth_key` may enter.

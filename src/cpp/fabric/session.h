@@ -17,20 +17,22 @@
 
 namespace fab {
 
-// Put, get and atomics as messages over a reliable byte stream (a socket, a ring): the initiator's and the target's side of one
-// connection between two contexts. Knows no transport: the owner moves output() and input() and calls sent() and received().
-// Payloads go from and to registered memory without a bounce. Used under its context's lock.
+// Put, get and atomics as messages over a reliable byte stream (a socket, a ring): the initiator's and the
+// target's side of one connection between two contexts. Knows no transport: the owner moves output() and
+// input() and calls sent() and received(). Payloads go from and to registered memory without a bounce. Used
+// under its context's lock.
 //
 // Initiator: post() queues frames and remembers the request; answers settle requests strictly in order.
-// Target: each request is judged by RegionView::judge() before a byte of it is stored; a refused one is drained and answered by
-// `fail`, and the stream goes on. Successes are gathered into one ack per turn (end_turn()).
+// Target: each request is judged by RegionView::judge() before a byte of it is stored; a refused one is
+// drained and answered by `fail`, and the stream goes on. Successes are gathered into one ack per turn
+// (end_turn()).
 class Session {
  public:
   struct Services {
     Segment& segment;              // regions that the peer may reach
     CompletionQueue& completions;  // for remote data that arrives
     std::uint16_t cell;            // of the context, which regions may be bound to
-    PathCounts& counts;            // kept for the path; `settled` counts answers, whenever an operation settled
+    PathCounts& counts;  // kept for the path; `settled` counts answers, whenever an operation settled
     const std::function<void()>& wake_domain;
   };
   explicit Session(const Services& services);
@@ -39,7 +41,8 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   // --- initiator
-  std::size_t post(std::span<const Transfer> batch) noexcept;  // as Path::post; short when the limits are reached
+  std::size_t post(
+      std::span<const Transfer> batch) noexcept;  // as Path::post; short when the limits are reached
   bool post_notify(std::uint64_t data, std::uint64_t length) noexcept;  // false: full
   std::size_t outstanding() const noexcept;                             // requests without an answer
 
@@ -48,7 +51,9 @@ class Session {
   std::size_t output(iovec* out, std::size_t max) noexcept;
   void sent(std::size_t bytes) noexcept;
   bool has_output() const noexcept;
-  // Where to put received bytes, in this order, at most 2 pieces, never empty. Valid until received(), forget() or fail().
+  std::size_t queued() const noexcept { return output_.queued(); }  // bytes of requests that wait to be sent
+  // Where to put received bytes, in this order, at most 2 pieces, never empty. Valid until received(),
+  // forget() or fail().
   std::size_t input(iovec* out) noexcept;
   // ok, or why the connection must go: protocol (the peer sent nonsense) or no_memory.
   Errc received(std::size_t bytes) noexcept;
@@ -56,12 +61,13 @@ class Session {
   void end_turn() noexcept;
 
   // --- control
-  void set_source(PeerId source) noexcept;  // of remote data; kNoPeer while the sender is not in the address vector
+  void set_source(
+      PeerId source) noexcept;  // of remote data; kNoPeer while the sender is not in the address vector
   void forget(std::uint32_t region) noexcept;
   // The connection is gone: everything outstanding settles with `error`.
   void fail(Errc error) noexcept;
-  // The transport met memory that is not there (EFAULT) in the first piece of output() or input(): the request in question
-  // fails with `bounds`, the stream goes on. False: no such piece was shown.
+  // The transport met memory that is not there (EFAULT) in the first piece of output() or input(): the
+  // request in question fails with `bounds`, the stream goes on. False: no such piece was shown.
   bool output_fault() noexcept;
   bool input_fault() noexcept;
   void ping() noexcept;  // asks for a sign of life
@@ -120,13 +126,15 @@ class Session {
   Errc on_frame(const std::byte* payload) noexcept;
   Errc end_payload() noexcept;
   void store(std::size_t bytes) noexcept;
-  PieceCursor& sink_cursor() noexcept { return sink_ == Sink::landing ? requests_.front().landing : region_cursor_; }
+  PieceCursor& sink_cursor() noexcept {
+    return sink_ == Sink::landing ? requests_.front().landing : region_cursor_;
+  }
 
   const Services services_;
   SessionOutput output_;
 
-  RingQueue<Request> requests_;    // without an answer, oldest first
-  std::size_t handed_over_ = 0;    // how many of them were sent completely: only those can be answered
+  RingQueue<Request> requests_;     // without an answer, oldest first
+  std::size_t handed_over_ = 0;     // how many of them were sent completely: only those can be answered
   std::uint64_t result_bytes_ = 0;  // former values that they ask for
 
   PeerId source_ = kNoPeer;
@@ -134,7 +142,7 @@ class Session {
   std::uint64_t acks_ = 0;  // successes not yet told
 
   std::unique_ptr<std::byte[]> staging_;
-  std::size_t taken_ = 0, filled_ = 0;  // of staging_
+  std::size_t taken_ = 0, filled_ = 0;        // of staging_
   std::size_t needed_ = sizeof(FrameHeader);  // bytes from taken_ on without which nothing moves
   FrameHeader frame_{};
   std::uint32_t payload_left_ = 0;  // of frame_, to go into the sink
@@ -142,7 +150,8 @@ class Session {
   std::size_t direct_ = 0;  // bytes of the sink shown by input()
   PieceCursor region_cursor_{};
   iovec region_pieces_[RegionView::kMaxRegionPieces];
-  bool long_frames_ = false;  // the peer is sending long payloads: read header by header, so that they need no copy
+  bool long_frames_ =
+      false;  // the peer is sending long payloads: read header by header, so that they need no copy
   bool broken_ = false;
 };
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "fabric/atomics.h"
+#include "fabric/check_transfer.h"
 #include "fabric/copy_memory.h"
 #include "fabric/operation.h"
 #include "fabric/session.h"
@@ -36,23 +36,6 @@ void gather(PieceCursor from, std::byte* to, std::size_t bytes) noexcept {
   }
 }
 
-// What is wrong with a transfer, as far as this side can tell.
-Errc check(const Transfer& transfer) noexcept {
-  if (transfer.piece_count > kMaxPieces) return Errc::invalid;
-  if (transfer.piece_count) {
-    std::uint64_t bytes = 0;
-    for (std::size_t i = 0; i < transfer.piece_count; ++i) bytes += transfer.local_pieces[i].iov_len;
-    if (bytes != transfer.length) return Errc::invalid;
-  }
-  if (!is_atomic(transfer.op)) return transfer.op == OpCode::write || transfer.op == OpCode::read ? Errc::ok : Errc::invalid;
-  if (!atomic_supported(transfer.atomic, transfer.type)) return Errc::not_supported;
-  if (transfer.length > kMaxAtomicBytes) return Errc::message_size;
-  if (transfer.length % size_of(transfer.type) != 0) return Errc::invalid;
-  if ((transfer.op == OpCode::compare_atomic) != needs_compare(transfer.atomic)) return Errc::invalid;
-  if (transfer.op == OpCode::atomic && transfer.atomic == AtomicOp::atomic_read) return Errc::invalid;
-  return Errc::ok;
-}
-
 }  // namespace
 
 std::size_t Session::outstanding() const noexcept { return requests_.size(); }
@@ -69,7 +52,7 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
     Request request{.operation = transfer.operation,
                     .op = transfer.op,
                     .delivery = wants_data(transfer.op) ? Delivery::delivery : transfer.delivery,
-                    .error = check(transfer),
+                    .error = check_transfer(transfer),
                     .length = transfer.length};
     if (request.delivery <= Delivery::transmit) {
       request.context = transfer.operation->completion().context;

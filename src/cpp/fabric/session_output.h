@@ -14,8 +14,9 @@
 
 namespace fab {
 
-// What a Session has to send: two lanes of frames, requests and answers, that share the stream frame by frame, so that an answer
-// never waits for a long put. Small frames are copied; long payloads are sent from where they lie.
+// What a Session has to send: two lanes of frames, requests and answers, that share the stream frame by
+// frame, so that an answer never waits for a long put. Small frames are copied; long payloads are sent from
+// where they lie.
 class SessionOutput {
  public:
   enum class Lane : std::uint8_t { answers, requests };
@@ -24,8 +25,11 @@ class SessionOutput {
 
   // Room for whole frames that the caller fills at once, or for a request's header before user_payload().
   std::byte* append(Lane lane, std::size_t bytes);
-  void append_header(Lane lane, const FrameHeader& header) { encode(header, append(lane, sizeof(FrameHeader))); }
-  // The payload of the put whose first header was just appended; further headers, if it is longer than a frame, are made here.
+  void append_header(Lane lane, const FrameHeader& header) {
+    encode(header, append(lane, sizeof(FrameHeader)));
+  }
+  // The payload of the put whose first header was just appended; further headers, if it is longer than a
+  // frame, are made here.
   void user_payload(const FrameHeader& first, const PieceCursor& source);
   // A whole answer from a region's memory: data frames, then one without payload that marks the end.
   void region_payload(std::uint32_t region, std::uint64_t offset, std::uint64_t length);
@@ -33,19 +37,23 @@ class SessionOutput {
   // As in Session.
   std::size_t output(iovec* out, std::size_t max);
   void sent(std::size_t bytes) noexcept;
-  bool empty() const noexcept { return staged_.empty() && lanes_[0].items.empty() && lanes_[1].items.empty(); }
+  bool empty() const noexcept {
+    return staged_.empty() && lanes_[0].items.empty() && lanes_[1].items.empty();
+  }
 
   // Bytes of the request lane, from the beginning: all that were queued, and those handed to the stream.
   std::uint64_t requests_queued() const noexcept { return requests_queued_; }
   std::uint64_t requests_sent() const noexcept { return requests_sent_; }
+  std::size_t queued() const noexcept { return requests_queued_ - requests_sent_; }
   // Copied bytes that wait, and answers that wait.
   std::size_t copied(Lane lane) const noexcept { return of(lane).bytes.size(); }
   std::size_t waiting(Lane lane) const noexcept { return of(lane).items.size(); }
 
-  // Sends no more from region `index`: a part in the middle is finished from a copy, the answer ends with `fail`. False: no
-  // memory for the copy, and the stream must end.
+  // Sends no more from region `index`: a part in the middle is finished from a copy, the answer ends with
+  // `fail`. False: no memory for the copy, and the stream must end.
   bool forget(std::uint32_t index);
-  // The memory that is next to be sent is not there: zeros go instead, and an answer ends with `fail`. Tells whose it was.
+  // The memory that is next to be sent is not there: zeros go instead, and an answer ends with `fail`. Tells
+  // whose it was.
   enum class Fault { none, request, answer };
   Fault fault() noexcept;
   void clear() noexcept;

@@ -21,8 +21,25 @@ enum class OpCode : std::uint8_t { write, read, atomic, fetch_atomic, compare_at
 
 // Names and meaning as in fi_atomic(3).
 enum class AtomicOp : std::uint8_t {
-  min, max, sum, prod, lor, land, bor, band, lxor, bxor, atomic_read, atomic_write,
-  cswap, cswap_ne, cswap_le, cswap_lt, cswap_ge, cswap_gt, mswap,
+  min,
+  max,
+  sum,
+  prod,
+  lor,
+  land,
+  bor,
+  band,
+  lxor,
+  bxor,
+  atomic_read,
+  atomic_write,
+  cswap,
+  cswap_ne,
+  cswap_le,
+  cswap_lt,
+  cswap_ge,
+  cswap_gt,
+  mswap,
 };
 inline constexpr int kAtomicOps = 19;
 constexpr bool needs_compare(AtomicOp op) noexcept { return op >= AtomicOp::cswap; }
@@ -44,7 +61,8 @@ enum class Delivery : std::uint8_t {
 
 // Access rights of a region (fi_mr(3)).
 namespace access {
-inline constexpr std::uint32_t kSend = 1, kRecv = 2, kRead = 4, kWrite = 8, kRemoteRead = 16, kRemoteWrite = 32;
+inline constexpr std::uint32_t kSend = 1, kRecv = 2, kRead = 4, kWrite = 8, kRemoteRead = 16,
+                               kRemoteWrite = 32;
 inline constexpr std::uint32_t kLocal = 15, kRemote = 48, kAll = 63;
 }  // namespace access
 
@@ -57,8 +75,8 @@ inline constexpr std::uint32_t kBasic = 1 << 0;
 
 // Flags of a completion: what kind of event it tells of.
 namespace completion_flag {
-inline constexpr std::uint32_t kRma = 1, kRead = 2, kWrite = 4, kAtomic = 8, kRemoteWrite = 16, kRemoteData = 32,
-                               kMessage = 64, kTagged = 128, kSend = 256, kRecv = 512;
+inline constexpr std::uint32_t kRma = 1, kRead = 2, kWrite = 4, kAtomic = 8, kRemoteWrite = 16,
+                               kRemoteData = 32, kMessage = 64, kTagged = 128, kSend = 256, kRecv = 512;
 }
 
 namespace transfer_flag {
@@ -66,14 +84,16 @@ inline constexpr std::uint16_t kRemoteData = 1;  // deliver Transfer::data to th
 inline constexpr std::uint16_t kWillWait = 2;    // the caller waits at once: do the work in place
 }  // namespace transfer_flag
 
-// One request to a Path. Local memory stays valid until the operation settled it; no registration is needed for it.
+// One request to a Path. Local memory stays valid until the operation settled it; no registration is needed
+// for it.
 struct Transfer {
   Operation* operation;  // told of the outcome, once per transfer
   union {
     std::byte* local;           // source of a write, landing place of a read, operands of an atomic
     const iovec* local_pieces;  // if piece_count > 0: that many pieces, valid until the transfer settled
   };
-  std::uint64_t remote;  // offset into the region, or the target's address where the region is addressed virtually
+  std::uint64_t
+      remote;  // offset into the region, or the target's address where the region is addressed virtually
   std::uint64_t key;     // as Path::resolve() gave it
   std::uint64_t length;  // bytes; for atomics a multiple of the element size, at most kMaxAtomicBytes
   union {
@@ -135,9 +155,9 @@ struct Info {
 };
 
 namespace caps {
-inline constexpr std::uint64_t kRma = 1, kAtomic = 2, kRead = 4, kWrite = 8, kRemoteRead = 16, kRemoteWrite = 32,
-                               kRmaEvent = 64, kRemoteData = 128, kLocalComm = 256, kRemoteComm = 512, kRmaPmem = 1024,
-                               kMessage = 2048, kTagged = 4096;
+inline constexpr std::uint64_t kRma = 1, kAtomic = 2, kRead = 4, kWrite = 8, kRemoteRead = 16,
+                               kRemoteWrite = 32, kRmaEvent = 64, kRemoteData = 128, kLocalComm = 256,
+                               kRemoteComm = 512, kRmaPmem = 1024, kMessage = 2048, kTagged = 4096;
 }
 
 }  // namespace fab

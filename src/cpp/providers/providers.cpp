@@ -67,7 +67,8 @@ Info info_of(const std::vector<Leaf>& leaves) {
 
 std::vector<lnx::Link> links_for(const std::string& spec) {
   if (!spec.empty()) return lnx::parse_links(spec);
-  if (const std::string configured = configured_links(); !configured.empty()) return lnx::parse_links(configured);
+  if (const std::string configured = configured_links(); !configured.empty())
+    return lnx::parse_links(configured);
   lnx::Link best;
   for (const auto& provider : providers()) {
     const auto infos = provider->discover();
@@ -81,8 +82,8 @@ std::unique_ptr<Domain> open_leaves(const std::vector<Leaf>& leaves, const Domai
   std::map<std::string_view, int> ordinals;
   for (const Leaf& leaf : leaves) {
     const auto provider = leaf.provider->name();
-    domains.push_back(
-        leaf.provider->open(leaf.info, std::string(provider) + "." + std::to_string(ordinals[provider]++), services));
+    domains.push_back(leaf.provider->open(
+        leaf.info, std::string(provider) + "." + std::to_string(ordinals[provider]++), services));
   }
   return domains.size() == 1 ? std::move(domains.front()) : lnx::make_linked_domain(std::move(domains));
 }
@@ -111,13 +112,15 @@ std::vector<Info> find_links(const std::string& spec) {
       reasons += (reasons.empty() ? "" : "; ") + info.why;
   }
   if (found.empty())
-    throw Error(Errc::no_data, "no link of \"" + spec + "\" can be used here: " + reasons + "; see `pyfab doctor`");
+    throw Error(Errc::no_data,
+                "no link of \"" + spec + "\" can be used here: " + reasons + "; see `pyfab doctor`");
   return found;
 }
 
 std::shared_ptr<DomainCore> open_domain(const std::string& spec, DomainOptions options) {
   for (const auto& [name, value] : options.settings)
-    if (std::ranges::find_if(kSettings, [&](const char* known) { return name == known; }) == std::end(kSettings)) {
+    if (std::ranges::find_if(kSettings, [&](const char* known) { return name == known; }) ==
+        std::end(kSettings)) {
       std::string known;
       for (const char* setting : kSettings) known += (known.empty() ? "" : ", ") + std::string(setting);
       throw Error(Errc::invalid, "unknown setting \"" + name + "\"; known are " + known);
@@ -131,7 +134,8 @@ std::shared_ptr<DomainCore> open_domain(const std::string& spec, DomainOptions o
                               std::move(options));
     reasons += (reasons.empty() ? "" : "; ") + info.why;
   }
-  throw Error(Errc::no_data, "no link of \"" + spec + "\" can be used here: " + reasons + "; see `pyfab doctor`");
+  throw Error(Errc::no_data,
+              "no link of \"" + spec + "\" can be used here: " + reasons + "; see `pyfab doctor`");
 }
 
 }  // namespace fab

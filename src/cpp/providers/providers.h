@@ -14,8 +14,9 @@ std::vector<Info> discover();
 // $FI_LNX_PROV_LINKS, or empty.
 std::string configured_links();
 
-// What opening `spec` would give, first alternative first; empty: $FI_LNX_PROV_LINKS, else the best links found. Throws Error(invalid) for
-// what cannot be parsed, unknown providers and unknown devices, Error(no_data) where no alternative can be used here.
+// What opening `spec` would give, first alternative first; empty: $FI_LNX_PROV_LINKS, else the best links
+// found. Throws Error(invalid) for what cannot be parsed, unknown providers and unknown devices,
+// Error(no_data) where no alternative can be used here.
 std::vector<Info> find_links(const std::string& spec);
 
 // Opens the first usable alternative.

@@ -13,18 +13,24 @@ DataType data_type(const py::dtype& dtype) {
     if (kind == 'i' || kind == 'u') {
       const int base = kind == 'u' ? 1 : 0;
       switch (size) {
-        case 1: return static_cast<DataType>(0 + base);
-        case 2: return static_cast<DataType>(2 + base);
-        case 4: return static_cast<DataType>(4 + base);
-        case 8: return static_cast<DataType>(6 + base);
-        default: break;
+        case 1:
+          return static_cast<DataType>(0 + base);
+        case 2:
+          return static_cast<DataType>(2 + base);
+        case 4:
+          return static_cast<DataType>(4 + base);
+        case 8:
+          return static_cast<DataType>(6 + base);
+        default:
+          break;
       }
     }
     if (kind == 'f' && size == 4) return DataType::f32;
     if (kind == 'f' && size == 8) return DataType::f64;
   }
-  throw Error(Errc::not_supported, "atomics take integers of 1, 2, 4 or 8 bytes, float32 and float64 in native byte order, not " +
-                                       py::str(dtype).cast<std::string>());
+  throw Error(Errc::not_supported,
+              "atomics take integers of 1, 2, 4 or 8 bytes, float32 and float64 in native byte order, not " +
+                  py::str(dtype).cast<std::string>());
 }
 
 AtomicOp atomic_op(PyObject* object) {
@@ -40,18 +46,23 @@ AtomicOp atomic_op(PyObject* object) {
 py::array operand_array(PyObject* object, const Target& target, const py::object& dtype) {
   if (is_array(object)) return py::reinterpret_borrow<py::array>(object);
   const py::object wanted = dtype ? dtype : (target.view ? target.view->dtype : py::object());
-  return py::module_::import("numpy").attr("asarray")(py::handle(object), wanted ? wanted : py::none()).cast<py::array>();
+  return py::module_::import("numpy")
+      .attr("asarray")(py::handle(object), wanted ? wanted : py::none())
+      .cast<py::array>();
 }
 
 // Result and comparand buffers hold as many elements, of the same dtype, as the operands.
 void check_like(const LocalBuffer& buffer, const LocalBuffer& operand, const char* what) {
   if (!buffer.pieces.empty() || buffer.nbytes != operand.nbytes)
-    throw Error(Errc::invalid, std::string(what) + " has " + std::to_string(buffer.nbytes) + " bytes, the operand " +
-                                   std::to_string(operand.nbytes) + "; they must be alike");
+    throw Error(Errc::invalid, std::string(what) + " has " + std::to_string(buffer.nbytes) +
+                                   " bytes, the operand " + std::to_string(operand.nbytes) +
+                                   "; they must be alike");
   if (buffer.dtype && PyObject_RichCompareBool(buffer.dtype, operand.dtype, Py_EQ) != 1) {
     PyErr_Clear();
-    throw Error(Errc::invalid, std::string(what) + " has dtype " + py::str(py::handle(buffer.dtype)).cast<std::string>() +
-                                   ", the operand " + py::str(py::handle(operand.dtype)).cast<std::string>() + "; they must be alike");
+    throw Error(Errc::invalid, std::string(what) + " has dtype " +
+                                   py::str(py::handle(buffer.dtype)).cast<std::string>() + ", the operand " +
+                                   py::str(py::handle(operand.dtype)).cast<std::string>() +
+                                   "; they must be alike");
   }
 }
 
@@ -69,8 +80,10 @@ PyObject* start_atomic(const char* name, OpCode code, PyObject* self, const Give
     const Target target = Target::of(given.remote);
     const PeerId peer = peer_from(given.peer);
     if (needs_compare(op) != (code == OpCode::compare_atomic))
-      throw Error(Errc::not_supported, std::string(name) + " does not take this operation: comparing ones (CSWAP…, MSWAP) go with "
-                                                           "compare_atomic, the others with atomic and fetch_atomic");
+      throw Error(Errc::not_supported,
+                  std::string(name) +
+                      " does not take this operation: comparing ones (CSWAP…, MSWAP) go with "
+                      "compare_atomic, the others with atomic and fetch_atomic");
     if (op == AtomicOp::atomic_read && code == OpCode::atomic)
       throw Error(Errc::not_supported, "ATOMIC_READ gives a result: use fetch_atomic");
 
@@ -82,7 +95,8 @@ PyObject* start_atomic(const char* name, OpCode code, PyObject* self, const Give
                                            py::str(operands.dtype()).cast<std::string>());
     check_fit(operand, target, name);
     if (target.view && (!target.view->contiguous || target.view->itemsize != operands.itemsize()))
-      throw Error(Errc::invalid, std::string(name) + " takes a contiguous remote array of the operand's dtype");
+      throw Error(Errc::invalid,
+                  std::string(name) + " takes a contiguous remote array of the operand's dtype");
     LocalBuffer compare, result;
     if (given.compare) {
       compare = LocalBuffer::of(operand_array(given.compare, target, operands.dtype()).ptr(), false);
@@ -112,7 +126,8 @@ PyObject* start_atomic(const char* name, OpCode code, PyObject* self, const Give
       batch.push_back(part);
       done += part.length;
     } while (done < operand.nbytes);
-    begin(*operation, static_cast<std::uint32_t>(batch.size()), context_number(handle, given.context), handle.queue.get());
+    begin(*operation, static_cast<std::uint32_t>(batch.size()), context_number(handle, given.context),
+          handle.queue.get());
     post_operation(handle, batch, *operation, {std::move(operand), std::move(compare), std::move(result)});
     return reinterpret_cast<PyObject*>(operation);
   } catch (...) {
@@ -133,14 +148,17 @@ PyObject* fetch_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, 
   static const char* const names[] = {"op", "operand", "result", "peer", "remote", "context", "flags"};
   PyObject* a[7];
   if (!parse_arguments("fetch_atomic", names, 5, args, nargs, kwnames, a)) return nullptr;
-  return start_atomic("fetch_atomic", OpCode::fetch_atomic, self, {a[0], a[1], nullptr, a[2], a[3], a[4], a[5], a[6]});
+  return start_atomic("fetch_atomic", OpCode::fetch_atomic, self,
+                      {a[0], a[1], nullptr, a[2], a[3], a[4], a[5], a[6]});
 }
 
 PyObject* compare_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  static const char* const names[] = {"op", "operand", "compare", "result", "peer", "remote", "context", "flags"};
+  static const char* const names[] = {"op",   "operand", "compare", "result",
+                                      "peer", "remote",  "context", "flags"};
   PyObject* a[8];
   if (!parse_arguments("compare_atomic", names, 6, args, nargs, kwnames, a)) return nullptr;
-  return start_atomic("compare_atomic", OpCode::compare_atomic, self, {a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]});
+  return start_atomic("compare_atomic", OpCode::compare_atomic, self,
+                      {a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]});
 }
 
 template <class F>
@@ -153,15 +171,18 @@ PyCFunction method(F function) {
 PyMethodDef atomic_methods[] = {
     {"atomic", method(atomic_method), METH_FASTCALL | METH_KEYWORDS,
      "atomic($self, /, op, operand, peer, remote, context=None, flags=None)\n--\n\n"
-     "Starts `remote[i] = op(remote[i], operand[i])`, each element atomically with respect to all atomics of the library on that\n"
-     "memory. operand: an array of integers of 1 to 8 bytes, float32 or float64 (a number takes the remote dtype). Misaligned\n"
+     "Starts `remote[i] = op(remote[i], operand[i])`, each element atomically with respect to all atomics of "
+     "the library on that\n"
+     "memory. operand: an array of integers of 1 to 8 bytes, float32 or float64 (a number takes the remote "
+     "dtype). Misaligned\n"
      "targets are refused with FI_EINVAL, pairs that do not exist with NotSupportedError."},
     {"fetch_atomic", method(fetch_method), METH_FASTCALL | METH_KEYWORDS,
      "fetch_atomic($self, /, op, operand, result, peer, remote, context=None, flags=None)\n--\n\n"
      "As atomic(); the former values go to `result`."},
     {"compare_atomic", method(compare_method), METH_FASTCALL | METH_KEYWORDS,
      "compare_atomic($self, /, op, operand, compare, result, peer, remote, context=None, flags=None)\n--\n\n"
-     "Starts `if compare[i] REL remote[i]: remote[i] = operand[i]` for the CSWAP family, and the masked swap MSWAP; the former values\n"
+     "Starts `if compare[i] REL remote[i]: remote[i] = operand[i]` for the CSWAP family, and the masked swap "
+     "MSWAP; the former values\n"
      "go to `result`."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -26,11 +26,12 @@ void bind_context(py::module_& m);
 
 // The library's exception for `code`, as an instance; message as given.
 py::object make_error(Errc code, const std::string& message);
-// Sets the Python error of the C++ exception being handled. For functions that are called by CPython directly.
+// Sets the Python error of the C++ exception being handled. For functions that are called by CPython
+// directly.
 void set_python_error() noexcept;
 
-// Runs `wait(deadline)` without the GIL until it returns true or the time is over, looking for signals in between
-// (Ctrl-C works within 100 ms). Throws py::error_already_set for an exception of a signal handler.
+// Runs `wait(deadline)` without the GIL until it returns true or the time is over, looking for signals in
+// between (Ctrl-C works within 100 ms). Throws py::error_already_set for an exception of a signal handler.
 bool wait_interruptibly(const std::function<bool(Deadline)>& wait, Deadline deadline);
 // Seconds from a Python argument: None waits for ever.
 Deadline deadline_from(py::handle timeout);

@@ -1,5 +1,4 @@
 #include "providers/providers.h"
-
 #include "python/bind.h"
 
 namespace fab::python {
@@ -58,22 +57,25 @@ void bind_domain(py::module_& m) {
       .def("allocate", &DomainCore::allocate, py::arg("nbytes"))
       .def("open_counter", &DomainCore::open_counter)
       .def("open_event_queue", &DomainCore::open_event_queue)
-      .def("open_completion_queue",
-           [](DomainCore& domain, std::size_t size, bool forget_oldest) {
-             return domain.open_completion_queue(
-                 size, forget_oldest ? CompletionQueue::WhenFull::forget_oldest : CompletionQueue::WhenFull::refuse);
-           },
-           py::arg("size"), py::arg("forget_oldest"))
+      .def(
+          "open_completion_queue",
+          [](DomainCore& domain, std::size_t size, bool forget_oldest) {
+            return domain.open_completion_queue(size, forget_oldest ? CompletionQueue::WhenFull::forget_oldest
+                                                                    : CompletionQueue::WhenFull::refuse);
+          },
+          py::arg("size"), py::arg("forget_oldest"))
       .def("progress", &DomainCore::progress, py::call_guard<py::gil_scoped_release>())
       .def("close", &DomainCore::close, py::arg("force"), py::call_guard<py::gil_scoped_release>());
 
-  m.def("discover", [] { return info_list(discover()); }, "Every provider and device of this build, usable here or not, as dicts.");
+  m.def(
+      "discover", [] { return info_list(discover()); },
+      "Every provider and device of this build, usable here or not, as dicts.");
   m.def("configured_links", &configured_links, "$FI_LNX_PROV_LINKS, or an empty string.");
   m.def("find_links", [](const std::string& spec) { return info_list(find_links(spec)); }, py::arg("spec"));
   m.def(
       "open_domain",
-      [](const std::string& spec, std::uint32_t mode, const std::string& auth_key, bool strict_keys, bool manual_progress,
-         double peer_deadline, std::map<std::string, std::string> settings) {
+      [](const std::string& spec, std::uint32_t mode, const std::string& auth_key, bool strict_keys,
+         bool manual_progress, double peer_deadline, std::map<std::string, std::string> settings) {
         DomainOptions options;
         options.mr_mode = mode;
         options.auth_key = auth_key;
@@ -84,8 +86,8 @@ void bind_domain(py::module_& m) {
         const py::gil_scoped_release release;
         return open_domain(spec, std::move(options));
       },
-      py::arg("spec"), py::arg("mr_mode"), py::arg("auth_key"), py::arg("strict_keys"), py::arg("manual_progress"),
-      py::arg("peer_deadline"), py::arg("settings"));
+      py::arg("spec"), py::arg("mr_mode"), py::arg("auth_key"), py::arg("strict_keys"),
+      py::arg("manual_progress"), py::arg("peer_deadline"), py::arg("settings"));
 }
 
 }  // namespace fab::python

@@ -5,8 +5,8 @@
 namespace fab::python {
 namespace {
 
-// Code → exception class, set once by the package, whose Python code owns the tree. Never freed: exceptions may be raised until
-// the interpreter is gone.
+// Code → exception class, set once by the package, whose Python code owns the tree. Never freed: exceptions
+// may be raised until the interpreter is gone.
 PyObject* error_classes = nullptr;
 PyObject* base_class = nullptr;
 
@@ -34,7 +34,9 @@ void translate(std::exception_ptr thrown) {
 
 }  // namespace
 
-py::object make_error(Errc code, const std::string& message) { return class_for(code)(static_cast<int>(code), message); }
+py::object make_error(Errc code, const std::string& message) {
+  return class_for(code)(static_cast<int>(code), message);
+}
 
 void set_python_error() noexcept {
   try {
@@ -80,7 +82,8 @@ void bind_errors(py::module_& m) {
       },
       py::arg("classes"), py::arg("base"));
   m.def("error_name", [](int code) { return std::string(name(static_cast<Errc>(code))); }, py::arg("code"));
-  m.def("error_text", [](int code) { return std::string(describe(static_cast<Errc>(code))); }, py::arg("code"));
+  m.def(
+      "error_text", [](int code) { return std::string(describe(static_cast<Errc>(code))); }, py::arg("code"));
 }
 
 }  // namespace fab::python

@@ -4,7 +4,8 @@
 namespace fab::python {
 namespace {
 
-// Keeps exporters of buffers alive and their memory in place; lets go with the GIL, whoever drops the last reference.
+// Keeps exporters of buffers alive and their memory in place; lets go with the GIL, whoever drops the last
+// reference.
 struct Exporters {
   std::vector<Py_buffer> views;
   ~Exporters() {
@@ -20,21 +21,31 @@ iovec export_buffer(Exporters& exporters, py::handle object, bool writable) {
     const std::string type = Py_TYPE(object.ptr())->tp_name;
     PyErr_Clear();
     if (!PyObject_CheckBuffer(object.ptr()))
-      throw Error(Errc::invalid, "cannot register a " + type + ": pass a NumPy array, any other buffer, or a list of buffers");
+      throw Error(Errc::invalid, "cannot register a " + type +
+                                     ": pass a NumPy array, any other buffer, or a list of buffers");
     if (writable && PyObject_GetBuffer(object.ptr(), &view, PyBUF_ND) == 0) {
       PyBuffer_Release(&view);
-      throw Error(Errc::access, "the " + type + " is read-only, and RECV, READ and REMOTE_WRITE would write into it; leave these rights out");
+      throw Error(
+          Errc::access,
+          "the " + type +
+              " is read-only, and RECV, READ and REMOTE_WRITE would write into it; leave these rights out");
     }
     PyErr_Clear();
-    throw Error(Errc::invalid, "the " + type + " is not C-contiguous; register numpy.ascontiguousarray(a), or the array that it is a view of");
+    throw Error(
+        Errc::invalid,
+        "the " + type +
+            " is not C-contiguous; register numpy.ascontiguousarray(a), or the array that it is a view of");
   }
   exporters.views.push_back(view);
   return {view.buf, static_cast<std::size_t>(view.len)};
 }
 
-std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>& domain, const py::list& buffers, std::uint32_t access,
-                                              const py::object& key, std::uint32_t flags, std::uint64_t context,
-                                              const std::shared_ptr<SharedMemory>& memory, std::uint64_t file_offset) {
+std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>& domain,
+                                              const py::list& buffers, std::uint32_t access,
+                                              const py::object& key, std::uint32_t flags,
+                                              std::uint64_t context,
+                                              const std::shared_ptr<SharedMemory>& memory,
+                                              std::uint64_t file_offset) {
   domain->check_open();
   constexpr std::uint32_t kWriting = access::kRecv | access::kRead | access::kRemoteWrite;
   auto exporters = std::make_shared<Exporters>();
@@ -55,7 +66,9 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
     parameters.file = memory->file.get();
     parameters.file_offset = file_offset;
   }
-  parameters.keep_alive = std::make_shared<std::pair<std::shared_ptr<Exporters>, std::shared_ptr<SharedMemory>>>(exporters, memory);
+  parameters.keep_alive =
+      std::make_shared<std::pair<std::shared_ptr<Exporters>, std::shared_ptr<SharedMemory>>>(exporters,
+                                                                                             memory);
   return domain->register_memory(std::move(parameters));
 }
 
@@ -63,10 +76,13 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
 
 void bind_memory(py::module_& m) {
   py::class_<SharedMemory, std::shared_ptr<SharedMemory>>(m, "SharedMemory", py::buffer_protocol())
-      .def_property_readonly("address", [](const SharedMemory& memory) { return reinterpret_cast<std::uint64_t>(memory.mapping.data()); })
+      .def_property_readonly(
+          "address",
+          [](const SharedMemory& memory) { return reinterpret_cast<std::uint64_t>(memory.mapping.data()); })
       .def_property_readonly("nbytes", [](const SharedMemory& memory) { return memory.mapping.size(); })
       .def_buffer([](SharedMemory& memory) {
-        return py::buffer_info(reinterpret_cast<std::uint8_t*>(memory.mapping.data()), static_cast<py::ssize_t>(memory.mapping.size()));
+        return py::buffer_info(reinterpret_cast<std::uint8_t*>(memory.mapping.data()),
+                               static_cast<py::ssize_t>(memory.mapping.size()));
       });
 
   py::class_<MemoryRegion, std::shared_ptr<MemoryRegion>>(m, "MemoryRegionCore")
@@ -78,14 +94,16 @@ void bind_memory(py::module_& m) {
       .def_property_readonly("closed", &MemoryRegion::closed)
       .def("bind", &MemoryRegion::bind, py::arg("counter"))
       .def("close", &MemoryRegion::close, py::call_guard<py::gil_scoped_release>())
-      .def("remote",
-           [](MemoryRegion& region, const py::object& dtype, const std::vector<std::int64_t>& shape) {
-             return RemoteView::of(region.remote(), dtype, shape);
-           },
-           py::arg("dtype"), py::arg("shape"));
+      .def(
+          "remote",
+          [](MemoryRegion& region, const py::object& dtype, const std::vector<std::int64_t>& shape) {
+            return RemoteView::of(region.remote(), dtype, shape);
+          },
+          py::arg("dtype"), py::arg("shape"));
 
-  m.def("register_memory", &register_memory, py::arg("domain"), py::arg("buffers"), py::arg("access"), py::arg("key"), py::arg("flags"),
-        py::arg("context"), py::arg("memory").none(true), py::arg("file_offset"));
+  m.def("register_memory", &register_memory, py::arg("domain"), py::arg("buffers"), py::arg("access"),
+        py::arg("key"), py::arg("flags"), py::arg("context"), py::arg("memory").none(true),
+        py::arg("file_offset"));
 }
 
 }  // namespace fab::python

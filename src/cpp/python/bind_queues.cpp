@@ -6,7 +6,8 @@ namespace {
 
 // Waits for a queue or counter of `domain`; true if `done`.
 template <class Waited>
-bool wait_for(DomainCore& domain, Waited& waited, const std::function<bool()>& done, const py::object& timeout) {
+bool wait_for(DomainCore& domain, Waited& waited, const std::function<bool()>& done,
+              const py::object& timeout) {
   waited.add_waiter();
   struct Leave {
     Waited& waited;
@@ -21,81 +22,95 @@ void bind_queues(py::module_& m) {
   py::class_<CompletionQueue, std::shared_ptr<CompletionQueue>>(m, "CompletionQueueCore")
       .def_property_readonly("size", &CompletionQueue::size)
       .def("fileno", &CompletionQueue::event_fd, "A descriptor that is readable while there are entries.")
-      .def("read",
-           [](CompletionQueue& queue, std::size_t max, py::dict& objects) {
-             std::vector<Completion> entries(std::min<std::size_t>(max, queue.size()));
-             entries.resize(queue.read(entries));
-             py::list out;
-             for (const Completion& entry : entries) {
-               py::object context;
-               if (entry.context >> 63 != 0) {
-                 const py::int_ number(entry.context);
-                 if (PyObject* found = PyDict_GetItem(objects.ptr(), number.ptr())) {
-                   context = py::reinterpret_borrow<py::object>(found);
-                   PyDict_DelItem(objects.ptr(), number.ptr());
-                 }
-               }
-               out.append(py::reinterpret_steal<py::object>(make_completion(entry, context.ptr())));
-             }
-             return out;
-           },
-           py::arg("max"), py::arg("objects"))
-      .def("wait",
-           [](CompletionQueue& queue, const std::shared_ptr<DomainCore>& domain, const py::object& timeout) {
-             return wait_for(*domain, queue.wakeup(), [&] { return !queue.empty(); }, timeout);
-           },
-           py::arg("domain"), py::arg("timeout"));
+      .def(
+          "read",
+          [](CompletionQueue& queue, std::size_t max, py::dict& objects) {
+            std::vector<Completion> entries(std::min<std::size_t>(max, queue.size()));
+            entries.resize(queue.read(entries));
+            py::list out;
+            for (const Completion& entry : entries) {
+              py::object context;
+              if (entry.context >> 63 != 0) {
+                const py::int_ number(entry.context);
+                if (PyObject* found = PyDict_GetItem(objects.ptr(), number.ptr())) {
+                  context = py::reinterpret_borrow<py::object>(found);
+                  PyDict_DelItem(objects.ptr(), number.ptr());
+                }
+              }
+              out.append(py::reinterpret_steal<py::object>(make_completion(entry, context.ptr())));
+            }
+            return out;
+          },
+          py::arg("max"), py::arg("objects"))
+      .def(
+          "wait",
+          [](CompletionQueue& queue, const std::shared_ptr<DomainCore>& domain, const py::object& timeout) {
+            return wait_for(*domain, queue.wakeup(), [&] { return !queue.empty(); }, timeout);
+          },
+          py::arg("domain"), py::arg("timeout"));
 
   py::class_<Counter, std::shared_ptr<Counter>>(m, "CounterCore")
       .def_property_readonly("value", &Counter::value)
       .def_property_readonly("errors", &Counter::errors)
       .def("add", &Counter::add, py::arg("amount"))
       .def("set", &Counter::set, py::arg("value"))
-      .def("wait",
-           [](Counter& counter, const std::shared_ptr<DomainCore>& domain, std::uint64_t threshold, const py::object& timeout) {
-             const auto errors = counter.errors();
-             return wait_for(*domain, counter, [&] { return counter.value() >= threshold || counter.errors() != errors; }, timeout);
-           },
-           py::arg("domain"), py::arg("threshold"), py::arg("timeout"));
+      .def(
+          "wait",
+          [](Counter& counter, const std::shared_ptr<DomainCore>& domain, std::uint64_t threshold,
+             const py::object& timeout) {
+            const auto errors = counter.errors();
+            return wait_for(
+                *domain, counter, [&] { return counter.value() >= threshold || counter.errors() != errors; },
+                timeout);
+          },
+          py::arg("domain"), py::arg("threshold"), py::arg("timeout"));
 
   py::class_<EventQueue, std::shared_ptr<EventQueue>>(m, "EventQueueCore")
       .def("read",
            [](EventQueue& queue) -> py::object {
              const auto event = queue.read();
              if (!event) return py::none();
-             return py::make_tuple(static_cast<int>(event->type), static_cast<int>(event->error), event->peer, event->context, event->data,
-                                   event->text);
+             return py::make_tuple(static_cast<int>(event->type), static_cast<int>(event->error), event->peer,
+                                   event->context, event->data, event->text);
            })
-      .def("wait",
-           [](EventQueue& queue, const std::shared_ptr<DomainCore>& domain, const py::object& timeout) {
-             return wait_for(*domain, queue.wakeup(), [&] { return !queue.empty(); }, timeout);
-           },
-           py::arg("domain"), py::arg("timeout"));
+      .def(
+          "wait",
+          [](EventQueue& queue, const std::shared_ptr<DomainCore>& domain, const py::object& timeout) {
+            return wait_for(*domain, queue.wakeup(), [&] { return !queue.empty(); }, timeout);
+          },
+          py::arg("domain"), py::arg("timeout"));
 
   py::class_<AddressVector, std::shared_ptr<AddressVector>>(m, "AddressVectorCore")
       .def(py::init<>())
-      .def("insert", [](AddressVector& av, const py::bytes& name) { return av.insert(std::string(name)); }, py::arg("address"))
+      .def(
+          "insert", [](AddressVector& av, const py::bytes& name) { return av.insert(std::string(name)); },
+          py::arg("address"))
       .def("remove", &AddressVector::remove, py::arg("peer"))
-      .def("lookup", [](const AddressVector& av, PeerId peer) { return py::bytes(av.lookup(peer)); }, py::arg("peer"))
+      .def(
+          "lookup", [](const AddressVector& av, PeerId peer) { return py::bytes(av.lookup(peer)); },
+          py::arg("peer"))
       .def("contains", &AddressVector::contains, py::arg("peer"))
       .def("end", &AddressVector::end)
       .def("size", &AddressVector::size);
 
-  m.def("encode_name",
-        [](const std::vector<std::tuple<std::string, std::uint16_t, py::bytes>>& parts) {
-          Name name;
-          for (const auto& [link, context, bytes] : parts) name.parts.push_back({link, context, std::string(bytes)});
-          return py::bytes(name.encode());
-        },
-        py::arg("parts"));
-  m.def("decode_name",
-        [](const py::bytes& bytes) {
-          py::list out;
-          for (const Part& part : Name::decode(std::string_view(bytes)).parts)
-            out.append(py::make_tuple(part.link, part.context, py::bytes(part.bytes)));
-          return out;
-        },
-        py::arg("address"), "[(link, context, bytes)]; raises InvalidArgumentError for what is no address.");
+  m.def(
+      "encode_name",
+      [](const std::vector<std::tuple<std::string, std::uint16_t, py::bytes>>& parts) {
+        Name name;
+        for (const auto& [link, context, bytes] : parts)
+          name.parts.push_back({link, context, std::string(bytes)});
+        return py::bytes(name.encode());
+      },
+      py::arg("parts"));
+  m.def(
+      "decode_name",
+      [](const py::bytes& bytes) {
+        py::list out;
+        for (const Part& part : Name::decode(std::string_view(bytes)).parts)
+          out.append(py::make_tuple(part.link, part.context, py::bytes(part.bytes)));
+        return out;
+      },
+      py::arg("address"), "[(link, context, bytes)]; raises InvalidArgumentError for what is no address.");
 }
 
 }  // namespace fab::python

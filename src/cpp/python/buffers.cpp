@@ -7,8 +7,8 @@ namespace fab::python {
 namespace {
 
 PyTypeObject* array_type() {
-  static PyTypeObject* type =
-      reinterpret_cast<PyTypeObject*>(py::module_::import("numpy").attr("ndarray").cast<py::object>().release().ptr());
+  static PyTypeObject* type = reinterpret_cast<PyTypeObject*>(
+      py::module_::import("numpy").attr("ndarray").cast<py::object>().release().ptr());
   return type;
 }
 
@@ -67,8 +67,11 @@ void LocalBuffer::add(PyObject* object, bool writable) {
     if (py::detail::array_descriptor_proxy(array.dtype)->kind == 'O')
       refuse("the array holds Python objects, which have no meaning in another process; use a numeric dtype");
     if (!array.contiguous)
-      refuse("the array is not C-contiguous; pass numpy.ascontiguousarray(a), or its parts with write_many/read_many");
-    if (writable && !array.writable) throw Error(Errc::access, "the array is read-only, and the operation writes into it");
+      refuse(
+          "the array is not C-contiguous; pass numpy.ascontiguousarray(a), or its parts with "
+          "write_many/read_many");
+    if (writable && !array.writable)
+      throw Error(Errc::access, "the array is read-only, and the operation writes into it");
     dtype = array.dtype;
     add_piece(array.data, static_cast<std::size_t>(array.nbytes));
     return;
@@ -78,13 +81,16 @@ void LocalBuffer::add(PyObject* object, bool writable) {
     PyErr_Clear();
     if (PyObject_CheckBuffer(object) && writable && PyObject_GetBuffer(object, &view, PyBUF_ND) == 0) {
       PyBuffer_Release(&view);
-      throw Error(Errc::access, "the " + type_name(object) + " is read-only, and the operation writes into it");
+      throw Error(Errc::access,
+                  "the " + type_name(object) + " is read-only, and the operation writes into it");
     }
     PyErr_Clear();
     if (PyObject_CheckBuffer(object))
-      refuse("the " + type_name(object) + " is not C-contiguous memory; copy it into a contiguous buffer first");
+      refuse("the " + type_name(object) +
+             " is not C-contiguous memory; copy it into a contiguous buffer first");
     refuse("a " + type_name(object) +
-           " is no memory: pass a NumPy array, any other buffer, a list of buffers, or (region, offset, length)");
+           " is no memory: pass a NumPy array, any other buffer, a list of buffers, or (region, offset, "
+           "length)");
   }
   views_.push_back(view);
   add_piece(view.buf, static_cast<std::size_t>(view.len));
@@ -92,10 +98,12 @@ void LocalBuffer::add(PyObject* object, bool writable) {
 
 LocalBuffer LocalBuffer::of(PyObject* object, bool writable) {
   LocalBuffer buffer;
-  if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 3 && PyObject_HasAttrString(PyTuple_GET_ITEM(object, 0), "_core")) {
+  if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 3 &&
+      PyObject_HasAttrString(PyTuple_GET_ITEM(object, 0), "_core")) {
     const auto tuple = py::reinterpret_borrow<py::tuple>(object);
     const auto region = tuple[0].attr("_core").cast<std::shared_ptr<MemoryRegion>>();
-    if (PyLong_Check(tuple[1].ptr()) && PyObject_RichCompareBool(tuple[1].ptr(), py::int_(0).ptr(), Py_LT) == 1)
+    if (PyLong_Check(tuple[1].ptr()) &&
+        PyObject_RichCompareBool(tuple[1].ptr(), py::int_(0).ptr(), Py_LT) == 1)
       throw Error(Errc::bounds, "a negative offset into a region");
     for (const iovec& piece : region->slice(tuple[1].cast<std::uint64_t>(), tuple[2].cast<std::uint64_t>()))
       buffer.add_piece(piece.iov_base, piece.iov_len);

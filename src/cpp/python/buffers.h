@@ -8,8 +8,8 @@
 
 namespace fab::python {
 
-// Local memory of an operation as its caller gave it: an array, any buffer, a list of them, or (region, offset, length). Holds what
-// keeps the memory in place. Move-only.
+// Local memory of an operation as its caller gave it: an array, any buffer, a list of them, or (region,
+// offset, length). Holds what keeps the memory in place. Move-only.
 class LocalBuffer {
  public:
   LocalBuffer() = default;
@@ -17,10 +17,11 @@ class LocalBuffer {
   LocalBuffer& operator=(LocalBuffer&& other) noexcept;
   ~LocalBuffer();  // needs the GIL
 
-  // Throws for memory that is not C-contiguous, not writable where `writable` is asked for, or no memory at all.
+  // Throws for memory that is not C-contiguous, not writable where `writable` is asked for, or no memory at
+  // all.
   static LocalBuffer of(PyObject* object, bool writable);
 
-  std::byte* data = nullptr;   // of the only piece; with several, see `pieces`
+  std::byte* data = nullptr;  // of the only piece; with several, see `pieces`
   std::uint64_t nbytes = 0;
   std::vector<iovec> pieces;   // two or more pieces, or empty
   PyObject* dtype = nullptr;   // borrowed: the dtype of an ndarray, else null

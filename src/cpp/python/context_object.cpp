@@ -44,27 +44,32 @@ PeerId peer_from(PyObject* object) {
     Py_DECREF(number);
     return value;
   }
-  throw Error(Errc::invalid, std::string("a peer is the int that av.insert() returned, not a ") + Py_TYPE(object)->tp_name);
+  throw Error(Errc::invalid,
+              std::string("a peer is the int that av.insert() returned, not a ") + Py_TYPE(object)->tp_name);
 }
 
 Target Target::of(PyObject* object) {
   if (const RemoteView* view = remote_view(object)) return {view->remote(), view->region->key, view};
   if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 2) {
     const auto number = [&](Py_ssize_t i, const char* what) {
-      const auto value = PyLong_Check(PyTuple_GET_ITEM(object, i)) || PyIndex_Check(PyTuple_GET_ITEM(object, i))
-                             ? py::reinterpret_steal<py::object>(PyNumber_Index(PyTuple_GET_ITEM(object, i)))
-                             : py::object();
+      const auto value =
+          PyLong_Check(PyTuple_GET_ITEM(object, i)) || PyIndex_Check(PyTuple_GET_ITEM(object, i))
+              ? py::reinterpret_steal<py::object>(PyNumber_Index(PyTuple_GET_ITEM(object, i)))
+              : py::object();
       const auto bits = value ? PyLong_AsUnsignedLongLong(value.ptr()) : ~0ull;
       if (!value || (bits == ~0ull && PyErr_Occurred())) {
         PyErr_Clear();
-        throw Error(Errc::invalid, std::string("in (address, key) the ") + what + " is not an int from 0 to 2**64 - 1");
+        throw Error(Errc::invalid,
+                    std::string("in (address, key) the ") + what + " is not an int from 0 to 2**64 - 1");
       }
       return static_cast<std::uint64_t>(bits);
     };
     return {number(0, "address"), number(1, "key"), nullptr};
   }
-  throw Error(Errc::invalid, std::string("the remote side is a RemoteRegion (mr.remote of the peer) or (address, key), not a ") +
-                                 Py_TYPE(object)->tp_name);
+  throw Error(
+      Errc::invalid,
+      std::string("the remote side is a RemoteRegion (mr.remote of the peer) or (address, key), not a ") +
+          Py_TYPE(object)->tp_name);
 }
 
 void check_fit(const LocalBuffer& local, const Target& target, const char* what) {
@@ -72,15 +77,17 @@ void check_fit(const LocalBuffer& local, const Target& target, const char* what)
   if (!view) return;
   if (local.nbytes > view->nbytes || (!view->contiguous && local.nbytes != view->nbytes))
     throw Error(local.nbytes > view->nbytes ? Errc::bounds : Errc::invalid,
-                std::string(what) + ": the local memory has " + std::to_string(local.nbytes) + " bytes and the remote array (" +
-                    view->describe() + ") " + std::to_string(view->nbytes) + "; slice either");
+                std::string(what) + ": the local memory has " + std::to_string(local.nbytes) +
+                    " bytes and the remote array (" + view->describe() + ") " + std::to_string(view->nbytes) +
+                    "; slice either");
   if (!local.dtype || local.dtype == view->dtype.ptr()) return;
   const auto itemsize = py::reinterpret_borrow<py::dtype>(local.dtype).itemsize();
   if (itemsize == 1 || view->itemsize == 1) return;  // raw bytes
   const int equal = PyObject_RichCompareBool(local.dtype, view->dtype.ptr(), Py_EQ);
   if (equal < 0) throw py::error_already_set();
   if (!equal)
-    throw Error(Errc::invalid, std::string(what) + ": the local array has dtype " + py::str(py::handle(local.dtype)).cast<std::string>() +
+    throw Error(Errc::invalid, std::string(what) + ": the local array has dtype " +
+                                   py::str(py::handle(local.dtype)).cast<std::string>() +
                                    " and the remote one " + py::str(view->dtype).cast<std::string>() +
                                    "; convert with astype(), or pass view('u1') to move raw bytes");
 }
@@ -90,13 +97,20 @@ Delivery delivery_from(PyObject* flags) {
   const long bits = PyLong_AsLong(flags);
   if (bits == -1 && PyErr_Occurred()) throw py::error_already_set();
   switch (bits) {
-    case 0: return Delivery::delivery;
-    case 1: return Delivery::inject;
-    case 2: return Delivery::transmit;
-    case 4: return Delivery::delivery;
-    case 8: return Delivery::commit;
+    case 0:
+      return Delivery::delivery;
+    case 1:
+      return Delivery::inject;
+    case 2:
+      return Delivery::transmit;
+    case 4:
+      return Delivery::delivery;
+    case 8:
+      return Delivery::commit;
     default:
-      throw Error(Errc::bad_flags, "flags " + std::to_string(bits) + ": an operation takes one of Delivery.INJECT, TRANSMIT, DELIVERY, COMMIT");
+      throw Error(Errc::bad_flags,
+                  "flags " + std::to_string(bits) +
+                      ": an operation takes one of Delivery.INJECT, TRANSMIT, DELIVERY, COMMIT");
   }
 }
 
@@ -117,7 +131,8 @@ std::uint64_t context_number(ContextHandle& handle, PyObject* context) {
   return next++;
 }
 
-void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation, bool long_work) {
+void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation,
+              bool long_work) {
   constexpr int kEagerTurns = 1000;
   Context& context = *handle.context;
   Deadline patience;  // none until the path proves to be full
@@ -135,7 +150,8 @@ void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batc
           // Full: one turn of progress, with a nap once that did not help for long.
           int turns = 0;
           const auto nap = std::chrono::milliseconds(fruitless > kEagerTurns ? 1 : 0);
-          context.wait([&] { return nap.count() == 0 && turns++ > 0; }, Deadline::in(nap.count() ? nap : std::chrono::seconds(1)));
+          context.wait([&] { return nap.count() == 0 && turns++ > 0; },
+                       Deadline::in(nap.count() ? nap : std::chrono::seconds(1)));
         }
       }
       if (taken < batch.size() && PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -148,7 +164,8 @@ void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batc
   }
 }
 
-void post_operation(ContextHandle& handle, std::span<const Transfer> batch, OperationObject& operation, LocalBuffer (&&buffers)[3]) {
+void post_operation(ContextHandle& handle, std::span<const Transfer> batch, OperationObject& operation,
+                    LocalBuffer (&&buffers)[3]) {
   const auto keep = [&] {
     if (operation.phase.load() == OperationObject::kSettled) return;
     std::vector<LocalBuffer> kept;
@@ -164,8 +181,8 @@ void post_operation(ContextHandle& handle, std::span<const Transfer> batch, Oper
   keep();
 }
 
-OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer, const Target& target, std::uint64_t nbytes,
-                                   PyObject* user_context) {
+OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer, const Target& target,
+                                   std::uint64_t nbytes, PyObject* user_context) {
   if (!handle.queue->reserve())
     throw Error(Errc::again, "the completion queue of " + std::to_string(handle.queue->size()) +
                                  " entries is full; read it before posting more, or make it larger");
@@ -184,8 +201,10 @@ OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer
 }
 
 void bind_context(py::module_& m) {
-  py::class_<ContextHandle> type(m, "Context", "One transmit and receive side of an endpoint, with one lock.");
-  type.def(py::init([](const std::shared_ptr<DomainCore>& domain, int index, const std::shared_ptr<AddressVector>& peers,
+  py::class_<ContextHandle> type(m, "Context",
+                                 "One transmit and receive side of an endpoint, with one lock.");
+  type.def(py::init([](const std::shared_ptr<DomainCore>& domain, int index,
+                       const std::shared_ptr<AddressVector>& peers,
                        const std::shared_ptr<CompletionQueue>& queue, const py::dict& objects) {
              auto handle = std::make_unique<ContextHandle>();
              handle->domain = domain;
@@ -195,7 +214,8 @@ void bind_context(py::module_& m) {
              const auto events = domain->open_event_queue();
              {
                const py::gil_scoped_release release;
-               handle->context = domain->open_context(static_cast<std::uint16_t>(index), peers, queue, events);
+               handle->context =
+                   domain->open_context(static_cast<std::uint16_t>(index), peers, queue, events);
              }
              handle->context->on_notice = [finished = handle->finished] {
                const py::gil_scoped_acquire acquire;
@@ -212,52 +232,60 @@ void bind_context(py::module_& m) {
                out.append(py::make_tuple(part.link, part.context, py::bytes(part.bytes)));
              return out;
            })
-      .def("report",
-           [](ContextHandle& handle, const py::object& peer) {
-             handle.check_open();
-             const PeerId id = peer_from(peer.ptr());
-             const Reach reach = handle.context->reaches(id);
-             const PathReport report = handle.context->report(id);
-             return py::make_tuple(report.link, report.how, reach.why);
-           },
-           py::arg("peer"), "(link, how, why): which link leads to the peer, how the bytes go, and why this one.")
-      .def("counts",
-           [](ContextHandle& handle, const py::object& peer) {
-             handle.check_open();
-             const PathCounts counts = handle.context->counts(peer_from(peer.ptr()));
-             py::dict out;
-             out["posted"] = counts.posted;
-             out["settled"] = counts.settled;
-             out["bytes_out"] = counts.bytes_out;
-             out["bytes_in"] = counts.bytes_in;
-             out["errors"] = counts.errors;
-             return out;
-           },
-           py::arg("peer"))
-      .def("flush",
-           [](ContextHandle& handle, const py::object& peer, const py::object& timeout) {
-             handle.check_open();
-             const PeerId id = peer.is_none() ? kNoPeer : peer_from(peer.ptr());
-             const Deadline deadline = deadline_from(timeout);
-             if (!wait_interruptibly([&](Deadline until) { return handle.context->flush(id, until); }, deadline))
-               throw Error(Errc::timeout, "operations " + (id == kNoPeer ? std::string() : "to peer " + std::to_string(id) + " ") +
-                                              "are still outstanding when the time of flush() is over");
-             handle.finished->drain();
-           },
-           py::arg("peer") = py::none(), py::arg("timeout") = py::none(),
-           "Waits until everything posted to `peer` (None: to all) before the call has settled.")
-      .def("progress",
-           [](ContextHandle& handle) {
-             handle.check_open();
-             bool moved;
-             {
-               const py::gil_scoped_release release;
-               moved = handle.context->progress();
-             }
-             handle.finished->drain();
-             return moved;
-           },
-           "Moves what can be moved without waiting; whether anything moved.")
+      .def(
+          "report",
+          [](ContextHandle& handle, const py::object& peer) {
+            handle.check_open();
+            const PeerId id = peer_from(peer.ptr());
+            const Reach reach = handle.context->reaches(id);
+            const PathReport report = handle.context->report(id);
+            return py::make_tuple(report.link, report.how, reach.why);
+          },
+          py::arg("peer"),
+          "(link, how, why): which link leads to the peer, how the bytes go, and why this one.")
+      .def(
+          "counts",
+          [](ContextHandle& handle, const py::object& peer) {
+            handle.check_open();
+            const PathCounts counts = handle.context->counts(peer_from(peer.ptr()));
+            py::dict out;
+            out["posted"] = counts.posted;
+            out["settled"] = counts.settled;
+            out["bytes_out"] = counts.bytes_out;
+            out["bytes_in"] = counts.bytes_in;
+            out["errors"] = counts.errors;
+            return out;
+          },
+          py::arg("peer"))
+      .def(
+          "flush",
+          [](ContextHandle& handle, const py::object& peer, const py::object& timeout) {
+            handle.check_open();
+            const PeerId id = peer.is_none() ? kNoPeer : peer_from(peer.ptr());
+            const Deadline deadline = deadline_from(timeout);
+            if (!wait_interruptibly([&](Deadline until) { return handle.context->flush(id, until); },
+                                    deadline))
+              throw Error(Errc::timeout,
+                          "operations " +
+                              (id == kNoPeer ? std::string() : "to peer " + std::to_string(id) + " ") +
+                              "are still outstanding when the time of flush() is over");
+            handle.finished->drain();
+          },
+          py::arg("peer") = py::none(), py::arg("timeout") = py::none(),
+          "Waits until everything posted to `peer` (None: to all) before the call has settled.")
+      .def(
+          "progress",
+          [](ContextHandle& handle) {
+            handle.check_open();
+            bool moved;
+            {
+              const py::gil_scoped_release release;
+              moved = handle.context->progress();
+            }
+            handle.finished->drain();
+            return moved;
+          },
+          "Moves what can be moved without waiting; whether anything moved.")
       .def_property_readonly("closed", [](const ContextHandle& handle) { return handle.closed; })
       .def("close", &ContextHandle::close);
   add_methods(type, rma_methods);

@@ -11,7 +11,8 @@ struct ContextHandle {
   std::shared_ptr<Context> context;
   std::shared_ptr<CompletionQueue> queue;
   std::shared_ptr<FinishedList> finished = std::make_shared<FinishedList>();
-  py::dict objects;  // number → what the caller gave as context, where that is no int; shared with the queue's reader
+  py::dict objects;  // number → what the caller gave as context, where that is no int; shared with the
+                     // queue's reader
   bool manual = false;
   bool closed = false;
 
@@ -35,16 +36,21 @@ struct Target {
 // Checks a local buffer against the target before anything moves: size and dtype.
 void check_fit(const LocalBuffer& local, const Target& target, const char* what);
 
-// Posts all of `batch`, waiting for room where the path is full. Throws after having settled what was not posted.
-void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation, bool long_work);
+// Posts all of `batch`, waiting for room where the path is full. Throws after having settled what was not
+// posted.
+void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation,
+              bool long_work);
 
-inline constexpr std::uint64_t kLongWork = 32 * 1024;  // bytes from which a copy is worth letting other Python threads run
+inline constexpr std::uint64_t kLongWork =
+    32 * 1024;  // bytes from which a copy is worth letting other Python threads run
 
-// A new operation with a place in the completion queue; begin() comes next. Throws Error(again) if the queue is full.
-OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer, const Target& target, std::uint64_t nbytes,
-                                   PyObject* user_context);
+// A new operation with a place in the completion queue; begin() comes next. Throws Error(again) if the queue
+// is full.
+OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer, const Target& target,
+                                   std::uint64_t nbytes, PyObject* user_context);
 // post_all() for an operation that has begun; what is in flight afterwards keeps its buffers.
-void post_operation(ContextHandle& handle, std::span<const Transfer> batch, OperationObject& operation, LocalBuffer (&&buffers)[3]);
+void post_operation(ContextHandle& handle, std::span<const Transfer> batch, OperationObject& operation,
+                    LocalBuffer (&&buffers)[3]);
 
 Delivery delivery_from(PyObject* flags);
 // The number that a completion carries for the caller's context argument; keeps objects.
@@ -52,8 +58,9 @@ std::uint64_t context_number(ContextHandle& handle, PyObject* context);
 
 // Arguments of a METH_FASTCALL method by name, in the order of `names`; those not given are null.
 template <std::size_t N>
-bool parse_arguments(const char* function, const char* const (&names)[N], std::size_t required, PyObject* const* args,
-                     Py_ssize_t nargs, PyObject* kwnames, PyObject* (&out)[N]) noexcept {
+bool parse_arguments(const char* function, const char* const (&names)[N], std::size_t required,
+                     PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
+                     PyObject* (&out)[N]) noexcept {
   if (static_cast<std::size_t>(nargs) > N) {
     PyErr_Format(PyExc_TypeError, "%s() takes at most %zu arguments (%zd given)", function, N, nargs);
     return false;

@@ -7,16 +7,21 @@ namespace {
 
 PyTypeObject* operation_type = nullptr;
 PyTypeObject* completion_type = nullptr;
-PyObject* flag_class = nullptr;    // CompletionFlag, set by the package
+PyObject* flag_class = nullptr;      // CompletionFlag, set by the package
 PyObject* await_function = nullptr;  // likewise: turns an operation into an iterator for `await`
 
 const char* verb(OpCode op) noexcept {
   switch (op) {
-    case OpCode::write: return "write";
-    case OpCode::read: return "read";
-    case OpCode::atomic: return "atomic";
-    case OpCode::fetch_atomic: return "fetch_atomic";
-    case OpCode::compare_atomic: return "compare_atomic";
+    case OpCode::write:
+      return "write";
+    case OpCode::read:
+      return "read";
+    case OpCode::atomic:
+      return "atomic";
+    case OpCode::fetch_atomic:
+      return "fetch_atomic";
+    case OpCode::compare_atomic:
+      return "compare_atomic";
   }
   return "operation";
 }
@@ -24,8 +29,7 @@ const char* verb(OpCode op) noexcept {
 // ---------------------------------------------------------------------------------------------- Completion
 
 struct CompletionObject {
-  PyObject_HEAD
-  Completion value;
+  PyObject_HEAD Completion value;
   PyObject* context;  // owned
 };
 
@@ -50,7 +54,9 @@ PyObject* completion_error_get(PyObject* self, void*) {
   const Completion& value = completion_of(self).value;
   if (value.error == Errc::ok) Py_RETURN_NONE;
   try {
-    return make_error(value.error, std::string("the operation failed: ") + describe(value.error)).release().ptr();
+    return make_error(value.error, std::string("the operation failed: ") + describe(value.error))
+        .release()
+        .ptr();
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -67,20 +73,24 @@ PyGetSetDef completion_getset[] = {
      "What the caller gave as context, or None.", nullptr},
     {"flags", completion_flags_get, nullptr, "CompletionFlag: the kind of operation.", nullptr},
     {"nbytes", completion_number<&Completion::length>, nullptr, "Bytes moved.", nullptr},
-    {"data", completion_number<&Completion::data>, nullptr, "Remote data of the peer's write; 0 without.", nullptr},
+    {"data", completion_number<&Completion::data>, nullptr, "Remote data of the peer's write; 0 without.",
+     nullptr},
     {"tag", completion_number<&Completion::tag>, nullptr, "Tag of a message; 0 without.", nullptr},
-    {"source", completion_number<&Completion::source>, nullptr, "Handle of the peer that caused the entry, or ADDR_NOTAVAIL.", nullptr},
-    {"error", completion_error_get, nullptr, "None, or the exception that tells why the operation failed.", nullptr},
+    {"source", completion_number<&Completion::source>, nullptr,
+     "Handle of the peer that caused the entry, or ADDR_NOTAVAIL.", nullptr},
+    {"error", completion_error_get, nullptr, "None, or the exception that tells why the operation failed.",
+     nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyObject* completion_repr(PyObject* self) {
   PyObject* flags = completion_flags_get(self, nullptr);
   if (!flags) return nullptr;
   const Completion& value = completion_of(self).value;
-  PyObject* text = PyUnicode_FromFormat("Completion(context=%R, flags=%R, nbytes=%llu, data=%llu, tag=%llu, source=%lld%s%s)",
-                                        completion_of(self).context, flags, value.length, value.data, value.tag,
-                                        static_cast<long long>(value.source), value.error == Errc::ok ? "" : ", error=",
-                                        value.error == Errc::ok ? "" : name(value.error));
+  PyObject* text = PyUnicode_FromFormat(
+      "Completion(context=%R, flags=%R, nbytes=%llu, data=%llu, tag=%llu, source=%lld%s%s)",
+      completion_of(self).context, flags, value.length, value.data, value.tag,
+      static_cast<long long>(value.source),
+      value.error == Errc::ok ? "" : ", error=", value.error == Errc::ok ? "" : name(value.error));
   Py_DECREF(flags);
   return text;
 }
@@ -91,8 +101,9 @@ PyType_Slot completion_slots[] = {
     {Py_tp_repr, reinterpret_cast<void*>(completion_repr)},
     {Py_tp_doc, const_cast<char*>("How an operation ended, or what a peer did to this process. Immutable.")},
     {0, nullptr}};
-PyType_Spec completion_spec = {"pyfab.Completion", sizeof(CompletionObject), 0,
-                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE, completion_slots};
+PyType_Spec completion_spec = {
+    "pyfab.Completion", sizeof(CompletionObject), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE, completion_slots};
 
 // ---------------------------------------------------------------------------------------------- Operation
 
@@ -115,7 +126,8 @@ void run_callbacks(OperationObject& operation) noexcept {
   PyObject* callbacks = std::exchange(operation.callbacks, nullptr);
   if (!callbacks) return;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(callbacks); ++i) {
-    PyObject* result = PyObject_CallOneArg(PyList_GET_ITEM(callbacks, i), reinterpret_cast<PyObject*>(&operation));
+    PyObject* result =
+        PyObject_CallOneArg(PyList_GET_ITEM(callbacks, i), reinterpret_cast<PyObject*>(&operation));
     if (!result) PyErr_WriteUnraisable(PyList_GET_ITEM(callbacks, i));
     Py_XDECREF(result);
   }
@@ -149,16 +161,19 @@ bool wait_done(OperationObject& operation, PyObject* timeout) {
   operation.finished->drain();
   if (!done)
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(make_error(Errc::timeout, "").ptr())),
-                    make_error(Errc::timeout, std::string(verb(operation.op)) + " of " + std::to_string(operation.nbytes) +
-                                                  " bytes with peer " + std::to_string(operation.peer) +
-                                                  " is not complete yet; it goes on, wait again with a longer timeout")
+                    make_error(Errc::timeout,
+                               std::string(verb(operation.op)) + " of " + std::to_string(operation.nbytes) +
+                                   " bytes with peer " + std::to_string(operation.peer) +
+                                   " is not complete yet; it goes on, wait again with a longer timeout")
                         .ptr());
   return done;
 }
 
-PyObject* timeout_argument(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, const char* function, bool& ok) {
+PyObject* timeout_argument(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, const char* function,
+                           bool& ok) {
   const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
-  ok = nargs + named <= 1 && (named == 0 || PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "timeout") == 0);
+  ok = nargs + named <= 1 &&
+       (named == 0 || PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "timeout") == 0);
   if (!ok) PyErr_Format(PyExc_TypeError, "%s() takes only timeout", function);
   return nargs + named == 1 ? args[0] : nullptr;
 }
@@ -171,8 +186,10 @@ PyObject* operation_result(PyObject* self, PyObject* const* args, Py_ssize_t nar
   try {
     if (!wait_done(operation, timeout)) return nullptr;
     const Completion& completion = operation.core.completion();
-    if (completion.error == Errc::ok) return make_completion(completion, operation.user_context ? operation.user_context : Py_None);
-    raise_failure(operation.op, completion.error, operation.nbytes, operation.remote, operation.key, operation.peer, operation.context.get());
+    if (completion.error == Errc::ok)
+      return make_completion(completion, operation.user_context ? operation.user_context : Py_None);
+    raise_failure(operation.op, completion.error, operation.nbytes, operation.remote, operation.key,
+                  operation.peer, operation.context.get());
   } catch (...) {
     set_python_error();
   }
@@ -188,7 +205,8 @@ PyObject* operation_exception(PyObject* self, PyObject* const* args, Py_ssize_t 
     if (!wait_done(operation, timeout)) return nullptr;
     const Errc error = operation.core.completion().error;
     if (error == Errc::ok) Py_RETURN_NONE;
-    return failure(operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer, operation.context.get())
+    return failure(operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer,
+                   operation.context.get())
         .release()
         .ptr();
   } catch (...) {
@@ -232,9 +250,11 @@ PyObject* operation_await(PyObject* self) {
 PyObject* operation_repr(PyObject* self) {
   const OperationObject& operation = operation_of(self);
   const char* state = "pending";
-  if (operation.core.done()) state = operation.core.completion().error == Errc::ok ? "done" : name(operation.core.completion().error);
+  if (operation.core.done())
+    state = operation.core.completion().error == Errc::ok ? "done" : name(operation.core.completion().error);
   return PyUnicode_FromFormat("<Operation %s of %llu bytes, peer %lld: %s>", verb(operation.op),
-                              static_cast<unsigned long long>(operation.nbytes), static_cast<long long>(operation.peer), state);
+                              static_cast<unsigned long long>(operation.nbytes),
+                              static_cast<long long>(operation.peer), state);
 }
 
 template <class F>
@@ -248,35 +268,35 @@ PyObject* always_false(PyObject*, PyObject*) { Py_RETURN_FALSE; }
 PyObject* operation_drive(PyObject* self, PyObject*) {
   OperationObject& operation = operation_of(self);
   const std::shared_ptr<Context> context = operation.context;
-  Py_BEGIN_ALLOW_THREADS
-  do {
-    context->progress();
-  } while (!operation.core.done() && !context->arm());
-  Py_END_ALLOW_THREADS
-  operation.finished->drain();
+  Py_BEGIN_ALLOW_THREADS do { context->progress(); }
+  while (!operation.core.done() && !context->arm());
+  Py_END_ALLOW_THREADS operation.finished->drain();
   Py_RETURN_NONE;
 }
 PyMethodDef operation_methods[] = {
     {"done", operation_done, METH_NOARGS, "done()\n--\n\nWhether the outcome is known."},
     {"result", method(operation_result), METH_FASTCALL | METH_KEYWORDS,
-     "result(timeout=None)\n--\n\nWaits and returns the Completion, or raises what the operation failed with.\n\n"
+     "result(timeout=None)\n--\n\nWaits and returns the Completion, or raises what the operation failed "
+     "with.\n\n"
      "timeout is in seconds; OperationTimeout when it is over, and the operation goes on."},
     {"exception", method(operation_exception), METH_FASTCALL | METH_KEYWORDS,
      "exception(timeout=None)\n--\n\nWaits and returns the exception that result() would raise, or None."},
     {"cancel", always_false, METH_NOARGS,
      "cancel()\n--\n\nFalse: one-sided operations cannot be taken back once started."},
     {"cancelled", always_false, METH_NOARGS, "cancelled()\n--\n\nFalse, see cancel()."},
-    {"running", [](PyObject* self, PyObject*) { return PyBool_FromLong(!operation_of(self).core.done()); }, METH_NOARGS,
-     "running()\n--\n\nWhether the outcome is still open."},
+    {"running", [](PyObject* self, PyObject*) { return PyBool_FromLong(!operation_of(self).core.done()); },
+     METH_NOARGS, "running()\n--\n\nWhether the outcome is still open."},
     {"add_done_callback", operation_add_done_callback, METH_O,
-     "add_done_callback(fn, /)\n--\n\nCalls fn(operation) once it is done: at once if it is, else on the thread that finds out."},
+     "add_done_callback(fn, /)\n--\n\nCalls fn(operation) once it is done: at once if it is, else on the "
+     "thread that finds out."},
     {"_drive", operation_drive, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef operation_getset[] = {
-    {"_poll_fd", [](PyObject* self, void*) { return PyLong_FromLong(operation_of(self).context->poll_fd()); }, nullptr,
-     "For event loops under manual progress.", nullptr},
-    {"_manual", [](PyObject* self, void*) { return PyBool_FromLong(operation_of(self).manual); }, nullptr, nullptr, nullptr},
+    {"_poll_fd", [](PyObject* self, void*) { return PyLong_FromLong(operation_of(self).context->poll_fd()); },
+     nullptr, "For event loops under manual progress.", nullptr},
+    {"_manual", [](PyObject* self, void*) { return PyBool_FromLong(operation_of(self).manual); }, nullptr,
+     nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyType_Slot operation_slots[] = {
@@ -285,7 +305,9 @@ PyType_Slot operation_slots[] = {
     {Py_tp_getset, operation_getset},
     {Py_tp_repr, reinterpret_cast<void*>(operation_repr)},
     {Py_am_await, reinterpret_cast<void*>(operation_await)},
-    {Py_tp_doc, const_cast<char*>("A started operation: blocking (result), by callback, or `await`. Safe from any thread.")},
+    {Py_tp_doc,
+     const_cast<char*>(
+         "A started operation: blocking (result), by callback, or `await`. Safe from any thread.")},
     {0, nullptr}};
 PyType_Spec operation_spec = {"pyfab.Operation", sizeof(OperationObject), 0,
                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, operation_slots};
@@ -294,7 +316,8 @@ PyType_Spec operation_spec = {"pyfab.Operation", sizeof(OperationObject), 0,
 
 void FinishedList::push(OperationObject& operation) noexcept {
   operation.next = head_.load(std::memory_order_relaxed);
-  while (!head_.compare_exchange_weak(operation.next, &operation, std::memory_order_release, std::memory_order_relaxed)) {
+  while (!head_.compare_exchange_weak(operation.next, &operation, std::memory_order_release,
+                                      std::memory_order_relaxed)) {
   }
 }
 
@@ -335,14 +358,19 @@ OperationObject* new_operation() noexcept {
 
 std::uint32_t completion_flags(OpCode op) noexcept {
   switch (op) {
-    case OpCode::write: return completion_flag::kRma | completion_flag::kWrite;
-    case OpCode::read: return completion_flag::kRma | completion_flag::kRead;
-    case OpCode::atomic: return completion_flag::kAtomic | completion_flag::kWrite;
-    default: return completion_flag::kAtomic | completion_flag::kRead;
+    case OpCode::write:
+      return completion_flag::kRma | completion_flag::kWrite;
+    case OpCode::read:
+      return completion_flag::kRma | completion_flag::kRead;
+    case OpCode::atomic:
+      return completion_flag::kAtomic | completion_flag::kWrite;
+    default:
+      return completion_flag::kAtomic | completion_flag::kRead;
   }
 }
 
-void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number, CompletionQueue* queue) noexcept {
+void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number,
+           CompletionQueue* queue) noexcept {
   operation.core.begin(parts, context_number, completion_flags(operation.op), queue, nullptr, settled_hook);
 }
 
@@ -364,9 +392,11 @@ PyObject* make_completion(const Completion& completion, PyObject* context) {
   return reinterpret_cast<PyObject*>(object);
 }
 
-py::object failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key, PeerId peer, Context* context) {
-  std::string text = std::string(verb(op)) + " of " + std::to_string(nbytes) + " bytes at " + std::to_string(remote) + " of key " +
-                     std::to_string(key) + (op == OpCode::write || op == OpCode::atomic ? " to peer " : " from peer ") +
+py::object failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key,
+                   PeerId peer, Context* context) {
+  std::string text = std::string(verb(op)) + " of " + std::to_string(nbytes) + " bytes at " +
+                     std::to_string(remote) + " of key " + std::to_string(key) +
+                     (op == OpCode::write || op == OpCode::atomic ? " to peer " : " from peer ") +
                      std::to_string(static_cast<std::int64_t>(peer));
   try {
     if (context && error != Errc::peer_lost && error != Errc::canceled) {
@@ -379,7 +409,8 @@ py::object failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t re
   return make_error(error, text + " failed: " + describe(error));
 }
 
-void raise_failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key, PeerId peer, Context* context) {
+void raise_failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key,
+                   PeerId peer, Context* context) {
   const py::object exception = failure(op, error, nbytes, remote, key, peer, context);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
 }

@@ -22,11 +22,10 @@ class FinishedList {
   std::atomic<OperationObject*> head_{nullptr};
 };
 
-// What Python calls Operation. Written against CPython's API because one is made per operation: pybind11's instances cost more than the
-// rest of a small put.
+// What Python calls Operation. Written against CPython's API because one is made per operation: pybind11's
+// instances cost more than the rest of a small put.
 struct OperationObject {
-  PyObject_HEAD
-  enum Phase : int { kPosting, kInFlight, kSettled };
+  PyObject_HEAD enum Phase : int { kPosting, kInFlight, kSettled };
   Operation core;
   std::atomic<int> phase;
   std::atomic<bool> wants_notice;  // callbacks wait: run them soon
@@ -45,15 +44,19 @@ struct OperationObject {
 
 // A fresh operation in phase kPosting, with its hook prepared by begin(). Null: Python error set.
 OperationObject* new_operation() noexcept;
-void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number, CompletionQueue* queue) noexcept;
-// After the last post: the operation is done, or in flight and then keeps itself and `buffers` alive until it is settled.
+void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number,
+           CompletionQueue* queue) noexcept;
+// After the last post: the operation is done, or in flight and then keeps itself and `buffers` alive until it
+// is settled.
 void launched(OperationObject& operation, std::vector<LocalBuffer> buffers);
 
 // The Completion of a queue entry; `context` (borrowed) replaces the number if given.
 PyObject* make_completion(const Completion& completion, PyObject* context);
 // Sets the Python error that tells how the operation failed: what was asked, of whom, what was found.
-void raise_failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key, PeerId peer, Context* context);
-py::object failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key, PeerId peer, Context* context);
+void raise_failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key,
+                   PeerId peer, Context* context);
+py::object failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key,
+                   PeerId peer, Context* context);
 std::uint32_t completion_flags(OpCode op) noexcept;
 
 }  // namespace fab::python

@@ -10,7 +10,8 @@ struct Plan {
   std::span<const Transfer> all() const { return many.empty() ? std::span(&single, 1) : std::span(many); }
 };
 
-Plan plan(OpCode op, Operation& operation, const LocalBuffer& local, const Target& target, Delivery delivery, PyObject* data) {
+Plan plan(OpCode op, Operation& operation, const LocalBuffer& local, const Target& target, Delivery delivery,
+          PyObject* data) {
   Plan out;
   out.single = {};
   Transfer& transfer = out.single;
@@ -35,7 +36,8 @@ Plan plan(OpCode op, Operation& operation, const LocalBuffer& local, const Targe
   }
   if (!target.view || target.view->contiguous) return out;
   if (transfer.piece_count)
-    throw Error(Errc::invalid, "a list of buffers cannot go to a strided remote array; use write_many()/read_many()");
+    throw Error(Errc::invalid,
+                "a list of buffers cannot go to a strided remote array; use write_many()/read_many()");
   std::uint64_t run = 0;
   std::byte* at = local.data;
   for (const std::uint64_t offset : target.view->runs(run)) {
@@ -51,7 +53,8 @@ Plan plan(OpCode op, Operation& operation, const LocalBuffer& local, const Targe
   return out;
 }
 
-PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                PyObject* kwnames) {
   static const char* const names[] = {"local", "peer", "remote", "data", "context", "flags"};
   PyObject* given[6];
   if (!parse_arguments(name, names, 3, args, nargs, kwnames, given)) return nullptr;
@@ -61,7 +64,8 @@ PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* ar
     handle.check_open();
     if (!handle.finished->empty()) handle.finished->drain();
     const bool reading = op == OpCode::read;
-    if (reading && given[3] && given[3] != Py_None) throw Error(Errc::invalid, "a read carries no remote data");
+    if (reading && given[3] && given[3] != Py_None)
+      throw Error(Errc::invalid, "a read carries no remote data");
     LocalBuffer local = LocalBuffer::of(given[0], reading);
     const PeerId peer = peer_from(given[1]);
     const Target target = Target::of(given[2]);
@@ -70,7 +74,8 @@ PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* ar
 
     operation = prepare_operation(handle, op, peer, target, local.nbytes, given[4]);
     const Plan posts = plan(op, operation->core, local, target, delivery, given[3]);
-    begin(*operation, static_cast<std::uint32_t>(posts.all().size()), context_number(handle, given[4]), handle.queue.get());
+    begin(*operation, static_cast<std::uint32_t>(posts.all().size()), context_number(handle, given[4]),
+          handle.queue.get());
     post_operation(handle, posts.all(), *operation, {std::move(local), LocalBuffer(), LocalBuffer()});
     return reinterpret_cast<PyObject*>(operation);
   } catch (...) {
@@ -81,7 +86,8 @@ PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* ar
 }
 
 // Complete on return: no Operation, no queue entry.
-PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                   PyObject* kwnames) {
   static const char* const names[] = {"local", "peer", "remote", "timeout"};
   PyObject* given[4];
   if (!parse_arguments(name, names, 3, args, nargs, kwnames, given)) return nullptr;
@@ -106,11 +112,15 @@ PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const*
     Plan posts = plan(op, operation, local, target, Delivery::delivery, nullptr);
     posts.single.flags |= transfer_flag::kWillWait;
     for (Transfer& transfer : posts.many) transfer.flags |= transfer_flag::kWillWait;
-    operation.begin(static_cast<std::uint32_t>(posts.all().size()), 0, completion_flags(op), nullptr, nullptr, nullptr);
+    operation.begin(static_cast<std::uint32_t>(posts.all().size()), 0, completion_flags(op), nullptr, nullptr,
+                    nullptr);
     std::exception_ptr thrown;
     try {
       post_all(handle, peer, posts.all(), operation, local.nbytes >= kLongWork);
-      if (!operation.done()) wait_interruptibly([&](Deadline until) { return handle.context->wait([&] { return operation.done(); }, until); }, {});
+      if (!operation.done())
+        wait_interruptibly(
+            [&](Deadline until) { return handle.context->wait([&] { return operation.done(); }, until); },
+            {});
     } catch (...) {
       // The stack frame is the operation's memory: it must end before the exception leaves.
       thrown = std::current_exception();
@@ -120,7 +130,8 @@ PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const*
       handle.context->wait([&] { return operation.done(); }, {});
     }
     if (thrown) std::rethrow_exception(thrown);
-    if (!operation.done()) throw Error(Errc::closed, "the endpoint was closed while the operation was running");
+    if (!operation.done())
+      throw Error(Errc::closed, "the endpoint was closed while the operation was running");
     if (const Errc error = operation.completion().error; error != Errc::ok) {
       raise_failure(op, error, local.nbytes, target.remote, target.key, peer, handle.context.get());
       return nullptr;
@@ -144,18 +155,21 @@ PyObject* inject(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
     const Target target = Target::of(given[2]);
     check_fit(local, target, "inject");
     if (const auto limit = handle.domain->info().inject_size; local.nbytes > limit)
-      throw Error(Errc::message_size, "inject of " + std::to_string(local.nbytes) + " bytes; inject_size is " + std::to_string(limit) +
+      throw Error(Errc::message_size, "inject of " + std::to_string(local.nbytes) +
+                                          " bytes; inject_size is " + std::to_string(limit) +
                                           ", use write()");
     Operation operation;
     const Plan posts = plan(OpCode::write, operation, local, target, Delivery::inject, given[3]);
-    operation.begin(static_cast<std::uint32_t>(posts.all().size()), 0, completion_flags(OpCode::write), nullptr, nullptr, nullptr);
+    operation.begin(static_cast<std::uint32_t>(posts.all().size()), 0, completion_flags(OpCode::write),
+                    nullptr, nullptr, nullptr);
     post_all(handle, peer, posts.all(), operation, false);
     if (!operation.done()) {
       const py::gil_scoped_release release;
       handle.context->wait([&] { return operation.done(); }, {});
     }
     if (const Errc error = operation.completion().error; error != Errc::ok) {
-      raise_failure(OpCode::write, error, local.nbytes, target.remote, target.key, peer, handle.context.get());
+      raise_failure(OpCode::write, error, local.nbytes, target.remote, target.key, peer,
+                    handle.context.get());
       return nullptr;
     }
     Py_RETURN_NONE;
@@ -189,20 +203,27 @@ PyMethodDef rma_methods[] = {
     {"write", method(write_method), METH_FASTCALL | METH_KEYWORDS,
      "write($self, /, local, peer, remote, data=None, context=None, flags=None)\n--\n\n"
      "Starts a put of `local` into `remote` of `peer`; returns an Operation.\n\n"
-     "local: an array or other C-contiguous buffer, a list of buffers, or (region, offset, length); it is kept alive and must not\n"
-     "change until the operation is done. remote: a RemoteRegion, or (address, key). data: 64-bit remote data for the target's\n"
-     "completion queue. flags: a Delivery level. Raises InvalidArgumentError, BoundsError, UnreachableError before anything moves;\n"
+     "local: an array or other C-contiguous buffer, a list of buffers, or (region, offset, length); it is "
+     "kept alive and must not\n"
+     "change until the operation is done. remote: a RemoteRegion, or (address, key). data: 64-bit remote "
+     "data for the target's\n"
+     "completion queue. flags: a Delivery level. Raises InvalidArgumentError, BoundsError, UnreachableError "
+     "before anything moves;\n"
      "what the target refuses is the operation's outcome. Waits while the path is full."},
     {"read", method(read_method), METH_FASTCALL | METH_KEYWORDS,
      "read($self, /, local, peer, remote, data=None, context=None, flags=None)\n--\n\n"
-     "Starts a get of `remote` of `peer` into `local`; returns an Operation. Arguments as for write(); local must be writable."},
+     "Starts a get of `remote` of `peer` into `local`; returns an Operation. Arguments as for write(); local "
+     "must be writable."},
     {"put", method(put_method), METH_FASTCALL | METH_KEYWORDS,
-     "put($self, /, local, peer, remote, timeout=None)\n--\n\nA write that is complete, visible at the target, on return. The fastest form."},
+     "put($self, /, local, peer, remote, timeout=None)\n--\n\nA write that is complete, visible at the "
+     "target, on return. The fastest form."},
     {"get", method(get_method), METH_FASTCALL | METH_KEYWORDS,
-     "get($self, /, local, peer, remote, timeout=None)\n--\n\nA read that is complete on return. The fastest form."},
+     "get($self, /, local, peer, remote, timeout=None)\n--\n\nA read that is complete on return. The fastest "
+     "form."},
     {"inject", method(inject), METH_FASTCALL | METH_KEYWORDS,
      "inject($self, /, local, peer, remote, data=None)\n--\n\n"
-     "A write of at most info.inject_size bytes whose buffer may be reused on return; no completion on success."},
+     "A write of at most info.inject_size bytes whose buffer may be reused on return; no completion on "
+     "success."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace fab::python

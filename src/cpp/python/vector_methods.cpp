@@ -8,7 +8,8 @@ namespace {
 
 using Offsets = py::array_t<std::uint64_t, py::array::c_style | py::array::forcecast>;
 
-// An array argument of write_many: unsigned 64-bit, one-dimensional. Negative and fractional numbers are refused.
+// An array argument of write_many: unsigned 64-bit, one-dimensional. Negative and fractional numbers are
+// refused.
 Offsets offsets_from(PyObject* object, const char* what) {
   const auto array = py::array::ensure(py::reinterpret_borrow<py::object>(object));
   if (!array) {
@@ -17,7 +18,8 @@ Offsets offsets_from(PyObject* object, const char* what) {
   }
   const char kind = array.dtype().kind();
   if ((kind != 'i' && kind != 'u') && array.size() != 0)
-    throw Error(Errc::invalid, std::string(what) + " has dtype " + py::str(array.dtype()).cast<std::string>() + "; it must hold integers");
+    throw Error(Errc::invalid, std::string(what) + " has dtype " +
+                                   py::str(array.dtype()).cast<std::string>() + "; it must hold integers");
   if (array.ndim() > 1) throw Error(Errc::invalid, std::string(what) + " must have one dimension");
   if (kind == 'i' && array.size() != 0 && array.attr("min")().cast<std::int64_t>() < 0)
     throw Error(Errc::bounds, std::string(what) + " holds a negative number");
@@ -34,19 +36,24 @@ Column column(const Offsets& array, std::size_t rows, const char* what) {
   const auto size = static_cast<std::size_t>(array.size());
   if (array.ndim() == 0 || (size == 1 && rows != 1)) return {array.data(), 0};
   if (size != rows)
-    throw Error(Errc::invalid, std::string(what) + " has " + std::to_string(size) + " entries, the other columns " + std::to_string(rows));
+    throw Error(Errc::invalid, std::string(what) + " has " + std::to_string(size) +
+                                   " entries, the other columns " + std::to_string(rows));
   return {array.data(), 1};
 }
 
-void check_rows(const Column& offsets, const Column& lengths, std::size_t rows, std::uint64_t limit, const char* what) {
+void check_rows(const Column& offsets, const Column& lengths, std::size_t rows, std::uint64_t limit,
+                const char* what) {
   for (std::size_t i = 0; i < rows; ++i)
     if (offsets[i] > limit || lengths[i] > limit - offsets[i])
-      throw Error(Errc::bounds, "row " + std::to_string(i) + ": " + std::to_string(lengths[i]) + " bytes at " + what + " offset " +
-                                    std::to_string(offsets[i]) + " are not inside the " + std::to_string(limit) + " bytes there");
+      throw Error(Errc::bounds, "row " + std::to_string(i) + ": " + std::to_string(lengths[i]) +
+                                    " bytes at " + what + " offset " + std::to_string(offsets[i]) +
+                                    " are not inside the " + std::to_string(limit) + " bytes there");
 }
 
-PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  static const char* const names[] = {"peer", "remote", "local", "remote_offsets", "local_offsets", "lengths", "context", "flags"};
+PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                     PyObject* kwnames) {
+  static const char* const names[] = {"peer",          "remote",  "local",   "remote_offsets",
+                                      "local_offsets", "lengths", "context", "flags"};
   PyObject* given[8];
   if (!parse_arguments(name, names, 6, args, nargs, kwnames, given)) return nullptr;
   OperationObject* operation = nullptr;
@@ -57,15 +64,20 @@ PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* cons
     const PeerId peer = peer_from(given[0]);
     const Target target = Target::of(given[1]);
     LocalBuffer local = LocalBuffer::of(given[2], op == OpCode::read);
-    if (!local.pieces.empty()) throw Error(Errc::invalid, std::string(name) + " takes one local buffer, not a list");
+    if (!local.pieces.empty())
+      throw Error(Errc::invalid, std::string(name) + " takes one local buffer, not a list");
     if (target.view && !target.view->contiguous)
-      throw Error(Errc::invalid, std::string(name) + " takes a contiguous remote array; pass the whole region and offsets into it");
-    const Offsets remote_array = offsets_from(given[3], "remote_offsets"), local_array = offsets_from(given[4], "local_offsets"),
+      throw Error(
+          Errc::invalid,
+          std::string(name) + " takes a contiguous remote array; pass the whole region and offsets into it");
+    const Offsets remote_array = offsets_from(given[3], "remote_offsets"),
+                  local_array = offsets_from(given[4], "local_offsets"),
                   length_array = offsets_from(given[5], "lengths");
     const auto rows = static_cast<std::size_t>(
         std::max({remote_array.ndim() ? remote_array.size() : 1, local_array.ndim() ? local_array.size() : 1,
                   length_array.ndim() ? length_array.size() : 1}));
-    const bool none = (remote_array.ndim() && remote_array.size() == 0) || (local_array.ndim() && local_array.size() == 0);
+    const bool none =
+        (remote_array.ndim() && remote_array.size() == 0) || (local_array.ndim() && local_array.size() == 0);
     const std::size_t count = none ? 0 : rows;
     const Column remote = count ? column(remote_array, rows, "remote_offsets") : Column{nullptr, 0};
     const Column here = count ? column(local_array, rows, "local_offsets") : Column{nullptr, 0};
@@ -77,7 +89,8 @@ PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* cons
     for (std::size_t i = 0; i < count; ++i) nbytes += length[i];
     operation = prepare_operation(handle, op, peer, target, nbytes, given[6]);
     // One part stands for the call itself, so that the operation cannot end between two batches.
-    begin(*operation, static_cast<std::uint32_t>(count) + 1, context_number(handle, given[6]), handle.queue.get());
+    begin(*operation, static_cast<std::uint32_t>(count) + 1, context_number(handle, given[6]),
+          handle.queue.get());
 
     std::array<Transfer, 256> batch;
     Transfer row{};
@@ -97,7 +110,8 @@ PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* cons
       try {
         post_all(handle, peer, {batch.data(), now}, operation->core, long_work);
       } catch (...) {
-        handle.context->abandon(operation->core, static_cast<std::uint32_t>(count - done - now) + 1, Errc::canceled);
+        handle.context->abandon(operation->core, static_cast<std::uint32_t>(count - done - now) + 1,
+                                Errc::canceled);
         std::vector<LocalBuffer> kept;
         kept.push_back(std::move(local));
         launched(*operation, std::move(kept));
@@ -135,12 +149,16 @@ PyCFunction method(F function) {
 
 PyMethodDef vector_methods[] = {
     {"write_many", method(write_many), METH_FASTCALL | METH_KEYWORDS,
-     "write_many($self, /, peer, remote, local, remote_offsets, local_offsets, lengths, context=None, flags=None)\n--\n\n"
-     "Starts many puts as one Operation: row i moves lengths[i] bytes from local_offsets[i] of `local` to remote_offsets[i] of\n"
-     "`remote`. Offsets and lengths are integer arrays in bytes; a single number counts for all rows. All rows are checked before\n"
+     "write_many($self, /, peer, remote, local, remote_offsets, local_offsets, lengths, context=None, "
+     "flags=None)\n--\n\n"
+     "Starts many puts as one Operation: row i moves lengths[i] bytes from local_offsets[i] of `local` to "
+     "remote_offsets[i] of\n"
+     "`remote`. Offsets and lengths are integer arrays in bytes; a single number counts for all rows. All "
+     "rows are checked before\n"
      "anything moves; a row that the target refuses fails the operation, the others are done."},
     {"read_many", method(read_many), METH_FASTCALL | METH_KEYWORDS,
-     "read_many($self, /, peer, remote, local, remote_offsets, local_offsets, lengths, context=None, flags=None)\n--\n\n"
+     "read_many($self, /, peer, remote, local, remote_offsets, local_offsets, lengths, context=None, "
+     "flags=None)\n--\n\n"
      "Starts many gets as one Operation; arguments as for write_many()."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -27,8 +27,9 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 
 std::vector<Link> parse_links(std::string_view spec) {
   const auto refuse = [&](std::string_view part, const std::string& why) {
-    return Error(Errc::invalid, "link \"" + std::string(spec) + "\" is not valid: " + why + " \"" + std::string(part) +
-                                    "\"; write for instance shm, tcp:eth0, shm+tcp or shm+verbs:mlx5_0,mlx5_1");
+    return Error(Errc::invalid,
+                 "link \"" + std::string(spec) + "\" is not valid: " + why + " \"" + std::string(part) +
+                     "\"; write for instance shm, tcp:eth0, shm+tcp or shm+verbs:mlx5_0,mlx5_1");
   };
   std::vector<Link> links;
   for (const auto alternative : split(spec, '|')) {
@@ -42,7 +43,8 @@ std::vector<Link> parse_links(std::string_view spec) {
       if (colon != std::string_view::npos) {
         for (const auto device : split(text.substr(colon + 1), ',')) {
           if (device.empty()) throw refuse(text, "empty device in");
-          if (std::ranges::find(part.devices, device) != part.devices.end()) throw refuse(device, "device named twice:");
+          if (std::ranges::find(part.devices, device) != part.devices.end())
+            throw refuse(device, "device named twice:");
           part.devices.emplace_back(device);
         }
       }

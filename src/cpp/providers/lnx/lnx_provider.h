@@ -6,8 +6,8 @@
 
 #include "fabric/provider.h"
 
-// The linked provider: a resolver, not a relay. It picks a link per peer and hands out that link's own Path, so it costs nothing after
-// the first use of a peer.
+// The linked provider: a resolver, not a relay. It picks a link per peer and hands out that link's own Path,
+// so it costs nothing after the first use of a peer.
 namespace fab::lnx {
 
 // What a domain over all of `links` offers: the smallest limits, the capabilities and NICs of all.
