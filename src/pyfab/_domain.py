@@ -69,7 +69,7 @@ class Domain:
         if in_force & ~_SUPPORTED_MODES:
             raise NotSupportedError(f"mr_mode {in_force & ~_SUPPORTED_MODES!r} is not offered by this build")
         self._core = _core.open_domain(
-            spec or "",
+            str(spec or ""),
             int(in_force),
             bytes(auth_key or b""),
             strict_keys,

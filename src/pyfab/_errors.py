@@ -1,6 +1,6 @@
 """The exceptions of the library.
 
-FabricError (OSError)            .errno, .name ("FI_ENOKEY"), and a message that says what was asked, what was found and what to do
+    FabricError (OSError)            .errno, .name ("FI_ENOKEY"); the message says what was asked, found, and what to do
 ├── KeyInUseError                the requested key belongs to another region
 ├── KeyRejectedError             unknown, closed or disabled key; authorization refused
 ├── AccessDeniedError            (PermissionError) the region does not grant this right
