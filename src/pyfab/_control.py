@@ -17,14 +17,14 @@ who enters barrier n + 1 has read what was shown in barrier n, and box n % 2 is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pyfab._deadline import Deadline
 from pyfab._enums import Access, RMAEvent
-from pyfab._errors import FabricError, OperationTimeout, PeerLostError
+from pyfab._errors import FabricError, OperationTimeout, PeerLostError, UnreachableError
 from pyfab._region import MemoryRegion, RemoteRegion
 from pyfab._rendezvous import ranks_text
 
@@ -36,6 +36,7 @@ _CELLS = 64
 _BOX = 4096  # bytes, of which the first 16 are length and kind
 _INLINE = _BOX - 16
 _SHOWN, _REGION = 0, 1  # kinds: the bytes themselves, or the region that holds them
+_ANSWER = 0.01  # seconds that each of them has to answer before the next is looked at
 _LOOK = 0.25  # seconds of waiting until peers are asked for a sign of life, and between later questions
 
 
@@ -54,9 +55,8 @@ class Control:
         self._barrier = 0  # barriers that this rank has left
         self._shown = 0  # the barrier for which a box was last filled
         self._large: list[MemoryRegion | None] = [None, None]  # what the boxes refer to
-        self._questions: dict[
-            int, tuple[Operation, NDArray[np.uint64]]
-        ] = {}  # to peers: which barrier they have entered
+        # To peers: which barrier have they entered?
+        self._questions: dict[int, tuple[Operation, NDArray[np.uint8]]] = {}
 
     @property
     def remote(self) -> bytes:
@@ -76,9 +76,10 @@ class Control:
         for k in range((self._size - 1).bit_length()):
             to, source = (self._rank + (1 << k)) % self._size, (self._rank - (1 << k)) % self._size
             cell = 8 * (1 + k)
-            self._settle(
-                to, self._endpoint.write(message, to, self._remotes[to].bytes(cell, cell + 8)), deadline
+            operation = self._start(
+                to, self._endpoint.write, message, self._remotes[to].bytes(cell, cell + 8)
             )
+            self._settle(to, operation, deadline)
             self._await(source, 1 + k, number, deadline)
         self._questions.clear()
         self._barrier = number
@@ -131,30 +132,37 @@ class Control:
         for rank in ranks:
             values[rank] = own
             if rank != self._rank:
-                box = np.empty(_BOX, np.uint8)
-                boxes.append(
-                    (
-                        rank,
-                        box,
-                        self._endpoint.read(box, rank, self._remotes[rank].bytes(start, start + _BOX)),
-                    )
-                )
-        for rank, box, op in boxes:
-            self._settle(rank, op, deadline)
+                boxes.append((rank, *self._look(rank, start, _BOX)))
+        for rank, operation, box in boxes:
+            self._settle(rank, operation, deadline)
             length, kind = map(int, box[:16].view(np.uint64))
             values[rank] = box[16 : 16 + min(length, _INLINE)].tobytes()
             if kind == _REGION:
                 remote = RemoteRegion.from_bytes(values[rank])
                 content = np.empty(remote.nbytes, np.uint8)
-                large.append((rank, content, self._endpoint.read(content, rank, remote)))
-        for rank, content, op in large:
-            self._settle(rank, op, deadline)
+                large.append((rank, self._start(rank, self._endpoint.read, content, remote), content))
+        for rank, operation, content in large:
+            self._settle(rank, operation, deadline)
             values[rank] = content.tobytes()
         return list(values.values())
 
-    def _settle(self, rank: int, op: Operation, deadline: Deadline) -> None:
+    def _look(self, rank: int, start: int, nbytes: int) -> tuple[Operation, NDArray[np.uint8]]:
+        """Starts to read a part of a peer's control window."""
+        here = np.zeros(nbytes, np.uint8)
+        remote = self._remotes[rank].bytes(start, start + nbytes)
+        return self._start(rank, self._endpoint.read, here, remote), here
+
+    def _start(
+        self, rank: int, method: Callable[..., Operation], local: NDArray[Any], remote: RemoteRegion
+    ) -> Operation:
         try:
-            op.result(deadline.remaining())
+            return method(local, rank, remote)
+        except (PeerLostError, UnreachableError) as error:
+            raise _lost([rank], self._size) from error
+
+    def _settle(self, rank: int, operation: Operation, deadline: Deadline) -> None:
+        try:
+            operation.result(deadline.remaining())
         except OperationTimeout as error:
             raise OperationTimeout(f"rank {rank} of {self._size} did not answer within {deadline}") from error
         except FabricError as error:
@@ -171,12 +179,9 @@ class Control:
             except OperationTimeout:
                 absent = self._absent(number)
                 if deadline.over:
-                    late = (
-                        f"{ranks_text(absent, self._size)} did not come"
-                        if absent
-                        else f"rank {source} did not go on"
-                    )
-                    raise OperationTimeout(f"barrier: {late} within {deadline}") from None
+                    late = ranks_text(absent, self._size) if absent else f"rank {source}"
+                    verb = "did not come" if absent else "came, but did not go on"
+                    raise OperationTimeout(f"barrier: {late} {verb} within {deadline}") from None
 
     def _absent(self, number: int) -> list[int]:
         """Ranks that, as far as is known, have not entered barrier `number`. Raises PeerLostError if some have died."""
@@ -184,21 +189,17 @@ class Control:
         for rank in range(self._size):
             if rank == self._rank:
                 continue
-            if rank not in self._questions:
-                answer = np.zeros(1, np.uint64)
-                self._questions[rank] = (
-                    self._endpoint.read(answer, rank, self._remotes[rank].bytes(0, 8)),
-                    answer,
-                )
-            op, answer = self._questions[rank]
             try:
-                op.result(0.01)
+                if rank not in self._questions:
+                    self._questions[rank] = self._look(rank, 0, 8)
+                operation, answer = self._questions[rank]
+                operation.result(_ANSWER)
             except OperationTimeout:
                 absent.append(rank)
             except FabricError:  # dead, or its group is closed
                 lost.append(rank)
             else:
-                if answer[0] < number:
+                if answer.view(np.uint64)[0] < number:
                     absent.append(rank)
                     del self._questions[rank]  # ask again next time
         if lost:

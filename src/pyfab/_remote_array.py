@@ -108,7 +108,9 @@ class RemoteArray:
         source = self._region[index]
         out = np.empty(source.shape, self._dtype)
         self._read(out, self.peer, source).result(self._timeout)
-        return out if out.ndim else out[()]
+        if out.ndim or index is ... or (type(index) is tuple and any(part is ... for part in index)):
+            return out
+        return out[()]
 
     def __setitem__(self, index: Any, values: ArrayLike) -> None:
         self.put(values, index).result(self._timeout)
@@ -206,6 +208,10 @@ class RemoteArray:
         first, rest = (index[0], index[1:]) if type(index) is tuple else (index, ())
         if not self.shape:
             raise IndexError("too many indices: the array has 0 axes, 1 was indexed")
+        if _names_rows(rest):
+            raise IndexError(
+                "an array of integers or a mask comes first in an index, and selects along axis 0 alone"
+            )
         rows = _row_numbers(np.asarray(first), self.shape[0])
         starts = rows.ravel().astype(np.uint64) * np.uint64(self._region.strides[0])
         if not rest:
@@ -218,8 +224,9 @@ class RemoteArray:
 
 
 def _names_rows(index: Any) -> bool:
-    first = index[0] if type(index) is tuple and index else index
-    return isinstance(first, (list, np.ndarray)) and np.ndim(first) > 0
+    if type(index) is tuple:
+        return any(_names_rows(part) for part in index if type(part) is not tuple)
+    return isinstance(index, (list, np.ndarray)) and np.ndim(index) > 0
 
 
 def _row_numbers(index: NDArray[Any], extent: int) -> NDArray[np.int64]:
@@ -257,17 +264,14 @@ def _fitting(values: ArrayLike, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
         return values
     array = np.asarray(values)
     if array.dtype != dtype and array.size:
-        if (
-            not isinstance(values, (np.ndarray, np.generic))
-            and array.dtype.kind in "iu"
-            and dtype.kind in "iu"
-        ):
-            array = np.asarray(
-                values, dtype
-            )  # Python ints have no width: those that fit are right, others overflow
+        exact = not isinstance(
+            values, (np.ndarray, np.generic)
+        )  # Python's ints have no width: those that fit go in
+        if exact and array.dtype.kind in "iu" and dtype.kind in "iu":
+            array = np.asarray(values, dtype)
         elif not np.can_cast(array.dtype, dtype, "same_kind"):
             raise TypeError(
-                f"values of {array.dtype} do not go into {dtype} without loss of kind; convert them with astype"
+                f"values of {array.dtype} do not go into {dtype} without loss of kind; use astype"
             )
     while array.ndim > len(shape) and array.shape[0] == 1:
         array = array[0]

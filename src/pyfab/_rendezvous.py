@@ -47,6 +47,8 @@ def exchange(rendezvous: Any, rank: int, size: int, value: bytes, timeout: float
             host, port = split_address(url.netloc)
         except ValueError as error:
             raise InvalidArgumentError(f"rendezvous={rendezvous!r}: {error}") from None
+        if size == 1:
+            return [value]
         meet = _serve if rank == 0 else _call
         return meet(host, port, rank, size, value, deadline)
     if url.scheme == "file" and not url.netloc and url.path.startswith("/"):
@@ -126,8 +128,6 @@ def _serve(host: str, port: int, rank: int, size: int, value: bytes, deadline: D
     where = f"tcp://{join_address(host, port)}"
     meeting = _Meeting(size, where)
     meeting.arrive(rank, size, value)
-    if meeting.complete:
-        return [value]
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=min(size, 1024))

@@ -26,11 +26,7 @@ class _Peers(dict[int, RemoteArray]):
         self._group, self._remotes = group, remotes
 
     def __missing__(self, peer: Any) -> RemoteArray:
-        if (
-            isinstance(peer, bool)
-            or not isinstance(peer, (int, np.integer))
-            or not 0 <= peer < len(self._remotes)
-        ):
+        if not isinstance(peer, (int, np.integer)) or not 0 <= peer < len(self._remotes):
             raise IndexError(f"peer {peer!r}: the ranks are 0 to {len(self._remotes) - 1}")
         remote = RemoteArray(self._group.endpoint, int(peer), self._remotes[peer], self._group.timeout)
         self[int(peer)] = remote
@@ -178,6 +174,6 @@ def _open(
     if array.nbytes:
         region = group.domain.register(array, access)
         return array, region, region.remote
-    # No region is empty; a window may be, on ranks that have no share of the data.
-    region = group.domain.register(np.zeros(1, np.uint8), access)
+    # No region is empty; a window may be, on ranks that have no share of the data. Never touched, so never backed by memory.
+    region = group.domain.register(np.zeros([max(1, extent) for extent in array.shape], array.dtype), access)
     return array, region, region.remote.view(array.dtype, array.shape)

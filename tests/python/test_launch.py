@@ -39,7 +39,7 @@ def test_torchrun_leaves_its_port_to_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "job"),
+    "environment,job",
     [
         (
             {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "1234@host/0"},
@@ -100,7 +100,7 @@ def test_several_nodes_need_a_meeting_place(environment: dict[str, str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("environment", "message"),
+    "environment,message",
     [
         ({}, "no launcher's variables"),
         ({"PYFAB_SIZE": "2"}, "PYFAB_RANK is missing"),

@@ -1,0 +1,222 @@
+"""Groups: collectives over the group's own endpoint, and what happens when a rank dies, stops or stays away."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyfab
+import pytest
+
+StartRanks = Callable[..., "list[subprocess.Popen[str]]"]
+
+
+def collect(group: pyfab.Group) -> list[Any]:
+    seen: list[Any] = []
+    for turn in range(20):
+        group.barrier()
+        objects = (group.rank, {"turn": turn, 7: (1, 2)}, b"x" * (group.rank * 5000), np.arange(turn))
+        seen.append([(r, d, len(b), a.sum()) for r, d, b, a in group.allgather(objects)])
+        root = turn % group.size
+        seen.append(group.broadcast(["from", group.rank, "ä" * 3000 * turn], root)[:2])
+    return seen
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_collectives_give_everyone_the_same(links: str, size: int) -> None:
+    expected: list[Any] = []
+    for turn in range(20):
+        expected.append([(r, {"turn": turn, 7: (1, 2)}, r * 5000, sum(range(turn))) for r in range(size)])
+        expected.append(["from", turn % size])
+    assert pyfab.spawn(collect, size, links=links, timeout=60) == [expected] * size
+
+
+def exchange_megabytes(group: pyfab.Group) -> bool:
+    mine = np.full(3_000_000, group.rank, np.uint8)
+    return all((theirs == rank).all() for _ in range(3) for rank, theirs in enumerate(group.allgather(mine)))
+
+
+def test_objects_of_any_size(links: str) -> None:
+    assert pyfab.spawn(exchange_megabytes, 3, links=links, timeout=60) == [True] * 3
+
+
+def no_one_leaves_early(group: pyfab.Group) -> bool:
+    with group.window(shape=group.size, dtype=np.int64) as window:
+        ok = True
+        for turn in range(1, 200):
+            for peer in range(group.size):
+                window[peer][group.rank] = turn
+            group.barrier()
+            ok &= bool((window.local >= turn).all())
+        return ok
+
+
+def test_a_barrier_separates_phases(links: str) -> None:
+    assert pyfab.spawn(no_one_leaves_early, 4, links=links, timeout=100) == [True] * 4
+
+
+def test_objects_keep_their_types() -> None:
+    with pyfab.Group(0, 1, domain="shm") as group:
+        for obj in (
+            None,
+            True,
+            1.5,
+            "ü",
+            [1, [2]],
+            {"a": [None]},
+            (1, 2),
+            {1: 2},
+            b"\x00",
+            float("inf"),
+            2**80,
+            {1, 2},
+        ):
+            (back,) = group.allgather(obj)
+            assert back == obj
+            assert type(back) is type(obj)
+
+
+def test_links_say_who_is_reached_how(links: str) -> None:
+    tables = pyfab.spawn(pyfab.Group.links, 3, links=links, timeout=30)
+    for rank, table in enumerate(tables):
+        assert [row.peer for row in table] == [peer for peer in range(3) if peer != rank]
+        assert all(row.link.split(".")[0] == links.split("+")[0] for row in table)
+        assert all(row.how and row.why and row.host for row in table)
+        assert repr(table).splitlines()[0].split() == ["peer", "host", "link", "how", "why"]
+        assert table._repr_html_().count("<tr>") == 3
+        assert table.records()[0].keys() == {"peer", "host", "link", "how", "why"}
+
+
+DYING = """
+import os, signal, sys, pyfab
+with pyfab.Group.from_env(sys.argv[1], timeout=20) as group:
+    group.barrier()
+    if group.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        group.barrier()
+    except pyfab.PeerLostError as error:
+        print(error)
+"""
+
+
+def test_a_dead_rank_is_named_to_all_others(links: str, start_ranks: StartRanks) -> None:
+    ranks = start_ranks(DYING, 4, links)
+    for rank in (0, 1, 3):
+        output, _ = ranks[rank].communicate(timeout=60)
+        assert re.fullmatch(r"ranks? [\d, ]*2.* of 4 ended, left .*\n", output), output
+        assert ranks[rank].returncode == 0
+
+
+STOPPED = """
+import os, signal, sys, pyfab
+with pyfab.Group.from_env(sys.argv[1], timeout=20) as group:
+    if group.rank == 1:
+        print("stopping", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        try:
+            group.barrier(1.0)
+        except (pyfab.OperationTimeout, pyfab.PeerLostError) as error:
+            print(error, flush=True)
+        group.barrier(20)  # carries on
+    if group.rank == 1:
+        group.barrier(20)
+    print("met", flush=True)
+"""
+
+
+def test_a_barrier_that_timed_out_names_who_did_not_come_and_can_be_repeated(start_ranks: StartRanks) -> None:
+    ranks = start_ranks(STOPPED, 3, "shm")
+    outputs = []
+    for rank in (0, 2):
+        stdout = ranks[rank].stdout
+        assert stdout is not None
+        outputs.append(stdout.readline())
+    assert all("rank 1 of 3 did not come within 1 s" in line for line in outputs)
+    ranks[1].send_signal(signal.SIGCONT)
+    for process in ranks:
+        output, _ = process.communicate(timeout=60)
+        assert output.splitlines()[-1] == "met"
+        assert process.returncode == 0
+
+
+def test_from_env_without_a_launcher() -> None:
+    with pytest.raises(pyfab.InvalidArgumentError, match="launcher"):
+        pyfab.Group.from_env(environment={})
+
+
+MPI = "import pyfab\nwith pyfab.Group.from_env('shm') as g: print(sorted(g.allgather(g.rank)), flush=True)"
+
+
+@pytest.mark.skipif(
+    shutil.which("mpirun") is None, reason="mpirun is not installed (apt-get install openmpi-bin)"
+)
+def test_a_real_mpirun() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYFAB_")}
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    ran = subprocess.run(
+        ["mpirun", "--oversubscribe", "-np", "3", sys.executable, "-c", MPI],
+        env=environment | allowed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.stdout.split("\n")[:-1] == ["[0, 1, 2]"] * 3, ran.stderr
+
+
+@pytest.mark.parametrize("rank,size", [(-1, 2), (2, 2), (0, 0)])
+def test_ranks_out_of_range(rank: int, size: int) -> None:
+    with pytest.raises(pyfab.InvalidArgumentError, match="ranks are 0 to size - 1"):
+        pyfab.Group(rank, size)
+
+
+def test_a_group_of_one_and_its_end() -> None:
+    group = pyfab.Group(0, 1, domain="shm")
+    assert (group.peers, len(group.links())) == ((), 0)
+    window = group.window(shape=3)
+    with pytest.raises(pyfab.BusyError, match="1 windows"):
+        group.close()
+    window.close()
+    group.close()
+    group.close()
+    assert "closed" in repr(group)
+    for call in (
+        group.barrier,
+        group.links,
+        lambda: group.allgather(1),
+        lambda: group.window(shape=1),
+        group.__enter__,
+    ):
+        with pytest.raises(pyfab.ClosedError):
+            call()
+
+
+def test_a_domain_of_the_callers_stays_open() -> None:
+    with pyfab.Domain("shm") as domain:
+        with pyfab.Group(0, 1, domain=domain) as group:
+            assert group.domain is domain
+        assert not domain.closed
+
+
+def test_failing_to_meet_leaves_nothing_open() -> None:
+    with pyfab.Domain("shm") as domain:
+        with pytest.raises(pyfab.OperationTimeout):
+            pyfab.Group(1, 2, "tcp://127.0.0.1:9", domain=domain, timeout=0.1)
+        assert domain.stats()["regions"] == 0
+
+
+def test_bad_arguments() -> None:
+    with pyfab.Group(0, 1, domain="shm") as group:
+        with pytest.raises(pyfab.InvalidArgumentError, match="root=1"):
+            group.broadcast(1, root=1)
+        with pytest.raises(ValueError, match="timeout=-2"):
+            group.barrier(-2)

@@ -1,0 +1,221 @@
+"""spawn: results by rank, the right exception with its traceback, and never a process left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyfab
+import pytest
+from pyfab._spawn import RemoteTraceback
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def who(group: pyfab.Group, *args: Any) -> tuple[Any, ...]:
+    return (group.rank, group.size, *args)
+
+
+def test_results_by_rank_from_fresh_interpreters() -> None:
+    assert pyfab.spawn(who, 3, "a", {"b": 1}, links="shm") == [(rank, 3, "a", {"b": 1}) for rank in range(3)]
+
+
+def test_lambdas_and_local_functions_run_in_forked_children() -> None:
+    inherited = object()
+
+    def same(group: pyfab.Group, number: int) -> bool:
+        return id(inherited) == number and group.size == 2
+
+    assert pyfab.spawn(same, 2, id(inherited), links="shm") == [True, True]
+    assert pyfab.spawn(lambda group: group.rank, 2, links="shm") == [0, 1]
+
+
+def test_forked_children_are_kept_from_the_callers_objects() -> None:
+    with pyfab.Domain("shm") as domain:
+
+        def use(_: pyfab.Group) -> str:
+            try:
+                domain.endpoint()
+            except pyfab.ClosedError as error:
+                return type(error).__name__
+            return "used"
+
+        assert pyfab.spawn(use, 2, links="shm") == ["ClosedError"] * 2
+        domain.endpoint().close()
+
+
+def test_from_another_thread() -> None:
+    results: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: results.extend(pyfab.spawn(lambda group: group.rank, 2, links="shm"))
+    )
+    thread.start()
+    thread.join(60)
+    assert results == [0, 1]
+
+
+def fail_after_meeting(group: pyfab.Group, failing: list[int]) -> None:
+    group.barrier()
+    if group.rank in failing:
+        raise LookupError(f"no luck on rank {group.rank}")
+    group.barrier()
+
+
+@pytest.mark.parametrize("failing", [[1], [2]])
+def test_the_exception_of_the_failing_rank(failing: list[int]) -> None:
+    with pytest.raises(LookupError, match=f"rank {failing[0]}") as caught:
+        pyfab.spawn(fail_after_meeting, 3, failing, links="shm")
+    assert isinstance(caught.value.__cause__, RemoteTraceback)
+    assert "in fail_after_meeting" in str(caught.value.__cause__)
+    assert f"rank {failing[0]} of 3" in str(caught.value.__cause__)
+
+
+def fail_together(group: pyfab.Group, folder: str) -> None:
+    """Rank 0 fails last, but before anyone's failure can be seen: all wait for the files of all."""
+    Path(folder, str(group.rank)).touch()
+    while len(list(Path(folder).iterdir())) < group.size:
+        time.sleep(0.001)
+    raise ValueError(f"rank {group.rank}")
+
+
+def test_of_several_failing_ranks_one_that_failed_by_itself(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"rank [012]"):
+        pyfab.spawn(fail_together, 3, str(tmp_path), links="shm")
+
+
+class Stubborn(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def raise_what_does_not_pickle(_: pyfab.Group) -> None:
+    raise Stubborn(1, 2)
+
+
+def test_exceptions_that_do_not_pickle_come_as_text() -> None:
+    with pytest.raises(RuntimeError, match="Stubborn: 1 and 2"):
+        pyfab.spawn(raise_what_does_not_pickle, 2, links="shm")
+
+
+def test_results_that_do_not_pickle() -> None:
+    with pytest.raises(TypeError, match="the result, a generator, cannot be pickled"):
+        pyfab.spawn(lambda _: (n for n in ()), 2, links="shm")
+
+
+def leave(group: pyfab.Group, how: str) -> None:
+    group.barrier()
+    if group.rank == 1:
+        if how == "exit":
+            os._exit(7)
+        if how == "SystemExit":
+            sys.exit("enough")
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.barrier()
+
+
+@pytest.mark.parametrize(
+    "how,message",
+    [
+        ("exit", r"rank 1 .*exit status 7"),
+        ("kill", r"rank 1 .*SIGKILL"),
+        ("SystemExit", "SystemExit: enough"),
+    ],
+)
+def test_ranks_that_end_without_a_result(how: str, message: str) -> None:
+    with pytest.raises((ChildProcessError, RuntimeError, pyfab.PeerLostError)) as caught:
+        pyfab.spawn(leave, 3, how, links="shm")
+    if not isinstance(
+        caught.value, pyfab.PeerLostError
+    ):  # rank 1's end may be heard of after the others' loss of it
+        assert caught.match(message)
+
+
+def hang(group: pyfab.Group) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if group.rank == 1:
+        threading.Event().wait()
+
+
+@pytest.mark.parametrize("fn", [hang, lambda group: hang(group)])
+def test_ranks_that_hang_are_named_and_ended(fn: Any) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(pyfab.OperationTimeout, match=r"ranks? .*1 of 2 did not end within 3 s"):
+        pyfab.spawn(fn, 2, links="shm", timeout=3)
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pyfab.spawn(who, 2, links="shm")
+    with pytest.raises(LookupError):
+        pyfab.spawn(fail_after_meeting, 2, [0], links="shm")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_descriptors_stay_flat() -> None:
+    pyfab.spawn(who, 2, links="shm")
+    before = psutil.Process().num_fds()
+    pyfab.spawn(who, 2, links="shm")
+    pyfab.spawn(lambda _: None, 2, links="shm")
+    assert psutil.Process().num_fds() == before
+
+
+SCRIPT = """
+import pyfab
+class Own:
+    def __init__(self, rank): self.rank = rank
+def work(group, own):
+    return Own(own.rank + group.rank)
+print([own.rank for own in pyfab.spawn(work, 2, Own(10), links="shm")])
+"""
+
+
+def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ran = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.stdout, ran.stderr) == ("[10, 11]\n", "")
+
+
+KILLED = """
+import os, pyfab, sys, threading
+def wait(group):
+    print(os.getpid(), flush=True)
+    threading.Event().wait()
+pyfab.spawn(wait, 2, links="shm")
+"""
+
+
+def test_children_end_with_a_caller_that_is_killed(start: Start) -> None:
+    caller = start(KILLED)
+    assert caller.stdout is not None
+    children = [psutil.Process(int(caller.stdout.readline())) for _ in range(2)]
+    caller.kill()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+
+
+def test_interrupting_the_caller_ends_all(start: Start) -> None:
+    caller = start(KILLED)
+    assert caller.stdout is not None
+    children = [psutil.Process(int(caller.stdout.readline())) for _ in range(2)]
+    caller.send_signal(signal.SIGINT)
+    output, _ = caller.communicate(timeout=30)
+    assert "KeyboardInterrupt" in output
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_at_least_one_process(n: int) -> None:
+    with pytest.raises(pyfab.InvalidArgumentError, match="at least one"):
+        pyfab.spawn(who, n)
