@@ -17,7 +17,8 @@ void relax() noexcept {
 
 }  // namespace
 
-Context::Context(Domain& domain, Parameters parameters) : parameters_(std::move(parameters)), spin_(microseconds(20)) {
+Context::Context(Domain& domain, Parameters parameters)
+    : parameters_(std::move(parameters)), spin_(microseconds(20)) {
   endpoint_ = domain.open_endpoint({.context = parameters_.index,
                                     .cell = parameters_.cell,
                                     .poller = poller_,
@@ -32,7 +33,8 @@ Context::~Context() {
     close();
     return;
   }
-  // In a child of fork() the connections are the parent's: nothing of them may be touched, not even to say goodbye.
+  // In a child of fork() the connections are the parent's: nothing of them may be touched, not even to say
+  // goodbye.
   for (Peer& peer : paths_) peer.path.release();
   endpoint_.release();
 }
@@ -221,7 +223,7 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
   led_ = false;
   driven_.store(true, std::memory_order_relaxed);
   if (followers_) followers_wake_.notify_all();
-  if (slept && on_hand_back) on_hand_back();
+  if (slept && hand_back_) hand_back_();
 }
 
 void Context::kick() noexcept {
@@ -245,6 +247,11 @@ bool Context::arm() noexcept {
   Lock lock(mutex_, std::try_to_lock);
   if (!lock) return false;
   return led_ || !endpoint_ || endpoint_->arm();
+}
+
+void Context::set_hand_back(std::function<void()> hand_back) {
+  const std::lock_guard lock(mutex_);
+  hand_back_ = std::move(hand_back);
 }
 
 Context::Driver Context::driver() noexcept {

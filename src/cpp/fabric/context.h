@@ -75,8 +75,10 @@ class Context final {
   // Before it sleeps on poll_fd(). False: there is work.
   bool arm() noexcept;
   enum class Driver { nobody, spinning_caller, sleeping_caller };
-  Driver driver() noexcept;            // who drives now, or did since the last call
-  std::function<void()> on_hand_back;  // set before first use: a caller that slept stops driving
+  Driver driver() noexcept;  // who drives now, or did since the last call
+  // Called, with the lock held, when a caller that slept stops driving. After the call the former one is not
+  // called any more.
+  void set_hand_back(std::function<void()> hand_back);
 
   // Asks for on_notice, which whoever makes the progress calls after unlocking. Under the lock.
   void request_notice() noexcept { notice_ = true; }
@@ -106,6 +108,7 @@ class Context final {
   unsigned followers_ = 0;
   bool led_ = false;
   bool notice_ = false;
+  std::function<void()> hand_back_;
   std::chrono::nanoseconds spin_;  // how long a leader polls before it sleeps; follows what paid off
 
   std::atomic<bool> asleep_{false};

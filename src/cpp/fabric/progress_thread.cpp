@@ -14,7 +14,7 @@ namespace fab {
 namespace {
 
 using std::chrono::microseconds;
-constexpr auto kLinger = microseconds(30);      // polling after activity, before the thread sleeps
+constexpr auto kLinger = microseconds(30);        // polling after activity, before the thread sleeps
 constexpr auto kCheckPeriod = microseconds(100);  // for contexts that callers drive
 
 }  // namespace
@@ -92,7 +92,7 @@ ProgressThread::~ProgressThread() {
 }
 
 void ProgressThread::add(std::shared_ptr<Context> context) {
-  context->on_hand_back = [this] { waker_.wake(); };
+  context->set_hand_back([this] { waker_.wake(); });
   const std::lock_guard lock(mutex_);
   slots_.push_back(std::make_unique<Slot>(poller_, std::move(context)));
   slots_.back()->mask(true);  // until the thread has armed it
@@ -100,6 +100,7 @@ void ProgressThread::add(std::shared_ptr<Context> context) {
 }
 
 void ProgressThread::remove(Context& context) {
+  context.set_hand_back(nullptr);
   const std::lock_guard lock(mutex_);
   if (is_this_thread()) {
     for (const auto& slot : slots_)
@@ -120,8 +121,11 @@ bool ProgressThread::take_back() {
         slot->serve();
         again |= slot->masked();
         break;
-      case Context::Driver::spinning_caller: again = true; break;
-      case Context::Driver::sleeping_caller: break;  // wakes the thread when it stops driving
+      case Context::Driver::spinning_caller:
+        again = true;
+        break;
+      case Context::Driver::sleeping_caller:
+        break;  // wakes the thread when it stops driving
     }
   }
   return again;

@@ -27,6 +27,7 @@ void ContextHandle::close() {
     domain->close_context(*context);
   }
   finished->drain();
+  interrupted.clear();
 }
 
 PeerId peer_from(PyObject* object) {

@@ -13,6 +13,9 @@ struct ContextHandle {
   std::shared_ptr<FinishedList> finished = std::make_shared<FinishedList>();
   py::dict objects;  // number → what the caller gave as context, where that is no int; shared with the
                      // queue's reader
+  // Calls whose waiting an exception ended (Ctrl-C): their memory stays until the context has settled
+  // everything.
+  std::vector<std::shared_ptr<void>> interrupted;
   bool manual = false;
   bool closed = false;
 

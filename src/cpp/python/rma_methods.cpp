@@ -104,36 +104,35 @@ PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const*
     }
     ContextHandle& handle = context_handle(self);
     handle.check_open();
-    const LocalBuffer local = LocalBuffer::of(given[0], op == OpCode::read);
+    struct Call {
+      Operation operation;
+      LocalBuffer local;
+      Plan posts;
+    };
+    const auto call = std::make_shared<Call>();
+    Operation& operation = call->operation;
+    call->local = LocalBuffer::of(given[0], op == OpCode::read);
+    const std::uint64_t nbytes = call->local.nbytes;
     const PeerId peer = peer_from(given[1]);
     const Target target = Target::of(given[2]);
-    check_fit(local, target, name);
-    Operation operation;
-    Plan posts = plan(op, operation, local, target, Delivery::delivery, nullptr);
+    check_fit(call->local, target, name);
+    Plan& posts = call->posts = plan(op, operation, call->local, target, Delivery::delivery, nullptr);
     posts.single.flags |= transfer_flag::kWillWait;
     for (Transfer& transfer : posts.many) transfer.flags |= transfer_flag::kWillWait;
     operation.begin(static_cast<std::uint32_t>(posts.all().size()), 0, completion_flags(op), nullptr, nullptr,
                     nullptr);
-    std::exception_ptr thrown;
     try {
-      post_all(handle, peer, posts.all(), operation, local.nbytes >= kLongWork);
+      post_all(handle, peer, posts.all(), operation, nbytes >= kLongWork);
       if (!operation.done())
         wait_interruptibly(
             [&](Deadline until) { return handle.context->wait([&] { return operation.done(); }, until); },
             {});
     } catch (...) {
-      // The stack frame is the operation's memory: it must end before the exception leaves.
-      thrown = std::current_exception();
+      if (!operation.done()) handle.interrupted.push_back(call);
+      throw;
     }
-    if (thrown) {
-      const py::gil_scoped_release release;
-      handle.context->wait([&] { return operation.done(); }, {});
-    }
-    if (thrown) std::rethrow_exception(thrown);
-    if (!operation.done())
-      throw Error(Errc::closed, "the endpoint was closed while the operation was running");
     if (const Errc error = operation.completion().error; error != Errc::ok) {
-      raise_failure(op, error, local.nbytes, target.remote, target.key, peer, handle.context.get());
+      raise_failure(op, error, nbytes, target.remote, target.key, peer, handle.context.get());
       return nullptr;
     }
     Py_RETURN_NONE;
