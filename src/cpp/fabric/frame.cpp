@@ -31,7 +31,8 @@ bool write_fits(const FrameHeader& header) noexcept {
 }
 
 bool atomic_fits(const FrameHeader& header) noexcept {
-  if (header.atomic_op >= kAtomicOps || header.data_type >= kDataTypes || header.total > kMaxAtomicBytes) return false;
+  if (header.atomic_op >= kAtomicOps || header.data_type >= kDataTypes || header.total > kMaxAtomicBytes)
+    return false;
   const bool operand = static_cast<AtomicOp>(header.atomic_op) != AtomicOp::atomic_read;
   const std::uint64_t parts = header.type == FrameType::compare ? 2 : (operand ? 1 : 0);
   return header.length == parts * header.total;
@@ -66,17 +67,23 @@ bool decode(const std::byte* in, FrameHeader& header) noexcept {
   constexpr std::uint8_t kKnown = frame_flag::kLast | frame_flag::kRemoteData | frame_flag::kCommit;
   if ((header.flags & ~kKnown) != 0 || header.reserved != 0) return false;
   switch (header.type) {
-    case FrameType::write: return write_fits(header);
+    case FrameType::write:
+      return write_fits(header);
     case FrameType::atomic:
     case FrameType::fetch:
-    case FrameType::compare: return atomic_fits(header);
-    case FrameType::data: return header.length <= kMaxPayload;
-    case FrameType::ack: return header.length == 0 && header.total != 0;
-    case FrameType::fail: return header.length == 0 && is_outcome(header.data);
+    case FrameType::compare:
+      return atomic_fits(header);
+    case FrameType::data:
+      return header.length <= kMaxPayload;
+    case FrameType::ack:
+      return header.length == 0 && header.total != 0;
+    case FrameType::fail:
+      return header.length == 0 && is_outcome(header.data);
     case FrameType::read:
     case FrameType::notify:
     case FrameType::ping:
-    case FrameType::pong: return header.length == 0;
+    case FrameType::pong:
+      return header.length == 0;
   }
   return false;
 }

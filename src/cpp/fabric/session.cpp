@@ -10,12 +10,13 @@ namespace {
 
 constexpr std::size_t kHeader = sizeof(FrameHeader);
 constexpr std::size_t kStaging = 64 * 1024;
-// Shorter payloads are handled when they are complete, so that a scalar is stored at once; longer ones, and pieces of at
-// least this size, are received in place.
+// Shorter payloads are handled when they are complete, so that a scalar is stored at once; longer ones, and
+// pieces of at least this size, are received in place.
 constexpr std::size_t kInPlace = 8 * 1024;
 constexpr std::size_t kLongFrame = 16 * 1024;
 constexpr std::size_t kMostWaitingAnswers = 2 * kMaxOutstanding + 64;
-constexpr std::size_t kMostCopiedAnswers = kMaxOutstanding * (kHeader + kMaxCopiedAnswer) + kMaxResultBytes + 64 * 1024;
+constexpr std::size_t kMostCopiedAnswers =
+    kMaxOutstanding * (kHeader + kMaxCopiedAnswer) + kMaxResultBytes + 64 * 1024;
 static_assert(kStaging >= kHeader + 2 * kMaxAtomicBytes);
 
 bool is_atomic(FrameType type) noexcept {
@@ -33,13 +34,16 @@ Session::~Session() = default;
 
 void Session::set_source(PeerId source) noexcept { source_ = source; }
 
-std::size_t Session::output(iovec* out, std::size_t max) noexcept { return broken_ ? 0 : output_.output(out, max); }
+std::size_t Session::output(iovec* out, std::size_t max) noexcept {
+  return broken_ ? 0 : output_.output(out, max);
+}
 
 bool Session::has_output() const noexcept { return !broken_ && !output_.empty(); }
 
 void Session::sent(std::size_t bytes) noexcept {
   output_.sent(bytes);
-  for (; handed_over_ < requests_.size() && requests_[handed_over_].end <= output_.requests_sent(); ++handed_over_) {
+  for (; handed_over_ < requests_.size() && requests_[handed_over_].end <= output_.requests_sent();
+       ++handed_over_) {
     Request& request = requests_[handed_over_];
     const bool early = request.delivery <= Delivery::transmit && request.operation && !request.local;
     if (early && request.error == Errc::ok)
@@ -111,7 +115,8 @@ Errc Session::consume() noexcept {
     if (available < needed_) return Errc::ok;
     taken_ += kHeader;
     if (const Errc error = on_frame(at + kHeader); error != Errc::ok) return error;
-    if (output_.waiting(Lane::answers) > kMostWaitingAnswers || output_.copied(Lane::answers) > kMostCopiedAnswers)
+    if (output_.waiting(Lane::answers) > kMostWaitingAnswers ||
+        output_.copied(Lane::answers) > kMostCopiedAnswers)
       return Errc::protocol;  // more requests than a peer may have outstanding
     needed_ = kHeader;
   }
@@ -121,20 +126,31 @@ Errc Session::on_frame(const std::byte* payload) noexcept {
   const bool request = frame_.type < FrameType::ack;
   if (request && write_.open && frame_.type != FrameType::write) return Errc::protocol;
   switch (frame_.type) {
-    case FrameType::write: return on_write();
-    case FrameType::read: on_read(); return Errc::ok;
+    case FrameType::write:
+      return on_write();
+    case FrameType::read:
+      on_read();
+      return Errc::ok;
     case FrameType::atomic:
     case FrameType::fetch:
     case FrameType::compare:
       taken_ += frame_.length;
       on_atomic(payload);
       return Errc::ok;
-    case FrameType::notify: deliver(frame_.total, frame_.data); return Errc::ok;
-    case FrameType::ack: return on_ack();
-    case FrameType::fail: return on_fail();
-    case FrameType::data: return on_data();
-    case FrameType::ping: output_.append_header(Lane::answers, {.type = FrameType::pong}); return Errc::ok;
-    case FrameType::pong: return Errc::ok;
+    case FrameType::notify:
+      deliver(frame_.total, frame_.data);
+      return Errc::ok;
+    case FrameType::ack:
+      return on_ack();
+    case FrameType::fail:
+      return on_fail();
+    case FrameType::data:
+      return on_data();
+    case FrameType::ping:
+      output_.append_header(Lane::answers, {.type = FrameType::pong});
+      return Errc::ok;
+    case FrameType::pong:
+      return Errc::ok;
   }
   return Errc::protocol;
 }

@@ -23,7 +23,8 @@ bool wants_data(OpCode op) noexcept {
 bool is_atomic(OpCode op) noexcept { return op >= OpCode::atomic; }
 
 PieceCursor local_of(const Transfer& transfer) noexcept {
-  return transfer.piece_count ? PieceCursor(transfer.local_pieces, transfer.piece_count) : PieceCursor(transfer.local);
+  return transfer.piece_count ? PieceCursor(transfer.local_pieces, transfer.piece_count)
+                              : PieceCursor(transfer.local);
 }
 
 void gather(PieceCursor from, std::byte* to, std::size_t bytes) noexcept {
@@ -82,17 +83,21 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
 }
 
 void Session::post_write(const Transfer& transfer, Request& request) {
-  const bool data = transfer.flags & transfer_flag::kRemoteData, durable = transfer.delivery == Delivery::commit;
-  FrameHeader header{.type = FrameType::write,
-                     .flags = static_cast<std::uint8_t>((data ? frame_flag::kRemoteData : 0) |
-                                                        (durable ? frame_flag::kCommit : 0)),
-                     .length = static_cast<std::uint32_t>(std::min<std::uint64_t>(transfer.length, kMaxPayload)),
-                     .key = transfer.key,
-                     .remote = transfer.remote,
-                     .total = transfer.length,
-                     .data = data ? transfer.data : 0};
+  const bool data = transfer.flags & transfer_flag::kRemoteData,
+             durable = transfer.delivery == Delivery::commit;
+  FrameHeader header{
+      .type = FrameType::write,
+      .flags = static_cast<std::uint8_t>((data ? frame_flag::kRemoteData : 0) |
+                                         (durable ? frame_flag::kCommit : 0)),
+      .length = static_cast<std::uint32_t>(std::min<std::uint64_t>(transfer.length, kMaxPayload)),
+      .key = transfer.key,
+      .remote = transfer.remote,
+      .total = transfer.length,
+      .data = data ? transfer.data : 0};
   if (header.length == header.total) header.flags |= frame_flag::kLast;
-  const std::size_t copied = transfer.delivery == Delivery::inject ? kCopyInject : transfer.piece_count > 1 ? kCopyPieces : kCopy;
+  const std::size_t copied = transfer.delivery == Delivery::inject ? kCopyInject
+                             : transfer.piece_count > 1            ? kCopyPieces
+                                                                   : kCopy;
   if (transfer.length > copied) {
     output_.append_header(Lane::requests, header);
     output_.user_payload(header, local_of(transfer));
@@ -109,7 +114,7 @@ void Session::post_atomic(const Transfer& transfer, Request& request) {
   const bool compares = transfer.op == OpCode::compare_atomic;
   const std::size_t operand = transfer.atomic == AtomicOp::atomic_read ? 0 : transfer.length;
   const std::size_t length = operand + (compares ? transfer.length : 0);
-  const FrameType type = compares                            ? FrameType::compare
+  const FrameType type = compares                              ? FrameType::compare
                          : transfer.op == OpCode::fetch_atomic ? FrameType::fetch
                                                                : FrameType::atomic;
   std::byte* at = output_.append(Lane::requests, kHeader + length);
@@ -123,7 +128,8 @@ void Session::post_atomic(const Transfer& transfer, Request& request) {
           .total = transfer.length},
          at);
   gather(local_of(transfer), at + kHeader, operand);
-  if (compares) gather(PieceCursor(const_cast<std::byte*>(transfer.compare)), at + kHeader + operand, transfer.length);
+  if (compares)
+    gather(PieceCursor(const_cast<std::byte*>(transfer.compare)), at + kHeader + operand, transfer.length);
   if (wants_data(transfer.op)) {
     request.landing = PieceCursor(transfer.result);
     result_bytes_ += transfer.length;
@@ -182,7 +188,8 @@ Errc Session::on_data() noexcept {
   if (handed_over_ == 0 || !awaits_data()) return Errc::protocol;
   const Request& request = requests_.front();
   const std::uint64_t left = request.length - request.got;
-  if (frame_.length > left || ((frame_.flags & frame_flag::kLast) && frame_.length != left)) return Errc::protocol;
+  if (frame_.length > left || ((frame_.flags & frame_flag::kLast) && frame_.length != left))
+    return Errc::protocol;
   sink_ = request.error == Errc::ok ? Sink::landing : Sink::drain;
   payload_left_ = frame_.length;
   return payload_left_ ? Errc::ok : end_payload();

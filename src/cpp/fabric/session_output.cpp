@@ -23,7 +23,8 @@ std::byte* SessionOutput::append(Lane lane, std::size_t bytes) {
 
 void SessionOutput::user_payload(const FrameHeader& first, const PieceCursor& source) {
   const std::uint64_t frames = (first.total + kMaxPayload - 1) / kMaxPayload;
-  Item item{.source = Source::user, .serial = next_serial_++, .left = first.total, .frame_left = first.length};
+  Item item{
+      .source = Source::user, .serial = next_serial_++, .left = first.total, .frame_left = first.length};
   item.cursor = source;
   item.next = first;
   of(Lane::requests).items.push_back(std::move(item));
@@ -31,7 +32,8 @@ void SessionOutput::user_payload(const FrameHeader& first, const PieceCursor& so
 }
 
 void SessionOutput::region_payload(std::uint32_t region, std::uint64_t offset, std::uint64_t length) {
-  Item item{.source = Source::region, .serial = next_serial_++, .region = region, .left = length, .offset = offset};
+  Item item{
+      .source = Source::region, .serial = next_serial_++, .region = region, .left = length, .offset = offset};
   item.next = {.type = FrameType::data};
   of(Lane::answers).items.push_back(std::move(item));
 }
@@ -70,13 +72,18 @@ bool SessionOutput::stage_header(Lane lane, const Item& item) {
   if (headers_used_ == kHeaders) return false;
   std::byte* at = headers_[(header_at_ + headers_used_++) % kHeaders];
   encode(item.next, at);
-  stage_piece({.data = at, .length = sizeof(FrameHeader), .source = Source::header, .lane = lane, .serial = item.serial});
+  stage_piece({.data = at,
+               .length = sizeof(FrameHeader),
+               .source = Source::header,
+               .lane = lane,
+               .serial = item.serial});
   return true;
 }
 
 void SessionOutput::stage_user(Item& item) {
   const bool zero = item.source == Source::zero;
-  const iovec piece = zero ? iovec{const_cast<std::byte*>(kZeros), item.frame_left} : item.cursor.here(item.frame_left);
+  const iovec piece =
+      zero ? iovec{const_cast<std::byte*>(kZeros), item.frame_left} : item.cursor.here(item.frame_left);
   stage_piece({.data = static_cast<const std::byte*>(piece.iov_base),
                .length = piece.iov_len,
                .source = item.source,
@@ -89,7 +96,8 @@ void SessionOutput::stage_user(Item& item) {
 
 void SessionOutput::stage_region(Item& item) {
   iovec pieces[RegionView::kMaxRegionPieces];
-  const std::size_t count = regions_.pieces(regions_.entry(item.region), item.offset, item.next.length, pieces);
+  const std::size_t count =
+      regions_.pieces(regions_.entry(item.region), item.offset, item.next.length, pieces);
   for (std::size_t i = 0; i < count; ++i)
     stage_piece({.data = static_cast<const std::byte*>(pieces[i].iov_base),
                  .length = pieces[i].iov_len,
@@ -104,7 +112,9 @@ void SessionOutput::stage_region(Item& item) {
 bool SessionOutput::stage(Lane lane) {
   LaneQueue& queue = of(lane);
   Item& item = queue.items.front();
-  const auto next_length = [&] { return static_cast<std::uint32_t>(std::min<std::uint64_t>(item.left, kMaxPayload)); };
+  const auto next_length = [&] {
+    return static_cast<std::uint32_t>(std::min<std::uint64_t>(item.left, kMaxPayload));
+  };
   bool finished = true;
   switch (item.source) {
     case Source::copied:
@@ -135,7 +145,8 @@ bool SessionOutput::stage(Lane lane) {
       if (!stage_header(lane, item)) return false;
       break;
     case Source::owned:
-    case Source::nothing: break;
+    case Source::nothing:
+      break;
   }
   if (finished) queue.items.pop_front();
   answer_was_last_ = lane == Lane::answers;
@@ -150,7 +161,8 @@ std::size_t SessionOutput::output(iovec* out, std::size_t max) {
   for (std::size_t i = 0; i < staged_.size() && count < max; ++i) {
     const Piece& piece = staged_[i];
     if (piece.length == 0) continue;
-    const std::size_t part = piece.source == Source::zero ? std::min(piece.length, sizeof kZeros) : piece.length;
+    const std::size_t part =
+        piece.source == Source::zero ? std::min(piece.length, sizeof kZeros) : piece.length;
     out[count++] = {const_cast<std::byte*>(piece.data), part};
     if (part < piece.length) break;
   }
@@ -216,7 +228,8 @@ bool SessionOutput::forget(std::uint32_t index) {
   }
   RingQueue<Item>& items = of(Lane::answers).items;
   for (std::size_t i = 0; i < items.size(); ++i)
-    if (items[i].source == Source::region && items[i].region == index) end_answer(items[i].serial, Errc::key_rejected);
+    if (items[i].source == Source::region && items[i].region == index)
+      end_answer(items[i].serial, Errc::key_rejected);
   sent(0);
   return true;
 }

@@ -16,11 +16,16 @@ constexpr std::size_t kHeader = sizeof(FrameHeader);
 
 OpCode op_of(FrameType type) noexcept {
   switch (type) {
-    case FrameType::read: return OpCode::read;
-    case FrameType::atomic: return OpCode::atomic;
-    case FrameType::fetch: return OpCode::fetch_atomic;
-    case FrameType::compare: return OpCode::compare_atomic;
-    default: return OpCode::write;
+    case FrameType::read:
+      return OpCode::read;
+    case FrameType::atomic:
+      return OpCode::atomic;
+    case FrameType::fetch:
+      return OpCode::fetch_atomic;
+    case FrameType::compare:
+      return OpCode::compare_atomic;
+    default:
+      return OpCode::write;
   }
 }
 
@@ -34,8 +39,10 @@ Session::Admitted Session::admit(OpCode op) const noexcept {
   Admitted target{.region = static_cast<std::uint32_t>(found)};
   const RegionEntry& entry = regions.entry(target.region);
   target.state = entry.state.load(std::memory_order_seq_cst);
-  target.error = RegionView::judge(entry, frame_.key, target.state, op, frame_.remote, frame_.total, services_.cell, target.offset);
-  if (target.error == Errc::ok && (frame_.flags & frame_flag::kCommit) && !(entry.flags & region_flag::kPersistent))
+  target.error = RegionView::judge(entry, frame_.key, target.state, op, frame_.remote, frame_.total,
+                                   services_.cell, target.offset);
+  if (target.error == Errc::ok && (frame_.flags & frame_flag::kCommit) &&
+      !(entry.flags & region_flag::kPersistent))
     target.error = Errc::invalid;
   return target;
 }
@@ -52,7 +59,8 @@ void Session::answer(Errc outcome) {
     return;
   }
   flush_acks();
-  output_.append_header(Lane::answers, {.type = FrameType::fail, .data = static_cast<std::uint64_t>(outcome)});
+  output_.append_header(Lane::answers,
+                        {.type = FrameType::fail, .data = static_cast<std::uint64_t>(outcome)});
 }
 
 Errc Session::on_write() noexcept {
@@ -60,8 +68,9 @@ Errc Session::on_write() noexcept {
     write_ = {.open = true, .first = frame_, .target = admit(OpCode::write)};
   } else {
     const FrameHeader& first = write_.first;
-    const bool same = frame_.key == first.key && frame_.remote == first.remote && frame_.total == first.total &&
-                      frame_.data == first.data && ((frame_.flags ^ first.flags) & ~frame_flag::kLast) == 0;
+    const bool same = frame_.key == first.key && frame_.remote == first.remote &&
+                      frame_.total == first.total && frame_.data == first.data &&
+                      ((frame_.flags ^ first.flags) & ~frame_flag::kLast) == 0;
     if (!same) return Errc::protocol;
   }
   const std::uint64_t left = frame_.total - write_.done;
@@ -101,7 +110,8 @@ void Session::end_write() noexcept {
 }
 
 void Session::deliver(std::uint64_t length, std::uint64_t data) noexcept {
-  constexpr auto kFlags = completion_flag::kRma | completion_flag::kRemoteWrite | completion_flag::kRemoteData;
+  constexpr auto kFlags =
+      completion_flag::kRma | completion_flag::kRemoteWrite | completion_flag::kRemoteData;
   services_.completions.push_remote({.length = length, .data = data, .source = source_, .flags = kFlags});
 }
 
@@ -109,10 +119,14 @@ void Session::on_read() {
   const Admitted target = admit(OpCode::read);
   if (target.error != Errc::ok) return answer(target.error);
   flush_acks();
-  if (frame_.total > kMaxCopiedAnswer) return output_.region_payload(target.region, target.offset, frame_.total);
+  if (frame_.total > kMaxCopiedAnswer)
+    return output_.region_payload(target.region, target.offset, frame_.total);
 
   std::byte* at = output_.append(Lane::answers, kHeader + frame_.total);
-  encode({.type = FrameType::data, .flags = frame_flag::kLast, .length = static_cast<std::uint32_t>(frame_.total)}, at);
+  encode({.type = FrameType::data,
+          .flags = frame_flag::kLast,
+          .length = static_cast<std::uint32_t>(frame_.total)},
+         at);
   at += kHeader;
   const RegionView regions = services_.segment.regions();
   iovec pieces[RegionView::kMaxRegionPieces];
@@ -132,7 +146,10 @@ void Session::on_atomic(const std::byte* payload) {
   if (outcome != Errc::ok || !fetches) return answer(outcome);
   flush_acks();
   std::byte* at = output_.append(Lane::answers, kHeader + frame_.total);
-  encode({.type = FrameType::data, .flags = frame_flag::kLast, .length = static_cast<std::uint32_t>(frame_.total)}, at);
+  encode({.type = FrameType::data,
+          .flags = frame_flag::kLast,
+          .length = static_cast<std::uint32_t>(frame_.total)},
+         at);
   std::memcpy(at + kHeader, result, frame_.total);
 }
 
@@ -156,8 +173,8 @@ Errc Session::apply(const Admitted& target, const std::byte* payload, std::byte*
   std::size_t done = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const Errc error = apply_atomic(op, type, static_cast<std::byte*>(pieces[i].iov_base), pieces[i].iov_len,
-                                    payload + (op == AtomicOp::atomic_read ? 0 : done), compare ? compare + done : nullptr,
-                                    result ? result + done : nullptr);
+                                    payload + (op == AtomicOp::atomic_read ? 0 : done),
+                                    compare ? compare + done : nullptr, result ? result + done : nullptr);
     if (error != Errc::ok) return error;
     done += pieces[i].iov_len;
   }

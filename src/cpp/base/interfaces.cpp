@@ -1,0 +1,66 @@
+#include "base/interfaces.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+namespace fab {
+namespace {
+
+std::string last_name_of_link(const std::string& link) {
+  std::error_code error;
+  const auto target = std::filesystem::read_symlink(link, error);
+  return error ? std::string() : target.filename().string();
+}
+
+template <class T>
+T read_value(const std::string& file, T fallback) {
+  std::ifstream in(file);
+  T value;
+  return in >> value ? value : fallback;
+}
+
+void describe_device(Interface& interface) {
+  const std::string folder = "/sys/class/net/" + interface.name;
+  interface.state = read_value<std::string>(folder + "/operstate", "");
+  interface.driver = last_name_of_link(folder + "/device/driver");
+  interface.numa_node = read_value(folder + "/device/numa_node", -1);
+  const long long megabits = read_value(folder + "/speed", -1LL);  // -1: unknown (sysfs-class-net)
+  if (megabits > 0) interface.speed_bits_per_second = static_cast<std::uint64_t>(megabits) * 1'000'000;
+  if (last_name_of_link(folder + "/device/subsystem") == "pci")
+    interface.pci_address = last_name_of_link(folder + "/device");
+}
+
+}  // namespace
+
+std::vector<Interface> list_interfaces() {
+  std::map<std::string, Interface> found;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {};
+  for (const ifaddrs* at = list; at; at = at->ifa_next) {
+    if (!at->ifa_addr || (at->ifa_addr->sa_family != AF_INET && at->ifa_addr->sa_family != AF_INET6))
+      continue;
+    Interface& interface = found[at->ifa_name];
+    interface.name = at->ifa_name;
+    interface.loopback = at->ifa_flags & IFF_LOOPBACK;
+    interface.up = at->ifa_flags & IFF_UP;
+    const SocketAddress address(
+        at->ifa_addr, at->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    if (!address.link_local()) interface.addresses.push_back(address);
+  }
+  ::freeifaddrs(list);
+  std::vector<Interface> interfaces;
+  for (auto& [name, interface] : found) {
+    std::ranges::stable_sort(interface.addresses, {}, &SocketAddress::v6);
+    describe_device(interface);
+    interfaces.push_back(std::move(interface));
+  }
+  std::ranges::stable_sort(interfaces, {}, [](const Interface& interface) { return !interface.loopback; });
+  return interfaces;
+}
+
+}  // namespace fab

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/fd.h"
+
+namespace fab {
+
+// An IPv4 or IPv6 address with port.
+class SocketAddress {
+ public:
+  SocketAddress() = default;
+  SocketAddress(const sockaddr* address, socklen_t length);
+  // `bytes`: 4 or 16, in network order, as bytes() gives them.
+  static SocketAddress from_bytes(std::string_view bytes, std::uint16_t port);
+
+  bool v6() const noexcept { return storage_.ss_family == AF_INET6; }
+  std::string bytes() const;
+  std::uint16_t port() const noexcept;
+  SocketAddress with_port(std::uint16_t port) const;
+  bool loopback() const noexcept;
+  bool wildcard() const noexcept;
+  bool link_local() const noexcept;  // needs an interface besides the address
+  std::string text() const;          // "127.0.0.1:4711", "[::1]:4711"
+  std::string host() const;          // without the port
+
+  const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&storage_); }
+  socklen_t length() const noexcept { return v6() ? sizeof(sockaddr_in6) : sizeof(sockaddr_in); }
+
+ private:
+  sockaddr_storage storage_{};
+};
+
+// Parses HOST, HOST:PORT, [V6]:PORT; a name is looked up and its first address taken. Throws
+// std::invalid_argument.
+SocketAddress parse_socket_address(const std::string& text, std::uint16_t default_port);
+
+// A listening, non-blocking socket. Throws std::system_error.
+OwnFd listen_tcp(const SocketAddress& address);
+// A non-blocking socket whose connection is under way; invalid with errno set if it failed at once.
+OwnFd connect_tcp(const SocketAddress& address) noexcept;
+SocketAddress local_address(int fd) noexcept;
+SocketAddress peer_address(int fd) noexcept;
+
+// Sends at once, and gives up on a silent peer after about `deadline` seconds.
+void tune_tcp(int fd, double deadline) noexcept;
+
+// Whether this host has a route there. Sends nothing.
+bool has_route(const SocketAddress& address) noexcept;
+
+// Two processes with equal text share their loopback network: boot id and network name space.
+const std::string& network_identity();
+
+}  // namespace fab

@@ -1,0 +1,306 @@
+#include "providers/tcp/tcp_endpoint.h"
+
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "base/interfaces.h"
+#include "base/random.h"
+#include "providers/tcp/tcp_path.h"
+
+namespace fab::tcp {
+namespace {
+
+constexpr std::size_t kMostCallers = 1024;  // connections that have not finished their handshake
+constexpr int kAcceptBudget = 32;
+constexpr unsigned kCoolAfter = 100;  // polls in vain
+constexpr unsigned kPollerTurn =
+    16;  // every so many turns belong to the poller, however busy the hot streams are
+constexpr double kHandshakeSeconds = 5;
+
+std::string reason_of(const std::system_error& error, const SocketAddress& address) {
+  return "cannot listen on " + address.text() + ": " + error.code().message();
+}
+
+OwnFd listen_or_explain(const SocketAddress& address) try {
+  return listen_tcp(address);
+} catch (const std::system_error& error) {
+  const std::string what = reason_of(error, address);
+  switch (error.code().value()) {
+    case EADDRINUSE:
+      throw Error(Errc::address_in_use,
+                  what + "; close what listens there, choose another port, or none to let the system choose");
+    case EACCES:
+      throw Error(Errc::access, what + "; choose a port from 1024 on");
+    case EADDRNOTAVAIL:
+      throw Error(Errc::invalid, what + "; tcp_listen takes an address of this machine");
+    default:
+      throw Error(Errc::invalid, what);
+  }
+}
+
+// Where peers can call: for a wildcard, all addresses of the machine.
+std::vector<SocketAddress> advertised(const SocketAddress& bound) {
+  if (!bound.wildcard()) return {bound};
+  std::vector<SocketAddress> all;
+  for (const Interface& interface : list_interfaces())
+    for (const SocketAddress& address : interface.addresses)
+      if (interface.up && address.v6() == bound.v6() && all.size() < 64)
+        all.push_back(address.with_port(bound.port()));
+  return all;
+}
+
+// With a port that the user chose, an endpoint that comes back there has the same name. Otherwise every
+// endpoint is another one.
+EndpointId choose_id(const SocketAddress& wanted) {
+  EndpointId id;
+  if (wanted.port() == 0) {
+    fill_random(id.data(), id.size());
+  } else {
+    const Digest digest = sha256("pyfab tcp endpoint " + network_identity() + " " + wanted.text());
+    std::copy_n(digest.begin(), id.size(), id.begin());
+  }
+  return id;
+}
+
+}  // namespace
+
+class TcpEndpoint::Call final : public ReadyHandler {
+ public:
+  Call(Poller& poller, int fd, TcpEndpoint& endpoint, void (TcpEndpoint::*method)() noexcept)
+      : poller_(poller), fd_(fd), endpoint_(endpoint), method_(method) {
+    poller_.add(fd_, EPOLLIN, *this);
+  }
+  ~Call() override { poller_.remove(fd_, *this); }
+  void on_ready(std::uint32_t) noexcept override { (endpoint_.*method_)(); }
+  void pause(bool on) noexcept { poller_.modify(fd_, on ? 0u : static_cast<std::uint32_t>(EPOLLIN), *this); }
+
+ private:
+  Poller& poller_;
+  int fd_;
+  TcpEndpoint& endpoint_;
+  void (TcpEndpoint::*method_)() noexcept;
+};
+
+TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& services, std::string link,
+                         const SocketAddress& listen)
+    : domain_(domain), services_(services), listener_(listen_or_explain(listen)) {
+  timer_.reset(check_call(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create"));
+  Whereabouts where{.id = choose_id(listen),
+                    .network = this_network(),
+                    .addresses = advertised(local_address(listener_.get()))};
+  identity_ = {where.id, {std::move(link), services.context, where.encode()}, domain.options.auth_key};
+  on_listener_ = std::make_unique<Call>(services.poller, listener_.get(), *this, &TcpEndpoint::accept);
+  on_timer_ = std::make_unique<Call>(services.poller, timer_.get(), *this, &TcpEndpoint::tick);
+}
+
+TcpEndpoint::~TcpEndpoint() {
+  for (const auto& [key, stream] : streams_) {
+    stream->flush();
+    stream->detach(Errc::canceled);
+  }
+}
+
+Deadline TcpEndpoint::handshake_deadline() const {
+  return Deadline::in_seconds(std::min(kHandshakeSeconds, domain_.options.peer_deadline));
+}
+
+const Part* TcpEndpoint::part_of(const Name& peer) const noexcept {
+  const std::uint16_t contexts = peer.contexts();
+  return contexts ? peer.find(link(), static_cast<std::uint16_t>(services_.context % contexts)) : nullptr;
+}
+
+std::vector<SocketAddress> TcpEndpoint::routes_to(const Whereabouts& peer) const {
+  std::vector<SocketAddress> routes;
+  const bool here = peer.network == this_network();
+  for (const SocketAddress& address : peer.addresses)
+    if (!address.wildcard() && (address.loopback() ? here : has_route(address))) routes.push_back(address);
+  std::ranges::stable_sort(routes, {}, [](const SocketAddress& address) { return !address.loopback(); });
+  return routes;
+}
+
+Reach TcpEndpoint::reaches(const Name& peer) const {
+  const Part* part = part_of(peer);
+  if (!part) return {false, "the peer has no " + link() + " link"};
+  const auto where = Whereabouts::parse(part->bytes);
+  if (!where) return {false, "the peer's name holds no valid tcp part"};
+  const auto routes = routes_to(*where);
+  if (!routes.empty()) return {true, "tcp to " + routes.front().text()};
+  if (where->addresses.front().loopback())
+    return {false,
+            "the peer listens on the loopback of another host (or network name space) only; it must name an "
+            "interface, as in "
+            "\"tcp:eth0\", or set tcp_listen"};
+  return {false, "no route to " + where->addresses.front().text()};
+}
+
+std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer) {
+  const Reach reach = reaches(peer);
+  if (!reach.ok)
+    throw Error(Errc::unreachable,
+                "peer " + std::to_string(id) + " cannot be reached over tcp: " + reach.why);
+  const Part& part = *part_of(peer);
+  const Whereabouts where = *Whereabouts::parse(part.bytes);
+  auto& slot = streams_[{where.id, false}];
+  std::shared_ptr<TcpStream> stream = slot;
+  if (!stream) {
+    stream = slot = std::make_shared<TcpStream>(*this, part, where);
+    stream->known_as(id);
+    stream->connect();
+  } else {
+    stream->known_as(id);
+  }
+  return std::make_unique<TcpPath>(std::move(stream), link());
+}
+
+void TcpEndpoint::accept() noexcept {
+  for (int i = 0; i < kAcceptBudget; ++i) {
+    OwnFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket.valid()) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+        // The caller keeps the listener readable: look again when there may be descriptors.
+        listening_ = false;
+        on_listener_->pause(true);
+        watch();
+      }
+      return;
+    }
+    if (callers_.size() >= kMostCallers) continue;
+    tune_tcp(socket.get(), domain_.options.peer_deadline);
+    callers_.push_back(std::make_unique<IncomingHandshake>(services_.poller, identity_, std::move(socket),
+                                                           handshake_deadline(),
+                                                           [this](Handshake& caller) { on_caller(caller); }));
+    watch();
+  }
+}
+
+void TcpEndpoint::on_caller(Handshake& told) {
+  const auto found =
+      std::ranges::find_if(callers_, [&](const auto& caller) { return caller.get() == &told; });
+  std::unique_ptr<IncomingHandshake> caller = std::move(*found);
+  callers_.erase(found);
+  if (caller->arrived())
+    admit(std::move(caller));
+  else
+    bury(std::move(caller));
+}
+
+void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept {
+  const Hello& hello = caller->hello();
+  const bool self = hello.from == identity_.id;
+  const StreamKey key{hello.from, self};
+  if (const auto found = streams_.find(key); found != streams_.end()) {
+    const std::shared_ptr<TcpStream> known = found->second;
+    if (known->open()) {
+      // A call that crossed the one that won; or the peer lost the connection and we have not noticed.
+      if (known->peer_number() == hello.stream) return bury(std::move(caller));
+      known->fail(Errc::peer_lost);
+    } else if (known->connecting() && identity_.id < hello.from) {
+      return known->park(std::move(caller));  // the call of the smaller id goes first
+    }
+  }
+  auto& stream = streams_[key];
+  if (!stream) stream = std::make_shared<TcpStream>(*this, hello.part, *Whereabouts::parse(hello.part.bytes));
+  const std::shared_ptr<TcpStream> kept = stream;
+  const bool welcomed = caller->welcome(kept->number());
+  if (welcomed)
+    kept->adopt(caller->take_socket(), hello.stream);
+  else if (!kept->connecting())
+    kept->fail(Errc::peer_lost);
+  bury(std::move(caller));
+}
+
+bool TcpEndpoint::progress() noexcept {
+  buried_.clear();
+  const bool sent = flush_unsent();
+  if (++turn_ % kPollerTurn == 0) return false;
+  bool moved = sent;
+  for (TcpStream* stream : std::array(hot_)) {
+    if (!stream || std::ranges::find(hot_, stream) == hot_.end()) continue;  // retired meanwhile
+    if (stream->receive())
+      moved = true;
+    else if (++stream->idle_polls > kCoolAfter)
+      std::ranges::replace(hot_, stream, nullptr);
+  }
+  return moved;
+}
+
+bool TcpEndpoint::arm() noexcept {
+  flush_unsent();
+  return true;
+}
+
+bool TcpEndpoint::flush_unsent() noexcept {
+  bool moved = false;
+  while (!unsent_.empty()) {
+    TcpStream* stream = unsent_.back();
+    unsent_.pop_back();
+    stream->unsent = false;
+    moved |= stream->flush();
+  }
+  return moved;
+}
+
+void TcpEndpoint::send_later(TcpStream& stream) noexcept {
+  if (stream.unsent) return;
+  stream.unsent = true;
+  unsent_.push_back(&stream);
+}
+
+void TcpEndpoint::heat(TcpStream& stream) noexcept {
+  stream.idle_polls = 0;
+  TcpStream** coolest = &hot_[0];
+  for (TcpStream*& place : hot_) {
+    if (place == &stream) return;
+    if (!place || (*coolest && place->idle_polls > (*coolest)->idle_polls)) coolest = &place;
+  }
+  if (!*coolest || (*coolest)->idle_polls != 0) *coolest = &stream;
+}
+
+void TcpEndpoint::forget(std::uint32_t region) noexcept {
+  for (const auto& [key, stream] : streams_) stream->forget(region);
+}
+
+void TcpEndpoint::retire(TcpStream& stream) noexcept {
+  std::ranges::replace(hot_, &stream, nullptr);
+  std::erase(unsent_, &stream);
+  for (auto at = streams_.begin(); at != streams_.end(); ++at)
+    if (at->second.get() == &stream) {
+      bury(std::move(at->second));
+      streams_.erase(at);
+      return;
+    }
+}
+
+void TcpEndpoint::watch() noexcept {
+  if (ticking_) return;
+  ticking_ = true;
+  const double period = std::clamp(std::min(kHandshakeSeconds, domain_.options.peer_deadline) / 8, 0.01, 1.0);
+  const timespec every{0, std::min(999'999'999L, static_cast<long>(period * 1e9))};
+  const itimerspec timing{every, every};
+  ::timerfd_settime(timer_.get(), 0, &timing, nullptr);
+}
+
+void TcpEndpoint::tick() noexcept {
+  std::uint64_t expirations;
+  [[maybe_unused]] const auto got = ::read(timer_.get(), &expirations, sizeof expirations);
+  bool more = !callers_.empty();
+  if (!listening_) {
+    listening_ = true;
+    on_listener_->pause(false);
+  }
+  std::erase_if(callers_, [](const auto& caller) { return caller->expired(); });
+  std::vector<std::shared_ptr<TcpStream>> streams;
+  for (const auto& [key, stream] : streams_) streams.push_back(stream);
+  for (const auto& stream : streams)
+    if (stream->state() == Errc::ok) more |= stream->tick();
+  if (more) return;
+  ticking_ = false;
+  const itimerspec never{};
+  ::timerfd_settime(timer_.get(), 0, &never, nullptr);
+}
+
+}  // namespace fab::tcp

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "fabric/provider.h"
+#include "providers/tcp/tcp_stream.h"
+
+namespace fab::tcp {
+
+// A listening port and the streams that came out of it or were begun here: one for each endpoint that it
+// talks to.
+class TcpEndpoint final : public Endpoint {
+ public:
+  // Listens on `listen`; port 0 lets the system choose. Throws Error.
+  TcpEndpoint(const DomainServices& domain, const EndpointServices& services, std::string link,
+              const SocketAddress& listen);
+  ~TcpEndpoint() override;
+
+  std::vector<Part> parts() const override { return {identity_.part}; }
+  Reach reaches(const Name& peer) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer) override;
+  bool progress() noexcept override;
+  bool arm() noexcept override;
+  void forget(std::uint32_t region) noexcept override;
+
+  // --- for its streams
+  const DomainServices& domain() const noexcept { return domain_; }
+  const EndpointServices& services() const noexcept { return services_; }
+  const Identity& identity() const noexcept { return identity_; }
+  const std::string& link() const noexcept { return identity_.part.link; }
+  Deadline handshake_deadline() const;
+  // The peer's addresses that can be reached from here, best first.
+  std::vector<SocketAddress> routes_to(const Whereabouts& peer) const;
+  void admit(std::unique_ptr<IncomingHandshake> caller) noexcept;  // gives it to the stream of its endpoint
+  void heat(TcpStream& stream) noexcept;                           // looks at it first from now on
+  void send_later(TcpStream& stream) noexcept;                     // with the next turn
+  void watch() noexcept;  // calls tick() of streams from time to time
+  void retire(TcpStream& stream) noexcept;
+  // Destroys it once nothing of it runs any more.
+  void bury(std::shared_ptr<void> dead) noexcept {
+    if (dead) buried_.push_back(std::move(dead));
+  }
+
+ private:
+  class Call;  // a ReadyHandler that calls one of the methods below
+  struct StreamKey {
+    EndpointId peer;
+    bool to_self;  // the accepting end of a stream to this very endpoint
+    auto operator<=>(const StreamKey&) const = default;
+  };
+
+  void accept() noexcept;
+  void on_caller(Handshake& caller);
+  void tick() noexcept;
+  bool flush_unsent() noexcept;
+  const Part* part_of(const Name& peer) const noexcept;
+
+  const DomainServices domain_;
+  const EndpointServices services_;
+  Identity identity_;
+  OwnFd listener_, timer_;
+  std::unique_ptr<Call> on_listener_, on_timer_;
+  bool listening_ = true;  // false while no descriptor is left
+  bool ticking_ = false;
+
+  std::map<StreamKey, std::shared_ptr<TcpStream>> streams_;
+  std::vector<std::unique_ptr<IncomingHandshake>> callers_;
+  std::array<TcpStream*, 4> hot_{};  // polled without asking the poller
+  std::vector<TcpStream*> unsent_;
+  std::vector<std::shared_ptr<void>> buried_;
+  unsigned turn_ = 0;
+};
+
+}  // namespace fab::tcp

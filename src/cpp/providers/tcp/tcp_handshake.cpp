@@ -1,0 +1,180 @@
+#include "providers/tcp/tcp_handshake.h"
+
+#include <sys/epoll.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "base/random.h"
+
+namespace fab::tcp {
+
+Handshake::Handshake(Poller& poller, const Identity& self, Deadline deadline, Told told)
+    : poller_(poller), self_(self), deadline_(deadline), told_(std::move(told)) {}
+
+Handshake::~Handshake() { unwatch(); }
+
+bool Handshake::watch(OwnFd socket, std::uint32_t events) noexcept try {
+  unwatch();
+  poller_.add(socket.get(), events, *this);
+  socket_ = std::move(socket);
+  return true;
+} catch (const std::system_error&) {
+  return false;  // the system's limit of watched descriptors
+}
+
+void Handshake::unwatch() noexcept {
+  if (socket_.valid()) poller_.remove(socket_.get(), *this);
+  socket_.reset();
+}
+
+void Handshake::rest() noexcept {
+  if (socket_.valid()) poller_.remove(socket_.get(), *this);
+}
+
+OwnFd Handshake::take_socket() noexcept {
+  rest();
+  return std::move(socket_);
+}
+
+void Handshake::on_ready(std::uint32_t) noexcept {
+  if (arrived_ || error_ != Errc::ok) return;
+  if (!connected_)
+    on_connected();
+  else
+    read();
+  if (arrived_ || error_ != Errc::ok) told_(*this);
+}
+
+void Handshake::read() noexcept {
+  while (!arrived_ && error_ == Errc::ok) {
+    std::size_t size = kHelloHeader;
+    if (buffer_.size() >= kHelloHeader) {
+      const auto header = HelloHeader::parse(std::string_view(buffer_).substr(0, kHelloHeader));
+      if (!header) return fail(Errc::protocol);
+      size += header->length;
+      if (buffer_.size() == size) {
+        const std::string message = std::exchange(buffer_, {});
+        on_message(header->type, std::string_view(message).substr(kHelloHeader));
+        continue;
+      }
+    }
+    char bytes[kHelloHeader + kMaxHelloBody];
+    const auto got = ::recv(socket_.get(), bytes, size - buffer_.size(), MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got <= 0) return fail(Errc::unreachable);
+    buffer_.append(bytes, static_cast<std::size_t>(got));
+  }
+}
+
+// The messages are few and short, so they always fit into the socket.
+void Handshake::send(const std::string& message) noexcept {
+  const auto sent = ::send(socket_.get(), message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent != static_cast<ssize_t>(message.size())) fail(Errc::unreachable);
+}
+
+void Handshake::arrive() noexcept { arrived_ = true; }
+
+void Handshake::fail(Errc error) noexcept {
+  arrived_ = false;
+  if (error_ == Errc::ok) error_ = error;
+}
+
+OutgoingHandshake::OutgoingHandshake(Poller& poller, const Identity& self, const Whereabouts& peer,
+                                     std::vector<SocketAddress> addresses, std::uint64_t stream,
+                                     Deadline deadline, Told told)
+    : Handshake(poller, self, deadline, std::move(told)), addresses_(std::move(addresses)) {
+  hello_.from = self.id;
+  hello_.to = peer.id;
+  hello_.stream = stream;
+  hello_.keyed = !self.auth_key.empty();
+  hello_.part = self.part;
+  fill_random(hello_.nonce.data(), hello_.nonce.size());
+}
+
+bool OutgoingHandshake::start() noexcept {
+  while (next_ < addresses_.size()) {
+    OwnFd socket = connect_tcp(addresses_[next_++]);
+    if (socket.valid() && watch(std::move(socket), EPOLLOUT)) return true;
+  }
+  fail(Errc::unreachable);
+  return false;
+}
+
+void OutgoingHandshake::on_connected() {
+  int error = 0;
+  socklen_t length = sizeof error;
+  ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error != 0) {
+    start();
+    return;
+  }
+  connected_ = true;
+  poller_.modify(socket_.get(), EPOLLIN, *this);
+  send(hello_.encode());
+}
+
+void OutgoingHandshake::on_message(HelloType type, std::string_view body) {
+  if (type == HelloType::refuse) return fail(parse_refuse(body).value_or(Errc::protocol));
+  if (type == HelloType::challenge) {
+    const auto challenge = parse_challenge(body);
+    if (!challenge) return fail(Errc::protocol);
+    if (!hello_.keyed) return fail(Errc::key_rejected);
+    challenge_ = *challenge;
+    return send(encode_proof(proof_of(Role::initiator, self_.auth_key, hello_, challenge_, 0)));
+  }
+  // A port that is free again may be given to this very call, which then hears itself (simultaneous open, RFC
+  // 9293).
+  if (type == HelloType::hello) return fail(Errc::unreachable);
+  const auto welcome = type == HelloType::welcome ? Welcome::parse(body) : std::nullopt;
+  if (!welcome) return fail(Errc::protocol);
+  if (hello_.keyed &&
+      !same(welcome->proof, proof_of(Role::acceptor, self_.auth_key, hello_, challenge_, welcome->stream)))
+    return fail(Errc::key_rejected);
+  peer_stream_ = welcome->stream;
+  arrive();
+}
+
+IncomingHandshake::IncomingHandshake(Poller& poller, const Identity& self, OwnFd socket, Deadline deadline,
+                                     Told told)
+    : Handshake(poller, self, deadline, std::move(told)) {
+  connected_ = true;
+  if (!watch(std::move(socket), EPOLLIN)) fail(Errc::no_memory);
+}
+
+void IncomingHandshake::on_message(HelloType type, std::string_view body) {
+  const bool greeted = peer_stream_ != 0;
+  if (!greeted && type == HelloType::hello) return on_hello(body);
+  if (!greeted || type != HelloType::proof) return fail(Errc::protocol);
+  const auto proof = parse_proof(body);
+  if (!proof || !same(*proof, proof_of(Role::initiator, self_.auth_key, hello_, challenge_, 0)))
+    return refuse(Errc::key_rejected);
+  arrive();
+}
+
+void IncomingHandshake::on_hello(std::string_view body) {
+  auto hello = Hello::parse(body);
+  if (!hello || hello->stream == 0) return fail(Errc::protocol);
+  hello_ = std::move(*hello);
+  peer_stream_ = hello_.stream;
+  if (hello_.to != self_.id)
+    return refuse(Errc::unreachable);  // meant for another process, which had this port before
+  if (hello_.keyed == self_.auth_key.empty()) return refuse(Errc::key_rejected);
+  if (!hello_.keyed) return arrive();
+  fill_random(challenge_.data(), challenge_.size());
+  send(encode_challenge(challenge_));
+}
+
+void IncomingHandshake::refuse(Errc reason) noexcept {
+  send(encode_refuse(reason));
+  fail(reason);
+}
+
+bool IncomingHandshake::welcome(std::uint64_t stream) noexcept {
+  Welcome welcome{.stream = stream, .proof = {}};
+  if (hello_.keyed) welcome.proof = proof_of(Role::acceptor, self_.auth_key, hello_, challenge_, stream);
+  send(welcome.encode());
+  return error_ == Errc::ok;
+}
+
+}  // namespace fab::tcp

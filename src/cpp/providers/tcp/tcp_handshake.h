@@ -1,0 +1,99 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "base/deadline.h"
+#include "base/poller.h"
+#include "providers/tcp/tcp_hello.h"
+
+namespace fab::tcp {
+
+// Who this side is.
+struct Identity {
+  EndpointId id{};
+  Part part;             // of its name
+  std::string auth_key;  // empty: none
+};
+
+// The exchange before a connection carries frames: hello → welcome, or, with a key, hello → challenge → proof
+// → welcome. Whoever calls proves itself first, so that a stranger learns nothing. Reads not a byte beyond
+// its own messages. Tells its owner once, from on_ready(), that it arrived or failed; the owner must not
+// destroy it there.
+class Handshake : public ReadyHandler {
+ public:
+  using Told = std::function<void(Handshake&)>;
+  ~Handshake() override;
+  Handshake(const Handshake&) = delete;
+  Handshake& operator=(const Handshake&) = delete;
+
+  bool arrived() const noexcept { return arrived_; }
+  Errc error() const noexcept { return error_; }  // why it failed
+  bool expired() const { return deadline_.passed(); }
+  std::uint64_t peer_stream() const noexcept { return peer_stream_; }
+  OwnFd take_socket() noexcept;  // no longer watched by this object
+  void rest() noexcept;          // stays connected, but is no longer told of anything
+  void on_ready(std::uint32_t events) noexcept override;
+
+ protected:
+  Handshake(Poller& poller, const Identity& self, Deadline deadline, Told told);
+  bool watch(OwnFd socket, std::uint32_t events) noexcept;
+  void unwatch() noexcept;
+  virtual void on_connected() {}
+  virtual void on_message(HelloType type, std::string_view body) = 0;
+  void send(const std::string& message) noexcept;
+  void arrive() noexcept;
+  void fail(Errc error) noexcept;
+
+  Poller& poller_;
+  const Identity& self_;
+  OwnFd socket_;
+  std::uint64_t peer_stream_ = 0;
+  bool connected_ = false;
+  bool arrived_ = false;
+  Errc error_ = Errc::ok;
+
+ private:
+  void read() noexcept;
+
+  const Deadline deadline_;
+  const Told told_;
+  std::string buffer_;  // one message, so far
+};
+
+// Calls a peer: tries its addresses in turn.
+class OutgoingHandshake final : public Handshake {
+ public:
+  OutgoingHandshake(Poller& poller, const Identity& self, const Whereabouts& peer,
+                    std::vector<SocketAddress> addresses, std::uint64_t stream, Deadline deadline, Told told);
+  // Starts; false if every address failed at once.
+  bool start() noexcept;
+
+ private:
+  void on_connected() override;
+  void on_message(HelloType type, std::string_view body) override;
+
+  Hello hello_;
+  Nonce challenge_{};
+  const std::vector<SocketAddress> addresses_;
+  std::size_t next_ = 0;
+};
+
+// Answers a caller. Once it arrived, the owner says welcome() or drops it.
+class IncomingHandshake final : public Handshake {
+ public:
+  IncomingHandshake(Poller& poller, const Identity& self, OwnFd socket, Deadline deadline, Told told);
+  const Hello& hello() const noexcept { return hello_; }
+  // The last message; false if the caller is gone.
+  bool welcome(std::uint64_t stream) noexcept;
+
+ private:
+  void on_message(HelloType type, std::string_view body) override;
+  void on_hello(std::string_view body);
+  void refuse(Errc reason) noexcept;
+
+  Hello hello_;
+  Nonce challenge_{};
+};
+
+}  // namespace fab::tcp

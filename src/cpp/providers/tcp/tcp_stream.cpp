@@ -1,0 +1,267 @@
+#include "providers/tcp/tcp_stream.h"
+
+#include <sys/epoll.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "base/random.h"
+#include "fabric/address_vector.h"
+#include "fabric/event_queue.h"
+#include "fabric/operation.h"
+#include "providers/tcp/tcp_endpoint.h"
+
+namespace fab::tcp {
+namespace {
+
+constexpr std::size_t kPieces = 64;                    // of one sendmsg
+constexpr std::size_t kSendAtOnce = 64 * 1024;         // queued bytes that no longer wait for company
+constexpr std::size_t kFlushBudget = 8 * 1024 * 1024;  // bytes until others get a turn
+constexpr int kReceiveBudget = 32;                     // system calls, likewise
+
+std::uint64_t nonzero_random() {
+  for (;;)
+    if (const std::uint64_t value = random_u64()) return value;
+}
+
+}  // namespace
+
+TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where)
+    : endpoint_(&endpoint),
+      peer_(std::move(peer)),
+      where_(std::move(where)),
+      number_(nonzero_random()),
+      session_({.segment = endpoint.domain().segment,
+                .completions = endpoint.services().completions,
+                .cell = endpoint.services().cell,
+                .counts = counts_,
+                .wake_domain = endpoint.services().wake_domain}) {}
+
+TcpStream::~TcpStream() { close_socket(); }
+
+std::string TcpStream::remote() const {
+  if (open()) return peer_address(socket_.get()).text();
+  return where_.addresses.front().text();
+}
+
+void TcpStream::connect() {
+  attempt_ = std::make_unique<OutgoingHandshake>(
+      endpoint_->services().poller, endpoint_->identity(), where_, endpoint_->routes_to(where_), number_,
+      endpoint_->handshake_deadline(), [this](Handshake& attempt) { on_attempt(attempt); });
+  endpoint_->watch();
+  if (!attempt_->start()) attempt_failed(Errc::unreachable);
+}
+
+void TcpStream::on_attempt(Handshake& attempt) {
+  if (attempt.arrived())
+    adopt(attempt.take_socket(), attempt.peer_stream());
+  else
+    attempt_failed(attempt.error());
+}
+
+void TcpStream::attempt_failed(Errc error) {
+  endpoint_->bury(std::move(attempt_));
+  if (parked_)
+    endpoint_->admit(std::move(parked_));
+  else
+    fail(error);
+}
+
+void TcpStream::park(std::unique_ptr<IncomingHandshake> caller) {
+  endpoint_->bury(std::move(parked_));
+  parked_ = std::move(caller);
+  parked_->rest();
+}
+
+void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) {
+  endpoint_->bury(std::move(attempt_));
+  endpoint_->bury(std::move(parked_));
+  peer_number_ = peer_number;
+  tune_tcp(socket.get(), endpoint_->domain().options.peer_deadline);
+  try {
+    endpoint_->services().poller.add(socket.get(), EPOLLIN, *this);
+  } catch (const std::system_error&) {
+    return fail(Errc::no_memory);  // the system's limit of watched descriptors
+  }
+  socket_ = std::move(socket);
+  endpoint_->heat(*this);
+  flush();
+}
+
+void TcpStream::known_as(PeerId peer) noexcept {
+  source_ = peer;
+  source_generation_ = endpoint_->services().peers.generation(peer);
+  session_.set_source(peer);
+}
+
+// Who the sender of remote data is: it may come into the address vector, or leave it, at any time.
+void TcpStream::identify() noexcept {
+  const AddressVector& peers = endpoint_->services().peers;
+  if (source_ != kNoPeer && peers.generation(source_) == source_generation_) return;
+  if (peers.size() == 0 && source_ == kNoPeer) return;
+  known_as(peers.find(peer_));
+}
+
+std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
+  if (state_ != Errc::ok) {
+    for (const Transfer& transfer : batch) transfer.operation->settle(state_, 0);
+    counts_.posted += batch.size();
+    counts_.settled += batch.size();
+    counts_.errors += batch.size();
+    return batch.size();
+  }
+  const bool alone = session_.outstanding() == 0;
+  const std::size_t posted = session_.post(batch);
+  if (posted == 0) return 0;
+  endpoint_->watch();
+  endpoint_->heat(*this);
+  if (open() && !write_blocked_) {
+    // With something under way, its answer gives the next turn, and what gathers until then shares a system
+    // call.
+    if (alone || session_.queued() >= kSendAtOnce)
+      flush();
+    else
+      endpoint_->send_later(*this);
+  }
+  return posted;
+}
+
+bool TcpStream::flush() noexcept {
+  std::size_t sent = 0;
+  std::size_t most = kPieces;
+  while (open() && !send_ended_ && sent < kFlushBudget) {
+    iovec pieces[kPieces];
+    msghdr message{};
+    message.msg_iov = pieces;
+    message.msg_iovlen = session_.output(pieces, most);
+    if (message.msg_iovlen == 0) break;
+    std::size_t offered = 0;
+    for (std::size_t i = 0; i < message.msg_iovlen; ++i) offered += pieces[i].iov_len;
+    const auto taken =
+        message.msg_iovlen == 1
+            ? ::send(socket_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT | MSG_NOSIGNAL)
+            : ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (taken >= 0) {
+      session_.sent(static_cast<std::size_t>(taken));
+      sent += static_cast<std::size_t>(taken);
+      if (static_cast<std::size_t>(taken) < offered) break;
+    } else if (errno == EFAULT && most > 1) {
+      most = 1;  // to learn whose memory it is that is not there
+    } else if (errno == EAGAIN || errno == ENOBUFS) {
+      break;
+    } else if (errno != EINTR && !(errno == EFAULT && session_.output_fault())) {
+      send_ended_ = true;  // what has come before the end is still to be read: receive() finds the end
+    }
+  }
+  wait_writable(session_.has_output() && !send_ended_);
+  return sent != 0;
+}
+
+void TcpStream::wait_writable(bool on) noexcept {
+  if (on == write_blocked_ || !open()) return;
+  write_blocked_ = on;
+  endpoint_->services().poller.modify(socket_.get(), on ? EPOLLIN | EPOLLOUT : EPOLLIN, *this);
+}
+
+bool TcpStream::receive() noexcept {
+  if (!open()) return false;
+  identify();
+  bool any = false;
+  for (int round = 0; round < kReceiveBudget; ++round) {
+    iovec pieces[2];
+    msghdr message{};
+    message.msg_iov = pieces;
+    message.msg_iovlen = session_.input(pieces);
+    const bool one = message.msg_iovlen == 1;
+    const auto got = one ? ::recv(socket_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT)
+                         : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    if (got < 0) {
+      if (errno == EINTR || (errno == EFAULT && session_.input_fault())) continue;
+      if (errno == EAGAIN) break;
+    }
+    if (got <= 0) {
+      fail(Errc::peer_lost);
+      return true;
+    }
+    any = true;
+    received_ += static_cast<std::size_t>(got);
+    if (const Errc error = session_.received(static_cast<std::size_t>(got)); error != Errc::ok) {
+      fail(error);
+      return true;
+    }
+    if (static_cast<std::size_t>(got) < pieces[0].iov_len + (one ? 0 : pieces[1].iov_len)) break;
+  }
+  if (!any) return false;
+  endpoint_->heat(*this);
+  session_.end_turn();
+  if (!write_blocked_ && session_.has_output()) flush();
+  return true;
+}
+
+void TcpStream::on_ready(std::uint32_t events) noexcept {
+  if (events & ~static_cast<std::uint32_t>(EPOLLOUT)) receive();
+  if (open() && (events & EPOLLOUT)) flush();
+}
+
+void TcpStream::forget(std::uint32_t region) noexcept {
+  session_.forget(region);
+  if (open() && !write_blocked_ && session_.has_output()) endpoint_->send_later(*this);
+}
+
+bool TcpStream::tick() noexcept {
+  if (attempt_ && attempt_->expired()) {
+    attempt_failed(Errc::unreachable);
+    return state_ == Errc::ok;
+  }
+  if (!open()) return connecting();
+  const auto now = Clock::now();
+  const bool waits = session_.outstanding() != 0;
+  if (!std::exchange(waited_at_tick_, waits) || !waits ||
+      std::exchange(received_at_tick_, received_) != received_) {
+    quiet_since_ = now;
+    return waits;
+  }
+  const double quiet = std::chrono::duration<double>(now - quiet_since_).count();
+  const double deadline = endpoint_->domain().options.peer_deadline;
+  if (quiet >= deadline) {
+    fail(Errc::peer_lost);
+    return false;
+  }
+  if (quiet >= deadline / 3) {
+    session_.ping();
+    if (!write_blocked_) flush();
+  }
+  return true;
+}
+
+void TcpStream::close_socket() noexcept {
+  if (open() && endpoint_) endpoint_->services().poller.remove(socket_.get(), *this);
+  socket_.reset();
+}
+
+void TcpStream::fail(Errc error) noexcept {
+  if (state_ != Errc::ok) return;
+  TcpEndpoint& endpoint = *endpoint_;
+  const PeerId peer = source_;
+  endpoint.retire(*this);
+  detach(error);
+  if (peer != kNoPeer)
+    endpoint.services().events.push({.type = EventType::peer_lost,
+                                     .error = error,
+                                     .peer = peer,
+                                     .context = 0,
+                                     .data = 0,
+                                     .text = describe(error)});
+}
+
+void TcpStream::detach(Errc error) noexcept {
+  if (state_ != Errc::ok) return;
+  state_ = error;
+  close_socket();
+  endpoint_->bury(std::move(attempt_));
+  endpoint_->bury(std::move(parked_));
+  endpoint_ = nullptr;
+  session_.fail(error);
+}
+
+}  // namespace fab::tcp

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/deadline.h"
+#include "fabric/session.h"
+#include "providers/tcp/tcp_handshake.h"
+
+namespace fab::tcp {
+
+class TcpEndpoint;
+
+// All that goes between this endpoint and one other: the session and, once there is one, its connection.
+// Whoever calls first, both directions share it. What is posted before the connection stands waits in the
+// session.
+class TcpStream final : public ReadyHandler {
+ public:
+  TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where);
+  ~TcpStream() override;
+
+  const EndpointId& peer_id() const noexcept { return where_.id; }
+  std::uint64_t number() const noexcept { return number_; }  // tells this stream from earlier and later ones
+  std::uint64_t peer_number() const noexcept { return peer_number_; }  // likewise, of the other end
+  Errc state() const noexcept { return state_; }
+  const PathCounts& counts() const noexcept { return counts_; }
+  std::string remote() const;
+
+  // --- connecting
+  void connect();
+  bool connecting() const noexcept { return attempt_ != nullptr; }
+  bool open() const noexcept { return socket_.valid(); }
+  void adopt(OwnFd socket, std::uint64_t peer_number);
+  // Two calls cross and ours goes first: the other one waits for what becomes of it.
+  void park(std::unique_ptr<IncomingHandshake> caller);
+  void known_as(PeerId peer) noexcept;
+
+  // --- data path
+  std::size_t post(std::span<const Transfer> batch) noexcept;
+  bool receive() noexcept;  // what has come; true if anything
+  bool flush() noexcept;    // what the socket takes now; true if anything
+  void forget(std::uint32_t region) noexcept;
+  void on_ready(std::uint32_t events) noexcept override;
+
+  // Looks after deadlines; true if there is still something to look after.
+  bool tick() noexcept;
+  void fail(Errc error) noexcept;
+  // The endpoint ends: as fail(), without telling anybody else.
+  void detach(Errc error) noexcept;
+
+  unsigned idle_polls = 0;  // kept by the endpoint
+  bool unsent = false;      // likewise
+
+ private:
+  void on_attempt(Handshake& attempt);
+  void attempt_failed(Errc error);
+  void close_socket() noexcept;
+  void wait_writable(bool on) noexcept;
+  void identify() noexcept;
+
+  TcpEndpoint* endpoint_;  // null once detached
+  const Part peer_;
+  const Whereabouts where_;
+  const std::uint64_t number_;
+  std::uint64_t peer_number_ = 0;
+  PathCounts counts_;
+  Session session_;
+  Errc state_ = Errc::ok;
+
+  OwnFd socket_;
+  bool write_blocked_ = false;
+  bool send_ended_ = false;
+  std::unique_ptr<OutgoingHandshake> attempt_;
+  std::unique_ptr<IncomingHandshake> parked_;
+
+  PeerId source_ = kNoPeer;
+  std::uint32_t source_generation_ = 0;
+
+  std::uint64_t received_ = 0, received_at_tick_ = 0;  // bytes
+  bool waited_at_tick_ = false;                        // for answers
+  Clock::time_point quiet_since_{};
+};
+
+}  // namespace fab::tcp
