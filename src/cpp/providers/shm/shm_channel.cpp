@@ -35,6 +35,11 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, s
   peer_->watch();
 }
 
+Channel::~Channel() {
+  header_of(mapping_).closed.store(1);
+  peer_->wake(peer_cell_, work::kLook);
+}
+
 std::unique_ptr<Channel> Channel::create(std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell, const Address& self,
                                          std::uint16_t context, const Session::Services& services) {
   OwnFd file = make_memory_file("pyfab-channel", kChannelBytes);
@@ -85,10 +90,11 @@ std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<Neighbour>
 }
 
 bool Channel::take_in() noexcept {
+  const bool closed = header_of(mapping_).closed.load(std::memory_order_acquire) != 0;
   bool tell = false;
   std::size_t taken = 0;
   pending_ = false;
-  while (!broken_ && in_.readable()) {
+  while (error_ == Errc::ok && in_.readable()) {
     if (taken >= kSlice) {
       pending_ = true;
       break;
@@ -97,11 +103,12 @@ bool Channel::take_in() noexcept {
     const std::size_t count = session_->input(places);
     const std::size_t got = in_.read(places, count);
     taken += got;
-    broken_ = session_->received(got) != Errc::ok;
+    error_ = session_->received(got);
     if (in_.writer_waits()) tell = true;
   }
-  if (in_.broken()) broken_ = true;
-  if (taken && !broken_) session_->end_turn();
+  if (in_.broken()) error_ = Errc::protocol;
+  if (closed && !pending_ && error_ == Errc::ok) error_ = Errc::peer_lost;
+  if (taken && error_ == Errc::ok) session_->end_turn();
   if (tell) peer_->wake(peer_cell_, work::kLook);
   received_ += taken;
   return taken != 0;
@@ -120,19 +127,19 @@ bool Channel::send_out() noexcept {
       break;
     }
   }
-  if (out_.broken()) broken_ = true;
+  if (out_.broken()) error_ = Errc::protocol;
   if (sent) peer_->wake(peer_cell_, work::kLook);
   return sent;
 }
 
 bool Channel::move() noexcept {
   const bool in = take_in();
-  const bool out = !broken_ && send_out();
+  const bool out = error_ == Errc::ok && send_out();
   return in || out;
 }
 
 void Channel::flush() noexcept {
-  if (!broken_) send_out();
+  if (error_ == Errc::ok) send_out();
 }
 
 }  // namespace fab::shm

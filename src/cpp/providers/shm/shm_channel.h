@@ -29,6 +29,10 @@ class Channel {
   static std::unique_ptr<Channel> accept(Offer offer, std::shared_ptr<Neighbour> peer,
                                          const Session::Services& services);
 
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
   int fd() const noexcept { return file_.get(); }
   Session& session() noexcept { return *session_; }
   Neighbour& peer() noexcept { return *peer_; }
@@ -36,7 +40,8 @@ class Channel {
   bool move() noexcept;
   void flush() noexcept;  // only outwards
   bool pending() const noexcept { return pending_; }
-  bool broken() const noexcept { return broken_; }
+  // ok, or why nothing moves any more: protocol (the peer sent nonsense), peer_lost (the peer closed the channel).
+  Errc error() const noexcept { return error_; }
   // Grows with each sign of life from the peer.
   std::uint64_t heard() const noexcept { return received_ + out_.seen_read(); }
 
@@ -54,7 +59,8 @@ class Channel {
   RingReader in_;
   std::unique_ptr<Session> session_;
   std::uint64_t received_ = 0;
-  bool pending_ = false, broken_ = false;
+  bool pending_ = false;
+  Errc error_ = Errc::ok;
 };
 
 }  // namespace fab::shm

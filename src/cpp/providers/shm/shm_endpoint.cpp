@@ -108,7 +108,7 @@ bool ShmEndpoint::progress() noexcept {
     serve(served);
     more_ |= served.channel->pending();
   }
-  std::erase_if(served_, [](const Served& served) { return served.channel->broken(); });
+  std::erase_if(served_, [](const Served& served) { return served.channel->error() != Errc::ok; });
   for (ShmPath* path : paths_) {
     path->progress();
     more_ |= path->busy();

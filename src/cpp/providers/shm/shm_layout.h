@@ -66,6 +66,7 @@ struct ChannelHeader {
   std::uint16_t target_cell;
   char initiator[Address::kSize];
   std::uint8_t target_domain[16];
+  std::atomic<std::uint32_t> closed;  // by either side, after its last message
   RingIndices to_target, to_initiator;
 };
 inline constexpr std::size_t kRingsOffset = 4096;

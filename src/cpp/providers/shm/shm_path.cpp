@@ -203,6 +203,8 @@ std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
       ++taken;
     } else if (const std::size_t moved = waiting_.empty() && channel_idle() ? run(rest) : 0) {
       taken += moved;
+    } else if (state_ != Errc::ok) {
+      continue;  // lost while trying
     } else if (waiting_.empty() && by_channel(next)) {
       Channel* channel = open_channel();
       const std::size_t sent = channel ? channel->session().post(rest.first(1)) : 0;
@@ -393,8 +395,8 @@ bool ShmPath::advance() noexcept {
 bool ShmPath::progress() noexcept {
   if (state_ != Errc::ok) return false;
   bool moved = channel_ && channel_->move();
-  if (channel_ && channel_->broken()) {
-    lose(Errc::protocol);
+  if (channel_ && channel_->error() != Errc::ok) {
+    lose(channel_->error());
     return true;
   }
   if (waiting_.empty()) return moved;

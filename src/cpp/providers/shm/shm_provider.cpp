@@ -1,6 +1,8 @@
 #include "providers/shm/shm_provider.h"
 
 #include <fcntl.h>
+#include <sys/prctl.h>
+#include <unistd.h>
 
 #include "base/mapping.h"
 #include "base/process.h"
@@ -20,6 +22,10 @@ std::string why_unusable() {
   } catch (const std::exception& error) {
     return std::string(error.what()) + "; shm needs memfd_create(2) and a mounted /proc";
   }
+  // The kernel shows the descriptors of such a process to itself and to root only.
+  if (::prctl(PR_GET_DUMPABLE) != 1 && ::geteuid() != 0)
+    return "this process is not dumpable (it changed its user, or hardened itself), so peers cannot open its memory through "
+           "/proc; start it as that user, or call prctl(PR_SET_DUMPABLE, 1)";
   if (this_process().start_time == 0) return "/proc/self/stat cannot be read; shm needs a mounted /proc";
   return {};
 }
