@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import enum
 import json
 import os
 import sys
@@ -23,7 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        status = run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # who reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (OSError, ValueError, LookupError) as error:
         reason = error.args[0] if isinstance(error, KeyError) else error
         print(f"pyfab {options.command}: {reason}", file=sys.stderr)
@@ -140,7 +146,15 @@ def _fetch(options: argparse.Namespace) -> int:
 def _info(options: argparse.Namespace) -> int:
     infos = pyfab.getinfo(options.provider)
     if options.json:
-        print(json.dumps([dataclasses.asdict(info) for info in infos], indent=2, default=str))
+        print(
+            json.dumps(
+                [
+                    dataclasses.asdict(info) | {"caps": _names(info.caps), "mr_mode": _names(info.mr_mode)}
+                    for info in infos
+                ],
+                indent=2,
+            )
+        )
     else:
         Console().print(Table(Entry, map(Entry.of, infos), "usable here"))
     return 0
@@ -184,7 +198,11 @@ class Entry(NamedTuple):
         """The entry of one Info."""
         nic = info.nic
         device = "" if nic is None else f"{nic.name} {nic.speed_bits_per_second // 10**6} Mbit/s {nic.state}"
-        return cls(info.provider, info.spec, info.src_addr, device, str(info.caps).removeprefix("Caps."))
+        return cls(info.provider, info.spec, info.src_addr, device, " ".join(_names(info.caps)))
+
+
+def _names(flags: enum.IntFlag) -> list[str]:
+    return [str(flag.name) for flag in type(flags) if flag and flag in flags]
 
 
 class _Progress:

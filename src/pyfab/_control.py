@@ -158,7 +158,7 @@ class Control:
         try:
             return method(local, rank, remote)
         except (PeerLostError, UnreachableError) as error:
-            raise _lost([rank], self._size) from error
+            raise _lost({rank: error}, self._size) from error
 
     def _settle(self, rank: int, operation: Operation, deadline: Deadline) -> None:
         try:
@@ -166,7 +166,7 @@ class Control:
         except OperationTimeout as error:
             raise OperationTimeout(f"rank {rank} of {self._size} did not answer within {deadline}") from error
         except FabricError as error:
-            raise _lost([rank], self._size) from error
+            raise _lost({rank: error}, self._size) from error
 
     def _await(self, source: int, cell: int, number: int, deadline: Deadline) -> None:
         """Waits until `source` has written `number` into `cell`."""
@@ -185,7 +185,8 @@ class Control:
 
     def _absent(self, number: int) -> list[int]:
         """Ranks that, as far as is known, have not entered barrier `number`. Raises PeerLostError if some have died."""
-        lost, absent = [], []
+        absent: list[int] = []
+        lost: dict[int, FabricError] = {}
         for rank in range(self._size):
             if rank == self._rank:
                 continue
@@ -196,8 +197,8 @@ class Control:
                 operation.result(_ANSWER)
             except OperationTimeout:
                 absent.append(rank)
-            except FabricError:  # dead, or its group is closed
-                lost.append(rank)
+            except FabricError as error:  # dead, or its group is closed
+                lost[rank] = error
             else:
                 if answer.view(np.uint64)[0] < number:
                     absent.append(rank)
@@ -207,5 +208,8 @@ class Control:
         return absent
 
 
-def _lost(ranks: list[int], size: int) -> PeerLostError:
-    return PeerLostError(f"{ranks_text(ranks, size)} ended, left the group or can no longer be reached")
+def _lost(errors: dict[int, FabricError], size: int) -> PeerLostError:
+    reason = next(iter(errors.values()))
+    return PeerLostError(
+        f"{ranks_text(errors, size)} ended, left the group or can no longer be reached: {reason.strerror}"
+    )

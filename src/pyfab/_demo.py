@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -51,7 +52,7 @@ def demo(data: Path | None, procs: int, links: str, console: Console) -> bool:
             f"[bold]{title}[/]: {array.shape} {array.dtype}, {array.nbytes:,} bytes, in {procs} shards"
         )
         summary = Table(title="reads of globally shuffled rows, verified byte for byte", title_justify="left")
-        for heading in ("link", "operations", "rows", "GB/s", "p50 µs", "p99 µs", "wrong", "atomics", "sums"):
+        for heading in ("link", "reads", "rows", "GB/s", "p50 µs", "p99 µs", "errors", "atomics", "sums"):
             summary.add_column(heading, justify="left" if heading in ("link", "sums") else "right")
         pictures = []
         verified = True
@@ -167,7 +168,9 @@ def _load_csv(path: Path) -> NDArray[Any]:
         heading = stream.readline()
     try:
         skip = 0 if all(_is_number(field) for field in heading.split(",")) else 1
-        array = np.loadtxt(path, delimiter=",", skiprows=skip, ndmin=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # "no data": told below
+            array = np.loadtxt(path, delimiter=",", skiprows=skip, ndmin=2)
     except ValueError as error:
         raise ValueError(f"{path} is no table of numbers separated by commas: {error}") from None
     if array.size == 0:

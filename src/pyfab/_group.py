@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 from collections.abc import Mapping
+from html import escape
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -140,8 +141,7 @@ class Group:
     def links(self) -> Table[Link]:
         """Which peer is reached over which link, and why. Local."""
         self._check()
-        rows = [Link(peer, self._hosts[peer], *self.endpoint.report(peer)) for peer in self.peers]
-        return Table(Link, rows, title=f"links of rank {self.rank}")
+        return Table(Link, map(self._link, self.peers), title=f"links of rank {self.rank}")
 
     def close(self) -> None:
         """Waits for the others, so that no one loses memory in use, and ends. Collective, and harmless if repeated.
@@ -165,6 +165,15 @@ class Group:
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"domain={self.domain!r}"
         return f"Group(rank={self.rank}, size={self.size}, {state})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>" + ("" if self._closed else self.links()._repr_html_())
+
+    def _link(self, peer: int) -> Link:
+        try:
+            return Link(peer, self._hosts[peer], *self.endpoint.report(peer))
+        except FabricError as error:
+            return Link(peer, self._hosts[peer], "-", "-", str(error))
 
     def _meet(self, rendezvous: Any, timeout: float | None) -> list[str]:
         """Exchanges names, fills the address vector so that handles are ranks, and returns the hosts."""

@@ -68,7 +68,18 @@ class RemoteArray:
     checked before anything moves.
     """
 
-    __slots__ = ("_dtype", "_endpoint", "_read", "_region", "_timeout", "_write", "peer", "shape")
+    __slots__ = (
+        "_dtype",
+        "_endpoint",
+        "_get",
+        "_put",
+        "_read",
+        "_region",
+        "_timeout",
+        "_write",
+        "peer",
+        "shape",
+    )
 
     def __init__(
         self, endpoint: Endpoint, peer: int, region: RemoteRegion, timeout: float | None = None
@@ -78,6 +89,7 @@ class RemoteArray:
         self._dtype = region.dtype
         self._endpoint, self._region, self._timeout = endpoint, region, timeout
         self._write, self._read = endpoint.write, endpoint.read
+        self._put, self._get = endpoint.put, endpoint.get
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -103,17 +115,21 @@ class RemoteArray:
         return len(self._region)
 
     def __getitem__(self, index: Any) -> Any:
-        if _names_rows(index):
+        if type(index) is not slice and _names_rows(index):
             return self._gather(index, None).result(self._timeout)
         source = self._region[index]
         out = np.empty(source.shape, self._dtype)
-        self._read(out, self.peer, source).result(self._timeout)
+        self._get(out, self.peer, source)
         if out.ndim or index is ... or (type(index) is tuple and any(part is ... for part in index)):
             return out
         return out[()]
 
     def __setitem__(self, index: Any, values: ArrayLike) -> None:
-        self.put(values, index).result(self._timeout)
+        if type(index) is not slice and _names_rows(index):
+            self.put_at(index, values).result(self._timeout)
+            return
+        target = self._region[index]
+        self._put(_fitting(values, target.shape, self._dtype), self.peer, target)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
@@ -122,14 +138,14 @@ class RemoteArray:
 
     def put(self, values: ArrayLike, index: Any = ...) -> Operation:
         """Writes `values` to the selected elements."""
-        if _names_rows(index):
+        if type(index) is not slice and _names_rows(index):
             return self.put_at(index, values)
         target = self._region[index]
         return self._write(_fitting(values, target.shape, self._dtype), self.peer, target)
 
     def get(self, out: NDArray[Any], index: Any = ...) -> Operation:
         """Reads the selected elements into `out`, a C-contiguous array of their shape and dtype."""
-        if _names_rows(index):
+        if type(index) is not slice and _names_rows(index):
             return self._gather(index, out).operation
         source = self._region[index]
         _check_landing(out, source.shape, self._dtype)
@@ -172,7 +188,7 @@ class RemoteArray:
             else _check_landing(out, target.shape, self._dtype)
         )
         op = self._endpoint.fetch_atomic(AtomicOp.SUM, operand, into, self.peer, target)
-        return Fetch[Any](op, into) if out is None else op
+        return Fetch(op, into) if out is None else op
 
     def compare_and_swap(
         self, expected: ArrayLike, desired: ArrayLike, index: Any = ..., out: NDArray[Any] | None = None
@@ -190,7 +206,7 @@ class RemoteArray:
             else _check_landing(out, target.shape, self._dtype)
         )
         op = self._endpoint.compare_atomic(AtomicOp.CSWAP, operand, compare, into, self.peer, target)
-        return Fetch[Any](op, into) if out is None else op
+        return Fetch(op, into) if out is None else op
 
     def __repr__(self) -> str:
         return f"RemoteArray(peer={self.peer}, shape={self.shape}, dtype={self._dtype})"
@@ -273,14 +289,15 @@ def _fitting(values: ArrayLike, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
             raise TypeError(
                 f"values of {array.dtype} do not go into {dtype} without loss of kind; use astype"
             )
-    while array.ndim > len(shape) and array.shape[0] == 1:
-        array = array[0]
-    try:
-        array = np.broadcast_to(array, shape)
-    except ValueError:
-        raise InvalidArgumentError(
-            f"values of shape {np.shape(values)} do not fit the selected shape {shape}"
-        ) from None
+    if array.shape != shape:
+        while array.ndim > len(shape) and array.shape[0] == 1:
+            array = array[0]
+        try:
+            array = np.broadcast_to(array, shape)
+        except ValueError:
+            raise InvalidArgumentError(
+                f"values of shape {np.shape(values)} do not fit the selected shape {shape}"
+            ) from None
     return np.asarray(array, dtype, order="C")
 
 

@@ -115,6 +115,22 @@ def test_a_dead_rank_is_named_to_all_others(links: str, start_ranks: StartRanks)
         assert ranks[rank].returncode == 0
 
 
+MANUAL = """
+import sys, numpy as np, pyfab
+with pyfab.Domain(sys.argv[1], progress="manual") as domain, pyfab.Group.from_env(domain, timeout=30) as group:
+    with group.window(shape=group.size) as window:
+        for peer in range(group.size):
+            window[peer].put(group.rank, group.rank)
+        window.fence()
+        print(window.local.tolist(), group.allgather(group.rank))
+"""
+
+
+def test_groups_progress_without_a_thread(links: str, start_ranks: StartRanks) -> None:
+    for process in start_ranks(MANUAL, 3, links):
+        assert process.communicate(timeout=60)[0] == "[0.0, 1.0, 2.0] [0, 1, 2]\n"
+
+
 STOPPED = """
 import os, signal, sys, pyfab
 with pyfab.Group.from_env(sys.argv[1], timeout=20) as group:
@@ -186,9 +202,11 @@ def test_a_group_of_one_and_its_end() -> None:
     with pytest.raises(pyfab.BusyError, match="1 windows"):
         group.close()
     window.close()
+    assert "rank=0, size=1" in group._repr_html_()
     group.close()
     group.close()
     assert "closed" in repr(group)
+    assert "closed" in group._repr_html_()
     for call in (
         group.barrier,
         group.links,

@@ -1,0 +1,183 @@
+"""The command line from the outside: exit statuses, output, messages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyfab
+import pytest
+
+
+def run(*arguments: str | Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pyfab", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_demo_with_the_shipped_data() -> None:
+    ran = run("demo")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "all bytes and all sums are right" in ran.stdout
+    assert "(1797, 8, 8) uint8" in ran.stdout
+    rows = [line.split() for line in ran.stdout.splitlines() if "exact" in line]
+    assert [row[1] for row in rows] == ["shm", "tcp", "shm+tcp"]
+    reads = [int(row[3].replace(",", "")) for row in rows]
+    assert all(
+        count >= 4 * 4 * 7 for count in reads
+    )  # at least once all rows, by and of each of 4 processes, in 7 batches
+    for link in ("shm: from", "tcp: from", "shm+tcp: from"):
+        assert link in ran.stdout
+
+
+@pytest.mark.parametrize("kind", ["npy", "csv", "csv with a heading"])
+def test_demo_with_own_data(tmp_path: Path, kind: str) -> None:
+    array = np.random.default_rng(1).normal(size=(301, 7))
+    path = tmp_path / f"own.{kind[:3]}"
+    if kind == "npy":
+        np.save(path, array.astype("f4"))
+    else:
+        np.savetxt(
+            path, array, delimiter=",", header="a,b,c,d,e,f,g" if "heading" in kind else "", comments=""
+        )
+    ran = run("demo", "--data", path, "--procs", "3", "--links", "shm")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "own." in ran.stdout
+    assert "(301, 7)" in ran.stdout
+
+
+def odd_files(folder: Path) -> dict[str, tuple[Path, str]]:
+    files = {
+        name: folder / name
+        for name in ("text.npy", "objects.npy", "scalar.npy", "words.csv", "empty.csv", "x.txt", "few.npy")
+    }
+    files["text.npy"].write_text("no array")
+    np.save(files["objects.npy"], np.array([{}, []], object), allow_pickle=True)
+    np.save(files["scalar.npy"], np.array(1))
+    files["words.csv"].write_text("one,two\nthree,four\n")
+    files["empty.csv"].write_text("")
+    files["x.txt"].write_text("1,2")
+    np.save(files["few.npy"], np.zeros((2, 2)))
+    messages = {
+        "text.npy": "is no .npy file of plain numbers",
+        "objects.npy": "is no .npy file of plain numbers",
+        "scalar.npy": "holds no rows",
+        "words.csv": "no table of numbers",
+        "empty.csv": "holds no rows of numbers",
+        "x.txt": "give a .npy or a .csv file",
+        "few.npy": "2 rows; at least one for each of the 4 processes",
+    }
+    return {name: (path, messages[name]) for name, path in files.items()} | {
+        "missing.npy": (folder / "missing.npy", "No such file")
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["text.npy", "objects.npy", "scalar.npy", "words.csv", "empty.csv", "x.txt", "few.npy", "missing.npy"],
+)
+def test_demo_with_odd_files(tmp_path: Path, name: str) -> None:
+    path, message = odd_files(tmp_path)[name]
+    ran = run("demo", "--data", path)
+    assert ran.returncode == 1
+    assert message in ran.stderr
+    assert ran.stderr.startswith("pyfab demo: ")
+    assert "Traceback" not in ran.stderr
+
+
+def test_demo_fails_where_a_link_does() -> None:
+    ran = run("demo", "--links", "shm+nothing")
+    assert ran.returncode == 1
+    assert "nothing" in ran.stdout
+    assert "not everything was right" in ran.stdout
+
+
+def test_demo_finds_wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verification itself: a reader that is given other rows than it asked for."""
+    from pyfab import _demo
+    from pyfab._remote_array import RemoteArray
+    from rich.console import Console
+
+    def take_others(remote: RemoteArray, indices: Any, out: Any = None) -> Any:
+        return original(remote, np.flip(indices), out=out)
+
+    original = RemoteArray.take
+    monkeypatch.setattr(RemoteArray, "take", take_others)
+    monkeypatch.setattr(
+        _demo, "spawn", lambda _, n, *a, **k: pyfab.spawn(lambda g, *b: _demo.visit(g, *b), n, *a, **k)
+    )
+    with (Path("/dev/null")).open("w") as nowhere:
+        assert _demo.demo(None, 2, "shm", Console(file=nowhere)) is False
+
+
+def test_doctor_as_json() -> None:
+    ran = run("doctor", "--json")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["build"]["version"] == pyfab.__version__
+    assert isinstance(found["build"]["verbs_headers"], bool)
+    assert {"shm", "tcp"} <= {info["provider"] for info in found["providers"]}
+    assert all(info["usable"] or info["why"] for info in found["providers"])
+    checks = {check["name"]: check for check in found["checks"]}
+    assert {
+        "memfd",
+        "/proc/self/fd",
+        "cross-memory attach",
+        "yama",
+        "locked memory",
+        "loopback",
+        "rdma devices",
+    } <= checks.keys()
+    assert all(check["state"] == "ok" or check["mend"] for check in checks.values())
+    assert checks["memfd"]["state"] == checks["loopback"]["state"] == "ok"
+
+
+def test_doctor_notices_what_is_forbidden() -> None:
+    """In a process that may not be attached to, as in a hardened container."""
+    script = (
+        "import ctypes, json; from pyfab import _doctor; libc = ctypes.CDLL(None); "
+        "libc.prctl(4, 0); libc.prctl(24, 19); "  # PR_SET_DUMPABLE; PR_CAPBSET_DROP: root's probe lacks CAP_SYS_PTRACE
+        "print(json.dumps([c._asdict() for c in _doctor.checks()]))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    checks = {check["name"]: check for check in json.loads(ran.stdout)}
+    assert checks["cross-memory attach"]["state"] == "limited"
+    assert "ptrace" in checks["cross-memory attach"]["mend"].lower()
+
+
+def test_doctor_for_people() -> None:
+    ran = run("doctor")
+    assert ran.returncode == 0
+    assert "providers" in ran.stdout
+    assert "loopback" in ran.stdout
+
+
+def test_info() -> None:
+    listed = json.loads(run("info", "--json").stdout)
+    assert {"shm", "tcp"} <= {info["provider"] for info in listed}
+    assert "RMA" in listed[0]["caps"]
+    assert "shm" in run("info").stdout
+    assert [info["links"] for info in json.loads(run("info", "--provider", "shm+tcp", "--json").stdout)]
+    ran = run("info", "--provider", "nothing")
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("pyfab info: ")
+
+
+def test_links() -> None:
+    tables = json.loads(run("links", "--procs", "3", "--json").stdout)
+    assert [[row["peer"] for row in tables[str(rank)]] for rank in range(3)] == [[1, 2], [0, 2], [0, 1]]
+    assert all(row["link"].startswith("shm") for table in tables.values() for row in table)
+    assert "links of rank 1" in run("links").stdout
+
+
+def test_usage() -> None:
+    assert run().returncode == 2
+    assert run("links", "--procs", "0").returncode == 2
+    assert run("--version").stdout == f"pyfab {pyfab.__version__}\n"
+    for command in ("demo", "serve", "fetch", "info", "links", "doctor"):
+        assert command in run("--help").stdout
