@@ -54,7 +54,7 @@ PeerId AddressVector::insert(std::string name) {
     peer = used_.load(std::memory_order_relaxed);
     slot = &allocate(peer);
   } else {
-    std::pop_heap(free_.begin(), free_.end(), std::greater<>());
+    std::ranges::pop_heap(free_, std::greater<>());
     peer = free_.back();
     free_.pop_back();
     slot = entry(peer);
@@ -84,7 +84,7 @@ void AddressVector::remove(PeerId peer) {
   slot->generation.store(0, std::memory_order_release);
   slot->name = {};
   free_.push_back(peer);
-  std::push_heap(free_.begin(), free_.end(), std::greater<>());
+  std::ranges::push_heap(free_, std::greater<>());
   live_.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -103,7 +103,7 @@ PeerId AddressVector::find(const Part& part) const {
   PeerId lowest = kNoPeer;
   for (auto at = first; at != last; ++at) {
     const auto parts = Name::decode(entry(at->second)->name).parts;
-    if (std::find(parts.begin(), parts.end(), part) != parts.end()) lowest = std::min(lowest, at->second);
+    if (std::ranges::find(parts, part) != parts.end()) lowest = std::min(lowest, at->second);
   }
   return lowest;
 }

@@ -23,15 +23,24 @@ T arithmetic(AtomicOp op, T old, T operand) noexcept {
     }
   };
   switch (op) {
-    case AtomicOp::min: return std::min(old, operand);
-    case AtomicOp::max: return std::max(old, operand);
-    case AtomicOp::sum: return wrap([](auto a, auto b) { return a + b; });
-    case AtomicOp::prod: return wrap([](auto a, auto b) { return a * b; });
-    case AtomicOp::lor: return static_cast<T>(old != T{} || operand != T{});
-    case AtomicOp::land: return static_cast<T>(old != T{} && operand != T{});
-    case AtomicOp::lxor: return static_cast<T>((old != T{}) != (operand != T{}));
-    case AtomicOp::atomic_read: return old;
-    default: return operand;  // atomic_write
+    case AtomicOp::min:
+      return std::min(old, operand);
+    case AtomicOp::max:
+      return std::max(old, operand);
+    case AtomicOp::sum:
+      return wrap([](auto a, auto b) { return a + b; });
+    case AtomicOp::prod:
+      return wrap([](auto a, auto b) { return a * b; });
+    case AtomicOp::lor:
+      return static_cast<T>(old != T{} || operand != T{});
+    case AtomicOp::land:
+      return static_cast<T>(old != T{} && operand != T{});
+    case AtomicOp::lxor:
+      return static_cast<T>((old != T{}) != (operand != T{}));
+    case AtomicOp::atomic_read:
+      return old;
+    default:
+      return operand;  // atomic_write
   }
 }
 
@@ -40,13 +49,26 @@ template <class T>
 T compared(AtomicOp op, T old, T operand, T compare) noexcept {
   bool swap = false;
   switch (op) {
-    case AtomicOp::cswap: swap = compare == old; break;
-    case AtomicOp::cswap_ne: swap = compare != old; break;
-    case AtomicOp::cswap_le: swap = compare <= old; break;
-    case AtomicOp::cswap_lt: swap = compare < old; break;
-    case AtomicOp::cswap_ge: swap = compare >= old; break;
-    case AtomicOp::cswap_gt: swap = compare > old; break;
-    default: break;
+    case AtomicOp::cswap:
+      swap = compare == old;
+      break;
+    case AtomicOp::cswap_ne:
+      swap = compare != old;
+      break;
+    case AtomicOp::cswap_le:
+      swap = compare <= old;
+      break;
+    case AtomicOp::cswap_lt:
+      swap = compare < old;
+      break;
+    case AtomicOp::cswap_ge:
+      swap = compare >= old;
+      break;
+    case AtomicOp::cswap_gt:
+      swap = compare > old;
+      break;
+    default:
+      break;
   }
   return swap ? operand : old;
 }
@@ -55,11 +77,16 @@ template <class T>
 T combine(AtomicOp op, T old, T operand, T compare) noexcept {
   if constexpr (kInteger<T>) {
     switch (op) {
-      case AtomicOp::bor: return static_cast<T>(old | operand);
-      case AtomicOp::band: return static_cast<T>(old & operand);
-      case AtomicOp::bxor: return static_cast<T>(old ^ operand);
-      case AtomicOp::mswap: return static_cast<T>((operand & compare) | (old & static_cast<T>(~compare)));
-      default: break;
+      case AtomicOp::bor:
+        return static_cast<T>(old | operand);
+      case AtomicOp::band:
+        return static_cast<T>(old & operand);
+      case AtomicOp::bxor:
+        return static_cast<T>(old ^ operand);
+      case AtomicOp::mswap:
+        return static_cast<T>((operand & compare) | (old & static_cast<T>(~compare)));
+      default:
+        break;
     }
   }
   return needs_compare(op) ? compared(op, old, operand, compare) : arithmetic(op, old, operand);
@@ -67,11 +94,12 @@ T combine(AtomicOp op, T old, T operand, T compare) noexcept {
 
 // Element types of one size share their bits' atomic type, so that all of them are atomic among each other.
 template <class T>
-void apply(AtomicOp op, std::byte* target, std::size_t count, const std::byte* operand, const std::byte* compare,
-           std::byte* result) noexcept {
-  using Bits = std::conditional_t<
-      sizeof(T) == 8, std::uint64_t,
-      std::conditional_t<sizeof(T) == 4, std::uint32_t, std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
+void apply(AtomicOp op, std::byte* target, std::size_t count, const std::byte* operand,
+           const std::byte* compare, std::byte* result) noexcept {
+  using Bits =
+      std::conditional_t<sizeof(T) == 8, std::uint64_t,
+                         std::conditional_t<sizeof(T) == 4, std::uint32_t,
+                                            std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
   const auto load = [](const std::byte* from, std::size_t i) {
     T value;
     std::memcpy(&value, from + i * sizeof(T), sizeof(T));
@@ -91,7 +119,8 @@ void apply(AtomicOp op, std::byte* target, std::size_t count, const std::byte* o
     } else {
       const T comparand = compare ? load(compare, i) : T{};
       old = cell.load();
-      while (!cell.compare_exchange_weak(old, __builtin_bit_cast(Bits, combine(op, as_value(old), value, comparand)))) {
+      while (!cell.compare_exchange_weak(
+          old, __builtin_bit_cast(Bits, combine(op, as_value(old), value, comparand)))) {
       }
     }
     if (result) std::memcpy(result + i * sizeof(T), &old, sizeof(T));
@@ -103,7 +132,8 @@ void apply(AtomicOp op, std::byte* target, std::size_t count, const std::byte* o
 bool atomic_supported(AtomicOp op, DataType type) noexcept {
   if (static_cast<int>(op) >= kAtomicOps || static_cast<int>(type) >= kDataTypes) return false;
   const bool floating = type == DataType::f32 || type == DataType::f64;
-  const bool bitwise = op == AtomicOp::bor || op == AtomicOp::band || op == AtomicOp::bxor || op == AtomicOp::mswap;
+  const bool bitwise =
+      op == AtomicOp::bor || op == AtomicOp::band || op == AtomicOp::bxor || op == AtomicOp::mswap;
   return !(floating && bitwise);
 }
 
@@ -115,16 +145,36 @@ Errc apply_atomic(AtomicOp op, DataType type, std::byte* target, std::size_t len
   if (needs_compare(op) && !compare) return Errc::invalid;
   const std::size_t count = length / size;
   switch (type) {
-    case DataType::i8: apply<std::int8_t>(op, target, count, operand, compare, result); break;
-    case DataType::u8: apply<std::uint8_t>(op, target, count, operand, compare, result); break;
-    case DataType::i16: apply<std::int16_t>(op, target, count, operand, compare, result); break;
-    case DataType::u16: apply<std::uint16_t>(op, target, count, operand, compare, result); break;
-    case DataType::i32: apply<std::int32_t>(op, target, count, operand, compare, result); break;
-    case DataType::u32: apply<std::uint32_t>(op, target, count, operand, compare, result); break;
-    case DataType::i64: apply<std::int64_t>(op, target, count, operand, compare, result); break;
-    case DataType::u64: apply<std::uint64_t>(op, target, count, operand, compare, result); break;
-    case DataType::f32: apply<float>(op, target, count, operand, compare, result); break;
-    case DataType::f64: apply<double>(op, target, count, operand, compare, result); break;
+    case DataType::i8:
+      apply<std::int8_t>(op, target, count, operand, compare, result);
+      break;
+    case DataType::u8:
+      apply<std::uint8_t>(op, target, count, operand, compare, result);
+      break;
+    case DataType::i16:
+      apply<std::int16_t>(op, target, count, operand, compare, result);
+      break;
+    case DataType::u16:
+      apply<std::uint16_t>(op, target, count, operand, compare, result);
+      break;
+    case DataType::i32:
+      apply<std::int32_t>(op, target, count, operand, compare, result);
+      break;
+    case DataType::u32:
+      apply<std::uint32_t>(op, target, count, operand, compare, result);
+      break;
+    case DataType::i64:
+      apply<std::int64_t>(op, target, count, operand, compare, result);
+      break;
+    case DataType::u64:
+      apply<std::uint64_t>(op, target, count, operand, compare, result);
+      break;
+    case DataType::f32:
+      apply<float>(op, target, count, operand, compare, result);
+      break;
+    case DataType::f64:
+      apply<double>(op, target, count, operand, compare, result);
+      break;
   }
   return Errc::ok;
 }

@@ -13,11 +13,14 @@ Errc check_transfer(const Transfer& transfer) noexcept {
   }
   switch (transfer.op) {
     case OpCode::write:
-    case OpCode::read: return Errc::ok;
+    case OpCode::read:
+      return Errc::ok;
     case OpCode::atomic:
     case OpCode::fetch_atomic:
-    case OpCode::compare_atomic: break;
-    default: return Errc::invalid;
+    case OpCode::compare_atomic:
+      break;
+    default:
+      return Errc::invalid;
   }
   if (!atomic_supported(transfer.atomic, transfer.type)) return Errc::not_supported;
   if (transfer.length > kMaxAtomicBytes) return Errc::message_size;

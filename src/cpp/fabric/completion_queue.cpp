@@ -65,8 +65,9 @@ std::size_t CompletionQueue::read(std::span<Completion> out) {
   const std::lock_guard lock(mutex_);
   if (lost_) {
     const auto lost = std::exchange(lost_, 0);
-    throw Error(Errc::overrun, "the completion queue of " + std::to_string(ring_.size()) + " entries was full: " +
-                                   std::to_string(lost) + " entries from peers were lost; read it more often or make it larger");
+    throw Error(Errc::overrun, "the completion queue of " + std::to_string(ring_.size()) +
+                                   " entries was full: " + std::to_string(lost) +
+                                   " entries from peers were lost; read it more often or make it larger");
   }
   std::size_t taken = 0;
   for (; taken < out.size() && count_; ++taken, --count_) {

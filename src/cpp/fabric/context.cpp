@@ -10,7 +10,7 @@ using std::chrono::microseconds;
 constexpr std::chrono::nanoseconds kLeastSpin = microseconds(1), kMostSpin = microseconds(60);
 
 void relax() noexcept {
-#if defined(__x86_64__)
+#ifdef __x86_64__
   __builtin_ia32_pause();
 #endif
 }
@@ -35,8 +35,10 @@ Context::~Context() {
   }
   // In a child of fork() the connections are the parent's: nothing of them may be touched, not even to say
   // goodbye.
-  for (Peer& peer : paths_) peer.path.release();
-  endpoint_.release();
+  for (Peer& peer : paths_) {
+    [[maybe_unused]] auto* const path = peer.path.release();
+  }
+  [[maybe_unused]] auto* const endpoint = endpoint_.release();
 }
 
 void Context::close() {
@@ -187,7 +189,8 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
   bool finished = false;
   for (;;) {
     move();
-    if ((finished = done())) break;
+    finished = done();
+    if (finished) break;
     if (Clock::now() - start >= spin_) break;
     // Others get in between to post, and callbacks run.
     const bool notice = notice_;
@@ -198,7 +201,8 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
       relax();
     }
     lock.lock();
-    if ((finished = done()) || !endpoint_) break;
+    finished = done();
+    if (finished || !endpoint_) break;
   }
   bool slept = false;
   if (!finished && endpoint_ && !deadline.passed()) {
@@ -206,7 +210,8 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
     lock.lock();
     asleep_.store(true, std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (!(finished = done()) && endpoint_ && endpoint_->arm()) {
+    finished = done();
+    if (!finished && endpoint_ && endpoint_->arm()) {
       lock.unlock();
       slept = true;
       poller_.sleep(deadline.poll_ms());

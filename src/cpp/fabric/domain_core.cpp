@@ -8,7 +8,6 @@ namespace fab {
 
 DomainCore::DomainCore(DomainOptions options)
     : options_(std::move(options)),
-      domain_id_{},
       segment_((fill_random(domain_id_, sizeof domain_id_), Segment::create(domain_id_))),
       regions_(segment_.region_area()) {
   set_auth_key(segment_, options_.auth_key);
@@ -21,10 +20,11 @@ std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions
   return core;
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): only for want of memory
 DomainCore::~DomainCore() {
   if (inherited()) {
     // A child of fork(): the thread does not exist here, and the segment, pipes and sockets are the parent's.
-    if (thread_) thread_.release();
+    [[maybe_unused]] auto* const thread = thread_.release();
     return;
   }
   close(true);
@@ -32,7 +32,9 @@ DomainCore::~DomainCore() {
 
 void DomainCore::check_open() const {
   if (inherited())
-    throw Error(Errc::closed, "the domain was opened by the parent process, before a fork; open a new domain in this process");
+    throw Error(
+        Errc::closed,
+        "the domain was opened by the parent process, before a fork; open a new domain in this process");
   if (closed()) throw Error(Errc::closed, "the domain is closed");
 }
 
@@ -41,7 +43,7 @@ std::shared_ptr<MemoryRegion> DomainCore::register_memory(MemoryRegion::Paramete
   return std::make_shared<MemoryRegion>(shared_from_this(), std::move(parameters));
 }
 
-std::shared_ptr<SharedMemory> DomainCore::allocate(std::uint64_t length) {
+std::shared_ptr<SharedMemory> DomainCore::allocate(std::uint64_t length) const {
   check_open();
   const std::uint64_t page = page_size();
   const std::uint64_t rounded = (std::max<std::uint64_t>(length, 1) + page - 1) / page * page;
@@ -60,7 +62,8 @@ std::shared_ptr<Counter> DomainCore::open_counter() {
     index = free_counters_.back();
     free_counters_.pop_back();
   } else if (index == kMaxCounters) {
-    throw Error(Errc::no_memory, "all " + std::to_string(kMaxCounters) + " counters of the domain are in use");
+    throw Error(Errc::no_memory,
+                "all " + std::to_string(kMaxCounters) + " counters of the domain are in use");
   } else {
     ++counters_used_;
   }
@@ -104,18 +107,20 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, std::shar
   check_open();
   const std::lock_guard lock(mutex_);
   std::uint16_t cell = 0;
-  while (std::any_of(contexts_.begin(), contexts_.end(), [&](const auto& open) { return open->cell() == cell; })) ++cell;
+  while (std::ranges::any_of(contexts_, [&](const auto& open) { return open->cell() == cell; })) ++cell;
   if (cell >= kMaxContexts)
-    throw Error(Errc::no_memory, "all " + std::to_string(kMaxContexts) + " contexts of the domain are in use");
-  auto context = std::make_shared<Context>(
-      *domain_, Context::Parameters{.index = index,
-                                    .cell = cell,
-                                    .peers = std::move(peers),
-                                    .completions = std::move(completions),
-                                    .events = std::move(events),
-                                    .wake_domain = [weak = weak_from_this()] {
-                                      if (const auto self = weak.lock()) self->kick();
-                                    }});
+    throw Error(Errc::no_memory,
+                "all " + std::to_string(kMaxContexts) + " contexts of the domain are in use");
+  auto context =
+      std::make_shared<Context>(*domain_, Context::Parameters{.index = index,
+                                                              .cell = cell,
+                                                              .peers = std::move(peers),
+                                                              .completions = std::move(completions),
+                                                              .events = std::move(events),
+                                                              .wake_domain = [weak = weak_from_this()] {
+                                                                if (const auto self = weak.lock())
+                                                                  self->kick();
+                                                              }});
   contexts_.push_back(context);
   choose_lead();
   if (thread_) thread_->add(context);
@@ -128,7 +133,7 @@ void DomainCore::close_context(Context& context) {
   {
     const std::lock_guard lock(mutex_);
     const auto found =
-        std::find_if(contexts_.begin(), contexts_.end(), [&](const auto& open) { return open.get() == &context; });
+        std::ranges::find_if(contexts_, [&](const auto& open) { return open.get() == &context; });
     if (found == contexts_.end()) return;
     closing = *found;
     contexts_.erase(found);
@@ -205,8 +210,9 @@ void DomainCore::close(bool force) {
     contexts = contexts_;
   }
   if (!force && (!contexts.empty() || regions_.size() != 0))
-    throw Error(Errc::busy, "the domain still has " + std::to_string(contexts.size()) + " open endpoint contexts and " +
-                                std::to_string(regions_.size()) + " regions that peers can reach; close them first");
+    throw Error(Errc::busy, "the domain still has " + std::to_string(contexts.size()) +
+                                " open endpoint contexts and " + std::to_string(regions_.size()) +
+                                " regions that peers can reach; close them first");
   segment_.header().closed.store(1);
   for (const auto& context : contexts) close_context(*context);
   // A callback that the thread runs may close the domain: somebody else joins it then.

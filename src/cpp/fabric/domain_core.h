@@ -39,7 +39,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
 
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
   // `length` bytes of zeroed, page-aligned memory that peers on the node map; freed with the last holder.
-  std::shared_ptr<SharedMemory> allocate(std::uint64_t length);
+  std::shared_ptr<SharedMemory> allocate(std::uint64_t length) const;
   std::shared_ptr<Counter> open_counter();
   std::shared_ptr<EventQueue> open_event_queue();
   std::shared_ptr<CompletionQueue> open_completion_queue(std::size_t size,
@@ -70,7 +70,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   explicit DomainCore(DomainOptions options);
 
   DomainOptions options_;
-  std::uint8_t domain_id_[16];
+  std::uint8_t domain_id_[16] = {};
   const std::uint32_t fork_generation_ = fork_generation();
   Segment segment_;
   RegionTable regions_;

@@ -24,13 +24,15 @@ std::string seal(std::uint32_t magic, const std::string& body) {
 
 std::string_view unseal(std::uint32_t magic, std::string_view bytes, const char* what) {
   const auto refuse = [&](const std::string& why) -> std::string_view {
-    throw Error(Errc::invalid, std::string(what) + " of " + std::to_string(bytes.size()) + " bytes is not valid: " + why);
+    throw Error(Errc::invalid,
+                std::string(what) + " of " + std::to_string(bytes.size()) + " bytes is not valid: " + why);
   };
   if (bytes.size() > kMaxBytes) return refuse("longer than 1 MiB");
   WireReader in(bytes);
   if (in.get<std::uint32_t>() != magic) return refuse("it does not start like one");
   if (const auto version = in.get<std::uint16_t>(); version != kVersion)
-    return refuse("version " + std::to_string(version) + ", this library reads version " + std::to_string(kVersion));
+    return refuse("version " + std::to_string(version) + ", this library reads version " +
+                  std::to_string(kVersion));
   const auto body = in.get_bytes();
   const auto sum = in.get<std::uint32_t>();
   if (!in.at_end()) return refuse("its length does not match its contents");

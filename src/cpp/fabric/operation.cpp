@@ -10,7 +10,8 @@ void Operation::abandon(std::uint32_t parts, Errc error) noexcept {
 }
 
 void Operation::finish() noexcept {
-  // Who waits for done() may free an operation that has no hook, so everything that is still needed is read first.
+  // Who waits for done() may free an operation that has no hook, so everything that is still needed is read
+  // first.
   Counter* const counter = counter_;
   const Hook hook = hook_;
   const Errc error = completion_.error;

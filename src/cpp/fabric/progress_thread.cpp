@@ -112,8 +112,9 @@ void ProgressThread::remove(Context& context) {
 
 bool ProgressThread::take_back() {
   bool again = false;
-  for (std::size_t i = 0; i < slots_.size(); ++i) {  // serve() may add a context
-    Slot* const slot = slots_[i].get();
+  std::size_t next = 0;
+  while (next < slots_.size()) {  // serve() may add a context
+    Slot* const slot = slots_[next++].get();
     if (!slot->masked() || slot->retired()) continue;
     switch (slot->context().driver()) {
       case Context::Driver::nobody:

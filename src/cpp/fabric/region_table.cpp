@@ -102,14 +102,17 @@ std::uint64_t RegionTable::fresh_key() {
 std::uint32_t RegionTable::insert(const RegionRecord& record) {
   const std::lock_guard lock(mutex_);
   if (find(record.key) >= 0)
-    throw Error(Errc::no_key, "key " + std::to_string(record.key) + " is in use by another region of this domain; " +
+    throw Error(Errc::no_key, "key " + std::to_string(record.key) +
+                                  " is in use by another region of this domain; " +
                                   "close that region or choose another key");
   const bool vector = record.buffers.size() > 1;
   if (free_entries_.empty() && entries_used_ == kMaxRegions)
     throw Error(Errc::no_memory, "all " + std::to_string(kMaxRegions) + " regions of the domain are in use");
   if (vector && free_blocks_.empty() && blocks_used_ == kPieceBlocks)
-    throw Error(Errc::no_memory, "all " + std::to_string(kPieceBlocks) + " regions of several buffers are in use");
-  if ((index_filled_ + 1) * 2 > (kFirstIndexSlots << area_header().index_size.load(std::memory_order_relaxed)))
+    throw Error(Errc::no_memory,
+                "all " + std::to_string(kPieceBlocks) + " regions of several buffers are in use");
+  if ((index_filled_ + 1) * 2 >
+      (kFirstIndexSlots << area_header().index_size.load(std::memory_order_relaxed)))
     grow_index();
 
   std::uint32_t index = entries_used_;
@@ -164,14 +167,15 @@ void RegionTable::insert_key(std::uint64_t key, std::uint32_t entry_index) {
   }
 }
 
-// Fills the next larger index, or, if it is tombstones that fill this one, an equally full one of the next size, and
-// only then shows it to readers; who reads the old one and misses looks again.
+// Fills the next larger index, or, if it is tombstones that fill this one, an equally full one of the next
+// size, and only then shows it to readers; who reads the old one and misses looks again.
 void RegionTable::grow_index() {
   const std::uint32_t size = area_header().index_size.load(std::memory_order_relaxed);
   const auto* old = index(size);
   const std::uint64_t old_slots = std::uint64_t{kFirstIndexSlots} << size;
-  const bool crowded = live_.load(std::memory_order_relaxed) * 4 > old_slots;
-  const std::uint32_t next = size + 1 < kIndexSizes && (crowded || size == 0) ? size + 1 : (crowded ? size : size - 1);
+  const bool crowded = std::uint64_t{live_.load(std::memory_order_relaxed)} * 4 > old_slots;
+  const std::uint32_t next =
+      size + 1 < kIndexSizes && (crowded || size == 0) ? size + 1 : (crowded ? size : size - 1);
   auto* slots = index(next);
   const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << next) - 1;
   for (std::uint64_t i = 0; i <= mask; ++i) slots[i].store(0, std::memory_order_relaxed);
@@ -197,7 +201,9 @@ void RegionTable::bind_counter(std::uint32_t index, std::uint32_t counter) {
   throw Error(Errc::too_big, "a region takes at most 8 counters");
 }
 
-void RegionTable::bind_context(std::uint32_t index, std::uint32_t context) { entry(index).endpoint = context + 1; }
+void RegionTable::bind_context(std::uint32_t index, std::uint32_t context) {
+  entry(index).endpoint = context + 1;
+}
 
 void RegionTable::set_enabled(std::uint32_t index, bool enabled) {
   RegionEntry& slot = entry(index);

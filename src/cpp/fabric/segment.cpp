@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "base/random.h"
 #include "base/sha256.h"
@@ -31,7 +32,7 @@ Segment Segment::create(const std::uint8_t (&domain_id)[16]) {
 
 Segment Segment::attach(const ProcessId& owner, int fd, const std::uint8_t (&domain_id)[16]) {
   const std::string who = "process " + std::to_string(owner.pid);
-  const auto refuse = [&](const std::string& why) -> Error { return Error(Errc::unreachable, who + " " + why); };
+  const auto refuse = [&](const std::string& why) { return Error(Errc::unreachable, who + " " + why); };
   if (process_start_time(owner.pid) != owner.start_time || owner.start_time == 0) throw refuse("is gone");
   const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" + std::to_string(fd);
   Segment segment;
@@ -42,7 +43,7 @@ Segment Segment::attach(const ProcessId& owner, int fd, const std::uint8_t (&dom
                  "): same user, and not hardened by PR_SET_DUMPABLE?");
   }
   struct stat status;
-  if (::fstat(segment.file_.get(), &status) != 0 || status.st_size != static_cast<off_t>(kSize))
+  if (::fstat(segment.file_.get(), &status) != 0 || !std::cmp_equal(status.st_size, kSize))
     throw refuse("has closed its domain, or it comes from another version of the library");
   segment.mapping_ = Mapping::shared(segment.file_.get(), 0, kSize);
   const SegmentHeader& header = segment.header();
@@ -53,13 +54,14 @@ Segment Segment::attach(const ProcessId& owner, int fd, const std::uint8_t (&dom
   return segment;
 }
 
-int Segment::claim_slot(const ProcessId& claimant) {
+int Segment::claim_slot(const ProcessId& claimant) const {
   for (std::uint32_t i = 0; i < kMaxSlots; ++i) {
     AccessSlot& slot = slots()[i];
     std::int32_t pid = slot.pid.load();
     const bool free = pid == 0;
     // A slot whose owner died is taken over; a slot just being claimed has start time 0 and is left alone.
-    const bool dead = !free && slot.start_time.load() != 0 && process_start_time(pid) != slot.start_time.load();
+    const bool dead =
+        !free && slot.start_time.load() != 0 && process_start_time(pid) != slot.start_time.load();
     if (!free && !dead) continue;
     if (dead) slot.start_time.store(0);
     if (!slot.pid.compare_exchange_strong(pid, claimant.pid)) continue;
@@ -75,12 +77,14 @@ int Segment::claim_slot(const ProcessId& claimant) {
   return -1;
 }
 
-void Segment::wait_unused(std::uint32_t index) {
+void Segment::wait_unused(std::uint32_t index) const {
   const std::uint32_t used = std::min(header().slots_used.load(), kMaxSlots);
   for (std::uint32_t i = 0; i < used; ++i) {
     AccessSlot& slot = slots()[i];
-    // Accesses are short (slices of large copies at most), so yielding is enough; a stopped accessor is waited for, a dead one not.
-    for (unsigned round = 0; slot.active.load(std::memory_order_seq_cst) == std::uint64_t{index} + 1; ++round) {
+    // Accesses are short (slices of large copies at most), so yielding is enough; a stopped accessor is
+    // waited for, a dead one not.
+    for (unsigned round = 0; slot.active.load(std::memory_order_seq_cst) == std::uint64_t{index} + 1;
+         ++round) {
       if (round % 64 == 63 && process_start_time(slot.pid.load()) != slot.start_time.load()) {
         slot.active.store(0);
         slot.start_time.store(0);
@@ -108,7 +112,8 @@ void set_auth_key(Segment& segment, const std::string& auth_key) {
   if (auth_key.empty()) return;
   SegmentHeader& header = segment.header();
   fill_random(header.auth_salt, sizeof header.auth_salt);
-  const auto tag = hmac_sha256(auth_key, {reinterpret_cast<const char*>(header.auth_salt), sizeof header.auth_salt});
+  const auto tag =
+      hmac_sha256(auth_key, {reinterpret_cast<const char*>(header.auth_salt), sizeof header.auth_salt});
   std::memcpy(header.auth_tag, tag.data(), sizeof header.auth_tag);
 }
 
@@ -117,7 +122,8 @@ bool authorized(const Segment& segment, const std::string& auth_key) {
   static constexpr std::uint8_t kNone[sizeof header.auth_tag] = {};
   if (std::memcmp(header.auth_tag, kNone, sizeof kNone) == 0) return auth_key.empty();
   if (auth_key.empty()) return false;
-  const auto tag = hmac_sha256(auth_key, {reinterpret_cast<const char*>(header.auth_salt), sizeof header.auth_salt});
+  const auto tag =
+      hmac_sha256(auth_key, {reinterpret_cast<const char*>(header.auth_salt), sizeof header.auth_salt});
   return equal_in_constant_time({reinterpret_cast<const char*>(tag.data()), tag.size()},
                                 {reinterpret_cast<const char*>(header.auth_tag), sizeof header.auth_tag});
 }

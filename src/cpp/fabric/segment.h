@@ -78,9 +78,9 @@ class Segment {
   int fd() const noexcept { return file_.get(); }
 
   // Claims a free slot for this process, or one whose process is dead. -1: all kMaxSlots are in use.
-  int claim_slot(const ProcessId& claimant);
+  int claim_slot(const ProcessId& claimant) const;
   // Waits until no living process accesses region `index`. Slots of dead processes are freed on the way.
-  void wait_unused(std::uint32_t index);
+  void wait_unused(std::uint32_t index) const;
 
  private:
   template <class T>

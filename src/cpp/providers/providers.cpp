@@ -38,7 +38,7 @@ std::vector<Leaf> leaves_of(const lnx::Link& link) {
         std::ranges::find_if(all, [&](const auto& candidate) { return candidate->name() == part.provider; });
     if (provider == all.end()) {
       std::string known;
-      for (const auto& candidate : all) known += (known.empty() ? "" : ", ") + std::string(candidate->name());
+      for (const auto& candidate : all) known.append(known.empty() ? "" : ", ").append(candidate->name());
       throw Error(Errc::invalid, "unknown provider \"" + part.provider + "\"; this build has " + known);
     }
     const auto infos = (*provider)->discover();
@@ -61,6 +61,7 @@ std::vector<Leaf> leaves_of(const lnx::Link& link) {
 Info info_of(const std::vector<Leaf>& leaves) {
   if (leaves.size() == 1) return leaves.front().info;
   std::vector<Info> infos;
+  infos.reserve(leaves.size());
   for (const Leaf& leaf : leaves) infos.push_back(leaf.info);
   return lnx::combine(infos);
 }
@@ -122,7 +123,7 @@ std::shared_ptr<DomainCore> open_domain(const std::string& spec, DomainOptions o
     if (std::ranges::find_if(kSettings, [&](const char* known) { return name == known; }) ==
         std::end(kSettings)) {
       std::string known;
-      for (const char* setting : kSettings) known += (known.empty() ? "" : ", ") + std::string(setting);
+      for (const char* setting : kSettings) known.append(known.empty() ? "" : ", ").append(setting);
       throw Error(Errc::invalid, "unknown setting \"" + name + "\"; known are " + known);
     }
   std::string reasons;

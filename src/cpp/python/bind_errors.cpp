@@ -22,7 +22,8 @@ void raise(Errc code, const std::string& message) {
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
 }
 
-void translate(std::exception_ptr thrown) {
+// pybind11 fixes the signature.
+void translate(std::exception_ptr thrown) {  // NOLINT(performance-unnecessary-value-param)
   try {
     if (thrown) std::rethrow_exception(thrown);
   } catch (const Error& error) {

@@ -8,6 +8,7 @@ namespace {
 // reference.
 struct Exporters {
   std::vector<Py_buffer> views;
+  // NOLINTNEXTLINE(bugprone-exception-escape): taking the GIL throws only while the interpreter breaks
   ~Exporters() {
     const py::gil_scoped_acquire acquire;
     for (Py_buffer& view : views) PyBuffer_Release(&view);

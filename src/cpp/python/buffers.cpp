@@ -18,9 +18,9 @@ std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
 
 }  // namespace
 
-bool is_array(PyObject* object) noexcept { return PyObject_TypeCheck(object, array_type()); }
+bool is_array(PyObject* object) { return PyObject_TypeCheck(object, array_type()); }
 
-ArrayFields array_fields(PyObject* array) noexcept {
+ArrayFields array_fields(PyObject* array) {
   const auto* fields = py::detail::array_proxy(array);
   auto nbytes = static_cast<std::uint64_t>(py::reinterpret_borrow<py::dtype>(fields->descr).itemsize());
   for (int i = 0; i < fields->nd; ++i) nbytes *= static_cast<std::uint64_t>(fields->dimensions[i]);
@@ -109,7 +109,7 @@ LocalBuffer LocalBuffer::of(PyObject* object, bool writable) {
       buffer.add_piece(piece.iov_base, piece.iov_len);
   } else if (PyList_Check(object) || PyTuple_Check(object)) {
     const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
-    if (count > static_cast<Py_ssize_t>(kMaxPieces))
+    if (std::cmp_greater(count, kMaxPieces))
       refuse(std::to_string(count) + " buffers in one operation; at most " + std::to_string(kMaxPieces));
     for (Py_ssize_t i = 0; i < count; ++i) buffer.add(PySequence_Fast_GET_ITEM(object, i), writable);
     if (count != 1) buffer.dtype = nullptr;

@@ -29,12 +29,12 @@ class LocalBuffer {
 
  private:
   void add(PyObject* object, bool writable);
-  void add_piece(void* data, std::size_t size);
+  void add_piece(void* piece, std::size_t size);
   std::vector<Py_buffer> views_;
 };
 
 // True for a (sub)class of numpy.ndarray.
-bool is_array(PyObject* object) noexcept;
+bool is_array(PyObject* object);
 // The fields of an ndarray without the buffer protocol, which costs more than the rest of a small operation.
 struct ArrayFields {
   std::byte* data;
@@ -42,6 +42,6 @@ struct ArrayFields {
   PyObject* dtype;
   bool contiguous, writable;
 };
-ArrayFields array_fields(PyObject* array) noexcept;
+ArrayFields array_fields(PyObject* array);
 
 }  // namespace fab::python

@@ -17,6 +17,7 @@ ContextHandle& context_handle(PyObject* object) {
   return *reinterpret_cast<py::detail::instance*>(object)->get_value_and_holder().value_ptr<ContextHandle>();
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): only for want of memory
 ContextHandle::~ContextHandle() { close(); }
 
 void ContextHandle::close() {
@@ -119,7 +120,7 @@ std::uint64_t context_number(ContextHandle& handle, PyObject* context) {
   if (!context || context == Py_None) return 0;
   if (PyLong_Check(context)) {
     const auto number = PyLong_AsUnsignedLongLong(context);
-    if (!(number == ~0ull && PyErr_Occurred())) return number;
+    if (number != ~0ull || !PyErr_Occurred()) return number;
     PyErr_Clear();
   }
   if (handle.objects.size() >= handle.queue->size()) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <utility>
+
 #include "python/operation_object.h"
 #include "python/remote_view.h"
 
@@ -64,11 +66,11 @@ template <std::size_t N>
 bool parse_arguments(const char* function, const char* const (&names)[N], std::size_t required,
                      PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
                      PyObject* (&out)[N]) noexcept {
-  if (static_cast<std::size_t>(nargs) > N) {
+  if (std::cmp_greater(nargs, N)) {
     PyErr_Format(PyExc_TypeError, "%s() takes at most %zu arguments (%zd given)", function, N, nargs);
     return false;
   }
-  for (std::size_t i = 0; i < N; ++i) out[i] = i < static_cast<std::size_t>(nargs) ? args[i] : nullptr;
+  for (std::size_t i = 0; i < N; ++i) out[i] = std::cmp_less(i, nargs) ? args[i] : nullptr;
   const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
   for (Py_ssize_t k = 0; k < named; ++k) {
     PyObject* key = PyTuple_GET_ITEM(kwnames, k);

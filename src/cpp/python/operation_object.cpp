@@ -228,7 +228,8 @@ PyObject* operation_add_done_callback(PyObject* self, PyObject* function) {
     PyErr_SetString(PyExc_TypeError, "add_done_callback() takes a callable");
     return nullptr;
   }
-  if (!operation.callbacks && !(operation.callbacks = PyList_New(0))) return nullptr;
+  if (!operation.callbacks) operation.callbacks = PyList_New(0);
+  if (!operation.callbacks) return nullptr;
   if (PyList_Append(operation.callbacks, function) != 0) return nullptr;
   operation.wants_notice.store(true);
   // Settled before it could see the wish: nobody else will run the callbacks.
@@ -392,20 +393,26 @@ PyObject* make_completion(const Completion& completion, PyObject* context) {
   return reinterpret_cast<PyObject*>(object);
 }
 
+namespace {
+
+std::string way_to(Context& context, PeerId peer) {
+  try {
+    const PathReport report = context.report(peer);
+    return " over " + report.link + " (" + report.how + ")";
+  } catch (const Error&) {
+    return {};  // the path is gone by now
+  }
+}
+
+}  // namespace
+
 py::object failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key,
                    PeerId peer, Context* context) {
   std::string text = std::string(verb(op)) + " of " + std::to_string(nbytes) + " bytes at " +
                      std::to_string(remote) + " of key " + std::to_string(key) +
                      (op == OpCode::write || op == OpCode::atomic ? " to peer " : " from peer ") +
                      std::to_string(static_cast<std::int64_t>(peer));
-  try {
-    if (context && error != Errc::peer_lost && error != Errc::canceled) {
-      const PathReport report = context->report(peer);
-      text += " over " + report.link + " (" + report.how + ")";
-    }
-  } catch (const Error&) {
-    // The path is gone; the message does without it.
-  }
+  if (context && error != Errc::peer_lost && error != Errc::canceled) text += way_to(*context, peer);
   return make_error(error, text + " failed: " + describe(error));
 }
 

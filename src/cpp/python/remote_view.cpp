@@ -25,7 +25,7 @@ py::object byte_type() { return py::dtype::of<std::uint8_t>(); }
 
 }  // namespace
 
-const RemoteView* remote_view(PyObject* object) noexcept {
+const RemoteView* remote_view(PyObject* object) {
   if (Py_TYPE(object) != remote_type) return nullptr;
   return reinterpret_cast<py::detail::instance*>(object)->get_value_and_holder().value_ptr<RemoteView>();
 }
@@ -74,8 +74,8 @@ RemoteView RemoteView::at(py::handle index) const {
                               ? py::reinterpret_borrow<py::tuple>(index)
                               : py::make_tuple(py::reinterpret_borrow<py::object>(index));
   const auto given = static_cast<int>(items.size());
-  const bool has_ellipsis =
-      std::any_of(items.begin(), items.end(), [](py::handle item) { return item.is(py::ellipsis()); });
+  bool has_ellipsis = false;
+  for (const py::handle item : items) has_ellipsis |= item.is(py::ellipsis());
   if (given - has_ellipsis > ndim)
     throw Error(Errc::bounds, "too many indices: the remote array has " + std::to_string(ndim) +
                                   " dimensions, and " + std::to_string(given - has_ellipsis) + " were given");
@@ -114,7 +114,7 @@ RemoteView RemoteView::at(py::handle index) const {
 
 RemoteView RemoteView::bytes(std::int64_t start, std::int64_t stop) const {
   if (!contiguous) throw Error(Errc::invalid, "bytes() needs a contiguous remote array; this one is strided");
-  if (start < 0 || stop < start || static_cast<std::uint64_t>(stop) > nbytes)
+  if (start < 0 || stop < start || std::cmp_greater(stop, nbytes))
     throw Error(Errc::bounds, "bytes [" + std::to_string(start) + ", " + std::to_string(stop) +
                                   ") are not inside the " + std::to_string(nbytes) +
                                   " bytes of the remote array");

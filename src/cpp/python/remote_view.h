@@ -39,6 +39,6 @@ struct RemoteView {
 };
 
 // The view behind `object` if it is exactly a RemoteRegion, else null.
-const RemoteView* remote_view(PyObject* object) noexcept;
+const RemoteView* remote_view(PyObject* object);
 
 }  // namespace fab::python

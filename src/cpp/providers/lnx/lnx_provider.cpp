@@ -69,6 +69,7 @@ class LinkedDomain final : public Domain {
  public:
   explicit LinkedDomain(std::vector<std::unique_ptr<Domain>> links) : links_(std::move(links)) {
     std::vector<Info> infos;
+    infos.reserve(links_.size());
     for (const auto& link : links_) infos.push_back(link->info());
     info_ = combine(infos);
   }
@@ -92,6 +93,7 @@ class LinkedDomain final : public Domain {
 
   std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override {
     std::vector<std::unique_ptr<Endpoint>> endpoints;
+    endpoints.reserve(links_.size());
     for (const auto& link : links_) endpoints.push_back(link->open_endpoint(services));
     return std::make_unique<LinkedEndpoint>(std::move(endpoints));
   }
