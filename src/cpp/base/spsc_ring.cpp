@@ -28,7 +28,7 @@ std::size_t scatter(std::span<std::byte> ring, std::uint64_t index, std::size_t 
 }  // namespace
 
 std::size_t RingWriter::room() noexcept {
-  const std::uint64_t read = indices_.read.load(std::memory_order_acquire);
+  const std::uint64_t read = indices_.read.load(std::memory_order_seq_cst);
   if (read < read_ || read > written_) broken_ = true;
   if (broken_) return 0;
   read_ = read;
@@ -47,8 +47,7 @@ std::size_t RingWriter::write(const iovec* pieces, std::size_t count) noexcept {
 
 bool RingWriter::wait_for_room() noexcept {
   if (room() != 0) return true;
-  indices_.writer_waits.store(1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  indices_.writer_waits.store(1, std::memory_order_seq_cst);
   return room() != 0;
 }
 
@@ -66,14 +65,12 @@ std::size_t RingReader::read(const iovec* places, std::size_t count) noexcept {
               [](std::byte* ring, std::byte* place, std::size_t size) { std::memcpy(place, ring, size); });
   if (done == 0) return 0;
   read_ += done;
-  indices_.read.store(read_, std::memory_order_release);
+  indices_.read.store(read_, std::memory_order_seq_cst);
   return done;
 }
 
 bool RingReader::writer_waits() noexcept {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  return indices_.writer_waits.load(std::memory_order_relaxed) != 0 &&
-         indices_.writer_waits.exchange(0, std::memory_order_relaxed) != 0;
+  return indices_.writer_waits.load(std::memory_order_seq_cst) != 0 && indices_.writer_waits.exchange(0) != 0;
 }
 
 }  // namespace fab

@@ -385,7 +385,7 @@ TEST_CASE("large puts are moved by progress, and what comes later waits its turn
   for (const std::string& way : kWays) {
     CAPTURE(way);
     Pair pair(way);
-    constexpr std::size_t kSize = 16 << 20;
+    constexpr std::size_t kSize = 5 << 20;
     for (const bool shared : {true, false}) {
       auto memory = shared ? pair.b.alloc(kSize + 8) : pair.b.own(kSize + 8);
       const auto bytes = pattern(kSize, 5);
@@ -467,7 +467,7 @@ TEST_CASE("a region closes under load: no byte arrives after close() returned") 
       }
     });
     std::uint64_t late = 0;
-    const int rounds = 300;
+    const int rounds = 100;
     for (int round = 0; round < rounds; ++round) {
       auto memory = round % 2 ? pair.b.alloc(8192, access::kAll, 5) : pair.b.own(8192, access::kAll, 5);
       const std::uint64_t before = puts;

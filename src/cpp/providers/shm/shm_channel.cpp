@@ -6,6 +6,8 @@
 #include <cstring>
 #include <string>
 
+#include "base/tsan.h"
+
 namespace fab::shm {
 namespace {
 
@@ -99,6 +101,7 @@ bool Channel::take_in() noexcept {
       pending_ = true;
       break;
     }
+    tsan_acquire();
     iovec places[2];
     const std::size_t count = session_->input(places);
     const std::size_t got = in_.read(places, count);
@@ -119,6 +122,7 @@ bool Channel::send_out() noexcept {
   bool sent = false;
   iovec pieces[kPieces];
   while (const std::size_t count = session_->output(pieces, kPieces)) {
+    tsan_release();
     const std::size_t done = out_.write(pieces, count);
     if (done) {
       session_->sent(done);
