@@ -217,15 +217,16 @@ bool TcpEndpoint::progress() noexcept {
   buried_.clear();
   const bool sent = flush_unsent();
   if (++turn_ % kPollerTurn == 0) return false;
-  bool moved = sent;
+  bool moved = sent, blocked = false;
   for (TcpStream* stream : std::array(hot_)) {
     if (!stream || std::ranges::find(hot_, stream) == hot_.end()) continue;  // retired meanwhile
+    blocked |= stream->write_blocked();
     if (stream->receive())
       moved = true;
     else if (++stream->idle_polls > kCoolAfter)
       std::ranges::replace(hot_, stream, nullptr);
   }
-  return moved;
+  return moved && !blocked;  // the poller tells when a full socket takes more
 }
 
 bool TcpEndpoint::arm() noexcept {

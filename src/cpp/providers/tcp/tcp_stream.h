@@ -39,6 +39,7 @@ class TcpStream final : public ReadyHandler {
   std::size_t post(std::span<const Transfer> batch) noexcept;
   bool receive() noexcept;  // what has come; true if anything
   bool flush() noexcept;    // what the socket takes now; true if anything
+  bool write_blocked() const noexcept { return write_blocked_; }
   void forget(std::uint32_t region) noexcept;
   void on_ready(std::uint32_t events) noexcept override;
 
