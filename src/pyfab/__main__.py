@@ -191,14 +191,13 @@ class Entry(NamedTuple):
     spec: str
     address: str
     device: str
-    capabilities: str
 
     @classmethod
     def of(cls, info: pyfab.Info) -> Entry:
         """The entry of one Info."""
         nic = info.nic
-        device = "" if nic is None else f"{nic.name} {nic.speed_bits_per_second // 10**6} Mbit/s {nic.state}"
-        return cls(info.provider, info.spec, info.src_addr, device, " ".join(_names(info.caps)))
+        speed = f" {nic.speed_bits_per_second // 10**6} Mbit/s" if nic and nic.speed_bits_per_second else ""
+        return cls(info.provider, info.spec, info.src_addr, f"{nic.name} {nic.state}{speed}" if nic else "")
 
 
 def _names(flags: enum.IntFlag) -> list[str]:

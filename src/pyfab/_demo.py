@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from pyfab._group import Group
 from pyfab._spawn import spawn
 from pyfab._window import Window
+from rich.box import SIMPLE_HEAD
 from rich.columns import Columns
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -51,7 +53,10 @@ def demo(data: Path | None, procs: int, links: str, console: Console) -> bool:
         console.print(
             f"[bold]{title}[/]: {array.shape} {array.dtype}, {array.nbytes:,} bytes, in {procs} shards"
         )
-        summary = Table(title="reads of globally shuffled rows, verified byte for byte", title_justify="left")
+        title = "reads of globally shuffled rows, verified byte for byte"
+        summary = Table(
+            title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+        )
         for heading in ("link", "reads", "rows", "GB/s", "p50 µs", "p99 µs", "errors", "atomics", "sums"):
             summary.add_column(heading, justify="left" if heading in ("link", "sums") else "right")
         pictures = []
@@ -60,7 +65,7 @@ def demo(data: Path | None, procs: int, links: str, console: Console) -> bool:
             try:
                 visits: list[Visit] = spawn(visit, procs, str(path), links=spec, timeout=_TIMEOUT)
             except Exception as error:
-                console.print(f"[red]{spec}: {type(error).__name__}: {error}[/]")
+                console.print(f"[red]{spec}: {type(error).__name__}: {escape(str(error))}[/]")
                 verified = False
                 continue
             verified &= all(v.wrong == 0 and v.exact for v in visits)

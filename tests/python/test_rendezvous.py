@@ -6,7 +6,9 @@ import contextlib
 import json
 import socket
 import struct
+import sys
 import threading
+import types
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -225,3 +227,54 @@ def test_a_server_that_is_none_is_told() -> None:
         with pytest.raises(OperationTimeout, match="rank 0 of 2"):
             exchange(place, 1, 2, b"", 0.5)
         lying.result()
+
+
+class FakeStore:
+    """The part of torch.distributed.TCPStore that is used, for the threads of one process."""
+
+    values: dict[str, bytes] = {}  # noqa: RUF012
+    lock = threading.Lock()
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def add(self, key: str, amount: int) -> int:
+        with self.lock:
+            total = int(self.values.get(key, b"0")) + amount
+            self.values[key] = b"%d" % total
+            return total
+
+    def set(self, key: str, value: bytes) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+def test_torchs_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = types.ModuleType("torch")
+    torch.distributed = types.ModuleType("torch.distributed")  # type: ignore[attr-defined]
+    torch.distributed.is_initialized = lambda: False
+    torch.distributed.TCPStore = FakeStore
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.distributed", torch.distributed)
+    with pytest.raises(InvalidArgumentError, match="MASTER_ADDR"):
+        exchange("torch", 0, 2, b"", 1)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    for _ in range(2):
+        assert [met.result() for met in meet("torch", 3, [0, 1, 2])] == [
+            [b"value 0", b"value 1", b"value 2"]
+        ] * 3
+    (met,) = meet("torch", 2, [1], timeout=0.1)
+    with pytest.raises(OperationTimeout, match="rank 0 of 2 did not arrive at torch's store"):
+        met.result()
+
+
+def test_torch_is_not_needed_until_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(InvalidArgumentError, match="package torch"):
+        exchange("torch", 0, 2, b"", 1)
