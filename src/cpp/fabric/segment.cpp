@@ -59,11 +59,12 @@ int Segment::claim_slot(const ProcessId& claimant) const {
     AccessSlot& slot = slots()[i];
     std::int32_t pid = slot.pid.load();
     const bool free = pid == 0;
-    // A slot whose owner died is taken over; a slot just being claimed has start time 0 and is left alone.
-    const bool dead =
-        !free && slot.start_time.load() != 0 && process_start_time(pid) != slot.start_time.load();
+    // A slot whose owner died is taken over by whoever clears its start time; with start time 0 it is just being
+    // claimed or freed, and left alone.
+    std::uint64_t start_time = slot.start_time.load();
+    const bool dead = !free && start_time != 0 && process_start_time(pid) != start_time;
     if (!free && !dead) continue;
-    if (dead) slot.start_time.store(0);
+    if (dead && !slot.start_time.compare_exchange_strong(start_time, 0)) continue;
     if (!slot.pid.compare_exchange_strong(pid, claimant.pid)) continue;
     slot.active.store(0);
     slot.channel_fd.store(-1);
@@ -85,9 +86,10 @@ void Segment::wait_unused(std::uint32_t index) const {
     // waited for, a dead one not.
     for (unsigned round = 0; slot.active.load(std::memory_order_seq_cst) == std::uint64_t{index} + 1;
          ++round) {
-      if (round % 64 == 63 && process_start_time(slot.pid.load()) != slot.start_time.load()) {
+      std::uint64_t start_time = slot.start_time.load();
+      if (round % 64 == 63 && start_time != 0 && process_start_time(slot.pid.load()) != start_time &&
+          slot.start_time.compare_exchange_strong(start_time, 0)) {
         slot.active.store(0);
-        slot.start_time.store(0);
         slot.pid.store(0);
         break;
       }

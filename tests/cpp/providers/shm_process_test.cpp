@@ -365,3 +365,37 @@ TEST_CASE("a process that gave up its privileges is told why it cannot use share
   });
   CHECK(hardened.hear(1) == "+");
 }
+
+TEST_CASE("slots of dead processes are taken over by one claimant each") {
+  const std::uint8_t id[16] = {1};
+  Segment segment = Segment::create(id);
+  constexpr int kThreads = 4, kEach = 25;
+  for (int round = 0; round < 20; ++round) {
+    Child dead([&](const Child::Report& report) {
+      for (int i = 0; i < kThreads * kEach; ++i) segment.claim_slot(this_process());
+      report("!");
+    });
+    dead.hear(1);
+    dead.end();
+    std::vector<std::vector<int>> claimed(kThreads);
+    std::vector<std::thread> threads;
+    for (auto& mine : claimed)
+      threads.emplace_back([&] {
+        for (int i = 0; i < kEach; ++i) mine.push_back(segment.claim_slot(this_process()));
+      });
+    for (auto& thread : threads) thread.join();
+    std::vector<int> all;
+    for (const auto& mine : claimed) all.insert(all.end(), mine.begin(), mine.end());
+    std::sort(all.begin(), all.end());
+    CHECK(std::adjacent_find(all.begin(), all.end()) == all.end());
+    CHECK(all.front() >= 0);
+    CHECK(segment.header().slots_used.load() <= kThreads * kEach + kThreads);
+    for (const int index : all) {
+      AccessSlot& slot = segment.slots()[index];
+      CHECK(slot.pid.load() == this_process().pid);
+      CHECK(slot.start_time.load() == this_process().start_time);
+      slot.start_time.store(0);
+      slot.pid.store(0);
+    }
+  }
+}
