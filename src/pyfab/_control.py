@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from pyfab._deadline import Deadline
 from pyfab._enums import Access, RMAEvent
 from pyfab._errors import FabricError, OperationTimeout, PeerLostError, UnreachableError
+from pyfab._ranks import ranks_text
 from pyfab._region import MemoryRegion, RemoteRegion
-from pyfab._rendezvous import ranks_text
 
 if TYPE_CHECKING:
     from pyfab._domain import Domain

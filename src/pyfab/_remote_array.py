@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from pyfab._enums import AtomicOp
 from pyfab._errors import InvalidArgumentError
+from pyfab._indexing import check_landing, fitting, names_rows, packed, row_numbers
 
 if TYPE_CHECKING:
     from pyfab._endpoint import Endpoint, Operation
@@ -115,7 +116,7 @@ class RemoteArray:
         return len(self._region)
 
     def __getitem__(self, index: Any) -> Any:
-        if type(index) is not slice and _names_rows(index):
+        if type(index) is not slice and names_rows(index):
             return self._gather(index, None).result(self._timeout)
         source = self._region[index]
         out = np.empty(source.shape, self._dtype)
@@ -125,11 +126,11 @@ class RemoteArray:
         return out[()]
 
     def __setitem__(self, index: Any, values: ArrayLike) -> None:
-        if type(index) is not slice and _names_rows(index):
+        if type(index) is not slice and names_rows(index):
             self.put_at(index, values).result(self._timeout)
             return
         target = self._region[index]
-        self._put(_fitting(values, target.shape, self._dtype), self.peer, target)
+        self._put(fitting(values, target.shape, self._dtype), self.peer, target)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
@@ -138,17 +139,17 @@ class RemoteArray:
 
     def put(self, values: ArrayLike, index: Any = ...) -> Operation:
         """Writes `values` to the selected elements."""
-        if type(index) is not slice and _names_rows(index):
+        if type(index) is not slice and names_rows(index):
             return self.put_at(index, values)
         target = self._region[index]
-        return self._write(_fitting(values, target.shape, self._dtype), self.peer, target)
+        return self._write(fitting(values, target.shape, self._dtype), self.peer, target)
 
     def get(self, out: NDArray[Any], index: Any = ...) -> Operation:
         """Reads the selected elements into `out`, a C-contiguous array of their shape and dtype."""
-        if type(index) is not slice and _names_rows(index):
+        if type(index) is not slice and names_rows(index):
             return self._gather(index, out).operation
         source = self._region[index]
-        _check_landing(out, source.shape, self._dtype)
+        check_landing(out, source.shape, self._dtype)
         return self._read(out, self.peer, source)
 
     def take(self, indices: ArrayLike, out: NDArray[Any] | None = None, axis: int = 0) -> Any:
@@ -165,15 +166,15 @@ class RemoteArray:
     def put_at(self, indices: Any, rows: ArrayLike) -> Operation:
         """Writes `rows` to the rows named by `indices`, in one operation; of rows named twice, either may stay."""
         shape, offsets, length = self._scattered(indices)
-        source = _fitting(rows, shape, self._dtype)
+        source = fitting(rows, shape, self._dtype)
         return self._endpoint.write_many(
-            self.peer, self._region, source, offsets, _packed(offsets, length), length
+            self.peer, self._region, source, offsets, packed(offsets, length), length
         )
 
     def accumulate(self, values: ArrayLike, index: Any = ..., op: AtomicOp = AtomicOp.SUM) -> Operation:
         """Updates each selected element with `op` and its value, atomically by element."""
         target = self._region[index]
-        return self._endpoint.atomic(op, _fitting(values, target.shape, self._dtype), self.peer, target)
+        return self._endpoint.atomic(op, fitting(values, target.shape, self._dtype), self.peer, target)
 
     def fetch_add(self, values: ArrayLike, index: Any = ..., out: NDArray[Any] | None = None) -> Any:
         """Adds to each selected element, atomically by element, and brings what was there before.
@@ -181,11 +182,11 @@ class RemoteArray:
         With `out` returns an Operation, without it a `Fetch` whose result is the former value or values.
         """
         target = self._region[index]
-        operand = _fitting(values, target.shape, self._dtype)
+        operand = fitting(values, target.shape, self._dtype)
         into = (
             np.empty(target.shape, self._dtype)
             if out is None
-            else _check_landing(out, target.shape, self._dtype)
+            else check_landing(out, target.shape, self._dtype)
         )
         op = self._endpoint.fetch_atomic(AtomicOp.SUM, operand, into, self.peer, target)
         return Fetch(op, into) if out is None else op
@@ -198,12 +199,12 @@ class RemoteArray:
         With `out` returns an Operation, without it a `Fetch` whose result is the former value or values.
         """
         target = self._region[index]
-        compare = _fitting(expected, target.shape, self._dtype)
-        operand = _fitting(desired, target.shape, self._dtype)
+        compare = fitting(expected, target.shape, self._dtype)
+        operand = fitting(desired, target.shape, self._dtype)
         into = (
             np.empty(target.shape, self._dtype)
             if out is None
-            else _check_landing(out, target.shape, self._dtype)
+            else check_landing(out, target.shape, self._dtype)
         )
         op = self._endpoint.compare_atomic(AtomicOp.CSWAP, operand, compare, into, self.peer, target)
         return Fetch(op, into) if out is None else op
@@ -213,10 +214,8 @@ class RemoteArray:
 
     def _gather(self, indices: Any, out: NDArray[Any] | None) -> Fetch[NDArray[Any]]:
         shape, offsets, length = self._scattered(indices)
-        into = np.empty(shape, self._dtype) if out is None else _check_landing(out, shape, self._dtype)
-        op = self._endpoint.read_many(
-            self.peer, self._region, into, offsets, _packed(offsets, length), length
-        )
+        into = np.empty(shape, self._dtype) if out is None else check_landing(out, shape, self._dtype)
+        op = self._endpoint.read_many(self.peer, self._region, into, offsets, packed(offsets, length), length)
         return Fetch(op, into)
 
     def _scattered(self, index: Any) -> tuple[tuple[int, ...], NDArray[np.uint64], int]:
@@ -224,11 +223,11 @@ class RemoteArray:
         first, rest = (index[0], index[1:]) if type(index) is tuple else (index, ())
         if not self.shape:
             raise IndexError("too many indices: the array has 0 axes, 1 was indexed")
-        if _names_rows(rest):
+        if names_rows(rest):
             raise IndexError(
                 "an array of integers or a mask comes first in an index, and selects along axis 0 alone"
             )
-        rows = _row_numbers(np.asarray(first), self.shape[0])
+        rows = row_numbers(np.asarray(first), self.shape[0])
         starts = rows.ravel().astype(np.uint64) * np.uint64(self._region.strides[0])
         if not rest:
             return rows.shape + self.shape[1:], starts, self._region.strides[0]
@@ -237,79 +236,3 @@ class RemoteArray:
         row = self._region[(0, *rest)]
         offsets, length = row.runs()
         return rows.shape + row.shape, np.add.outer(starts, offsets).ravel(), length
-
-
-def _names_rows(index: Any) -> bool:
-    if type(index) is tuple:
-        return any(_names_rows(part) for part in index if type(part) is not tuple)
-    return isinstance(index, (list, np.ndarray)) and np.ndim(index) > 0
-
-
-def _row_numbers(index: NDArray[Any], extent: int) -> NDArray[np.int64]:
-    """Rows that an array of integers or a mask selects on an axis of `extent`, all of them from 0 on."""
-    if index.dtype.kind == "b":
-        if index.shape != (extent,):
-            raise IndexError(f"a mask of shape {index.shape} does not fit axis 0 with size {extent}")
-        return np.flatnonzero(index).astype(np.int64, copy=False)
-    if index.size == 0:
-        return np.empty(index.shape, np.int64)
-    if index.dtype.kind not in "iu":
-        raise IndexError(f"an array of {index.dtype} is no index: integers and masks are")
-    low, high = int(index.min()), int(index.max())
-    if low < -extent or high >= extent:
-        raise IndexError(
-            f"index {low if low < -extent else high} is out of bounds for axis 0 with size {extent}"
-        )
-    rows = index.astype(np.int64, copy=False)
-    return np.where(rows < 0, rows + extent, rows) if low < 0 else rows
-
-
-def _packed(offsets: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
-    """Local offsets of as many runs that lie one after the other."""
-    return np.arange(0, len(offsets) * length, max(length, 1), dtype=np.uint64)
-
-
-def _fitting(values: ArrayLike, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """`values` as a C-contiguous array of `shape` and `dtype`: itself if it is one, else a copy."""
-    if (
-        type(values) is np.ndarray
-        and values.dtype == dtype
-        and values.shape == shape
-        and values.flags.c_contiguous
-    ):
-        return values
-    array = np.asarray(values)
-    if array.dtype != dtype and array.size:
-        exact = not isinstance(
-            values, (np.ndarray, np.generic)
-        )  # Python's ints have no width: those that fit go in
-        if exact and array.dtype.kind in "iu" and dtype.kind in "iu":
-            array = np.asarray(values, dtype)
-        elif not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise TypeError(
-                f"values of {array.dtype} do not go into {dtype} without loss of kind; use astype"
-            )
-    if array.shape != shape:
-        while array.ndim > len(shape) and array.shape[0] == 1:
-            array = array[0]
-        try:
-            array = np.broadcast_to(array, shape)
-        except ValueError:
-            raise InvalidArgumentError(
-                f"values of shape {np.shape(values)} do not fit the selected shape {shape}"
-            ) from None
-    return np.asarray(array, dtype, order="C")
-
-
-def _check_landing(out: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out is a {type(out).__name__}; pass a NumPy array")
-    if out.shape != shape or out.dtype != dtype:
-        raise InvalidArgumentError(
-            f"out has shape {out.shape} and dtype {out.dtype}; the selection has {shape} and {dtype}"
-        )
-    if not out.flags.c_contiguous:
-        raise InvalidArgumentError(
-            "out is not C-contiguous; read into numpy.ascontiguousarray(out) or numpy.empty_like and copy from it"
-        )
-    return out

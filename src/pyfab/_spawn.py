@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import pickle
@@ -17,34 +16,14 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from pyfab._child import Outcome, Task, run
 from pyfab._deadline import Deadline
 from pyfab._errors import InvalidArgumentError, OperationTimeout, PeerLostError
-from pyfab._group import Group
-from pyfab._rendezvous import ranks_text
+from pyfab._ranks import ranks_text
 
 _GRACE = 2.0  # seconds from SIGTERM to SIGKILL
-_PR_SET_PDEATHSIG = 1
-
-
-class Task(NamedTuple):
-    """What every child does."""
-
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    size: int
-    links: str | None
-    rendezvous: str
-    timeout: float
-
-
-class Outcome(NamedTuple):
-    """How one rank ended."""
-
-    value: Any = None
-    error: BaseException | None = None
-    trace: str = ""
 
 
 class RemoteTraceback(Exception):
@@ -188,7 +167,7 @@ def _starter(task: Task, folder: Path) -> Callable[[int, int], int]:
 def _start_interpreter(task: Path, rank: int, pipe: int) -> int:
     program = (
         "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-        "from pyfab._spawn import child; child(*sys.argv[2:])"
+        "from pyfab._child import child; child(*sys.argv[2:])"
     )
     process = subprocess.Popen(
         [
@@ -218,76 +197,7 @@ def _fork(task: Task, rank: int, pipe: int) -> int:
         pid = os.fork()
     if pid == 0:
         try:
-            _run(task, rank, pipe, parent)
+            run(task, rank, pipe, parent)
         finally:
             os._exit(0)
     return pid
-
-
-def child(task: str, rank: str, pipe: str, parent: str) -> None:
-    """The body of a fresh interpreter."""
-    _bind_to(int(parent))
-    try:
-        loaded: Task = pickle.loads(Path(task).read_bytes())
-    except BaseException as error:
-        _Report(int(pipe)).failed(error)
-    else:
-        _run(loaded, int(rank), int(pipe), int(parent))
-
-
-def _run(task: Task, rank: int, pipe: int, parent: int) -> None:
-    _bind_to(parent)
-    report = _Report(pipe)
-    try:
-        with Group(rank, task.size, task.rendezvous, task.links, timeout=task.timeout) as group:
-            try:
-                value = task.fn(group, *task.args)
-            except BaseException as error:
-                report.failed(
-                    error
-                )  # before the group ends: the others' loss of this rank must not be heard of first
-                raise
-        report.send(Outcome(value))
-    except BaseException as error:
-        report.failed(error)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-
-
-class _Report:
-    """The child's end of its pipe: the first outcome counts."""
-
-    def __init__(self, pipe: int) -> None:
-        self._pipe: int | None = pipe
-
-    def failed(self, error: BaseException) -> None:
-        trace = traceback.format_exc()
-        try:
-            usable = isinstance(error, Exception) and type(pickle.loads(pickle.dumps(error))) is type(error)
-        except Exception:
-            usable = False
-        self.send(
-            Outcome(error=error if usable else RuntimeError(f"{type(error).__name__}: {error}"), trace=trace)
-        )
-
-    def send(self, outcome: Outcome) -> None:
-        if self._pipe is None:
-            return
-        try:
-            data = pickle.dumps(outcome)
-        except Exception as error:
-            message = f"the result, a {type(outcome.value).__name__}, cannot be pickled: {error}"
-            data = pickle.dumps(Outcome(error=TypeError(message), trace=traceback.format_exc()))
-        with open(self._pipe, "wb") as stream:
-            self._pipe = None
-            stream.write(data)
-
-
-def _bind_to(parent: int) -> None:
-    """Ends this process with its parent, whose business Ctrl-C is."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before that call
-        os._exit(1)
