@@ -18,7 +18,7 @@ std::string last_name_of_link(const std::string& link) {
 }
 
 template <class T>
-T read_value(const std::string& file, T fallback) {
+T read_value(const std::string& file, const T& fallback) {
   std::ifstream in(file);
   T value;
   return in >> value ? value : fallback;

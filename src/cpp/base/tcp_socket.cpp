@@ -89,7 +89,7 @@ SocketAddress parse_socket_address(const std::string& text, std::uint16_t defaul
                                  "; write HOST, HOST:PORT or [IPV6]:PORT");
   };
   std::string host = text, port = std::to_string(default_port);
-  if (text.starts_with("[")) {
+  if (text.starts_with('[')) {
     const auto end = text.find(']');
     if (end == std::string::npos) throw invalid("a bracket is missing");
     host = text.substr(1, end - 1);
@@ -102,7 +102,7 @@ SocketAddress parse_socket_address(const std::string& text, std::uint16_t defaul
     port = text.substr(colon + 1);
   }
   const bool digits = !port.empty() && port.size() <= 5 &&
-                      std::all_of(port.begin(), port.end(), [](char c) { return c >= '0' && c <= '9'; });
+                      std::ranges::all_of(port, [](char c) { return c >= '0' && c <= '9'; });
   if (!digits || std::stoul(port) > 65535) throw invalid("the port is a number from 0 to 65535");
   if (host.empty()) throw invalid("the host is missing");
 

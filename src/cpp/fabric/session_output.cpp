@@ -27,7 +27,7 @@ void SessionOutput::user_payload(const FrameHeader& first, const PieceCursor& so
       .source = Source::user, .serial = next_serial_++, .left = first.total, .frame_left = first.length};
   item.cursor = source;
   item.next = first;
-  of(Lane::requests).items.push_back(std::move(item));
+  of(Lane::requests).items.push_back(item);
   requests_queued_ += first.total + (frames - 1) * sizeof(FrameHeader);
 }
 
@@ -35,7 +35,7 @@ void SessionOutput::region_payload(std::uint32_t region, std::uint64_t offset, s
   Item item{
       .source = Source::region, .serial = next_serial_++, .region = region, .left = length, .offset = offset};
   item.next = {.type = FrameType::data};
-  of(Lane::answers).items.push_back(std::move(item));
+  of(Lane::answers).items.push_back(item);
 }
 
 // Answers go first, since peers wait for them, but leave every second turn to requests.

@@ -98,9 +98,8 @@ void Session::end_write() noexcept {
   write_.open = false;
   const Admitted& target = write_.target;
   Errc outcome = target.error;
-  if (outcome == Errc::ok) {
-    if (frame_.flags & frame_flag::kCommit) outcome = make_durable(target, frame_.total);
-  }
+  if (outcome == Errc::ok && (frame_.flags & frame_flag::kCommit))
+    outcome = make_durable(target, frame_.total);
   if (outcome == Errc::ok) {
     const RegionEntry& entry = services_.segment.regions().entry(target.region);
     if (raise_counters(services_.segment, entry)) services_.wake_domain();

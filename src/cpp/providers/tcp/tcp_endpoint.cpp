@@ -113,7 +113,7 @@ const Part* TcpEndpoint::part_of(const Name& peer) const noexcept {
   return contexts ? peer.find(link(), static_cast<std::uint16_t>(services_.context % contexts)) : nullptr;
 }
 
-std::vector<SocketAddress> TcpEndpoint::routes_to(const Whereabouts& peer) const {
+std::vector<SocketAddress> TcpEndpoint::routes_to(const Whereabouts& peer) {
   std::vector<SocketAddress> routes;
   const bool here = peer.network == this_network();
   for (const SocketAddress& address : peer.addresses)
@@ -132,22 +132,20 @@ Reach TcpEndpoint::reaches(const Name& peer) const {
   if (where->addresses.front().loopback())
     return {false,
             "the peer listens on the loopback of another host (or network name space) only; it must name an "
-            "interface, as in "
-            "\"tcp:eth0\", or set tcp_listen"};
+            "interface, as in \"tcp:eth0\", or set tcp_listen"};
   return {false, "no route to " + where->addresses.front().text()};
 }
 
 std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer) {
-  const Reach reach = reaches(peer);
-  if (!reach.ok)
+  const Part* part = part_of(peer);
+  const auto where = part ? Whereabouts::parse(part->bytes) : std::nullopt;
+  if (const Reach reach = reaches(peer); !reach.ok || !where)
     throw Error(Errc::unreachable,
                 "peer " + std::to_string(id) + " cannot be reached over tcp: " + reach.why);
-  const Part& part = *part_of(peer);
-  const Whereabouts where = *Whereabouts::parse(part.bytes);
-  auto& slot = streams_[{where.id, false}];
+  auto& slot = streams_[{where->id, false}];
   std::shared_ptr<TcpStream> stream = slot;
   if (!stream) {
-    stream = slot = std::make_shared<TcpStream>(*this, part, where);
+    stream = slot = std::make_shared<TcpStream>(*this, *part, *where);
     stream->known_as(id);
     stream->connect();
   } else {
@@ -203,7 +201,7 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept {
     }
   }
   auto& stream = streams_[key];
-  if (!stream) stream = std::make_shared<TcpStream>(*this, hello.part, *Whereabouts::parse(hello.part.bytes));
+  if (!stream) stream = std::make_shared<TcpStream>(*this, hello.part, hello.where);
   const std::shared_ptr<TcpStream> kept = stream;
   const bool welcomed = caller->welcome(kept->number());
   if (welcomed)
@@ -253,7 +251,7 @@ void TcpEndpoint::send_later(TcpStream& stream) noexcept {
 
 void TcpEndpoint::heat(TcpStream& stream) noexcept {
   stream.idle_polls = 0;
-  TcpStream** coolest = &hot_[0];
+  TcpStream** coolest = hot_.data();
   for (TcpStream*& place : hot_) {
     if (place == &stream) return;
     if (!place || (*coolest && place->idle_polls > (*coolest)->idle_polls)) coolest = &place;
@@ -294,7 +292,8 @@ void TcpEndpoint::tick() noexcept {
     on_listener_->pause(false);
   }
   std::erase_if(callers_, [](const auto& caller) { return caller->expired(); });
-  std::vector<std::shared_ptr<TcpStream>> streams;
+  std::vector<std::shared_ptr<TcpStream>> streams;  // they may end, and leave streams_, on the way
+  streams.reserve(streams_.size());
   for (const auto& [key, stream] : streams_) streams.push_back(stream);
   for (const auto& stream : streams)
     if (stream->state() == Errc::ok) more |= stream->tick();

@@ -33,7 +33,7 @@ class TcpEndpoint final : public Endpoint {
   const std::string& link() const noexcept { return identity_.part.link; }
   Deadline handshake_deadline() const;
   // The peer's addresses that can be reached from here, best first.
-  std::vector<SocketAddress> routes_to(const Whereabouts& peer) const;
+  static std::vector<SocketAddress> routes_to(const Whereabouts& peer);
   void admit(std::unique_ptr<IncomingHandshake> caller) noexcept;  // gives it to the stream of its endpoint
   void heat(TcpStream& stream) noexcept;                           // looks at it first from now on
   void send_later(TcpStream& stream) noexcept;                     // with the next turn
@@ -53,7 +53,7 @@ class TcpEndpoint final : public Endpoint {
   };
 
   void accept() noexcept;
-  void on_caller(Handshake& caller);
+  void on_caller(Handshake& told);
   void tick() noexcept;
   bool flush_unsent() noexcept;
   const Part* part_of(const Name& peer) const noexcept;

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 #include "base/random.h"
 
@@ -70,7 +71,7 @@ void Handshake::read() noexcept {
 // The messages are few and short, so they always fit into the socket.
 void Handshake::send(const std::string& message) noexcept {
   const auto sent = ::send(socket_.get(), message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (sent != static_cast<ssize_t>(message.size())) fail(Errc::unreachable);
+  if (!std::cmp_equal(sent, message.size())) fail(Errc::unreachable);
 }
 
 void Handshake::arrive() noexcept { arrived_ = true; }

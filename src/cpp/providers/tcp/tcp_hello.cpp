@@ -56,7 +56,7 @@ std::optional<Whereabouts> Whereabouts::parse(std::string_view bytes) {
   take(in, where.network);
   const auto count = in.get<std::uint8_t>();
   if (count == 0 || count > kMaxAddresses) return {};
-  for (int i = 0; i < count && in.ok(); ++i) {
+  for (unsigned i = 0; i < count && in.ok(); ++i) {
     const auto family = in.get<std::uint8_t>();
     const auto port = in.get<std::uint16_t>();
     if ((family != 4 && family != 6) || port == 0) return {};
@@ -103,8 +103,10 @@ std::optional<Hello> Hello::parse(std::string_view body) {
   hello.part.context = in.get<std::uint16_t>();
   hello.part.bytes = in.get_bytes();
   if (!in.at_end() || keyed > 1) return {};
-  const auto where = Whereabouts::parse(hello.part.bytes);
-  return where && where->id == hello.from ? std::optional(std::move(hello)) : std::nullopt;
+  auto where = Whereabouts::parse(hello.part.bytes);
+  if (!where || where->id != hello.from) return {};
+  hello.where = std::move(*where);
+  return hello;
 }
 
 std::string Welcome::encode() const {

@@ -48,7 +48,8 @@ struct Hello {
       0;  // the sender's number for the stream: another one from the same endpoint replaces it
   Nonce nonce{};
   bool keyed = false;
-  Part part;  // of the sender's name
+  Part part;          // of the sender's name
+  Whereabouts where;  // what it says; encode() takes it from there
 
   std::string encode() const;
   static std::optional<Hello> parse(std::string_view body);

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 #include "base/random.h"
 #include "fabric/address_vector.h"
@@ -46,7 +47,7 @@ std::string TcpStream::remote() const {
 
 void TcpStream::connect() {
   attempt_ = std::make_unique<OutgoingHandshake>(
-      endpoint_->services().poller, endpoint_->identity(), where_, endpoint_->routes_to(where_), number_,
+      endpoint_->services().poller, endpoint_->identity(), where_, TcpEndpoint::routes_to(where_), number_,
       endpoint_->handshake_deadline(), [this](Handshake& attempt) { on_attempt(attempt); });
   endpoint_->watch();
   if (!attempt_->start()) attempt_failed(Errc::unreachable);
@@ -144,12 +145,14 @@ bool TcpStream::flush() noexcept {
     if (taken >= 0) {
       session_.sent(static_cast<std::size_t>(taken));
       sent += static_cast<std::size_t>(taken);
-      if (static_cast<std::size_t>(taken) < offered) break;
+      if (std::cmp_less(taken, offered)) break;
     } else if (errno == EFAULT && most > 1) {
       most = 1;  // to learn whose memory it is that is not there
     } else if (errno == EAGAIN || errno == ENOBUFS) {
       break;
-    } else if (errno != EINTR && !(errno == EFAULT && session_.output_fault())) {
+    } else if (errno == EINTR || (errno == EFAULT && session_.output_fault())) {
+      continue;
+    } else {
       send_ended_ = true;  // what has come before the end is still to be read: receive() finds the end
     }
   }
