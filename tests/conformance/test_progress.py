@@ -1,0 +1,171 @@
+"""Who moves the bytes: the library's own thread, or nobody but the caller, and never a spinning processor."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pyfab
+import pytest
+from pyfab import Access
+from pyfab.testing import Peer
+from support import IN_PROCESS, TIMEOUT, Pair
+
+
+def expose_bytes(target, nbytes):
+    target.kept["memory"] = memory = np.zeros(nbytes, np.uint8)
+    target.kept["region"] = target.domain.register(memory, Access.REMOTE)
+    return target.kept["region"].remote
+
+
+def content(target):
+    return target.kept["memory"].copy()
+
+
+def drive(target):
+    target.domain.progress()
+
+
+@pytest.mark.parametrize("where", ["thread", "process"])
+@pytest.mark.parametrize("size", [8, 100_000])
+def test_a_manual_target_moves_when_driven_and_only_then(where, size):
+    with (
+        Peer("tcp", where=where, progress="manual") as peer,
+        pyfab.Domain("tcp") as domain,
+        domain.endpoint() as endpoint,
+    ):
+        remote = peer.run(expose_bytes, size)
+        handle = endpoint.av.insert(peer.address)
+        operation = endpoint.write(np.ones(size, np.uint8), handle, remote)
+        with pytest.raises(pyfab.OperationTimeout):
+            operation.result(0.3)
+        assert not peer.run(content).any()
+        while not operation.done():
+            peer.run(drive)
+        assert operation.result(0).nbytes == size
+        assert peer.run(content).all()
+
+
+def test_a_manual_initiator_moves_when_it_waits():
+    with Peer("tcp") as peer, pyfab.Domain("tcp", progress="manual") as domain, domain.endpoint() as endpoint:
+        exposed = peer.expose(np.zeros(8, np.int64))
+        handle = endpoint.av.insert(peer.address)
+        assert endpoint.write(np.arange(8), handle, exposed.remote).result(TIMEOUT).nbytes == 64
+        operation = endpoint.write(np.ones(8, np.int64), handle, exposed.remote)
+        while not operation.done():
+            domain.progress()
+        assert (exposed.content() == 1).all()
+
+
+def test_a_manual_domain_has_no_threads():
+    before = set(os.listdir("/proc/self/task"))
+    with pyfab.Domain("shm+tcp", progress="manual") as domain, domain.endpoint():
+        assert set(os.listdir("/proc/self/task")) <= before
+
+
+def drive_until(target, stop):
+    while not Path(stop).exists():
+        target.domain.progress()
+
+
+def test_manual_progress_works_for_all_ways(combination, tmp_path):
+    """Both sides driven by hand: the target drives in a loop of its own."""
+    with Pair(combination, progress="manual") as pair:
+        exposed = pair.expose(np.zeros(100_000, np.int64))
+        stop = tmp_path / "stop"
+        pair.peer.start(drive_until, stop)
+        source, back = np.arange(100_000), np.zeros(100_000, np.int64)
+        pair.put(source, exposed.remote)
+        pair.get(back, exposed.remote)
+        assert np.array_equal(back, source)
+        stop.touch()
+        pair.peer.finish()
+
+
+def rest(_target, seconds):
+    """Processor time that this process uses while its Python does nothing for `seconds`."""
+    before = time.process_time()
+    time.sleep(seconds)
+    return time.process_time() - before
+
+
+@pytest.mark.parametrize("combination", IN_PROCESS, ids=str)
+def test_an_idle_domain_uses_no_processor(combination):
+    """After traffic, with everything still open and connected, both sides rest."""
+    with Pair(combination) as pair:
+        exposed = pair.expose(np.zeros(1000))
+        for _ in range(100):
+            pair.put(np.ones(1000), exposed.remote)
+        pair.peer.start(rest, 1.0)
+        used_here = rest(None, 1.0)
+        used_there = pair.peer.finish()
+    assert used_here < 0.3
+    assert used_there < 0.3
+
+
+@pytest.mark.parametrize("spec", ["tcp", "shm+tcp"])
+def test_waiting_uses_no_processor(spec):
+    """A caller waits for a target that does not answer: it may spin briefly, not all the time."""
+    with (
+        Peer("tcp", progress="manual") as peer,
+        pyfab.Domain(spec) as domain,
+        domain.endpoint() as endpoint,
+        domain.counter() as counter,
+    ):
+        remote = peer.run(expose_bytes, 8)
+        operation = endpoint.write(np.ones(8, np.uint8), endpoint.av.insert(peer.address), remote)
+        before = time.process_time()
+        with pytest.raises(pyfab.OperationTimeout):
+            operation.result(0.7)
+        with pytest.raises(pyfab.OperationTimeout):
+            counter.wait(1, 0.7)
+        assert time.process_time() - before < 0.4
+        while not operation.done():
+            peer.run(drive)
+
+
+def busy_in_python(_target, seconds):
+    end = time.monotonic() + seconds
+    turns = 0
+    while time.monotonic() < end:
+        turns += 1
+    return turns
+
+
+def test_the_target_needs_no_help_of_its_python(pair):
+    """Its Python computes; gets and puts complete meanwhile."""
+    exposed = pair.expose(np.zeros(1000, np.int64))
+    pair.put(np.ones(1000, np.int64), exposed.remote)
+    pair.peer.start(busy_in_python, 1.0)
+    rounds, back = 0, np.zeros(1000, np.int64)
+    while rounds < 10:
+        rounds += 1
+        pair.put(np.full(1000, rounds), exposed.remote)
+        pair.get(back, exposed.remote)
+        assert (back == rounds).all()
+    assert pair.peer.finish() > 0
+
+
+def test_waiting_lets_other_threads_run(slow_operation):
+    """result() holds no lock of the interpreter."""
+    peer, operation = slow_operation
+    waiting = threading.Thread(target=operation.result, args=(TIMEOUT,))
+    waiting.start()
+    while not operation.done():
+        peer.run(drive)
+    waiting.join(TIMEOUT)
+    assert not waiting.is_alive()
+
+
+@pytest.fixture
+def slow_operation():
+    with (
+        Peer("tcp", where="thread", progress="manual") as peer,
+        pyfab.Domain("tcp") as domain,
+        domain.endpoint() as endpoint,
+    ):
+        exposed = peer.expose(np.zeros(8))
+        yield peer, endpoint.write(np.ones(8), endpoint.av.insert(peer.address), exposed.remote)

@@ -1,0 +1,228 @@
+"""Where the system forbids a way, another is taken, or the error says what is forbidden."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pyfab
+import pytest
+from pyfab import AtomicOp
+from pyfab.testing import Peer
+from test_stopped import TIMEOUT
+
+NOBODY = 65534
+
+# seccomp, process_vm_readv, process_vm_writev
+SYSCALLS = {"x86_64": (317, 310, 311), "aarch64": (277, 270, 271)}.get(platform.machine())
+needs_seccomp = pytest.mark.skipif(
+    SYSCALLS is None, reason=f"system call numbers of {platform.machine()} are not known here"
+)
+
+
+def forbid_attach(_target):
+    """From now on the kernel answers EPERM to this process's cross-memory attach, in all of its threads."""
+    seccomp, readv, writev = SYSCALLS
+    load, jump_if_equal, give = 0x20, 0x15, 0x06
+    allow, eperm = 0x7FFF0000, 0x00050001
+    program = b"".join(
+        struct.pack("HBBI", *instruction)
+        for instruction in [
+            (load, 0, 0, 0),  # the number of the system call
+            (jump_if_equal, 1, 0, readv),
+            (jump_if_equal, 0, 1, writev),
+            (give, 0, 0, eperm),
+            (give, 0, 0, allow),
+        ]
+    )
+    libc = ctypes.CDLL(None, use_errno=True)
+    set_no_new_privileges, set_mode_filter, all_threads = 38, 1, 1
+    buffer = ctypes.create_string_buffer(program)
+    filters = ctypes.create_string_buffer(
+        struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
+    )
+    assert libc.prctl(set_no_new_privileges, 1, 0, 0, 0) == 0
+    assert libc.syscall(seccomp, set_mode_filter, all_threads, filters) == 0, os.strerror(ctypes.get_errno())
+
+
+def insert(target, address):
+    return target.endpoint.av.insert(address)
+
+
+def put_get_add(target, handle, remote):
+    """What it took: the report of the path."""
+    data, back = np.arange(1000), np.zeros(1000, np.int64)
+    target.endpoint.write(data, handle, remote).result(TIMEOUT)
+    target.endpoint.read(back, handle, remote).result(TIMEOUT)
+    assert np.array_equal(back, data)
+    target.endpoint.atomic(AtomicOp.SUM, data, handle, remote).result(TIMEOUT)
+    return target.endpoint.report(handle)
+
+
+@needs_seccomp
+@pytest.mark.parametrize("spec", ["shm", "shm+tcp"])
+@pytest.mark.parametrize("used_before", [False, True], ids=["from the start", "later"])
+def test_without_cross_memory_attach_the_ring_is_used(spec, used_before):
+    with Peer(spec) as target, Peer(spec) as initiator:
+        exposed = target.expose(np.zeros(1000, np.int64))
+        handle = initiator.run(insert, target.address)
+        if used_before:
+            assert initiator.run(put_get_add, handle, exposed.remote)[1] == "cross-memory attach"
+        initiator.run(forbid_attach)
+        link, how, _why = initiator.run(put_get_add, handle, exposed.remote)
+        assert (link.partition(".")[0], how) == ("shm", "ring")
+        assert np.array_equal(exposed.content(), 2 * np.arange(1000))
+
+
+@needs_seccomp
+def test_what_was_demanded_but_is_forbidden_is_not_claimed():
+    """The error says what is forbidden, or the report which other way was taken."""
+    with Peer("shm") as target, Peer("shm", shm_copy="cma") as initiator:
+        exposed = target.expose(np.zeros(1000, np.int64))
+        handle = initiator.run(insert, target.address)
+        initiator.run(forbid_attach)
+        try:
+            _link, how, _why = initiator.run(put_get_add, handle, exposed.remote)
+        except pyfab.FabricError as refusal:
+            how, reason = "refused", str(refusal)
+        if how == "refused":
+            assert "process_vm" in reason or "cross-memory attach" in reason
+            assert not exposed.content().any()
+        else:
+            assert how == "ring"
+            assert np.array_equal(exposed.content(), 2 * np.arange(1000))
+
+
+BETWEEN_TWO = """
+import numpy as np, os, pyfab
+from pyfab.testing import Peer
+with Peer("shm") as peer, pyfab.Domain("shm") as domain, domain.endpoint() as endpoint:
+    handle = endpoint.av.insert(peer.address)
+    for alloc in (True, False):
+        exposed = peer.expose(np.zeros(1000), alloc=alloc)
+        endpoint.write(np.ones(1000), handle, exposed.remote).result(60)
+        assert exposed.content().all()
+        print(endpoint.report(handle)[1])
+"""
+
+TO_ANOTHER_USER = """
+import numpy as np, pyfab, sys
+address, remote = (bytes.fromhex(text) for text in sys.argv[1:3])
+remote = pyfab.RemoteRegion.from_bytes(remote)
+for spec in ("shm+tcp", "shm"):
+    with pyfab.Domain(spec) as domain, domain.endpoint() as endpoint:
+        handle = endpoint.av.insert(address)
+        try:
+            endpoint.write(np.ones(100), handle, remote).result(60)
+        except pyfab.UnreachableError as error:
+            print(error)
+        else:
+            print(endpoint.report(handle)[0].partition(".")[0])
+"""
+
+
+def as_nobody(script: str, *arguments: str) -> list[str]:
+    """Runs a script under another user id, without any privilege; gives its lines."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a process of another user")
+    probe = [sys.executable, "-c", "import numpy, pyfab, psutil"]
+    environment = {**os.environ, "HOME": "/", "PYTHONDONTWRITEBYTECODE": "1"}
+    options = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/", "env": environment}
+    try:
+        subprocess.run(probe, check=True, capture_output=True, timeout=TIMEOUT, **options)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"another user may not read {sys.executable} or its packages")
+    run = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+        **options,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    return run.stdout.splitlines()
+
+
+def test_without_privileges():
+    """A plain user's processes use all that the kernel allows between them."""
+    first, second = as_nobody(BETWEEN_TWO)
+    assert first == "mapped"
+    assert second in ("cross-memory attach", "ring")  # the ring where Yama restricts ptrace to descendants
+
+
+def test_another_user_is_reached_over_the_network_or_told_why_not():
+    with Peer("shm+tcp") as target:
+        exposed = target.expose(np.zeros(100))
+        over, why = as_nobody(TO_ANOTHER_USER, target.address.hex(), exposed.remote.to_bytes().hex())
+        assert over == "tcp"
+        assert "user" in why or "permission" in why.lower()
+        assert exposed.content().all()
+
+
+WITHOUT_DEV_SHM = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x00020000) != 0:  # a mount name space of our own
+    sys.exit(77)
+libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None)  # private
+if libc.mount(b"none", b"/dev/shm", b"tmpfs", 1, None) != 0:  # read-only
+    sys.exit(77)
+try:
+    open("/dev/shm/probe", "w")
+except OSError:
+    exec(sys.argv[1])
+else:
+    sys.exit(77)
+"""
+
+
+def test_without_dev_shm():
+    """Shared memory is not kept in files: a full, read-only or forbidden /dev/shm does not matter."""
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DEV_SHM, BETWEEN_TWO],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    if run.returncode == 77:
+        pytest.skip("this process may not mount")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.split("\n")[0] == "mapped"
+
+
+def limit_descriptors(_target, extra):
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + extra, used + extra))
+
+
+def open_until_it_fails(target):
+    opened = []
+    try:
+        while True:
+            opened.append(target.domain.endpoint())
+    except pyfab.FabricError as error:
+        return str(error)
+    finally:
+        for endpoint in opened:
+            endpoint.close()
+
+
+@pytest.mark.parametrize("spec", ["shm", "tcp", "shm+tcp"])
+def test_without_descriptors(spec):
+    """Running out of them is an error with a name; what was open before goes on."""
+    with Peer(spec) as target, pyfab.Domain(spec) as domain, domain.endpoint() as endpoint:
+        exposed = target.expose(np.zeros(10))
+        handle = endpoint.av.insert(target.address)
+        endpoint.write(np.ones(10), handle, exposed.remote).result(TIMEOUT)
+        target.run(limit_descriptors, 12)
+        assert "open files" in target.run(open_until_it_fails)
+        endpoint.write(np.full(10, 2.0), handle, exposed.remote).result(TIMEOUT)
+        assert (exposed.content() == 2).all()

@@ -1,0 +1,151 @@
+"""Targets whose Python is busy, asleep, or that do not run at all."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pyfab
+import pytest
+from pyfab import AtomicOp
+
+TIMEOUT = 60
+WAYS = [
+    pytest.param("shm", {"shm_copy": "mapped"}, True, id="mapped"),
+    pytest.param("shm", {"shm_copy": "cma"}, False, id="cma"),
+    pytest.param("shm", {"shm_copy": "ring"}, False, id="ring"),
+    pytest.param("tcp", {}, False, id="tcp"),
+    pytest.param("shm+tcp", {}, True, id="linked"),
+]
+DIRECT = [way for way in WAYS if way.id in ("mapped", "cma", "linked")]
+SERVED = [way for way in WAYS if way.id in ("ring", "tcp")]
+
+
+def count(_target, seconds):
+    end, turns = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        turns += 1
+    return turns
+
+
+def sleep(_target, seconds):
+    time.sleep(seconds)
+    return 1
+
+
+def rounds(endpoint, handle, exposed, number):
+    """Puts, gets and atomics, each waited for."""
+    back = np.zeros(1000, np.int64)
+    for turn in range(1, number + 1):
+        endpoint.write(np.full(1000, turn), handle, exposed.remote[:1000]).result(TIMEOUT)
+        endpoint.read(back, handle, exposed.remote[:1000]).result(TIMEOUT)
+        assert (back == turn).all()
+        endpoint.atomic(AtomicOp.SUM, np.ones(1, np.int64), handle, exposed.remote[1000:]).result(TIMEOUT)
+
+
+@pytest.mark.parametrize("spec, settings, alloc", WAYS)
+@pytest.mark.parametrize("work", [count, sleep])
+def test_a_target_whose_python_does_something_else(station, work, spec, settings, alloc):
+    here = station(spec, **settings)
+    peer, handle = here.peer()
+    exposed = peer.expose(np.zeros(1001, np.int64), alloc=alloc)
+    peer.start(work, 1.5)
+    rounds(here.endpoint, handle, exposed, 20)
+    assert peer.finish() > 0
+    assert exposed.content()[1000] == 20
+
+
+@pytest.mark.parametrize("spec, settings, alloc", DIRECT)
+@pytest.mark.parametrize("known", [True, False], ids=["used before", "never used before"])
+def test_puts_and_gets_need_nothing_of_a_stopped_target_on_the_node(station, spec, settings, alloc, known):
+    here = station(spec, **settings)
+    peer, handle = here.peer()
+    exposed = peer.expose(np.zeros(1001, np.int64), alloc=alloc)
+    back = np.zeros(1000, np.int64)
+    if known:
+        here.endpoint.read(back, handle, exposed.remote[:1000]).result(TIMEOUT)
+    peer.suspend()
+    try:
+        for turn in range(1, 50):
+            here.endpoint.write(np.full(1000, turn), handle, exposed.remote[:1000]).result(TIMEOUT)
+            here.endpoint.read(back, handle, exposed.remote[:1000]).result(TIMEOUT)
+            assert (back == turn).all()
+            if alloc:
+                one = np.ones(1, np.int64)
+                here.endpoint.atomic(AtomicOp.SUM, one, handle, exposed.remote[1000:]).result(TIMEOUT)
+        refused = here.endpoint.write(back, handle, (0, 0x6E6F6B6579)).exception(TIMEOUT)
+        assert isinstance(refused, pyfab.KeyRejectedError)
+    finally:
+        peer.resume()
+    content = exposed.content()
+    assert (content[:1000] == 49).all()
+    assert content[1000] == (49 if alloc else 0)
+
+
+@pytest.mark.parametrize("spec, settings, alloc", SERVED)
+def test_a_stopped_target_that_has_to_serve_is_lost_at_its_deadline(station, spec, settings, alloc):
+    """First the caller's own timeout, then the peer's; afterwards it can be used again."""
+    here = station(spec, **settings)
+    peer, handle = here.peer()
+    exposed = peer.expose(np.zeros(1000, np.int64), alloc=alloc)
+    here.endpoint.write(np.ones(1000, np.int64), handle, exposed.remote).result(TIMEOUT)
+    peer.suspend()
+    try:
+        operations = [here.endpoint.write(np.full(1000, 2), handle, exposed.remote) for _ in range(10)]
+        with pytest.raises(pyfab.OperationTimeout):
+            operations[0].result(0.1)
+        for operation in operations:
+            error = operation.exception(TIMEOUT)
+            assert isinstance(error, pyfab.PeerLostError)
+            assert f"peer {handle}" in str(error)
+        here.endpoint.flush(timeout=TIMEOUT)
+    finally:
+        peer.resume()
+    here.endpoint.write(np.full(1000, 3), handle, exposed.remote).result(TIMEOUT)
+    assert (exposed.content() == 3).all()
+
+
+@pytest.mark.parametrize("spec, settings, alloc", SERVED)
+def test_a_target_that_goes_on_before_its_deadline_is_not_lost(station, spec, settings, alloc):
+    here = station(spec, **settings, peer_deadline=60)
+    peer, handle = here.peer()
+    exposed = peer.expose(np.zeros(1000, np.int64), alloc=alloc)
+    peer.suspend()
+    try:
+        operation = here.endpoint.write(np.ones(1000, np.int64), handle, exposed.remote)
+        with pytest.raises(pyfab.OperationTimeout):
+            operation.result(0.5)
+    finally:
+        peer.resume()
+    assert operation.result(TIMEOUT).nbytes == 8000
+    assert exposed.content().all()
+
+
+@pytest.mark.parametrize("spec, settings, alloc", SERVED)
+def test_others_go_on_while_one_is_stopped(station, spec, settings, alloc):
+    here = station(spec, **settings)
+    (stopped, stopped_handle), (running, handle) = here.peer(), here.peer()
+    silent = stopped.expose(np.zeros(1000, np.int64), alloc=alloc)
+    exposed = running.expose(np.zeros(1001, np.int64), alloc=alloc)
+    here.endpoint.write(np.ones(1000, np.int64), stopped_handle, silent.remote).result(TIMEOUT)
+    stopped.suspend()
+    try:
+        waiting = here.endpoint.write(np.ones(1000, np.int64), stopped_handle, silent.remote)
+        rounds(here.endpoint, handle, exposed, 50)
+        here.endpoint.flush(handle, timeout=TIMEOUT)
+        assert isinstance(waiting.exception(TIMEOUT), pyfab.PeerLostError)
+        rounds(here.endpoint, handle, exposed, 50)
+    finally:
+        stopped.resume()
+
+
+@pytest.mark.parametrize("spec, settings, alloc", WAYS)
+def test_an_idle_peer_is_not_lost(station, spec, settings, alloc):
+    """Nothing is outstanding for longer than the deadline; the path still works."""
+    here = station(spec, **settings)
+    peer, handle = here.peer()
+    exposed = peer.expose(np.zeros(1001, np.int64), alloc=alloc)
+    rounds(here.endpoint, handle, exposed, 1)
+    peer.run(sleep, 2.5)
+    rounds(here.endpoint, handle, exposed, 1)
+    assert [entry.error for entry in here.endpoint.cq.read(max=100)] == [None] * 6
