@@ -186,7 +186,7 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
     assert (ran.stdout, ran.stderr) == ("[10, 11]\n", "")
 
 
-KILLED = """
+KILLED = r"""
 import os, pyfab, sys, threading
 def wait(group):
     os.write(1, b"%d\n" % os.getpid())  # in one piece, beside the other rank's
@@ -195,8 +195,8 @@ pyfab.spawn(wait, 2, links="shm")
 """
 
 
-def test_children_end_with_a_caller_that_is_killed(start: Start) -> None:
-    caller = start(KILLED)
+def test_children_end_with_a_caller_that_is_killed(start: Start, tmp_path: Path) -> None:
+    caller = start(KILLED, TMPDIR=str(tmp_path))
     assert caller.stdout is not None
     children = [psutil.Process(int(caller.stdout.readline())) for _ in range(2)]
     caller.kill()
