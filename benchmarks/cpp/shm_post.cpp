@@ -1,5 +1,6 @@
-// What one post to a neighbour costs, in ns per operation: 8-byte puts and fetch-adds in batches of 1 and 64 on mapped memory, by
-// cross-memory attach and through the ring, and large puts against memcpy. Built against the library:
+// What one post to a neighbour costs, in ns per operation: 8-byte puts and fetch-adds in batches of 1 and 64
+// on mapped memory, by cross-memory attach and through the ring, and large puts against memcpy. Built against
+// the library:
 //   g++ -std=c++20 -O3 -Isrc/cpp -Itests/cpp benchmarks/cpp/shm_post.cpp libfab.a
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -17,16 +18,23 @@ namespace {
 using namespace fab;
 using test::Side;
 
-// Median over rounds of ns per call.
-double measure(int calls, const std::function<void()>& call) {
-  std::vector<double> rounds;
-  for (int round = 0; round < 15; ++round) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < calls; ++i) call();
-    rounds.push_back(std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count() / calls);
+// Median over rounds of ns per call, for each of `contestants`, whose rounds alternate.
+std::vector<double> measure(int calls, const std::vector<std::function<void()>>& contestants) {
+  constexpr int kRounds = 21;
+  std::vector<std::vector<double>> rounds(contestants.size());
+  for (int round = 0; round < kRounds; ++round)
+    for (std::size_t which = 0; which < contestants.size(); ++which) {
+      const auto start = std::chrono::steady_clock::now();
+      for (int i = 0; i < calls; ++i) contestants[which]();
+      const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
+      rounds[which].push_back(took.count() / calls);
+    }
+  std::vector<double> medians;
+  for (auto& one : rounds) {
+    std::nth_element(one.begin(), one.begin() + kRounds / 2, one.end());
+    medians.push_back(one[kRounds / 2]);
   }
-  std::sort(rounds.begin(), rounds.end());
-  return rounds[0];
+  return medians;
 }
 
 struct Exposed {
@@ -41,7 +49,11 @@ constexpr std::size_t kLength = 64 << 20;
   Side side;
   auto mapped = side.alloc(kLength);
   auto own = side.own(kLength);
-  Exposed exposed{.name = {}, .name_size = 0, .mapped_key = mapped.region->key(), .own_key = own.region->key(), .own = own.data()};
+  Exposed exposed{.name = {},
+                  .name_size = 0,
+                  .mapped_key = mapped.region->key(),
+                  .own_key = own.region->key(),
+                  .own = own.data()};
   const std::string name = side.name();
   exposed.name_size = name.size();
   std::memcpy(exposed.name, name.data(), name.size());
@@ -51,31 +63,51 @@ constexpr std::size_t kLength = 64 << 20;
   ::_exit(0);
 }
 
+// Posts a batch as one operation and waits for it.
+class Batch {
+ public:
+  Batch(Side& side, PeerId peer, std::vector<Transfer> transfers)
+      : side_(side), peer_(peer), transfers_(std::move(transfers)) {
+    for (Transfer& transfer : transfers_) transfer.operation = &operation_;
+  }
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+  void operator()() {
+    operation_.begin(static_cast<std::uint32_t>(transfers_.size()), 0, 0, nullptr, nullptr, nullptr);
+    side_.context->post(peer_, transfers_);
+    if (!operation_.done()) side_.context->wait([&] { return operation_.done(); }, {});
+  }
+
+ private:
+  Side& side_;
+  const PeerId peer_;
+  std::vector<Transfer> transfers_;
+  Operation operation_;
+};
+
+// Eight bytes each, to every other word, so that no two of them are neighbours.
+std::vector<Transfer> words(std::size_t count, std::uint64_t key, bool atomic) {
+  static std::uint64_t value = 1, former;
+  std::vector<Transfer> transfers(count, Side::transfer(OpCode::write, key, 0, &value, 8));
+  for (std::size_t i = 0; i < count; ++i) {
+    transfers[i].remote = 16 * i;
+    if (!atomic) continue;
+    transfers[i].op = OpCode::fetch_atomic;
+    transfers[i].atomic = AtomicOp::sum;
+    transfers[i].type = DataType::u64;
+    transfers[i].result = reinterpret_cast<std::byte*>(&former);
+  }
+  return transfers;
+}
+
 void small(Side& side, PeerId peer, const char* way, std::uint64_t key, int calls) {
-  std::uint64_t value = 1, former = 0;
-  for (const std::size_t batch : {std::size_t{1}, std::size_t{64}}) {
+  for (const std::size_t batch : {std::size_t{1}, std::size_t{64}})
     for (const bool atomic : {false, true}) {
-      Operation operation;
-      std::vector<Transfer> transfers(batch, Side::transfer(OpCode::write, key, 0, &value, 8));
-      for (std::size_t i = 0; i < batch; ++i) {
-        Transfer& transfer = transfers[i];
-        transfer.operation = &operation;
-        transfer.remote = 8 * i;
-        if (!atomic) continue;
-        transfer.op = OpCode::fetch_atomic;
-        transfer.atomic = AtomicOp::sum;
-        transfer.type = DataType::u64;
-        transfer.result = reinterpret_cast<std::byte*>(&former);
-      }
-      const double ns = measure(calls / static_cast<int>(batch), [&] {
-        operation.begin(static_cast<std::uint32_t>(batch), 0, 0, nullptr, nullptr, nullptr);
-        side.context->post(peer, transfers);
-        if (!operation.done()) side.context->wait([&] { return operation.done(); }, {});
-      });
+      Batch post(side, peer, words(batch, key, atomic));
+      const double ns = measure(calls / static_cast<int>(batch), {std::ref(post)}).front();
       std::printf("%-7s %-9s batch %2zu: %8.1f ns each\n", way, atomic ? "fetch-add" : "put 8 B", batch,
                   ns / static_cast<double>(batch));
     }
-  }
 }
 
 }  // namespace
@@ -98,25 +130,23 @@ int main() {
     Side ring("ring");
     small(ring, ring.peers->insert({exposed.name, exposed.name_size}), "ring", exposed.mapped_key, 1 << 12);
 
-    std::uint64_t value = 1;
-    iovec local{&value, 8}, remote{exposed.own, 8};
-    std::printf("process_vm_writev 8 B: %8.1f ns\n", measure(1 << 16, [&] { ::process_vm_writev(child, &local, 1, &remote, 1, 0); }));
-
     std::vector<std::byte> from(kLength, std::byte{1}), to(kLength);
-    for (const std::size_t size : {std::size_t{4096}, std::size_t{65536}, std::size_t{1} << 20, kLength}) {
-      const int calls = static_cast<int>(std::clamp<std::size_t>((64 << 20) / size, 2, 10000));
-      const auto put = [&](std::uint64_t key) {
-        return measure(calls, [&] { side.put(peer, key, 0, from.data(), size); });
-      };
-      const double copy = measure(calls, [&] {
+    for (const std::size_t size :
+         {std::size_t{8}, std::size_t{4096}, std::size_t{65536}, std::size_t{1} << 20, kLength}) {
+      Batch mapped(side, peer, {Side::transfer(OpCode::write, exposed.mapped_key, 0, from.data(), size)});
+      Batch attach(side, peer, {Side::transfer(OpCode::write, exposed.own_key, 0, from.data(), size)});
+      const auto copy = [&] {
         std::memcpy(to.data(), from.data(), size);
         asm volatile("" ::"r"(to.data()) : "memory");
-      });
-      const double mapped = put(exposed.mapped_key), attach = put(exposed.own_key);
-      iovec piece{from.data(), size}, there{exposed.own, size};
-      const double bare = measure(calls, [&] { ::process_vm_writev(child, &piece, 1, &there, 1, 0); });
-      std::printf("%9zu B: mapped %7.2f GB/s (%.2f of memcpy)   attach %7.2f GB/s (%.2f of the call)\n", size,
-                  static_cast<double>(size) / mapped, copy / mapped, static_cast<double>(size) / attach, bare / attach);
+      };
+      iovec local{from.data(), size}, remote{exposed.own, size};
+      const auto call = [&] { ::process_vm_writev(child, &local, 1, &remote, 1, 0); };
+      const int calls = static_cast<int>(std::clamp<std::size_t>((64 << 20) / size, 2, 10000));
+      const auto ns = measure(calls, {copy, std::ref(mapped), call, std::ref(attach)});
+      std::printf(
+          "%8zu B: memcpy %10.0f ns, mapped %10.0f ns (%.2f)   process_vm_writev %10.0f ns, attach %10.0f ns "
+          "(%.2f)\n",
+          size, ns[0], ns[1], ns[1] / ns[0], ns[2], ns[3], ns[3] / ns[2]);
     }
   }
   ::close(down[1]);

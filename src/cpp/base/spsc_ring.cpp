@@ -6,7 +6,8 @@
 namespace fab {
 namespace {
 
-// Moves up to `limit` bytes between the ring from `index` on and the pieces; `move(ring bytes, piece bytes, size)` copies.
+// Moves up to `limit` bytes between the ring from `index` on and the pieces; `move(ring bytes, piece bytes,
+// size)` copies.
 template <class Move>
 std::size_t scatter(std::span<std::byte> ring, std::uint64_t index, std::size_t limit, const iovec* pieces,
                     std::size_t count, Move move) noexcept {

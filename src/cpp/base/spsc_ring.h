@@ -11,11 +11,12 @@ namespace fab {
 
 // A byte stream through shared memory: one writer, one reader, each in any process.
 //
-// Memory order. `written` and `read` count bytes since the start and only grow; each has one storing side. The writer copies bytes
-// in, then stores `written` with release; the reader loads it with acquire, so it sees the bytes. The reader copies bytes out, then
-// stores `read`; the writer loads it with acquire, so it overwrites only what was read. A writer that goes to sleep on a full ring
-// raises `writer_waits` and then looks at `read` once more, while the reader stores `read` and then looks at `writer_waits`: these
-// four are sequentially consistent, so one of the two sees the other.
+// Memory order. `written` and `read` count bytes since the start and only grow; each has one storing side.
+// The writer copies bytes in, then stores `written` with release; the reader loads it with acquire, so it
+// sees the bytes. The reader copies bytes out, then stores `read`; the writer loads it with acquire, so it
+// overwrites only what was read. A writer that goes to sleep on a full ring raises `writer_waits` and then
+// looks at `read` once more, while the reader stores `read` and then looks at `writer_waits`: these four are
+// sequentially consistent, so one of the two sees the other.
 //
 // Trust. Each side keeps its own index in private memory and checks what it loads of the other's: it may not
 // go back, nor past what is possible. A ring that breaks this is broken() for good and moves nothing more.

@@ -1,7 +1,8 @@
 #pragma once
 
-// ThreadSanitizer takes two mappings of one file for unrelated memory, so within one process it does not see what is ordered
-// through shared memory. Who orders something there says so: after tsan_acquire() comes what was before tsan_release().
+// ThreadSanitizer takes two mappings of one file for unrelated memory, so within one process it does not see
+// what is ordered through shared memory. Who orders something there says so: after tsan_acquire() comes what
+// was before tsan_release().
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
 

@@ -6,37 +6,50 @@
 
 namespace fab {
 
-// Copies between registered memory and the library's own buffers: the one way in which messages touch memory
-// of the user with the CPU. Aligned scalars go in one access, so that a reader of the memory never sees half
-// of one.
-inline void copy_memory(void* to, const void* from, std::size_t size) noexcept {
-  const auto whole = [&]<class T>(T) {
-    if ((reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) % sizeof(T) == 0) {
-      __atomic_store_n(static_cast<T*>(to), __atomic_load_n(static_cast<const T*>(from), __ATOMIC_RELAXED),
-                       __ATOMIC_RELAXED);
-    } else if (reinterpret_cast<std::uintptr_t>(to) % sizeof(T) == 0) {
-      T value;
-      std::memcpy(&value, from, sizeof value);
-      __atomic_store_n(static_cast<T*>(to), value, __ATOMIC_RELAXED);
-    } else if (reinterpret_cast<std::uintptr_t>(from) % sizeof(T) == 0) {
-      const T value = __atomic_load_n(static_cast<const T*>(from), __ATOMIC_RELAXED);
-      std::memcpy(to, &value, sizeof value);
-    } else {
-      std::memcpy(to, from, sizeof(T));
-    }
-  };
-  switch (size) {
-    case 0:
-      return;
-    case 2:
-      return whole(std::uint16_t{});
-    case 4:
-      return whole(std::uint32_t{});
-    case 8:
-      return whole(std::uint64_t{});
-    default:
-      std::memcpy(to, from, size);
+// One element: not torn where both ends are aligned, and in order with the copies before it.
+template <class T>
+inline void copy_element(std::byte* to, const std::byte* from) noexcept {
+  const auto aligned = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % sizeof(T) == 0; };
+  T value;
+  if (aligned(from))
+    value = __atomic_load_n(reinterpret_cast<const T*>(from), __ATOMIC_ACQUIRE);
+  else
+    std::memcpy(&value, from, sizeof value);
+  if (aligned(to))
+    __atomic_store_n(reinterpret_cast<T*>(to), value, __ATOMIC_RELEASE);
+  else
+    std::memcpy(to, &value, sizeof value);
+}
+
+// kSize to 2 * kSize bytes, without a loop.
+template <std::size_t kSize>
+inline void copy_both_ends(std::byte* to, const std::byte* from, std::size_t size) noexcept {
+  std::byte head[kSize], tail[kSize];
+  std::memcpy(head, from, kSize);
+  std::memcpy(tail, from + size - kSize, kSize);
+  std::memcpy(to, head, kSize);
+  std::memcpy(to + size - kSize, tail, kSize);
+}
+
+// Copies from and to registered memory, which others may use at the same time: the one way in which the
+// library touches it with the CPU, apart from atomics. Scalars go in one access, so that nobody sees half of
+// one; small sizes need no call.
+inline void copy_memory(void* target, const void* source, std::size_t size) noexcept {
+  auto* to = static_cast<std::byte*>(target);
+  const auto* from = static_cast<const std::byte*>(source);
+  if (size == 8) return copy_element<std::uint64_t>(to, from);
+  if (size > 64) {
+    std::memcpy(to, from, size);
+    return;
   }
+  if (size > 32) return copy_both_ends<32>(to, from, size);
+  if (size > 16) return copy_both_ends<16>(to, from, size);
+  if (size > 8) return copy_both_ends<8>(to, from, size);
+  if (size == 4) return copy_element<std::uint32_t>(to, from);
+  if (size > 4) return copy_both_ends<4>(to, from, size);
+  if (size == 2) return copy_element<std::uint16_t>(to, from);
+  if (size == 3) return copy_both_ends<2>(to, from, size);
+  if (size == 1) copy_element<std::uint8_t>(to, from);
 }
 
 }  // namespace fab

@@ -34,7 +34,9 @@ std::size_t put(Ring& ring, std::string text) {
 }
 
 // A byte stream whose value at each position is known.
-std::byte byte_at(std::uint64_t position) { return static_cast<std::byte>((position * 0x9E3779B97F4A7C15ull) >> 56); }
+std::byte byte_at(std::uint64_t position) {
+  return static_cast<std::byte>((position * 0x9E3779B97F4A7C15ull) >> 56);
+}
 
 }  // namespace
 

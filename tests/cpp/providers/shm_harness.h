@@ -28,7 +28,8 @@ class Side {
         std::move(options));
     peers = std::make_shared<AddressVector>();
     completions = domain->open_completion_queue(1024, CompletionQueue::WhenFull::forget_oldest);
-    context = domain->open_context(0, peers, completions, domain->open_event_queue());
+    events = domain->open_event_queue();
+    context = domain->open_context(0, peers, completions, events);
   }
   ~Side() { domain->close(true); }
 
@@ -85,15 +86,16 @@ class Side {
   Errc get(PeerId peer, std::uint64_t key, std::uint64_t remote, void* to, std::size_t length) {
     return run(peer, {transfer(OpCode::read, key, remote, to, length)}).error;
   }
-  Errc fetch_add(PeerId peer, std::uint64_t key, std::uint64_t remote, std::uint64_t operand, std::uint64_t& result) {
+  Errc fetch_add(PeerId peer, std::uint64_t key, std::uint64_t remote, std::uint64_t operand,
+                 std::uint64_t& result) {
     Transfer add = transfer(OpCode::fetch_atomic, key, remote, &operand, 8);
     add.atomic = AtomicOp::sum;
     add.type = DataType::u64;
     add.result = reinterpret_cast<std::byte*>(&result);
     return run(peer, {add}).error;
   }
-  static Transfer transfer(OpCode op, std::uint64_t key, std::uint64_t remote, void* local, std::size_t length,
-                           Delivery delivery = Delivery::delivery) {
+  static Transfer transfer(OpCode op, std::uint64_t key, std::uint64_t remote, void* local,
+                           std::size_t length, Delivery delivery = Delivery::delivery) {
     Transfer made{};
     made.op = op;
     made.key = key;
@@ -108,6 +110,7 @@ class Side {
   std::shared_ptr<DomainCore> domain;
   std::shared_ptr<AddressVector> peers;
   std::shared_ptr<CompletionQueue> completions;
+  std::shared_ptr<EventQueue> events;
   std::shared_ptr<Context> context;
 };
 

@@ -16,7 +16,8 @@
 #include "providers/shm/shm_layout.h"
 #include "providers/shm_harness.h"
 
-// Real processes and real faults. Every process is forked before its parent has threads, and opens its domain itself.
+// Real processes and real faults. Every process is forked before its parent has threads, and opens its domain
+// itself.
 namespace {
 
 using namespace fab;
@@ -210,6 +211,10 @@ TEST_CASE("a killed target ends everything outstanding, long before the deadline
     target.end();
     REQUIRE(side.context->wait([&] { return operation.done(); }, Deadline::in_seconds(60)));
     CHECK(operation.completion().error == Errc::peer_lost);
+    const auto event = side.events->read();
+    REQUIRE(event);
+    CHECK(event->type == EventType::peer_lost);
+    CHECK(event->peer == peer);
     CHECK_THROWS_AS(side.put(peer, target.own_key, 8, &word, 8), Error);  // nobody to open a path to
     CHECK(side.put(alive, other.own_key, 8, &word, 8) == Errc::ok);
   }
@@ -227,7 +232,8 @@ TEST_CASE("a killed target is noticed on the direct way") {
     Errc outcome = Errc::ok;
     const auto deadline = Deadline::in_seconds(30);
     try {
-      while (outcome == Errc::ok && !deadline.passed()) outcome = side.put(peer, target.mapped_key, 8, &word, 8);
+      while (outcome == Errc::ok && !deadline.passed())
+        outcome = side.put(peer, target.mapped_key, 8, &word, 8);
     } catch (const Error& error) {
       outcome = error.code();
     }
@@ -253,21 +259,14 @@ TEST_CASE("an initiator that dies inside a region does not keep it from closing"
   auto memory = side.own(64);
   WireWriter out;
   out.put(memory.region->key()).put_bytes(side.name());
-  REQUIRE(::write(ends[1], out.bytes().data(), out.bytes().size()) == static_cast<ssize_t>(out.bytes().size()));
+  REQUIRE(::write(ends[1], out.bytes().data(), out.bytes().size()) ==
+          static_cast<ssize_t>(out.bytes().size()));
   initiator.hear(1);
   initiator.stop();
-  std::atomic<bool> closed{false};
-  std::thread closer([&] {
-    memory.region->close();
-    closed = true;
-  });
-  const RegionView regions = side.domain->regions();
-  while (status_of(regions.entry(0).state.load()) != RegionStatus::closing) std::this_thread::yield();
-  for (int i = 0; i < 1000; ++i) std::this_thread::yield();
-  CHECK_FALSE(closed);
+  CHECK_FALSE(memory.region->close(Deadline::in_seconds(0.05)));
+  CHECK_FALSE(memory.region->close(Deadline::in_seconds(0)));
   initiator.end();
-  closer.join();
-  CHECK(closed);
+  CHECK(memory.region->close({}));
   ::close(ends[0]);
   ::close(ends[1]);
 }
@@ -290,7 +289,8 @@ TEST_CASE("what a dead initiator left behind is cleared away, and the target goe
   auto memory = side.own(64);
   WireWriter out;
   out.put(memory.region->key()).put_bytes(side.name());
-  REQUIRE(::write(ends[1], out.bytes().data(), out.bytes().size()) == static_cast<ssize_t>(out.bytes().size()));
+  REQUIRE(::write(ends[1], out.bytes().data(), out.bytes().size()) ==
+          static_cast<ssize_t>(out.bytes().size()));
   CHECK(initiator.hear(1) == "+");
   const AccessSlot& slot = side.domain->segment().slots()[0];
   CHECK(slot.pid.load() == initiator.pid());
@@ -301,7 +301,7 @@ TEST_CASE("what a dead initiator left behind is cleared away, and the target goe
   std::uint64_t word = 9;
   CHECK(other.put(other.knows(side), memory.region->key(), 0, &word, 8) == Errc::ok);
   CHECK(std::memcmp(memory.data(), &word, 8) == 0);
-  memory.region->close();
+  CHECK(memory.region->close({}));
   ::close(ends[0]);
   ::close(ends[1]);
 }

@@ -3,16 +3,14 @@
 
 #include <array>
 #include <atomic>
-#include <filesystem>
-#include <fstream>
 #include <random>
 #include <thread>
 
 #include "fabric/counter.h"
-#include "providers/shm/shm_layout.h"
 #include "providers/shm_harness.h"
 
-// Two domains in one process: what must hold whichever way the bytes go. Other processes: shm_process_test.cpp.
+// Two domains in one process: what must hold whichever way the bytes go. Other processes:
+// shm_process_test.cpp.
 namespace {
 
 using namespace fab;
@@ -45,7 +43,8 @@ TEST_CASE("put and get of all sizes, to memory of each kind, leave everything el
     for (auto& memory : memories) {
       auto expected = std::vector<std::byte>(memory.data(), memory.data() + kSize);
       unsigned seed = 1;
-      for (const std::size_t size : {0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 4095, 4096, 65537, 3 << 20})
+      for (const std::size_t size :
+           {0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 4095, 4096, 65537, 3 << 20})
         for (const std::size_t offset : {0, 1, 8, 4093}) {
           CAPTURE(size);
           CAPTURE(offset);
@@ -68,10 +67,11 @@ TEST_CASE("put and get of all sizes, to memory of each kind, leave everything el
 }
 
 TEST_CASE("the report names the way") {
-  const std::array<std::array<std::string, 3>, 4> expected = {{{"auto", "mapped", "cross-memory attach"},
-                                                               {"mapped", "mapped", "ring"},
-                                                               {"cma", "cross-memory attach", "cross-memory attach"},
-                                                               {"ring", "ring", "ring"}}};
+  const std::array<std::array<std::string, 3>, 4> expected = {
+      {{"auto", "mapped", "cross-memory attach"},
+       {"mapped", "mapped", "ring"},
+       {"cma", "cross-memory attach", "cross-memory attach"},
+       {"ring", "ring", "ring"}}};
   for (const auto& [way, for_alloc, for_own] : expected) {
     CAPTURE(way);
     Pair pair(way);
@@ -91,10 +91,14 @@ TEST_CASE("refused requests store nothing, say why, and the path goes on") {
     CAPTURE(way);
     Pair pair(way);
     for (const bool shared : {true, false}) {
-      const auto make = [&](std::uint32_t rights) { return shared ? pair.b.alloc(64, rights) : pair.b.own(64, rights); };
-      auto both = make(access::kAll), readable = make(access::kRemoteRead), writable = make(access::kRemoteWrite);
+      const auto make = [&](std::uint32_t rights) {
+        return shared ? pair.b.alloc(64, rights) : pair.b.own(64, rights);
+      };
+      auto both = make(access::kAll), readable = make(access::kRemoteRead),
+           writable = make(access::kRemoteWrite);
       const auto canary = pattern(64, 7);
-      for (auto* memory : {&both, &readable, &writable}) std::copy(canary.begin(), canary.end(), memory->data());
+      for (auto* memory : {&both, &readable, &writable})
+        std::copy(canary.begin(), canary.end(), memory->data());
       auto local = pattern(65, 8);  // a byte more than the regions
       const auto before = local;
       const auto put = [&](std::uint64_t key, std::uint64_t remote, std::size_t length) {
@@ -119,11 +123,12 @@ TEST_CASE("refused requests store nothing, say why, and the path goes on") {
       CHECK(put(key, ~std::uint64_t{0} - 3, 8) == Errc::bounds);
       CHECK(get(key, ~std::uint64_t{0} - 7, 8) == Errc::bounds);
       CHECK(put(key, 0, 65) == Errc::bounds);
-      for (auto* memory : {&both, &readable, &writable}) CHECK(std::equal(canary.begin(), canary.end(), memory->data()));
+      for (auto* memory : {&both, &readable, &writable})
+        CHECK(std::equal(canary.begin(), canary.end(), memory->data()));
       CHECK(local == before);
 
       const std::uint64_t closed = writable.region->key();
-      writable.region->close();
+      CHECK(writable.region->close({}));
       CHECK(put(closed, 0, 8) == Errc::key_rejected);
       CHECK(std::equal(canary.begin(), canary.end(), writable.data()));
       CHECK(put(key, 0, 64) == Errc::ok);
@@ -143,7 +148,7 @@ TEST_CASE("a key that is used again means the new region") {
       ++word;
       REQUIRE(pair.a.put(pair.peer, 5, 8, &word, 8) == Errc::ok);
       CHECK(std::memcmp(memory.data() + 8, &word, 8) == 0);
-      memory.region->close();
+      CHECK(memory.region->close({}));
       CHECK(pair.a.put(pair.peer, 5, 8, &word, 8) == Errc::key_rejected);
     }
   }
@@ -174,11 +179,16 @@ TEST_CASE("local memory in pieces, and regions of several buffers") {
     Pair pair(way);
     std::array<std::vector<std::byte>, 3> parts = {pattern(100, 1), pattern(8, 2), pattern(5000, 3)};
     auto vector = pair.b.domain->register_memory(
-        {.buffers = {{parts[0].data(), 100}, {parts[1].data(), 8}, {parts[2].data(), 5000}}, .access = access::kAll, .keep_alive = {}});
+        {.buffers = {{parts[0].data(), 100}, {parts[1].data(), 8}, {parts[2].data(), 5000}},
+         .access = access::kAll,
+         .keep_alive = {}});
     auto single = pair.b.alloc(5108);
     for (const std::uint64_t key : {vector->key(), single.region->key()}) {
       auto bytes = pattern(3000, 4);
-      std::array<iovec, 4> pieces = {{{bytes.data(), 1}, {bytes.data() + 1, 1500}, {bytes.data() + 1501, 0}, {bytes.data() + 1501, 1499}}};
+      std::array<iovec, 4> pieces = {{{bytes.data(), 1},
+                                      {bytes.data() + 1, 1500},
+                                      {bytes.data() + 1501, 0},
+                                      {bytes.data() + 1501, 1499}}};
       Transfer put = Side::transfer(OpCode::write, key, 90, nullptr, 3000);
       put.local_pieces = pieces.data();
       put.piece_count = 4;
@@ -187,7 +197,8 @@ TEST_CASE("local memory in pieces, and regions of several buffers") {
       REQUIRE(pair.a.get(pair.peer, key, 90, got.data(), got.size()) == Errc::ok);
       CHECK(got == bytes);
       std::vector<std::byte> scattered(3000);
-      for (auto& piece : pieces) piece.iov_base = scattered.data() + (static_cast<std::byte*>(piece.iov_base) - bytes.data());
+      for (auto& piece : pieces)
+        piece.iov_base = scattered.data() + (static_cast<std::byte*>(piece.iov_base) - bytes.data());
       put.op = OpCode::read;
       REQUIRE(pair.a.run(pair.peer, {put}).error == Errc::ok);
       CHECK(scattered == bytes);
@@ -196,8 +207,9 @@ TEST_CASE("local memory in pieces, and regions of several buffers") {
     }
     CHECK(std::equal(parts[1].begin(), parts[1].end(), single.data() + 100));
     std::uint64_t former;
-    CHECK(pair.a.fetch_add(pair.peer, vector->key(), 96, 1, former) == Errc::invalid);  // straddles two buffers
-    vector->close();
+    CHECK(pair.a.fetch_add(pair.peer, vector->key(), 96, 1, former) ==
+          Errc::invalid);  // straddles two buffers
+    CHECK(vector->close({}));
   }
 }
 
@@ -259,11 +271,13 @@ TEST_CASE("sums from several threads and all ways at once are exact") {
       const PeerId peer = side.knows(target);
       std::uint64_t former;
       for (std::uint64_t i = 0; i < kEach; ++i)
-        for (auto& memory : memories) failures += side.fetch_add(peer, memory.region->key(), 8, 1, former) != Errc::ok;
+        for (auto& memory : memories)
+          failures += side.fetch_add(peer, memory.region->key(), 8, 1, former) != Errc::ok;
     });
   for (auto& thread : threads) thread.join();
   CHECK(failures == 0);
-  for (auto& memory : memories) CHECK(reinterpret_cast<std::uint64_t*>(memory.data())[1] == kEach * kWays.size());
+  for (auto& memory : memories)
+    CHECK(reinterpret_cast<std::uint64_t*>(memory.data())[1] == kEach * kWays.size());
 }
 
 TEST_CASE("a batch settles as one, in order, with the first error") {
@@ -318,7 +332,7 @@ TEST_CASE("memory of the target that is not there is an error of one transfer, n
   std::vector<std::byte> large(3 * page);
   CHECK(pair.a.put(pair.peer, region->key(), 0, large.data(), large.size()) == Errc::bounds);
   CHECK(pair.a.put(pair.peer, region->key(), 0, large.data(), page) == Errc::ok);
-  region->close();
+  CHECK(region->close({}));
 }
 
 TEST_CASE("remote data and counters come after the bytes, once per operation") {
@@ -331,7 +345,8 @@ TEST_CASE("remote data and counters come after the bytes, once per operation") {
       auto counter = pair.b.domain->open_counter();
       memory.region->bind(counter);
       const auto bytes = pattern(5 << 20, 3);
-      Transfer put = Side::transfer(OpCode::write, memory.region->key(), 1, const_cast<std::byte*>(bytes.data()), bytes.size());
+      Transfer put = Side::transfer(OpCode::write, memory.region->key(), 1,
+                                    const_cast<std::byte*>(bytes.data()), bytes.size());
       put.flags |= transfer_flag::kRemoteData;
       put.data = 77;
       REQUIRE(pair.a.run(pair.peer, {put}).error == Errc::ok);
@@ -341,7 +356,8 @@ TEST_CASE("remote data and counters come after the bytes, once per operation") {
       CHECK(arrived.data == 77);
       CHECK(arrived.length == bytes.size());
       CHECK(arrived.source == source);
-      CHECK(arrived.flags == (completion_flag::kRma | completion_flag::kRemoteWrite | completion_flag::kRemoteData));
+      CHECK(arrived.flags ==
+            (completion_flag::kRma | completion_flag::kRemoteWrite | completion_flag::kRemoteData));
       CHECK(std::equal(bytes.begin(), bytes.end(), memory.data() + 1));
       CHECK(counter->value() == 1);
 
@@ -390,9 +406,11 @@ TEST_CASE("large puts are moved by progress, and what comes later waits its turn
       auto memory = shared ? pair.b.alloc(kSize + 8) : pair.b.own(kSize + 8);
       const auto bytes = pattern(kSize, 5);
       const std::uint64_t word = 99;
-      Transfer large = Side::transfer(OpCode::write, memory.region->key(), 0, const_cast<std::byte*>(bytes.data()), kSize);
+      Transfer large =
+          Side::transfer(OpCode::write, memory.region->key(), 0, const_cast<std::byte*>(bytes.data()), kSize);
       large.flags = 0;
-      Transfer small = Side::transfer(OpCode::write, memory.region->key(), kSize - 8, const_cast<std::uint64_t*>(&word), 8);
+      Transfer small = Side::transfer(OpCode::write, memory.region->key(), kSize - 8,
+                                      const_cast<std::uint64_t*>(&word), 8);
       small.flags = 0;
       REQUIRE(pair.a.run(pair.peer, {large, small}).error == Errc::ok);
       CHECK(std::equal(bytes.begin(), bytes.end() - 8, memory.data()));
@@ -424,11 +442,13 @@ TEST_CASE("operations of all kinds, posted without waiting, end exactly once and
     std::size_t done = 0;
     for (std::size_t i = 0; i < kCount; ++i) {
       operations[i].number = i;
-      operations[i].begin(1, 0, 0, nullptr, nullptr,
-                          [](Operation& operation) noexcept { order.push_back(static_cast<Numbered&>(operation).number); });
+      operations[i].begin(1, 0, 0, nullptr, nullptr, [](Operation& operation) noexcept {
+        order.push_back(static_cast<Numbered&>(operation).number);
+      });
       const std::uint64_t key = random() % 2 ? shared.region->key() : own.region->key();
       const std::size_t length = random() % 50 ? random() % 64 : random() % (1 << 19);
-      Transfer transfer = Side::transfer(random() % 2 ? OpCode::write : OpCode::read, key, random() % 1024, local.data(), length);
+      Transfer transfer = Side::transfer(random() % 2 ? OpCode::write : OpCode::read, key, random() % 1024,
+                                         local.data(), length);
       transfer.flags = random() % 8 ? 0 : transfer_flag::kRemoteData;
       if (random() % 4 == 0) {
         transfer = Side::transfer(OpCode::fetch_atomic, key, 8 * (random() % 64), local.data(), 8);
@@ -447,7 +467,8 @@ TEST_CASE("operations of all kinds, posted without waiting, end exactly once and
     };
     REQUIRE(pair.a.context->wait(all, Deadline::in_seconds(60)));
     std::size_t wrong = 0;
-    for (std::size_t i = 0; i < kCount; ++i) wrong += order[i] != i || operations[i].completion().error != Errc::ok;
+    for (std::size_t i = 0; i < kCount; ++i)
+      wrong += order[i] != i || operations[i].completion().error != Errc::ok;
     CHECK(order.size() == kCount);
     CHECK(wrong == 0);
   }
@@ -473,7 +494,7 @@ TEST_CASE("a region closes under load: no byte arrives after close() returned") 
       const std::uint64_t before = puts;
       const auto deadline = Deadline::in_seconds(10);
       while (puts < before + 2 && !deadline.passed()) std::this_thread::yield();
-      memory.region->close();
+      CHECK(memory.region->close({}));
       std::fill_n(memory.data(), 8192, std::byte{0});
       const std::uint64_t tried = refused;
       while (refused < tried + 2 && !deadline.passed()) std::this_thread::yield();
@@ -504,215 +525,5 @@ TEST_CASE("both sides reach each other, and a domain reaches itself") {
     std::uint64_t former = 0;
     CHECK(a.fetch_add(to_self, of_a.region->key(), 0, 1, former) == Errc::ok);
     CHECK(former == 200);
-  }
-}
-
-TEST_CASE("reach tells in words why not") {
-  Side a, b;
-  const PeerId peer = a.knows(b);
-  CHECK(a.context->reaches(peer).ok);
-  Name elsewhere = Name::decode(b.name());
-  elsewhere.parts[0].bytes[0] = static_cast<char>(elsewhere.parts[0].bytes[0] ^ 1);
-  CHECK(a.context->reaches(a.peers->insert(elsewhere.encode())).why.find("other host") != std::string::npos);
-  Name garbled = Name::decode(b.name());
-  garbled.parts[0].bytes += "x";
-  CHECK_FALSE(a.context->reaches(a.peers->insert(garbled.encode())).ok);
-  Name foreign{{{"tcp.0", 0, "anything"}}};
-  CHECK(a.context->reaches(a.peers->insert(foreign.encode())).why.find("shm.0") != std::string::npos);
-
-  DomainOptions keyed;
-  keyed.auth_key = "secret";
-  Side c("auto", keyed), d("auto", keyed);
-  CHECK(c.context->reaches(c.knows(d)).ok);
-  const Reach refused = a.context->reaches(a.knows(c));
-  CHECK_FALSE(refused.ok);
-  CHECK(refused.why.find("auth_key") != std::string::npos);
-  CHECK_FALSE(c.context->reaches(c.knows(a)).ok);
-
-  b.domain->close(true);
-  CHECK_FALSE(a.context->reaches(peer).ok);
-}
-
-TEST_CASE("a path to a domain that closes ends with peer_lost, each way") {
-  for (const std::string& way : kWays) {
-    CAPTURE(way);
-    Side a(way);
-    Side b;
-    auto memory = b.own(64);
-    const PeerId peer = a.knows(b);
-    std::uint64_t word = 1;
-    REQUIRE(a.put(peer, memory.region->key(), 0, &word, 8) == Errc::ok);
-    std::uint64_t former;
-    REQUIRE(a.fetch_add(peer, memory.region->key(), 0, 1, former) == Errc::ok);
-    const std::uint64_t key = memory.region->key();
-    b.domain->close(true);
-    // The path may have been dropped already, where it has a channel; a new one finds nobody.
-    Errc outcome;
-    try {
-      outcome = a.put(peer, key, 0, &word, 8);
-    } catch (const Error& error) {
-      outcome = error.code();
-    }
-    CHECK((outcome == Errc::peer_lost || outcome == Errc::unreachable));
-    CHECK_THROWS_AS(a.put(peer, key, 0, &word, 8), Error);
-  }
-}
-
-TEST_CASE("nothing is left behind: descriptors, mappings and slots after many openings") {
-  const auto count = [](const char* folder) {
-    std::size_t entries = 0;
-    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++entries;
-    return entries;
-  };
-  const auto mappings = [] {
-    std::ifstream maps("/proc/self/maps");
-    std::size_t shared = 0;
-    for (std::string line; std::getline(maps, line);) shared += line.find("pyfab") != std::string::npos;
-    return shared;
-  };
-  Side b;
-  auto own = b.own(64), alloc = b.alloc(4096);
-  const auto once = [&](const std::string& way) {
-    Side a(way);
-    const PeerId peer = a.knows(b);
-    std::uint64_t word = 1, former;
-    for (const std::uint64_t key : {own.region->key(), alloc.region->key()}) {
-      CHECK(a.put(peer, key, 0, &word, 8) == Errc::ok);
-      CHECK(a.fetch_add(peer, key, 0, 1, former) == Errc::ok);
-    }
-  };
-  const auto settled = [&](std::size_t files, std::size_t maps) {
-    // The target lets go of a channel when it hears that it was taken back.
-    return b.context->wait([&] { return count("/proc/self/fd") <= files && mappings() <= maps; }, Deadline::in_seconds(30));
-  };
-  for (const std::string& way : kWays) once(way);
-  b.context->wait([] { return false; }, Deadline::in_seconds(0.1));
-  const std::size_t files = count("/proc/self/fd"), maps = mappings();
-  for (int round = 0; round < 50; ++round) once(kWays[static_cast<std::size_t>(round) % kWays.size()]);
-  CHECK(settled(files, maps));
-  const Segment& segment = b.domain->segment();
-  for (std::uint32_t i = 0; i < segment.header().slots_used.load(); ++i) CHECK(segment.slots()[i].pid.load() == 0);
-  CHECK(segment.header().slots_used.load() <= 2);
-}
-
-TEST_CASE("a file is unmapped once its region is closed and another one is used") {
-  Pair pair("auto");
-  const auto mapped = [] {
-    std::ifstream maps("/proc/self/maps");
-    std::size_t count = 0;
-    for (std::string line; std::getline(maps, line);) count += line.find("pyfab-memory") != std::string::npos;
-    return count;
-  };
-  const std::uint64_t word = 1;
-  for (int round = 0; round < 20; ++round) {
-    auto memory = pair.b.alloc(4096);
-    REQUIRE(pair.a.put(pair.peer, memory.region->key(), 0, &word, 8) == Errc::ok);
-    CHECK(mapped() == 2);  // the owner's and the peer's
-    memory.region->close();
-  }
-}
-
-TEST_CASE("names from anywhere are refused in words") {
-  Side a, b;
-  std::mt19937 random(5);
-  const Name good = Name::decode(b.name());
-  std::size_t reached = 0;
-  for (int round = 0; round < 20'000; ++round) {
-    Name bad = good;
-    std::string& bytes = bad.parts[0].bytes;
-    const int changes = static_cast<int>(random() % 3) + 1;
-    for (int i = 0; i < changes; ++i) bytes[random() % bytes.size()] = static_cast<char>(random());
-    if (random() % 8 == 0) bytes.resize(random() % 60);
-    if (bytes == good.parts[0].bytes) continue;
-    const PeerId peer = a.peers->insert(bad.encode());
-    const Reach reach = a.context->reaches(peer);
-    CHECK(reach.why.empty() == false);
-    reached += reach.ok;
-    if (!reach.ok) CHECK_THROWS_AS(a.context->report(peer), Error);
-    a.peers->remove(peer);
-  }
-  CHECK(reached < 20'000);
-}
-
-TEST_CASE("channels that are none get no answer and harm nobody") {
-  Side b;
-  auto memory = b.own(64);
-  const auto address = *shm::Address::decode(Name::decode(b.name()).parts[0].bytes);
-  Segment segment = Segment::attach(address.process, address.segment_fd, address.domain_id);
-  const auto offer = [&](int fd) {
-    AccessSlot& slot = segment.slots()[segment.claim_slot(this_process())];
-    slot.target_context = address.cell;
-    slot.channel_fd.store(fd);
-    slot.channel_epoch.fetch_add(1);
-    segment.header().contexts[address.cell].work.fetch_or(shm::work::kChannels);
-  };
-  offer(0);
-  offer(1'000'000);
-  const OwnFd small = make_memory_file("small", 4096), zero = make_memory_file("zero", shm::kChannelBytes),
-              nonsense = make_memory_file("nonsense", shm::kChannelBytes);
-  offer(small.get());
-  offer(zero.get());
-  Mapping bytes = Mapping::shared(nonsense.get(), 0, shm::kChannelBytes);
-  auto& header = *reinterpret_cast<shm::ChannelHeader*>(bytes.data());
-  header.magic = shm::kChannelMagic;
-  header.version = shm::kChannelVersion;
-  header.target_cell = address.cell;
-  std::memcpy(header.target_domain, address.domain_id, 16);
-  shm::Address self = address;
-  self.segment_fd = small.get();  // no segment
-  self.encode().copy(header.initiator, sizeof header.initiator);
-  offer(nonsense.get());
-
-  Side a("ring");
-  std::uint64_t word = 5, former;
-  const PeerId peer = a.knows(b);
-  CHECK(a.put(peer, memory.region->key(), 0, &word, 8) == Errc::ok);
-  CHECK(a.fetch_add(peer, memory.region->key(), 0, 1, former) == Errc::ok);
-  CHECK(former == 5);
-}
-
-TEST_CASE("an initiator that writes nonsense into its channel loses it; a target that answers nonsense loses its peers") {
-  Side b;
-  auto memory = b.own(64);
-  std::mt19937 random(3);
-  for (const bool to_target : {true, false}) {
-    for (int round = 0; round < 60; ++round) {
-      Side a("ring");
-      const PeerId peer = a.knows(b);
-      std::uint64_t word = 5;
-      REQUIRE(a.put(peer, memory.region->key(), 0, &word, 8) == Errc::ok);
-      // The channel as a third party with the same rights could open it.
-      const AccessSlot* slot = nullptr;
-      for (std::uint32_t i = 0; i < b.domain->segment().header().slots_used.load(); ++i)
-        if (b.domain->segment().slots()[i].pid.load() != 0) slot = &b.domain->segment().slots()[i];
-      REQUIRE(slot);
-      Mapping bytes = Mapping::shared(slot->channel_fd.load(), 0, shm::kChannelBytes);
-      auto& header = *reinterpret_cast<shm::ChannelHeader*>(bytes.data());
-      auto& ring = to_target ? header.to_target : header.to_initiator;
-      std::byte* data = bytes.data() + shm::kRingsOffset + (to_target ? 0 : shm::kRingBytes);
-      if (round % 2) {
-        ring.written.fetch_add(random() % 3 ? random() : shm::kRingBytes + 1);
-      } else {
-        for (std::size_t i = 0; i < 4096; ++i) data[i] = static_cast<std::byte>(random());
-        ring.written.fetch_add(4096);
-      }
-      const auto wake = [](Side& side) {
-        const auto name = *shm::Address::decode(Name::decode(side.name()).parts[0].bytes);
-        side.domain->segment().header().contexts[name.cell].work.fetch_or(shm::work::kLook);
-        side.context->progress();
-      };
-      wake(b);
-      wake(a);
-      std::vector<std::byte> local(64);
-      // Lost while it was outstanding, or before: then a new path was opened.
-      const Errc outcome =
-          a.run(peer, {Side::transfer(OpCode::read, memory.region->key(), 0, local.data(), 64)}).error;
-      CHECK((outcome == Errc::ok || outcome == Errc::protocol || outcome == Errc::peer_lost));
-      if (outcome == Errc::ok) CHECK(header.closed.load() != 0);
-    }
-    Side healthy("ring");
-    std::uint64_t word = 6;
-    CHECK(healthy.put(healthy.knows(b), memory.region->key(), 0, &word, 8) == Errc::ok);
-    CHECK(std::memcmp(memory.data(), &word, 8) == 0);
   }
 }

@@ -7,7 +7,8 @@
 namespace fab::shm {
 
 bool attach_allowed(std::int32_t pid) noexcept {
-  // An address that nobody has: who may attach learns that it is bad (EFAULT), who may not does not get so far (EPERM, ENOSYS).
+  // An address that nobody has: who may attach learns that it is bad (EFAULT), who may not does not get so
+  // far (EPERM, ENOSYS).
   char byte;
   iovec local{&byte, 1}, remote{reinterpret_cast<void*>(8), 1};
   return ::process_vm_readv(pid ? pid : ::getpid(), &local, 1, &remote, 1, 0) == -1 && errno == EFAULT;
@@ -40,10 +41,15 @@ Errc AttachBatch::run() noexcept {
     Errc failure = Errc::bounds;
     if (moved < 0) {
       switch (errno) {
-        case EFAULT: break;
-        case ESRCH: return Errc::peer_lost;
-        case ENOMEM: failure = Errc::no_memory; break;
-        default: return Errc::not_supported;
+        case EFAULT:
+          break;
+        case ESRCH:
+          return Errc::peer_lost;
+        case ENOMEM:
+          failure = Errc::no_memory;
+          break;
+        default:
+          return Errc::not_supported;
       }
     }
     // What came in full succeeded. The kernel stops at memory that is not there, so the next one failed.

@@ -13,7 +13,8 @@ namespace fab::shm {
 // Whether this process may use process_vm_readv/writev on `pid` (0: on itself). Moves nothing.
 bool attach_allowed(std::int32_t pid) noexcept;
 
-// Consecutive transfers of one kind, gathered into few system calls of cross-memory attach (process_vm_readv(2)).
+// Consecutive transfers of one kind, gathered into few system calls of cross-memory attach
+// (process_vm_readv(2)).
 class AttachBatch {
  public:
   static constexpr std::size_t kMaxTransfers = 256;
@@ -28,8 +29,8 @@ class AttachBatch {
     return transfers_ < kMaxTransfers && local_count_ + local_pieces <= kMaxPieces &&
            remote_count_ + remote_pieces <= kMaxPieces;
   }
-  // Where the pieces of the next transfer go; then add() with how many they were, and a verdict other than ok if it is refused
-  // (no pieces then).
+  // Where the pieces of the next transfer go; then add() with how many they were, and a verdict other than ok
+  // if it is refused (no pieces then).
   iovec* local() noexcept { return local_.data() + local_count_; }
   iovec* remote() noexcept { return remote_.data() + remote_count_; }
   void add(std::size_t local_pieces, std::size_t remote_pieces, std::uint64_t length, Errc verdict) noexcept {
@@ -39,8 +40,9 @@ class AttachBatch {
   }
   std::size_t size() const noexcept { return transfers_; }
 
-  // Moves the first tried() transfers; verdict(i) tells the outcome of each: `bounds` where memory is not there, on either side.
-  // Returns ok if that is all of them, or why the rest was left: peer_lost, not_supported (forbidden by the kernel).
+  // Moves the first tried() transfers; verdict(i) tells the outcome of each: `bounds` where memory is not
+  // there, on either side. Returns ok if that is all of them, or why the rest was left: peer_lost,
+  // not_supported (forbidden by the kernel).
   Errc run() noexcept;
   Errc verdict(std::size_t i) const noexcept { return parts_[i].verdict; }
   std::size_t tried() const noexcept { return tried_; }

@@ -23,8 +23,8 @@ std::span<std::byte> ring_bytes(const Mapping& mapping, bool to_target) noexcept
 
 }  // namespace
 
-Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell, bool initiator,
-                 const Session::Services& services)
+Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
+                 bool initiator, const Session::Services& services)
     : file_(std::move(file)),
       mapping_(std::move(mapping)),
       peer_(std::move(peer)),
@@ -42,8 +42,9 @@ Channel::~Channel() {
   peer_->wake(peer_cell_, work::kLook);
 }
 
-std::unique_ptr<Channel> Channel::create(std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell, const Address& self,
-                                         std::uint16_t context, const Session::Services& services) {
+std::unique_ptr<Channel> Channel::create(std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
+                                         const Address& self, std::uint16_t context,
+                                         const Session::Services& services) {
   OwnFd file = make_memory_file("pyfab-channel", kChannelBytes);
   Mapping mapping = Mapping::shared(file.get(), 0, kChannelBytes);
   ChannelHeader& header = header_of(mapping);
@@ -57,13 +58,14 @@ std::unique_ptr<Channel> Channel::create(std::shared_ptr<Neighbour> peer, std::u
       new Channel(std::move(file), std::move(mapping), std::move(peer), peer_cell, true, services));
 }
 
-Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell, const std::uint8_t (&domain_id)[16]) {
+Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell,
+                             const std::uint8_t (&domain_id)[16]) {
   const ProcessId claimant{slot.pid.load(), slot.start_time.load()};
   const auto refuse = [&](const char* why) {
     return Error(Errc::protocol, "the channel of process " + std::to_string(claimant.pid) + " " + why);
   };
-  const std::string path =
-      "/proc/" + std::to_string(claimant.pid) + "/fd/" + std::to_string(slot.channel_fd.load(std::memory_order_acquire));
+  const std::string path = "/proc/" + std::to_string(claimant.pid) + "/fd/" +
+                           std::to_string(slot.channel_fd.load(std::memory_order_acquire));
   Offer offer;
   offer.file.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   struct stat status;

@@ -14,8 +14,9 @@ namespace fab::shm {
 class Channel {
  public:
   // The initiator's side; throws std::system_error. `self` is its own address, `context` its Part::context.
-  static std::unique_ptr<Channel> create(std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell, const Address& self,
-                                         std::uint16_t context, const Session::Services& services);
+  static std::unique_ptr<Channel> create(std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
+                                         const Address& self, std::uint16_t context,
+                                         const Session::Services& services);
   // A channel file as the target finds it.
   struct Offer {
     OwnFd file;
@@ -23,7 +24,8 @@ class Channel {
     Address initiator;
     std::uint16_t initiator_context;
   };
-  // Opens the channel that `slot` announces to context `cell` of `domain_id`; throws Error(protocol) if it is none.
+  // Opens the channel that `slot` announces to context `cell` of `domain_id`; throws Error(protocol) if it is
+  // none.
   static Offer open(const AccessSlot& slot, std::uint16_t cell, const std::uint8_t (&domain_id)[16]);
   // The target's side.
   static std::unique_ptr<Channel> accept(Offer offer, std::shared_ptr<Neighbour> peer,
@@ -36,18 +38,20 @@ class Channel {
   int fd() const noexcept { return file_.get(); }
   Session& session() noexcept { return *session_; }
   Neighbour& peer() noexcept { return *peer_; }
-  // Moves bytes between session and rings, both ways; true if any moved. Stops early after a slice: pending() then.
+  // Moves bytes between session and rings, both ways; true if any moved. Stops early after a slice: pending()
+  // then.
   bool move() noexcept;
   void flush() noexcept;  // only outwards
   bool pending() const noexcept { return pending_; }
-  // ok, or why nothing moves any more: protocol (the peer sent nonsense), peer_lost (the peer closed the channel).
+  // ok, or why nothing moves any more: protocol (the peer sent nonsense), peer_lost (the peer closed the
+  // channel).
   Errc error() const noexcept { return error_; }
   // Grows with each sign of life from the peer.
   std::uint64_t heard() const noexcept { return received_ + out_.seen_read(); }
 
  private:
-  Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell, bool initiator,
-          const Session::Services& services);
+  Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
+          bool initiator, const Session::Services& services);
   bool take_in() noexcept;
   bool send_out() noexcept;
 

@@ -22,7 +22,8 @@ ShmDomain::ShmDomain(Info info, std::string link, const DomainServices& services
       mode_(parse_copy_mode(services.options.setting("shm_copy", "auto"))) {
   if (mode_.attach && !mode_.map && !attach_allowed(0))
     throw Error(Errc::not_supported,
-                "shm_copy is \"cma\", but the kernel forbids this process cross-memory attach (process_vm_readv); use auto");
+                "shm_copy is \"cma\", but the kernel forbids this process cross-memory attach "
+                "(process_vm_readv); use auto");
 }
 
 std::unique_ptr<Endpoint> ShmDomain::open_endpoint(const EndpointServices& services) {

@@ -11,6 +11,7 @@
 #include "base/deadline.h"
 #include "base/sha256.h"
 #include "fabric/address_vector.h"
+#include "fabric/event_queue.h"
 #include "providers/shm/shm_path.h"
 
 namespace fab::shm {
@@ -20,7 +21,8 @@ constexpr int kChecksPerDeadline = 4;
 
 }  // namespace
 
-ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices& domain, std::string link, CopyMode mode)
+ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices& domain, std::string link,
+                         CopyMode mode)
     : services_(services), domain_(domain), link_(std::move(link)), mode_(mode), waker_(services.poller) {
   const Digest host = sha256(host_identity());
   std::memcpy(self_.host, host.data(), sizeof self_.host);
@@ -42,7 +44,8 @@ ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices&
 }
 
 ShmEndpoint::~ShmEndpoint() {
-  __atomic_store_n(&cell().doorbell_fd, -1, __ATOMIC_SEQ_CST);  // before the pipe is closed and its number used again
+  __atomic_store_n(&cell().doorbell_fd, -1,
+                   __ATOMIC_SEQ_CST);  // before the pipe is closed and its number used again
   cell().sleeping.store(0);
   services_.poller.remove(doorbell_.get(), *this);
   services_.poller.remove(timer_.get(), *this);
@@ -79,7 +82,7 @@ Reach ShmEndpoint::reaches(const Name& peer) const try {
   return {false, error.what()};
 }
 
-std::unique_ptr<Path> ShmEndpoint::connect(PeerId, const Name& peer) {
+std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer) {
   const Reach reach = reaches(peer);
   if (!reach.ok) throw Error(Errc::unreachable, "no path over " + link_ + ": " + reach.why);
   const Address address = *Address::decode(part_of(peer)->bytes);
@@ -87,12 +90,24 @@ std::unique_ptr<Path> ShmEndpoint::connect(PeerId, const Name& peer) {
   const int slot = found->segment().claim_slot(self_.process);
   if (slot < 0)
     throw Error(Errc::unreachable, "no path over " + link_ + ": all " + std::to_string(kMaxSlots) +
-                                       " access slots of process " + std::to_string(address.process.pid) + " are in use");
-  return std::make_unique<ShmPath>(*this, found, address.cell, found->segment().slots()[slot]);
+                                       " access slots of process " + std::to_string(address.process.pid) +
+                                       " are in use");
+  return std::make_unique<ShmPath>(*this, id, found, address.cell, found->segment().slots()[slot]);
 }
 
 Session::Services ShmEndpoint::session_services(PathCounts& counts) noexcept {
   return {domain_.segment, services_.completions, services_.cell, counts, services_.wake_domain};
+}
+
+void ShmEndpoint::tell_lost(PeerId peer, Errc why) noexcept try {
+  services_.events.push({.type = EventType::peer_lost,
+                         .error = why,
+                         .peer = peer,
+                         .context = 0,
+                         .data = 0,
+                         .text = describe(why)});
+} catch (const std::bad_alloc&) {
+  // The operations say it, too.
 }
 
 // --- progress
@@ -171,15 +186,18 @@ void ShmEndpoint::look_for_channels() noexcept {
   for (std::uint32_t i = 0; i < used; ++i) {
     const AccessSlot& slot = domain_.segment.slots()[i];
     const std::uint32_t epoch = slot.channel_epoch.load(std::memory_order_acquire);
-    if (slot.pid.load() == 0 || slot.channel_fd.load(std::memory_order_acquire) < 0 || slot.target_context != self_.cell)
+    if (slot.pid.load() == 0 || slot.channel_fd.load(std::memory_order_acquire) < 0 ||
+        slot.target_context != self_.cell)
       continue;
-    if (std::any_of(served_.begin(), served_.end(), [&](const Served& served) { return served.slot == i; })) continue;
+    if (std::any_of(served_.begin(), served_.end(), [&](const Served& served) { return served.slot == i; }))
+      continue;
     try {
       Channel::Offer offer = Channel::open(slot, self_.cell, domain_.domain_id);
       Part part{link_, offer.initiator_context, offer.initiator.encode()};
       auto peer = neighbour(offer.initiator);
-      served_.push_back({i, epoch, std::move(part), kNoPeer, 0,
-                         Channel::accept(std::move(offer), std::move(peer), session_services(served_counts_))});
+      served_.push_back(
+          {i, epoch, std::move(part), kNoPeer, 0,
+           Channel::accept(std::move(offer), std::move(peer), session_services(served_counts_))});
     } catch (const std::exception&) {
       // The claimant is gone, or it is not one of ours: it gets no answer.
     }

@@ -9,21 +9,19 @@
 #include "providers/shm/shm_attach.h"
 #include "providers/shm/shm_channel.h"
 #include "providers/shm/shm_neighbour.h"
+#include "providers/shm/shm_regions.h"
 
 namespace fab::shm {
 
 class ShmDomain;
 class ShmPath;
 
-// What the user allows for the bytes ("shm_copy").
-struct CopyMode {
-  bool map = true, attach = true;
-};
-
-// One context of a domain: its doorbell, the neighbours that it knows, and the channels that others opened to it.
+// One context of a domain: its doorbell, the neighbours that it knows, and the channels that others opened to
+// it.
 class ShmEndpoint final : public Endpoint, private ReadyHandler {
  public:
-  ShmEndpoint(const EndpointServices& services, const DomainServices& domain, std::string link, CopyMode mode);
+  ShmEndpoint(const EndpointServices& services, const DomainServices& domain, std::string link,
+              CopyMode mode);
   ~ShmEndpoint() override;
 
   std::vector<Part> parts() const override;
@@ -42,8 +40,9 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   CopyMode copy_mode() const noexcept { return mode_; }
   AttachBatch& attach_batch() noexcept { return attach_batch_; }
   Session::Services session_services(PathCounts& counts) noexcept;
-  void continue_later() noexcept;      // progress() shall be called again
-  void expect_answers();               // watch for peers that do not answer
+  void continue_later() noexcept;  // progress() shall be called again
+  void expect_answers();           // watch for peers that do not answer
+  void tell_lost(PeerId peer, Errc why) noexcept;
 
  private:
   // A channel that a neighbour opened to this context.

@@ -12,7 +12,8 @@
 #include "base/spsc_ring.h"
 #include "base/wire.h"
 
-// The bytes that processes agree on: the shm part of a name, and the channel. The segment is in fabric/segment.h.
+// The bytes that processes agree on: the shm part of a name, and the channel. The segment is in
+// fabric/segment.h.
 namespace fab::shm {
 
 // Where a context is: the shm part of a name, 50 bytes.
@@ -27,7 +28,10 @@ struct Address {
 
   std::string encode() const {
     WireWriter out;
-    out.raw({reinterpret_cast<const char*>(host), sizeof host}).put(process.pid).put(process.start_time).put(segment_fd);
+    out.raw({reinterpret_cast<const char*>(host), sizeof host})
+        .put(process.pid)
+        .put(process.start_time)
+        .put(segment_fd);
     out.raw({reinterpret_cast<const char*>(domain_id), sizeof domain_id}).put(cell);
     return out.take();
   }
@@ -50,7 +54,7 @@ struct Address {
 
 // Bits of ContextCell::work.
 namespace work {
-inline constexpr std::uint32_t kLook = 1;      // messages, room in a ring, or a counter that somebody waits for
+inline constexpr std::uint32_t kLook = 1;  // messages, room in a ring, or a counter that somebody waits for
 inline constexpr std::uint32_t kChannels = 2;  // a channel was announced or taken back in an access slot
 }  // namespace work
 
@@ -75,6 +79,7 @@ inline constexpr std::size_t kChannelBytes = kRingsOffset + 2 * kRingBytes;
 static_assert(sizeof(ChannelHeader) <= kRingsOffset);
 static_assert(offsetof(ChannelHeader, initiator) == 16 && offsetof(ChannelHeader, target_domain) == 66);
 static_assert(offsetof(ChannelHeader, to_target) == 128 && sizeof(RingIndices) == 192);
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
 
 }  // namespace fab::shm

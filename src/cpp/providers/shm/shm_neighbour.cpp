@@ -24,12 +24,14 @@ Neighbour::Neighbour(const Address& address, const std::string& auth_key, Poller
       watch_(address.process),
       poller_(poller),
       left_(left) {
-  // The watch is of the right process and was made after the segment was opened: so that was the right one, too.
+  // The watch is of the right process and was made after the segment was opened: so that was the right one,
+  // too.
   if (!watch_.alive())
     throw Error(Errc::unreachable, "process " + std::to_string(address.process.pid) + " is gone");
   if (!authorized(segment_, auth_key))
-    throw Error(Errc::key_rejected, "process " + std::to_string(address.process.pid) +
-                                        " has opened its domain with another auth_key; give both the same one");
+    throw Error(Errc::key_rejected,
+                "process " + std::to_string(address.process.pid) +
+                    " has opened its domain with another auth_key; give both the same one");
 }
 
 Neighbour::~Neighbour() {
@@ -79,8 +81,9 @@ void Neighbour::wake(std::uint32_t cell_index, std::uint32_t bits) noexcept {
   if (number < 0) return;
   Doorbell& bell = doorbells_[cell_index];
   if (bell.number != number) {
-    // Opened for reading as well, so that a write never meets a pipe without a reader (SIGPIPE). The owner takes the number
-    // back before it closes the pipe: a number that is still there was the doorbell when it was opened.
+    // Opened for reading as well, so that a write never meets a pipe without a reader (SIGPIPE). The owner
+    // takes the number back before it closes the pipe: a number that is still there was the doorbell when it
+    // was opened.
     bell.fd = open(number, O_RDWR | O_NONBLOCK);
     struct stat status;
     const bool usable = bell.fd.valid() && ::fstat(bell.fd.get(), &status) == 0 && S_ISFIFO(status.st_mode) &&
@@ -102,11 +105,13 @@ std::shared_ptr<const MappedFile> Neighbour::map(int number, std::uint64_t size)
   if (!fd.valid() || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return nullptr;
   // A file that can shrink could raise SIGBUS here at any time.
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || static_cast<std::uint64_t>(status.st_size) < size) return nullptr;
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || static_cast<std::uint64_t>(status.st_size) < size)
+    return nullptr;
   if (!watch_.alive()) return nullptr;
   std::erase_if(files_, [](const auto& file) { return file.expired(); });
   for (const auto& known : files_)
-    if (auto file = known.lock(); file && file->device == status.st_dev && file->inode == status.st_ino) return file;
+    if (auto file = known.lock(); file && file->device == status.st_dev && file->inode == status.st_ino)
+      return file;
   auto file = std::make_shared<const MappedFile>(MappedFile{
       status.st_dev, status.st_ino, Mapping::shared(fd.get(), 0, static_cast<std::size_t>(status.st_size))});
   files_.push_back(file);

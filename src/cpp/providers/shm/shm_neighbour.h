@@ -20,7 +20,8 @@ struct MappedFile {
   Mapping mapping;
 };
 
-// Another domain on this node (or one of this process) as one endpoint sees it: its segment, its files, its doorbells, its life.
+// Another domain on this node (or one of this process) as one endpoint sees it: its segment, its files, its
+// doorbells, its life.
 class Neighbour final : public ReadyHandler {
  public:
   // Throws Error: unreachable with the reason, key_rejected if the auth keys differ.
@@ -43,7 +44,8 @@ class Neighbour final : public ReadyHandler {
   void watch();
   // Lets a context of the neighbour look at `bits`, waking it if need be.
   void wake(std::uint32_t cell, std::uint32_t bits) noexcept;
-  // The memory file behind descriptor `fd` of the owner, of which `size` bytes are needed; null if it cannot be mapped safely.
+  // The memory file behind descriptor `fd` of the owner, of which `size` bytes are needed; null if it cannot
+  // be mapped safely.
   std::shared_ptr<const MappedFile> map(int fd, std::uint64_t size) noexcept;
   void on_ready(std::uint32_t events) noexcept override;
 

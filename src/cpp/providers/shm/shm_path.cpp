@@ -4,19 +4,19 @@
 
 #include "fabric/atomics.h"
 #include "fabric/check_transfer.h"
+#include "fabric/copy_memory.h"
 #include "fabric/operation.h"
-#include "providers/shm/shm_copy.h"
 #include "providers/shm/shm_endpoint.h"
 
 namespace fab::shm {
 namespace {
 
-constexpr std::uint64_t kSlice = 1024 * 1024;     // bytes moved under one announcement, so that a region closes soon
-constexpr std::size_t kMostAnnounced = 256;       // transfers, likewise
+constexpr std::uint64_t kSlice =
+    1024 * 1024;  // bytes moved under one announcement, so that a region closes soon
+constexpr std::size_t kMostAnnounced = 256;        // transfers, likewise
 constexpr std::uint64_t kLarge = 2 * 1024 * 1024;  // moved by progress() unless the caller waits anyway
-constexpr std::uint64_t kSmall = 16 * 1024;       // rather goes through a busy channel than waits for it
+constexpr std::uint64_t kSmall = 16 * 1024;        // rather goes through a busy channel than waits for it
 constexpr std::size_t kMostWaiting = 1024;
-constexpr std::size_t kMostKnown = 4096;
 
 bool is_put_or_get(const Transfer& transfer) noexcept {
   return transfer.op == OpCode::write || transfer.op == OpCode::read;
@@ -29,7 +29,8 @@ bool simple(const Transfer& transfer) noexcept {
 }
 
 bool modifies(const Transfer& transfer) noexcept {
-  return transfer.op != OpCode::read && (transfer.op == OpCode::write || transfer.atomic != AtomicOp::atomic_read);
+  return transfer.op != OpCode::read &&
+         (transfer.op == OpCode::write || transfer.atomic != AtomicOp::atomic_read);
 }
 
 // Calls `use(piece, size)` for the pieces of local memory from byte `from` on, `length` bytes of them.
@@ -49,14 +50,16 @@ void each_local(const Transfer& transfer, std::uint64_t from, std::uint64_t leng
 }
 
 // The same as a vector of at most kMaxPieces; returns how many.
-std::size_t local_slice(const Transfer& transfer, std::uint64_t from, std::uint64_t length, iovec* out) noexcept {
+std::size_t local_slice(const Transfer& transfer, std::uint64_t from, std::uint64_t length,
+                        iovec* out) noexcept {
   if (length == 0) return 0;
   if (transfer.piece_count == 0) {
     out[0] = {transfer.local + from, static_cast<std::size_t>(length)};
     return 1;
   }
   std::size_t count = 0;
-  each_local(transfer, from, length, [&](std::byte* piece, std::size_t size) { out[count++] = {piece, size}; });
+  each_local(transfer, from, length,
+             [&](std::byte* piece, std::size_t size) { out[count++] = {piece, size}; });
   return count;
 }
 
@@ -74,31 +77,14 @@ std::size_t local_slice(const Transfer& transfer, std::uint64_t from, std::uint6
 
 }  // namespace
 
-// Shows the owner of a region, for its own lifetime, that the region is in use (src/cpp/README.md, access slots).
-class ShmPath::Access {
- public:
-  explicit Access(AccessSlot& slot) noexcept : slot_(slot) {}
-  ~Access() { slot_.active.store(0, std::memory_order_release); }
-  Access(const Access&) = delete;
-  Access& operator=(const Access&) = delete;
-  // The exchange is a full barrier: the state of the region is read after the owner can see the announcement.
-  void announce(std::uint32_t index) noexcept {
-    slot_.active.exchange(std::uint64_t{index} + 1, std::memory_order_seq_cst);
-  }
-
- private:
-  AccessSlot& slot_;
-};
-
-ShmPath::ShmPath(ShmEndpoint& endpoint, std::shared_ptr<Neighbour> peer, std::uint16_t cell, AccessSlot& slot)
+ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> peer, std::uint16_t cell,
+                 AccessSlot& slot)
     : endpoint_(endpoint),
+      id_(id),
       peer_(std::move(peer)),
-      regions_(peer_->segment().regions()),
       cell_(cell),
       slot_(slot),
-      attach_(endpoint.copy_mode().attach && attach_allowed(peer_->address().process.pid)),
-      last_way_(attach_ ? Way::attach : Way::ring),
-      known_(16) {
+      known_(*peer_, endpoint.copy_mode()) {
   endpoint_.add(*this);
 }
 
@@ -118,77 +104,18 @@ ShmPath::~ShmPath() {
 
 PathReport ShmPath::report() const {
   static constexpr const char* kNames[] = {"mapped", "cross-memory attach", "ring"};
-  return {endpoint_.link(), kNames[static_cast<std::size_t>(last_way_)]};
-}
-
-// --- regions of the peer
-
-ShmPath::Known& ShmPath::place(std::uint64_t key) noexcept {
-  return known_[(key * 0x9E3779B97F4A7C15ull >> 32) & (known_.size() - 1)];
-}
-
-ShmPath::Known* ShmPath::enter(std::uint64_t key, Access& access) noexcept {
-  Known& known = place(key);
-  if (known.key == key && known.entry) {
-    access.announce(known.index);
-    if (known.entry->state.load(std::memory_order_seq_cst) == known.state) return &known;
-    known = {};
-  }
-  return look_up(key, access);
-}
-
-ShmPath::Known* ShmPath::look_up(std::uint64_t key, Access& access) noexcept {
-  const std::int64_t index = regions_.find(key);
-  if (index < 0) return nullptr;
-  Known known;
-  known.index = static_cast<std::uint32_t>(index);
-  known.entry = &regions_.entry(known.index);
-  access.announce(known.index);
-  known.state = known.entry->state.load(std::memory_order_seq_cst);
-  if (status_of(known.state) != RegionStatus::enabled || known.entry->key.load(std::memory_order_relaxed) != key)
-    return nullptr;
-  known.key = key;
-  known.way = last_way_ = way_to(*known.entry, known);
-  // Regions that meet in one place would be mapped again and again: make more room, within limits.
-  while (place(key).entry && place(key).key != key && known_.size() < kMostKnown) {
-    std::vector<Known> before(known_.size() * 2);
-    before.swap(known_);
-    for (Known& old : before)
-      if (old.entry) place(old.key) = std::move(old);
-  }
-  Known& slot = place(key);
-  slot = std::move(known);
-  return &slot;
-}
-
-Way ShmPath::way_to(const RegionEntry& entry, Known& known) noexcept {
-  const std::uint64_t offset = entry.file_offset, length = entry.length;
-  if (endpoint_.copy_mode().map && entry.file >= 0 && entry.piece_count <= 1 && offset + length >= offset) {
-    drop_stale();
-    known.file = peer_->map(entry.file, offset + length);
-    if (known.file) {
-      known.memory = known.file->mapping.data() + offset;
-      known.length = length;
-      return Way::mapped;
-    }
-  }
-  return attach_ ? Way::attach : Way::ring;
-}
-
-// Unmaps the files of regions that are closed by now: their memory would be kept from being freed.
-void ShmPath::drop_stale() noexcept {
-  for (Known& known : known_)
-    if (known.file && known.entry->state.load(std::memory_order_relaxed) != known.state) known = {};
-}
-
-inline Errc ShmPath::judge(const Transfer& transfer, const Known& region, std::uint64_t& offset) const noexcept {
-  if (transfer.piece_count != 0 || !is_put_or_get(transfer))
-    if (const Errc wrong = check_transfer(transfer); wrong != Errc::ok) return wrong;
-  return RegionView::judge(*region.entry, transfer.key, region.state, transfer.op, transfer.remote, transfer.length, cell_,
-                           offset);
+  return {endpoint_.link(), kNames[static_cast<std::size_t>(known_.last_way())]};
 }
 
 // --- the fast way
+
+inline Errc ShmPath::judge(const Transfer& transfer, const KnownRegion& region,
+                           std::uint64_t& offset) const noexcept {
+  if (transfer.piece_count != 0 || !is_put_or_get(transfer))
+    if (const Errc wrong = check_transfer(transfer); wrong != Errc::ok) return wrong;
+  return RegionView::judge(*region.entry, transfer.key, region.state, transfer.op, transfer.remote,
+                           transfer.length, cell_, offset);
+}
 
 std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
   if (state_ == Errc::ok && peer_->gone()) lose(Errc::peer_lost);
@@ -225,24 +152,28 @@ std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
   return taken;
 }
 
-// Moves the first transfers of `batch`, as far as they are simple and for one region; returns how many. 0: the first is not simple.
+// Moves the first transfers of `batch`, as far as they are simple and for one region; returns how many. 0:
+// the first is not simple.
 std::size_t ShmPath::run(std::span<const Transfer> batch) noexcept {
   Access access(slot_);
-  const Known* region = enter(batch.front().key, access);
+  const KnownRegion* region = known_.enter(batch.front().key, access);
   if (!region) {
     ++counts_.posted;
     settle(batch.front(), Errc::key_rejected);
     return 1;
   }
   switch (region->way) {
-    case Way::mapped: return run_mapped(batch, *region);
-    case Way::attach: return run_attach(batch, *region);
-    case Way::ring: break;
+    case Way::mapped:
+      return run_mapped(batch, *region);
+    case Way::attach:
+      return run_attach(batch, *region);
+    case Way::ring:
+      break;
   }
   return 0;
 }
 
-std::size_t ShmPath::run_mapped(std::span<const Transfer> batch, const Known& region) noexcept {
+std::size_t ShmPath::run_mapped(std::span<const Transfer> batch, const KnownRegion& region) noexcept {
   std::uint64_t bytes = 0;
   std::size_t done = 0;
   for (const Transfer& transfer : batch.first(std::min(batch.size(), kMostAnnounced))) {
@@ -258,7 +189,7 @@ std::size_t ShmPath::run_mapped(std::span<const Transfer> batch, const Known& re
   return done;
 }
 
-std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const Known& region) noexcept {
+std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegion& region) noexcept {
   AttachBatch& calls = endpoint_.attach_batch();
   const OpCode op = batch.front().op;
   calls.begin(peer_->address().process.pid, op == OpCode::write);
@@ -273,7 +204,7 @@ std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const Known& re
     if (verdict != Errc::ok) {
       calls.add(0, 0, 0, verdict);
     } else {
-      const std::size_t remote = regions_.pieces(*region.entry, offset, transfer.length, calls.remote());
+      const std::size_t remote = known_.pieces(region, offset, transfer.length, calls.remote());
       calls.add(local_slice(transfer, 0, transfer.length, calls.local()), remote, transfer.length, Errc::ok);
     }
   }
@@ -285,21 +216,14 @@ std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const Known& re
     settle(batch[i], calls.verdict(i));
   }
   if (stopped == Errc::peer_lost) lose(Errc::peer_lost);
-  if (stopped == Errc::not_supported) forbid_attach();
+  if (stopped == Errc::not_supported) known_.forbid_attach();
   return calls.tried();
 }
 
-// The kernel took the permission away (the peer changed its user or hardened itself): the peer must help from now on.
-void ShmPath::forbid_attach() noexcept {
-  attach_ = false;
-  for (Known& known : known_)
-    if (known.way == Way::attach) known = {};
-  last_way_ = Way::ring;
-}
-
-// Moves bytes [from, from + length) of a judged transfer, which starts at `offset` of the region. The access is announced.
-Errc ShmPath::move_slice(const Transfer& transfer, const Known& region, std::uint64_t offset, std::uint64_t from,
-                         std::uint64_t length) noexcept {
+// Moves bytes [from, from + length) of a judged transfer, which starts at `offset` of the region. The access
+// is announced.
+Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
+                         std::uint64_t from, std::uint64_t length) noexcept {
   // The verdict was made on the owner's words; what is mapped here is certain.
   if (offset > region.length || from + length > region.length - offset) return Errc::bounds;
   std::byte* remote = region.memory + offset + from;
@@ -307,11 +231,11 @@ Errc ShmPath::move_slice(const Transfer& transfer, const Known& region, std::uin
   if (put || transfer.op == OpCode::read) {
     if (transfer.piece_count == 0) {
       std::byte* local = transfer.local + from;
-      put ? copy_bytes(remote, local, length) : copy_bytes(local, remote, length);
+      put ? copy_memory(remote, local, length) : copy_memory(local, remote, length);
       return Errc::ok;
     }
     each_local(transfer, from, length, [&](std::byte* local, std::size_t size) {
-      put ? copy_bytes(remote, local, size) : copy_bytes(local, remote, size);
+      put ? copy_memory(remote, local, size) : copy_memory(local, remote, size);
       remote += size;
     });
     return Errc::ok;
@@ -324,24 +248,27 @@ Errc ShmPath::move_slice(const Transfer& transfer, const Known& region, std::uin
 
 // --- what takes more than one step
 
-// Moves the next slice of a transfer of which `moved` bytes are done. After Step::done, `verdict` is its outcome.
-ShmPath::Step ShmPath::step(const Transfer& transfer, std::uint64_t& moved, Errc& verdict) noexcept {
+// Moves the next slice of a transfer. After Step::done, `verdict` is its outcome.
+ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
+  const Transfer& transfer = waiting.transfer;
   Access access(slot_);
-  const Known* region = enter(transfer.key, access);
+  const KnownRegion* region = known_.enter(transfer.key, access);
   std::uint64_t offset = 0;
   verdict = region ? judge(transfer, *region, offset) : Errc::key_rejected;
+  if (waiting.moved != 0 && region && region->state != waiting.state) verdict = Errc::key_rejected;
   if (verdict != Errc::ok) return Step::done;
-  if (const std::uint64_t slice = std::min(kSlice, transfer.length - moved)) {
-    verdict = region->way == Way::mapped ? move_slice(transfer, *region, offset, moved, slice)
-                                         : attach_slice(transfer, *region, offset, moved, slice);
+  waiting.state = region->state;
+  if (const std::uint64_t slice = std::min(kSlice, transfer.length - waiting.moved)) {
+    verdict = region->way == Way::mapped ? move_slice(transfer, *region, offset, waiting.moved, slice)
+                                         : attach_slice(transfer, *region, offset, waiting.moved, slice);
     if (verdict == Errc::not_supported && region->way == Way::attach) {
-      forbid_attach();
-      moved = 0;  // all of it goes through the channel
+      known_.forbid_attach();
+      waiting.moved = 0;  // all of it goes through the channel
       return Step::again;
     }
     if (verdict != Errc::ok) return Step::done;
-    moved += slice;
-    if (moved < transfer.length) return Step::again;
+    waiting.moved += slice;
+    if (waiting.moved < transfer.length) return Step::again;
   }
   if ((transfer.flags & transfer_flag::kRemoteData) != 0) {
     Channel* channel = open_channel();
@@ -352,11 +279,11 @@ ShmPath::Step ShmPath::step(const Transfer& transfer, std::uint64_t& moved, Errc
   return Step::done;
 }
 
-Errc ShmPath::attach_slice(const Transfer& transfer, const Known& region, std::uint64_t offset, std::uint64_t from,
-                           std::uint64_t length) noexcept {
+Errc ShmPath::attach_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
+                           std::uint64_t from, std::uint64_t length) noexcept {
   AttachBatch& calls = endpoint_.attach_batch();
   calls.begin(peer_->address().process.pid, transfer.op == OpCode::write);
-  const std::size_t remote = regions_.pieces(*region.entry, offset + from, length, calls.remote());
+  const std::size_t remote = known_.pieces(region, offset + from, length, calls.remote());
   calls.add(local_slice(transfer, from, length, calls.local()), remote, length, Errc::ok);
   const Errc stopped = calls.run();
   return stopped == Errc::ok ? calls.verdict(0) : stopped;
@@ -380,7 +307,7 @@ bool ShmPath::advance() noexcept {
   }
   if ((blocked_ = !channel_idle())) return false;
   Errc verdict;
-  const Step outcome = step(first.transfer, first.moved, verdict);
+  const Step outcome = step(first, verdict);
   if (state_ != Errc::ok) return true;  // lost on the way: all is settled
   blocked_ = outcome == Step::blocked;
   if (outcome == Step::done) {
@@ -420,7 +347,7 @@ bool ShmPath::by_channel(const Transfer& transfer) noexcept {
   if (transfer.delivery == Delivery::commit) return true;
   if (!channel_idle() && transfer.length <= kSmall) return true;
   Access access(slot_);
-  const Known* region = enter(transfer.key, access);
+  const KnownRegion* region = known_.enter(transfer.key, access);
   if (!region) return false;
   return region->way == Way::ring || (region->way == Way::attach && !is_put_or_get(transfer));
 }
@@ -431,7 +358,8 @@ Channel* ShmPath::open_channel() noexcept try {
     return nullptr;
   }
   if (!channel_) {
-    channel_ = Channel::create(peer_, cell_, endpoint_.address(), endpoint_.context(), endpoint_.session_services(counts_));
+    channel_ = Channel::create(peer_, cell_, endpoint_.address(), endpoint_.context(),
+                               endpoint_.session_services(counts_));
     slot_.target_context = cell_;
     slot_.channel_fd.store(channel_->fd(), std::memory_order_release);
     slot_.channel_epoch.fetch_add(1, std::memory_order_release);
@@ -466,7 +394,7 @@ bool ShmPath::check(std::chrono::steady_clock::time_point now, std::chrono::nano
 
 // --- outcomes
 
-void ShmPath::count(const Transfer& transfer, const Known& region) noexcept {
+void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcept {
   if (region.entry->counters[0] == 0 || !modifies(transfer)) return;
   Segment& segment = peer_->segment();
   if (raise_counters(segment, *region.entry)) peer_->wake(segment.header().waiter_cell.load(), work::kLook);
@@ -488,6 +416,7 @@ void ShmPath::lose(Errc why) noexcept {
   state_ = why;
   if (channel_) channel_->session().fail(why);
   for (; !waiting_.empty(); waiting_.pop_front()) settle(waiting_.front().transfer, why);
+  if (why != Errc::canceled) endpoint_.tell_lost(id_, why);
 }
 
 }  // namespace fab::shm

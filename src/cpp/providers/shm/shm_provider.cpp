@@ -24,7 +24,8 @@ std::string why_unusable() {
   }
   // The kernel shows the descriptors of such a process to itself and to root only.
   if (::prctl(PR_GET_DUMPABLE) != 1 && ::geteuid() != 0)
-    return "this process is not dumpable (it changed its user, or hardened itself), so peers cannot open its memory through "
+    return "this process is not dumpable (it changed its user, or hardened itself), so peers cannot open its "
+           "memory through "
            "/proc; start it as that user, or call prctl(PR_SET_DUMPABLE, 1)";
   if (this_process().start_time == 0) return "/proc/self/stat cannot be read; shm needs a mounted /proc";
   return {};
@@ -48,15 +49,16 @@ std::vector<Info> ShmProvider::discover() const {
   info.fabric = "node:" + hex(sha256(host_identity()).data(), 8);
   info.domain = "node";
   info.addr_format = "bundle";
-  info.caps = caps::kRma | caps::kAtomic | caps::kRead | caps::kWrite | caps::kRemoteRead | caps::kRemoteWrite |
-              caps::kRmaEvent | caps::kRemoteData | caps::kLocalComm | caps::kRmaPmem;
+  info.caps = caps::kRma | caps::kAtomic | caps::kRead | caps::kWrite | caps::kRemoteRead |
+              caps::kRemoteWrite | caps::kRmaEvent | caps::kRemoteData | caps::kLocalComm | caps::kRmaPmem;
   info.links = {"shm"};
   info.why = why_unusable();
   info.usable = info.why.empty();
   return {info};
 }
 
-std::unique_ptr<Domain> ShmProvider::open(const Info& info, std::string link, const DomainServices& services) const {
+std::unique_ptr<Domain> ShmProvider::open(const Info& info, std::string link,
+                                          const DomainServices& services) const {
   if (!info.usable) throw Error(Errc::not_supported_here, "shm cannot be used here: " + info.why);
   return std::make_unique<ShmDomain>(info, std::move(link), services);
 }

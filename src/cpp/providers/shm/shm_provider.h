@@ -11,7 +11,8 @@ class ShmProvider final : public Provider {
  public:
   std::string_view name() const noexcept override { return "shm"; }
   std::vector<Info> discover() const override;
-  std::unique_ptr<Domain> open(const Info& info, std::string link, const DomainServices& services) const override;
+  std::unique_ptr<Domain> open(const Info& info, std::string link,
+                               const DomainServices& services) const override;
 };
 
 std::unique_ptr<Provider> make_shm_provider();

@@ -1,0 +1,239 @@
+#include <doctest/doctest.h>
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "providers/shm/shm_layout.h"
+#include "providers/shm_harness.h"
+
+// What peers may send, leave behind or take away without harm to others.
+namespace {
+
+using namespace fab;
+using test::Side;
+
+const std::array<std::string, 4> kWays = {"auto", "mapped", "cma", "ring"};
+
+struct Pair {
+  explicit Pair(const std::string& copy) : a(copy), b() { peer = a.knows(b); }
+  Side a, b;
+  PeerId peer;
+};
+
+}  // namespace
+
+TEST_CASE("reach tells in words why not") {
+  Side a, b;
+  const PeerId peer = a.knows(b);
+  CHECK(a.context->reaches(peer).ok);
+  Name elsewhere = Name::decode(b.name());
+  elsewhere.parts[0].bytes[0] = static_cast<char>(elsewhere.parts[0].bytes[0] ^ 1);
+  CHECK(a.context->reaches(a.peers->insert(elsewhere.encode())).why.find("other host") != std::string::npos);
+  Name garbled = Name::decode(b.name());
+  garbled.parts[0].bytes += "x";
+  CHECK_FALSE(a.context->reaches(a.peers->insert(garbled.encode())).ok);
+  Name foreign{{{"tcp.0", 0, "anything"}}};
+  CHECK(a.context->reaches(a.peers->insert(foreign.encode())).why.find("shm.0") != std::string::npos);
+
+  DomainOptions keyed;
+  keyed.auth_key = "secret";
+  Side c("auto", keyed), d("auto", keyed);
+  CHECK(c.context->reaches(c.knows(d)).ok);
+  const Reach refused = a.context->reaches(a.knows(c));
+  CHECK_FALSE(refused.ok);
+  CHECK(refused.why.find("auth_key") != std::string::npos);
+  CHECK_FALSE(c.context->reaches(c.knows(a)).ok);
+
+  b.domain->close(true);
+  CHECK_FALSE(a.context->reaches(peer).ok);
+}
+
+TEST_CASE("a path to a domain that closes ends with peer_lost, each way") {
+  for (const std::string& way : kWays) {
+    CAPTURE(way);
+    Side a(way);
+    Side b;
+    auto memory = b.own(64);
+    const PeerId peer = a.knows(b);
+    std::uint64_t word = 1;
+    REQUIRE(a.put(peer, memory.region->key(), 0, &word, 8) == Errc::ok);
+    std::uint64_t former;
+    REQUIRE(a.fetch_add(peer, memory.region->key(), 0, 1, former) == Errc::ok);
+    const std::uint64_t key = memory.region->key();
+    b.domain->close(true);
+    // The path may have been dropped already, where it has a channel; a new one finds nobody.
+    Errc outcome;
+    try {
+      outcome = a.put(peer, key, 0, &word, 8);
+    } catch (const Error& error) {
+      outcome = error.code();
+    }
+    CHECK((outcome == Errc::peer_lost || outcome == Errc::unreachable));
+    CHECK_THROWS_AS(a.put(peer, key, 0, &word, 8), Error);
+  }
+}
+
+TEST_CASE("nothing is left behind: descriptors, mappings and slots after many openings") {
+  const auto count = [](const char* folder) {
+    std::size_t entries = 0;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++entries;
+    return entries;
+  };
+  const auto mappings = [] {
+    std::ifstream maps("/proc/self/maps");
+    std::size_t shared = 0;
+    for (std::string line; std::getline(maps, line);) shared += line.find("pyfab") != std::string::npos;
+    return shared;
+  };
+  Side b;
+  auto own = b.own(64), alloc = b.alloc(4096);
+  const auto once = [&](const std::string& way) {
+    Side a(way);
+    const PeerId peer = a.knows(b);
+    std::uint64_t word = 1, former;
+    for (const std::uint64_t key : {own.region->key(), alloc.region->key()}) {
+      CHECK(a.put(peer, key, 0, &word, 8) == Errc::ok);
+      CHECK(a.fetch_add(peer, key, 0, 1, former) == Errc::ok);
+    }
+  };
+  const auto settled = [&](std::size_t files, std::size_t maps) {
+    // The target lets go of a channel when it hears that it was taken back.
+    return b.context->wait([&] { return count("/proc/self/fd") <= files && mappings() <= maps; },
+                           Deadline::in_seconds(30));
+  };
+  for (const std::string& way : kWays) once(way);
+  b.context->wait([] { return false; }, Deadline::in_seconds(0.1));
+  const std::size_t files = count("/proc/self/fd"), maps = mappings();
+  for (int round = 0; round < 50; ++round) once(kWays[static_cast<std::size_t>(round) % kWays.size()]);
+  CHECK(settled(files, maps));
+  const Segment& segment = b.domain->segment();
+  for (std::uint32_t i = 0; i < segment.header().slots_used.load(); ++i)
+    CHECK(segment.slots()[i].pid.load() == 0);
+  CHECK(segment.header().slots_used.load() <= 2);
+}
+
+TEST_CASE("a file is unmapped once its region is closed and another one is used") {
+  Pair pair("auto");
+  const auto mapped = [] {
+    std::ifstream maps("/proc/self/maps");
+    std::size_t count = 0;
+    for (std::string line; std::getline(maps, line);) count += line.find("pyfab-memory") != std::string::npos;
+    return count;
+  };
+  const std::uint64_t word = 1;
+  for (int round = 0; round < 20; ++round) {
+    auto memory = pair.b.alloc(4096);
+    REQUIRE(pair.a.put(pair.peer, memory.region->key(), 0, &word, 8) == Errc::ok);
+    CHECK(mapped() == 2);  // the owner's and the peer's
+    CHECK(memory.region->close({}));
+  }
+}
+
+TEST_CASE("names from anywhere are refused in words") {
+  Side a, b;
+  std::mt19937 random(5);
+  const Name good = Name::decode(b.name());
+  std::size_t reached = 0;
+  for (int round = 0; round < 20'000; ++round) {
+    Name bad = good;
+    std::string& bytes = bad.parts[0].bytes;
+    const int changes = static_cast<int>(random() % 3) + 1;
+    for (int i = 0; i < changes; ++i) bytes[random() % bytes.size()] = static_cast<char>(random());
+    if (random() % 8 == 0) bytes.resize(random() % 60);
+    if (bytes == good.parts[0].bytes) continue;
+    const PeerId peer = a.peers->insert(bad.encode());
+    const Reach reach = a.context->reaches(peer);
+    CHECK(reach.why.empty() == false);
+    reached += reach.ok;
+    if (!reach.ok) CHECK_THROWS_AS(a.context->report(peer), Error);
+    a.peers->remove(peer);
+  }
+  CHECK(reached < 20'000);
+}
+
+TEST_CASE("channels that are none get no answer and harm nobody") {
+  Side b;
+  auto memory = b.own(64);
+  const auto address = *shm::Address::decode(Name::decode(b.name()).parts[0].bytes);
+  Segment segment = Segment::attach(address.process, address.segment_fd, address.domain_id);
+  const auto offer = [&](int fd) {
+    AccessSlot& slot = segment.slots()[segment.claim_slot(this_process())];
+    slot.target_context = address.cell;
+    slot.channel_fd.store(fd);
+    slot.channel_epoch.fetch_add(1);
+    segment.header().contexts[address.cell].work.fetch_or(shm::work::kChannels);
+  };
+  offer(0);
+  offer(1'000'000);
+  const OwnFd small = make_memory_file("small", 4096), zero = make_memory_file("zero", shm::kChannelBytes),
+              nonsense = make_memory_file("nonsense", shm::kChannelBytes);
+  offer(small.get());
+  offer(zero.get());
+  Mapping bytes = Mapping::shared(nonsense.get(), 0, shm::kChannelBytes);
+  auto& header = *reinterpret_cast<shm::ChannelHeader*>(bytes.data());
+  header.magic = shm::kChannelMagic;
+  header.version = shm::kChannelVersion;
+  header.target_cell = address.cell;
+  std::memcpy(header.target_domain, address.domain_id, 16);
+  shm::Address self = address;
+  self.segment_fd = small.get();  // no segment
+  self.encode().copy(header.initiator, sizeof header.initiator);
+  offer(nonsense.get());
+
+  Side a("ring");
+  std::uint64_t word = 5, former;
+  const PeerId peer = a.knows(b);
+  CHECK(a.put(peer, memory.region->key(), 0, &word, 8) == Errc::ok);
+  CHECK(a.fetch_add(peer, memory.region->key(), 0, 1, former) == Errc::ok);
+  CHECK(former == 5);
+}
+
+TEST_CASE(
+    "an initiator that writes nonsense into its channel loses it; a target that answers nonsense loses its "
+    "peers") {
+  Side b;
+  auto memory = b.own(64);
+  std::mt19937 random(3);
+  for (const bool to_target : {true, false}) {
+    for (int round = 0; round < 60; ++round) {
+      Side a("ring");
+      const PeerId peer = a.knows(b);
+      std::uint64_t word = 5;
+      REQUIRE(a.put(peer, memory.region->key(), 0, &word, 8) == Errc::ok);
+      // The channel as a third party with the same rights could open it.
+      const AccessSlot* slot = nullptr;
+      for (std::uint32_t i = 0; i < b.domain->segment().header().slots_used.load(); ++i)
+        if (b.domain->segment().slots()[i].pid.load() != 0) slot = &b.domain->segment().slots()[i];
+      REQUIRE(slot);
+      Mapping bytes = Mapping::shared(slot->channel_fd.load(), 0, shm::kChannelBytes);
+      auto& header = *reinterpret_cast<shm::ChannelHeader*>(bytes.data());
+      auto& ring = to_target ? header.to_target : header.to_initiator;
+      std::byte* data = bytes.data() + shm::kRingsOffset + (to_target ? 0 : shm::kRingBytes);
+      if (round % 2) {
+        ring.written.fetch_add(random() % 3 ? random() : shm::kRingBytes + 1);
+      } else {
+        for (std::size_t i = 0; i < 4096; ++i) data[i] = static_cast<std::byte>(random());
+        ring.written.fetch_add(4096);
+      }
+      const auto wake = [](Side& side) {
+        const auto name = *shm::Address::decode(Name::decode(side.name()).parts[0].bytes);
+        side.domain->segment().header().contexts[name.cell].work.fetch_or(shm::work::kLook);
+        side.context->progress();
+      };
+      wake(b);
+      wake(a);
+      std::vector<std::byte> local(64);
+      // Lost while it was outstanding, or before: then a new path was opened.
+      const Errc outcome =
+          a.run(peer, {Side::transfer(OpCode::read, memory.region->key(), 0, local.data(), 64)}).error;
+      CHECK((outcome == Errc::ok || outcome == Errc::protocol || outcome == Errc::peer_lost));
+      if (outcome == Errc::ok) CHECK(header.closed.load() != 0);
+    }
+    Side healthy("ring");
+    std::uint64_t word = 6;
+    CHECK(healthy.put(healthy.knows(b), memory.region->key(), 0, &word, 8) == Errc::ok);
+    CHECK(std::memcmp(memory.data(), &word, 8) == 0);
+  }
+}
