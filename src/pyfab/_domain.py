@@ -27,9 +27,6 @@ _BASIC = MRMode.VIRT_ADDR | MRMode.ALLOCATED | MRMode.PROV_KEY
 _NO_CAPS, _NO_FLAGS = Caps(0), MRFlag(0)
 _DEFAULT_QUEUE = 4096  # entries of the queue that an endpoint makes for itself
 
-_open_domains: weakref.WeakSet[Domain] = weakref.WeakSet()
-
-
 class Domain:
     """Opens links for communication. Made of it: regions, memory, endpoints, address vectors, queues and counters.
 
@@ -84,7 +81,6 @@ class Domain:
             raise NotSupportedError(
                 f"{self._info.spec} offers {self._info.caps!r}, which lacks {caps & ~self._info.caps!r}"
             )
-        _open_domains.add(self)
 
     @property
     def info(self) -> Info:
@@ -139,8 +135,11 @@ class Domain:
         dims = tuple(operator.index(n) for n in (shape if isinstance(shape, Sequence) else (shape,)))
         if any(n < 0 for n in dims):
             raise InvalidArgumentError(f"shape={dims}: dimensions are not negative")
-        memory = self._core.allocate(math.prod(dims) * dtype.itemsize)
-        return np.asarray(memoryview(memory))[: math.prod(dims) * dtype.itemsize].view(dtype).reshape(dims)
+        nbytes = math.prod(dims) * dtype.itemsize
+        if nbytes >= 2**47:
+            raise InvalidArgumentError(f"shape={dims}, dtype={dtype}: {nbytes} bytes are more than an address space holds")
+        memory = self._core.allocate(nbytes)
+        return np.asarray(memoryview(memory))[:nbytes].view(dtype).reshape(dims)
 
     def endpoint(
         self, av: AddressVector | None = None, cq: CompletionQueue | None = None, *, contexts: int = 1
@@ -237,12 +236,5 @@ class Domain:
         return f"<table><caption>Domain{' (closed)' if self.closed else ''}</caption>{cells}</table>"
 
 
-@atexit.register
-def _close_all() -> None:
-    """The progress threads must be gone before the interpreter is."""
-    for domain in list(_open_domains):
-        try:
-            domain._core.check_open()
-        except OSError:
-            continue  # closed, or the parent's
-        domain._end()
+# The progress threads must be gone before the interpreter is.
+atexit.register(_core.close_all)

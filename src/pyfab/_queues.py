@@ -92,6 +92,8 @@ class CompletionQueue(Owned):
         FabricError FI_EOVERRUN once after entries from peers were lost because the queue was full.
         """
         self._check_open()
+        if max < 0:
+            raise InvalidArgumentError(f"max={max}: it is not negative")
         self._domain._core.progress()
         return self._core.read(max, self._objects)
 
@@ -108,6 +110,12 @@ class CompletionQueue(Owned):
 
     def __repr__(self) -> str:
         return f"<CompletionQueue size={self.size}{' closed' if self._closed else ''}>"
+
+
+def _count(value: int) -> int:
+    if not 0 <= value < 2**64:
+        raise InvalidArgumentError(f"{value} is no count: counters run from 0 to 2**64 - 1")
+    return value
 
 
 class Counter(Owned):
@@ -129,11 +137,11 @@ class Counter(Owned):
 
     def add(self, amount: int = 1) -> None:
         self._check_open()
-        self._core.add(amount)
+        self._core.add(_count(amount))
 
     def set(self, value: int) -> None:
         self._check_open()
-        self._core.set(value)
+        self._core.set(_count(value))
 
     def wait(self, threshold: int, timeout: float | None = None) -> None:
         """Returns when the value has reached `threshold`; OperationTimeout when the time is over.
@@ -141,7 +149,7 @@ class Counter(Owned):
         FabricError FI_EAVAIL if an error is counted while waiting.
         """
         self._check_open()
-        if not self._core.wait(self._domain._core, threshold, timeout):
+        if not self._core.wait(self._domain._core, _count(threshold), timeout):
             raise OperationTimeout(
                 f"the counter is at {self._core.value}, not at {threshold}, after {timeout} s"
             )

@@ -36,15 +36,26 @@ void CompletionQueue::append(const Completion& completion) noexcept {
   }
 }
 
+// What a peer did is told nowhere else; the outcome of an own operation is also in the operation.
+bool CompletionQueue::forget_own() noexcept {
+  constexpr std::uint32_t kOfPeers = completion_flag::kRemoteData | completion_flag::kRemoteWrite;
+  const auto at = [&](std::size_t i) -> Completion& { return ring_[(head_ + i) % ring_.size()]; };
+  std::size_t oldest = 0;
+  while (oldest < count_ && (at(oldest).flags & kOfPeers)) ++oldest;
+  if (oldest == count_) return false;
+  for (; oldest; --oldest) at(oldest) = at(oldest - 1);
+  head_ = (head_ + 1) % ring_.size();
+  --count_;
+  return true;
+}
+
 void CompletionQueue::push(const Completion& completion) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (when_full_ == WhenFull::refuse) {
+    if (when_full_ == WhenFull::refuse)
       --reserved_;
-    } else if (count_ == ring_.size()) {
-      head_ = head_ + 1 == ring_.size() ? 0 : head_ + 1;
-      --count_;
-    }
+    else if (count_ == ring_.size() && !forget_own())
+      return;
     append(completion);
   }
   wakeup_.notify();
@@ -53,7 +64,8 @@ void CompletionQueue::push(const Completion& completion) noexcept {
 void CompletionQueue::push_remote(const Completion& completion) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (count_ + reserved_ >= ring_.size())
+    const bool full = count_ + reserved_ >= ring_.size();
+    if (full && (when_full_ == WhenFull::refuse || !forget_own()))
       ++lost_;
     else
       append(completion);

@@ -35,6 +35,7 @@ class CompletionQueue final {
 
  private:
   void append(const Completion& completion) noexcept;
+  bool forget_own() noexcept;  // false: all entries are of peers
 
   mutable std::mutex mutex_;
   std::vector<Completion> ring_;

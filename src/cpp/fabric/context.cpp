@@ -70,50 +70,70 @@ Path& Context::path_to(PeerId peer) {
   slot.path.reset();  // of another peer by now, or lost: a new one may work again
   slot.path = endpoint_->connect(peer, Name::decode(parameters_.peers->lookup(peer)));
   slot.generation = generation;
+  slot.serial = ++paths_opened_;
   return *slot.path;
 }
 
+class Context::Turn {
+ public:
+  explicit Turn(Context& context) : Turn(context, Lock(context.mutex_)) {}
+  Turn(Context& context, Lock lock) : context_(context), lock_(std::move(lock)) {}
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() {
+    if (context_.followers_) context_.followers_wake_.notify_all();  // one may wait for what settled in place
+    if (context_.asleep_.load(std::memory_order_relaxed)) context_.kick();
+    context_.unlock_and_notify(lock_);
+  }
+
+ private:
+  Context& context_;
+  Lock lock_;
+};
+
+void Context::check_process() const {
+  if (fork_generation_ != fork_generation())
+    throw Error(Errc::closed,
+                "the endpoint was opened by the parent process, before a fork; open one in this process");
+}
+
 std::size_t Context::post(PeerId peer, std::span<const Transfer> batch) {
-  Lock lock(mutex_);
-  return post(lock, peer, batch);
+  const Turn turn(*this);
+  return path_to(peer).post(batch);
 }
 
 std::optional<std::size_t> Context::try_post(PeerId peer, std::span<const Transfer> batch) {
   Lock lock(mutex_, std::try_to_lock);
   if (!lock) return std::nullopt;
-  return post(lock, peer, batch);
-}
-
-std::size_t Context::post(Lock& lock, PeerId peer, std::span<const Transfer> batch) {
-  const std::size_t taken = path_to(peer).post(batch);
-  if (followers_) followers_wake_.notify_all();  // one of them may wait for what settled in place
-  if (asleep_.load(std::memory_order_relaxed)) kick();
-  unlock_and_notify(lock);
-  return taken;
+  const Turn turn(*this, std::move(lock));
+  return path_to(peer).post(batch);
 }
 
 void Context::abandon(Operation& operation, std::uint32_t parts, Errc error) {
-  Lock lock(mutex_);
+  const Turn turn(*this);
   operation.abandon(parts, error);
-  unlock_and_notify(lock);
 }
 
 std::uint64_t Context::resolve(PeerId peer, const RemoteRegion& region) {
-  const std::lock_guard lock(mutex_);
+  check_process();
+  const Turn turn(*this);
   return path_to(peer).resolve(region);
 }
 
 PathCounts Context::counts(PeerId peer) {
+  check_process();
   const std::lock_guard lock(mutex_);
   return peer < paths_.size() && paths_[peer].path ? paths_[peer].path->counts() : PathCounts{};
 }
 
 PathReport Context::report(PeerId peer) {
-  const std::lock_guard lock(mutex_);
+  check_process();
+  const Turn turn(*this);
   return path_to(peer).report();
 }
 
 Reach Context::reaches(PeerId peer) const {
+  check_process();
   const Name name = Name::decode(parameters_.peers->lookup(peer));
   const std::lock_guard lock(mutex_);
   if (!endpoint_) throw Error(Errc::closed, "the endpoint is closed");
@@ -128,6 +148,7 @@ bool Context::move() noexcept {
 }
 
 bool Context::progress() {
+  check_process();
   Lock lock(mutex_, std::try_to_lock);
   if (!lock || led_) return false;
   const bool moved = move();
@@ -136,44 +157,50 @@ bool Context::progress() {
 }
 
 bool Context::wait(const std::function<bool()>& done, Deadline deadline) {
+  check_process();
   callers_.fetch_add(1, std::memory_order_relaxed);
   driven_.store(true, std::memory_order_relaxed);
   Lock lock(mutex_);
-  bool finished;
-  while (!(finished = done()) && !deadline.passed() && endpoint_) {
-    if (!led_) {
+  bool finished = done();
+  bool looked = false;
+  while (!finished && endpoint_) {
+    if (deadline.passed()) {
+      // Even a caller without patience moves what is there: under manual progress nobody else does.
+      if (looked || led_) break;
+      move();
+    } else if (!led_) {
       lead(lock, done, deadline);
     } else {
       ++followers_;
       followers_wake_.wait_until(lock, deadline.sooner(std::chrono::seconds(1)).at());
       --followers_;
     }
+    looked = true;
+    finished = done();
   }
   callers_.fetch_sub(1, std::memory_order_relaxed);
   unlock_and_notify(lock);
   return finished;
 }
 
-bool Context::flush(PeerId peer, Deadline deadline) {
-  struct Goal {
-    PeerId peer;
-    const Path* path;
-    std::uint64_t settled;
-  };
-  std::vector<Goal> goals;
-  {
-    const std::lock_guard lock(mutex_);
-    for (PeerId i = 0; i < paths_.size(); ++i)
-      if ((peer == kNoPeer || peer == i) && paths_[i].path)
-        goals.push_back({i, paths_[i].path.get(), paths_[i].path->counts().posted});
-  }
+std::vector<Context::FlushGoal> Context::flush_goals(PeerId peer) {
+  check_process();
+  std::vector<FlushGoal> goals;
+  const std::lock_guard lock(mutex_);
+  for (PeerId i = 0; i < paths_.size(); ++i)
+    if ((peer == kNoPeer || peer == i) && paths_[i].path)
+      goals.push_back({i, paths_[i].serial, paths_[i].path->counts().posted});
+  return goals;
+}
+
+bool Context::flushed(std::vector<FlushGoal>& goals, Deadline deadline) {
   return wait(
       [&] {
         while (!goals.empty()) {
-          const Goal& goal = goals.back();
+          const FlushGoal& goal = goals.back();
           // A path that was replaced had settled all it took.
-          if (goal.peer < paths_.size() && paths_[goal.peer].path.get() == goal.path &&
-              goal.path->counts().settled < goal.settled)
+          if (goal.peer < paths_.size() && paths_[goal.peer].path && paths_[goal.peer].serial == goal.path &&
+              paths_[goal.peer].path->counts().settled < goal.settled)
             return false;
           goals.pop_back();
         }
@@ -204,12 +231,14 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
     finished = done();
     if (finished || !endpoint_) break;
   }
-  bool slept = false;
+  bool slept = false, announced = false;
   if (!finished && endpoint_ && !deadline.passed()) {
     unlock_and_notify(lock);
     lock.lock();
+    announced = true;
     asleep_.store(true, std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (followers_) followers_wake_.notify_all();  // a kick() before this line found nobody asleep
     finished = done();
     if (!finished && endpoint_ && endpoint_->arm()) {
       lock.unlock();
@@ -228,7 +257,7 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
   led_ = false;
   driven_.store(true, std::memory_order_relaxed);
   if (followers_) followers_wake_.notify_all();
-  if (slept && hand_back_) hand_back_();
+  if (announced && hand_back_) hand_back_();  // the progress thread may rely on the announcement
 }
 
 void Context::kick() noexcept {
@@ -248,10 +277,11 @@ void Context::unlock_and_notify(Lock& lock) {
   if (notice && on_notice) on_notice();
 }
 
-bool Context::arm() noexcept {
+Context::Rest Context::arm() noexcept {
+  if (fork_generation_ != fork_generation()) return Rest::allowed;
   Lock lock(mutex_, std::try_to_lock);
-  if (!lock) return false;
-  return led_ || !endpoint_ || endpoint_->arm();
+  if (!lock) return Rest::in_use;
+  return led_ || !endpoint_ || endpoint_->arm() ? Rest::allowed : Rest::work_left;
 }
 
 void Context::set_hand_back(std::function<void()> hand_back) {

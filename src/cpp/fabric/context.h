@@ -58,9 +58,15 @@ class Context final {
   // Drives the context until `done()` (evaluated with the lock held) or the deadline; true if done. Callable
   // from any thread.
   bool wait(const std::function<bool()>& done, Deadline deadline);
-  // Waits until everything that was posted to `peer` (kNoPeer: to all) before the call has settled. False:
-  // out of time. Ends under endless posting.
-  bool flush(PeerId peer, Deadline deadline);
+  // What has to settle for `peer` (kNoPeer: for all) to be flushed: everything posted before the call, so that flushing ends
+  // under endless posting. flushed() waits for it, in as many calls as the caller likes; false: out of time.
+  struct FlushGoal {
+    PeerId peer;
+    std::uint64_t path;     // Peer::serial
+    std::uint64_t settled;  // PathCounts::settled to reach
+  };
+  std::vector<FlushGoal> flush_goals(PeerId peer);
+  bool flushed(std::vector<FlushGoal>& goals, Deadline deadline);
   // Moves what can be moved without waiting; false if nothing moved or if somebody else is driving.
   bool progress();
   // Wakes a leader that sleeps; callable from any thread, with or without the lock.
@@ -72,8 +78,9 @@ class Context final {
 
   // --- for the progress thread
   int poll_fd() const noexcept { return poller_.fd(); }
-  // Before it sleeps on poll_fd(). False: there is work.
-  bool arm() noexcept;
+  // Before it sleeps on poll_fd(): whether it may. Neither where there is work nor while somebody holds the lock.
+  enum class Rest { allowed, work_left, in_use };
+  Rest arm() noexcept;
   enum class Driver { nobody, spinning_caller, sleeping_caller };
   Driver driver() noexcept;  // who drives now, or did since the last call
   // Called, with the lock held, when a caller that slept stops driving. After the call the former one is not
@@ -88,10 +95,13 @@ class Context final {
   struct Peer {
     std::unique_ptr<Path> path;
     std::uint32_t generation = 0;
+    std::uint64_t serial = 0;  // tells a path from an earlier one to the same peer
   };
   using Lock = std::unique_lock<std::mutex>;
+  // Holds the lock; on the way out, also by an exception, tells those whom the work concerns.
+  class Turn;
+  void check_process() const;
   Path& path_to(PeerId peer);
-  std::size_t post(Lock& lock, PeerId peer, std::span<const Transfer> batch);
   bool move() noexcept;
   void lead(Lock& lock, const std::function<bool()>& done, Deadline deadline);
   void unlock_and_notify(Lock& lock);
@@ -104,6 +114,7 @@ class Context final {
   mutable std::mutex mutex_;  // guards all down to spin_
   std::unique_ptr<Endpoint> endpoint_;
   std::vector<Peer> paths_;  // by handle
+  std::uint64_t paths_opened_ = 0;
   std::condition_variable followers_wake_;
   unsigned followers_ = 0;
   bool led_ = false;

@@ -104,8 +104,8 @@ std::shared_ptr<CompletionQueue> DomainCore::open_completion_queue(std::size_t s
 std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, std::shared_ptr<AddressVector> peers,
                                                   std::shared_ptr<CompletionQueue> completions,
                                                   std::shared_ptr<EventQueue> events) {
-  check_open();
   const std::lock_guard lock(mutex_);
+  check_open();
   std::uint16_t cell = 0;
   while (std::ranges::any_of(contexts_, [&](const auto& open) { return open->cell() == cell; })) ++cell;
   if (cell >= kMaxContexts)
@@ -130,6 +130,7 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, std::shar
 void DomainCore::close_context(Context& context) {
   if (inherited()) return;
   std::shared_ptr<Context> closing;
+  ProgressThread* thread = nullptr;
   {
     const std::lock_guard lock(mutex_);
     const auto found =
@@ -137,9 +138,15 @@ void DomainCore::close_context(Context& context) {
     if (found == contexts_.end()) return;
     closing = *found;
     contexts_.erase(found);
+    thread = thread_.get();
+    if (thread) ++thread_users_;
     choose_lead();
   }
-  if (thread_) thread_->remove(context);
+  if (thread) {
+    thread->remove(context);
+    const std::lock_guard lock(mutex_);
+    if (--thread_users_ == 0) thread_unused_.notify_all();
+  }
   closing->close();
 }
 
@@ -189,7 +196,7 @@ void DomainCore::kick() noexcept {
   idle_wake_.notify_all();
 }
 
-void DomainCore::retire(std::uint32_t index) {
+void DomainCore::start_retiring(std::uint32_t index) {
   if (inherited()) return;
   regions_.start_close(index);
   std::vector<std::shared_ptr<Context>> contexts;
@@ -198,8 +205,13 @@ void DomainCore::retire(std::uint32_t index) {
     contexts = contexts_;
   }
   for (const auto& context : contexts) context->locked([&](Endpoint& endpoint) { endpoint.forget(index); });
-  segment_.wait_unused(index);
+}
+
+bool DomainCore::retired(std::uint32_t index, Deadline deadline) {
+  if (inherited()) return true;
+  if (!segment_.wait_unused(index, deadline)) return false;
   regions_.finish_close(index);
+  return true;
 }
 
 void DomainCore::close(bool force) {
@@ -208,18 +220,31 @@ void DomainCore::close(bool force) {
   {
     const std::lock_guard lock(mutex_);
     contexts = contexts_;
+    if (!force && (!contexts.empty() || regions_.size() != 0))
+      throw Error(Errc::busy, "the domain still has " + std::to_string(contexts.size()) +
+                                  " open endpoint contexts and " + std::to_string(regions_.size()) +
+                                  " regions that peers can reach; close them first");
+    if (closed_.exchange(true)) return;
   }
-  if (!force && (!contexts.empty() || regions_.size() != 0))
-    throw Error(Errc::busy, "the domain still has " + std::to_string(contexts.size()) +
-                                " open endpoint contexts and " + std::to_string(regions_.size()) +
-                                " regions that peers can reach; close them first");
   segment_.header().closed.store(1);
   for (const auto& context : contexts) close_context(*context);
-  // A callback that the thread runs may close the domain: somebody else joins it then.
-  if (thread_ && thread_->is_this_thread())
-    std::thread([thread = std::move(thread_)]() mutable { thread.reset(); }).detach();
-  thread_.reset();
-  closed_.store(true, std::memory_order_release);
+  std::unique_lock lock(mutex_);
+  auto thread = std::move(thread_);
+  if (thread && thread->is_this_thread()) {
+    // A callback that the thread runs closes the domain: somebody else has to join it. Others may still be inside it, and they need
+    // the domain, which only its destructor has to itself.
+    std::thread([self = weak_from_this().lock(), thread = std::move(thread)]() mutable {
+      if (self) {
+        std::unique_lock users(self->mutex_);
+        self->thread_unused_.wait(users, [&] { return self->thread_users_ == 0; });
+      }
+      thread.reset();
+    }).detach();
+  } else {
+    thread_unused_.wait(lock, [&] { return thread_users_ == 0; });
+    lock.unlock();
+    thread.reset();
+  }
   idle_wake_.notify_all();
 }
 

@@ -56,8 +56,10 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // Wakes those in wait().
   void kick() noexcept;
 
-  // Used by MemoryRegion::close(): takes the region away from peers; returns when nothing touches its memory.
-  void retire(std::uint32_t index);
+  // Used by MemoryRegion::close(). start_retiring() takes the region away from peers; retired() is true once nothing touches its
+  // memory any more, and then frees the entry; false: out of time, call again.
+  void start_retiring(std::uint32_t index);
+  bool retired(std::uint32_t index, Deadline deadline);
 
   // Stops serving. Throws Error(busy) while contexts or regions are open, unless `force`, which closes
   // contexts first. Idempotent.
@@ -80,7 +82,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::shared_ptr<Context> first_context() const;
   void choose_lead();
 
-  mutable std::mutex mutex_;  // guards contexts_, free_counters_, counters_used_
+  mutable std::mutex mutex_;  // guards contexts_, free_counters_, counters_used_, thread_, thread_users_
   std::vector<std::shared_ptr<Context>> contexts_;
   std::vector<std::uint32_t> free_counters_;
   std::uint32_t counters_used_ = 0;
@@ -89,6 +91,8 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::mutex idle_mutex_;    // for wait() while there is no context
   std::condition_variable idle_wake_;
   std::atomic<bool> closed_{false};
+  unsigned thread_users_ = 0;  // close_context() calls that are inside thread_
+  std::condition_variable thread_unused_;
   std::unique_ptr<ProgressThread> thread_;
 };
 

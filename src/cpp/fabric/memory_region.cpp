@@ -47,12 +47,12 @@ MemoryRegion::MemoryRegion(std::shared_ptr<DomainCore> domain, Parameters parame
                          .file_offset = parameters_.file_offset});
 }
 
-MemoryRegion::~MemoryRegion() { close(); }
+MemoryRegion::~MemoryRegion() { close({}); }
 
-bool MemoryRegion::enabled() const noexcept { return !closed_; }
+bool MemoryRegion::enabled() const noexcept { return !closed(); }
 
 RemoteRegion MemoryRegion::remote() {
-  if (closed_) throw Error(Errc::closed, "the region is closed");
+  if (closed()) throw Error(Errc::closed, "the region is closed");
   if (index_ < 0)
     throw Error(Errc::access,
                 "the region grants no remote rights, so there is nothing to give to peers; register it with "
@@ -65,24 +65,31 @@ RemoteRegion MemoryRegion::remote() {
 }
 
 void MemoryRegion::bind(std::shared_ptr<Counter> counter) {
-  if (closed_) throw Error(Errc::closed, "the region is closed");
+  if (closed()) throw Error(Errc::closed, "the region is closed");
   if (index_ < 0)
     throw Error(Errc::invalid, "the region grants no remote rights, so there is nothing to count");
   domain_->regions().bind_counter(static_cast<std::uint32_t>(index_), counter->index());
   counters_.push_back(std::move(counter));
 }
 
-void MemoryRegion::close() {
-  if (closed_) return;
-  closed_ = true;
-  if (index_ >= 0) domain_->retire(static_cast<std::uint32_t>(index_));
+bool MemoryRegion::close(Deadline deadline) {
+  const std::lock_guard lock(closing_);
+  if (state_.load() == State::closed) return true;
+  const auto index = static_cast<std::uint32_t>(index_);
+  if (state_.load() == State::open) {
+    state_.store(State::closing);
+    if (index_ >= 0) domain_->start_retiring(index);
+  }
+  if (index_ >= 0 && !domain_->retired(index, deadline)) return false;
   if (enrolled_) domain_->domain().withdraw(*this);
   counters_.clear();
   parameters_.keep_alive.reset();
+  state_.store(State::closed);
+  return true;
 }
 
 std::vector<iovec> MemoryRegion::slice(std::uint64_t offset, std::uint64_t length) const {
-  if (closed_) throw Error(Errc::closed, "the region is closed");
+  if (closed()) throw Error(Errc::closed, "the region is closed");
   if (offset > length_ || length > length_ - offset)
     throw Error(Errc::bounds, "[" + std::to_string(offset) + ", " + std::to_string(offset) + " + " +
                                   std::to_string(length) + ") is not inside the region of " +

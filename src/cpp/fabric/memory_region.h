@@ -2,10 +2,13 @@
 
 #include <sys/uio.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
+#include "base/deadline.h"
 #include "fabric/name.h"
 #include "fabric/types.h"
 
@@ -14,9 +17,8 @@ namespace fab {
 class DomainCore;
 class Counter;
 
-// Registered memory: what peers may reach under a key. Made by DomainCore::register_memory(), closed
-// explicitly or with its last reference; both return when no access is running any more. One thread at a
-// time.
+// Registered memory: what peers may reach under a key. Made by DomainCore::register_memory(), ended by close() or with its last
+// reference. Safe from any thread.
 class MemoryRegion final {
  public:
   struct Parameters {
@@ -45,13 +47,17 @@ class MemoryRegion final {
   std::uint64_t context() const noexcept { return parameters_.context; }
   const std::vector<iovec>& buffers() const noexcept { return parameters_.buffers; }
   bool enabled() const noexcept;
-  bool closed() const noexcept { return closed_; }
+  bool closed() const noexcept { return state_.load() != State::open; }  // or closing
+  // What keeps the memory alive, for those who use it locally.
+  const std::shared_ptr<void>& keep_alive() const noexcept { return parameters_.keep_alive; }
   DomainCore& domain() const noexcept { return *domain_; }
 
   // What a peer needs. The first call makes every link of the domain ready to serve the region.
   RemoteRegion remote();
   void bind(std::shared_ptr<Counter> counter);  // counts remote writes
-  void close();                                 // idempotent
+// From the first call on no new access starts; true once none is running any more and the memory may go. False: out of
+  // time, call again. True for a region that is closed.
+  bool close(Deadline deadline);
   // Local addresses of [offset, offset + length); throws Error(bounds).
   std::vector<iovec> slice(std::uint64_t offset, std::uint64_t length) const;
 
@@ -62,7 +68,9 @@ class MemoryRegion final {
   std::int64_t index_ = -1;  // in the region table; -1 without remote rights
   std::vector<std::shared_ptr<Counter>> counters_;
   bool enrolled_ = false;
-  bool closed_ = false;
+  enum class State { open, closing, closed };
+  std::atomic<State> state_{State::open};
+  std::mutex closing_;  // one thread at a time in close()
 };
 
 }  // namespace fab

@@ -5,6 +5,11 @@
 
 namespace fab {
 
+void Operation::withdraw() noexcept {
+  if (queue_) queue_->unreserve();
+  queue_ = nullptr;
+}
+
 void Operation::abandon(std::uint32_t parts, Errc error) noexcept {
   for (; parts; --parts) settle(error, 0);
 }

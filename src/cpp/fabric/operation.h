@@ -45,6 +45,8 @@ class Operation {
       completion_.error = error;
     if (--open_parts_ == 0) finish();
   }
+  // Nothing was posted: the outcome is the caller's exception, not a queue entry.
+  void withdraw() noexcept;
   // The rest of the parts will not happen (they were not posted).
   void abandon(std::uint32_t parts, Errc error) noexcept;
 

@@ -58,7 +58,14 @@ class ProgressThread::Slot final : public ReadyHandler {
         }
       } while (Clock::now() - idle_since < linger_);
       linger_ = microseconds(0);  // again only after something moved
-      if (context_->arm()) return;
+      switch (context_->arm()) {
+        case Context::Rest::allowed:
+          return;
+        case Context::Rest::in_use:
+          return mask(true);  // somebody is at work there for longer: look again soon
+        case Context::Rest::work_left:
+          break;
+      }
     }
   }
 
@@ -93,14 +100,17 @@ ProgressThread::~ProgressThread() {
 
 void ProgressThread::add(std::shared_ptr<Context> context) {
   context->set_hand_back([this] { waker_.wake(); });
-  const std::lock_guard lock(mutex_);
-  slots_.push_back(std::make_unique<Slot>(poller_, std::move(context)));
-  slots_.back()->mask(true);  // until the thread has armed it
+  const std::lock_guard lock(arrivals_mutex_);
+  arrivals_.push_back(std::move(context));
   waker_.wake();
 }
 
 void ProgressThread::remove(Context& context) {
   context.set_hand_back(nullptr);
+  {
+    const std::lock_guard lock(arrivals_mutex_);
+    std::erase_if(arrivals_, [&](const auto& arrival) { return arrival.get() == &context; });
+  }
   const std::lock_guard lock(mutex_);
   if (is_this_thread()) {
     for (const auto& slot : slots_)
@@ -112,9 +122,7 @@ void ProgressThread::remove(Context& context) {
 
 bool ProgressThread::take_back() {
   bool again = false;
-  std::size_t next = 0;
-  while (next < slots_.size()) {  // serve() may add a context
-    Slot* const slot = slots_[next++].get();
+  for (const auto& slot : slots_) {
     if (!slot->masked() || slot->retired()) continue;
     switch (slot->context().driver()) {
       case Context::Driver::nobody:
@@ -144,6 +152,14 @@ void ProgressThread::run() {
       poller_.sleep(-1);
     }
     const std::lock_guard lock(mutex_);
+    {
+      const std::lock_guard arrivals_lock(arrivals_mutex_);
+      for (auto& context : arrivals_) {
+        slots_.push_back(std::make_unique<Slot>(poller_, std::move(context)));
+        slots_.back()->mask(true);  // until take_back() has armed it
+      }
+      arrivals_.clear();
+    }
     poller_.dispatch();
     check_soon = take_back();
     std::erase_if(slots_, [](const auto& slot) { return slot->retired(); });

@@ -78,24 +78,30 @@ int Segment::claim_slot(const ProcessId& claimant) const {
   return -1;
 }
 
-void Segment::wait_unused(std::uint32_t index) const {
+bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {
   const std::uint32_t used = std::min(header().slots_used.load(), kMaxSlots);
   for (std::uint32_t i = 0; i < used; ++i) {
     AccessSlot& slot = slots()[i];
-    // Accesses are short (slices of large copies at most), so yielding is enough; a stopped accessor is
-    // waited for, a dead one not.
-    for (unsigned round = 0; slot.active.load(std::memory_order_seq_cst) == std::uint64_t{index} + 1;
-         ++round) {
+    // An access is short, unless its process is stopped in the middle of it: nothing tells of its end but the slot itself.
+    constexpr unsigned kEager = 64;
+    for (unsigned round = 1; slot.active.load(std::memory_order_seq_cst) == std::uint64_t{index} + 1; ++round) {
       std::uint64_t start_time = slot.start_time.load();
-      if (round % 64 == 63 && start_time != 0 && process_start_time(slot.pid.load()) != start_time &&
+      if (round % kEager == 0 && start_time != 0 && process_start_time(slot.pid.load()) != start_time &&
           slot.start_time.compare_exchange_strong(start_time, 0)) {
         slot.active.store(0);
         slot.pid.store(0);
         break;
       }
-      std::this_thread::yield();
+      if (round < kEager) {
+        std::this_thread::yield();
+      } else if (deadline.passed()) {
+        return false;
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+      }
     }
   }
+  return true;
 }
 
 bool raise_counters(const Segment& target, const RegionEntry& entry) noexcept {

@@ -30,6 +30,25 @@ py::object make_error(Errc code, const std::string& message);
 // directly.
 void set_python_error() noexcept;
 
+// Lets go of the GIL for its lifetime. A daemon thread that comes back while the interpreter ends never returns: CPython would
+// unwind it through frames that do not expect that.
+class WithoutGil {
+ public:
+  WithoutGil() : ending_(finalizing()), state_(PyEval_SaveThread()) {}
+  ~WithoutGil() {
+    if (!ending_ && finalizing()) stay_away();
+    PyEval_RestoreThread(state_);
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+  static bool finalizing() noexcept;
+
+ private:
+  [[noreturn]] static void stay_away() noexcept;
+  const bool ending_;  // the thread that ends the interpreter, in a destructor
+  PyThreadState* state_;
+};
+
 // Runs `wait(deadline)` without the GIL until it returns true or the time is over, looking for signals in
 // between (Ctrl-C works within 100 ms). Throws py::error_already_set for an exception of a signal handler.
 bool wait_interruptibly(const std::function<bool(Deadline)>& wait, Deadline deadline);

@@ -40,6 +40,19 @@ py::dict info_dict(const Info& info) {
   return out;
 }
 
+// Every domain that this process opened, so that none outlives the interpreter. Under the GIL.
+std::vector<std::weak_ptr<DomainCore>>& opened_domains() {
+  static auto* const domains = new std::vector<std::weak_ptr<DomainCore>>;
+  return *domains;
+}
+
+void close_all() {
+  for (const auto& opened : std::exchange(opened_domains(), {})) {
+    const WithoutGil without_gil;
+    if (const auto domain = opened.lock()) domain->close(true);
+  }
+}
+
 py::list info_list(const std::vector<Info>& infos) {
   py::list out;
   for (const Info& info : infos) out.append(info_dict(info));
@@ -49,7 +62,7 @@ py::list info_list(const std::vector<Info>& infos) {
 }  // namespace
 
 void bind_domain(py::module_& m) {
-  py::class_<DomainCore, std::shared_ptr<DomainCore>>(m, "DomainCore")
+  py::class_<DomainCore, std::shared_ptr<DomainCore>>(m, "DomainCore", py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly("info", [](const DomainCore& domain) { return info_dict(domain.info()); })
       .def_property_readonly("closed", &DomainCore::closed)
       .def_property_readonly("regions", [](DomainCore& domain) { return domain.regions().size(); })
@@ -64,9 +77,11 @@ void bind_domain(py::module_& m) {
                                                                     : CompletionQueue::WhenFull::refuse);
           },
           py::arg("size"), py::arg("forget_oldest"))
-      .def("progress", &DomainCore::progress, py::call_guard<py::gil_scoped_release>())
-      .def("close", &DomainCore::close, py::arg("force"), py::call_guard<py::gil_scoped_release>());
+      .def("progress", &DomainCore::progress, py::call_guard<WithoutGil>())
+      .def("close", &DomainCore::close, py::arg("force"), py::call_guard<WithoutGil>());
 
+  m.def("close_all", &close_all,
+        "Closes every domain of this process that is still open. For the end of the interpreter.");
   m.def(
       "discover", [] { return info_list(discover()); },
       "Every provider and device of this build, usable here or not, as dicts.");
@@ -83,8 +98,14 @@ void bind_domain(py::module_& m) {
         options.manual_progress = manual_progress;
         options.peer_deadline = peer_deadline;
         options.settings = std::move(settings);
-        const py::gil_scoped_release release;
-        return open_domain(spec, std::move(options));
+        std::shared_ptr<DomainCore> domain;
+        {
+          const WithoutGil without_gil;
+          domain = open_domain(spec, std::move(options));
+        }
+        std::erase_if(opened_domains(), [](const auto& opened) { return opened.expired(); });
+        opened_domains().push_back(domain);
+        return domain;
       },
       py::arg("spec"), py::arg("mr_mode"), py::arg("auth_key"), py::arg("strict_keys"),
       py::arg("manual_progress"), py::arg("peer_deadline"), py::arg("settings"));

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <system_error>
 
 #include "python/bind.h"
@@ -48,6 +50,10 @@ void set_python_error() noexcept {
     raise(error.code(), error.what());
   } catch (const std::system_error& error) {
     raise(static_cast<Errc>(error.code().value()), error.what());
+  } catch (const py::cast_error&) {
+    PyErr_SetString(PyExc_TypeError, "an argument has the wrong type or is out of range");
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::exception& error) {
@@ -55,10 +61,22 @@ void set_python_error() noexcept {
   }
 }
 
+bool WithoutGil::finalizing() noexcept {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+void WithoutGil::stay_away() noexcept {
+  for (;;) ::pause();
+}
+
 bool wait_interruptibly(const std::function<bool(Deadline)>& wait, Deadline deadline) {
   for (;;) {
     {
-      const py::gil_scoped_release release;
+      const WithoutGil without_gil;
       if (wait(deadline.sooner(std::chrono::milliseconds(50)))) return true;
     }
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();

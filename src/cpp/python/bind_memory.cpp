@@ -86,7 +86,7 @@ void bind_memory(py::module_& m) {
                                static_cast<py::ssize_t>(memory.mapping.size()));
       });
 
-  py::class_<MemoryRegion, std::shared_ptr<MemoryRegion>>(m, "MemoryRegionCore")
+  py::class_<MemoryRegion, std::shared_ptr<MemoryRegion>>(m, "MemoryRegionCore", py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly("key", &MemoryRegion::key)
       .def_property_readonly("base", &MemoryRegion::base)
       .def_property_readonly("address", &MemoryRegion::address)
@@ -94,7 +94,11 @@ void bind_memory(py::module_& m) {
       .def_property_readonly("enabled", &MemoryRegion::enabled)
       .def_property_readonly("closed", &MemoryRegion::closed)
       .def("bind", &MemoryRegion::bind, py::arg("counter"))
-      .def("close", &MemoryRegion::close, py::call_guard<py::gil_scoped_release>())
+      .def("close",
+           [](MemoryRegion& region) {
+             wait_interruptibly([&](Deadline until) { return region.close(until); }, {});
+           },
+           "Returns when no access is running any more; interrupted, it can be called again.")
       .def(
           "remote",
           [](MemoryRegion& region, const py::object& dtype, const std::vector<std::int64_t>& shape) {

@@ -30,7 +30,10 @@ void bind_queues(py::module_& m) {
             py::list out;
             for (const Completion& entry : entries) {
               py::object context;
-              if (entry.context >> 63 != 0) {
+              constexpr auto kOfPeers = completion_flag::kRemoteData | completion_flag::kRemoteWrite;
+              if (entry.context == kNoContext || (entry.flags & kOfPeers) != 0) {
+                context = py::none();
+              } else if (entry.context > kNoContext) {
                 const py::int_ number(entry.context);
                 if (PyObject* found = PyDict_GetItem(objects.ptr(), number.ptr())) {
                   context = py::reinterpret_borrow<py::object>(found);
@@ -49,7 +52,7 @@ void bind_queues(py::module_& m) {
           },
           py::arg("domain"), py::arg("timeout"));
 
-  py::class_<Counter, std::shared_ptr<Counter>>(m, "CounterCore")
+  py::class_<Counter, std::shared_ptr<Counter>>(m, "CounterCore", py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly("value", &Counter::value)
       .def_property_readonly("errors", &Counter::errors)
       .def("add", &Counter::add, py::arg("amount"))

@@ -35,6 +35,7 @@ LocalBuffer::LocalBuffer(LocalBuffer&& other) noexcept
       pieces(std::move(other.pieces)),
       dtype(other.dtype),
       holder(std::exchange(other.holder, nullptr)),
+      memory(std::move(other.memory)),
       views_(std::exchange(other.views_, {})) {}
 
 LocalBuffer& LocalBuffer::operator=(LocalBuffer&& other) noexcept {
@@ -64,7 +65,8 @@ void LocalBuffer::add_piece(void* piece, std::size_t size) {
 void LocalBuffer::add(PyObject* object, bool writable) {
   if (is_array(object)) {
     const ArrayFields array = array_fields(object);
-    if (py::detail::array_descriptor_proxy(array.dtype)->kind == 'O')
+    const char kind = py::detail::array_descriptor_proxy(array.dtype)->kind;
+    if (kind == 'O' || (kind == 'V' && py::handle(array.dtype).attr("hasobject").cast<bool>()))
       refuse("the array holds Python objects, which have no meaning in another process; use a numeric dtype");
     if (!array.contiguous)
       refuse(
@@ -101,23 +103,30 @@ LocalBuffer LocalBuffer::of(PyObject* object, bool writable) {
   if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 3 &&
       PyObject_HasAttrString(PyTuple_GET_ITEM(object, 0), "_core")) {
     const auto tuple = py::reinterpret_borrow<py::tuple>(object);
-    const auto region = tuple[0].attr("_core").cast<std::shared_ptr<MemoryRegion>>();
-    if (PyLong_Check(tuple[1].ptr()) &&
-        PyObject_RichCompareBool(tuple[1].ptr(), py::int_(0).ptr(), Py_LT) == 1)
-      throw Error(Errc::bounds, "a negative offset into a region");
-    for (const iovec& piece : region->slice(tuple[1].cast<std::uint64_t>(), tuple[2].cast<std::uint64_t>()))
-      buffer.add_piece(piece.iov_base, piece.iov_len);
+    try {
+      const auto region = tuple[0].attr("_core").cast<std::shared_ptr<MemoryRegion>>();
+      buffer.memory = region->keep_alive();
+      for (const iovec& piece : region->slice(tuple[1].cast<std::uint64_t>(), tuple[2].cast<std::uint64_t>()))
+        buffer.add_piece(piece.iov_base, piece.iov_len);
+    } catch (const py::cast_error&) {
+      throw Error(Errc::bounds, "(region, offset, length): offset and length are ints from 0 on, not " +
+                                    py::repr(tuple[1]).cast<std::string>() + " and " +
+                                    py::repr(tuple[2]).cast<std::string>());
+    }
+    buffer.holder = Py_NewRef(object);
   } else if (PyList_Check(object) || PyTuple_Check(object)) {
-    const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
+    // The elements as they are now: the caller may change its list while the operation runs.
+    buffer.holder = PySequence_Tuple(object);
+    if (!buffer.holder) throw py::error_already_set();
+    const Py_ssize_t count = PyTuple_GET_SIZE(buffer.holder);
     if (std::cmp_greater(count, kMaxPieces))
       refuse(std::to_string(count) + " buffers in one operation; at most " + std::to_string(kMaxPieces));
-    for (Py_ssize_t i = 0; i < count; ++i) buffer.add(PySequence_Fast_GET_ITEM(object, i), writable);
+    for (Py_ssize_t i = 0; i < count; ++i) buffer.add(PyTuple_GET_ITEM(buffer.holder, i), writable);
     if (count != 1) buffer.dtype = nullptr;
   } else {
     buffer.add(object, writable);
+    buffer.holder = Py_NewRef(object);
   }
-  Py_INCREF(object);
-  buffer.holder = object;
   return buffer;
 }
 

@@ -26,6 +26,7 @@ class LocalBuffer {
   std::vector<iovec> pieces;   // two or more pieces, or empty
   PyObject* dtype = nullptr;   // borrowed: the dtype of an ndarray, else null
   PyObject* holder = nullptr;  // owned: keeps the memory alive
+  std::shared_ptr<void> memory;  // likewise, of a region
 
  private:
   void add(PyObject* object, bool writable);

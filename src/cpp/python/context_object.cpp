@@ -18,13 +18,18 @@ ContextHandle& context_handle(PyObject* object) {
 }
 
 // NOLINTNEXTLINE(bugprone-exception-escape): only for want of memory
-ContextHandle::~ContextHandle() { close(); }
+ContextHandle::~ContextHandle() {
+  close();
+  const WithoutGil without_gil;  // the domain may go with it, and its thread may wait for the GIL
+  context.reset();
+  domain.reset();
+}
 
 void ContextHandle::close() {
   if (std::exchange(closed, true)) return;
   {
     // The progress thread may hold what this needs while it waits for the GIL.
-    const py::gil_scoped_release release;
+    const WithoutGil without_gil;
     domain->close_context(*context);
   }
   finished->drain();
@@ -32,22 +37,18 @@ void ContextHandle::close() {
 }
 
 PeerId peer_from(PyObject* object) {
-  if (PyLong_CheckExact(object) || PyIndex_Check(object)) {
-    PyObject* number = PyNumber_Index(object);
-    if (!number) throw py::error_already_set();
-    const auto value = PyLong_AsUnsignedLongLong(number);
-    const bool failed = value == ~0ull && PyErr_Occurred();
+  if (!PyLong_CheckExact(object) && !PyIndex_Check(object))
+    throw Error(Errc::invalid,
+                std::string("a peer is the int that av.insert() returned, not a ") + Py_TYPE(object)->tp_name);
+  const auto number = PyLong_CheckExact(object) ? py::reinterpret_borrow<py::object>(object)
+                                                : py::reinterpret_steal<py::object>(PyNumber_Index(object));
+  if (!number) throw py::error_already_set();
+  const auto value = PyLong_AsUnsignedLongLong(number.ptr());
+  if (value == ~0ull && PyErr_Occurred()) {
     PyErr_Clear();
-    if (failed) {
-      const std::string text = py::str(py::handle(number)).cast<std::string>();
-      Py_DECREF(number);
-      throw Error(Errc::invalid, "peer " + text + " is not a handle of the address vector");
-    }
-    Py_DECREF(number);
-    return value;
+    throw Error(Errc::invalid, "peer " + py::str(number).cast<std::string>() + " is not a handle of the address vector");
   }
-  throw Error(Errc::invalid,
-              std::string("a peer is the int that av.insert() returned, not a ") + Py_TYPE(object)->tp_name);
+  return value;
 }
 
 Target Target::of(PyObject* object) {
@@ -117,10 +118,10 @@ Delivery delivery_from(PyObject* flags) {
 }
 
 std::uint64_t context_number(ContextHandle& handle, PyObject* context) {
-  if (!context || context == Py_None) return 0;
+  if (!context || context == Py_None) return kNoContext;
   if (PyLong_Check(context)) {
     const auto number = PyLong_AsUnsignedLongLong(context);
-    if (number != ~0ull || !PyErr_Occurred()) return number;
+    if ((number != ~0ull || !PyErr_Occurred()) && number < kNoContext) return number;
     PyErr_Clear();
   }
   if (handle.objects.size() >= handle.queue->size()) {
@@ -128,16 +129,16 @@ std::uint64_t context_number(ContextHandle& handle, PyObject* context) {
     const py::object oldest = py::reinterpret_steal<py::object>(PyIter_Next(py::iter(handle.objects).ptr()));
     PyDict_DelItem(handle.objects.ptr(), oldest.ptr());
   }
-  static std::uint64_t next = std::uint64_t{1} << 63;  // under the GIL; distinct in all queues
+  static std::uint64_t next = kNoContext + 1;  // under the GIL; distinct in all queues
   handle.objects[py::int_(next)] = py::reinterpret_borrow<py::object>(context);
   return next++;
 }
 
 void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation,
-              bool long_work) {
+              bool long_work, bool first) {
   constexpr int kEagerTurns = 1000;
   Context& context = *handle.context;
-  Deadline patience;  // none until the path proves to be full
+  bool started = false;
   for (int fruitless = 0; !batch.empty();) {
     std::size_t taken = 0;
     try {
@@ -146,7 +147,7 @@ void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batc
       if (tried) {
         taken = *tried;
       } else {
-        const py::gil_scoped_release release;
+        const WithoutGil without_gil;
         taken = context.post(peer, batch);
         if (taken == 0) {
           // Full: one turn of progress, with a nap once that did not help for long.
@@ -158,10 +159,12 @@ void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batc
       }
       if (taken < batch.size() && PyErr_CheckSignals() != 0) throw py::error_already_set();
     } catch (...) {
+      if (first && !started && taken == 0) operation.withdraw();
       context.abandon(operation, static_cast<std::uint32_t>(batch.size() - taken), Errc::canceled);
       throw;
     }
     batch = batch.subspan(taken);
+    started |= taken != 0;
     fruitless = taken ? 0 : fruitless + 1;
   }
 }
@@ -185,9 +188,6 @@ void post_operation(ContextHandle& handle, std::span<const Transfer> batch, Oper
 
 OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer, const Target& target,
                                    std::uint64_t nbytes, PyObject* user_context) {
-  if (!handle.queue->reserve())
-    throw Error(Errc::again, "the completion queue of " + std::to_string(handle.queue->size()) +
-                                 " entries is full; read it before posting more, or make it larger");
   OperationObject* operation = new_operation();
   if (!operation) throw py::error_already_set();
   operation->op = op;
@@ -198,7 +198,7 @@ OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer
   operation->context = handle.context;
   operation->finished = handle.finished;
   operation->manual = handle.manual;
-  if (user_context && user_context != Py_None) operation->user_context = Py_NewRef(user_context);
+  if (user_context && user_context != Py_None) keep_context(*operation, user_context);
   return operation;
 }
 
@@ -215,11 +215,12 @@ void bind_context(py::module_& m) {
              handle->manual = domain->options().manual_progress;
              const auto events = domain->open_event_queue();
              {
-               const py::gil_scoped_release release;
+               const WithoutGil without_gil;
                handle->context =
                    domain->open_context(static_cast<std::uint16_t>(index), peers, queue, events);
              }
              handle->context->on_notice = [finished = handle->finished] {
+               if (WithoutGil::finalizing()) return;
                const py::gil_scoped_acquire acquire;
                finished->drain();
              };
@@ -265,7 +266,11 @@ void bind_context(py::module_& m) {
             handle.check_open();
             const PeerId id = peer.is_none() ? kNoPeer : peer_from(peer.ptr());
             const Deadline deadline = deadline_from(timeout);
-            if (!wait_interruptibly([&](Deadline until) { return handle.context->flush(id, until); },
+            if (id != kNoPeer && !handle.context->peers().contains(id))
+              throw Error(Errc::invalid, "peer " + std::to_string(static_cast<std::int64_t>(id)) +
+                                             " is not in the address vector (never inserted, or removed)");
+            auto goals = handle.context->flush_goals(id);
+            if (!wait_interruptibly([&](Deadline until) { return handle.context->flushed(goals, until); },
                                     deadline))
               throw Error(Errc::timeout,
                           "operations " +
@@ -281,7 +286,7 @@ void bind_context(py::module_& m) {
             handle.check_open();
             bool moved;
             {
-              const py::gil_scoped_release release;
+              const WithoutGil without_gil;
               moved = handle.context->progress();
             }
             handle.finished->drain();

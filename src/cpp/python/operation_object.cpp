@@ -134,23 +134,46 @@ void run_callbacks(OperationObject& operation) noexcept {
   Py_DECREF(callbacks);
 }
 
+int operation_traverse(PyObject* self, visitproc visit, void* arg) {
+  const OperationObject& operation = operation_of(self);
+  Py_VISIT(operation.user_context);
+  Py_VISIT(operation.callbacks);
+  Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
+  return 0;
+}
+
+int operation_clear(PyObject* self) {
+  OperationObject& operation = operation_of(self);
+  Py_CLEAR(operation.user_context);
+  Py_CLEAR(operation.callbacks);
+  return 0;
+}
+
+// Only operations that hold something of the caller's can be part of a cycle; the others stay unknown to the collector.
+void track(OperationObject& operation) {
+  auto* self = reinterpret_cast<PyObject*>(&operation);
+  if (!PyObject_GC_IsTracked(self)) PyObject_GC_Track(self);
+}
+
 void operation_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
   PyTypeObject* type = Py_TYPE(self);
   OperationObject& operation = operation_of(self);
   delete operation.buffers;
-  Py_XDECREF(operation.user_context);
-  Py_XDECREF(operation.callbacks);
-  Py_XDECREF(operation.scratch);
+  operation_clear(self);
   operation.context.~shared_ptr();
   operation.finished.~shared_ptr();
   operation.core.~Operation();
-  PyObject_Free(self);
+  PyObject_GC_Del(self);
   Py_DECREF(type);
 }
 
 // Waits; false with the Python error set (time-out, or a signal handler raised).
 bool wait_done(OperationObject& operation, PyObject* timeout) {
-  if (operation.core.done()) return true;
+  if (operation.core.done()) {
+    if (!operation.finished->empty()) operation.finished->drain();  // lets go of the buffers
+    return true;
+  }
   const Deadline deadline = deadline_from(timeout ? timeout : Py_None);
   Context& context = *operation.context;
   const bool done = wait_interruptibly(
@@ -231,6 +254,7 @@ PyObject* operation_add_done_callback(PyObject* self, PyObject* function) {
   if (!operation.callbacks) operation.callbacks = PyList_New(0);
   if (!operation.callbacks) return nullptr;
   if (PyList_Append(operation.callbacks, function) != 0) return nullptr;
+  track(operation);
   operation.wants_notice.store(true);
   // Settled before it could see the wish: nobody else will run the callbacks.
   if (operation.core.done()) {
@@ -269,9 +293,13 @@ PyObject* always_false(PyObject*, PyObject*) { Py_RETURN_FALSE; }
 PyObject* operation_drive(PyObject* self, PyObject*) {
   OperationObject& operation = operation_of(self);
   const std::shared_ptr<Context> context = operation.context;
-  Py_BEGIN_ALLOW_THREADS do { context->progress(); }
-  while (!operation.core.done() && !context->arm());
-  Py_END_ALLOW_THREADS operation.finished->drain();
+  {
+    const WithoutGil without_gil;
+    do {
+      context->progress();
+    } while (!operation.core.done() && context->arm() == Context::Rest::work_left);
+  }
+  operation.finished->drain();
   Py_RETURN_NONE;
 }
 PyMethodDef operation_methods[] = {
@@ -302,6 +330,8 @@ PyGetSetDef operation_getset[] = {
 
 PyType_Slot operation_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(operation_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(operation_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(operation_clear)},
     {Py_tp_methods, operation_methods},
     {Py_tp_getset, operation_getset},
     {Py_tp_repr, reinterpret_cast<void*>(operation_repr)},
@@ -311,7 +341,7 @@ PyType_Slot operation_slots[] = {
          "A started operation: blocking (result), by callback, or `await`. Safe from any thread.")},
     {0, nullptr}};
 PyType_Spec operation_spec = {"pyfab.Operation", sizeof(OperationObject), 0,
-                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, operation_slots};
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, operation_slots};
 
 }  // namespace
 
@@ -341,7 +371,7 @@ void FinishedList::drain() noexcept {
 }
 
 OperationObject* new_operation() noexcept {
-  auto* operation = PyObject_New(OperationObject, operation_type);
+  auto* operation = PyObject_GC_New(OperationObject, operation_type);
   if (!operation) return nullptr;
   new (&operation->core) Operation();
   new (&operation->phase) std::atomic<int>(OperationObject::kPosting);
@@ -352,7 +382,6 @@ OperationObject* new_operation() noexcept {
   operation->buffers = nullptr;
   operation->user_context = nullptr;
   operation->callbacks = nullptr;
-  operation->scratch = nullptr;
   operation->manual = false;
   return operation;
 }
@@ -371,8 +400,16 @@ std::uint32_t completion_flags(OpCode op) noexcept {
 }
 
 void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number,
-           CompletionQueue* queue) noexcept {
+           CompletionQueue* queue) {
+  if (queue && !queue->reserve())
+    throw Error(Errc::again, "the completion queue of " + std::to_string(queue->size()) +
+                                 " entries is full; read it before posting more, or make it larger");
   operation.core.begin(parts, context_number, completion_flags(operation.op), queue, nullptr, settled_hook);
+}
+
+void keep_context(OperationObject& operation, PyObject* context) noexcept {
+  operation.user_context = Py_NewRef(context);
+  track(operation);
 }
 
 void launched(OperationObject& operation, std::vector<LocalBuffer> buffers) {
@@ -399,7 +436,7 @@ std::string way_to(Context& context, PeerId peer) {
   try {
     const PathReport report = context.report(peer);
     return " over " + report.link + " (" + report.how + ")";
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     return {};  // the path is gone by now
   }
 }

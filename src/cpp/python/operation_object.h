@@ -35,17 +35,20 @@ struct OperationObject {
   std::vector<LocalBuffer>* buffers;  // owned while in flight
   PyObject* user_context;             // owned, or null
   PyObject* callbacks;                // owned list, or null
-  PyObject* scratch;                  // owned: results to convert, or null
   PeerId peer;
   OpCode op;
   std::uint64_t remote, key, nbytes;
   bool manual;
 };
 
-// A fresh operation in phase kPosting, with its hook prepared by begin(). Null: Python error set.
+inline constexpr std::uint64_t kNoContext = std::uint64_t{1} << 63;  // and above: numbers of kept objects
+
+// A fresh operation in phase kPosting. Null: Python error set.
 OperationObject* new_operation() noexcept;
-void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number,
-           CompletionQueue* queue) noexcept;
+// Takes a place in the queue (null: none) and prepares the hook. Throws Error(again) if the queue is full.
+void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number, CompletionQueue* queue);
+// Keeps the caller's context argument for the Completion.
+void keep_context(OperationObject& operation, PyObject* context) noexcept;
 // After the last post: the operation is done, or in flight and then keeps itself and `buffers` alive until it
 // is settled.
 void launched(OperationObject& operation, std::vector<LocalBuffer> buffers);

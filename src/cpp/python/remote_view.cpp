@@ -53,9 +53,10 @@ RemoteView RemoteView::of(RemoteRegion region, py::object dtype, const std::vect
   view.ndim = static_cast<int>(shape.size());
   std::int64_t stride = view.itemsize;
   for (std::size_t axis = shape.size(); axis-- > 0;) {
+    if (shape[axis] < 0) throw Error(Errc::invalid, "a dimension of an array is not negative");
     view.shape[axis] = shape[axis];
     view.strides[axis] = stride;
-    stride *= shape[axis];
+    if (__builtin_mul_overflow(stride, shape[axis], &stride)) throw Error(Errc::invalid, "an array of this shape has no size");
   }
   view.settle();
   return view;
@@ -212,6 +213,9 @@ RemoteView RemoteView::decode(std::string_view bytes) {
   }
   if (view.dtype.attr("hasobject").cast<bool>()) throw refuse("the dtype holds Python objects");
   view.itemsize = py::reinterpret_borrow<py::dtype>(view.dtype).itemsize();
+  std::uint64_t all = 0;
+  if (__builtin_mul_overflow(elements, static_cast<std::uint64_t>(view.itemsize), &all))
+    throw refuse("the shape is impossible");
   if (elements != 0) {
     const std::uint64_t length = view.region->length;
     if (high > length || static_cast<std::uint64_t>(view.itemsize) > length - high)

@@ -54,7 +54,7 @@ Plan plan(OpCode op, Operation& operation, const LocalBuffer& local, const Targe
 }
 
 PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
-                PyObject* kwnames) {
+                PyObject* kwnames, bool queued = true) {
   static const char* const names[] = {"local", "peer", "remote", "data", "context", "flags"};
   PyObject* given[6];
   if (!parse_arguments(name, names, 3, args, nargs, kwnames, given)) return nullptr;
@@ -94,7 +94,7 @@ PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const*
   try {
     if (given[3] && given[3] != Py_None) {
       // With a time limit the operation may outlive the call, so it needs an object that keeps it.
-      PyObject* operation = start(name, op, self, given, 3, nullptr);
+      PyObject* operation = start(name, op, self, given, 3, nullptr, false);
       if (!operation) return nullptr;
       PyObject* result = PyObject_CallMethod(operation, "result", "O", given[3]);
       Py_DECREF(operation);
@@ -104,6 +104,7 @@ PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const*
     }
     ContextHandle& handle = context_handle(self);
     handle.check_open();
+    if (!handle.finished->empty()) handle.finished->drain();
     struct Call {
       Operation operation;
       LocalBuffer local;
@@ -163,7 +164,7 @@ PyObject* inject(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
                     nullptr, nullptr, nullptr);
     post_all(handle, peer, posts.all(), operation, false);
     if (!operation.done()) {
-      const py::gil_scoped_release release;
+      const WithoutGil without_gil;
       handle.context->wait([&] { return operation.done(); }, {});
     }
     if (const Errc error = operation.completion().error; error != Errc::ok) {

@@ -76,8 +76,13 @@ PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* cons
     const auto rows = static_cast<std::size_t>(
         std::max({remote_array.ndim() ? remote_array.size() : 1, local_array.ndim() ? local_array.size() : 1,
                   length_array.ndim() ? length_array.size() : 1}));
-    const bool none =
-        (remote_array.ndim() && remote_array.size() == 0) || (local_array.ndim() && local_array.size() == 0);
+    // A column of length 0 means no rows, and then every column that is no single number must be empty.
+    const bool none = (remote_array.ndim() && remote_array.size() == 0) ||
+                      (local_array.ndim() && local_array.size() == 0) ||
+                      (length_array.ndim() && length_array.size() == 0);
+    if (none && rows > 1)
+      throw Error(Errc::invalid, "one of remote_offsets, local_offsets and lengths is empty, another has " +
+                                     std::to_string(rows) + " entries");
     const std::size_t count = none ? 0 : rows;
     const Column remote = count ? column(remote_array, rows, "remote_offsets") : Column{nullptr, 0};
     const Column here = count ? column(local_array, rows, "local_offsets") : Column{nullptr, 0};
@@ -108,7 +113,7 @@ PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* cons
         batch[i] = row;
       }
       try {
-        post_all(handle, peer, {batch.data(), now}, operation->core, long_work);
+        post_all(handle, peer, {batch.data(), now}, operation->core, long_work, done == 0);
       } catch (...) {
         handle.context->abandon(operation->core, static_cast<std::uint32_t>(count - done - now) + 1,
                                 Errc::canceled);

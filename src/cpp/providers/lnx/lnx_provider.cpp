@@ -38,7 +38,7 @@ class LinkedEndpoint final : public Endpoint {
       if (reach.ok) {
         try {
           return link->connect(id, peer);
-        } catch (const Error& error) {
+        } catch (const std::runtime_error& error) {  // Error, or std::system_error: out of descriptors
           reason = error.what();
         }
       }
