@@ -64,6 +64,10 @@ class ArrayClient:
         try:
             if source.nbytes:
                 array = np.lib.format.open_memmap(draft, "w+", source.dtype, source.shape)
+                with draft.open(
+                    "r+b"
+                ) as stream:  # a full disk is an error here, and a crash in mapped memory
+                    os.posix_fallocate(stream.fileno(), 0, draft.stat().st_size)
                 with (
                     Domain("shm+tcp", auth_key=self._token.encode() or None) as domain,
                     domain.endpoint() as endpoint,

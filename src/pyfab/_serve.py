@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import ipaddress
 import signal
 import socket
 import threading
@@ -47,9 +48,10 @@ class ArrayServer:
         with contextlib.ExitStack() as undo:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._listener = undo.enter_context(socket.create_server((host, port), family=family))
-            self.address = join_address(host, self._listener.getsockname()[1])
+            self.host, port = self._listener.getsockname()[:2]  # numeric, and the port that was found
+            self.address = join_address(self.host, port)
             secret = token.encode() or None
-            domain = undo.enter_context(Domain("shm+tcp", tcp_listen=host, auth_key=secret))
+            domain = undo.enter_context(Domain("shm+tcp", tcp_listen=self.host, auth_key=secret))
             self._endpoint = undo.enter_context(domain.endpoint())
             for name, array in self.arrays.items():
                 self._regions[name] = undo.enter_context(domain.register(array, Access.REMOTE_READ))
@@ -107,7 +109,15 @@ def serve(arrays: Mapping[str, Path], listen: str, token: str) -> None:
     with ArrayServer(arrays, listen, token) as server:
         for name, array in server.arrays.items():
             print(f"{name}: {array.shape} {array.dtype}, {array.nbytes:,} bytes")
-        print(f"serving on {server.address}" + (" to those who have the token" if token else ""), flush=True)
+        open_to_all = not token and not ipaddress.ip_address(server.host).is_loopback
+        whom = (
+            "those who have the token"
+            if token
+            else "everyone who can reach it"
+            if open_to_all
+            else "this machine"
+        )
+        print(f"serving on {server.address} to {whom}", flush=True)
         stop.wait()
     print("stopped")
 

@@ -24,8 +24,8 @@ def test_demo_with_the_shipped_data() -> None:
     assert "all bytes and all sums are right" in ran.stdout
     assert "(1797, 8, 8) uint8" in ran.stdout
     rows = [line.split() for line in ran.stdout.splitlines() if "exact" in line]
-    assert [row[1] for row in rows] == ["shm", "tcp", "shm+tcp"]
-    reads = [int(row[3].replace(",", "")) for row in rows]
+    assert [row[0] for row in rows] == ["shm", "tcp", "shm+tcp"]
+    reads = [int(row[1].replace(",", "")) for row in rows]
     assert all(
         count >= 4 * 4 * 7 for count in reads
     )  # at least once all rows, by and of each of 4 processes, in 7 batches
