@@ -56,7 +56,7 @@ from pyfab._errors import (
 from pyfab._group import Group
 from pyfab._info import Info, Nic, getinfo
 from pyfab._queues import AddressVector, Completion, CompletionQueue, Counter, Event, EventQueue
-from pyfab._region import MemoryRegion, RemoteRegion
+from pyfab._region import MemoryRegion, Range, RemoteRegion
 from pyfab._spawn import spawn
 from pyfab._window import Window
 
@@ -104,6 +104,7 @@ __all__ = [
     "OperationTimeout",
     "PeerLostError",
     "RMAEvent",
+    "Range",
     "RemoteRegion",
     "TooSmallError",
     "TruncatedError",

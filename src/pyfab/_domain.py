@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 from pyfab import _core
 from pyfab._endpoint import Endpoint
 from pyfab._enums import Access, AVType, Caps, MRFlag, MRMode
-from pyfab._errors import BusyError, InvalidArgumentError, NotSupportedError
+from pyfab._errors import BadFlagsError, BusyError, InvalidArgumentError, NotSupportedError
 from pyfab._info import Info, make_info
 from pyfab._queues import AddressVector, CompletionQueue, Counter, EventQueue
 from pyfab._region import MemoryRegion
@@ -26,6 +26,7 @@ _SUPPORTED_MODES = MRMode.VIRT_ADDR | MRMode.ALLOCATED | MRMode.PROV_KEY
 _BASIC = MRMode.VIRT_ADDR | MRMode.ALLOCATED | MRMode.PROV_KEY
 _NO_CAPS, _NO_FLAGS = Caps(0), MRFlag(0)
 _DEFAULT_QUEUE = 4096  # entries of the queue that an endpoint makes for itself
+
 
 class Domain:
     """Opens links for communication. Made of it: regions, memory, endpoints, address vectors, queues and counters.
@@ -59,8 +60,12 @@ class Domain:
             raise InvalidArgumentError(
                 f"spec={spec!r}: a link is a string such as 'shm', 'tcp:eth0' or 'shm+tcp'"
             )
-        if not (math.isfinite(peer_deadline) and peer_deadline > 0):
-            raise InvalidArgumentError(f"peer_deadline={peer_deadline}: it is a positive number of seconds")
+        try:
+            deadline = float(peer_deadline)
+        except (TypeError, ValueError):
+            deadline = 0.0
+        if not (math.isfinite(deadline) and deadline > 0):
+            raise InvalidArgumentError(f"peer_deadline={peer_deadline!r}: it is a positive number of seconds")
         mode = MRMode(mr_mode)
         in_force = (mode & ~MRMode.BASIC) | _BASIC if mode & MRMode.BASIC else mode
         if in_force & ~_SUPPORTED_MODES:
@@ -71,7 +76,7 @@ class Domain:
             bytes(auth_key or b""),
             strict_keys,
             progress == "manual",
-            float(peer_deadline),
+            deadline,
             {name: str(value) for name, value in settings.items()},
         )
         self._info = make_info(self._core.info, mode)
@@ -118,6 +123,8 @@ class Domain:
             )
         if key is not None and not 0 <= operator.index(key) < 2**64:
             raise InvalidArgumentError(f"key={key}: a key is an int from 0 to 2**64 - 2")
+        if int(flags) & ~int(MRFlag.PMEM):
+            raise BadFlagsError(f"flags={flags!r}: a region takes MRFlag.PMEM or none")
         return MemoryRegion(self, buffer, Access(access), key, flags, context)
 
     def alloc(
@@ -137,7 +144,9 @@ class Domain:
             raise InvalidArgumentError(f"shape={dims}: dimensions are not negative")
         nbytes = math.prod(dims) * dtype.itemsize
         if nbytes >= 2**47:
-            raise InvalidArgumentError(f"shape={dims}, dtype={dtype}: {nbytes} bytes are more than an address space holds")
+            raise InvalidArgumentError(
+                f"shape={dims}, dtype={dtype}: {nbytes} bytes are more than an address space holds"
+            )
         memory = self._core.allocate(nbytes)
         return np.asarray(memoryview(memory))[:nbytes].view(dtype).reshape(dims)
 

@@ -85,6 +85,8 @@ class Endpoint(_Operations):
     @property
     def address(self) -> bytes:
         """What a peer inserts into its address vector to reach this endpoint."""
+        if self.closed:
+            raise ClosedError("the endpoint is closed")
         return self._address
 
     @property

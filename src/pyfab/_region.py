@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pyfab._domain import Domain
     from pyfab._queues import Counter
 
-__all__ = ["MemoryRegion", "RemoteRegion"]
+__all__ = ["MemoryRegion", "Range", "RemoteRegion"]
 
 
 def shared_memory_of(array: object) -> _core.SharedMemory | None:
@@ -27,7 +28,15 @@ def shared_memory_of(array: object) -> _core.SharedMemory | None:
     return array if isinstance(array, _core.SharedMemory) else None
 
 
-class MemoryRegion:
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """A bare range of addresses to register: `length` bytes from `address`, which the caller vouches for and keeps alive."""
+
+    address: int
+    length: int
+
+
+class MemoryRegion(_core.Exporter):
     """Registered memory. Made by `Domain.register`; owns the key, keeps the buffer alive, ends with close().
 
     Safe from any thread, close() from one.
@@ -43,11 +52,7 @@ class MemoryRegion:
         context: object,
     ) -> None:
         buffers = list(buffer) if isinstance(buffer, list | tuple) else [buffer]
-        if not all(
-            (isinstance(item, np.ndarray) and item.dtype.hasobject is False)
-            or not isinstance(item, np.ndarray)
-            for item in buffers
-        ):
+        if any(isinstance(item, np.ndarray) and item.dtype.hasobject for item in buffers):
             raise InvalidArgumentError(
                 "cannot register an array of Python objects: peers could do nothing with their addresses"
             )
@@ -56,7 +61,14 @@ class MemoryRegion:
         if memory is not None:
             offset = np.asarray(buffers[0]).__array_interface__["data"][0] - memory.address
         self._core = _core.register_memory(
-            domain._core, buffers, int(access), key, int(flags), 0, memory, offset
+            domain._core,
+            [(item.address, item.length) if isinstance(item, Range) else item for item in buffers],
+            int(access),
+            key,
+            int(flags),
+            0,
+            memory,
+            offset,
         )
         self._domain = domain
         self._buffer = buffer
@@ -172,8 +184,8 @@ class MemoryRegion:
     def _only_buffer(self) -> Any:
         self._check_open()
         buffers: Sequence[Any] = self._buffer if isinstance(self._buffer, list | tuple) else [self._buffer]
-        if len(buffers) != 1:
-            raise InvalidArgumentError("the region runs through several buffers; see .buffer")
+        if len(buffers) != 1 or isinstance(buffers[0], Range):
+            raise InvalidArgumentError("the region is not one buffer of Python's; see .buffer")
         return buffers[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
@@ -182,9 +194,6 @@ class MemoryRegion:
             only if isinstance(only, np.ndarray) else np.frombuffer(only, self._dtype).reshape(self._shape)
         )
         return np.array(array, dtype=dtype) if copy or (dtype is not None and dtype != array.dtype) else array
-
-    def __buffer__(self, flags: int, /) -> memoryview:
-        return memoryview(self._only_buffer())
 
     def __repr__(self) -> str:
         if self.closed:

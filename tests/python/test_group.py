@@ -156,7 +156,8 @@ def test_a_barrier_that_timed_out_names_who_did_not_come_and_can_be_repeated(sta
         stdout = ranks[rank].stdout
         assert stdout is not None
         outputs.append(stdout.readline())
-    assert all("rank 1 of 3 did not come within 1 s" in line for line in outputs)
+    for line in outputs:  # on a busy machine the third may be late as well
+        assert re.search(r"ranks? (0, )?1(, 2)? of 3 did not come within 1 s", line), line
     ranks[1].send_signal(signal.SIGCONT)
     for process in ranks:
         output, _ = process.communicate(timeout=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -341,13 +342,13 @@ def test_atomics(pair: Pair) -> None:
 
 def test_fetches_are_operations(pair: Pair) -> None:
     remote, mirror = pair.at("line")
-    called: list[Any] = []
+    called: queue.Queue[Any] = queue.Queue()
     fetch = remote.take([1, 2])
-    fetch.add_done_callback(called.append)
+    fetch.add_done_callback(called.put)
     assert np.array_equal(fetch.result(20), mirror[1:3])
     assert fetch.done()
     assert fetch.exception(0) is None
-    assert called == [fetch]
+    assert called.get(timeout=20) is fetch
     assert fetch.cancel() is False
 
     async def wait() -> Any:

@@ -3,7 +3,7 @@
 // ThreadSanitizer takes two mappings of one file for unrelated memory, so within one process it does not see
 // what is ordered through shared memory. Who orders something there says so: after tsan_acquire() comes what
 // was before tsan_release().
-#if defined(__SANITIZE_THREAD__)
+#ifdef __SANITIZE_THREAD__
 #include <sanitizer/tsan_interface.h>
 
 namespace fab {

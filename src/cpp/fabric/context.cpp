@@ -68,7 +68,16 @@ Path& Context::path_to(PeerId peer) {
   if (peer >= paths_.size()) paths_.resize(peer + 1);
   Peer& slot = paths_[peer];
   slot.path.reset();  // of another peer by now, or lost: a new one may work again
-  slot.path = endpoint_->connect(peer, Name::decode(parameters_.peers->lookup(peer)));
+  const Name name = Name::decode(parameters_.peers->lookup(peer));
+  try {
+    slot.path = endpoint_->connect(peer, name);
+  } catch (const Error& error) {
+    if (error.code() != Errc::unreachable) throw;
+    std::string links;
+    for (const Part& part : name.parts)
+      if (part.context == 0) links.append(links.empty() ? "" : ", ").append(part.link);
+    throw Error(Errc::unreachable, std::string(error.what()) + " (links of the peer: " + links + ")");
+  }
   slot.generation = generation;
   slot.serial = ++paths_opened_;
   return *slot.path;

@@ -58,8 +58,9 @@ class Context final {
   // Drives the context until `done()` (evaluated with the lock held) or the deadline; true if done. Callable
   // from any thread.
   bool wait(const std::function<bool()>& done, Deadline deadline);
-  // What has to settle for `peer` (kNoPeer: for all) to be flushed: everything posted before the call, so that flushing ends
-  // under endless posting. flushed() waits for it, in as many calls as the caller likes; false: out of time.
+  // What has to settle for `peer` (kNoPeer: for all) to be flushed: everything posted before the call, so
+  // that flushing ends under endless posting. flushed() waits for it, in as many calls as the caller likes;
+  // false: out of time.
   struct FlushGoal {
     PeerId peer;
     std::uint64_t path;     // Peer::serial
@@ -78,7 +79,8 @@ class Context final {
 
   // --- for the progress thread
   int poll_fd() const noexcept { return poller_.fd(); }
-  // Before it sleeps on poll_fd(): whether it may. Neither where there is work nor while somebody holds the lock.
+  // Before it sleeps on poll_fd(): whether it may. Neither where there is work nor while somebody holds the
+  // lock.
   enum class Rest { allowed, work_left, in_use };
   Rest arm() noexcept;
   enum class Driver { nobody, spinning_caller, sleeping_caller };

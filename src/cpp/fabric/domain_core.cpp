@@ -231,8 +231,8 @@ void DomainCore::close(bool force) {
   std::unique_lock lock(mutex_);
   auto thread = std::move(thread_);
   if (thread && thread->is_this_thread()) {
-    // A callback that the thread runs closes the domain: somebody else has to join it. Others may still be inside it, and they need
-    // the domain, which only its destructor has to itself.
+    // A callback that the thread runs closes the domain: somebody else has to join it. Others may still be
+    // inside it, and they need the domain, which only its destructor has to itself.
     std::thread([self = weak_from_this().lock(), thread = std::move(thread)]() mutable {
       if (self) {
         std::unique_lock users(self->mutex_);

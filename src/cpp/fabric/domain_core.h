@@ -56,8 +56,8 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // Wakes those in wait().
   void kick() noexcept;
 
-  // Used by MemoryRegion::close(). start_retiring() takes the region away from peers; retired() is true once nothing touches its
-  // memory any more, and then frees the entry; false: out of time, call again.
+  // Used by MemoryRegion::close(). start_retiring() takes the region away from peers; retired() is true once
+  // nothing touches its memory any more, and then frees the entry; false: out of time, call again.
   void start_retiring(std::uint32_t index);
   bool retired(std::uint32_t index, Deadline deadline);
 

@@ -17,8 +17,8 @@ namespace fab {
 class DomainCore;
 class Counter;
 
-// Registered memory: what peers may reach under a key. Made by DomainCore::register_memory(), ended by close() or with its last
-// reference. Safe from any thread.
+// Registered memory: what peers may reach under a key. Made by DomainCore::register_memory(), ended by
+// close() or with its last reference. Safe from any thread.
 class MemoryRegion final {
  public:
   struct Parameters {
@@ -55,8 +55,8 @@ class MemoryRegion final {
   // What a peer needs. The first call makes every link of the domain ready to serve the region.
   RemoteRegion remote();
   void bind(std::shared_ptr<Counter> counter);  // counts remote writes
-// From the first call on no new access starts; true once none is running any more and the memory may go. False: out of
-  // time, call again. True for a region that is closed.
+  // From the first call on no new access starts; true once none is running any more and the memory may go.
+  // False: out of time, call again. True for a region that is closed.
   bool close(Deadline deadline);
   // Local addresses of [offset, offset + length); throws Error(bounds).
   std::vector<iovec> slice(std::uint64_t offset, std::uint64_t length) const;

@@ -36,7 +36,8 @@ class ProgressThread final {
   Waker waker_{poller_};
   std::recursive_mutex mutex_;  // guards slots_; held while the thread works on them
   std::vector<std::unique_ptr<Slot>> slots_;
-  std::mutex arrivals_mutex_;  // apart, because mutex_ may be held while a callback waits for the caller of add()
+  std::mutex
+      arrivals_mutex_;  // apart, because mutex_ may be held while a callback waits for the caller of add()
   std::vector<std::shared_ptr<Context>> arrivals_;
   std::atomic<bool> stop_{false};
   std::thread thread_;

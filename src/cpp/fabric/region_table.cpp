@@ -174,7 +174,8 @@ void RegionTable::grow_index() {
   const auto* old = index(size);
   const std::uint64_t old_slots = std::uint64_t{kFirstIndexSlots} << size;
   const bool crowded = std::uint64_t{live_.load(std::memory_order_relaxed)} * 4 > old_slots;
-  // The largest index is never filled anew from itself: with at most kMaxRegions keys the next smaller one suffices.
+  // The largest index is never filled anew from itself: with at most kMaxRegions keys the next smaller one
+  // suffices.
   const std::uint32_t next = size + 1 < kIndexSizes && (crowded || size == 0) ? size + 1 : size - 1;
   auto* slots = index(next);
   const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << next) - 1;

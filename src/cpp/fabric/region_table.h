@@ -49,7 +49,7 @@ struct RegionPiece {
 // judged.
 class RegionView {
  public:
-  static constexpr std::uint32_t kMaxRegions = 1u << 21;  // a quarter of the largest index, see grow_index()
+  static constexpr std::uint32_t kMaxRegions = 1u << 21;   // a quarter of the largest index, see grow_index()
   static constexpr std::uint32_t kFirstIndexSlots = 1024;  // the key index doubles when it is half full
   static constexpr std::uint32_t kIndexSizes = 14;         // 1024 … 8 Mi slots
   static constexpr std::uint32_t kMaxRegionPieces = 64;

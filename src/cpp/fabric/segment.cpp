@@ -59,8 +59,8 @@ int Segment::claim_slot(const ProcessId& claimant) const {
     AccessSlot& slot = slots()[i];
     std::int32_t pid = slot.pid.load();
     const bool free = pid == 0;
-    // A slot whose owner died is taken over by whoever clears its start time; with start time 0 it is just being
-    // claimed or freed, and left alone.
+    // A slot whose owner died is taken over by whoever clears its start time; with start time 0 it is just
+    // being claimed or freed, and left alone.
     std::uint64_t start_time = slot.start_time.load();
     const bool dead = !free && start_time != 0 && process_start_time(pid) != start_time;
     if (!free && !dead) continue;
@@ -82,9 +82,11 @@ bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {
   const std::uint32_t used = std::min(header().slots_used.load(), kMaxSlots);
   for (std::uint32_t i = 0; i < used; ++i) {
     AccessSlot& slot = slots()[i];
-    // An access is short, unless its process is stopped in the middle of it: nothing tells of its end but the slot itself.
+    // An access is short, unless its process is stopped in the middle of it: nothing tells of its end but the
+    // slot itself.
     constexpr unsigned kEager = 64;
-    for (unsigned round = 1; slot.active.load(std::memory_order_seq_cst) == std::uint64_t{index} + 1; ++round) {
+    for (unsigned round = 1; slot.active.load(std::memory_order_seq_cst) == std::uint64_t{index} + 1;
+         ++round) {
       std::uint64_t start_time = slot.start_time.load();
       if (round % kEager == 0 && start_time != 0 && process_start_time(slot.pid.load()) != start_time &&
           slot.start_time.compare_exchange_strong(start_time, 0)) {

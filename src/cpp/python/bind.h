@@ -30,8 +30,8 @@ py::object make_error(Errc code, const std::string& message);
 // directly.
 void set_python_error() noexcept;
 
-// Lets go of the GIL for its lifetime. A daemon thread that comes back while the interpreter ends never returns: CPython would
-// unwind it through frames that do not expect that.
+// Lets go of the GIL for its lifetime. A daemon thread that comes back while the interpreter ends never
+// returns: CPython would unwind it through frames that do not expect that.
 class WithoutGil {
  public:
   WithoutGil() : ending_(finalizing()), state_(PyEval_SaveThread()) {}

@@ -62,7 +62,8 @@ py::list info_list(const std::vector<Info>& infos) {
 }  // namespace
 
 void bind_domain(py::module_& m) {
-  py::class_<DomainCore, std::shared_ptr<DomainCore>>(m, "DomainCore", py::release_gil_before_calling_cpp_dtor())
+  py::class_<DomainCore, std::shared_ptr<DomainCore>>(m, "DomainCore",
+                                                      py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly("info", [](const DomainCore& domain) { return info_dict(domain.info()); })
       .def_property_readonly("closed", &DomainCore::closed)
       .def_property_readonly("regions", [](DomainCore& domain) { return domain.regions().size(); })

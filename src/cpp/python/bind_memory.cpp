@@ -52,8 +52,12 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
   auto exporters = std::make_shared<Exporters>();
   MemoryRegion::Parameters parameters;
   for (const py::handle buffer : buffers) {
-    const iovec bytes = export_buffer(*exporters, buffer, (access & kWriting) != 0);
-    parameters.buffers.push_back(bytes);
+    if (PyTuple_Check(buffer.ptr())) {  // a bare range of addresses
+      const auto [address, length] = buffer.cast<std::pair<std::uint64_t, std::uint64_t>>();
+      parameters.buffers.push_back({reinterpret_cast<void*>(address), static_cast<std::size_t>(length)});
+    } else {
+      parameters.buffers.push_back(export_buffer(*exporters, buffer, (access & kWriting) != 0));
+    }
   }
   parameters.access = access;
   parameters.flags = flags;
@@ -73,9 +77,29 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
   return domain->register_memory(std::move(parameters));
 }
 
+// Base of what Python calls MemoryRegion: its memory as a buffer. (`__buffer__` needs Python 3.12.)
+int memory_getbuffer(PyObject* self, Py_buffer* view, int flags) {
+  view->obj = nullptr;
+  PyObject* memory = PyObject_CallMethod(self, "_only_buffer", nullptr);
+  if (!memory) return -1;
+  const int result = PyObject_GetBuffer(memory, view, flags);
+  Py_DECREF(memory);
+  return result;
+}
+
+PyType_Slot memory_slots[] = {
+    {Py_bf_getbuffer, reinterpret_cast<void*>(memory_getbuffer)},
+    {Py_tp_doc, const_cast<char*>("Gives the memory that _only_buffer() names as a buffer.")},
+    {0, nullptr}};
+PyType_Spec memory_spec = {"pyfab._core.Exporter", sizeof(PyObject), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, memory_slots};
+
 }  // namespace
 
 void bind_memory(py::module_& m) {
+  PyObject* exporter = PyType_FromSpec(&memory_spec);
+  if (!exporter) throw py::error_already_set();
+  m.attr("Exporter") = py::reinterpret_steal<py::object>(exporter);
   py::class_<SharedMemory, std::shared_ptr<SharedMemory>>(m, "SharedMemory", py::buffer_protocol())
       .def_property_readonly(
           "address",
@@ -86,7 +110,8 @@ void bind_memory(py::module_& m) {
                                static_cast<py::ssize_t>(memory.mapping.size()));
       });
 
-  py::class_<MemoryRegion, std::shared_ptr<MemoryRegion>>(m, "MemoryRegionCore", py::release_gil_before_calling_cpp_dtor())
+  py::class_<MemoryRegion, std::shared_ptr<MemoryRegion>>(m, "MemoryRegionCore",
+                                                          py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly("key", &MemoryRegion::key)
       .def_property_readonly("base", &MemoryRegion::base)
       .def_property_readonly("address", &MemoryRegion::address)
@@ -94,11 +119,12 @@ void bind_memory(py::module_& m) {
       .def_property_readonly("enabled", &MemoryRegion::enabled)
       .def_property_readonly("closed", &MemoryRegion::closed)
       .def("bind", &MemoryRegion::bind, py::arg("counter"))
-      .def("close",
-           [](MemoryRegion& region) {
-             wait_interruptibly([&](Deadline until) { return region.close(until); }, {});
-           },
-           "Returns when no access is running any more; interrupted, it can be called again.")
+      .def(
+          "close",
+          [](MemoryRegion& region) {
+            wait_interruptibly([&](Deadline until) { return region.close(until); }, {});
+          },
+          "Returns when no access is running any more; interrupted, it can be called again.")
       .def(
           "remote",
           [](MemoryRegion& region, const py::object& dtype, const std::vector<std::int64_t>& shape) {

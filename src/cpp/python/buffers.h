@@ -23,9 +23,9 @@ class LocalBuffer {
 
   std::byte* data = nullptr;  // of the only piece; with several, see `pieces`
   std::uint64_t nbytes = 0;
-  std::vector<iovec> pieces;   // two or more pieces, or empty
-  PyObject* dtype = nullptr;   // borrowed: the dtype of an ndarray, else null
-  PyObject* holder = nullptr;  // owned: keeps the memory alive
+  std::vector<iovec> pieces;     // two or more pieces, or empty
+  PyObject* dtype = nullptr;     // borrowed: the dtype of an ndarray, else null
+  PyObject* holder = nullptr;    // owned: keeps the memory alive
   std::shared_ptr<void> memory;  // likewise, of a region
 
  private:

@@ -38,15 +38,16 @@ void ContextHandle::close() {
 
 PeerId peer_from(PyObject* object) {
   if (!PyLong_CheckExact(object) && !PyIndex_Check(object))
-    throw Error(Errc::invalid,
-                std::string("a peer is the int that av.insert() returned, not a ") + Py_TYPE(object)->tp_name);
+    throw Error(Errc::invalid, std::string("a peer is the int that av.insert() returned, not a ") +
+                                   Py_TYPE(object)->tp_name);
   const auto number = PyLong_CheckExact(object) ? py::reinterpret_borrow<py::object>(object)
                                                 : py::reinterpret_steal<py::object>(PyNumber_Index(object));
   if (!number) throw py::error_already_set();
   const auto value = PyLong_AsUnsignedLongLong(number.ptr());
   if (value == ~0ull && PyErr_Occurred()) {
     PyErr_Clear();
-    throw Error(Errc::invalid, "peer " + py::str(number).cast<std::string>() + " is not a handle of the address vector");
+    throw Error(Errc::invalid,
+                "peer " + py::str(number).cast<std::string>() + " is not a handle of the address vector");
   }
   return value;
 }

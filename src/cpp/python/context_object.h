@@ -41,8 +41,8 @@ struct Target {
 // Checks a local buffer against the target before anything moves: size and dtype.
 void check_fit(const LocalBuffer& local, const Target& target, const char* what);
 
-// Posts all of `batch`, waiting for room where the path is full. Throws after having settled what was not posted; if that is the
-// whole operation (`first`: no batch of it came before), it leaves no queue entry.
+// Posts all of `batch`, waiting for room where the path is full. Throws after having settled what was not
+// posted; if that is the whole operation (`first`: no batch of it came before), it leaves no queue entry.
 void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation,
               bool long_work, bool first = true);
 
@@ -58,7 +58,8 @@ void post_operation(ContextHandle& handle, std::span<const Transfer> batch, Oper
                     LocalBuffer (&&buffers)[3]);
 
 Delivery delivery_from(PyObject* flags);
-// The number that a completion carries for the caller's context argument; keeps what is no int below kNoContext.
+// The number that a completion carries for the caller's context argument; keeps what is no int below
+// kNoContext.
 std::uint64_t context_number(ContextHandle& handle, PyObject* context);
 
 // Arguments of a METH_FASTCALL method by name, in the order of `names`; those not given are null.

@@ -149,7 +149,8 @@ int operation_clear(PyObject* self) {
   return 0;
 }
 
-// Only operations that hold something of the caller's can be part of a cycle; the others stay unknown to the collector.
+// Only operations that hold something of the caller's can be part of a cycle; the others stay unknown to the
+// collector.
 void track(OperationObject& operation) {
   auto* self = reinterpret_cast<PyObject*>(&operation);
   if (!PyObject_GC_IsTracked(self)) PyObject_GC_Track(self);
@@ -341,7 +342,8 @@ PyType_Slot operation_slots[] = {
          "A started operation: blocking (result), by callback, or `await`. Safe from any thread.")},
     {0, nullptr}};
 PyType_Spec operation_spec = {"pyfab.Operation", sizeof(OperationObject), 0,
-                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, operation_slots};
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                              operation_slots};
 
 }  // namespace
 

@@ -46,7 +46,8 @@ inline constexpr std::uint64_t kNoContext = std::uint64_t{1} << 63;  // and abov
 // A fresh operation in phase kPosting. Null: Python error set.
 OperationObject* new_operation() noexcept;
 // Takes a place in the queue (null: none) and prepares the hook. Throws Error(again) if the queue is full.
-void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number, CompletionQueue* queue);
+void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number,
+           CompletionQueue* queue);
 // Keeps the caller's context argument for the Completion.
 void keep_context(OperationObject& operation, PyObject* context) noexcept;
 // After the last post: the operation is done, or in flight and then keeps itself and `buffers` alive until it

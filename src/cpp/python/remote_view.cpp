@@ -56,7 +56,8 @@ RemoteView RemoteView::of(RemoteRegion region, py::object dtype, const std::vect
     if (shape[axis] < 0) throw Error(Errc::invalid, "a dimension of an array is not negative");
     view.shape[axis] = shape[axis];
     view.strides[axis] = stride;
-    if (__builtin_mul_overflow(stride, shape[axis], &stride)) throw Error(Errc::invalid, "an array of this shape has no size");
+    if (__builtin_mul_overflow(stride, shape[axis], &stride))
+      throw Error(Errc::invalid, "an array of this shape has no size");
   }
   view.settle();
   return view;

@@ -56,7 +56,8 @@ class Pipe {
   std::size_t upto(std::size_t most) { return std::uniform_int_distribution<std::size_t>(1, most)(random); }
   // Lengths of all sizes, small ones as often as large ones.
   std::size_t some_length(std::size_t most) {
-    return std::min(most, random() % (std::size_t{1} << (random() % 24)));
+    const std::size_t bound = std::size_t{1} << (random() % 24);
+    return std::min(most, random() % bound);
   }
 
   void send(Side& from) {

@@ -161,7 +161,7 @@ TEST_CASE("sending from memory that is not there fails that operation only") {
   CHECK(from_hole.run(a, peer) == Errc::bounds);
   Call good(OpCode::write, b.region->key(), 0, local.data(), local.size());
   CHECK(good.run(a, peer) == Errc::ok);
-  region->close();
+  region->close({});
   ::munmap(hole, 1 << 20);
 }
 
@@ -181,7 +181,7 @@ TEST_CASE("closing a region under load: not a byte afterwards") {
           .start(a, peer);
     Call small(OpCode::write, b.region->key(), 0, ones.data(), 8);
     if (round % 2) REQUIRE(small.run(a, peer) == Errc::ok);
-    region->close();
+    region->close({});
     std::fill(memory.begin(), memory.end(), std::byte{0});
     for (Call& call : calls) {
       const Errc error = call.outcome(a);

@@ -39,7 +39,7 @@ struct Node {
   }
   ~Node() {
     core->close_context(*context);
-    region->close();
+    region->close({});
     core->close(true);
   }
   std::string name() const { return Name{context->parts()}.encode(); }

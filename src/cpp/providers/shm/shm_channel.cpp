@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "base/tsan.h"
 
@@ -71,7 +72,7 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell,
   struct stat status;
   if (!offer.file.valid() || ::fstat(offer.file.get(), &status) != 0) throw refuse("is gone");
   const int seals = ::fcntl(offer.file.get(), F_GET_SEALS);
-  if (!S_ISREG(status.st_mode) || status.st_size != static_cast<off_t>(kChannelBytes) || seals < 0 ||
+  if (!S_ISREG(status.st_mode) || !std::cmp_equal(status.st_size, kChannelBytes) || seals < 0 ||
       (seals & F_SEAL_SHRINK) == 0)
     throw refuse("is no channel");
   offer.mapping = Mapping::shared(offer.file.get(), 0, kChannelBytes);

@@ -69,30 +69,36 @@ std::shared_ptr<Neighbour> ShmEndpoint::neighbour(const Address& address) const 
   return neighbours_.back();
 }
 
-Reach ShmEndpoint::reaches(const Name& peer) const try {
+// The neighbour behind a name; throws Error with the reason why there is none.
+std::pair<std::shared_ptr<Neighbour>, std::uint16_t> ShmEndpoint::look_up(const Name& peer) const {
+  const auto refuse = [](const std::string& why) { return Error(Errc::unreachable, why); };
   const Part* part = part_of(peer);
-  if (!part) return {false, "the peer has no " + link_ + " link"};
+  if (!part) throw refuse("the peer has no " + link_ + " link");
   const auto address = Address::decode(part->bytes);
-  if (!address) return {false, "the peer's name holds no valid shm part"};
+  if (!address) throw refuse("the peer's name holds no valid shm part");
   if (std::memcmp(address->host, self_.host, sizeof self_.host) != 0)
-    return {false, "other host, container or user: no shared memory"};
-  if (!neighbour(*address)->serves(address->cell)) return {false, "the peer has closed its endpoint"};
+    throw refuse("other host, container or user: no shared memory");
+  auto found = neighbour(*address);
+  if (!found->serves(address->cell)) throw refuse("the peer has closed its endpoint");
+  return {std::move(found), address->cell};
+}
+
+Reach ShmEndpoint::reaches(const Name& peer) const try {
+  look_up(peer);
   return {true, "same node"};
 } catch (const std::exception& error) {
   return {false, error.what()};
 }
 
-std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer) {
-  const Reach reach = reaches(peer);
-  if (!reach.ok) throw Error(Errc::unreachable, "no path over " + link_ + ": " + reach.why);
-  const Address address = *Address::decode(part_of(peer)->bytes);
-  auto found = neighbour(address);
+std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer) try {
+  const auto [found, cell] = look_up(peer);
   const int slot = found->segment().claim_slot(self_.process);
   if (slot < 0)
-    throw Error(Errc::unreachable, "no path over " + link_ + ": all " + std::to_string(kMaxSlots) +
-                                       " access slots of process " + std::to_string(address.process.pid) +
-                                       " are in use");
-  return std::make_unique<ShmPath>(*this, id, found, address.cell, found->segment().slots()[slot]);
+    throw Error(Errc::unreachable, "all " + std::to_string(kMaxSlots) + " access slots of process " +
+                                       std::to_string(found->address().process.pid) + " are in use");
+  return std::make_unique<ShmPath>(*this, id, found, cell, found->segment().slots()[slot]);
+} catch (const std::exception& error) {
+  throw Error(Errc::unreachable, "no path over " + link_ + ": " + error.what());
 }
 
 Session::Services ShmEndpoint::session_services(PathCounts& counts) noexcept {
@@ -107,7 +113,7 @@ void ShmEndpoint::tell_lost(PeerId peer, Errc why) noexcept try {
                          .data = 0,
                          .text = describe(why)});
 } catch (const std::bad_alloc&) {
-  // The operations say it, too.
+  return;  // the operations say it, too
 }
 
 // --- progress
@@ -189,8 +195,7 @@ void ShmEndpoint::look_for_channels() noexcept {
     if (slot.pid.load() == 0 || slot.channel_fd.load(std::memory_order_acquire) < 0 ||
         slot.target_context != self_.cell)
       continue;
-    if (std::any_of(served_.begin(), served_.end(), [&](const Served& served) { return served.slot == i; }))
-      continue;
+    if (std::ranges::any_of(served_, [&](const Served& served) { return served.slot == i; })) continue;
     try {
       Channel::Offer offer = Channel::open(slot, self_.cell, domain_.domain_id);
       Part part{link_, offer.initiator_context, offer.initiator.encode()};
@@ -199,7 +204,7 @@ void ShmEndpoint::look_for_channels() noexcept {
           {i, epoch, std::move(part), kNoPeer, 0,
            Channel::accept(std::move(offer), std::move(peer), session_services(served_counts_))});
     } catch (const std::exception&) {
-      // The claimant is gone, or it is not one of ours: it gets no answer.
+      continue;  // the claimant is gone, or it is not one of ours: it gets no answer
     }
   }
 }

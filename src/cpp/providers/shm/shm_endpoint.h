@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fabric/provider.h"
@@ -56,6 +57,7 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   ContextCell& cell() const noexcept { return domain_.segment.header().contexts[self_.cell]; }
   const Part* part_of(const Name& peer) const noexcept;
   std::shared_ptr<Neighbour> neighbour(const Address& address) const;
+  std::pair<std::shared_ptr<Neighbour>, std::uint16_t> look_up(const Name& peer) const;
   void look_for_channels() noexcept;
   bool stands(const Served& served) const noexcept;
   bool serve(Served& served) noexcept;

@@ -3,9 +3,10 @@
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include <cstdio>
+#include <ctime>
+#include <utility>
 
 namespace fab::shm {
 namespace {
@@ -105,8 +106,7 @@ std::shared_ptr<const MappedFile> Neighbour::map(int number, std::uint64_t size)
   if (!fd.valid() || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return nullptr;
   // A file that can shrink could raise SIGBUS here at any time.
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || static_cast<std::uint64_t>(status.st_size) < size)
-    return nullptr;
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || std::cmp_less(status.st_size, size)) return nullptr;
   if (!watch_.alive()) return nullptr;
   std::erase_if(files_, [](const auto& file) { return file.expired(); });
   for (const auto& known : files_)

@@ -44,9 +44,9 @@ class Neighbour final : public ReadyHandler {
   void watch();
   // Lets a context of the neighbour look at `bits`, waking it if need be.
   void wake(std::uint32_t cell, std::uint32_t bits) noexcept;
-  // The memory file behind descriptor `fd` of the owner, of which `size` bytes are needed; null if it cannot
-  // be mapped safely.
-  std::shared_ptr<const MappedFile> map(int fd, std::uint64_t size) noexcept;
+  // The memory file behind descriptor `number` of the owner, of which `size` bytes are needed; null if it
+  // cannot be mapped safely.
+  std::shared_ptr<const MappedFile> map(int number, std::uint64_t size) noexcept;
   void on_ready(std::uint32_t events) noexcept override;
 
  private:

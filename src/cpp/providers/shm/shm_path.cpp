@@ -177,7 +177,8 @@ std::size_t ShmPath::run_mapped(std::span<const Transfer> batch, const KnownRegi
   std::uint64_t bytes = 0;
   std::size_t done = 0;
   for (const Transfer& transfer : batch.first(std::min(batch.size(), kMostAnnounced))) {
-    if (transfer.key != region.key || !simple(transfer) || (bytes += transfer.length) > kSlice) break;
+    if (transfer.key != region.key || !simple(transfer) || transfer.length > kSlice - bytes) break;
+    bytes += transfer.length;
     ++counts_.posted;
     ++done;
     std::uint64_t offset;
@@ -196,9 +197,10 @@ std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegi
   std::uint64_t bytes = 0;
   for (const Transfer& transfer : batch) {
     if (transfer.key != region.key || transfer.op != op || !is_put_or_get(transfer) || !simple(transfer) ||
-        (bytes += transfer.length) > kSlice ||
+        transfer.length > kSlice - bytes ||
         !calls.fits(std::max<std::size_t>(transfer.piece_count, 1), region.entry->piece_count))
       break;
+    bytes += transfer.length;
     std::uint64_t offset;
     const Errc verdict = judge(transfer, region, offset);
     if (verdict != Errc::ok) {
@@ -305,7 +307,8 @@ bool ShmPath::advance() noexcept {
     }
     return sent;
   }
-  if ((blocked_ = !channel_idle())) return false;
+  blocked_ = !channel_idle();
+  if (blocked_) return false;
   Errc verdict;
   const Step outcome = step(first, verdict);
   if (state_ != Errc::ok) return true;  // lost on the way: all is settled

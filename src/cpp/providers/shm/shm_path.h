@@ -51,8 +51,8 @@ class ShmPath final : public Path {
   std::size_t run(std::span<const Transfer> batch) noexcept;
   std::size_t run_mapped(std::span<const Transfer> batch, const KnownRegion& region) noexcept;
   std::size_t run_attach(std::span<const Transfer> batch, const KnownRegion& region) noexcept;
-  Errc move_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
-                  std::uint64_t from, std::uint64_t length) noexcept;
+  static Errc move_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
+                         std::uint64_t from, std::uint64_t length) noexcept;
   Errc attach_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
                     std::uint64_t from, std::uint64_t length) noexcept;
   Step step(Waiting& waiting, Errc& verdict) noexcept;
