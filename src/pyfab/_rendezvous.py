@@ -73,15 +73,18 @@ def _through_torch(rank: int, size: int, value: bytes, deadline: Deadline) -> li
     turn = store.add(
         f"pyfab/{rank}/turn", 1
     )  # the n-th group of this rank meets the n-th group of the others
-    store.set(f"pyfab/{turn}/{rank}", value)
-    keys = [f"pyfab/{turn}/{r}" for r in range(size)]
-    while not store.check(keys):
+    place = f"pyfab/{turn}"
+    store.set(f"{place}/{rank}", value)
+    store.add(f"{place}/{rank}/here", 1)
+    store.add(f"{place}/here", 1)
+    while (
+        store.add(f"{place}/here", 0) < size
+    ):  # every version of torch has add(); wait() cannot be given up safely in old ones
         if deadline.over:
-            raise incomplete(
-                [r for r in range(size) if store.check([keys[r]])], size, deadline, "torch's store"
-            )
+            arrived = [r for r in range(size) if store.add(f"{place}/{r}/here", 0)]
+            raise incomplete(arrived, size, deadline, "torch's store")
         time.sleep(_POLL)
-    return [bytes(store.get(key)) for key in keys]
+    return [bytes(store.get(f"{place}/{r}")) for r in range(size)]
 
 
 _torch_stores: dict[

@@ -250,9 +250,6 @@ class FakeStore:
     def get(self, key: str) -> bytes:
         return self.values[key]
 
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
-
 
 def test_torchs_store(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = types.ModuleType("torch")
