@@ -28,9 +28,9 @@ class Statement:
     source: str
     names: dict[str, Any]
     operations: int = 1
-    before: Callable[[int], None] = lambda stamp: None
+    before: Callable[[int], None] = lambda _stamp: None
     """Called with the request's stamp before anything is timed."""
-    after: Callable[[int], None] = lambda stamp: None
+    after: Callable[[int], None] = lambda _stamp: None
     """Called with the request's stamp after the last sample; raises when the bytes did not arrive."""
 
 

@@ -8,7 +8,8 @@ namespace fab {
 
 Mapping Mapping::shared(int fd, std::size_t offset, std::size_t length, bool writable) {
   const int protection = PROT_READ | (writable ? PROT_WRITE : 0);
-  void* data = ::mmap(nullptr, length, protection, MAP_SHARED | MAP_NORESERVE, fd, static_cast<off_t>(offset));
+  void* data =
+      ::mmap(nullptr, length, protection, MAP_SHARED | MAP_NORESERVE, fd, static_cast<off_t>(offset));
   if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
   Mapping mapping;
   mapping.data_ = static_cast<std::byte*>(data);

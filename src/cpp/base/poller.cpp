@@ -7,7 +7,9 @@
 
 namespace fab {
 
-Poller::Poller() : fork_generation_(fork_generation()), epoll_(check_call(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")) {}
+Poller::Poller()
+    : fork_generation_(fork_generation()),
+      epoll_(check_call(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")) {}
 
 void Poller::add(int fd, std::uint32_t events, ReadyHandler& handler) {
   epoll_event event{.events = events, .data = {.ptr = &handler}};

@@ -304,20 +304,23 @@ PyObject* operation_drive(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 PyMethodDef operation_methods[] = {
-    {"done", operation_done, METH_NOARGS, "done()\n--\n\nWhether the outcome is known."},
+    {"done", operation_done, METH_NOARGS, "done($self, /)\n--\n\nWhether the outcome is known."},
     {"result", method(operation_result), METH_FASTCALL | METH_KEYWORDS,
-     "result(timeout=None)\n--\n\nWaits and returns the Completion, or raises what the operation failed "
+     "result($self, /, timeout=None)\n--\n\nWaits and returns the Completion, or raises what the operation "
+     "failed "
      "with.\n\n"
      "timeout is in seconds; OperationTimeout when it is over, and the operation goes on."},
     {"exception", method(operation_exception), METH_FASTCALL | METH_KEYWORDS,
-     "exception(timeout=None)\n--\n\nWaits and returns the exception that result() would raise, or None."},
+     "exception($self, /, timeout=None)\n--\n\nWaits and returns the exception that result() would raise, or "
+     "None."},
     {"cancel", always_false, METH_NOARGS,
-     "cancel()\n--\n\nFalse: one-sided operations cannot be taken back once started."},
-    {"cancelled", always_false, METH_NOARGS, "cancelled()\n--\n\nFalse, see cancel()."},
+     "cancel($self, /)\n--\n\nFalse: one-sided operations cannot be taken back once started."},
+    {"cancelled", always_false, METH_NOARGS, "cancelled($self, /)\n--\n\nFalse, see cancel()."},
     {"running", [](PyObject* self, PyObject*) { return PyBool_FromLong(!operation_of(self).core.done()); },
-     METH_NOARGS, "running()\n--\n\nWhether the outcome is still open."},
+     METH_NOARGS, "running($self, /)\n--\n\nWhether the outcome is still open."},
     {"add_done_callback", operation_add_done_callback, METH_O,
-     "add_done_callback(fn, /)\n--\n\nCalls fn(operation) once it is done: at once if it is, else on the "
+     "add_done_callback($self, fn, /)\n--\n\nCalls fn(operation) once it is done: at once if it is, else on "
+     "the "
      "thread that finds out."},
     {"_drive", operation_drive, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
