@@ -208,20 +208,22 @@ class _Progress:
     """A progress bar on stderr, if that is a terminal."""
 
     def __init__(self, title: str) -> None:
-        console = Console(stderr=True)
+        self._console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._bar = Progress(*columns, console=self._console)
         self._task = self._bar.add_task(escape(title), total=None)
 
     def __call__(self, arrived: int, total: int) -> None:
         self._bar.update(self._task, completed=arrived, total=total)
 
     def __enter__(self) -> _Progress:
-        self._bar.start()
+        if self._console.is_terminal:
+            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._bar.stop()
 
 
 def _print_names(arrays: dict[str, dict[str, Any]], as_json: bool) -> None:

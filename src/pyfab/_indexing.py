@@ -54,7 +54,10 @@ def fitting(values: ArrayLike, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
             values, (np.ndarray, np.generic)
         )  # Python's ints have no width: those that fit go in
         if exact and array.dtype.kind in "iu" and dtype.kind in "iu":
-            array = np.asarray(values, dtype)
+            limits = np.iinfo(dtype)
+            for value in (int(array.min()), int(array.max())):
+                if not limits.min <= value <= limits.max:
+                    raise OverflowError(f"{value} does not fit {dtype}")
         elif not np.can_cast(array.dtype, dtype, "same_kind"):
             raise TypeError(
                 f"values of {array.dtype} do not go into {dtype} without loss of kind; use astype"

@@ -189,7 +189,7 @@ def test_strangers_harm_nobody(sent: bytes) -> None:
         host, _, port = place.removeprefix("tcp://").partition(":")
         with socket.create_connection((host, int(port)), 5) as stranger:
             stranger.sendall(sent)
-            with contextlib.suppress(ConnectionResetError):
+            with contextlib.suppress(OSError):  # it may have hung up already
                 stranger.shutdown(socket.SHUT_WR)
                 while stranger.recv(4096):
                     pass
