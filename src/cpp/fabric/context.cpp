@@ -289,8 +289,9 @@ void Context::unlock_and_notify(Lock& lock) {
 Context::Rest Context::arm() noexcept {
   if (fork_generation_ != fork_generation()) return Rest::allowed;
   Lock lock(mutex_, std::try_to_lock);
-  if (!lock) return Rest::in_use;
-  return led_ || !endpoint_ || endpoint_->arm() ? Rest::allowed : Rest::work_left;
+  // A leader may stop without having slept, and then nothing would be armed.
+  if (!lock || led_) return Rest::in_use;
+  return !endpoint_ || endpoint_->arm() ? Rest::allowed : Rest::work_left;
 }
 
 void Context::set_hand_back(std::function<void()> hand_back) {
