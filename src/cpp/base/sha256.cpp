@@ -51,7 +51,7 @@ Digest sha256(std::string_view bytes) noexcept {
   std::memcpy(tail, bytes.data(), bytes.size());
   tail[bytes.size()] = 0x80;
   const std::size_t blocks = bytes.size() < 56 ? 1 : 2;
-  for (int i = 0; i < 8; ++i) tail[blocks * 64 - 1 - i] = static_cast<unsigned char>(bits >> (8 * i));
+  for (std::size_t i = 0; i < 8; ++i) tail[blocks * 64 - 1 - i] = static_cast<unsigned char>(bits >> (8 * i));
   for (std::size_t i = 0; i < blocks; ++i) compress(state, tail + 64 * i);
   Digest digest;
   for (std::size_t i = 0; i < 32; ++i)

@@ -48,7 +48,7 @@ std::vector<Leaf> leaves_of(const lnx::Link& link) {
       const auto found = std::ranges::find(infos, device, &Info::domain);
       if (found == infos.end()) {
         std::string known;
-        for (const Info& info : infos) known += (known.empty() ? "" : ", ") + info.domain;
+        for (const Info& info : infos) known.append(known.empty() ? "" : ", ").append(info.domain);
         throw Error(Errc::invalid, part.provider + " has no device \"" + device + "\"; it has " + known);
       }
       leaves.push_back({provider->get(), *found});
@@ -110,7 +110,7 @@ std::vector<Info> find_links(const std::string& spec) {
     if (info.usable)
       found.push_back(std::move(info));
     else
-      reasons += (reasons.empty() ? "" : "; ") + info.why;
+      reasons.append(reasons.empty() ? "" : "; ").append(info.why);
   }
   if (found.empty())
     throw Error(Errc::no_data,
@@ -133,7 +133,7 @@ std::shared_ptr<DomainCore> open_domain(const std::string& spec, DomainOptions o
     if (info.usable)
       return DomainCore::open([&](const DomainServices& services) { return open_leaves(leaves, services); },
                               std::move(options));
-    reasons += (reasons.empty() ? "" : "; ") + info.why;
+    reasons.append(reasons.empty() ? "" : "; ").append(info.why);
   }
   throw Error(Errc::no_data,
               "no link of \"" + spec + "\" can be used here: " + reasons + "; see `pyfab doctor`");

@@ -127,7 +127,7 @@ std::uint64_t context_number(ContextHandle& handle, PyObject* context) {
   }
   if (handle.objects.size() >= handle.queue->size()) {
     // The queue forgot or lost the oldest entries, and so may this.
-    const py::object oldest = py::reinterpret_steal<py::object>(PyIter_Next(py::iter(handle.objects).ptr()));
+    const auto oldest = py::reinterpret_steal<py::object>(PyIter_Next(py::iter(handle.objects).ptr()));
     PyDict_DelItem(handle.objects.ptr(), oldest.ptr());
   }
   static std::uint64_t next = kNoContext + 1;  // under the GIL; distinct in all queues

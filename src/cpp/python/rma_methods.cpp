@@ -75,7 +75,7 @@ PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* ar
     operation = prepare_operation(handle, op, peer, target, local.nbytes, given[4]);
     const Plan posts = plan(op, operation->core, local, target, delivery, given[3]);
     begin(*operation, static_cast<std::uint32_t>(posts.all().size()), context_number(handle, given[4]),
-          handle.queue.get());
+          queued ? handle.queue.get() : nullptr);
     post_operation(handle, posts.all(), *operation, {std::move(local), LocalBuffer(), LocalBuffer()});
     return reinterpret_cast<PyObject*>(operation);
   } catch (...) {
