@@ -16,7 +16,7 @@ import pyfab
 import pytest
 from pyfab import Access, RMAEvent
 from pyfab.testing import Peer
-from support import TIMEOUT
+from support import TIMEOUT, Pair
 
 SPECS = ["shm", "tcp", "shm+tcp"]
 
@@ -178,6 +178,21 @@ def test_a_closed_endpoint_ends_its_operations():
         assert not waiting.is_alive()
         assert all(isinstance(operation.exception(0), pyfab.CanceledError) for operation in operations)
         assert isinstance(errors[0], pyfab.CanceledError)
+
+
+def test_an_endpoint_in_the_place_of_a_closed_one_is_woken(combination):
+    """Nobody waits in the library, and deadlines are so far away that no timer helps a wake-up that went astray."""
+    with Pair(combination, peer_deadline=10_000) as pair:
+        exposed = pair.expose(np.zeros(8))
+        finished = threading.Semaphore(0)
+        for turn in range(10):
+            with pair.domain.endpoint() as endpoint:
+                handle = endpoint.av.insert(pair.peer.address)
+                for _ in range(20):
+                    operation = endpoint.write(np.full(8, float(turn)), handle, exposed.remote)
+                    operation.add_done_callback(lambda _: finished.release())
+                    assert finished.acquire(timeout=20), turn
+        assert (exposed.content() == 9).all()
 
 
 # --- nothing is left
