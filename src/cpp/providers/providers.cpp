@@ -49,7 +49,11 @@ std::vector<Leaf> leaves_of(const lnx::Link& link) {
       if (found == infos.end()) {
         std::string known;
         for (const Info& info : infos) known.append(known.empty() ? "" : ", ").append(info.domain);
-        throw Error(Errc::invalid, part.provider + " has no device \"" + device + "\"; it has " + known);
+        throw Error(Errc::invalid, std::string(part.provider)
+                                       .append(" has no device \"")
+                                       .append(device)
+                                       .append("\"; it has ")
+                                       .append(known));
       }
       leaves.push_back({provider->get(), *found});
       leaves.back().info.links = {part.provider + ":" + device};
@@ -124,7 +128,8 @@ std::shared_ptr<DomainCore> open_domain(const std::string& spec, DomainOptions o
         std::end(kSettings)) {
       std::string known;
       for (const char* setting : kSettings) known.append(known.empty() ? "" : ", ").append(setting);
-      throw Error(Errc::invalid, "unknown setting \"" + name + "\"; known are " + known);
+      throw Error(Errc::invalid,
+                  std::string("unknown setting \"").append(name).append("\"; known are ").append(known));
     }
   std::string reasons;
   for (const lnx::Link& link : links_for(spec)) {
