@@ -152,6 +152,7 @@ void ProgressThread::run() {
       poller_.sleep(-1);
     }
     const std::lock_guard lock(mutex_);
+    poller_.dispatch();  // first: it silences the waker, and what was told by that is looked at below
     {
       const std::lock_guard arrivals_lock(arrivals_mutex_);
       for (auto& context : arrivals_) {
@@ -160,7 +161,6 @@ void ProgressThread::run() {
       }
       arrivals_.clear();
     }
-    poller_.dispatch();
     check_soon = take_back();
     std::erase_if(slots_, [](const auto& slot) { return slot->retired(); });
   }

@@ -24,7 +24,6 @@ Segment Segment::create(const std::uint8_t (&domain_id)[16]) {
   header.pid = self.pid;
   header.start_time = self.start_time;
   std::memcpy(header.domain_id, domain_id, sizeof header.domain_id);
-  for (ContextCell& cell : header.contexts) cell.doorbell_fd = -1;
   header.version = kSegmentVersion;
   header.magic = kSegmentMagic;
   return segment;

@@ -25,7 +25,9 @@ inline constexpr std::uint32_t kMaxCounters = 65536;
 struct alignas(64) ContextCell {
   std::atomic<std::uint32_t> work;      // raised after something was put where the context must look
   std::atomic<std::uint32_t> sleeping;  // 1 while nobody polls
-  std::int32_t doorbell_fd;             // the pipe's write end in the owner, opened through /proc; -1: none
+  // Low half: descriptor + 1 of the pipe's write end in the owner, opened through /proc; 0: the context is
+  // closed. High half: raised with each pipe, because descriptors are used again.
+  std::atomic<std::uint64_t> doorbell;
 };
 
 // One for each context of another process (or of this one) that moves bytes in and out of the domain's memory

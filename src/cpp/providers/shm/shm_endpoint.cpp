@@ -38,14 +38,14 @@ ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices&
   timer_.reset(check_call(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create"));
   services_.poller.add(doorbell_.get(), EPOLLIN, *this);
   services_.poller.add(timer_.get(), EPOLLIN, *this);
-  cell().work.store(0);
+  const std::uint64_t former = cell().doorbell.load() & ~kDoorbellFd;
+  cell().doorbell.store(former + kDoorbellFd + 1 + static_cast<std::uint64_t>(doorbell_end_.get()) + 1);
   cell().sleeping.store(1);  // whoever raises `work` rings, unless it is ringing already
-  __atomic_store_n(&cell().doorbell_fd, doorbell_end_.get(), __ATOMIC_SEQ_CST);
+  if (cell().work.load() != 0) waker_.wake();  // raised while nobody could ring
 }
 
 ShmEndpoint::~ShmEndpoint() {
-  __atomic_store_n(&cell().doorbell_fd, -1,
-                   __ATOMIC_SEQ_CST);  // before the pipe is closed and its number used again
+  cell().doorbell.fetch_and(~kDoorbellFd);  // before the pipe is closed and its number used again
   cell().sleeping.store(0);
   services_.poller.remove(doorbell_.get(), *this);
   services_.poller.remove(timer_.get(), *this);

@@ -58,6 +58,8 @@ inline constexpr std::uint32_t kLook = 1;  // messages, room in a ring, or a cou
 inline constexpr std::uint32_t kChannels = 2;  // a channel was announced or taken back in an access slot
 }  // namespace work
 
+inline constexpr std::uint64_t kDoorbellFd = 0xffffffff;  // the half of ContextCell::doorbell
+
 // A channel: a memory file made by the initiator, announced in its access slot of the target's segment.
 inline constexpr std::uint64_t kChannelMagic = 0x316e6863'62616670;  // "pfabchn1"
 inline constexpr std::uint32_t kChannelVersion = 1;

@@ -13,10 +13,6 @@ namespace {
 
 constexpr std::int64_t kLookPeriod = 10'000'000;  // ns; the kernel does not reuse a pid within this time
 
-std::int32_t load_doorbell(const ContextCell& cell) noexcept {
-  return __atomic_load_n(&cell.doorbell_fd, __ATOMIC_SEQ_CST);
-}
-
 }  // namespace
 
 Neighbour::Neighbour(const Address& address, const std::string& auth_key, Poller& poller, bool& left)
@@ -51,7 +47,7 @@ void Neighbour::look(std::int64_t now) noexcept {
 }
 
 bool Neighbour::serves(std::uint16_t cell) const noexcept {
-  return cell < kMaxContexts && load_doorbell(segment_.header().contexts[cell]) >= 0;
+  return cell < kMaxContexts && (segment_.header().contexts[cell].doorbell.load() & kDoorbellFd) != 0;
 }
 
 void Neighbour::watch() {
@@ -78,18 +74,18 @@ void Neighbour::wake(std::uint32_t cell_index, std::uint32_t bits) noexcept {
   cell.work.fetch_or(bits, std::memory_order_seq_cst);
   // Whoever takes the flag rings; until the owner has answered the doorbell, nobody else needs to.
   if (cell.sleeping.load(std::memory_order_seq_cst) == 0 || cell.sleeping.exchange(0) == 0) return;
-  const std::int32_t number = load_doorbell(cell);
-  if (number < 0) return;
+  const std::uint64_t doorbell = cell.doorbell.load();
+  if ((doorbell & kDoorbellFd) == 0) return;
   Doorbell& bell = doorbells_[cell_index];
-  if (bell.number != number) {
+  if (bell.seen != doorbell) {
     // Opened for reading as well, so that a write never meets a pipe without a reader (SIGPIPE). The owner
     // takes the number back before it closes the pipe: a number that is still there was the doorbell when it
-    // was opened.
-    bell.fd = open(number, O_RDWR | O_NONBLOCK);
+    // was opened. An owner that has changed it meanwhile looks at `work` afterwards.
+    bell.fd = open(static_cast<int>((doorbell & kDoorbellFd) - 1), O_RDWR | O_NONBLOCK);
     struct stat status;
     const bool usable = bell.fd.valid() && ::fstat(bell.fd.get(), &status) == 0 && S_ISFIFO(status.st_mode) &&
-                        load_doorbell(cell) == number && watch_.alive();
-    bell.number = usable ? number : -1;
+                        cell.doorbell.load() == doorbell && watch_.alive();
+    bell.seen = usable ? doorbell : 0;
     if (!usable) {
       bell.fd.reset();
       cell.sleeping.store(1);  // not rung: the next one tries again

@@ -51,7 +51,7 @@ class Neighbour final : public ReadyHandler {
 
  private:
   struct Doorbell {
-    std::int32_t number = -1;  // in the owner
+    std::uint64_t seen = 0;  // ContextCell::doorbell
     OwnFd fd;
   };
   static std::int64_t coarse_clock() noexcept;  // ns

@@ -391,6 +391,8 @@ bool ShmPath::check(std::chrono::steady_clock::time_point now, std::chrono::nano
   } else if (now - heard_at_ >= patience) {
     lose(Errc::peer_lost);
     return false;
+  } else {
+    peer_->wake(cell_, work::kChannels);  // a doorbell that could not be opened before may open now
   }
   return owed_ = owed;
 }
