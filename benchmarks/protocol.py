@@ -9,6 +9,7 @@ the same (``baselines/pair.h``).
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import sys
 import time
@@ -16,6 +17,9 @@ import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 STAMP = 0x1000
 """Every request stamps its source buffer with a number that no earlier request used, to be looked for."""
@@ -32,6 +36,19 @@ class Statement:
     """Called with the request's stamp before anything is timed."""
     after: Callable[[int], None] = lambda _stamp: None
     """Called with the request's stamp after the last sample; raises when the bytes did not arrive."""
+
+
+def private_memory(size: int) -> npt.NDArray[np.uint8]:
+    """Private memory with the same kind and alignment of pages as the C baselines (baselines/pair.h).
+
+    Written once: pages never written would all be the one zero page.
+    """
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= 4 << 20:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(memory, np.uint8)
+    array[:] = 1
+    return array
 
 
 def pin(side: int) -> None:

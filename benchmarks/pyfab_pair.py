@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyfab
 
-from protocol import Statement, pin, serve
+from protocol import Statement, pin, private_memory, serve
 
 Words = npt.NDArray[np.int64]
 MEMORY = ("mapped", "other")
@@ -51,10 +51,10 @@ PUTS = ("put", "assign", "put_rate", "write_many", "post")
 
 
 class Source:
-    """The initiator's buffer. Written once: pages never written would all be the one zero page, in cache."""
+    """The initiator's buffer."""
 
     def __init__(self, capacity: int) -> None:
-        self.words: Words = np.ones(capacity // 8, np.int64)
+        self.words: Words = private_memory(capacity).view(np.int64)
 
     def stamped(self, count: int) -> Callable[[int], None]:
         def stamp(value: int) -> None:
@@ -158,7 +158,7 @@ def windows_of(group: pyfab.Group, capacity: int) -> dict[str, Any]:
     count = capacity // 8
     return {
         "mapped": group.window(shape=(count,), dtype=np.int64),
-        "other": group.window(np.ones(count, np.int64)),
+        "other": group.window(private_memory(capacity).view(np.int64)),
     }
 
 
@@ -171,7 +171,10 @@ def target(capacity: int, link: str, face: str, meeting: str) -> None:
                 select.select([sys.stdin], [], [])
                 del held
             return
-        arrays = {"mapped": dom.alloc(capacity // 8, np.int64), "other": np.ones(capacity // 8, np.int64)}
+        arrays = {
+            "mapped": dom.alloc(capacity // 8, np.int64),
+            "other": private_memory(capacity).view(np.int64),
+        }
         access = pyfab.Access.REMOTE_READ | pyfab.Access.REMOTE_WRITE
         regions = {name: dom.register(array, access) for name, array in arrays.items()}
         ep = dom.endpoint()

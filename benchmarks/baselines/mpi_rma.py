@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from protocol import Statement, pin, reply, serve
+from protocol import Statement, pin, private_memory, reply, serve
 
 Bytes = npt.NDArray[np.uint8]
 WINDOW = 64
@@ -27,7 +27,7 @@ rank = world.Get_rank()
 
 def windows(capacity: int) -> dict[str, MPI.Win]:
     allocated = MPI.Win.Allocate(capacity, 1, MPI.INFO_NULL, world)
-    created = MPI.Win.Create(np.zeros(capacity, np.uint8), 1, MPI.INFO_NULL, world)
+    created = MPI.Win.Create(private_memory(capacity), 1, MPI.INFO_NULL, world)
     for win in (allocated, created):
         win.tomemory()[:] = bytes(capacity)
         win.Lock_all(MPI.MODE_NOCHECK)
@@ -83,7 +83,7 @@ def main() -> None:
     pin(rank)
     capacity = int(sys.argv[1])
     wins = windows(capacity)
-    buffer = np.ones(capacity, np.uint8)  # written once: untouched pages would all be the one zero page
+    buffer = private_memory(capacity)
     folder = tempfile.mkdtemp() if rank == 0 else ""
     bell = Path(world.bcast(folder)) / "bell"
     if rank == 0:

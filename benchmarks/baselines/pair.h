@@ -86,7 +86,7 @@ static inline int receive_all(int fd, void* data, size_t size) {
   return 1;
 }
 
-// Private memory as NumPy's allocator gives it out: huge pages advised from 4 MiB on. Faulted in.
+// Private memory, faulted in; huge pages advised as NumPy's allocator does. protocol.py has the same.
 static inline char* private_memory(size_t size) {
   char* memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   check(memory != MAP_FAILED, "mmap");

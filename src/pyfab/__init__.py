@@ -22,6 +22,18 @@ from pyfab._endpoint import Context, Endpoint, Operation
 from pyfab._enums import (
     ADDR_NOTAVAIL,
     ADDR_UNSPEC,
+    FI_LOCAL_MR,
+    FI_MR_ALLOCATED,
+    FI_MR_BASIC,
+    FI_MR_ENDPOINT,
+    FI_MR_LOCAL,
+    FI_MR_MMU_NOTIFY,
+    FI_MR_PROV_KEY,
+    FI_MR_RAW,
+    FI_MR_RMA_EVENT,
+    FI_MR_SCALABLE,
+    FI_MR_VIRT_ADDR,
+    FI_RAW_MR,
     KEY_NOTAVAIL,
     Access,
     AtomicOp,
@@ -55,8 +67,17 @@ from pyfab._errors import (
 )
 from pyfab._group import Group
 from pyfab._info import Info, Nic, getinfo
-from pyfab._queues import AddressVector, Completion, CompletionQueue, Counter, Event, EventQueue
-from pyfab._region import MemoryRegion, Range, RemoteRegion
+from pyfab._queues import (
+    AddressVector,
+    Completion,
+    CompletionQueue,
+    Counter,
+    Event,
+    EventQueue,
+    EventType,
+)
+from pyfab._region import MemoryRegion, MRAttr, Range, RawKey, RemoteRegion
+from pyfab._remote_array import RemoteArray
 from pyfab._spawn import spawn
 from pyfab._window import Window
 
@@ -65,6 +86,18 @@ __version__: str = _core.__version__
 __all__ = [
     "ADDR_NOTAVAIL",
     "ADDR_UNSPEC",
+    "FI_LOCAL_MR",
+    "FI_MR_ALLOCATED",
+    "FI_MR_BASIC",
+    "FI_MR_ENDPOINT",
+    "FI_MR_LOCAL",
+    "FI_MR_MMU_NOTIFY",
+    "FI_MR_PROV_KEY",
+    "FI_MR_RAW",
+    "FI_MR_RMA_EVENT",
+    "FI_MR_SCALABLE",
+    "FI_MR_VIRT_ADDR",
+    "FI_RAW_MR",
     "KEY_NOTAVAIL",
     "AVType",
     "Access",
@@ -87,6 +120,7 @@ __all__ = [
     "Endpoint",
     "Event",
     "EventQueue",
+    "EventType",
     "FabricError",
     "Group",
     "Info",
@@ -94,6 +128,7 @@ __all__ = [
     "InvalidArgumentError",
     "KeyInUseError",
     "KeyRejectedError",
+    "MRAttr",
     "MRFlag",
     "MRMode",
     "MemoryRegion",
@@ -105,6 +140,8 @@ __all__ = [
     "PeerLostError",
     "RMAEvent",
     "Range",
+    "RawKey",
+    "RemoteArray",
     "RemoteRegion",
     "TooSmallError",
     "TruncatedError",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import math
 import operator
+import threading
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -16,14 +18,14 @@ from pyfab import _core
 from pyfab._endpoint import Endpoint
 from pyfab._enums import Access, AVType, Caps, MRFlag, MRMode
 from pyfab._errors import BadFlagsError, BusyError, InvalidArgumentError, NotSupportedError
-from pyfab._info import Info, make_info
+from pyfab._info import Info, bits_in_force, make_info
 from pyfab._queues import AddressVector, CompletionQueue, Counter, EventQueue
-from pyfab._region import MemoryRegion
+from pyfab._region import MemoryRegion, MRAttr, RawKey, RemoteRegion
 
 __all__ = ["Domain"]
 
-_SUPPORTED_MODES = MRMode.VIRT_ADDR | MRMode.ALLOCATED | MRMode.PROV_KEY
-_BASIC = MRMode.VIRT_ADDR | MRMode.ALLOCATED | MRMode.PROV_KEY
+_RAW_KEY_SIZE = 16
+_AUTH_KEYS_SINCE = (1, 5)
 _NO_CAPS, _NO_FLAGS = Caps(0), MRFlag(0)
 _DEFAULT_QUEUE = 4096  # entries of the queue that an endpoint makes for itself
 
@@ -32,10 +34,11 @@ class Domain:
     """Opens links for communication. Made of it: regions, memory, endpoints, address vectors, queues and counters.
 
     spec: one provider ("shm", "tcp", "tcp:eth0") or several joined into a linked one ("shm+tcp"), alternatives with "|"; an
-    Info; None takes $FI_LNX_PROV_LINKS, else the best links found. mr_mode: the demands on registered memory that are in force.
-    auth_key: bytes that peers must also have. progress: "auto" serves peers from a thread of the library, "manual" only inside
-    calls. peer_deadline: seconds without a sign of life until a peer counts as lost. settings: of the providers, for
-    instance tcp_listen="10.0.0.5", shm_copy="ring".
+    Info; None takes $FI_LNX_PROV_LINKS, else the best links found. mr_mode: the demands on registered memory that are in force;
+    None takes those of an Info, else none. mr_key_size: bytes of a key, 4 to 8. auth_key: bytes that peers must also have.
+    api_version: below (1, 5), authorization keys of single regions and endpoints are ignored, as fi_mr(3) has it. progress:
+    "auto" serves peers from a thread of the library, "manual" only inside calls. peer_deadline: seconds without a sign of life
+    until a peer counts as lost. settings: of the providers, for instance tcp_listen="10.0.0.5", shm_copy="ring".
 
     Leaving a `with` block closes what the domain still owns. Safe from any thread; a child process of fork() gets ClosedError.
     """
@@ -44,17 +47,23 @@ class Domain:
         self,
         spec: str | Info | None = None,
         *,
-        mr_mode: MRMode = MRMode.SCALABLE,
+        mr_mode: MRMode | None = None,
+        mr_key_size: int = 8,
         caps: Caps = _NO_CAPS,
         auth_key: bytes | None = None,
         strict_keys: bool = False,
+        api_version: tuple[int, int] = (1, 20),
         progress: Literal["auto", "manual"] = "auto",
         peer_deadline: float = 10.0,
         **settings: str | int,
     ) -> None:
         if str(progress) not in ("auto", "manual"):
             raise InvalidArgumentError(f'progress={progress!r}: it is "auto" or "manual"')
+        if not 4 <= mr_key_size <= 8:
+            raise InvalidArgumentError(f"mr_key_size={mr_key_size!r}: keys have 4 to 8 bytes")
+        mode = MRMode(mr_mode or 0)
         if isinstance(spec, Info):
+            mode = spec.mr_mode if mr_mode is None else mode
             spec = spec.spec
         elif spec is not None and not str(spec).strip():
             raise InvalidArgumentError(
@@ -66,10 +75,7 @@ class Domain:
             deadline = 0.0
         if not (math.isfinite(deadline) and deadline > 0):
             raise InvalidArgumentError(f"peer_deadline={peer_deadline!r}: it is a positive number of seconds")
-        mode = MRMode(mr_mode)
-        in_force = (mode & ~MRMode.BASIC) | _BASIC if mode & MRMode.BASIC else mode
-        if in_force & ~_SUPPORTED_MODES:
-            raise NotSupportedError(f"mr_mode {in_force & ~_SUPPORTED_MODES!r} is not offered by this build")
+        in_force = bits_in_force(mode)
         self._core = _core.open_domain(
             str(spec or ""),
             int(in_force),
@@ -77,15 +83,24 @@ class Domain:
             strict_keys,
             progress == "manual",
             deadline,
+            mr_key_size,
             {name: str(value) for name, value in settings.items()},
         )
-        self._info = make_info(self._core.info, mode)
+        info = make_info(self._core.info, mode)
         self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
-        if caps & self._info.caps != caps:
+        self._registering = threading.Lock()  # guards _registered
+        self._registered: dict[int, MemoryRegion] = {}  # whose event was not read yet
+        self._registration_events: EventQueue | None = None
+        self._old_keys = tuple(api_version) < _AUTH_KEYS_SINCE
+        if caps & info.caps != caps:
             self._core.close(True)
-            raise NotSupportedError(
-                f"{self._info.spec} offers {self._info.caps!r}, which lacks {caps & ~self._info.caps!r}"
-            )
+            raise NotSupportedError(f"{info.spec} offers {info.caps!r}, which lacks {caps & ~info.caps!r}")
+        self._info = dataclasses.replace(
+            info,
+            caps=caps or info.caps,
+            mr_key_size=_RAW_KEY_SIZE if in_force & MRMode.RAW else mr_key_size,
+        )
+        self._offers_events = bool(self._info.caps & Caps.RMA_EVENT)
 
     @property
     def info(self) -> Info:
@@ -98,34 +113,82 @@ class Domain:
     def register(
         self,
         buffer: Any,
-        access: Access,
+        access: Access | None = None,
         *,
         key: int | None = None,
         offset: int = 0,
         flags: MRFlag = _NO_FLAGS,
+        auth_key: bytes | None = None,
         context: object = None,
     ) -> MemoryRegion:
         """Registers memory without copying it, usable by peers at once.
 
-        buffer: anything with the buffer protocol, C-contiguous; or a list of such, which becomes one region with offsets running
-        through. It is kept alive until the region closes. access: what peers and local operations may do. key: any 64-bit int of
-        your choice that peers may use without an exchange; None lets the library choose. offset: must be 0 (MR-4).
-        flags: MRFlag.PMEM for memory mapped from a file.
+        buffer: anything with the buffer protocol, or with DLPack on the CPU; an array with gaps becomes a region of its pieces;
+        a list becomes one region with offsets running through; a `Range` is bare addresses; an `MRAttr` holds all arguments.
+        It is kept alive until the region closes. access: what peers and local operations may do. key: any 64-bit int of your
+        choice that peers may use without an exchange; None lets the library choose. offset: must be 0 (MR-4). flags:
+        MRFlag.PMEM for memory mapped from a file, MRFlag.RMA_EVENT for a region with counters. auth_key: what the endpoints of
+        peers must have; None: the domain's.
+
+        After bind(event_queue) the region is usable once its event was read; `context` comes with that event (MR-44 … MR-49).
         """
         self._core.check_open()
-        if offset != 0:
-            raise InvalidArgumentError(
-                f"offset={offset}: it is reserved and must be 0; slice the buffer instead"
+        if isinstance(buffer, MRAttr):
+            attr = buffer
+        elif access is None:
+            raise TypeError("register() misses the argument 'access': what a key opens is always said")
+        else:
+            attr = MRAttr(
+                buffer, access, key=key, offset=offset, flags=flags, auth_key=auth_key, context=context
             )
-        if int(access) & ~int(Access.ALL):
+        if attr.offset != 0:
             raise InvalidArgumentError(
-                f"access={access!r}: it is a combination of Access.SEND, RECV, READ, WRITE, REMOTE_READ, REMOTE_WRITE"
+                f"offset={attr.offset}: it is reserved and must be 0; slice the buffer instead"
             )
-        if key is not None and not 0 <= operator.index(key) < 2**64:
-            raise InvalidArgumentError(f"key={key}: a key is an int from 0 to 2**64 - 2")
-        if int(flags) & ~int(MRFlag.PMEM):
-            raise BadFlagsError(f"flags={flags!r}: a region takes MRFlag.PMEM or none")
-        return MemoryRegion(self, buffer, Access(access), key, flags, context)
+        if int(attr.access) & ~int(Access.ALL):
+            raise InvalidArgumentError(
+                f"access={attr.access!r}: it is a combination of Access.SEND, RECV, READ, WRITE, REMOTE_READ, REMOTE_WRITE"
+            )
+        if attr.key is not None and not 0 <= operator.index(attr.key) < 2**64:
+            raise InvalidArgumentError(f"key={attr.key}: a key is an int from 0 to 2**64 - 2")
+        if int(attr.flags) & ~int(MRFlag.PMEM | MRFlag.RMA_EVENT):
+            raise BadFlagsError(f"flags={attr.flags!r}: a region takes MRFlag.PMEM, MRFlag.RMA_EVENT or none")
+        if attr.flags & MRFlag.PMEM and not self._info.caps & Caps.RMA_PMEM:
+            raise BadFlagsError("MRFlag.PMEM: the domain was opened without Caps.RMA_PMEM")
+        return MemoryRegion(self, attr)
+
+    def bind(self, event_queue: EventQueue | None) -> None:
+        """From now on registrations are asynchronous, and each tells `event_queue` of its end. None: synchronous again."""
+        self._core.check_open()
+        if event_queue is not None:
+            event_queue._check_open()
+            if event_queue._domain is not self:
+                raise InvalidArgumentError("the event queue belongs to another domain")
+        self._registration_events = event_queue
+        self._core.bind_registrations(None if event_queue is None else event_queue._core)
+
+    def map_raw(self, raw: RawKey | RemoteRegion | bytes, flags: int = 0) -> int:
+        """A number to use as key for a raw key of a peer, until unmap_key() (MR-52).
+
+        InvalidArgumentError for bytes that are no raw key, or damaged (MR-55).
+        """
+        self._core.check_open()
+        if flags:
+            raise BadFlagsError(f"flags={flags!r}: map_raw() takes none")
+        if isinstance(raw, RawKey | RemoteRegion):
+            raw = raw.key if isinstance(raw, RawKey) else raw.raw_key
+        if not isinstance(raw, bytes | bytearray | memoryview):
+            raise InvalidArgumentError(
+                f"a raw key is what raw_attr() gave, or its bytes, not a {type(raw).__name__}"
+            )
+        return self._core.map_key(bytes(raw))
+
+    def unmap_key(self, key: int) -> None:
+        """Ends a mapping. InvalidArgumentError if map_raw() did not give `key`, or it was unmapped before (MR-53)."""
+        self._core.check_open()
+        if not 0 <= operator.index(key) < 2**64:
+            raise InvalidArgumentError(f"key={key}: not a key that map_raw() gave")
+        self._core.unmap_key(key)
 
     def alloc(
         self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = float, *, zero: bool = True
@@ -151,9 +214,18 @@ class Domain:
         return np.asarray(memoryview(memory))[:nbytes].view(dtype).reshape(dims)
 
     def endpoint(
-        self, av: AddressVector | None = None, cq: CompletionQueue | None = None, *, contexts: int = 1
+        self,
+        av: AddressVector | None = None,
+        cq: CompletionQueue | None = None,
+        *,
+        contexts: int = 1,
+        auth_key: bytes | None = None,
+        caps: Caps = _NO_CAPS,
     ) -> Endpoint:
         """Opens an endpoint, enabled on return. Without `av` or `cq` it makes its own.
+
+        auth_key: what peers must have too; None: the domain's. caps: all that the domain offers, unless given; remote writes
+        through an endpoint without Caps.RMA_EVENT raise no counters (MR-60).
 
         Its own queue holds the latest entries and forgets older ones; one that you pass refuses operations when it is full.
         """
@@ -166,6 +238,8 @@ class Domain:
             contexts,
             own_av,
             own_cq,
+            b"" if self._old_keys else bytes(auth_key or b""),
+            not caps or bool(caps & Caps.RMA_EVENT),
         )
 
     def address_vector(self, type: AVType = AVType.TABLE, *, count: int = 0) -> AddressVector:
@@ -212,6 +286,10 @@ class Domain:
             raise BusyError(
                 f"the domain still has {len(busy)} open endpoints or regions, for instance {busy[0]!r}; "
                 "close them first, or use `with`"
+            )
+        if self._core.mapped_keys:
+            raise BusyError(
+                f"the domain still has {self._core.mapped_keys} mapped keys; unmap them first (unmap_key)"
             )
         self._end()
 

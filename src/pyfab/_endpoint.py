@@ -52,6 +52,8 @@ class Endpoint(_Operations):
         contexts: int,
         owns_av: bool,
         owns_cq: bool,
+        auth_key: bytes,
+        counts: bool,
     ) -> None:
         limit = domain.info.max_contexts
         if not 1 <= contexts <= limit:
@@ -66,9 +68,14 @@ class Endpoint(_Operations):
         self._av, self._cq = av, cq
         self._owns = [bound for bound, own in ((av, owns_av), (cq, owns_cq)) if own]
         self._contexts: list[Context] = []
+        self._number = domain._core.next_endpoint_number()
         try:
             for index in range(contexts):
-                self._contexts.append(Context(domain._core, index, av._core, cq._core, cq._objects))
+                self._contexts.append(
+                    Context(
+                        domain._core, index, self._number, auth_key, counts, av._core, cq._core, cq._objects
+                    )
+                )
             self._address = _core.encode_name(
                 [part for context in self._contexts for part in context.parts()]
             )

@@ -8,6 +8,18 @@ from typing import Any
 __all__ = [
     "ADDR_NOTAVAIL",
     "ADDR_UNSPEC",
+    "FI_LOCAL_MR",
+    "FI_MR_ALLOCATED",
+    "FI_MR_BASIC",
+    "FI_MR_ENDPOINT",
+    "FI_MR_LOCAL",
+    "FI_MR_MMU_NOTIFY",
+    "FI_MR_PROV_KEY",
+    "FI_MR_RAW",
+    "FI_MR_RMA_EVENT",
+    "FI_MR_SCALABLE",
+    "FI_MR_VIRT_ADDR",
+    "FI_RAW_MR",
     "KEY_NOTAVAIL",
     "AVType",
     "Access",
@@ -50,10 +62,24 @@ class MRMode(enum.IntFlag):
     ENDPOINT = 1 << 9
 
 
+# The names of fi_mr(3), old ones included.
+FI_MR_BASIC = MRMode.BASIC
+FI_MR_SCALABLE = MRMode.SCALABLE
+FI_MR_LOCAL = FI_LOCAL_MR = MRMode.LOCAL
+FI_MR_RAW = FI_RAW_MR = MRMode.RAW
+FI_MR_VIRT_ADDR = MRMode.VIRT_ADDR
+FI_MR_ALLOCATED = MRMode.ALLOCATED
+FI_MR_PROV_KEY = MRMode.PROV_KEY
+FI_MR_MMU_NOTIFY = MRMode.MMU_NOTIFY
+FI_MR_RMA_EVENT = MRMode.RMA_EVENT
+FI_MR_ENDPOINT = MRMode.ENDPOINT
+
+
 class MRFlag(enum.IntFlag):
     """Properties of one memory region."""
 
     PMEM = 1  # backed by a file: peers may ask for Delivery.COMMIT
+    RMA_EVENT = 2  # in MRMode.RMA_EVENT: starts disabled, takes counters
 
 
 class RMAEvent(enum.IntFlag):

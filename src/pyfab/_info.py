@@ -56,6 +56,23 @@ class Info:
         return "+".join(self.links)
 
 
+BASIC_BITS = MRMode.VIRT_ADDR | MRMode.ALLOCATED | MRMode.PROV_KEY
+"""What MRMode.BASIC stands for (fi_mr(3))."""
+
+
+def bits_in_force(mr_mode: MRMode) -> MRMode:
+    """The single demands that a mode makes. FabricError FI_ENODATA for BASIC beside anything but LOCAL (MR-41)."""
+    if not mr_mode & MRMode.BASIC:
+        return mr_mode
+    others = mr_mode & ~(MRMode.BASIC | MRMode.LOCAL)
+    if others:
+        raise FabricError(
+            _NO_DATA,
+            f"nothing offers {mr_mode!r}: BASIC stands alone or with LOCAL; give the bits themselves instead of BASIC",
+        )
+    return (mr_mode & ~MRMode.BASIC) | BASIC_BITS
+
+
 def make_info(fields: dict[str, Any], mr_mode: MRMode | None = None) -> Info:
     nics = fields["nics"]
     return Info(
@@ -86,6 +103,7 @@ def getinfo(
     caps: Caps = _NO_CAPS,
     mr_mode: MRMode | None = None,
     max_group_id: int = 0,
+    needs: MRMode = MRMode.SCALABLE,
 ) -> list[Info]:
     """What can be opened here, best first.
 
@@ -93,7 +111,13 @@ def getinfo(
     $FI_LNX_PROV_LINKS if that is set. Entries lack neither `caps` nor `max_group_id`. Raises FabricError FI_ENODATA if nothing
     matches and InvalidArgumentError for a spec that cannot be read. `node` and `service` restrict the entries to those with
     that local address.
+
+    mr_mode: the demands on registered memory that the program can meet. The entries show those of them that the provider
+    makes; one that makes others is left out (MR-42). The providers of this build demand nothing by nature; `needs` stands in
+    for a device that does, and a `Domain` opened with such an entry enforces it.
     """
+    demanded = bits_in_force(needs)
+    met = None if mr_mode is None else bits_in_force(MRMode(mr_mode))
     if provider is not None:
         found = _core.find_links(provider)
     else:
@@ -106,6 +130,7 @@ def getinfo(
         info
         for info in infos
         if caps & info.caps == caps
+        and (met is None or not demanded & ~met)
         and info.max_group_id >= max_group_id
         and (node is None or info.src_addr.startswith(node))
         and (service is None or info.src_addr.endswith(":" + service))
@@ -113,9 +138,11 @@ def getinfo(
     if not wanted:
         raise FabricError(
             _NO_DATA,
-            f"nothing here matches provider={provider!r}, caps={caps!r}, max_group_id={max_group_id}; found "
-            + (", ".join(info.spec for info in infos) or "nothing"),
+            f"nothing here matches provider={provider!r}, caps={caps!r}, mr_mode={mr_mode!r}, max_group_id={max_group_id}; found "
+            + (", ".join(info.spec for info in infos) or "nothing")
+            + (f", which demand {demanded!r}" if demanded else ""),
         )
-    if mr_mode is not None:
-        wanted = [dataclasses.replace(info, mr_mode=mr_mode & info.mr_mode) for info in wanted]
-    return wanted
+    shown = demanded
+    if mr_mode is not None and mr_mode & MRMode.BASIC:
+        shown = MRMode.BASIC | (demanded & MRMode.LOCAL)
+    return [dataclasses.replace(info, mr_mode=shown) for info in wanted]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
@@ -181,24 +182,66 @@ class Event:
     type: EventType
     errno: int
     peer: int
-    context: int
+    context: object
     data: int
     text: str
+    fid: Any = None
+    """The object that the event is of: the region of EventType.REGISTERED."""
+
+    @property
+    def name(self) -> str:
+        """`errno` as a name: "FI_SUCCESS"."""
+        return _core.error_name(self.errno)
 
 
 class EventQueue(Owned):
-    """Events of a domain's objects, in order. Unbounded."""
+    """Events of a domain's objects, in order. Unbounded. Safe from any thread."""
 
     def __init__(self, domain: Domain) -> None:
         super().__init__(domain)
         self._core = domain._core.open_event_queue()
+        self._error: Event | None = None
+        self._reading = threading.Lock()
 
     def read(self, timeout: float | None = 0) -> Event | None:
-        """The oldest event, after waiting up to `timeout` seconds; None if there is none."""
+        """The oldest event, after waiting up to `timeout` seconds; None if there is none.
+
+        FabricError FI_EAVAIL if a registration failed and that comes next: read_error() gives it.
+        """
         self._check_open()
-        self._core.wait(self._domain._core, timeout)
-        entry = self._core.read()
-        return None if entry is None else Event(EventType(entry[0]), *entry[1:])
+        if self._error is None:
+            self._core.wait(self._domain._core, timeout)
+        with self._reading:
+            if self._error is None:
+                entry = self._core.read()
+                if entry is None:
+                    return None
+                event = self._make(EventType(entry[0]), *entry[1:])
+                if event.type == EventType.PEER_LOST or event.errno == 0:
+                    return event
+                self._error = event
+            raise FabricError(
+                259, f"{self._error.type.name}: {self._error.text}; read_error() gives the entry"
+            )
+
+    def read_error(self) -> Event | None:
+        """The error entry that read() told of; None if there is none."""
+        self._check_open()
+        with self._reading:
+            error, self._error = self._error, None
+        return error
+
+    def _make(self, type: EventType, errno: int, peer: int, context: int, data: int, text: str) -> Event:
+        if type != EventType.REGISTERED:
+            return Event(type, errno, peer, context, data, text)
+        with self._domain._registering:
+            region = self._domain._registered.pop(data, None)
+        return Event(type, errno, peer, region and region.context, data, text, region)
+
+    def _end(self) -> None:
+        if self._domain._registration_events is self:
+            self._domain.bind(None)
+        super()._end()
 
 
 class AddressVector(Owned):

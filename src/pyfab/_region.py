@@ -10,15 +10,49 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pyfab import _core
+from pyfab._buffers import Range, array_of, pieces_of
 from pyfab._core import RemoteRegion
+from pyfab._endpoint import Endpoint
 from pyfab._enums import KEY_NOTAVAIL, Access, MRFlag, RMAEvent
-from pyfab._errors import BadFlagsError, BusyError, ClosedError, InvalidArgumentError
+from pyfab._errors import (
+    BadFlagsError,
+    BusyError,
+    ClosedError,
+    InvalidArgumentError,
+    NotSupportedError,
+    TooSmallError,
+)
 
 if TYPE_CHECKING:
     from pyfab._domain import Domain
     from pyfab._queues import Counter
 
-__all__ = ["MemoryRegion", "Range", "RemoteRegion"]
+__all__ = ["MRAttr", "MemoryRegion", "Range", "RawKey", "RemoteRegion"]
+
+_NO_FLAGS = MRFlag(0)
+_NOT_HERE = 38
+
+
+@dataclasses.dataclass(frozen=True)
+class MRAttr:
+    """Everything that a registration takes, in one object (fi_mr_regattr(3)). `Domain.register` takes it in place of a buffer."""
+
+    buffers: Any
+    access: Access
+    _: dataclasses.KW_ONLY
+    key: int | None = None
+    offset: int = 0
+    flags: MRFlag = _NO_FLAGS
+    auth_key: bytes | None = None
+    context: object = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RawKey:
+    """A key as bytes, with the base that peers add to offsets. A peer turns it into a number with `Domain.map_raw`."""
+
+    base_address: int
+    key: bytes
 
 
 def shared_memory_of(array: object) -> _core.SharedMemory | None:
@@ -28,74 +62,74 @@ def shared_memory_of(array: object) -> _core.SharedMemory | None:
     return array if isinstance(array, _core.SharedMemory) else None
 
 
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """A bare range of addresses to register: `length` bytes from `address`, which the caller vouches for and keeps alive."""
-
-    address: int
-    length: int
-
-
 class MemoryRegion(_core.Exporter):
     """Registered memory. Made by `Domain.register`; owns the key, keeps the buffer alive, ends with close().
 
     Safe from any thread, close() from one.
     """
 
-    def __init__(
-        self,
-        domain: Domain,
-        buffer: Any,
-        access: Access,
-        key: int | None,
-        flags: MRFlag,
-        context: object,
-    ) -> None:
-        buffers = list(buffer) if isinstance(buffer, list | tuple) else [buffer]
-        if any(isinstance(item, np.ndarray) and item.dtype.hasobject for item in buffers):
+    def __init__(self, domain: Domain, attr: MRAttr) -> None:
+        given = list(attr.buffers) if isinstance(attr.buffers, list | tuple) else [attr.buffers]
+        memories = [item if isinstance(item, Range) else array_of(item) for item in given]
+        if any(isinstance(item, np.ndarray) and item.dtype.hasobject for item in memories):
             raise InvalidArgumentError(
                 "cannot register an array of Python objects: peers could do nothing with their addresses"
             )
-        memory = shared_memory_of(buffers[0]) if len(buffers) == 1 else None
+        single = memories[0] if len(memories) == 1 else None
+        pieces: list[Any] = []
+        for item in memories:
+            if isinstance(item, np.ndarray):
+                pieces += pieces_of(item, domain.info.mr_iov_limit)
+            else:
+                pieces.append((item.address, item.length) if isinstance(item, Range) else item)
+        memory = shared_memory_of(pieces[0]) if len(pieces) == 1 else None
         offset = 0
         if memory is not None:
-            offset = np.asarray(buffers[0]).__array_interface__["data"][0] - memory.address
-        self._core = _core.register_memory(
-            domain._core,
-            [(item.address, item.length) if isinstance(item, Range) else item for item in buffers],
-            int(access),
-            key,
-            int(flags),
-            0,
-            memory,
-            offset,
-        )
+            offset = np.asarray(pieces[0]).__array_interface__["data"][0] - memory.address
         self._domain = domain
-        self._buffer = buffer
-        self._context = context
-        self._access = Access(access)
-        self._counters: weakref.WeakSet[Counter] = weakref.WeakSet()
-        single = buffers[0] if len(buffers) == 1 else None
+        self._buffer = attr.buffers
+        self._memory = memories
+        self._context: object = None
+        self._access = Access(attr.access)
+        self._bound: weakref.WeakSet[Counter | Endpoint] = weakref.WeakSet()
         if isinstance(single, np.ndarray):
             self._dtype, self._shape = single.dtype, single.shape
         elif isinstance(single, memoryview) and single.format not in (None, "B"):
             described = np.asarray(single)
             self._dtype, self._shape = described.dtype, described.shape
         else:
-            self._dtype, self._shape = np.dtype(np.uint8), (self._core.nbytes,)
+            self._dtype, self._shape = np.dtype(np.uint8), ()
+        arguments = (
+            domain._core,
+            pieces,
+            int(attr.access),
+            attr.key,
+            int(attr.flags),
+            b"" if domain._old_keys else bytes(attr.auth_key or b""),
+            memory,
+            offset,
+        )
+        if domain._registration_events is None:
+            self._core = _core.register_memory(*arguments)  # the context is for an event only (MR-49)
+        else:
+            self._context = attr.context
+            with domain._registering:  # an event that is read early finds the region
+                self._core = _core.register_memory(*arguments)
+                domain._registered[self._core.id] = self
+        if not isinstance(single, np.ndarray) and not self._shape:
+            self._shape = (self._core.nbytes,)
         domain._owned.add(self)
 
     @property
     def key(self) -> int:
-        """What peers name the region by; KEY_NOTAVAIL without remote rights."""
+        """What peers name the region by; KEY_NOTAVAIL without remote rights, while registering, and in MRMode.RAW."""
         key = self._core.key
         return KEY_NOTAVAIL if key == int(KEY_NOTAVAIL) else key
 
     @property
     def desc(self) -> int:
-        """The local descriptor. No provider of this build needs one."""
-        self._check_open()
-        return 0
+        """Number of the region within its domain, never used again. FabricError FI_EOPBADSTATE while registering (MR-19)."""
+        return self._core.desc
 
     @property
     def address(self) -> int:
@@ -117,6 +151,7 @@ class MemoryRegion(_core.Exporter):
 
     @property
     def context(self) -> object:
+        """What an asynchronous registration was given for its event; None after a synchronous one (MR-49)."""
         return self._context
 
     @property
@@ -133,37 +168,92 @@ class MemoryRegion(_core.Exporter):
         """What a peer needs, nothing more. Raises AccessDeniedError if the region grants no remote rights."""
         return self._core.remote(self._dtype, list(self._shape))
 
-    def bind(self, counter: Counter, events: RMAEvent) -> None:
-        """Counts remote writes and modifying atomics in `counter`: one per operation, after its data (MR-57 … MR-63)."""
+    def raw_attr(self, size: int | None = None, flags: int = 0) -> RawKey:
+        """The key as info.mr_key_size bytes, in any mode. TooSmallError(.needed) if `size` is less (MR-50, MR-51)."""
+        if flags:
+            raise BadFlagsError(f"flags={flags!r}: raw_attr() takes none")
+        raw = self._core.raw_key()
+        if size is not None and size < len(raw):
+            error = TooSmallError(f"the raw key has {len(raw)} bytes, and size={size} was offered")
+            error.needed = len(raw)
+            raise error
+        return RawKey(self._core.base, raw)
+
+    def bind(self, other: Counter | Endpoint, events: RMAEvent | int = 0) -> None:
+        """Binds a counter, with RMAEvent.REMOTE_WRITE, or, in MRMode.ENDPOINT, the endpoint that peers must use.
+
+        A counter rises by one per remote write or modifying atomic, after its data (MR-57 … MR-63). FabricError FI_EOPBADSTATE
+        once enable() was called.
+        """
         self._check_open()
-        if events != RMAEvent.REMOTE_WRITE:
-            raise BadFlagsError(f"a region counts RMAEvent.REMOTE_WRITE, not {events!r}")
-        if counter._domain is not self._domain:
-            raise InvalidArgumentError("the counter belongs to another domain than the region")
-        counter._check_open()
-        self._core.bind(counter._core)
-        self._counters.add(counter)
+        if other._domain is not self._domain:
+            raise InvalidArgumentError(
+                f"the {type(other).__name__.lower()} belongs to another domain than the region"
+            )
+        if isinstance(other, Endpoint):
+            if events:
+                raise BadFlagsError(f"events={events!r}: an endpoint is bound without any")
+            if other.closed:
+                raise ClosedError("the endpoint is closed")
+            self._core.bind_endpoint(other._number)
+        else:
+            if events != RMAEvent.REMOTE_WRITE:
+                raise BadFlagsError(f"a region counts RMAEvent.REMOTE_WRITE, not {events!r}")
+            if not self._domain._offers_events:
+                error = NotSupportedError(
+                    "the domain was opened without Caps.RMA_EVENT, so its regions take no counters"
+                )
+                error.errno = _NOT_HERE
+                raise error
+            other._check_open()
+            self._core.bind(other._core)
+        self._bound.add(other)
 
     def enable(self) -> None:
-        """Opens the region to peers. In modes where a region is never disabled this changes nothing (fi_mr(3))."""
+        """Opens to peers a region that started disabled (MR-38 … MR-40).
+
+        Those are all regions in MRMode.ENDPOINT, and those registered with MRFlag.RMA_EVENT in MRMode.RMA_EVENT. In other
+        modes this changes nothing. FabricError FI_EOPBADSTATE if something is still to be bound, or if it is enabled.
+        """
+        self._core.enable()
+
+    def refresh(self, ranges: Sequence[tuple[int, int]] | None = None, flags: int = 0) -> None:
+        """Looks again which pages are there: in MRMode.MMU_NOTIFY peers reach only those that were when looked at last (MR-37).
+
+        ranges: (offset, length) in bytes of what to look at, None for all of the region. Peers are refused meanwhile.
+        """
+        if flags:
+            raise BadFlagsError(f"flags={flags!r}: refresh() takes none")
         self._check_open()
+        parts = [(int(offset), int(length)) for offset, length in ranges or ()]
+        if any(offset < 0 or length < 0 for offset, length in parts):
+            raise InvalidArgumentError(f"ranges={ranges!r}: offsets and lengths are not negative")
+        if ranges is None or parts:
+            self._core.refresh(parts)
 
     def close(self) -> None:
         """Takes the region away from peers; when it returns no peer touches the memory any more.
 
-        BusyError while a counter is bound that is still open: close that first, or leave by the `with` block.
+        BusyError while it is still registering, and while a counter or an endpoint is bound that is still open: close that
+        first, or leave by the `with` block.
         """
         if self.closed:
             return
-        if any(not counter.closed for counter in self._counters):
+        if any(not other.closed for other in self._bound):
             raise BusyError(
-                "the region has counters bound to it that are still open; close them first (or use `with`)"
+                "the region has counters or endpoints bound to it that are still open; close them first (or use `with`)"
             )
-        self._end()
+        self._close()
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         self._core.close()
         self._buffer = None
+        self._memory = []
+
+    def _end(self) -> None:
+        if self._core.registering:
+            self._core.settle()
+        self._close()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -183,10 +273,9 @@ class MemoryRegion(_core.Exporter):
 
     def _only_buffer(self) -> Any:
         self._check_open()
-        buffers: Sequence[Any] = self._buffer if isinstance(self._buffer, list | tuple) else [self._buffer]
-        if len(buffers) != 1 or isinstance(buffers[0], Range):
+        if len(self._memory) != 1 or isinstance(self._memory[0], Range):
             raise InvalidArgumentError("the region is not one buffer of Python's; see .buffer")
-        return buffers[0]
+        return self._memory[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
         only = self._only_buffer()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from pyfab._enums import Access
+from pyfab._enums import Access, MRMode
 from pyfab._errors import ClosedError, InvalidArgumentError
 from pyfab._region import MemoryRegion, RemoteRegion
 from pyfab._remote_array import RemoteArray
@@ -154,6 +154,14 @@ class Window:
             self._region = None
 
 
+def _open_to(group: Group, region: MemoryRegion) -> MemoryRegion:
+    """Meets the demands of the domain, so that a window is the same in every mr_mode."""
+    if group.domain.info.mr_mode & MRMode.ENDPOINT:
+        region.bind(group.endpoint)
+        region.enable()
+    return region
+
+
 def _open(
     group: Group,
     array: NDArray[Any] | None,
@@ -172,8 +180,9 @@ def _open(
     if array.dtype.hasobject:
         raise InvalidArgumentError(f"dtype {array.dtype}: Python objects mean nothing to other processes")
     if array.nbytes:
-        region = group.domain.register(array, access)
+        region = _open_to(group, group.domain.register(array, access))
         return array, region, region.remote
     # No region is empty; a window may be, on ranks that have no share of the data. Never touched, so never backed by memory.
-    region = group.domain.register(np.zeros([max(1, extent) for extent in array.shape], array.dtype), access)
+    nobody = np.zeros([max(1, extent) for extent in array.shape], array.dtype)
+    region = _open_to(group, group.domain.register(nobody, access))
     return array, region, region.remote.view(array.dtype, array.shape)

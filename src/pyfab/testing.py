@@ -301,4 +301,5 @@ def _store(target: Target, name: int, values: Any) -> None:
 
 
 def _withdraw(target: Target, name: int) -> None:
-    target.kept.pop(name).region.close()
+    with target.kept.pop(name).region:  # also where an endpoint is bound to it that goes on
+        pass

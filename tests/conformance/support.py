@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -118,3 +120,45 @@ def failure(start: Callable[[], pyfab.Operation]) -> BaseException:
     error = operation.exception(TIMEOUT)
     assert error is not None, "the operation succeeded"
     return error
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MAP_PRIVATE_ANONYMOUS_NORESERVE = 0x2 | 0x20 | 0x4000
+
+
+class Reserved:
+    """Addresses of this process with nothing behind them, until back() puts pages there."""
+
+    def __init__(self, pages: int) -> None:
+        self.length = pages * mmap.PAGESIZE
+        address = _libc.mmap(None, self.length, 0, _MAP_PRIVATE_ANONYMOUS_NORESERVE, -1, 0)
+        assert address not in (None, ctypes.c_void_p(-1).value)
+        self.address: int = address
+
+    @property
+    def range(self) -> pyfab.Range:
+        return pyfab.Range(self.address, self.length)
+
+    def back(self, first: int = 0, count: int | None = None) -> None:
+        """Puts zeroed pages behind `count` pages from number `first` on (None: all)."""
+        length = self.length if count is None else count * mmap.PAGESIZE
+        assert _libc.mprotect(self.address + first * mmap.PAGESIZE, length, 3) == 0
+
+    def empty(self) -> None:
+        """Takes the pages away and keeps the addresses."""
+        fixed = _MAP_PRIVATE_ANONYMOUS_NORESERVE | 0x10
+        assert _libc.mmap(self.address, self.length, 0, fixed, -1, 0) == self.address
+
+    def unmap(self) -> None:
+        if self.length:
+            assert _libc.munmap(self.address, self.length) == 0
+            self.length = 0
+
+    def words(self, page: int = 0, count: int = 8) -> np.ndarray:
+        """The first words of a page, which must be there."""
+        pointer = ctypes.cast(self.address + page * mmap.PAGESIZE, ctypes.POINTER(ctypes.c_int64))
+        return np.ctypeslib.as_array(pointer, (count,))

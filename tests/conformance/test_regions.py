@@ -319,9 +319,8 @@ def test_any_buffer_registers_in_place(domain, to_self, kind):
 
 def test_a_region_shows_its_memory(domain):
     memory = np.arange(12, dtype=np.int32).reshape(3, 4)
-    with domain.register(memory, Access.ALL, context="mine") as region:
+    with domain.register(memory, Access.ALL) as region:
         assert region.address == memory.ctypes.data
-        assert region.context == "mine"
         assert bytes(memoryview(region)) == memory.tobytes()
         view = np.asarray(region)
         assert np.shares_memory(view, memory)

@@ -21,6 +21,7 @@ Context::Context(Domain& domain, Parameters parameters)
     : parameters_(std::move(parameters)), spin_(microseconds(20)) {
   endpoint_ = domain.open_endpoint({.context = parameters_.index,
                                     .cell = parameters_.cell,
+                                    .auth_key = parameters_.auth_key,
                                     .poller = poller_,
                                     .completions = *parameters_.completions,
                                     .events = *parameters_.events,
@@ -106,16 +107,23 @@ void Context::check_process() const {
                 "the endpoint was opened by the parent process, before a fork; open one in this process");
 }
 
+std::size_t Context::post_to(PeerId peer, std::span<const Transfer> batch) {
+  Path& path = path_to(peer);
+  if (!parameters_.rules->active()) return path.post(batch);
+  std::vector<Transfer> translated;
+  return path.post(parameters_.rules->apply(batch, translated));
+}
+
 std::size_t Context::post(PeerId peer, std::span<const Transfer> batch) {
   const Turn turn(*this);
-  return path_to(peer).post(batch);
+  return post_to(peer, batch);
 }
 
 std::optional<std::size_t> Context::try_post(PeerId peer, std::span<const Transfer> batch) {
   Lock lock(mutex_, std::try_to_lock);
   if (!lock) return std::nullopt;
   const Turn turn(*this, std::move(lock));
-  return path_to(peer).post(batch);
+  return post_to(peer, batch);
 }
 
 void Context::abandon(Operation& operation, std::uint32_t parts, Errc error) {

@@ -15,6 +15,7 @@
 #include "fabric/completion_queue.h"
 #include "fabric/event_queue.h"
 #include "fabric/operation.h"
+#include "fabric/post_rules.h"
 #include "fabric/provider.h"
 
 namespace fab {
@@ -28,6 +29,8 @@ class Context final {
   struct Parameters {
     std::uint16_t index = 0;  // within the endpoint that the user opened
     std::uint16_t cell = 0;   // within the domain
+    std::string auth_key;
+    const PostRules* rules;  // outlives the context
     std::shared_ptr<AddressVector> peers;
     std::shared_ptr<CompletionQueue> completions;
     std::shared_ptr<EventQueue> events;
@@ -43,7 +46,8 @@ class Context final {
   CompletionQueue& completions() noexcept { return *parameters_.completions; }
 
   // Posts a prefix of `batch` to `peer`, opening the path on first use; returns its length. Throws
-  // Error(invalid) for an unknown handle, Error(unreachable) where no link leads there and Error(closed)
+  // Error(invalid) for an unknown handle or for local memory that breaks the rules of the domain,
+  // Error(unreachable) where no link leads there and Error(closed)
   // after close(); nothing was posted then.
   std::size_t post(PeerId peer, std::span<const Transfer> batch);
   // The same, unless somebody holds the lock.
@@ -104,6 +108,7 @@ class Context final {
   class Turn;
   void check_process() const;
   Path& path_to(PeerId peer);
+  std::size_t post_to(PeerId peer, std::span<const Transfer> batch);
   bool move() noexcept;
   void lead(Lock& lock, const std::function<bool()>& done, Deadline deadline);
   void unlock_and_notify(Lock& lock);

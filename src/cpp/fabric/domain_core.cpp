@@ -9,9 +9,9 @@ namespace fab {
 DomainCore::DomainCore(DomainOptions options)
     : options_(std::move(options)),
       segment_((fill_random(domain_id_, sizeof domain_id_), Segment::create(domain_id_))),
-      regions_(segment_.region_area()) {
-  set_auth_key(segment_, options_.auth_key);
-}
+      regions_(segment_.region_area()),
+      post_rules_(options_.mr_mode),
+      registrations_(!options_.manual_progress) {}
 
 std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions options) {
   std::shared_ptr<DomainCore> core(new DomainCore(std::move(options)));
@@ -40,7 +40,19 @@ void DomainCore::check_open() const {
 
 std::shared_ptr<MemoryRegion> DomainCore::register_memory(MemoryRegion::Parameters parameters) {
   check_open();
-  return std::make_shared<MemoryRegion>(shared_from_this(), std::move(parameters));
+  auto events = registrations_.bound();
+  parameters.asynchronous = events != nullptr;
+  auto region = std::make_shared<MemoryRegion>(shared_from_this(), std::move(parameters));
+  if (events) registrations_.push(region, std::move(events));
+  return region;
+}
+
+std::uint32_t DomainCore::auth_number(const std::string& auth_key) {
+  if (auth_key.empty() || auth_key == options_.auth_key) return 0;
+  const std::lock_guard lock(mutex_);
+  auto found = std::ranges::find(auth_keys_, auth_key);
+  if (found == auth_keys_.end()) found = auth_keys_.insert(found, auth_key);
+  return static_cast<std::uint32_t>(found - auth_keys_.begin()) + 1;
 }
 
 std::shared_ptr<SharedMemory> DomainCore::allocate(std::uint64_t length) const {
@@ -101,9 +113,12 @@ std::shared_ptr<CompletionQueue> DomainCore::open_completion_queue(std::size_t s
   return queue;
 }
 
-std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, std::shared_ptr<AddressVector> peers,
+std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const EndpointTraits& traits,
+                                                  std::shared_ptr<AddressVector> peers,
                                                   std::shared_ptr<CompletionQueue> completions,
                                                   std::shared_ptr<EventQueue> events) {
+  const std::uint32_t auth = auth_number(traits.auth_key);
+  const std::string& auth_key = auth == 0 ? options_.auth_key : traits.auth_key;
   const std::lock_guard lock(mutex_);
   check_open();
   std::uint16_t cell = 0;
@@ -111,9 +126,16 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, std::shar
   if (cell >= kMaxContexts)
     throw Error(Errc::no_memory,
                 "all " + std::to_string(kMaxContexts) + " contexts of the domain are in use");
+  Port& port = segment_.header().ports.of[cell];
+  port.endpoint.store(traits.number);
+  port.auth.store(auth);
+  port.events.store(traits.counts ? 1 : 0);
+  set_auth_key(segment_, cell, auth_key);
   auto context =
       std::make_shared<Context>(*domain_, Context::Parameters{.index = index,
                                                               .cell = cell,
+                                                              .auth_key = auth_key,
+                                                              .rules = &post_rules_,
                                                               .peers = std::move(peers),
                                                               .completions = std::move(completions),
                                                               .events = std::move(events),
@@ -161,6 +183,7 @@ bool DomainCore::wait(const std::function<bool()>& done, Deadline deadline) {
     check_open();
     if (done()) return true;
     if (deadline.passed()) return false;
+    registrations_.work();
     const auto context = first_context();
     if (!context) {
       // Without a context nothing arrives; only this process can bring about what is waited for.
@@ -176,6 +199,7 @@ bool DomainCore::wait(const std::function<bool()>& done, Deadline deadline) {
 }
 
 void DomainCore::progress() {
+  registrations_.work();
   std::vector<std::shared_ptr<Context>> contexts;
   {
     const std::lock_guard lock(mutex_);
@@ -199,6 +223,10 @@ void DomainCore::kick() noexcept {
 void DomainCore::start_retiring(std::uint32_t index) {
   if (inherited()) return;
   regions_.start_close(index);
+  interrupt_accesses(index);
+}
+
+void DomainCore::interrupt_accesses(std::uint32_t index) {
   std::vector<std::shared_ptr<Context>> contexts;
   {
     const std::lock_guard lock(mutex_);
@@ -220,6 +248,9 @@ void DomainCore::close(bool force) {
   {
     const std::lock_guard lock(mutex_);
     contexts = contexts_;
+    if (!force && post_rules_.mapped_keys() != 0)
+      throw Error(Errc::busy, "the domain still has " + std::to_string(post_rules_.mapped_keys()) +
+                                  " mapped keys; unmap them first (unmap_key)");
     if (!force && (!contexts.empty() || regions_.size() != 0))
       throw Error(Errc::busy, "the domain still has " + std::to_string(contexts.size()) +
                                   " open endpoint contexts and " + std::to_string(regions_.size()) +
@@ -227,6 +258,7 @@ void DomainCore::close(bool force) {
     if (closed_.exchange(true)) return;
   }
   segment_.header().closed.store(1);
+  registrations_.stop();
   for (const auto& context : contexts) close_context(*context);
   std::unique_lock lock(mutex_);
   auto thread = std::move(thread_);

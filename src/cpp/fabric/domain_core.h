@@ -11,8 +11,10 @@
 #include "fabric/context.h"
 #include "fabric/counter.h"
 #include "fabric/memory_region.h"
+#include "fabric/post_rules.h"
 #include "fabric/progress_thread.h"
 #include "fabric/provider.h"
+#include "fabric/registration_queue.h"
 #include "fabric/segment.h"
 
 namespace fab {
@@ -37,14 +39,28 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   Segment& segment() noexcept { return segment_; }
   RegionTable& regions() noexcept { return regions_; }
 
+  // Asynchronous, with one event, if an event queue is bound (registrations().bind()).
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
+  RegistrationQueue& registrations() noexcept { return registrations_; }
+  PostRules& post_rules() noexcept { return post_rules_; }
+  // For MemoryRegion: numbers that are not used again, and the number of an authorization key (Port::auth).
+  std::uint64_t next_region_id() noexcept { return region_ids_.fetch_add(1, std::memory_order_relaxed); }
+  std::uint32_t auth_number(const std::string& auth_key);
   // `length` bytes of zeroed, page-aligned memory that peers on the node map; freed with the last holder.
   std::shared_ptr<SharedMemory> allocate(std::uint64_t length) const;
   std::shared_ptr<Counter> open_counter();
   std::shared_ptr<EventQueue> open_event_queue();
   std::shared_ptr<CompletionQueue> open_completion_queue(std::size_t size,
                                                          CompletionQueue::WhenFull when_full);
-  std::shared_ptr<Context> open_context(std::uint16_t index, std::shared_ptr<AddressVector> peers,
+  // What the contexts of one endpoint have in common.
+  struct EndpointTraits {
+    std::uint32_t number = 0;  // from next_endpoint_number()
+    std::string auth_key{};    // empty: the domain's
+    bool counts = true;        // remote writes that come through it raise counters (MR-60)
+  };
+  std::uint32_t next_endpoint_number() noexcept { return endpoint_numbers_.fetch_add(1) + 1; }
+  std::shared_ptr<Context> open_context(std::uint16_t index, const EndpointTraits& traits,
+                                        std::shared_ptr<AddressVector> peers,
                                         std::shared_ptr<CompletionQueue> completions,
                                         std::shared_ptr<EventQueue> events);
   // Ends the context: everything outstanding fails with `canceled`.
@@ -56,6 +72,8 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // Wakes those in wait().
   void kick() noexcept;
 
+  // Ends what contexts of this process are doing with a region that is not enabled any more.
+  void interrupt_accesses(std::uint32_t index);
   // Used by MemoryRegion::close(). start_retiring() takes the region away from peers; retired() is true once
   // nothing touches its memory any more, and then frees the entry; false: out of time, call again.
   void start_retiring(std::uint32_t index);
@@ -76,16 +94,21 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   const std::uint32_t fork_generation_ = fork_generation();
   Segment segment_;
   RegionTable regions_;
+  PostRules post_rules_;
   std::unique_ptr<Domain> domain_;
 
   bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
   std::shared_ptr<Context> first_context() const;
   void choose_lead();
 
-  mutable std::mutex mutex_;  // guards contexts_, free_counters_, counters_used_, thread_, thread_users_
+  mutable std::mutex
+      mutex_;  // guards contexts_, free_counters_, counters_used_, auth_keys_, thread_, thread_users_
   std::vector<std::shared_ptr<Context>> contexts_;
   std::vector<std::uint32_t> free_counters_;
   std::uint32_t counters_used_ = 0;
+  std::vector<std::string> auth_keys_;  // Port::auth numbers them from 1
+  std::atomic<std::uint64_t> region_ids_{1};
+  std::atomic<std::uint32_t> endpoint_numbers_{0};
   std::mutex lead_mutex_;    // taken with context locks held
   Context* lead_ = nullptr;  // the context that wait() leads
   std::mutex idle_mutex_;    // for wait() while there is no context
@@ -94,6 +117,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   unsigned thread_users_ = 0;  // close_context() calls that are inside thread_
   std::condition_variable thread_unused_;
   std::unique_ptr<ProgressThread> thread_;
+  RegistrationQueue registrations_;
 };
 
 }  // namespace fab

@@ -6,10 +6,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "base/deadline.h"
 #include "fabric/name.h"
+#include "fabric/region_table.h"
 #include "fabric/types.h"
 
 namespace fab {
@@ -17,8 +20,8 @@ namespace fab {
 class DomainCore;
 class Counter;
 
-// Registered memory: what peers may reach under a key. Made by DomainCore::register_memory(), ended by
-// close() or with its last reference. Safe from any thread.
+// Registered memory: what peers may reach under a key, and, in LOCAL mode, what operations may use. Made by
+// DomainCore::register_memory(), ended by close() or with its last reference. Safe from any thread.
 class MemoryRegion final {
  public:
   struct Parameters {
@@ -26,10 +29,11 @@ class MemoryRegion final {
     std::uint32_t access = 0;
     std::uint64_t requested_key = kNoKey;  // kNoKey: the library chooses
     std::uint32_t flags = 0;               // region_flag
-    std::uint64_t context = 0;
-    std::int32_t file = -1;  // for memory from DomainCore::allocate
+    std::string auth_key{};                // that the endpoints of peers must have; empty: the domain's
+    std::int32_t file = -1;                // for memory from DomainCore::allocate
     std::uint64_t file_offset = 0;
     std::shared_ptr<void> keep_alive;  // what owns the memory
+    bool asynchronous = false;         // complete() is still to be called
   };
 
   MemoryRegion(std::shared_ptr<DomainCore> domain, Parameters parameters);
@@ -37,40 +41,75 @@ class MemoryRegion final {
   MemoryRegion(const MemoryRegion&) = delete;
   MemoryRegion& operator=(const MemoryRegion&) = delete;
 
-  std::uint64_t key() const noexcept { return key_; }  // kNoKey without remote rights
+  // The second half of an asynchronous registration. What fails here leaves a region that can only be closed.
+  Errc complete() noexcept;
+  enum class State { registering, open, failed, closing, closed };
+  State state() const noexcept { return state_.load(); }
+  bool closed() const noexcept { return state() >= State::closing; }
+
+  void settle();  // waits until complete() was there; under manual progress, makes it so
+
+  std::uint64_t id() const noexcept { return id_; }  // of the region within its domain; never used again
+  std::uint64_t descriptor() const {  // what operations name local memory by; throws Error(bad_state, closed)
+    check_usable();
+    return id_;
+  }
+  // kNoKey without remote rights, while registering, and in RAW mode.
+  std::uint64_t key() const noexcept;
+  std::string raw_key() const;  // mr_key_size bytes (fi_mr_raw_attr(3)); throws Error(bad_state, access)
   std::uint64_t base() const noexcept { return base_; }
   std::uint64_t address() const noexcept {
     return reinterpret_cast<std::uint64_t>(parameters_.buffers.front().iov_base);
   }
   std::uint64_t length() const noexcept { return length_; }
   std::uint32_t access() const noexcept { return parameters_.access; }
-  std::uint64_t context() const noexcept { return parameters_.context; }
   const std::vector<iovec>& buffers() const noexcept { return parameters_.buffers; }
-  bool enabled() const noexcept;
-  bool closed() const noexcept { return state_.load() != State::open; }  // or closing
+  bool enabled() const noexcept { return state() == State::open && enabled_.load(); }
   // What keeps the memory alive, for those who use it locally.
   const std::shared_ptr<void>& keep_alive() const noexcept { return parameters_.keep_alive; }
   DomainCore& domain() const noexcept { return *domain_; }
 
   // What a peer needs. The first call makes every link of the domain ready to serve the region.
   RemoteRegion remote();
-  void bind(std::shared_ptr<Counter> counter);  // counts remote writes
+  // Counts remote writes (MR-57 … MR-63). Throws Error: invalid, or bad_state after enable().
+  void bind(std::shared_ptr<Counter> counter);
+  // ENDPOINT mode: only requests through this endpoint reach the region (MR-39).
+  void bind_endpoint(std::uint32_t endpoint);
+  // Opens a region that started disabled (MR-38 … MR-40). Throws Error(bad_state) if something is still to be
+  // bound, or if it is open already; nothing happens in modes that never disable.
+  void enable();
+  // MMU_NOTIFY mode: looks again which pages of the given parts (none: all) are there; only those are
+  // reachable afterwards. Peers are refused meanwhile (MR-37, MR-64, MR-65). False: out of time, call again.
+  bool refresh(std::span<const RegionSpan> parts, Deadline deadline);
   // From the first call on no new access starts; true once none is running any more and the memory may go.
-  // False: out of time, call again. True for a region that is closed.
+  // False: out of time, call again. True for a region that is closed. Throws Error(busy) while registering.
   bool close(Deadline deadline);
   // Local addresses of [offset, offset + length); throws Error(bounds).
   std::vector<iovec> slice(std::uint64_t offset, std::uint64_t length) const;
 
  private:
+  void check_arguments();
+  Errc open_to_peers() noexcept;
+  void check_usable() const;
+  std::uint32_t index() const;  // throws Error(access) without remote rights
+  bool mode(std::uint32_t bits) const noexcept;
+  bool fully_backed() const;
+  std::vector<RegionSpan> backed(std::span<const RegionSpan> parts) const;
+
   std::shared_ptr<DomainCore> domain_;
   Parameters parameters_;
+  std::uint64_t id_ = 0;
   std::uint64_t length_ = 0, key_ = kNoKey, base_ = 0;
   std::int64_t index_ = -1;  // in the region table; -1 without remote rights
+  bool starts_disabled_ = false;
+  std::atomic<bool> enabled_{false};
+  std::atomic<State> state_{State::registering};
+  std::mutex mutex_;  // guards what follows; one thread at a time in close(), refresh(), bind(), enable()
   std::vector<std::shared_ptr<Counter>> counters_;
+  bool endpoint_bound_ = false;
   bool enrolled_ = false;
-  enum class State { open, closing, closed };
-  std::atomic<State> state_{State::open};
-  std::mutex closing_;  // one thread at a time in close()
+  bool refreshing_ = false;
+  std::vector<RegionSpan> spans_;  // MMU_NOTIFY mode: what is reachable
 };
 
 }  // namespace fab

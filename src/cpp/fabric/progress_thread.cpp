@@ -1,13 +1,11 @@
 #include "fabric/progress_thread.h"
 
-#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <csignal>
-
 #include "base/deadline.h"
+#include "base/quiet_thread.h"
 #include "fabric/context.h"
 
 namespace fab {
@@ -82,15 +80,7 @@ class ProgressThread::Slot final : public ReadyHandler {
   bool retired_ = false;
 };
 
-ProgressThread::ProgressThread() {
-  // Signals belong to the threads of the application.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  ::pthread_setname_np(thread_.native_handle(), "pyfab");
-}
+ProgressThread::ProgressThread() : thread_(start_quiet_thread("pyfab", [this] { run(); })) {}
 
 ProgressThread::~ProgressThread() {
   stop_.store(true);

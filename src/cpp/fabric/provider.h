@@ -28,7 +28,8 @@ struct DomainOptions {
   std::string auth_key;  // empty: none
   bool strict_keys = false;
   bool manual_progress = false;
-  double peer_deadline = 10;  // seconds without a sign of life until a peer counts as lost
+  std::uint32_t mr_key_size = 8;  // bytes of a key, 4 to 8
+  double peer_deadline = 10;      // seconds without a sign of life until a peer counts as lost
   // Provider options by name, for instance {"shm_copy", "cma"}, {"tcp_listen", "127.0.0.1"}. Unknown names
   // are refused.
   std::map<std::string, std::string> settings;
@@ -51,9 +52,9 @@ struct DomainServices {
 // used under the context's lock only; everything outlives the endpoint.
 struct EndpointServices {
   std::uint16_t context;  // index within the endpoint that the user opened: Part::context
-  std::uint16_t
-      cell;        // number of the context within the domain: SegmentHeader::contexts, RegionEntry::endpoint
-  Poller& poller;  // for descriptors that shall wake the context
+  std::uint16_t cell;     // number of the context within the domain: SegmentHeader::contexts and ports
+  std::string auth_key;   // that peers must have as well; empty: none
+  Poller& poller;         // for descriptors that shall wake the context
   CompletionQueue& completions;
   EventQueue& events;
   const AddressVector& peers;

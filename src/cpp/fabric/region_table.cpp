@@ -1,5 +1,6 @@
 #include "fabric/region_table.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -56,18 +57,31 @@ std::int64_t RegionView::find(std::uint64_t key) const noexcept {
 }
 
 Errc RegionView::judge(const RegionEntry& entry, std::uint64_t key, std::uint64_t state, OpCode op,
-                       std::uint64_t remote, std::uint64_t length, std::uint32_t context,
-                       std::uint64_t& offset) noexcept {
+                       std::uint64_t remote, std::uint64_t length, const Port& port,
+                       std::uint64_t& offset) const noexcept {
   const std::uint64_t now = entry.state.load(std::memory_order_seq_cst);
   if (status_of(now) != RegionStatus::enabled || (state != 0 && state != now) ||
       entry.key.load(std::memory_order_relaxed) != key)
     return Errc::key_rejected;
-  if (entry.endpoint != 0 && entry.endpoint != context + 1) return Errc::key_rejected;
+  if (entry.auth != port.auth.load(std::memory_order_relaxed)) return Errc::key_rejected;
+  if (entry.endpoint != 0 && entry.endpoint != port.endpoint.load(std::memory_order_relaxed))
+    return Errc::key_rejected;
   const std::uint32_t needed = op == OpCode::read ? access::kRemoteRead : access::kRemoteWrite;
   if ((entry.access & needed) == 0) return Errc::access;
   offset = remote - entry.base;
   if (remote < entry.base || offset > entry.length || length > entry.length - offset) return Errc::bounds;
+  if ((entry.flags & region_flag::kSpans) != 0 && !reachable(entry, offset, length)) return Errc::bounds;
   return Errc::ok;
+}
+
+bool RegionView::reachable(const RegionEntry& entry, std::uint64_t offset,
+                           std::uint64_t length) const noexcept {
+  if (length == 0) return true;
+  const RegionSpan* span = span_block(entry.spans_block);
+  for (std::uint32_t i = 0; i < entry.spans && i < kMaxRegionPieces; ++i)
+    if (offset >= span[i].offset && offset - span[i].offset < span[i].length)
+      return length <= span[i].length - (offset - span[i].offset);
+  return false;
 }
 
 std::size_t RegionView::pieces(const RegionEntry& entry, std::uint64_t offset, std::uint64_t length,
@@ -92,11 +106,25 @@ std::size_t RegionView::pieces(const RegionEntry& entry, std::uint64_t offset, s
   return count;
 }
 
-std::uint64_t RegionTable::fresh_key() {
+std::uint64_t RegionTable::fresh_key(std::uint32_t size) {
   for (;;) {
-    const std::uint64_t key = random_u64();
+    const std::uint64_t key = size >= 8 ? random_u64()
+                                        : next_key_.fetch_add(1, std::memory_order_relaxed) &
+                                              ((std::uint64_t{1} << (size * 8)) - 1);
     if (key != kNoKey && find(key) < 0) return key;
   }
+}
+
+std::uint32_t RegionTable::take_block() {
+  if (free_blocks_.empty()) {
+    if (blocks_used_ == kPieceBlocks)
+      throw Error(Errc::no_memory,
+                  "all " + std::to_string(kPieceBlocks) + " regions of several buffers or spans are in use");
+    return blocks_used_++;
+  }
+  const std::uint32_t block = free_blocks_.back();
+  free_blocks_.pop_back();
+  return block;
 }
 
 std::uint32_t RegionTable::insert(const RegionRecord& record) {
@@ -108,12 +136,11 @@ std::uint32_t RegionTable::insert(const RegionRecord& record) {
   const bool vector = record.buffers.size() > 1;
   if (free_entries_.empty() && entries_used_ == kMaxRegions)
     throw Error(Errc::no_memory, "all " + std::to_string(kMaxRegions) + " regions of the domain are in use");
-  if (vector && free_blocks_.empty() && blocks_used_ == kPieceBlocks)
-    throw Error(Errc::no_memory,
-                "all " + std::to_string(kPieceBlocks) + " regions of several buffers are in use");
   if ((index_filled_ + 1) * 2 >
       (kFirstIndexSlots << area_header().index_size.load(std::memory_order_relaxed)))
     grow_index();
+
+  const std::uint32_t block = vector ? take_block() : 0;
 
   std::uint32_t index = entries_used_;
   if (free_entries_.empty())
@@ -133,14 +160,10 @@ std::uint32_t RegionTable::insert(const RegionRecord& record) {
   slot.file_offset = record.file_offset;
   slot.piece_count = static_cast<std::uint32_t>(record.buffers.size());
   slot.endpoint = 0;
+  slot.auth = record.auth;
   for (auto& counter : slot.counters) counter.store(0, std::memory_order_relaxed);
   if (vector) {
-    if (free_blocks_.empty())
-      slot.piece_block = blocks_used_++;
-    else {
-      slot.piece_block = free_blocks_.back();
-      free_blocks_.pop_back();
-    }
+    slot.piece_block = block;
     RegionPiece* piece = piece_block(slot.piece_block);
     for (const iovec& buffer : record.buffers)
       *piece++ = {reinterpret_cast<std::uint64_t>(buffer.iov_base), buffer.iov_len};
@@ -202,13 +225,26 @@ void RegionTable::bind_counter(std::uint32_t index, std::uint32_t counter) {
   throw Error(Errc::too_big, "a region takes at most 8 counters");
 }
 
-void RegionTable::bind_context(std::uint32_t index, std::uint32_t context) {
-  entry(index).endpoint = context + 1;
+void RegionTable::bind_endpoint(std::uint32_t index, std::uint32_t endpoint) {
+  entry(index).endpoint = endpoint;
+}
+
+void RegionTable::set_spans(std::uint32_t index, std::span<const RegionSpan> spans) {
+  if (spans.size() > kMaxRegionPieces)
+    throw Error(Errc::too_big, "the region is backed in " + std::to_string(spans.size()) +
+                                   " places that are apart from each other; a region takes " +
+                                   std::to_string(kMaxRegionPieces));
+  const std::lock_guard lock(mutex_);
+  RegionEntry& slot = entry(index);
+  if ((slot.flags & region_flag::kSpans) == 0) slot.spans_block = take_block();
+  slot.flags |= region_flag::kSpans;
+  slot.spans = static_cast<std::uint32_t>(spans.size());
+  std::ranges::copy(spans, span_block(slot.spans_block));
 }
 
 void RegionTable::set_enabled(std::uint32_t index, bool enabled) {
   RegionEntry& slot = entry(index);
-  const std::uint64_t generation = slot.state.load(std::memory_order_relaxed) >> 2;
+  const std::uint64_t generation = (slot.state.load(std::memory_order_relaxed) >> 2) + (enabled ? 1 : 0);
   slot.state.store(state_of(generation, enabled ? RegionStatus::enabled : RegionStatus::disabled),
                    std::memory_order_seq_cst);
 }
@@ -236,6 +272,7 @@ void RegionTable::finish_close(std::uint32_t entry_index) {
     --index_filled_;
   }
   if (closing.piece_count > 1) free_blocks_.push_back(closing.piece_block);
+  if (closing.flags & region_flag::kSpans) free_blocks_.push_back(closing.spans_block);
   closing.state.store(state_of(closing.state.load(std::memory_order_relaxed) >> 2, RegionStatus::vacant),
                       std::memory_order_release);
   free_entries_.push_back(entry_index);

@@ -25,15 +25,28 @@ struct alignas(128) RegionEntry {
   std::int32_t file;    // descriptor number, in the owner, of the memory file behind the region; -1: none
   std::uint32_t piece_count;  // 1, or the number of buffers that the region runs through
   std::uint32_t piece_block;  // where their pieces are, if more than one
-  std::uint32_t endpoint;     // 1 + the context that the region is bound to; 0: any
+  std::uint32_t endpoint;     // Port::endpoint that the region is bound to; 0: any
   std::atomic<std::uint32_t>
-      counters[8];  // 1 + indices of counters that remote writes raise; 0 ends the list; may grow
+      counters[8];      // 1 + indices of counters that remote writes raise; 0 ends the list; may grow
+  std::uint32_t auth;   // Port::auth that is needed
+  std::uint32_t spans;  // region_flag::kSpans: how many
+  std::uint32_t spans_block;
 };
 static_assert(sizeof(RegionEntry) == 128);
 
 namespace region_flag {
 inline constexpr std::uint32_t kPersistent = 1;
-}
+inline constexpr std::uint32_t kRmaEvent = 2;  // in RMA_EVENT mode: starts disabled, takes counters
+inline constexpr std::uint32_t kSpans = 1u
+                                        << 16;  // of the table: only some spans of the region are reachable
+}  // namespace region_flag
+
+// What the judge must know of the context that a request comes in through.
+struct Port {
+  std::atomic<std::uint32_t> endpoint;  // number of the endpoint; never 0, never used again
+  std::atomic<std::uint32_t> auth;      // number of its authorization key within the domain; 0: the domain's
+  std::atomic<std::uint32_t> events;    // 1: remote writes through it count
+};
 
 enum class RegionStatus : std::uint64_t { vacant, disabled, enabled, closing };
 constexpr RegionStatus status_of(std::uint64_t state) noexcept {
@@ -44,6 +57,11 @@ struct RegionPiece {
   std::uint64_t address;
   std::uint64_t length;
 };
+struct RegionSpan {
+  std::uint64_t offset;
+  std::uint64_t length;
+};
+static_assert(sizeof(RegionPiece) == sizeof(RegionSpan), "a block holds either");
 
 // Reads a region table, in this process or mapped from another one: the one place where a remote request is
 // judged.
@@ -71,9 +89,9 @@ class RegionView {
   // The verdict on one request, made after the access was announced (AccessSlot::active or the context's
   // lock). On ok, `offset` is where the request starts within the region. `state` must be the value that the
   // entry is expected to have, or 0 for any generation. Order of checks: key, rights, bounds (MR-22 … MR-29).
-  static Errc judge(const RegionEntry& entry, std::uint64_t key, std::uint64_t state, OpCode op,
-                    std::uint64_t remote, std::uint64_t length, std::uint32_t context,
-                    std::uint64_t& offset) noexcept;
+  Errc judge(const RegionEntry& entry, std::uint64_t key, std::uint64_t state, OpCode op,
+             std::uint64_t remote, std::uint64_t length, const Port& port,
+             std::uint64_t& offset) const noexcept;
 
   // Splits [offset, offset + length) of a judged region into owner addresses. Returns how many; at most
   // kMaxRegionPieces.
@@ -87,6 +105,10 @@ class RegionView {
   AreaHeader& area_header() const noexcept { return *reinterpret_cast<AreaHeader*>(area_); }
   std::atomic<std::uint32_t>* index(std::uint32_t size) const noexcept;
   RegionPiece* piece_block(std::uint32_t block) const noexcept;
+  RegionSpan* span_block(std::uint32_t block) const noexcept {
+    return reinterpret_cast<RegionSpan*>(piece_block(block));
+  }
+  bool reachable(const RegionEntry& entry, std::uint64_t offset, std::uint64_t length) const noexcept;
 
   std::byte* area_;
 };
@@ -100,6 +122,7 @@ struct RegionRecord {
   std::uint32_t flags = 0;
   std::int32_t file = -1;
   std::uint64_t file_offset = 0;
+  std::uint32_t auth = 0;
   bool enabled = true;
 };
 
@@ -110,12 +133,18 @@ class RegionTable final : public RegionView {
 
   // Throws Error(no_key) if the key is in use, Error(no_memory) if the table is full.
   std::uint32_t insert(const RegionRecord& record);
-  // A key that no live region has, and that nobody can guess.
-  std::uint64_t fresh_key();
-  // Before enable(): counts remote writes in counter cell `counter`; binds to context `context`.
+  // A key of `size` bytes that no live region has: one that nobody can guess if it is of 8 bytes, else the
+  // next one in turn, so that it does not come back soon (MR-21).
+  std::uint64_t fresh_key(std::uint32_t size = 8);
+  // Counts remote writes in counter cell `counter`; binds to an endpoint by its number (Port), before it is
+  // enabled.
   void bind_counter(std::uint32_t index, std::uint32_t counter);
-  void bind_context(std::uint32_t index, std::uint32_t context);
+  void bind_endpoint(std::uint32_t index, std::uint32_t endpoint);
+  // An entry that is enabled again has a new generation: what was begun before does not go on.
   void set_enabled(std::uint32_t index, bool enabled);
+  // Restricts a region that is not enabled, and that nobody accesses, to `spans` of it, ordered and apart
+  // from each other. Throws Error(too_big) beyond kMaxRegionPieces.
+  void set_spans(std::uint32_t index, std::span<const RegionSpan> spans);
   // In two steps: after start_close() nobody new gets in; the caller waits until all are out, then calls
   // finish_close().
   void start_close(std::uint32_t index);
@@ -124,11 +153,13 @@ class RegionTable final : public RegionView {
 
  private:
   void grow_index();
+  std::uint32_t take_block();
   void insert_key(std::uint64_t key, std::uint32_t entry);
 
   std::mutex mutex_;
   std::vector<std::uint32_t> free_entries_, free_blocks_;
   std::uint32_t entries_used_ = 0, blocks_used_ = 0, index_filled_ = 0;
+  std::atomic<std::uint64_t> next_key_{0};  // of keys shorter than 8 bytes
   std::atomic<std::uint32_t> live_{0};
 };
 

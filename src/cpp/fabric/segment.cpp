@@ -11,6 +11,7 @@
 
 #include "base/random.h"
 #include "base/sha256.h"
+#include "base/wire.h"
 #include "fabric/error.h"
 
 namespace fab {
@@ -24,6 +25,7 @@ Segment Segment::create(const std::uint8_t (&domain_id)[16]) {
   header.pid = self.pid;
   header.start_time = self.start_time;
   std::memcpy(header.domain_id, domain_id, sizeof header.domain_id);
+  fill_random(header.auth_salt, sizeof header.auth_salt);
   header.version = kSegmentVersion;
   header.magic = kSegmentMagic;
   return segment;
@@ -105,7 +107,10 @@ bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {
   return true;
 }
 
-bool raise_counters(const Segment& target, const RegionEntry& entry) noexcept {
+bool raise_counters(const Segment& target, const RegionEntry& entry, const Port& port) noexcept {
+  if (entry.counters[0].load(std::memory_order_acquire) == 0 ||
+      port.events.load(std::memory_order_relaxed) == 0)
+    return false;
   bool waited_for = false;
   for (const auto& bound : entry.counters) {
     const std::uint32_t counter = bound.load(std::memory_order_acquire);
@@ -117,24 +122,30 @@ bool raise_counters(const Segment& target, const RegionEntry& entry) noexcept {
   return waited_for;
 }
 
-void set_auth_key(Segment& segment, const std::string& auth_key) {
-  if (auth_key.empty()) return;
-  SegmentHeader& header = segment.header();
-  fill_random(header.auth_salt, sizeof header.auth_salt);
-  const auto tag =
-      hmac_sha256(auth_key, {reinterpret_cast<const char*>(header.auth_salt), sizeof header.auth_salt});
-  std::memcpy(header.auth_tag, tag.data(), sizeof header.auth_tag);
+namespace {
+
+Digest auth_tag(const SegmentHeader& header, std::uint32_t cell, const std::string& auth_key) {
+  WireWriter text;
+  text.raw({reinterpret_cast<const char*>(header.auth_salt), sizeof header.auth_salt}).put(cell);
+  return hmac_sha256(auth_key, text.take());
 }
 
-bool authorized(const Segment& segment, const std::string& auth_key) {
-  const SegmentHeader& header = segment.header();
-  static constexpr std::uint8_t kNone[sizeof header.auth_tag] = {};
-  if (std::memcmp(header.auth_tag, kNone, sizeof kNone) == 0) return auth_key.empty();
+}  // namespace
+
+void set_auth_key(Segment& segment, std::uint32_t cell, const std::string& auth_key) {
+  std::uint8_t (&tag)[32] = segment.header().contexts[cell].auth_tag;
+  std::memset(tag, 0, sizeof tag);
+  if (!auth_key.empty()) std::memcpy(tag, auth_tag(segment.header(), cell, auth_key).data(), sizeof tag);
+}
+
+bool authorized(const Segment& segment, std::uint32_t cell, const std::string& auth_key) {
+  const std::uint8_t (&tag)[32] = segment.header().contexts[cell % kMaxContexts].auth_tag;
+  static constexpr std::uint8_t kNone[sizeof tag] = {};
+  if (std::memcmp(tag, kNone, sizeof kNone) == 0) return auth_key.empty();
   if (auth_key.empty()) return false;
-  const auto tag =
-      hmac_sha256(auth_key, {reinterpret_cast<const char*>(header.auth_salt), sizeof header.auth_salt});
-  return equal_in_constant_time({reinterpret_cast<const char*>(tag.data()), tag.size()},
-                                {reinterpret_cast<const char*>(header.auth_tag), sizeof header.auth_tag});
+  const Digest expected = auth_tag(segment.header(), cell, auth_key);
+  return equal_in_constant_time({reinterpret_cast<const char*>(expected.data()), expected.size()},
+                                {reinterpret_cast<const char*>(tag), sizeof tag});
 }
 
 }  // namespace fab

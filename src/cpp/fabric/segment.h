@@ -28,6 +28,7 @@ struct alignas(64) ContextCell {
   // Low half: descriptor + 1 of the pipe's write end in the owner, opened through /proc; 0: the context is
   // closed. High half: raised with each pipe, because descriptors are used again.
   std::atomic<std::uint64_t> doorbell;
+  std::uint8_t auth_tag[32];  // HMAC of salt and cell number under the context's key; all zero: no key
 };
 
 // One for each context of another process (or of this one) that moves bytes in and out of the domain's memory
@@ -58,11 +59,13 @@ struct SegmentHeader {
   std::uint64_t start_time;
   std::uint8_t domain_id[16];
   std::uint8_t auth_salt[16];
-  std::uint8_t auth_tag[32];  // HMAC of the salt under the domain's key; all zero: no key
   std::atomic<std::uint32_t> closed;
   std::atomic<std::uint32_t> slots_used;   // all slots from here on are free
   std::atomic<std::uint32_t> waiter_cell;  // the context that those lead who wait for a counter
   ContextCell contexts[kMaxContexts];
+  struct alignas(64) {
+    Port of[kMaxContexts];
+  } ports;  // apart from the cells, whose cache lines are written all the time
 };
 
 class Segment {
@@ -79,6 +82,8 @@ class Segment {
   std::byte* region_area() const noexcept { return mapping_.data() + kRegionsOffset; }
   RegionView regions() const noexcept { return RegionView(region_area()); }
   int fd() const noexcept { return file_.get(); }
+
+  const Port& port(std::uint32_t cell) const noexcept { return header().ports.of[cell % kMaxContexts]; }
 
   // Claims a free slot for this process, or one whose process is dead. -1: all kMaxSlots are in use.
   int claim_slot(const ProcessId& claimant) const;
@@ -103,11 +108,11 @@ class Segment {
 
 // Counts one remote write on every counter of `entry`, after its data. True if somebody waits for one of
 // them: the caller then wakes the waiter cell (from another process: by its doorbell; inside:
-// EndpointServices::wake_domain).
-[[nodiscard]] bool raise_counters(const Segment& target, const RegionEntry& entry) noexcept;
+// EndpointServices::wake_domain). Only endpoints opened for it count (MR-60).
+[[nodiscard]] bool raise_counters(const Segment& target, const RegionEntry& entry, const Port& port) noexcept;
 
-// Tells in `segment` that its domain has an auth key, and checks that a domain with `auth_key` may enter.
-void set_auth_key(Segment& segment, const std::string& auth_key);
-bool authorized(const Segment& segment, const std::string& auth_key);
+// Tells in `segment` which auth key context `cell` has, and checks that who has `auth_key` may use it.
+void set_auth_key(Segment& segment, std::uint32_t cell, const std::string& auth_key);
+bool authorized(const Segment& segment, std::uint32_t cell, const std::string& auth_key);
 
 }  // namespace fab

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/fault_guard.h"
 #include "fabric/copy_memory.h"
 #include "fabric/operation.h"
 
@@ -28,7 +29,9 @@ bool is_atomic(FrameType type) noexcept {
 Session::Session(const Services& services)
     : services_(services),
       output_(services.segment.regions()),
-      staging_(std::make_unique_for_overwrite<std::byte[]>(kStaging)) {}
+      staging_(std::make_unique_for_overwrite<std::byte[]>(kStaging)) {
+  arm_fault_guard();
+}
 
 Session::~Session() = default;
 
@@ -165,7 +168,12 @@ void Session::store(std::size_t bytes) noexcept {
         sink_ = Sink::drain;  // the list of pieces is shorter than it said
         continue;
       }
-      copy_memory(piece.iov_base, staging_.get() + taken_, piece.iov_len);
+      const std::byte* from = staging_.get() + taken_;
+      if (!guarded([&] { copy_memory(piece.iov_base, from, piece.iov_len); })) {
+        direct_ = piece.iov_len;
+        input_fault();
+        continue;
+      }
       cursor.advance(piece.iov_len);
     }
     taken_ += piece.iov_len;

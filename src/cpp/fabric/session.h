@@ -118,8 +118,10 @@ class Session {
   void on_atomic(const std::byte* payload);
   Errc apply(const Admitted& target, const std::byte* payload, std::byte* result) noexcept;
   Errc make_durable(const Admitted& target, std::uint64_t length) const noexcept;
+  void count_write(const RegionEntry& entry) noexcept;
   void deliver(std::uint64_t length, std::uint64_t data) noexcept;
   void answer(Errc outcome);
+  void answer_data(const std::byte* content);
   void flush_acks();
   // stream
   Errc consume() noexcept;

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "base/fault_guard.h"
 #include "base/mapping.h"
 #include "fabric/atomics.h"
 #include "fabric/copy_memory.h"
@@ -39,8 +40,8 @@ Session::Admitted Session::admit(OpCode op) const noexcept {
   Admitted target{.region = static_cast<std::uint32_t>(found)};
   const RegionEntry& entry = regions.entry(target.region);
   target.state = entry.state.load(std::memory_order_seq_cst);
-  target.error = RegionView::judge(entry, frame_.key, target.state, op, frame_.remote, frame_.total,
-                                   services_.cell, target.offset);
+  target.error = regions.judge(entry, frame_.key, target.state, op, frame_.remote, frame_.total,
+                               services_.segment.port(services_.cell), target.offset);
   if (target.error == Errc::ok && (frame_.flags & frame_flag::kCommit) &&
       !(entry.flags & region_flag::kPersistent))
     target.error = Errc::invalid;
@@ -102,10 +103,15 @@ void Session::end_write() noexcept {
     outcome = make_durable(target, frame_.total);
   if (outcome == Errc::ok) {
     const RegionEntry& entry = services_.segment.regions().entry(target.region);
-    if (raise_counters(services_.segment, entry)) services_.wake_domain();
+    count_write(entry);
     if (frame_.flags & frame_flag::kRemoteData) deliver(frame_.total, frame_.data);
   }
   answer(outcome);
+}
+
+void Session::count_write(const RegionEntry& entry) noexcept {
+  if (raise_counters(services_.segment, entry, services_.segment.port(services_.cell)))
+    services_.wake_domain();
 }
 
 void Session::deliver(std::uint64_t length, std::uint64_t data) noexcept {
@@ -117,23 +123,34 @@ void Session::deliver(std::uint64_t length, std::uint64_t data) noexcept {
 void Session::on_read() {
   const Admitted target = admit(OpCode::read);
   if (target.error != Errc::ok) return answer(target.error);
-  flush_acks();
-  if (frame_.total > kMaxCopiedAnswer)
+  if (frame_.total > kMaxCopiedAnswer) {
+    flush_acks();
     return output_.region_payload(target.region, target.offset, frame_.total);
+  }
+  const RegionView regions = services_.segment.regions();
+  iovec pieces[RegionView::kMaxRegionPieces];
+  const auto count = regions.pieces(regions.entry(target.region), target.offset, frame_.total, pieces);
+  std::byte content[kMaxCopiedAnswer];
+  const bool there = guarded([&] {
+    std::byte* at = content;
+    for (std::size_t i = 0; i < count; ++i) {
+      copy_memory(at, pieces[i].iov_base, pieces[i].iov_len);
+      at += pieces[i].iov_len;
+    }
+  });
+  if (!there) return answer(Errc::bounds);
+  answer_data(content);
+}
 
+// The content of frame_'s range, in one frame.
+void Session::answer_data(const std::byte* content) {
+  flush_acks();
   std::byte* at = output_.append(Lane::answers, kHeader + frame_.total);
   encode({.type = FrameType::data,
           .flags = frame_flag::kLast,
           .length = static_cast<std::uint32_t>(frame_.total)},
          at);
-  at += kHeader;
-  const RegionView regions = services_.segment.regions();
-  iovec pieces[RegionView::kMaxRegionPieces];
-  const auto count = regions.pieces(regions.entry(target.region), target.offset, frame_.total, pieces);
-  for (std::size_t i = 0; i < count; ++i) {
-    copy_memory(at, pieces[i].iov_base, pieces[i].iov_len);
-    at += pieces[i].iov_len;
-  }
+  std::memcpy(at + kHeader, content, frame_.total);
 }
 
 void Session::on_atomic(const std::byte* payload) {
@@ -143,13 +160,7 @@ void Session::on_atomic(const std::byte* payload) {
   const bool fetches = frame_.type != FrameType::atomic;
   const Errc outcome = apply(target, payload, fetches ? result : nullptr);
   if (outcome != Errc::ok || !fetches) return answer(outcome);
-  flush_acks();
-  std::byte* at = output_.append(Lane::answers, kHeader + frame_.total);
-  encode({.type = FrameType::data,
-          .flags = frame_flag::kLast,
-          .length = static_cast<std::uint32_t>(frame_.total)},
-         at);
-  std::memcpy(at + kHeader, result, frame_.total);
+  answer_data(result);
 }
 
 // All or nothing: what is wrong shows before the first element is touched.
@@ -171,16 +182,20 @@ Errc Session::apply(const Admitted& target, const std::byte* payload, std::byte*
   const std::byte* compare = frame_.type == FrameType::compare ? payload + frame_.total : nullptr;
   std::size_t done = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    const Errc error = apply_atomic(op, type, static_cast<std::byte*>(pieces[i].iov_base), pieces[i].iov_len,
-                                    payload + (op == AtomicOp::atomic_read ? 0 : done),
-                                    compare ? compare + done : nullptr, result ? result + done : nullptr);
+    Errc error = Errc::ok;
+    const bool there = guarded([&] {
+      error = apply_atomic(op, type, static_cast<std::byte*>(pieces[i].iov_base), pieces[i].iov_len,
+                           payload + (op == AtomicOp::atomic_read ? 0 : done),
+                           compare ? compare + done : nullptr, result ? result + done : nullptr);
+    });
+    if (!there) return Errc::bounds;
     if (error != Errc::ok) return error;
     done += pieces[i].iov_len;
   }
   Errc outcome = Errc::ok;
   if (frame_.flags & frame_flag::kCommit) outcome = make_durable(target, frame_.total);
   const bool modified = outcome == Errc::ok && op != AtomicOp::atomic_read;
-  if (modified && raise_counters(services_.segment, entry)) services_.wake_domain();
+  if (modified) count_write(entry);
   return outcome;
 }
 

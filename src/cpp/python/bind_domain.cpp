@@ -1,3 +1,4 @@
+#include "fabric/raw_key.h"
 #include "providers/providers.h"
 #include "python/bind.h"
 
@@ -69,6 +70,31 @@ void bind_domain(py::module_& m) {
       .def_property_readonly("regions", [](DomainCore& domain) { return domain.regions().size(); })
       .def("check_open", &DomainCore::check_open)
       .def("allocate", &DomainCore::allocate, py::arg("nbytes"))
+      .def("next_endpoint_number", &DomainCore::next_endpoint_number)
+      .def(
+          "bind_registrations",
+          [](DomainCore& domain, std::shared_ptr<EventQueue> events) {
+            domain.registrations().bind(std::move(events));
+          },
+          py::arg("events").none(true), "From now on registrations tell this queue; None: no longer.")
+      .def(
+          "map_key",
+          [](DomainCore& domain, const py::bytes& raw) {
+            const auto key = decode_raw_key(std::string_view(raw));
+            if (!key)
+              throw Error(
+                  Errc::invalid,
+                  "these " + std::to_string(std::string_view(raw).size()) +
+                      " bytes are no raw key, or they were damaged on the way; pass what raw_attr() of "
+                      "the target gave");
+            return domain.post_rules().map_key(*key);
+          },
+          py::arg("raw_key"))
+      .def_property_readonly("mapped_keys",
+                             [](DomainCore& domain) { return domain.post_rules().mapped_keys(); })
+      .def(
+          "unmap_key", [](DomainCore& domain, std::uint64_t key) { domain.post_rules().unmap_key(key); },
+          py::arg("key"))
       .def("open_counter", &DomainCore::open_counter)
       .def("open_event_queue", &DomainCore::open_event_queue)
       .def(
@@ -91,13 +117,15 @@ void bind_domain(py::module_& m) {
   m.def(
       "open_domain",
       [](const std::string& spec, std::uint32_t mode, const std::string& auth_key, bool strict_keys,
-         bool manual_progress, double peer_deadline, std::map<std::string, std::string> settings) {
+         bool manual_progress, double peer_deadline, std::uint32_t mr_key_size,
+         std::map<std::string, std::string> settings) {
         DomainOptions options;
         options.mr_mode = mode;
         options.auth_key = auth_key;
         options.strict_keys = strict_keys;
         options.manual_progress = manual_progress;
         options.peer_deadline = peer_deadline;
+        options.mr_key_size = mr_key_size;
         options.settings = std::move(settings);
         std::shared_ptr<DomainCore> domain;
         {
@@ -109,7 +137,7 @@ void bind_domain(py::module_& m) {
         return domain;
       },
       py::arg("spec"), py::arg("mr_mode"), py::arg("auth_key"), py::arg("strict_keys"),
-      py::arg("manual_progress"), py::arg("peer_deadline"), py::arg("settings"));
+      py::arg("manual_progress"), py::arg("peer_deadline"), py::arg("mr_key_size"), py::arg("settings"));
 }
 
 }  // namespace fab::python

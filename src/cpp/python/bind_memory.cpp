@@ -44,7 +44,7 @@ iovec export_buffer(Exporters& exporters, py::handle object, bool writable) {
 std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>& domain,
                                               const py::list& buffers, std::uint32_t access,
                                               const py::object& key, std::uint32_t flags,
-                                              std::uint64_t context,
+                                              const std::string& auth_key,
                                               const std::shared_ptr<SharedMemory>& memory,
                                               std::uint64_t file_offset) {
   domain->check_open();
@@ -61,7 +61,7 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
   }
   parameters.access = access;
   parameters.flags = flags;
-  parameters.context = context;
+  parameters.auth_key = auth_key;
   if (!key.is_none()) {
     parameters.requested_key = key.cast<std::uint64_t>();
     if (parameters.requested_key == kNoKey)
@@ -74,6 +74,7 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
   parameters.keep_alive =
       std::make_shared<std::pair<std::shared_ptr<Exporters>, std::shared_ptr<SharedMemory>>>(exporters,
                                                                                              memory);
+  const WithoutGil without_gil;  // looking at the pages of large memory takes its time (MR-84)
   return domain->register_memory(std::move(parameters));
 }
 
@@ -112,13 +113,32 @@ void bind_memory(py::module_& m) {
 
   py::class_<MemoryRegion, std::shared_ptr<MemoryRegion>>(m, "MemoryRegionCore",
                                                           py::release_gil_before_calling_cpp_dtor())
+      .def_property_readonly("id", &MemoryRegion::id)
+      .def_property_readonly("desc", &MemoryRegion::descriptor)
+      .def_property_readonly(
+          "registering",
+          [](const MemoryRegion& region) { return region.state() == MemoryRegion::State::registering; })
+      .def("settle", &MemoryRegion::settle, py::call_guard<WithoutGil>(),
+           "Returns when the registration is complete, or has failed.")
       .def_property_readonly("key", &MemoryRegion::key)
+      .def("raw_key", [](const MemoryRegion& region) { return py::bytes(region.raw_key()); })
       .def_property_readonly("base", &MemoryRegion::base)
       .def_property_readonly("address", &MemoryRegion::address)
       .def_property_readonly("nbytes", &MemoryRegion::length)
       .def_property_readonly("enabled", &MemoryRegion::enabled)
       .def_property_readonly("closed", &MemoryRegion::closed)
       .def("bind", &MemoryRegion::bind, py::arg("counter"))
+      .def("bind_endpoint", &MemoryRegion::bind_endpoint, py::arg("number"))
+      .def("enable", &MemoryRegion::enable)
+      .def(
+          "refresh",
+          [](MemoryRegion& region, const std::vector<std::pair<std::uint64_t, std::uint64_t>>& parts) {
+            std::vector<RegionSpan> spans;
+            spans.reserve(parts.size());
+            for (const auto& [offset, length] : parts) spans.push_back({offset, length});
+            wait_interruptibly([&](Deadline until) { return region.refresh(spans, until); }, {});
+          },
+          py::arg("parts"), "(offset, length) of each; an empty list means all.")
       .def(
           "close",
           [](MemoryRegion& region) {
@@ -133,7 +153,7 @@ void bind_memory(py::module_& m) {
           py::arg("dtype"), py::arg("shape"));
 
   m.def("register_memory", &register_memory, py::arg("domain"), py::arg("buffers"), py::arg("access"),
-        py::arg("key"), py::arg("flags"), py::arg("context"), py::arg("memory").none(true),
+        py::arg("key"), py::arg("flags"), py::arg("auth_key"), py::arg("memory").none(true),
         py::arg("file_offset"));
 }
 

@@ -206,8 +206,8 @@ OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer
 void bind_context(py::module_& m) {
   py::class_<ContextHandle> type(m, "Context",
                                  "One transmit and receive side of an endpoint, with one lock.");
-  type.def(py::init([](const std::shared_ptr<DomainCore>& domain, int index,
-                       const std::shared_ptr<AddressVector>& peers,
+  type.def(py::init([](const std::shared_ptr<DomainCore>& domain, int index, std::uint32_t number,
+                       const std::string& auth_key, bool counts, const std::shared_ptr<AddressVector>& peers,
                        const std::shared_ptr<CompletionQueue>& queue, const py::dict& objects) {
              auto handle = std::make_unique<ContextHandle>();
              handle->domain = domain;
@@ -217,8 +217,8 @@ void bind_context(py::module_& m) {
              const auto events = domain->open_event_queue();
              {
                const WithoutGil without_gil;
-               handle->context =
-                   domain->open_context(static_cast<std::uint16_t>(index), peers, queue, events);
+               handle->context = domain->open_context(static_cast<std::uint16_t>(index),
+                                                      {number, auth_key, counts}, peers, queue, events);
              }
              handle->context->on_notice = [finished = handle->finished] {
                if (WithoutGil::finalizing()) return;
@@ -227,7 +227,8 @@ void bind_context(py::module_& m) {
              };
              return handle;
            }),
-           py::arg("domain"), py::arg("index"), py::arg("peers"), py::arg("queue"), py::arg("objects"))
+           py::arg("domain"), py::arg("index"), py::arg("number"), py::arg("auth_key"), py::arg("counts"),
+           py::arg("peers"), py::arg("queue"), py::arg("objects"))
       .def("parts",
            [](const ContextHandle& handle) {
              handle.check_open();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/wire.h"
+#include "fabric/raw_key.h"
 
 namespace fab::python {
 namespace {
@@ -243,6 +244,14 @@ void bind_remote(py::module_& m) {
   remote_type = reinterpret_cast<PyTypeObject*>(type.ptr());
   type.def_property_readonly(
           "key", [](const RemoteView& view) { return view.region->key; }, "The 64-bit key.")
+      .def_property_readonly(
+          "raw_key",
+          [](const RemoteView& view) {
+            for (const Part& part : view.region->parts)
+              if (part.link == "raw") return py::bytes(part.bytes);
+            return py::bytes(encode_raw_key(view.region->key, sizeof view.region->key));
+          },
+          "The key as bytes, for Domain.map_raw().")
       .def_property_readonly(
           "base", [](const RemoteView& view) { return view.region->base; },
           "What peers add to an offset: 0, or the target's address under MRMode.VIRT_ADDR.")

@@ -29,6 +29,7 @@ void close(RegionTable& table, std::uint32_t index) {
 }
 
 char memory[256];
+Port port;
 
 TEST_CASE("a key names one region at a time and is free again after close") {
   Area area;
@@ -47,7 +48,7 @@ TEST_CASE("requests are judged by key, then rights, then bounds") {
   const RegionEntry& entry = area.table.entry(index);
   std::uint64_t offset = 0;
   const auto verdict = [&](std::uint64_t key, OpCode op, std::uint64_t remote, std::uint64_t length) {
-    return RegionView::judge(entry, key, 0, op, remote, length, 0, offset);
+    return area.table.judge(entry, key, 0, op, remote, length, port, offset);
   };
   CHECK(verdict(9, OpCode::write, 0, 100) == Errc::ok);
   CHECK(verdict(9, OpCode::write, 100, 0) == Errc::ok);
@@ -62,7 +63,7 @@ TEST_CASE("requests are judged by key, then rights, then bounds") {
   close(area.table, index);
   CHECK(verdict(9, OpCode::write, 0, 1) == Errc::key_rejected);
   insert(area.table, 9, {memory, 100});
-  CHECK(RegionView::judge(entry, 9, state, OpCode::write, 0, 1, 0, offset) == Errc::key_rejected);
+  CHECK(area.table.judge(entry, 9, state, OpCode::write, 0, 1, port, offset) == Errc::key_rejected);
 }
 
 TEST_CASE("virtual addressing subtracts the base without wrapping") {
@@ -73,12 +74,62 @@ TEST_CASE("virtual addressing subtracts the base without wrapping") {
       area.table.insert({.key = 1, .base = base, .buffers = {&buffer, 1}, .access = access::kRemote});
   std::uint64_t offset = 0;
   const auto verdict = [&](std::uint64_t remote) {
-    return RegionView::judge(area.table.entry(index), 1, 0, OpCode::read, remote, 8, 0, offset);
+    return area.table.judge(area.table.entry(index), 1, 0, OpCode::read, remote, 8, port, offset);
   };
   CHECK(verdict(base + 56) == Errc::ok);
   CHECK(offset == 56);
   CHECK(verdict(base - 1) == Errc::bounds);
   CHECK(verdict(0) == Errc::bounds);
+}
+
+TEST_CASE("a region may ask for an endpoint, an authorization key, and pages that are there") {
+  Area area;
+  iovec buffer{memory, 100};
+  const auto index = area.table.insert(
+      {.key = 4, .buffers = {&buffer, 1}, .access = access::kRemote, .auth = 2, .enabled = false});
+  const RegionEntry& entry = area.table.entry(index);
+  std::uint64_t offset = 0;
+  Port through;
+  through.endpoint.store(5);
+  through.auth.store(2);
+  const auto verdict = [&](std::uint64_t remote, std::uint64_t length) {
+    return area.table.judge(entry, 4, 0, OpCode::write, remote, length, through, offset);
+  };
+  CHECK(verdict(0, 8) == Errc::key_rejected);
+  area.table.bind_endpoint(index, 5);
+  const RegionSpan spans[] = {{0, 10}, {20, 30}};
+  area.table.set_spans(index, spans);
+  area.table.set_enabled(index, true);
+  const std::uint64_t state = entry.state.load();
+  CHECK(verdict(0, 10) == Errc::ok);
+  CHECK(verdict(0, 11) == Errc::bounds);
+  CHECK(verdict(10, 1) == Errc::bounds);
+  CHECK(verdict(10, 0) == Errc::ok);
+  CHECK(verdict(49, 1) == Errc::ok);
+  CHECK(verdict(20, 31) == Errc::bounds);
+  CHECK(verdict(99, 1) == Errc::bounds);
+  through.endpoint.store(6);
+  CHECK(verdict(0, 8) == Errc::key_rejected);
+  through.endpoint.store(5);
+  through.auth.store(0);
+  CHECK(verdict(0, 8) == Errc::key_rejected);
+  through.auth.store(2);
+  area.table.set_enabled(index, false);
+  area.table.set_enabled(index, true);
+  CHECK(entry.state.load() != state);  // what was begun before does not go on
+  close(area.table, index);
+  for (int i = 0; i < 3; ++i)
+    CHECK_THROWS_AS(area.table.set_spans(index, std::vector<RegionSpan>(65)), Error);
+}
+
+TEST_CASE("short keys do not come back soon") {
+  Area area;
+  std::unordered_map<std::uint64_t, int> seen;
+  for (int i = 0; i < 100'000; ++i) {
+    const std::uint64_t key = area.table.fresh_key(4);
+    CHECK(key < std::uint64_t{1} << 32);
+    CHECK(seen[key]++ == 0);
+  }
 }
 
 TEST_CASE("offsets run through the buffers of a region") {

@@ -15,7 +15,9 @@
 namespace fab::test {
 
 struct Side {
-  explicit Side(std::uint8_t number) : domain_id{number}, segment(Segment::create(domain_id)) {}
+  explicit Side(std::uint8_t number) : domain_id{number}, segment(Segment::create(domain_id)) {
+    segment.header().ports.of[0].events.store(1);
+  }
 
   std::uint64_t expose(std::vector<iovec> buffers, std::uint32_t rights = access::kAll,
                        std::uint32_t flags = 0) {

@@ -29,7 +29,7 @@ class Side {
     peers = std::make_shared<AddressVector>();
     completions = domain->open_completion_queue(1024, CompletionQueue::WhenFull::forget_oldest);
     events = domain->open_event_queue();
-    context = domain->open_context(0, peers, completions, events);
+    context = domain->open_context(0, {domain->next_endpoint_number()}, peers, completions, events);
   }
   ~Side() { domain->close(true); }
 

@@ -30,7 +30,8 @@ struct Node {
             },
             std::move(options))),
         completions(core->open_completion_queue(1024, CompletionQueue::WhenFull::forget_oldest)),
-        context(core->open_context(0, peers, completions, core->open_event_queue())),
+        context(core->open_context(0, {core->next_endpoint_number()}, peers, completions,
+                                   core->open_event_queue())),
         memory(size) {
     MemoryRegion::Parameters parameters;
     parameters.buffers = {{memory.data(), memory.size()}};

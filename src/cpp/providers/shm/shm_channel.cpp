@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "base/fault_guard.h"
 #include "base/tsan.h"
 
 namespace fab::shm {
@@ -107,7 +108,12 @@ bool Channel::take_in() noexcept {
     tsan_acquire();
     iovec places[2];
     const std::size_t count = session_->input(places);
-    const std::size_t got = in_.read(places, count);
+    std::size_t got = 0;
+    if (!guarded([&] { got = in_.read(places, count); })) {
+      if (session_->input_fault()) continue;
+      error_ = Errc::protocol;
+      break;
+    }
     taken += got;
     error_ = session_->received(got);
     if (in_.writer_waits()) tell = true;
@@ -124,10 +130,17 @@ bool Channel::send_out() noexcept {
   constexpr std::size_t kPieces = 64;
   bool sent = false;
   iovec pieces[kPieces];
-  while (const std::size_t count = session_->output(pieces, kPieces)) {
+  std::size_t most = kPieces;
+  while (const std::size_t count = session_->output(pieces, most)) {
     tsan_release();
-    const std::size_t done = out_.write(pieces, count);
-    if (done) {
+    std::size_t done = 0;
+    if (!guarded([&] { done = out_.write(pieces, count); })) {
+      // One piece at a time, to learn whose memory it is that is not there.
+      if (std::exchange(most, 1) == 1 && !session_->output_fault()) {
+        error_ = Errc::protocol;
+        break;
+      }
+    } else if (done) {
       session_->sent(done);
       sent = true;
     } else if (out_.broken() || !out_.wait_for_room()) {

@@ -40,7 +40,7 @@ ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices&
   services_.poller.add(timer_.get(), EPOLLIN, *this);
   const std::uint64_t former = cell().doorbell.load() & ~kDoorbellFd;
   cell().doorbell.store(former + kDoorbellFd + 1 + static_cast<std::uint64_t>(doorbell_end_.get()) + 1);
-  cell().sleeping.store(1);  // whoever raises `work` rings, unless it is ringing already
+  cell().sleeping.store(1);                    // whoever raises `work` rings, unless it is ringing already
   if (cell().work.load() != 0) waker_.wake();  // raised while nobody could ring
 }
 
@@ -64,8 +64,7 @@ std::shared_ptr<Neighbour> ShmEndpoint::neighbour(const Address& address) const 
         std::memcmp(known->address().domain_id, address.domain_id, sizeof address.domain_id) == 0)
       return known;
   std::erase_if(neighbours_, [](const auto& known) { return known.use_count() == 1; });
-  neighbours_.push_back(
-      std::make_shared<Neighbour>(address, domain_.options.auth_key, services_.poller, someone_left_));
+  neighbours_.push_back(std::make_shared<Neighbour>(address, services_.poller, someone_left_));
   return neighbours_.back();
 }
 
@@ -80,6 +79,10 @@ std::pair<std::shared_ptr<Neighbour>, std::uint16_t> ShmEndpoint::look_up(const 
     throw refuse("other host, container or user: no shared memory");
   auto found = neighbour(*address);
   if (!found->serves(address->cell)) throw refuse("the peer has closed its endpoint");
+  if (!authorized(found->segment(), address->cell, services_.auth_key))
+    throw Error(Errc::key_rejected,
+                "process " + std::to_string(address->process.pid) +
+                    " has opened its endpoint with another auth_key; give both the same one");
   return {std::move(found), address->cell};
 }
 

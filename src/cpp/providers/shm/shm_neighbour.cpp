@@ -15,7 +15,7 @@ constexpr std::int64_t kLookPeriod = 10'000'000;  // ns; the kernel does not reu
 
 }  // namespace
 
-Neighbour::Neighbour(const Address& address, const std::string& auth_key, Poller& poller, bool& left)
+Neighbour::Neighbour(const Address& address, Poller& poller, bool& left)
     : address_(address),
       segment_(Segment::attach(address.process, address.segment_fd, address.domain_id)),
       watch_(address.process),
@@ -25,10 +25,6 @@ Neighbour::Neighbour(const Address& address, const std::string& auth_key, Poller
   // too.
   if (!watch_.alive())
     throw Error(Errc::unreachable, "process " + std::to_string(address.process.pid) + " is gone");
-  if (!authorized(segment_, auth_key))
-    throw Error(Errc::key_rejected,
-                "process " + std::to_string(address.process.pid) +
-                    " has opened its domain with another auth_key; give both the same one");
 }
 
 Neighbour::~Neighbour() {

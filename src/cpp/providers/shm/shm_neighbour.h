@@ -24,9 +24,9 @@ struct MappedFile {
 // doorbells, its life.
 class Neighbour final : public ReadyHandler {
  public:
-  // Throws Error: unreachable with the reason, key_rejected if the auth keys differ.
+  // Throws Error(unreachable) with the reason.
   // `left` is set when the watched process ends.
-  Neighbour(const Address& address, const std::string& auth_key, Poller& poller, bool& left);
+  Neighbour(const Address& address, Poller& poller, bool& left);
   ~Neighbour() override;
   Neighbour(const Neighbour&) = delete;
   Neighbour& operator=(const Neighbour&) = delete;

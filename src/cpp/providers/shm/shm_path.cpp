@@ -83,6 +83,7 @@ ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> pe
       id_(id),
       peer_(std::move(peer)),
       cell_(cell),
+      port_(peer_->segment().port(cell)),
       slot_(slot),
       known_(*peer_, endpoint.copy_mode()) {
   endpoint_.add(*this);
@@ -113,8 +114,8 @@ inline Errc ShmPath::judge(const Transfer& transfer, const KnownRegion& region,
                            std::uint64_t& offset) const noexcept {
   if (transfer.piece_count != 0 || !is_put_or_get(transfer))
     if (const Errc wrong = check_transfer(transfer); wrong != Errc::ok) return wrong;
-  return RegionView::judge(*region.entry, transfer.key, region.state, transfer.op, transfer.remote,
-                           transfer.length, cell_, offset);
+  return known_.view().judge(*region.entry, transfer.key, region.state, transfer.op, transfer.remote,
+                             transfer.length, port_, offset);
 }
 
 std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
@@ -402,7 +403,8 @@ bool ShmPath::check(std::chrono::steady_clock::time_point now, std::chrono::nano
 void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcept {
   if (region.entry->counters[0] == 0 || !modifies(transfer)) return;
   Segment& segment = peer_->segment();
-  if (raise_counters(segment, *region.entry)) peer_->wake(segment.header().waiter_cell.load(), work::kLook);
+  if (raise_counters(segment, *region.entry, port_))
+    peer_->wake(segment.header().waiter_cell.load(), work::kLook);
 }
 
 inline void ShmPath::settle(const Transfer& transfer, Errc outcome) noexcept {

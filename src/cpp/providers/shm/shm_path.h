@@ -69,6 +69,7 @@ class ShmPath final : public Path {
   const PeerId id_;
   std::shared_ptr<Neighbour> peer_;
   const std::uint16_t cell_;
+  const Port& port_;
   AccessSlot& slot_;
   KnownRegions known_;
   Errc state_ = Errc::ok;

@@ -62,6 +62,7 @@ class KnownRegions {
                      iovec* out) const noexcept {
     return view_.pieces(*region.entry, offset, length, out);
   }
+  const RegionView& view() const noexcept { return view_; }
   // The kernel took the permission away (the peer changed its user or hardened itself): the peer must help
   // from now on.
   void forbid_attach() noexcept;

@@ -92,7 +92,7 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
   Whereabouts where{.id = choose_id(listen),
                     .network = this_network(),
                     .addresses = advertised(local_address(listener_.get()))};
-  identity_ = {where.id, {std::move(link), services.context, where.encode()}, domain.options.auth_key};
+  identity_ = {where.id, {std::move(link), services.context, where.encode()}, services.auth_key};
   on_listener_ = std::make_unique<Call>(services.poller, listener_.get(), *this, &TcpEndpoint::accept);
   on_timer_ = std::make_unique<Call>(services.poller, timer_.get(), *this, &TcpEndpoint::tick);
 }

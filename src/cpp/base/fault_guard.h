@@ -1,0 +1,37 @@
+#pragma once
+
+#include <atomic>
+#include <csetjmp>
+#include <csignal>
+
+namespace fab {
+
+// Memory that somebody registered may be unmapped while a peer reaches for it. The accesses of the library to
+// such memory run under a guard: a fault inside ends them and tells, instead of the process (MR-70).
+//
+// SIGSEGV and SIGBUS get a handler when the first guard is armed; a fault outside of a guard goes to whoever
+// had the signal before. A handler that another library puts on top later has to pass on what is not its own.
+void arm_fault_guard() noexcept;  // idempotent; thread-safe
+
+namespace detail {
+inline thread_local sigjmp_buf* fault_exit = nullptr;
+}
+
+// Runs `work`, which must not hold locks or objects with destructors while it touches guarded memory; false
+// if that memory was not there. What was done before the fault stays done.
+template <class Work>
+[[gnu::noinline]] bool guarded(Work work) noexcept {
+  sigjmp_buf exit;
+  if (sigsetjmp(exit, 0) != 0) {
+    detail::fault_exit = nullptr;
+    return false;
+  }
+  detail::fault_exit = &exit;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  work();
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  detail::fault_exit = nullptr;
+  return true;
+}
+
+}  // namespace fab

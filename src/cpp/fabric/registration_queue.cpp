@@ -1,0 +1,75 @@
+#include "fabric/registration_queue.h"
+
+#include <utility>
+
+#include "base/quiet_thread.h"
+#include "fabric/event_queue.h"
+#include "fabric/memory_region.h"
+
+namespace fab {
+
+void RegistrationQueue::bind(std::shared_ptr<EventQueue> events) {
+  const std::lock_guard lock(mutex_);
+  bound_ = std::move(events);
+}
+
+std::shared_ptr<EventQueue> RegistrationQueue::bound() const {
+  const std::lock_guard lock(mutex_);
+  return bound_;
+}
+
+void RegistrationQueue::push(std::shared_ptr<MemoryRegion> region, std::shared_ptr<EventQueue> events) {
+  const std::lock_guard lock(state_->mutex);
+  state_->waiting.push_back({std::move(region), std::move(events)});
+  if (!threaded_) return;
+  if (!thread_.joinable()) thread_ = start_quiet_thread("pyfab-register", [state = state_] { run(state); });
+  state_->wake.notify_one();
+}
+
+void RegistrationQueue::complete(const Waiting& waiting) {
+  const Errc outcome = waiting.region->complete();
+  waiting.events->push({.type = EventType::registered,
+                        .error = outcome,
+                        .data = waiting.region->id(),
+                        .text = outcome == Errc::ok ? "" : describe(outcome)});
+}
+
+void RegistrationQueue::work() {
+  std::unique_lock lock(state_->mutex);
+  while (!threaded_ && !state_->waiting.empty()) {
+    const Waiting next = std::move(state_->waiting.front());
+    state_->waiting.pop_front();
+    lock.unlock();
+    complete(next);
+    lock.lock();
+  }
+}
+
+void RegistrationQueue::run(const std::shared_ptr<State>& state) {
+  std::unique_lock lock(state->mutex);
+  for (;;) {
+    state->wake.wait(lock, [&] { return state->stop || !state->waiting.empty(); });
+    if (state->waiting.empty()) return;
+    Waiting next = std::move(state->waiting.front());
+    state->waiting.pop_front();
+    lock.unlock();
+    complete(next);
+    next = {};  // may be the last reference: not under the lock
+    lock.lock();
+  }
+}
+
+void RegistrationQueue::stop() noexcept {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stop = true;
+    state_->wake.notify_all();
+  }
+  if (!thread_.joinable()) return;
+  if (thread_.get_id() == std::this_thread::get_id())
+    thread_.detach();
+  else
+    thread_.join();
+}
+
+}  // namespace fab
