@@ -440,7 +440,7 @@ def test_shapes_and_dtypes_may_differ(links: str) -> None:
 
 
 def refuse_on_rank_one(group: pyfab.Group) -> str:
-    array = np.zeros((4, 4))
+    array = np.zeros((40, 40))
     try:
         group.window(array.T[:, ::2] if group.rank == 1 else array)
     except (ValueError, OSError) as error:
@@ -466,7 +466,7 @@ Open = Callable[[pyfab.Group], pyfab.Window]
         (lambda g: g.window([1, 2]), "not a list"),
         (lambda g: g.window(np.array([None])), "Python objects"),
         (lambda g: g.window(shape=3, dtype=object), "Python objects"),
-        (lambda g: g.window(np.zeros((4, 4))[:, ::2]), "contiguous"),
+        (lambda g: g.window(np.zeros((40, 4))[:, ::2]), "contiguous"),
         (lambda g: g.window(np.frombuffer(b"8 bytes.")), "read-only"),
         (lambda g: g.window(shape=-1), "negative"),
     ],

@@ -230,12 +230,15 @@ bool Context::flushed(std::vector<FlushGoal>& goals, Deadline deadline) {
 void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadline) {
   led_ = true;
   const auto start = Clock::now();
+  auto idle_since = start;
   bool finished = false;
   for (;;) {
-    move();
+    const bool moved = move();
     finished = done();
     if (finished) break;
-    if (Clock::now() - start >= spin_) break;
+    const auto now = Clock::now();
+    if (moved) idle_since = now;
+    if (now - idle_since >= spin_ || deadline.passed()) break;
     // Others get in between to post, and callbacks run.
     const bool notice = notice_;
     if (notice) {

@@ -1,5 +1,10 @@
 #pragma once
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -50,6 +55,33 @@ inline void copy_memory(void* target, const void* source, std::size_t size) noex
   if (size == 2) return copy_element<std::uint16_t>(to, from);
   if (size == 3) return copy_both_ends<2>(to, from, size);
   if (size == 1) copy_element<std::uint8_t>(to, from);
+}
+
+// The same for a part of something that no cache holds: stores past the caches save reading what is
+// overwritten.
+inline void copy_streaming(void* target, const void* source, std::size_t size) noexcept {
+#ifdef __SSE2__
+  constexpr std::size_t kLine = 64, kAhead = 16 * kLine;
+  auto* to = static_cast<std::byte*>(target);
+  const auto* from = static_cast<const std::byte*>(source);
+  const std::size_t head = std::min(size, -reinterpret_cast<std::uintptr_t>(to) % kLine);
+  std::memcpy(to, from, head);
+  for (to += head, from += head, size -= head; size >= kLine; to += kLine, from += kLine, size -= kLine) {
+    __builtin_prefetch(from + kAhead);
+    const auto* in = reinterpret_cast<const __m128i*>(from);
+    auto* out = reinterpret_cast<__m128i*>(to);
+    const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1), c = _mm_loadu_si128(in + 2),
+                  d = _mm_loadu_si128(in + 3);
+    _mm_stream_si128(out, a);
+    _mm_stream_si128(out + 1, b);
+    _mm_stream_si128(out + 2, c);
+    _mm_stream_si128(out + 3, d);
+  }
+  _mm_sfence();  // in order with what comes after, as ordinary stores are
+  std::memcpy(to, from, size);
+#else
+  std::memcpy(target, source, size);
+#endif
 }
 
 }  // namespace fab

@@ -15,6 +15,7 @@ constexpr std::uint64_t kSlice =
     1024 * 1024;  // bytes moved under one announcement, so that a region closes soon
 constexpr std::size_t kMostAnnounced = 256;        // transfers, likewise
 constexpr std::uint64_t kLarge = 2 * 1024 * 1024;  // moved by progress() unless the caller waits anyway
+constexpr std::uint64_t kStreaming = 16 * 1024 * 1024;  // more than its share of any cache
 constexpr std::uint64_t kSmall = 16 * 1024;        // rather goes through a busy channel than waits for it
 constexpr std::size_t kMostWaiting = 1024;
 
@@ -234,7 +235,9 @@ Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region, st
   if (put || transfer.op == OpCode::read) {
     if (transfer.piece_count == 0) {
       std::byte* local = transfer.local + from;
-      put ? copy_memory(remote, local, length) : copy_memory(local, remote, length);
+      std::byte* to = put ? remote : local;
+      const std::byte* source = put ? local : remote;
+      transfer.length < kStreaming ? copy_memory(to, source, length) : copy_streaming(to, source, length);
       return Errc::ok;
     }
     each_local(transfer, from, length, [&](std::byte* local, std::size_t size) {
