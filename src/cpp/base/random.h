@@ -2,9 +2,12 @@
 
 #include <sys/random.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
+#include <utility>
+
+#include "base/process.h"
 
 namespace fab {
 
@@ -19,10 +22,21 @@ inline void fill_random(void* out, std::size_t size) {
   }
 }
 
+// The same, from a supply of its own in each thread. Numbers leave the supply with their use, and a child of
+// fork() starts a new one, so none is given out twice.
 inline std::uint64_t random_u64() {
-  std::uint64_t value;
-  fill_random(&value, sizeof value);
-  return value;
+  struct Supply {
+    std::array<std::uint64_t, 32> values;  // 256 bytes, which the kernel gives without being interrupted
+    std::size_t left = 0;
+    std::uint32_t generation = 0;
+  };
+  thread_local Supply supply;
+  if (supply.left == 0 || supply.generation != fork_generation()) {
+    fill_random(supply.values.data(), sizeof supply.values);
+    supply.left = supply.values.size();
+    supply.generation = fork_generation();
+  }
+  return std::exchange(supply.values[--supply.left], 0);
 }
 
 }  // namespace fab
