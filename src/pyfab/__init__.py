@@ -76,9 +76,10 @@ from pyfab._queues import (
     EventQueue,
     EventType,
 )
-from pyfab._region import MemoryRegion, MRAttr, Range, RawKey, RemoteRegion
+from pyfab._region import MemoryRegion, MRAttr, Range, RawKey, RegionSlice, RemoteRegion
 from pyfab._remote_array import RemoteArray
 from pyfab._spawn import spawn
+from pyfab._sync import SyncReport, SyncStats, SyncWarning, Triplet
 from pyfab._window import Window
 
 __version__: str = _core.__version__
@@ -141,9 +142,14 @@ __all__ = [
     "RMAEvent",
     "Range",
     "RawKey",
+    "RegionSlice",
     "RemoteArray",
     "RemoteRegion",
+    "SyncReport",
+    "SyncStats",
+    "SyncWarning",
     "TooSmallError",
+    "Triplet",
     "TruncatedError",
     "UnreachableError",
     "Window",

@@ -8,7 +8,7 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ class Task(NamedTuple):
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     size: int
-    links: str | None
+    links: str | Mapping[str, Any] | None
     rendezvous: str
     timeout: float
 

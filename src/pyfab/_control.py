@@ -26,7 +26,7 @@ from pyfab._deadline import Deadline
 from pyfab._enums import Access, RMAEvent
 from pyfab._errors import FabricError, OperationTimeout, PeerLostError, UnreachableError
 from pyfab._ranks import ranks_text
-from pyfab._region import MemoryRegion, RemoteRegion
+from pyfab._region import MemoryRegion, MRAttr, RemoteRegion
 
 if TYPE_CHECKING:
     from pyfab._domain import Domain
@@ -49,7 +49,8 @@ class Control:
         self._cells: NDArray[np.uint64] = memory[: _CELLS * 8].view(np.uint64)
         self._boxes = memory[_CELLS * 8 :].reshape(2, _BOX)
         self._arrivals = domain.counter()
-        self._region = domain.register(memory, Access.REMOTE)
+        # Words that others write while this rank looks at them are not for a cache that must be told of it.
+        self._region = MemoryRegion(domain, MRAttr(memory, Access.REMOTE), coherent=True)
         self._region.bind(self._arrivals, RMAEvent.REMOTE_WRITE)
         self._remotes: list[RemoteRegion] = []
         self._barrier = 0  # barriers that this rank has left

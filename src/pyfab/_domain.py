@@ -21,6 +21,7 @@ from pyfab._errors import BadFlagsError, BusyError, InvalidArgumentError, NotSup
 from pyfab._info import Info, bits_in_force, make_info
 from pyfab._queues import AddressVector, CompletionQueue, Counter, EventQueue
 from pyfab._region import MemoryRegion, MRAttr, RawKey, RemoteRegion
+from pyfab._sync import SyncLog, SyncReport, SyncStats, synchronise
 
 __all__ = ["Domain"]
 
@@ -38,7 +39,9 @@ class Domain:
     None takes those of an Info, else none. mr_key_size: bytes of a key, 4 to 8. auth_key: bytes that peers must also have.
     api_version: below (1, 5), authorization keys of single regions and endpoints are ignored, as fi_mr(3) has it. progress:
     "auto" serves peers from a thread of the library, "manual" only inside calls. peer_deadline: seconds without a sign of life
-    until a peer counts as lost. settings: of the providers, for instance tcp_listen="10.0.0.5", shm_copy="ring".
+    until a peer counts as lost. coherent=False: emulates memory that needs `sync_rdma_read` and `sync_rdma_write`, with a cache
+    of lines of `cache_line` bytes at the "device" or the "cpu"; checker=True does so too and reports calls that are missing,
+    late or needless. settings: of the providers, for instance tcp_listen="10.0.0.5", shm_copy="ring".
 
     Leaving a `with` block closes what the domain still owns. Safe from any thread; a child process of fork() gets ClosedError.
     """
@@ -55,12 +58,20 @@ class Domain:
         api_version: tuple[int, int] = (1, 20),
         progress: Literal["auto", "manual"] = "auto",
         peer_deadline: float = 10.0,
+        coherent: bool = True,
+        cache: Literal["device", "cpu"] = "device",
+        cache_line: int = 1,
+        checker: bool = False,
         **settings: str | int,
     ) -> None:
         if str(progress) not in ("auto", "manual"):
             raise InvalidArgumentError(f'progress={progress!r}: it is "auto" or "manual"')
         if not 4 <= mr_key_size <= 8:
             raise InvalidArgumentError(f"mr_key_size={mr_key_size!r}: keys have 4 to 8 bytes")
+        if str(cache) not in ("device", "cpu"):
+            raise InvalidArgumentError(f'cache={cache!r}: it is at the "device" or the "cpu"')
+        if operator.index(cache_line) <= 0:
+            raise InvalidArgumentError(f"cache_line={cache_line}: it is a power of two, in bytes")
         mode = MRMode(mr_mode or 0)
         if isinstance(spec, Info):
             mode = spec.mr_mode if mr_mode is None else mode
@@ -84,6 +95,7 @@ class Domain:
             progress == "manual",
             deadline,
             mr_key_size,
+            None if coherent and not checker else (cache == "cpu", min(cache_line, 2**32 - 1), bool(checker)),
             {name: str(value) for name, value in settings.items()},
         )
         info = make_info(self._core.info, mode)
@@ -99,7 +111,10 @@ class Domain:
             info,
             caps=caps or info.caps,
             mr_key_size=_RAW_KEY_SIZE if in_force & MRMode.RAW else mr_key_size,
+            needs_sync_rdma_read=self._core.needs_sync_rdma_read,
+            needs_sync_rdma_write=self._core.needs_sync_rdma_write,
         )
+        self._sync_log = SyncLog(self) if checker else None
         self._offers_events = bool(self._info.caps & Caps.RMA_EVENT)
 
     @property
@@ -266,6 +281,47 @@ class Domain:
         self._core.check_open()
         self._core.progress()
 
+    def sync_rdma_read(self, segments: Any) -> None:
+        """Shows peers what this process stored: to be called after the stores and before a peer's get.
+
+        segments: a list of regions, slices `mr[8:64]`, arrays within a region (strided ones too) or `Triplet`s. It takes effect
+        before it returns, for stores by any thread that happened before, and promises nothing for other bytes. Where
+        `info.needs_sync_rdma_read` is false it checks its arguments and orders memory accesses, and that is all. ClosedError for
+        a closed domain; InvalidArgumentError, with `index`, for the first segment outside of the open regions of this domain,
+        and then nothing was synchronised. Safe from any thread (SYNC-1 … SYNC-34).
+        """
+        self._synchronise(segments, write_side=False)
+
+    def sync_rdma_write(self, segments: Any) -> None:
+        """Shows this process what peers put: to be called after a put has completed and before local loads or stores there.
+
+        Also to be called after local stores and before a peer puts into the same range. Otherwise like `sync_rdma_read`.
+        """
+        self._synchronise(segments, write_side=True)
+
+    def _synchronise(self, segments: Any, *, write_side: bool, deliberate: bool = True) -> None:
+        self._core.check_open()
+        found = synchronise(self, segments, write_side=write_side, deliberate=deliberate)
+        if found and self._sync_log is not None:
+            self._sync_log.warn(self._sync_log.add(found))
+
+    @property
+    def sync_stats(self) -> SyncStats:
+        """What the synchronisation calls have done to the emulated cache."""
+        return SyncStats(**_core.sync_stats(self._core))
+
+    @property
+    def sync_reports(self) -> list[SyncReport]:
+        """What the checker has found, oldest first.
+
+        Looking takes stock: puts and gets that wait for their call count as having missed it. What is found otherwise, by a call
+        or by the end of a region, is also a SyncWarning.
+        """
+        if self._sync_log is None:
+            return []
+        self._sync_log.take_stock()
+        return list(self._sync_log.reports)
+
     def stats(self) -> dict[str, Any]:
         """Counts of what is open, and per endpoint and peer what moved over which link."""
         self._core.check_open()
@@ -299,6 +355,8 @@ class Domain:
         for item in sorted(self._owned, key=lambda thing: order.get(type(thing), 2)):
             item._end()
         self._core.close(True)
+        if self._sync_log is not None:
+            self._sync_log.warn(self._sync_log.take_stock())
 
     def __enter__(self) -> Domain:
         return self

@@ -96,7 +96,10 @@ class BadFlagsError(FabricError, ValueError):
 
 
 class InvalidArgumentError(FabricError, ValueError):
+    """`index` is the place of the first bad item where one list of several is refused whole."""
+
     code = 22
+    index: int | None = None
 
 
 class TooSmallError(FabricError):

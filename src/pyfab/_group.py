@@ -41,7 +41,8 @@ class Group:
     ``file:///folder``; ``torch``; or an mpi4py communicator) within `timeout` seconds, which is also the default of later calls.
     PYFAB_TOKEN, if set, must be the same for all that meet over tcp. `domain` is a Domain, which stays the caller's, or the
     spec of one to open: between machines name the interface, as in ``"shm+tcp:eth0"``, because an unnamed tcp listens on
-    loopback alone. `contexts` is the number of contexts of the endpoint.
+    loopback alone; or all its arguments, as in ``{"spec": "shm", "coherent": False}``. `contexts` is the number of contexts of
+    the endpoint.
 
     Methods marked *collective* are to be called by all ranks in the same order, from one thread at a time. They run over the
     group's own endpoint; nothing but the start needs the rendezvous.
@@ -52,7 +53,7 @@ class Group:
         rank: int,
         size: int,
         rendezvous: Any = "tcp://127.0.0.1:29400",
-        domain: str | Domain | None = "shm+tcp",
+        domain: str | Domain | Mapping[str, Any] | None = "shm+tcp",
         contexts: int = 1,
         timeout: float | None = 60,
     ) -> None:
@@ -66,7 +67,8 @@ class Group:
             if isinstance(domain, Domain):
                 self.domain = domain
             else:
-                self.domain = undo.enter_context(Domain(domain))
+                options = domain if isinstance(domain, Mapping) else {"spec": domain}
+                self.domain = undo.enter_context(Domain(**options))
             self.endpoint = undo.enter_context(self.domain.endpoint(contexts=contexts))
             self._control = Control(self.domain, self.endpoint, rank, size)
             undo.callback(self._control.close)
@@ -76,7 +78,7 @@ class Group:
     @classmethod
     def from_env(
         cls,
-        domain: str | Domain | None = "shm+tcp",
+        domain: str | Domain | Mapping[str, Any] | None = "shm+tcp",
         contexts: int = 1,
         timeout: float | None = 60,
         *,

@@ -6,7 +6,7 @@ import dataclasses
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pyfab import _core
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyfab._domain import Domain
     from pyfab._queues import Counter
 
-__all__ = ["MRAttr", "MemoryRegion", "Range", "RawKey", "RemoteRegion"]
+__all__ = ["MRAttr", "MemoryRegion", "Range", "RawKey", "RegionSlice", "RemoteRegion"]
 
 _NO_FLAGS = MRFlag(0)
 _NOT_HERE = 38
@@ -62,13 +62,25 @@ def shared_memory_of(array: object) -> _core.SharedMemory | None:
     return array if isinstance(array, _core.SharedMemory) else None
 
 
+class RegionSlice(NamedTuple):
+    """`length` bytes of a region from `offset`: what `mr[8:64]` gives. Also a local buffer of operations."""
+
+    region: MemoryRegion
+    offset: int
+    length: int
+
+    def __repr__(self) -> str:
+        return f"<RegionSlice [{self.offset}:{self.offset + self.length}] of {self.region!r}>"
+
+
 class MemoryRegion(_core.Exporter):
     """Registered memory. Made by `Domain.register`; owns the key, keeps the buffer alive, ends with close().
 
     Safe from any thread, close() from one.
     """
 
-    def __init__(self, domain: Domain, attr: MRAttr) -> None:
+    def __init__(self, domain: Domain, attr: MRAttr, coherent: bool = False) -> None:
+        # coherent: also in a non-coherent domain memory that peers see as this process does
         given = list(attr.buffers) if isinstance(attr.buffers, list | tuple) else [attr.buffers]
         memories = [item if isinstance(item, Range) else array_of(item) for item in given]
         if any(isinstance(item, np.ndarray) and item.dtype.hasobject for item in memories):
@@ -108,6 +120,7 @@ class MemoryRegion(_core.Exporter):
             b"" if domain._old_keys else bytes(attr.auth_key or b""),
             memory,
             offset,
+            coherent,
         )
         if domain._registration_events is None:
             self._core = _core.register_memory(*arguments)  # the context is for an event only (MR-49)
@@ -119,12 +132,19 @@ class MemoryRegion(_core.Exporter):
         if not isinstance(single, np.ndarray) and not self._shape:
             self._shape = (self._core.nbytes,)
         domain._owned.add(self)
+        if domain._sync_log is not None:
+            domain._sync_log.registered(self.lmr_context)
 
     @property
     def key(self) -> int:
         """What peers name the region by; KEY_NOTAVAIL without remote rights, while registering, and in MRMode.RAW."""
         key = self._core.key
         return KEY_NOTAVAIL if key == int(KEY_NOTAVAIL) else key
+
+    @property
+    def lmr_context(self) -> int:
+        """What a `Triplet` names the region by. No two regions of a process have the same."""
+        return self._core.lmr_context
 
     @property
     def desc(self) -> int:
@@ -244,6 +264,7 @@ class MemoryRegion(_core.Exporter):
                 "the region has counters or endpoints bound to it that are still open; close them first (or use `with`)"
             )
         self._close()
+        self._tell()
 
     def _close(self) -> None:
         self._core.close()
@@ -267,9 +288,25 @@ class MemoryRegion(_core.Exporter):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._domain._sync_log is not None:
+            self._domain._sync_log.closed()
 
     def __len__(self) -> int:
         return self.nbytes
+
+    def __getitem__(self, index: slice) -> RegionSlice:
+        """`mr[8:64]`: a range of bytes, cut off at the region's end like any slice."""
+        if not isinstance(index, slice):
+            raise TypeError(f"a region is sliced by bytes, as in mr[8:64], not indexed by {index!r}")
+        start, stop, step = index.indices(self.nbytes)
+        if step != 1:
+            raise InvalidArgumentError(
+                f"a slice with step {step}: take every n-th item from an array in the region"
+            )
+        return RegionSlice(self, start, max(0, stop - start))
 
     def _only_buffer(self) -> Any:
         self._check_open()

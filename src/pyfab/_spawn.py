@@ -14,7 +14,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,11 @@ class RemoteTraceback(Exception):
 
 
 def spawn(
-    fn: Callable[..., Any], n: int, *args: Any, links: str | None = "shm+tcp", timeout: float | None = None
+    fn: Callable[..., Any],
+    n: int,
+    *args: Any,
+    links: str | Mapping[str, Any] | None = "shm+tcp",
+    timeout: float | None = None,
 ) -> list[Any]:
     """Runs ``fn(group, *args)`` in `n` processes of this machine, rank 0 to n - 1 of one group, and returns the results by rank.
 

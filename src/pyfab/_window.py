@@ -42,7 +42,8 @@ class Window:
     """One array of every rank, open to all ranks of the group. Made by `Group.window`.
 
     ``window[peer]`` is the peer's array (`RemoteArray`), `local` this rank's own. What peers write appears in `local` without any
-    call here; how the ranks agree on when is theirs to choose: `fence`, barriers, counters, or the data itself.
+    call here, unless the domain is non-coherent (see `sync`); how the ranks agree on when is theirs to choose: `fence`,
+    barriers, counters, or the data itself.
     """
 
     def __init__(
@@ -104,14 +105,23 @@ class Window:
         self.group.endpoint.flush(peer, self.group._timeout(timeout))
 
     def fence(self, timeout: float | None = -1) -> None:
-        """Separates two phases: what any rank started before is visible to all after. Collective."""
+        """Separates two phases: what any rank started or stored before is visible to all after. Collective."""
+        self.sync()
         self.flush(None, timeout)
         self.group.barrier(timeout)
         self.sync()
 
     def sync(self) -> None:
-        """Orders this thread's loads and stores of `local` with what it has learned of its peers: a full memory barrier."""
+        """Orders this thread's loads and stores of `local` with what it has learned of its peers: a full memory barrier.
+
+        On a non-coherent domain it also shows peers what was stored in `local`, and `local` what they put, since the last call.
+        """
         self._check()
+        domain = self.group.domain
+        if domain.info.needs_sync_rdma_read:
+            domain._synchronise([self._region], write_side=False, deliberate=False)
+        if domain.info.needs_sync_rdma_write:
+            domain._synchronise([self._region], write_side=True, deliberate=False)
         with self._lock:  # an atomic exchange with acquire and release order
             pass
 
@@ -119,8 +129,7 @@ class Window:
         """Completes this rank's operations, waits for the others to do the same, and takes the memory back. Collective."""
         if self._region is None:
             return
-        self.flush(None, timeout)
-        self.group.barrier(timeout)
+        self.fence(timeout)
         self._release()
         self.group._windows.remove(self)
 

@@ -293,11 +293,15 @@ def _content(target: Target, name: int) -> NDArray[Any]:
     memory, array = exposure.memory, exposure.array
     margins = np.concatenate([memory[:MARGIN], memory[MARGIN + array.nbytes :]])
     assert (margins == _MARGIN_BYTE).all(), "bytes beside the region were changed"
+    if not exposure.region.closed:
+        target.domain.sync_rdma_write([exposure.region])
     return array.copy()
 
 
 def _store(target: Target, name: int, values: Any) -> None:
-    target.kept[name].array[...] = values
+    exposure = target.kept[name]
+    exposure.array[...] = values
+    target.domain.sync_rdma_read([exposure.region])
 
 
 def _withdraw(target: Target, name: int) -> None:

@@ -58,6 +58,7 @@ def watch(target, name, rounds):
     words = target.kept[name].array
     for number in range(1, rounds + 1):
         (entry,) = collect(target.endpoint.cq, 1)
+        target.domain.sync_rdma_write([words])
         if entry.data != number or words.min() < number:
             return f"entry {entry.data} came with {words}"
     return "all there"

@@ -197,13 +197,16 @@ def test_many_operations_at_once(pair):
 
 def _echo(target, name, rounds):
     """Waits for each number in the first word, checks that the data put before it is there, and says so in the last word."""
-    words = target.kept[name].array
+    words, region = target.kept[name].array, target.kept[name].region
     for number in range(1, rounds + 1):
         while words[0] != number:
             time.sleep(0)  # lets other threads of this process run
+            target.domain.sync_rdma_write([region])
+        target.domain.sync_rdma_write([region])
         if words[8:-8].min() != number:
             return f"round {number} shows {words[8:-8]}"
         words[-1] = number
+        target.domain.sync_rdma_read([words[-1:]])
     return "all seen"
 
 
@@ -241,6 +244,7 @@ def test_to_oneself(pair):
     me = pair.endpoint.av.insert(pair.endpoint.address)
     try:
         pair.endpoint.write(np.arange(16), me, region.remote).result(TIMEOUT)
+        pair.domain.sync_rdma_write([region])
         assert np.array_equal(memory, np.arange(16))
         back = np.zeros(4, np.int64)
         pair.endpoint.read(back, me, region.remote[4:8]).result(TIMEOUT)
@@ -258,6 +262,7 @@ def test_both_directions_at_once(pair):
     for number in range(1, 51):
         pair.put(np.full(1 << 16, number), exposed.remote)
     assert pair.peer.finish(TIMEOUT) == 50
+    pair.domain.sync_rdma_write([region])
     assert (ours == 50).all()
     assert (exposed.content() == 50).all()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import queue
 import sys
 from collections.abc import Callable, Iterator
@@ -27,13 +28,17 @@ SHAPES: dict[str, tuple[tuple[int, ...], Any]] = {
     "scalar": ((), "f8"),
     "empty": ((0, 3), "f8"),
 }
+# Memory that peers see through another cache: there win.sync() is more than a fence (SYNC-33).
+NON_COHERENT = {"spec": "shm", "coherent": False}
 TARGET = """
-import sys, numpy as np, pyfab
+import sys, json, numpy as np, pyfab
 sys.path[:0] = [sys.argv[2]]
 from test_window import windows
-with pyfab.Group.from_env(sys.argv[1], timeout=60) as group:
+with pyfab.Group.from_env(json.loads(sys.argv[1]), timeout=60) as group:
     opened = windows(group)
     for _ in iter(lambda: group.broadcast(), "end"):
+        for window in opened.values():
+            window.sync()
         group.allgather({name: window.local.tobytes() for name, window in opened.items()})
 """
 
@@ -50,6 +55,7 @@ def windows(group: pyfab.Group) -> dict[str, pyfab.Window]:
         values = content(shape, dtype, group.rank)
         opened[name] = group.window(shape=shape, dtype=dtype) if position % 2 == 0 else group.window(values)
         opened[name].local[...] = values
+        opened[name].sync()
     group.barrier()
     return opened
 
@@ -72,14 +78,24 @@ class Pair:
         assert {name: array.tobytes() for name, array in self.mirror.items()} == shown
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp", "shm+tcp"])
+def ways() -> pytest.MarkDecorator:
+    """The links of the other tests, and memory that needs synchronisation."""
+    emulated = pytest.param(NON_COHERENT, id="non-coherent", marks=pytest.mark.req("SYNC-33"))
+    return pytest.mark.parametrize("links", ["shm", "tcp", "shm+tcp", emulated])
+
+
+def name_of(links: Any) -> str:
+    return links if isinstance(links, str) else "non-coherent"
+
+
+@pytest.fixture(scope="module", params=["shm", "tcp", "shm+tcp", NON_COHERENT], ids=name_of)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     import os
     import subprocess
 
     meeting = f"file://{tmp_path_factory.mktemp('pair')}/meeting"
     environment = os.environ | {"PYFAB_RANK": "1", "PYFAB_SIZE": "2", "PYFAB_RENDEZVOUS": meeting}
-    command = [sys.executable, "-c", TARGET, request.param, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", TARGET, json.dumps(request.param), str(Path(__file__).parent)]
     with subprocess.Popen(command, env=environment) as process:
         try:
             with pyfab.Group(0, 2, meeting, request.param) as group:
@@ -381,6 +397,7 @@ def test_windows_know_their_peers(pair: Pair) -> None:
     assert window[1] is window[np.int64(1)]
     assert window[0].peer == 0
     window.local[:] = np.arange(23)
+    window.sync()
     assert np.array_equal(window[0][::-1], np.arange(23)[::-1])
     assert (window.shape, window.dtype) == ((23,), "i8")
     for peer in (2, -1, "1", 1.5):
@@ -404,7 +421,8 @@ def fences(group: pyfab.Group) -> bool:
         return ok
 
 
-def test_a_fence_completes_what_was_started(links: str) -> None:
+@ways()
+def test_a_fence_completes_what_was_started(links: Any) -> None:
     assert pyfab.spawn(fences, 3, links=links, timeout=60) == [True] * 3
 
 
@@ -422,7 +440,8 @@ def add_up(group: pyfab.Group) -> list[Any]:
         return [sums.local.tolist(), drawn]
 
 
-def test_concurrent_atomics_are_exact(links: str) -> None:
+@ways()
+def test_concurrent_atomics_are_exact(links: Any) -> None:
     results = pyfab.spawn(add_up, 4, links=links, timeout=100)
     assert all(sums == [[800.0] * 5] * 3 for sums, _ in results)
     assert sorted(ticket for _, drawn in results for ticket in drawn) == list(range(800))
@@ -434,7 +453,8 @@ def uneven(group: pyfab.Group) -> list[Any]:
         return [(window[p].shape, str(window[p].dtype), window[p][...].sum()) for p in range(group.size)]
 
 
-def test_shapes_and_dtypes_may_differ(links: str) -> None:
+@ways()
+def test_shapes_and_dtypes_may_differ(links: Any) -> None:
     expected = [((0, 3), "float32", 0), ((2, 3), "int64", 6), ((4, 3), "uint8", 24)]
     assert pyfab.spawn(uneven, 3, links=links, timeout=60) == [expected] * 3
 
@@ -487,8 +507,9 @@ def test_read_only_windows() -> None:
                 window[0][0] = 1
 
 
-def test_closed_windows() -> None:
-    with pyfab.Group(0, 1, domain="shm") as group:
+@pytest.mark.parametrize("domain", ["shm", NON_COHERENT], ids=name_of)
+def test_closed_windows(domain: Any) -> None:
+    with pyfab.Group(0, 1, domain=domain) as group:
         window = group.window(shape=3)
         remote = window[0]
         remote.put(np.ones(3))
@@ -503,3 +524,26 @@ def test_closed_windows() -> None:
         with pytest.raises(RuntimeError, match="within"), group.window(shape=3) as window:
             raise RuntimeError("within")
         assert "closed" in repr(window)
+
+
+def exchange_by_fences(group: pyfab.Group) -> list[Any]:
+    """Each rank stores in its own window, fences, and gets from and puts to its neighbour."""
+    right = (group.rank + 1) % group.size
+    seen = []
+    with group.window(shape=(2, 100), dtype="i4") as window:
+        for turn in range(1, 20):
+            window.local[0] = turn * 10 + group.rank
+            window.fence()
+            seen.append(bool((window[right][0] == turn * 10 + right).all()))
+            window[right][1] = turn * 10 + group.rank
+            window.fence()
+            seen.append(bool((window.local[1] == turn * 10 + (group.rank - 1) % group.size).all()))
+        reports = group.domain.sync_reports
+    return [all(seen), reports]
+
+
+@pytest.mark.req("SYNC-33")
+@pytest.mark.parametrize("options", [{}, {"cache": "cpu", "cache_line": 64}, {"checker": True}], ids=str)
+def test_fences_show_stores_and_puts_on_memory_that_needs_it(options: dict[str, Any]) -> None:
+    results = pyfab.spawn(exchange_by_fences, 2, links=NON_COHERENT | options, timeout=60)
+    assert results == [[True, []]] * 2

@@ -6,13 +6,26 @@
 
 namespace fab {
 
-Mapping Mapping::shared(int fd, std::size_t offset, std::size_t length, bool writable) {
-  const int protection = PROT_READ | (writable ? PROT_WRITE : 0);
-  void* data =
-      ::mmap(nullptr, length, protection, MAP_SHARED | MAP_NORESERVE, fd, static_cast<off_t>(offset));
+namespace {
+
+std::byte* map(int fd, std::size_t offset, std::size_t length, int protection, int flags) {
+  void* data = ::mmap(nullptr, length, protection, flags | MAP_NORESERVE, fd, static_cast<off_t>(offset));
   if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  return static_cast<std::byte*>(data);
+}
+
+}  // namespace
+
+Mapping Mapping::shared(int fd, std::size_t offset, std::size_t length, bool writable) {
   Mapping mapping;
-  mapping.data_ = static_cast<std::byte*>(data);
+  mapping.data_ = map(fd, offset, length, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED);
+  mapping.size_ = length;
+  return mapping;
+}
+
+Mapping Mapping::anonymous(std::size_t length) {
+  Mapping mapping;
+  mapping.data_ = map(-1, 0, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
   mapping.size_ = length;
   return mapping;
 }

@@ -11,11 +11,13 @@ DomainCore::DomainCore(DomainOptions options)
       segment_((fill_random(domain_id_, sizeof domain_id_), Segment::create(domain_id_))),
       regions_(segment_.region_area()),
       post_rules_(options_.mr_mode),
+      emulation_(options_.non_coherent ? std::make_unique<CacheEmulation>(*options_.non_coherent) : nullptr),
       registrations_(!options_.manual_progress) {}
 
 std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions options) {
   std::shared_ptr<DomainCore> core(new DomainCore(std::move(options)));
-  core->domain_ = opener({core->segment_, core->regions_, core->options_, core->domain_id_});
+  core->domain_ =
+      opener({core->segment_, core->regions_, core->options_, core->domain_id_, core->emulation_.get()});
   if (!core->options_.manual_progress) core->thread_ = std::make_unique<ProgressThread>();
   return core;
 }
@@ -175,6 +177,26 @@ void DomainCore::close_context(Context& context) {
 std::shared_ptr<Context> DomainCore::first_context() const {
   const std::lock_guard lock(mutex_);
   return contexts_.empty() ? nullptr : contexts_.front();
+}
+
+SyncReports DomainCore::synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate) {
+  check_open();
+  if (!segments.data() && !segments.empty())
+    throw Error(Errc::invalid, std::to_string(segments.size()) + " segments and no list of them");
+  if (const std::size_t bad = local_regions_.first_outside(segments); bad != segments.size()) {
+    const Triplet& segment = segments[bad];
+    throw SegmentError(bad,
+                       std::to_string(segment.segment_length) + " bytes from address " +
+                           std::to_string(segment.virtual_address) +
+                           (segment.lmr_context == 0 ? " do not lie within one open region of this domain"
+                                                     : " are not inside an open region of this domain "
+                                                       "with lmr_context " +
+                                                           std::to_string(segment.lmr_context)) +
+                           "; nothing was synchronised");
+  }
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!emulation_) return {};
+  return emulation_->synchronise(side, segments, deliberate);
 }
 
 bool DomainCore::wait(const std::function<bool()>& done, Deadline deadline) {

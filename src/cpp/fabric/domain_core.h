@@ -8,8 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "fabric/cache_emulation.h"
 #include "fabric/context.h"
 #include "fabric/counter.h"
+#include "fabric/local_regions.h"
 #include "fabric/memory_region.h"
 #include "fabric/post_rules.h"
 #include "fabric/progress_thread.h"
@@ -38,6 +40,8 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   Domain& domain() noexcept { return *domain_; }
   Segment& segment() noexcept { return segment_; }
   RegionTable& regions() noexcept { return regions_; }
+  LocalRegions& local_regions() noexcept { return local_regions_; }
+  CacheEmulation* emulation() noexcept { return emulation_.get(); }  // null: the domain is coherent
 
   // Asynchronous, with one event, if an event queue is bound (registrations().bind()).
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
@@ -66,6 +70,23 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // Ends the context: everything outstanding fails with `canceled`.
   void close_context(Context& context);
 
+  // Makes local memory consistent with what peers see of it (dat_lmr_sync_rdma_read/write). Read side: after
+  // stores and before a peer's get. Write side: after a peer's put and before loads and further stores, and
+  // after stores to what a peer is about to put into. The effect is there on return, for stores by any thread
+  // that happened before, and only on the bytes named. Where the domain needs no synchronisation the calls
+  // check their arguments and are full fences, without a system call (SYNC-26, SYNC-29).
+  // Throws Error(closed), then SegmentError for a segment outside of the open regions of this domain; then
+  // nothing was synchronised. Returns what the checker has to say of the call; one that is not `deliberate`
+  // is never needless.
+  bool needs_sync_rdma_read() const noexcept { return emulation_ != nullptr; }
+  bool needs_sync_rdma_write() const noexcept { return emulation_ != nullptr; }
+  SyncReports sync_rdma_read(std::span<const Triplet> segments, bool deliberate = true) {
+    return synchronise(SyncSide::read, segments, deliberate);
+  }
+  SyncReports sync_rdma_write(std::span<const Triplet> segments, bool deliberate = true) {
+    return synchronise(SyncSide::write, segments, deliberate);
+  }
+
   // Drives the domain until `done()` or the deadline; true if done.
   bool wait(const std::function<bool()>& done, Deadline deadline);
   void progress();
@@ -85,6 +106,8 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
   // Throws Error(closed) after close(), and in a child process that inherited the object over fork().
   void check_open() const;
+  // Whether this is a child of fork(): then all of it is the parent's.
+  bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
 
  private:
   explicit DomainCore(DomainOptions options);
@@ -95,9 +118,11 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   Segment segment_;
   RegionTable regions_;
   PostRules post_rules_;
+  LocalRegions local_regions_;
+  const std::unique_ptr<CacheEmulation> emulation_;
   std::unique_ptr<Domain> domain_;
 
-  bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
+  SyncReports synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate);
   std::shared_ptr<Context> first_context() const;
   void choose_lead();
 

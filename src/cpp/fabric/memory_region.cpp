@@ -34,20 +34,24 @@ MemoryRegion::MemoryRegion(std::shared_ptr<DomainCore> domain, Parameters parame
                      (mode(mr_mode::kRmaEvent) && (parameters_.flags & region_flag::kRmaEvent) != 0);
   if (!parameters_.asynchronous && mode(mr_mode::kAllocated) && !fully_backed()) throw unbacked();
 
+  local_ = domain_->local_regions().insert(parameters_.buffers);
   if ((parameters_.access & access::kRemote) != 0) {  // others take no key (MR-20)
     RegionTable& table = domain_->regions();
     const bool chosen = parameters_.requested_key == kNoKey || mode(mr_mode::kProvKey | mr_mode::kRaw);
     key_ = chosen ? table.fresh_key(options.mr_key_size) : parameters_.requested_key;
     const bool at_once = !parameters_.asynchronous && !starts_disabled_ && !mode(mr_mode::kMmuNotify);
-    index_ = table.insert({.key = key_,
-                           .base = base_,
-                           .buffers = parameters_.buffers,
-                           .access = parameters_.access,
-                           .flags = parameters_.flags & region_flag::kPersistent,
-                           .file = parameters_.file,
-                           .file_offset = parameters_.file_offset,
-                           .auth = domain_->auth_number(parameters_.auth_key),
-                           .enabled = at_once});
+    RegionRecord record{.key = key_,
+                        .base = base_,
+                        .buffers = parameters_.buffers,
+                        .access = parameters_.access,
+                        .flags = parameters_.flags & region_flag::kPersistent,
+                        .file = parameters_.file,
+                        .file_offset = parameters_.file_offset,
+                        .auth = domain_->auth_number(parameters_.auth_key),
+                        .enabled = at_once};
+    const bool emulated = domain_->emulation() && !parameters_.coherent;
+    index_ = table.insert(emulated ? emulate(record) : record);
+    if (emulated) domain_->emulation()->watch(index(), emulated_);
     if (at_once) enabled_.store(true);
   }
   if (domain_->post_rules().checks_local())
@@ -102,6 +106,22 @@ void MemoryRegion::check_arguments() {
                                         std::to_string(options.mr_key_size) +
                                         " bytes of keys in this domain (mr_key_size)");
   }
+}
+
+// Makes the device's view, and shows it to peers in place of the user's buffers.
+RegionRecord MemoryRegion::emulate(RegionRecord record) {
+  CacheEmulation& emulation = *domain_->emulation();
+  if (record.flags & region_flag::kPersistent)
+    throw Error(
+        Errc::not_supported,
+        "durable writes end in the region's memory, and on an emulated non-coherent domain they would "
+        "end in the device's view; open the domain with coherent=True");
+  emulated_ = emulation.open(lmr_context(), parameters_.buffers, parameters_.file >= 0);
+  record.buffers = emulated_->device();
+  record.file = emulated_->file();
+  record.file_offset = emulated_->file_offset();
+  if (emulation.model().check) record.flags |= region_flag::kObserved;
+  return record;
 }
 
 bool MemoryRegion::fully_backed() const {
@@ -308,9 +328,13 @@ bool MemoryRegion::close(Deadline deadline) {
   if (state() != State::closing) {
     state_.store(State::closing);
     if (domain_->post_rules().checks_local()) domain_->post_rules().remove_local(id_, parameters_.buffers);
+    local_.reset();
     if (index_ >= 0) domain_->start_retiring(entry);
+    if (emulated_ && !domain_->inherited()) domain_->emulation()->watch(entry, nullptr);
   }
   if (index_ >= 0 && !domain_->retired(entry, deadline)) return false;
+  if (emulated_ && !domain_->inherited()) domain_->emulation()->close(lmr_context(), *emulated_);
+  emulated_.reset();
   if (enrolled_) domain_->domain().withdraw(*this);
   counters_.clear();
   released = std::move(parameters_.keep_alive);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "fabric/local_regions.h"
 #include "fabric/name.h"
 #include "fabric/region_table.h"
 #include "fabric/types.h"
@@ -19,6 +20,7 @@ namespace fab {
 
 class DomainCore;
 class Counter;
+class EmulatedRegion;
 
 // Registered memory: what peers may reach under a key, and, in LOCAL mode, what operations may use. Made by
 // DomainCore::register_memory(), ended by close() or with its last reference. Safe from any thread.
@@ -32,6 +34,7 @@ class MemoryRegion final {
     std::string auth_key{};                // that the endpoints of peers must have; empty: the domain's
     std::int32_t file = -1;                // for memory from DomainCore::allocate
     std::uint64_t file_offset = 0;
+    bool coherent = false;  // also in a non-coherent domain: memory that the emulated cache does not hold
     std::shared_ptr<void> keep_alive;  // what owns the memory
     bool asynchronous = false;         // complete() is still to be called
   };
@@ -62,6 +65,7 @@ class MemoryRegion final {
     return reinterpret_cast<std::uint64_t>(parameters_.buffers.front().iov_base);
   }
   std::uint64_t length() const noexcept { return length_; }
+  std::uint32_t lmr_context() const noexcept { return local_.context(); }  // names it in a Triplet
   std::uint32_t access() const noexcept { return parameters_.access; }
   const std::vector<iovec>& buffers() const noexcept { return parameters_.buffers; }
   bool enabled() const noexcept { return state() == State::open && enabled_.load(); }
@@ -94,13 +98,16 @@ class MemoryRegion final {
   std::uint32_t index() const;  // throws Error(access) without remote rights
   bool mode(std::uint32_t bits) const noexcept;
   bool fully_backed() const;
+  RegionRecord emulate(RegionRecord record);
   std::vector<RegionSpan> backed(std::span<const RegionSpan> parts) const;
 
   std::shared_ptr<DomainCore> domain_;
   Parameters parameters_;
   std::uint64_t id_ = 0;
   std::uint64_t length_ = 0, key_ = kNoKey, base_ = 0;
-  std::int64_t index_ = -1;  // in the region table; -1 without remote rights
+  LocalRegions::Entry local_;
+  std::shared_ptr<EmulatedRegion> emulated_;  // null where CPU and peers share the memory
+  std::int64_t index_ = -1;                   // in the region table; -1 without remote rights
   bool starts_disabled_ = false;
   std::atomic<bool> enabled_{false};
   std::atomic<State> state_{State::registering};

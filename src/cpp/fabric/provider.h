@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,12 +12,14 @@
 #include "base/poller.h"
 #include "fabric/name.h"
 #include "fabric/segment.h"
+#include "fabric/sync_types.h"
 #include "fabric/types.h"
 
 // The four interfaces that a provider implements: Provider, Domain, Endpoint, Path. Everything else is
 // shared.
 namespace fab {
 
+class AccessObserver;
 class AddressVector;
 class CompletionQueue;
 class EventQueue;
@@ -28,8 +31,9 @@ struct DomainOptions {
   std::string auth_key;  // empty: none
   bool strict_keys = false;
   bool manual_progress = false;
-  std::uint32_t mr_key_size = 8;  // bytes of a key, 4 to 8
-  double peer_deadline = 10;      // seconds without a sign of life until a peer counts as lost
+  std::uint32_t mr_key_size = 8;           // bytes of a key, 4 to 8
+  std::optional<CacheModel> non_coherent;  // emulate memory that needs synchronisation
+  double peer_deadline = 10;               // seconds without a sign of life until a peer counts as lost
   // Provider options by name, for instance {"shm_copy", "cma"}, {"tcp_listen", "127.0.0.1"}. Unknown names
   // are refused.
   std::map<std::string, std::string> settings;
@@ -46,6 +50,7 @@ struct DomainServices {
   RegionTable& regions;
   const DomainOptions& options;
   const std::uint8_t (&domain_id)[16];
+  AccessObserver* observer = nullptr;  // of regions that are kObserved; for Session::Services
 };
 
 // What a context lends to the endpoints that it drives. The endpoint, its paths and all that is lent here are

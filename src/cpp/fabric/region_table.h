@@ -37,6 +37,8 @@ static_assert(sizeof(RegionEntry) == 128);
 namespace region_flag {
 inline constexpr std::uint32_t kPersistent = 1;
 inline constexpr std::uint32_t kRmaEvent = 2;  // in RMA_EVENT mode: starts disabled, takes counters
+inline constexpr std::uint32_t kObserved =
+    1u << 17;  // of the table: accesses come as messages, and the owner looks at each
 inline constexpr std::uint32_t kSpans = 1u
                                         << 16;  // of the table: only some spans of the region are reachable
 }  // namespace region_flag

@@ -34,6 +34,7 @@ class Session {
     std::uint16_t cell;            // of the context, which regions may be bound to
     PathCounts& counts;  // kept for the path; `settled` counts answers, whenever an operation settled
     const std::function<void()>& wake_domain;
+    AccessObserver* observer = nullptr;  // of regions that are kObserved
   };
   explicit Session(const Services& services);
   ~Session();
@@ -117,6 +118,7 @@ class Session {
   void on_read();
   void on_atomic(const std::byte* payload);
   Errc apply(const Admitted& target, const std::byte* payload, std::byte* result) noexcept;
+  void tell_stored(const Admitted& target, OpCode op) const noexcept;
   Errc make_durable(const Admitted& target, std::uint64_t length) const noexcept;
   void count_write(const RegionEntry& entry) noexcept;
   void deliver(std::uint64_t length, std::uint64_t data) noexcept;

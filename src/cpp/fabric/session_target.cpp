@@ -6,6 +6,7 @@
 
 #include "base/fault_guard.h"
 #include "base/mapping.h"
+#include "fabric/access_observer.h"
 #include "fabric/atomics.h"
 #include "fabric/copy_memory.h"
 #include "fabric/session.h"
@@ -45,7 +46,15 @@ Session::Admitted Session::admit(OpCode op) const noexcept {
   if (target.error == Errc::ok && (frame_.flags & frame_flag::kCommit) &&
       !(entry.flags & region_flag::kPersistent))
     target.error = Errc::invalid;
+  if (target.error == Errc::ok && (entry.flags & region_flag::kObserved) && services_.observer)
+    services_.observer->admitted(target.region, op, target.offset, frame_.total);
   return target;
+}
+
+void Session::tell_stored(const Admitted& target, OpCode op) const noexcept {
+  const RegionEntry& entry = services_.segment.regions().entry(target.region);
+  if ((entry.flags & region_flag::kObserved) && services_.observer)
+    services_.observer->stored(target.region, op, target.offset, frame_.total);
 }
 
 void Session::flush_acks() {
@@ -102,6 +111,7 @@ void Session::end_write() noexcept {
   if (outcome == Errc::ok && (frame_.flags & frame_flag::kCommit))
     outcome = make_durable(target, frame_.total);
   if (outcome == Errc::ok) {
+    tell_stored(target, OpCode::write);
     const RegionEntry& entry = services_.segment.regions().entry(target.region);
     count_write(entry);
     if (frame_.flags & frame_flag::kRemoteData) deliver(frame_.total, frame_.data);
@@ -195,7 +205,10 @@ Errc Session::apply(const Admitted& target, const std::byte* payload, std::byte*
   Errc outcome = Errc::ok;
   if (frame_.flags & frame_flag::kCommit) outcome = make_durable(target, frame_.total);
   const bool modified = outcome == Errc::ok && op != AtomicOp::atomic_read;
-  if (modified) count_write(entry);
+  if (modified) {
+    tell_stored(target, OpCode::atomic);
+    count_write(entry);
+  }
   return outcome;
 }
 

@@ -19,6 +19,7 @@ namespace fab::python {
 void bind_errors(py::module_& m);
 void bind_domain(py::module_& m);
 void bind_memory(py::module_& m);
+void bind_sync(py::module_& m);
 void bind_queues(py::module_& m);
 void bind_remote(py::module_& m);
 void bind_operation(py::module_& m);

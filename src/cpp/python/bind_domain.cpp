@@ -67,6 +67,8 @@ void bind_domain(py::module_& m) {
                                                       py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly("info", [](const DomainCore& domain) { return info_dict(domain.info()); })
       .def_property_readonly("closed", &DomainCore::closed)
+      .def_property_readonly("needs_sync_rdma_read", &DomainCore::needs_sync_rdma_read)
+      .def_property_readonly("needs_sync_rdma_write", &DomainCore::needs_sync_rdma_write)
       .def_property_readonly("regions", [](DomainCore& domain) { return domain.regions().size(); })
       .def("check_open", &DomainCore::check_open)
       .def("allocate", &DomainCore::allocate, py::arg("nbytes"))
@@ -118,6 +120,7 @@ void bind_domain(py::module_& m) {
       "open_domain",
       [](const std::string& spec, std::uint32_t mode, const std::string& auth_key, bool strict_keys,
          bool manual_progress, double peer_deadline, std::uint32_t mr_key_size,
+         const std::optional<std::tuple<bool, std::uint32_t, bool>>& non_coherent,
          std::map<std::string, std::string> settings) {
         DomainOptions options;
         options.mr_mode = mode;
@@ -126,6 +129,12 @@ void bind_domain(py::module_& m) {
         options.manual_progress = manual_progress;
         options.peer_deadline = peer_deadline;
         options.mr_key_size = mr_key_size;
+        if (non_coherent) {
+          const auto [at_cpu, line, check] = *non_coherent;
+          options.non_coherent = {.place = at_cpu ? CacheModel::Place::cpu : CacheModel::Place::device,
+                                  .line = line,
+                                  .check = check};
+        }
         options.settings = std::move(settings);
         std::shared_ptr<DomainCore> domain;
         {
@@ -137,7 +146,8 @@ void bind_domain(py::module_& m) {
         return domain;
       },
       py::arg("spec"), py::arg("mr_mode"), py::arg("auth_key"), py::arg("strict_keys"),
-      py::arg("manual_progress"), py::arg("peer_deadline"), py::arg("mr_key_size"), py::arg("settings"));
+      py::arg("manual_progress"), py::arg("peer_deadline"), py::arg("mr_key_size"), py::arg("non_coherent"),
+      py::arg("settings"));
 }
 
 }  // namespace fab::python

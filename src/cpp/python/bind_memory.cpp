@@ -46,7 +46,7 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
                                               const py::object& key, std::uint32_t flags,
                                               const std::string& auth_key,
                                               const std::shared_ptr<SharedMemory>& memory,
-                                              std::uint64_t file_offset) {
+                                              std::uint64_t file_offset, bool coherent) {
   domain->check_open();
   constexpr std::uint32_t kWriting = access::kRecv | access::kRead | access::kRemoteWrite;
   auto exporters = std::make_shared<Exporters>();
@@ -62,6 +62,7 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
   parameters.access = access;
   parameters.flags = flags;
   parameters.auth_key = auth_key;
+  parameters.coherent = coherent;
   if (!key.is_none()) {
     parameters.requested_key = key.cast<std::uint64_t>();
     if (parameters.requested_key == kNoKey)
@@ -125,6 +126,7 @@ void bind_memory(py::module_& m) {
       .def_property_readonly("base", &MemoryRegion::base)
       .def_property_readonly("address", &MemoryRegion::address)
       .def_property_readonly("nbytes", &MemoryRegion::length)
+      .def_property_readonly("lmr_context", &MemoryRegion::lmr_context)
       .def_property_readonly("enabled", &MemoryRegion::enabled)
       .def_property_readonly("closed", &MemoryRegion::closed)
       .def("bind", &MemoryRegion::bind, py::arg("counter"))
@@ -154,7 +156,7 @@ void bind_memory(py::module_& m) {
 
   m.def("register_memory", &register_memory, py::arg("domain"), py::arg("buffers"), py::arg("access"),
         py::arg("key"), py::arg("flags"), py::arg("auth_key"), py::arg("memory").none(true),
-        py::arg("file_offset"));
+        py::arg("file_offset"), py::arg("coherent"));
 }
 
 }  // namespace fab::python

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, m) {
   bind_remote(m);
   bind_operation(m);
   bind_memory(m);
+  bind_sync(m);
   bind_domain(m);
   bind_context(m);
 }

@@ -105,7 +105,8 @@ std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer) try {
 }
 
 Session::Services ShmEndpoint::session_services(PathCounts& counts) noexcept {
-  return {domain_.segment, services_.completions, services_.cell, counts, services_.wake_domain};
+  return {domain_.segment, services_.completions, services_.cell,
+          counts,          services_.wake_domain, domain_.observer};
 }
 
 void ShmEndpoint::tell_lost(PeerId peer, Errc why) noexcept try {

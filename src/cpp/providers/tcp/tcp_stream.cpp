@@ -36,7 +36,8 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where)
                 .completions = endpoint.services().completions,
                 .cell = endpoint.services().cell,
                 .counts = counts_,
-                .wake_domain = endpoint.services().wake_domain}) {}
+                .wake_domain = endpoint.services().wake_domain,
+                .observer = endpoint.domain().observer}) {}
 
 TcpStream::~TcpStream() { close_socket(); }
 

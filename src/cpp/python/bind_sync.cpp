@@ -1,0 +1,108 @@
+#include <algorithm>
+#include <tuple>
+
+#include "python/bind.h"
+
+namespace fab::python {
+namespace {
+
+using Fields = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>;  // of a triplet
+
+std::vector<Triplet> triplets_from(const py::list& segments) {
+  std::vector<Triplet> triplets;
+  triplets.reserve(segments.size());
+  for (const py::handle segment : segments) {
+    const auto [context, address, length] = segment.cast<Fields>();
+    triplets.push_back({context, address, length});
+  }
+  return triplets;
+}
+
+py::list reports_list(const SyncReports& reports) {
+  static constexpr const char* kKinds[] = {"missing", "late", "needless"};
+  static constexpr const char* kEvents[] = {"get", "put", "atomic", "sync_rdma_read", "sync_rdma_write"};
+  py::list out;
+  for (const SyncReport& report : reports)
+    out.append(py::make_tuple(kKinds[static_cast<std::size_t>(report.kind)],
+                              report.side == SyncSide::read ? "read" : "write", report.region, report.start,
+                              report.end, kEvents[static_cast<std::size_t>(report.event)]));
+  return out;
+}
+
+py::list synchronise(DomainCore& domain, bool write_side, const py::list& segments, bool deliberate) {
+  const auto triplets = triplets_from(segments);
+  const auto call = [&] {
+    return write_side ? domain.sync_rdma_write(triplets, deliberate)
+                      : domain.sync_rdma_read(triplets, deliberate);
+  };
+  try {
+    if (!domain.emulation()) return reports_list(call());
+    SyncReports reports;
+    {
+      const WithoutGil without_gil;
+      reports = call();
+    }
+    return reports_list(reports);
+  } catch (const SegmentError& error) {
+    const py::object raised = make_error(error.code(), error.reason());
+    raised.attr("index") = error.index();
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());
+    throw py::error_already_set();
+  }
+}
+
+py::dict sync_stats(DomainCore& domain) {
+  const SyncStats stats = domain.emulation() ? domain.emulation()->stats() : SyncStats{};
+  py::dict out;
+  out["read_calls"] = stats.read_calls;
+  out["write_calls"] = stats.write_calls;
+  out["flushes"] = stats.flushes;
+  out["invalidations"] = stats.invalidations;
+  out["bytes_to_device"] = stats.bytes_to_device;
+  out["bytes_to_cpu"] = stats.bytes_to_cpu;
+  return out;
+}
+
+// Triplets of [offset, offset + length) of a region, one for each of its buffers that the range runs through;
+// also of a closed region, and, as one that no call takes, of a range outside.
+std::vector<Fields> triplets_of(const MemoryRegion& region, std::uint64_t offset, std::uint64_t length) {
+  const std::uint32_t context = region.lmr_context();
+  if (offset > region.length() || length > region.length() - offset)
+    return {{0, region.address() + offset, length}};
+  std::vector<Fields> found;
+  for (const iovec& buffer : region.buffers()) {
+    const std::uint64_t size = buffer.iov_len;
+    if (offset < size && length != 0) {
+      const std::uint64_t part = std::min(length, size - offset);
+      found.emplace_back(context, reinterpret_cast<std::uint64_t>(buffer.iov_base) + offset, part);
+      length -= part;
+    }
+    offset -= std::min(offset, size);
+  }
+  return found;
+}
+
+}  // namespace
+
+void bind_sync(py::module_& m) {
+  m.def("synchronise", &synchronise, py::arg("domain"), py::arg("write_side"), py::arg("segments"),
+        py::arg("deliberate"),
+        "Segments are (lmr_context, address, length). Returns the checker's reports: (kind, side, region, "
+        "start, end, operation). A refused segment is the error's index.");
+  m.def(
+      "missing_syncs",
+      [](DomainCore& domain, bool open) {
+        return reports_list(domain.emulation() ? domain.emulation()->missing(open) : SyncReports{});
+      },
+      py::arg("domain"), py::arg("open"));
+  m.def("sync_stats", &sync_stats, py::arg("domain"));
+  m.def(
+      "regions_holding",
+      [](DomainCore& domain, std::uint64_t address, std::uint64_t nbytes) {
+        return domain.local_regions().holding(address, nbytes);
+      },
+      py::arg("domain"), py::arg("address"), py::arg("nbytes"));
+  m.def("triplets_of", &triplets_of, py::arg("region"), py::arg("offset"), py::arg("nbytes"));
+}
+
+}  // namespace fab::python
