@@ -23,10 +23,12 @@ Mapping Mapping::shared(int fd, std::size_t offset, std::size_t length, bool wri
   return mapping;
 }
 
-Mapping Mapping::anonymous(std::size_t length) {
+Mapping Mapping::anonymous(std::size_t length, bool huge_pages) {
   Mapping mapping;
   mapping.data_ = map(-1, 0, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
   mapping.size_ = length;
+  constexpr std::size_t kHugePage = std::size_t{2} << 20;
+  if (huge_pages && length >= kHugePage) ::madvise(mapping.data_, length, MADV_HUGEPAGE);
   return mapping;
 }
 
