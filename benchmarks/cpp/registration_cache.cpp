@@ -7,8 +7,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <numeric>
-#include <random>
 #include <thread>
 #include <vector>
 
@@ -32,66 +30,71 @@ class NothingVanishes final : public MemoryMonitor {
 constexpr MemoryUse kUse{.rights = 63};
 constexpr int kHits = 1 << 20, kRounds = 15;
 
-std::vector<AddressRange> ranges(std::size_t count, bool sizes_differ) {
-  std::mt19937_64 random(1);
-  std::vector<AddressRange> all;
-  std::uint64_t address = std::uint64_t{1} << 40;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint64_t length = sizes_differ ? 4096 + random() % 1'000'000 : 4096;
-    all.push_back({.start = address, .length = length});
-    address += length + 4096 * (random() % 2);
+// `count` (a power of two) ranges apart from each other, computed instead of kept, so that the caches are the
+// registration cache's alone.
+struct Ranges {
+  std::uint64_t count;
+  bool sizes_differ, inside;
+  AddressRange operator[](std::uint64_t i) const {
+    const std::uint64_t mixed = i * 0x9e37'79b9'7f4a'7c15 >> 40;
+    AddressRange range{.start = (std::uint64_t{1} << 40) + (i << 21) + (mixed % 256 << 12),
+                       .length = sizes_differ ? 4096 + mixed % 1'000'000 : 4096};
+    if (inside) range = {.start = range.start + range.length / 2, .length = 64};
+    return range;
   }
-  return all;
-}
+};
 
-// ns per hit of each round, of which the median, with `threads` of them at work at once.
-double measure(RegistrationCache& cache, const std::vector<std::vector<AddressRange>>& of_thread) {
+// ns per hit: the median of some rounds, with `threads` at work at once, each in a part of the ranges or all of
+// them in all.
+double measure(RegistrationCache& cache, const Ranges& ranges, std::uint64_t threads, bool shared) {
   std::vector<double> rounds;
-  std::barrier together(static_cast<std::ptrdiff_t>(of_thread.size()));
-  const auto work = [&](std::size_t which) {
-    const auto& asked = of_thread[which];
+  std::barrier together(static_cast<std::ptrdiff_t>(threads));
+  const std::uint64_t each = shared ? ranges.count : ranges.count / threads;
+  const auto work = [&](std::uint64_t which) {
+    const std::uint64_t first = shared ? 0 : which * each;
+    std::uint64_t at = which;
     for (int round = 0; round < kRounds; ++round) {
       together.arrive_and_wait();
       const auto start = std::chrono::steady_clock::now();
-      for (int i = 0; i < kHits; ++i) cache.acquire(asked[static_cast<std::size_t>(i) % asked.size()], kUse);
+      for (int i = 0; i < kHits; ++i) {
+        at = (at * 0xd134'2543'de82'ef95 + 2 * which + 1);
+        cache.acquire(ranges[first + (at >> 32) % each], kUse);
+      }
       together.arrive_and_wait();
       const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
       if (which == 0) rounds.push_back(took.count() / kHits);
     }
   };
   std::vector<std::thread> others;
-  for (std::size_t i = 1; i < of_thread.size(); ++i) others.emplace_back(work, i);
+  for (std::uint64_t i = 1; i < threads; ++i) others.emplace_back(work, i);
   work(0);
   for (std::thread& other : others) other.join();
   std::ranges::nth_element(rounds, rounds.begin() + kRounds / 2);
   return rounds[kRounds / 2];
 }
 
-void measure(std::size_t count, bool sizes_differ) {
+void measure(std::uint64_t count, bool sizes_differ) {
   NothingVanishes monitor;
   const Enroller enroller{.enroll = [](AddressRange, const MemoryUse&) -> void* { return nullptr; },
                           .withdraw = [](void*) {}};
   RegistrationCache cache({.max_idle = 2 * count}, enroller, &monitor);
-  auto all = ranges(count, sizes_differ);
-  for (const AddressRange& range : all) cache.acquire(range, kUse);
-  std::ranges::shuffle(all, std::mt19937_64(2));
-  const auto middle = all.begin() + static_cast<std::ptrdiff_t>(count / 2);
-  std::vector<AddressRange> backwards(all.rbegin(), all.rend());
-  auto inner = all;
-  for (AddressRange& range : inner) range = {.start = range.start + range.length / 2, .length = 64};
+  const Ranges whole{.count = count, .sizes_differ = sizes_differ, .inside = false};
+  const Ranges inside{.count = count, .sizes_differ = sizes_differ, .inside = true};
+  for (std::uint64_t i = 0; i < count; ++i) cache.acquire(whole[i * 0x9e37'79b9 % count], kUse);
 
-  const double one = measure(cache, {all});
-  const double inside = measure(cache, {inner});
-  const double own = measure(cache, {{all.begin(), middle}, {middle, all.end()}});
-  const double same = measure(cache, {all, backwards});
-  std::printf("%8zu entries of %s: %6.1f ns a hit, %6.1f ns inside; two threads: own entries %.2fx, the same %.2fx\n",
-              count, sizes_differ ? "4 KiB to 1 MB" : "4 KiB        ", one, inside, 2 * one / own, 2 * one / same);
+  const double one = measure(cache, whole, 1, true);
+  const double in = measure(cache, inside, 1, true);
+  const double own = measure(cache, whole, 2, false);
+  const double same = measure(cache, whole, 2, true);
+  std::printf("%8llu entries of %s: %6.1f ns a hit, %6.1f ns inside; two threads do %.2fx apart, %.2fx on the same\n",
+              static_cast<unsigned long long>(count), sizes_differ ? "4 KiB to 1 MB" : "4 KiB", one, in, 2 * one / own,
+              2 * one / same);
   if (cache.stats().misses != count) std::abort();
 }
 
 }  // namespace
 
 int main() {
-  for (const std::size_t count : {std::size_t{1000}, std::size_t{1'000'000}})
+  for (const std::uint64_t count : {std::uint64_t{1} << 10, std::uint64_t{1} << 20})
     for (const bool sizes_differ : {false, true}) measure(count, sizes_differ);
 }

@@ -17,7 +17,7 @@ std::uint64_t now() noexcept {
 #endif
 }
 
-constexpr std::uint64_t kLongest = std::uint64_t{1} << 56;  // more than any address space has
+constexpr std::uint64_t kLongest = std::uint64_t{1} << 47;  // bytes; no program has more
 
 }  // namespace
 
@@ -38,30 +38,38 @@ RegistrationCache::Lease RegistrationCache::acquire(AddressRange range, const Me
   if (range.length == 0 || range.length > kLongest || range.start + range.length < range.start)
     throw Error(Errc::invalid, "cannot register " + std::to_string(range.length) + " bytes at address " +
                                    std::to_string(range.start));
-  if (!something_vanished())
-    if (const auto taken = table_.take(range, use); taken.entry) return hit(taken);
+  if (const auto known = uses_.find(use); known && !something_vanished())
+    if (const auto taken = table_.take(range, *known); taken.entry) return hit(taken);
   return acquire_new(range, use);
 }
 
 RegistrationCache::Lease RegistrationCache::hit(const CacheTable::Taken& taken) noexcept {
   count(&Counts::hits, 1);
-  if ((taken.before & CacheEntry::kLeases) == 0) count_idle(*taken.entry, false);
-  return {*this, *taken.entry};
+  return share(taken);
+}
+
+RegistrationCache::Lease RegistrationCache::share(const CacheTable::Taken& taken) noexcept {
+  if ((taken.before & CacheEntry::kLeases) == 0) count_idle(taken.number, false);
+  return {*this, taken.number};
 }
 
 RegistrationCache::Lease RegistrationCache::acquire_new(AddressRange range, const MemoryUse& use) {
   Handles gone;
   struct WithdrawLast {
     RegistrationCache& cache;
-    Handles& gone;
+    const Handles& gone;
     ~WithdrawLast() { cache.withdraw(gone); }
   } const withdraw_last{*this, gone};
 
   std::unique_lock lock(mutex_);
   drop_vanished(gone);
-  if (const auto taken = table_.take(range, use); taken.entry) return hit(taken);
+  const auto known = uses_.add(use);
+  const std::uint16_t numbered = known.value_or(0);
+  const bool may_keep = monitor_ && known;
+  if (may_keep)
+    if (const auto taken = table_.take(range, numbered); taken.entry) return hit(taken);
   ++misses_;
-  Enrolment enrolment{.range = limits_.merge && monitor_ ? with_neighbours(range, use) : range};
+  Enrolment enrolment{.range = may_keep && limits_.merge ? with_neighbours(range, numbered) : range};
   enrolments_.push_back(&enrolment);
   lock.unlock();
 
@@ -69,7 +77,7 @@ RegistrationCache::Lease RegistrationCache::acquire_new(AddressRange range, cons
   bool watched = false;
   void* handle = nullptr;
   const auto enroll = [&] {
-    watched = monitor_ && monitor_->watch(enrolment.range);
+    watched = may_keep && monitor_->watch(enrolment.range);
     try {
       handle = enroller_.enroll(enrolment.range, use);
     } catch (...) {
@@ -97,26 +105,26 @@ RegistrationCache::Lease RegistrationCache::acquire_new(AddressRange range, cons
   drop_vanished(gone);
   std::erase(enrolments_, &enrolment);
   const bool keep = watched && !enrolment.vanished;
-  const auto other = keep ? table_.take(range, use) : CacheTable::Taken();
+  const auto other = keep ? table_.take(range, numbered) : CacheTable::Taken();
   if (watched && (!keep || other.entry)) monitor_->unwatch(enrolment.range);
   if (other.entry) {  // another thread was faster
     gone.push_back(handle);
-    if ((other.before & CacheEntry::kLeases) == 0) count_idle(*other.entry, false);
-    return {*this, *other.entry};
+    return share(other);
   }
-  CacheEntry& entry = make_entry(enrolment.range, use, handle);
+  const Number number = make_entry(enrolment.range, numbered, handle);
   if (keep) {
-    publish(entry);
-    if (limits_.merge) replace_within(enrolment.range, entry, use, gone);
+    publish(number);
+    if (limits_.merge) replace_within(enrolment.range, number, gone);
     keep_limits(gone);
   }
-  return {*this, entry};
+  return {*this, number};
 }
 
-void RegistrationCache::release(CacheEntry& entry) noexcept {
+void RegistrationCache::release(Number number) noexcept {
   if (inherited()) return;
+  CacheEntry& entry = table_.entry(number);
   entry.last_use.store(now(), std::memory_order_relaxed);
-  const std::uint64_t length = entry.length.load(std::memory_order_relaxed);
+  const std::uint64_t length = entry.length();
   const std::uint64_t before = entry.state.fetch_sub(1, std::memory_order_acq_rel);
   if ((before & CacheEntry::kLeases) != 1) return;
   if (before & CacheEntry::kLive) {  // from here on the entry may be gone
@@ -124,22 +132,22 @@ void RegistrationCache::release(CacheEntry& entry) noexcept {
     count(&Counts::idle_bytes, length);
     if (before & CacheEntry::kQueued && !beyond_limits() && !something_vanished()) return;
   }
-  settle(entry, before);
+  settle(number, before);
 }
 
-// After the last lease of `entry` ended: what needs the lock.
-void RegistrationCache::settle(CacheEntry& entry, std::uint64_t before) noexcept {
+// After the last lease ended: what needs the lock.
+void RegistrationCache::settle(Number number, std::uint64_t before) noexcept {
   Handles gone;
   {
     const std::lock_guard lock(mutex_);
     if (!(before & CacheEntry::kLive)) {
-      retire(entry, gone);
+      retire(number, gone);
     } else {
+      CacheEntry& entry = table_.entry(number);
       const std::uint64_t state = entry.state.load(std::memory_order_acquire);
       constexpr std::uint64_t kUnchanged = CacheEntry::kLive | ~(CacheEntry::kGeneration - 1);
       if (((state ^ before) & kUnchanged) == 0 && !(state & CacheEntry::kQueued)) {
-        entry.queued_use = entry.last_use.load(std::memory_order_relaxed);
-        queue_.emplace(entry.queued_use, &entry);
+        enqueue(number);
         entry.state.fetch_or(CacheEntry::kQueued, std::memory_order_acq_rel);
       }
     }
@@ -147,6 +155,12 @@ void RegistrationCache::settle(CacheEntry& entry, std::uint64_t before) noexcept
     keep_limits(gone);
   }
   withdraw(gone);
+}
+
+void RegistrationCache::enqueue(Number number) {
+  std::uint64_t& queued_use = table_.details(number).queued_use;
+  queued_use = table_.entry(number).last_use.load(std::memory_order_relaxed);
+  queue_.emplace(queued_use, number);
 }
 
 void RegistrationCache::clear() noexcept {
@@ -186,38 +200,31 @@ void RegistrationCache::withdraw(const Handles& handles) noexcept {
   for (void* handle : handles) enroller_.withdraw(handle);
 }
 
-CacheEntry& RegistrationCache::make_entry(AddressRange range, const MemoryUse& use, void* handle) {
-  CacheEntry& entry = table_.allocate();
-  entry.start.store(range.start, std::memory_order_release);
-  entry.length.store(range.length, std::memory_order_release);
-  const std::string* auth_key = nullptr;
-  if (!use.auth_key.empty()) {
-    const auto known = auth_keys_.find(use.auth_key);
-    auth_key = known == auth_keys_.end() ? &*auth_keys_.emplace(use.auth_key).first : &*known;
-  }
-  entry.auth_key.store(auth_key, std::memory_order_release);
-  entry.use.store(CacheEntry::packed(use), std::memory_order_release);
-  entry.handle = handle;
-  entry.state.fetch_add(1, std::memory_order_acq_rel);
-  return entry;
+CacheTable::Number RegistrationCache::make_entry(AddressRange range, std::uint16_t use, void* handle) {
+  const Number number = table_.allocate();
+  table_.entry(number).describe(range, use);
+  table_.details(number).handle = handle;
+  table_.entry(number).state.fetch_add(1, std::memory_order_acq_rel);
+  return number;
 }
 
-void RegistrationCache::publish(CacheEntry& entry) {
-  entry.state.fetch_or(CacheEntry::kLive, std::memory_order_acq_rel);
-  table_.insert(entry);
+void RegistrationCache::publish(Number number) {
+  table_.entry(number).state.fetch_or(CacheEntry::kLive, std::memory_order_acq_rel);
+  table_.insert(number);
   cached_count_.fetch_add(1, std::memory_order_relaxed);
-  cached_bytes_.fetch_add(entry.range().length, std::memory_order_relaxed);
+  cached_bytes_.fetch_add(table_.entry(number).length(), std::memory_order_relaxed);
 }
 
 // `range` and all entries for the same use that overlap or touch it, and so on.
-AddressRange RegistrationCache::with_neighbours(AddressRange range, const MemoryUse& use) const {
+AddressRange RegistrationCache::with_neighbours(AddressRange range, std::uint16_t use) const {
   const AddressRange alone = range;
   for (AddressRange before; before != range;) {
     before = range;
     const std::uint64_t first = range.start == 0 ? 0 : range.start - 1;
-    for (const CacheEntry* entry : table_.overlapping({first, range.end() + 1 - first})) {
-      if (!entry->is_for(use)) continue;
-      const AddressRange other = entry->range();
+    for (const Number number : table_.overlapping({.start = first, .length = range.end() + 1 - first})) {
+      const CacheEntry& entry = table_.entry(number);
+      if (entry.use() != use) continue;
+      const AddressRange other = entry.range();
       const std::uint64_t start = std::min(range.start, other.start);
       range = {.start = start, .length = std::max(range.end(), other.end()) - start};
     }
@@ -226,43 +233,47 @@ AddressRange RegistrationCache::with_neighbours(AddressRange range, const Memory
 }
 
 // Drops what the merged entry `by` stands for from now on.
-void RegistrationCache::replace_within(AddressRange range, const CacheEntry& by, const MemoryUse& use,
-                                       Handles& gone) {
-  for (CacheEntry* entry : table_.overlapping(range))
-    if (entry != &by && entry->is_for(use) && range.contains(entry->range())) drop(*entry, gone);
-}
-
-// Look-ups do not find it any more. Leases hold; the last one to end retires it.
-void RegistrationCache::drop(CacheEntry& entry, Handles& gone) {
-  forget(entry);
-  constexpr std::uint64_t kInTable = CacheEntry::kLive | CacheEntry::kQueued;
-  const std::uint64_t before = entry.state.fetch_and(~kInTable, std::memory_order_acq_rel);
-  if (before & CacheEntry::kQueued) queue_.erase({entry.queued_use, &entry});
-  if ((before & CacheEntry::kLeases) == 0) {
-    count_idle(entry, false);
-    retire(entry, gone);
+void RegistrationCache::replace_within(AddressRange range, Number by, Handles& gone) {
+  const std::uint16_t use = table_.entry(by).use();
+  for (const Number number : table_.overlapping(range)) {
+    const CacheEntry& entry = table_.entry(number);
+    if (number != by && entry.use() == use && range.contains(entry.range())) drop(number, gone);
   }
 }
 
-void RegistrationCache::forget(CacheEntry& entry) {
-  table_.erase(entry);
+// Look-ups do not find it any more. Leases hold; the last one to end retires it.
+void RegistrationCache::drop(Number number, Handles& gone) {
+  forget(number);
+  constexpr std::uint64_t kInTable = CacheEntry::kLive | CacheEntry::kQueued;
+  const std::uint64_t before =
+      table_.entry(number).state.fetch_and(~kInTable, std::memory_order_acq_rel);
+  if (before & CacheEntry::kQueued) queue_.erase({table_.details(number).queued_use, number});
+  if ((before & CacheEntry::kLeases) == 0) {
+    count_idle(number, false);
+    retire(number, gone);
+  }
+}
+
+void RegistrationCache::forget(Number number) {
+  const AddressRange range = table_.entry(number).range();
+  table_.erase(number);
   cached_count_.fetch_sub(1, std::memory_order_relaxed);
-  cached_bytes_.fetch_sub(entry.range().length, std::memory_order_relaxed);
-  monitor_->unwatch(entry.range());
+  cached_bytes_.fetch_sub(range.length, std::memory_order_relaxed);
+  monitor_->unwatch(range);
 }
 
 // For an entry that is not live and has no leases: nobody else touches it.
-void RegistrationCache::retire(CacheEntry& entry, Handles& gone) {
-  gone.push_back(entry.handle);
-  entry.state.fetch_add(CacheEntry::kGeneration, std::memory_order_acq_rel);
-  table_.free(entry);
+void RegistrationCache::retire(Number number, Handles& gone) {
+  gone.push_back(table_.details(number).handle);
+  table_.entry(number).state.fetch_add(CacheEntry::kGeneration, std::memory_order_acq_rel);
+  table_.free(number);
 }
 
 void RegistrationCache::drop_vanished(Handles& gone) {
   if (!something_vanished()) return;
   const auto drop_in = [&](AddressRange vanished) {
     const auto entries = table_.overlapping(vanished);
-    for (CacheEntry* entry : entries) drop(*entry, gone);
+    for (const Number number : entries) drop(number, gone);
     bool any = !entries.empty();
     for (Enrolment* enrolment : enrolments_)
       if (enrolment->range.overlaps(vanished)) any = enrolment->vanished = true;
@@ -286,24 +297,24 @@ void RegistrationCache::keep_limits(Handles& gone) {
 // The idle entry whose last use is longest ago, if there is one.
 bool RegistrationCache::evict_one(Handles& gone) {
   while (!queue_.empty()) {
-    CacheEntry& entry = *queue_.begin()->second;
+    const Number number = queue_.begin()->second;
+    CacheEntry& entry = table_.entry(number);
     queue_.erase(queue_.begin());
     for (std::uint64_t state = entry.state.load(std::memory_order_acquire);;) {
       const bool idle = (state & CacheEntry::kLeases) == 0;
-      const std::uint64_t last_use = entry.last_use.load(std::memory_order_relaxed);
-      if (idle && last_use != entry.queued_use) {
-        entry.queued_use = last_use;
-        queue_.emplace(last_use, &entry);
+      if (idle && entry.last_use.load(std::memory_order_relaxed) != table_.details(number).queued_use) {
+        enqueue(number);
         break;
       }
       // In use, it comes back into the queue when it is idle again.
       const std::uint64_t next = state & ~(CacheEntry::kQueued | (idle ? CacheEntry::kLive : 0));
-      if (!entry.state.compare_exchange_weak(state, next, std::memory_order_acq_rel, std::memory_order_acquire))
+      if (!entry.state.compare_exchange_weak(state, next, std::memory_order_acq_rel,
+                                             std::memory_order_acquire))
         continue;
       if (!idle) break;
-      forget(entry);
-      count_idle(entry, false);
-      retire(entry, gone);
+      forget(number);
+      count_idle(number, false);
+      retire(number, gone);
       ++evictions_;
       return true;
     }
@@ -326,8 +337,8 @@ std::uint64_t RegistrationCache::sum(Count which) const noexcept {
   return total;
 }
 
-void RegistrationCache::count_idle(const CacheEntry& entry, bool idle) noexcept {
-  const std::uint64_t length = entry.range().length;
+void RegistrationCache::count_idle(Number number, bool idle) noexcept {
+  const std::uint64_t length = table_.entry(number).length();
   count(&Counts::idle_count, idle ? 1 : ~std::uint64_t{0});
   count(&Counts::idle_bytes, idle ? length : std::uint64_t{0} - length);
 }

@@ -57,27 +57,27 @@ class RegistrationCache final {
    public:
     Lease() = default;
     Lease(Lease&& other) noexcept
-        : cache_(other.cache_), entry_(std::exchange(other.entry_, nullptr)) {}
+        : cache_(std::exchange(other.cache_, nullptr)), number_(other.number_) {}
     Lease& operator=(Lease&& other) noexcept {
       if (this != &other) {
         reset();
-        cache_ = other.cache_;
-        entry_ = std::exchange(other.entry_, nullptr);
+        cache_ = std::exchange(other.cache_, nullptr);
+        number_ = other.number_;
       }
       return *this;
     }
     ~Lease() { reset(); }
-    void* handle() const noexcept { return entry_->handle; }  // as the enroller gave it
-    AddressRange range() const noexcept { return entry_->range(); }  // contains what was asked for
+    void* handle() const noexcept { return cache_->table_.details(number_).handle; }  // as the enroller gave it
+    AddressRange range() const noexcept { return cache_->table_.entry(number_).range(); }  // all of the entry's
     void reset() noexcept {
-      if (entry_) cache_->release(*std::exchange(entry_, nullptr));
+      if (cache_) std::exchange(cache_, nullptr)->release(number_);
     }
 
    private:
     friend class RegistrationCache;
-    Lease(RegistrationCache& cache, CacheEntry& entry) noexcept : cache_(&cache), entry_(&entry) {}
+    Lease(RegistrationCache& cache, CacheTable::Number number) noexcept : cache_(&cache), number_(number) {}
     RegistrationCache* cache_ = nullptr;
-    CacheEntry* entry_ = nullptr;
+    CacheTable::Number number_ = 0;
   };
 
   // `monitor` outlives the cache. Without one nothing is kept, because entries could go stale.
@@ -99,6 +99,7 @@ class RegistrationCache final {
     std::atomic<std::uint64_t> hits{0}, idle_count{0}, idle_bytes{0};
   };
   using Count = std::atomic<std::uint64_t> Counts::*;
+  using Number = CacheTable::Number;
   using Handles = std::vector<void*>;  // to be withdrawn once the lock is not held any more
   struct Enrolment {                   // one that is being made
     AddressRange range;
@@ -115,22 +116,24 @@ class RegistrationCache final {
   }
   void count(Count which, std::uint64_t difference) noexcept;
   std::uint64_t sum(Count which) const noexcept;
-  void count_idle(const CacheEntry& entry, bool idle) noexcept;
+  void count_idle(Number number, bool idle) noexcept;
 
   Lease hit(const CacheTable::Taken& taken) noexcept;
+  Lease share(const CacheTable::Taken& taken) noexcept;
   Lease acquire_new(AddressRange range, const MemoryUse& use);
-  void release(CacheEntry& entry) noexcept;
-  void settle(CacheEntry& entry, std::uint64_t before) noexcept;
+  void release(Number number) noexcept;
+  void settle(Number number, std::uint64_t before) noexcept;
   void withdraw(const Handles& handles) noexcept;
 
   // All of these under mutex_.
-  CacheEntry& make_entry(AddressRange range, const MemoryUse& use, void* handle);
-  void publish(CacheEntry& entry);
-  AddressRange with_neighbours(AddressRange range, const MemoryUse& use) const;
-  void replace_within(AddressRange range, const CacheEntry& by, const MemoryUse& use, Handles& gone);
-  void drop(CacheEntry& entry, Handles& gone);
-  void forget(CacheEntry& entry);
-  void retire(CacheEntry& entry, Handles& gone);
+  Number make_entry(AddressRange range, std::uint16_t use, void* handle);
+  void publish(Number number);
+  AddressRange with_neighbours(AddressRange range, std::uint16_t use) const;
+  void enqueue(Number number);
+  void replace_within(AddressRange range, Number by, Handles& gone);
+  void drop(Number number, Handles& gone);
+  void forget(Number number);
+  void retire(Number number, Handles& gone);
   void drop_vanished(Handles& gone);
   void keep_limits(Handles& gone);
   bool evict_one(Handles& gone);
@@ -141,6 +144,7 @@ class RegistrationCache final {
   const VanishLog* const log_;
   const std::uint32_t fork_generation_ = fork_generation();
 
+  MemoryUses uses_;
   CacheTable table_;
   std::atomic<std::uint64_t> log_position_{0};  // up to here entries were dropped
   std::atomic<std::uint64_t> cached_count_{0}, cached_bytes_{0};  // written under mutex_
@@ -149,9 +153,8 @@ class RegistrationCache final {
   std::mutex mutex_;  // guards what follows and changes of table_
   // Idle entries by their last use, and some that were taken into use since: an entry is moved or removed only
   // when it comes to the front.
-  std::set<std::pair<std::uint64_t, CacheEntry*>> queue_;
+  std::set<std::pair<std::uint64_t, Number>> queue_;
   std::vector<Enrolment*> enrolments_;
-  std::set<std::string, std::less<>> auth_keys_;
   std::uint64_t misses_ = 0, evictions_ = 0, notifications_ = 0;
 };
 
