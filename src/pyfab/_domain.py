@@ -7,6 +7,7 @@ import dataclasses
 import math
 import operator
 import threading
+import warnings
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -21,6 +22,7 @@ from pyfab._errors import BadFlagsError, BusyError, InvalidArgumentError, NotSup
 from pyfab._info import Info, bits_in_force, make_info
 from pyfab._queues import AddressVector, CompletionQueue, Counter, EventQueue
 from pyfab._region import MemoryRegion, MRAttr, RawKey, RemoteRegion
+from pyfab._stats import CacheStats, DomainStats
 from pyfab._sync import SyncLog, SyncReport, SyncStats, synchronise
 
 __all__ = ["Domain"]
@@ -42,6 +44,9 @@ class Domain:
     until a peer counts as lost. coherent=False: emulates memory that needs `sync_rdma_read` and `sync_rdma_write`, with a cache
     of lines of `cache_line` bytes at the "device" or the "cpu"; checker=True does so too and reports calls that are missing,
     late or needless. settings: of the providers, for instance tcp_listen="10.0.0.5", shm_copy="ring".
+    mr_cache: whether memory stays registered with the device for the next region on it; None: if $FI_MR_CACHE_MONITOR names a
+    monitor. The settings mr_cache_monitor, mr_cache_max_size, mr_cache_max_count and mr_cache_merge_regions come before the
+    variables $FI_MR_CACHE_*; RuntimeWarning where a cache is wanted and cannot be had.
 
     Leaving a `with` block closes what the domain still owns. Safe from any thread; a child process of fork() gets ClosedError.
     """
@@ -62,6 +67,7 @@ class Domain:
         cache: Literal["device", "cpu"] = "device",
         cache_line: int = 1,
         checker: bool = False,
+        mr_cache: bool | None = None,
         **settings: str | int,
     ) -> None:
         if str(progress) not in ("auto", "manual"):
@@ -86,6 +92,10 @@ class Domain:
             deadline = 0.0
         if not (math.isfinite(deadline) and deadline > 0):
             raise InvalidArgumentError(f"peer_deadline={peer_deadline!r}: it is a positive number of seconds")
+        if mr_cache is not None:
+            if not isinstance(mr_cache, bool):
+                raise InvalidArgumentError(f"mr_cache={mr_cache!r}: it is True, False or None")
+            settings["mr_cache"] = mr_cache
         in_force = bits_in_force(mode)
         self._core = _core.open_domain(
             str(spec or ""),
@@ -98,6 +108,8 @@ class Domain:
             None if coherent and not checker else (cache == "cpu", min(cache_line, 2**32 - 1), bool(checker)),
             {name: str(value) for name, value in settings.items()},
         )
+        if self._core.cache_warning:
+            warnings.warn(self._core.cache_warning, RuntimeWarning, stacklevel=2)
         info = make_info(self._core.info, mode)
         self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
         self._registering = threading.Lock()  # guards _registered
@@ -322,8 +334,8 @@ class Domain:
         self._sync_log.take_stock()
         return list(self._sync_log.reports)
 
-    def stats(self) -> dict[str, Any]:
-        """Counts of what is open, and per endpoint and peer what moved over which link."""
+    def stats(self) -> DomainStats:
+        """Counts of what is open, per endpoint and peer what moved over which link, and of the registration cache."""
         self._core.check_open()
         peers = []
         for endpoint in [item for item in self._owned if isinstance(item, Endpoint) and not item.closed]:
@@ -331,7 +343,9 @@ class Domain:
                 counts = endpoint.counts(peer)
                 if counts["posted"]:
                     peers.append({"peer": peer, "link": endpoint.report(peer)[0], **counts})
-        return {"regions": self._core.regions, "peers": peers}
+        return DomainStats(
+            regions=self._core.regions, peers=peers, cache=CacheStats(**self._core.cache_stats)
+        )
 
     def close(self) -> None:
         """Ends the domain. BusyError while endpoints or regions are open; closing twice is harmless."""

@@ -15,7 +15,7 @@ namespace fab {
 struct MemoryUse {
   std::uint16_t rights = 0;     // access::
   std::uint16_t interface = 0;  // the kind of memory, FI_HMEM_* of fi_mr(3): 0 is memory of the system
-  std::string_view auth_key;
+  std::string_view auth_key = {};
 };
 
 // Numbers the uses that a cache has met. The list only grows, and is read without a lock.

@@ -15,9 +15,13 @@ DomainCore::DomainCore(DomainOptions options)
       registrations_(!options_.manual_progress) {}
 
 std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions options) {
+  const CacheSettings cache = CacheSettings::of(options);
   std::shared_ptr<DomainCore> core(new DomainCore(std::move(options)));
   core->domain_ =
       opener({core->segment_, core->regions_, core->options_, core->domain_id_, core->emulation_.get()});
+  // No link of this build enrols memory: regions only hold their place.
+  core->cache_ = open_cache(cache, {.enroll = [](AddressRange, const MemoryUse&) -> void* { return nullptr; },
+                                    .withdraw = [](void*) {}});
   if (!core->options_.manual_progress) core->thread_ = std::make_unique<ProgressThread>();
   return core;
 }
@@ -281,6 +285,7 @@ void DomainCore::close(bool force) {
   }
   segment_.header().closed.store(1);
   registrations_.stop();
+  if (cache_.cache) cache_.cache->clear();
   for (const auto& context : contexts) close_context(*context);
   std::unique_lock lock(mutex_);
   auto thread = std::move(thread_);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fabric/cache_emulation.h"
+#include "fabric/cache_settings.h"
 #include "fabric/context.h"
 #include "fabric/counter.h"
 #include "fabric/local_regions.h"
@@ -42,6 +43,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   RegionTable& regions() noexcept { return regions_; }
   LocalRegions& local_regions() noexcept { return local_regions_; }
   CacheEmulation* emulation() noexcept { return emulation_.get(); }  // null: the domain is coherent
+  const DomainCache& registration_cache() const noexcept { return cache_; }
 
   // Asynchronous, with one event, if an event queue is bound (registrations().bind()).
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
@@ -121,6 +123,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   LocalRegions local_regions_;
   const std::unique_ptr<CacheEmulation> emulation_;
   std::unique_ptr<Domain> domain_;
+  DomainCache cache_;
 
   SyncReports synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate);
   std::shared_ptr<Context> first_context() const;

@@ -33,6 +33,7 @@ MemoryRegion::MemoryRegion(std::shared_ptr<DomainCore> domain, Parameters parame
   starts_disabled_ = mode(mr_mode::kEndpoint) ||
                      (mode(mr_mode::kRmaEvent) && (parameters_.flags & region_flag::kRmaEvent) != 0);
   if (!parameters_.asynchronous && mode(mr_mode::kAllocated) && !fully_backed()) throw unbacked();
+  if (!parameters_.asynchronous) lease_memory();
 
   local_ = domain_->local_regions().insert(parameters_.buffers);
   if ((parameters_.access & access::kRemote) != 0) {  // others take no key (MR-20)
@@ -124,6 +125,17 @@ RegionRecord MemoryRegion::emulate(RegionRecord record) {
   return record;
 }
 
+void MemoryRegion::lease_memory() {
+  const auto& cache = domain_->registration_cache().cache;
+  if (!cache) return;
+  const MemoryUse use{
+      .rights = static_cast<std::uint16_t>(parameters_.access),
+      .auth_key = parameters_.auth_key.empty() ? domain_->options().auth_key : parameters_.auth_key};
+  for (const iovec& buffer : parameters_.buffers)
+    leases_.push_back(cache->acquire(
+        {.start = reinterpret_cast<std::uint64_t>(buffer.iov_base), .length = buffer.iov_len}, use));
+}
+
 bool MemoryRegion::fully_backed() const {
   const bool stores = (parameters_.access & kStores) != 0;
   return std::ranges::all_of(parameters_.buffers, [&](const iovec& buffer) {
@@ -161,7 +173,10 @@ Errc MemoryRegion::complete() noexcept {
 }
 
 Errc MemoryRegion::open_to_peers() noexcept try {
-  if (parameters_.asynchronous && mode(mr_mode::kAllocated) && !fully_backed()) return Errc::bounds;
+  if (parameters_.asynchronous) {
+    if (mode(mr_mode::kAllocated) && !fully_backed()) return Errc::bounds;
+    lease_memory();
+  }
   if (index_ < 0) return Errc::ok;
   RegionTable& table = domain_->regions();
   if (mode(mr_mode::kMmuNotify)) {
@@ -336,6 +351,7 @@ bool MemoryRegion::close(Deadline deadline) {
   if (emulated_ && !domain_->inherited()) domain_->emulation()->close(lmr_context(), *emulated_);
   emulated_.reset();
   if (enrolled_) domain_->domain().withdraw(*this);
+  leases_.clear();
   counters_.clear();
   released = std::move(parameters_.keep_alive);
   state_.store(State::closed);

@@ -14,6 +14,7 @@
 #include "fabric/local_regions.h"
 #include "fabric/name.h"
 #include "fabric/region_table.h"
+#include "fabric/registration_cache.h"
 #include "fabric/types.h"
 
 namespace fab {
@@ -93,6 +94,7 @@ class MemoryRegion final {
 
  private:
   void check_arguments();
+  void lease_memory();
   Errc open_to_peers() noexcept;
   void check_usable() const;
   std::uint32_t index() const;  // throws Error(access) without remote rights
@@ -116,6 +118,7 @@ class MemoryRegion final {
   bool endpoint_bound_ = false;
   bool enrolled_ = false;
   bool refreshing_ = false;
+  std::vector<RegistrationCache::Lease> leases_;  // one for each buffer, where the domain has a cache
   std::vector<RegionSpan> spans_;  // MMU_NOTIFY mode: what is reachable
 };
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <map>
 
+#include "fabric/cache_settings.h"
 #include "providers/lnx/link_spec.h"
 #include "providers/lnx/lnx_provider.h"
 #include "providers/shm/shm_provider.h"
@@ -123,11 +124,12 @@ std::vector<Info> find_links(const std::string& spec) {
 }
 
 std::shared_ptr<DomainCore> open_domain(const std::string& spec, DomainOptions options) {
+  std::vector<std::string> settings(std::begin(kSettings), std::end(kSettings));
+  settings.insert(settings.end(), std::begin(kCacheSettings), std::end(kCacheSettings));
   for (const auto& [name, value] : options.settings)
-    if (std::ranges::find_if(kSettings, [&](const char* known) { return name == known; }) ==
-        std::end(kSettings)) {
+    if (std::ranges::find(settings, name) == settings.end()) {
       std::string known;
-      for (const char* setting : kSettings) known.append(known.empty() ? "" : ", ").append(setting);
+      for (const std::string& setting : settings) known.append(known.empty() ? "" : ", ").append(setting);
       throw Error(Errc::invalid,
                   std::string("unknown setting \"").append(name).append("\"; known are ").append(known));
     }

@@ -54,6 +54,27 @@ void close_all() {
   }
 }
 
+py::object cache_stats(const DomainCore& domain) {
+  const DomainCache& cache = domain.registration_cache();
+  CacheStats stats;
+  if (cache.cache) {
+    const WithoutGil without_gil;
+    stats = cache.cache->stats();
+  }
+  py::dict out;
+  out["monitor"] = cache.monitor;
+  out["searches"] = stats.searches;
+  out["hits"] = stats.hits;
+  out["misses"] = stats.misses;
+  out["evictions"] = stats.evictions;
+  out["notifications"] = stats.notifications;
+  out["cached_bytes"] = stats.cached_bytes;
+  out["cached_count"] = stats.cached_count;
+  out["idle_bytes"] = stats.idle_bytes;
+  out["idle_count"] = stats.idle_count;
+  return out;
+}
+
 py::list info_list(const std::vector<Info>& infos) {
   py::list out;
   for (const Info& info : infos) out.append(info_dict(info));
@@ -70,6 +91,9 @@ void bind_domain(py::module_& m) {
       .def_property_readonly("needs_sync_rdma_read", &DomainCore::needs_sync_rdma_read)
       .def_property_readonly("needs_sync_rdma_write", &DomainCore::needs_sync_rdma_write)
       .def_property_readonly("regions", [](DomainCore& domain) { return domain.regions().size(); })
+      .def_property_readonly("cache_stats", &cache_stats)
+      .def_property_readonly("cache_warning",
+                             [](const DomainCore& domain) { return domain.registration_cache().warning; })
       .def("check_open", &DomainCore::check_open)
       .def("allocate", &DomainCore::allocate, py::arg("nbytes"))
       .def("next_endpoint_number", &DomainCore::next_endpoint_number)
