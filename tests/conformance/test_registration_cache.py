@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import mmap
 import os
 import subprocess
@@ -15,7 +16,7 @@ import numpy as np
 import pyfab
 import pytest
 from pyfab import Access
-from support import TIMEOUT, Combination, Pair, random_bytes
+from support import COMBINATIONS, TIMEOUT, Combination, Pair, random_bytes
 
 PAGE = mmap.PAGESIZE
 CACHE = ("FI_MR_CACHE_MAX_SIZE", "FI_MR_CACHE_MAX_COUNT", "FI_MR_CACHE_MERGE_REGIONS", "FI_MR_CACHE_MONITOR")
@@ -27,11 +28,17 @@ def _default_environment(monkeypatch):
         monkeypatch.delenv(variable, raising=False)
 
 
+@pytest.fixture(params=[each for each in COMBINATIONS if each.where == "thread"], ids=lambda each: each.name)
+def links(request) -> Combination:
+    """A way for the bytes, for tests that need no peer."""
+    return request.param
+
+
 @contextmanager
-def opened(combination: Combination, **cache):
+def opened(links: Combination, **cache):
     """A domain with a cache, and an endpoint that has itself as peer 0."""
     with (
-        pyfab.Domain(combination.spec, **combination.settings, **{"mr_cache": True, **cache}) as domain,
+        pyfab.Domain(links.spec, **links.settings, **{"mr_cache": True, **cache}) as domain,
         domain.endpoint() as endpoint,
     ):
         endpoint.av.insert(endpoint.address)
@@ -39,8 +46,8 @@ def opened(combination: Combination, **cache):
 
 
 @pytest.fixture
-def cached(combination):
-    with opened(combination) as both:
+def cached(links):
+    with opened(links) as both:
         yield both
 
 
@@ -74,10 +81,10 @@ def outcome(domain: pyfab.Domain, memory: object, access: Access = Access.REMOTE
 
 @pytest.mark.req("MR-71")
 @pytest.mark.parametrize("by", ["keyword", "environment"])
-def test_bytes_are_bounded(combination, by, monkeypatch):
+def test_bytes_are_bounded(links, by, monkeypatch):
     limit = 1 << 20
     monkeypatch.setenv("FI_MR_CACHE_MAX_SIZE", str(limit if by == "environment" else 5))
-    with opened(combination, **({"mr_cache_max_size": limit} if by == "keyword" else {})) as (domain, to_self):
+    with opened(links, **({"mr_cache_max_size": limit} if by == "keyword" else {})) as (domain, to_self):
         arrays = [np.zeros(300_000, np.uint8) for _ in range(6)]
         for number, array in enumerate(arrays):
             registered(domain, array)
@@ -105,14 +112,14 @@ def test_bytes_are_unlimited_by_default(cached):
 @pytest.mark.req("MR-72")
 @pytest.mark.parametrize("by", ["keyword", "environment"])
 @pytest.mark.parametrize("limit", [0, 1, 5, None])
-def test_idle_entries_are_bounded(combination, by, limit, monkeypatch):
+def test_idle_entries_are_bounded(links, by, limit, monkeypatch):
     settings = {}
     if limit is not None and by == "keyword":
         settings["mr_cache_max_count"] = limit
     elif limit is not None:
         monkeypatch.setenv("FI_MR_CACHE_MAX_COUNT", str(limit))
     most = 1024 if limit is None else limit
-    with opened(combination, **settings) as (domain, _):
+    with opened(links, **settings) as (domain, _):
         parts = spread(max(most, 1) + 3)
         for part in parts:
             registered(domain, part)
@@ -125,8 +132,8 @@ def test_idle_entries_are_bounded(combination, by, limit, monkeypatch):
 
 
 @pytest.mark.req("MR-75")
-def test_an_entry_in_use_is_never_evicted(cached_pair, combination):
-    with opened(combination, mr_cache_max_count=8) as (domain, to_self):
+def test_an_entry_in_use_is_never_evicted(links):
+    with opened(links, mr_cache_max_count=8) as (domain, to_self):
         pinned = random_bytes(4096)
         with domain.register(pinned, Access.REMOTE) as region:
             parts = spread(10_000)
@@ -140,8 +147,8 @@ def test_an_entry_in_use_is_never_evicted(cached_pair, combination):
 
 
 @pytest.mark.req("MR-75")
-def test_idle_entries_leave_in_the_order_of_their_use(combination):
-    with opened(combination, mr_cache_max_count=3) as (domain, _):
+def test_idle_entries_leave_in_the_order_of_their_use(links):
+    with opened(links, mr_cache_max_count=3) as (domain, _):
         a, b, c, d, e = spread(5)
         for part in (a, b, c, a, d, b):  # d evicts b, b evicts c
             registered(domain, part)
@@ -171,9 +178,9 @@ def test_a_hit_needs_the_range_and_equal_rights(cached):
 
 
 @pytest.mark.req("MR-78")
-def test_a_cache_belongs_to_its_domain_and_its_auth_key(combination):
+def test_a_cache_belongs_to_its_domain_and_its_auth_key(links):
     memory = np.zeros(4096, np.uint8)
-    with opened(combination) as (domain, _), opened(combination, auth_key=b"secret") as (other, _):
+    with opened(links) as (domain, _), opened(links, auth_key=b"secret") as (other, _):
         for each in (domain, other):
             assert [outcome(each, memory) for _ in range(2)] == ["miss", "hit"]
 
@@ -206,13 +213,13 @@ def test_a_refused_registration_leaves_nothing_in_use(cached):
     [("true", True), ("True", True), ("YES", True), ("1", True)]
     + [(value, False) for value in ("", "no", "0", "on", "2", "false", "yes please")],
 )
-def test_neighbours_merge_where_asked_for(combination, value, merges, by, monkeypatch):
+def test_neighbours_merge_where_asked_for(links, value, merges, by, monkeypatch):
     settings = {}
     if by == "keyword":
         settings["mr_cache_merge_regions"] = value
     else:
         monkeypatch.setenv("FI_MR_CACHE_MERGE_REGIONS", value)
-    with opened(combination, **settings) as (domain, _):
+    with opened(links, **settings) as (domain, _):
         memory = np.zeros(10_000, np.uint8)
         for part in (memory[:1000], memory[1000:3000], memory[2500:5000]):  # touches, overlaps
             registered(domain, part)
@@ -226,9 +233,9 @@ def test_neighbours_merge_where_asked_for(combination, value, merges, by, monkey
 
 
 @pytest.mark.req("MR-74")
-def test_merging_keeps_users_and_rights(combination):
-    with opened(combination, mr_cache_merge_regions=True) as (domain, to_self):
-        memory = domain.alloc(4096, np.uint8) if combination.alloc else np.zeros(4096, np.uint8)
+def test_merging_keeps_users_and_rights(links):
+    with opened(links, mr_cache_merge_regions=True) as (domain, to_self):
+        memory = domain.alloc(4096, np.uint8) if links.alloc else np.zeros(4096, np.uint8)
         memory[:] = random_bytes(4096)
         first = domain.register(memory[:1024], Access.REMOTE)
         second = domain.register(memory[1024:2048], Access.REMOTE)
@@ -243,7 +250,9 @@ def test_merging_keeps_users_and_rights(combination):
         before = memory[2048:].copy()
         refused = to_self.write(np.ones(8, np.uint8), 0, (0, readable.key)).exception(TIMEOUT)
         assert isinstance(refused, pyfab.AccessDeniedError)
-        assert isinstance(to_self.write(np.ones(2, np.uint8), 0, (1023, first.key)).exception(TIMEOUT), IndexError)
+        assert isinstance(
+            to_self.write(np.ones(2, np.uint8), 0, (1023, first.key)).exception(TIMEOUT), IndexError
+        )
         assert np.array_equal(memory[2048:], before)
         second.close()
         to_self.read(back, 0, first.remote).result(TIMEOUT)
@@ -473,8 +482,8 @@ def test_threads_register_and_unmap_at_once(cached):
 @pytest.mark.parametrize("by", ["keyword", "environment"])
 @pytest.mark.parametrize("asked", [None, True])
 @pytest.mark.parametrize("monitor", ["userfaultfd", "memhooks", "kdreg2", "disabled"])
-def test_each_monitor(combination, monitor, asked, by, monkeypatch):
-    settings = {**combination.settings, "mr_cache": asked}
+def test_each_monitor(links, monitor, asked, by, monkeypatch):
+    settings = {**links.settings, "mr_cache": asked}
     if by == "keyword":
         settings["mr_cache_monitor"] = monitor
         monkeypatch.setenv("FI_MR_CACHE_MONITOR", "disabled")
@@ -482,7 +491,7 @@ def test_each_monitor(combination, monitor, asked, by, monkeypatch):
         monkeypatch.setenv("FI_MR_CACHE_MONITOR", monitor)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        domain = pyfab.Domain(combination.spec, **settings)
+        domain = pyfab.Domain(links.spec, **settings)
     with domain, domain.endpoint() as endpoint:
         endpoint.av.insert(endpoint.address)
         memory = random_bytes(1000)
@@ -504,12 +513,12 @@ def test_each_monitor(combination, monitor, asked, by, monkeypatch):
 
 
 @pytest.mark.req("MR-77")
-def test_a_domain_has_no_cache_unless_asked(combination, monkeypatch):
+def test_a_domain_has_no_cache_unless_asked(links, monkeypatch):
     memory = np.zeros(100, np.uint8)
     for asked, variable in ((None, None), (False, None), (False, "userfaultfd")):
         if variable:
             monkeypatch.setenv("FI_MR_CACHE_MONITOR", variable)
-        with pyfab.Domain(combination.spec, mr_cache=asked, **combination.settings) as domain:
+        with pyfab.Domain(links.spec, mr_cache=asked, **links.settings) as domain:
             for _ in range(2):
                 registered(domain, memory)
             stats = domain.stats().cache
@@ -549,7 +558,9 @@ assert device or "userfaultfd cannot be opened" in str(told[0].message)
 
 @pytest.mark.req("MR-77")
 def test_userfaultfd_that_is_forbidden():
-    run = subprocess.run([sys.executable, "-c", FORBIDDEN], capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", FORBIDDEN], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (run.returncode, run.stderr) == (0, "")
 
 
@@ -581,12 +592,14 @@ def test_whether_to_cache_is_a_truth_value(value):
 
 
 @pytest.mark.req("MR-79")
-def test_statistics_are_exact(combination):
-    with opened(combination, mr_cache_max_count=2) as (domain, _):
+def test_statistics_are_exact(links):
+    with opened(links, mr_cache_max_count=2) as (domain, _):
 
         def stats() -> tuple[int, ...]:
             cache = domain.stats().cache
-            names = "searches hits misses evictions notifications cached_bytes cached_count idle_bytes idle_count"
+            names = (
+                "searches hits misses evictions notifications cached_bytes cached_count idle_bytes idle_count"
+            )
             return tuple(cache[name] for name in names.split())
 
         address = map_memory(4 * PAGE)
@@ -668,11 +681,9 @@ with pyfab.Domain(spec, mr_cache=True, **settings) as domain:
 
 
 @pytest.mark.req("MR-80")
-def test_a_child_has_no_part_in_the_cache(combination):
-    import json
-
+def test_a_child_has_no_part_in_the_cache(links):
     run = subprocess.run(
-        [sys.executable, "-c", FORK, combination.spec, json.dumps(combination.settings)],
+        [sys.executable, "-c", FORK, links.spec, json.dumps(links.settings)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -1,23 +1,20 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
-#include <csignal>
-#include <cstring>
 #include <mutex>
 #include <system_error>
-#include <thread>
 
 #include "base/fd.h"
 #include "base/mapping.h"
 #include "base/memory_map.h"
 #include "base/process.h"
+#include "base/quiet_thread.h"
 #include "fabric/counted_ranges.h"
 #include "fabric/error.h"
 #include "fabric/memory_monitor.h"
@@ -64,13 +61,7 @@ OwnFd open_userfaultfd() {
 class UserfaultMonitor final : public MemoryMonitor {
  public:
   UserfaultMonitor() : fd_(open_userfaultfd()) {
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::thread reader([this] { read_events(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    ::pthread_setname_np(reader.native_handle(), "pyfab-monitor");
-    reader.detach();
+    start_quiet_thread("pyfab-monitor", [this] { read_events(); }).detach();
   }
 
   bool watch(AddressRange range) noexcept override try {
