@@ -1,16 +1,19 @@
-// What a hit in the registration cache costs: a lease on a registered range, chosen at random, and its end; in ns,
-// at 1 k and 1 M entries, and how much more two threads do than one, each with entries of its own and both with the
-// same. Built against the library:
+// What a hit in the registration cache costs: a lease on a registered range, chosen at random, and its end;
+// in ns, at 1 k and 1 M entries, and how much more two threads do than one, each with entries of its own and
+// both with the same. Beside it what the machine does at the same time: one locked addition in 64 MiB of far
+// memory, which is the least that a hit among very many can cost, and two threads of additions that share
+// nothing. Built against the library:
 //   g++ -std=c++20 -O3 -Isrc/cpp benchmarks/cpp/registration_cache.cpp libfab.a
+#include "fabric/registration_cache.h"
+
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
 #include <vector>
-
-#include "fabric/registration_cache.h"
 
 namespace {
 
@@ -28,7 +31,7 @@ class NothingVanishes final : public MemoryMonitor {
 };
 
 constexpr MemoryUse kUse{.rights = 63};
-constexpr int kHits = 1 << 20, kRounds = 15;
+constexpr int kHits = 1 << 18, kRounds = 9;
 
 // `count` (a power of two) ranges apart from each other, computed instead of kept, so that the caches are the
 // registration cache's alone.
@@ -44,21 +47,19 @@ struct Ranges {
   }
 };
 
-// ns per hit: the median of some rounds, with `threads` at work at once, each in a part of the ranges or all of
-// them in all.
-double measure(RegistrationCache& cache, const Ranges& ranges, std::uint64_t threads, bool shared) {
+// ns per call of `hit(thread, random)`: the median of some rounds, with `threads` at work at once.
+template <class Hit>
+double measure(unsigned threads, const Hit& hit) {
   std::vector<double> rounds;
-  std::barrier together(static_cast<std::ptrdiff_t>(threads));
-  const std::uint64_t each = shared ? ranges.count : ranges.count / threads;
-  const auto work = [&](std::uint64_t which) {
-    const std::uint64_t first = shared ? 0 : which * each;
-    std::uint64_t at = which;
+  std::barrier together(threads);
+  const auto work = [&](unsigned which) {
+    std::uint64_t random = which;
     for (int round = 0; round < kRounds; ++round) {
       together.arrive_and_wait();
       const auto start = std::chrono::steady_clock::now();
       for (int i = 0; i < kHits; ++i) {
-        at = (at * 0xd134'2543'de82'ef95 + 2 * which + 1);
-        cache.acquire(ranges[first + (at >> 32) % each], kUse);
+        random = random * 0xd134'2543'de82'ef95 + 2 * which + 1;
+        hit(which, random >> 32);
       }
       together.arrive_and_wait();
       const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
@@ -66,14 +67,27 @@ double measure(RegistrationCache& cache, const Ranges& ranges, std::uint64_t thr
     }
   };
   std::vector<std::thread> others;
-  for (std::uint64_t i = 1; i < threads; ++i) others.emplace_back(work, i);
+  for (unsigned i = 1; i < threads; ++i) others.emplace_back(work, i);
   work(0);
   for (std::thread& other : others) other.join();
   std::ranges::nth_element(rounds, rounds.begin() + kRounds / 2);
   return rounds[kRounds / 2];
 }
 
-void measure(std::uint64_t count, bool sizes_differ) {
+void measure_machine() {
+  struct alignas(128) Line {
+    std::atomic<std::uint64_t> word{0};
+  };
+  std::vector<Line> far((std::size_t{64} << 20) / sizeof(Line));
+  const double access = measure(1, [&](unsigned, std::uint64_t random) { ++far[random % far.size()].word; });
+  const auto own = [&](unsigned which, std::uint64_t) { ++far[which].word; };
+  const double one = measure(1, own), two = measure(2, own);
+  std::printf(
+      "   this machine: %6.1f ns an addition in far memory; two threads that share nothing do %.2fx\n",
+      access, 2 * one / two);
+}
+
+void measure_cache(std::uint64_t count, bool sizes_differ) {
   NothingVanishes monitor;
   const Enroller enroller{.enroll = [](AddressRange, const MemoryUse&) -> void* { return nullptr; },
                           .withdraw = [](void*) {}};
@@ -82,13 +96,17 @@ void measure(std::uint64_t count, bool sizes_differ) {
   const Ranges inside{.count = count, .sizes_differ = sizes_differ, .inside = true};
   for (std::uint64_t i = 0; i < count; ++i) cache.acquire(whole[i * 0x9e37'79b9 % count], kUse);
 
-  const double one = measure(cache, whole, 1, true);
-  const double in = measure(cache, inside, 1, true);
-  const double own = measure(cache, whole, 2, false);
-  const double same = measure(cache, whole, 2, true);
-  std::printf("%8llu entries of %s: %6.1f ns a hit, %6.1f ns inside; two threads do %.2fx apart, %.2fx on the same\n",
-              static_cast<unsigned long long>(count), sizes_differ ? "4 KiB to 1 MB" : "4 KiB", one, in, 2 * one / own,
-              2 * one / same);
+  const auto same = [&](unsigned, std::uint64_t random) { cache.acquire(whole[random % count], kUse); };
+  const auto within = [&](unsigned, std::uint64_t random) { cache.acquire(inside[random % count], kUse); };
+  const auto own = [&](unsigned which, std::uint64_t random) {
+    cache.acquire(whole[which * (count / 2) + random % (count / 2)], kUse);
+  };
+  const double one = measure(1, same);
+  std::printf(
+      "%8llu entries of %-13s: %6.1f ns a hit, %6.1f ns inside; two threads do %.2fx apart, %.2fx on the "
+      "same\n",
+      static_cast<unsigned long long>(count), sizes_differ ? "4 KiB to 1 MB" : "4 KiB", one,
+      measure(1, within), 2 * one / measure(2, own), 2 * one / measure(2, same));
   if (cache.stats().misses != count) std::abort();
 }
 
@@ -96,5 +114,8 @@ void measure(std::uint64_t count, bool sizes_differ) {
 
 int main() {
   for (const std::uint64_t count : {std::uint64_t{1} << 10, std::uint64_t{1} << 20})
-    for (const bool sizes_differ : {false, true}) measure(count, sizes_differ);
+    for (const bool sizes_differ : {false, true}) {
+      measure_machine();
+      measure_cache(count, sizes_differ);
+    }
 }

@@ -4,9 +4,9 @@
 
 namespace fab {
 
-// Whether all of `range` is mapped and its pages belong to this address space alone: anonymous memory, private
-// or shared with children, and memory files of this library, which are sealed. Pages of other files can be
-// cut off through the file, which nobody tells to those who mapped it.
+// Whether all of `range` is mapped and its pages belong to this address space alone: anonymous memory,
+// private or shared with children, and memory files of this library, which are sealed. Pages of other files
+// can be cut off through the file, which nobody tells to those who mapped it.
 bool pages_stay_until_unmapped(AddressRange range) noexcept;
 
 }  // namespace fab

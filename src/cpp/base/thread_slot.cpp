@@ -31,8 +31,7 @@ struct Claim {
 }  // namespace
 
 unsigned thread_slot() noexcept {
-  if (slot == kUnclaimed)
-    thread_local const Claim claim;
+  if (slot == kUnclaimed) thread_local const Claim claim;
   return slot;
 }
 

@@ -58,10 +58,12 @@ struct CacheEntry {
   static constexpr std::uint64_t kLeases = 0xffff'ffff;             // how many are using it
   static constexpr std::uint64_t kQueued = std::uint64_t{1} << 32;  // stands in the queue for eviction
   static constexpr std::uint64_t kLive = std::uint64_t{1} << 33;    // look-ups find it
-  static constexpr std::uint64_t kGeneration = std::uint64_t{1} << 34;
+  static constexpr std::uint64_t kLink = std::uint64_t{1} << 34;    // stands for another one, with its range
+  static constexpr std::uint64_t kTaken = std::uint64_t{1} << 35;   // the place is not free
+  static constexpr std::uint64_t kGeneration = std::uint64_t{1} << 36;
 
   std::atomic<std::uint64_t> state;
-  std::atomic<std::uint64_t> last_use;  // in ticks: when the latest lease ended
+  std::atomic<std::uint64_t> last_use;  // in ticks: when the latest lease ended; of a link: whose it is
   std::atomic<std::uint64_t> start;
   std::atomic<std::uint64_t> length_and_use;  // bytes << 16 | number of the use
 
@@ -77,11 +79,14 @@ struct CacheEntry {
     start.store(range.start, std::memory_order_release);
     length_and_use.store(range.length << 16 | use, std::memory_order_release);
   }
+  bool serves(AddressRange wanted, std::uint16_t wanted_use) const noexcept {
+    return use() == wanted_use && range().contains(wanted);
+  }
   // Takes a lease if the entry is live and serves; returns the state before that, or 0.
   std::uint64_t take(AddressRange wanted, std::uint16_t wanted_use) noexcept {
     std::uint64_t seen = state.load(std::memory_order_acquire);
     do {
-      if (!(seen & kLive) || use() != wanted_use || !range().contains(wanted)) return 0;
+      if ((seen & (kLive | kLink)) != kLive || !serves(wanted, wanted_use)) return 0;
     } while (
         !state.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel, std::memory_order_acquire));
     return seen;
@@ -93,6 +98,7 @@ static_assert(sizeof(CacheEntry) == 32, "two to a cache line");
 struct CacheEntryDetails {
   void* handle;              // of the enroller
   std::uint64_t queued_use;  // last_use when it was queued
+  std::uint32_t link;        // the table's
 };
 
 }  // namespace fab

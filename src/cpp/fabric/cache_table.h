@@ -4,7 +4,6 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
-#include <memory>
 #include <set>
 #include <tuple>
 #include <vector>
@@ -15,17 +14,21 @@
 namespace fab {
 
 // The entries of a cache, and the search for the live one that holds a given range: without a lock, in a time
-// that does not grow with their number.
+// that does not grow with their number, and with a single access to far memory.
 //
 // An entry's size class is the smallest power of two that it fits in, so it lies in one or two blocks of that
-// size; a hash table holds it under each of them. A look-up asks once for each size class in use that is large
-// enough. It may miss an entry while others are inserted or erased, never find a wrong one: whoever finds
-// nothing looks again under the lock of the owner, which all changes need.
+// size. Entries stand in a hash table (open addressing) under the first of these blocks; under the second
+// stands a link to it. A look-up asks once for each size class in use that is large enough. It may miss an
+// entry while others come and go, never find a wrong one: whoever finds nothing looks again under the lock of
+// the owner, which all changes need.
+//
+// An entry keeps its place while it is in use. When a table is half full a larger one takes over, into which
+// the owner moves what is idle; look-ups ask those before it as long as anything is in them.
 class CacheTable {
  public:
-  using Number = std::uint32_t;  // of an entry
+  using Number = std::uint32_t;  // a place: which table, and where in it
 
-  CacheTable() { rebuild(kFewestSlots); }
+  CacheTable() { open_table(0); }
   CacheTable(const CacheTable&) = delete;
   CacheTable& operator=(const CacheTable&) = delete;
 
@@ -36,21 +39,24 @@ class CacheTable {
   };
   // An entry that holds `range` (of 1 to 2**47 bytes) and is for `use`, with one lease more; or none.
   Taken take(AddressRange range, std::uint16_t use) const noexcept;
-  CacheEntry& entry(Number number) const noexcept {
-    const Place at = place(number);
-    return reinterpret_cast<CacheEntry*>(entries_[at.chunk].data())[at.offset];
-  }
+  CacheEntry& entry(Number number) const noexcept { return tables_[level_of(number)][place_of(number)]; }
   CacheEntryDetails& details(Number number) const noexcept {
-    const Place at = place(number);
-    return reinterpret_cast<CacheEntryDetails*>(details_[at.chunk].data())[at.offset];
+    return reinterpret_cast<CacheEntryDetails*>(tables_[level_of(number)].details.data())[place_of(number)];
   }
+  unsigned newest() const noexcept { return newest_.load(std::memory_order_relaxed); }
+  bool is_newest(Number number) const noexcept { return level_of(number) == newest(); }
 
   // The rest needs the owner's lock.
-  Number allocate();
-  void free(Number number) { free_.push_back(number); }
+
+  // A new entry with one lease, not live. Throws std::bad_alloc or std::system_error for want of memory.
+  Number allocate(AddressRange range, std::uint16_t use);
+  // Makes look-ups find it, and no longer; whether it is live is up to the caller.
   void insert(Number number);
   void erase(Number number);
+  // Ends an entry that is neither in the table nor leased.
+  void free(Number number) noexcept { unclaim(number); }
   std::vector<Number> overlapping(AddressRange range) const;
+  std::vector<Number> in_older_tables() const;
 
  private:
   static constexpr int kSmallest = 6;  // size class of the shortest ranges: 2**6 bytes
@@ -64,54 +70,42 @@ class CacheTable {
     x = (x ^ x >> 29) * 0xbf58'476d'1ce4'e5b9;
     return static_cast<std::uint32_t>(x >> 32);
   }
-  template <class Each>
-  void for_each_block(Number number, const Each& each) const;
 
-  // Open addressing. A slot has the upper 6 bits of the hash and the number + 1 of the entry; 0 is free. A
-  // quarter of the slots at least is free, one of a former entry is not.
-  struct Slots {
-    Mapping memory;
-    std::uint64_t mask = 0;
-    std::atomic<std::uint32_t>& operator[](std::uint64_t i) const noexcept {
-      return reinterpret_cast<std::atomic<std::uint32_t>*>(memory.data())[i & mask];
+  // A look-up ends at the first place with state 0, which nothing was put behind.
+  struct Table {
+    Mapping entries, details;
+    std::uint32_t mask = 0;
+    std::uint32_t taken = 0;    // by entries and links
+    std::uint32_t touched = 0;  // taken now or before
+    CacheEntry& operator[](std::uint32_t i) const noexcept {
+      return reinterpret_cast<CacheEntry*>(entries.data())[i & mask];
     }
   };
-  static constexpr std::uint64_t kFewestSlots = 1024;
-  static constexpr unsigned kNumberBits = 26;
-  static constexpr std::uint32_t kFormer = ~std::uint32_t{0};
-  static constexpr std::uint32_t kNumberMask = (std::uint32_t{1} << kNumberBits) - 1;
-  static constexpr Number kMostEntries = kNumberMask - 1;
-  static std::uint32_t slot_of(std::uint32_t hash, Number number) noexcept {
-    return (hash >> kNumberBits << kNumberBits) | (number + 1);
-  }
-  void rebuild(std::uint64_t slots);
-  void put(const Slots& slots, Number number) noexcept;
+  // Level l has 2**(kFewestBits + l) places.
+  static constexpr unsigned kFewestBits = 10, kPlaceBits = 26, kLevels = kPlaceBits - kFewestBits + 1;
+  static constexpr Number kNoLink = ~Number{0};
+  static constexpr std::uint64_t kFormer = CacheEntry::kQueued;  // state of a place that was taken before
+  static unsigned level_of(Number number) noexcept { return number >> kPlaceBits; }
+  static std::uint32_t place_of(Number number) noexcept { return number & ((1u << kPlaceBits) - 1); }
 
-  // Chunk c has kFirstChunk << c entries. Entries made one after the other lie on different cache lines.
-  struct Place {
-    unsigned chunk;
-    std::uint32_t offset;
-  };
-  static constexpr std::uint32_t kFirstChunk = 1024;
-  static Place place(Number number) noexcept {
-    const std::uint32_t from_first = number + kFirstChunk;
-    const auto chunk = static_cast<unsigned>(std::bit_width(from_first / kFirstChunk)) - 1;
-    const std::uint32_t offset = from_first - (kFirstChunk << chunk);
-    return {.chunk = chunk,
-            .offset = (offset & ~(kFirstChunk - 1)) | (offset << 1 & (kFirstChunk - 2)) |
-                      (offset / (kFirstChunk / 2) & 1)};
+  Number number_of(const Table& table, std::uint32_t i) const noexcept {
+    return static_cast<Number>(&table - tables_.data()) << kPlaceBits | (i & table.mask);
   }
 
-  std::atomic<const Slots*> slots_{nullptr};
+  bool search(const Table& table, std::uint32_t hash, AddressRange range, std::uint16_t use,
+              Taken& taken) const noexcept;
+  void open_table(unsigned level);
+  Number claim(std::uint32_t hash);
+  void unclaim(Number number) noexcept;
+
+  std::atomic<unsigned> newest_{0};
+  std::atomic<std::uint32_t> older_{0};    // bit l: something is left in the table of level l
   std::atomic<std::uint64_t> classes_{0};  // bit k: there are entries of size class k
-  std::array<Mapping, 17> entries_, details_;
+  std::array<Table, kLevels> tables_;
 
-  std::vector<std::unique_ptr<const Slots>> all_slots_;  // smaller ones stay, for look-ups still in them
-  std::uint64_t slots_taken_ = 0, slots_former_ = 0;
+  std::uint64_t generation_ = 0;
   std::array<std::uint32_t, 64> class_sizes_{};
-  std::set<std::tuple<int, std::uint64_t, Number>> in_order_;  // size class, start, number
-  std::vector<Number> free_;
-  Number allocated_ = 0;
+  std::set<std::tuple<int, std::uint64_t, Number>> in_order_;  // size class, start
 };
 
 }  // namespace fab

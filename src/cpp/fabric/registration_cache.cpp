@@ -17,6 +17,7 @@ std::uint64_t now() noexcept {
 #endif
 }
 
+constexpr std::uint64_t kInTable = CacheEntry::kLive | CacheEntry::kQueued;
 constexpr std::uint64_t kLongest = std::uint64_t{1} << 47;  // bytes; no program has more
 
 }  // namespace
@@ -123,14 +124,15 @@ RegistrationCache::Lease RegistrationCache::acquire_new(AddressRange range, cons
 void RegistrationCache::release(Number number) noexcept {
   if (inherited()) return;
   CacheEntry& entry = table_.entry(number);
-  entry.last_use.store(now(), std::memory_order_relaxed);
+  entry.last_use.store(now(), std::memory_order_release);
   const std::uint64_t length = entry.length();
   const std::uint64_t before = entry.state.fetch_sub(1, std::memory_order_acq_rel);
   if ((before & CacheEntry::kLeases) != 1) return;
   if (before & CacheEntry::kLive) {  // from here on the entry may be gone
     count(&Counts::idle_count, 1);
     count(&Counts::idle_bytes, length);
-    if (before & CacheEntry::kQueued && !beyond_limits() && !something_vanished()) return;
+    if (before & CacheEntry::kQueued && table_.is_newest(number) && !beyond_limits() && !something_vanished())
+      return;
   }
   settle(number, before);
 }
@@ -149,6 +151,9 @@ void RegistrationCache::settle(Number number, std::uint64_t before) noexcept {
       if (((state ^ before) & kUnchanged) == 0 && !(state & CacheEntry::kQueued)) {
         enqueue(number);
         entry.state.fetch_or(CacheEntry::kQueued, std::memory_order_acq_rel);
+      }
+      if (((state ^ before) & kUnchanged) == 0 && !table_.is_newest(number)) {
+        move_to_newest(number);
       }
     }
     drop_vanished(gone);
@@ -201,16 +206,36 @@ void RegistrationCache::withdraw(const Handles& handles) noexcept {
 }
 
 CacheTable::Number RegistrationCache::make_entry(AddressRange range, std::uint16_t use, void* handle) {
-  const Number number = table_.allocate();
-  table_.entry(number).describe(range, use);
+  const unsigned newest = table_.newest();
+  const Number number = table_.allocate(range, use);
   table_.details(number).handle = handle;
-  table_.entry(number).state.fetch_add(1, std::memory_order_acq_rel);
+  if (table_.newest() != newest)
+    for (const Number older : table_.in_older_tables()) move_to_newest(older);
   return number;
 }
 
+// An entry in use stays where it is until it is idle.
+void RegistrationCache::move_to_newest(Number number) {
+  CacheEntry& entry = table_.entry(number);
+  std::uint64_t state = entry.state.load(std::memory_order_acquire);
+  do {
+    if (state & CacheEntry::kLeases) return;
+  } while (!entry.state.compare_exchange_weak(state, state & ~kInTable, std::memory_order_acq_rel,
+                                              std::memory_order_acquire));
+  if (state & CacheEntry::kQueued) queue_.erase({table_.details(number).queued_use, number});
+  table_.erase(number);
+  const Number moved = make_entry(entry.range(), entry.use(), table_.details(number).handle);
+  CacheEntry& there = table_.entry(moved);
+  there.last_use.store(entry.last_use.load(std::memory_order_relaxed), std::memory_order_release);
+  table_.free(number);
+  table_.insert(moved);
+  enqueue(moved);
+  there.state.fetch_add(kInTable - 1, std::memory_order_acq_rel);  // and without the lease
+}
+
 void RegistrationCache::publish(Number number) {
-  table_.entry(number).state.fetch_or(CacheEntry::kLive, std::memory_order_acq_rel);
   table_.insert(number);
+  table_.entry(number).state.fetch_or(CacheEntry::kLive, std::memory_order_acq_rel);
   cached_count_.fetch_add(1, std::memory_order_relaxed);
   cached_bytes_.fetch_add(table_.entry(number).length(), std::memory_order_relaxed);
 }
@@ -244,9 +269,7 @@ void RegistrationCache::replace_within(AddressRange range, Number by, Handles& g
 // Look-ups do not find it any more. Leases hold; the last one to end retires it.
 void RegistrationCache::drop(Number number, Handles& gone) {
   forget(number);
-  constexpr std::uint64_t kInTable = CacheEntry::kLive | CacheEntry::kQueued;
-  const std::uint64_t before =
-      table_.entry(number).state.fetch_and(~kInTable, std::memory_order_acq_rel);
+  const std::uint64_t before = table_.entry(number).state.fetch_and(~kInTable, std::memory_order_acq_rel);
   if (before & CacheEntry::kQueued) queue_.erase({table_.details(number).queued_use, number});
   if ((before & CacheEntry::kLeases) == 0) {
     count_idle(number, false);
@@ -265,7 +288,6 @@ void RegistrationCache::forget(Number number) {
 // For an entry that is not live and has no leases: nobody else touches it.
 void RegistrationCache::retire(Number number, Handles& gone) {
   gone.push_back(table_.details(number).handle);
-  table_.entry(number).state.fetch_add(CacheEntry::kGeneration, std::memory_order_acq_rel);
   table_.free(number);
 }
 

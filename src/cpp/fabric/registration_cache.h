@@ -20,8 +20,8 @@
 
 namespace fab {
 
-// What a device needs to reach memory. `enroll` may throw and be called by several threads at once; nothing of
-// the cache is locked meanwhile.
+// What a device needs to reach memory. `enroll` may throw and be called by several threads at once; nothing
+// of the cache is locked meanwhile.
 struct Enroller {
   std::function<void*(AddressRange range, const MemoryUse& use)> enroll;
   std::function<void(void* handle)> withdraw;
@@ -30,7 +30,7 @@ struct Enroller {
 struct CacheLimits {
   std::uint64_t max_bytes = ~std::uint64_t{0};  // of all entries; those in use stay beyond it (MR-71)
   std::uint64_t max_idle = 1024;                // entries kept though nobody uses them; 0: no caching (MR-72)
-  bool merge = false;  // neighbours of equal use become one entry (MR-73)
+  bool merge = false;                           // neighbours of equal use become one entry (MR-73)
 };
 
 // Entries that are merged into a larger one or whose memory went away count no longer, though their leases
@@ -38,7 +38,7 @@ struct CacheLimits {
 struct CacheStats {
   std::uint64_t searches = 0, hits = 0, misses = 0;  // a search is one or the other
   std::uint64_t evictions = 0;                       // idle entries dropped to keep the limits
-  std::uint64_t notifications = 0;  // times that memory went away under at least one entry
+  std::uint64_t notifications = 0;                   // times that memory went away under at least one entry
   std::uint64_t cached_bytes = 0, cached_count = 0;
   std::uint64_t idle_bytes = 0, idle_count = 0;  // of these: in nobody's use
 };
@@ -56,8 +56,7 @@ class RegistrationCache final {
   class Lease {
    public:
     Lease() = default;
-    Lease(Lease&& other) noexcept
-        : cache_(std::exchange(other.cache_, nullptr)), number_(other.number_) {}
+    Lease(Lease&& other) noexcept : cache_(std::exchange(other.cache_, nullptr)), number_(other.number_) {}
     Lease& operator=(Lease&& other) noexcept {
       if (this != &other) {
         reset();
@@ -67,8 +66,12 @@ class RegistrationCache final {
       return *this;
     }
     ~Lease() { reset(); }
-    void* handle() const noexcept { return cache_->table_.details(number_).handle; }  // as the enroller gave it
-    AddressRange range() const noexcept { return cache_->table_.entry(number_).range(); }  // all of the entry's
+    void* handle() const noexcept {
+      return cache_->table_.details(number_).handle;
+    }  // as the enroller gave it
+    AddressRange range() const noexcept {
+      return cache_->table_.entry(number_).range();
+    }  // all of the entry's
     void reset() noexcept {
       if (cache_) std::exchange(cache_, nullptr)->release(number_);
     }
@@ -127,6 +130,7 @@ class RegistrationCache final {
 
   // All of these under mutex_.
   Number make_entry(AddressRange range, std::uint16_t use, void* handle);
+  void move_to_newest(Number number);
   void publish(Number number);
   AddressRange with_neighbours(AddressRange range, std::uint16_t use) const;
   void enqueue(Number number);
@@ -146,13 +150,13 @@ class RegistrationCache final {
 
   MemoryUses uses_;
   CacheTable table_;
-  std::atomic<std::uint64_t> log_position_{0};  // up to here entries were dropped
+  std::atomic<std::uint64_t> log_position_{0};                    // up to here entries were dropped
   std::atomic<std::uint64_t> cached_count_{0}, cached_bytes_{0};  // written under mutex_
   std::array<Counts, kThreadSlots + 1> counts_;
 
   std::mutex mutex_;  // guards what follows and changes of table_
-  // Idle entries by their last use, and some that were taken into use since: an entry is moved or removed only
-  // when it comes to the front.
+  // Idle entries by their last use, and some that were taken into use since: an entry is moved or removed
+  // only when it comes to the front.
   std::set<std::pair<std::uint64_t, Number>> queue_;
   std::vector<Enrolment*> enrolments_;
   std::uint64_t misses_ = 0, evictions_ = 0, notifications_ = 0;

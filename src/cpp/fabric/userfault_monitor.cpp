@@ -44,11 +44,12 @@ OwnFd open_userfaultfd() {
       fd = OwnFd(::ioctl(device.get(), USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
   }
   if (!fd.valid())
-    throw Error(Errc::not_supported, "userfaultfd cannot be opened: " + std::generic_category().message(error) +
-                                         "; allow the system call or give access to /dev/userfaultfd");
+    throw Error(Errc::not_supported,
+                "userfaultfd cannot be opened: " + std::generic_category().message(error) +
+                    "; allow the system call or give access to /dev/userfaultfd");
   uffdio_api api{.api = UFFD_API,
-                 .features = UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP |
-                             UFFD_FEATURE_EVENT_REMOVE | UFFD_FEATURE_PAGEFAULT_FLAG_WP,
+                 .features = UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE |
+                             UFFD_FEATURE_PAGEFAULT_FLAG_WP,
                  .ioctls = 0};
   if (::ioctl(fd.get(), UFFDIO_API, &api) != 0)
     throw Error(Errc::not_supported,
@@ -70,9 +71,8 @@ class UserfaultMonitor final : public MemoryMonitor {
     const std::lock_guard lock(mutex_);
     watched_.add(pages);
     // Again even if it is watched already: the pages may be new ones at a former address.
-    uffdio_register request{.range = {.start = pages.start, .len = pages.length},
-                            .mode = UFFDIO_REGISTER_MODE_WP,
-                            .ioctls = 0};
+    uffdio_register request{
+        .range = {.start = pages.start, .len = pages.length}, .mode = UFFDIO_REGISTER_MODE_WP, .ioctls = 0};
     if (::ioctl(fd_.get(), UFFDIO_REGISTER, &request) == 0) return true;
     end_watch(pages);
     return false;
@@ -125,7 +125,8 @@ class UserfaultMonitor final : public MemoryMonitor {
     switch (message.event) {
       case UFFD_EVENT_UNMAP:
       case UFFD_EVENT_REMOVE:
-        return {.start = message.arg.remove.start, .length = message.arg.remove.end - message.arg.remove.start};
+        return {.start = message.arg.remove.start,
+                .length = message.arg.remove.end - message.arg.remove.start};
       case UFFD_EVENT_REMAP:
         return {.start = message.arg.remap.from, .length = message.arg.remap.len};
       default:

@@ -263,11 +263,10 @@ TEST_CASE("memory that vanishes while it is being enrolled is not kept") {
   TestMonitor monitor;
   const AddressRange range{.start = 0x1000, .length = 64};
   RegistrationCache cache({},
-                          {.enroll =
-                               [&](AddressRange, const MemoryUse&) -> void* {
-                                 monitor.vanish(range);
-                                 return nullptr;
-                               },
+                          {.enroll = [&](AddressRange, const MemoryUse&) -> void* {
+                             monitor.vanish(range);
+                             return nullptr;
+                           },
                            .withdraw = [](void*) {}},
                           &monitor);
   for (std::uint64_t i = 1; i <= 2; ++i) {
@@ -284,7 +283,8 @@ TEST_CASE("many entries come and go, and exactly the live ones are found") {
   for (int round = 0; round < 20'000; ++round) {
     const std::uint64_t start = 1 + random() % (1 << 20), length = 1 + random() % (1 << (random() % 16));
     setup.get(start, length);
-    if (round % 500 == 0) setup.monitor.vanish({.start = random() % (1 << 20), .length = random() % (1 << 18)});
+    if (round % 500 == 0)
+      setup.monitor.vanish({.start = random() % (1 << 20), .length = random() % (1 << 18)});
     if (round % 100 != 0) continue;
     const auto handle = setup.get(start, length);
     const AddressRange enrolled = setup.device.of(handle);
@@ -296,39 +296,67 @@ TEST_CASE("many entries come and go, and exactly the live ones are found") {
   CHECK(setup.cache.stats().evictions > 0);
 }
 
+TEST_CASE("entries are found while their number grows, those in use keep their place") {
+  Setup setup({.max_idle = 100'000});
+  constexpr std::uint64_t kCount = 20'000, kApart = 0x1800;
+  std::vector<RegistrationCache::Lease> held;
+  for (std::uint64_t i = 0; i < kCount; ++i) {
+    auto lease = setup.get(kApart * i, 0x1234);
+    if (i % 7 == 0) held.push_back(std::move(lease));
+  }
+  const auto all_hit = [&] {
+    for (std::uint64_t i = 0; i < kCount; ++i) {
+      setup.get(kApart * i, 1);
+      setup.get(kApart * i + 0x1233, 1);
+    }
+    return setup.cache.stats().misses == kCount;
+  };
+  CHECK(all_hit());
+  for (std::size_t i = 0; i < held.size(); ++i) CHECK(held[i].range().start == 7 * kApart * i);
+  held.clear();
+  CHECK(all_hit());
+  CHECK(setup.cache.stats().idle_count == kCount);
+}
+
 TEST_CASE("threads hit, miss, evict and see memory vanish at once") {
-  Setup setup({.max_bytes = 1 << 20, .max_idle = 50, .merge = false});
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> threads;
-  std::atomic<std::uint64_t> searches{0};
-  for (unsigned which = 0; which < 4; ++which)
-    threads.emplace_back([&, which] {
-      std::mt19937 random(which);
-      std::vector<RegistrationCache::Lease> held(4);
-      for (int i = 0; i < 5000; ++i) {
-        const AddressRange range{.start = 0x10000 + 0x100 * (random() % 100), .length = 1 + random() % 0x200};
-        auto lease = setup.cache.acquire(range, random() % 2 ? kReading : kWriting);
-        if (!setup.device.of(lease).contains(range)) FAIL_CHECK("a lease on other memory");
-        ++searches;
-        held[random() % held.size()] = std::move(lease);
+  // Few entries: evictions. Many: the table grows and entries move.
+  for (const std::uint64_t most : {50, 5000}) {
+    CAPTURE(most);
+    Setup setup({.max_bytes = 1 << 22, .max_idle = most});
+    const std::uint64_t places = 4 * most;
+    std::vector<std::thread> threads;
+    std::atomic<std::uint64_t> searches{0};
+    for (unsigned which = 0; which < 4; ++which)
+      threads.emplace_back([&, which] {
+        std::mt19937 random(which);
+        std::vector<RegistrationCache::Lease> held(4);
+        for (int i = 0; i < 5000; ++i) {
+          const AddressRange range{.start = 0x10000 + 0x100 * (random() % places),
+                                   .length = 1 + random() % 0x200};
+          auto lease = setup.cache.acquire(range, random() % 2 ? kReading : kWriting);
+          if (!setup.device.of(lease).contains(range)) FAIL_CHECK("a lease on other memory");
+          ++searches;
+          held[random() % held.size()] = std::move(lease);
+        }
+      });
+    std::atomic<bool> stop{false};
+    std::thread vanisher([&] {
+      std::mt19937 random(9);
+      while (!stop) {
+        setup.monitor.vanish({.start = 0x10000 + random() % (places * 0x100), .length = 0x40});
+        std::this_thread::yield();
       }
     });
-  std::thread vanisher([&] {
-    std::mt19937 random(9);
-    while (!stop) {
-      setup.monitor.vanish({.start = 0x10000 + random() % 0x6400, .length = 0x40});
-      std::this_thread::yield();
-    }
-  });
-  for (std::thread& thread : threads) thread.join();
-  stop = true;
-  vanisher.join();
-  const CacheStats stats = setup.cache.stats();
-  CHECK(stats.searches == searches);
-  CHECK(stats.idle_count == stats.cached_count);
-  CHECK(stats.idle_bytes == stats.cached_bytes);
-  CHECK(stats.idle_count <= 50);
-  CHECK(setup.device.enrolled.size() == stats.cached_count);
+    for (std::thread& thread : threads) thread.join();
+    stop = true;
+    vanisher.join();
+    const CacheStats stats = setup.cache.stats();
+    CHECK(stats.searches == searches);
+    CHECK(stats.idle_count == stats.cached_count);
+    CHECK(stats.idle_bytes == stats.cached_bytes);
+    CHECK(stats.idle_count <= most);
+    CHECK(setup.device.enrolled.size() == stats.cached_count);
+  }
 }
 
 TEST_CASE("more threads than have a count of their own") {
