@@ -4,10 +4,9 @@
 #include <sys/ioctl.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -55,12 +54,13 @@ std::optional<Area> query(int maps, std::uint64_t address) noexcept {
 Area look_up(std::uint64_t address) {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
-    unsigned long long start = 0, end = 0, inode = 0;
-    int name = 0;
-    if (std::sscanf(line.c_str(), "%llx-%llx %*s %*s %*s %llu %n", &start, &end, &inode, &name) < 3) continue;
-    if (address < start || address >= end) continue;
-    const auto at = std::min<std::size_t>(static_cast<std::size_t>(name), line.size());
-    return {.start = start, .end = end, .stays = stays(inode, std::string_view(line).substr(at))};
+    std::istringstream fields(line);
+    std::uint64_t start = 0, end = 0, inode = 0;
+    char dash = 0;
+    std::string rights, offset, device, name;
+    fields >> std::hex >> start >> dash >> end >> rights >> offset >> device >> std::dec >> inode >> std::ws;
+    std::getline(fields, name);
+    if (address >= start && address < end) return {.start = start, .end = end, .stays = stays(inode, name)};
   }
   return {.start = address, .end = address, .stays = false};
 }

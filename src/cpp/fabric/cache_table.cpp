@@ -53,7 +53,8 @@ void CacheTable::open_table(unsigned level) {
   Table& table = tables_[level];
   const std::size_t count = std::size_t{1} << (kFewestBits + level);
   table.details = Mapping::anonymous(count * sizeof(CacheEntryDetails));
-  table.entries = Mapping::anonymous(count * sizeof(CacheEntry));
+  table.stride = level < kFirstDense ? 6 : 5;
+  table.entries = Mapping::anonymous(count << table.stride);
   table.mask = static_cast<std::uint32_t>(count - 1);
   const unsigned before = newest_.exchange(level, std::memory_order_acq_rel);
   if (tables_[before].taken > 0 && level != before) older_.fetch_or(1u << before, std::memory_order_release);

@@ -75,14 +75,18 @@ class CacheTable {
   struct Table {
     Mapping entries, details;
     std::uint32_t mask = 0;
+    // log2 of the bytes from place to place. Only tables that are too large for a nearby cache put two
+    // entries on a line; among few, threads would disturb each other there.
+    std::uint32_t stride = 6;
     std::uint32_t taken = 0;    // by entries and links
     std::uint32_t touched = 0;  // taken now or before
     CacheEntry& operator[](std::uint32_t i) const noexcept {
-      return reinterpret_cast<CacheEntry*>(entries.data())[i & mask];
+      return *reinterpret_cast<CacheEntry*>(entries.data() + (std::size_t{i & mask} << stride));
     }
   };
   // Level l has 2**(kFewestBits + l) places.
   static constexpr unsigned kFewestBits = 10, kPlaceBits = 26, kLevels = kPlaceBits - kFewestBits + 1;
+  static constexpr unsigned kFirstDense = 6;
   static constexpr Number kNoLink = ~Number{0};
   static constexpr std::uint64_t kFormer = CacheEntry::kQueued;  // state of a place that was taken before
   static unsigned level_of(Number number) noexcept { return number >> kPlaceBits; }

@@ -311,7 +311,7 @@ void RegistrationCache::keep_limits(Handles& gone) {
     if (cached_count_.load(std::memory_order_relaxed) <= limits_.max_idle) return false;
     // Between a release and its being counted another thread may have counted the next use: below 0.
     const auto idle = static_cast<std::int64_t>(sum(&Counts::idle_count));
-    return idle > 0 && static_cast<std::uint64_t>(idle) > limits_.max_idle;
+    return std::cmp_greater(idle, limits_.max_idle);
   };
   while (too_many() && evict_one(gone)) continue;
 }
