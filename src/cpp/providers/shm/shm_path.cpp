@@ -13,10 +13,10 @@ namespace {
 
 constexpr std::uint64_t kSlice =
     1024 * 1024;  // bytes moved under one announcement, so that a region closes soon
-constexpr std::size_t kMostAnnounced = 256;        // transfers, likewise
-constexpr std::uint64_t kLarge = 2 * 1024 * 1024;  // moved by progress() unless the caller waits anyway
+constexpr std::size_t kMostAnnounced = 256;             // transfers, likewise
+constexpr std::uint64_t kLarge = 2 * 1024 * 1024;       // moved by progress() unless the caller waits anyway
 constexpr std::uint64_t kStreaming = 16 * 1024 * 1024;  // more than its share of any cache
-constexpr std::uint64_t kSmall = 16 * 1024;        // rather goes through a busy channel than waits for it
+constexpr std::uint64_t kSmall = 16 * 1024;  // rather goes through a busy channel than waits for it
 constexpr std::size_t kMostWaiting = 1024;
 
 bool is_put_or_get(const Transfer& transfer) noexcept {
