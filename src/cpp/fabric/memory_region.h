@@ -119,7 +119,7 @@ class MemoryRegion final {
   bool enrolled_ = false;
   bool refreshing_ = false;
   std::vector<RegistrationCache::Lease> leases_;  // one for each buffer, where the domain has a cache
-  std::vector<RegionSpan> spans_;  // MMU_NOTIFY mode: what is reachable
+  std::vector<RegionSpan> spans_;                 // MMU_NOTIFY mode: what is reachable
 };
 
 }  // namespace fab
