@@ -4,11 +4,14 @@
 #include <sys/ioctl.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <charconv>
 #include <fstream>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "base/fd.h"
 
@@ -79,6 +82,28 @@ bool pages_stay_until_unmapped(AddressRange range) noexcept try {
   return true;
 } catch (const std::exception&) {
   return false;
+}
+
+std::vector<AddressRange> backed_parts(AddressRange range, bool writable) {
+  std::ifstream maps("/proc/self/maps");
+  if (!maps) throw std::system_error(errno, std::generic_category(), "/proc/self/maps");
+  std::vector<AddressRange> parts;
+  for (std::string line; std::getline(maps, line);) {  // start-end rights …
+    const char* const stop = line.data() + line.size();
+    std::uint64_t start = 0, end = 0;
+    const auto dash = std::from_chars(line.data(), stop, start, 16);
+    const auto space = dash.ptr < stop ? std::from_chars(dash.ptr + 1, stop, end, 16) : dash;
+    if (stop - space.ptr < 3) continue;
+    if (start >= range.end()) break;
+    if (end <= range.start || space.ptr[1] != 'r' || (writable && space.ptr[2] != 'w')) continue;
+    start = std::max(start, range.start);
+    end = std::min(end, range.end());
+    if (!parts.empty() && parts.back().end() == start)
+      parts.back().length += end - start;
+    else
+      parts.push_back({.start = start, .length = end - start});
+  }
+  return parts;
 }
 
 }  // namespace fab

@@ -4,7 +4,7 @@
 #include <string>
 #include <system_error>
 
-#include "base/backing.h"
+#include "base/memory_map.h"
 #include "fabric/counter.h"
 #include "fabric/domain_core.h"
 #include "fabric/raw_key.h"
@@ -14,12 +14,12 @@ namespace {
 
 constexpr std::uint32_t kStores = access::kRecv | access::kRead | access::kRemoteWrite;
 
-Error invalid(const std::string& why) { return Error(Errc::invalid, "cannot register memory: " + why); }
+Error invalid(const std::string& why) { return {Errc::invalid, "cannot register memory: " + why}; }
 
 Error unbacked() {
-  return Error(Errc::bounds,
-               "part of the memory is not there, or not accessible, and this domain demands that it is "
-               "(MRMode.ALLOCATED); map it before it is registered");
+  return {Errc::bounds,
+          "part of the memory is not there, or not accessible, and this domain demands that it is "
+          "(MRMode.ALLOCATED); map it before it is registered"};
 }
 
 }  // namespace
@@ -139,8 +139,10 @@ void MemoryRegion::lease_memory() {
 bool MemoryRegion::fully_backed() const {
   const bool stores = (parameters_.access & kStores) != 0;
   return std::ranges::all_of(parameters_.buffers, [&](const iovec& buffer) {
-    const auto spans = backed_spans(reinterpret_cast<std::uint64_t>(buffer.iov_base), buffer.iov_len, stores);
-    return spans.size() == 1 && spans.front().length == buffer.iov_len;
+    const AddressRange range{.start = reinterpret_cast<std::uint64_t>(buffer.iov_base),
+                             .length = buffer.iov_len};
+    const auto parts = backed_parts(range, stores);
+    return parts.size() == 1 && parts.front() == range;
   });
 }
 
@@ -151,7 +153,7 @@ std::vector<RegionSpan> MemoryRegion::backed(std::span<const RegionSpan> parts) 
   std::uint64_t offset = 0;  // of the buffer
   for (const iovec& buffer : parameters_.buffers) {
     const auto address = reinterpret_cast<std::uint64_t>(buffer.iov_base);
-    for (const AddressSpan& span : backed_spans(address, buffer.iov_len, stores)) {
+    for (const AddressRange& span : backed_parts({.start = address, .length = buffer.iov_len}, stores)) {
       const std::uint64_t start = offset + (span.start - address), end = start + span.length;
       for (const RegionSpan& part : parts) {
         const std::uint64_t from = std::max(start, part.offset),

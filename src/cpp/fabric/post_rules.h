@@ -39,7 +39,7 @@ class PostRules final {
     std::uint64_t length, id;
     std::uint32_t access;
   };
-  void check_local(const void* start, std::uint64_t length, std::uint32_t right) const;
+  void check_local(const void* memory, std::uint64_t length, std::uint32_t right) const;
   void check_transfer_memory(const Transfer& transfer) const;
 
   const bool checks_local_, only_mapped_;

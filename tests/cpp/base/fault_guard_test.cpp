@@ -7,7 +7,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/backing.h"
 #include "base/mapping.h"
 
 namespace fab {
@@ -42,27 +41,6 @@ TEST_CASE("a fault under a guard is told, again and again, in every thread") {
     });
   for (auto& thread : threads) thread.join();
   CHECK(faults == 4000);
-}
-
-TEST_CASE("what is backed of a range") {
-  Hole hole(8);
-  const auto address = reinterpret_cast<std::uint64_t>(hole.start);
-  const std::uint64_t page = page_size();
-  CHECK(backed_spans(address, hole.size, false).empty());
-  REQUIRE(::mprotect(hole.start + page, 2 * page, PROT_READ | PROT_WRITE) == 0);
-  REQUIRE(::mprotect(hole.start + 3 * page, page, PROT_READ) == 0);
-  REQUIRE(::mprotect(hole.start + 6 * page, page, PROT_READ | PROT_WRITE) == 0);
-  const auto readable = backed_spans(address, hole.size, false);
-  REQUIRE(readable.size() == 2);
-  CHECK(readable[0].start == address + page);
-  CHECK(readable[0].length == 3 * page);
-  CHECK(readable[1].start == address + 6 * page);
-  CHECK(readable[1].length == page);
-  CHECK(backed_spans(address, hole.size, true)[0].length == 2 * page);
-  const auto inner = backed_spans(address + page + 5, 10, true);
-  REQUIRE(inner.size() == 1);
-  CHECK(inner[0].start == address + page + 5);
-  CHECK(inner[0].length == 10);
 }
 
 }  // namespace
