@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,9 +12,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pyfab
+import pytest
 from pyfab import Access
 from pyfab.testing import Exposed, Peer, Target
 
+without_tsan = pytest.mark.skipif(
+    "TSAN_OPTIONS" in os.environ,
+    reason="the thread sanitizer makes accesses inside its own locks, which a fault would leave locked",
+)
 TIMEOUT = 60  # seconds until something that should come counts as missing
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyfab
 import pytest
 from pyfab import Access, AtomicOp, Caps, MRFlag, MRMode, RMAEvent
-from support import TIMEOUT, Pair, Reserved
+from support import TIMEOUT, Pair, Reserved, without_tsan
 
 PAGE = mmap.PAGESIZE
 BITS = [
@@ -273,6 +273,7 @@ def test_several_buffers_have_the_base_of_the_first(open_pair):
 # --- memory that is not there yet
 
 
+@without_tsan
 @pytest.mark.req("MR-30")
 def test_addresses_are_registered_before_there_is_memory(open_pair):
     pair = open_pair()
@@ -388,6 +389,7 @@ def vanish(target, whole):
     memory.unmap() if whole else memory.empty()
 
 
+@without_tsan
 @pytest.mark.req("MR-70")
 @pytest.mark.parametrize("size", [8, 200, 5000, 100_000])
 def test_pages_that_vanish_harm_nobody(open_pair, size):

@@ -14,8 +14,8 @@ class Mapping {
   Mapping() noexcept = default;
   // Shared mapping of `length` bytes of `fd` from `offset` (page aligned). Throws std::system_error.
   static Mapping shared(int fd, std::size_t offset, std::size_t length, bool writable = true);
-  // `length` zeroed bytes of this process alone, which cost memory only once written; in huge pages, where the
-  // system has them, if so asked. Throws likewise.
+  // `length` zeroed bytes of this process alone, which cost memory only once written; in huge pages, where
+  // the system has them, if so asked. Throws likewise.
   static Mapping anonymous(std::size_t length, bool huge_pages = false);
   Mapping(Mapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
