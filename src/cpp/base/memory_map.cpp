@@ -98,8 +98,9 @@ std::vector<AddressRange> backed_parts(AddressRange range, bool writable) {
     if (end <= range.start || space.ptr[1] != 'r' || (writable && space.ptr[2] != 'w')) continue;
     start = std::max(start, range.start);
     end = std::min(end, range.end());
-    if (!parts.empty() && parts.back().end() == start)
-      parts.back().length += end - start;
+    // A mapping that another thread extends while this is read may be listed twice.
+    if (!parts.empty() && start <= parts.back().end())
+      parts.back().length = std::max(end, parts.back().end()) - parts.back().start;
     else
       parts.push_back({.start = start, .length = end - start});
   }
