@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from pyfab._core import Completion, Operation
+from pyfab._core import Completion, Context, Operation
 
-__all__ = ["await_operation"]
+__all__ = ["await_operation", "wait_readable"]
 
 
 def _wake(future: asyncio.Future[None]) -> None:
@@ -35,24 +37,41 @@ def await_operation(operation: Operation) -> Generator[Any, None, Completion]:
     return operation.result(None)
 
 
+async def wait_readable(fd: int, contexts: Iterable[Context]) -> None:
+    """Until `fd` is readable. Under manual progress the loop drives `contexts` meanwhile."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    with ExitStack() as stack:
+        stack.enter_context(_watched(loop, fd, lambda: _wake(future)))
+        for context in contexts:
+            if context.manual and not context.closed:
+                stack.enter_context(_watched(loop, context._poll_fd, context._drive))
+                context._drive()
+        await future
+
+
 def _drive(
     operation: Operation, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]
 ) -> Generator[Any, None, None]:
-    readers = _READERS.setdefault(loop, {})
-    fd = operation._poll_fd
-    # Several operations of one context share the reader.
-    count = readers.get(fd, 0)
-    readers[fd] = count + 1
-    if count == 0:
-        loop.add_reader(fd, operation._drive)
-    try:
+    with _watched(loop, operation._poll_fd, operation._drive):
         operation._drive()
         yield from future
+
+
+@contextmanager
+def _watched(loop: asyncio.AbstractEventLoop, fd: int, call: Callable[[], None]) -> Iterator[None]:
+    """Calls `call` whenever `fd` is readable. A loop has one reader for a descriptor, which all who watch it share."""
+    calls = _WATCHED.setdefault(loop, {}).setdefault(fd, [])
+    calls.append(call)
+    if len(calls) == 1:
+        loop.add_reader(fd, lambda: [each() for each in tuple(calls)])
+    try:
+        yield
     finally:
-        readers[fd] -= 1
-        if readers[fd] == 0:
+        calls.remove(call)
+        if not calls:
             loop.remove_reader(fd)
-            del readers[fd]
+            del _WATCHED[loop][fd]
 
 
-_READERS: dict[asyncio.AbstractEventLoop, dict[int, int]] = {}
+_WATCHED: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, list[Callable[[], None]]]] = WeakKeyDictionary()

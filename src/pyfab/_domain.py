@@ -252,7 +252,8 @@ class Domain:
         """Opens an endpoint, enabled on return. Without `av` or `cq` it makes its own.
 
         auth_key: what peers must have too; None: the domain's. caps: all that the domain offers, unless given; remote writes
-        through an endpoint without Caps.RMA_EVENT raise no counters (MR-60).
+        through an endpoint without Caps.RMA_EVENT raise no counters (MR-60), and receives of one without Caps.DIRECTED_RECV
+        take messages from anybody, whatever `peer` they name (LNX-35).
 
         Its own queue holds the latest entries and forgets older ones; one that you pass refuses operations when it is full.
         """
@@ -266,7 +267,7 @@ class Domain:
             own_av,
             own_cq,
             b"" if self._old_keys else bytes(auth_key or b""),
-            not caps or bool(caps & Caps.RMA_EVENT),
+            caps or self._info.caps,
         )
 
     def address_vector(self, type: AVType = AVType.TABLE, *, count: int = 0) -> AddressVector:

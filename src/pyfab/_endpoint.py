@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyfab import _core
 from pyfab._core import Context, Operation
+from pyfab._enums import Caps
 from pyfab._errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -27,6 +28,15 @@ _OPERATIONS = (
     "atomic",
     "fetch_atomic",
     "compare_atomic",
+    "send",
+    "tsend",
+    "recv",
+    "trecv",
+    "peek",
+    "claim",
+    "discard",
+    "cancel",
+    "message_stats",
     "flush",
 )
 
@@ -53,11 +63,16 @@ class Endpoint(_Operations):
         owns_av: bool,
         owns_cq: bool,
         auth_key: bytes,
-        counts: bool,
+        caps: Caps,
     ) -> None:
         limit = domain.info.max_contexts
         if not 1 <= contexts <= limit:
             raise InvalidArgumentError(f"contexts={contexts}: this domain gives 1 to {limit} to an endpoint")
+        rx_bits = getattr(av, "rx_ctx_bits", 0)
+        if rx_bits and contexts > 1 << rx_bits:
+            raise InvalidArgumentError(
+                f"contexts={contexts}: the address vector has rx_ctx_bits={rx_bits}, enough for {1 << rx_bits} (AV-47)"
+            )
         for bound in (av, cq):
             bound._check_open()
             if bound._domain is not domain:
@@ -73,7 +88,17 @@ class Endpoint(_Operations):
             for index in range(contexts):
                 self._contexts.append(
                     Context(
-                        domain._core, index, self._number, auth_key, counts, av._core, cq._core, cq._objects
+                        domain._core,
+                        index,
+                        self._number,
+                        auth_key,
+                        bool(caps & Caps.RMA_EVENT),
+                        av._core,
+                        cq._core,
+                        cq._objects,
+                        rx_bits,
+                        domain.info.max_group_id,
+                        bool(caps & Caps.DIRECTED_RECV),
                     )
                 )
             self._address = _core.encode_name(

@@ -105,10 +105,13 @@ class Caps(enum.IntFlag):
     RMA_PMEM = 1024
     MSG = 2048
     TAGGED = 4096
+    DIRECTED_RECV = 8192
+    MULTI_RECV = 16384
+    NAMED_RX_CTX = 32768
 
 
 class Delivery(enum.IntFlag):
-    """How far an operation must have come to count as complete (fi_cq(3)); DELIVERY is the default."""
+    """How far an operation must have come to count as complete (fi_cq(3)); DELIVERY is the default, of messages TRANSMIT."""
 
     INJECT = 1  # the local buffer may be reused
     TRANSMIT = 2  # handed to the link
@@ -129,6 +132,8 @@ class CompletionFlag(enum.IntFlag):
     TAGGED = 128
     SEND = 256
     RECV = 512
+    MULTI_RECV = 1024  # the memory of a receive for many messages is free again
+    MORE = 2048  # more entries of the same operation follow
 
 
 class AtomicOp(enum.IntEnum):

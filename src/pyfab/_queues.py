@@ -6,11 +6,12 @@ import dataclasses
 import enum
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pyfab import _core
+from pyfab._await import wait_readable
 from pyfab._core import Completion
 from pyfab._enums import ADDR_NOTAVAIL, AVType
 from pyfab._errors import (
@@ -103,6 +104,17 @@ class CompletionQueue(Owned):
         self._check_open()
         if not self._core.wait(self._domain._core, timeout):
             raise OperationTimeout(f"no completion within {timeout} s")
+
+    async def __aiter__(self) -> AsyncIterator[Completion]:
+        """`async for completion in cq`: the entries as they come, without polling, until the queue is closed.
+
+        Several loops and tasks may iterate at once; each entry goes to one of them. Errors as for read().
+        """
+        while not self._closed:
+            for completion in self.read():
+                yield completion
+            if not self._closed:
+                await wait_readable(self.fileno(), [c for user in self._users for c in user._contexts])
 
     def fileno(self) -> int:
         """A descriptor that is readable while there are entries, for select() and event loops. Owned by the queue."""

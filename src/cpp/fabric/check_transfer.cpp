@@ -14,6 +14,7 @@ Errc check_transfer(const Transfer& transfer) noexcept {
   switch (transfer.op) {
     case OpCode::write:
     case OpCode::read:
+    case OpCode::send:
       return Errc::ok;
     case OpCode::atomic:
     case OpCode::fetch_atomic:

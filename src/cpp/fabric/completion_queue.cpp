@@ -38,7 +38,7 @@ void CompletionQueue::append(const Completion& completion) noexcept {
 
 // What a peer did is told nowhere else; the outcome of an own operation is also in the operation.
 bool CompletionQueue::forget_own() noexcept {
-  constexpr std::uint32_t kOfPeers = completion_flag::kRemoteData | completion_flag::kRemoteWrite;
+  constexpr std::uint32_t kOfPeers = completion_flag::kRemoteWrite | completion_flag::kMore;
   const auto at = [&](std::size_t i) -> Completion& { return ring_[(head_ + i) % ring_.size()]; };
   std::size_t oldest = 0;
   while (oldest < count_ && (at(oldest).flags & kOfPeers)) ++oldest;

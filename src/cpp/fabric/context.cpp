@@ -18,7 +18,9 @@ void relax() noexcept {
 }  // namespace
 
 Context::Context(Domain& domain, Parameters parameters)
-    : parameters_(std::move(parameters)), spin_(microseconds(20)) {
+    : parameters_(std::move(parameters)),
+      receives_(parameters_.directed_receive),
+      spin_(microseconds(20)) {
   endpoint_ = domain.open_endpoint({.context = parameters_.index,
                                     .cell = parameters_.cell,
                                     .auth_key = parameters_.auth_key,
@@ -26,6 +28,7 @@ Context::Context(Domain& domain, Parameters parameters)
                                     .completions = *parameters_.completions,
                                     .events = *parameters_.events,
                                     .peers = *parameters_.peers,
+                                    .receives = receives_,
                                     .wake_domain = parameters_.wake_domain});
 }
 
@@ -39,12 +42,17 @@ Context::~Context() {
   for (Peer& peer : paths_) {
     [[maybe_unused]] auto* const path = peer.path.release();
   }
+  for (auto& [target, peer] : named_paths_) {
+    [[maybe_unused]] auto* const path = peer.path.release();
+  }
   [[maybe_unused]] auto* const endpoint = endpoint_.release();
 }
 
 void Context::close() {
   Lock lock(mutex_);
+  receives_.drop_all();
   paths_.clear();
+  named_paths_.clear();
   endpoint_.reset();
   followers_wake_.notify_all();
   kick();
@@ -56,22 +64,51 @@ std::vector<Part> Context::parts() const {
   return endpoint_ ? endpoint_->parts() : std::vector<Part>{};
 }
 
+PeerTarget Context::target(PeerId peer) const {
+  const PeerTarget target = take_apart(peer, parameters_.rx_bits);
+  if (peer != kNoPeer && target.group > parameters_.max_group_id)
+    throw Error(Errc::invalid, "group " + std::to_string(target.group) + " of peer " +
+                                   std::to_string(target.index) + ": this domain has groups up to " +
+                                   std::to_string(parameters_.max_group_id));
+  return target;
+}
+
+namespace {
+
+std::uint64_t named(const PeerTarget& target) noexcept {
+  return (std::uint64_t{target.rx_context} << kPeerIndexBits) | target.index;
+}
+
+}  // namespace
+
+Context::Peer* Context::known(const PeerTarget& target) {
+  if (target.rx_context == 0) return target.index < paths_.size() ? &paths_[target.index] : nullptr;
+  const auto found = named_paths_.find(named(target));
+  return found == named_paths_.end() ? nullptr : &found->second;
+}
+
+// Which context of the peer is meant. Without receive contexts in its handles, contexts pair up by number.
+std::uint16_t Context::context_of(const PeerTarget& target, const Name& peer) const noexcept {
+  if (parameters_.rx_bits != 0) return static_cast<std::uint16_t>(target.rx_context);
+  return static_cast<std::uint16_t>(parameters_.index % std::max<std::uint16_t>(peer.contexts(), 1));
+}
+
 Path& Context::path_to(PeerId peer) {
-  const std::uint32_t generation = parameters_.peers->generation(peer);
-  if (peer < paths_.size()) {
-    Peer& known = paths_[peer];
-    if (known.path && known.generation == generation && known.path->state() == Errc::ok) return *known.path;
-  }
+  const PeerTarget target = this->target(peer);
+  const std::uint32_t generation = parameters_.peers->generation(target.index);
+  if (const Peer* there = known(target))
+    if (there->path && there->generation == generation && there->path->state() == Errc::ok)
+      return *there->path;
   if (!endpoint_) throw Error(Errc::closed, "the endpoint is closed");
   if (generation == 0)
     throw Error(Errc::invalid, "peer " + std::to_string(static_cast<std::int64_t>(peer)) +
                                    " is not in the address vector (never inserted, or removed)");
-  if (peer >= paths_.size()) paths_.resize(peer + 1);
-  Peer& slot = paths_[peer];
+  if (target.rx_context == 0 && target.index >= paths_.size()) paths_.resize(target.index + 1);
+  Peer& slot = target.rx_context == 0 ? paths_[target.index] : named_paths_[named(target)];
   slot.path.reset();  // of another peer by now, or lost: a new one may work again
-  const Name name = Name::decode(parameters_.peers->lookup(peer));
+  const Name name = Name::decode(parameters_.peers->lookup(target.index));
   try {
-    slot.path = endpoint_->connect(peer, name);
+    slot.path = endpoint_->connect(target.index, name, context_of(target, name));
   } catch (const Error& error) {
     if (error.code() != Errc::unreachable) throw;
     std::string links;
@@ -140,7 +177,8 @@ std::uint64_t Context::resolve(PeerId peer, const RemoteRegion& region) {
 PathCounts Context::counts(PeerId peer) {
   check_process();
   const std::lock_guard lock(mutex_);
-  return peer < paths_.size() && paths_[peer].path ? paths_[peer].path->counts() : PathCounts{};
+  const Peer* there = known(take_apart(peer, parameters_.rx_bits));
+  return there && there->path ? there->path->counts() : PathCounts{};
 }
 
 PathReport Context::report(PeerId peer) {
@@ -151,10 +189,81 @@ PathReport Context::report(PeerId peer) {
 
 Reach Context::reaches(PeerId peer) const {
   check_process();
-  const Name name = Name::decode(parameters_.peers->lookup(peer));
+  const PeerTarget target = this->target(peer);
+  const Name name = Name::decode(parameters_.peers->lookup(target.index));
   const std::lock_guard lock(mutex_);
   if (!endpoint_) throw Error(Errc::closed, "the endpoint is closed");
-  return endpoint_->reaches(name);
+  return endpoint_->reaches(name, context_of(target, name));
+}
+
+// --- messages
+
+void Context::check_local(const Receive& receive) const {
+  const iovec whole{receive.piece_count ? nullptr : receive.local, static_cast<std::size_t>(receive.length)};
+  parameters_.rules->check_receive(receive.piece_count ? std::span(receive.pieces, receive.piece_count)
+                                                       : std::span(&whole, 1));
+}
+
+void Context::receive(const Receive& receive) {
+  check_process();
+  check_local(receive);
+  const Turn turn(*this);
+  if (!endpoint_) throw Error(Errc::closed, "the endpoint is closed");
+  receives_.post(receive);
+}
+
+bool Context::try_receive(const Receive& receive) {
+  check_process();
+  check_local(receive);
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock) return false;
+  const Turn turn(*this, std::move(lock));
+  if (!endpoint_) throw Error(Errc::closed, "the endpoint is closed");
+  receives_.post(receive);
+  return true;
+}
+
+bool Context::cancel(const Operation& operation) {
+  check_process();
+  const Turn turn(*this);
+  return receives_.cancel(operation);
+}
+
+bool Context::cancel(std::uint64_t context) {
+  check_process();
+  const Turn turn(*this);
+  return receives_.cancel_context(context);
+}
+
+std::optional<Context::Waiting> Context::look(const MatchRule& rule, Look look) {
+  check_process();
+  const Turn turn(*this);
+  if (!endpoint_) throw Error(Errc::closed, "the endpoint is closed");
+  move();
+  const Message* message = receives_.peek(rule);
+  if (!message) return std::nullopt;
+  Waiting found{message->head, message->sender->handle(), 0};
+  if (look == Look::claim) found.claim = receives_.claim(rule);
+  if (look == Look::discard) receives_.discard(rule);
+  return found;
+}
+
+bool Context::receive_claimed(std::uint64_t claim, const Receive& receive) {
+  check_process();
+  check_local(receive);
+  const Turn turn(*this);
+  return receives_.receive_claimed(claim, receive);
+}
+
+bool Context::discard_claimed(std::uint64_t claim) {
+  check_process();
+  const Turn turn(*this);
+  return receives_.discard_claimed(claim);
+}
+
+ReceiveQueue::Sizes Context::message_sizes() const {
+  const std::lock_guard lock(mutex_);
+  return receives_.sizes();
 }
 
 bool Context::move() noexcept {
@@ -204,9 +313,17 @@ std::vector<Context::FlushGoal> Context::flush_goals(PeerId peer) {
   check_process();
   std::vector<FlushGoal> goals;
   const std::lock_guard lock(mutex_);
-  for (PeerId i = 0; i < paths_.size(); ++i)
-    if ((peer == kNoPeer || peer == i) && paths_[i].path)
-      goals.push_back({i, paths_[i].serial, paths_[i].path->counts().posted});
+  const auto add = [&](const PeerTarget& target, const Peer& there) {
+    if (there.path) goals.push_back({target, there.serial, there.path->counts().posted});
+  };
+  const std::uint64_t only = take_apart(peer, parameters_.rx_bits).index;
+  for (std::uint64_t i = 0; i < paths_.size(); ++i)
+    if (peer == kNoPeer || only == i) add({.index = i}, paths_[i]);
+  for (const auto& [number, there] : named_paths_) {
+    const PeerTarget target{.index = number & kMaxPeers,
+                            .rx_context = static_cast<std::uint32_t>(number >> kPeerIndexBits)};
+    if (peer == kNoPeer || only == target.index) add(target, there);
+  }
   return goals;
 }
 
@@ -216,8 +333,9 @@ bool Context::flushed(std::vector<FlushGoal>& goals, Deadline deadline) {
         while (!goals.empty()) {
           const FlushGoal& goal = goals.back();
           // A path that was replaced had settled all it took.
-          if (goal.peer < paths_.size() && paths_[goal.peer].path && paths_[goal.peer].serial == goal.path &&
-              paths_[goal.peer].path->counts().settled < goal.settled)
+          const Peer* there = known(goal.peer);
+          if (there && there->path && there->serial == goal.path &&
+              there->path->counts().settled < goal.settled)
             return false;
           goals.pop_back();
         }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "base/deadline.h"
@@ -15,8 +16,10 @@
 #include "fabric/completion_queue.h"
 #include "fabric/event_queue.h"
 #include "fabric/operation.h"
+#include "fabric/peer_id.h"
 #include "fabric/post_rules.h"
 #include "fabric/provider.h"
+#include "fabric/receive_queue.h"
 
 namespace fab {
 
@@ -31,6 +34,9 @@ class Context final {
     std::uint16_t cell = 0;   // within the domain
     std::string auth_key;
     const PostRules* rules;  // outlives the context
+    unsigned rx_bits = 0;                     // of handles: AddressVector's receive contexts
+    std::uint64_t max_group_id = kMaxGroupId;
+    bool directed_receive = true;             // receives may name their source
     std::shared_ptr<AddressVector> peers;
     std::shared_ptr<CompletionQueue> completions;
     std::shared_ptr<EventQueue> events;
@@ -58,6 +64,28 @@ class Context final {
   PathCounts counts(PeerId peer);  // of the path now open; zero if none is
   PathReport report(PeerId peer);  // opens the path if need be
   Reach reaches(PeerId peer) const;
+  // What a handle means here: throws Error(invalid) for a group or receive context that cannot be.
+  PeerTarget target(PeerId peer) const;
+
+  // --- messages; ReceiveQueue says what they do. Throw Error(closed) after close().
+  void receive(const Receive& receive);
+  bool try_receive(const Receive& receive);  // false: somebody holds the lock, nothing was done
+  std::uint64_t max_group_id() const noexcept { return parameters_.max_group_id; }
+  // As ReceiveQueue::cancel and cancel_context.
+  bool cancel(const Operation& operation);
+  bool cancel(std::uint64_t context);
+  // A message that waits: what it says, and its number if it was claimed.
+  struct Waiting {
+    MessageHead head;
+    PeerId source = kNoPeer;
+    std::uint64_t claim = 0;
+  };
+  enum class Look { only, claim, discard };
+  std::optional<Waiting> look(const MatchRule& rule, Look look);
+  // False: `claim` is not the number of a claimed message, or no longer.
+  bool receive_claimed(std::uint64_t claim, const Receive& receive);
+  bool discard_claimed(std::uint64_t claim);
+  ReceiveQueue::Sizes message_sizes() const;
 
   // Drives the context until `done()` (evaluated with the lock held) or the deadline; true if done. Callable
   // from any thread.
@@ -66,7 +94,7 @@ class Context final {
   // that flushing ends under endless posting. flushed() waits for it, in as many calls as the caller likes;
   // false: out of time.
   struct FlushGoal {
-    PeerId peer;
+    PeerTarget peer;
     std::uint64_t path;     // Peer::serial
     std::uint64_t settled;  // PathCounts::settled to reach
   };
@@ -107,6 +135,9 @@ class Context final {
   // Holds the lock; on the way out, also by an exception, tells those whom the work concerns.
   class Turn;
   void check_process() const;
+  void check_local(const Receive& receive) const;
+  Peer* known(const PeerTarget& target);
+  std::uint16_t context_of(const PeerTarget& target, const Name& peer) const noexcept;
   Path& path_to(PeerId peer);
   std::size_t post_to(PeerId peer, std::span<const Transfer> batch);
   bool move() noexcept;
@@ -119,8 +150,10 @@ class Context final {
   Waker waker_{poller_};
 
   mutable std::mutex mutex_;  // guards all down to spin_
+  ReceiveQueue receives_;
   std::unique_ptr<Endpoint> endpoint_;
-  std::vector<Peer> paths_;  // by handle
+  std::vector<Peer> paths_;  // by index
+  std::unordered_map<std::uint64_t, Peer> named_paths_;  // to receive contexts other than the first, likewise
   std::uint64_t paths_opened_ = 0;
   std::condition_variable followers_wake_;
   unsigned followers_ = 0;

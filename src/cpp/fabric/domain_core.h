@@ -63,6 +63,9 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
     std::uint32_t number = 0;  // from next_endpoint_number()
     std::string auth_key{};    // empty: the domain's
     bool counts = true;        // remote writes that come through it raise counters (MR-60)
+    unsigned rx_bits = 0;      // as in Context::Parameters
+    std::uint64_t max_group_id = kMaxGroupId;
+    bool directed_receive = true;
   };
   std::uint32_t next_endpoint_number() noexcept { return endpoint_numbers_.fetch_add(1) + 1; }
   std::shared_ptr<Context> open_context(std::uint16_t index, const EndpointTraits& traits,

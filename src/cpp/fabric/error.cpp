@@ -21,6 +21,7 @@ constexpr Row kRows[] = {
     {Errc::busy, "FI_EBUSY", "others still use the object"},
     {Errc::invalid, "FI_EINVAL", "invalid argument"},
     {Errc::not_supported_here, "FI_ENOSYS", "not available in this configuration"},
+    {Errc::no_message, "FI_ENOMSG", "no message that fits waits"},
     {Errc::no_data, "FI_ENODATA", "nothing matches the request"},
     {Errc::protocol, "FI_EPROTO", "the peer broke the protocol"},
     {Errc::message_size, "FI_EMSGSIZE", "too long"},

@@ -19,6 +19,7 @@ enum class Errc : int {
   busy = 16,                // EBUSY
   invalid = 22,             // EINVAL
   not_supported_here = 38,  // ENOSYS
+  no_message = 42,          // ENOMSG: none waits that fits
   no_data = 61,             // ENODATA: discovery found no match
   protocol = 71,            // EPROTO: the peer sent what no peer may send
   message_size = 90,        // EMSGSIZE

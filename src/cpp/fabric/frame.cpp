@@ -4,6 +4,7 @@
 
 #include "base/wire.h"
 #include "fabric/error.h"
+#include "fabric/peer_id.h"
 #include "fabric/types.h"
 
 namespace fab {
@@ -50,7 +51,7 @@ void encode(const FrameHeader& header, std::byte* out) noexcept {
   store(out, 16, header.remote);
   store(out, 24, header.total);
   store(out, 32, header.data);
-  store(out, 40, header.reserved);
+  store(out, 40, header.id);
 }
 
 bool decode(const std::byte* in, FrameHeader& header) noexcept {
@@ -63,9 +64,12 @@ bool decode(const std::byte* in, FrameHeader& header) noexcept {
             .remote = load<std::uint64_t>(in, 16),
             .total = load<std::uint64_t>(in, 24),
             .data = load<std::uint64_t>(in, 32),
-            .reserved = load<std::uint64_t>(in, 40)};
-  constexpr std::uint8_t kKnown = frame_flag::kLast | frame_flag::kRemoteData | frame_flag::kCommit;
-  if ((header.flags & ~kKnown) != 0 || header.reserved != 0) return false;
+            .id = load<std::uint64_t>(in, 40)};
+  constexpr std::uint8_t kKnown = frame_flag::kLast | frame_flag::kRemoteData | frame_flag::kCommit |
+                                  frame_flag::kTagged | frame_flag::kAcknowledge;
+  const bool numbered = header.type == FrameType::announce || header.type == FrameType::pull ||
+                        header.type == FrameType::release;
+  if ((header.flags & ~kKnown) != 0 || numbered != (header.id != 0)) return false;
   switch (header.type) {
     case FrameType::write:
       return write_fits(header);
@@ -79,6 +83,16 @@ bool decode(const std::byte* in, FrameHeader& header) noexcept {
       return header.length == 0 && header.total != 0;
     case FrameType::fail:
       return header.length == 0 && is_outcome(header.data);
+    case FrameType::message:
+      return header.length == header.total && header.length <= kMaxMessage && header.remote <= kMaxGroupId;
+    case FrameType::announce:
+      return header.length % kPieceBytes == 0 && header.length <= kMaxAnnouncedPieces * kPieceBytes &&
+             header.remote <= kMaxGroupId;
+    case FrameType::release:
+      return header.length == 0 && (header.data == 0 || is_outcome(header.data));
+    case FrameType::credit:
+      return header.length == 0 && header.total != 0;
+    case FrameType::pull:
     case FrameType::read:
     case FrameType::notify:
     case FrameType::ping:

@@ -15,10 +15,16 @@ enum class FrameType : std::uint8_t {
   fetch = 4,    // payload: operands, none for atomic_read; answered by data
   compare = 5,  // payload: operands, then comparands; answered by data
   notify = 6,   // remote data for bytes that the sender moved itself; not answered
+  message = 7,   // a whole message: `key` is its tag, `remote` its group; answered if kAcknowledge is set
+  announce = 8,  // a message of `total` bytes, number `id`, that stays with the sender; payload: where it lies
+                 // (address and length of each piece), if that can be read directly; not answered
+  pull = 9,      // asks for the first `total` bytes of announced message `id`; answered by data
   ack = 16,     // the oldest `total` unanswered requests succeeded
   fail = 17,    // the oldest unanswered request failed with Errc `data`
   data = 18,    // part of the answer to the oldest unanswered request, which it completes when kLast is set;
                 // maybe empty
+  release = 19,  // the peer's announced message `id` is done with: 0, or Errc `data`
+  credit = 20,   // `total` bytes of buffered messages are free again
   ping = 32,    // answered by pong
   pong = 33,
 };
@@ -27,6 +33,8 @@ namespace frame_flag {
 inline constexpr std::uint8_t kLast = 1;        // last part of its request or answer
 inline constexpr std::uint8_t kRemoteData = 2;  // `data` goes to the target's completion queue
 inline constexpr std::uint8_t kCommit = 4;      // answer once durable
+inline constexpr std::uint8_t kTagged = 8;
+inline constexpr std::uint8_t kAcknowledge = 16;  // of a message: answer by ack
 }  // namespace frame_flag
 
 struct FrameHeader {
@@ -39,7 +47,7 @@ struct FrameHeader {
   std::uint64_t remote = 0;
   std::uint64_t total = 0;
   std::uint64_t data = 0;
-  std::uint64_t reserved = 0;  // zero
+  std::uint64_t id = 0;  // of an announced message; zero in other frames
 };
 static_assert(sizeof(FrameHeader) == 48);
 
@@ -49,6 +57,10 @@ inline constexpr std::uint32_t kMaxPayload = 4u << 20;  // of one frame; longer 
 // stay few.
 inline constexpr std::size_t kMaxOutstanding = 8192;      // requests without an answer
 inline constexpr std::size_t kMaxResultBytes = 8u << 20;  // their former values (fetch, compare)
+inline constexpr std::size_t kMaxMessage = 16 * 1024;        // bytes of a message that is not announced
+inline constexpr std::uint64_t kMessageWindow = 1u << 20;    // of them, with their overhead, in the peer's buffers
+inline constexpr std::size_t kPieceBytes = 16;               // address and length of a piece
+inline constexpr std::size_t kMaxAnnouncedPieces = 256;      // in one announcement
 inline constexpr std::size_t kMaxCopiedAnswer = 256;  // longer reads are answered from the region's memory
 
 // The header in wire order; decode() checks type, flags and length and returns false for what no peer may

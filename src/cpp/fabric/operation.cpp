@@ -14,6 +14,26 @@ void Operation::abandon(std::uint32_t parts, Errc error) noexcept {
   for (; parts; --parts) settle(error, 0);
 }
 
+void Operation::end_receive(const Completion& what) noexcept {
+  completion_.length += what.length;
+  completion_.data = what.data;
+  completion_.tag = what.tag;
+  completion_.source = what.source;
+  completion_.offset = what.offset;
+  completion_.overflow = what.overflow;
+  completion_.flags |= what.flags;
+  if (completion_.error == Errc::ok) completion_.error = what.error;
+  if (--open_parts_ == 0) finish();
+}
+
+void Operation::tell(const Completion& what) noexcept {
+  if (!queue_) return;
+  Completion entry = what;
+  entry.context = completion_.context;
+  entry.flags |= completion_.flags | completion_flag::kMore;
+  queue_->push_remote(entry);
+}
+
 void Operation::finish() noexcept {
   // Who waits for done() may free an operation that has no hook, so everything that is still needed is read
   // first.

@@ -45,6 +45,10 @@ class Operation {
       completion_.error = error;
     if (--open_parts_ == 0) finish();
   }
+  // A part ended that was a message, or a receive for messages: what is told of it.
+  void end_receive(const Completion& what) noexcept;
+  // One message of many, told at once; the part is settled besides.
+  void tell(const Completion& what) noexcept;
   // Nothing was posted: the outcome is the caller's exception, not a queue entry.
   void withdraw() noexcept;
   // The rest of the parts will not happen (they were not posted).

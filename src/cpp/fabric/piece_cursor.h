@@ -28,6 +28,15 @@ class PieceCursor {
             std::min(limit, pieces_[index_].iov_len - offset_)};
   }
   void advance(std::size_t bytes) noexcept { offset_ += bytes; }  // not beyond what here() gave
+  // Beyond it.
+  void skip(std::size_t bytes) noexcept {
+    while (bytes) {
+      const std::size_t part = here(bytes).iov_len;
+      if (part == 0) return;
+      advance(part);
+      bytes -= part;
+    }
+  }
 
  private:
   union {

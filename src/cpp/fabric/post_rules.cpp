@@ -20,6 +20,7 @@ std::span<const Transfer> PostRules::apply(std::span<const Transfer> batch,
   if (!only_mapped_ && keys_.empty()) return batch;
   translated.assign(batch.begin(), batch.end());
   for (Transfer& transfer : translated) {
+    if (transfer.op == OpCode::send) continue;
     const auto found = keys_.find(transfer.key);
     if (found != keys_.end())
       transfer.key = found->second;
@@ -30,8 +31,10 @@ std::span<const Transfer> PostRules::apply(std::span<const Transfer> batch,
 }
 
 void PostRules::check_transfer_memory(const Transfer& transfer) const {
-  const std::uint32_t right = transfer.op == OpCode::read ? access::kRead : access::kWrite;
-  if (transfer.op != OpCode::write && transfer.op != OpCode::read) {
+  const std::uint32_t right = transfer.op == OpCode::read   ? access::kRead
+                              : transfer.op == OpCode::send ? access::kSend
+                                                            : access::kWrite;
+  if (is_atomic(transfer.op)) {
     if (transfer.atomic != AtomicOp::atomic_read && transfer.piece_count == 0)
       check_local(transfer.local, transfer.length, right);
     if (transfer.op != OpCode::atomic) check_local(transfer.result, transfer.length, access::kRead);
@@ -41,6 +44,12 @@ void PostRules::check_transfer_memory(const Transfer& transfer) const {
   }
   for (std::size_t i = 0; i < transfer.piece_count; ++i)
     check_local(transfer.local_pieces[i].iov_base, transfer.local_pieces[i].iov_len, right);
+}
+
+void PostRules::check_receive(std::span<const iovec> memory) const {
+  if (!checks_local_) return;
+  const std::shared_lock lock(mutex_);
+  for (const iovec& piece : memory) check_local(piece.iov_base, piece.iov_len, access::kRecv);
 }
 
 void PostRules::check_local(const void* memory, std::uint64_t length, std::uint32_t right) const {
@@ -58,8 +67,10 @@ void PostRules::check_local(const void* memory, std::uint64_t length, std::uint3
               std::to_string(length) + " bytes of local memory are " +
                   (registered ? "registered without the right that the operation needs" : "not registered") +
                   ", and this domain demands it (MRMode.LOCAL): register them with Access." +
-                  (right == access::kRead ? "READ, as the landing place of a get or fetch"
-                                          : "WRITE, as the source of a put or atomic"));
+                  (right == access::kRead   ? "READ, as the landing place of a get or fetch"
+                   : right == access::kSend ? "SEND, as the source of a message"
+                   : right == access::kRecv ? "RECV, as the landing place of a message"
+                                            : "WRITE, as the source of a put or atomic"));
 }
 
 void PostRules::add_local(std::uint64_t id, std::span<const iovec> buffers, std::uint32_t access) {

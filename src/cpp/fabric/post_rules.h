@@ -24,6 +24,9 @@ class PostRules final {
   // the batch to post: `batch` itself, or `translated`, where keys were mapped ones.
   std::span<const Transfer> apply(std::span<const Transfer> batch, std::vector<Transfer>& translated) const;
 
+  // Likewise of memory for messages; throws Error(invalid).
+  void check_receive(std::span<const iovec> memory) const;
+
   // LOCAL mode: memory of region `id`.
   bool checks_local() const noexcept { return checks_local_; }
   void add_local(std::uint64_t id, std::span<const iovec> buffers, std::uint32_t access);

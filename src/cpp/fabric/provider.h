@@ -24,6 +24,7 @@ class AddressVector;
 class CompletionQueue;
 class EventQueue;
 class MemoryRegion;
+class ReceiveQueue;
 
 // Choices of the user that reach a provider; each provider reads those that it knows.
 struct DomainOptions {
@@ -63,6 +64,7 @@ struct EndpointServices {
   CompletionQueue& completions;
   EventQueue& events;
   const AddressVector& peers;
+  ReceiveQueue& receives;
   std::function<void()>
       wake_domain;  // wakes those who wait for a counter of the domain (after raise_counters)
 };
@@ -108,9 +110,10 @@ class Endpoint {
   virtual ~Endpoint() = default;
   // This endpoint's parts of the name, one per link.
   virtual std::vector<Part> parts() const = 0;
-  virtual Reach reaches(const Name& peer) const = 0;  // no network I/O; may look at this machine
+  // Whether context `target` of the peer can be reached. No network I/O; may look at this machine.
+  virtual Reach reaches(const Name& peer, std::uint16_t target) const = 0;
   // Throws Error(unreachable) with the reason. `peer` is handed back in completions.
-  virtual std::unique_ptr<Path> connect(PeerId id, const Name& peer) = 0;
+  virtual std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target) = 0;
   // Moves what can be moved without waiting; true if anything moved.
   virtual bool progress() noexcept = 0;
   // Before the context sleeps on its poller. False: there is work, do not sleep. True: whatever comes now

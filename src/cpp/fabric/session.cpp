@@ -24,18 +24,20 @@ bool is_atomic(FrameType type) noexcept {
   return type == FrameType::atomic || type == FrameType::fetch || type == FrameType::compare;
 }
 
+bool is_message(FrameType type) noexcept {
+  return type == FrameType::message || type == FrameType::announce;
+}
+
 }  // namespace
 
-Session::Session(const Services& services)
-    : services_(services),
-      output_(services.segment.regions()),
+Session::Session(Services services)
+    : services_(std::move(services)),
+      output_(services_.segment.regions()),
       staging_(std::make_unique_for_overwrite<std::byte[]>(kStaging)) {
   arm_fault_guard();
 }
 
-Session::~Session() = default;
-
-void Session::set_source(PeerId source) noexcept { source_ = source; }
+Session::~Session() { fail_messages(Errc::peer_lost); }
 
 std::size_t Session::output(iovec* out, std::size_t max) noexcept {
   return broken_ ? 0 : output_.output(out, max);
@@ -52,6 +54,7 @@ void Session::sent(std::size_t bytes) noexcept {
     if (early && request.error == Errc::ok)
       std::exchange(request.operation, nullptr)->settle(Errc::ok, request.length);
   }
+  messages_sent();
 }
 
 std::size_t Session::input(iovec* out) noexcept {
@@ -113,7 +116,7 @@ Errc Session::consume() noexcept {
       long_frames_ = true;
     else if (frame_.type != FrameType::data || frame_.length != 0)
       long_frames_ = write_.open;
-    const bool whole = is_atomic(frame_.type) || frame_.length <= kInPlace;
+    const bool whole = is_atomic(frame_.type) || is_message(frame_.type) || frame_.length <= kInPlace;
     if (whole) needed_ += frame_.length;
     if (available < needed_) return Errc::ok;
     taken_ += kHeader;
@@ -143,6 +146,18 @@ Errc Session::on_frame(const std::byte* payload) noexcept {
     case FrameType::notify:
       deliver(frame_.total, frame_.data);
       return Errc::ok;
+    case FrameType::message:
+      taken_ += frame_.length;
+      return on_message(payload);
+    case FrameType::announce:
+      taken_ += frame_.length;
+      return on_announce(payload);
+    case FrameType::pull:
+      return on_pull();
+    case FrameType::release:
+      return on_release();
+    case FrameType::credit:
+      return on_credit();
     case FrameType::ack:
       return on_ack();
     case FrameType::fail:
@@ -238,6 +253,8 @@ void Session::fail(Errc error) noexcept {
     requests_.pop_front();
     settle(request, request.local ? request.error : error);
   }
+  fail_messages(error);
+  output_.clear();
 }
 
 }  // namespace fab

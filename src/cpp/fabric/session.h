@@ -12,12 +12,21 @@
 #include "fabric/frame.h"
 #include "fabric/piece_cursor.h"
 #include "fabric/provider.h"
+#include "fabric/receive_queue.h"
 #include "fabric/segment.h"
 #include "fabric/session_output.h"
 
 namespace fab {
 
-// Put, get and atomics as messages over a reliable byte stream (a socket, a ring): the initiator's and the
+// Reads memory of the process at the other end, where the transport can: announced messages.
+class MemoryReader {
+ public:
+  virtual ~MemoryReader() = default;
+  // Fills `length` bytes from `from`. not_supported: not possible here, nothing was read.
+  virtual Errc read(std::span<const iovec> from, PieceCursor to, std::uint64_t length) noexcept = 0;
+};
+
+// Put, get, atomics and messages as frames over a reliable byte stream (a socket, a ring): the initiator's and the
 // target's side of one connection between two contexts. Knows no transport: the owner moves output() and
 // input() and calls sent() and received(). Payloads go from and to registered memory without a bounce. Used
 // under its context's lock.
@@ -26,17 +35,23 @@ namespace fab {
 // Target: each request is judged by RegionView::judge() before a byte of it is stored; a refused one is
 // drained and answered by `fail`, and the stream goes on. Successes are gathered into one ack per turn
 // (end_turn()).
-class Session {
+// Messages: docs/messages.md.
+class Session final : private MessageOrigin {
  public:
   struct Services {
     Segment& segment;              // regions that the peer may reach
     CompletionQueue& completions;  // for remote data that arrives
+    ReceiveQueue& receives;        // for messages
+    std::shared_ptr<Sender> sender;  // the other end
     std::uint16_t cell;            // of the context, which regions may be bound to
     PathCounts& counts;  // kept for the path; `settled` counts answers, whenever an operation settled
     const std::function<void()>& wake_domain;
     AccessObserver* observer = nullptr;  // of regions that are kObserved
+    std::function<void()> on_output{};   // there is something to send, outside of post() and received()
+    MemoryReader* reader = nullptr;      // both ends have one, or neither
+    std::size_t largest_message = kMaxMessage;  // bytes; longer ones are announced
   };
-  explicit Session(const Services& services);
+  explicit Session(Services services);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -62,8 +77,10 @@ class Session {
   void end_turn() noexcept;
 
   // --- control
-  void set_source(
-      PeerId source) noexcept;  // of remote data; kNoPeer while the sender is not in the address vector
+  Sender& sender() noexcept { return *services_.sender; }
+  bool announces() const noexcept { return announced_.size() != free_numbers_.size(); }  // messages, to the peer
+  // Whether the peer may not have read all messages of this side.
+  bool owes_messages() const noexcept { return announces() || window_used_ != 0; }
   void forget(std::uint32_t region) noexcept;
   // The connection is gone: everything outstanding settles with `error`.
   void fail(Errc error) noexcept;
@@ -102,6 +119,26 @@ class Session {
   enum class Sink : std::uint8_t { region, landing, drain };
   using Lane = SessionOutput::Lane;
 
+  // A small message that is not with the stream yet.
+  struct Sending {
+    Operation* operation = nullptr;
+    std::uint64_t length = 0;
+    std::uint64_t end = 0;  // where it ends in the request lane
+  };
+  // A message that the peer was told of.
+  struct Announced {
+    Operation* operation = nullptr;  // null: its outcome is known (inject)
+    PieceCursor source{};
+    std::uint64_t length = 0;
+    std::uint64_t id = 0;  // 0: the place is free
+    std::uint32_t answer = 0;            // serial of the answer to the pull, if there was one
+    std::unique_ptr<std::byte[]> copy{};  // of an injected one
+  };
+  struct Pull {
+    std::uint64_t id = 0;
+    Matched matched{};
+  };
+
   // initiator
   void post_write(const Transfer& transfer, Request& request);
   void post_atomic(const Transfer& transfer, Request& request);
@@ -122,6 +159,25 @@ class Session {
   Errc make_durable(const Admitted& target, std::uint64_t length) const noexcept;
   void count_write(const RegionEntry& entry) noexcept;
   void deliver(std::uint64_t length, std::uint64_t data) noexcept;
+  // messages
+  bool post_message(const Transfer& transfer);  // false: full
+  bool post_small(const Transfer& transfer, FrameHeader header);
+  bool announce(const Transfer& transfer, FrameHeader header);
+  void end_send(Operation* operation, std::uint64_t length, Errc error) noexcept;
+  void start_pull(Pull pull);
+  void finish_pull(Errc error) noexcept;
+  Announced* announced(std::uint64_t id) noexcept;
+  Errc on_message(const std::byte* payload);
+  Errc on_announce(const std::byte* payload);
+  Errc on_pull();
+  Errc on_release() noexcept;
+  Errc on_credit() noexcept;
+  void tell_release(std::uint64_t id, Errc error);
+  void fetch(const Message& message, const Matched& matched) noexcept override;
+  void release(const Message& message) noexcept override;
+  void consumed(std::uint64_t bytes) noexcept override;
+  void messages_sent() noexcept;
+  void fail_messages(Errc error) noexcept;
   void answer(Errc outcome);
   void answer_data(const std::byte* content);
   void flush_acks();
@@ -141,7 +197,16 @@ class Session {
   std::size_t handed_over_ = 0;     // how many of them were sent completely: only those can be answered
   std::uint64_t result_bytes_ = 0;  // former values that they ask for
 
-  PeerId source_ = kNoPeer;
+  RingQueue<Sending> sending_;
+  std::uint64_t window_used_ = 0;  // of kMessageWindow, by messages of this side
+  std::vector<Announced> announced_;
+  std::vector<std::uint32_t> free_numbers_;  // of places in announced_
+  std::uint32_t next_generation_ = 1;
+  RingQueue<Pull> pulls_;          // among requests_, in the same order
+  RingQueue<Pull> waiting_pulls_;  // for a place there
+  std::uint64_t buffered_ = 0;     // of kMessageWindow, by messages of the peer
+  std::uint64_t uncredited_ = 0;   // bytes of it that are free again
+
   IncomingWrite write_;
   std::uint64_t acks_ = 0;  // successes not yet told
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "fabric/check_transfer.h"
-#include "fabric/copy_memory.h"
+#include "fabric/local_memory.h"
 #include "fabric/operation.h"
 #include "fabric/session.h"
 
@@ -17,24 +17,8 @@ constexpr std::size_t kCopyPieces = 16 * 1024;  // unless they lie in many piece
 constexpr std::size_t kCopyInject = 64 * 1024;  // or the caller wants the buffer back
 
 bool wants_data(OpCode op) noexcept {
-  return op == OpCode::read || op == OpCode::fetch_atomic || op == OpCode::compare_atomic;
-}
-
-bool is_atomic(OpCode op) noexcept { return op >= OpCode::atomic; }
-
-PieceCursor local_of(const Transfer& transfer) noexcept {
-  return transfer.piece_count ? PieceCursor(transfer.local_pieces, transfer.piece_count)
-                              : PieceCursor(transfer.local);
-}
-
-void gather(PieceCursor from, std::byte* to, std::size_t bytes) noexcept {
-  while (bytes) {
-    const iovec piece = from.here(bytes);
-    copy_memory(to, piece.iov_base, piece.iov_len);
-    from.advance(piece.iov_len);
-    to += piece.iov_len;
-    bytes -= piece.iov_len;
-  }
+  return op == OpCode::read || op == OpCode::fetch_atomic || op == OpCode::compare_atomic ||
+         op == OpCode::receive;
 }
 
 }  // namespace
@@ -48,6 +32,12 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
     if (broken_ || requests_.size() >= kMaxOutstanding || output_.copied(Lane::requests) >= kMostCopied ||
         (fetches && result_bytes_ + kMaxAtomicBytes > kMaxResultBytes))
       break;
+    if (transfer.op == OpCode::send) {
+      if (!post_message(transfer)) break;
+      ++posted;
+      ++services_.counts.posted;
+      continue;
+    }
     ++posted;
     ++services_.counts.posted;
     Request request{.operation = transfer.operation,
@@ -149,8 +139,9 @@ void Session::settle(const Request& request, Errc error) noexcept {
   PathCounts& counts = services_.counts;
   ++counts.settled;
   if (error != Errc::ok) ++counts.errors;
-  if (error == Errc::ok && request.op != OpCode::read) counts.bytes_out += request.length;
+  if (error == Errc::ok && request.op != OpCode::read && request.op != OpCode::receive) counts.bytes_out += request.length;
   if (error == Errc::ok && wants_data(request.op)) counts.bytes_in += request.length;
+  if (request.op == OpCode::receive) return finish_pull(error);
   if (request.operation)
     request.operation->settle(error, error == Errc::ok ? request.length : 0);
   else if (error != Errc::ok)
@@ -165,6 +156,11 @@ void Session::finish_oldest(Errc error) noexcept {
     if (is_atomic(request.op) && wants_data(request.op) && !request.local) result_bytes_ -= request.length;
     settle(request, request.error != Errc::ok ? request.error : error);
   } while (!requests_.empty() && requests_.front().local);
+  while (!waiting_pulls_.empty() && requests_.size() < kMaxOutstanding) {
+    Pull pull = waiting_pulls_.front();
+    waiting_pulls_.pop_front();
+    start_pull(pull);
+  }
 }
 
 // Whether an answer may come at all, and whether it must bring data.

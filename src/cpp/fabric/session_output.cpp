@@ -38,6 +38,24 @@ void SessionOutput::region_payload(std::uint32_t region, std::uint64_t offset, s
   of(Lane::answers).items.push_back(item);
 }
 
+std::uint32_t SessionOutput::message_payload(const PieceCursor& source, std::uint64_t length) {
+  Item item{.source = Source::message, .serial = next_serial_++, .left = length};
+  item.cursor = source;
+  item.next = {.type = FrameType::data};
+  of(Lane::answers).items.push_back(item);
+  return item.serial;
+}
+
+bool SessionOutput::holds(std::uint32_t serial) const noexcept {
+  for (std::size_t i = 0; i < staged_.size(); ++i)
+    if (staged_[i].serial == serial && staged_[i].length != 0 && staged_[i].source != Source::header)
+      return true;
+  const RingQueue<Item>& items = of(Lane::answers).items;
+  for (std::size_t i = 0; i < items.size(); ++i)
+    if (items[i].serial == serial && items[i].source == Source::message) return true;
+  return false;
+}
+
 // Answers go first, since peers wait for them, but leave every second turn to requests.
 bool SessionOutput::next_lane(Lane& lane) const noexcept {
   const auto& answers = of(Lane::answers).items;
@@ -109,6 +127,20 @@ void SessionOutput::stage_region(Item& item) {
   item.left -= item.next.length;
 }
 
+void SessionOutput::stage_message(Item& item) {
+  for (std::uint64_t left = item.next.length; left;) {
+    const iovec piece = item.cursor.here(left);
+    stage_piece({.data = static_cast<const std::byte*>(piece.iov_base),
+                 .length = piece.iov_len,
+                 .source = Source::message,
+                 .lane = Lane::answers,
+                 .serial = item.serial});
+    item.cursor.advance(piece.iov_len);
+    left -= piece.iov_len;
+  }
+  item.left -= item.next.length;
+}
+
 bool SessionOutput::stage(Lane lane) {
   LaneQueue& queue = of(lane);
   Item& item = queue.items.front();
@@ -135,10 +167,11 @@ bool SessionOutput::stage(Lane lane) {
       finished = item.left == 0;
       break;
     case Source::region:
+    case Source::message:
       item.next.length = next_length();
       item.next.flags = item.left == 0 ? frame_flag::kLast : std::uint8_t{0};
       if (!stage_header(lane, item)) return false;
-      stage_region(item);
+      item.source == Source::region ? stage_region(item) : stage_message(item);
       finished = item.next.flags == frame_flag::kLast;
       break;
     case Source::header:
@@ -239,7 +272,7 @@ SessionOutput::Fault SessionOutput::fault() noexcept {
   const Piece& culprit = staged_.front();
   const std::uint32_t serial = culprit.serial;
   const bool request = culprit.source == Source::user;
-  if (!request && culprit.source != Source::region) return Fault::none;
+  if (!request && culprit.source != Source::region && culprit.source != Source::message) return Fault::none;
   if (request) {
     RingQueue<Item>& items = of(Lane::requests).items;
     if (!items.empty() && items.front().serial == serial) items.front().source = Source::zero;
@@ -248,7 +281,9 @@ SessionOutput::Fault SessionOutput::fault() noexcept {
   }
   for (std::size_t i = 0; i < staged_.size(); ++i) {
     Piece& piece = staged_[i];
-    if (piece.serial != serial || (piece.source != Source::region && piece.source != Source::user)) continue;
+    const bool of_users = piece.source == Source::region || piece.source == Source::user ||
+                          piece.source == Source::message;
+    if (piece.serial != serial || !of_users) continue;
     piece.source = Source::zero;
     piece.data = kZeros;
   }

@@ -34,6 +34,10 @@ class SessionOutput {
   // A whole answer from a region's memory: data frames, then one without payload that marks the end.
   void region_payload(std::uint32_t region, std::uint64_t offset, std::uint64_t length);
 
+  // The same from memory of the user, which stays valid while holds() the number returned.
+  std::uint32_t message_payload(const PieceCursor& source, std::uint64_t length);
+  bool holds(std::uint32_t serial) const noexcept;
+
   // As in Session.
   std::size_t output(iovec* out, std::size_t max);
   void sent(std::size_t bytes) noexcept;
@@ -59,7 +63,7 @@ class SessionOutput {
   void clear() noexcept;
 
  private:
-  enum class Source : std::uint8_t { copied, header, user, region, owned, zero, nothing };
+  enum class Source : std::uint8_t { copied, header, user, region, message, owned, zero, nothing };
   // Queued, not yet cut into frames.
   struct Item {
     Source source = Source::copied;
@@ -96,6 +100,7 @@ class SessionOutput {
   bool stage_header(Lane lane, const Item& item);
   void stage_user(Item& item);
   void stage_region(Item& item);
+  void stage_message(Item& item);
   void stage_piece(Piece piece);
   // Ends the answer `serial` behind its current frame with a `fail`.
   void end_answer(std::uint32_t serial, Errc error) noexcept;

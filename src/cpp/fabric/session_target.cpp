@@ -127,7 +127,8 @@ void Session::count_write(const RegionEntry& entry) noexcept {
 void Session::deliver(std::uint64_t length, std::uint64_t data) noexcept {
   constexpr auto kFlags =
       completion_flag::kRma | completion_flag::kRemoteWrite | completion_flag::kRemoteData;
-  services_.completions.push_remote({.length = length, .data = data, .source = source_, .flags = kFlags});
+  services_.completions.push_remote(
+      {.length = length, .data = data, .source = services_.sender->handle(), .flags = kFlags});
 }
 
 void Session::on_read() {

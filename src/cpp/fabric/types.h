@@ -17,7 +17,8 @@ using PeerId = std::uint64_t;  // a handle of an AddressVector
 inline constexpr PeerId kNoPeer = ~std::uint64_t{0};
 inline constexpr std::uint64_t kNoKey = ~std::uint64_t{0};
 
-enum class OpCode : std::uint8_t { write, read, atomic, fetch_atomic, compare_atomic };
+enum class OpCode : std::uint8_t { write, read, atomic, fetch_atomic, compare_atomic, send, receive };
+constexpr bool is_atomic(OpCode op) noexcept { return op >= OpCode::atomic && op <= OpCode::compare_atomic; }
 
 // Names and meaning as in fi_atomic(3).
 enum class AtomicOp : std::uint8_t {
@@ -76,12 +77,15 @@ inline constexpr std::uint32_t kBasic = 1 << 0;
 // Flags of a completion: what kind of event it tells of.
 namespace completion_flag {
 inline constexpr std::uint32_t kRma = 1, kRead = 2, kWrite = 4, kAtomic = 8, kRemoteWrite = 16,
-                               kRemoteData = 32, kMessage = 64, kTagged = 128, kSend = 256, kRecv = 512;
+                               kRemoteData = 32, kMessage = 64, kTagged = 128, kSend = 256, kRecv = 512,
+                               kMultiReceive = 1024,  // the memory of a receive for many is free again
+                               kMore = 2048;          // more entries of the same operation follow
 }
 
 namespace transfer_flag {
 inline constexpr std::uint16_t kRemoteData = 1;  // deliver Transfer::data to the target's completion queue
 inline constexpr std::uint16_t kWillWait = 2;    // the caller waits at once: do the work in place
+inline constexpr std::uint16_t kTagged = 4;      // sends: a tagged message
 }  // namespace transfer_flag
 
 // One request to a Path. Local memory stays valid until the operation settled it; no registration is needed
@@ -92,12 +96,12 @@ struct Transfer {
     std::byte* local;           // source of a write, landing place of a read, operands of an atomic
     const iovec* local_pieces;  // if piece_count > 0: that many pieces, valid until the transfer settled
   };
-  std::uint64_t
-      remote;  // offset into the region, or the target's address where the region is addressed virtually
-  std::uint64_t key;     // as Path::resolve() gave it
+  std::uint64_t remote;  // offset into the region, or the target's address where the region is addressed
+                         // virtually; sends: the group
+  std::uint64_t key;     // as Path::resolve() gave it; sends: the tag
   std::uint64_t length;  // bytes; for atomics a multiple of the element size, at most kMaxAtomicBytes
   union {
-    std::uint64_t data;  // writes: remote data
+    std::uint64_t data;  // writes and sends: remote data
     std::byte* result;   // fetching atomics: where the former values go
   };
   const std::byte* compare;  // compare_atomic: `length` bytes of comparands
@@ -122,8 +126,10 @@ struct Completion {
   PeerId source = kNoPeer;
   Errc error = Errc::ok;
   std::uint32_t flags = 0;
+  std::uint64_t offset = 0;    // where a message lies in the memory of a receive for many
+  std::uint64_t overflow = 0;  // bytes of a truncated message that had no room
 };
-static_assert(sizeof(Completion) == 48);
+static_assert(sizeof(Completion) == 64);
 
 // The network device under a link, as far as the system knows it.
 struct NicInfo {
@@ -157,7 +163,8 @@ struct Info {
 namespace caps {
 inline constexpr std::uint64_t kRma = 1, kAtomic = 2, kRead = 4, kWrite = 8, kRemoteRead = 16,
                                kRemoteWrite = 32, kRmaEvent = 64, kRemoteData = 128, kLocalComm = 256,
-                               kRemoteComm = 512, kRmaPmem = 1024, kMessage = 2048, kTagged = 4096;
+                               kRemoteComm = 512, kRmaPmem = 1024, kMessage = 2048, kTagged = 4096, kDirectedReceive = 8192,
+                               kMultiReceive = 16384, kNamedReceive = 32768;
 }
 
 }  // namespace fab

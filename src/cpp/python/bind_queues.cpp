@@ -30,14 +30,14 @@ void bind_queues(py::module_& m) {
             py::list out;
             for (const Completion& entry : entries) {
               py::object context;
-              constexpr auto kOfPeers = completion_flag::kRemoteData | completion_flag::kRemoteWrite;
-              if (entry.context == kNoContext || (entry.flags & kOfPeers) != 0) {
+              if (entry.context == kNoContext || (entry.flags & completion_flag::kRemoteWrite) != 0) {
                 context = py::none();
               } else if (entry.context > kNoContext) {
                 const py::int_ number(entry.context);
                 if (PyObject* found = PyDict_GetItem(objects.ptr(), number.ptr())) {
                   context = py::reinterpret_borrow<py::object>(found);
-                  PyDict_DelItem(objects.ptr(), number.ptr());
+                  if ((entry.flags & completion_flag::kMore) == 0)
+                    PyDict_DelItem(objects.ptr(), number.ptr());
                 }
               }
               out.append(py::reinterpret_steal<py::object>(make_completion(entry, context.ptr())));

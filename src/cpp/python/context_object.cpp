@@ -208,7 +208,8 @@ void bind_context(py::module_& m) {
                                  "One transmit and receive side of an endpoint, with one lock.");
   type.def(py::init([](const std::shared_ptr<DomainCore>& domain, int index, std::uint32_t number,
                        const std::string& auth_key, bool counts, const std::shared_ptr<AddressVector>& peers,
-                       const std::shared_ptr<CompletionQueue>& queue, const py::dict& objects) {
+                       const std::shared_ptr<CompletionQueue>& queue, const py::dict& objects,
+                       unsigned rx_bits, std::uint64_t max_group_id, bool directed) {
              auto handle = std::make_unique<ContextHandle>();
              handle->domain = domain;
              handle->queue = queue;
@@ -218,7 +219,8 @@ void bind_context(py::module_& m) {
              {
                const WithoutGil without_gil;
                handle->context = domain->open_context(static_cast<std::uint16_t>(index),
-                                                      {number, auth_key, counts}, peers, queue, events);
+                                                      {number, auth_key, counts, rx_bits, max_group_id, directed},
+                                                      peers, queue, events);
              }
              handle->context->on_notice = [finished = handle->finished] {
                if (WithoutGil::finalizing()) return;
@@ -228,7 +230,8 @@ void bind_context(py::module_& m) {
              return handle;
            }),
            py::arg("domain"), py::arg("index"), py::arg("number"), py::arg("auth_key"), py::arg("counts"),
-           py::arg("peers"), py::arg("queue"), py::arg("objects"))
+           py::arg("peers"), py::arg("queue"), py::arg("objects"), py::arg("rx_bits"),
+           py::arg("max_group_id"), py::arg("directed"))
       .def("parts",
            [](const ContextHandle& handle) {
              handle.check_open();
@@ -268,7 +271,7 @@ void bind_context(py::module_& m) {
             handle.check_open();
             const PeerId id = peer.is_none() ? kNoPeer : peer_from(peer.ptr());
             const Deadline deadline = deadline_from(timeout);
-            if (id != kNoPeer && !handle.context->peers().contains(id))
+            if (id != kNoPeer && !handle.context->peers().contains(handle.context->target(id).index))
               throw Error(Errc::invalid, "peer " + std::to_string(static_cast<std::int64_t>(id)) +
                                              " is not in the address vector (never inserted, or removed)");
             auto goals = handle.context->flush_goals(id);
@@ -295,11 +298,29 @@ void bind_context(py::module_& m) {
             return moved;
           },
           "Moves what can be moved without waiting; whether anything moved.")
+      .def_property_readonly(
+          "_poll_fd", [](const ContextHandle& handle) { return handle.context->poll_fd(); },
+          "For event loops under manual progress.")
+      .def(
+          "_drive",
+          [](ContextHandle& handle) {
+            if (handle.closed) return;
+            {
+              const WithoutGil without_gil;
+              do {
+                handle.context->progress();
+              } while (handle.context->arm() == Context::Rest::work_left);
+            }
+            handle.finished->drain();
+          },
+          "Moves what can be moved; on return the descriptor tells of more.")
+      .def_property_readonly("manual", [](const ContextHandle& handle) { return handle.manual; })
       .def_property_readonly("closed", [](const ContextHandle& handle) { return handle.closed; })
       .def("close", &ContextHandle::close);
   add_methods(type, rma_methods);
   add_methods(type, vector_methods);
   add_methods(type, atomic_methods);
+  add_methods(type, message_methods);
 }
 
 }  // namespace fab::python

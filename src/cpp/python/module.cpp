@@ -14,4 +14,5 @@ PYBIND11_MODULE(_core, m) {
   bind_sync(m);
   bind_domain(m);
   bind_context(m);
+  bind_messages(m);
 }

@@ -22,6 +22,10 @@ const char* verb(OpCode op) noexcept {
       return "fetch_atomic";
     case OpCode::compare_atomic:
       return "compare_atomic";
+    case OpCode::send:
+      return "send";
+    case OpCode::receive:
+      return "receive";
   }
   return "operation";
 }
@@ -76,6 +80,10 @@ PyGetSetDef completion_getset[] = {
     {"data", completion_number<&Completion::data>, nullptr, "Remote data of the peer's write; 0 without.",
      nullptr},
     {"tag", completion_number<&Completion::tag>, nullptr, "Tag of a message; 0 without.", nullptr},
+    {"offset", completion_number<&Completion::offset>, nullptr,
+     "Where a message begins in the memory of a receive for many.", nullptr},
+    {"overflow", completion_number<&Completion::overflow>, nullptr,
+     "Bytes of a truncated message that had no room.", nullptr},
     {"source", completion_number<&Completion::source>, nullptr,
      "Handle of the peer that caused the entry, or ADDR_NOTAVAIL.", nullptr},
     {"error", completion_error_get, nullptr, "None, or the exception that tells why the operation failed.",
@@ -288,7 +296,27 @@ PyCFunction method(F function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
 }
 
-PyObject* always_false(PyObject*, PyObject*) { Py_RETURN_FALSE; }
+PyObject* operation_cancel(PyObject* self, PyObject*) {
+  OperationObject& operation = operation_of(self);
+  if (operation.op != OpCode::receive || operation.core.done()) Py_RETURN_FALSE;
+  try {
+    bool canceled;
+    {
+      const WithoutGil without_gil;
+      canceled = operation.context->cancel(operation.core);
+    }
+    operation.finished->drain();
+    return PyBool_FromLong(canceled);
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+PyObject* operation_cancelled(PyObject* self, PyObject*) {
+  const Operation& core = operation_of(self).core;
+  return PyBool_FromLong(core.done() && core.completion().error == Errc::canceled);
+}
 
 // For event loops under manual progress: moves what can be moved; on return the descriptor tells of more.
 PyObject* operation_drive(PyObject* self, PyObject*) {
@@ -313,9 +341,10 @@ PyMethodDef operation_methods[] = {
     {"exception", method(operation_exception), METH_FASTCALL | METH_KEYWORDS,
      "exception($self, /, timeout=None)\n--\n\nWaits and returns the exception that result() would raise, or "
      "None."},
-    {"cancel", always_false, METH_NOARGS,
-     "cancel($self, /)\n--\n\nFalse: one-sided operations cannot be taken back once started."},
-    {"cancelled", always_false, METH_NOARGS, "cancelled($self, /)\n--\n\nFalse, see cancel()."},
+    {"cancel", operation_cancel, METH_NOARGS,
+     "cancel($self, /)\n--\n\nTakes back a receive that has met no message yet, which then ends in CanceledError. "
+     "False for all else: what\nwas started at a peer cannot be taken back."},
+    {"cancelled", operation_cancelled, METH_NOARGS, "cancelled($self, /)\n--\n\nWhether it ended in CanceledError."},
     {"running", [](PyObject* self, PyObject*) { return PyBool_FromLong(!operation_of(self).core.done()); },
      METH_NOARGS, "running($self, /)\n--\n\nWhether the outcome is still open."},
     {"add_done_callback", operation_add_done_callback, METH_O,
@@ -388,6 +417,7 @@ OperationObject* new_operation() noexcept {
   operation->user_context = nullptr;
   operation->callbacks = nullptr;
   operation->manual = false;
+  operation->tagged = false;
   return operation;
 }
 
@@ -399,6 +429,10 @@ std::uint32_t completion_flags(OpCode op) noexcept {
       return completion_flag::kRma | completion_flag::kRead;
     case OpCode::atomic:
       return completion_flag::kAtomic | completion_flag::kWrite;
+    case OpCode::send:
+      return completion_flag::kMessage | completion_flag::kSend;
+    case OpCode::receive:
+      return completion_flag::kMessage | completion_flag::kRecv;
     default:
       return completion_flag::kAtomic | completion_flag::kRead;
   }
@@ -409,7 +443,9 @@ void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t contex
   if (queue && !queue->reserve())
     throw Error(Errc::again, "the completion queue of " + std::to_string(queue->size()) +
                                  " entries is full; read it before posting more, or make it larger");
-  operation.core.begin(parts, context_number, completion_flags(operation.op), queue, nullptr, settled_hook);
+  const std::uint32_t flags =
+      completion_flags(operation.op) | (operation.tagged ? completion_flag::kTagged : 0);
+  operation.core.begin(parts, context_number, flags, queue, nullptr, settled_hook);
 }
 
 void keep_context(OperationObject& operation, PyObject* context) noexcept {
@@ -450,6 +486,14 @@ std::string way_to(Context& context, PeerId peer) {
 
 py::object failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key,
                    PeerId peer, Context* context) {
+  if (op == OpCode::send || op == OpCode::receive) {
+    std::string text = std::string(verb(op)) + " of " + std::to_string(nbytes) + " bytes, tag " +
+                       std::to_string(key) + ", " + (op == OpCode::send ? "to peer " : "from peer ") +
+                       (peer == kNoPeer ? "any" : std::to_string(peer));
+    if (context && op == OpCode::send && error != Errc::peer_lost && error != Errc::canceled)
+      text += way_to(*context, peer);
+    return make_error(error, text + " failed: " + describe(error));
+  }
   std::string text = std::string(verb(op)) + " of " + std::to_string(nbytes) + " bytes at " +
                      std::to_string(remote) + " of key " + std::to_string(key) +
                      (op == OpCode::write || op == OpCode::atomic ? " to peer " : " from peer ") +

@@ -39,6 +39,7 @@ struct OperationObject {
   OpCode op;
   std::uint64_t remote, key, nbytes;
   bool manual;
+  bool tagged;  // a tagged message
 };
 
 inline constexpr std::uint64_t kNoContext = std::uint64_t{1} << 63;  // and above: numbers of kept objects

@@ -144,9 +144,10 @@ PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const*
 }
 
 PyObject* inject(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  static const char* const names[] = {"local", "peer", "remote", "data"};
-  PyObject* given[4];
-  if (!parse_arguments("inject", names, 3, args, nargs, kwnames, given)) return nullptr;
+  static const char* const names[] = {"local", "peer", "remote", "data", "tag"};
+  PyObject* given[5];
+  if (!parse_arguments("inject", names, 2, args, nargs, kwnames, given)) return nullptr;
+  if (!given[2] || given[2] == Py_None) return inject_message(self, given[0], given[1], given[4], given[3]);
   try {
     ContextHandle& handle = context_handle(self);
     handle.check_open();
@@ -221,9 +222,9 @@ PyMethodDef rma_methods[] = {
      "get($self, /, local, peer, remote, timeout=None)\n--\n\nA read that is complete on return. The fastest "
      "form."},
     {"inject", method(inject), METH_FASTCALL | METH_KEYWORDS,
-     "inject($self, /, local, peer, remote, data=None)\n--\n\n"
-     "A write of at most info.inject_size bytes whose buffer may be reused on return; no completion on "
-     "success."},
+     "inject($self, /, local, peer, remote=None, data=None, tag=None)\n--\n\n"
+     "A write of at most info.inject_size bytes, or, without `remote`, a message, with `tag` a tagged one. The buffer may "
+     "be reused on\nreturn; no completion on success."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace fab::python

@@ -17,10 +17,10 @@ class LinkedEndpoint final : public Endpoint {
     return all;
   }
 
-  Reach reaches(const Name& peer) const override {
+  Reach reaches(const Name& peer, std::uint16_t target) const override {
     std::string reasons;
     for (const auto& link : links_) {
-      Reach reach = link->reaches(peer);
+      Reach reach = link->reaches(peer, target);
       if (reach.ok) {
         if (!reasons.empty()) reach.why += "; not taken: " + reasons;
         return reach;
@@ -30,14 +30,14 @@ class LinkedEndpoint final : public Endpoint {
     return {false, reasons};
   }
 
-  std::unique_ptr<Path> connect(PeerId id, const Name& peer) override {
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target) override {
     std::string reasons;
     for (const auto& link : links_) {
-      const Reach reach = link->reaches(peer);
+      const Reach reach = link->reaches(peer, target);
       std::string reason = reach.why;
       if (reach.ok) {
         try {
-          return link->connect(id, peer);
+          return link->connect(id, peer, target);
         } catch (const std::runtime_error& error) {  // Error, or std::system_error: out of descriptors
           reason = error.what();
         }

@@ -2,7 +2,10 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -26,7 +29,7 @@ std::span<std::byte> ring_bytes(const Mapping& mapping, bool to_target) noexcept
 }  // namespace
 
 Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
-                 bool initiator, const Session::Services& services)
+                 bool initiator, Session::Services services, bool reads_directly)
     : file_(std::move(file)),
       mapping_(std::move(mapping)),
       peer_(std::move(peer)),
@@ -34,8 +37,12 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, s
       out_(initiator ? header_of(mapping_).to_target : header_of(mapping_).to_initiator,
            ring_bytes(mapping_, initiator)),
       in_(initiator ? header_of(mapping_).to_initiator : header_of(mapping_).to_target,
-          ring_bytes(mapping_, !initiator)),
-      session_(std::make_unique<Session>(services)) {
+          ring_bytes(mapping_, !initiator)) {
+  services.on_output = [this] {
+    if (!moving_) flush();
+  };
+  if (reads_directly) services.reader = this;
+  session_ = std::make_unique<Session>(std::move(services));
   peer_->watch();
 }
 
@@ -46,7 +53,7 @@ Channel::~Channel() {
 
 std::unique_ptr<Channel> Channel::create(std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
                                          const Address& self, std::uint16_t context,
-                                         const Session::Services& services) {
+                                         Session::Services services, bool reads_directly) {
   OwnFd file = make_memory_file("pyfab-channel", kChannelBytes);
   Mapping mapping = Mapping::shared(file.get(), 0, kChannelBytes);
   ChannelHeader& header = header_of(mapping);
@@ -57,7 +64,8 @@ std::unique_ptr<Channel> Channel::create(std::shared_ptr<Neighbour> peer, std::u
   self.encode().copy(header.initiator, sizeof header.initiator);
   std::memcpy(header.target_domain, peer->address().domain_id, sizeof header.target_domain);
   return std::unique_ptr<Channel>(
-      new Channel(std::move(file), std::move(mapping), std::move(peer), peer_cell, true, services));
+      new Channel(std::move(file), std::move(mapping), std::move(peer), peer_cell, true, std::move(services),
+                  reads_directly));
 }
 
 Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell,
@@ -89,10 +97,11 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell,
 }
 
 std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<Neighbour> peer,
-                                         const Session::Services& services) {
+                                         Session::Services services, bool reads_directly) {
   const std::uint16_t cell = offer.initiator.cell;
   return std::unique_ptr<Channel>(
-      new Channel(std::move(offer.file), std::move(offer.mapping), std::move(peer), cell, false, services));
+      new Channel(std::move(offer.file), std::move(offer.mapping), std::move(peer), cell, false,
+                  std::move(services), reads_directly));
 }
 
 bool Channel::take_in() noexcept {
@@ -153,9 +162,52 @@ bool Channel::send_out() noexcept {
 }
 
 bool Channel::move() noexcept {
+  moving_ = true;
   const bool in = take_in();
+  moving_ = false;
   const bool out = error_ == Errc::ok && send_out();
   return in || out;
+}
+
+// Announced messages of the peer.
+Errc Channel::read(std::span<const iovec> from, PieceCursor to, std::uint64_t length) noexcept {
+  constexpr std::size_t kPieces = 64;
+  std::size_t piece = 0, used = 0;  // of `from`
+  while (length) {
+    iovec there[kPieces], here[kPieces];
+    std::size_t count = 0;
+    std::uint64_t offered = 0;
+    PieceCursor landing = to;
+    for (std::size_t at = piece, skip = used; at < from.size() && count < kPieces && offered < length; ++count) {
+      const iovec remote = from[at];
+      const std::uint64_t part = std::min<std::uint64_t>(remote.iov_len - skip, length - offered);
+      here[count] = landing.here(part);
+      there[count] = {static_cast<std::byte*>(remote.iov_base) + skip, here[count].iov_len};
+      landing.advance(here[count].iov_len);
+      offered += here[count].iov_len;
+      skip += here[count].iov_len;
+      if (skip == remote.iov_len) {
+        ++at;
+        skip = 0;
+      }
+    }
+    const auto moved = ::process_vm_readv(peer_->address().process.pid, here, count, there, count, 0);
+    if (moved < 0)
+      return errno == EFAULT ? Errc::bounds : errno == ESRCH ? Errc::peer_lost : Errc::not_supported;
+    if (moved == 0) return Errc::bounds;
+    length -= static_cast<std::uint64_t>(moved);
+    for (auto left = static_cast<std::size_t>(moved); left;) {
+      const std::size_t part = std::min(left, from[piece].iov_len - used);
+      to.skip(part);
+      used += part;
+      left -= part;
+      if (used == from[piece].iov_len) {
+        ++piece;
+        used = 0;
+      }
+    }
+  }
+  return Errc::ok;
 }
 
 void Channel::flush() noexcept {

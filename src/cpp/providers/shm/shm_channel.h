@@ -11,12 +11,13 @@
 namespace fab::shm {
 
 // One session over two rings in a shared memory file: what a peer must do itself goes this way.
-class Channel {
+class Channel final : private MemoryReader {
  public:
-  // The initiator's side; throws std::system_error. `self` is its own address, `context` its Part::context.
+  // The initiator's side; throws std::system_error. `reads_directly`: messages may be read by cross-memory
+  // attach. `self` is its own address, `context` its Part::context.
   static std::unique_ptr<Channel> create(std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
                                          const Address& self, std::uint16_t context,
-                                         const Session::Services& services);
+                                         Session::Services services, bool reads_directly);
   // A channel file as the target finds it.
   struct Offer {
     OwnFd file;
@@ -29,9 +30,9 @@ class Channel {
   static Offer open(const AccessSlot& slot, std::uint16_t cell, const std::uint8_t (&domain_id)[16]);
   // The target's side.
   static std::unique_ptr<Channel> accept(Offer offer, std::shared_ptr<Neighbour> peer,
-                                         const Session::Services& services);
+                                         Session::Services services, bool reads_directly);
 
-  ~Channel();
+  ~Channel() override;
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
@@ -51,7 +52,8 @@ class Channel {
 
  private:
   Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
-          bool initiator, const Session::Services& services);
+          bool initiator, Session::Services services, bool reads_directly);
+  Errc read(std::span<const iovec> from, PieceCursor to, std::uint64_t length) noexcept override;
   bool take_in() noexcept;
   bool send_out() noexcept;
 
@@ -63,6 +65,7 @@ class Channel {
   RingReader in_;
   std::unique_ptr<Session> session_;
   std::uint64_t received_ = 0;
+  bool moving_ = false;
   bool pending_ = false;
   Errc error_ = Errc::ok;
 };

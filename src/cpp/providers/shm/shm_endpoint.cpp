@@ -18,6 +18,7 @@ namespace fab::shm {
 namespace {
 
 constexpr int kChecksPerDeadline = 4;
+constexpr std::size_t kLargestMessage = 8 * 1024;  // beyond it one copy by the receiver is faster than three
 
 }  // namespace
 
@@ -53,11 +54,6 @@ ShmEndpoint::~ShmEndpoint() {
 
 std::vector<Part> ShmEndpoint::parts() const { return {{link_, services_.context, self_.encode()}}; }
 
-const Part* ShmEndpoint::part_of(const Name& peer) const noexcept {
-  const std::uint16_t contexts = peer.contexts();
-  return contexts ? peer.find(link_, static_cast<std::uint16_t>(services_.context % contexts)) : nullptr;
-}
-
 std::shared_ptr<Neighbour> ShmEndpoint::neighbour(const Address& address) const {
   for (const auto& known : neighbours_)
     if (!known->gone() && known->address().process == address.process &&
@@ -69,9 +65,10 @@ std::shared_ptr<Neighbour> ShmEndpoint::neighbour(const Address& address) const 
 }
 
 // The neighbour behind a name; throws Error with the reason why there is none.
-std::pair<std::shared_ptr<Neighbour>, std::uint16_t> ShmEndpoint::look_up(const Name& peer) const {
+std::pair<std::shared_ptr<Neighbour>, std::uint16_t> ShmEndpoint::look_up(const Name& peer,
+                                                                                std::uint16_t target) const {
   const auto refuse = [](const std::string& why) { return Error(Errc::unreachable, why); };
-  const Part* part = part_of(peer);
+  const Part* part = peer.find(link_, target);
   if (!part) throw refuse("the peer has no " + link_ + " link");
   const auto address = Address::decode(part->bytes);
   if (!address) throw refuse("the peer's name holds no valid shm part");
@@ -86,27 +83,35 @@ std::pair<std::shared_ptr<Neighbour>, std::uint16_t> ShmEndpoint::look_up(const 
   return {std::move(found), address->cell};
 }
 
-Reach ShmEndpoint::reaches(const Name& peer) const try {
-  look_up(peer);
+Reach ShmEndpoint::reaches(const Name& peer, std::uint16_t target) const try {
+  look_up(peer, target);
   return {true, "same node"};
 } catch (const std::exception& error) {
   return {false, error.what()};
 }
 
-std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer) try {
-  const auto [found, cell] = look_up(peer);
+std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target) try {
+  const auto [found, cell] = look_up(peer, target);
   const int slot = found->segment().claim_slot(self_.process);
   if (slot < 0)
     throw Error(Errc::unreachable, "all " + std::to_string(kMaxSlots) + " access slots of process " +
                                        std::to_string(found->address().process.pid) + " are in use");
-  return std::make_unique<ShmPath>(*this, id, found, cell, found->segment().slots()[slot]);
+  return std::make_unique<ShmPath>(*this, id, found, *peer.find(link_, target), cell,
+                                   found->segment().slots()[slot]);
 } catch (const std::exception& error) {
   throw Error(Errc::unreachable, "no path over " + link_ + ": " + error.what());
 }
 
-Session::Services ShmEndpoint::session_services(PathCounts& counts) noexcept {
-  return {domain_.segment, services_.completions, services_.cell,
-          counts,          services_.wake_domain, domain_.observer};
+Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part) {
+  return {.segment = domain_.segment,
+          .completions = services_.completions,
+          .receives = services_.receives,
+          .sender = std::make_shared<Sender>(services_.peers, std::move(part)),
+          .cell = services_.cell,
+          .counts = counts,
+          .wake_domain = services_.wake_domain,
+          .observer = domain_.observer,
+          .largest_message = kLargestMessage};
 }
 
 void ShmEndpoint::tell_lost(PeerId peer, Errc why) noexcept try {
@@ -130,7 +135,7 @@ bool ShmEndpoint::progress() noexcept {
   if ((bits & work::kChannels) != 0) look_for_channels();
   more_ = false;
   for (Served& served : served_) {
-    serve(served);
+    served.channel->move();
     more_ |= served.channel->pending();
   }
   std::erase_if(served_, [](const Served& served) { return served.channel->error() != Errc::ok; });
@@ -158,15 +163,6 @@ void ShmEndpoint::on_ready(std::uint32_t) noexcept {
   if (::read(timer_.get(), &ticks, sizeof ticks) > 0) check_answers();
   // The doorbell is silent now, so what rang must be done by whoever silenced it.
   progress();
-}
-
-bool ShmEndpoint::serve(Served& served) noexcept {
-  if (served.source == kNoPeer || services_.peers.generation(served.source) != served.generation) {
-    served.source = services_.peers.find(served.part);
-    served.generation = services_.peers.generation(served.source);
-    served.channel->session().set_source(served.source);
-  }
-  return served.channel->move();
 }
 
 void ShmEndpoint::forget(std::uint32_t index) noexcept {
@@ -204,9 +200,9 @@ void ShmEndpoint::look_for_channels() noexcept {
       Channel::Offer offer = Channel::open(slot, self_.cell, domain_.domain_id);
       Part part{link_, offer.initiator_context, offer.initiator.encode()};
       auto peer = neighbour(offer.initiator);
-      served_.push_back(
-          {i, epoch, std::move(part), kNoPeer, 0,
-           Channel::accept(std::move(offer), std::move(peer), session_services(served_counts_))});
+      served_.push_back({i, epoch,
+                         Channel::accept(std::move(offer), std::move(peer),
+                                         session_services(served_counts_, std::move(part)), reads_directly())});
     } catch (const std::exception&) {
       continue;  // the claimant is gone, or it is not one of ours: it gets no answer
     }

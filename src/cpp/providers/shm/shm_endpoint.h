@@ -26,8 +26,8 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   ~ShmEndpoint() override;
 
   std::vector<Part> parts() const override;
-  Reach reaches(const Name& peer) const override;
-  std::unique_ptr<Path> connect(PeerId id, const Name& peer) override;
+  Reach reaches(const Name& peer, std::uint16_t target) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target) override;
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t index) noexcept override;
@@ -39,8 +39,11 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   const Address& address() const noexcept { return self_; }
   std::uint16_t context() const noexcept { return services_.context; }
   CopyMode copy_mode() const noexcept { return mode_; }
+  // Whether memory of other processes may be reached by cross-memory attach.
+  bool reads_directly() const noexcept { return mode_.attach; }
   AttachBatch& attach_batch() noexcept { return attach_batch_; }
-  Session::Services session_services(PathCounts& counts) noexcept;
+  // For a session with the endpoint that `part` names.
+  Session::Services session_services(PathCounts& counts, Part part);
   void continue_later() noexcept;  // progress() shall be called again
   void expect_answers();           // watch for peers that do not answer
   void tell_lost(PeerId peer, Errc why) noexcept;
@@ -49,18 +52,14 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   // A channel that a neighbour opened to this context.
   struct Served {
     std::uint32_t slot, epoch;
-    Part part;  // of its name
-    PeerId source = kNoPeer;
-    std::uint32_t generation = 0;
     std::unique_ptr<Channel> channel;
   };
   ContextCell& cell() const noexcept { return domain_.segment.header().contexts[self_.cell]; }
-  const Part* part_of(const Name& peer) const noexcept;
   std::shared_ptr<Neighbour> neighbour(const Address& address) const;
-  std::pair<std::shared_ptr<Neighbour>, std::uint16_t> look_up(const Name& peer) const;
+  std::pair<std::shared_ptr<Neighbour>, std::uint16_t> look_up(const Name& peer,
+                                                              std::uint16_t target) const;
   void look_for_channels() noexcept;
   bool stands(const Served& served) const noexcept;
-  bool serve(Served& served) noexcept;
   void drop_lost() noexcept;
   void check_answers() noexcept;
   void on_ready(std::uint32_t events) noexcept override;

@@ -25,7 +25,7 @@ bool is_put_or_get(const Transfer& transfer) noexcept {
 
 // Whether a transfer is done by moving bytes, in one go.
 bool simple(const Transfer& transfer) noexcept {
-  return transfer.length <= kSlice && (transfer.flags & transfer_flag::kRemoteData) == 0 &&
+  return transfer.length <= kSlice && transfer.op != OpCode::send && (transfer.flags & transfer_flag::kRemoteData) == 0 &&
          transfer.delivery != Delivery::commit;
 }
 
@@ -78,11 +78,12 @@ std::size_t local_slice(const Transfer& transfer, std::uint64_t from, std::uint6
 
 }  // namespace
 
-ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> peer, std::uint16_t cell,
-                 AccessSlot& slot)
+ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> peer, Part part,
+                 std::uint16_t cell, AccessSlot& slot)
     : endpoint_(endpoint),
       id_(id),
       peer_(std::move(peer)),
+      part_(std::move(part)),
       cell_(cell),
       port_(peer_->segment().port(cell)),
       slot_(slot),
@@ -157,6 +158,7 @@ std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
 // Moves the first transfers of `batch`, as far as they are simple and for one region; returns how many. 0:
 // the first is not simple.
 std::size_t ShmPath::run(std::span<const Transfer> batch) noexcept {
+  if (batch.front().op == OpCode::send) return 0;
   Access access(slot_);
   const KnownRegion* region = known_.enter(batch.front().key, access);
   if (!region) {
@@ -351,7 +353,7 @@ bool ShmPath::progress() noexcept {
 
 // Whether a transfer must go through the channel, or had better.
 bool ShmPath::by_channel(const Transfer& transfer) noexcept {
-  if (transfer.delivery == Delivery::commit) return true;
+  if (transfer.delivery == Delivery::commit || transfer.op == OpCode::send) return true;
   if (!channel_idle() && transfer.length <= kSmall) return true;
   Access access(slot_);
   const KnownRegion* region = known_.enter(transfer.key, access);
@@ -366,7 +368,8 @@ Channel* ShmPath::open_channel() noexcept try {
   }
   if (!channel_) {
     channel_ = Channel::create(peer_, cell_, endpoint_.address(), endpoint_.context(),
-                               endpoint_.session_services(counts_));
+                               endpoint_.session_services(counts_, part_), endpoint_.reads_directly());
+    channel_->session().sender().known_as(id_);
     slot_.target_context = cell_;
     slot_.channel_fd.store(channel_->fd(), std::memory_order_release);
     slot_.channel_epoch.fetch_add(1, std::memory_order_release);

@@ -20,7 +20,8 @@ class ShmEndpoint;
 // until it is idle.
 class ShmPath final : public Path {
  public:
-  ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> peer, std::uint16_t cell,
+  // `part`: of the neighbour's name.
+  ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> peer, Part part, std::uint16_t cell,
           AccessSlot& slot);
   ~ShmPath() override;
 
@@ -68,6 +69,7 @@ class ShmPath final : public Path {
   ShmEndpoint& endpoint_;
   const PeerId id_;
   std::shared_ptr<Neighbour> peer_;
+  const Part part_;
   const std::uint16_t cell_;
   const Port& port_;
   AccessSlot& slot_;

@@ -7,6 +7,7 @@
 #include "base/mapping.h"
 #include "base/process.h"
 #include "base/sha256.h"
+#include "fabric/peer_id.h"
 #include "providers/shm/shm_domain.h"
 
 namespace fab::shm {
@@ -50,7 +51,9 @@ std::vector<Info> ShmProvider::discover() const {
   info.domain = "node";
   info.addr_format = "bundle";
   info.caps = caps::kRma | caps::kAtomic | caps::kRead | caps::kWrite | caps::kRemoteRead |
-              caps::kRemoteWrite | caps::kRmaEvent | caps::kRemoteData | caps::kLocalComm | caps::kRmaPmem;
+              caps::kRemoteWrite | caps::kRmaEvent | caps::kRemoteData | caps::kMessage | caps::kTagged |
+              caps::kDirectedReceive | caps::kMultiReceive | caps::kNamedReceive | caps::kLocalComm | caps::kRmaPmem;
+  info.max_group_id = kMaxGroupId;
   info.links = {"shm"};
   info.why = why_unusable();
   info.usable = info.why.empty();

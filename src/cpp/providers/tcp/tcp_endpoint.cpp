@@ -108,11 +108,6 @@ Deadline TcpEndpoint::handshake_deadline() const {
   return Deadline::in_seconds(std::min(kHandshakeSeconds, domain_.options.peer_deadline));
 }
 
-const Part* TcpEndpoint::part_of(const Name& peer) const noexcept {
-  const std::uint16_t contexts = peer.contexts();
-  return contexts ? peer.find(link(), static_cast<std::uint16_t>(services_.context % contexts)) : nullptr;
-}
-
 std::vector<SocketAddress> TcpEndpoint::routes_to(const Whereabouts& peer) {
   std::vector<SocketAddress> routes;
   const bool here = peer.network == this_network();
@@ -122,8 +117,8 @@ std::vector<SocketAddress> TcpEndpoint::routes_to(const Whereabouts& peer) {
   return routes;
 }
 
-Reach TcpEndpoint::reaches(const Name& peer) const {
-  const Part* part = part_of(peer);
+Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target) const {
+  const Part* part = peer.find(link(), target);
   if (!part) return {false, "the peer has no " + link() + " link"};
   const auto where = Whereabouts::parse(part->bytes);
   if (!where) return {false, "the peer's name holds no valid tcp part"};
@@ -136,10 +131,10 @@ Reach TcpEndpoint::reaches(const Name& peer) const {
   return {false, "no route to " + where->addresses.front().text()};
 }
 
-std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer) {
-  const Part* part = part_of(peer);
+std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target) {
+  const Part* part = peer.find(link(), target);
   const auto where = part ? Whereabouts::parse(part->bytes) : std::nullopt;
-  if (const Reach reach = reaches(peer); !reach.ok || !where)
+  if (const Reach reach = reaches(peer, target); !reach.ok || !where)
     throw Error(Errc::unreachable,
                 "peer " + std::to_string(id) + " cannot be reached over tcp: " + reach.why);
   auto& slot = streams_[{where->id, false}];

@@ -20,8 +20,8 @@ class TcpEndpoint final : public Endpoint {
   ~TcpEndpoint() override;
 
   std::vector<Part> parts() const override { return {identity_.part}; }
-  Reach reaches(const Name& peer) const override;
-  std::unique_ptr<Path> connect(PeerId id, const Name& peer) override;
+  Reach reaches(const Name& peer, std::uint16_t target) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target) override;
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t region) noexcept override;
@@ -56,7 +56,6 @@ class TcpEndpoint final : public Endpoint {
   void on_caller(Handshake& told);
   void tick() noexcept;
   bool flush_unsent() noexcept;
-  const Part* part_of(const Name& peer) const noexcept;
 
   const DomainServices domain_;
   const EndpointServices services_;

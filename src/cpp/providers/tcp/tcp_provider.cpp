@@ -1,6 +1,7 @@
 #include "providers/tcp/tcp_provider.h"
 
 #include "base/interfaces.h"
+#include "fabric/peer_id.h"
 #include "providers/tcp/tcp_domain.h"
 
 namespace fab::tcp {
@@ -30,8 +31,10 @@ class TcpProvider final : public Provider {
     info.domain = interface.name;
     info.addr_format = "bundle";
     info.caps = caps::kRma | caps::kAtomic | caps::kRead | caps::kWrite | caps::kRemoteRead |
-                caps::kRemoteWrite | caps::kRmaEvent | caps::kRemoteData | caps::kRmaPmem | caps::kLocalComm |
+                caps::kRemoteWrite | caps::kRmaEvent | caps::kRemoteData | caps::kMessage | caps::kTagged |
+                caps::kDirectedReceive | caps::kMultiReceive | caps::kNamedReceive | caps::kRmaPmem | caps::kLocalComm |
                 (interface.loopback ? 0 : caps::kRemoteComm);
+    info.max_group_id = kMaxGroupId;
     info.inject_size = 64 * 1024;
     info.links = {"tcp:" + interface.name};
     info.nics = {{.name = interface.name,

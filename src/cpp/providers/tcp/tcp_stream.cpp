@@ -34,10 +34,13 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where)
       number_(nonzero_random()),
       session_({.segment = endpoint.domain().segment,
                 .completions = endpoint.services().completions,
+                .receives = endpoint.services().receives,
+                .sender = std::make_shared<Sender>(endpoint.services().peers, peer_),
                 .cell = endpoint.services().cell,
                 .counts = counts_,
                 .wake_domain = endpoint.services().wake_domain,
-                .observer = endpoint.domain().observer}) {}
+                .observer = endpoint.domain().observer,
+                .on_output = [this] { endpoint_->send_later(*this); }}) {}
 
 TcpStream::~TcpStream() { close_socket(); }
 
@@ -88,20 +91,6 @@ void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) {
   socket_ = std::move(socket);
   endpoint_->heat(*this);
   flush();
-}
-
-void TcpStream::known_as(PeerId peer) noexcept {
-  source_ = peer;
-  source_generation_ = endpoint_->services().peers.generation(peer);
-  session_.set_source(peer);
-}
-
-// Who the sender of remote data is: it may come into the address vector, or leave it, at any time.
-void TcpStream::identify() noexcept {
-  const AddressVector& peers = endpoint_->services().peers;
-  if (source_ != kNoPeer && peers.generation(source_) == source_generation_) return;
-  if (peers.size() == 0 && source_ == kNoPeer) return;
-  known_as(peers.find(peer_));
 }
 
 std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
@@ -169,7 +158,6 @@ void TcpStream::wait_writable(bool on) noexcept {
 
 bool TcpStream::receive() noexcept {
   if (!open()) return false;
-  identify();
   bool any = false;
   for (int round = 0; round < kReceiveBudget; ++round) {
     iovec pieces[2];
@@ -219,7 +207,7 @@ bool TcpStream::tick() noexcept {
   }
   if (!open()) return connecting();
   const auto now = Clock::now();
-  const bool waits = session_.outstanding() != 0;
+  const bool waits = session_.outstanding() != 0 || session_.announces();
   if (!std::exchange(waited_at_tick_, waits) || !waits ||
       std::exchange(received_at_tick_, received_) != received_) {
     quiet_since_ = now;
@@ -246,7 +234,7 @@ void TcpStream::close_socket() noexcept {
 void TcpStream::fail(Errc error) noexcept {
   if (state_ != Errc::ok) return;
   TcpEndpoint& endpoint = *endpoint_;
-  const PeerId peer = source_;
+  const PeerId peer = session_.sender().handle();
   endpoint.retire(*this);
   detach(error);
   if (peer != kNoPeer)

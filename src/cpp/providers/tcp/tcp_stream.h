@@ -33,7 +33,7 @@ class TcpStream final : public ReadyHandler {
   void adopt(OwnFd socket, std::uint64_t peer_number);
   // Two calls cross and ours goes first: the other one waits for what becomes of it.
   void park(std::unique_ptr<IncomingHandshake> caller);
-  void known_as(PeerId peer) noexcept;
+  void known_as(PeerId peer) noexcept { session_.sender().known_as(peer); }
 
   // --- data path
   std::size_t post(std::span<const Transfer> batch) noexcept;
@@ -57,7 +57,6 @@ class TcpStream final : public ReadyHandler {
   void attempt_failed(Errc error);
   void close_socket() noexcept;
   void wait_writable(bool on) noexcept;
-  void identify() noexcept;
 
   TcpEndpoint* endpoint_;  // null once detached
   const Part peer_;
@@ -73,9 +72,6 @@ class TcpStream final : public ReadyHandler {
   bool send_ended_ = false;
   std::unique_ptr<OutgoingHandshake> attempt_;
   std::unique_ptr<IncomingHandshake> parked_;
-
-  PeerId source_ = kNoPeer;
-  std::uint32_t source_generation_ = 0;
 
   std::uint64_t received_ = 0, received_at_tick_ = 0;  // bytes
   bool waited_at_tick_ = false;                        // for answers

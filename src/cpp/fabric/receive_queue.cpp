@@ -1,0 +1,321 @@
+#include "fabric/receive_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/fault_guard.h"
+#include "fabric/local_memory.h"
+#include "fabric/operation.h"
+
+namespace fab {
+namespace {
+
+std::uint64_t mix(std::uint64_t value) noexcept {
+  value ^= value >> 32;
+  value *= 0x9E3779B97F4A7C15u;
+  return value ^ (value >> 29);
+}
+
+std::uint64_t hash_of(bool tagged, std::uint32_t group, std::uint64_t tag) noexcept {
+  return mix(tag + (std::uint64_t{group} << 40) + (tagged ? 0x517CC1B727220A95u : 0));
+}
+
+std::uint64_t with_source(std::uint64_t hash, PeerId source) noexcept { return mix(hash + source + 1); }
+
+std::uint64_t hash_of(const MatchRule& rule) noexcept { return hash_of(rule.tagged, rule.group, rule.tag); }
+std::uint64_t hash_of(const MessageHead& head) noexcept { return hash_of(head.tagged, head.group, head.tag); }
+
+Completion describe(const Matched& matched, Errc error) noexcept {
+  const MessageHead& head = matched.head;
+  const bool cut = error == Errc::ok && matched.room < head.length;
+  return {.length = error == Errc::ok ? matched.room : 0,
+          .data = head.data,
+          .tag = head.tag,
+          .source = matched.source,
+          .error = cut ? Errc::truncated : error,
+          .flags = head.has_data ? completion_flag::kRemoteData : 0,
+          .offset = matched.offset,
+          .overflow = cut ? head.length - matched.room : 0};
+}
+
+}  // namespace
+
+bool store_message(const Matched& matched, const std::byte* bytes) noexcept {
+  return guarded([&] { scatter(bytes, matched.landing, matched.room); });
+}
+
+// --- receivers
+
+Message* ReceiveQueue::find(const MatchRule& rule) const noexcept {
+  if (rule.ignore == 0) {
+    const auto& chain = unexpected_.chain(hash_of(rule));
+    for (Message* at = chain.front(); at; at = chain.after(*at))
+      if (rule.fits(at->head, rule.source == kNoPeer ? kNoPeer : at->sender->handle())) return at;
+    return nullptr;
+  }
+  for (Message* at = by_age_.front(); at; at = by_age_.after(*at))
+    if (rule.fits(at->head, rule.source == kNoPeer ? kNoPeer : at->sender->handle())) return at;
+  return nullptr;
+}
+
+void ReceiveQueue::post(Receive receive) {
+  if (!directed_) receive.rule.source = kNoPeer;
+  if (!receive.rule.tagged) receive.rule.tag = receive.rule.ignore = 0;
+  std::unique_ptr<Posted> posted;
+  if (spare_.empty()) {
+    posted = std::make_unique<Posted>();
+  } else {
+    posted = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  *posted = {};
+  posted->receive = receive;
+  posted->sequence = next_sequence_++;
+  posted->hash = with_source(hash_of(receive.rule), receive.rule.source);
+  if (receive.rule.ignore == 0)
+    exact_.insert(*posted);
+  else
+    masked_.push_back(*posted);
+  Posted& stands = *posted;
+  posted_by_age_.push_back(*posted.release());
+  ++posted_;
+  // Whoever is first in line among the receives is this one for every message that still waits.
+  for (bool used_up = false; !used_up;) {
+    Message* message = find(receive.rule);
+    if (!message) break;
+    ++sizes_.matched_unexpected;
+    used_up = receive.least_room == 0;
+    const PeerId source = message->sender->handle();
+    const std::uint64_t left = receive.length - stands.filled;
+    if (!used_up && stands.filled != 0 && message->head.length > left) {
+      retire(stands, Errc::ok);
+      return;
+    }
+    if (!used_up) used_up = left - std::min(left, message->head.length) < receive.least_room;
+    const Matched matched = use(stands, message->head, source);
+    unlink(*message);
+    deliver(*std::unique_ptr<Message>(message), matched);
+  }
+  sizes_.most_posted = std::max(sizes_.most_posted, posted_);
+}
+
+bool ReceiveQueue::cancel(const Operation& operation) noexcept {
+  for (Posted* at = posted_by_age_.front(); at; at = posted_by_age_.after(*at)) {
+    if (at->receive.operation != &operation) continue;
+    retire(*at, Errc::canceled);
+    return true;
+  }
+  return false;
+}
+
+bool ReceiveQueue::cancel_context(std::uint64_t context) noexcept {
+  for (Posted* at = posted_by_age_.front(); at; at = posted_by_age_.after(*at)) {
+    if (at->receive.operation->completion().context != context) continue;
+    retire(*at, Errc::canceled);
+    return true;
+  }
+  return false;
+}
+
+const Message* ReceiveQueue::peek(const MatchRule& rule) { return find(rule); }
+
+std::uint64_t ReceiveQueue::claim(const MatchRule& rule) {
+  Message* message = find(rule);
+  if (!message) return 0;
+  unlink(*message);
+  message->claim = next_claim_++;
+  claimed_.push_back(*message);
+  return message->claim;
+}
+
+const Message* ReceiveQueue::claimed(std::uint64_t claim) const noexcept {
+  for (Message* at = claimed_.front(); at; at = claimed_.after(*at))
+    if (at->claim == claim) return at;
+  return nullptr;
+}
+
+std::unique_ptr<Message> ReceiveQueue::take_claimed(std::uint64_t claim) noexcept {
+  auto* found = const_cast<Message*>(claimed(claim));
+  if (found) claimed_.erase(*found);
+  return std::unique_ptr<Message>(found);
+}
+
+bool ReceiveQueue::receive_claimed(std::uint64_t claim, const Receive& receive) {
+  const std::unique_ptr<Message> message = take_claimed(claim);
+  if (!message) return false;
+  ++sizes_.matched_unexpected;
+  Posted posted;
+  posted.receive = receive;
+  const Matched matched = matched_of(posted, message->head, message->sender->handle());
+  deliver(*message, matched);
+  return true;
+}
+
+bool ReceiveQueue::discard_claimed(std::uint64_t claim) noexcept {
+  const std::unique_ptr<Message> message = take_claimed(claim);
+  if (!message) return false;
+  forget(*message);
+  return true;
+}
+
+bool ReceiveQueue::discard(const MatchRule& rule) noexcept {
+  Message* message = find(rule);
+  if (!message) return false;
+  unlink(*message);
+  forget(*std::unique_ptr<Message>(message));
+  return true;
+}
+
+void ReceiveQueue::drop_all() noexcept {
+  while (Posted* posted = posted_by_age_.front()) {
+    posted->receive.operation->withdraw();
+    retire(*posted, Errc::canceled);
+  }
+  while (Message* message = by_age_.front()) {
+    unlink(*message);
+    forget(*std::unique_ptr<Message>(message));
+  }
+  while (Message* message = claimed_.front()) {
+    claimed_.erase(*message);
+    forget(*std::unique_ptr<Message>(message));
+  }
+}
+
+// --- origins
+
+ReceiveQueue::Posted* ReceiveQueue::find_posted(const MessageHead& head, PeerId from) const noexcept {
+  Posted* oldest = nullptr;
+  const auto look = [&](std::uint64_t hash) {
+    const auto& chain = exact_.chain(hash);
+    for (Posted* at = chain.front(); at; at = chain.after(*at)) {
+      if (at->hash != hash || !at->receive.rule.fits(head, from)) continue;
+      if (!oldest || at->sequence < oldest->sequence) oldest = at;
+      return;
+    }
+  };
+  if (exact_.size() != 0) {
+    const std::uint64_t hash = hash_of(head);
+    look(with_source(hash, kNoPeer));
+    if (from != kNoPeer) look(with_source(hash, from));
+  }
+  for (Posted* at = masked_.front(); at && (!oldest || at->sequence < oldest->sequence);
+       at = masked_.after(*at))
+    if (at->receive.rule.fits(head, from)) return at;
+  return oldest;
+}
+
+Matched ReceiveQueue::matched_of(Posted& posted, const MessageHead& head, PeerId source) noexcept {
+  const Receive& receive = posted.receive;
+  Matched matched{.operation = receive.operation,
+                  .room = std::min(head.length, receive.length - posted.filled),
+                  .offset = posted.filled,
+                  .one_of_many = receive.least_room != 0,
+                  .head = head,
+                  .source = source};
+  matched.landing = receive.piece_count ? PieceCursor(receive.pieces, receive.piece_count)
+                                        : PieceCursor(receive.local + posted.filled);
+  return matched;
+}
+
+Matched ReceiveQueue::use(Posted& posted, const MessageHead& head, PeerId source) noexcept {
+  const Matched matched = matched_of(posted, head, source);
+  if (!matched.one_of_many) {
+    unlink(posted);
+    return matched;
+  }
+  posted.filled += matched.room;
+  posted.receive.operation->expect_more(1);
+  if (posted.receive.length - posted.filled < posted.receive.least_room) retire(posted, Errc::ok);
+  return matched;
+}
+
+std::optional<Matched> ReceiveQueue::match(const MessageHead& head, Sender& sender) {
+  if (posted_ == 0) return std::nullopt;
+  const PeerId from = sender.handle();
+  for (;;) {
+    Posted* posted = find_posted(head, from);
+    if (!posted) return std::nullopt;
+    if (posted->filled != 0 && head.length > posted->receive.length - posted->filled) {
+      retire(*posted, Errc::ok);  // this one begins the next buffer instead of being cut
+      continue;
+    }
+    ++sizes_.matched_posted;
+    return use(*posted, head, from);
+  }
+}
+
+void ReceiveQueue::keep(std::unique_ptr<Message> message) {
+  message->hash = hash_of(message->head);
+  unexpected_.insert(*message);
+  by_age_.push_back(*message.release());
+  sizes_.most_unexpected = std::max(sizes_.most_unexpected, unexpected_.size());
+}
+
+void ReceiveQueue::finish(const Matched& matched, Errc error) noexcept {
+  Completion told = describe(matched, error);
+  if (!matched.one_of_many) return matched.operation->end_receive(told);
+  matched.operation->tell(told);
+  matched.operation->settle(Errc::ok, told.length);
+}
+
+void ReceiveQueue::leave(const MessageOrigin& origin) noexcept {
+  for (auto* list : {&by_age_, &claimed_})
+    for (Message* at = list->front(); at;) {
+      Message& message = *at;
+      at = list->after(message);
+      if (message.origin != &origin) continue;
+      message.origin = nullptr;
+      if (!message.announced) continue;
+      list == &by_age_ ? unlink(message) : claimed_.erase(message);
+      delete &message;
+    }
+}
+
+// --- messages
+
+void ReceiveQueue::deliver(const Message& message, const Matched& matched) noexcept {
+  if (message.announced) return message.origin->fetch(message, matched);
+  const bool stored = store_message(matched, message.bytes.get());
+  if (message.origin) message.origin->consumed(message.head.length + kMessageOverhead);
+  finish(matched, stored ? Errc::ok : Errc::bounds);
+}
+
+void ReceiveQueue::forget(const Message& message) noexcept {
+  if (!message.origin) return;
+  if (message.announced)
+    message.origin->release(message);
+  else
+    message.origin->consumed(message.head.length + kMessageOverhead);
+}
+
+void ReceiveQueue::unlink(Message& message) noexcept {
+  unexpected_.erase(message);
+  by_age_.erase(message);
+}
+
+void ReceiveQueue::unlink(Posted& posted) noexcept {
+  if (posted.receive.rule.ignore == 0)
+    exact_.erase(posted);
+  else
+    masked_.erase(posted);
+  posted_by_age_.erase(posted);
+  --posted_;
+  std::unique_ptr<Posted> owned(&posted);
+  if (spare_.size() < kSpare) spare_.push_back(std::move(owned));
+}
+
+void ReceiveQueue::retire(Posted& posted, Errc error) noexcept {
+  Operation* const operation = posted.receive.operation;
+  const bool many = posted.receive.least_room != 0;
+  unlink(posted);
+  operation->end_receive({.error = error, .flags = many ? completion_flag::kMultiReceive : 0});
+}
+
+ReceiveQueue::Sizes ReceiveQueue::sizes() const noexcept {
+  Sizes sizes = sizes_;
+  sizes.posted = posted_;
+  sizes.unexpected = unexpected_.size();
+  return sizes;
+}
+
+}  // namespace fab

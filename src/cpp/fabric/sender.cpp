@@ -1,0 +1,19 @@
+#include "fabric/sender.h"
+
+#include "fabric/address_vector.h"
+
+namespace fab {
+
+void Sender::known_as(PeerId peer) noexcept {
+  handle_ = peer;
+  generation_ = peers_.generation(peer);
+}
+
+PeerId Sender::handle() noexcept {
+  if (handle_ != kNoPeer && peers_.generation(handle_) == generation_) return handle_;
+  if (handle_ == kNoPeer && peers_.size() == 0) return kNoPeer;
+  known_as(peers_.find(part_));
+  return handle_;
+}
+
+}  // namespace fab

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+
+#include "fabric/name.h"
+#include "fabric/types.h"
+
+namespace fab {
+
+class AddressVector;
+
+// Who is at the other end of a session. It may come into the address vector, or leave it, at any time, so it
+// is looked up when somebody asks. Used under its context's lock.
+class Sender {
+ public:
+  Sender(const AddressVector& peers, Part part) : peers_(peers), part_(std::move(part)) {}
+
+  void known_as(PeerId peer) noexcept;
+  // Its handle, or kNoPeer while it has none.
+  PeerId handle() noexcept;
+
+ private:
+  const AddressVector& peers_;
+  const Part part_;
+  PeerId handle_ = kNoPeer;
+  std::uint32_t generation_ = 0;  // of the handle, when it was found
+};
+
+}  // namespace fab

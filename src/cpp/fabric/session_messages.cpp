@@ -1,0 +1,280 @@
+// Messages in a Session: docs/messages.md.
+
+#include <utility>
+
+#include "base/wire.h"
+#include "fabric/check_transfer.h"
+#include "fabric/local_memory.h"
+#include "fabric/operation.h"
+#include "fabric/session.h"
+
+namespace fab {
+namespace {
+
+constexpr std::size_t kHeader = sizeof(FrameHeader);
+constexpr std::uint64_t kCreditAtOnce = kMessageWindow / 4;  // told in one frame
+
+MessageHead head_of(const FrameHeader& frame) noexcept {
+  return {.tag = frame.key,
+          .length = frame.total,
+          .data = frame.data,
+          .group = static_cast<std::uint32_t>(frame.remote),
+          .tagged = (frame.flags & frame_flag::kTagged) != 0,
+          .has_data = (frame.flags & frame_flag::kRemoteData) != 0};
+}
+
+}  // namespace
+
+// --- sending
+
+void Session::end_send(Operation* operation, std::uint64_t length, Errc error) noexcept {
+  PathCounts& counts = services_.counts;
+  ++counts.settled;
+  if (error == Errc::ok)
+    counts.bytes_out += length;
+  else
+    ++counts.errors;
+  if (operation) operation->settle(error, error == Errc::ok ? length : 0);
+}
+
+bool Session::post_message(const Transfer& transfer) {
+  Errc wrong = check_transfer(transfer);
+  if (transfer.delivery == Delivery::commit) wrong = Errc::invalid;  // there is no region to be durable
+  if (wrong != Errc::ok) {
+    end_send(transfer.operation, 0, wrong);
+    return true;
+  }
+  const bool data = (transfer.flags & transfer_flag::kRemoteData) != 0,
+             tagged = (transfer.flags & transfer_flag::kTagged) != 0;
+  const FrameHeader header{.type = FrameType::message,
+                           .flags = static_cast<std::uint8_t>((data ? frame_flag::kRemoteData : 0) |
+                                                              (tagged ? frame_flag::kTagged : 0)),
+                           .length = static_cast<std::uint32_t>(transfer.length),
+                           .key = transfer.key,
+                           .remote = transfer.remote,
+                           .total = transfer.length,
+                           .data = data ? transfer.data : 0};
+  const bool small = transfer.length <= services_.largest_message &&
+                     window_used_ + transfer.length + kMessageOverhead <= kMessageWindow;
+  return small ? post_small(transfer, header) : announce(transfer, header);
+}
+
+bool Session::post_small(const Transfer& transfer, FrameHeader header) {
+  const bool acknowledged = transfer.delivery == Delivery::delivery;
+  if (acknowledged) header.flags |= frame_flag::kAcknowledge;
+  std::byte* at = output_.append(Lane::requests, kHeader + transfer.length);
+  encode(header, at);
+  gather(local_of(transfer), at + kHeader, transfer.length);
+  window_used_ += transfer.length + kMessageOverhead;
+  if (acknowledged)
+    requests_.push_back({.operation = transfer.operation,
+                         .op = OpCode::send,
+                         .length = transfer.length,
+                         .end = output_.requests_queued()});
+  else if (transfer.delivery == Delivery::inject)
+    end_send(transfer.operation, transfer.length, Errc::ok);
+  else
+    sending_.push_back({transfer.operation, transfer.length, output_.requests_queued()});
+  return true;
+}
+
+bool Session::announce(const Transfer& transfer, FrameHeader header) {
+  std::uint32_t place;
+  if (!free_numbers_.empty()) {
+    place = free_numbers_.back();
+    free_numbers_.pop_back();
+  } else {
+    if (announced_.size() == kMaxOutstanding) return false;
+    place = static_cast<std::uint32_t>(announced_.size());
+    announced_.emplace_back();
+  }
+  Announced& entry = announced_[place];
+  entry = {.operation = transfer.operation,
+           .source = local_of(transfer),
+           .length = transfer.length,
+           .id = (std::uint64_t{next_generation_} << 32) | place};
+  if (++next_generation_ == 0) next_generation_ = 1;
+  iovec whole{transfer.local, static_cast<std::size_t>(transfer.length)};
+  const iovec* pieces = transfer.piece_count ? transfer.local_pieces : &whole;
+  std::size_t count = transfer.piece_count ? transfer.piece_count : 1;
+  if (transfer.delivery == Delivery::inject) {
+    entry.copy = std::make_unique_for_overwrite<std::byte[]>(transfer.length);
+    gather(entry.source, entry.copy.get(), transfer.length);
+    entry.source = PieceCursor(entry.copy.get());
+    whole.iov_base = entry.copy.get();
+    pieces = &whole;
+    count = 1;
+    entry.operation = nullptr;
+    transfer.operation->settle(Errc::ok, transfer.length);
+  }
+  if (!services_.reader || count > kMaxAnnouncedPieces) count = 0;
+  header.type = FrameType::announce;
+  header.length = static_cast<std::uint32_t>(count * kPieceBytes);
+  header.id = entry.id;
+  std::byte* at = output_.append(Lane::requests, kHeader + header.length);
+  encode(header, at);
+  at += kHeader;
+  for (std::size_t i = 0; i < count; ++i, at += kPieceBytes) {
+    const std::uint64_t words[2] = {to_little(reinterpret_cast<std::uint64_t>(pieces[i].iov_base)),
+                                    to_little(std::uint64_t{pieces[i].iov_len})};
+    std::memcpy(at, words, sizeof words);
+  }
+  return true;
+}
+
+void Session::messages_sent() noexcept {
+  while (!sending_.empty() && sending_.front().end <= output_.requests_sent()) {
+    const Sending sent = sending_.front();
+    sending_.pop_front();
+    end_send(sent.operation, sent.length, Errc::ok);
+  }
+}
+
+Session::Announced* Session::announced(std::uint64_t id) noexcept {
+  const std::uint64_t place = id & 0xFFFFFFFF;
+  return place < announced_.size() && announced_[place].id == id ? &announced_[place] : nullptr;
+}
+
+Errc Session::on_pull() {
+  Announced* entry = announced(frame_.id);
+  if (!entry || entry->answer != 0 || frame_.total > entry->length) return Errc::protocol;
+  flush_acks();
+  entry->answer = output_.message_payload(entry->source, frame_.total);
+  return Errc::ok;
+}
+
+Errc Session::on_release() noexcept {
+  Announced* entry = announced(frame_.id);
+  // The memory must stay while an answer is read from it.
+  if (!entry || (entry->answer != 0 && output_.holds(entry->answer))) return Errc::protocol;
+  Announced ended = std::exchange(*entry, {});
+  free_numbers_.push_back(static_cast<std::uint32_t>(ended.id & 0xFFFFFFFF));
+  end_send(ended.operation, ended.length, static_cast<Errc>(frame_.data));
+  return Errc::ok;
+}
+
+Errc Session::on_credit() noexcept {
+  if (frame_.total > window_used_) return Errc::protocol;
+  window_used_ -= frame_.total;
+  return Errc::ok;
+}
+
+// --- receiving
+
+Errc Session::on_message(const std::byte* payload) {
+  const MessageHead head = head_of(frame_);
+  const std::uint64_t cost = head.length + kMessageOverhead;
+  if (cost > kMessageWindow - buffered_) return Errc::protocol;
+  buffered_ += cost;
+  if (const auto matched = services_.receives.match(head, *services_.sender)) {
+    const bool stored = store_message(*matched, payload);
+    consumed(cost);
+    ReceiveQueue::finish(*matched, stored ? Errc::ok : Errc::bounds);
+  } else {
+    auto message = std::make_unique<Message>();
+    message->head = head;
+    message->sender = services_.sender;
+    message->origin = this;
+    message->bytes = std::make_unique_for_overwrite<std::byte[]>(head.length);
+    std::memcpy(message->bytes.get(), payload, head.length);
+    services_.receives.keep(std::move(message));
+  }
+  if (frame_.flags & frame_flag::kAcknowledge) answer(Errc::ok);
+  return Errc::ok;
+}
+
+Errc Session::on_announce(const std::byte* payload) {
+  Message message;
+  message.head = head_of(frame_);
+  message.sender = services_.sender;
+  message.origin = this;
+  message.announced = true;
+  message.id = frame_.id;
+  std::uint64_t described = 0;
+  for (std::size_t i = 0; i < frame_.length / kPieceBytes; ++i, payload += kPieceBytes) {
+    std::uint64_t words[2];
+    std::memcpy(words, payload, sizeof words);
+    const std::uint64_t length = to_little(words[1]);
+    if (length > message.head.length - described) return Errc::protocol;
+    described += length;
+    message.where.push_back(
+        {reinterpret_cast<void*>(to_little(words[0])), static_cast<std::size_t>(length)});
+  }
+  if (!message.where.empty() && described != message.head.length) return Errc::protocol;
+  if (const auto matched = services_.receives.match(message.head, *services_.sender))
+    fetch(message, *matched);
+  else
+    services_.receives.keep(std::make_unique<Message>(std::move(message)));
+  return Errc::ok;
+}
+
+void Session::fetch(const Message& message, const Matched& matched) noexcept {
+  Errc outcome = matched.room == 0 ? Errc::ok : Errc::not_supported;
+  if (outcome != Errc::ok && services_.reader && !message.where.empty())
+    outcome = services_.reader->read(message.where, matched.landing, matched.room);
+  if (outcome == Errc::not_supported) {
+    start_pull({message.id, matched});
+  } else {
+    tell_release(message.id, outcome);
+    ReceiveQueue::finish(matched, outcome);
+  }
+  if (services_.on_output) services_.on_output();
+}
+
+void Session::start_pull(Pull pull) {
+  if (requests_.size() >= kMaxOutstanding) {
+    waiting_pulls_.push_back(pull);
+    return;
+  }
+  ++services_.counts.posted;
+  output_.append_header(Lane::requests,
+                        {.type = FrameType::pull, .total = pull.matched.room, .id = pull.id});
+  requests_.push_back({.op = OpCode::receive,
+                       .length = pull.matched.room,
+                       .end = output_.requests_queued(),
+                       .landing = pull.matched.landing});
+  pulls_.push_back(pull);
+}
+
+void Session::finish_pull(Errc error) noexcept {
+  const Pull pull = pulls_.front();
+  pulls_.pop_front();
+  tell_release(pull.id, error);
+  ReceiveQueue::finish(pull.matched, error);
+}
+
+void Session::tell_release(std::uint64_t id, Errc error) {
+  output_.append_header(Lane::answers, {.type = FrameType::release,
+                                        .data = static_cast<std::uint64_t>(error),
+                                        .id = id});
+}
+
+void Session::release(const Message& message) noexcept {
+  tell_release(message.id, Errc::ok);
+  if (services_.on_output) services_.on_output();
+}
+
+void Session::consumed(std::uint64_t bytes) noexcept {
+  buffered_ -= bytes;
+  uncredited_ += bytes;
+  if (uncredited_ < kCreditAtOnce) return;
+  output_.append_header(Lane::answers,
+                        {.type = FrameType::credit, .total = std::exchange(uncredited_, 0)});
+  if (services_.on_output) services_.on_output();
+}
+
+// --- the end
+
+void Session::fail_messages(Errc error) noexcept {
+  services_.receives.leave(*this);
+  window_used_ = buffered_ = uncredited_ = 0;
+  for (; !sending_.empty(); sending_.pop_front())
+    end_send(sending_.front().operation, 0, error);
+  free_numbers_.clear();
+  for (Announced& entry : std::exchange(announced_, {}))
+    if (entry.id != 0) end_send(entry.operation, 0, error);
+  for (; !waiting_pulls_.empty(); waiting_pulls_.pop_front())
+    ReceiveQueue::finish(waiting_pulls_.front().matched, error);
+}
+
+}  // namespace fab
