@@ -7,6 +7,7 @@ namespace fab {
 namespace {
 
 using std::chrono::microseconds;
+constexpr unsigned kPollerTurn = 16;  // of a spinning leader: the poller is a system call
 constexpr std::chrono::nanoseconds kLeastSpin = microseconds(1), kMostSpin = microseconds(60);
 
 void relax() noexcept {
@@ -266,9 +267,9 @@ ReceiveQueue::Sizes Context::message_sizes() const {
   return receives_.sizes();
 }
 
-bool Context::move() noexcept {
+bool Context::move(bool look) noexcept {
   bool moved = endpoint_ && endpoint_->progress();
-  if (!moved) moved = poller_.dispatch() > 0;
+  if (!moved && look) moved = poller_.dispatch() > 0;
   if (moved && followers_) followers_wake_.notify_all();
   return moved;
 }
@@ -350,8 +351,8 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
   const auto start = Clock::now();
   auto idle_since = start;
   bool finished = false;
-  for (;;) {
-    const bool moved = move();
+  for (unsigned turn = 0;; ++turn) {
+    const bool moved = move(turn % kPollerTurn == 0);
     finished = done();
     if (finished) break;
     const auto now = Clock::now();

@@ -140,7 +140,8 @@ class Context final {
   std::uint16_t context_of(const PeerTarget& target, const Name& peer) const noexcept;
   Path& path_to(PeerId peer);
   std::size_t post_to(PeerId peer, std::span<const Transfer> batch);
-  bool move() noexcept;
+  // `look`: also at the poller.
+  bool move(bool look = true) noexcept;
   void lead(Lock& lock, const std::function<bool()>& done, Deadline deadline);
   void unlock_and_notify(Lock& lock);
 

@@ -84,10 +84,11 @@ bool decode(const std::byte* in, FrameHeader& header) noexcept {
     case FrameType::fail:
       return header.length == 0 && is_outcome(header.data);
     case FrameType::message:
-      return header.length == header.total && header.length <= kMaxMessage && header.remote <= kMaxGroupId;
+      return header.length == header.total && header.length <= kMaxMessage &&
+             (header.remote & 0xFFFFFFFF) <= kMaxGroupId;
     case FrameType::announce:
       return header.length % kPieceBytes == 0 && header.length <= kMaxAnnouncedPieces * kPieceBytes &&
-             header.remote <= kMaxGroupId;
+             (header.remote & 0xFFFFFFFF) <= kMaxGroupId;
     case FrameType::release:
       return header.length == 0 && (header.data == 0 || is_outcome(header.data));
     case FrameType::credit:

@@ -15,7 +15,8 @@ enum class FrameType : std::uint8_t {
   fetch = 4,    // payload: operands, none for atomic_read; answered by data
   compare = 5,  // payload: operands, then comparands; answered by data
   notify = 6,   // remote data for bytes that the sender moved itself; not answered
-  message = 7,   // a whole message: `key` is its tag, `remote` its group; answered if kAcknowledge is set
+  message = 7,   // a whole message: `key` is its tag, `remote` its group and, from bit 32, its number among the
+                 // messages of this stream and what goes beside it; answered if kAcknowledge is set
   announce = 8,  // a message of `total` bytes, number `id`, that stays with the sender; payload: where it lies
                  // (address and length of each piece), if that can be read directly; not answered
   pull = 9,      // asks for the first `total` bytes of announced message `id`; answered by data

@@ -148,10 +148,10 @@ Errc Session::on_frame(const std::byte* payload) noexcept {
       return Errc::ok;
     case FrameType::message:
       taken_ += frame_.length;
-      return on_message(payload);
+      return in_order() ? accept(frame_, payload) : Errc::protocol;
     case FrameType::announce:
       taken_ += frame_.length;
-      return on_announce(payload);
+      return in_order() ? on_announce(payload) : Errc::protocol;
     case FrameType::pull:
       return on_pull();
     case FrameType::release:

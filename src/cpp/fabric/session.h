@@ -26,6 +26,19 @@ class MemoryReader {
   virtual Errc read(std::span<const iovec> from, PieceCursor to, std::uint64_t length) noexcept = 0;
 };
 
+// A faster way for small messages beside a stream. Both ends have one, or neither.
+class SmallMessages {
+ public:
+  virtual ~SmallMessages() = default;
+  // Sends a message, complete when this returns. False: it has to go through the stream.
+  virtual bool push(const FrameHeader& header, const PieceCursor& from) noexcept = 0;
+  // The number of one that goes through the stream.
+  virtual std::uint32_t number() noexcept = 0;
+  // Message `number` comes through the stream: hands over all before it to Session::accept(). False: they are
+  // not there, which no peer may do.
+  virtual bool come_to(std::uint32_t number) noexcept = 0;
+};
+
 // Put, get, atomics and messages as frames over a reliable byte stream (a socket, a ring): the initiator's and the
 // target's side of one connection between two contexts. Knows no transport: the owner moves output() and
 // input() and calls sent() and received(). Payloads go from and to registered memory without a bounce. Used
@@ -49,6 +62,7 @@ class Session final : private MessageOrigin {
     AccessObserver* observer = nullptr;  // of regions that are kObserved
     std::function<void()> on_output{};   // there is something to send, outside of post() and received()
     MemoryReader* reader = nullptr;      // both ends have one, or neither
+    SmallMessages* beside = nullptr;
     std::size_t largest_message = kMaxMessage;  // bytes; longer ones are announced
   };
   explicit Session(Services services);
@@ -75,6 +89,9 @@ class Session final : private MessageOrigin {
   Errc received(std::size_t bytes) noexcept;
   // After a round of received(): queues the gathered ack, if any.
   void end_turn() noexcept;
+
+  // A message that came beside the stream.
+  Errc accept(const FrameHeader& header, const std::byte* payload) noexcept;
 
   // --- control
   Sender& sender() noexcept { return *services_.sender; }
@@ -167,7 +184,7 @@ class Session final : private MessageOrigin {
   void start_pull(Pull pull);
   void finish_pull(Errc error) noexcept;
   Announced* announced(std::uint64_t id) noexcept;
-  Errc on_message(const std::byte* payload);
+  bool in_order() noexcept;
   Errc on_announce(const std::byte* payload);
   Errc on_pull();
   Errc on_release() noexcept;

@@ -61,6 +61,14 @@ bool Session::post_message(const Transfer& transfer) {
 
 bool Session::post_small(const Transfer& transfer, FrameHeader header) {
   const bool acknowledged = transfer.delivery == Delivery::delivery;
+  if (services_.beside) {
+    if (!acknowledged && services_.beside->push(header, local_of(transfer))) {
+      window_used_ += transfer.length + kMessageOverhead;
+      end_send(transfer.operation, transfer.length, Errc::ok);
+      return true;
+    }
+    header.remote |= std::uint64_t{services_.beside->number()} << 32;
+  }
   if (acknowledged) header.flags |= frame_flag::kAcknowledge;
   std::byte* at = output_.append(Lane::requests, kHeader + transfer.length);
   encode(header, at);
@@ -109,6 +117,7 @@ bool Session::announce(const Transfer& transfer, FrameHeader header) {
   }
   if (!services_.reader || count > kMaxAnnouncedPieces) count = 0;
   header.type = FrameType::announce;
+  if (services_.beside) header.remote |= std::uint64_t{services_.beside->number()} << 32;
   header.length = static_cast<std::uint32_t>(count * kPieceBytes);
   header.id = entry.id;
   std::byte* at = output_.append(Lane::requests, kHeader + header.length);
@@ -161,8 +170,13 @@ Errc Session::on_credit() noexcept {
 
 // --- receiving
 
-Errc Session::on_message(const std::byte* payload) {
-  const MessageHead head = head_of(frame_);
+// Whether a message of the stream comes after all that were sent before it another way.
+bool Session::in_order() noexcept {
+  return !services_.beside || services_.beside->come_to(static_cast<std::uint32_t>(frame_.remote >> 32));
+}
+
+Errc Session::accept(const FrameHeader& header, const std::byte* payload) noexcept {
+  const MessageHead head = head_of(header);
   const std::uint64_t cost = head.length + kMessageOverhead;
   if (cost > kMessageWindow - buffered_) return Errc::protocol;
   buffered_ += cost;
@@ -179,7 +193,7 @@ Errc Session::on_message(const std::byte* payload) {
     std::memcpy(message->bytes.get(), payload, head.length);
     services_.receives.keep(std::move(message));
   }
-  if (frame_.flags & frame_flag::kAcknowledge) answer(Errc::ok);
+  if (header.flags & frame_flag::kAcknowledge) answer(Errc::ok);
   return Errc::ok;
 }
 

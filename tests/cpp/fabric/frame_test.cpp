@@ -49,7 +49,7 @@ TEST_CASE("what no peer may send is refused") {
   CHECK(accepted({.type = FrameType::ping}));
   CHECK_FALSE(accepted({.type = FrameType::ping, .flags = 8}));
   CHECK_FALSE(accepted({.type = FrameType::ping, .length = 1}));
-  CHECK_FALSE(accepted({.type = FrameType::ping, .reserved = 1}));
+  CHECK_FALSE(accepted({.type = FrameType::ping, .id = 1}));
 
   CHECK(accepted({.type = FrameType::write, .length = kMaxPayload, .total = kMaxPayload + 1}));
   CHECK_FALSE(accepted({.type = FrameType::write, .length = kMaxPayload + 1, .total = kMaxPayload + 1}));

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "fabric/address_vector.h"
 #include "fabric/operation.h"
 #include "fabric/session.h"
 
@@ -46,7 +47,15 @@ struct Side {
   PathCounts counts;
   int wakes = 0;
   std::function<void()> wake = [this] { ++wakes; };
-  Session session{{segment, completions, 0, counts, wake}};
+  AddressVector peers;
+  ReceiveQueue receives;
+  Session session{{.segment = segment,
+                   .completions = completions,
+                   .receives = receives,
+                   .sender = std::make_shared<Sender>(peers, Part{"test.0", 0, "peer"}),
+                   .cell = 0,
+                   .counts = counts,
+                   .wake_domain = wake}};
   std::uint32_t last_region = 0;
   std::string wire;  // sent by this side, not yet received by the other one
 };

@@ -22,6 +22,10 @@ ChannelHeader& header_of(const Mapping& mapping) noexcept {
   return *reinterpret_cast<ChannelHeader*>(mapping.data());
 }
 
+MessageCell* cells_of(const Mapping& mapping) noexcept {
+  return reinterpret_cast<MessageCell*>(mapping.data() + kCellsOffset);
+}
+
 std::span<std::byte> ring_bytes(const Mapping& mapping, bool to_target) noexcept {
   return mapping.bytes().subspan(kRingsOffset + (to_target ? 0 : kRingBytes), kRingBytes);
 }
@@ -37,11 +41,15 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, s
       out_(initiator ? header_of(mapping_).to_target : header_of(mapping_).to_initiator,
            ring_bytes(mapping_, initiator)),
       in_(initiator ? header_of(mapping_).to_initiator : header_of(mapping_).to_target,
-          ring_bytes(mapping_, !initiator)) {
+          ring_bytes(mapping_, !initiator)),
+      initiator_(initiator),
+      messages_out_(header_of(mapping_).messages, cells_of(mapping_)),
+      messages_in_(header_of(mapping_).messages, cells_of(mapping_)) {
   services.on_output = [this] {
     if (!moving_) flush();
   };
   if (reads_directly) services.reader = this;
+  services.beside = this;
   session_ = std::make_unique<Session>(std::move(services));
   peer_->watch();
 }
@@ -163,10 +171,50 @@ bool Channel::send_out() noexcept {
 
 bool Channel::move() noexcept {
   moving_ = true;
-  const bool in = take_in();
+  bool in = !initiator_ && take_messages();
+  in |= take_in();
   moving_ = false;
   const bool out = error_ == Errc::ok && send_out();
   return in || out;
+}
+
+// --- messages beside the ring
+
+bool Channel::push(const FrameHeader& header, const PieceCursor& from) noexcept {
+  if (!initiator_ || !messages_out_.push(header, from)) return false;
+  peer_->tell(peer_cell_, messages_out_.polled());
+  return true;
+}
+
+std::uint32_t Channel::number() noexcept { return initiator_ ? messages_out_.skip() : 0; }
+
+bool Channel::take_message() noexcept {
+  FrameHeader header;
+  std::byte bytes[kCellBytes];
+  if (!messages_in_.take(header, bytes))
+    error_ = Errc::protocol;
+  else
+    error_ = session_->accept(header, bytes);
+  return error_ == Errc::ok;
+}
+
+bool Channel::come_to(std::uint32_t number) noexcept {
+  if (initiator_) return false;  // only the initiator sends messages
+  while (messages_in_.next() != number)
+    if (!messages_in_.ready() || !take_message()) return false;
+  messages_in_.skip();
+  return true;
+}
+
+bool Channel::take_messages() noexcept {
+  constexpr int kAtOnce = kCells;
+  int taken = 0;
+  while (taken < kAtOnce && error_ == Errc::ok && messages_in_.ready()) {
+    ++taken;
+    take_message();
+  }
+  received_ += static_cast<std::uint64_t>(taken);
+  return taken != 0;
 }
 
 // Announced messages of the peer.

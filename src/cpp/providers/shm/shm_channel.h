@@ -11,7 +11,7 @@
 namespace fab::shm {
 
 // One session over two rings in a shared memory file: what a peer must do itself goes this way.
-class Channel final : private MemoryReader {
+class Channel final : private MemoryReader, private SmallMessages {
  public:
   // The initiator's side; throws std::system_error. `reads_directly`: messages may be read by cross-memory
   // attach. `self` is its own address, `context` its Part::context.
@@ -44,6 +44,11 @@ class Channel final : private MemoryReader {
   bool move() noexcept;
   void flush() noexcept;  // only outwards
   bool pending() const noexcept { return pending_; }
+  // Target: takes in messages that came beside the ring; true if there were any.
+  bool take_messages() noexcept;
+  bool messages_ready() const noexcept { return messages_in_.ready(); }
+  // Target: whether the initiator may leave out to tell of such messages while this context is awake.
+  void poll_messages(bool on) noexcept { messages_in_.poll(on); }
   // ok, or why nothing moves any more: protocol (the peer sent nonsense), peer_lost (the peer closed the
   // channel).
   Errc error() const noexcept { return error_; }
@@ -54,6 +59,10 @@ class Channel final : private MemoryReader {
   Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
           bool initiator, Session::Services services, bool reads_directly);
   Errc read(std::span<const iovec> from, PieceCursor to, std::uint64_t length) noexcept override;
+  bool push(const FrameHeader& header, const PieceCursor& from) noexcept override;
+  std::uint32_t number() noexcept override;
+  bool come_to(std::uint32_t number) noexcept override;
+  bool take_message() noexcept;
   bool take_in() noexcept;
   bool send_out() noexcept;
 
@@ -63,6 +72,9 @@ class Channel final : private MemoryReader {
   const std::uint16_t peer_cell_;
   RingWriter out_;
   RingReader in_;
+  const bool initiator_;
+  MessageWriter messages_out_;  // the initiator's
+  MessageReader messages_in_;   // the target's
   std::unique_ptr<Session> session_;
   std::uint64_t received_ = 0;
   bool moving_ = false;

@@ -127,18 +127,48 @@ void ShmEndpoint::tell_lost(PeerId peer, Errc why) noexcept try {
 
 // --- progress
 
+bool ShmEndpoint::take_messages() noexcept {
+  bool any = false;
+  for (Channel* channel : polled_) any |= channel && channel->take_messages();
+  if (any) drop_served([](const Served& served) { return served.channel->error() != Errc::ok; });
+  return any;
+}
+
+// From now on looks for messages of this channel in every turn, in place of another one's.
+void ShmEndpoint::poll(Channel& channel) noexcept {
+  if (std::ranges::find(polled_, &channel) != polled_.end()) return;
+  Channel*& place = polled_[next_polled_++ % polled_.size()];
+  if (place) {
+    place->poll_messages(false);
+    if (place->messages_ready()) continue_later();  // came while nobody had to tell of them
+  }
+  place = &channel;
+  channel.poll_messages(true);
+}
+
+template <class Gone>
+void ShmEndpoint::drop_served(Gone gone) noexcept {
+  std::erase_if(served_, [&](const Served& served) {
+    if (!gone(served)) return false;
+    std::ranges::replace(polled_, served.channel.get(), nullptr);
+    return true;
+  });
+}
+
 bool ShmEndpoint::progress() noexcept {
   if (someone_left_) drop_lost();
+  const bool messages = take_messages();
   const std::uint32_t bits =
       cell().work.load(std::memory_order_relaxed) ? cell().work.exchange(0, std::memory_order_seq_cst) : 0;
-  if (bits == 0 && !more_) return false;
+  if (bits == 0 && !more_) return messages;
   if ((bits & work::kChannels) != 0) look_for_channels();
   more_ = false;
   for (Served& served : served_) {
+    if (served.channel->messages_ready()) poll(*served.channel);
     served.channel->move();
     more_ |= served.channel->pending();
   }
-  std::erase_if(served_, [](const Served& served) { return served.channel->error() != Errc::ok; });
+  drop_served([](const Served& served) { return served.channel->error() != Errc::ok; });
   for (ShmPath* path : paths_) {
     path->progress();
     more_ |= path->busy();
@@ -153,15 +183,17 @@ void ShmEndpoint::continue_later() noexcept {
 }
 
 bool ShmEndpoint::arm() noexcept {
-  return !more_ && !someone_left_ && cell().work.load(std::memory_order_seq_cst) == 0;
+  cell().sleeping.store(1, std::memory_order_seq_cst);  // from now on whoever has something rings
+  return !more_ && !someone_left_ && cell().work.load(std::memory_order_seq_cst) == 0 &&
+         std::ranges::none_of(polled_, [](const Channel* channel) { return channel && channel->messages_ready(); });
 }
 
 void ShmEndpoint::on_ready(std::uint32_t) noexcept {
   char rung[64];
-  if (::read(doorbell_.get(), rung, sizeof rung) > 0) cell().sleeping.store(1, std::memory_order_seq_cst);
+  [[maybe_unused]] const auto rings = ::read(doorbell_.get(), rung, sizeof rung);
   std::uint64_t ticks;
   if (::read(timer_.get(), &ticks, sizeof ticks) > 0) check_answers();
-  // The doorbell is silent now, so what rang must be done by whoever silenced it.
+  // What rang must be done by whoever silenced the doorbell; it rings again after the next arm().
   progress();
 }
 
@@ -187,7 +219,7 @@ bool ShmEndpoint::stands(const Served& served) const noexcept {
 }
 
 void ShmEndpoint::look_for_channels() noexcept {
-  std::erase_if(served_, [&](const Served& served) { return !stands(served); });
+  drop_served([&](const Served& served) { return !stands(served); });
   const std::uint32_t used = std::min(domain_.segment.header().slots_used.load(), kMaxSlots);
   for (std::uint32_t i = 0; i < used; ++i) {
     const AccessSlot& slot = domain_.segment.slots()[i];
@@ -212,7 +244,7 @@ void ShmEndpoint::look_for_channels() noexcept {
 // Channels and paths of neighbours that ended.
 void ShmEndpoint::drop_lost() noexcept {
   someone_left_ = false;
-  std::erase_if(served_, [&](const Served& served) {
+  drop_served([&](const Served& served) {
     if (!served.channel->peer().gone()) return false;
     std::int32_t pid = served.channel->peer().address().process.pid;
     AccessSlot& slot = domain_.segment.slots()[served.slot];

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -59,6 +60,10 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   std::pair<std::shared_ptr<Neighbour>, std::uint16_t> look_up(const Name& peer,
                                                               std::uint16_t target) const;
   void look_for_channels() noexcept;
+  bool take_messages() noexcept;
+  void poll(Channel& channel) noexcept;
+  template <class Gone>
+  void drop_served(Gone gone) noexcept;
   bool stands(const Served& served) const noexcept;
   void drop_lost() noexcept;
   void check_answers() noexcept;
@@ -77,6 +82,8 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   mutable std::vector<std::shared_ptr<Neighbour>> neighbours_;
   std::vector<ShmPath*> paths_;
   std::vector<Served> served_;
+  unsigned next_polled_ = 0;
+  std::array<Channel*, 4> polled_{};  // of served_: where messages come in without being told of
   PathCounts served_counts_;
   AttachBatch attach_batch_;
 };

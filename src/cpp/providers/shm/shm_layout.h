@@ -11,6 +11,7 @@
 #include "base/process.h"
 #include "base/spsc_ring.h"
 #include "base/wire.h"
+#include "providers/shm/shm_messages.h"
 
 // The bytes that processes agree on: the shm part of a name, and the channel. The segment is in
 // fabric/segment.h.
@@ -62,7 +63,7 @@ inline constexpr std::uint64_t kDoorbellFd = 0xffffffff;  // the half of Context
 
 // A channel: a memory file made by the initiator, announced in its access slot of the target's segment.
 inline constexpr std::uint64_t kChannelMagic = 0x316e6863'62616670;  // "pfabchn1"
-inline constexpr std::uint32_t kChannelVersion = 1;
+inline constexpr std::uint32_t kChannelVersion = 2;
 inline constexpr std::size_t kRingBytes = 256 * 1024;
 
 struct ChannelHeader {
@@ -74,9 +75,11 @@ struct ChannelHeader {
   std::uint8_t target_domain[16];
   std::atomic<std::uint32_t> closed;  // by either side, after its last message
   RingIndices to_target, to_initiator;
+  MessageIndices messages;
 };
 inline constexpr std::size_t kRingsOffset = 4096;
-inline constexpr std::size_t kChannelBytes = kRingsOffset + 2 * kRingBytes;
+inline constexpr std::size_t kCellsOffset = kRingsOffset + 2 * kRingBytes;
+inline constexpr std::size_t kChannelBytes = kCellsOffset + kCells * sizeof(MessageCell);
 
 static_assert(sizeof(ChannelHeader) <= kRingsOffset);
 static_assert(offsetof(ChannelHeader, initiator) == 16 && offsetof(ChannelHeader, target_domain) == 66);

@@ -1,0 +1,456 @@
+#include "fabric/receive_queue.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "fabric/address_vector.h"
+#include "fabric/completion_queue.h"
+#include "fabric/operation.h"
+
+using namespace fab;
+
+namespace {
+
+// A peer: in the address vector, or not.
+struct Peer {
+  Part part;
+  std::shared_ptr<Sender> sender;
+  Peer(const AddressVector& peers, int number)
+      : part{"test.0", 0, "peer " + std::to_string(number)}, sender(std::make_shared<Sender>(peers, part)) {}
+  std::string name() const { return Name{{part}}.encode(); }
+};
+
+// Where messages of the tests come from; announced ones are filled with their id.
+class Origin final : public MessageOrigin {
+ public:
+  explicit Origin(ReceiveQueue& queue) : queue_(queue) {}
+  ~Origin() { queue_.leave(*this); }
+
+  // As a session does it.
+  void arrive(const MessageHead& head, Peer& from, const std::string& bytes) {
+    buffered += bytes.size() + kMessageOverhead;
+    if (const auto matched = queue_.match(head, *from.sender)) {
+      store_message(*matched, reinterpret_cast<const std::byte*>(bytes.data()));
+      consumed(bytes.size() + kMessageOverhead);
+      return ReceiveQueue::finish(*matched, Errc::ok);
+    }
+    auto message = std::make_unique<Message>();
+    message->head = head;
+    message->sender = from.sender;
+    message->origin = this;
+    message->bytes = std::make_unique<std::byte[]>(bytes.size());
+    std::memcpy(message->bytes.get(), bytes.data(), bytes.size());
+    queue_.keep(std::move(message));
+  }
+  void announce(const MessageHead& head, Peer& from, std::uint64_t id) {
+    Message message;
+    message.head = head;
+    message.sender = from.sender;
+    message.origin = this;
+    message.announced = true;
+    message.id = id;
+    if (const auto matched = queue_.match(head, *from.sender)) return fetch(message, *matched);
+    queue_.keep(std::make_unique<Message>(std::move(message)));
+  }
+  void fetch(const Message& message, const Matched& matched) noexcept override {
+    const std::vector<std::byte> bytes(matched.room, static_cast<std::byte>(message.id));
+    store_message(matched, bytes.data());
+    released.push_back(message.id);
+    ReceiveQueue::finish(matched, Errc::ok);
+  }
+  void release(const Message& message) noexcept override { released.push_back(message.id); }
+  void consumed(std::uint64_t bytes) noexcept override { buffered -= bytes; }
+
+  std::uint64_t buffered = 0;
+  std::vector<std::uint64_t> released;
+
+ private:
+  ReceiveQueue& queue_;
+};
+
+struct Posted {
+  explicit Posted(const MatchRule& rule, std::size_t size = 16, std::uint64_t least_room = 0,
+                  CompletionQueue* completions = nullptr, std::uint64_t context = 5)
+      : bytes(size, '.') {
+    operation.begin(1, context, completion_flag::kMessage | completion_flag::kRecv, completions, nullptr, nullptr);
+    receive.operation = &operation;
+    receive.local = reinterpret_cast<std::byte*>(bytes.data());
+    receive.length = size;
+    receive.rule = rule;
+    receive.least_room = least_room;
+  }
+  bool done() const { return operation.done(); }
+  const Completion& completion() const { return operation.completion(); }
+  std::string bytes;
+  Operation operation;
+  Receive receive;
+};
+
+MatchRule tagged(std::uint64_t tag, std::uint64_t ignore = 0, PeerId source = kNoPeer, std::uint32_t group = 0) {
+  return {.tag = tag, .ignore = ignore, .source = source, .group = group, .tagged = true};
+}
+
+MessageHead head(std::uint64_t tag, std::uint64_t length = 2, std::uint32_t group = 0) {
+  return {.tag = tag, .length = length, .group = group, .tagged = true};
+}
+
+}  // namespace
+
+TEST_CASE("the matching rule, with the receive first and with the message first") {
+  struct Case {
+    MatchRule rule;
+    MessageHead message;
+    int from;  // 0 and 1 are peers, 2 is a stranger
+    bool fits;
+  };
+  constexpr std::uint64_t kAll = ~std::uint64_t{0};
+  const MatchRule untagged{}, untagged_of_0{.source = 0}, untagged_group{.group = 3};
+  const std::vector<Case> cases = {
+      {tagged(7), head(7), 0, true},
+      {tagged(7), head(8), 0, false},
+      {tagged(7), head(7), 2, true},
+      {tagged(0), head(0), 1, true},
+      {tagged(kAll), head(kAll), 1, true},
+      {tagged(kAll), head(kAll - 1), 1, false},
+      {tagged(7, kAll), head(12345), 0, true},
+      {tagged(7, kAll), head(12345), 2, true},
+      {tagged(0, kAll, 1), head(9), 1, true},
+      {tagged(0, kAll, 1), head(9), 0, false},
+      {tagged(0x10, 0x0F), head(0x1A), 0, true},
+      {tagged(0x1F, 0x0F), head(0x10), 0, true},
+      {tagged(0x10, 0x0F), head(0x20), 0, false},
+      {tagged(0x10, 0xF0), head(0x21), 0, false},
+      {tagged(1ull << 63, 1), head((1ull << 63) | 1), 0, true},
+      {tagged(1ull << 63, 1), head(1), 0, false},
+      {tagged(7, 0, 0), head(7), 0, true},
+      {tagged(7, 0, 0), head(7), 1, false},
+      {tagged(7, 0, 1), head(7), 1, true},
+      {tagged(7, 0, 0), head(7), 2, false},
+      {tagged(7, 0, 0), head(8), 0, false},
+      {tagged(7, 0, kNoPeer, 1), head(7, 2, 1), 0, true},
+      {tagged(7, 0, kNoPeer, 1), head(7, 2, 2), 0, false},
+      {tagged(7, 0, kNoPeer, 0), head(7, 2, 2), 0, false},
+      {tagged(7, kAll, kNoPeer, 2), head(9, 2, 2), 2, true},
+      {tagged(7, 0, 1, 2), head(7, 2, 2), 1, true},
+      {tagged(7, 0, 0, 2), head(7, 2, 2), 1, false},
+      {untagged, {.length = 2}, 0, true},
+      {untagged, head(0), 0, false},
+      {tagged(0), {.length = 2}, 0, false},
+      {tagged(0, kAll), {.length = 2}, 0, false},
+      {untagged_of_0, {.length = 2}, 0, true},
+      {untagged_of_0, {.length = 2}, 1, false},
+      {untagged_group, {.length = 2, .group = 3}, 1, true},
+      {untagged_group, {.length = 2}, 1, false},
+  };
+  for (std::size_t i = 0; i < cases.size(); ++i)
+    for (const bool receive_first : {true, false}) {
+      CAPTURE(i);
+      CAPTURE(receive_first);
+      const Case& one = cases[i];
+      AddressVector peers;
+      std::deque<Peer> senders;
+      for (int number = 0; number < 3; ++number) senders.emplace_back(peers, number);
+      for (int number = 0; number < 2; ++number) REQUIRE(peers.insert(senders[number].name()) == static_cast<PeerId>(number));
+      ReceiveQueue queue;
+      Origin origin(queue);
+      Posted posted(one.rule);
+      if (receive_first) queue.post(posted.receive);
+      origin.arrive(one.message, senders[one.from], "ab");
+      if (!receive_first) queue.post(posted.receive);
+      CHECK(posted.done() == one.fits);
+      if (one.fits) {
+        CHECK(posted.bytes.substr(0, 3) == "ab.");
+        CHECK(posted.completion().tag == one.message.tag);
+        CHECK(posted.completion().length == 2);
+        CHECK(posted.completion().source == (one.from == 2 ? kNoPeer : static_cast<PeerId>(one.from)));
+        CHECK(origin.buffered == 0);
+      }
+      CHECK(queue.sizes().unexpected == (one.fits ? 0u : 1u));
+      CHECK(queue.sizes().posted == (one.fits ? 0u : 1u));
+    }
+}
+
+TEST_CASE("the oldest receive takes a message, whatever kind it is, and a receive the oldest message") {
+  AddressVector peers;
+  Peer peer(peers, 0);
+  peers.insert(peer.name());
+  ReceiveQueue queue;
+  Origin origin(queue);
+  std::deque<Posted> posted;
+  const MatchRule rules[] = {tagged(7, 1), tagged(7), tagged(7, 0, 0), tagged(6, 1), tagged(7, 0, 0), tagged(7)};
+  for (const MatchRule& rule : rules) queue.post(posted.emplace_back(rule).receive);
+  for (std::size_t next = 0; next < posted.size(); ++next) {
+    origin.arrive(head(7, 1), peer, std::string(1, static_cast<char>('a' + next)));
+    for (std::size_t i = 0; i < posted.size(); ++i) CHECK(posted[i].done() == (i <= next));
+    CHECK(posted[next].bytes[0] == static_cast<char>('a' + next));
+  }
+  const std::string sent = "bcbdba";
+  for (const char byte : sent) origin.arrive(head(static_cast<std::uint64_t>(byte), 1), peer, std::string(1, byte));
+  const auto take = [&](const MatchRule& rule) {
+    Posted one(rule);
+    queue.post(one.receive);
+    REQUIRE(one.done());
+    return one.bytes[0];
+  };
+  CHECK(take(tagged('c')) == 'c');
+  CHECK(take(tagged(0, ~std::uint64_t{0})) == 'b');
+  CHECK(take(tagged('b')) == 'b');
+  CHECK(take(tagged(0, ~std::uint64_t{0}, 0)) == 'd');
+  CHECK(take(tagged(0, ~std::uint64_t{0})) == 'b');
+  CHECK(take(tagged(0, ~std::uint64_t{0})) == 'a');
+}
+
+TEST_CASE("a message of a stranger becomes one of a peer when the address is inserted, and stays one of nobody when it goes") {
+  AddressVector peers;
+  Peer known(peers, 0), late(peers, 1);
+  peers.insert(known.name());
+  ReceiveQueue queue;
+  Origin origin(queue);
+  origin.arrive(head(7), late, "ab");
+  Posted directed(tagged(7, 0, 1));
+  CHECK(queue.cancel(directed.operation) == false);
+  const PeerId handle = peers.insert(late.name());
+  CHECK(handle == 1);
+  queue.post(directed.receive);
+  REQUIRE(directed.done());
+  CHECK(directed.completion().source == handle);
+
+  origin.arrive(head(7), late, "cd");
+  peers.remove(handle);
+  Peer other(peers, 2);
+  CHECK(peers.insert(other.name()) == handle);  // somebody else under the same number
+  Posted wrong(tagged(7, 0, handle)), any(tagged(7));
+  queue.post(wrong.receive);
+  CHECK_FALSE(wrong.done());
+  queue.post(any.receive);
+  REQUIRE(any.done());
+  CHECK(any.completion().source == kNoPeer);
+  CHECK(queue.cancel(wrong.operation));
+}
+
+TEST_CASE("a message that is too long fills the memory and tells by how much") {
+  AddressVector peers;
+  Peer peer(peers, 0);
+  ReceiveQueue queue;
+  Origin origin(queue);
+  for (const bool announced : {false, true})
+    for (const bool receive_first : {true, false}) {
+      Posted posted(tagged(7), 3);
+      posted.bytes += "guard";
+      posted.receive.local = reinterpret_cast<std::byte*>(posted.bytes.data());
+      if (receive_first) queue.post(posted.receive);
+      if (announced)
+        origin.announce(head(7, 5), peer, 'x');
+      else
+        origin.arrive(head(7, 5), peer, "xxxxx");
+      if (!receive_first) queue.post(posted.receive);
+      REQUIRE(posted.done());
+      CHECK(posted.completion().error == Errc::truncated);
+      CHECK(posted.completion().length == 3);
+      CHECK(posted.completion().overflow == 2);
+      CHECK(posted.bytes == "xxxguard");
+    }
+  CHECK(origin.buffered == 0);
+  CHECK(origin.released.size() == 2);
+}
+
+TEST_CASE("cancel gives exactly one outcome and the memory back") {
+  AddressVector peers;
+  Peer peer(peers, 0);
+  ReceiveQueue queue;
+  Origin origin(queue);
+  CompletionQueue completions(8, CompletionQueue::WhenFull::forget_oldest);
+  Posted first(tagged(7), 16, 0, &completions, 1), second(tagged(7), 16, 0, &completions, 1);
+  queue.post(first.receive);
+  queue.post(second.receive);
+  CHECK_FALSE(queue.cancel_context(2));
+  CHECK(queue.cancel_context(1));  // the older of two with one context
+  REQUIRE(first.done());
+  CHECK_FALSE(second.done());
+  CHECK(first.completion().error == Errc::canceled);
+  CHECK_FALSE(queue.cancel(first.operation));
+  origin.arrive(head(7), peer, "ab");
+  CHECK(first.bytes == std::string(16, '.'));
+  REQUIRE(second.done());
+  CHECK_FALSE(queue.cancel(second.operation));
+  Completion entries[4];
+  REQUIRE(completions.read(entries) == 2);
+  CHECK(entries[0].error == Errc::canceled);
+  CHECK((entries[0].flags & completion_flag::kRecv) != 0);
+  CHECK(entries[1].error == Errc::ok);
+}
+
+TEST_CASE("one buffer for many messages") {
+  AddressVector peers;
+  Peer peer(peers, 0);
+  ReceiveQueue queue;
+  Origin origin(queue);
+  CompletionQueue completions(8, CompletionQueue::WhenFull::forget_oldest);
+  origin.arrive(head(7, 3), peer, "abc");
+  Posted many(tagged(7), 10, 3, &completions), next(tagged(7), 10, 0, &completions);
+  queue.post(many.receive);
+  queue.post(next.receive);
+  origin.arrive(head(7, 2), peer, "de");
+  CHECK_FALSE(many.done());
+  SUBCASE("it ends when less than asked for is left") {
+    origin.arrive(head(7, 3), peer, "fgh");
+    REQUIRE(many.done());
+    CHECK(many.bytes == "abcdefgh..");
+    CHECK(many.completion().length == 8);
+    Completion entries[8];
+    REQUIRE(completions.read(entries) == 4);
+    for (int i = 0; i < 3; ++i) {
+      constexpr std::uint64_t kOffsets[] = {0, 3, 5}, kLengths[] = {3, 2, 3};
+      CHECK(entries[i].offset == kOffsets[i]);
+      CHECK(entries[i].length == kLengths[i]);
+      CHECK((entries[i].flags & completion_flag::kMore) != 0);
+    }
+    CHECK((entries[3].flags & completion_flag::kMultiReceive) != 0);
+  }
+  SUBCASE("or when the next message does not fit, which then goes on to the next receive whole") {
+    origin.announce(head(7, 6), peer, 'z');
+    REQUIRE(many.done());
+    CHECK(many.completion().error == Errc::ok);
+    CHECK(many.completion().length == 5);
+    REQUIRE(next.done());
+    CHECK(next.bytes == "zzzzzz....");
+  }
+  SUBCASE("canceled in between it keeps what came") {
+    CHECK(queue.cancel(many.operation));
+    CHECK(many.completion().error == Errc::canceled);
+    CHECK(many.bytes == "abcde.....");
+  }
+}
+
+TEST_CASE("peek looks, claim hides, discard drops") {
+  AddressVector peers;
+  Peer peer(peers, 0);
+  ReceiveQueue queue;
+  Origin origin(queue);
+  CHECK(queue.peek(tagged(7)) == nullptr);
+  origin.arrive(head(7, 2), peer, "ab");
+  origin.announce(head(7, 4), peer, 9);
+  REQUIRE(queue.peek(tagged(7)) != nullptr);
+  CHECK(queue.peek(tagged(7))->head.length == 2);
+  const auto claim = queue.claim(tagged(7));
+  REQUIRE(claim != 0);
+  CHECK(queue.peek(tagged(7))->head.length == 4);
+  CHECK(queue.discard(tagged(7)));
+  CHECK(origin.released == std::vector<std::uint64_t>{9});
+  Posted other(tagged(7)), mine({});
+  queue.post(other.receive);
+  CHECK_FALSE(other.done());
+  CHECK(queue.receive_claimed(claim, mine.receive));
+  CHECK(mine.bytes.substr(0, 2) == "ab");
+  CHECK_FALSE(queue.receive_claimed(claim, mine.receive));
+  CHECK_FALSE(queue.discard_claimed(claim));
+  CHECK(origin.buffered == 0);
+  queue.cancel(other.operation);
+}
+
+TEST_CASE("when an origin ends, what it announced goes and what arrived stays") {
+  AddressVector peers;
+  Peer peer(peers, 0);
+  ReceiveQueue queue;
+  std::uint64_t claimed = 0;
+  {
+    Origin origin(queue);
+    origin.announce(head(7, 4), peer, 9);
+    origin.announce(head(8, 4), peer, 10);
+    claimed = queue.claim(tagged(8));
+    origin.arrive(head(7, 2), peer, "ab");
+  }
+  Posted posted(tagged(7)), lost(tagged(8));
+  CHECK_FALSE(queue.receive_claimed(claimed, lost.receive));
+  queue.post(posted.receive);
+  REQUIRE(posted.done());
+  CHECK(posted.bytes.substr(0, 2) == "ab");
+}
+
+TEST_CASE("closing settles posted receives without an entry and lets go of messages") {
+  AddressVector peers;
+  Peer peer(peers, 0);
+  CompletionQueue completions(1, CompletionQueue::WhenFull::refuse);
+  ReceiveQueue queue;
+  Origin origin(queue);
+  REQUIRE(completions.reserve());
+  Posted posted(tagged(7), 16, 0, &completions);
+  queue.post(posted.receive);
+  origin.arrive(head(8), peer, "ab");
+  origin.announce(head(8, 100), peer, 4);
+  queue.drop_all();
+  REQUIRE(posted.done());
+  CHECK(posted.completion().error == Errc::canceled);
+  CHECK(completions.empty());
+  CHECK(completions.reserve());  // its place is free again
+  CHECK(origin.buffered == 0);
+  CHECK(origin.released == std::vector<std::uint64_t>{4});
+}
+
+// Against a model that is too simple to be wrong.
+TEST_CASE("random receives and messages meet as in a list that is searched from the front") {
+  std::mt19937 random(1);
+  for (int run = 0; run < 50; ++run) {
+    AddressVector peers;
+    std::deque<Peer> senders;
+    for (int number = 0; number < 4; ++number) senders.emplace_back(peers, number);
+    for (int number = 0; number < 3; ++number) peers.insert(senders[number].name());
+    ReceiveQueue queue;
+    Origin origin(queue);
+    struct Waiting {
+      MessageHead head;
+      PeerId from;
+      std::uint64_t number;
+    };
+    std::deque<Posted> receives;
+    std::vector<Posted*> posted;
+    std::vector<Waiting> waiting;
+    std::uint64_t number = 0;
+    for (int step = 0; step < 400; ++step) {
+      const std::uint64_t tag = random() % 5;
+      const auto group = static_cast<std::uint32_t>(random() % 2);
+      if (random() % 2) {
+        const MatchRule rule = tagged(tag, random() % 3 ? 0 : random() % 8, random() % 2 ? kNoPeer : random() % 3, group);
+        Posted& receive = receives.emplace_back(rule, 8);
+        queue.post(receive.receive);
+        const auto found = std::ranges::find_if(waiting, [&](const Waiting& one) { return rule.fits(one.head, one.from); });
+        if (found == waiting.end()) {
+          REQUIRE_FALSE(receive.done());
+          posted.push_back(&receive);
+        } else {
+          REQUIRE(receive.done());
+          std::uint64_t got;
+          std::memcpy(&got, receive.bytes.data(), sizeof got);
+          REQUIRE(got == found->number);
+          waiting.erase(found);
+        }
+      } else {
+        const std::size_t from = random() % 4;
+        const PeerId handle = from == 3 ? kNoPeer : from;
+        const MessageHead message = head(tag, 8, group);
+        ++number;
+        origin.arrive(message, senders[from], std::string(reinterpret_cast<const char*>(&number), sizeof number));
+        const auto found = std::ranges::find_if(
+            posted, [&](const Posted* one) { return one->receive.rule.fits(message, handle); });
+        if (found == posted.end()) {
+          waiting.push_back({message, handle, number});
+        } else {
+          REQUIRE((*found)->done());
+          std::uint64_t got;
+          std::memcpy(&got, (*found)->bytes.data(), sizeof got);
+          REQUIRE(got == number);
+          posted.erase(found);
+        }
+      }
+      REQUIRE(queue.sizes().posted == posted.size());
+      REQUIRE(queue.sizes().unexpected == waiting.size());
+    }
+    queue.drop_all();
+  }
+}
