@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pyfab
 import pytest
+from litmus import litmus, rounds
 from pyfab import Access, AtomicOp, RMAEvent
 from support import TIMEOUT
 
@@ -36,12 +37,16 @@ def counted(pair):
     pair.peer.run(unbind)
 
 
+@litmus
 @pytest.mark.req("MR-57")
 def test_small_puts_count_one_each(pair, counted):
-    for number in range(1000):
-        pair.endpoint.write(np.array([number]), pair.handle, counted.remote[number : number + 1])
+    puts = rounds(1000)
+    word = np.ones(1, np.int64)
+    for number in range(puts):
+        place = number % 1000
+        pair.endpoint.write(word, pair.handle, counted.remote[place : place + 1])
     pair.endpoint.flush(timeout=TIMEOUT)
-    assert pair.peer.run(count) == 1000
+    assert pair.peer.run(count) == puts
 
 
 @pytest.mark.req("MR-57")
@@ -131,11 +136,11 @@ def test_several_counters_of_one_region(pair):
     assert pair.peer.run(values_of_two) == [2, 2]
 
 
-def litmus(target, name, rounds):
+def watch(target, name, puts):
     """Whoever sees the count sees the data of all puts counted."""
     words, counter = target.kept[name].array[:64], target.kept["counter"]
     seen = 0
-    while seen < rounds:
+    while seen < puts:
         seen = counter.value
         if words.min() < seen:
             return f"count {seen} with {words}"
@@ -143,12 +148,13 @@ def litmus(target, name, rounds):
     return "never early"
 
 
+@litmus
 @pytest.mark.req("MR-59")
 def test_the_count_rises_after_the_data(pair, counted):
-    rounds = 5000
-    pair.peer.start(litmus, counted.name, rounds)
+    puts = rounds(5000)
+    pair.peer.start(watch, counted.name, puts)
     block = np.zeros(64, np.int64)
-    for number in range(1, rounds + 1):
+    for number in range(1, puts + 1):
         block[:] = number
         pair.put(block, counted.remote[:64])
     assert pair.peer.finish(TIMEOUT) == "never early"

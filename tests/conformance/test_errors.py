@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pyfab
 import pytest
+from litmus import litmus, rounds
 from pyfab import Access, AtomicOp
 from support import TIMEOUT, drain
 
@@ -215,21 +216,27 @@ def hammer_target(target, name):
     return "quiet"
 
 
+@litmus
 @pytest.mark.req("MR-66")
-@pytest.mark.parametrize("size", [64, 1 << 20])
-def test_a_region_closes_under_load(pair, size):
+@pytest.mark.parametrize("size, share", [(64, 1), (1 << 20, 100)])
+def test_a_region_closes_under_load(pair, size, share):
     """Operations in flight succeed or fail; after close has returned at the owner nothing is written any more."""
-    exposed = pair.expose(np.zeros(size, np.uint8))
-    remote = exposed.remote
     sources = [np.full(size, number, np.uint8) for number in range(1, 5)]
-    operations = [pair.endpoint.write(source, pair.handle, remote) for source in sources * 25]
-    pair.peer.start(hammer_target, exposed.name)
-    while not isinstance(operations[-1].exception(TIMEOUT), pyfab.KeyRejectedError):
-        operations += [pair.endpoint.write(source, pair.handle, remote) for source in sources * 25]
-    for operation in operations:
-        error = operation.exception(TIMEOUT)
-        assert error is None or isinstance(error, pyfab.KeyRejectedError)
-    assert pair.peer.finish() == "quiet"
+    puts = 0
+    while puts < rounds(200) // share:
+        exposed = pair.expose(np.zeros(size, np.uint8))
+        operations = [pair.endpoint.write(source, pair.handle, exposed.remote) for source in sources * 25]
+        pair.peer.start(hammer_target, exposed.name)
+        while not isinstance(operations[-1].exception(TIMEOUT), pyfab.KeyRejectedError):
+            operations += [
+                pair.endpoint.write(source, pair.handle, exposed.remote) for source in sources * 25
+            ]
+        for operation in operations:
+            error = operation.exception(TIMEOUT)
+            assert error is None or isinstance(error, pyfab.KeyRejectedError)
+        assert pair.peer.finish() == "quiet"
+        exposed.close()
+        puts += len(operations)
     still_works(pair)
 
 

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pyfab
 import pytest
+from litmus import litmus, rounds
 from pyfab import Access, AtomicOp, Caps, MRFlag, MRMode, RMAEvent
 from support import TIMEOUT, Pair, Reserved, without_tsan
 
@@ -363,13 +364,15 @@ def refresh_often(target, times):
         target.kept["region"].refresh()
 
 
+@litmus
 @pytest.mark.req("MR-65")
 def test_access_during_a_refresh_succeeds_or_is_refused(open_pair):
     pair = open_pair(mr_mode=MRMode.MMU_NOTIFY)
     remote = pair.peer.run(reserve, 1, [0])
-    pair.peer.start(refresh_often, 200)
+    accesses = rounds(3000)
+    pair.peer.start(refresh_often, accesses // 15)
     block = np.zeros(32, np.int64)
-    for number in range(1, 3001):
+    for number in range(1, accesses + 1):
         block[:] = number
         error = error_of(pair.endpoint.write(block, pair.handle, (0, remote.key)))
         assert error is None or isinstance(error, pyfab.KeyRejectedError)

@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pyfab
 import pytest
+from litmus import litmus, rounds
 from pyfab import Access, Delivery, EventType, MRFlag, MRMode
 from pyfab.testing import Peer
 from support import TIMEOUT, Reserved
@@ -157,10 +158,12 @@ def test_a_failure_that_is_found_later_is_an_error_entry(domain):
     memory.unmap()
 
 
+@litmus
 @pytest.mark.req("MR-46", "MR-48")
 def test_events_name_regions_that_are_known(domain):
     """Many threads register, one drains: each event is of a region that somebody has."""
-    per_thread, threads = 1500, 8
+    threads = 8
+    per_thread = rounds(12_000) // threads
     known: set[int] = set()
     failures: list[BaseException] = []
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyfab
 import pytest
+from litmus import litmus, rounds
 from numpy.typing import NDArray
 from pyfab import Access, Triplet
 from pyfab.testing import Peer, Target
@@ -437,13 +438,14 @@ def read_after_flag(target: Target, path: str, rounds: int) -> int:
     return wrong
 
 
+@litmus
 @pytest.mark.req("SYNC-26")
 def test_calls_order_memory_that_processes_share(tmp_path: Path) -> None:
-    rounds, path = 5000, str(tmp_path / "shared")
+    turns, path = rounds(5000), str(tmp_path / "shared")
     shared = np.memmap(path, np.int64, "w+", shape=1024)
     with pyfab.Domain("shm") as domain, domain.register(shared, Access.LOCAL) as region, Peer("shm") as peer:
-        peer.start(read_after_flag, path, rounds)
-        for number in range(1, rounds + 1):
+        peer.start(read_after_flag, path, turns)
+        for number in range(1, turns + 1):
             shared[512] = number
             domain.sync_rdma_read([region])
             shared[0] = number

@@ -1,0 +1,18 @@
+"""How often tests that look for a race try.
+
+A few thousand rounds are quick and find what is badly wrong; `FAB_ROUNDS=1000000 pytest --timeout=0 -m litmus`, with
+the C++ tests' own `FAB_ROUNDS=1000000 build/release/tests/cpp/synchronisation_test`, is the full depth.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+litmus = pytest.mark.litmus
+
+
+def rounds(usual: int) -> int:
+    """`usual`, or what the environment variable FAB_ROUNDS says."""
+    return int(os.environ.get("FAB_ROUNDS", usual))
