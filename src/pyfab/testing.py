@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -247,15 +248,23 @@ def _serve(connection: Connection) -> None:
                     request = connection.recv_bytes()
                 except (EOFError, ConnectionError):
                     return
+                _synchronise(domain.sync_rdma_write)
                 try:
                     function, args, kwargs = pickle.loads(request)
                     value = pickle.dumps((False, function(target, *args, **kwargs)))
                 except Exception as error:
                     value = pickle.dumps((True, _portable(error)))
+                _synchronise(domain.sync_rdma_read)
                 try:
                     connection.send_bytes(value)
                 except ConnectionError:
                     return
+
+
+def _synchronise(call: Callable[[list[Any]], None]) -> None:
+    """Orders memory with a message between the two sides, as programs have to; of no segment, so only on coherent domains."""
+    with suppress(pyfab.ClosedError):
+        call([])
 
 
 def _reply(connection: Connection, error: bool, value: Any) -> None:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/random.h"
+#include "base/tsan.h"
 
 namespace fab {
 
@@ -202,6 +203,7 @@ SyncReports DomainCore::synchronise(SyncSide side, std::span<const Triplet> segm
                            "; nothing was synchronised");
   }
   std::atomic_thread_fence(std::memory_order_seq_cst);
+  (side == SyncSide::read) ? tsan_stores.release() : tsan_puts.acquire();
   if (!emulation_) return {};
   return emulation_->synchronise(side, segments, deliberate);
 }

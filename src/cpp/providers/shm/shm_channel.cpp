@@ -122,7 +122,7 @@ bool Channel::take_in() noexcept {
       pending_ = true;
       break;
     }
-    tsan_acquire();
+    tsan_rings.acquire();
     iovec places[2];
     const std::size_t count = session_->input(places);
     std::size_t got = 0;
@@ -149,7 +149,7 @@ bool Channel::send_out() noexcept {
   iovec pieces[kPieces];
   std::size_t most = kPieces;
   while (const std::size_t count = session_->output(pieces, most)) {
-    tsan_release();
+    tsan_rings.release();
     std::size_t done = 0;
     if (!guarded([&] { done = out_.write(pieces, count); })) {
       // One piece at a time, to learn whose memory it is that is not there.
