@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "base/tsan.h"
-
 namespace fab {
 namespace {
 
@@ -270,9 +268,7 @@ ReceiveQueue::Sizes Context::message_sizes() const {
 }
 
 bool Context::move(bool look) noexcept {
-  tsan_stores.acquire();
   bool moved = endpoint_ && endpoint_->progress();
-  tsan_puts.release();
   if (!moved && look) moved = poller_.dispatch() > 0;
   if (moved && followers_) followers_wake_.notify_all();
   return moved;

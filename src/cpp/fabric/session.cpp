@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/fault_guard.h"
+#include "base/tsan.h"
 #include "fabric/copy_memory.h"
 #include "fabric/operation.h"
 
@@ -40,6 +41,7 @@ Session::Session(Services services)
 Session::~Session() { fail_messages(Errc::peer_lost); }
 
 std::size_t Session::output(iovec* out, std::size_t max) noexcept {
+  tsan_puts.release();
   return broken_ ? 0 : output_.output(out, max);
 }
 
@@ -86,6 +88,7 @@ std::size_t Session::input(iovec* out) noexcept {
 }
 
 Errc Session::received(std::size_t bytes) noexcept {
+  tsan_stores.acquire();
   if (const std::size_t direct = std::min(bytes, direct_)) {
     sink_cursor().advance(direct);
     payload_left_ -= static_cast<std::uint32_t>(direct);
