@@ -42,7 +42,7 @@ int main() {
     for (std::size_t i = 0; i < 10; ++i) {
       auto& memory = memories[i * 7919 % count];
       segments.push_back(
-          {memory.region->lmr_context(), reinterpret_cast<std::uint64_t>(memory.data()), std::uint64_t{64}});
+          {memory.region->id(), reinterpret_cast<std::uint64_t>(memory.data()), std::uint64_t{64}});
     }
     const double one = cost(*side.domain, {segments.data(), 1});
     const double ten = cost(*side.domain, segments);

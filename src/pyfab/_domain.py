@@ -27,7 +27,6 @@ from pyfab._sync import SyncLog, SyncReport, SyncStats, synchronise
 
 __all__ = ["Domain"]
 
-_RAW_KEY_SIZE = 16
 _AUTH_KEYS_SINCE = (1, 5)
 _NO_CAPS, _NO_FLAGS = Caps(0), MRFlag(0)
 _DEFAULT_QUEUE = 4096  # entries of the queue that an endpoint makes for itself
@@ -122,7 +121,7 @@ class Domain:
         self._info = dataclasses.replace(
             info,
             caps=caps or info.caps,
-            mr_key_size=_RAW_KEY_SIZE if in_force & MRMode.RAW else mr_key_size,
+            mr_key_size=self._core.raw_key_size,
             needs_sync_rdma_read=self._core.needs_sync_rdma_read,
             needs_sync_rdma_write=self._core.needs_sync_rdma_write,
         )

@@ -144,11 +144,11 @@ class MemoryRegion(_core.Exporter):
     @property
     def lmr_context(self) -> int:
         """What a `Triplet` names the region by. No two regions of a process have the same."""
-        return self._core.lmr_context
+        return self._core.id
 
     @property
     def desc(self) -> int:
-        """Number of the region within its domain, never used again. FabricError FI_EOPBADSTATE while registering (MR-19)."""
+        """What the region is named by locally: its lmr_context. FabricError FI_EOPBADSTATE while registering (MR-19)."""
         return self._core.desc
 
     @property

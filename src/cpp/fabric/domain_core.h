@@ -17,6 +17,7 @@
 #include "fabric/post_rules.h"
 #include "fabric/progress_thread.h"
 #include "fabric/provider.h"
+#include "fabric/raw_key.h"
 #include "fabric/registration_queue.h"
 #include "fabric/segment.h"
 
@@ -38,6 +39,9 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
 
   const Info& info() const noexcept { return domain_->info(); }
   const DomainOptions& options() const noexcept { return options_; }
+  std::size_t raw_key_size() const noexcept {  // bytes of MemoryRegion::raw_key()
+    return options_.mr_mode & mr_mode::kRaw ? kRawKeyBytes : options_.mr_key_size;
+  }
   Domain& domain() noexcept { return *domain_; }
   Segment& segment() noexcept { return segment_; }
   RegionTable& regions() noexcept { return regions_; }
@@ -49,8 +53,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
   RegistrationQueue& registrations() noexcept { return registrations_; }
   PostRules& post_rules() noexcept { return post_rules_; }
-  // For MemoryRegion: numbers that are not used again, and the number of an authorization key (Port::auth).
-  std::uint64_t next_region_id() noexcept { return region_ids_.fetch_add(1, std::memory_order_relaxed); }
+  // For MemoryRegion: the number of an authorization key (Port::auth).
   std::uint32_t auth_number(const std::string& auth_key);
   // `length` bytes of zeroed, page-aligned memory that peers on the node map; freed with the last holder.
   std::shared_ptr<SharedMemory> allocate(std::uint64_t length) const;
@@ -138,7 +141,6 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::vector<std::uint32_t> free_counters_;
   std::uint32_t counters_used_ = 0;
   std::vector<std::string> auth_keys_;  // Port::auth numbers them from 1
-  std::atomic<std::uint64_t> region_ids_{1};
   std::atomic<std::uint32_t> endpoint_numbers_{0};
   std::mutex lead_mutex_;    // taken with context locks held
   Context* lead_ = nullptr;  // the context that wait() leads

@@ -25,46 +25,58 @@ Error unbacked() {
 }  // namespace
 
 MemoryRegion::MemoryRegion(std::shared_ptr<DomainCore> domain, Parameters parameters)
-    : domain_(std::move(domain)), parameters_(std::move(parameters)) {
-  check_arguments();
-  const DomainOptions& options = domain_->options();
-  id_ = domain_->next_region_id();
-  if (mode(mr_mode::kVirtAddr)) base_ = address();
-  starts_disabled_ = mode(mr_mode::kEndpoint) ||
-                     (mode(mr_mode::kRmaEvent) && (parameters_.flags & region_flag::kRmaEvent) != 0);
-  if (!parameters_.asynchronous && mode(mr_mode::kAllocated) && !fully_backed()) throw unbacked();
-  if (!parameters_.asynchronous) lease_memory();
-
-  local_ = domain_->local_regions().insert(parameters_.buffers);
-  if ((parameters_.access & access::kRemote) != 0) {  // others take no key (MR-20)
-    RegionTable& table = domain_->regions();
-    const bool chosen = parameters_.requested_key == kNoKey || mode(mr_mode::kProvKey | mr_mode::kRaw);
-    key_ = chosen ? table.fresh_key(options.mr_key_size) : parameters_.requested_key;
-    const bool at_once = !parameters_.asynchronous && !starts_disabled_ && !mode(mr_mode::kMmuNotify);
-    RegionRecord record{.key = key_,
-                        .base = base_,
-                        .buffers = parameters_.buffers,
-                        .access = parameters_.access,
-                        .flags = parameters_.flags & region_flag::kPersistent,
-                        .file = parameters_.file,
-                        .file_offset = parameters_.file_offset,
-                        .auth = domain_->auth_number(parameters_.auth_key),
-                        .enabled = at_once};
-    const bool emulated = domain_->emulation() && !parameters_.coherent;
-    index_ = table.insert(emulated ? emulate(record) : record);
-    if (emulated) domain_->emulation()->watch(index(), emulated_);
-    if (at_once) enabled_.store(true);
+    : domain_(std::move(domain)),
+      buffers_(std::move(parameters.buffers)),
+      keep_alive_(std::move(parameters.keep_alive)),
+      access_(static_cast<std::uint16_t>(parameters.access)),
+      flags_(static_cast<std::uint16_t>(parameters.flags)),
+      asynchronous_(parameters.asynchronous) {
+  check_arguments(parameters);
+  starts_disabled_ = mode(mr_mode::kEndpoint) || waits_for_counter();
+  if (asynchronous_) {
+    if (!parameters.auth_key.empty()) rare().auth_key = parameters.auth_key;
+  } else {
+    if (mode(mr_mode::kAllocated) && !fully_backed()) throw unbacked();
+    lease_memory(parameters.auth_key);
   }
-  if (domain_->post_rules().checks_local())
-    domain_->post_rules().add_local(id_, parameters_.buffers, parameters_.access);
-  if (parameters_.asynchronous) return;
-  if (index_ < 0 || enabled_.load()) {
+  LocalRegions& locals = domain_->local_regions();
+  id_ = locals.insert(buffers_);
+  try {
+    if ((access_ & access::kRemote) != 0) show_to_peers(parameters);  // others take no key (MR-20)
+  } catch (...) {
+    locals.erase(id_);
+    throw;
+  }
+  if (domain_->post_rules().checks_local()) domain_->post_rules().add_local(id_, buffers(), access_);
+  if (asynchronous_) return;
+  if (index_ == kNoEntry || enabled_.load()) {
     enabled_.store(!starts_disabled_);
     state_.store(State::open);
   } else if (const Errc error = complete(); error != Errc::ok) {
     close({});
     throw Error(error, "cannot register memory: " + std::string(describe(error)));
   }
+}
+
+void MemoryRegion::show_to_peers(const Parameters& parameters) {
+  RegionTable& table = domain_->regions();
+  const bool chosen = parameters.requested_key == kNoKey || mode(mr_mode::kProvKey | mr_mode::kRaw);
+  const bool at_once = !asynchronous_ && !starts_disabled_ && !mode(mr_mode::kMmuNotify);
+  RegionRecord record{.key = chosen ? kNoKey : parameters.requested_key,
+                      .key_size = domain_->options().mr_key_size,
+                      .base = base(),
+                      .buffers = buffers(),
+                      .access = access_,
+                      .flags = flags_ & region_flag::kPersistent,
+                      .file = parameters.file,
+                      .file_offset = parameters.file_offset,
+                      .auth = domain_->auth_number(parameters.auth_key),
+                      .enabled = at_once};
+  const bool emulates = domain_->emulation() && !parameters.coherent;
+  index_ = table.insert(emulates ? emulate(record) : record);
+  key_ = table.entry(index_).key.load(std::memory_order_relaxed);
+  if (emulates) domain_->emulation()->watch(index_, emulated());
+  if (at_once) enabled_.store(true);
 }
 
 // NOLINTNEXTLINE(bugprone-exception-escape): only for want of memory
@@ -77,25 +89,37 @@ bool MemoryRegion::mode(std::uint32_t bits) const noexcept {
   return (domain_->options().mr_mode & bits) != 0;
 }
 
-void MemoryRegion::check_arguments() {
+bool MemoryRegion::waits_for_counter() const noexcept {
+  return mode(mr_mode::kRmaEvent) && (flags_ & region_flag::kRmaEvent) != 0;
+}
+
+MemoryRegion::Rare& MemoryRegion::rare() {
+  if (!rare_) rare_ = std::make_unique<Rare>();
+  return *rare_;
+}
+
+const std::shared_ptr<EmulatedRegion>& MemoryRegion::emulated() const noexcept {
+  static const std::shared_ptr<EmulatedRegion> kNone;
+  return rare_ ? rare_->emulated : kNone;
+}
+
+void MemoryRegion::check_arguments(const Parameters& parameters) const {
   const Info& info = domain_->info();
   const DomainOptions& options = domain_->options();
-  if (parameters_.buffers.empty()) throw invalid("no buffer was given");
-  if (parameters_.buffers.size() > info.mr_iov_limit)
-    throw invalid(std::to_string(parameters_.buffers.size()) +
-                  " buffers, and the domain takes at most mr_iov_limit = " +
+  if (buffers_.size() == 0) throw invalid("no buffer was given");
+  if (buffers_.size() > info.mr_iov_limit)
+    throw invalid(std::to_string(buffers_.size()) + " buffers, and the domain takes at most mr_iov_limit = " +
                   std::to_string(info.mr_iov_limit) + " in one region");
-  if (parameters_.access & ~access::kAll) throw invalid("access has bits that are none of the six rights");
-  if (parameters_.flags & ~(region_flag::kPersistent | region_flag::kRmaEvent))
+  if (parameters.access & ~access::kAll) throw invalid("access has bits that are none of the six rights");
+  if (parameters.flags & ~(region_flag::kPersistent | region_flag::kRmaEvent))
     throw Error(Errc::bad_flags, "a region takes the flags PMEM and RMA_EVENT");
-  for (const iovec& buffer : parameters_.buffers) {
+  for (const iovec& buffer : buffers()) {
     const auto start = reinterpret_cast<std::uint64_t>(buffer.iov_base);
     if (buffer.iov_len == 0) throw invalid("a buffer has length 0");
     if (start + buffer.iov_len - 1 < start) throw invalid("a buffer runs past the end of the address space");
-    length_ += buffer.iov_len;
   }
-  const std::uint64_t wanted = parameters_.requested_key;
-  if (wanted == kNoKey || (parameters_.access & access::kRemote) == 0) return;
+  const std::uint64_t wanted = parameters.requested_key;
+  if (wanted == kNoKey || (parameters.access & access::kRemote) == 0) return;
   if (mode(mr_mode::kProvKey | mr_mode::kRaw)) {
     if (options.strict_keys)
       throw Error(Errc::key_rejected,
@@ -117,28 +141,27 @@ RegionRecord MemoryRegion::emulate(RegionRecord record) {
         Errc::not_supported,
         "durable writes end in the region's memory, and on an emulated non-coherent domain they would "
         "end in the device's view; open the domain with coherent=True");
-  emulated_ = emulation.open(lmr_context(), parameters_.buffers, parameters_.file >= 0);
-  record.buffers = emulated_->device();
-  record.file = emulated_->file();
-  record.file_offset = emulated_->file_offset();
+  EmulatedRegion& region = *(rare().emulated = emulation.open(id_, buffers(), record.file >= 0));
+  record.buffers = region.device();
+  record.file = region.file();
+  record.file_offset = region.file_offset();
   if (emulation.model().check) record.flags |= region_flag::kObserved;
   return record;
 }
 
-void MemoryRegion::lease_memory() {
+void MemoryRegion::lease_memory(const std::string& auth_key) {
   const auto& cache = domain_->registration_cache().cache;
   if (!cache) return;
-  const MemoryUse use{
-      .rights = static_cast<std::uint16_t>(parameters_.access),
-      .auth_key = parameters_.auth_key.empty() ? domain_->options().auth_key : parameters_.auth_key};
-  for (const iovec& buffer : parameters_.buffers)
-    leases_.push_back(cache->acquire(
+  const MemoryUse use{.rights = access_,
+                      .auth_key = auth_key.empty() ? domain_->options().auth_key : auth_key};
+  for (const iovec& buffer : buffers())
+    rare().leases.push_back(cache->acquire(
         {.start = reinterpret_cast<std::uint64_t>(buffer.iov_base), .length = buffer.iov_len}, use));
 }
 
 bool MemoryRegion::fully_backed() const {
-  const bool stores = (parameters_.access & kStores) != 0;
-  return std::ranges::all_of(parameters_.buffers, [&](const iovec& buffer) {
+  const bool stores = (access_ & kStores) != 0;
+  return std::ranges::all_of(buffers(), [&](const iovec& buffer) {
     const AddressRange range{.start = reinterpret_cast<std::uint64_t>(buffer.iov_base),
                              .length = buffer.iov_len};
     const auto parts = backed_parts(range, stores);
@@ -146,24 +169,17 @@ bool MemoryRegion::fully_backed() const {
   });
 }
 
-// What is backed of the given parts of the region, ordered, as offsets.
-std::vector<RegionSpan> MemoryRegion::backed(std::span<const RegionSpan> parts) const {
-  const bool stores = (parameters_.access & access::kRemoteWrite) != 0;
+RegionSpans MemoryRegion::backed() const {
+  const bool stores = (access_ & access::kRemoteWrite) != 0;
   std::vector<RegionSpan> found;
   std::uint64_t offset = 0;  // of the buffer
-  for (const iovec& buffer : parameters_.buffers) {
+  for (const iovec& buffer : buffers()) {
     const auto address = reinterpret_cast<std::uint64_t>(buffer.iov_base);
-    for (const AddressRange& span : backed_parts({.start = address, .length = buffer.iov_len}, stores)) {
-      const std::uint64_t start = offset + (span.start - address), end = start + span.length;
-      for (const RegionSpan& part : parts) {
-        const std::uint64_t from = std::max(start, part.offset),
-                            to = std::min(end, part.offset + part.length);
-        if (from < to) found.push_back({from, to - from});
-      }
-    }
+    for (const AddressRange& span : backed_parts({.start = address, .length = buffer.iov_len}, stores))
+      found.push_back({offset + (span.start - address), span.length});
     offset += buffer.iov_len;
   }
-  return found;
+  return RegionSpans(std::move(found));
 }
 
 Errc MemoryRegion::complete() noexcept {
@@ -175,18 +191,17 @@ Errc MemoryRegion::complete() noexcept {
 }
 
 Errc MemoryRegion::open_to_peers() noexcept try {
-  if (parameters_.asynchronous) {
+  if (asynchronous_) {
     if (mode(mr_mode::kAllocated) && !fully_backed()) return Errc::bounds;
-    lease_memory();
+    lease_memory(rare_ ? rare_->auth_key : std::string());
   }
-  if (index_ < 0) return Errc::ok;
+  if (index_ == kNoEntry) return Errc::ok;
   RegionTable& table = domain_->regions();
   if (mode(mr_mode::kMmuNotify)) {
-    const RegionSpan all{0, length_};
-    spans_ = backed({&all, 1});
-    table.set_spans(index(), spans_);
+    rare().spans = backed();
+    table.set_spans(index_, rare().spans.view());
   }
-  if (!starts_disabled_) table.set_enabled(index(), true);
+  if (!starts_disabled_) table.set_enabled(index_, true);
   return Errc::ok;
 } catch (const Error& error) {
   return error.code();
@@ -214,11 +229,11 @@ void MemoryRegion::check_usable() const {
 }
 
 std::uint32_t MemoryRegion::index() const {
-  if (index_ < 0)
+  if (index_ == kNoEntry)
     throw Error(Errc::access,
                 "the region grants no remote rights, so there is nothing to give to peers; register it with "
                 "REMOTE_READ or REMOTE_WRITE");
-  return static_cast<std::uint32_t>(index_);
+  return index_;
 }
 
 std::uint64_t MemoryRegion::key() const noexcept {
@@ -228,7 +243,7 @@ std::uint64_t MemoryRegion::key() const noexcept {
 std::string MemoryRegion::raw_key() const {
   check_usable();
   index();
-  return encode_raw_key(key_, mode(mr_mode::kRaw) ? kRawKeyBytes : domain_->options().mr_key_size);
+  return encode_raw_key(key_, domain_->raw_key_size());
 }
 
 RemoteRegion MemoryRegion::remote() {
@@ -239,25 +254,26 @@ RemoteRegion MemoryRegion::remote() {
     domain_->domain().enroll(*this);
     enrolled_ = true;
   }
-  RemoteRegion remote{
-      .key = key(), .base = base_, .length = length_, .access = parameters_.access, .parts = {}};
+  RemoteRegion remote{.key = key(), .base = base(), .length = length(), .access = access_, .parts = {}};
   if (mode(mr_mode::kRaw)) remote.parts.push_back({"raw", 0, raw_key()});
   return remote;
 }
 
 void MemoryRegion::bind(std::shared_ptr<Counter> counter) {
   check_usable();
-  if (index_ < 0)
+  if (index_ == kNoEntry)
     throw Error(Errc::invalid, "the region grants no remote rights, so there is nothing to count");
-  if (mode(mr_mode::kRmaEvent) && (parameters_.flags & region_flag::kRmaEvent) == 0)
+  if (mode(mr_mode::kRmaEvent) && !waits_for_counter())
     throw Error(
         Errc::invalid,
         "in this domain (MRMode.RMA_EVENT) only regions registered with MRFlag.RMA_EVENT take counters");
   const std::lock_guard lock(mutex_);
   if (starts_disabled_ && enabled_.load())
     throw Error(Errc::bad_state, "the region is enabled; counters are bound before enable()");
-  domain_->regions().bind_counter(index(), counter->index());
-  counters_.push_back(std::move(counter));
+  auto& counters = rare().counters;
+  counters.reserve(counters.size() + 1);
+  domain_->regions().bind_counter(index_, counter->index());
+  counters.push_back(std::move(counter));
 }
 
 void MemoryRegion::bind_endpoint(std::uint32_t endpoint) {
@@ -269,7 +285,7 @@ void MemoryRegion::bind_endpoint(std::uint32_t endpoint) {
     throw Error(Errc::bad_state, "the region is enabled; an endpoint is bound before enable()");
   if (endpoint_bound_)
     throw Error(Errc::bad_state, "the region is bound to an endpoint already, and takes one");
-  if (index_ >= 0) domain_->regions().bind_endpoint(index(), endpoint);
+  if (index_ != kNoEntry) domain_->regions().bind_endpoint(index_, endpoint);
   endpoint_bound_ = true;
 }
 
@@ -280,58 +296,34 @@ void MemoryRegion::enable() {
   if (enabled_.load()) throw Error(Errc::bad_state, "the region is enabled already");
   if (mode(mr_mode::kEndpoint) && !endpoint_bound_)
     throw Error(Errc::bad_state, "bind an endpoint before enable() (MRMode.ENDPOINT)");
-  if (mode(mr_mode::kRmaEvent) && (parameters_.flags & region_flag::kRmaEvent) != 0 && counters_.empty())
+  if (waits_for_counter() && (!rare_ || rare_->counters.empty()))
     throw Error(Errc::bad_state, "bind a counter before enable() (MRFlag.RMA_EVENT)");
   enabled_.store(true);
-  if (index_ >= 0 && !refreshing_) domain_->regions().set_enabled(index(), true);
+  if (index_ != kNoEntry && !refreshing_) domain_->regions().set_enabled(index_, true);
 }
 
 bool MemoryRegion::refresh(std::span<const RegionSpan> parts, Deadline deadline) {
   check_usable();
-  const RegionSpan all{0, length_};
+  const RegionSpan all{0, length()};
   if (parts.empty()) parts = {&all, 1};
   for (const RegionSpan& part : parts)
-    if (part.offset > length_ || part.length > length_ - part.offset)
+    if (part.offset > all.length || part.length > all.length - part.offset)
       throw Error(Errc::invalid, "[" + std::to_string(part.offset) + ", " + std::to_string(part.offset) +
                                      " + " + std::to_string(part.length) + ") is not inside the region of " +
-                                     std::to_string(length_) + " bytes");
-  if (index_ < 0 || !mode(mr_mode::kMmuNotify)) return true;
+                                     std::to_string(all.length) + " bytes");
+  if (index_ == kNoEntry || !mode(mr_mode::kMmuNotify)) return true;
   const std::lock_guard lock(mutex_);
   refreshing_ = true;  // also if time runs out: nobody may use the old spans any more
-  domain_->regions().set_enabled(index(), false);
-  domain_->interrupt_accesses(index());
-  if (!domain_->segment().wait_unused(index(), deadline)) return false;
+  domain_->regions().set_enabled(index_, false);
+  domain_->interrupt_accesses(index_);
+  if (!domain_->segment().wait_unused(index_, deadline)) return false;
 
-  std::vector<RegionSpan> kept;
-  for (RegionSpan span : spans_) {
-    std::vector<RegionSpan> rest{span};
-    for (const RegionSpan& part : parts) {
-      std::vector<RegionSpan> next;
-      for (const RegionSpan& piece : rest) {
-        const std::uint64_t end = piece.offset + piece.length, to = part.offset + part.length;
-        if (piece.offset < part.offset)
-          next.push_back({piece.offset, std::min(end, part.offset) - piece.offset});
-        if (end > to) {
-          const std::uint64_t from = std::max(piece.offset, to);
-          next.push_back({from, end - from});
-        }
-      }
-      rest = std::move(next);
-    }
-    std::ranges::move(rest, std::back_inserter(kept));
-  }
-  std::ranges::move(backed(parts), std::back_inserter(kept));
-  std::ranges::sort(kept, {}, &RegionSpan::offset);
-  spans_.clear();
-  for (const RegionSpan& span : kept) {
-    if (!spans_.empty() && span.offset <= spans_.back().offset + spans_.back().length)
-      spans_.back().length = std::max(spans_.back().length, span.offset + span.length - spans_.back().offset);
-    else
-      spans_.push_back(span);
-  }
-  domain_->regions().set_spans(index(), spans_);
+  const RegionSpans looked_at({parts.begin(), parts.end()});
+  RegionSpans& spans = rare().spans;
+  spans = (spans - looked_at) | (backed() & looked_at);
+  domain_->regions().set_spans(index_, spans.view());
   refreshing_ = false;
-  if (enabled_.load()) domain_->regions().set_enabled(index(), true);
+  if (enabled_.load()) domain_->regions().set_enabled(index_, true);
   return true;
 }
 
@@ -341,34 +333,32 @@ bool MemoryRegion::close(Deadline deadline) {
   if (state() == State::closed) return true;
   if (state() == State::registering)
     throw Error(Errc::busy, "the region is still being registered; wait for its event, then close it");
-  const auto entry = static_cast<std::uint32_t>(index_);
   if (state() != State::closing) {
     state_.store(State::closing);
-    if (domain_->post_rules().checks_local()) domain_->post_rules().remove_local(id_, parameters_.buffers);
-    local_.reset();
-    if (index_ >= 0) domain_->start_retiring(entry);
-    if (emulated_ && !domain_->inherited()) domain_->emulation()->watch(entry, nullptr);
+    if (domain_->post_rules().checks_local()) domain_->post_rules().remove_local(id_, buffers());
+    domain_->local_regions().erase(id_);
+    if (index_ != kNoEntry) domain_->start_retiring(index_);
+    if (emulated() && !domain_->inherited()) domain_->emulation()->watch(index_, nullptr);
   }
-  if (index_ >= 0 && !domain_->retired(entry, deadline)) return false;
-  if (emulated_ && !domain_->inherited()) domain_->emulation()->close(lmr_context(), *emulated_);
-  emulated_.reset();
+  if (index_ != kNoEntry && !domain_->retired(index_, deadline)) return false;
+  if (emulated() && !domain_->inherited()) domain_->emulation()->close(id_, *emulated());
   if (enrolled_) domain_->domain().withdraw(*this);
-  leases_.clear();
-  counters_.clear();
-  released = std::move(parameters_.keep_alive);
+  rare_.reset();
+  released = std::move(keep_alive_);
   state_.store(State::closed);
   return true;
 }
 
 std::vector<iovec> MemoryRegion::slice(std::uint64_t offset, std::uint64_t length) const {
   check_usable();
-  if (offset > length_ || length > length_ - offset)
+  const std::uint64_t size = this->length();
+  if (offset > size || length > size - offset)
     throw Error(mode(mr_mode::kLocal) ? Errc::invalid : Errc::bounds,
                 "[" + std::to_string(offset) + ", " + std::to_string(offset) + " + " +
-                    std::to_string(length) + ") is not inside the region of " + std::to_string(length_) +
+                    std::to_string(length) + ") is not inside the region of " + std::to_string(size) +
                     " bytes");
   std::vector<iovec> pieces;
-  for (const iovec& buffer : parameters_.buffers) {
+  for (const iovec& buffer : buffers()) {
     if (offset >= buffer.iov_len) {
       offset -= buffer.iov_len;
       continue;

@@ -5,14 +5,15 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
-#include "fabric/local_regions.h"
+#include "base/small_mutex.h"
+#include "fabric/buffer_list.h"
 #include "fabric/name.h"
+#include "fabric/region_spans.h"
 #include "fabric/region_table.h"
 #include "fabric/registration_cache.h"
 #include "fabric/types.h"
@@ -28,7 +29,7 @@ class EmulatedRegion;
 class MemoryRegion final {
  public:
   struct Parameters {
-    std::vector<iovec> buffers;  // one region, offsets run through them in order
+    BufferList buffers;  // one region, offsets run through them in order
     std::uint32_t access = 0;
     std::uint64_t requested_key = kNoKey;  // kNoKey: the library chooses
     std::uint32_t flags = 0;               // region_flag
@@ -47,31 +48,33 @@ class MemoryRegion final {
 
   // The second half of an asynchronous registration. What fails here leaves a region that can only be closed.
   Errc complete() noexcept;
-  enum class State { registering, open, failed, closing, closed };
+  enum class State : std::uint8_t { registering, open, failed, closing, closed };
   State state() const noexcept { return state_.load(); }
   bool closed() const noexcept { return state() >= State::closing; }
 
   void settle();  // waits until complete() was there; under manual progress, makes it so
 
-  std::uint64_t id() const noexcept { return id_; }  // of the region within its domain; never used again
-  std::uint64_t descriptor() const {  // what operations name local memory by; throws Error(bad_state, closed)
+  // Names the region among all of this process: in events, in Triplets as lmr_context. Not used again before
+  // 2^32 others were.
+  std::uint32_t id() const noexcept { return id_; }
+  std::uint32_t descriptor() const {  // what operations name local memory by; throws Error(bad_state, closed)
     check_usable();
     return id_;
   }
   // kNoKey without remote rights, while registering, and in RAW mode.
   std::uint64_t key() const noexcept;
-  std::string raw_key() const;  // mr_key_size bytes (fi_mr_raw_attr(3)); throws Error(bad_state, access)
-  std::uint64_t base() const noexcept { return base_; }
+  std::string raw_key()
+      const;  // DomainCore::raw_key_size() bytes (fi_mr_raw_attr(3)); throws Error(bad_state, access)
+  std::uint64_t base() const noexcept { return mode(mr_mode::kVirtAddr) ? address() : 0; }
   std::uint64_t address() const noexcept {
-    return reinterpret_cast<std::uint64_t>(parameters_.buffers.front().iov_base);
+    return reinterpret_cast<std::uint64_t>(buffers_.front().iov_base);
   }
-  std::uint64_t length() const noexcept { return length_; }
-  std::uint32_t lmr_context() const noexcept { return local_.context(); }  // names it in a Triplet
-  std::uint32_t access() const noexcept { return parameters_.access; }
-  const std::vector<iovec>& buffers() const noexcept { return parameters_.buffers; }
+  std::uint64_t length() const noexcept { return buffers_.bytes(); }
+  std::uint32_t access() const noexcept { return access_; }
+  std::span<const iovec> buffers() const noexcept { return buffers_.view(); }
   bool enabled() const noexcept { return state() == State::open && enabled_.load(); }
   // What keeps the memory alive, for those who use it locally.
-  const std::shared_ptr<void>& keep_alive() const noexcept { return parameters_.keep_alive; }
+  const std::shared_ptr<void>& keep_alive() const noexcept { return keep_alive_; }
   DomainCore& domain() const noexcept { return *domain_; }
 
   // What a peer needs. The first call makes every link of the domain ready to serve the region.
@@ -93,33 +96,47 @@ class MemoryRegion final {
   std::vector<iovec> slice(std::uint64_t offset, std::uint64_t length) const;
 
  private:
-  void check_arguments();
-  void lease_memory();
+  // What few regions have.
+  struct Rare {
+    std::string auth_key;                      // until an asynchronous registration completes
+    std::shared_ptr<EmulatedRegion> emulated;  // where CPU and peers do not share the memory
+    std::vector<std::shared_ptr<Counter>> counters;
+    std::vector<RegistrationCache::Lease> leases;  // one for each buffer, where the domain has a cache
+    RegionSpans spans;                             // MMU_NOTIFY mode: what is reachable
+  };
+  static constexpr std::uint32_t kNoEntry = ~0u;
+
+  void check_arguments(const Parameters& parameters) const;
+  void show_to_peers(const Parameters& parameters);
+  void lease_memory(const std::string& auth_key);
   Errc open_to_peers() noexcept;
   void check_usable() const;
   std::uint32_t index() const;  // throws Error(access) without remote rights
   bool mode(std::uint32_t bits) const noexcept;
+  bool waits_for_counter() const noexcept;
   bool fully_backed() const;
+  Rare& rare();
+  const std::shared_ptr<EmulatedRegion>& emulated() const noexcept;
   RegionRecord emulate(RegionRecord record);
-  std::vector<RegionSpan> backed(std::span<const RegionSpan> parts) const;
+  RegionSpans backed() const;
 
-  std::shared_ptr<DomainCore> domain_;
-  Parameters parameters_;
-  std::uint64_t id_ = 0;
-  std::uint64_t length_ = 0, key_ = kNoKey, base_ = 0;
-  LocalRegions::Entry local_;
-  std::shared_ptr<EmulatedRegion> emulated_;  // null where CPU and peers share the memory
-  std::int64_t index_ = -1;                   // in the region table; -1 without remote rights
+  const std::shared_ptr<DomainCore> domain_;
+  BufferList buffers_;
+  std::shared_ptr<void> keep_alive_;
+  std::unique_ptr<Rare> rare_;
+  std::uint64_t key_ = kNoKey;
+  std::uint32_t id_ = 0;
+  std::uint32_t index_ = kNoEntry;  // in the region table
+  const std::uint16_t access_, flags_;
+  const bool asynchronous_;
   bool starts_disabled_ = false;
   std::atomic<bool> enabled_{false};
   std::atomic<State> state_{State::registering};
-  std::mutex mutex_;  // guards what follows; one thread at a time in close(), refresh(), bind(), enable()
-  std::vector<std::shared_ptr<Counter>> counters_;
+  SmallMutex mutex_;  // guards what follows and `rare_`; one thread at a time in close(), refresh(), bind(),
+                      // enable()
   bool endpoint_bound_ = false;
   bool enrolled_ = false;
   bool refreshing_ = false;
-  std::vector<RegistrationCache::Lease> leases_;  // one for each buffer, where the domain has a cache
-  std::vector<RegionSpan> spans_;                 // MMU_NOTIFY mode: what is reachable
 };
 
 }  // namespace fab

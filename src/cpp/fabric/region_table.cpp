@@ -3,18 +3,26 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "base/random.h"
 
 namespace fab {
 namespace {
 
-constexpr std::uint32_t kTombstone = ~0u;
+// A slot of the key index holds the entry's number + 1 and, above it, bits of the key's hash, so that a probe
+// looks at no other entry than the one it seeks: far memory, where there are many.
+constexpr std::uint32_t kTombstone = ~0u, kNumberBits = 22, kNumberMask = (1u << kNumberBits) - 1;
+static_assert(RegionView::kMaxRegions < kNumberMask);
 
 std::uint64_t mix(std::uint64_t key) noexcept {
   key ^= key >> 32;
   key *= 0x9E3779B97F4A7C15ull;
   return key ^ (key >> 29);
+}
+
+constexpr std::uint32_t tag_of(std::uint64_t mixed) noexcept {
+  return static_cast<std::uint32_t>(mixed >> (64 - (32 - kNumberBits))) << kNumberBits;
 }
 
 constexpr std::uint64_t state_of(std::uint64_t generation, RegionStatus status) noexcept {
@@ -43,14 +51,17 @@ std::int64_t RegionView::find(std::uint64_t key) const noexcept {
     const auto* slots = index(size);
     const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
     // The bound matters only where another process wrote nonsense: the owner keeps half of the slots free.
-    for (std::uint64_t probe = 0, at = mix(key); probe <= mask; ++probe, ++at) {
+    const std::uint64_t mixed = mix(key);
+    const std::uint32_t tag = tag_of(mixed);
+    for (std::uint64_t probe = 0, at = mixed; probe <= mask; ++probe, ++at) {
       const std::uint32_t slot = slots[at & mask].load(std::memory_order_acquire);
       if (slot == 0) break;
-      if (slot == kTombstone || slot > kMaxRegions) continue;
-      const RegionEntry& candidate = entry(slot - 1);
+      const std::uint32_t number = slot & kNumberMask;
+      if ((slot & ~kNumberMask) != tag || number == 0 || number > kMaxRegions) continue;
+      const RegionEntry& candidate = entry(number - 1);
       if (candidate.key.load(std::memory_order_relaxed) == key &&
           status_of(candidate.state.load(std::memory_order_acquire)) != RegionStatus::vacant)
-        return slot - 1;
+        return number - 1;
     }
     if (area_header().index_size.load(std::memory_order_acquire) % kIndexSizes == size) return -1;
   }
@@ -106,13 +117,17 @@ std::size_t RegionView::pieces(const RegionEntry& entry, std::uint64_t offset, s
   return count;
 }
 
-std::uint64_t RegionTable::fresh_key(std::uint32_t size) {
-  for (;;) {
-    const std::uint64_t key = size >= 8 ? random_u64()
-                                        : next_key_.fetch_add(1, std::memory_order_relaxed) &
-                                              ((std::uint64_t{1} << (size * 8)) - 1);
-    if (key != kNoKey && find(key) < 0) return key;
-  }
+std::uint64_t RegionTable::choose_key(std::uint32_t size) {
+  if (size < 8) return next_key_++ & ((std::uint64_t{1} << (size * 8)) - 1);
+  const std::uint64_t following = random_u64();
+  fetch_ahead(following);
+  return std::exchange(prepared_key_, following);
+}
+
+void RegionTable::fetch_ahead(std::uint64_t key) const noexcept {
+  const std::uint32_t size = area_header().index_size.load(std::memory_order_relaxed);
+  const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
+  __builtin_prefetch(&index(size)[mix(key) & mask], 1);
 }
 
 std::uint32_t RegionTable::take_block() {
@@ -129,10 +144,15 @@ std::uint32_t RegionTable::take_block() {
 
 std::uint32_t RegionTable::insert(const RegionRecord& record) {
   const std::lock_guard lock(mutex_);
-  if (find(record.key) >= 0)
+  std::uint64_t key = record.key;
+  if (key == kNoKey) {
+    do key = choose_key(record.key_size);
+    while (key == kNoKey || find(key) >= 0);
+  } else if (find(key) >= 0) {
     throw Error(Errc::no_key, "key " + std::to_string(record.key) +
                                   " is in use by another region of this domain; " +
                                   "close that region or choose another key");
+  }
   const bool vector = record.buffers.size() > 1;
   if (free_entries_.empty() && entries_used_ == kMaxRegions)
     throw Error(Errc::no_memory, "all " + std::to_string(kMaxRegions) + " regions of the domain are in use");
@@ -169,10 +189,10 @@ std::uint32_t RegionTable::insert(const RegionRecord& record) {
       *piece++ = {reinterpret_cast<std::uint64_t>(buffer.iov_base), buffer.iov_len};
   }
   const std::uint64_t generation = (slot.state.load(std::memory_order_relaxed) >> 2) + 1;
-  slot.key.store(record.key, std::memory_order_relaxed);
+  slot.key.store(key, std::memory_order_relaxed);
   slot.state.store(state_of(generation, record.enabled ? RegionStatus::enabled : RegionStatus::disabled),
                    std::memory_order_seq_cst);
-  insert_key(record.key, index);
+  insert_key(key, index);
   live_.fetch_add(1, std::memory_order_relaxed);
   return index;
 }
@@ -181,11 +201,12 @@ void RegionTable::insert_key(std::uint64_t key, std::uint32_t entry_index) {
   const std::uint32_t size = area_header().index_size.load(std::memory_order_relaxed);
   auto* slots = index(size);
   const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
-  for (std::uint64_t at = mix(key);; ++at) {
+  const std::uint64_t mixed = mix(key);
+  for (std::uint64_t at = mixed;; ++at) {
     const std::uint32_t slot = slots[at & mask].load(std::memory_order_relaxed);
     if (slot != 0 && slot != kTombstone) continue;
     if (slot == 0) ++index_filled_;
-    slots[at & mask].store(entry_index + 1, std::memory_order_release);
+    slots[at & mask].store(tag_of(mixed) | (entry_index + 1), std::memory_order_release);
     return;
   }
 }
@@ -207,7 +228,7 @@ void RegionTable::grow_index() {
   for (std::uint64_t i = 0; i < old_slots; ++i) {
     const std::uint32_t slot = old[i].load(std::memory_order_relaxed);
     if (slot == 0 || slot == kTombstone) continue;
-    std::uint64_t at = mix(entry(slot - 1).key.load(std::memory_order_relaxed));
+    std::uint64_t at = mix(entry((slot & kNumberMask) - 1).key.load(std::memory_order_relaxed));
     while (slots[at & mask].load(std::memory_order_relaxed) != 0) ++at;
     slots[at & mask].store(slot, std::memory_order_release);
     ++index_filled_;
@@ -251,6 +272,7 @@ void RegionTable::set_enabled(std::uint32_t index, bool enabled) {
 
 void RegionTable::start_close(std::uint32_t index) {
   RegionEntry& slot = entry(index);
+  fetch_ahead(slot.key.load(std::memory_order_relaxed));
   slot.state.store(state_of(slot.state.load(std::memory_order_relaxed) >> 2, RegionStatus::closing),
                    std::memory_order_seq_cst);
 }
@@ -261,8 +283,9 @@ void RegionTable::finish_close(std::uint32_t entry_index) {
   const std::uint32_t size = area_header().index_size.load(std::memory_order_relaxed);
   auto* slots = index(size);
   const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
-  std::uint64_t at = mix(closing.key.load(std::memory_order_relaxed));
-  while (slots[at & mask].load(std::memory_order_relaxed) != entry_index + 1) ++at;
+  const std::uint64_t mixed = mix(closing.key.load(std::memory_order_relaxed));
+  std::uint64_t at = mixed;
+  while (slots[at & mask].load(std::memory_order_relaxed) != (tag_of(mixed) | (entry_index + 1))) ++at;
   slots[at & mask].store(kTombstone, std::memory_order_release);
   // A run of tombstones before a free slot serves no probe any more.
   for (; slots[(at + 1) & mask].load(std::memory_order_relaxed) == 0 &&

@@ -117,7 +117,8 @@ class RegionView {
 
 // What the owner of a region table puts into an entry.
 struct RegionRecord {
-  std::uint64_t key = 0;
+  std::uint64_t key = 0;  // kNoKey: the table chooses one of `key_size` bytes
+  std::uint32_t key_size = 8;
   std::uint64_t base = 0;
   std::span<const iovec> buffers;
   std::uint32_t access = 0;
@@ -135,9 +136,6 @@ class RegionTable final : public RegionView {
 
   // Throws Error(no_key) if the key is in use, Error(no_memory) if the table is full.
   std::uint32_t insert(const RegionRecord& record);
-  // A key of `size` bytes that no live region has: one that nobody can guess if it is of 8 bytes, else the
-  // next one in turn, so that it does not come back soon (MR-21).
-  std::uint64_t fresh_key(std::uint32_t size = 8);
   // Counts remote writes in counter cell `counter`; binds to an endpoint by its number (Port), before it is
   // enabled.
   void bind_counter(std::uint32_t index, std::uint32_t counter);
@@ -154,6 +152,11 @@ class RegionTable final : public RegionView {
   std::uint32_t size() const noexcept { return live_.load(std::memory_order_relaxed); }
 
  private:
+  // One that nobody can guess if it is of 8 bytes, else the next one in turn, so that it does not come back
+  // soon (MR-21). Another region may have it.
+  std::uint64_t choose_key(std::uint32_t size);
+  // Among many regions the place of a key is far memory: asked for early, it is there when it is needed.
+  void fetch_ahead(std::uint64_t key) const noexcept;
   void grow_index();
   std::uint32_t take_block();
   void insert_key(std::uint64_t key, std::uint32_t entry);
@@ -161,7 +164,8 @@ class RegionTable final : public RegionView {
   std::mutex mutex_;
   std::vector<std::uint32_t> free_entries_, free_blocks_;
   std::uint32_t entries_used_ = 0, blocks_used_ = 0, index_filled_ = 0;
-  std::atomic<std::uint64_t> next_key_{0};  // of keys shorter than 8 bytes
+  std::uint64_t prepared_key_ = kNoKey;  // of 8 bytes, for the next region
+  std::uint64_t next_key_ = 0;           // of keys shorter than 8 bytes
   std::atomic<std::uint32_t> live_{0};
 };
 

@@ -94,6 +94,7 @@ void bind_domain(py::module_& m) {
       .def_property_readonly("cache_stats", &cache_stats)
       .def_property_readonly("cache_warning",
                              [](const DomainCore& domain) { return domain.registration_cache().warning; })
+      .def_property_readonly("raw_key_size", &DomainCore::raw_key_size)
       .def("check_open", &DomainCore::check_open)
       .def("allocate", &DomainCore::allocate, py::arg("nbytes"))
       .def("next_endpoint_number", &DomainCore::next_endpoint_number)

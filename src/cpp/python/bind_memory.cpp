@@ -126,7 +126,6 @@ void bind_memory(py::module_& m) {
       .def_property_readonly("base", &MemoryRegion::base)
       .def_property_readonly("address", &MemoryRegion::address)
       .def_property_readonly("nbytes", &MemoryRegion::length)
-      .def_property_readonly("lmr_context", &MemoryRegion::lmr_context)
       .def_property_readonly("enabled", &MemoryRegion::enabled)
       .def_property_readonly("closed", &MemoryRegion::closed)
       .def("bind", &MemoryRegion::bind, py::arg("counter"))

@@ -66,7 +66,7 @@ py::dict sync_stats(DomainCore& domain) {
 // Triplets of [offset, offset + length) of a region, one for each of its buffers that the range runs through;
 // also of a closed region, and, as one that no call takes, of a range outside.
 std::vector<Fields> triplets_of(const MemoryRegion& region, std::uint64_t offset, std::uint64_t length) {
-  const std::uint32_t context = region.lmr_context();
+  const std::uint32_t context = region.id();
   if (offset > region.length() || length > region.length() - offset)
     return {{0, region.address() + offset, length}};
   std::vector<Fields> found;

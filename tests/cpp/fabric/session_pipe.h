@@ -22,8 +22,7 @@ struct Side {
 
   std::uint64_t expose(std::vector<iovec> buffers, std::uint32_t rights = access::kAll,
                        std::uint32_t flags = 0) {
-    const std::uint64_t key = regions.fresh_key();
-    last_region = regions.insert({.key = key,
+    last_region = regions.insert({.key = kNoKey,
                                   .base = 0,
                                   .buffers = buffers,
                                   .access = rights,
@@ -31,7 +30,7 @@ struct Side {
                                   .file = -1,
                                   .file_offset = 0,
                                   .enabled = true});
-    return key;
+    return regions.entry(last_region).key;
   }
   // As a domain closes a region.
   void close(std::uint32_t region) {

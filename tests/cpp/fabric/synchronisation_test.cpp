@@ -47,33 +47,56 @@ TEST_CASE("SYNC-2: triplets go through the 16-byte form and back, and what does 
 TEST_CASE("contexts name open regions of one table only, and bounds do not wrap") {
   LocalRegions regions, others;
   Bytes bytes(300);
-  const std::vector<iovec> two = {piece(bytes, 0, 100), piece(bytes, 200, 100)};
-  auto entry = regions.insert(two);
-  const auto foreign = others.insert(two);
-  const auto good = [&](std::uint32_t context, std::uint64_t at, std::uint64_t length) {
-    const Triplet segment{context, at, length};
+  const BufferList two = {piece(bytes, 0, 100), piece(bytes, 200, 100)};
+  const std::uint32_t context = regions.insert(two), foreign = others.insert(two);
+  const auto good = [&](std::uint32_t of, std::uint64_t at, std::uint64_t length) {
+    const Triplet segment{of, at, length};
     return regions.first_outside({&segment, 1}) == 1;
   };
   const std::uint64_t start = address(bytes.data());
-  CHECK(good(entry.context(), start, 100));
-  CHECK(good(entry.context(), start + 299, 1));
-  CHECK_FALSE(good(entry.context(), start - 1, 2));
-  CHECK_FALSE(good(entry.context(), start + 99, 2));   // runs into the hole
-  CHECK_FALSE(good(entry.context(), start + 300, 1));  // behind the end
-  CHECK_FALSE(good(entry.context(), start, 300));      // across the hole
-  CHECK_FALSE(good(entry.context(), ~std::uint64_t{3}, 8));
-  CHECK_FALSE(good(entry.context(), start + 8, ~std::uint64_t{0}));
-  CHECK_FALSE(good(foreign.context(), start, 1));
+  CHECK(good(context, start, 100));
+  CHECK(good(context, start + 299, 1));
+  CHECK_FALSE(good(context, start - 1, 2));
+  CHECK_FALSE(good(context, start + 99, 2));   // runs into the hole
+  CHECK_FALSE(good(context, start + 300, 1));  // behind the end
+  CHECK_FALSE(good(context, start, 300));      // across the hole
+  CHECK_FALSE(good(context, ~std::uint64_t{3}, 8));
+  CHECK_FALSE(good(context, start + 8, ~std::uint64_t{0}));
+  CHECK_FALSE(good(foreign, start, 1));
   CHECK_FALSE(good(0, start, 1));
   CHECK(good(~0u, 0, 0));
-  CHECK(regions.holding(start + 10, 90) == std::vector{entry.context()});
+  CHECK(regions.holding(start + 10, 90) == std::vector{context});
   CHECK(regions.holding(start + 10, 91).empty());
 
-  const Triplet list[] = {{entry.context(), start, 1}, {~0u, 0, 0}, {0, start, 1}, {0, start, 1}};
+  const Triplet list[] = {{context, start, 1}, {~0u, 0, 0}, {0, start, 1}, {0, start, 1}};
   CHECK(regions.first_outside(list) == 2);
-  const std::uint32_t context = entry.context();
-  entry.reset();
+  regions.erase(context);
   CHECK_FALSE(good(context, start, 1));
+}
+
+TEST_CASE("each of many regions is found while it is open, in whatever order they close") {
+  LocalRegions regions;
+  Bytes bytes(1000);
+  std::vector<BufferList> buffers(bytes.size());
+  std::vector<std::pair<std::uint32_t, std::size_t>> open, closed;  // context, place
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    buffers[i].push_back(piece(bytes, i, 1));
+    open.emplace_back(regions.insert(buffers[i]), i);
+  }
+  const auto known = [&](const std::pair<std::uint32_t, std::size_t>& region) {
+    const Triplet segment{region.first, address(bytes.data() + region.second), 1};
+    return regions.first_outside({&segment, 1}) == 1;
+  };
+  std::mt19937 random(3);
+  std::ranges::shuffle(open, random);
+  while (!open.empty()) {
+    closed.push_back(open.back());
+    regions.erase(open.back().first);
+    open.pop_back();
+    if (open.size() % 100 != 0) continue;
+    CHECK(std::ranges::all_of(open, known));
+    CHECK(std::ranges::none_of(closed, known));
+  }
 }
 
 TEST_CASE("the views of shadow memory agree byte by byte on what was synchronised, and on nothing else") {
@@ -294,7 +317,7 @@ TEST_CASE("SYNC-5, SYNC-8 ... SYNC-14: arguments are checked first, in every kin
     CHECK(indices[0] == indices[1]);
     return indices[0];
   };
-  const std::uint32_t context = memory.region->lmr_context();
+  const std::uint32_t context = memory.region->id();
   side.domain->sync_rdma_read({});
   side.domain->sync_rdma_write({});
   const Triplet* const null = nullptr;
@@ -304,7 +327,7 @@ TEST_CASE("SYNC-5, SYNC-8 ... SYNC-14: arguments are checked first, in every kin
   CHECK(refused({{context, ~std::uint64_t{3}, 8}}) == 0);
   const auto there = other.domain->register_memory(
       {.buffers = {{memory.data(), 64}}, .access = access::kAll, .keep_alive = {}});
-  CHECK(refused({{there->lmr_context(), start, 64}}) == 0);
+  CHECK(refused({{there->id(), start, 64}}) == 0);
 
   std::vector<Triplet> many(1000, Triplet{context, start, 64});
   many.push_back({context, start + 64, 1});
@@ -333,7 +356,7 @@ TEST_CASE("SYNC-23: flushes and invalidations are counted by where the cache is"
   const auto counts = [](CacheModel::Place place) {
     Side side("auto", non_coherent({.place = place}));
     auto memory = side.own(64);
-    const Triplet segment{memory.region->lmr_context(), address(memory.data()), 64};
+    const Triplet segment{memory.region->id(), address(memory.data()), 64};
     side.domain->sync_rdma_write({&segment, 1});
     const SyncStats write = side.domain->emulation()->stats();
     side.domain->sync_rdma_read({&segment, 1});
@@ -359,7 +382,7 @@ TEST_CASE("SYNC-29: on a coherent domain the calls make no system call") {
     auto memory = side.own(640);
     std::vector<Triplet> segments;
     for (int i = 0; i < 10; ++i)
-      segments.push_back({memory.region->lmr_context(), address(memory.data() + 64 * i), 64});
+      segments.push_back({memory.region->id(), address(memory.data() + 64 * i), 64});
     if (::prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) != 0) ::_exit(2);
     // From here on the kernel kills whoever asks it for more than read, write or exit.
     for (int i = 0; i < 100; ++i) {
@@ -390,7 +413,7 @@ TEST_CASE("SYNC-34: calls on some ranges, transfers on others, and a region that
   for (std::size_t t = 0; t < kThreads; ++t)
     threads.emplace_back([&, t] {
       std::byte* const own = memory.data() + t * kRange;
-      const Triplet segment{memory.region->lmr_context(), address(own), kRange};
+      const Triplet segment{memory.region->id(), address(own), kRange};
       for (int i = 1; i <= 300; ++i) {
         std::memset(own, i & 0xff, kRange);
         side.domain->sync_rdma_read({&segment, 1});
@@ -401,7 +424,7 @@ TEST_CASE("SYNC-34: calls on some ranges, transfers on others, and a region that
   threads.emplace_back([&] {
     while (!done) {
       auto short_lived = side.own(100);
-      const Triplet segment{short_lived.region->lmr_context(), address(short_lived.data()), 100};
+      const Triplet segment{short_lived.region->id(), address(short_lived.data()), 100};
       std::thread closes([&] { short_lived.region->close({}); });
       try {
         side.domain->sync_rdma_write({&segment, 1});
@@ -429,7 +452,7 @@ TEST_CASE("SYNC-34: calls on some ranges, transfers on others, and a region that
 TEST_CASE("SYNC-26: on a coherent domain both calls are fences") {
   Side side;
   auto memory = side.own(64);
-  const Triplet segment{memory.region->lmr_context(), address(memory.data()), 64};
+  const Triplet segment{memory.region->id(), address(memory.data()), 64};
   const bool crossing = [] {
     bool second = false;
     SUBCASE("data, then a flag") {}

@@ -151,7 +151,7 @@ TEST_CASE("sending from memory that is not there fails that operation only") {
   MemoryRegion::Parameters parameters;
   parameters.buffers = {{hole, 1 << 20}};
   parameters.access = access::kAll;
-  const auto region = b.core->register_memory(parameters);
+  const auto region = b.core->register_memory(std::move(parameters));
   const PeerId peer = a.peers->insert(b.name());
   ::mprotect(hole, 1 << 20, PROT_NONE);
   std::vector<std::byte> local(1 << 20);
@@ -173,7 +173,7 @@ TEST_CASE("closing a region under load: not a byte afterwards") {
     MemoryRegion::Parameters parameters;
     parameters.buffers = {{memory.data(), memory.size()}};
     parameters.access = access::kAll;
-    const auto region = b.core->register_memory(parameters);
+    const auto region = b.core->register_memory(std::move(parameters));
     std::vector<std::byte> ones(memory.size(), std::byte{1});
     std::list<Call> calls;
     for (int i = 0; i < 6; ++i)

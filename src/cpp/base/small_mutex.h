@@ -1,0 +1,25 @@
+#pragma once
+
+#include <atomic>
+
+namespace fab {
+
+// A mutex of one byte, for objects that there are millions of and that are rarely locked by two threads.
+class SmallMutex {
+ public:
+  SmallMutex() noexcept = default;
+  SmallMutex(const SmallMutex&) = delete;
+  SmallMutex& operator=(const SmallMutex&) = delete;
+  void lock() noexcept {
+    while (taken_.exchange(true, std::memory_order_acquire)) taken_.wait(true, std::memory_order_relaxed);
+  }
+  void unlock() noexcept {
+    taken_.store(false, std::memory_order_release);
+    taken_.notify_one();
+  }
+
+ private:
+  std::atomic<bool> taken_{false};
+};
+
+}  // namespace fab
