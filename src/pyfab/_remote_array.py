@@ -74,10 +74,13 @@ class RemoteArray:
         "_endpoint",
         "_get",
         "_put",
+        "_put_at",
         "_read",
+        "_read_at",
         "_region",
         "_timeout",
         "_write",
+        "_write_at",
         "peer",
         "shape",
     )
@@ -91,6 +94,8 @@ class RemoteArray:
         self._endpoint, self._region, self._timeout = endpoint, region, timeout
         self._write, self._read = endpoint.write, endpoint.read
         self._put, self._get = endpoint.put, endpoint.get
+        # For what is usual, an array that is just what the index selects, without an object for the selection.
+        self._write_at, self._read_at, self._put_at = endpoint._write_at, endpoint._read_at, endpoint._put_at
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -126,6 +131,8 @@ class RemoteArray:
         return out[()]
 
     def __setitem__(self, index: Any, values: ArrayLike) -> None:
+        if self._put_at(values, self.peer, self._region, index):
+            return
         if type(index) is not slice and names_rows(index):
             self.put_at(index, values).result(self._timeout)
             return
@@ -139,6 +146,9 @@ class RemoteArray:
 
     def put(self, values: ArrayLike, index: Any = ...) -> Operation:
         """Writes `values` to the selected elements."""
+        operation = self._write_at(values, self.peer, self._region, index)
+        if operation is not None:
+            return operation
         if type(index) is not slice and names_rows(index):
             return self.put_at(index, values)
         target = self._region[index]
@@ -146,6 +156,9 @@ class RemoteArray:
 
     def get(self, out: NDArray[Any], index: Any = ...) -> Operation:
         """Reads the selected elements into `out`, a C-contiguous array of their shape and dtype."""
+        operation = self._read_at(out, self.peer, self._region, index)
+        if operation is not None:
+            return operation
         if type(index) is not slice and names_rows(index):
             return self._gather(index, out).operation
         source = self._region[index]

@@ -19,6 +19,7 @@ std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
 }  // namespace
 
 bool is_array(PyObject* object) { return PyObject_TypeCheck(object, array_type()); }
+bool is_exact_array(PyObject* object) { return Py_TYPE(object) == array_type(); }
 
 ArrayFields array_fields(PyObject* array) {
   const auto* fields = py::detail::array_proxy(array);

@@ -34,8 +34,9 @@ class LocalBuffer {
   std::vector<Py_buffer> views_;
 };
 
-// True for a (sub)class of numpy.ndarray.
+// True for a (sub)class of numpy.ndarray; only for numpy.ndarray itself.
 bool is_array(PyObject* object);
+bool is_exact_array(PyObject* object);
 // The fields of an ndarray without the buffer protocol, which costs more than the rest of a small operation.
 struct ArrayFields {
   std::byte* data;

@@ -4,6 +4,7 @@
 
 #include "base/wire.h"
 #include "fabric/raw_key.h"
+#include "python/buffers.h"
 
 namespace fab::python {
 namespace {
@@ -113,6 +114,25 @@ RemoteView RemoteView::at(py::handle index) const {
     keep_axis(shape[static_cast<std::size_t>(axis)], strides[static_cast<std::size_t>(axis)]);
   out.settle();
   return out;
+}
+
+bool RemoteView::takes(py::handle index) {
+  const auto takes_part = [](PyObject* part) {
+    return PySlice_Check(part) || part == Py_Ellipsis || (PyLong_Check(part) && !PyBool_Check(part));
+  };
+  if (!PyTuple_Check(index.ptr())) return takes_part(index.ptr());
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(index.ptr()); ++i)
+    if (!takes_part(PyTuple_GET_ITEM(index.ptr(), i))) return false;
+  return true;
+}
+
+bool RemoteView::is_like(PyObject* array) const {
+  if (!is_exact_array(array)) return false;
+  const auto* fields = py::detail::array_proxy(array);
+  if (fields->nd != ndim || fields->descr != dtype.ptr() ||
+      (fields->flags & py::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_) == 0)
+    return false;
+  return std::equal(shape.begin(), shape.begin() + ndim, fields->dimensions);
 }
 
 RemoteView RemoteView::bytes(std::int64_t start, std::int64_t stop) const {

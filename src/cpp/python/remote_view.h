@@ -23,6 +23,10 @@ struct RemoteView {
   static RemoteView of(RemoteRegion region, py::object dtype, const std::vector<std::int64_t>& shape);
   // `view[index]` with integers, slices and one Ellipsis. Throws Error(bounds) as NumPy's IndexError.
   RemoteView at(py::handle index) const;
+  // Whether at() takes such an index: others select rows by number.
+  static bool takes(py::handle index);
+  // Whether `array` is an ndarray, C-contiguous, of just this shape and dtype.
+  bool is_like(PyObject* array) const;
   // The bytes [start, stop) of a contiguous view.
   RemoteView bytes(std::int64_t start, std::int64_t stop) const;
   // The contiguous runs that the elements lie in, in C order: offsets within the region, all of equal length.

@@ -53,11 +53,10 @@ Plan plan(OpCode op, Operation& operation, const LocalBuffer& local, const Targe
   return out;
 }
 
-PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
-                PyObject* kwnames, bool queued = true) {
-  static const char* const names[] = {"local", "peer", "remote", "data", "context", "flags"};
-  PyObject* given[6];
-  if (!parse_arguments(name, names, 3, args, nargs, kwnames, given)) return nullptr;
+// `given`: local, peer, remote, data, context, flags; `target_of` tells the target, which `remote` names.
+template <class TargetOf>
+PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const (&given)[6], TargetOf target_of,
+                bool queued = true) {
   OperationObject* operation = nullptr;
   try {
     ContextHandle& handle = context_handle(self);
@@ -68,7 +67,7 @@ PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* ar
       throw Error(Errc::invalid, "a read carries no remote data");
     LocalBuffer local = LocalBuffer::of(given[0], reading);
     const PeerId peer = peer_from(given[1]);
-    const Target target = Target::of(given[2]);
+    const Target target = target_of();
     check_fit(local, target, name);
     const Delivery delivery = delivery_from(given[5]);
 
@@ -85,16 +84,23 @@ PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* ar
   }
 }
 
-// Complete on return: no Operation, no queue entry.
-PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
-                   PyObject* kwnames) {
-  static const char* const names[] = {"local", "peer", "remote", "timeout"};
-  PyObject* given[4];
+PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                PyObject* kwnames) {
+  static const char* const names[] = {"local", "peer", "remote", "data", "context", "flags"};
+  PyObject* given[6];
   if (!parse_arguments(name, names, 3, args, nargs, kwnames, given)) return nullptr;
+  return start(name, op, self, given, [&] { return Target::of(given[2]); });
+}
+
+// Complete on return: no Operation, no queue entry. `given`: local, peer, remote, timeout.
+template <class TargetOf>
+PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const (&given)[4],
+                   TargetOf target_of) {
   try {
     if (given[3] && given[3] != Py_None) {
       // With a time limit the operation may outlive the call, so it needs an object that keeps it.
-      PyObject* operation = start(name, op, self, given, 3, nullptr, false);
+      PyObject* const all[6] = {given[0], given[1], given[2]};
+      PyObject* operation = start(name, op, self, all, target_of, false);
       if (!operation) return nullptr;
       PyObject* result = PyObject_CallMethod(operation, "result", "O", given[3]);
       Py_DECREF(operation);
@@ -115,7 +121,7 @@ PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const*
     call->local = LocalBuffer::of(given[0], op == OpCode::read);
     const std::uint64_t nbytes = call->local.nbytes;
     const PeerId peer = peer_from(given[1]);
-    const Target target = Target::of(given[2]);
+    const Target target = target_of();
     check_fit(call->local, target, name);
     Plan& posts = call->posts = plan(op, operation, call->local, target, Delivery::delivery, nullptr);
     posts.single.flags |= transfer_flag::kWillWait;
@@ -137,6 +143,40 @@ PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const*
       return nullptr;
     }
     Py_RETURN_NONE;
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                   PyObject* kwnames) {
+  static const char* const names[] = {"local", "peer", "remote", "timeout"};
+  PyObject* given[4];
+  if (!parse_arguments(name, names, 3, args, nargs, kwnames, given)) return nullptr;
+  return blocking(name, op, self, given, [&] { return Target::of(given[2]); });
+}
+
+// (array, peer, remote, index): the operation on `remote[index]`, or None where that needs more than an array
+// which is just what the index selects. No object is made for the selection.
+PyObject* selected(const char* name, OpCode op, bool waits, PyObject* self, PyObject* const* args,
+                   Py_ssize_t nargs) {
+  if (nargs != 4) return PyErr_Format(PyExc_TypeError, "%s() takes 4 arguments (%zd given)", name, nargs);
+  try {
+    const RemoteView* whole = remote_view(args[2]);
+    if (!whole || !RemoteView::takes(args[3])) Py_RETURN_NONE;
+    const RemoteView part = whole->at(args[3]);
+    if (!part.is_like(args[0])) Py_RETURN_NONE;
+    const auto target = [&] {
+      return Target{.remote = part.remote(), .key = part.region->key, .view = &part};
+    };
+    if (waits) {
+      PyObject* done = blocking(name, op, self, {args[0], args[1], args[2], nullptr}, target);
+      if (!done) return nullptr;
+      Py_DECREF(done);
+      Py_RETURN_TRUE;
+    }
+    return start(name, op, self, {args[0], args[1], args[2], nullptr, nullptr, nullptr}, target);
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -193,6 +233,16 @@ PyObject* get_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
   return blocking("get", OpCode::read, self, args, nargs, kwnames);
 }
 
+PyObject* write_at(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return selected("_write_at", OpCode::write, false, self, args, nargs);
+}
+PyObject* read_at(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return selected("_read_at", OpCode::read, false, self, args, nargs);
+}
+PyObject* put_at(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return selected("_put_at", OpCode::write, true, self, args, nargs);
+}
+
 template <class F>
 PyCFunction method(F function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
@@ -221,6 +271,14 @@ PyMethodDef rma_methods[] = {
     {"get", method(get_method), METH_FASTCALL | METH_KEYWORDS,
      "get($self, /, local, peer, remote, timeout=None)\n--\n\nA read that is complete on return. The fastest "
      "form."},
+    {"_write_at", method(write_at), METH_FASTCALL,
+     "_write_at($self, local, peer, remote, index, /)\n--\n\n"
+     "write() to `remote[index]`; None, and nothing done, unless `local` is an ndarray of just that shape "
+     "and dtype."},
+    {"_read_at", method(read_at), METH_FASTCALL,
+     "_read_at($self, local, peer, remote, index, /)\n--\n\nLikewise read()."},
+    {"_put_at", method(put_at), METH_FASTCALL,
+     "_put_at($self, local, peer, remote, index, /)\n--\n\nLikewise put(); True where it was done."},
     {"inject", method(inject), METH_FASTCALL | METH_KEYWORDS,
      "inject($self, /, local, peer, remote=None, data=None, tag=None)\n--\n\n"
      "A write of at most info.inject_size bytes, or, without `remote`, a message, with `tag` a tagged one. The buffer may "
