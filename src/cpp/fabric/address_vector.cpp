@@ -1,111 +1,370 @@
 #include "fabric/address_vector.h"
 
 #include <algorithm>
-#include <bit>
-#include <functional>
 
+#include "base/random.h"
 #include "fabric/error.h"
-#include "fabric/name.h"
 
 namespace fab {
 namespace {
 
-std::uint64_t hash_of(const Part& part) {
-  const std::hash<std::string_view> hash;
-  return (hash(part.link) * 31 + part.context) * 31 + hash(part.bytes);
+constexpr std::uint64_t kMagic = 0x3176612d62617966;  // "fyab-av1"
+constexpr std::uint32_t kSymmetric = 1, kUserIds = 2;
+
+std::vector<PartView>& scratch_parts() {
+  thread_local std::vector<PartView> parts;
+  return parts;
+}
+std::vector<std::uint32_t>& scratch_hashes() {
+  thread_local std::vector<std::uint32_t> hashes;
+  return hashes;
+}
+
+std::uint32_t traits_of(const AddressVectorOptions& options) noexcept {
+  return (options.symmetric ? kSymmetric : 0) | (options.user_ids ? kUserIds : 0);
+}
+
+void describe_in(PeerHeader& header, const AddressVectorOptions& options) {
+  if (header.magic == kMagic) return;
+  header.seed = random_u64();
+  header.version = 1;
+  header.format = static_cast<std::uint32_t>(options.format);
+  header.rx_bits = options.rx_bits;
+  header.traits = traits_of(options);
+  header.type = options.type;
+  header.ep_per_node = std::min<std::uint32_t>(options.ep_per_node, 65535);
+  header.max_group = options.max_group;
+  header.magic = kMagic;
 }
 
 }  // namespace
 
-AddressVector::AddressVector() = default;
-
-AddressVector::~AddressVector() {
-  for (auto& chunk : chunks_) delete[] chunk.load(std::memory_order_relaxed);
-}
-
-// Chunk i starts at index (64 << i) - 64.
-AddressVector::Entry* AddressVector::entry(std::uint64_t index) const noexcept {
-  if (index >= used_.load(std::memory_order_acquire)) return nullptr;
-  const unsigned chunk = static_cast<unsigned>(std::bit_width((index >> kFirstChunkBits) + 1)) - 1;
-  const std::uint64_t start = ((std::uint64_t{1} << chunk) - 1) << kFirstChunkBits;
-  return chunks_[chunk].load(std::memory_order_acquire) + (index - start);
-}
-
-AddressVector::Entry& AddressVector::allocate(std::uint64_t index) {
-  const unsigned chunk = static_cast<unsigned>(std::bit_width((index >> kFirstChunkBits) + 1)) - 1;
-  if (chunk >= kChunks) throw Error(Errc::no_memory, "the address vector is full");
-  if (!chunks_[chunk].load(std::memory_order_relaxed))
-    chunks_[chunk].store(new Entry[std::size_t{1} << (kFirstChunkBits + chunk)], std::memory_order_release);
-  used_.store(index + 1, std::memory_order_release);
-  return *entry(index);
-}
-
-std::uint32_t AddressVector::generation(PeerId peer) const noexcept {
-  const Entry* found = entry(peer);
-  return found ? found->generation.load(std::memory_order_acquire) : 0;
-}
-
-PeerId AddressVector::insert(std::string name) {
-  const Name decoded = Name::decode(name);
-  const std::lock_guard lock(mutex_);
-  PeerId peer;
-  Entry* slot;
-  if (free_.empty()) {
-    peer = used_.load(std::memory_order_relaxed);
-    slot = &allocate(peer);
-  } else {
-    std::ranges::pop_heap(free_, std::greater<>());
-    peer = free_.back();
-    free_.pop_back();
-    slot = entry(peer);
+// The writers' turn. Whoever finds that the one before died in his puts things right first.
+class AddressVector::Writing {
+ public:
+  explicit Writing(AddressVector& vector) : memory_(*vector.memory_), lock_(memory_) {
+    if (memory_.header().writing.load(std::memory_order_relaxed) != 0) vector.repair();
+    memory_.header().writing.store(1, std::memory_order_release);
   }
-  for (const Part& part : decoded.parts) by_part_.emplace(hash_of(part), peer);
-  slot->name = std::move(name);
-  if (next_generation_ == 0) next_generation_ = 1;
-  slot->generation.store(next_generation_++, std::memory_order_release);
-  live_.fetch_add(1, std::memory_order_relaxed);
-  return peer;
+  ~Writing() { memory_.header().writing.store(0, std::memory_order_release); }
+  Writing(const Writing&) = delete;
+  Writing& operator=(const Writing&) = delete;
+
+ private:
+  PeerMemory& memory_;
+  const PeerMemory::Lock lock_;
+};
+
+AddressVector::AddressVector(Options options) : AddressVector(options, make_private_peer_memory()) {}
+
+AddressVector::AddressVector(Options options, std::unique_ptr<PeerMemory> memory)
+    : options_(options),
+      memory_(std::move(memory)),
+      entries_(*memory_),
+      user_ids_(*memory_),
+      records_(*memory_),
+      index_(*memory_),
+      runs_(*memory_),
+      vacancies_(*memory_) {
+  if (options_.rx_bits > max_rx_bits(options_.max_group))
+    throw Error(Errc::invalid, "rx_ctx_bits=" + std::to_string(options_.rx_bits) + ": beside the index" +
+                                   (options_.max_group ? " and the peer group" : "") +
+                                   " a handle has room for " +
+                                   std::to_string(max_rx_bits(options_.max_group)) + " (AV-51)");
+  if (memory_->writable()) describe_in(memory_->header(), options_);
 }
 
-void AddressVector::remove(PeerId peer) {
-  const std::lock_guard lock(mutex_);
-  Entry* slot = entry(peer);
-  if (!slot || slot->generation.load(std::memory_order_relaxed) == 0)
-    throw Error(Errc::invalid, "peer " + std::to_string(static_cast<std::int64_t>(peer)) +
-                                   " is not in the address vector (never inserted, or removed)");
-  for (const Part& part : Name::decode(slot->name).parts) {
-    const auto [first, last] = by_part_.equal_range(hash_of(part));
-    for (auto at = first; at != last; ++at)
-      if (at->second == peer) {
-        by_part_.erase(at);
-        break;
+void AddressVector::refuse(PeerId peer) {
+  throw Error(Errc::invalid, "peer " + std::to_string(static_cast<std::int64_t>(peer)) +
+                                 " is not in the address vector (never inserted, or removed)");
+}
+
+std::optional<std::uint64_t> AddressVector::index_of(PeerId peer) const noexcept {
+  if (peer == kNoPeer) return {};
+  const PeerTarget target = take_apart(peer, options_.rx_bits);
+  return target.group == 0 ? std::optional(target.index) : std::nullopt;
+}
+
+std::uint64_t AddressVector::existing(PeerId peer) const {
+  const auto index = index_of(peer);
+  if (!index || generation(*index) == 0) refuse(peer);
+  return *index;
+}
+
+bool AddressVector::contains(PeerId peer) const noexcept {
+  const auto index = index_of(peer);
+  return index && generation(*index) != 0;
+}
+
+std::uint32_t AddressVector::generation(PeerId index) const noexcept {
+  if (index >= end()) return 0;
+  if (const PeerEntry* entry = entries_.find(index)) {
+    if (const auto own = entry->generation.load(std::memory_order_acquire)) return own;
+    if (entry->form.load(std::memory_order_relaxed) & kFormTouched) return 0;
+  }
+  return runs_.generation(index);
+}
+
+// A reader looks at the generation before and after: whoever frees a record has cleared it before.
+bool AddressVector::read(std::uint64_t index, std::string& out) const {
+  const PeerEntry* entry = index < end() ? entries_.find(index) : nullptr;
+  if (entry) {
+    std::uint32_t generation = entry->generation.load(std::memory_order_acquire);
+    while (generation != 0) {
+      const PeerRecords::Stored stored{entry->form.load(std::memory_order_relaxed) & kFormMask,
+                                       entry->record.load(std::memory_order_relaxed)};
+      const std::size_t length = records_.read(stored, out.data(), out.size());
+      std::atomic_thread_fence(std::memory_order_acquire);
+      const std::uint32_t still = entry->generation.load(std::memory_order_relaxed);
+      if (still == generation) {
+        if (length == 0) return false;  // a damaged file
+        const bool complete = length <= out.size();
+        out.resize(length);
+        if (complete) return true;
+        continue;
       }
+      generation = still;
+    }
+    if (entry->form.load(std::memory_order_relaxed) & kFormTouched) return false;
   }
-  slot->generation.store(0, std::memory_order_release);
-  slot->name = {};
-  free_.push_back(peer);
-  std::ranges::push_heap(free_, std::greater<>());
-  live_.fetch_sub(1, std::memory_order_relaxed);
+  out = runs_.address(index);
+  return !out.empty();
 }
 
 std::string AddressVector::lookup(PeerId peer) const {
-  const std::lock_guard lock(mutex_);
-  const Entry* slot = entry(peer);
-  if (!slot || slot->generation.load(std::memory_order_relaxed) == 0)
-    throw Error(Errc::invalid, "peer " + std::to_string(static_cast<std::int64_t>(peer)) +
-                                   " is not in the address vector (never inserted, or removed)");
-  return slot->name;
+  const std::uint64_t index = existing(peer);
+  std::string address(256, '\0');
+  if (!read(index, address)) refuse(peer);
+  return address;
 }
 
-PeerId AddressVector::find(const Part& part) const {
-  const std::lock_guard lock(mutex_);
-  const auto [first, last] = by_part_.equal_range(hash_of(part));
-  PeerId lowest = kNoPeer;
-  for (auto at = first; at != last; ++at) {
-    const auto parts = Name::decode(entry(at->second)->name).parts;
-    if (std::ranges::find(parts, part) != parts.end()) lowest = std::min(lowest, at->second);
+std::size_t AddressVector::lookup(PeerId peer, std::span<char> out) const {
+  const std::uint64_t index = existing(peer);
+  if (const PeerEntry* entry = entries_.find(index)) {
+    if (const auto generation = entry->generation.load(std::memory_order_acquire)) {
+      const PeerRecords::Stored stored{entry->form.load(std::memory_order_relaxed) & kFormMask,
+                                       entry->record.load(std::memory_order_relaxed)};
+      const std::size_t length = records_.read(stored, out.data(), out.size());
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (length && length <= out.size() && entry->generation.load(std::memory_order_relaxed) == generation)
+        return length;
+    }
   }
+  const std::string address = lookup(peer);
+  std::copy_n(address.begin(), std::min(address.size(), out.size()), out.begin());
+  return address.size();
+}
+
+Name AddressVector::name(PeerId peer) const {
+  std::string address = lookup(peer);
+  if (options_.format == AddressFormat::bundle) return Name::decode(address);
+  return {{{std::string(kSocketLink), 0, std::move(address)}}};
+}
+
+void AddressVector::hashes_of(std::string_view address, std::vector<std::uint32_t>& hashes) const {
+  const std::uint64_t seed = memory_->header().seed;
+  hashes.clear();
+  if (options_.format != AddressFormat::bundle) {
+    hashes.push_back(PeerIndex::hash(seed, kSocketLink, 0, address));
+    return;
+  }
+  auto& parts = scratch_parts();
+  Name::decode(address, parts);
+  for (const PartView& part : parts)
+    hashes.push_back(PeerIndex::hash(seed, part.link, part.context, part.bytes));
+}
+
+// The address as it is kept. Throws Error(invalid).
+std::string_view AddressVector::checked(std::string_view address, std::string& canonical,
+                                        std::vector<PartView>& parts) const {
+  if (options_.format == AddressFormat::bundle) {
+    Name::decode(address, parts);
+    return address;
+  }
+  const auto socket = unpack(address);
+  const bool right = socket && (options_.format == AddressFormat::any_sockaddr ||
+                                socket->v6() == (options_.format == AddressFormat::sockaddr_in6));
+  if (!right)
+    throw Error(
+        Errc::invalid,
+        "these " + std::to_string(address.size()) + " bytes are no address of this domain, which wants " +
+            (options_.format == AddressFormat::sockaddr_in    ? "a packed sockaddr_in"
+             : options_.format == AddressFormat::sockaddr_in6 ? "a packed sockaddr_in6"
+                                                              : "a packed sockaddr_in or sockaddr_in6") +
+            " with a port");
+  canonical = pack(*socket);
+  parts.assign(1, {kSocketLink, 0, canonical});
+  return canonical;
+}
+
+PeerId AddressVector::insert(std::string_view address, const Extra& extra) {
+  if (!memory_->writable())
+    throw Error(Errc::access,
+                "the address vector was opened to be read; open it without read_only to insert");
+  std::string canonical;
+  auto& parts = scratch_parts();
+  address = checked(address, canonical, parts);
+  auto& hashes = scratch_hashes();
+  hashes.clear();
+  PeerHeader& header = memory_->header();
+  for (const PartView& part : parts)
+    hashes.push_back(PeerIndex::hash(header.seed, part.link, part.context, part.bytes));
+
+  const Writing turn(*this);
+  if (options_.reject_duplicates && is_there(address, hashes.front()))
+    throw Error(Errc::already,
+                "the address is in the address vector already, which was opened with "
+                "duplicates=\"reject\"");
+  std::uint32_t generation = header.next_generation.load(std::memory_order_relaxed) + 1;
+  if (generation == 0) generation = 1;
+  header.next_generation.store(generation, std::memory_order_relaxed);
+
+  const auto vacant = vacancies_.lowest();
+  const std::uint64_t end = header.used.load(std::memory_order_relaxed);
+  const std::uint64_t index = vacant.value_or(end);
+  if (index >= kMaxPeers) throw Error(Errc::no_memory, "the address vector is full");
+  const bool plain = !extra.auth && !extra.user_id;
+  if (options_.symmetric && !vacant && plain && options_.format != AddressFormat::bundle &&
+      runs_.append(index, address, generation)) {
+    header.used.store(index + 1, std::memory_order_release);
+    header.live.fetch_add(1, std::memory_order_relaxed);
+    return index;
+  }
+  PeerEntry& entry = entries_.make(index);
+  if (extra.user_id) user_ids_.make(index).store(~*extra.user_id, std::memory_order_relaxed);
+  const PeerRecords::Stored stored = records_.store(address);
+  if (vacant)
+    vacancies_.take(index);
+  else
+    header.used.store(index + 1, std::memory_order_release);
+  entry.form.store(stored.form | kFormTouched | (extra.user_id ? kFormUserId : 0), std::memory_order_relaxed);
+  entry.record.store(stored.record, std::memory_order_relaxed);
+  entry.auth.store(extra.auth, std::memory_order_relaxed);
+  for (const std::uint32_t hash : hashes) index_.insert(hash, static_cast<std::uint32_t>(index));
+  entry.generation.store(generation, std::memory_order_release);
+  header.live.fetch_add(1, std::memory_order_relaxed);
+  return index;
+}
+
+void AddressVector::remove(PeerId peer) {
+  if (!memory_->writable())
+    throw Error(Errc::access,
+                "the address vector was opened to be read; open it without read_only to remove");
+  const Writing turn(*this);
+  const std::uint64_t index = existing(peer);
+  PeerEntry& entry = entries_.make(index);
+  if (entry.generation.load(std::memory_order_relaxed) != 0) {
+    thread_local std::string address;
+    address.resize(std::max<std::size_t>(address.capacity(), 256));
+    auto& hashes = scratch_hashes();
+    hashes.clear();
+    if (read(index, address)) hashes_of(address, hashes);
+    const std::uint32_t form = entry.form.load(std::memory_order_relaxed);
+    entry.generation.store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    for (const std::uint32_t hash : hashes) index_.erase(hash, static_cast<std::uint32_t>(index));
+    records_.release({form & kFormMask, entry.record.load(std::memory_order_relaxed)});
+  }
+  entry.form.store(kFormTouched, std::memory_order_release);
+  if (auto* id = user_ids_.find(index)) id->store(0, std::memory_order_relaxed);
+  vacancies_.add(index);
+  memory_->header().live.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// After a writer died: entries say what is there, and all else follows from them.
+void AddressVector::repair() {
+  PeerHeader& header = memory_->header();
+  vacancies_.forget_all();
+  index_.clear();
+  std::uint64_t live = 0;
+  std::string address;
+  auto& hashes = scratch_hashes();
+  for (std::uint64_t index = 0; index < header.used.load(std::memory_order_relaxed); ++index) {
+    if (generation(index) == 0) {
+      vacancies_.add(index);
+      continue;
+    }
+    ++live;
+    const PeerEntry* entry = entries_.find(index);
+    if (!entry || entry->generation.load(std::memory_order_relaxed) == 0) continue;
+    try {
+      if (!read(index, address)) continue;
+      hashes_of(address, hashes);
+      for (const std::uint32_t hash : hashes) index_.insert(hash, static_cast<std::uint32_t>(index));
+    } catch (const Error&) {  // not to be found by its parts: a damaged file
+    }
+  }
+  header.live.store(live, std::memory_order_relaxed);
+}
+
+bool AddressVector::holds(std::uint64_t index, const Part& part) const {
+  thread_local std::string address;
+  address.resize(std::max<std::size_t>(address.capacity(), 256));
+  if (!read(index, address)) return false;
+  if (options_.format != AddressFormat::bundle) return part.link == kSocketLink && part.bytes == address;
+  try {
+    auto& parts = scratch_parts();
+    Name::decode(address, parts);
+    return std::ranges::any_of(parts, [&](const PartView& view) { return view == part; });
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// A table that is never at rest, because its writer died, is searched from end to end.
+template <class Visit>
+void AddressVector::visit_candidates(std::uint32_t hash, Visit&& visit) const {
+  if (index_.visit(hash, visit)) return;
+  for (std::uint64_t index = 0; index < end(); ++index) visit(static_cast<std::uint32_t>(index));
+}
+
+bool AddressVector::is_there(std::string_view address, std::uint32_t hash) const {
+  bool found = false;
+  if (options_.symmetric)
+    runs_.visit(address, [&](std::uint64_t index) {
+      std::string held;
+      found |= read(index, held) && held == address;
+    });
+  visit_candidates(hash, [&](std::uint32_t index) {
+    std::string held(address.size(), '\0');
+    found = found || (read(index, held) && held == address);
+  });
+  return found;
+}
+
+PeerId AddressVector::find(const Part& part, std::optional<std::uint32_t> auth) const {
+  PeerId lowest = kNoPeer;
+  const auto consider = [&](std::uint64_t index) {
+    if (index >= lowest) return;
+    if (auth) {
+      const PeerEntry* entry = entries_.find(index);
+      if ((entry ? entry->auth.load(std::memory_order_relaxed) : 0) != *auth) return;
+    }
+    if (holds(index, part)) lowest = index;
+  };
+  if (options_.format != AddressFormat::bundle && part.link == kSocketLink) runs_.visit(part.bytes, consider);
+  visit_candidates(PeerIndex::hash(memory_->header().seed, part.link, part.context, part.bytes), consider);
   return lowest;
+}
+
+PeerId AddressVector::reported(PeerId index) const noexcept {
+  const PeerEntry* entry = entries_.find(index);
+  const bool own = entry && entry->form.load(std::memory_order_relaxed) & kFormUserId;
+  if (!options_.user_ids && !own) return index;
+  const auto* id = user_ids_.find(index);
+  return id ? ~id->load(std::memory_order_relaxed) : kNoPeer;
+}
+
+void AddressVector::set_user_id(PeerId peer, PeerId user_id) {
+  if (!options_.user_ids)
+    throw Error(Errc::invalid, "set_user_id() is for address vectors that were opened with user_id=True");
+  const Writing turn(*this);
+  user_ids_.make(existing(peer)).store(~user_id, std::memory_order_relaxed);
+}
+
+std::uint32_t AddressVector::auth(PeerId peer) const {
+  const PeerEntry* entry = entries_.find(existing(peer));
+  return entry ? entry->auth.load(std::memory_order_relaxed) : 0;
 }
 
 }  // namespace fab

@@ -1,58 +1,110 @@
 #pragma once
 
-#include <array>
-#include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
-#include <unordered_map>
+#include <string_view>
 #include <vector>
 
 #include "fabric/name.h"
+#include "fabric/peer_id.h"
+#include "fabric/peer_index.h"
+#include "fabric/peer_memory.h"
+#include "fabric/peer_records.h"
+#include "fabric/peer_runs.h"
+#include "fabric/peer_vacancies.h"
+#include "fabric/socket_name.h"
 #include "fabric/types.h"
 
 namespace fab {
 
-// A table of peers: handle (index) → encoded Name. Handles take the lowest free index (AV-11). Lookups take
-// no lock; insertion and removal are serialised.
+struct AddressVectorOptions {
+  AddressFormat format = AddressFormat::bundle;
+  unsigned rx_bits = 0;           // of a handle, for the receive context
+  std::uint64_t max_group = 0;    // of the domain: ids of peer groups in handles
+  std::uint32_t ep_per_node = 0;  // with `symmetric`: ports of each node, 0: as they come
+  bool symmetric = false;         // consecutive socket addresses are kept as runs (AV-5)
+  bool user_ids = false;          // completions report what set_user_id() said (AV-74)
+  bool reject_duplicates = false;
+  std::uint32_t type = 2;  // kept for others that open the same named vector
+};
+
+// A table of peers: handle → address (fi_av(3)). The index in a handle is the lowest that was free (AV-11).
+// Reading takes no lock; insertion and removal take turns, one address at a time, at about a microsecond.
+// Where the memory is a file, all of this holds among its processes. Layout: docs/address-vectors.md.
 class AddressVector final {
  public:
-  AddressVector();
-  ~AddressVector();
+  using Options = AddressVectorOptions;
+  explicit AddressVector(Options options = {});
+  // On memory of another kind, whose header says the same as `options` or nothing yet.
+  AddressVector(Options options, std::unique_ptr<PeerMemory> memory);
   AddressVector(const AddressVector&) = delete;
   AddressVector& operator=(const AddressVector&) = delete;
 
-  // Checks that `name` decodes (throws Error(invalid)) and stores it.
-  PeerId insert(std::string name);
-  void remove(PeerId peer);               // throws Error(invalid) for a handle that is not there
-  std::string lookup(PeerId peer) const;  // likewise
-  // Lowest handle of a name that holds `part`, or kNoPeer: who is it that calls from there?
-  PeerId find(const Part& part) const;
-  bool contains(PeerId peer) const noexcept { return generation(peer) != 0; }
+  const Options& options() const noexcept { return options_; }
+
+  // What goes with an address, beyond its bytes.
+  struct Extra {
+    std::uint32_t auth = 0;           // 1 + index of an authorization key; 0: none
+    std::optional<PeerId> user_id{};  // what completions report instead of the handle
+  };
+  // Throws Error: invalid for what is no address of the vector's format, already for a duplicate where these
+  // are rejected, access for a vector that was opened to be read.
+  PeerId insert(std::string_view address, const Extra& extra);
+  PeerId insert(std::string_view address) { return insert(address, Extra{}); }
+  void remove(PeerId peer);  // throws Error(invalid) for a handle that is not there
+
+  // --- by handle: the receive context in it is ignored (AV-41); one with a peer group is no entry's handle
+  std::string lookup(PeerId peer) const;  // throws Error(invalid)
+  // Length of the address, whose first bytes are copied to `out` as far as there is room. Throws likewise.
+  std::size_t lookup(PeerId peer, std::span<char> out) const;
+  Name name(PeerId peer) const;  // the address as parts; a socket address is one, of kSocketLink
+  bool contains(PeerId peer) const noexcept;
+  void set_user_id(PeerId peer, PeerId user_id);  // throws Error(invalid)
+  std::uint32_t auth(PeerId peer) const;          // as Extra::auth; throws Error(invalid)
+  // Index in a handle; nothing for kNoPeer and where a peer group is set.
+  std::optional<std::uint64_t> index_of(PeerId peer) const noexcept;
+
+  // --- by index
+  // Lowest handle of a name that holds `part`, or kNoPeer: who is it that calls from there? With `auth`, only
+  // those inserted with that key.
+  PeerId find(const Part& part, std::optional<std::uint32_t> auth = std::nullopt) const;
   // Changes whenever the handle is given to another address; 0 while it is vacant.
-  std::uint32_t generation(PeerId peer) const noexcept;
-  std::size_t size() const noexcept { return live_.load(std::memory_order_relaxed); }
-  std::uint64_t end() const noexcept {
-    return used_.load(std::memory_order_acquire);
-  }  // 1 + the highest index ever used
+  std::uint32_t generation(PeerId index) const noexcept;
+  // What completions report of this peer: the handle itself, or its user id (AV-73, AV-74).
+  PeerId reported(PeerId index) const noexcept;
+
+  std::size_t size() const noexcept { return memory_->header().live.load(std::memory_order_relaxed); }
+  std::uint64_t end() const noexcept {  // 1 + the highest index ever used
+    return memory_->header().used.load(std::memory_order_acquire);
+  }
+  std::uint64_t map_address() const noexcept { return memory_->header().map_address; }
 
  private:
-  struct Entry {
-    std::atomic<std::uint32_t> generation{0};
-    std::string name;  // guarded by mutex_
-  };
-  static constexpr unsigned kFirstChunkBits = 6, kChunks = 27;
-  Entry* entry(std::uint64_t index) const noexcept;  // null beyond what was allocated
-  Entry& allocate(std::uint64_t index);
+  class Writing;
+  [[noreturn]] static void refuse(PeerId peer);
+  std::uint64_t existing(PeerId peer) const;  // index; throws
+  std::string_view checked(std::string_view address, std::string& canonical,
+                           std::vector<PartView>& parts) const;
+  void repair();
+  bool read(std::uint64_t index, std::string& out) const;  // false: vacant
+  void hashes_of(std::string_view address, std::vector<std::uint32_t>& hashes) const;
+  bool holds(std::uint64_t index, const Part& part) const;
+  bool is_there(std::string_view address, std::uint32_t hash) const;
+  template <class Visit>
+  void visit_candidates(std::uint32_t hash, Visit&& visit) const;
 
-  mutable std::mutex mutex_;
-  std::array<std::atomic<Entry*>, kChunks> chunks_{};       // chunk i holds 64 << i entries; they never move
-  std::vector<std::uint64_t> free_;                         // min-heap
-  std::unordered_multimap<std::uint64_t, PeerId> by_part_;  // by hash of the part
-  std::atomic<std::uint64_t> used_{0};
-  std::atomic<std::size_t> live_{0};
-  std::uint32_t next_generation_ = 1;
+  const Options options_;
+  const std::unique_ptr<PeerMemory> memory_;
+  PeerColumn<PeerEntry, PeerSection::entries> entries_;
+  mutable PeerColumn<std::atomic<std::uint64_t>, PeerSection::user_ids> user_ids_;  // complement; 0: none
+  PeerRecords records_;
+  PeerIndex index_;
+  PeerRuns runs_;
+  PeerVacancies vacancies_;
 };
 
 }  // namespace fab

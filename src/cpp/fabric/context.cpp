@@ -107,7 +107,7 @@ Path& Context::path_to(PeerId peer) {
   if (target.rx_context == 0 && target.index >= paths_.size()) paths_.resize(target.index + 1);
   Peer& slot = target.rx_context == 0 ? paths_[target.index] : named_paths_[named(target)];
   slot.path.reset();  // of another peer by now, or lost: a new one may work again
-  const Name name = Name::decode(parameters_.peers->lookup(target.index));
+  const Name name = parameters_.peers->name(target.index);
   try {
     slot.path = endpoint_->connect(target.index, name, context_of(target, name));
   } catch (const Error& error) {
@@ -191,7 +191,7 @@ PathReport Context::report(PeerId peer) {
 Reach Context::reaches(PeerId peer) const {
   check_process();
   const PeerTarget target = this->target(peer);
-  const Name name = Name::decode(parameters_.peers->lookup(target.index));
+  const Name name = parameters_.peers->name(target.index);
   const std::lock_guard lock(mutex_);
   if (!endpoint_) throw Error(Errc::closed, "the endpoint is closed");
   return endpoint_->reaches(name, context_of(target, name));

@@ -16,6 +16,16 @@ struct Part {
   friend bool operator==(const Part&, const Part&) = default;
 };
 
+// A Part within the bytes of an encoded name.
+struct PartView {
+  std::string_view link;
+  std::uint16_t context = 0;
+  std::string_view bytes;
+  bool operator==(const Part& part) const noexcept {
+    return link == part.link && context == part.context && bytes == part.bytes;
+  }
+};
+
 // What a peer needs to reach an endpoint: one part per link and context. Encoded with magic, version, total
 // length and checksum; decode() takes bytes that nobody vouches for.
 struct Name {
@@ -25,6 +35,8 @@ struct Name {
   std::uint16_t contexts() const noexcept;  // 1 + the highest index, 0 if empty
   std::string encode() const;
   static Name decode(std::string_view bytes);  // throws Error(invalid)
+  // The same without copying anything; the views live as long as `bytes`.
+  static void decode(std::string_view bytes, std::vector<PartView>& parts);
 };
 
 // What a peer needs to use a region, and nothing more. The key is valid on every link unless a part says

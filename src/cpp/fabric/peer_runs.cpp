@@ -1,0 +1,124 @@
+#include "fabric/peer_runs.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "fabric/socket_name.h"
+
+namespace fab {
+namespace {
+
+// Difference of two addresses as a number of nodes; nothing if it is negative or huge.
+std::optional<std::uint64_t> nodes_between(const SocketAddress& from, const SocketAddress& to) {
+  if (from.v6() != to.v6()) return {};
+  const std::string low = from.bytes(), high = to.bytes();
+  std::uint64_t difference = 0;
+  int borrow = 0;
+  for (std::size_t i = low.size(); i-- > 0;) {
+    int digit = static_cast<unsigned char>(high[i]) - static_cast<unsigned char>(low[i]) - borrow;
+    borrow = digit < 0 ? 1 : 0;
+    digit &= 0xff;
+    const std::size_t place = low.size() - 1 - i;
+    if (place >= 6 && digit) return {};
+    if (place < 6) difference |= static_cast<std::uint64_t>(digit) << (8 * place);
+  }
+  return borrow ? std::nullopt : std::optional(difference);
+}
+
+}  // namespace
+
+std::string PeerRuns::base(const PeerRun& run) {
+  const std::uint32_t length = run.length.load(std::memory_order_relaxed);
+  std::string bytes(32, '\0');
+  for (std::size_t i = 0; i < 4; ++i) {
+    const std::uint64_t word = run.address[i].load(std::memory_order_relaxed);
+    std::memcpy(bytes.data() + 8 * i, &word, 8);
+  }
+  bytes.resize(std::min<std::uint32_t>(length, 32));
+  return bytes;
+}
+
+const PeerRun* PeerRuns::run_of(std::uint64_t index) const noexcept {
+  for (std::uint32_t i = count(); i-- > 0;) {
+    const PeerRun& run = memory_.header().run[i];
+    const std::uint64_t first = run.first.load(std::memory_order_relaxed);
+    if (index < first) continue;
+    return index - first < run.count.load(std::memory_order_acquire) ? &run : nullptr;
+  }
+  return nullptr;
+}
+
+std::uint32_t PeerRuns::generation(std::uint64_t index) const noexcept {
+  const PeerRun* run = run_of(index);
+  return run ? run->generation.load(std::memory_order_relaxed) : 0;
+}
+
+std::string PeerRuns::address(std::uint64_t index) const {
+  const PeerRun* run = run_of(index);
+  const auto first = run ? unpack(base(*run)) : std::nullopt;
+  if (!first) return {};
+  const std::uint64_t offset = index - run->first.load(std::memory_order_relaxed);
+  const std::uint64_t services = run->services.load(std::memory_order_acquire);
+  const auto found =
+      services ? advance(*first, offset / services, offset % services) : advance(*first, 0, offset);
+  return found ? pack(*found) : std::string();
+}
+
+std::optional<std::uint64_t> PeerRuns::index_of(const PeerRun& run, std::string_view address) {
+  const auto first = unpack(base(run)), wanted = unpack(address);
+  if (!first || !wanted || wanted->port() < first->port()) return {};
+  const std::uint64_t count = run.count.load(std::memory_order_acquire);
+  const std::uint64_t services = run.services.load(std::memory_order_acquire);
+  const auto nodes = nodes_between(*first, *wanted);
+  const std::uint64_t port = wanted->port() - first->port();
+  if (!nodes || *nodes > count || (services ? port >= services : *nodes != 0)) return {};
+  const std::uint64_t offset = *nodes * services + port;
+  if (offset >= count) return {};
+  return run.first.load(std::memory_order_relaxed) + offset;
+}
+
+bool PeerRuns::append(std::uint64_t index, std::string_view address, std::uint32_t generation) {
+  PeerHeader& header = memory_.header();
+  const std::uint32_t runs = count();
+  if (address.size() > 32) return false;
+  if (runs != 0) {
+    PeerRun& run = header.run[runs - 1];
+    const std::uint64_t first = run.first.load(std::memory_order_relaxed);
+    const std::uint64_t length = run.count.load(std::memory_order_relaxed);
+    const std::uint32_t services = run.services.load(std::memory_order_relaxed);
+    const auto from = unpack(base(run));
+    if (from && index == first + length) {
+      const auto is = [&](std::uint64_t nodes, std::uint64_t ports) {
+        const auto next = advance(*from, nodes, ports);
+        return next && pack(*next) == address;
+      };
+      bool next = services ? is(length / services, length % services) : is(0, length);
+      if (!next && services == 0 && length <= 65535 && is(1, 0)) {
+        run.services.store(static_cast<std::uint32_t>(length), std::memory_order_release);
+        next = true;
+      }
+      if (next) {
+        run.count.store(length + 1, std::memory_order_release);
+        return true;
+      }
+    }
+  }
+  if (runs == kMaxRuns) return false;
+  PeerRun& run = header.run[runs];
+  std::array<char, 32> bytes{};
+  std::ranges::copy(address, bytes.begin());
+  for (std::size_t i = 0; i < 4; ++i) {
+    std::uint64_t word;
+    std::memcpy(&word, bytes.data() + 8 * i, 8);
+    run.address[i].store(word, std::memory_order_relaxed);
+  }
+  run.length.store(static_cast<std::uint32_t>(address.size()), std::memory_order_relaxed);
+  run.first.store(index, std::memory_order_relaxed);
+  run.generation.store(generation, std::memory_order_relaxed);
+  run.services.store(header.ep_per_node, std::memory_order_relaxed);
+  run.count.store(1, std::memory_order_relaxed);
+  header.runs.store(runs + 1, std::memory_order_release);
+  return true;
+}
+
+}  // namespace fab

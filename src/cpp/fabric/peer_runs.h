@@ -1,0 +1,42 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "fabric/peer_memory.h"
+#include "fabric/types.h"
+
+namespace fab {
+
+// Consecutive socket addresses (FI_SYMMETRIC): all ports of one node, then those of the next. A run is a few
+// words, however many addresses it holds. Writers hold the memory's lock; readers need none.
+class PeerRuns {
+ public:
+  explicit PeerRuns(PeerMemory& memory) noexcept : memory_(memory) {}
+
+  // Whether `address` is what comes next in a run that ends at `index`, or starts a new run; then the index
+  // belongs to it.
+  bool append(std::uint64_t index, std::string_view address, std::uint32_t generation);
+  // Generation of the run that holds the index; 0: none does.
+  std::uint32_t generation(std::uint64_t index) const noexcept;
+  std::string address(std::uint64_t index) const;  // empty: no run holds it
+  // Index of an address in a run, for each run that holds it.
+  template <class Visit>
+  void visit(std::string_view address, Visit&& visit) const {
+    for (std::uint32_t i = 0; i < count(); ++i)
+      if (const auto index = index_of(memory_.header().run[i], address)) visit(*index);
+  }
+
+ private:
+  std::uint32_t count() const noexcept {
+    return std::min<std::uint32_t>(memory_.header().runs.load(std::memory_order_acquire), kMaxRuns);
+  }
+  const PeerRun* run_of(std::uint64_t index) const noexcept;
+  static std::string base(const PeerRun& run);
+  static std::optional<std::uint64_t> index_of(const PeerRun& run, std::string_view address);
+
+  PeerMemory& memory_;
+};
+
+}  // namespace fab
