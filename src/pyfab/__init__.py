@@ -38,6 +38,7 @@ from pyfab._enums import (
     Access,
     AtomicOp,
     AVType,
+    InsertFlag,
     Caps,
     CompletionFlag,
     Delivery,
@@ -67,8 +68,8 @@ from pyfab._errors import (
 )
 from pyfab._group import Group
 from pyfab._info import Info, Nic, getinfo
+from pyfab._address_vector import AddressVector, group_addr, parse_addr, rx_addr
 from pyfab._queues import (
-    AddressVector,
     Completion,
     CompletionQueue,
     Counter,
@@ -104,6 +105,10 @@ __all__ = [
     "Access",
     "AccessDeniedError",
     "AddressVector",
+    "InsertFlag",
+    "group_addr",
+    "parse_addr",
+    "rx_addr",
     "AtomicOp",
     "BadFlagsError",
     "BoundsError",

@@ -16,11 +16,12 @@ from typing import Any, Literal, SupportsIndex
 import numpy as np
 from numpy.typing import DTypeLike
 from pyfab import _core
+from pyfab._address_vector import FORMATS, AddressVector
 from pyfab._endpoint import Endpoint
 from pyfab._enums import Access, AVType, Caps, MRFlag, MRMode
 from pyfab._errors import BadFlagsError, BusyError, InvalidArgumentError, NotSupportedError
 from pyfab._info import Info, bits_in_force, make_info
-from pyfab._queues import AddressVector, CompletionQueue, Counter, EventQueue
+from pyfab._queues import CompletionQueue, Counter, EventQueue
 from pyfab._region import MemoryRegion, MRAttr, RawKey, RemoteRegion
 from pyfab._stats import CacheStats, DomainStats
 from pyfab._sync import SyncLog, SyncReport, SyncStats, synchronise
@@ -67,6 +68,10 @@ class Domain:
         cache_line: int = 1,
         checker: bool = False,
         mr_cache: bool | None = None,
+        addr_format: Literal["bundle", "sockaddr_in", "sockaddr_in6", "str"] | None = None,
+        av_type: AVType = AVType.UNSPEC,
+        av_auth_keys: bool = False,
+        auth_key_size: int = 0,
         **settings: str | int,
     ) -> None:
         if str(progress) not in ("auto", "manual"):
@@ -79,6 +84,7 @@ class Domain:
             raise InvalidArgumentError(f"cache_line={cache_line}: it is a power of two, in bytes")
         mode = MRMode(mr_mode or 0)
         if isinstance(spec, Info):
+            addr_format = addr_format or spec.addr_format  # type: ignore[assignment]
             mode = spec.mr_mode if mr_mode is None else mode
             spec = spec.spec
         elif spec is not None and not str(spec).strip():
@@ -113,13 +119,18 @@ class Domain:
         self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
         self._registering = threading.Lock()  # guards _registered
         self._registered: dict[int, MemoryRegion] = {}  # whose event was not read yet
+        self._insertions: dict[int, tuple[object, AddressVector]] = {}  # calls whose last event was not read yet
         self._registration_events: EventQueue | None = None
+        self._manual = progress == "manual"
+        self._av_type = AVType(av_type)
+        self._av_auth_keys, self._auth_key_size = bool(av_auth_keys), operator.index(auth_key_size)
         self._old_keys = tuple(api_version) < _AUTH_KEYS_SINCE
         if caps & info.caps != caps:
             self._core.close(True)
             raise NotSupportedError(f"{info.spec} offers {info.caps!r}, which lacks {caps & ~info.caps!r}")
         self._info = dataclasses.replace(
             info,
+            addr_format=self._checked_format(info, addr_format or "bundle"),
             caps=caps or info.caps,
             mr_key_size=self._core.raw_key_size,
             needs_sync_rdma_read=self._core.needs_sync_rdma_read,
@@ -127,6 +138,19 @@ class Domain:
         )
         self._sync_log = SyncLog(self) if checker else None
         self._offers_events = bool(self._info.caps & Caps.RMA_EVENT)
+
+    def _checked_format(self, info: Info, format: str) -> str:
+        wrong = None
+        if format not in FORMATS:
+            wrong = f"it is one of {', '.join(FORMATS)}"
+        elif format != "bundle" and (len(info.links) != 1 or info.links[0].partition(":")[0] != "tcp"):
+            wrong = f'{info.spec} has addresses of format "bundle"; those of sockets belong to one tcp link'
+        elif format in ("sockaddr_in", "sockaddr_in6") and (format == "sockaddr_in6") != info.src_addr.startswith("["):
+            wrong = f"{info.spec} listens on {info.src_addr}; name another address in tcp_listen"
+        if wrong:
+            self._core.close(True)
+            raise InvalidArgumentError(f"addr_format={format!r}: {wrong}")
+        return format
 
     @property
     def info(self) -> Info:
@@ -269,11 +293,48 @@ class Domain:
             caps or self._info.caps,
         )
 
-    def address_vector(self, type: AVType = AVType.TABLE, *, count: int = 0) -> AddressVector:
-        """A table of peers. `count`, the number expected, is a hint and never a limit; a table needs none."""
-        del count
+    def address_vector(
+        self,
+        type: AVType = AVType.UNSPEC,
+        *,
+        count: int = 0,
+        ep_per_node: int = 0,
+        rx_ctx_bits: int = 0,
+        name: str | None = None,
+        read_only: bool = False,
+        map_addr: int = 0,
+        symmetric: bool = False,
+        user_id: bool = False,
+        asynchronous: bool = False,
+        duplicates: Literal["allow", "reject"] = "allow",
+        on_error: Literal["continue", "abort"] = "continue",
+    ) -> AddressVector:
+        """A table of peers. All arguments can be read back as attributes.
+
+        type: how handles are made; here both kinds are indices. count, ep_per_node: hints, never limits. rx_ctx_bits: bits of
+        a handle for the receive context, 2**bits at least the contexts of the endpoints that are meant. name: shared with all
+        processes of this user that open it by this name in a domain of the same name; read_only: never changes it, and it must
+        be there. map_addr: 0 lets the library choose. symmetric: consecutive socket addresses take next to no memory. user_id:
+        completions report what set_user_id() said. asynchronous: insertions tell an event queue, see bind(); on_error: whether
+        they go on behind an address that fails, or cancel the rest of their call. duplicates: "reject" refuses an address that
+        is there already (FI_EALREADY); otherwise each insertion gives a handle of its own.
+        """
         self._core.check_open()
-        return AddressVector(self, type)
+        return AddressVector(
+            self,
+            type,
+            count=count,
+            ep_per_node=ep_per_node,
+            rx_ctx_bits=rx_ctx_bits,
+            name=name,
+            read_only=read_only,
+            map_addr=map_addr,
+            symmetric=symmetric,
+            user_id=user_id,
+            asynchronous=asynchronous,
+            duplicates=duplicates,
+            on_error=on_error,
+        )
 
     def completion_queue(self, size: int = 4096) -> CompletionQueue:
         """A queue with room for `size` entries; operations are refused with FI_EAGAIN while it is full."""

@@ -13,7 +13,8 @@ from pyfab._errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from pyfab._domain import Domain
-    from pyfab._queues import AddressVector, CompletionQueue
+    from pyfab._address_vector import AddressVector
+    from pyfab._queues import CompletionQueue
 
 __all__ = ["Context", "Endpoint", "Operation"]
 
@@ -71,7 +72,7 @@ class Endpoint(_Operations):
         limit = domain.info.max_contexts
         if not 1 <= contexts <= limit:
             raise InvalidArgumentError(f"contexts={contexts}: this domain gives 1 to {limit} to an endpoint")
-        rx_bits = getattr(av, "rx_ctx_bits", 0)
+        rx_bits = av.rx_ctx_bits
         if rx_bits and contexts > 1 << rx_bits:
             raise InvalidArgumentError(
                 f"contexts={contexts}: the address vector has rx_ctx_bits={rx_bits}, enough for {1 << rx_bits} (AV-47)"
@@ -104,9 +105,7 @@ class Endpoint(_Operations):
                         bool(caps & Caps.DIRECTED_RECV),
                     )
                 )
-            self._address = _core.encode_name(
-                [part for context in self._contexts for part in context.parts()]
-            )
+            self._address = self._make_address()
         except BaseException:
             for context in self._contexts:
                 context.close()
@@ -117,9 +116,16 @@ class Endpoint(_Operations):
         cq._users.add(self)
         domain._owned.add(self)
 
+    def _make_address(self) -> Any:
+        format = self._domain.info.addr_format
+        if format == "bundle":
+            return _core.encode_name([part for context in self._contexts for part in context.parts()])
+        address = self._contexts[0].socket_names()[0]
+        return _core.print_address(address) if format == "str" else address
+
     @property
     def address(self) -> bytes:
-        """What a peer inserts into its address vector to reach this endpoint."""
+        """What a peer inserts into its address vector to reach this endpoint: bytes, in a domain of format "str" a string."""
         if self.closed:
             raise ClosedError("the endpoint is closed")
         return self._address

@@ -27,6 +27,7 @@ __all__ = [
     "Caps",
     "CompletionFlag",
     "Delivery",
+    "InsertFlag",
     "MRFlag",
     "MRMode",
     "RMAEvent",
@@ -80,6 +81,16 @@ class MRFlag(enum.IntFlag):
 
     PMEM = 1  # backed by a file: peers may ask for Delivery.COMMIT
     RMA_EVENT = 2  # in MRMode.RMA_EVENT: starts disabled, takes counters
+
+
+class InsertFlag(enum.IntFlag):
+    """How addresses are inserted into an address vector (fi_av(3))."""
+
+    MORE = 1  # more insertions follow; nothing waits for them
+    SYNC_ERR = 2  # the context of the call gets the outcome of each address
+    EVENT = 4  # the outcome comes as events
+    USER_ID = 8  # the array of handles holds, before, what completions are to report
+    AUTH_KEY = 16  # the array of handles holds, before, handles of authorization keys
 
 
 class RMAEvent(enum.IntFlag):

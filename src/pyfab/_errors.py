@@ -184,4 +184,11 @@ _CLASSES: dict[int, type[FabricError]] = {
     )
 }
 _CLASSES |= {38: NotSupportedError, 1: AccessDeniedError}  # ENOSYS, EPERM
+
+
+def make_error(code: int, text: str) -> FabricError:
+    """The exception for a code."""
+    return _CLASSES.get(code, FabricError)(code, text)
+
+
 _core.set_error_classes(_CLASSES, FabricError)

@@ -1,4 +1,4 @@
-"""Completion queues, counters, event queues and address vectors."""
+"""Completion queues, counters and event queues."""
 
 from __future__ import annotations
 
@@ -6,29 +6,20 @@ import dataclasses
 import enum
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 from pyfab import _core
 from pyfab._await import wait_readable
 from pyfab._core import Completion
-from pyfab._enums import ADDR_NOTAVAIL, AVType
-from pyfab._errors import (
-    BusyError,
-    ClosedError,
-    FabricError,
-    InsertError,
-    InvalidArgumentError,
-    NotSupportedError,
-    OperationTimeout,
-)
+from pyfab._errors import BusyError, ClosedError, FabricError, InvalidArgumentError, OperationTimeout
 
 if TYPE_CHECKING:
     from pyfab._domain import Domain
     from typing_extensions import Self
 
-__all__ = ["AddressVector", "Completion", "CompletionQueue", "Counter", "Event", "EventQueue"]
+__all__ = ["Completion", "CompletionQueue", "Counter", "Event", "EventQueue"]
 
 
 class Owned:
@@ -198,7 +189,7 @@ class Event:
     data: int
     text: str
     fid: Any = None
-    """The object that the event is of: the region of EventType.REGISTERED."""
+    """The object that the event is of: the region of EventType.REGISTERED, the address vector of EventType.INSERTED."""
 
     @property
     def name(self) -> str:
@@ -214,13 +205,16 @@ class EventQueue(Owned):
         self._core = domain._core.open_event_queue()
         self._error: Event | None = None
         self._reading = threading.Lock()
+        self._workers: weakref.WeakSet[Any] = weakref.WeakSet()  # what reading does first, under manual progress
 
     def read(self, timeout: float | None = 0) -> Event | None:
         """The oldest event, after waiting up to `timeout` seconds; None if there is none.
 
-        FabricError FI_EAVAIL if a registration failed and that comes next: read_error() gives it.
+        FabricError FI_EAVAIL if a registration or insertion failed and that comes next: read_error() gives it.
         """
         self._check_open()
+        for worker in list(self._workers):
+            worker.work()
         if self._error is None:
             self._core.wait(self._domain._core, timeout)
         with self._reading:
@@ -244,6 +238,11 @@ class EventQueue(Owned):
         return error
 
     def _make(self, type: EventType, errno: int, peer: int, context: int, data: int, text: str) -> Event:
+        if type == EventType.INSERTED:
+            with self._domain._registering:
+                calls = self._domain._insertions
+                of, vector = calls[context] if errno else calls.pop(context)
+            return Event(type, errno, peer, of, data, text, vector)
         if type != EventType.REGISTERED:
             return Event(type, errno, peer, context, data, text)
         with self._domain._registering:
@@ -254,94 +253,3 @@ class EventQueue(Owned):
         if self._domain._registration_events is self:
             self._domain.bind(None)
         super()._end()
-
-
-class AddressVector(Owned):
-    """The peers of an endpoint: handle → address. Handles count from 0, the lowest free one first (AV-11).
-
-    Safe from any thread.
-    """
-
-    def __init__(self, domain: Domain, type: AVType) -> None:
-        if type not in (AVType.TABLE, AVType.UNSPEC):
-            raise NotSupportedError(f"address vectors of this build are AVType.TABLE, not {type!r}")
-        super().__init__(domain)
-        self.type = AVType.TABLE
-        self._core = _core.AddressVectorCore()
-
-    @overload
-    def insert(self, address: bytes, *, sync_err: Literal[False] = False) -> int: ...
-    @overload
-    def insert(self, address: Sequence[bytes], *, sync_err: Literal[False] = False) -> list[int]: ...
-    @overload
-    def insert(
-        self, address: Sequence[bytes], *, sync_err: Literal[True]
-    ) -> tuple[list[int], list[FabricError | None]]: ...
-    def insert(
-        self, address: bytes | Sequence[bytes], *, sync_err: bool = False
-    ) -> int | list[int] | tuple[list[int], list[FabricError | None]]:
-        """Inserts one address (returns its handle) or several (returns a list).
-
-        InvalidArgumentError for one bad address; InsertError if some of several are bad, the good ones are inserted then.
-        With sync_err it returns (handles, errors) and raises for none.
-        """
-        self._check_open()
-        if isinstance(address, bytes | bytearray | memoryview) and not sync_err:
-            return self._core.insert(bytes(address))
-        addresses = [address] if isinstance(address, bytes) else list(address)
-        handles: list[int] = []
-        errors: list[FabricError | None] = []
-        for item in addresses:
-            try:
-                if not isinstance(item, bytes | bytearray | memoryview):
-                    raise InvalidArgumentError(f"an address is bytes, not {type(item).__name__}")
-                handles.append(self._core.insert(bytes(item)))
-                errors.append(None)
-            except FabricError as error:
-                handles.append(ADDR_NOTAVAIL)
-                errors.append(error)
-        if sync_err:
-            return handles, errors
-        if bad := [index for index, error in enumerate(errors) if error]:
-            raise InsertError(
-                f"{len(bad)} of {len(addresses)} addresses could not be inserted, first number {bad[0]}: {errors[bad[0]]}",
-                handles=handles,
-                errors=errors,
-            )
-        return handles
-
-    def remove(self, handles: int | Iterable[int]) -> None:
-        """Forgets one peer or several. InvalidArgumentError if some were not there; the others are removed (AV-36)."""
-        self._check_open()
-        bad = []
-        for handle in [handles] if isinstance(handles, int) else list(handles):
-            try:
-                self._core.remove(handle)
-            except (FabricError, TypeError):
-                bad.append(handle)
-        if bad:
-            raise InvalidArgumentError(
-                f"no such handle in the address vector: {bad}; handles that were there are removed"
-            )
-
-    def lookup(self, handle: int) -> bytes:
-        """The address behind a handle; InvalidArgumentError if there is none."""
-        self._check_open()
-        try:
-            return self._core.lookup(handle)
-        except TypeError:
-            raise InvalidArgumentError(f"{handle!r} is not a handle of the address vector") from None
-
-    def __len__(self) -> int:
-        return self._core.size()
-
-    def __contains__(self, handle: object) -> bool:
-        return isinstance(handle, int) and 0 <= handle < 2**64 and self._core.contains(handle)
-
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        for handle in range(self._core.end()):
-            if self._core.contains(handle):
-                yield handle, self._core.lookup(handle)
-
-    def __repr__(self) -> str:
-        return f"<AddressVector {len(self)} peers{' closed' if self._closed else ''}>"

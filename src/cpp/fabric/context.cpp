@@ -65,6 +65,11 @@ std::vector<Part> Context::parts() const {
   return endpoint_ ? endpoint_->parts() : std::vector<Part>{};
 }
 
+std::vector<std::string> Context::socket_names() const {
+  const std::lock_guard lock(mutex_);
+  return endpoint_ ? endpoint_->socket_names() : std::vector<std::string>{};
+}
+
 PeerTarget Context::target(PeerId peer) const {
   const PeerTarget target = take_apart(peer, parameters_.rx_bits);
   if (peer != kNoPeer && target.group > parameters_.max_group_id)

@@ -48,6 +48,7 @@ class Context final {
   std::uint16_t index() const noexcept { return parameters_.index; }
   std::uint16_t cell() const noexcept { return parameters_.cell; }
   std::vector<Part> parts() const;
+  std::vector<std::string> socket_names() const;
   AddressVector& peers() noexcept { return *parameters_.peers; }
   CompletionQueue& completions() noexcept { return *parameters_.completions; }
 

@@ -110,6 +110,8 @@ class Endpoint {
   virtual ~Endpoint() = default;
   // This endpoint's parts of the name, one per link.
   virtual std::vector<Part> parts() const = 0;
+  // Packed socket addresses (socket_name.h) where peers can call; none on links that have no such.
+  virtual std::vector<std::string> socket_names() const = 0;
   // Whether context `target` of the peer can be reached. No network I/O; may look at this machine.
   virtual Reach reaches(const Name& peer, std::uint16_t target) const = 0;
   // Throws Error(unreachable) with the reason. `peer` is handed back in completions.

@@ -12,7 +12,10 @@ void Sender::known_as(PeerId peer) noexcept {
 PeerId Sender::handle() noexcept {
   if (handle_ != kNoPeer && peers_.generation(handle_) == generation_) return handle_;
   if (handle_ == kNoPeer && peers_.size() == 0) return kNoPeer;
-  known_as(peers_.find(part_));
+  PeerId found = kNoPeer;
+  for (const Part& name : names_)
+    if (found == kNoPeer) found = peers_.find(name);
+  known_as(found);
   return handle_;
 }
 

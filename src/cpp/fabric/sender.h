@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "fabric/name.h"
 #include "fabric/types.h"
@@ -13,7 +14,8 @@ class AddressVector;
 // is looked up when somebody asks. Used under its context's lock.
 class Sender {
  public:
-  Sender(const AddressVector& peers, Part part) : peers_(peers), part_(std::move(part)) {}
+  // `names`: the parts by which the address vector may know it.
+  Sender(const AddressVector& peers, std::vector<Part> names) : peers_(peers), names_(std::move(names)) {}
 
   void known_as(PeerId peer) noexcept;
   // Its handle, or kNoPeer while it has none.
@@ -21,7 +23,7 @@ class Sender {
 
  private:
   const AddressVector& peers_;
-  const Part part_;
+  const std::vector<Part> names_;
   PeerId handle_ = kNoPeer;
   std::uint32_t generation_ = 0;  // of the handle, when it was found
 };

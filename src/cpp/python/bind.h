@@ -21,6 +21,7 @@ void bind_domain(py::module_& m);
 void bind_memory(py::module_& m);
 void bind_sync(py::module_& m);
 void bind_queues(py::module_& m);
+void bind_address_vector(py::module_& m);
 void bind_remote(py::module_& m);
 void bind_operation(py::module_& m);
 void bind_context(py::module_& m);

@@ -1,4 +1,4 @@
-#include "fabric/address_vector.h"
+#include "fabric/name.h"
 #include "python/operation_object.h"
 
 namespace fab::python {
@@ -69,6 +69,16 @@ void bind_queues(py::module_& m) {
           py::arg("domain"), py::arg("threshold"), py::arg("timeout"));
 
   py::class_<EventQueue, std::shared_ptr<EventQueue>>(m, "EventQueueCore")
+      .def(
+          "push_inserted",
+          [](EventQueue& queue, int error, std::uint64_t call, std::uint64_t data, std::string text) {
+            queue.push({.type = EventType::inserted,
+                        .error = static_cast<Errc>(error),
+                        .context = call,
+                        .data = data,
+                        .text = std::move(text)});
+          },
+          py::arg("error"), py::arg("call"), py::arg("data"), py::arg("text"))
       .def("read",
            [](EventQueue& queue) -> py::object {
              const auto event = queue.read();
@@ -82,19 +92,6 @@ void bind_queues(py::module_& m) {
             return wait_for(*domain, queue.wakeup(), [&] { return !queue.empty(); }, timeout);
           },
           py::arg("domain"), py::arg("timeout"));
-
-  py::class_<AddressVector, std::shared_ptr<AddressVector>>(m, "AddressVectorCore")
-      .def(py::init<>())
-      .def(
-          "insert", [](AddressVector& av, const py::bytes& name) { return av.insert(std::string(name)); },
-          py::arg("address"))
-      .def("remove", &AddressVector::remove, py::arg("peer"))
-      .def(
-          "lookup", [](const AddressVector& av, PeerId peer) { return py::bytes(av.lookup(peer)); },
-          py::arg("peer"))
-      .def("contains", &AddressVector::contains, py::arg("peer"))
-      .def("end", &AddressVector::end)
-      .def("size", &AddressVector::size);
 
   m.def(
       "encode_name",

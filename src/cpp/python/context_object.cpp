@@ -240,6 +240,13 @@ void bind_context(py::module_& m) {
                out.append(py::make_tuple(part.link, part.context, py::bytes(part.bytes)));
              return out;
            })
+      .def("socket_names",
+           [](const ContextHandle& handle) {
+             handle.check_open();
+             py::list out;
+             for (const std::string& name : handle.context->socket_names()) out.append(py::bytes(name));
+             return out;
+           })
       .def(
           "report",
           [](ContextHandle& handle, const py::object& peer) {

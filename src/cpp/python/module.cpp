@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, m) {
   m.attr("compiler") = "g++ " __VERSION__;
   bind_errors(m);
   bind_queues(m);
+  bind_address_vector(m);
   bind_remote(m);
   bind_operation(m);
   bind_memory(m);

@@ -11,6 +11,12 @@ class LinkedEndpoint final : public Endpoint {
  public:
   explicit LinkedEndpoint(std::vector<std::unique_ptr<Endpoint>> links) : links_(std::move(links)) {}
 
+  std::vector<std::string> socket_names() const override {
+    std::vector<std::string> all;
+    for (const auto& link : links_) std::ranges::move(link->socket_names(), std::back_inserter(all));
+    return all;
+  }
+
   std::vector<Part> parts() const override {
     std::vector<Part> all;
     for (const auto& link : links_) std::ranges::move(link->parts(), std::back_inserter(all));

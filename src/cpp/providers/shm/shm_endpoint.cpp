@@ -106,7 +106,7 @@ Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part) {
   return {.segment = domain_.segment,
           .completions = services_.completions,
           .receives = services_.receives,
-          .sender = std::make_shared<Sender>(services_.peers, std::move(part)),
+          .sender = std::make_shared<Sender>(services_.peers, std::vector{std::move(part)}),
           .cell = services_.cell,
           .counts = counts,
           .wake_domain = services_.wake_domain,

@@ -27,6 +27,7 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   ~ShmEndpoint() override;
 
   std::vector<Part> parts() const override;
+  std::vector<std::string> socket_names() const override { return {}; }
   Reach reaches(const Name& peer, std::uint16_t target) const override;
   std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target) override;
   bool progress() noexcept override;

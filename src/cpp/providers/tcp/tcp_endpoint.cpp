@@ -9,6 +9,7 @@
 
 #include "base/interfaces.h"
 #include "base/random.h"
+#include "fabric/socket_name.h"
 #include "providers/tcp/tcp_path.h"
 
 namespace fab::tcp {
@@ -117,10 +118,26 @@ std::vector<SocketAddress> TcpEndpoint::routes_to(const Whereabouts& peer) {
   return routes;
 }
 
+std::vector<std::string> TcpEndpoint::socket_names() const {
+  const auto where = Whereabouts::parse(identity_.part.bytes);
+  std::vector<std::string> names;
+  for (const SocketAddress& address : where->addresses) names.push_back(pack(address));
+  return names;
+}
+
+std::optional<Whereabouts> TcpEndpoint::find(const Name& peer, std::uint16_t target) const {
+  if (const Part* part = peer.find(link(), target)) return Whereabouts::parse(part->bytes);
+  const Part* bare = peer.find(kSocketLink, 0);
+  const auto first = bare ? unpack(bare->bytes) : std::nullopt;
+  const auto address = first ? advance(*first, 0, target) : std::nullopt;  // context i listens i ports on
+  if (!address) return {};
+  return Whereabouts{.id = kAnybody, .network = this_network(), .addresses = {*address}};
+}
+
 Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target) const {
-  const Part* part = peer.find(link(), target);
-  if (!part) return {false, "the peer has no " + link() + " link"};
-  const auto where = Whereabouts::parse(part->bytes);
+  if (!peer.find(link(), target) && !peer.find(kSocketLink, 0))
+    return {false, "the peer has no " + link() + " link"};
+  const auto where = find(peer, target);
   if (!where) return {false, "the peer's name holds no valid tcp part"};
   const auto routes = routes_to(*where);
   if (!routes.empty()) return {true, "tcp to " + routes.front().text()};
@@ -131,16 +148,31 @@ Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target) const {
   return {false, "no route to " + where->addresses.front().text()};
 }
 
+// The stream to a peer, or the place for it. Of a peer that is known by its address only, one that it called
+// with will do.
+std::shared_ptr<TcpStream>& TcpEndpoint::stream_to(const Whereabouts& where) {
+  if (where.id != kAnybody) return streams_[{where.id, false}];
+  const std::string wanted = where.addresses.front().text();
+  if (const auto called = streams_.find({kAnybody, false, wanted}); called != streams_.end())
+    return called->second;
+  for (auto& [key, stream] : streams_)
+    if (!key.to_self && stream && stream->open() &&
+        std::ranges::any_of(stream->where().addresses,
+                            [&](const SocketAddress& address) { return address.text() == wanted; }))
+      return stream;
+  return streams_[{kAnybody, false, wanted}];
+}
+
 std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target) {
-  const Part* part = peer.find(link(), target);
-  const auto where = part ? Whereabouts::parse(part->bytes) : std::nullopt;
+  const auto where = find(peer, target);
   if (const Reach reach = reaches(peer, target); !reach.ok || !where)
     throw Error(Errc::unreachable,
                 "peer " + std::to_string(id) + " cannot be reached over tcp: " + reach.why);
-  auto& slot = streams_[{where->id, false}];
+  auto& slot = stream_to(*where);
   std::shared_ptr<TcpStream> stream = slot;
   if (!stream) {
-    stream = slot = std::make_shared<TcpStream>(*this, *part, *where);
+    const Part* part = peer.find(link(), target);
+    stream = slot = std::make_shared<TcpStream>(*this, part ? *part : *peer.find(kSocketLink, 0), *where);
     stream->known_as(id);
     stream->connect();
   } else {
@@ -184,7 +216,8 @@ void TcpEndpoint::on_caller(Handshake& told) {
 void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept {
   const Hello& hello = caller->hello();
   const bool self = hello.from == identity_.id;
-  const StreamKey key{hello.from, self};
+  const StreamKey key{hello.from, self,
+                      hello.to == kAnybody ? local_address(caller->socket()).text() : std::string()};
   if (const auto found = streams_.find(key); found != streams_.end()) {
     const std::shared_ptr<TcpStream> known = found->second;
     if (known->open()) {

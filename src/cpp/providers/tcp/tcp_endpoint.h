@@ -20,6 +20,7 @@ class TcpEndpoint final : public Endpoint {
   ~TcpEndpoint() override;
 
   std::vector<Part> parts() const override { return {identity_.part}; }
+  std::vector<std::string> socket_names() const override;
   Reach reaches(const Name& peer, std::uint16_t target) const override;
   std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target) override;
   bool progress() noexcept override;
@@ -49,6 +50,8 @@ class TcpEndpoint final : public Endpoint {
   struct StreamKey {
     EndpointId peer;
     bool to_self;  // the accepting end of a stream to this very endpoint
+    // Where a caller who did not know whom it calls found it; `peer` is kAnybody at the caller's end.
+    std::string address{};
     auto operator<=>(const StreamKey&) const = default;
   };
 
@@ -56,6 +59,9 @@ class TcpEndpoint final : public Endpoint {
   void on_caller(Handshake& told);
   void tick() noexcept;
   bool flush_unsent() noexcept;
+  // What a name says about this link; a bare socket address says no more than where.
+  std::optional<Whereabouts> find(const Name& peer, std::uint16_t target) const;
+  std::shared_ptr<TcpStream>& stream_to(const Whereabouts& where);
 
   const DomainServices domain_;
   const EndpointServices services_;

@@ -122,15 +122,15 @@ void OutgoingHandshake::on_message(HelloType type, std::string_view body) {
     if (!challenge) return fail(Errc::protocol);
     if (!hello_.keyed) return fail(Errc::key_rejected);
     challenge_ = *challenge;
-    return send(encode_proof(proof_of(Role::initiator, self_.auth_key, hello_, challenge_, 0)));
+    return send(encode_proof(proof_of(Role::initiator, self_.auth_key, hello_, challenge_, 0, hello_.to)));
   }
   // A port that is free again may be given to this very call, which then hears itself (simultaneous open, RFC
   // 9293).
   if (type == HelloType::hello) return fail(Errc::unreachable);
   const auto welcome = type == HelloType::welcome ? Welcome::parse(body) : std::nullopt;
-  if (!welcome) return fail(Errc::protocol);
+  if (!welcome || (hello_.to != kAnybody && hello_.to != welcome->id)) return fail(Errc::protocol);
   if (hello_.keyed &&
-      !same(welcome->proof, proof_of(Role::acceptor, self_.auth_key, hello_, challenge_, welcome->stream)))
+      !same(welcome->proof, proof_of(Role::acceptor, self_.auth_key, hello_, challenge_, welcome->stream, welcome->id)))
     return fail(Errc::key_rejected);
   peer_stream_ = welcome->stream;
   arrive();
@@ -148,7 +148,7 @@ void IncomingHandshake::on_message(HelloType type, std::string_view body) {
   if (!greeted && type == HelloType::hello) return on_hello(body);
   if (!greeted || type != HelloType::proof) return fail(Errc::protocol);
   const auto proof = parse_proof(body);
-  if (!proof || !same(*proof, proof_of(Role::initiator, self_.auth_key, hello_, challenge_, 0)))
+  if (!proof || !same(*proof, proof_of(Role::initiator, self_.auth_key, hello_, challenge_, 0, hello_.to)))
     return refuse(Errc::key_rejected);
   arrive();
 }
@@ -158,7 +158,7 @@ void IncomingHandshake::on_hello(std::string_view body) {
   if (!hello || hello->stream == 0) return fail(Errc::protocol);
   hello_ = std::move(*hello);
   peer_stream_ = hello_.stream;
-  if (hello_.to != self_.id)
+  if (hello_.to != kAnybody && hello_.to != self_.id)
     return refuse(Errc::unreachable);  // meant for another process, which had this port before
   if (hello_.keyed == self_.auth_key.empty()) return refuse(Errc::key_rejected);
   if (!hello_.keyed) return arrive();
@@ -172,8 +172,9 @@ void IncomingHandshake::refuse(Errc reason) noexcept {
 }
 
 bool IncomingHandshake::welcome(std::uint64_t stream) noexcept {
-  Welcome welcome{.stream = stream, .proof = {}};
-  if (hello_.keyed) welcome.proof = proof_of(Role::acceptor, self_.auth_key, hello_, challenge_, stream);
+  Welcome welcome{.stream = stream, .id = self_.id, .proof = {}};
+  if (hello_.keyed)
+    welcome.proof = proof_of(Role::acceptor, self_.auth_key, hello_, challenge_, stream, self_.id);
   send(welcome.encode());
   return error_ == Errc::ok;
 }

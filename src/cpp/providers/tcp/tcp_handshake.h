@@ -31,6 +31,7 @@ class Handshake : public ReadyHandler {
   Errc error() const noexcept { return error_; }  // why it failed
   bool expired() const { return deadline_.passed(); }
   std::uint64_t peer_stream() const noexcept { return peer_stream_; }
+  int socket() const noexcept { return socket_.get(); }
   OwnFd take_socket() noexcept;  // no longer watched by this object
   void rest() noexcept;          // stays connected, but is no longer told of anything
   void on_ready(std::uint32_t events) noexcept override;

@@ -111,7 +111,7 @@ std::optional<Hello> Hello::parse(std::string_view body) {
 
 std::string Welcome::encode() const {
   WireWriter body;
-  body.put(stream).raw(view(proof));
+  body.put(stream).raw(view(id)).raw(view(proof));
   return frame(HelloType::welcome, body);
 }
 
@@ -119,6 +119,7 @@ std::optional<Welcome> Welcome::parse(std::string_view body) {
   WireReader in(body);
   Welcome welcome;
   welcome.stream = in.get<std::uint64_t>();
+  take(in, welcome.id);
   take(in, welcome.proof);
   return in.at_end() ? std::optional(welcome) : std::nullopt;
 }
@@ -150,11 +151,11 @@ std::optional<Errc> parse_refuse(std::string_view body) {
 }
 
 Digest proof_of(Role role, const std::string& key, const Hello& hello, const Nonce& challenge,
-                std::uint64_t accepted) {
+                std::uint64_t accepted, const EndpointId& called) {
   WireWriter text;
   text.raw("pyfab tcp proof 1").put(static_cast<std::uint8_t>(role));
   text.raw(view(hello.nonce)).raw(view(challenge)).raw(view(hello.from)).raw(view(hello.to));
-  text.put(hello.stream).put(accepted);
+  text.put(hello.stream).put(accepted).raw(view(called));
   return hmac_sha256(key, text.bytes());
 }
 

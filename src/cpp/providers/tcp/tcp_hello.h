@@ -41,7 +41,8 @@ struct HelloHeader {
   static std::optional<HelloHeader> parse(std::string_view bytes);
 };
 
-// The initiator's first word.
+// The initiator's first word. `to` is kAnybody for whoever listens at that address.
+inline constexpr EndpointId kAnybody{};
 struct Hello {
   EndpointId from{}, to{};
   std::uint64_t stream =
@@ -57,6 +58,7 @@ struct Hello {
 
 struct Welcome {
   std::uint64_t stream = 0;
+  EndpointId id{};  // who answers: the caller may have known no more than an address
   Digest proof{};  // zero without a key
 
   std::string encode() const;
@@ -73,7 +75,7 @@ std::optional<Errc> parse_refuse(std::string_view body);
 // What a side that has the key can say and nobody else: over both nonces, who is who, and the stream.
 enum class Role : std::uint8_t { initiator = 1, acceptor = 2 };
 Digest proof_of(Role role, const std::string& key, const Hello& hello, const Nonce& challenge,
-                std::uint64_t accepted);
+                std::uint64_t accepted, const EndpointId& called);
 bool same(const Digest& a, const Digest& b) noexcept;  // in constant time
 
 }  // namespace fab::tcp

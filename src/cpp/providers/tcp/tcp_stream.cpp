@@ -10,6 +10,7 @@
 #include "fabric/address_vector.h"
 #include "fabric/event_queue.h"
 #include "fabric/operation.h"
+#include "fabric/socket_name.h"
 #include "providers/tcp/tcp_endpoint.h"
 
 namespace fab::tcp {
@@ -25,6 +26,15 @@ std::uint64_t nonzero_random() {
     if (const std::uint64_t value = random_u64()) return value;
 }
 
+// What the address vector may hold of a peer: its part of a bundle, or where it listens.
+std::vector<Part> names_of(const Part& part, const Whereabouts& where) {
+  std::vector<Part> names{part};
+  if (part.link != kSocketLink)
+    for (const SocketAddress& address : where.addresses)
+      names.push_back({std::string(kSocketLink), 0, pack(address)});
+  return names;
+}
+
 }  // namespace
 
 TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where)
@@ -35,7 +45,7 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where)
       session_({.segment = endpoint.domain().segment,
                 .completions = endpoint.services().completions,
                 .receives = endpoint.services().receives,
-                .sender = std::make_shared<Sender>(endpoint.services().peers, peer_),
+                .sender = std::make_shared<Sender>(endpoint.services().peers, names_of(peer_, where_)),
                 .cell = endpoint.services().cell,
                 .counts = counts_,
                 .wake_domain = endpoint.services().wake_domain,

@@ -19,7 +19,7 @@ class TcpStream final : public ReadyHandler {
   TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where);
   ~TcpStream() override;
 
-  const EndpointId& peer_id() const noexcept { return where_.id; }
+  const Whereabouts& where() const noexcept { return where_; }  // the peer
   std::uint64_t number() const noexcept { return number_; }  // tells this stream from earlier and later ones
   std::uint64_t peer_number() const noexcept { return peer_number_; }  // likewise, of the other end
   Errc state() const noexcept { return state_; }

@@ -1,0 +1,105 @@
+#include "fabric/address_vector.h"
+#include "python/bind.h"
+
+namespace fab::python {
+namespace {
+
+// Views of a list of bytes, which the caller keeps alive. What is no bytes object gives a view of nothing,
+// which no vector takes for an address.
+std::vector<std::string_view> views_of(const py::list& items) {
+  std::vector<std::string_view> views;
+  views.reserve(items.size());
+  for (const py::handle item : items)
+    views.push_back(PyBytes_Check(item.ptr()) ? std::string_view(PyBytes_AS_STRING(item.ptr()),
+                                                                 static_cast<std::size_t>(PyBytes_GET_SIZE(item.ptr())))
+                                              : std::string_view());
+  return views;
+}
+
+struct Failed {
+  std::size_t index;
+  Errc code;
+  std::string text;
+};
+
+// (handles, {index: (code, text)})
+py::tuple insert_many(AddressVector& vector, const py::list& addresses, const py::object& user_ids,
+                      const py::object& auths) {
+  const auto views = views_of(addresses);
+  const auto numbers = [&](const py::object& list) {
+    auto values = list.is_none() ? std::vector<std::uint64_t>() : list.cast<std::vector<std::uint64_t>>();
+    if (!list.is_none() && values.size() != views.size())
+      throw Error(Errc::invalid, "as many inputs as addresses are needed");
+    return values;
+  };
+  const auto ids = numbers(user_ids), keys = numbers(auths);
+  std::vector<PeerId> handles(views.size(), kNoPeer);
+  std::vector<Failed> failed;
+  {
+    const WithoutGil without_gil;
+    for (std::size_t i = 0; i < views.size(); ++i) try {
+        AddressVector::Extra extra;
+        if (!ids.empty()) extra.user_id = ids[i];
+        if (!keys.empty()) extra.auth = static_cast<std::uint32_t>(keys[i]);
+        handles[i] = vector.insert(views[i], extra);
+      } catch (const Error& error) {
+        failed.push_back({i, error.code(), error.what()});
+      }
+  }
+  py::list out(handles.size());
+  for (std::size_t i = 0; i < handles.size(); ++i) out[i] = py::int_(handles[i]);
+  py::dict errors;
+  for (const Failed& fail : failed)
+    errors[py::int_(fail.index)] = py::make_tuple(static_cast<int>(fail.code), fail.text);
+  return py::make_tuple(out, errors);
+}
+
+AddressVectorOptions options_from(std::uint32_t format, unsigned rx_bits, std::uint64_t max_group,
+                                  std::uint32_t ep_per_node, bool symmetric, bool user_ids,
+                                  bool reject_duplicates, std::uint32_t type) {
+  return {.format = static_cast<AddressFormat>(format),
+          .rx_bits = rx_bits,
+          .max_group = max_group,
+          .ep_per_node = ep_per_node,
+          .symmetric = symmetric,
+          .user_ids = user_ids,
+          .reject_duplicates = reject_duplicates,
+          .type = type};
+}
+
+}  // namespace
+
+void bind_address_vector(py::module_& m) {
+  py::class_<AddressVector, std::shared_ptr<AddressVector>>(m, "AddressVectorCore")
+      .def(py::init([](std::uint32_t format, unsigned rx_bits, std::uint64_t max_group, std::uint32_t ep_per_node,
+                       bool symmetric, bool user_ids, bool reject_duplicates, std::uint32_t type) {
+             return std::make_shared<AddressVector>(options_from(format, rx_bits, max_group, ep_per_node, symmetric,
+                                                                 user_ids, reject_duplicates, type));
+           }),
+           py::arg("format"), py::arg("rx_bits"), py::arg("max_group"), py::arg("ep_per_node"),
+           py::arg("symmetric"), py::arg("user_ids"), py::arg("reject_duplicates"), py::arg("type"))
+      .def(
+          "insert",
+          [](AddressVector& av, const py::bytes& address) { return av.insert(std::string_view(address)); },
+          py::arg("address"))
+      .def("insert_many", &insert_many, py::arg("addresses"), py::arg("user_ids"), py::arg("auths"),
+           "([handle], {index: (code, text)}): inserts what can be inserted.")
+      .def("remove", &AddressVector::remove, py::arg("peer"), py::call_guard<WithoutGil>())
+      .def(
+          "lookup", [](const AddressVector& av, PeerId peer) { return py::bytes(av.lookup(peer)); },
+          py::arg("peer"))
+      .def("contains", &AddressVector::contains, py::arg("peer"))
+      .def("set_user_id", &AddressVector::set_user_id, py::arg("peer"), py::arg("user_id"))
+      .def("reported", &AddressVector::reported, py::arg("index"))
+      .def("auth", &AddressVector::auth, py::arg("peer"))
+      .def("map_address", &AddressVector::map_address)
+      .def("end", &AddressVector::end)
+      .def("size", &AddressVector::size);
+  m.def(
+      "print_address", [](const py::bytes& address) { return print_address(std::string_view(address)); },
+      py::arg("address"), "As text; an empty string for what has no known format.");
+  m.def(
+      "parse_address", [](const std::string& text) { return py::bytes(parse_address(text)); }, py::arg("text"));
+}
+
+}  // namespace fab::python
