@@ -17,15 +17,13 @@ SIZES = [0, 1, 8, 100, 101, 4096, 8192, 8193, 16_384, 16_385, 100_000, 3 << 20]
 ANY = dict(tag=0, ignore=2**64 - 1)
 
 
-@pytest.fixture(autouse=True)
-def nothing_waits(request):
-    """Every test ends with no receive posted and no message waiting, on either side."""
-    yield
-    if "pair" in request.fixturenames:
-        pair = request.getfixturevalue("pair")
-        for stats in (pair.endpoint.message_stats(), pair.peer.run(stats_there)):
-            assert (stats["posted"], stats["unexpected"]) == (0, 0)
-        pair.peer.run(drain_there)
+@pytest.fixture
+def pair(shared_pair, pair):  # named both, so that the longer-lived one comes first
+    """After every test no receive is posted and no message waits, on either side."""
+    yield pair
+    for stats in (pair.endpoint.message_stats(), pair.peer.run(stats_there)):
+        assert (stats["posted"], stats["unexpected"]) == (0, 0)
+    pair.peer.run(drain_there)
 
 
 def stats_there(target):

@@ -37,6 +37,7 @@ class RingWriter {
   bool wait_for_room() noexcept;
   bool broken() const noexcept { return broken_; }
   std::uint64_t seen_read() const noexcept { return read_; }  // how far the reader was when last looked at
+  bool all_read() const noexcept { return indices_.read.load(std::memory_order_acquire) == written_; }
 
  private:
   std::size_t room() noexcept;

@@ -248,7 +248,7 @@ std::optional<Context::Waiting> Context::look(const MatchRule& rule, Look look) 
   move();
   const Message* message = receives_.peek(rule);
   if (!message) return std::nullopt;
-  Waiting found{message->head, message->sender->handle(), 0};
+  Waiting found{message->head, message->sender->reported(), 0};
   if (look == Look::claim) found.claim = receives_.claim(rule);
   if (look == Look::discard) receives_.discard(rule);
   return found;
@@ -357,7 +357,7 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
   auto idle_since = start;
   bool finished = false;
   for (unsigned turn = 0;; ++turn) {
-    const bool moved = move(turn % kPollerTurn == 0);
+    const bool moved = move(turn % kPollerTurn == kPollerTurn - 1);
     finished = done();
     if (finished) break;
     const auto now = Clock::now();

@@ -85,7 +85,7 @@ void ReceiveQueue::post(Receive receive) {
     if (!message) break;
     ++sizes_.matched_unexpected;
     used_up = receive.least_room == 0;
-    const PeerId source = message->sender->handle();
+    const PeerId source = message->sender->reported();
     const std::uint64_t left = receive.length - stands.filled;
     if (!used_up && stands.filled != 0 && message->head.length > left) {
       retire(stands, Errc::ok);
@@ -146,7 +146,7 @@ bool ReceiveQueue::receive_claimed(std::uint64_t claim, const Receive& receive) 
   ++sizes_.matched_unexpected;
   Posted posted;
   posted.receive = receive;
-  const Matched matched = matched_of(posted, message->head, message->sender->handle());
+  const Matched matched = matched_of(posted, message->head, message->sender->reported());
   deliver(*message, matched);
   return true;
 }
@@ -171,13 +171,14 @@ void ReceiveQueue::drop_all() noexcept {
     posted->receive.operation->withdraw();
     retire(*posted, Errc::canceled);
   }
+  // Their senders are not told that somebody took them: they learn that this side is gone.
   while (Message* message = by_age_.front()) {
     unlink(*message);
-    forget(*std::unique_ptr<Message>(message));
+    delete message;
   }
   while (Message* message = claimed_.front()) {
     claimed_.erase(*message);
-    forget(*std::unique_ptr<Message>(message));
+    delete message;
   }
 }
 
@@ -240,7 +241,7 @@ std::optional<Matched> ReceiveQueue::match(const MessageHead& head, Sender& send
       continue;
     }
     ++sizes_.matched_posted;
-    return use(*posted, head, from);
+    return use(*posted, head, sender.reported());
   }
 }
 

@@ -19,4 +19,9 @@ PeerId Sender::handle() noexcept {
   return handle_;
 }
 
+PeerId Sender::reported() noexcept {
+  const PeerId known = handle();
+  return known == kNoPeer ? kNoPeer : peers_.reported(known);
+}
+
 }  // namespace fab

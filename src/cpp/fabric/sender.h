@@ -20,6 +20,8 @@ class Sender {
   void known_as(PeerId peer) noexcept;
   // Its handle, or kNoPeer while it has none.
   PeerId handle() noexcept;
+  // What completions say instead (AV-73).
+  PeerId reported() noexcept;
 
  private:
   const AddressVector& peers_;

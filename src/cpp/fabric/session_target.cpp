@@ -128,7 +128,7 @@ void Session::deliver(std::uint64_t length, std::uint64_t data) noexcept {
   constexpr auto kFlags =
       completion_flag::kRma | completion_flag::kRemoteWrite | completion_flag::kRemoteData;
   services_.completions.push_remote(
-      {.length = length, .data = data, .source = services_.sender->handle(), .flags = kFlags});
+      {.length = length, .data = data, .source = services_.sender->reported(), .flags = kFlags});
 }
 
 void Session::on_read() {

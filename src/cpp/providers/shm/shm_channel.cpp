@@ -171,8 +171,12 @@ bool Channel::send_out() noexcept {
 
 bool Channel::move() noexcept {
   moving_ = true;
+  // What went beside the ring may have waited for what came through it, and is not told of again.
   bool in = !initiator_ && take_messages();
-  in |= take_in();
+  if (take_in()) {
+    in = true;
+    if (!initiator_) take_messages();
+  }
   moving_ = false;
   const bool out = error_ == Errc::ok && send_out();
   return in || out;
@@ -214,6 +218,7 @@ bool Channel::take_messages() noexcept {
     take_message();
   }
   received_ += static_cast<std::uint64_t>(taken);
+  took_messages_ |= taken != 0;
   return taken != 0;
 }
 

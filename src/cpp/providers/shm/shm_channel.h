@@ -47,8 +47,13 @@ class Channel final : private MemoryReader, private SmallMessages {
   // Target: takes in messages that came beside the ring; true if there were any.
   bool take_messages() noexcept;
   bool messages_ready() const noexcept { return messages_in_.ready(); }
+  bool took_messages() noexcept { return std::exchange(took_messages_, false); }  // since asked last
   // Target: whether the initiator may leave out to tell of such messages while this context is awake.
   void poll_messages(bool on) noexcept { messages_in_.poll(on); }
+  // Initiator: whether the target has yet to take in what was sent, messages among it.
+  bool unread() const noexcept {
+    return session_->owes_messages() && !(out_.all_read() && messages_out_.all_taken());
+  }
   // ok, or why nothing moves any more: protocol (the peer sent nonsense), peer_lost (the peer closed the
   // channel).
   Errc error() const noexcept { return error_; }
@@ -77,6 +82,7 @@ class Channel final : private MemoryReader, private SmallMessages {
   MessageReader messages_in_;   // the target's
   std::unique_ptr<Session> session_;
   std::uint64_t received_ = 0;
+  bool took_messages_ = false;
   bool moving_ = false;
   bool pending_ = false;
   Errc error_ = Errc::ok;

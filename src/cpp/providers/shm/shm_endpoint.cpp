@@ -164,8 +164,8 @@ bool ShmEndpoint::progress() noexcept {
   if ((bits & work::kChannels) != 0) look_for_channels();
   more_ = false;
   for (Served& served : served_) {
-    if (served.channel->messages_ready()) poll(*served.channel);
     served.channel->move();
+    if (served.channel->took_messages()) poll(*served.channel);
     more_ |= served.channel->pending();
   }
   drop_served([](const Served& served) { return served.channel->error() != Errc::ok; });
@@ -183,17 +183,16 @@ void ShmEndpoint::continue_later() noexcept {
 }
 
 bool ShmEndpoint::arm() noexcept {
-  cell().sleeping.store(1, std::memory_order_seq_cst);  // from now on whoever has something rings
   return !more_ && !someone_left_ && cell().work.load(std::memory_order_seq_cst) == 0 &&
          std::ranges::none_of(polled_, [](const Channel* channel) { return channel && channel->messages_ready(); });
 }
 
 void ShmEndpoint::on_ready(std::uint32_t) noexcept {
   char rung[64];
-  [[maybe_unused]] const auto rings = ::read(doorbell_.get(), rung, sizeof rung);
+  if (::read(doorbell_.get(), rung, sizeof rung) > 0) cell().sleeping.store(1, std::memory_order_seq_cst);
   std::uint64_t ticks;
   if (::read(timer_.get(), &ticks, sizeof ticks) > 0) check_answers();
-  // What rang must be done by whoever silenced the doorbell; it rings again after the next arm().
+  // The doorbell is silent now, so what rang must be done by whoever silenced it.
   progress();
 }
 
@@ -219,7 +218,11 @@ bool ShmEndpoint::stands(const Served& served) const noexcept {
 }
 
 void ShmEndpoint::look_for_channels() noexcept {
-  drop_served([&](const Served& served) { return !stands(served); });
+  drop_served([&](const Served& served) {
+    if (stands(served)) return false;
+    served.channel->move();  // what it left behind
+    return true;
+  });
   const std::uint32_t used = std::min(domain_.segment.header().slots_used.load(), kMaxSlots);
   for (std::uint32_t i = 0; i < used; ++i) {
     const AccessSlot& slot = domain_.segment.slots()[i];

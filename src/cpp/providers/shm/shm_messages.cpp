@@ -25,13 +25,13 @@ bool MessageWriter::push(const FrameHeader& header, PieceCursor from) noexcept {
   cell.data = header.data;
   cell.group = static_cast<std::uint32_t>(header.remote);
   gather(from, cell.bytes, header.total);
-  tsan_release();
+  tsan_rings.release();
   cell.turn.store(++next_, std::memory_order_release);
   return true;
 }
 
 bool MessageReader::take(FrameHeader& header, std::byte* bytes) noexcept {
-  tsan_acquire();
+  tsan_rings.acquire();
   const MessageCell& cell = cells_[next_ % kCells];
   const std::uint8_t length = cell.length;
   header = {.type = FrameType::message,

@@ -41,6 +41,8 @@ class MessageWriter {
   std::uint32_t skip() noexcept { return next_++; }
   bool polled() const noexcept { return indices_.polled.load(std::memory_order_relaxed) != 0; }
 
+  bool all_taken() const noexcept { return indices_.taken.load(std::memory_order_acquire) == next_; }
+
  private:
   bool room() noexcept;
 
@@ -61,14 +63,10 @@ class MessageReader {
   // False: nonsense. The writer may write all the while: what counts is the copy.
   bool take(FrameHeader& header, std::byte* bytes) noexcept;
   std::uint32_t next() const noexcept { return next_; }
-  void skip() noexcept { told(++next_); }
+  void skip() noexcept { indices_.taken.store(++next_, std::memory_order_release); }
   void poll(bool on) noexcept { indices_.polled.store(on ? 1 : 0, std::memory_order_seq_cst); }
 
  private:
-  void told(std::uint32_t next) noexcept {
-    if (next % (kCells / 4) == 0) indices_.taken.store(next, std::memory_order_release);
-  }
-
   MessageIndices& indices_;
   MessageCell* const cells_;
   std::uint32_t next_ = 0;

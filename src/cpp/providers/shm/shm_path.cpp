@@ -1,7 +1,9 @@
 #include "providers/shm/shm_path.h"
 
 #include <algorithm>
+#include <thread>
 
+#include "base/deadline.h"
 #include "fabric/atomics.h"
 #include "fabric/check_transfer.h"
 #include "fabric/copy_memory.h"
@@ -92,6 +94,7 @@ ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> pe
 }
 
 ShmPath::~ShmPath() {
+  if (state_ == Errc::ok && channel_) await_reader();
   if (state_ == Errc::ok) lose(Errc::canceled);
   endpoint_.remove(*this);
   const bool announced = channel_ != nullptr;
@@ -103,6 +106,18 @@ ShmPath::~ShmPath() {
   slot_.start_time.store(0);
   slot_.pid.store(0);
   if (announced && !peer_->gone()) peer_->wake(cell_, work::kChannels);
+}
+
+// The channel goes with this path; messages that were complete must not go with it.
+void ShmPath::await_reader() noexcept {
+  constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
+  constexpr std::chrono::microseconds kLook(20);
+  const Address& self = endpoint_.address();
+  if (cell_ == self.cell && std::ranges::equal(peer_->address().domain_id, self.domain_id)) return;
+  channel_->flush();
+  const auto deadline = Deadline::in(kFarewell);
+  while (channel_->unread() && !peer_->gone() && peer_->serves(cell_) && !deadline.passed())
+    std::this_thread::sleep_for(kLook);
 }
 
 PathReport ShmPath::report() const {

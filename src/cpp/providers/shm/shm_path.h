@@ -64,6 +64,7 @@ class ShmPath final : public Path {
 
   void settle(const Transfer& transfer, Errc outcome) noexcept;
   void count(const Transfer& transfer, const KnownRegion& region) noexcept;
+  void await_reader() noexcept;
   void lose(Errc why) noexcept;
 
   ShmEndpoint& endpoint_;

@@ -21,6 +21,7 @@ constexpr unsigned kCoolAfter = 100;  // polls in vain
 constexpr unsigned kPollerTurn =
     16;  // every so many turns belong to the poller, however busy the hot streams are
 constexpr double kHandshakeSeconds = 5;
+constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
 
 std::string reason_of(const std::system_error& error, const SocketAddress& address) {
   return "cannot listen on " + address.text() + ": " + error.code().message();
@@ -99,8 +100,10 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
 }
 
 TcpEndpoint::~TcpEndpoint() {
+  for (const auto& [key, stream] : streams_) stream->begin_close();
+  const auto deadline = Deadline::in(kFarewell);
   for (const auto& [key, stream] : streams_) {
-    stream->flush();
+    stream->await_close(deadline);
     stream->detach(Errc::canceled);
   }
 }

@@ -1,5 +1,6 @@
 #include "providers/tcp/tcp_stream.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 
 #include <cerrno>
@@ -254,6 +255,22 @@ void TcpStream::fail(Errc error) noexcept {
                                      .context = 0,
                                      .data = 0,
                                      .text = describe(error)});
+}
+
+void TcpStream::begin_close() noexcept {
+  flush();
+  closing_ = open() && session_.owes_messages();
+  if (closing_) ::shutdown(socket_.get(), SHUT_WR);
+}
+
+void TcpStream::await_close(Deadline deadline) noexcept {
+  while (closing_ && !deadline.passed()) {
+    std::byte unread[4096];
+    const auto got = ::recv(socket_.get(), unread, sizeof unread, MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return;
+    pollfd watched{socket_.get(), POLLIN, 0};
+    if (got < 0) ::poll(&watched, 1, deadline.poll_ms());
+  }
 }
 
 void TcpStream::detach(Errc error) noexcept {

@@ -46,6 +46,10 @@ class TcpStream final : public ReadyHandler {
   // Looks after deadlines; true if there is still something to look after.
   bool tick() noexcept;
   void fail(Errc error) noexcept;
+  // Before the endpoint ends: closes this direction if the peer may not have read messages of this side, which
+  // a close with unread bytes here would make the kernel throw away; then waits for the peer to close as well.
+  void begin_close() noexcept;
+  void await_close(Deadline deadline) noexcept;
   // The endpoint ends: as fail(), without telling anybody else.
   void detach(Errc error) noexcept;
 
@@ -70,6 +74,7 @@ class TcpStream final : public ReadyHandler {
   OwnFd socket_;
   bool write_blocked_ = false;
   bool send_ended_ = false;
+  bool closing_ = false;
   std::unique_ptr<OutgoingHandshake> attempt_;
   std::unique_ptr<IncomingHandshake> parked_;
 
