@@ -1,5 +1,6 @@
-// Tagged messages between two processes, in C++: half a round trip of 8 bytes, the rate of 8-byte messages in windows of
-// 64, and the speed of large ones, for pyfab over shm and tcp, and beside it what is installed. Rounds of all alternate. Built against the library:
+// Tagged messages between two processes, in C++: half a round trip of 8 bytes, the rate of 8-byte messages in
+// windows of 64, and the speed of large ones, for pyfab over shm and tcp, and beside it what is installed.
+// Rounds of all alternate. Built against the library:
 //   g++ -std=c++20 -O3 -Isrc/cpp benchmarks/cpp/messages.cpp libfab.a -o messages
 //   g++ -std=c++20 -O3 -DWITH_LIBFABRIC -DWITH_UCX ... -lfabric -lucp -lucs
 // Median and the 10 % best of all rounds. Both sides poll, pinned to one core each.
@@ -194,7 +195,8 @@ class Libfabric final : public Transport {
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
     hints->domain_attr->threading = FI_THREAD_DOMAIN;
     hints->fabric_attr->prov_name = strdup(provider_.c_str());
-    good(fi_getinfo(FI_VERSION(1, 17), tcp ? "127.0.0.1" : nullptr, nullptr, tcp ? FI_SOURCE : 0, hints, &info),
+    good(fi_getinfo(FI_VERSION(1, 17), tcp ? "127.0.0.1" : nullptr, nullptr, tcp ? FI_SOURCE : 0, hints,
+                    &info),
          "fi_getinfo");
     fid_fabric* fabric;
     fid_domain* domain;
@@ -430,8 +432,8 @@ int main(int argc, char** argv) {
       {"1 MiB GB/s", Test::stream, 1 << 20, 50, [](double s) { return (1 << 20) / s / 1e9; }},
       {"64 MiB GB/s", Test::stream, kLargest, 2, [](double s) { return kLargest / s / 1e9; }},
   };
-  std::vector<std::vector<std::vector<double>>> figures(
-      contestants.size(), std::vector<std::vector<double>>(columns.size()));
+  std::vector<std::vector<std::vector<double>>> figures(contestants.size(),
+                                                        std::vector<std::vector<double>>(columns.size()));
   for (Contestant& contestant : contestants) contestant.start();
   for (int round = 0; round < rounds; ++round)
     for (std::size_t c = 0; c < columns.size(); ++c)
@@ -448,7 +450,8 @@ int main(int argc, char** argv) {
     std::size_t c = 0;
     for (auto& values : figures[i]) {
       std::ranges::sort(values);
-      const std::size_t best = columns[c].larger_is_better ? values.size() - 1 - values.size() / 10 : values.size() / 10;
+      const std::size_t best =
+          columns[c].larger_is_better ? values.size() - 1 - values.size() / 10 : values.size() / 10;
       std::printf("%12.3f %7.3f", values[values.size() / 2], values[best]);
       ++c;
     }

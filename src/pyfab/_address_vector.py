@@ -320,9 +320,7 @@ class AddressVector(Owned):
         if self.read_only:
             raise AccessDeniedError("the address vector was opened with read_only=True")
         if flags & InsertFlag.EVENT and self._inserter is None:
-            raise BadFlagsError(
-                "InsertFlag.EVENT: the address vector was not opened with asynchronous=True"
-            )
+            raise BadFlagsError("InsertFlag.EVENT: the address vector was not opened with asynchronous=True")
         if flags & InsertFlag.SYNC_ERR or sync_err:
             if self._inserter is not None:
                 raise BadFlagsError("SYNC_ERR: an asynchronous address vector tells errors by events (AV-16)")
@@ -341,7 +339,9 @@ class AddressVector(Owned):
                 "InsertFlag.AUTH_KEY: the domain was not opened with av_auth_keys=True"
             )
         if self._inserter is not None and self._inserter.events is None:
-            raise NoEventQueueError("an asynchronous address vector inserts once bind(event_queue) was called (AV-54)")
+            raise NoEventQueueError(
+                "an asynchronous address vector inserts once bind(event_queue) was called (AV-54)"
+            )
 
     def _to_bytes(self, addresses: Iterable[Any]) -> list[bytes | FabricError]:
         return [self._one_to_bytes(item) for item in addresses]
@@ -425,7 +425,9 @@ class AddressVector(Owned):
         if flags:
             raise BadFlagsError(f"flags={flags!r}: bind() takes none")
         if not isinstance(event_queue, EventQueue):
-            raise InvalidArgumentError(f"an address vector is bound to an event queue, not a {type(event_queue).__name__}")
+            raise InvalidArgumentError(
+                f"an address vector is bound to an event queue, not a {type(event_queue).__name__}"
+            )
         event_queue._check_open()
         if event_queue._domain is not self._domain:
             raise InvalidArgumentError("the event queue belongs to another domain")
@@ -548,9 +550,7 @@ class AddressVector(Owned):
                 f"an authorization key of this domain has {size or 'at least one'} bytes (auth_key_size)"
             )
         with self._domain._registering:
-            free = next(
-                (i for i, known in enumerate(self._auth_keys) if known is None), len(self._auth_keys)
-            )
+            free = next((i for i, known in enumerate(self._auth_keys) if known is None), len(self._auth_keys))
             self._auth_keys[free : free + 1] = [bytes(key)]
         return free
 

@@ -74,4 +74,6 @@ def _watched(loop: asyncio.AbstractEventLoop, fd: int, call: Callable[[], None])
             del _WATCHED[loop][fd]
 
 
-_WATCHED: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, list[Callable[[], None]]]] = WeakKeyDictionary()
+_WATCHED: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, list[Callable[[], None]]]] = (
+    WeakKeyDictionary()
+)

@@ -119,7 +119,9 @@ class Domain:
         self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
         self._registering = threading.Lock()  # guards _registered
         self._registered: dict[int, MemoryRegion] = {}  # whose event was not read yet
-        self._insertions: dict[int, tuple[object, AddressVector]] = {}  # calls whose last event was not read yet
+        self._insertions: dict[
+            int, tuple[object, AddressVector]
+        ] = {}  # calls whose last event was not read yet
         self._registration_events: EventQueue | None = None
         self._manual = progress == "manual"
         self._av_type = AVType(av_type)
@@ -145,7 +147,9 @@ class Domain:
             wrong = f"it is one of {', '.join(FORMATS)}"
         elif format != "bundle" and (len(info.links) != 1 or info.links[0].partition(":")[0] != "tcp"):
             wrong = f'{info.spec} has addresses of format "bundle"; those of sockets belong to one tcp link'
-        elif format in ("sockaddr_in", "sockaddr_in6") and (format == "sockaddr_in6") != info.src_addr.startswith("["):
+        elif format in ("sockaddr_in", "sockaddr_in6") and (
+            format == "sockaddr_in6"
+        ) != info.src_addr.startswith("["):
             wrong = f"{info.spec} listens on {info.src_addr}; name another address in tcp_listen"
         if wrong:
             self._core.close(True)

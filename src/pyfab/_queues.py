@@ -205,7 +205,9 @@ class EventQueue(Owned):
         self._core = domain._core.open_event_queue()
         self._error: Event | None = None
         self._reading = threading.Lock()
-        self._workers: weakref.WeakSet[Any] = weakref.WeakSet()  # what reading does first, under manual progress
+        self._workers: weakref.WeakSet[Any] = (
+            weakref.WeakSet()
+        )  # what reading does first, under manual progress
 
     def read(self, timeout: float | None = 0) -> Event | None:
         """The oldest event, after waiting up to `timeout` seconds; None if there is none.

@@ -196,7 +196,9 @@ def test_a_message_that_is_too_long(pair, size, expected):
 
 
 def entries_there(target, count):
-    return [(e.nbytes, e.overflow, e.error.name if e.error else None) for e in collect(target.endpoint.cq, count)]
+    return [
+        (e.nbytes, e.overflow, e.error.name if e.error else None) for e in collect(target.endpoint.cq, count)
+    ]
 
 
 @pytest.mark.req("LNX-30")
@@ -227,7 +229,10 @@ def receive_numbers(target, count):
 
 @pytest.mark.req("LNX-34", "AV-35")
 def test_a_receive_from_one_peer(pair):
-    with pyfab.Domain(pair.combination.spec, **pair.combination.settings) as other, other.endpoint() as stranger:
+    with (
+        pyfab.Domain(pair.combination.spec, **pair.combination.settings) as other,
+        other.endpoint() as stranger,
+    ):
         handle = pair.endpoint.av.insert(stranger.address)
         mine = post(pair.endpoint, 8, 1, peer=pair.handle)
         from_other = post(pair.endpoint, 8, 1, peer=handle)
@@ -246,7 +251,10 @@ def test_a_receive_from_one_peer(pair):
 
 @pytest.mark.req("LNX-36", "AV-37")
 def test_strangers_become_peers_and_the_other_way_round(pair):
-    with pyfab.Domain(pair.combination.spec, **pair.combination.settings) as other, other.endpoint() as stranger:
+    with (
+        pyfab.Domain(pair.combination.spec, **pair.combination.settings) as other,
+        other.endpoint() as stranger,
+    ):
         to_me = stranger.av.insert(pair.endpoint.address)
         for text in (b"early", b"later"):
             stranger.tsend(text, to_me, 1).result(TIMEOUT)
@@ -358,7 +366,10 @@ def test_cancel(pair):
 def test_what_was_sent_is_owed_to_the_peer_when_it_closes(pair):
     """Messages that are complete arrive although their sender is gone."""
     content = random_bytes(8000)
-    with pyfab.Domain(pair.combination.spec, **pair.combination.settings) as other, other.endpoint() as stranger:
+    with (
+        pyfab.Domain(pair.combination.spec, **pair.combination.settings) as other,
+        other.endpoint() as stranger,
+    ):
         to_me = stranger.av.insert(pair.endpoint.address)
         for number in range(50):
             stranger.tsend(content, to_me, number).result(TIMEOUT)
@@ -413,7 +424,9 @@ def test_groups(pair):
 def test_one_buffer_for_many_messages(pair, tag):
     memory = np.zeros(1000, "u1")
     options = dict(min_multi_recv=100, context="many")
-    many = pair.endpoint.recv(memory, **options) if tag is None else pair.endpoint.trecv(memory, tag, **options)
+    many = (
+        pair.endpoint.recv(memory, **options) if tag is None else pair.endpoint.trecv(memory, tag, **options)
+    )
     for number in range(10):
         pair.peer.run(send_there, np.full(95, number, "u1"), pair.handle_there, tag)
     entries = collect(pair.endpoint.cq, 11)

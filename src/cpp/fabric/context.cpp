@@ -19,9 +19,7 @@ void relax() noexcept {
 }  // namespace
 
 Context::Context(Domain& domain, Parameters parameters)
-    : parameters_(std::move(parameters)),
-      receives_(parameters_.directed_receive),
-      spin_(microseconds(20)) {
+    : parameters_(std::move(parameters)), receives_(parameters_.directed_receive), spin_(microseconds(20)) {
   endpoint_ = domain.open_endpoint({.context = parameters_.index,
                                     .cell = parameters_.cell,
                                     .auth_key = parameters_.auth_key,

@@ -34,9 +34,9 @@ class Context final {
     std::uint16_t cell = 0;   // within the domain
     std::string auth_key;
     const PostRules* rules;  // outlives the context
-    unsigned rx_bits = 0;                     // of handles: AddressVector's receive contexts
+    unsigned rx_bits = 0;    // of handles: AddressVector's receive contexts
     std::uint64_t max_group_id = kMaxGroupId;
-    bool directed_receive = true;             // receives may name their source
+    bool directed_receive = true;  // receives may name their source
     std::shared_ptr<AddressVector> peers;
     std::shared_ptr<CompletionQueue> completions;
     std::shared_ptr<EventQueue> events;
@@ -154,7 +154,7 @@ class Context final {
   mutable std::mutex mutex_;  // guards all down to spin_
   ReceiveQueue receives_;
   std::unique_ptr<Endpoint> endpoint_;
-  std::vector<Peer> paths_;  // by index
+  std::vector<Peer> paths_;                              // by index
   std::unordered_map<std::uint64_t, Peer> named_paths_;  // to receive contexts other than the first, likewise
   std::uint64_t paths_opened_ = 0;
   std::condition_variable followers_wake_;

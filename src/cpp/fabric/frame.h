@@ -15,18 +15,18 @@ enum class FrameType : std::uint8_t {
   fetch = 4,    // payload: operands, none for atomic_read; answered by data
   compare = 5,  // payload: operands, then comparands; answered by data
   notify = 6,   // remote data for bytes that the sender moved itself; not answered
-  message = 7,   // a whole message: `key` is its tag, `remote` its group and, from bit 32, its number among the
-                 // messages of this stream and what goes beside it; answered if kAcknowledge is set
-  announce = 8,  // a message of `total` bytes, number `id`, that stays with the sender; payload: where it lies
-                 // (address and length of each piece), if that can be read directly; not answered
+  message = 7,  // a whole message: `key` is its tag, `remote` its group and, from bit 32, its number among
+                // the messages of this stream and what goes beside it; answered if kAcknowledge is set
+  announce = 8,  // a message of `total` bytes, number `id`, that stays with the sender; payload: where it
+                 // lies (address and length of each piece), if that can be read directly; not answered
   pull = 9,      // asks for the first `total` bytes of announced message `id`; answered by data
-  ack = 16,     // the oldest `total` unanswered requests succeeded
-  fail = 17,    // the oldest unanswered request failed with Errc `data`
-  data = 18,    // part of the answer to the oldest unanswered request, which it completes when kLast is set;
-                // maybe empty
+  ack = 16,      // the oldest `total` unanswered requests succeeded
+  fail = 17,     // the oldest unanswered request failed with Errc `data`
+  data = 18,     // part of the answer to the oldest unanswered request, which it completes when kLast is set;
+                 // maybe empty
   release = 19,  // the peer's announced message `id` is done with: 0, or Errc `data`
   credit = 20,   // `total` bytes of buffered messages are free again
-  ping = 32,    // answered by pong
+  ping = 32,     // answered by pong
   pong = 33,
 };
 
@@ -58,11 +58,12 @@ inline constexpr std::uint32_t kMaxPayload = 4u << 20;  // of one frame; longer 
 // stay few.
 inline constexpr std::size_t kMaxOutstanding = 8192;      // requests without an answer
 inline constexpr std::size_t kMaxResultBytes = 8u << 20;  // their former values (fetch, compare)
-inline constexpr std::size_t kMaxMessage = 16 * 1024;        // bytes of a message that is not announced
-inline constexpr std::uint64_t kMessageWindow = 1u << 20;    // of them, with their overhead, in the peer's buffers
-inline constexpr std::size_t kPieceBytes = 16;               // address and length of a piece
-inline constexpr std::size_t kMaxAnnouncedPieces = 256;      // in one announcement
-inline constexpr std::size_t kMaxCopiedAnswer = 256;  // longer reads are answered from the region's memory
+inline constexpr std::size_t kMaxMessage = 16 * 1024;     // bytes of a message that is not announced
+inline constexpr std::uint64_t kMessageWindow = 1u
+                                                << 20;  // of them, with their overhead, in the peer's buffers
+inline constexpr std::size_t kPieceBytes = 16;          // address and length of a piece
+inline constexpr std::size_t kMaxAnnouncedPieces = 256;  // in one announcement
+inline constexpr std::size_t kMaxCopiedAnswer = 256;     // longer reads are answered from the region's memory
 
 // The header in wire order; decode() checks type, flags and length and returns false for what no peer may
 // send.

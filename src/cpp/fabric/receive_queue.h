@@ -140,8 +140,8 @@ class ReceiveQueue {
   void leave(const MessageOrigin& origin) noexcept;
 
   struct Sizes {
-    std::size_t posted, unexpected;     // now
-    std::size_t most_posted, most_unexpected;  // ever
+    std::size_t posted, unexpected;                    // now
+    std::size_t most_posted, most_unexpected;          // ever
     std::uint64_t matched_posted, matched_unexpected;  // messages, by who came first
   };
   Sizes sizes() const noexcept;
@@ -170,13 +170,13 @@ class ReceiveQueue {
 
   static constexpr std::size_t kSpare = 64;
   const bool directed_;
-  PostedTable exact_;                                   // without ignore bits
-  IntrusiveList<Posted, &Posted::same> masked_;         // with them, oldest first
-  IntrusiveList<Posted, &Posted::age> posted_by_age_;   // owns them
-  MatchTable<Message, &Message::same> unexpected_;      // by kind, group and tag
-  IntrusiveList<Message, &Message::age> by_age_;        // owns them
-  IntrusiveList<Message, &Message::age> claimed_;       // owns them
-  std::vector<std::unique_ptr<Posted>> spare_;          // to be used again
+  PostedTable exact_;                                  // without ignore bits
+  IntrusiveList<Posted, &Posted::same> masked_;        // with them, oldest first
+  IntrusiveList<Posted, &Posted::age> posted_by_age_;  // owns them
+  MatchTable<Message, &Message::same> unexpected_;     // by kind, group and tag
+  IntrusiveList<Message, &Message::age> by_age_;       // owns them
+  IntrusiveList<Message, &Message::age> claimed_;      // owns them
+  std::vector<std::unique_ptr<Posted>> spare_;         // to be used again
   std::uint64_t next_sequence_ = 1, next_claim_ = 1;
   std::size_t posted_ = 0;
   Sizes sizes_{};

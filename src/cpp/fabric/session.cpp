@@ -25,9 +25,7 @@ bool is_atomic(FrameType type) noexcept {
   return type == FrameType::atomic || type == FrameType::fetch || type == FrameType::compare;
 }
 
-bool is_message(FrameType type) noexcept {
-  return type == FrameType::message || type == FrameType::announce;
-}
+bool is_message(FrameType type) noexcept { return type == FrameType::message || type == FrameType::announce; }
 
 }  // namespace
 

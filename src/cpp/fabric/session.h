@@ -39,10 +39,10 @@ class SmallMessages {
   virtual bool come_to(std::uint32_t number) noexcept = 0;
 };
 
-// Put, get, atomics and messages as frames over a reliable byte stream (a socket, a ring): the initiator's and the
-// target's side of one connection between two contexts. Knows no transport: the owner moves output() and
-// input() and calls sent() and received(). Payloads go from and to registered memory without a bounce. Used
-// under its context's lock.
+// Put, get, atomics and messages as frames over a reliable byte stream (a socket, a ring): the initiator's
+// and the target's side of one connection between two contexts. Knows no transport: the owner moves output()
+// and input() and calls sent() and received(). Payloads go from and to registered memory without a bounce.
+// Used under its context's lock.
 //
 // Initiator: post() queues frames and remembers the request; answers settle requests strictly in order.
 // Target: each request is judged by RegionView::judge() before a byte of it is stored; a refused one is
@@ -52,11 +52,11 @@ class SmallMessages {
 class Session final : private MessageOrigin {
  public:
   struct Services {
-    Segment& segment;              // regions that the peer may reach
-    CompletionQueue& completions;  // for remote data that arrives
-    ReceiveQueue& receives;        // for messages
+    Segment& segment;                // regions that the peer may reach
+    CompletionQueue& completions;    // for remote data that arrives
+    ReceiveQueue& receives;          // for messages
     std::shared_ptr<Sender> sender;  // the other end
-    std::uint16_t cell;            // of the context, which regions may be bound to
+    std::uint16_t cell;              // of the context, which regions may be bound to
     PathCounts& counts;  // kept for the path; `settled` counts answers, whenever an operation settled
     const std::function<void()>& wake_domain;
     AccessObserver* observer = nullptr;  // of regions that are kObserved
@@ -95,7 +95,9 @@ class Session final : private MessageOrigin {
 
   // --- control
   Sender& sender() noexcept { return *services_.sender; }
-  bool announces() const noexcept { return announced_.size() != free_numbers_.size(); }  // messages, to the peer
+  bool announces() const noexcept {
+    return announced_.size() != free_numbers_.size();
+  }  // messages, to the peer
   // Whether the peer may not have read all messages of this side.
   bool owes_messages() const noexcept { return announces() || window_used_ != 0; }
   void forget(std::uint32_t region) noexcept;
@@ -147,8 +149,8 @@ class Session final : private MessageOrigin {
     Operation* operation = nullptr;  // null: its outcome is known (inject)
     PieceCursor source{};
     std::uint64_t length = 0;
-    std::uint64_t id = 0;  // 0: the place is free
-    std::uint32_t answer = 0;            // serial of the answer to the pull, if there was one
+    std::uint64_t id = 0;                 // 0: the place is free
+    std::uint32_t answer = 0;             // serial of the answer to the pull, if there was one
     std::unique_ptr<std::byte[]> copy{};  // of an injected one
   };
   struct Pull {

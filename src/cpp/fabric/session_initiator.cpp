@@ -139,7 +139,8 @@ void Session::settle(const Request& request, Errc error) noexcept {
   PathCounts& counts = services_.counts;
   ++counts.settled;
   if (error != Errc::ok) ++counts.errors;
-  if (error == Errc::ok && request.op != OpCode::read && request.op != OpCode::receive) counts.bytes_out += request.length;
+  if (error == Errc::ok && request.op != OpCode::read && request.op != OpCode::receive)
+    counts.bytes_out += request.length;
   if (error == Errc::ok && wants_data(request.op)) counts.bytes_in += request.length;
   if (request.op == OpCode::receive) return finish_pull(error);
   if (request.operation)

@@ -211,8 +211,7 @@ Errc Session::on_announce(const std::byte* payload) {
     const std::uint64_t length = to_little(words[1]);
     if (length > message.head.length - described) return Errc::protocol;
     described += length;
-    message.where.push_back(
-        {reinterpret_cast<void*>(to_little(words[0])), static_cast<std::size_t>(length)});
+    message.where.push_back({reinterpret_cast<void*>(to_little(words[0])), static_cast<std::size_t>(length)});
   }
   if (!message.where.empty() && described != message.head.length) return Errc::protocol;
   if (const auto matched = services_.receives.match(message.head, *services_.sender))
@@ -241,8 +240,7 @@ void Session::start_pull(Pull pull) {
     return;
   }
   ++services_.counts.posted;
-  output_.append_header(Lane::requests,
-                        {.type = FrameType::pull, .total = pull.matched.room, .id = pull.id});
+  output_.append_header(Lane::requests, {.type = FrameType::pull, .total = pull.matched.room, .id = pull.id});
   requests_.push_back({.op = OpCode::receive,
                        .length = pull.matched.room,
                        .end = output_.requests_queued(),
@@ -258,9 +256,8 @@ void Session::finish_pull(Errc error) noexcept {
 }
 
 void Session::tell_release(std::uint64_t id, Errc error) {
-  output_.append_header(Lane::answers, {.type = FrameType::release,
-                                        .data = static_cast<std::uint64_t>(error),
-                                        .id = id});
+  output_.append_header(Lane::answers,
+                        {.type = FrameType::release, .data = static_cast<std::uint64_t>(error), .id = id});
 }
 
 void Session::release(const Message& message) noexcept {
@@ -272,8 +269,7 @@ void Session::consumed(std::uint64_t bytes) noexcept {
   buffered_ -= bytes;
   uncredited_ += bytes;
   if (uncredited_ < kCreditAtOnce) return;
-  output_.append_header(Lane::answers,
-                        {.type = FrameType::credit, .total = std::exchange(uncredited_, 0)});
+  output_.append_header(Lane::answers, {.type = FrameType::credit, .total = std::exchange(uncredited_, 0)});
   if (services_.on_output) services_.on_output();
 }
 
@@ -282,8 +278,7 @@ void Session::consumed(std::uint64_t bytes) noexcept {
 void Session::fail_messages(Errc error) noexcept {
   services_.receives.leave(*this);
   window_used_ = buffered_ = uncredited_ = 0;
-  for (; !sending_.empty(); sending_.pop_front())
-    end_send(sending_.front().operation, 0, error);
+  for (; !sending_.empty(); sending_.pop_front()) end_send(sending_.front().operation, 0, error);
   free_numbers_.clear();
   for (Announced& entry : std::exchange(announced_, {}))
     if (entry.id != 0) end_send(entry.operation, 0, error);

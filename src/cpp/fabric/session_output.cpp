@@ -281,8 +281,8 @@ SessionOutput::Fault SessionOutput::fault() noexcept {
   }
   for (std::size_t i = 0; i < staged_.size(); ++i) {
     Piece& piece = staged_[i];
-    const bool of_users = piece.source == Source::region || piece.source == Source::user ||
-                          piece.source == Source::message;
+    const bool of_users =
+        piece.source == Source::region || piece.source == Source::user || piece.source == Source::message;
     if (piece.serial != serial || !of_users) continue;
     piece.source = Source::zero;
     piece.data = kZeros;

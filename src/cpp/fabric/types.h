@@ -79,7 +79,7 @@ namespace completion_flag {
 inline constexpr std::uint32_t kRma = 1, kRead = 2, kWrite = 4, kAtomic = 8, kRemoteWrite = 16,
                                kRemoteData = 32, kMessage = 64, kTagged = 128, kSend = 256, kRecv = 512,
                                kMultiReceive = 1024,  // the memory of a receive for many is free again
-                               kMore = 2048;          // more entries of the same operation follow
+    kMore = 2048;                                     // more entries of the same operation follow
 }
 
 namespace transfer_flag {
@@ -163,8 +163,8 @@ struct Info {
 namespace caps {
 inline constexpr std::uint64_t kRma = 1, kAtomic = 2, kRead = 4, kWrite = 8, kRemoteRead = 16,
                                kRemoteWrite = 32, kRmaEvent = 64, kRemoteData = 128, kLocalComm = 256,
-                               kRemoteComm = 512, kRmaPmem = 1024, kMessage = 2048, kTagged = 4096, kDirectedReceive = 8192,
-                               kMultiReceive = 16384, kNamedReceive = 32768;
+                               kRemoteComm = 512, kRmaPmem = 1024, kMessage = 2048, kTagged = 4096,
+                               kDirectedReceive = 8192, kMultiReceive = 16384, kNamedReceive = 32768;
 }
 
 }  // namespace fab

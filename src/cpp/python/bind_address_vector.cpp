@@ -10,9 +10,10 @@ std::vector<std::string_view> views_of(const py::list& items) {
   std::vector<std::string_view> views;
   views.reserve(items.size());
   for (const py::handle item : items)
-    views.push_back(PyBytes_Check(item.ptr()) ? std::string_view(PyBytes_AS_STRING(item.ptr()),
-                                                                 static_cast<std::size_t>(PyBytes_GET_SIZE(item.ptr())))
-                                              : std::string_view());
+    views.push_back(PyBytes_Check(item.ptr())
+                        ? std::string_view(PyBytes_AS_STRING(item.ptr()),
+                                           static_cast<std::size_t>(PyBytes_GET_SIZE(item.ptr())))
+                        : std::string_view());
   return views;
 }
 
@@ -71,10 +72,11 @@ AddressVectorOptions options_from(std::uint32_t format, unsigned rx_bits, std::u
 
 void bind_address_vector(py::module_& m) {
   py::class_<AddressVector, std::shared_ptr<AddressVector>>(m, "AddressVectorCore")
-      .def(py::init([](std::uint32_t format, unsigned rx_bits, std::uint64_t max_group, std::uint32_t ep_per_node,
-                       bool symmetric, bool user_ids, bool reject_duplicates, std::uint32_t type) {
-             return std::make_shared<AddressVector>(options_from(format, rx_bits, max_group, ep_per_node, symmetric,
-                                                                 user_ids, reject_duplicates, type));
+      .def(py::init([](std::uint32_t format, unsigned rx_bits, std::uint64_t max_group,
+                       std::uint32_t ep_per_node, bool symmetric, bool user_ids, bool reject_duplicates,
+                       std::uint32_t type) {
+             return std::make_shared<AddressVector>(options_from(
+                 format, rx_bits, max_group, ep_per_node, symmetric, user_ids, reject_duplicates, type));
            }),
            py::arg("format"), py::arg("rx_bits"), py::arg("max_group"), py::arg("ep_per_node"),
            py::arg("symmetric"), py::arg("user_ids"), py::arg("reject_duplicates"), py::arg("type"))
@@ -99,7 +101,8 @@ void bind_address_vector(py::module_& m) {
       "print_address", [](const py::bytes& address) { return print_address(std::string_view(address)); },
       py::arg("address"), "As text; an empty string for what has no known format.");
   m.def(
-      "parse_address", [](const std::string& text) { return py::bytes(parse_address(text)); }, py::arg("text"));
+      "parse_address", [](const std::string& text) { return py::bytes(parse_address(text)); },
+      py::arg("text"));
 }
 
 }  // namespace fab::python

@@ -218,9 +218,9 @@ void bind_context(py::module_& m) {
              const auto events = domain->open_event_queue();
              {
                const WithoutGil without_gil;
-               handle->context = domain->open_context(static_cast<std::uint16_t>(index),
-                                                      {number, auth_key, counts, rx_bits, max_group_id, directed},
-                                                      peers, queue, events);
+               handle->context = domain->open_context(
+                   static_cast<std::uint16_t>(index),
+                   {number, auth_key, counts, rx_bits, max_group_id, directed}, peers, queue, events);
              }
              handle->context->on_notice = [finished = handle->finished] {
                if (WithoutGil::finalizing()) return;

@@ -17,7 +17,8 @@ std::uint64_t number_from(PyObject* object, const char* what) {
 bool given(PyObject* object) noexcept { return object && object != Py_None; }
 
 // Which messages: `peer` with its group, or `group` of anybody's.
-MatchRule rule_from(const ContextHandle& handle, PyObject* tag, PyObject* ignore, PyObject* peer, PyObject* group) {
+MatchRule rule_from(const ContextHandle& handle, PyObject* tag, PyObject* ignore, PyObject* peer,
+                    PyObject* group) {
   MatchRule rule;
   if (given(tag)) {
     rule.tagged = true;
@@ -69,8 +70,8 @@ Transfer message_of(const ContextHandle& handle, const LocalBuffer& local, PeerI
   return transfer;
 }
 
-PyObject* start_send(PyObject* self, PyObject* buffer, PyObject* to, PyObject* tag, PyObject* data, PyObject* context,
-                     PyObject* flags) {
+PyObject* start_send(PyObject* self, PyObject* buffer, PyObject* to, PyObject* tag, PyObject* data,
+                     PyObject* context, PyObject* flags) {
   OperationObject* operation = nullptr;
   try {
     ContextHandle& handle = context_handle(self);
@@ -80,10 +81,11 @@ PyObject* start_send(PyObject* self, PyObject* buffer, PyObject* to, PyObject* t
     const PeerId peer = peer_from(to);
     const Delivery delivery = given(flags) ? delivery_from(flags) : Delivery::transmit;
     if (delivery == Delivery::commit)
-      throw Error(Errc::bad_flags, "Delivery.COMMIT: a message goes to no region that could be durable; use a put");
+      throw Error(Errc::bad_flags,
+                  "Delivery.COMMIT: a message goes to no region that could be durable; use a put");
     Transfer transfer = message_of(handle, local, peer, tag, data, delivery);
-    operation = prepare_operation(handle, OpCode::send, peer, {transfer.remote, transfer.key, nullptr}, local.nbytes,
-                                  context);
+    operation = prepare_operation(handle, OpCode::send, peer, {transfer.remote, transfer.key, nullptr},
+                                  local.nbytes, context);
     operation->tagged = given(tag);
     transfer.operation = &operation->core;
     begin(*operation, 1, context_number(handle, context), handle.queue.get());
@@ -98,8 +100,8 @@ PyObject* start_send(PyObject* self, PyObject* buffer, PyObject* to, PyObject* t
 
 // Begins a receive into `buffer` and hands it to `post`, which throws if nothing was posted.
 template <class Post>
-PyObject* start_receive(ContextHandle& handle, PyObject* buffer, const MatchRule& rule, std::uint64_t least_room,
-                        PyObject* context, const Post& post) {
+PyObject* start_receive(ContextHandle& handle, PyObject* buffer, const MatchRule& rule,
+                        std::uint64_t least_room, PyObject* context, const Post& post) {
   OperationObject* operation = nullptr;
   try {
     if (!handle.finished->empty()) handle.finished->drain();
@@ -198,14 +200,14 @@ PyObject* trecv_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, 
 
 PyObject* completion_of(const Context::Waiting& found) {
   const MessageHead& head = found.head;
-  return make_completion({.length = head.length,
-                          .data = head.data,
-                          .tag = head.tag,
-                          .source = found.source,
-                          .flags = completion_flag::kMessage | (head.tagged ? completion_flag::kTagged : 0) |
-                                   completion_flag::kRecv |
-                                   (head.has_data ? completion_flag::kRemoteData : 0)},
-                         Py_None);
+  return make_completion(
+      {.length = head.length,
+       .data = head.data,
+       .tag = head.tag,
+       .source = found.source,
+       .flags = completion_flag::kMessage | (head.tagged ? completion_flag::kTagged : 0) |
+                completion_flag::kRecv | (head.has_data ? completion_flag::kRemoteData : 0)},
+      Py_None);
 }
 
 // A message that is out of reach for other receives (FI_CLAIM).
@@ -252,7 +254,9 @@ template <Context::Look look>
 PyObject* look_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"tag", "ignore", "peer", "group"};
   PyObject* a[4];
-  constexpr const char* kName = look == Context::Look::only ? "peek" : look == Context::Look::claim ? "claim" : "discard";
+  constexpr const char* kName = look == Context::Look::only    ? "peek"
+                                : look == Context::Look::claim ? "claim"
+                                                               : "discard";
   if (!parse_arguments(kName, names, 0, args, nargs, kwnames, a)) return nullptr;
   try {
     ContextHandle& handle = context_handle(self);
@@ -264,10 +268,12 @@ PyObject* look_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
       found = handle.context->look(rule, look);
     }
     if (!found)
-      throw Error(Errc::no_message, std::string(kName) + "(): no message that fits waits here (it may still come)");
+      throw Error(Errc::no_message,
+                  std::string(kName) + "(): no message that fits waits here (it may still come)");
     const auto completion = py::reinterpret_steal<py::object>(completion_of(*found));
     if (look != Context::Look::claim) return py::object(completion).release().ptr();
-    auto message = std::make_unique<ClaimedMessage>(py::reinterpret_borrow<py::object>(self), found->claim, completion);
+    auto message =
+        std::make_unique<ClaimedMessage>(py::reinterpret_borrow<py::object>(self), found->claim, completion);
     return py::cast(std::move(message)).release().ptr();
   } catch (...) {
     set_python_error();
@@ -289,7 +295,8 @@ PyObject* cancel_method(PyObject* self, PyObject* context) {
       for (std::size_t i = 0; i < numbers.size() && !found; ++i) found = handle.context->cancel(numbers[i]);
     }
     if (!found)
-      throw Error(Errc::not_found, "no posted receive has this context: it was never posted, or has met its message");
+      throw Error(Errc::not_found,
+                  "no posted receive has this context: it was never posted, or has met its message");
     handle.finished->drain();
     Py_RETURN_NONE;
   } catch (...) {
@@ -331,15 +338,16 @@ PyObject* inject_message(PyObject* self, PyObject* buffer, PyObject* to, PyObjec
     const LocalBuffer local = LocalBuffer::of(buffer, false);
     const PeerId peer = peer_from(to);
     if (const auto limit = handle.domain->info().inject_size; local.nbytes > limit)
-      throw Error(Errc::message_size, "inject of " + std::to_string(local.nbytes) + " bytes; inject_size is " +
-                                          std::to_string(limit) + ", use send()");
+      throw Error(Errc::message_size, "inject of " + std::to_string(local.nbytes) +
+                                          " bytes; inject_size is " + std::to_string(limit) + ", use send()");
     Operation operation;
     Transfer transfer = message_of(handle, local, peer, tag, data, Delivery::inject);
     transfer.operation = &operation;
     operation.begin(1, 0, completion_flags(OpCode::send), nullptr, nullptr, nullptr);
     post_all(handle, peer, {&transfer, 1}, operation, false);
     if (const Errc error = operation.completion().error; error != Errc::ok) {
-      raise_failure(OpCode::send, error, local.nbytes, transfer.remote, transfer.key, peer, handle.context.get());
+      raise_failure(OpCode::send, error, local.nbytes, transfer.remote, transfer.key, peer,
+                    handle.context.get());
       return nullptr;
     }
     Py_RETURN_NONE;
@@ -350,11 +358,13 @@ PyObject* inject_message(PyObject* self, PyObject* buffer, PyObject* to, PyObjec
 }
 
 void bind_messages(py::module_& m) {
-  py::class_<ClaimedMessage>(m, "ClaimedMessage",
-                             "A message that other receives do not see: to be received or discarded, once. Discarded "
-                             "when it is forgotten.")
-      .def_property_readonly("completion", [](const ClaimedMessage& message) { return message.completion; },
-                             "nbytes, tag, data and source of the message.")
+  py::class_<ClaimedMessage>(
+      m, "ClaimedMessage",
+      "A message that other receives do not see: to be received or discarded, once. Discarded "
+      "when it is forgotten.")
+      .def_property_readonly(
+          "completion", [](const ClaimedMessage& message) { return message.completion; },
+          "nbytes, tag, data and source of the message.")
       .def("recv", &ClaimedMessage::receive, py::arg("local"), py::arg("context") = py::none(),
            "Starts to receive it into `local`; returns an Operation.")
       .def("discard", &ClaimedMessage::discard);
@@ -364,22 +374,29 @@ PyMethodDef message_methods[] = {
     {"send", method(send_method), METH_FASTCALL | METH_KEYWORDS,
      "send($self, /, local, peer, data=None, context=None, flags=None)\n--\n\n"
      "Starts to send the bytes of `local` as one message; returns an Operation.\n\n"
-     "local is kept alive and must not change until it is done. peer: a handle, maybe with a group or receive context. "
+     "local is kept alive and must not change until it is done. peer: a handle, maybe with a group or "
+     "receive context. "
      "data: 64 bits that go along.\n"
-     "flags: Delivery.TRANSMIT, the default: done when the link has it; DELIVERY: when the peer's library has it. Messages "
+     "flags: Delivery.TRANSMIT, the default: done when the link has it; DELIVERY: when the peer's library "
+     "has it. Messages "
      "to one peer\nmatch in the order of sending."},
     {"tsend", method(tsend_method), METH_FASTCALL | METH_KEYWORDS,
-     "tsend($self, /, local, peer, tag, data=None, context=None, flags=None)\n--\n\nsend() with a 64-bit tag."},
+     "tsend($self, /, local, peer, tag, data=None, context=None, flags=None)\n--\n\nsend() with a 64-bit "
+     "tag."},
     {"recv", method(recv_method), METH_FASTCALL | METH_KEYWORDS,
      "recv($self, /, local, peer=ADDR_UNSPEC, context=None, group=None, min_multi_recv=None)\n--\n\n"
-     "Starts to receive a message without tag into `local`; returns an Operation, whose result has nbytes, data and "
+     "Starts to receive a message without tag into `local`; returns an Operation, whose result has nbytes, "
+     "data and "
      "source.\n\n"
-     "peer: only from there. group: of that peer group (default: the peer's, else 0). min_multi_recv: takes one message "
+     "peer: only from there. group: of that peer group (default: the peer's, else 0). min_multi_recv: takes "
+     "one message "
      "after another, each with\n"
-     "an entry in the queue that tells its `offset`, until fewer bytes than this are free. A message that is longer than "
+     "an entry in the queue that tells its `offset`, until fewer bytes than this are free. A message that is "
+     "longer than "
      "`local` ends in\nTruncatedError, with `local` full."},
     {"trecv", method(trecv_method), METH_FASTCALL | METH_KEYWORDS,
-     "trecv($self, /, local, tag, ignore=0, peer=ADDR_UNSPEC, context=None, group=None, min_multi_recv=None)\n--\n\n"
+     "trecv($self, /, local, tag, ignore=0, peer=ADDR_UNSPEC, context=None, group=None, "
+     "min_multi_recv=None)\n--\n\n"
      "recv() of a tagged message. ignore: bits of the tag that do not matter."},
     {"peek", method(look_method<Context::Look::only>), METH_FASTCALL | METH_KEYWORDS,
      "peek($self, /, tag=None, ignore=0, peer=ADDR_UNSPEC, group=None)\n--\n\n"
@@ -394,7 +411,8 @@ PyMethodDef message_methods[] = {
      "cancel($self, context, /)\n--\n\n"
      "Takes back the oldest posted receive with this context; FabricError FI_ENOENT if there is none."},
     {"message_stats", message_stats, METH_NOARGS,
-     "message_stats($self, /)\n--\n\nHow many receives and messages wait, and waited at most, and which came first."},
+     "message_stats($self, /)\n--\n\nHow many receives and messages wait, and waited at most, and which came "
+     "first."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace fab::python

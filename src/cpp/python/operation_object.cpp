@@ -342,9 +342,11 @@ PyMethodDef operation_methods[] = {
      "exception($self, /, timeout=None)\n--\n\nWaits and returns the exception that result() would raise, or "
      "None."},
     {"cancel", operation_cancel, METH_NOARGS,
-     "cancel($self, /)\n--\n\nTakes back a receive that has met no message yet, which then ends in CanceledError. "
+     "cancel($self, /)\n--\n\nTakes back a receive that has met no message yet, which then ends in "
+     "CanceledError. "
      "False for all else: what\nwas started at a peer cannot be taken back."},
-    {"cancelled", operation_cancelled, METH_NOARGS, "cancelled($self, /)\n--\n\nWhether it ended in CanceledError."},
+    {"cancelled", operation_cancelled, METH_NOARGS,
+     "cancelled($self, /)\n--\n\nWhether it ended in CanceledError."},
     {"running", [](PyObject* self, PyObject*) { return PyBool_FromLong(!operation_of(self).core.done()); },
      METH_NOARGS, "running($self, /)\n--\n\nWhether the outcome is still open."},
     {"add_done_callback", operation_add_done_callback, METH_O,

@@ -281,7 +281,8 @@ PyMethodDef rma_methods[] = {
      "_put_at($self, local, peer, remote, index, /)\n--\n\nLikewise put(); True where it was done."},
     {"inject", method(inject), METH_FASTCALL | METH_KEYWORDS,
      "inject($self, /, local, peer, remote=None, data=None, tag=None)\n--\n\n"
-     "A write of at most info.inject_size bytes, or, without `remote`, a message, with `tag` a tagged one. The buffer may "
+     "A write of at most info.inject_size bytes, or, without `remote`, a message, with `tag` a tagged one. "
+     "The buffer may "
      "be reused on\nreturn; no completion on success."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -78,7 +78,8 @@ struct Posted {
   explicit Posted(const MatchRule& rule, std::size_t size = 16, std::uint64_t least_room = 0,
                   CompletionQueue* completions = nullptr, std::uint64_t context = 5)
       : bytes(size, '.') {
-    operation.begin(1, context, completion_flag::kMessage | completion_flag::kRecv, completions, nullptr, nullptr);
+    operation.begin(1, context, completion_flag::kMessage | completion_flag::kRecv, completions, nullptr,
+                    nullptr);
     receive.operation = &operation;
     receive.local = reinterpret_cast<std::byte*>(bytes.data());
     receive.length = size;
@@ -92,7 +93,8 @@ struct Posted {
   Receive receive;
 };
 
-MatchRule tagged(std::uint64_t tag, std::uint64_t ignore = 0, PeerId source = kNoPeer, std::uint32_t group = 0) {
+MatchRule tagged(std::uint64_t tag, std::uint64_t ignore = 0, PeerId source = kNoPeer,
+                 std::uint32_t group = 0) {
   return {.tag = tag, .ignore = ignore, .source = source, .group = group, .tagged = true};
 }
 
@@ -156,7 +158,8 @@ TEST_CASE("the matching rule, with the receive first and with the message first"
       AddressVector peers;
       std::deque<Peer> senders;
       for (int number = 0; number < 3; ++number) senders.emplace_back(peers, number);
-      for (int number = 0; number < 2; ++number) REQUIRE(peers.insert(senders[number].name()) == static_cast<PeerId>(number));
+      for (int number = 0; number < 2; ++number)
+        REQUIRE(peers.insert(senders[number].name()) == static_cast<PeerId>(number));
       ReceiveQueue queue;
       Origin origin(queue);
       Posted posted(one.rule);
@@ -183,7 +186,8 @@ TEST_CASE("the oldest receive takes a message, whatever kind it is, and a receiv
   ReceiveQueue queue;
   Origin origin(queue);
   std::deque<Posted> posted;
-  const MatchRule rules[] = {tagged(7, 1), tagged(7), tagged(7, 0, 0), tagged(6, 1), tagged(7, 0, 0), tagged(7)};
+  const MatchRule rules[] = {tagged(7, 1), tagged(7),       tagged(7, 0, 0),
+                             tagged(6, 1), tagged(7, 0, 0), tagged(7)};
   for (const MatchRule& rule : rules) queue.post(posted.emplace_back(rule).receive);
   for (std::size_t next = 0; next < posted.size(); ++next) {
     origin.arrive(head(7, 1), peer, std::string(1, static_cast<char>('a' + next)));
@@ -191,7 +195,8 @@ TEST_CASE("the oldest receive takes a message, whatever kind it is, and a receiv
     CHECK(posted[next].bytes[0] == static_cast<char>('a' + next));
   }
   const std::string sent = "bcbdba";
-  for (const char byte : sent) origin.arrive(head(static_cast<std::uint64_t>(byte), 1), peer, std::string(1, byte));
+  for (const char byte : sent)
+    origin.arrive(head(static_cast<std::uint64_t>(byte), 1), peer, std::string(1, byte));
   const auto take = [&](const MatchRule& rule) {
     Posted one(rule);
     queue.post(one.receive);
@@ -206,7 +211,9 @@ TEST_CASE("the oldest receive takes a message, whatever kind it is, and a receiv
   CHECK(take(tagged(0, ~std::uint64_t{0})) == 'a');
 }
 
-TEST_CASE("a message of a stranger becomes one of a peer when the address is inserted, and stays one of nobody when it goes") {
+TEST_CASE(
+    "a message of a stranger becomes one of a peer when the address is inserted, and stays one of nobody "
+    "when it goes") {
   AddressVector peers;
   Peer known(peers, 0), late(peers, 1);
   peers.insert(known.name());
@@ -416,10 +423,12 @@ TEST_CASE("random receives and messages meet as in a list that is searched from 
       const std::uint64_t tag = random() % 5;
       const auto group = static_cast<std::uint32_t>(random() % 2);
       if (random() % 2) {
-        const MatchRule rule = tagged(tag, random() % 3 ? 0 : random() % 8, random() % 2 ? kNoPeer : random() % 3, group);
+        const MatchRule rule =
+            tagged(tag, random() % 3 ? 0 : random() % 8, random() % 2 ? kNoPeer : random() % 3, group);
         Posted& receive = receives.emplace_back(rule, 8);
         queue.post(receive.receive);
-        const auto found = std::ranges::find_if(waiting, [&](const Waiting& one) { return rule.fits(one.head, one.from); });
+        const auto found =
+            std::ranges::find_if(waiting, [&](const Waiting& one) { return rule.fits(one.head, one.from); });
         if (found == waiting.end()) {
           REQUIRE_FALSE(receive.done());
           posted.push_back(&receive);
@@ -435,7 +444,8 @@ TEST_CASE("random receives and messages meet as in a list that is searched from 
         const PeerId handle = from == 3 ? kNoPeer : from;
         const MessageHead message = head(tag, 8, group);
         ++number;
-        origin.arrive(message, senders[from], std::string(reinterpret_cast<const char*>(&number), sizeof number));
+        origin.arrive(message, senders[from],
+                      std::string(reinterpret_cast<const char*>(&number), sizeof number));
         const auto found = std::ranges::find_if(
             posted, [&](const Posted* one) { return one->receive.rule.fits(message, handle); });
         if (found == posted.end()) {

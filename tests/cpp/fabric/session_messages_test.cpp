@@ -68,7 +68,8 @@ TEST_CASE("messages of all sizes in both directions arrive once, whole and in or
       for (auto turns = pipe.random() % 4; turns; --turns) REQUIRE(pipe.turn() == Errc::ok);
     }
     for (Way& way : ways) {
-      while (way.landings.size() < way.sends.size()) way.to.receives.post(way.landings.emplace_back(most, 7).receive);
+      while (way.landings.size() < way.sends.size())
+        way.to.receives.post(way.landings.emplace_back(most, 7).receive);
       while (way.sends.size() < way.landings.size())
         REQUIRE(way.sends.emplace_back(Bytes(3, std::byte{1}), 7).probe.post(way.from) == 1);
     }
@@ -92,7 +93,8 @@ TEST_CASE("messages of all sizes in both directions arrive once, whole and in or
 TEST_CASE("what nobody receives costs the receiver a bounded amount, and the rest stays with the sender") {
   Pipe pipe(3);
   std::list<Send> sends;
-  for (int i = 0; i < 500; ++i) REQUIRE(sends.emplace_back(Bytes(8000, std::byte{7}), 7).probe.post(pipe.a) == 1);
+  for (int i = 0; i < 500; ++i)
+    REQUIRE(sends.emplace_back(Bytes(8000, std::byte{7}), 7).probe.post(pipe.a) == 1);
   REQUIRE(pipe.run() == Errc::ok);
   const auto done = std::ranges::count_if(sends, [](const Send& send) { return send.probe.done(); });
   CHECK(done > 100);
@@ -163,7 +165,8 @@ TEST_CASE("a connection that ends settles everything once, wherever the message 
     pipe.b.session.fail(Errc::peer_lost);
     for (const Send& send : sends) REQUIRE(send.probe.done());
     CHECK(pipe.a.counts.posted == pipe.a.counts.settled);
-    // Posted receives that met no message wait on; the others have an outcome, and what arrived whole is still there.
+    // Posted receives that met no message wait on; the others have an outcome, and what arrived whole is
+    // still there.
     auto sent = sends.begin();
     for (Landing& landing : landings) {
       if (!landing.operation.done()) continue;
@@ -194,7 +197,8 @@ TEST_CASE("frames that no peer sends end the connection and nothing else") {
   CHECK(sent({.type = FrameType::release, .id = 1}) == Errc::protocol);
   CHECK(sent({.type = FrameType::credit, .total = 1}) == Errc::protocol);
   CHECK(sent({.type = FrameType::message, .length = 5, .total = 6}) == Errc::protocol);
-  CHECK(sent({.type = FrameType::message, .length = kMaxMessage + 1, .total = kMaxMessage + 1}) == Errc::protocol);
+  CHECK(sent({.type = FrameType::message, .length = kMaxMessage + 1, .total = kMaxMessage + 1}) ==
+        Errc::protocol);
   CHECK(sent({.type = FrameType::message, .remote = 1 << 24}) == Errc::protocol);
   CHECK(sent({.type = FrameType::announce, .total = 5}) == Errc::protocol);
   CHECK(sent({.type = FrameType::announce, .length = 8, .total = 5, .id = 1}) == Errc::protocol);
@@ -232,7 +236,8 @@ TEST_CASE("damaged streams of messages break nothing") {
       pipe.send(pipe.b);
       for (Side* side : {&pipe.a, &pipe.b})
         if (!side->wire.empty() && pipe.random() % 8 == 0)
-          side->wire[pipe.random() % std::min<std::size_t>(side->wire.size(), 96)] ^= static_cast<char>(1 << pipe.random() % 8);
+          side->wire[pipe.random() % std::min<std::size_t>(side->wire.size(), 96)] ^=
+              static_cast<char>(1 << pipe.random() % 8);
       error = pipe.receive(pipe.a, pipe.b);
       if (error == Errc::ok) error = pipe.receive(pipe.b, pipe.a);
     }

@@ -71,9 +71,8 @@ std::unique_ptr<Channel> Channel::create(std::shared_ptr<Neighbour> peer, std::u
   header.target_cell = peer_cell;
   self.encode().copy(header.initiator, sizeof header.initiator);
   std::memcpy(header.target_domain, peer->address().domain_id, sizeof header.target_domain);
-  return std::unique_ptr<Channel>(
-      new Channel(std::move(file), std::move(mapping), std::move(peer), peer_cell, true, std::move(services),
-                  reads_directly));
+  return std::unique_ptr<Channel>(new Channel(std::move(file), std::move(mapping), std::move(peer), peer_cell,
+                                              true, std::move(services), reads_directly));
 }
 
 Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell,
@@ -107,9 +106,9 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell,
 std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<Neighbour> peer,
                                          Session::Services services, bool reads_directly) {
   const std::uint16_t cell = offer.initiator.cell;
-  return std::unique_ptr<Channel>(
-      new Channel(std::move(offer.file), std::move(offer.mapping), std::move(peer), cell, false,
-                  std::move(services), reads_directly));
+  return std::unique_ptr<Channel>(new Channel(std::move(offer.file), std::move(offer.mapping),
+                                              std::move(peer), cell, false, std::move(services),
+                                              reads_directly));
 }
 
 bool Channel::take_in() noexcept {
@@ -231,7 +230,8 @@ Errc Channel::read(std::span<const iovec> from, PieceCursor to, std::uint64_t le
     std::size_t count = 0;
     std::uint64_t offered = 0;
     PieceCursor landing = to;
-    for (std::size_t at = piece, skip = used; at < from.size() && count < kPieces && offered < length; ++count) {
+    for (std::size_t at = piece, skip = used; at < from.size() && count < kPieces && offered < length;
+         ++count) {
       const iovec remote = from[at];
       const std::uint64_t part = std::min<std::uint64_t>(remote.iov_len - skip, length - offered);
       here[count] = landing.here(part);

@@ -66,7 +66,7 @@ std::shared_ptr<Neighbour> ShmEndpoint::neighbour(const Address& address) const 
 
 // The neighbour behind a name; throws Error with the reason why there is none.
 std::pair<std::shared_ptr<Neighbour>, std::uint16_t> ShmEndpoint::look_up(const Name& peer,
-                                                                                std::uint16_t target) const {
+                                                                          std::uint16_t target) const {
   const auto refuse = [](const std::string& why) { return Error(Errc::unreachable, why); };
   const Part* part = peer.find(link_, target);
   if (!part) throw refuse("the peer has no " + link_ + " link");
@@ -184,7 +184,8 @@ void ShmEndpoint::continue_later() noexcept {
 
 bool ShmEndpoint::arm() noexcept {
   return !more_ && !someone_left_ && cell().work.load(std::memory_order_seq_cst) == 0 &&
-         std::ranges::none_of(polled_, [](const Channel* channel) { return channel && channel->messages_ready(); });
+         std::ranges::none_of(polled_,
+                              [](const Channel* channel) { return channel && channel->messages_ready(); });
 }
 
 void ShmEndpoint::on_ready(std::uint32_t) noexcept {
@@ -235,9 +236,10 @@ void ShmEndpoint::look_for_channels() noexcept {
       Channel::Offer offer = Channel::open(slot, self_.cell, domain_.domain_id);
       Part part{link_, offer.initiator_context, offer.initiator.encode()};
       auto peer = neighbour(offer.initiator);
-      served_.push_back({i, epoch,
-                         Channel::accept(std::move(offer), std::move(peer),
-                                         session_services(served_counts_, std::move(part)), reads_directly())});
+      served_.push_back(
+          {i, epoch,
+           Channel::accept(std::move(offer), std::move(peer),
+                           session_services(served_counts_, std::move(part)), reads_directly())});
     } catch (const std::exception&) {
       continue;  // the claimant is gone, or it is not one of ours: it gets no answer
     }

@@ -58,8 +58,7 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   };
   ContextCell& cell() const noexcept { return domain_.segment.header().contexts[self_.cell]; }
   std::shared_ptr<Neighbour> neighbour(const Address& address) const;
-  std::pair<std::shared_ptr<Neighbour>, std::uint16_t> look_up(const Name& peer,
-                                                              std::uint16_t target) const;
+  std::pair<std::shared_ptr<Neighbour>, std::uint16_t> look_up(const Name& peer, std::uint16_t target) const;
   void look_for_channels() noexcept;
   bool take_messages() noexcept;
   void poll(Channel& channel) noexcept;

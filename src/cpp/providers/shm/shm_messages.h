@@ -10,9 +10,9 @@
 
 namespace fab::shm {
 
-// Small messages beside a channel's ring, for the initiator's messages only: cells of two cache lines that carry
-// header and bytes, so that the receiver sees an 8-byte message with one line. Messages that go through the ring
-// instead carry their number, so that both together stay in the order of sending.
+// Small messages beside a channel's ring, for the initiator's messages only: cells of two cache lines that
+// carry header and bytes, so that the receiver sees an 8-byte message with one line. Messages that go through
+// the ring instead carry their number, so that both together stay in the order of sending.
 struct MessageCell {
   std::atomic<std::uint32_t> turn;  // 1 + the number of the message, written last
   std::uint8_t length;              // of `bytes`
@@ -59,8 +59,8 @@ class MessageReader {
   bool ready() const noexcept {
     return cells_[next_ % kCells].turn.load(std::memory_order_acquire) == next_ + 1;
   }
-  // Of a message that is ready(): its header, as if it had come as a frame, and its bytes (kCellBytes have room).
-  // False: nonsense. The writer may write all the while: what counts is the copy.
+  // Of a message that is ready(): its header, as if it had come as a frame, and its bytes (kCellBytes have
+  // room). False: nonsense. The writer may write all the while: what counts is the copy.
   bool take(FrameHeader& header, std::byte* bytes) noexcept;
   std::uint32_t next() const noexcept { return next_; }
   void skip() noexcept { indices_.taken.store(++next_, std::memory_order_release); }

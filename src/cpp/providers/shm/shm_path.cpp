@@ -27,8 +27,8 @@ bool is_put_or_get(const Transfer& transfer) noexcept {
 
 // Whether a transfer is done by moving bytes, in one go.
 bool simple(const Transfer& transfer) noexcept {
-  return transfer.length <= kSlice && transfer.op != OpCode::send && (transfer.flags & transfer_flag::kRemoteData) == 0 &&
-         transfer.delivery != Delivery::commit;
+  return transfer.length <= kSlice && transfer.op != OpCode::send &&
+         (transfer.flags & transfer_flag::kRemoteData) == 0 && transfer.delivery != Delivery::commit;
 }
 
 bool modifies(const Transfer& transfer) noexcept {

@@ -52,7 +52,8 @@ std::vector<Info> ShmProvider::discover() const {
   info.addr_format = "bundle";
   info.caps = caps::kRma | caps::kAtomic | caps::kRead | caps::kWrite | caps::kRemoteRead |
               caps::kRemoteWrite | caps::kRmaEvent | caps::kRemoteData | caps::kMessage | caps::kTagged |
-              caps::kDirectedReceive | caps::kMultiReceive | caps::kNamedReceive | caps::kLocalComm | caps::kRmaPmem;
+              caps::kDirectedReceive | caps::kMultiReceive | caps::kNamedReceive | caps::kLocalComm |
+              caps::kRmaPmem;
   info.max_group_id = kMaxGroupId;
   info.links = {"shm"};
   info.why = why_unusable();

@@ -129,8 +129,8 @@ void OutgoingHandshake::on_message(HelloType type, std::string_view body) {
   if (type == HelloType::hello) return fail(Errc::unreachable);
   const auto welcome = type == HelloType::welcome ? Welcome::parse(body) : std::nullopt;
   if (!welcome || (hello_.to != kAnybody && hello_.to != welcome->id)) return fail(Errc::protocol);
-  if (hello_.keyed &&
-      !same(welcome->proof, proof_of(Role::acceptor, self_.auth_key, hello_, challenge_, welcome->stream, welcome->id)))
+  if (hello_.keyed && !same(welcome->proof, proof_of(Role::acceptor, self_.auth_key, hello_, challenge_,
+                                                     welcome->stream, welcome->id)))
     return fail(Errc::key_rejected);
   peer_stream_ = welcome->stream;
   arrive();

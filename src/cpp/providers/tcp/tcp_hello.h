@@ -59,7 +59,7 @@ struct Hello {
 struct Welcome {
   std::uint64_t stream = 0;
   EndpointId id{};  // who answers: the caller may have known no more than an address
-  Digest proof{};  // zero without a key
+  Digest proof{};   // zero without a key
 
   std::string encode() const;
   static std::optional<Welcome> parse(std::string_view body);

@@ -32,8 +32,8 @@ class TcpProvider final : public Provider {
     info.addr_format = "bundle";
     info.caps = caps::kRma | caps::kAtomic | caps::kRead | caps::kWrite | caps::kRemoteRead |
                 caps::kRemoteWrite | caps::kRmaEvent | caps::kRemoteData | caps::kMessage | caps::kTagged |
-                caps::kDirectedReceive | caps::kMultiReceive | caps::kNamedReceive | caps::kRmaPmem | caps::kLocalComm |
-                (interface.loopback ? 0 : caps::kRemoteComm);
+                caps::kDirectedReceive | caps::kMultiReceive | caps::kNamedReceive | caps::kRmaPmem |
+                caps::kLocalComm | (interface.loopback ? 0 : caps::kRemoteComm);
     info.max_group_id = kMaxGroupId;
     info.inject_size = 64 * 1024;
     info.links = {"tcp:" + interface.name};

@@ -46,8 +46,9 @@ class TcpStream final : public ReadyHandler {
   // Looks after deadlines; true if there is still something to look after.
   bool tick() noexcept;
   void fail(Errc error) noexcept;
-  // Before the endpoint ends: closes this direction if the peer may not have read messages of this side, which
-  // a close with unread bytes here would make the kernel throw away; then waits for the peer to close as well.
+  // Before the endpoint ends: closes this direction if the peer may not have read messages of this side,
+  // which a close with unread bytes here would make the kernel throw away; then waits for the peer to close
+  // as well.
   void begin_close() noexcept;
   void await_close(Deadline deadline) noexcept;
   // The endpoint ends: as fail(), without telling anybody else.
