@@ -95,7 +95,7 @@ def error_there(target, name):
     return type(error).__name__, memory
 
 
-@pytest.mark.req("LNX-31", "LNX-37", "LNX-38", "MR-17")
+@pytest.mark.req("LNX-31", "LNX-38")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("tag", [None, 0, 2**64 - 1])
 def test_expected_and_unexpected(pair, size, tag):
@@ -129,8 +129,6 @@ def test_both_directions(pair, size):
 @pytest.mark.parametrize("level", [Delivery.INJECT, Delivery.TRANSMIT, Delivery.DELIVERY])
 @pytest.mark.parametrize("size", [8, 12_000, 60_000])
 def test_completion_levels(pair, level, size):
-    if level == Delivery.INJECT and size > pair.domain.info.inject_size:
-        pytest.skip("longer than inject_size")
     content = random_bytes(size)
     kept = content.copy()
     operation = pair.endpoint.send(content, pair.handle, flags=level)
@@ -199,6 +197,51 @@ def entries_there(target, count):
     return [
         (e.nbytes, e.overflow, e.error.name if e.error else None) for e in collect(target.endpoint.cq, count)
     ]
+
+
+ALL = 2**64 - 1
+MATCHING = [  # (tag, ignore) of the receive, tag of the message, whether they fit; None: untagged
+    ((7, 0), 7, True),
+    ((7, 0), 8, False),
+    ((0, 0), 0, True),
+    ((ALL, 0), ALL, True),
+    ((ALL, 0), ALL - 1, False),
+    ((0, ALL), 12345, True),
+    ((ALL, ALL), 0, True),
+    ((0x10, 0x0F), 0x1A, True),
+    ((0x1F, 0x0F), 0x10, True),
+    ((0x10, 0x0F), 0x20, False),
+    ((0x10, 0xF0), 0x21, False),
+    ((1 << 63, 1), (1 << 63) | 1, True),
+    ((1 << 63, 1), 1, False),
+    (None, None, True),
+    (None, 0, False),
+    ((0, 0), None, False),
+    ((0, ALL), None, False),
+]
+
+
+@pytest.mark.req("LNX-32")
+@pytest.mark.parametrize("receive_first", [True, False])
+@pytest.mark.parametrize(("rule", "tag", "fits"), MATCHING)
+def test_the_matching_rule(pair, rule, tag, fits, receive_first):
+    def receive():
+        if rule is None:
+            return pair.endpoint.recv(bytearray(1))
+        return pair.endpoint.trecv(bytearray(1), *rule)
+
+    if receive_first:
+        operation = receive()
+    pair.peer.run(send_there, b"x", pair.handle_there, tag)
+    if not fits or not receive_first:
+        waits_here(pair.endpoint, 1)
+    if not receive_first:
+        operation = receive()
+    if fits:
+        assert operation.result(TIMEOUT).tag == (tag or 0)
+    else:
+        assert operation.cancel()
+        pair.endpoint.discard(tag)
 
 
 @pytest.mark.req("LNX-30")
@@ -278,7 +321,7 @@ def waits_here(endpoint, count):
 
 @pytest.mark.req("LNX-39")
 def test_unexpected_memory_is_bounded(pair):
-    count, size = (1000, 8 << 20) if pair.combination.where == "process" else (100, 8 << 20)
+    count, size = (1000 if pair.combination.where == "process" else 50), 8 << 20
     content = random_bytes(size)
     operations = [pair.endpoint.tsend(content, pair.handle, number) for number in range(count)]
     pair.peer.run(waits_there, count)
@@ -418,6 +461,42 @@ def test_groups(pair):
     assert bytes(told(post(pair.endpoint, 8, 1, group=4))[0]) == b"other"
     with pytest.raises(pyfab.InvalidArgumentError, match="group"):
         pair.endpoint.trecv(bytearray(8), 1, group=pair.domain.info.max_group_id + 1)
+
+
+@pytest.mark.req("AV-45", "AV-46", "AV-47")
+def test_the_receive_context_is_chosen_by_the_handle(combination):
+    contexts, bits = 5, 3
+    with (
+        Peer(combination.spec, where=combination.where, contexts=contexts, **combination.settings) as peer,
+        pyfab.Domain(combination.spec, **combination.settings) as domain,
+        domain.address_vector(rx_ctx_bits=bits) as av,
+    ):
+        with pytest.raises(pyfab.InvalidArgumentError, match="rx_ctx_bits"):
+            domain.endpoint(domain.address_vector(rx_ctx_bits=2), contexts=contexts)
+        with domain.endpoint(av) as endpoint:
+            handle = av.insert(peer.address)
+            peer.run(insert_there, endpoint.address)
+            for index in range(contexts):
+                peer.run(post_in_context, index)
+            for index in reversed(range(contexts)):
+                to = pyfab.rx_addr(handle, index, bits)
+                assert av.lookup(to) == peer.address
+                endpoint.tsend(np.array([index]), to, 1).result(TIMEOUT)
+                assert peer.run(told_in_context, index) == (index, [True] * (contexts - index))
+            with pytest.raises(pyfab.UnreachableError):
+                endpoint.tsend(np.array([1]), pyfab.rx_addr(handle, contexts, bits), 1)
+
+
+def post_in_context(target, index):
+    memory = np.zeros(1, "i8")
+    target.kept[index] = target.endpoint.context(index).trecv(memory, 1), memory
+
+
+def told_in_context(target, index):
+    """What the receive of this context got, and which of those from it on are done."""
+    operation, memory = target.kept[index]
+    operation.result(TIMEOUT)
+    return int(memory[0]), [target.kept[i][0].done() for i in range(index, 5)]
 
 
 @pytest.mark.parametrize("tag", [None, 6])

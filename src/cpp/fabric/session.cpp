@@ -36,7 +36,7 @@ Session::Session(Services services)
   arm_fault_guard();
 }
 
-Session::~Session() { fail_messages(Errc::peer_lost); }
+Session::~Session() { fail(Errc::peer_lost); }
 
 std::size_t Session::output(iovec* out, std::size_t max) noexcept {
   tsan_puts.release();

@@ -51,7 +51,7 @@ struct Side {
   Session session{{.segment = segment,
                    .completions = completions,
                    .receives = receives,
-                   .sender = std::make_shared<Sender>(peers, Part{"test.0", 0, "peer"}),
+                   .sender = std::make_shared<Sender>(peers, std::vector<Part>{{"test.0", 0, "peer"}}),
                    .cell = 0,
                    .counts = counts,
                    .wake_domain = wake}};

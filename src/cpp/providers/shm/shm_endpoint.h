@@ -81,10 +81,10 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   mutable bool someone_left_ = false;
   mutable std::vector<std::shared_ptr<Neighbour>> neighbours_;
   std::vector<ShmPath*> paths_;
+  PathCounts served_counts_;
   std::vector<Served> served_;
   unsigned next_polled_ = 0;
   std::array<Channel*, 4> polled_{};  // of served_: where messages come in without being told of
-  PathCounts served_counts_;
   AttachBatch attach_batch_;
 };
 
