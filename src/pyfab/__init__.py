@@ -16,6 +16,7 @@ except ImportError as error:  # pragma: no cover - depends on a broken installat
         f"`pip install --force-reinstall pyfab-rdma`, or `pip install .` in a checkout ({error})"
     ) from error
 
+from pyfab._address_vector import AddressVector, group_addr, parse_addr, rx_addr
 from pyfab._await import await_operation
 from pyfab._domain import Domain
 from pyfab._endpoint import Context, Endpoint, Operation
@@ -38,10 +39,10 @@ from pyfab._enums import (
     Access,
     AtomicOp,
     AVType,
-    InsertFlag,
     Caps,
     CompletionFlag,
     Delivery,
+    InsertFlag,
     MRFlag,
     MRMode,
     RMAEvent,
@@ -68,7 +69,6 @@ from pyfab._errors import (
 )
 from pyfab._group import Group
 from pyfab._info import Info, Nic, getinfo
-from pyfab._address_vector import AddressVector, group_addr, parse_addr, rx_addr
 from pyfab._queues import (
     Completion,
     CompletionQueue,
@@ -105,10 +105,6 @@ __all__ = [
     "Access",
     "AccessDeniedError",
     "AddressVector",
-    "InsertFlag",
-    "group_addr",
-    "parse_addr",
-    "rx_addr",
     "AtomicOp",
     "BadFlagsError",
     "BoundsError",
@@ -131,6 +127,7 @@ __all__ = [
     "Group",
     "Info",
     "InsertError",
+    "InsertFlag",
     "InvalidArgumentError",
     "KeyInUseError",
     "KeyRejectedError",
@@ -159,6 +156,9 @@ __all__ = [
     "UnreachableError",
     "Window",
     "getinfo",
+    "group_addr",
+    "parse_addr",
+    "rx_addr",
     "spawn",
 ]
 

@@ -123,7 +123,7 @@ class AddressVector(Owned):
             raise InvalidArgumentError("read_only=True is for address vectors with a name (AV-64)")
         chosen = next(kind for kind in (type, fixed, AVType.TABLE) if kind != AVType.UNSPEC)
         format = domain.info.addr_format
-        options = (
+        options = self._options = (
             FORMATS[format],
             rx_ctx_bits,
             domain.info.max_group_id,
@@ -145,7 +145,7 @@ class AddressVector(Owned):
         self.ep_per_node = ep_per_node
         self.rx_ctx_bits = rx_ctx_bits
         self.name = name
-        self.map_addr = map_addr if name is None else self._core.map_address()
+        self.map_addr = map_addr if name is None or map_addr else self._core.map_address()
         self.read_only = bool(read_only)
         self.symmetric = bool(symmetric)
         self.user_id = bool(user_id)
@@ -159,7 +159,7 @@ class AddressVector(Owned):
     # --- inserting
 
     @overload
-    def insert(
+    def insert(  # type: ignore[overload-overlap]
         self,
         address: Address,
         *,
@@ -328,12 +328,13 @@ class AddressVector(Owned):
                 raise InvalidArgumentError(
                     "InsertFlag.SYNC_ERR: context must be a list or array of integers (AV-16)"
                 )
-        if flags & InsertFlag.USER_ID:
-            if self.user_id or self._domain._av_auth_keys or flags & InsertFlag.AUTH_KEY:
-                raise InvalidArgumentError(
-                    "InsertFlag.USER_ID: in a vector opened with user_id=True, and with authorization keys, "
-                    "ids are set by set_user_id() (AV-74)"
-                )
+        if flags & InsertFlag.USER_ID and (
+            self.user_id or self._domain._av_auth_keys or flags & InsertFlag.AUTH_KEY
+        ):
+            raise InvalidArgumentError(
+                "InsertFlag.USER_ID: in a vector opened with user_id=True, and with authorization keys, "
+                "ids are set by set_user_id() (AV-74)"
+            )
         if flags & InsertFlag.AUTH_KEY and not self._domain._av_auth_keys:
             raise InvalidArgumentError(
                 "InsertFlag.AUTH_KEY: the domain was not opened with av_auth_keys=True"
@@ -474,7 +475,8 @@ class AddressVector(Owned):
             address = self._shown(self._core.lookup(handle))
         except (TypeError, OverflowError):
             raise InvalidArgumentError(f"{handle!r} is not a handle of the address vector") from None
-        return _cut(address, size)
+        shown: bytes | tuple[bytes, int] = _cut(address, size)
+        return shown
 
     def _shown(self, address: bytes) -> Any:
         return _core.print_address(address) if self.addr_format == "str" else address
@@ -545,13 +547,14 @@ class AddressVector(Owned):
         if self.name is not None:
             raise NotSupportedError("authorization keys are not kept in address vectors with a name")
         size = self._domain._auth_key_size
-        if not isinstance(key, bytes | bytearray | memoryview) or not key or (size and len(key) != size):
+        key = bytes(memoryview(key))
+        if not key or (size and len(key) != size):
             raise InvalidArgumentError(
                 f"an authorization key of this domain has {size or 'at least one'} bytes (auth_key_size)"
             )
         with self._domain._registering:
             free = next((i for i, known in enumerate(self._auth_keys) if known is None), len(self._auth_keys))
-            self._auth_keys[free : free + 1] = [bytes(key)]
+            self._auth_keys[free : free + 1] = [key]
         return free
 
     def lookup_auth_key(self, handle: int, size: int | None = None, *, flags: InsertFlag = _NO_FLAGS) -> Any:
@@ -585,6 +588,8 @@ class AddressVector(Owned):
         if self._inserter is not None:
             self._inserter.stop()
         super()._end()
+        if self.name is not None:  # the file is let go of now, not when this object is collected
+            self._core = _core.AddressVectorCore(*self._options)
 
     def __repr__(self) -> str:
         extra = "".join(

@@ -227,6 +227,21 @@ class AddressVectorCore:
     def end(self) -> int: ...
     def size(self) -> int: ...
 
+def open_named_vector(
+    domain: str,
+    name: str,
+    read_only: bool,
+    map_address: SupportsIndex,
+    format: SupportsIndex,
+    rx_bits: SupportsIndex,
+    max_group: SupportsIndex,
+    ep_per_node: SupportsIndex,
+    symmetric: bool,
+    user_ids: bool,
+    reject_duplicates: bool,
+    type: SupportsIndex,
+) -> AddressVectorCore: ...
+def named_vector_path(domain: str, name: str) -> str: ...
 def print_address(address: bytes) -> str: ...
 def parse_address(text: str) -> bytes: ...
 

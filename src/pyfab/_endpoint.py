@@ -12,8 +12,8 @@ from pyfab._enums import Caps
 from pyfab._errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from pyfab._domain import Domain
     from pyfab._address_vector import AddressVector
+    from pyfab._domain import Domain
     from pyfab._queues import CompletionQueue
 
 __all__ = ["Context", "Endpoint", "Operation"]
@@ -116,12 +116,12 @@ class Endpoint(_Operations):
         cq._users.add(self)
         domain._owned.add(self)
 
-    def _make_address(self) -> Any:
+    def _make_address(self) -> bytes:
         format = self._domain.info.addr_format
         if format == "bundle":
             return _core.encode_name([part for context in self._contexts for part in context.parts()])
         address = self._contexts[0].socket_names()[0]
-        return _core.print_address(address) if format == "str" else address
+        return _core.print_address(address) if format == "str" else address  # type: ignore[return-value]
 
     @property
     def address(self) -> bytes:

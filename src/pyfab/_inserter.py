@@ -114,7 +114,8 @@ class Inserter:
                 continue
             some, failed = self._av._insert_now([item], flags, inputs and inputs[index : index + 1])
             handles += some
-            errors.update({index: error for error in failed.values()})
+            if failed:
+                errors[index] = failed[0]
         return handles, errors
 
     def stop(self) -> None:

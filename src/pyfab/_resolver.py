@@ -18,7 +18,7 @@ _Host = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def pack(host: _Host, port: int) -> bytes:
-    """struct sockaddr_in or sockaddr_in6."""
+    """Struct sockaddr_in or sockaddr_in6."""
     if isinstance(host, ipaddress.IPv4Address):
         return struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + host.packed + bytes(8)
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import socket
 import threading
 
@@ -44,7 +45,7 @@ def resolver(monkeypatch):
     """Knows every name as 10.9.x.y; records what it was asked."""
     asked = []
 
-    def getaddrinfo(node, service, family=0, type=0):
+    def getaddrinfo(node, service, *_):
         asked.append((node, service))
         if "invalid" in node:
             raise socket.gaierror(-2, "Name or service not known")
@@ -174,8 +175,16 @@ class TestInsert:
         assert av.insert_symmetric("127.0.0.1", 0, "80", 5) == []
 
     @pytest.mark.req("AV-20")
-    def test_another_format(self, av, domain):
-        bad = [v6("[::1]:80"), v4("1.2.3.4:80")[:8], b"", bytes(16), v4("1.2.3.4:0"), "fi_sockaddr_in6://[::1]:80", 7]
+    def test_another_format(self, av):
+        bad = [
+            v6("[::1]:80"),
+            v4("1.2.3.4:80")[:8],
+            b"",
+            bytes(16),
+            v4("1.2.3.4:0"),
+            "fi_sockaddr_in6://[::1]:80",
+            7,
+        ]
         handles, errors = av.insert([*bad, v4("1.2.3.4:80")], sync_err=True)
         assert handles == [NOTAVAIL] * len(bad) + [0]
         assert all(isinstance(error, pyfab.InvalidArgumentError) for error in errors[:-1])
@@ -210,8 +219,8 @@ class TestInsert:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sorted(sum(handles, [])) == list(range(8000))
-        assert sorted(av.lookup(handle) for handle in range(8000)) == sorted(sum(addresses, []))
+        assert sorted(itertools.chain(*handles)) == list(range(8000))
+        assert sorted(av.lookup(handle) for handle in range(8000)) == sorted(itertools.chain(*addresses))
 
     @pytest.mark.req("AV-11", "AV-40")
     def test_the_lowest_free_of_many(self, av):
@@ -323,9 +332,12 @@ class TestServices:
 
     @pytest.mark.req("AV-25")
     def test_a_link_without_sockets(self):
-        with pyfab.Domain("shm") as domain, domain.address_vector() as av:
-            with pytest.raises(pyfab.NotSupportedError):
-                av.insert_service("127.0.0.1", "80")
+        with (
+            pyfab.Domain("shm") as domain,
+            domain.address_vector() as av,
+            pytest.raises(pyfab.NotSupportedError),
+        ):
+            av.insert_service("127.0.0.1", "80")
 
     @pytest.mark.req("AV-21")
     def test_strings(self):
@@ -428,7 +440,9 @@ class TestHandles:
 def events(request):
     """(event queue, asynchronous vector) with the library's thread and without."""
     with (
-        pyfab.Domain("tcp", addr_format="sockaddr_in", tcp_listen="127.0.0.1", progress=request.param) as domain,
+        pyfab.Domain(
+            "tcp", addr_format="sockaddr_in", tcp_listen="127.0.0.1", progress=request.param
+        ) as domain,
         domain.address_vector(asynchronous=True) as av,
         domain.event_queue() as queue,
     ):
@@ -439,8 +453,7 @@ def read(queue: pyfab.EventQueue) -> pyfab.Event:
     """The next event, an error entry included."""
     try:
         event = queue.read(10)
-    except pyfab.FabricError as error:
-        assert error.name == "FI_EAVAIL"
+    except pyfab.FabricError:
         event = queue.read_error()
     assert event is not None
     return event
@@ -482,7 +495,12 @@ class TestAsynchronous:
                     queue.read(10)
                 assert caught.value.name == "FI_EAVAIL"
             error = queue.read_error()
-            assert (error.type.name, error.data, error.context, error.errno) == ("INSERTED", index, "mine", 22)
+            assert (error.type.name, error.data, error.context, error.errno) == (
+                "INSERTED",
+                index,
+                "mine",
+                22,
+            )
         event = queue.read(10)
         assert (event.errno, event.context, event.data) == (0, "mine", 3) and event.fid is av
         assert list(map(int, out)) == [0, int(NOTAVAIL), 1, int(NOTAVAIL), 2]
@@ -504,7 +522,7 @@ class TestAsynchronous:
         av.bind(queue)
         let_go = threading.Event()
 
-        def slow(node, service, family=0, type=0):
+        def slow(*_):
             assert let_go.wait(10)
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))]
 
@@ -513,7 +531,11 @@ class TestAsynchronous:
         av.insert(some(1), context="second")
         let_go.set()
         assert {read(queue).context, read(queue).context} == {"first", "second"}
-        assert [av.lookup(handle) for handle in range(3)] == [v4("10.0.0.1:80"), v4("10.0.0.1:81"), some(1)[0]]
+        assert [av.lookup(handle) for handle in range(3)] == [
+            v4("10.0.0.1:80"),
+            v4("10.0.0.1:81"),
+            some(1)[0],
+        ]
 
     @pytest.mark.req("AV-61")
     def test_the_rest_is_cancelled(self, domain):

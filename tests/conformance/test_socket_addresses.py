@@ -11,7 +11,12 @@ from pyfab import Access
 from pyfab.testing import Peer, Target
 from support import TIMEOUT
 
-FORMATS = [("sockaddr_in", "127.0.0.1"), ("sockaddr_in6", "[::1]"), ("str", "127.0.0.1"), ("bundle", "127.0.0.1")]
+FORMATS = [
+    ("sockaddr_in", "127.0.0.1"),
+    ("sockaddr_in6", "[::1]"),
+    ("str", "127.0.0.1"),
+    ("bundle", "127.0.0.1"),
+]
 
 
 def port_of(address: bytes) -> int:
@@ -35,7 +40,7 @@ def put_to(target: Target, handle: int, remote: pyfab.RemoteRegion, value: float
 @pytest.mark.req("AV-20", "AV-21")
 @pytest.mark.parametrize("auth_key", [None, b"between us"], ids=["open", "keyed"])
 @pytest.mark.parametrize("where", ["thread", "process"])
-@pytest.mark.parametrize(("addr_format", "listen"), FORMATS)
+@pytest.mark.parametrize("addr_format, listen", FORMATS)
 def test_both_sides_call_each_other(where, addr_format, listen, auth_key):
     options = {"addr_format": addr_format, "tcp_listen": listen, "auth_key": auth_key}
     with (
@@ -112,7 +117,7 @@ def test_an_endpoint_that_comes_back_at_its_port():
 
 
 @pytest.mark.parametrize(
-    ("spec", "options"),
+    "spec, options",
     [
         ("shm", {"addr_format": "sockaddr_in"}),
         ("shm+tcp", {"addr_format": "str"}),

@@ -9,7 +9,7 @@ namespace fab {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x3176612d62617966;  // "fyab-av1"
-constexpr std::uint32_t kSymmetric = 1, kUserIds = 2;
+constexpr std::uint32_t kUserIds = 2;
 
 std::vector<PartView>& scratch_parts() {
   thread_local std::vector<PartView> parts;
@@ -21,7 +21,7 @@ std::vector<std::uint32_t>& scratch_hashes() {
 }
 
 std::uint32_t traits_of(const AddressVectorOptions& options) noexcept {
-  return (options.symmetric ? kSymmetric : 0) | (options.user_ids ? kUserIds : 0);
+  return options.user_ids ? kUserIds : 0;
 }
 
 void describe_in(PeerHeader& header, const AddressVectorOptions& options) {
@@ -278,7 +278,7 @@ void AddressVector::repair() {
   index_.clear();
   std::uint64_t live = 0;
   std::string address;
-  auto& hashes = scratch_hashes();
+  std::vector<std::uint32_t> hashes;  // not the scratch: whoever repairs has its own there
   for (std::uint64_t index = 0; index < header.used.load(std::memory_order_relaxed); ++index) {
     if (generation(index) == 0) {
       vacancies_.add(index);
@@ -320,7 +320,7 @@ void AddressVector::visit_candidates(std::uint32_t hash, Visit&& visit) const {
 
 bool AddressVector::is_there(std::string_view address, std::uint32_t hash) const {
   bool found = false;
-  if (options_.symmetric)
+  if (options_.format != AddressFormat::bundle)
     runs_.visit(address, [&](std::uint64_t index) {
       std::string held;
       found |= read(index, held) && held == address;

@@ -98,7 +98,7 @@ void PeerIndex::split() {
   };
   take(old);
   old.next.store(0, std::memory_order_relaxed);
-  for (std::uint64_t steps = header.overflow_used.load(std::memory_order_relaxed); chain && steps; --steps) {
+  for (std::uint64_t steps = most_steps(); chain && steps; --steps) {
     Bucket* bucket = overflow_.find(chain - 1);
     if (!bucket) break;
     take(*bucket);
@@ -118,7 +118,7 @@ void PeerIndex::erase(std::uint32_t hash, std::uint32_t index) noexcept {
   const std::uint64_t count = header.buckets.load(std::memory_order_relaxed);
   const std::uint64_t value = (std::uint64_t{hash} << 32) | (std::uint64_t{index} + 1);
   if (count == 0) return;
-  std::uint64_t steps = header.overflow_used.load(std::memory_order_relaxed) + std::uint64_t{2};
+  std::uint64_t steps = most_steps();
   for (const Bucket* at = buckets_.find(bucket_of(hash, count)); at && steps; at = next(*at), --steps)
     for (const auto& slot : at->slots)
       if (slot.load(std::memory_order_relaxed) == value) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <string_view>
 
 #include "fabric/name.h"
@@ -58,13 +59,18 @@ class PeerIndex {
   void walk(std::uint32_t hash, Visit&& visit) const {
     const std::uint64_t count = memory_.header().buckets.load(std::memory_order_acquire);
     if (count == 0) return;
-    // A table that somebody is changing, or damaged, may lead in circles: nobody has more steps than slots.
-    std::uint64_t steps = memory_.header().overflow_used.load(std::memory_order_relaxed) + std::uint64_t{2};
+    std::uint64_t steps = most_steps();
     for (const Bucket* at = buckets_.find(bucket_of(hash, count)); at && steps; at = next(*at), --steps)
       for (const auto& slot : at->slots) {
         const std::uint64_t value = slot.load(std::memory_order_relaxed);
         if (value && value >> 32 == hash) visit(static_cast<std::uint32_t>(value) - 1);
       }
+  }
+  // A table that somebody is changing, or a damaged one, may lead in circles.
+  std::uint64_t most_steps() const noexcept {
+    const PeerHeader& header = memory_.header();
+    return 2 + std::min<std::uint64_t>(header.overflow_used.load(std::memory_order_relaxed),
+                                       header.used.load(std::memory_order_relaxed));
   }
   void put(std::uint64_t bucket, std::uint64_t value);
   void split();

@@ -51,6 +51,7 @@ struct PeerHeader {
   std::atomic<std::uint32_t> next_generation;
   std::atomic<std::uint64_t> used, live;  // 1 + the highest index ever given; peers
   std::atomic<std::uint64_t> words;       // taken from PeerSection::words
+  std::atomic<std::uint64_t> lowest;      // no vacancy below this word of PeerSection::vacant2
   std::array<std::atomic<std::uint32_t>, kRecordClasses> free_records;  // lists, by length in words
   // --- index by part: a linear hash table
   std::atomic<std::uint32_t> index_version;  // odd while it is being changed
@@ -80,7 +81,8 @@ class PeerMemory {
     return found ? found : attach(section, chunk);
   }
   std::byte* make(unsigned section, unsigned chunk, std::size_t bytes) {
-    if (std::byte* found = find(section, chunk)) return found;
+    if (chunk < kPeerChunks)
+      if (std::byte* found = find(section, chunk)) return found;
     return create(section, chunk, bytes);
   }
 

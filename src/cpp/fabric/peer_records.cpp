@@ -179,7 +179,9 @@ PeerRecords::Stored PeerRecords::store(std::string_view address) {
     write(record, std::string(reinterpret_cast<const char*>(&length), 8).append(address));
     return {form, record};
   }
-  const Shape& known = *shape(form);
+  const Shape* found = shape(form);
+  if (!found) throw Error(Errc::bad_state, "the address vector is damaged");
+  const Shape& known = *found;
   if (known.packed == 0) return {form, 0};
   char local[512];
   std::string large;

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
+#include "fabric/peer_id.h"
 #include "fabric/peer_memory.h"
 
 namespace fab {
@@ -18,12 +20,17 @@ class PeerVacancies {
     set(bits_, index);
     set(words_, index >> 6);
     set(blocks_, index >> 12);
-    if (index >> 18 < lowest_) lowest_ = index >> 18;
+    auto& lowest = memory_.header().lowest;
+    if (index >> 18 < lowest.load(std::memory_order_relaxed))
+      lowest.store(index >> 18, std::memory_order_relaxed);
   }
   std::optional<std::uint64_t> lowest() {
-    const std::uint64_t end = (memory_.header().used.load(std::memory_order_relaxed) >> 18) + 1;
-    for (; lowest_ < end; ++lowest_) {
-      const auto block = first(blocks_, lowest_);
+    const std::uint64_t used = memory_.header().used.load(std::memory_order_relaxed);
+    const std::uint64_t end = (std::min(used, kMaxPeers) >> 18) + 1;
+    auto& lowest = memory_.header().lowest;
+    for (std::uint64_t at = lowest.load(std::memory_order_relaxed); at < end; ++at) {
+      lowest.store(at, std::memory_order_relaxed);
+      const auto block = first(blocks_, at);
       const auto word = block ? first(words_, *block) : std::nullopt;
       if (const auto index = word ? first(bits_, *word) : std::nullopt) return index;
     }
@@ -37,7 +44,7 @@ class PeerVacancies {
     for (std::uint64_t i = 0; i <= used >> 6; ++i) zero(bits_, i);
     for (std::uint64_t i = 0; i <= used >> 12; ++i) zero(words_, i);
     for (std::uint64_t i = 0; i <= used >> 18; ++i) zero(blocks_, i);
-    lowest_ = 0;
+    memory_.header().lowest.store(0, std::memory_order_relaxed);
   }
 
  private:
@@ -67,7 +74,6 @@ class PeerVacancies {
   PeerColumn<Word, PeerSection::vacant0> bits_;
   PeerColumn<Word, PeerSection::vacant1> words_;
   PeerColumn<Word, PeerSection::vacant2> blocks_;
-  std::uint64_t lowest_ = 0;  // no vacancy below this word of blocks_, as far as this process knows
 };
 
 }  // namespace fab

@@ -1,4 +1,5 @@
 #include "fabric/address_vector.h"
+#include "fabric/named_peer_memory.h"
 #include "python/bind.h"
 
 namespace fab::python {
@@ -97,6 +98,27 @@ void bind_address_vector(py::module_& m) {
       .def("map_address", &AddressVector::map_address)
       .def("end", &AddressVector::end)
       .def("size", &AddressVector::size);
+  m.def(
+      "open_named_vector",
+      [](std::string domain, std::string name, bool read_only, std::uint64_t map_address,
+         std::uint32_t format, unsigned rx_bits, std::uint64_t max_group, std::uint32_t ep_per_node,
+         bool symmetric, bool user_ids, bool reject_duplicates, std::uint32_t type) {
+        const auto options = options_from(format, rx_bits, max_group, ep_per_node, symmetric, user_ids,
+                                          reject_duplicates, type);
+        const WithoutGil without_gil;
+        return std::make_shared<AddressVector>(
+            options,
+            open_named_peer_memory({std::move(domain), std::move(name), read_only, map_address}, options));
+      },
+      py::arg("domain"), py::arg("name"), py::arg("read_only"), py::arg("map_address"), py::arg("format"),
+      py::arg("rx_bits"), py::arg("max_group"), py::arg("ep_per_node"), py::arg("symmetric"),
+      py::arg("user_ids"), py::arg("reject_duplicates"), py::arg("type"));
+  m.def(
+      "named_vector_path",
+      [](std::string domain, std::string name) {
+        return named_vector_path({.domain = std::move(domain), .name = std::move(name)});
+      },
+      py::arg("domain"), py::arg("name"));
   m.def(
       "print_address", [](const py::bytes& address) { return print_address(std::string_view(address)); },
       py::arg("address"), "As text; an empty string for what has no known format.");
