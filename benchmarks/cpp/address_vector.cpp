@@ -215,7 +215,8 @@ int main(int argc, char** argv) {
               "", "bytes", "insert", "look up", "at random", "remove + insert");
   for (std::size_t c = 0; c < contestants.size(); ++c) {
     const Figures& f = figures[c];
-    std::printf("%-16s %8.1f %8.0f %10.1f %10.1f %16.0f\n", contestants[c]->name(), median(f.bytes),
-                median(f.insert), median(f.in_order), median(f.at_random), median(f.replace));
+    std::printf("%-16s %8.1f %8.0f %10.1f %10.1f %16.0f\n", contestants[c]->name(),
+                *std::ranges::max_element(f.bytes), median(f.insert), median(f.in_order), median(f.at_random),
+                median(f.replace));
   }
 }

@@ -62,6 +62,7 @@ AddressVector::AddressVector(Options options, std::unique_ptr<PeerMemory> memory
       memory_(std::move(memory)),
       entries_(*memory_),
       user_ids_(*memory_),
+      auths_(*memory_),
       records_(*memory_),
       index_(*memory_),
       runs_(*memory_),
@@ -127,7 +128,8 @@ bool AddressVector::read(std::uint64_t index, std::string& out) const {
     }
     if (entry->form.load(std::memory_order_relaxed) & kFormTouched) return false;
   }
-  out = runs_.address(index);
+  PeerRuns::Packed packed;
+  out.assign(packed.data(), runs_.address(index, packed));
   return !out.empty();
 }
 
@@ -139,15 +141,21 @@ std::string AddressVector::lookup(PeerId peer) const {
 }
 
 std::size_t AddressVector::lookup(PeerId peer, std::span<char> out) const {
-  const std::uint64_t index = existing(peer);
-  if (const PeerEntry* entry = entries_.find(index)) {
-    if (const auto generation = entry->generation.load(std::memory_order_acquire)) {
-      const PeerRecords::Stored stored{entry->form.load(std::memory_order_relaxed) & kFormMask,
-                                       entry->record.load(std::memory_order_relaxed)};
-      const std::size_t length = records_.read(stored, out.data(), out.size());
-      std::atomic_thread_fence(std::memory_order_acquire);
-      if (length && length <= out.size() && entry->generation.load(std::memory_order_relaxed) == generation)
-        return length;
+  const auto index = index_of(peer);
+  const PeerEntry* entry = index && *index < end() ? entries_.find(*index) : nullptr;
+  const std::uint32_t generation = entry ? entry->generation.load(std::memory_order_acquire) : 0;
+  const std::uint32_t form = entry ? entry->form.load(std::memory_order_relaxed) : 0;
+  if (generation) {
+    const PeerRecords::Stored stored{form & kFormMask, entry->record.load(std::memory_order_relaxed)};
+    const std::size_t length = records_.read(stored, out.data(), out.size());
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (length && length <= out.size() && entry->generation.load(std::memory_order_relaxed) == generation)
+      return length;
+  } else if (index && *index < end() && !(form & kFormTouched)) {
+    PeerRuns::Packed packed;
+    if (const std::size_t length = runs_.address(*index, packed)) {
+      std::copy_n(packed.begin(), std::min(length, out.size()), out.begin());
+      return length;
     }
   }
   const std::string address = lookup(peer);
@@ -210,6 +218,8 @@ PeerId AddressVector::insert(std::string_view address, const Extra& extra) {
   for (const PartView& part : parts)
     hashes.push_back(PeerIndex::hash(header.seed, part.link, part.context, part.bytes));
 
+  for (const std::uint32_t hash : hashes) index_.prefetch(hash);
+
   const Writing turn(*this);
   if (options_.reject_duplicates && is_there(address, hashes.front()))
     throw Error(Errc::already,
@@ -239,7 +249,7 @@ PeerId AddressVector::insert(std::string_view address, const Extra& extra) {
     header.used.store(index + 1, std::memory_order_release);
   entry.form.store(stored.form | kFormTouched | (extra.user_id ? kFormUserId : 0), std::memory_order_relaxed);
   entry.record.store(stored.record, std::memory_order_relaxed);
-  entry.auth.store(extra.auth, std::memory_order_relaxed);
+  if (extra.auth) auths_.make(index).store(extra.auth, std::memory_order_relaxed);
   for (const std::uint32_t hash : hashes) index_.insert(hash, static_cast<std::uint32_t>(index));
   entry.generation.store(generation, std::memory_order_release);
   header.live.fetch_add(1, std::memory_order_relaxed);
@@ -267,6 +277,7 @@ void AddressVector::remove(PeerId peer) {
   }
   entry.form.store(kFormTouched, std::memory_order_release);
   if (auto* id = user_ids_.find(index)) id->store(0, std::memory_order_relaxed);
+  if (auto* auth = auths_.find(index)) auth->store(0, std::memory_order_relaxed);
   vacancies_.add(index);
   memory_->header().live.fetch_sub(1, std::memory_order_relaxed);
 }
@@ -337,8 +348,8 @@ PeerId AddressVector::find(const Part& part, std::optional<std::uint32_t> auth) 
   const auto consider = [&](std::uint64_t index) {
     if (index >= lowest) return;
     if (auth) {
-      const PeerEntry* entry = entries_.find(index);
-      if ((entry ? entry->auth.load(std::memory_order_relaxed) : 0) != *auth) return;
+      const auto* with = auths_.find(index);
+      if ((with ? with->load(std::memory_order_relaxed) : 0) != *auth) return;
     }
     if (holds(index, part)) lowest = index;
   };
@@ -363,8 +374,8 @@ void AddressVector::set_user_id(PeerId peer, PeerId user_id) {
 }
 
 std::uint32_t AddressVector::auth(PeerId peer) const {
-  const PeerEntry* entry = entries_.find(existing(peer));
-  return entry ? entry->auth.load(std::memory_order_relaxed) : 0;
+  const auto* found = auths_.find(existing(peer));
+  return found ? found->load(std::memory_order_relaxed) : 0;
 }
 
 }  // namespace fab

@@ -101,6 +101,7 @@ class AddressVector final {
   const std::unique_ptr<PeerMemory> memory_;
   PeerColumn<PeerEntry, PeerSection::entries> entries_;
   mutable PeerColumn<std::atomic<std::uint64_t>, PeerSection::user_ids> user_ids_;  // complement; 0: none
+  mutable PeerColumn<std::atomic<std::uint32_t>, PeerSection::auths> auths_;        // as Extra::auth
   PeerRecords records_;
   PeerIndex index_;
   PeerRuns runs_;

@@ -265,6 +265,7 @@ class NamedPeerMemory final : public PeerMemory {
     file_->writing.unlock();
   }
 
+  // What the file has for a chunk: first chunks of all sections fit into a page (PeerColumn::kFirstBits).
   static std::size_t bytes_of(unsigned chunk) noexcept { return std::size_t{4096} << chunk; }
 
   std::byte* attach(unsigned section, unsigned chunk) const noexcept override {
@@ -276,8 +277,9 @@ class NamedPeerMemory final : public PeerMemory {
     return map(section, chunk, at);
   }
 
-  std::byte* create(unsigned section, unsigned chunk, std::size_t bytes) override {
+  std::byte* create(unsigned section, unsigned chunk, std::size_t) override {
     if (chunk >= kPeerChunks) throw Error(Errc::no_memory, "the address vector is full");
+    const std::size_t bytes = bytes_of(chunk);
     const int fd = file_->fd.get();
     if (bytes > std::max(kMostAtOnce, 2 * length_of(fd)))  // only a damaged header asks for that
       throw Error(Errc::bad_state, "the address vector is damaged");

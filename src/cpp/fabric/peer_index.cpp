@@ -6,7 +6,7 @@
 namespace fab {
 namespace {
 
-constexpr std::uint64_t kLoad = 5;  // values per bucket of kSlots
+constexpr std::uint64_t kLoad = 6;  // values per bucket of kSlots
 
 __extension__ using Wide = unsigned __int128;
 

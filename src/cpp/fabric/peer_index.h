@@ -18,6 +18,12 @@ class PeerIndex {
   static std::uint32_t hash(std::uint64_t seed, std::string_view link, std::uint16_t context,
                             std::string_view bytes) noexcept;
 
+  // Brings in what insert() and erase() will touch.
+  void prefetch(std::uint32_t hash) const noexcept {
+    const std::uint64_t count = memory_.header().buckets.load(std::memory_order_relaxed);
+    if (const Bucket* bucket = count ? buckets_.find(bucket_of(hash, count)) : nullptr)
+      __builtin_prefetch(bucket, 1);
+  }
   void insert(std::uint32_t hash, std::uint32_t index);
   void erase(std::uint32_t hash, std::uint32_t index) noexcept;
   void clear() noexcept;  // forgets everything, keeps the memory

@@ -15,17 +15,26 @@
 // bytes serve as memory of one process and as a file that several processes map (docs/address-vectors.md).
 namespace fab {
 
-enum class PeerSection : unsigned { entries, words, vacant0, vacant1, vacant2, buckets, overflow, user_ids };
-inline constexpr unsigned kPeerSections = 8, kPeerChunks = 27;
+enum class PeerSection : unsigned {
+  entries,
+  words,
+  vacant0,
+  vacant1,
+  vacant2,
+  buckets,
+  overflow,
+  user_ids,
+  auths
+};
+inline constexpr unsigned kPeerSections = 9, kPeerChunks = 27;
 
 // One peer. Written under the lock of writers; `generation` says whether the rest counts.
 struct PeerEntry {
   std::atomic<std::uint32_t> generation;  // 0: vacant
   std::atomic<std::uint32_t> form;        // kFormMask: number of the shape; and the bits below
   std::atomic<std::uint32_t> record;      // first word of what differs from the shape
-  std::atomic<std::uint32_t> auth;        // 1 + index of the authorization key; 0: none
 };
-static_assert(sizeof(PeerEntry) == 16);
+static_assert(sizeof(PeerEntry) == 12);
 inline constexpr std::uint32_t kFormMask = 0xffff, kFormRaw = 0xffff;  // kFormRaw: length, then all bytes
 inline constexpr std::uint32_t kFormTouched = 1u << 31;  // no run speaks for this index any more
 inline constexpr std::uint32_t kFormUserId = 1u << 30;   // PeerSection::user_ids says what is reported

@@ -1,7 +1,10 @@
 #include "fabric/peer_runs.h"
 
-#include <algorithm>
+#include <netinet/in.h>
+
+#include <cstddef>
 #include <cstring>
+#include <string>
 
 #include "fabric/socket_name.h"
 
@@ -27,15 +30,32 @@ std::optional<std::uint64_t> nodes_between(const SocketAddress& from, const Sock
 
 }  // namespace
 
-std::string PeerRuns::base(const PeerRun& run) {
-  const std::uint32_t length = run.length.load(std::memory_order_relaxed);
-  std::string bytes(32, '\0');
+std::size_t PeerRuns::base(const PeerRun& run, Packed& out) noexcept {
   for (std::size_t i = 0; i < 4; ++i) {
     const std::uint64_t word = run.address[i].load(std::memory_order_relaxed);
-    std::memcpy(bytes.data() + 8 * i, &word, 8);
+    std::memcpy(out.data() + 8 * i, &word, 8);
   }
-  bytes.resize(std::min<std::uint32_t>(length, 32));
-  return bytes;
+  return std::min<std::size_t>(run.length.load(std::memory_order_relaxed), out.size());
+}
+
+// On the bytes themselves: this is what looking up costs.
+std::size_t PeerRuns::at(const PeerRun& run, std::uint64_t nodes, std::uint64_t ports, Packed& out) noexcept {
+  const std::size_t length = base(run, out);
+  const bool v6 = length == sizeof(sockaddr_in6);
+  if (!v6 && length != sizeof(sockaddr_in)) return 0;
+  std::uint16_t port;  // both structures have it at the same place
+  static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
+  std::memcpy(&port, out.data() + offsetof(sockaddr_in, sin_port), sizeof port);
+  if (ports > 65535u - ntohs(port)) return 0;
+  port = htons(static_cast<std::uint16_t>(ntohs(port) + ports));
+  std::memcpy(out.data() + offsetof(sockaddr_in, sin_port), &port, sizeof port);
+  char* const host = out.data() + (v6 ? offsetof(sockaddr_in6, sin6_addr) : offsetof(sockaddr_in, sin_addr));
+  for (int i = v6 ? 15 : 3; i >= 0 && nodes; --i) {
+    nodes += static_cast<unsigned char>(host[i]);
+    host[i] = static_cast<char>(nodes & 0xff);
+    nodes >>= 8;
+  }
+  return nodes ? 0 : length;
 }
 
 const PeerRun* PeerRuns::run_of(std::uint64_t index) const noexcept {
@@ -53,19 +73,17 @@ std::uint32_t PeerRuns::generation(std::uint64_t index) const noexcept {
   return run ? run->generation.load(std::memory_order_relaxed) : 0;
 }
 
-std::string PeerRuns::address(std::uint64_t index) const {
+std::size_t PeerRuns::address(std::uint64_t index, Packed& out) const noexcept {
   const PeerRun* run = run_of(index);
-  const auto first = run ? unpack(base(*run)) : std::nullopt;
-  if (!first) return {};
+  if (!run) return 0;
   const std::uint64_t offset = index - run->first.load(std::memory_order_relaxed);
   const std::uint64_t services = run->services.load(std::memory_order_acquire);
-  const auto found =
-      services ? advance(*first, offset / services, offset % services) : advance(*first, 0, offset);
-  return found ? pack(*found) : std::string();
+  return services ? at(*run, offset / services, offset % services, out) : at(*run, 0, offset, out);
 }
 
 std::optional<std::uint64_t> PeerRuns::index_of(const PeerRun& run, std::string_view address) {
-  const auto first = unpack(base(run)), wanted = unpack(address);
+  Packed bytes;
+  const auto first = unpack({bytes.data(), base(run, bytes)}), wanted = unpack(address);
   if (!first || !wanted || wanted->port() < first->port()) return {};
   const std::uint64_t count = run.count.load(std::memory_order_acquire);
   const std::uint64_t services = run.services.load(std::memory_order_acquire);
@@ -86,11 +104,10 @@ bool PeerRuns::append(std::uint64_t index, std::string_view address, std::uint32
     const std::uint64_t first = run.first.load(std::memory_order_relaxed);
     const std::uint64_t length = run.count.load(std::memory_order_relaxed);
     const std::uint32_t services = run.services.load(std::memory_order_relaxed);
-    const auto from = unpack(base(run));
-    if (from && index == first + length) {
+    if (index == first + length) {
       const auto is = [&](std::uint64_t nodes, std::uint64_t ports) {
-        const auto next = advance(*from, nodes, ports);
-        return next && pack(*next) == address;
+        Packed next;
+        return std::string_view(next.data(), at(run, nodes, ports, next)) == address;
       };
       bool next = services ? is(length / services, length % services) : is(0, length);
       if (!next && services == 0 && length <= 65535 && is(1, 0)) {

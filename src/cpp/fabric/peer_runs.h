@@ -1,7 +1,8 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <optional>
-#include <string>
 #include <string_view>
 
 #include "fabric/peer_memory.h"
@@ -20,7 +21,9 @@ class PeerRuns {
   bool append(std::uint64_t index, std::string_view address, std::uint32_t generation);
   // Generation of the run that holds the index; 0: none does.
   std::uint32_t generation(std::uint64_t index) const noexcept;
-  std::string address(std::uint64_t index) const;  // empty: no run holds it
+  using Packed = std::array<char, 32>;
+  // Length of the address; 0: no run holds the index.
+  std::size_t address(std::uint64_t index, Packed& out) const noexcept;
   // Index of an address in a run, for each run that holds it.
   template <class Visit>
   void visit(std::string_view address, Visit&& visit) const {
@@ -33,7 +36,9 @@ class PeerRuns {
     return std::min<std::uint32_t>(memory_.header().runs.load(std::memory_order_acquire), kMaxRuns);
   }
   const PeerRun* run_of(std::uint64_t index) const noexcept;
-  static std::string base(const PeerRun& run);
+  static std::size_t base(const PeerRun& run, Packed& out) noexcept;
+  // The address so many places behind the first; 0: there is none.
+  static std::size_t at(const PeerRun& run, std::uint64_t nodes, std::uint64_t ports, Packed& out) noexcept;
   static std::optional<std::uint64_t> index_of(const PeerRun& run, std::string_view address);
 
   PeerMemory& memory_;
