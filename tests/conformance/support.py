@@ -16,9 +16,13 @@ import pytest
 from pyfab import Access
 from pyfab.testing import Exposed, Peer, Target
 
+_TSAN = "TSAN_OPTIONS" in os.environ
 without_tsan = pytest.mark.skipif(
-    "TSAN_OPTIONS" in os.environ,
+    _TSAN,
     reason="the thread sanitizer makes accesses inside its own locks, which a fault would leave locked",
+)
+without_tsan_fork = pytest.mark.skipif(
+    _TSAN, reason="the thread sanitizer ends children of fork() that start threads (dup thread with used id)"
 )
 TIMEOUT = 60  # seconds until something that should come counts as missing
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyfab
 import pytest
 from pyfab import Access
-from support import COMBINATIONS, TIMEOUT, Combination, Pair, random_bytes
+from support import COMBINATIONS, TIMEOUT, Combination, Pair, random_bytes, without_tsan_fork
 
 PAGE = mmap.PAGESIZE
 CACHE = ("FI_MR_CACHE_MAX_SIZE", "FI_MR_CACHE_MAX_COUNT", "FI_MR_CACHE_MERGE_REGIONS", "FI_MR_CACHE_MONITOR")
@@ -680,6 +680,7 @@ with pyfab.Domain(spec, mr_cache=True, **settings) as domain:
 """
 
 
+@without_tsan_fork
 @pytest.mark.req("MR-80")
 def test_a_child_has_no_part_in_the_cache(links):
     run = subprocess.run(
