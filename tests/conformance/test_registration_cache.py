@@ -640,7 +640,7 @@ def test_statistics_show_themselves(cached):
 
 
 FORK = """
-import json, os, sys, warnings
+import json, mmap, os, sys, warnings
 import numpy as np
 import pyfab
 warnings.simplefilter("ignore")  # newer Pythons warn of forks with threads
@@ -665,17 +665,17 @@ with pyfab.Domain(spec, mr_cache=True, **settings) as domain:
             assert own.stats().cache.cached_count == 0
             assert register(own) == (0, 1)
             assert register(own) == (1, 1)
-            large = np.zeros(1 << 24, np.uint8)  # a mapping of its own
+            large = mmap.mmap(-1, 1 << 24)  # unmapped at once, whatever the allocator
             own.register(large, pyfab.Access.REMOTE).close()
-            del large
+            large.close()
             assert own.stats().cache.notifications == 1
         del domain
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert register(domain) == (1, 1)
-    large = np.zeros(1 << 24, np.uint8)
+    large = mmap.mmap(-1, 1 << 24)
     domain.register(large, pyfab.Access.REMOTE).close()
-    del large
+    large.close()
     assert domain.stats().cache.notifications == 1
 """
 

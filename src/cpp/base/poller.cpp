@@ -53,6 +53,7 @@ Waker::Waker(Poller& poller)
 Waker::~Waker() { poller_.remove(event_.get(), *this); }
 
 void Waker::wake() noexcept {
+  if (raised_.exchange(true, std::memory_order_seq_cst)) return;
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written = ::write(event_.get(), &one, sizeof one);
 }
@@ -60,6 +61,7 @@ void Waker::wake() noexcept {
 void Waker::on_ready(std::uint32_t) noexcept {
   std::uint64_t count;
   [[maybe_unused]] const auto got = ::read(event_.get(), &count, sizeof count);
+  raised_.exchange(false, std::memory_order_seq_cst);
 }
 
 }  // namespace fab

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "base/fd.h"
@@ -42,7 +43,8 @@ class Poller {
   int round_size_ = 0;
 };
 
-// An eventfd that wakes a sleeper of a Poller.
+// An eventfd that wakes a sleeper of a Poller. Waking again before the next dispatch() costs no system call,
+// so whoever dispatches looks afterwards at what was to be told.
 class Waker final : public ReadyHandler {
  public:
   explicit Waker(Poller& poller);
@@ -55,6 +57,7 @@ class Waker final : public ReadyHandler {
  private:
   Poller& poller_;
   OwnFd event_;
+  std::atomic<bool> raised_{false};
 };
 
 }  // namespace fab

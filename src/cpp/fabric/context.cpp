@@ -8,6 +8,9 @@ namespace {
 
 using std::chrono::microseconds;
 constexpr unsigned kPollerTurn = 16;  // of a spinning leader: the poller is a system call
+// Who leads for longer than this says so, and then hands the context back: the progress thread need not look
+// for its end, which would interrupt large copies on a busy processor.
+constexpr std::chrono::nanoseconds kStays = microseconds(100);
 constexpr std::chrono::nanoseconds kLeastSpin = microseconds(1), kMostSpin = microseconds(60);
 
 void relax() noexcept {
@@ -353,12 +356,16 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
   led_ = true;
   const auto start = Clock::now();
   auto idle_since = start;
-  bool finished = false;
+  bool finished = false, announced = false;
   for (unsigned turn = 0;; ++turn) {
     const bool moved = move(turn % kPollerTurn == kPollerTurn - 1);
     finished = done();
     if (finished) break;
     const auto now = Clock::now();
+    if (!announced && now - start >= kStays) {
+      announced = true;
+      staying_.store(true, std::memory_order_seq_cst);
+    }
     if (moved) idle_since = now;
     if (now - idle_since >= spin_ || deadline.passed()) break;
     // Others get in between to post, and callbacks run.
@@ -373,7 +380,7 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
     finished = done();
     if (finished || !endpoint_) break;
   }
-  bool slept = false, announced = false;
+  bool slept = false;
   if (!finished && endpoint_ && !deadline.passed()) {
     unlock_and_notify(lock);
     lock.lock();
@@ -397,6 +404,7 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
   else
     spin_ = took < kMostSpin ? std::min(kMostSpin, spin_ * 2) : std::max(kLeastSpin, spin_ / 2);
   led_ = false;
+  staying_.store(false, std::memory_order_relaxed);
   driven_.store(true, std::memory_order_relaxed);
   if (followers_) followers_wake_.notify_all();
   if (announced && hand_back_) hand_back_();  // the progress thread may rely on the announcement
@@ -434,7 +442,9 @@ void Context::set_hand_back(std::function<void()> hand_back) {
 
 Context::Driver Context::driver() noexcept {
   if (callers_.load(std::memory_order_relaxed) != 0)
-    return asleep_.load(std::memory_order_relaxed) ? Driver::sleeping_caller : Driver::spinning_caller;
+    return asleep_.load(std::memory_order_relaxed) || staying_.load(std::memory_order_relaxed)
+               ? Driver::staying_caller
+               : Driver::spinning_caller;
   return driven_.exchange(false, std::memory_order_relaxed) ? Driver::spinning_caller : Driver::nobody;
 }
 

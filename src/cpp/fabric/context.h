@@ -116,10 +116,10 @@ class Context final {
   // lock.
   enum class Rest { allowed, work_left, in_use };
   Rest arm() noexcept;
-  enum class Driver { nobody, spinning_caller, sleeping_caller };
+  enum class Driver { nobody, spinning_caller, staying_caller };
   Driver driver() noexcept;  // who drives now, or did since the last call
-  // Called, with the lock held, when a caller that slept stops driving. After the call the former one is not
-  // called any more.
+  // Called, with the lock held, when a caller that slept or stayed for long stops driving. After the call the
+  // former one is not called any more.
   void set_hand_back(std::function<void()> hand_back);
 
   // Asks for on_notice, which whoever makes the progress calls after unlocking. Under the lock.
@@ -165,6 +165,7 @@ class Context final {
   std::chrono::nanoseconds spin_;  // how long a leader polls before it sleeps; follows what paid off
 
   std::atomic<bool> asleep_{false};
+  std::atomic<bool> staying_{false};       // a leader that will call hand_back_
   std::atomic<std::uint32_t> callers_{0};  // threads in wait()
   std::atomic<bool> driven_{false};        // by callers, since driver() was asked
 };

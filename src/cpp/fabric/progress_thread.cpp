@@ -123,7 +123,7 @@ bool ProgressThread::take_back() {
       case Context::Driver::spinning_caller:
         again = true;
         break;
-      case Context::Driver::sleeping_caller:
+      case Context::Driver::staying_caller:
         break;  // wakes the thread when it stops driving
     }
   }
