@@ -26,7 +26,7 @@ ContextHandle::~ContextHandle() {
 }
 
 void ContextHandle::close() {
-  if (std::exchange(closed, true)) return;
+  if (std::exchange(closed, true) || !context) return;  // null: the domain gave none
   {
     // The progress thread may hold what this needs while it waits for the GIL.
     const WithoutGil without_gil;
