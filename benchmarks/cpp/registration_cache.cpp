@@ -1,7 +1,8 @@
 // What a hit in the registration cache costs: a lease on a registered range, chosen at random, and its end;
 // in ns, at 1 k and 1 M entries, and how much more two threads do than one, each with entries of its own and
 // both with the same. Beside it what the machine does at the same time: one locked access in 64 MiB of far
-// memory, and two threads with a cache each, which share nothing. Built against the library:
+// memory, how much more two threads with such memory of their own do, and two threads with a cache each,
+// which share nothing. Built against the library:
 //   g++ -std=c++20 -O3 -Isrc/cpp benchmarks/cpp/registration_cache.cpp libfab.a
 #include "fabric/registration_cache.h"
 
@@ -75,14 +76,19 @@ double measure(unsigned threads, const Hit& hit) {
   return rounds[kRounds / 2];
 }
 
-double far_memory() {
+// One locked access after the other, by each thread in 64 MiB of its own.
+double far_memory(unsigned threads) {
   struct alignas(64) Line {
     std::atomic<std::uint64_t> word{0};
   };
-  std::vector<Line> lines((std::size_t{64} << 20) / sizeof(Line));
-  std::uint64_t former = 0;  // always 0, but each access has to wait for the one before
-  return measure(1, [&](unsigned, std::uint64_t random) {
-    former = lines[(random + former) % lines.size()].word.fetch_add(0);
+  struct alignas(64) Own {
+    std::vector<Line> lines{(std::size_t{64} << 20) / sizeof(Line)};
+    std::uint64_t former = 0;  // always 0, but each access has to wait for the one before
+  };
+  std::vector<Own> memory(threads);
+  return measure(threads, [&](unsigned which, std::uint64_t random) {
+    Own& own = memory[which];
+    own.former = own.lines[(random + own.former) % own.lines.size()].word.fetch_add(0);
   });
 }
 
@@ -113,14 +119,14 @@ void measure_cache(std::uint64_t count, bool sizes_differ) {
   const auto own = [&](unsigned which, std::uint64_t random) {
     (which ? other.cache : cache).acquire(whole[random % count], kUse);
   };
-  const double one = measure(1, same);
+  const double one = measure(1, same), far = far_memory(1);
   std::printf(
       "%8llu entries of %-13s: %6.1f ns a hit, %6.1f ns inside (far memory %5.1f ns); two threads on the "
       "same entries "
-      "%.2fx, on their own %.2fx, on two caches %.2fx\n",
+      "%.2fx, on their own %.2fx, on two caches %.2fx, in far memory of their own %.2fx\n",
       static_cast<unsigned long long>(count), sizes_differ ? "4 KiB to 1 MB" : "4 KiB", one,
-      measure(1, within), far_memory(), 2 * one / measure(2, same), 2 * one / measure(2, half),
-      2 * one / measure(2, own));
+      measure(1, within), far, 2 * one / measure(2, same), 2 * one / measure(2, half),
+      2 * one / measure(2, own), 2 * far / far_memory(2));
 }
 
 }  // namespace
