@@ -1,6 +1,7 @@
 #include "python/remote_view.h"
 
 #include <algorithm>
+#include <span>
 
 #include "base/wire.h"
 #include "fabric/raw_key.h"
@@ -74,12 +75,13 @@ RemoteView RemoteView::at(py::handle index) const {
     out.shape[to] = size;
     out.strides[to] = stride;
   };
-  const py::tuple items = PyTuple_Check(index.ptr())
-                              ? py::reinterpret_borrow<py::tuple>(index)
-                              : py::make_tuple(py::reinterpret_borrow<py::object>(index));
+  PyObject* const alone = index.ptr();
+  const std::span<PyObject* const> items =
+      PyTuple_Check(alone) ? std::span<PyObject* const>(reinterpret_cast<PyTupleObject*>(alone)->ob_item,
+                                                        static_cast<std::size_t>(PyTuple_GET_SIZE(alone)))
+                           : std::span(&alone, 1);
   const auto given = static_cast<int>(items.size());
-  bool has_ellipsis = false;
-  for (const py::handle item : items) has_ellipsis |= item.is(py::ellipsis());
+  const bool has_ellipsis = std::ranges::find(items, Py_Ellipsis) != items.end();
   if (given - has_ellipsis > ndim)
     throw Error(Errc::bounds, "too many indices: the remote array has " + std::to_string(ndim) +
                                   " dimensions, and " + std::to_string(given - has_ellipsis) + " were given");
