@@ -234,7 +234,7 @@ TEST_CASE("remote data and counters come once per request, whatever its length, 
   pipe.b.regions.bind_counter(pipe.b.last_region, 3);
   CounterCell& cell = pipe.b.segment.counters()[3];
   cell.waiters.store(1);
-  pipe.b.session.set_source(42);
+  const PeerId source = pipe.b.peers.insert(Name{{{"test.0", 0, "peer"}}}.encode());
   std::list<Probe> probes;
   std::uint64_t sent = 0;
   for (const std::uint64_t length : {0u, 1u, 4096u, 70'000u, 9'000'000u, 9'000'001u}) {
@@ -254,7 +254,7 @@ TEST_CASE("remote data and counters come once per request, whatever its length, 
   for (std::size_t i = 0; i < 5; ++i) {
     CHECK(got[i].length == lengths[i]);
     CHECK(got[i].data == 1000 + lengths[i]);
-    CHECK(got[i].source == 42);
+    CHECK(got[i].source == source);
     CHECK(got[i].flags ==
           (completion_flag::kRma | completion_flag::kRemoteWrite | completion_flag::kRemoteData));
   }
