@@ -535,6 +535,8 @@ class AddressVector(Owned):
     def insert_auth_key(self, key: bytes, flags: int = 0) -> int:
         """Takes an authorization key; its handle counts as such only with InsertFlag.AUTH_KEY (AV-78).
 
+        Endpoints that are opened with the vector afterwards take it, those that are open already do not (AV-77).
+
         InvalidArgumentError unless the domain was opened with av_auth_keys=True and the key has its auth_key_size.
         """
         self._check_open()
@@ -574,6 +576,16 @@ class AddressVector(Owned):
         if key is None:
             raise InvalidArgumentError(f"{handle} is not the handle of an authorization key")
         return key
+
+    def _keys_now(self) -> tuple[frozenset[int], bytes | None]:
+        """Handles of the keys that an endpoint takes when it is enabled, and the key (AV-77)."""
+        present = {handle: key for handle, key in enumerate(self._auth_keys) if key is not None}
+        if len(present) > 1:
+            raise NotSupportedError(
+                f"the address vector has {len(present)} authorization keys; an endpoint of this build takes one: "
+                "name it as auth_key, or open an address vector for each"
+            )
+        return frozenset(present), next(iter(present.values()), None)
 
     def _remove_auth_key(self, handle: int) -> None:
         self._auth_key(handle)

@@ -278,7 +278,7 @@ class Domain:
     ) -> Endpoint:
         """Opens an endpoint, enabled on return. Without `av` or `cq` it makes its own.
 
-        auth_key: what peers must have too; None: the domain's. caps: all that the domain offers, unless given; remote writes
+        auth_key: what peers must have too; None: the one in `av`, else the domain's. caps: all that the domain offers, unless given; remote writes
         through an endpoint without Caps.RMA_EVENT raise no counters (MR-60), and receives of one without Caps.DIRECTED_RECV
         take messages from anybody, whatever `peer` they name (LNX-35).
 
@@ -286,7 +286,10 @@ class Domain:
         """
         self._core.check_open()
         own_av, own_cq = av is None, cq is None
-        return Endpoint(
+        auth_handles: frozenset[int] = frozenset()
+        if av is not None and auth_key is None:
+            auth_handles, auth_key = av._keys_now()
+        endpoint = Endpoint(
             self,
             self.address_vector() if av is None else av,
             CompletionQueue(self, _DEFAULT_QUEUE, True) if cq is None else cq,
@@ -296,6 +299,8 @@ class Domain:
             b"" if self._old_keys else bytes(auth_key or b""),
             caps or self._info.caps,
         )
+        endpoint._auth_handles = auth_handles
+        return endpoint
 
     def address_vector(
         self,

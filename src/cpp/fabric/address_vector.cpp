@@ -10,6 +10,7 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x3176612d62617966;  // "fyab-av1"
 constexpr std::uint32_t kUserIds = 2;
+constexpr std::size_t kPerTurn = 64;  // addresses, before other writers may
 
 std::vector<PartView>& scratch_parts() {
   thread_local std::vector<PartView> parts;
@@ -205,10 +206,32 @@ std::string_view AddressVector::checked(std::string_view address, std::string& c
   return canonical;
 }
 
-PeerId AddressVector::insert(std::string_view address, const Extra& extra) {
+void AddressVector::check_writable() const {
   if (!memory_->writable())
     throw Error(Errc::access,
-                "the address vector was opened to be read; open it without read_only to insert");
+                "the address vector was opened to be read; open it without read_only to change it");
+}
+
+PeerId AddressVector::insert(std::string_view address, const Extra& extra) {
+  check_writable();
+  const Writing turn(*this);
+  return insert_now(address, extra);
+}
+
+void AddressVector::insert(std::span<const std::string_view> addresses,
+                           const std::function<Extra(std::size_t)>& extra, const Done& done) {
+  check_writable();
+  for (std::size_t at = 0; at < addresses.size();) {
+    const Writing turn(*this);
+    for (const std::size_t end = std::min(at + kPerTurn, addresses.size()); at < end; ++at) try {
+        done(at, insert_now(addresses[at], extra(at)), nullptr);
+      } catch (const Error& error) {
+        done(at, kNoPeer, &error);
+      }
+  }
+}
+
+PeerId AddressVector::insert_now(std::string_view address, const Extra& extra) {
   std::string canonical;
   auto& parts = scratch_parts();
   address = checked(address, canonical, parts);
@@ -220,7 +243,6 @@ PeerId AddressVector::insert(std::string_view address, const Extra& extra) {
 
   for (const std::uint32_t hash : hashes) index_.prefetch(hash);
 
-  const Writing turn(*this);
   if (options_.reject_duplicates && is_there(address, hashes.front()))
     throw Error(Errc::already,
                 "the address is in the address vector already, which was opened with "
@@ -257,9 +279,7 @@ PeerId AddressVector::insert(std::string_view address, const Extra& extra) {
 }
 
 void AddressVector::remove(PeerId peer) {
-  if (!memory_->writable())
-    throw Error(Errc::access,
-                "the address vector was opened to be read; open it without read_only to remove");
+  check_writable();
   const Writing turn(*this);
   const std::uint64_t index = existing(peer);
   PeerEntry& entry = entries_.make(index);
@@ -369,6 +389,7 @@ PeerId AddressVector::reported(PeerId index) const noexcept {
 void AddressVector::set_user_id(PeerId peer, PeerId user_id) {
   if (!options_.user_ids)
     throw Error(Errc::invalid, "set_user_id() is for address vectors that were opened with user_id=True");
+  check_writable();
   const Writing turn(*this);
   user_ids_.make(existing(peer)).store(~user_id, std::memory_order_relaxed);
 }

@@ -55,6 +55,11 @@ class AddressVector final {
   // are rejected, access for a vector that was opened to be read.
   PeerId insert(std::string_view address, const Extra& extra);
   PeerId insert(std::string_view address) { return insert(address, Extra{}); }
+  // Several, in order, with fewer turns. extra(i) goes with address i; done(i, handle, error) tells of each,
+  // with a null error or kNoPeer.
+  using Done = std::function<void(std::size_t, PeerId, const Error*)>;
+  void insert(std::span<const std::string_view> addresses, const std::function<Extra(std::size_t)>& extra,
+              const Done& done);
   void remove(PeerId peer);  // throws Error(invalid) for a handle that is not there
 
   // --- by handle: the receive context in it is ignored (AV-41); one with a peer group is no entry's handle
@@ -89,6 +94,8 @@ class AddressVector final {
   std::uint64_t existing(PeerId peer) const;  // index; throws
   std::string_view checked(std::string_view address, std::string& canonical,
                            std::vector<PartView>& parts) const;
+  PeerId insert_now(std::string_view address, const Extra& extra);  // in the caller's turn
+  void check_writable() const;
   void repair();
   bool read(std::uint64_t index, std::string& out) const;  // false: vacant
   void hashes_of(std::string_view address, std::vector<std::uint32_t>& hashes) const;

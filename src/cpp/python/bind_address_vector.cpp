@@ -39,14 +39,18 @@ py::tuple insert_many(AddressVector& vector, const py::list& addresses, const py
   std::vector<Failed> failed;
   {
     const WithoutGil without_gil;
-    for (std::size_t i = 0; i < views.size(); ++i) try {
-        AddressVector::Extra extra;
-        if (!ids.empty()) extra.user_id = ids[i];
-        if (!keys.empty()) extra.auth = static_cast<std::uint32_t>(keys[i]);
-        handles[i] = vector.insert(views[i], extra);
-      } catch (const Error& error) {
-        failed.push_back({i, error.code(), error.what()});
-      }
+    vector.insert(
+        views,
+        [&](std::size_t i) {
+          AddressVector::Extra extra;
+          if (!ids.empty()) extra.user_id = ids[i];
+          if (!keys.empty()) extra.auth = static_cast<std::uint32_t>(keys[i]);
+          return extra;
+        },
+        [&](std::size_t i, PeerId handle, const Error* error) {
+          handles[i] = handle;
+          if (error) failed.push_back({i, error->code(), error->what()});
+        });
   }
   py::list out(handles.size());
   for (std::size_t i = 0; i < handles.size(); ++i) out[i] = py::int_(handles[i]);
