@@ -86,7 +86,9 @@ class Endpoint(_Operations):
         self._domain = domain
         self._av, self._cq = av, cq
         self._owns = [bound for bound, own in ((av, owns_av), (cq, owns_cq)) if own]
-        self._auth_handles: frozenset[int] = frozenset()  # keys of the address vector that it was enabled with
+        self._auth_handles: frozenset[int] = (
+            frozenset()
+        )  # keys of the address vector that it was enabled with
         self._contexts: list[Context] = []
         self._number = domain._core.next_endpoint_number()
         try:

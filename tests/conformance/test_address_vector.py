@@ -194,6 +194,7 @@ def test_a_peer_is_removed_under_load(pair):
     assert (exposed.content() == 2).all()
 
 
+@pytest.mark.req("AV-6", "AV-24")
 def test_endpoints_share_an_address_vector(pair):
     exposed = pair.expose(np.zeros(2))
     with (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 import uuid
 from pathlib import Path
 
@@ -147,6 +148,30 @@ def test_the_file_is_private_and_goes_with_the_last(domain, peer, name):
     assert path.exists()
     peer.run(close_there)
     assert not path.exists()
+
+
+def insert_for_ever(target: Target, addresses: list[bytes]) -> None:
+    while True:
+        target.shared_av.remove(target.shared_av.insert(addresses)[0])  # type: ignore[attr-defined]
+
+
+@pytest.mark.req("AV-70")
+def test_a_writer_is_killed(domain, addresses, name):
+    """A few times here; the C++ tests do it by the hundred."""
+    with domain.address_vector(name=name) as av:
+        for _ in range(4):
+            before = len(av)
+            with Peer("shm+tcp", where="process") as victim:
+                victim.run(open_there, name)
+                victim.start(insert_for_ever, addresses)
+                deadline = time.monotonic() + TIMEOUT
+                while len(av) < before + 100:
+                    assert time.monotonic() < deadline
+                victim.kill()
+            lowest = next(handle for handle in range(len(av) + 1) if handle not in av)
+            assert av.insert(addresses[0]) == lowest
+            assert len(list(av)) == len(av)
+            assert {address for _, address in av} <= set(addresses)
 
 
 @pytest.mark.req("AV-71")
