@@ -52,7 +52,7 @@ std::uint32_t PeerIndex::hash(std::uint64_t seed, std::string_view link, std::ui
 // New buckets go right behind the first one: many equal parts cost no more than few.
 void PeerIndex::put(std::uint64_t bucket, std::uint64_t value) {
   Bucket& first = buckets_.make(bucket);
-  Bucket* second = const_cast<Bucket*>(next(first));
+  auto* second = const_cast<Bucket*>(next(first));
   for (Bucket* at : {&first, second})
     for (std::size_t i = 0; at && i < kSlots; ++i)
       if (at->slots[i].load(std::memory_order_relaxed) == 0)

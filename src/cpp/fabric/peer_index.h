@@ -52,7 +52,7 @@ class PeerIndex {
   static_assert(sizeof(Bucket) == 64);
   class Change;
 
-  std::uint64_t bucket_of(std::uint32_t hash, std::uint64_t buckets) const noexcept {
+  static std::uint64_t bucket_of(std::uint32_t hash, std::uint64_t buckets) noexcept {
     const std::uint64_t half = std::bit_floor(buckets);
     const std::uint64_t at = hash & (2 * half - 1);
     return at < buckets ? at : hash & (half - 1);

@@ -229,7 +229,7 @@ std::size_t PeerRecords::read(Stored stored, char* out, std::size_t room) const 
   char* packed = local;
   if (known->packed > sizeof local - 8) packed = (large.resize(known->packed), large.data());
   copy(from, known->packed, packed);
-  std::memcpy(out, known->base.data(), length);
+  known->base.copy(out, length);
   for (const Run& run : known->runs) {
     std::memcpy(out + run.at, packed, run.length);
     packed += run.length;

@@ -65,8 +65,9 @@ std::string parse_ib(std::string_view all, std::string_view text) {
   if (::inet_pton(AF_INET6, std::string(text.substr(1, close - 1)).c_str(), ib.gid.data()) != 1)
     refuse(all, "the GID is written like an IPv6 address");
   text.remove_prefix(close + 2);
-  const auto first = text.find(':'), second = first == text.npos ? text.npos : text.find(':', first + 1);
-  if (second == text.npos) refuse(all, "it wants [GID]:0xPKEY:0xPS:0xSCOPE");
+  const auto first = text.find(':'),
+             second = first == std::string_view::npos ? std::string_view::npos : text.find(':', first + 1);
+  if (second == std::string_view::npos) refuse(all, "it wants [GID]:0xPKEY:0xPS:0xSCOPE");
   const auto pkey = number<std::uint16_t>(text.substr(0, first), 16);
   const auto service = number<std::uint64_t>(text.substr(first + 1, second - first - 1), 16);
   const auto scope = number<std::uint64_t>(text.substr(second + 1), 16);
@@ -79,7 +80,7 @@ std::string parse_ib(std::string_view all, std::string_view text) {
 
 std::string parse_ip(std::string_view all, std::string_view text, bool v6) {
   const auto colon = text.rfind(':');
-  if (colon == text.npos) refuse(all, "the port is missing");
+  if (colon == std::string_view::npos) refuse(all, "the port is missing");
   const auto port = number<std::uint16_t>(text.substr(colon + 1), 10);
   if (!port) refuse(all, "the port is a number from 0 to 65535");
   std::string host(text.substr(0, colon));
@@ -89,7 +90,7 @@ std::string parse_ip(std::string_view all, std::string_view text, bool v6) {
     sockaddr_in6 address{};
     address.sin6_family = AF_INET6;
     address.sin6_port = htons(*port);
-    if (const auto percent = host.find('%'); percent != host.npos) {
+    if (const auto percent = host.find('%'); percent != std::string::npos) {
       const auto scope = number<std::uint32_t>(std::string_view(host).substr(percent + 1), 10);
       address.sin6_scope_id = scope ? *scope : ::if_nametoindex(host.c_str() + percent + 1);
       if (address.sin6_scope_id == 0) refuse(all, "there is no such interface");
@@ -123,9 +124,10 @@ std::string pack(const SocketAddress& address) {
 std::optional<SocketAddress> unpack(std::string_view bytes) {
   sa_family_t family = 0;
   if (bytes.size() >= sizeof family) std::memcpy(&family, bytes.data(), sizeof family);
-  if (!(family == AF_INET && bytes.size() == sizeof(sockaddr_in)) &&
-      !(family == AF_INET6 && bytes.size() == sizeof(sockaddr_in6)))
-    return {};
+  const std::size_t expected = family == AF_INET    ? sizeof(sockaddr_in)
+                               : family == AF_INET6 ? sizeof(sockaddr_in6)
+                                                    : 0;
+  if (expected == 0 || bytes.size() != expected) return {};
   sockaddr_storage storage{};
   std::memcpy(&storage, bytes.data(), bytes.size());
   SocketAddress address(reinterpret_cast<const sockaddr*>(&storage), static_cast<socklen_t>(bytes.size()));
