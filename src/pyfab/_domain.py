@@ -278,9 +278,9 @@ class Domain:
     ) -> Endpoint:
         """Opens an endpoint, enabled on return. Without `av` or `cq` it makes its own.
 
-        auth_key: what peers must have too; None: the one in `av`, else the domain's. caps: all that the domain offers, unless given; remote writes
-        through an endpoint without Caps.RMA_EVENT raise no counters (MR-60), and receives of one without Caps.DIRECTED_RECV
-        take messages from anybody, whatever `peer` they name (LNX-35).
+        auth_key: what peers must have too; None: the one in `av`, else the domain's. caps: all that the domain offers, unless
+        given; remote writes through an endpoint without Caps.RMA_EVENT raise no counters (MR-60), and receives of one without
+        Caps.DIRECTED_RECV take messages from anybody, whatever `peer` they name (LNX-35).
 
         Its own queue holds the latest entries and forgets older ones; one that you pass refuses operations when it is full.
         """

@@ -7,6 +7,9 @@ import pyfab
 import pytest
 from test_stopped import TIMEOUT, WAYS
 
+EVERY_WAY = pytest.mark.parametrize(
+    "spec, settings", [pytest.param(*way.values[:2], id=way.id) for way in WAYS]
+)
 GONE = (pyfab.PeerLostError, pyfab.UnreachableError)
 
 
@@ -31,8 +34,8 @@ def waits(endpoint, count):
         endpoint.progress()
 
 
-@pytest.mark.parametrize("spec, settings, alloc", WAYS)
-def test_a_sender_is_killed(station, spec, settings, alloc):
+@EVERY_WAY
+def test_a_sender_is_killed(station, spec, settings):
     here = station(spec, **settings)
     (victim, handle), (survivor, other) = here.peer(), here.peer()
     to_here = [peer.run(insert, here.endpoint.address) for peer in (victim, survivor)]
@@ -54,9 +57,9 @@ def test_a_sender_is_killed(station, spec, settings, alloc):
     assert (memory == 4).all()
 
 
-@pytest.mark.parametrize("spec, settings, alloc", WAYS)
+@EVERY_WAY
 @pytest.mark.parametrize("size", [100, 1_000_000, 64 << 20])
-def test_a_receiver_is_killed_under_way(station, spec, settings, alloc, size):
+def test_a_receiver_is_killed_under_way(station, spec, settings, size):
     here = station(spec, **settings)
     victim, handle = here.peer()
     content = np.ones(size, np.uint8)
@@ -68,12 +71,16 @@ def test_a_receiver_is_killed_under_way(station, spec, settings, alloc, size):
     if size > 16_384:
         assert isinstance(errors[-1], GONE)  # nobody had received it
     with pytest.raises(GONE):
-        for _ in range(100_000):
-            here.endpoint.tsend(content[:100], handle, 1, flags=pyfab.Delivery.DELIVERY).result(TIMEOUT)
+        confirmed_sends(here.endpoint, content[:100], handle)
 
 
-@pytest.mark.parametrize("spec, settings, alloc", WAYS)
-def test_a_sender_is_killed_while_its_message_is_fetched(station, spec, settings, alloc):
+def confirmed_sends(endpoint, content, handle):
+    while True:
+        endpoint.tsend(content, handle, 1, flags=pyfab.Delivery.DELIVERY).result(TIMEOUT)
+
+
+@EVERY_WAY
+def test_a_sender_is_killed_while_its_message_is_fetched(station, spec, settings):
     """A receive that met its message ends in an error or with the whole message."""
     here = station(spec, **settings)
     for _ in range(3):
@@ -89,8 +96,8 @@ def test_a_sender_is_killed_while_its_message_is_fetched(station, spec, settings
         assert (memory == 7).all() if error is None else isinstance(error, (*GONE, pyfab.BoundsError))
 
 
-@pytest.mark.parametrize("spec, settings, alloc", WAYS)
-def test_a_stopped_receiver_holds_up_nobody(station, spec, settings, alloc):
+@EVERY_WAY
+def test_a_stopped_receiver_holds_up_nobody(station, spec, settings):
     here = station(spec, **settings)
     (sleeper, handle), (other, there) = here.peer(), here.peer()
     sleeper.run(post_there, 8, 1)

@@ -9,14 +9,14 @@ namespace fab {
 // each followed by `length` payload bytes. Requests are answered in the order in which they were sent, so
 // answers name no request.
 enum class FrameType : std::uint8_t {
-  write = 1,    // part of a put: payload goes to [remote + done so far); `total` bytes in all
-  read = 2,     // asks for [remote, remote + total)
-  atomic = 3,   // payload: operands of `total` bytes; answered like a write
-  fetch = 4,    // payload: operands, none for atomic_read; answered by data
-  compare = 5,  // payload: operands, then comparands; answered by data
-  notify = 6,   // remote data for bytes that the sender moved itself; not answered
-  message = 7,  // a whole message: `key` is its tag, `remote` its group and, from bit 32, its number among
-                // the messages of this stream and what goes beside it; answered if kAcknowledge is set
+  write = 1,     // part of a put: payload goes to [remote + done so far); `total` bytes in all
+  read = 2,      // asks for [remote, remote + total)
+  atomic = 3,    // payload: operands of `total` bytes; answered like a write
+  fetch = 4,     // payload: operands, none for atomic_read; answered by data
+  compare = 5,   // payload: operands, then comparands; answered by data
+  notify = 6,    // remote data for bytes that the sender moved itself; not answered
+  message = 7,   // a whole message: `key` is its tag, `remote` its group and, from bit 32, its number among
+                 // the messages of this stream and what goes beside it; answered if kAcknowledge is set
   announce = 8,  // a message of `total` bytes, number `id`, that stays with the sender; payload: where it
                  // lies (address and length of each piece), if that can be read directly; not answered
   pull = 9,      // asks for the first `total` bytes of announced message `id`; answered by data

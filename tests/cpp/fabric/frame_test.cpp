@@ -197,13 +197,14 @@ TEST_CASE("mutated streams end in an error or in answers, never in memory that i
     }
     PathCounts counts;
     CompletionQueue queue(16, CompletionQueue::WhenFull::forget_oldest);
-    Session session({.segment = target.segment,
-                     .completions = queue,
-                     .receives = target.receives,
-                     .sender = std::make_shared<Sender>(target.peers, std::vector<Part>{{"test.0", 0, "peer"}}),
-                     .cell = 0,
-                     .counts = counts,
-                     .wake_domain = target.wake});
+    Session session(
+        {.segment = target.segment,
+         .completions = queue,
+         .receives = target.receives,
+         .sender = std::make_shared<Sender>(target.peers, std::vector<Part>{{"test.0", 0, "peer"}}),
+         .cell = 0,
+         .counts = counts,
+         .wake_domain = target.wake});
     std::size_t done = 0;
     Errc error = Errc::ok;
     while (done < stream.size() && error == Errc::ok) {

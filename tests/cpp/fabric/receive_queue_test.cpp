@@ -22,7 +22,8 @@ struct Peer {
   Part part;
   std::shared_ptr<Sender> sender;
   Peer(const AddressVector& peers, int number)
-      : part{"test.0", 0, "peer " + std::to_string(number)}, sender(std::make_shared<Sender>(peers, std::vector<Part>{part})) {}
+      : part{"test.0", 0, "peer " + std::to_string(number)},
+        sender(std::make_shared<Sender>(peers, std::vector<Part>{part})) {}
   std::string name() const { return Name{{part}}.encode(); }
 };
 

@@ -36,7 +36,7 @@ struct Node {
     MemoryRegion::Parameters parameters;
     parameters.buffers = {{memory.data(), memory.size()}};
     parameters.access = access::kAll;
-    region = core->register_memory(parameters);
+    region = core->register_memory(std::move(parameters));
   }
   ~Node() {
     core->close_context(*context);
