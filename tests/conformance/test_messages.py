@@ -464,6 +464,35 @@ def test_groups(pair):
         pair.endpoint.trecv(bytearray(8), 1, group=pair.domain.info.max_group_id + 1)
 
 
+@pytest.mark.req("AV-73", "AV-74")
+def test_completions_tell_user_ids(combination):
+    """Of messages and of remote data; operations go on taking the handle."""
+    with (
+        Peer(combination.spec, where=combination.where, **combination.settings) as peer,
+        pyfab.Domain(combination.spec, **combination.settings) as domain,
+        domain.address_vector(user_id=True) as av,
+        domain.endpoint(av) as endpoint,
+    ):
+        handle = av.insert(peer.address)
+        there = peer.run(insert_there, endpoint.address)
+        for given, reported in ((None, ADDR_NOTAVAIL), (0xABC, 0xABC), (2**63, 2**63)):
+            if given is not None:
+                av.set_user_id(handle, given)
+            posted = post(endpoint, 8, 1, peer=handle)
+            peer.run(send_there, b"12345678", there, 1)
+            assert told(posted)[1][3] == reported
+            memory = np.zeros(8, "u1")
+            with domain.register(memory, pyfab.Access.REMOTE_WRITE) as region:
+                endpoint.cq.read(max=100)
+                peer.run(put_there, there, region.remote)
+                (entry,) = collect(endpoint.cq, 1)
+                assert (entry.source, entry.data) == (reported, 5)
+
+
+def put_there(target, peer, remote):
+    target.endpoint.write(np.ones(8, "u1"), peer, remote, data=5).result(TIMEOUT)
+
+
 @pytest.mark.req("AV-45", "AV-46", "AV-47")
 def test_the_receive_context_is_chosen_by_the_handle(combination):
     contexts, bits = 5, 3
