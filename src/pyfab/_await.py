@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from pyfab._core import Completion, Context, Operation
 
-__all__ = ["await_operation", "wait_readable"]
+__all__ = ["Waiters", "await_operation", "wait_readable", "wake_all"]
 
 
 def _wake(future: asyncio.Future[None]) -> None:
@@ -37,8 +37,18 @@ def await_operation(operation: Operation) -> Generator[Any, None, Completion]:
     return operation.result(None)
 
 
-async def wait_readable(fd: int, contexts: Iterable[Context]) -> None:
-    """Until `fd` is readable. Under manual progress the loop drives `contexts` meanwhile."""
+Waiters = set[tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]]
+
+
+def wake_all(waiters: Waiters) -> None:
+    """Ends the waiting of all of them, from any thread."""
+    for loop, future in tuple(waiters):
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_wake, future)
+
+
+async def wait_readable(fd: int, contexts: Iterable[Context], waiters: Waiters) -> None:
+    """Until `fd` is readable, or `wake_all(waiters)`. Under manual progress the loop drives `contexts` meanwhile."""
     loop = asyncio.get_running_loop()
     future = loop.create_future()
     with ExitStack() as stack:
@@ -47,6 +57,8 @@ async def wait_readable(fd: int, contexts: Iterable[Context]) -> None:
             if context.manual and not context.closed:
                 stack.enter_context(_watched(loop, context._poll_fd, context._drive))
                 context._drive()
+        waiters.add((loop, future))
+        stack.callback(waiters.discard, (loop, future))
         await future
 
 
@@ -62,9 +74,9 @@ def _drive(
 def _watched(loop: asyncio.AbstractEventLoop, fd: int, call: Callable[[], None]) -> Iterator[None]:
     """Calls `call` whenever `fd` is readable. A loop has one reader for a descriptor, which all who watch it share."""
     calls = _WATCHED.setdefault(loop, {}).setdefault(fd, [])
-    calls.append(call)
-    if len(calls) == 1:
+    if not calls:
         loop.add_reader(fd, lambda: [each() for each in tuple(calls)])
+    calls.append(call)
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pyfab import _core
-from pyfab._await import wait_readable
+from pyfab._await import Waiters, wait_readable, wake_all
 from pyfab._core import Completion
 from pyfab._errors import BusyError, ClosedError, FabricError, InvalidArgumentError, OperationTimeout
 
@@ -73,6 +73,7 @@ class CompletionQueue(Owned):
         super().__init__(domain)
         self._core = domain._core.open_completion_queue(size, forget_oldest)
         self._objects: dict[int, object] = {}
+        self._waiters: Waiters = set()
 
     @property
     def size(self) -> int:
@@ -105,12 +106,17 @@ class CompletionQueue(Owned):
             for completion in self.read():
                 yield completion
             if not self._closed:
-                await wait_readable(self.fileno(), [c for user in self._users for c in user._contexts])
+                contexts = [context for user in self._users for context in user._contexts]
+                await wait_readable(self.fileno(), contexts, self._waiters)
 
     def fileno(self) -> int:
         """A descriptor that is readable while there are entries, for select() and event loops. Owned by the queue."""
         self._check_open()
         return self._core.fileno()
+
+    def _end(self) -> None:
+        super()._end()
+        wake_all(self._waiters)
 
     def __repr__(self) -> str:
         return f"<CompletionQueue size={self.size}{' closed' if self._closed else ''}>"

@@ -272,6 +272,31 @@ def receive_numbers(target, count):
     return got
 
 
+@pytest.mark.parametrize("size", [8, 4096, 100_000, 3 << 20])
+def test_a_message_comes_after_the_puts_before_it(pair, size):
+    rounds_here = 200 if size < 1 << 20 else 10
+    exposed = pair.expose(np.zeros(size, np.uint8))
+    pair.peer.start(first_and_last_there, exposed.name, rounds_here)
+    for number in range(rounds_here):
+        pair.endpoint.write(np.full(size, number % 250 + 1, np.uint8), pair.handle, exposed.remote)
+        pair.endpoint.tsend(np.array([number % 250 + 1], np.uint8), pair.handle, 1)
+        pair.endpoint.recv(bytearray(1), pair.handle).result(TIMEOUT)
+    assert pair.peer.finish() == []
+
+
+def first_and_last_there(target, name, count):
+    """Which messages came before the bytes that were put before them."""
+    array = target.kept[name].array
+    wrong = []
+    memory = np.zeros(1, np.uint8)
+    for _ in range(count):
+        source = target.endpoint.trecv(memory, 1).result(TIMEOUT).source
+        if not (array[0] == array[-1] == memory[0]):
+            wrong.append((int(array[0]), int(array[-1]), int(memory[0])))
+        target.endpoint.send(b"!", source).result(TIMEOUT)
+    return wrong
+
+
 @pytest.mark.req("LNX-34", "AV-35")
 def test_a_receive_from_one_peer(pair):
     with (

@@ -7,7 +7,9 @@ namespace fab {
 namespace {
 
 using std::chrono::microseconds;
-constexpr unsigned kPollerTurn = 16;  // of a spinning leader: the poller is a system call
+// Of a spinning leader: turns between looks at the clock and at others who want the lock, and at the poller,
+// which is a system call.
+constexpr unsigned kClockTurn = 4, kPollerTurn = 16;
 // Who leads for longer than this says so, and then hands the context back: the progress thread need not look
 // for its end, which would interrupt large copies on a busy processor.
 constexpr std::chrono::nanoseconds kStays = microseconds(100);
@@ -269,13 +271,15 @@ bool Context::discard_claimed(std::uint64_t claim) {
 }
 
 ReceiveQueue::Sizes Context::message_sizes() const {
+  check_process();
   const std::lock_guard lock(mutex_);
   return receives_.sizes();
 }
 
 bool Context::move(bool look) noexcept {
   bool moved = endpoint_ && endpoint_->progress();
-  if (!moved && look) moved = poller_.dispatch() > 0;
+  // However much moves, the poller has its turns: timers, ends of processes, connections.
+  if (look && (!moved || ++turns_ % kPollerTurn == 0)) moved |= poller_.dispatch() > 0;
   if (moved && followers_) followers_wake_.notify_all();
   return moved;
 }
@@ -356,17 +360,18 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
   led_ = true;
   const auto start = Clock::now();
   auto idle_since = start;
-  bool finished = false, announced = false;
+  bool finished = false, announced = false, moved = false;
   for (unsigned turn = 0;; ++turn) {
-    const bool moved = move(turn % kPollerTurn == kPollerTurn - 1);
+    moved |= move(turn % kPollerTurn == kPollerTurn - 1);
     finished = done();
     if (finished) break;
+    if (turn % kClockTurn != kClockTurn - 1) continue;
     const auto now = Clock::now();
     if (!announced && now - start >= kStays) {
       announced = true;
       staying_.store(true, std::memory_order_seq_cst);
     }
-    if (moved) idle_since = now;
+    if (std::exchange(moved, false)) idle_since = now;
     if (now - idle_since >= spin_ || deadline.passed()) break;
     // Others get in between to post, and callbacks run.
     const bool notice = notice_;
@@ -398,11 +403,11 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
     asleep_.store(false, std::memory_order_relaxed);
     if (endpoint_) move();
   }
-  const auto took = Clock::now() - start;
   if (!slept)
     spin_ = std::min(kMostSpin, spin_ + microseconds(1));
   else
-    spin_ = took < kMostSpin ? std::min(kMostSpin, spin_ * 2) : std::max(kLeastSpin, spin_ / 2);
+    spin_ =
+        Clock::now() - start < kMostSpin ? std::min(kMostSpin, spin_ * 2) : std::max(kLeastSpin, spin_ / 2);
   led_ = false;
   staying_.store(false, std::memory_order_relaxed);
   driven_.store(true, std::memory_order_relaxed);

@@ -161,6 +161,7 @@ class Context final {
   unsigned followers_ = 0;
   bool led_ = false;
   bool notice_ = false;
+  unsigned turns_ = 0;  // of move() in which something moved
   std::function<void()> hand_back_;
   std::chrono::nanoseconds spin_;  // how long a leader polls before it sleeps; follows what paid off
 

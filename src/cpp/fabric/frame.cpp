@@ -65,11 +65,13 @@ bool decode(const std::byte* in, FrameHeader& header) noexcept {
             .total = load<std::uint64_t>(in, 24),
             .data = load<std::uint64_t>(in, 32),
             .id = load<std::uint64_t>(in, 40)};
-  constexpr std::uint8_t kKnown = frame_flag::kLast | frame_flag::kRemoteData | frame_flag::kCommit |
-                                  frame_flag::kTagged | frame_flag::kAcknowledge;
+  constexpr std::uint8_t kOfAll = frame_flag::kLast | frame_flag::kRemoteData | frame_flag::kCommit,
+                         kOfMessages =
+                             frame_flag::kRemoteData | frame_flag::kTagged | frame_flag::kAcknowledge;
+  const bool message = header.type == FrameType::message || header.type == FrameType::announce;
   const bool numbered = header.type == FrameType::announce || header.type == FrameType::pull ||
                         header.type == FrameType::release;
-  if ((header.flags & ~kKnown) != 0 || numbered != (header.id != 0)) return false;
+  if ((header.flags & ~(message ? kOfMessages : kOfAll)) != 0 || numbered != (header.id != 0)) return false;
   switch (header.type) {
     case FrameType::write:
       return write_fits(header);

@@ -46,7 +46,8 @@ bool store_message(const Matched& matched, const std::byte* bytes) noexcept {
 
 // --- receivers
 
-Message* ReceiveQueue::find(const MatchRule& rule) const noexcept {
+Message* ReceiveQueue::find(MatchRule rule) const noexcept {
+  if (!directed_) rule.source = kNoPeer;
   if (rule.ignore == 0) {
     const auto& chain = unexpected_.chain(hash_of(rule));
     for (Message* at = chain.front(); at; at = chain.after(*at))

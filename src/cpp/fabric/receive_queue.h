@@ -157,7 +157,7 @@ class ReceiveQueue {
   using PostedTable = MatchTable<Posted, &Posted::same>;
 
   static Matched matched_of(Posted& posted, const MessageHead& head, PeerId source) noexcept;
-  Message* find(const MatchRule& rule) const noexcept;
+  Message* find(MatchRule rule) const noexcept;
   Posted* find_posted(const MessageHead& head, PeerId from) const noexcept;
   // Makes room for `head` in a posted receive; retires it when it is used up.
   Matched use(Posted& posted, const MessageHead& head, PeerId source) noexcept;

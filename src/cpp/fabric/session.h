@@ -223,6 +223,7 @@ class Session final : private MessageOrigin {
   std::uint32_t next_generation_ = 1;
   RingQueue<Pull> pulls_;          // among requests_, in the same order
   RingQueue<Pull> waiting_pulls_;  // for a place there
+  std::size_t announcements_ = 0;  // of the peer, not released
   std::uint64_t buffered_ = 0;     // of kMessageWindow, by messages of the peer
   std::uint64_t uncredited_ = 0;   // bytes of it that are free again
 

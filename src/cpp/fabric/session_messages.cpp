@@ -62,7 +62,8 @@ bool Session::post_message(const Transfer& transfer) {
 bool Session::post_small(const Transfer& transfer, FrameHeader header) {
   const bool acknowledged = transfer.delivery == Delivery::delivery;
   if (services_.beside) {
-    if (!acknowledged && services_.beside->push(header, local_of(transfer))) {
+    // Not past puts that are on their way through the stream: whoever gets the message finds their bytes.
+    if (!acknowledged && requests_.empty() && services_.beside->push(header, local_of(transfer))) {
       window_used_ += transfer.length + kMessageOverhead;
       end_send(transfer.operation, transfer.length, Errc::ok);
       return true;
@@ -198,6 +199,7 @@ Errc Session::accept(const FrameHeader& header, const std::byte* payload) noexce
 }
 
 Errc Session::on_announce(const std::byte* payload) {
+  if (++announcements_ > kMaxOutstanding) return Errc::protocol;
   Message message;
   message.head = head_of(frame_);
   message.sender = services_.sender;
@@ -256,6 +258,7 @@ void Session::finish_pull(Errc error) noexcept {
 }
 
 void Session::tell_release(std::uint64_t id, Errc error) {
+  --announcements_;
   output_.append_header(Lane::answers,
                         {.type = FrameType::release, .data = static_cast<std::uint64_t>(error), .id = id});
 }
@@ -278,6 +281,7 @@ void Session::consumed(std::uint64_t bytes) noexcept {
 void Session::fail_messages(Errc error) noexcept {
   services_.receives.leave(*this);
   window_used_ = buffered_ = uncredited_ = 0;
+  announcements_ = 0;
   for (; !sending_.empty(); sending_.pop_front()) end_send(sending_.front().operation, 0, error);
   free_numbers_.clear();
   for (Announced& entry : std::exchange(announced_, {}))

@@ -39,6 +39,7 @@ void SessionOutput::region_payload(std::uint32_t region, std::uint64_t offset, s
 }
 
 std::uint32_t SessionOutput::message_payload(const PieceCursor& source, std::uint64_t length) {
+  if (next_serial_ == 0) next_serial_ = 1;
   Item item{.source = Source::message, .serial = next_serial_++, .left = length};
   item.cursor = source;
   item.next = {.type = FrameType::data};

@@ -214,13 +214,18 @@ PyObject* completion_of(const Context::Waiting& found) {
 struct ClaimedMessage {
   py::object owner;  // the Context
   std::uint64_t number;
+  MatchRule rule;  // what it says of itself
   py::object completion;
 
   ContextHandle& handle() const { return context_handle(owner.ptr()); }
   ~ClaimedMessage() {
     if (number == 0 || handle().closed) return;
-    const WithoutGil without_gil;
-    handle().context->discard_claimed(number);
+    try {
+      const WithoutGil without_gil;
+      handle().context->discard_claimed(number);
+    } catch (const Error&) {
+      return;  // a child of fork(): the message is the parent's
+    }
   }
   std::uint64_t take() {
     handle().check_open();
@@ -230,8 +235,8 @@ struct ClaimedMessage {
   py::object receive(const py::object& local, const py::object& context) {
     const std::uint64_t claim = take();
     bool there = true;
-    PyObject* operation =
-        start_receive(handle(), local.ptr(), {}, 0, context.ptr(), [&](const Receive& receive, bool at_once) {
+    PyObject* operation = start_receive(
+        handle(), local.ptr(), rule, 0, context.ptr(), [&](const Receive& receive, bool at_once) {
           if (at_once) return false;
           there = handle().context->receive_claimed(claim, receive);
           if (!there) throw Error(Errc::peer_lost, "the message is gone with its sender");
@@ -272,8 +277,10 @@ PyObject* look_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
                   std::string(kName) + "(): no message that fits waits here (it may still come)");
     const auto completion = py::reinterpret_steal<py::object>(completion_of(*found));
     if (look != Context::Look::claim) return py::object(completion).release().ptr();
-    auto message =
-        std::make_unique<ClaimedMessage>(py::reinterpret_borrow<py::object>(self), found->claim, completion);
+    auto message = std::make_unique<ClaimedMessage>(
+        py::reinterpret_borrow<py::object>(self), found->claim,
+        MatchRule{.tag = found->head.tag, .group = found->head.group, .tagged = found->head.tagged},
+        completion);
     return py::cast(std::move(message)).release().ptr();
   } catch (...) {
     set_python_error();
@@ -288,7 +295,13 @@ PyObject* cancel_method(PyObject* self, PyObject* context) {
     std::vector<std::uint64_t> numbers;
     for (const auto& [number, object] : handle.objects)
       if (object.ptr() == context) numbers.push_back(number.cast<std::uint64_t>());
-    if (PyLong_Check(context)) numbers.push_back(context_number(handle, context));
+    if (PyLong_Check(context)) {
+      const auto number = PyLong_AsUnsignedLongLong(context);
+      if (PyErr_Occurred())
+        PyErr_Clear();
+      else if (number < kNoContext)
+        numbers.push_back(number);
+    }
     bool found = false;
     {
       const WithoutGil without_gil;
@@ -309,7 +322,11 @@ PyObject* message_stats(PyObject* self, PyObject*) {
   try {
     const ContextHandle& handle = context_handle(self);
     handle.check_open();
-    const auto sizes = handle.context->message_sizes();
+    ReceiveQueue::Sizes sizes;
+    {
+      const WithoutGil without_gil;
+      sizes = handle.context->message_sizes();
+    }
     py::dict out;
     out["posted"] = sizes.posted;
     out["unexpected"] = sizes.unexpected;
@@ -345,6 +362,10 @@ PyObject* inject_message(PyObject* self, PyObject* buffer, PyObject* to, PyObjec
     transfer.operation = &operation;
     operation.begin(1, 0, completion_flags(OpCode::send), nullptr, nullptr, nullptr);
     post_all(handle, peer, {&transfer, 1}, operation, false);
+    if (!operation.done()) {
+      const WithoutGil without_gil;
+      handle.context->wait([&] { return operation.done(); }, {});
+    }
     if (const Errc error = operation.completion().error; error != Errc::ok) {
       raise_failure(OpCode::send, error, local.nbytes, transfer.remote, transfer.key, peer,
                     handle.context.get());

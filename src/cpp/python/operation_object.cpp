@@ -322,14 +322,19 @@ PyObject* operation_cancelled(PyObject* self, PyObject*) {
 PyObject* operation_drive(PyObject* self, PyObject*) {
   OperationObject& operation = operation_of(self);
   const std::shared_ptr<Context> context = operation.context;
-  {
-    const WithoutGil without_gil;
-    do {
-      context->progress();
-    } while (!operation.core.done() && context->arm() == Context::Rest::work_left);
+  try {
+    {
+      const WithoutGil without_gil;
+      do {
+        context->progress();
+      } while (!operation.core.done() && context->arm() == Context::Rest::work_left);
+    }
+    operation.finished->drain();
+    Py_RETURN_NONE;
+  } catch (...) {
+    set_python_error();
+    return nullptr;
   }
-  operation.finished->drain();
-  Py_RETURN_NONE;
 }
 PyMethodDef operation_methods[] = {
     {"done", operation_done, METH_NOARGS, "done($self, /)\n--\n\nWhether the outcome is known."},

@@ -112,7 +112,6 @@ std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<Neighbour>
 }
 
 bool Channel::take_in() noexcept {
-  const bool closed = header_of(mapping_).closed.load(std::memory_order_acquire) != 0;
   bool tell = false;
   std::size_t taken = 0;
   pending_ = false;
@@ -135,7 +134,6 @@ bool Channel::take_in() noexcept {
     if (in_.writer_waits()) tell = true;
   }
   if (in_.broken()) error_ = Errc::protocol;
-  if (closed && !pending_ && error_ == Errc::ok) error_ = Errc::peer_lost;
   if (taken && error_ == Errc::ok) session_->end_turn();
   if (tell) peer_->wake(peer_cell_, work::kLook);
   received_ += taken;
@@ -169,6 +167,7 @@ bool Channel::send_out() noexcept {
 }
 
 bool Channel::move() noexcept {
+  const bool closed = header_of(mapping_).closed.load(std::memory_order_acquire) != 0;
   moving_ = true;
   // What went beside the ring may have waited for what came through it, and is not told of again.
   bool in = !initiator_ && take_messages();
@@ -177,6 +176,7 @@ bool Channel::move() noexcept {
     if (!initiator_) take_messages();
   }
   moving_ = false;
+  if (closed && !pending_ && error_ == Errc::ok) error_ = Errc::peer_lost;
   const bool out = error_ == Errc::ok && send_out();
   return in || out;
 }
@@ -185,7 +185,9 @@ bool Channel::move() noexcept {
 
 bool Channel::push(const FrameHeader& header, const PieceCursor& from) noexcept {
   if (!initiator_ || !messages_out_.push(header, from)) return false;
-  peer_->tell(peer_cell_, messages_out_.polled());
+  // Either this side sees that the other one does not look any more, or the other one sees the message.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!messages_out_.polled() || peer_->sleeps(peer_cell_)) peer_->wake(peer_cell_, work::kLook);
   return true;
 }
 
@@ -196,13 +198,14 @@ bool Channel::take_message() noexcept {
   std::byte bytes[kCellBytes];
   if (!messages_in_.take(header, bytes))
     error_ = Errc::protocol;
-  else
-    error_ = session_->accept(header, bytes);
+  else if (const Errc error = session_->accept(header, bytes); error_ == Errc::ok)
+    error_ = error;
   return error_ == Errc::ok;
 }
 
 bool Channel::come_to(std::uint32_t number) noexcept {
-  if (initiator_) return false;  // only the initiator sends messages
+  // Only the initiator sends messages, and between two that come through the ring lie no more than cells.
+  if (initiator_ || number - messages_in_.next() > kCells) return false;
   while (messages_in_.next() != number)
     if (!messages_in_.ready() || !take_message()) return false;
   messages_in_.skip();
@@ -223,6 +226,7 @@ bool Channel::take_messages() noexcept {
 
 // Announced messages of the peer.
 Errc Channel::read(std::span<const iovec> from, PieceCursor to, std::uint64_t length) noexcept {
+  if (peer_->gone()) return Errc::peer_lost;  // and its number may be another process's by now
   constexpr std::size_t kPieces = 64;
   std::size_t piece = 0, used = 0;  // of `from`
   while (length) {
@@ -264,7 +268,7 @@ Errc Channel::read(std::span<const iovec> from, PieceCursor to, std::uint64_t le
 }
 
 void Channel::flush() noexcept {
-  if (error_ == Errc::ok) send_out();
+  if (error_ == Errc::ok && session_->has_output()) send_out();
 }
 
 }  // namespace fab::shm

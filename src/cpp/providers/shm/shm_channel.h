@@ -52,7 +52,8 @@ class Channel final : private MemoryReader, private SmallMessages {
   void poll_messages(bool on) noexcept { messages_in_.poll(on); }
   // Initiator: whether the target has yet to take in what was sent, messages among it.
   bool unread() const noexcept {
-    return session_->owes_messages() && !(out_.all_read() && messages_out_.all_taken());
+    return session_->owes_messages() &&
+           !(out_.all_read() && messages_out_.all_taken() && !session_->has_output());
   }
   // ok, or why nothing moves any more: protocol (the peer sent nonsense), peer_lost (the peer closed the
   // channel).

@@ -102,6 +102,15 @@ std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uin
   throw Error(Errc::unreachable, "no path over " + link_ + ": " + error.what());
 }
 
+Deadline ShmEndpoint::farewell() noexcept {
+  constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
+  constexpr std::chrono::seconds kTogether(1);
+  const auto now = Clock::now();
+  if (!farewell_ || now - *farewell_ > kTogether) farewell_ = now;
+  return Deadline::in(
+      std::max(std::chrono::nanoseconds(0), std::chrono::nanoseconds(*farewell_ + kFarewell - now)));
+}
+
 Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part) {
   return {.segment = domain_.segment,
           .completions = services_.completions,
@@ -140,6 +149,7 @@ void ShmEndpoint::poll(Channel& channel) noexcept {
   Channel*& place = polled_[next_polled_++ % polled_.size()];
   if (place) {
     place->poll_messages(false);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     if (place->messages_ready()) continue_later();  // came while nobody had to tell of them
   }
   place = &channel;
@@ -191,6 +201,7 @@ bool ShmEndpoint::arm() noexcept {
 void ShmEndpoint::on_ready(std::uint32_t) noexcept {
   char rung[64];
   if (::read(doorbell_.get(), rung, sizeof rung) > 0) cell().sleeping.store(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   std::uint64_t ticks;
   if (::read(timer_.get(), &ticks, sizeof ticks) > 0) check_answers();
   // The doorbell is silent now, so what rang must be done by whoever silenced it.
@@ -251,6 +262,7 @@ void ShmEndpoint::drop_lost() noexcept {
   someone_left_ = false;
   drop_served([&](const Served& served) {
     if (!served.channel->peer().gone()) return false;
+    served.channel->move();  // what it left behind
     std::int32_t pid = served.channel->peer().address().process.pid;
     AccessSlot& slot = domain_.segment.slots()[served.slot];
     // The next claimant clears the rest.

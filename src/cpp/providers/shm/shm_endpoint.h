@@ -3,10 +3,12 @@
 #include <array>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/deadline.h"
 #include "fabric/provider.h"
 #include "providers/shm/shm_attach.h"
 #include "providers/shm/shm_channel.h"
@@ -49,6 +51,8 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   void continue_later() noexcept;  // progress() shall be called again
   void expect_answers();           // watch for peers that do not answer
   void tell_lost(PeerId peer, Errc why) noexcept;
+  // Until when paths that end may wait for their peers to read: one time for those that end together.
+  Deadline farewell() noexcept;
 
  private:
   // A channel that a neighbour opened to this context.
@@ -77,7 +81,8 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   OwnFd doorbell_, doorbell_end_, timer_;
   Waker waker_;
   bool timer_runs_ = false;
-  bool more_ = false;  // left over by the last progress()
+  std::optional<Clock::time_point> farewell_;  // when the last one began
+  bool more_ = false;                          // left over by the last progress()
   mutable bool someone_left_ = false;
   mutable std::vector<std::shared_ptr<Neighbour>> neighbours_;
   std::vector<ShmPath*> paths_;

@@ -33,12 +33,15 @@ bool MessageWriter::push(const FrameHeader& header, PieceCursor from) noexcept {
 bool MessageReader::take(FrameHeader& header, std::byte* bytes) noexcept {
   tsan_rings.acquire();
   const MessageCell& cell = cells_[next_ % kCells];
-  const std::uint8_t length = cell.length;
+  const auto once = [](const auto& shared) {  // the compiler may not look again
+    return *const_cast<const volatile std::remove_cvref_t<decltype(shared)>*>(&shared);
+  };
+  const std::uint8_t length = once(cell.length);
   header = {.type = FrameType::message,
-            .flags = cell.flags,
+            .flags = once(cell.flags),
             .length = length,
             .key = cell.tag,
-            .remote = cell.group,
+            .remote = once(cell.group),
             .total = length,
             .data = cell.data};
   constexpr std::uint8_t kKnown = frame_flag::kRemoteData | frame_flag::kTagged;

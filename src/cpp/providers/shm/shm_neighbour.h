@@ -44,13 +44,8 @@ class Neighbour final : public ReadyHandler {
   void watch();
   // Lets a context of the neighbour look at `bits`, waking it if need be.
   void wake(std::uint32_t cell, std::uint32_t bits) noexcept;
-  // The same after something was stored where the context looks by itself while it is awake, if it is
-  // `polled`.
-  void tell(std::uint32_t cell, bool polled) noexcept {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (!polled ||
-        segment_.header().contexts[cell % kMaxContexts].sleeping.load(std::memory_order_relaxed) != 0)
-      wake(cell, work::kLook);
+  bool sleeps(std::uint32_t cell) noexcept {
+    return segment_.header().contexts[cell % kMaxContexts].sleeping.load(std::memory_order_relaxed) != 0;
   }
   // The memory file behind descriptor `number` of the owner, of which `size` bytes are needed; null if it
   // cannot be mapped safely.

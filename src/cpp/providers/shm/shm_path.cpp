@@ -110,13 +110,12 @@ ShmPath::~ShmPath() {
 
 // The channel goes with this path; messages that were complete must not go with it.
 void ShmPath::await_reader() noexcept {
-  constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
   constexpr std::chrono::microseconds kLook(20);
   const Address& self = endpoint_.address();
   if (cell_ == self.cell && std::ranges::equal(peer_->address().domain_id, self.domain_id)) return;
-  channel_->flush();
-  const auto deadline = Deadline::in(kFarewell);
-  while (channel_->unread() && !peer_->gone() && peer_->serves(cell_) && !deadline.passed())
+  const Deadline deadline = endpoint_.farewell();
+  for (channel_->flush(); channel_->unread() && !peer_->gone() && peer_->serves(cell_) && !deadline.passed();
+       channel_->flush())
     std::this_thread::sleep_for(kLook);
 }
 
@@ -137,6 +136,8 @@ inline Errc ShmPath::judge(const Transfer& transfer, const KnownRegion& region,
 
 std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
   if (state_ == Errc::ok && peer_->gone()) lose(Errc::peer_lost);
+  if (!batch.empty() && batch.front().op == OpCode::send && waiting_.empty() && state_ == Errc::ok)
+    if (const std::size_t sent = post_messages(batch)) return sent;
   const bool waited = busy();
   std::size_t taken = 0;
   while (taken < batch.size()) {
@@ -168,6 +169,17 @@ std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
   if (channel_) channel_->flush();
   if (!waited && busy()) endpoint_.continue_later();
   return taken;
+}
+
+// The messages that `batch` begins with; 0: the channel takes none now.
+std::size_t ShmPath::post_messages(std::span<const Transfer> batch) noexcept {
+  Channel* channel = open_channel();
+  if (!channel) return 0;
+  std::size_t messages = 1;
+  while (messages < batch.size() && batch[messages].op == OpCode::send) ++messages;
+  const std::size_t sent = channel->session().post(batch.first(messages));
+  channel->flush();
+  return sent;
 }
 
 // Moves the first transfers of `batch`, as far as they are simple and for one region; returns how many. 0:

@@ -49,6 +49,7 @@ class ShmPath final : public Path {
   enum class Step { done, again, blocked };
 
   Errc judge(const Transfer& transfer, const KnownRegion& region, std::uint64_t& offset) const noexcept;
+  std::size_t post_messages(std::span<const Transfer> batch) noexcept;
   std::size_t run(std::span<const Transfer> batch) noexcept;
   std::size_t run_mapped(std::span<const Transfer> batch, const KnownRegion& region) noexcept;
   std::size_t run_attach(std::span<const Transfer> batch, const KnownRegion& region) noexcept;

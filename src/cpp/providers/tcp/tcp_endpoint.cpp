@@ -100,8 +100,9 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
 }
 
 TcpEndpoint::~TcpEndpoint() {
-  for (const auto& [key, stream] : streams_) stream->begin_close();
   const auto deadline = Deadline::in(kFarewell);
+  for (const auto& [key, stream] : streams_)
+    if (key.peer != identity_.id) stream->begin_close(deadline);
   for (const auto& [key, stream] : streams_) {
     stream->await_close(deadline);
     stream->detach(Errc::canceled);

@@ -51,7 +51,7 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where)
                 .counts = counts_,
                 .wake_domain = endpoint.services().wake_domain,
                 .observer = endpoint.domain().observer,
-                .on_output = [this] { endpoint_->send_later(*this); }}) {}
+                .on_output = [this] { on_output(); }}) {}
 
 TcpStream::~TcpStream() { close_socket(); }
 
@@ -167,8 +167,23 @@ void TcpStream::wait_writable(bool on) noexcept {
   endpoint_->services().poller.modify(socket_.get(), on ? EPOLLIN | EPOLLOUT : EPOLLIN, *this);
 }
 
+// Somebody received or discarded a message: outside of receive() nobody else sends what that asks for.
+void TcpStream::on_output() noexcept {
+  if (!endpoint_) return;
+  endpoint_->watch();
+  if (!receiving_ && open() && !write_blocked_) flush();
+}
+
 bool TcpStream::receive() noexcept {
   if (!open()) return false;
+  receiving_ = true;
+  const bool any = take_in();
+  receiving_ = false;
+  if (any && open() && !write_blocked_ && session_.has_output()) flush();
+  return any;
+}
+
+bool TcpStream::take_in() noexcept {
   bool any = false;
   for (int round = 0; round < kReceiveBudget; ++round) {
     iovec pieces[2];
@@ -197,7 +212,6 @@ bool TcpStream::receive() noexcept {
   if (!any) return false;
   endpoint_->heat(*this);
   session_.end_turn();
-  if (!write_blocked_ && session_.has_output()) flush();
   return true;
 }
 
@@ -257,8 +271,13 @@ void TcpStream::fail(Errc error) noexcept {
                                      .text = describe(error)});
 }
 
-void TcpStream::begin_close() noexcept {
+void TcpStream::begin_close(Deadline deadline) noexcept {
   flush();
+  while (open() && !send_ended_ && session_.owes_messages() && session_.has_output() && !deadline.passed()) {
+    pollfd watched{socket_.get(), POLLOUT, 0};
+    ::poll(&watched, 1, deadline.poll_ms());
+    flush();
+  }
   closing_ = open() && session_.owes_messages();
   if (closing_) ::shutdown(socket_.get(), SHUT_WR);
 }

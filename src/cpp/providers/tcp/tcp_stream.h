@@ -37,7 +37,7 @@ class TcpStream final : public ReadyHandler {
 
   // --- data path
   std::size_t post(std::span<const Transfer> batch) noexcept;
-  bool receive() noexcept;  // what has come; true if anything
+  bool receive() noexcept;  // what has come; true if anything, maybe the end
   bool flush() noexcept;    // what the socket takes now; true if anything
   bool write_blocked() const noexcept { return write_blocked_; }
   void forget(std::uint32_t region) noexcept;
@@ -46,10 +46,10 @@ class TcpStream final : public ReadyHandler {
   // Looks after deadlines; true if there is still something to look after.
   bool tick() noexcept;
   void fail(Errc error) noexcept;
-  // Before the endpoint ends: closes this direction if the peer may not have read messages of this side,
-  // which a close with unread bytes here would make the kernel throw away; then waits for the peer to close
-  // as well.
-  void begin_close() noexcept;
+  // Before the endpoint ends: sends what waits and closes this direction if the peer may not have read
+  // messages of this side, which a close with unread bytes here would make the kernel throw away; then waits
+  // for the peer to close as well.
+  void begin_close(Deadline deadline) noexcept;
   void await_close(Deadline deadline) noexcept;
   // The endpoint ends: as fail(), without telling anybody else.
   void detach(Errc error) noexcept;
@@ -61,6 +61,8 @@ class TcpStream final : public ReadyHandler {
   void on_attempt(Handshake& attempt);
   void attempt_failed(Errc error);
   void close_socket() noexcept;
+  void on_output() noexcept;
+  bool take_in() noexcept;
   void wait_writable(bool on) noexcept;
 
   TcpEndpoint* endpoint_;  // null once detached
@@ -76,6 +78,7 @@ class TcpStream final : public ReadyHandler {
   bool write_blocked_ = false;
   bool send_ended_ = false;
   bool closing_ = false;
+  bool receiving_ = false;
   std::unique_ptr<OutgoingHandshake> attempt_;
   std::unique_ptr<IncomingHandshake> parked_;
 
