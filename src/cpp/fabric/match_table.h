@@ -17,8 +17,20 @@ struct ListLink {
 template <class T, ListLink<T> T::* link>
 class IntrusiveList {
  public:
+  // Stands on a node; the nodes it has passed may be erased.
+  struct Iterator {
+    T* node;
+    T& operator*() const noexcept { return *node; }
+    Iterator& operator++() noexcept {
+      node = (node->*link).next;
+      return *this;
+    }
+    bool operator==(const Iterator&) const noexcept = default;
+  };
+
+  Iterator begin() const noexcept { return {first_}; }
+  Iterator end() const noexcept { return {nullptr}; }
   T* front() const noexcept { return first_; }
-  static T* after(const T& node) noexcept { return (node.*link).next; }
   bool empty() const noexcept { return first_ == nullptr; }
   void push_back(T& node) noexcept {
     (node.*link) = {last_, nullptr};

@@ -99,8 +99,8 @@ MemoryRegion::Rare& MemoryRegion::rare() {
 }
 
 const std::shared_ptr<EmulatedRegion>& MemoryRegion::emulated() const noexcept {
-  static const std::shared_ptr<EmulatedRegion> kNone;
-  return rare_ ? rare_->emulated : kNone;
+  static const std::shared_ptr<EmulatedRegion> none;
+  return rare_ ? rare_->emulated : none;
 }
 
 void MemoryRegion::check_arguments(const Parameters& parameters) const {

@@ -49,13 +49,13 @@ bool store_message(const Matched& matched, const std::byte* bytes) noexcept {
 Message* ReceiveQueue::find(MatchRule rule) const noexcept {
   if (!directed_) rule.source = kNoPeer;
   if (rule.ignore == 0) {
-    const auto& chain = unexpected_.chain(hash_of(rule));
-    for (Message* at = chain.front(); at; at = chain.after(*at))
-      if (rule.fits(at->head, rule.source == kNoPeer ? kNoPeer : at->sender->handle())) return at;
+    for (Message& message : unexpected_.chain(hash_of(rule)))
+      if (rule.fits(message.head, rule.source == kNoPeer ? kNoPeer : message.sender->handle()))
+        return &message;
     return nullptr;
   }
-  for (Message* at = by_age_.front(); at; at = by_age_.after(*at))
-    if (rule.fits(at->head, rule.source == kNoPeer ? kNoPeer : at->sender->handle())) return at;
+  for (Message& message : by_age_)
+    if (rule.fits(message.head, rule.source == kNoPeer ? kNoPeer : message.sender->handle())) return &message;
   return nullptr;
 }
 
@@ -101,18 +101,18 @@ void ReceiveQueue::post(Receive receive) {
 }
 
 bool ReceiveQueue::cancel(const Operation& operation) noexcept {
-  for (Posted* at = posted_by_age_.front(); at; at = posted_by_age_.after(*at)) {
-    if (at->receive.operation != &operation) continue;
-    retire(*at, Errc::canceled);
+  for (Posted& posted : posted_by_age_) {
+    if (posted.receive.operation != &operation) continue;
+    retire(posted, Errc::canceled);
     return true;
   }
   return false;
 }
 
 bool ReceiveQueue::cancel_context(std::uint64_t context) noexcept {
-  for (Posted* at = posted_by_age_.front(); at; at = posted_by_age_.after(*at)) {
-    if (at->receive.operation->completion().context != context) continue;
-    retire(*at, Errc::canceled);
+  for (Posted& posted : posted_by_age_) {
+    if (posted.receive.operation->completion().context != context) continue;
+    retire(posted, Errc::canceled);
     return true;
   }
   return false;
@@ -130,8 +130,8 @@ std::uint64_t ReceiveQueue::claim(const MatchRule& rule) {
 }
 
 const Message* ReceiveQueue::claimed(std::uint64_t claim) const noexcept {
-  for (Message* at = claimed_.front(); at; at = claimed_.after(*at))
-    if (at->claim == claim) return at;
+  for (const Message& message : claimed_)
+    if (message.claim == claim) return &message;
   return nullptr;
 }
 
@@ -188,10 +188,9 @@ void ReceiveQueue::drop_all() noexcept {
 ReceiveQueue::Posted* ReceiveQueue::find_posted(const MessageHead& head, PeerId from) const noexcept {
   Posted* oldest = nullptr;
   const auto look = [&](std::uint64_t hash) {
-    const auto& chain = exact_.chain(hash);
-    for (Posted* at = chain.front(); at; at = chain.after(*at)) {
-      if (at->hash != hash || !at->receive.rule.fits(head, from)) continue;
-      if (!oldest || at->sequence < oldest->sequence) oldest = at;
+    for (Posted& posted : exact_.chain(hash)) {
+      if (posted.hash != hash || !posted.receive.rule.fits(head, from)) continue;
+      if (!oldest || posted.sequence < oldest->sequence) oldest = &posted;
       return;
     }
   };
@@ -200,9 +199,10 @@ ReceiveQueue::Posted* ReceiveQueue::find_posted(const MessageHead& head, PeerId 
     look(with_source(hash, kNoPeer));
     if (from != kNoPeer) look(with_source(hash, from));
   }
-  for (Posted* at = masked_.front(); at && (!oldest || at->sequence < oldest->sequence);
-       at = masked_.after(*at))
-    if (at->receive.rule.fits(head, from)) return at;
+  for (Posted& posted : masked_) {
+    if (oldest && oldest->sequence < posted.sequence) break;
+    if (posted.receive.rule.fits(head, from)) return &posted;
+  }
   return oldest;
 }
 
@@ -262,9 +262,9 @@ void ReceiveQueue::finish(const Matched& matched, Errc error) noexcept {
 
 void ReceiveQueue::leave(const MessageOrigin& origin) noexcept {
   for (auto* list : {&by_age_, &claimed_})
-    for (Message* at = list->front(); at;) {
+    for (auto at = list->begin(); at != list->end();) {
       Message& message = *at;
-      at = list->after(message);
+      ++at;
       if (message.origin != &origin) continue;
       message.origin = nullptr;
       if (!message.announced) continue;

@@ -186,7 +186,7 @@ class Session final : private MessageOrigin {
   void start_pull(Pull pull);
   void finish_pull(Errc error) noexcept;
   Announced* announced(std::uint64_t id) noexcept;
-  bool in_order() noexcept;
+  bool in_order() const noexcept;
   Errc on_announce(const std::byte* payload);
   Errc on_pull();
   Errc on_release() noexcept;

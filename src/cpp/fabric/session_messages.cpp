@@ -172,7 +172,7 @@ Errc Session::on_credit() noexcept {
 // --- receiving
 
 // Whether a message of the stream comes after all that were sent before it another way.
-bool Session::in_order() noexcept {
+bool Session::in_order() const noexcept {
   return !services_.beside || services_.beside->come_to(static_cast<std::uint32_t>(frame_.remote >> 32));
 }
 

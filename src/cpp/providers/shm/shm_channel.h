@@ -53,7 +53,7 @@ class Channel final : private MemoryReader, private SmallMessages {
   // Initiator: whether the target has yet to take in what was sent, messages among it.
   bool unread() const noexcept {
     return session_->owes_messages() &&
-           !(out_.all_read() && messages_out_.all_taken() && !session_->has_output());
+           (!out_.all_read() || !messages_out_.all_taken() || session_->has_output());
   }
   // ok, or why nothing moves any more: protocol (the peer sent nonsense), peer_lost (the peer closed the
   // channel).

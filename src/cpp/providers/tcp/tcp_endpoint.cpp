@@ -123,9 +123,9 @@ std::vector<SocketAddress> TcpEndpoint::routes_to(const Whereabouts& peer) {
 }
 
 std::vector<std::string> TcpEndpoint::socket_names() const {
-  const auto where = Whereabouts::parse(identity_.part.bytes);
   std::vector<std::string> names;
-  for (const SocketAddress& address : where->addresses) names.push_back(pack(address));
+  if (const auto where = Whereabouts::parse(identity_.part.bytes))
+    for (const SocketAddress& address : where->addresses) names.push_back(pack(address));
   return names;
 }
 
