@@ -46,6 +46,7 @@ from pyfab._enums import (
     MRFlag,
     MRMode,
     RMAEvent,
+    SendFlag,
 )
 from pyfab._errors import (
     AccessDeniedError,
@@ -147,6 +148,7 @@ __all__ = [
     "RegionSlice",
     "RemoteArray",
     "RemoteRegion",
+    "SendFlag",
     "SyncReport",
     "SyncStats",
     "SyncWarning",

@@ -29,6 +29,8 @@ def open_domain(
     strict_keys: bool,
     manual_progress: bool,
     peer_deadline: SupportsFloat,
+    rail_deadline: SupportsFloat,
+    rail_policy: Callable[..., Sequence[float] | None] | None,
     mr_key_size: SupportsIndex,
     non_coherent: tuple[bool, SupportsIndex, bool] | None,
     settings: dict[str, str],

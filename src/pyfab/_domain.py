@@ -9,7 +9,7 @@ import operator
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, SupportsIndex
 
@@ -33,6 +33,16 @@ _NO_CAPS, _NO_FLAGS = Caps(0), MRFlag(0)
 _DEFAULT_QUEUE = 4096  # entries of the queue that an endpoint makes for itself
 
 
+def _seconds(name: str, value: float) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise InvalidArgumentError(f"{name}={value!r}: it is a positive number of seconds")
+    return seconds
+
+
 class Domain:
     """Opens links for communication. Made of it: regions, memory, endpoints, address vectors, queues and counters.
 
@@ -41,9 +51,11 @@ class Domain:
     None takes those of an Info, else none. mr_key_size: bytes of a key, 4 to 8. auth_key: bytes that peers must also have.
     api_version: below (1, 5), authorization keys of single regions and endpoints are ignored, as fi_mr(3) has it. progress:
     "auto" serves peers from a thread of the library, "manual" only inside calls. peer_deadline: seconds without a sign of life
-    until a peer counts as lost. coherent=False: emulates memory that needs `sync_rdma_read` and `sync_rdma_write`, with a cache
-    of lines of `cache_line` bytes at the "device" or the "cpu"; checker=True does so too and reports calls that are missing,
-    late or needless. settings: of the providers, for instance tcp_listen="10.0.0.5", shm_copy="ring".
+    until a peer counts as lost; rail_deadline: likewise, one of several network links to it. rail_policy(peer, links): called
+    when a peer is first used over several network links; returns a share for each, 0 for none, or None to let their bandwidth
+    decide; it calls nothing of the domain. coherent=False: emulates memory that needs `sync_rdma_read` and `sync_rdma_write`,
+    with a cache of lines of `cache_line` bytes at the "device" or the "cpu"; checker=True does so too and reports calls that are
+    missing, late or needless. settings: of the providers, for instance tcp_listen="10.0.0.5", shm_copy="ring".
     mr_cache: whether memory stays registered with the device for the next region on it; None: if $FI_MR_CACHE_MONITOR names a
     monitor. The settings mr_cache_monitor, mr_cache_max_size, mr_cache_max_count and mr_cache_merge_regions come before the
     variables $FI_MR_CACHE_*; RuntimeWarning where a cache is wanted and cannot be had.
@@ -63,6 +75,8 @@ class Domain:
         api_version: tuple[int, int] = (1, 20),
         progress: Literal["auto", "manual"] = "auto",
         peer_deadline: float = 10.0,
+        rail_deadline: float = 2.0,
+        rail_policy: Callable[[int, list[str]], Sequence[float] | None] | None = None,
         coherent: bool = True,
         cache: Literal["device", "cpu"] = "device",
         cache_line: int = 1,
@@ -91,12 +105,10 @@ class Domain:
             raise InvalidArgumentError(
                 f"spec={spec!r}: a link is a string such as 'shm', 'tcp:eth0' or 'shm+tcp'"
             )
-        try:
-            deadline = float(peer_deadline)
-        except (TypeError, ValueError):
-            deadline = 0.0
-        if not (math.isfinite(deadline) and deadline > 0):
-            raise InvalidArgumentError(f"peer_deadline={peer_deadline!r}: it is a positive number of seconds")
+        deadlines = {
+            name: _seconds(name, value)
+            for name, value in (("peer_deadline", peer_deadline), ("rail_deadline", rail_deadline))
+        }
         if mr_cache is not None:
             if not isinstance(mr_cache, bool):
                 raise InvalidArgumentError(f"mr_cache={mr_cache!r}: it is True, False or None")
@@ -108,7 +120,9 @@ class Domain:
             bytes(auth_key or b""),
             strict_keys,
             progress == "manual",
-            deadline,
+            deadlines["peer_deadline"],
+            deadlines["rail_deadline"],
+            rail_policy,
             mr_key_size,
             None if coherent and not checker else (cache == "cpu", min(cache_line, 2**32 - 1), bool(checker)),
             {name: str(value) for name, value in settings.items()},

@@ -130,6 +130,12 @@ class Delivery(enum.IntFlag):
     COMMIT = 8  # durable at the target; the region must be registered with MRFlag.PMEM
 
 
+class SendFlag(enum.IntFlag):
+    """Of one message, beside its Delivery."""
+
+    UNORDERED = 16  # may overtake messages, puts and atomics sent before it, and take any rail
+
+
 class CompletionFlag(enum.IntFlag):
     """What a completion tells of."""
 

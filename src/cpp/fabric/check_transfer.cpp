@@ -15,6 +15,9 @@ Errc check_transfer(const Transfer& transfer) noexcept {
     case OpCode::write:
     case OpCode::read:
     case OpCode::send:
+    case OpCode::join:
+    case OpCode::fence:
+    case OpCode::settled:
       return Errc::ok;
     case OpCode::atomic:
     case OpCode::fetch_atomic:

@@ -27,8 +27,18 @@ bool is_outcome(std::uint64_t code) noexcept { return code != 0 && code < 1024; 
 
 // A put may be sent in parts; all but the last carry something.
 bool write_fits(const FrameHeader& header) noexcept {
+  if (header.flags & frame_flag::kStriped)
+    return header.length == 0 && (header.flags & frame_flag::kLast) && !(header.flags & frame_flag::kStripe);
   if (header.length > kMaxPayload || header.length > header.total) return false;
   return (header.flags & frame_flag::kLast) || header.length != 0;
+}
+
+// A stripe lies within the whole, and is no more than a part of it.
+bool stripe_fits(const FrameHeader& header) noexcept {
+  if (!(header.flags & frame_flag::kStripe)) return true;
+  constexpr auto kOfTheWhole = frame_flag::kRemoteData | frame_flag::kCommit;
+  return (header.flags & kOfTheWhole) == 0 && header.data <= header.id &&
+         header.total <= header.id - header.data && header.remote >= header.data;
 }
 
 bool atomic_fits(const FrameHeader& header) noexcept {
@@ -37,6 +47,45 @@ bool atomic_fits(const FrameHeader& header) noexcept {
   const bool operand = static_cast<AtomicOp>(header.atomic_op) != AtomicOp::atomic_read;
   const std::uint64_t parts = header.type == FrameType::compare ? 2 : (operand ? 1 : 0);
   return header.length == parts * header.total;
+}
+
+std::uint8_t flags_of(FrameType type) noexcept {
+  using namespace frame_flag;
+  constexpr std::uint8_t kOfAll = kLast | kRemoteData | kCommit;
+  switch (type) {
+    case FrameType::message:
+    case FrameType::announce:
+      return kRemoteData | kTagged | kAcknowledge;
+    case FrameType::write:
+      return kOfAll | kStripe | kStriped;
+    case FrameType::read:
+      return kOfAll | kStripe;
+    case FrameType::join:
+      return kRejoin;
+    default:
+      return kOfAll;
+  }
+}
+
+enum class Numbers { never, maybe, always };
+
+Numbers numbers_of(FrameType type) noexcept {
+  switch (type) {
+    case FrameType::announce:
+    case FrameType::pull:
+    case FrameType::release:
+      return Numbers::always;
+    case FrameType::write:
+    case FrameType::read:
+    case FrameType::atomic:
+    case FrameType::fetch:
+    case FrameType::compare:
+    case FrameType::message:
+    case FrameType::settled:
+      return Numbers::maybe;
+    default:
+      return Numbers::never;
+  }
 }
 
 }  // namespace
@@ -65,16 +114,13 @@ bool decode(const std::byte* in, FrameHeader& header) noexcept {
             .total = load<std::uint64_t>(in, 24),
             .data = load<std::uint64_t>(in, 32),
             .id = load<std::uint64_t>(in, 40)};
-  constexpr std::uint8_t kOfAll = frame_flag::kLast | frame_flag::kRemoteData | frame_flag::kCommit,
-                         kOfMessages =
-                             frame_flag::kRemoteData | frame_flag::kTagged | frame_flag::kAcknowledge;
-  const bool message = header.type == FrameType::message || header.type == FrameType::announce;
-  const bool numbered = header.type == FrameType::announce || header.type == FrameType::pull ||
-                        header.type == FrameType::release;
-  if ((header.flags & ~(message ? kOfMessages : kOfAll)) != 0 || numbered != (header.id != 0)) return false;
+  if ((header.flags & ~flags_of(header.type)) != 0) return false;
+  const Numbers numbers = numbers_of(header.type);
+  if ((numbers == Numbers::always && header.id == 0) || (numbers == Numbers::never && header.id != 0))
+    return false;
   switch (header.type) {
     case FrameType::write:
-      return write_fits(header);
+      return write_fits(header) && stripe_fits(header);
     case FrameType::atomic:
     case FrameType::fetch:
     case FrameType::compare:
@@ -95,8 +141,13 @@ bool decode(const std::byte* in, FrameHeader& header) noexcept {
       return header.length == 0 && (header.data == 0 || is_outcome(header.data));
     case FrameType::credit:
       return header.length == 0 && header.total != 0;
-    case FrameType::pull:
     case FrameType::read:
+      return header.length == 0 && stripe_fits(header) &&
+             ((header.flags & frame_flag::kStripe) || header.id == 0);
+    case FrameType::join:
+    case FrameType::fence:
+    case FrameType::settled:
+    case FrameType::pull:
     case FrameType::notify:
     case FrameType::ping:
     case FrameType::pong:

@@ -20,6 +20,10 @@ enum class FrameType : std::uint8_t {
   announce = 8,  // a message of `total` bytes, number `id`, that stays with the sender; payload: where it
                  // lies (address and length of each piece), if that can be read directly; not answered
   pull = 9,      // asks for the first `total` bytes of announced message `id`; answered by data
+  join = 10,     // this stream carries requests of flow (`key`, `remote`), whose rail it is as `data`
+                 // (Incarnation); answered
+  fence = 11,    // rail `data` of the stream's flow is dead; answered
+  settled = 12,  // the sender knows the outcome of all numbers below `total`, and of announced message `id`
   ack = 16,      // the oldest `total` unanswered requests succeeded
   fail = 17,     // the oldest unanswered request failed with Errc `data`
   data = 18,     // part of the answer to the oldest unanswered request, which it completes when kLast is set;
@@ -36,6 +40,9 @@ inline constexpr std::uint8_t kRemoteData = 2;  // `data` goes to the target's c
 inline constexpr std::uint8_t kCommit = 4;      // answer once durable
 inline constexpr std::uint8_t kTagged = 8;
 inline constexpr std::uint8_t kAcknowledge = 16;  // of a message: answer by ack
+inline constexpr std::uint8_t kStripe = 32;       // of a put or get: part of a larger one
+inline constexpr std::uint8_t kStriped = 64;      // the end of a put in stripes: no payload
+inline constexpr std::uint8_t kRejoin = 128;      // of a join: the flow must be known
 }  // namespace frame_flag
 
 struct FrameHeader {
@@ -48,7 +55,8 @@ struct FrameHeader {
   std::uint64_t remote = 0;
   std::uint64_t total = 0;
   std::uint64_t data = 0;
-  std::uint64_t id = 0;  // of an announced message; zero in other frames
+  std::uint64_t id = 0;  // of an announced message; of a request that happens once: its number; of a stripe:
+                         // the length of the whole, where it begins at `data`
 };
 static_assert(sizeof(FrameHeader) == 48);
 
@@ -64,6 +72,14 @@ inline constexpr std::uint64_t kMessageWindow = 1u
 inline constexpr std::size_t kPieceBytes = 16;          // address and length of a piece
 inline constexpr std::size_t kMaxAnnouncedPieces = 256;  // in one announcement
 inline constexpr std::size_t kMaxCopiedAnswer = 256;     // longer reads are answered from the region's memory
+
+// Whether this is a request that happens once, however often it comes: it has a number.
+constexpr bool happens_once(const FrameHeader& frame) noexcept {
+  const bool change = frame.type == FrameType::write ||
+                      (frame.type >= FrameType::atomic && frame.type <= FrameType::compare) ||
+                      frame.type == FrameType::message;
+  return change && frame.id != 0 && !(frame.flags & frame_flag::kStripe);
+}
 
 // The header in wire order; decode() checks type, flags and length and returns false for what no peer may
 // send.

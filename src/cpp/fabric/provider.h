@@ -23,8 +23,15 @@ class AccessObserver;
 class AddressVector;
 class CompletionQueue;
 class EventQueue;
+class FlowTable;
 class MemoryRegion;
 class ReceiveQueue;
+
+// Chooses the rails to a peer: takes their links in order of preference and returns each one's share (0:
+// none), or nothing: then their bandwidth decides. Called when a peer is first used, under a context's lock;
+// may throw.
+using RailPolicy =
+    std::function<std::vector<double>(std::uint64_t peer, const std::vector<std::string>& links)>;
 
 // Choices of the user that reach a provider; each provider reads those that it knows.
 struct DomainOptions {
@@ -35,6 +42,8 @@ struct DomainOptions {
   std::uint32_t mr_key_size = 8;           // bytes of a key, 4 to 8
   std::optional<CacheModel> non_coherent;  // emulate memory that needs synchronisation
   double peer_deadline = 10;               // seconds without a sign of life until a peer counts as lost
+  double rail_deadline = 2;                // likewise, one of several network links to it
+  RailPolicy rail_policy;
   // Provider options by name, for instance {"shm_copy", "cma"}, {"tcp_listen", "127.0.0.1"}. Unknown names
   // are refused.
   std::map<std::string, std::string> settings;
@@ -66,7 +75,8 @@ struct EndpointServices {
   const AddressVector& peers;
   ReceiveQueue& receives;
   std::function<void()>
-      wake_domain;  // wakes those who wait for a counter of the domain (after raise_counters)
+      wake_domain;             // wakes those who wait for a counter of the domain (after raise_counters)
+  FlowTable* flows = nullptr;  // of linked endpoints, whose links may be rails
 };
 
 // Whether a peer can be reached, and in words why or why not ("same node, memory mapped", "other host").

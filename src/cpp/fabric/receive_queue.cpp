@@ -260,17 +260,23 @@ void ReceiveQueue::finish(const Matched& matched, Errc error) noexcept {
   matched.operation->settle(Errc::ok, told.length);
 }
 
-void ReceiveQueue::leave(const MessageOrigin& origin) noexcept {
+void ReceiveQueue::leave(const MessageOrigin& origin, MessageOrigin* heir) noexcept {
   for (auto* list : {&by_age_, &claimed_})
     for (auto at = list->begin(); at != list->end();) {
       Message& message = *at;
       ++at;
       if (message.origin != &origin) continue;
-      message.origin = nullptr;
-      if (!message.announced) continue;
+      message.origin = message.announced && !(message.id & kStreamOnly) ? heir : nullptr;
+      if (!message.announced || message.origin) continue;
       list == &by_age_ ? unlink(message) : claimed_.erase(message);
       delete &message;
     }
+}
+
+void ReceiveQueue::adopt(const MessageOrigin& from, std::uint64_t id, MessageOrigin& to) noexcept {
+  for (const auto* list : {&by_age_, &claimed_})
+    for (Message& message : *list)
+      if (message.announced && message.id == id && message.origin == &from) message.origin = &to;
 }
 
 // --- messages

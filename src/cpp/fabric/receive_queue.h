@@ -84,6 +84,9 @@ class MessageOrigin {
   ~MessageOrigin() = default;
 };
 
+// In Message::id: means nothing on another stream.
+inline constexpr std::uint64_t kStreamOnly = std::uint64_t{1} << 63;
+
 inline constexpr std::uint64_t kMessageOverhead = 128;  // what a buffered message costs besides its bytes
 
 // A message that no receive wanted yet.
@@ -136,8 +139,10 @@ class ReceiveQueue {
   void keep(std::unique_ptr<Message> message);
   // The bytes of a matched message are in place, or `error` tells why they are not.
   static void finish(const Matched& matched, Errc error) noexcept;
-  // `origin` ends: what it announced goes.
-  void leave(const MessageOrigin& origin) noexcept;
+  // `origin` ends: what it announced goes, or, unless it is kStreamOnly, stays as announced by `heir`.
+  void leave(const MessageOrigin& origin, MessageOrigin* heir = nullptr) noexcept;
+  // Announced message `id` has another origin now.
+  void adopt(const MessageOrigin& from, std::uint64_t id, MessageOrigin& to) noexcept;
 
   struct Sizes {
     std::size_t posted, unexpected;                    // now

@@ -132,6 +132,7 @@ Errc Session::consume() noexcept {
 Errc Session::on_frame(const std::byte* payload) noexcept {
   const bool request = frame_.type < FrameType::ack;
   if (request && write_.open && frame_.type != FrameType::write) return Errc::protocol;
+  if (happens_once(frame_) && !(flow_ && flow_->unsettled(frame_.id))) return Errc::protocol;
   switch (frame_.type) {
     case FrameType::write:
       return on_write();
@@ -159,6 +160,12 @@ Errc Session::on_frame(const std::byte* payload) noexcept {
       return on_release();
     case FrameType::credit:
       return on_credit();
+    case FrameType::join:
+      return on_join();
+    case FrameType::fence:
+      return on_fence();
+    case FrameType::settled:
+      return on_settled();
     case FrameType::ack:
       return on_ack();
     case FrameType::fail:
@@ -243,6 +250,7 @@ bool Session::input_fault() noexcept {
 }
 
 void Session::fail(Errc error) noexcept {
+  failing_ = true;
   output_.clear();
   write_ = {};
   acks_ = 0;
@@ -255,6 +263,9 @@ void Session::fail(Errc error) noexcept {
     settle(request, request.local ? request.error : error);
   }
   fail_messages(error);
+  if (flow_) flow_->leave(*this);
+  flow_.reset();
+  joined_ = failing_ = false;
   output_.clear();
 }
 

@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <unordered_map>
 
 #include "base/ring_queue.h"
 #include "fabric/completion_queue.h"
+#include "fabric/flow.h"
 #include "fabric/frame.h"
 #include "fabric/piece_cursor.h"
 #include "fabric/provider.h"
@@ -48,8 +51,8 @@ class SmallMessages {
 // Target: each request is judged by RegionView::judge() before a byte of it is stored; a refused one is
 // drained and answered by `fail`, and the stream goes on. Successes are gathered into one ack per turn
 // (end_turn()).
-// Messages: docs/messages.md.
-class Session final : private MessageOrigin {
+// Messages: docs/messages.md. Requests that happen once, over whatever stream: docs/rails.md.
+class Session final : private MessageOrigin, private Flow::Carrier {
  public:
   struct Services {
     Segment& segment;                // regions that the peer may reach
@@ -64,6 +67,8 @@ class Session final : private MessageOrigin {
     MemoryReader* reader = nullptr;      // both ends have one, or neither
     SmallMessages* beside = nullptr;
     std::size_t largest_message = kMaxMessage;  // bytes; longer ones are announced
+    FlowTable* flows = nullptr;                 // where streams may be rails
+    std::function<void()> on_cut{};             // likewise: end this stream, its place is taken
   };
   explicit Session(Services services);
   ~Session();
@@ -95,9 +100,8 @@ class Session final : private MessageOrigin {
 
   // --- control
   Sender& sender() noexcept { return *services_.sender; }
-  bool announces() const noexcept {
-    return announced_.size() != free_numbers_.size();
-  }  // messages, to the peer
+  bool announces() const noexcept { return !announced_.empty(); }  // messages, to the peer
+  bool rail() const noexcept { return joined_ || flow_; }  // one of several ways to the peer
   // Whether the peer may not have read all messages of this side.
   bool owes_messages() const noexcept { return announces() || window_used_ != 0; }
   void forget(std::uint32_t region) noexcept;
@@ -134,6 +138,7 @@ class Session final : private MessageOrigin {
     FrameHeader first{};
     Admitted target{};
     std::uint64_t done = 0;
+    std::optional<Errc> before{};  // it was done on another stream, and this came of it
   };
   enum class Sink : std::uint8_t { region, landing, drain };
   using Lane = SessionOutput::Lane;
@@ -149,7 +154,6 @@ class Session final : private MessageOrigin {
     Operation* operation = nullptr;  // null: its outcome is known (inject)
     PieceCursor source{};
     std::uint64_t length = 0;
-    std::uint64_t id = 0;                 // 0: the place is free
     std::uint32_t answer = 0;             // serial of the answer to the pull, if there was one
     std::unique_ptr<std::byte[]> copy{};  // of an injected one
   };
@@ -185,7 +189,14 @@ class Session final : private MessageOrigin {
   void end_send(Operation* operation, std::uint64_t length, Errc error) noexcept;
   void start_pull(Pull pull);
   void finish_pull(Errc error) noexcept;
-  Announced* announced(std::uint64_t id) noexcept;
+  void end_fetch(const Pull& pull, Errc error) noexcept;
+  const Flow::Outcome* done_before() const noexcept;
+  void remember(Errc outcome, std::span<const std::byte> result = {});
+  Errc on_join();
+  Errc on_fence();
+  Errc on_settled() noexcept;
+  void cut() noexcept override;
+  void resume(std::uint64_t number, const Matched& matched) noexcept override;
   bool in_order() const noexcept;
   Errc on_announce(const std::byte* payload);
   Errc on_pull();
@@ -217,15 +228,18 @@ class Session final : private MessageOrigin {
   std::uint64_t result_bytes_ = 0;  // former values that they ask for
 
   RingQueue<Sending> sending_;
-  std::uint64_t window_used_ = 0;  // of kMessageWindow, by messages of this side
-  std::vector<Announced> announced_;
-  std::vector<std::uint32_t> free_numbers_;  // of places in announced_
-  std::uint32_t next_generation_ = 1;
+  std::uint64_t window_used_ = 0;                           // of kMessageWindow, by messages of this side
+  std::unordered_map<std::uint64_t, Announced> announced_;  // by number
+  std::uint64_t next_announced_ = 1;
   RingQueue<Pull> pulls_;          // among requests_, in the same order
   RingQueue<Pull> waiting_pulls_;  // for a place there
   std::size_t announcements_ = 0;  // of the peer, not released
   std::uint64_t buffered_ = 0;     // of kMessageWindow, by messages of the peer
   std::uint64_t uncredited_ = 0;   // bytes of it that are free again
+
+  bool joined_ = false;         // as a rail of a flow of this side
+  std::shared_ptr<Flow> flow_;  // of the peer, whose rail this is
+  bool failing_ = false;
 
   IncomingWrite write_;
   std::uint64_t acks_ = 0;  // successes not yet told

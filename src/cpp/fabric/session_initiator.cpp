@@ -21,6 +21,19 @@ bool wants_data(OpCode op) noexcept {
          op == OpCode::receive;
 }
 
+// What a transfer of a flow says of itself.
+void mark_part(const Transfer& transfer, FrameHeader& header) noexcept {
+  constexpr auto kOfFlows = transfer_flag::kNumbered | transfer_flag::kStripe;
+  if (!(transfer.flags & kOfFlows)) return;
+  const auto& part = static_cast<const FlowOperation&>(*transfer.operation);
+  header.id = part.number;
+  if (transfer.flags & transfer_flag::kStriped) header.flags |= frame_flag::kStriped | frame_flag::kLast;
+  if (!(transfer.flags & transfer_flag::kStripe)) return;
+  header.flags |= frame_flag::kStripe;
+  header.id = part.whole;
+  header.data = part.offset;
+}
+
 }  // namespace
 
 std::size_t Session::outstanding() const noexcept { return requests_.size(); }
@@ -39,6 +52,11 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
       continue;
     }
     ++posted;
+    if (transfer.op == OpCode::settled) {
+      output_.append_header(Lane::requests,
+                            {.type = FrameType::settled, .total = transfer.data, .id = transfer.remote});
+      continue;
+    }
     ++services_.counts.posted;
     Request request{.operation = transfer.operation,
                     .op = transfer.op,
@@ -58,11 +76,21 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
     } else if (transfer.op == OpCode::write) {
       post_write(transfer, request);
     } else if (transfer.op == OpCode::read) {
-      output_.append_header(Lane::requests, {.type = FrameType::read,
-                                             .key = transfer.key,
-                                             .remote = transfer.remote,
-                                             .total = transfer.length});
+      FrameHeader header{
+          .type = FrameType::read, .key = transfer.key, .remote = transfer.remote, .total = transfer.length};
+      mark_part(transfer, header);
+      output_.append_header(Lane::requests, header);
       request.landing = local_of(transfer);
+    } else if (transfer.op == OpCode::join || transfer.op == OpCode::fence) {
+      const bool joins = transfer.op == OpCode::join;
+      joined_ |= joins;
+      output_.append_header(
+          Lane::requests,
+          {.type = joins ? FrameType::join : FrameType::fence,
+           .flags = transfer.flags & transfer_flag::kRejoin ? frame_flag::kRejoin : std::uint8_t{0},
+           .key = transfer.key,
+           .remote = transfer.remote,
+           .data = transfer.data});
     } else {
       post_atomic(transfer, request);
     }
@@ -85,6 +113,12 @@ void Session::post_write(const Transfer& transfer, Request& request) {
       .total = transfer.length,
       .data = data ? transfer.data : 0};
   if (header.length == header.total) header.flags |= frame_flag::kLast;
+  mark_part(transfer, header);
+  if (header.flags & frame_flag::kStriped) {
+    header.length = 0;
+    request.length = 0;  // its bytes went as stripes
+    return output_.append_header(Lane::requests, header);
+  }
   const std::size_t copied = transfer.delivery == Delivery::inject ? kCopyInject
                              : transfer.piece_count > 1            ? kCopyPieces
                                                                    : kCopy;
@@ -108,15 +142,16 @@ void Session::post_atomic(const Transfer& transfer, Request& request) {
                          : transfer.op == OpCode::fetch_atomic ? FrameType::fetch
                                                                : FrameType::atomic;
   std::byte* at = output_.append(Lane::requests, kHeader + length);
-  encode({.type = type,
-          .flags = transfer.delivery == Delivery::commit ? frame_flag::kCommit : std::uint8_t{0},
-          .atomic_op = static_cast<std::uint8_t>(transfer.atomic),
-          .data_type = static_cast<std::uint8_t>(transfer.type),
-          .length = static_cast<std::uint32_t>(length),
-          .key = transfer.key,
-          .remote = transfer.remote,
-          .total = transfer.length},
-         at);
+  FrameHeader header{.type = type,
+                     .flags = transfer.delivery == Delivery::commit ? frame_flag::kCommit : std::uint8_t{0},
+                     .atomic_op = static_cast<std::uint8_t>(transfer.atomic),
+                     .data_type = static_cast<std::uint8_t>(transfer.type),
+                     .length = static_cast<std::uint32_t>(length),
+                     .key = transfer.key,
+                     .remote = transfer.remote,
+                     .total = transfer.length};
+  mark_part(transfer, header);
+  encode(header, at);
   gather(local_of(transfer), at + kHeader, operand);
   if (compares)
     gather(PieceCursor(const_cast<std::byte*>(transfer.compare)), at + kHeader + operand, transfer.length);

@@ -46,14 +46,19 @@ bool Session::post_message(const Transfer& transfer) {
   }
   const bool data = (transfer.flags & transfer_flag::kRemoteData) != 0,
              tagged = (transfer.flags & transfer_flag::kTagged) != 0;
-  const FrameHeader header{.type = FrameType::message,
-                           .flags = static_cast<std::uint8_t>((data ? frame_flag::kRemoteData : 0) |
-                                                              (tagged ? frame_flag::kTagged : 0)),
-                           .length = static_cast<std::uint32_t>(transfer.length),
-                           .key = transfer.key,
-                           .remote = transfer.remote,
-                           .total = transfer.length,
-                           .data = data ? transfer.data : 0};
+  FrameHeader header{.type = FrameType::message,
+                     .flags = static_cast<std::uint8_t>((data ? frame_flag::kRemoteData : 0) |
+                                                        (tagged ? frame_flag::kTagged : 0)),
+                     .length = static_cast<std::uint32_t>(transfer.length),
+                     .key = transfer.key,
+                     .remote = transfer.remote,
+                     .total = transfer.length,
+                     .data = data ? transfer.data : 0};
+  if (transfer.flags & transfer_flag::kNumbered) {
+    const auto& part = static_cast<const FlowOperation&>(*transfer.operation);
+    header.id = part.number;
+    if (part.announced) return announce(transfer, header);
+  }
   const bool small = transfer.length <= services_.largest_message &&
                      window_used_ + transfer.length + kMessageOverhead <= kMessageWindow;
   return small ? post_small(transfer, header) : announce(transfer, header);
@@ -88,21 +93,13 @@ bool Session::post_small(const Transfer& transfer, FrameHeader header) {
 }
 
 bool Session::announce(const Transfer& transfer, FrameHeader header) {
-  std::uint32_t place;
-  if (!free_numbers_.empty()) {
-    place = free_numbers_.back();
-    free_numbers_.pop_back();
-  } else {
-    if (announced_.size() == kMaxOutstanding) return false;
-    place = static_cast<std::uint32_t>(announced_.size());
-    announced_.emplace_back();
-  }
-  Announced& entry = announced_[place];
-  entry = {.operation = transfer.operation,
-           .source = local_of(transfer),
-           .length = transfer.length,
-           .id = (std::uint64_t{next_generation_} << 32) | place};
-  if (++next_generation_ == 0) next_generation_ = 1;
+  if (announced_.size() == kMaxOutstanding) return false;
+  if (header.id != 0)
+    static_cast<FlowOperation&>(*transfer.operation).announced = true;
+  else
+    header.id = kStreamOnly | next_announced_++;
+  Announced& entry = announced_[header.id];
+  entry = {.operation = transfer.operation, .source = local_of(transfer), .length = transfer.length};
   iovec whole{transfer.local, static_cast<std::size_t>(transfer.length)};
   const iovec* pieces = transfer.piece_count ? transfer.local_pieces : &whole;
   std::size_t count = transfer.piece_count ? transfer.piece_count : 1;
@@ -120,7 +117,6 @@ bool Session::announce(const Transfer& transfer, FrameHeader header) {
   header.type = FrameType::announce;
   if (services_.beside) header.remote |= std::uint64_t{services_.beside->number()} << 32;
   header.length = static_cast<std::uint32_t>(count * kPieceBytes);
-  header.id = entry.id;
   std::byte* at = output_.append(Lane::requests, kHeader + header.length);
   encode(header, at);
   at += kHeader;
@@ -140,25 +136,22 @@ void Session::messages_sent() noexcept {
   }
 }
 
-Session::Announced* Session::announced(std::uint64_t id) noexcept {
-  const std::uint64_t place = id & 0xFFFFFFFF;
-  return place < announced_.size() && announced_[place].id == id ? &announced_[place] : nullptr;
-}
-
 Errc Session::on_pull() {
-  Announced* entry = announced(frame_.id);
-  if (!entry || entry->answer != 0 || frame_.total > entry->length) return Errc::protocol;
+  const auto found = announced_.find(frame_.id);
+  if (found == announced_.end() || found->second.answer != 0 || frame_.total > found->second.length)
+    return Errc::protocol;
   flush_acks();
-  entry->answer = output_.message_payload(entry->source, frame_.total);
+  found->second.answer = output_.message_payload(found->second.source, frame_.total);
   return Errc::ok;
 }
 
 Errc Session::on_release() noexcept {
-  Announced* entry = announced(frame_.id);
+  const auto found = announced_.find(frame_.id);
+  if (found == announced_.end()) return Errc::protocol;
   // The memory must stay while an answer is read from it.
-  if (!entry || (entry->answer != 0 && output_.holds(entry->answer))) return Errc::protocol;
-  Announced ended = std::exchange(*entry, {});
-  free_numbers_.push_back(static_cast<std::uint32_t>(ended.id & 0xFFFFFFFF));
+  if (found->second.answer != 0 && output_.holds(found->second.answer)) return Errc::protocol;
+  const Announced ended = std::move(found->second);
+  announced_.erase(found);
   end_send(ended.operation, ended.length, static_cast<Errc>(frame_.data));
   return Errc::ok;
 }
@@ -181,6 +174,15 @@ Errc Session::accept(const FrameHeader& header, const std::byte* payload) noexce
   const std::uint64_t cost = head.length + kMessageOverhead;
   if (cost > kMessageWindow - buffered_) return Errc::protocol;
   buffered_ += cost;
+  if (flow_ && header.id != 0) {
+    flow_->message_came(*this);
+    if (flow_->outcome(header.id) || flow_->was_announced(header.id)) {
+      consumed(cost);
+      if (header.flags & frame_flag::kAcknowledge) answer(Errc::ok);
+      return Errc::ok;
+    }
+    remember(Errc::ok);
+  }
   if (const auto matched = services_.receives.match(head, *services_.sender)) {
     const bool stored = store_message(*matched, payload);
     consumed(cost);
@@ -200,6 +202,23 @@ Errc Session::accept(const FrameHeader& header, const std::byte* payload) noexce
 
 Errc Session::on_announce(const std::byte* payload) {
   if (++announcements_ > kMaxOutstanding) return Errc::protocol;
+  if (flow_ && !(frame_.id & kStreamOnly)) {
+    flow_->message_came(*this);
+    switch (flow_->announce(frame_.id, *this, *this)) {
+      case Flow::Announced::unknown:
+        break;
+      case Flow::Announced::waiting:
+      case Flow::Announced::resumed:
+        return Errc::ok;
+      case Flow::Announced::done:
+        tell_release(frame_.id, flow_->message_outcome(frame_.id));
+        return Errc::ok;
+      case Flow::Announced::elsewhere:
+        return Errc::protocol;
+    }
+  } else if (!(frame_.id & kStreamOnly)) {
+    return Errc::protocol;
+  }
   Message message;
   message.head = head_of(frame_);
   message.sender = services_.sender;
@@ -224,14 +243,14 @@ Errc Session::on_announce(const std::byte* payload) {
 }
 
 void Session::fetch(const Message& message, const Matched& matched) noexcept {
+  if (flow_ && !(message.id & kStreamOnly)) flow_->fetching(message.id, matched);
   Errc outcome = matched.room == 0 ? Errc::ok : Errc::not_supported;
   if (outcome != Errc::ok && services_.reader && !message.where.empty())
     outcome = services_.reader->read(message.where, matched.landing, matched.room);
   if (outcome == Errc::not_supported) {
     start_pull({message.id, matched});
   } else {
-    tell_release(message.id, outcome);
-    ReceiveQueue::finish(matched, outcome);
+    end_fetch({message.id, matched}, outcome);
   }
   if (services_.on_output) services_.on_output();
 }
@@ -253,8 +272,23 @@ void Session::start_pull(Pull pull) {
 void Session::finish_pull(Errc error) noexcept {
   const Pull pull = pulls_.front();
   pulls_.pop_front();
+  end_fetch(pull, error);
+}
+
+void Session::end_fetch(const Pull& pull, Errc error) noexcept {
+  if (flow_ && !(pull.id & kStreamOnly)) {
+    if (failing_) return;  // it goes on with the next announcement
+    flow_->done(pull.id, error);
+  }
   tell_release(pull.id, error);
   ReceiveQueue::finish(pull.matched, error);
+}
+
+void Session::resume(std::uint64_t number, const Matched& matched) noexcept {
+  if (matched.room == 0)
+    end_fetch({number, matched}, Errc::ok);
+  else
+    start_pull({number, matched});
 }
 
 void Session::tell_release(std::uint64_t id, Errc error) {
@@ -264,6 +298,7 @@ void Session::tell_release(std::uint64_t id, Errc error) {
 }
 
 void Session::release(const Message& message) noexcept {
+  if (flow_ && !(message.id & kStreamOnly)) flow_->done(message.id, Errc::ok);
   tell_release(message.id, Errc::ok);
   if (services_.on_output) services_.on_output();
 }
@@ -279,15 +314,12 @@ void Session::consumed(std::uint64_t bytes) noexcept {
 // --- the end
 
 void Session::fail_messages(Errc error) noexcept {
-  services_.receives.leave(*this);
+  services_.receives.leave(*this, flow_.get());
   window_used_ = buffered_ = uncredited_ = 0;
   announcements_ = 0;
   for (; !sending_.empty(); sending_.pop_front()) end_send(sending_.front().operation, 0, error);
-  free_numbers_.clear();
-  for (Announced& entry : std::exchange(announced_, {}))
-    if (entry.id != 0) end_send(entry.operation, 0, error);
-  for (; !waiting_pulls_.empty(); waiting_pulls_.pop_front())
-    ReceiveQueue::finish(waiting_pulls_.front().matched, error);
+  for (const auto& [id, entry] : std::exchange(announced_, {})) end_send(entry.operation, 0, error);
+  for (; !waiting_pulls_.empty(); waiting_pulls_.pop_front()) end_fetch(waiting_pulls_.front(), error);
 }
 
 }  // namespace fab

@@ -33,7 +33,7 @@ OpCode op_of(FrameType type) noexcept {
 
 }  // namespace
 
-// Judges the whole range of frame_.
+// Judges the whole range of frame_, or of what it is a stripe of.
 Session::Admitted Session::admit(OpCode op) const noexcept {
   const RegionView regions = services_.segment.regions();
   const std::int64_t found = regions.find(frame_.key);
@@ -41,8 +41,11 @@ Session::Admitted Session::admit(OpCode op) const noexcept {
   Admitted target{.region = static_cast<std::uint32_t>(found)};
   const RegionEntry& entry = regions.entry(target.region);
   target.state = entry.state.load(std::memory_order_seq_cst);
-  target.error = regions.judge(entry, frame_.key, target.state, op, frame_.remote, frame_.total,
+  const bool stripe = frame_.flags & frame_flag::kStripe;
+  const std::uint64_t before = stripe ? frame_.data : 0, whole = stripe ? frame_.id : frame_.total;
+  target.error = regions.judge(entry, frame_.key, target.state, op, frame_.remote - before, whole,
                                services_.segment.port(services_.cell), target.offset);
+  target.offset += before;
   if (target.error == Errc::ok && (frame_.flags & frame_flag::kCommit) &&
       !(entry.flags & region_flag::kPersistent))
     target.error = Errc::invalid;
@@ -75,11 +78,18 @@ void Session::answer(Errc outcome) {
 
 Errc Session::on_write() noexcept {
   if (!write_.open) {
-    write_ = {.open = true, .first = frame_, .target = admit(OpCode::write)};
+    write_ = {.open = true, .first = frame_};
+    if (const auto* known = done_before()) {
+      write_.before = known->error;
+      write_.target.error = Errc::key_rejected;  // nothing of it is stored
+    } else {
+      write_.target = admit(OpCode::write);
+    }
+    if (frame_.flags & frame_flag::kStriped) write_.done = frame_.total;
   } else {
     const FrameHeader& first = write_.first;
     const bool same = frame_.key == first.key && frame_.remote == first.remote &&
-                      frame_.total == first.total && frame_.data == first.data &&
+                      frame_.total == first.total && frame_.data == first.data && frame_.id == first.id &&
                       ((frame_.flags ^ first.flags) & ~frame_flag::kLast) == 0;
     if (!same) return Errc::protocol;
   }
@@ -106,18 +116,59 @@ Errc Session::on_write() noexcept {
 
 void Session::end_write() noexcept {
   write_.open = false;
+  if (write_.before) return answer(*write_.before);
   const Admitted& target = write_.target;
   Errc outcome = target.error;
   if (outcome == Errc::ok && (frame_.flags & frame_flag::kCommit))
     outcome = make_durable(target, frame_.total);
   if (outcome == Errc::ok) {
     tell_stored(target, OpCode::write);
-    const RegionEntry& entry = services_.segment.regions().entry(target.region);
-    count_write(entry);
+    if (!(frame_.flags & frame_flag::kStripe)) count_write(services_.segment.regions().entry(target.region));
     if (frame_.flags & frame_flag::kRemoteData) deliver(frame_.total, frame_.data);
   }
+  remember(outcome);
   answer(outcome);
 }
+
+// --- requests that happen once
+
+const Flow::Outcome* Session::done_before() const noexcept {
+  return happens_once(frame_) ? flow_->outcome(frame_.id) : nullptr;
+}
+
+void Session::remember(Errc outcome, std::span<const std::byte> result) {
+  if (happens_once(frame_) && !flow_->record(frame_.id, outcome, result)) broken_ = true;
+}
+
+Errc Session::on_join() {
+  if (flow_) return Errc::protocol;
+  const bool known = frame_.flags & frame_flag::kRejoin;
+  auto flow =
+      services_.flows ? services_.flows->open({frame_.key, frame_.remote}, known, services_.sender) : nullptr;
+  if (!flow) {
+    answer(services_.flows ? Errc::peer_lost : Errc::not_supported);
+    return Errc::ok;
+  }
+  if (!flow->join(RailNumber::unpack(frame_.data), *this)) return Errc::protocol;
+  flow_ = std::move(flow);
+  answer(Errc::ok);
+  return Errc::ok;
+}
+
+Errc Session::on_fence() {
+  if (!flow_ || !flow_->fence(RailNumber::unpack(frame_.data), *this)) return Errc::protocol;
+  answer(Errc::ok);
+  return Errc::ok;
+}
+
+Errc Session::on_settled() noexcept {
+  if (!flow_) return Errc::protocol;
+  flow_->settled(frame_.total);
+  if (frame_.id != 0) flow_->message_settled(frame_.id);
+  return Errc::ok;
+}
+
+void Session::cut() noexcept { services_.on_cut(); }
 
 void Session::count_write(const RegionEntry& entry) noexcept {
   if (raise_counters(services_.segment, entry, services_.segment.port(services_.cell)))
@@ -165,13 +216,21 @@ void Session::answer_data(const std::byte* content) {
 }
 
 void Session::on_atomic(const std::byte* payload) {
-  const Admitted target = admit(op_of(frame_.type));
-  if (target.error != Errc::ok) return answer(target.error);
-  std::byte result[kMaxAtomicBytes];
   const bool fetches = frame_.type != FrameType::atomic;
-  const Errc outcome = apply(target, payload, fetches ? result : nullptr);
-  if (outcome != Errc::ok || !fetches) return answer(outcome);
-  answer_data(result);
+  if (const auto* known = done_before()) {
+    if (known->error != Errc::ok || !fetches) return answer(known->error);
+    return known->result.size() == frame_.total ? answer_data(known->result.data()) : answer(Errc::protocol);
+  }
+  std::byte result[kMaxAtomicBytes];
+  const Admitted target = admit(op_of(frame_.type));
+  const Errc outcome =
+      target.error != Errc::ok ? target.error : apply(target, payload, fetches ? result : nullptr);
+  const bool data = outcome == Errc::ok && fetches;
+  remember(outcome, data ? std::span<const std::byte>(result, frame_.total) : std::span<const std::byte>());
+  if (data)
+    answer_data(result);
+  else
+    answer(outcome);
 }
 
 // All or nothing: what is wrong shows before the first element is touched.

@@ -17,7 +17,19 @@ using PeerId = std::uint64_t;  // a handle of an AddressVector
 inline constexpr PeerId kNoPeer = ~std::uint64_t{0};
 inline constexpr std::uint64_t kNoKey = ~std::uint64_t{0};
 
-enum class OpCode : std::uint8_t { write, read, atomic, fetch_atomic, compare_atomic, send, receive };
+enum class OpCode : std::uint8_t {
+  write,
+  read,
+  atomic,
+  fetch_atomic,
+  compare_atomic,
+  send,
+  receive,
+  // Of rails (docs/rails.md), for paths over a Session only.
+  join,     // this path carries requests of flow (key, remote); `data`: Incarnation
+  fence,    // the flow's rail of Incarnation `data` is dead
+  settled,  // outcomes of all numbers below `data`, and of announced message `remote`, are known; no answer
+};
 constexpr bool is_atomic(OpCode op) noexcept { return op >= OpCode::atomic && op <= OpCode::compare_atomic; }
 
 // Names and meaning as in fi_atomic(3).
@@ -86,6 +98,12 @@ namespace transfer_flag {
 inline constexpr std::uint16_t kRemoteData = 1;  // deliver Transfer::data to the target's completion queue
 inline constexpr std::uint16_t kWillWait = 2;    // the caller waits at once: do the work in place
 inline constexpr std::uint16_t kTagged = 4;      // sends: a tagged message
+inline constexpr std::uint16_t kUnordered = 8;   // sends: may overtake others where there are rails
+// Of rails; `operation` is a FlowOperation.
+inline constexpr std::uint16_t kNumbered = 16;  // happens once, however often it is sent
+inline constexpr std::uint16_t kStripe = 32;    // a part of a larger put or get: neither counts nor tells
+inline constexpr std::uint16_t kStriped = 64;   // the end of a put whose stripes are stored: no bytes
+inline constexpr std::uint16_t kRejoin = 128;   // join: the peer must know the flow
 }  // namespace transfer_flag
 
 // One request to a Path. Local memory stays valid until the operation settled it; no registration is needed

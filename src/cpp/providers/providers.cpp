@@ -91,7 +91,8 @@ std::unique_ptr<Domain> open_leaves(const std::vector<Leaf>& leaves, const Domai
     domains.push_back(leaf.provider->open(
         leaf.info, std::string(provider) + "." + std::to_string(ordinals[provider]++), services));
   }
-  return domains.size() == 1 ? std::move(domains.front()) : lnx::make_linked_domain(std::move(domains));
+  return domains.size() == 1 ? std::move(domains.front())
+                             : lnx::make_linked_domain(std::move(domains), services.options);
 }
 
 }  // namespace

@@ -81,6 +81,19 @@ py::list info_list(const std::vector<Info>& infos) {
   return out;
 }
 
+// Whoever drops it last may hold no GIL.
+RailPolicy policy_from(py::function function) {
+  const std::shared_ptr<py::function> kept(new py::function(std::move(function)), [](py::function* last) {
+    const py::gil_scoped_acquire gil;
+    delete last;
+  });
+  return [kept](std::uint64_t peer, const std::vector<std::string>& links) {
+    const py::gil_scoped_acquire gil;
+    const py::object weights = (*kept)(peer, links);
+    return weights.is_none() ? std::vector<double>{} : weights.cast<std::vector<double>>();
+  };
+}
+
 }  // namespace
 
 void bind_domain(py::module_& m) {
@@ -144,7 +157,8 @@ void bind_domain(py::module_& m) {
   m.def(
       "open_domain",
       [](const std::string& spec, std::uint32_t mode, const std::string& auth_key, bool strict_keys,
-         bool manual_progress, double peer_deadline, std::uint32_t mr_key_size,
+         bool manual_progress, double peer_deadline, double rail_deadline,
+         std::optional<py::function> rail_policy, std::uint32_t mr_key_size,
          const std::optional<std::tuple<bool, std::uint32_t, bool>>& non_coherent,
          std::map<std::string, std::string> settings) {
         DomainOptions options;
@@ -153,6 +167,8 @@ void bind_domain(py::module_& m) {
         options.strict_keys = strict_keys;
         options.manual_progress = manual_progress;
         options.peer_deadline = peer_deadline;
+        options.rail_deadline = rail_deadline;
+        if (rail_policy) options.rail_policy = policy_from(std::move(*rail_policy));
         options.mr_key_size = mr_key_size;
         if (non_coherent) {
           const auto [at_cpu, line, check] = *non_coherent;
@@ -171,8 +187,8 @@ void bind_domain(py::module_& m) {
         return domain;
       },
       py::arg("spec"), py::arg("mr_mode"), py::arg("auth_key"), py::arg("strict_keys"),
-      py::arg("manual_progress"), py::arg("peer_deadline"), py::arg("mr_key_size"), py::arg("non_coherent"),
-      py::arg("settings"));
+      py::arg("manual_progress"), py::arg("peer_deadline"), py::arg("rail_deadline"), py::arg("rail_policy"),
+      py::arg("mr_key_size"), py::arg("non_coherent"), py::arg("settings"));
 }
 
 }  // namespace fab::python

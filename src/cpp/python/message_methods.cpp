@@ -3,6 +3,8 @@
 namespace fab::python {
 namespace {
 
+constexpr long kUnorderedBit = 16;  // SendFlag.UNORDERED
+
 std::uint64_t number_from(PyObject* object, const char* what) {
   if (PyLong_Check(object) || PyIndex_Check(object)) {
     const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(object));
@@ -70,6 +72,22 @@ Transfer message_of(const ContextHandle& handle, const LocalBuffer& local, PeerI
   return transfer;
 }
 
+struct Levels {
+  Delivery delivery;
+  bool unordered;
+};
+
+// Delivery and SendFlag.
+Levels levels_from(PyObject* flags) {
+  if (!given(flags)) return {Delivery::transmit, false};
+  const long bits = PyLong_AsLong(flags);
+  if (bits == -1 && PyErr_Occurred()) throw py::error_already_set();
+  if (!(bits & kUnorderedBit)) return {delivery_from(flags), false};
+  if (bits == kUnorderedBit) return {Delivery::transmit, true};
+  const py::int_ rest(bits & ~kUnorderedBit);
+  return {delivery_from(rest.ptr()), true};
+}
+
 PyObject* start_send(PyObject* self, PyObject* buffer, PyObject* to, PyObject* tag, PyObject* data,
                      PyObject* context, PyObject* flags) {
   OperationObject* operation = nullptr;
@@ -79,11 +97,12 @@ PyObject* start_send(PyObject* self, PyObject* buffer, PyObject* to, PyObject* t
     if (!handle.finished->empty()) handle.finished->drain();
     LocalBuffer local = LocalBuffer::of(buffer, false);
     const PeerId peer = peer_from(to);
-    const Delivery delivery = given(flags) ? delivery_from(flags) : Delivery::transmit;
+    const auto [delivery, unordered] = levels_from(flags);
     if (delivery == Delivery::commit)
       throw Error(Errc::bad_flags,
                   "Delivery.COMMIT: a message goes to no region that could be durable; use a put");
     Transfer transfer = message_of(handle, local, peer, tag, data, delivery);
+    if (unordered) transfer.flags |= transfer_flag::kUnordered;
     operation = prepare_operation(handle, OpCode::send, peer, {transfer.remote, transfer.key, nullptr},
                                   local.nbytes, context);
     operation->tagged = given(tag);
@@ -400,7 +419,7 @@ PyMethodDef message_methods[] = {
      "data: 64 bits that go along.\n"
      "flags: Delivery.TRANSMIT, the default: done when the link has it; DELIVERY: when the peer's library "
      "has it. Messages "
-     "to one peer\nmatch in the order of sending."},
+     "to one peer\nmatch in the order of sending, but those with SendFlag.UNORDERED."},
     {"tsend", method(tsend_method), METH_FASTCALL | METH_KEYWORDS,
      "tsend($self, /, local, peer, tag, data=None, context=None, flags=None)\n--\n\nsend() with a 64-bit "
      "tag."},

@@ -3,77 +3,15 @@
 #include <algorithm>
 
 #include "fabric/memory_region.h"
+#include "providers/lnx/lnx_endpoint.h"
 
 namespace fab::lnx {
 namespace {
 
-class LinkedEndpoint final : public Endpoint {
- public:
-  explicit LinkedEndpoint(std::vector<std::unique_ptr<Endpoint>> links) : links_(std::move(links)) {}
-
-  std::vector<std::string> socket_names() const override {
-    std::vector<std::string> all;
-    for (const auto& link : links_) std::ranges::move(link->socket_names(), std::back_inserter(all));
-    return all;
-  }
-
-  std::vector<Part> parts() const override {
-    std::vector<Part> all;
-    for (const auto& link : links_) std::ranges::move(link->parts(), std::back_inserter(all));
-    return all;
-  }
-
-  Reach reaches(const Name& peer, std::uint16_t target) const override {
-    std::string reasons;
-    for (const auto& link : links_) {
-      Reach reach = link->reaches(peer, target);
-      if (reach.ok) {
-        if (!reasons.empty()) reach.why += "; not taken: " + reasons;
-        return reach;
-      }
-      reasons += (reasons.empty() ? "" : "; ") + reach.why;
-    }
-    return {false, reasons};
-  }
-
-  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target) override {
-    std::string reasons;
-    for (const auto& link : links_) {
-      const Reach reach = link->reaches(peer, target);
-      std::string reason = reach.why;
-      if (reach.ok) {
-        try {
-          return link->connect(id, peer, target);
-        } catch (const std::runtime_error& error) {  // Error, or std::system_error: out of descriptors
-          reason = error.what();
-        }
-      }
-      reasons += (reasons.empty() ? "" : "; ") + reason;
-    }
-    throw Error(Errc::unreachable, "no link reaches peer " + std::to_string(id) + ": " + reasons);
-  }
-
-  bool progress() noexcept override {
-    bool moved = false;
-    for (const auto& link : links_) moved |= link->progress();
-    return moved;
-  }
-
-  bool arm() noexcept override {
-    return std::ranges::all_of(links_, [](const auto& link) { return link->arm(); });
-  }
-
-  void forget(std::uint32_t region) noexcept override {
-    for (const auto& link : links_) link->forget(region);
-  }
-
- private:
-  std::vector<std::unique_ptr<Endpoint>> links_;
-};
-
 class LinkedDomain final : public Domain {
  public:
-  explicit LinkedDomain(std::vector<std::unique_ptr<Domain>> links) : links_(std::move(links)) {
+  LinkedDomain(std::vector<std::unique_ptr<Domain>> links, const DomainOptions& options)
+      : links_(std::move(links)), options_(options) {
     std::vector<Info> infos;
     infos.reserve(links_.size());
     for (const auto& link : links_) infos.push_back(link->info());
@@ -98,14 +36,14 @@ class LinkedDomain final : public Domain {
   }
 
   std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override {
-    std::vector<std::unique_ptr<Endpoint>> endpoints;
-    endpoints.reserve(links_.size());
-    for (const auto& link : links_) endpoints.push_back(link->open_endpoint(services));
-    return std::make_unique<LinkedEndpoint>(std::move(endpoints));
+    std::vector<LinkedEndpoint::Link> links;
+    for (const auto& link : links_) links.push_back({link.get(), !link->info().nics.empty()});
+    return std::make_unique<LinkedEndpoint>(links, services, options_);
   }
 
  private:
   std::vector<std::unique_ptr<Domain>> links_;
+  const DomainOptions& options_;
   Info info_;
 };
 
@@ -144,8 +82,9 @@ Info combine(const std::vector<Info>& links) {
   return all;
 }
 
-std::unique_ptr<Domain> make_linked_domain(std::vector<std::unique_ptr<Domain>> links) {
-  return std::make_unique<LinkedDomain>(std::move(links));
+std::unique_ptr<Domain> make_linked_domain(std::vector<std::unique_ptr<Domain>> links,
+                                           const DomainOptions& options) {
+  return std::make_unique<LinkedDomain>(std::move(links), options);
 }
 
 }  // namespace fab::lnx

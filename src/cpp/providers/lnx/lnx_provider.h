@@ -7,13 +7,15 @@
 #include "fabric/provider.h"
 
 // The linked provider: a resolver, not a relay. It picks a link per peer and hands out that link's own Path,
-// so it costs nothing after the first use of a peer.
+// so it costs nothing after the first use of a peer; only where several network links lead to a peer, it uses
+// them together (docs/rails.md).
 namespace fab::lnx {
 
 // What a domain over all of `links` offers: the smallest limits, the capabilities and NICs of all.
 Info combine(const std::vector<Info>& links);
 
-// Takes open domains in order of preference; at least two.
-std::unique_ptr<Domain> make_linked_domain(std::vector<std::unique_ptr<Domain>> links);
+// Takes open domains in order of preference; at least two. `options` outlives it.
+std::unique_ptr<Domain> make_linked_domain(std::vector<std::unique_ptr<Domain>> links,
+                                           const DomainOptions& options);
 
 }  // namespace fab::lnx

@@ -113,6 +113,11 @@ Deadline TcpEndpoint::handshake_deadline() const {
   return Deadline::in_seconds(std::min(kHandshakeSeconds, domain_.options.peer_deadline));
 }
 
+double TcpEndpoint::deadline(bool rail) const noexcept {
+  const DomainOptions& options = domain_.options;
+  return rail ? std::min(options.rail_deadline, options.peer_deadline) : options.peer_deadline;
+}
+
 std::vector<SocketAddress> TcpEndpoint::routes_to(const Whereabouts& peer) {
   std::vector<SocketAddress> routes;
   const bool here = peer.network == this_network();
@@ -309,7 +314,8 @@ void TcpEndpoint::retire(TcpStream& stream) noexcept {
 void TcpEndpoint::watch() noexcept {
   if (ticking_) return;
   ticking_ = true;
-  const double period = std::clamp(std::min(kHandshakeSeconds, domain_.options.peer_deadline) / 8, 0.01, 1.0);
+  const double shortest = std::min(kHandshakeSeconds, deadline(services_.flows != nullptr));
+  const double period = std::clamp(shortest / 8, 0.01, 1.0);
   const timespec every{0, std::min(999'999'999L, static_cast<long>(period * 1e9))};
   const itimerspec timing{every, every};
   ::timerfd_settime(timer_.get(), 0, &timing, nullptr);

@@ -33,6 +33,8 @@ class TcpEndpoint final : public Endpoint {
   const Identity& identity() const noexcept { return identity_; }
   const std::string& link() const noexcept { return identity_.part.link; }
   Deadline handshake_deadline() const;
+  // Seconds without a sign of life until a stream counts as lost.
+  double deadline(bool rail) const noexcept;
   // The peer's addresses that can be reached from here, best first.
   static std::vector<SocketAddress> routes_to(const Whereabouts& peer);
   void admit(std::unique_ptr<IncomingHandshake> caller) noexcept;  // gives it to the stream of its endpoint

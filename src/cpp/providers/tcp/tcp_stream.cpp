@@ -51,7 +51,9 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where)
                 .counts = counts_,
                 .wake_domain = endpoint.services().wake_domain,
                 .observer = endpoint.domain().observer,
-                .on_output = [this] { on_output(); }}) {}
+                .on_output = [this] { on_output(); },
+                .flows = endpoint.services().flows,
+                .on_cut = [this] { fail(Errc::peer_lost); }}) {}
 
 TcpStream::~TcpStream() { close_socket(); }
 
@@ -106,7 +108,8 @@ void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) {
 
 std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
   if (state_ != Errc::ok) {
-    for (const Transfer& transfer : batch) transfer.operation->settle(state_, 0);
+    for (const Transfer& transfer : batch)
+      if (transfer.operation) transfer.operation->settle(state_, 0);
     counts_.posted += batch.size();
     counts_.settled += batch.size();
     counts_.errors += batch.size();
@@ -239,7 +242,7 @@ bool TcpStream::tick() noexcept {
     return waits;
   }
   const double quiet = std::chrono::duration<double>(now - quiet_since_).count();
-  const double deadline = endpoint_->domain().options.peer_deadline;
+  const double deadline = endpoint_->deadline(session_.rail());
   if (quiet >= deadline) {
     fail(Errc::peer_lost);
     return false;

@@ -1,0 +1,143 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/deadline.h"
+#include "fabric/receive_queue.h"
+
+// What the target of requests that come over several rails remembers, so that a request that is repeated on
+// another rail is done once (docs/rails.md). All used under the lock of one context.
+namespace fab {
+
+struct FlowId {
+  std::uint64_t high = 0, low = 0;  // random; no two endpoints have the same
+  auto operator<=>(const FlowId&) const = default;
+};
+
+// A rail of a flow, and the how-manyth stream on it.
+struct RailNumber {
+  std::uint32_t slot = 0, incarnation = 0;
+  std::uint64_t packed() const noexcept { return (std::uint64_t{slot} << 32) | incarnation; }
+  static RailNumber unpack(std::uint64_t packed) noexcept {
+    return {static_cast<std::uint32_t>(packed >> 32), static_cast<std::uint32_t>(packed)};
+  }
+};
+
+inline constexpr std::uint32_t kMaxRails = 16;
+
+// The requests of one initiator that carry numbers.
+class Flow final : public MessageOrigin {
+ public:
+  // A stream on which they come. Ends itself, and calls Flow::leave(), when it is cut.
+  class Carrier {
+   public:
+    virtual void cut() noexcept = 0;
+    // Goes on with an announced message that met its receive on another rail.
+    virtual void resume(std::uint64_t number, const Matched& matched) noexcept = 0;
+
+   protected:
+    ~Carrier() = default;
+  };
+
+  Flow(ReceiveQueue& receives, std::shared_ptr<Sender> initiator)
+      : receives_(receives), initiator_(std::move(initiator)) {}
+  ~Flow();
+  Flow(const Flow&) = delete;
+  Flow& operator=(const Flow&) = delete;
+
+  // --- rails. False: no peer may ask for that.
+  // Cuts the stream that stood there before.
+  bool join(RailNumber rail, Carrier& carrier) noexcept;
+  bool fence(RailNumber rail, const Carrier& from) noexcept;
+  void leave(const Carrier& carrier) noexcept;
+  // Since when no rail is left, if none is.
+  std::optional<Clock::time_point> alone_since() const noexcept { return alone_since_; }
+  // The slot on which the first message came.
+  std::optional<std::uint32_t> message_slot() const noexcept { return message_slot_; }
+  Sender& initiator() noexcept { return *initiator_; }
+  void message_came(const Carrier& carrier) noexcept;
+
+  // --- outcomes of requests that happen once
+  struct Outcome {
+    Errc error = Errc::ok;
+    std::vector<std::byte> result{};  // former values
+  };
+  // Of a request that was done before. Null: it was not.
+  const Outcome* outcome(std::uint64_t number) const noexcept;
+  // Whether a request of this number may still come.
+  bool unsettled(std::uint64_t number) const noexcept { return number >= mark_; }
+  // False: more than a peer may leave unsettled.
+  bool record(std::uint64_t number, Errc error, std::span<const std::byte> result = {});
+  // The initiator knows the outcomes of all below `mark`.
+  void settled(std::uint64_t mark) noexcept;
+
+  // --- announced messages
+  enum class Announced {
+    unknown,   // announced for the first time
+    waiting,   // for a receive; the carrier is its origin from now on
+    resumed,   // had met a receive: the carrier was told to go on
+    done,      // over: message_outcome()
+    elsewhere  // stands on another living rail, which no peer may do
+  };
+  Announced announce(std::uint64_t number, Carrier& carrier, MessageOrigin& origin) noexcept;
+  Errc message_outcome(std::uint64_t number) const noexcept;
+  bool was_announced(std::uint64_t number) const noexcept { return messages_.contains(number); }
+  void fetching(std::uint64_t number, const Matched& matched);  // it met a receive
+  void done(std::uint64_t number, Errc error);                  // received, or not wanted
+  void message_settled(std::uint64_t number) noexcept;          // the initiator knows that
+
+  // While their rails are gone.
+  void fetch(const Message& message, const Matched& matched) noexcept override;
+  void release(const Message& message) noexcept override;
+  void consumed(std::uint64_t) noexcept override {}
+
+ private:
+  struct Rail {
+    std::uint32_t incarnation = 0;  // the greatest so far
+    Carrier* carrier = nullptr;
+  };
+  struct Message {
+    const Carrier* carrier = nullptr;
+    std::optional<Matched> matched{};
+    std::optional<Errc> outcome{};
+  };
+
+  ReceiveQueue& receives_;
+  const std::shared_ptr<Sender> initiator_;
+  std::vector<Rail> rails_;
+  std::optional<Clock::time_point> alone_since_;
+  std::optional<std::uint32_t> message_slot_;
+  std::map<std::uint64_t, Outcome> outcomes_;  // of numbers from mark_ on
+  std::uint64_t mark_ = 0;
+  std::unordered_map<std::uint64_t, Message> messages_;  // announced
+};
+
+// The flows of a context.
+class FlowTable {
+ public:
+  // `keep`: seconds for which a flow without rails is remembered.
+  FlowTable(ReceiveQueue& receives, double keep) : receives_(receives), keep_(keep) {}
+
+  // Null: it is not known, but `must_know` says that it was.
+  std::shared_ptr<Flow> open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator);
+  // The rail on which this peer's messages come.
+  std::optional<std::uint32_t> message_slot(PeerId peer) const noexcept;
+  // Ends flows whose peers have been gone for long; true: there are others that may become so.
+  bool expire() noexcept;
+
+ private:
+  ReceiveQueue& receives_;
+  const double keep_;
+  std::map<FlowId, std::shared_ptr<Flow>> flows_;
+};
+
+}  // namespace fab

@@ -1,0 +1,201 @@
+#include "providers/lnx/lnx_endpoint.h"
+
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "fabric/error.h"
+
+namespace fab::lnx {
+
+// Runs out once, at a time that may be changed until then.
+class LinkedEndpoint::Timer final : public ReadyHandler {
+ public:
+  Timer(Poller& poller, LinkedEndpoint& endpoint)
+      : poller_(poller),
+        endpoint_(endpoint),
+        fd_(check_call(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create")) {
+    poller_.add(fd_.get(), EPOLLIN, *this);
+  }
+  ~Timer() override { poller_.remove(fd_.get(), *this); }
+
+  void set(Clock::time_point when) noexcept {
+    if (when == set_) return;
+    set_ = when;
+    itimerspec timing{};
+    if (when != Clock::time_point::max()) {
+      const auto left = std::max<std::int64_t>(
+          1, std::chrono::duration_cast<std::chrono::nanoseconds>(when - Clock::now()).count());
+      timing.it_value = {left / 1'000'000'000, left % 1'000'000'000};
+    }
+    ::timerfd_settime(fd_.get(), 0, &timing, nullptr);
+  }
+  void on_ready(std::uint32_t) noexcept override {
+    std::uint64_t expirations;
+    [[maybe_unused]] const auto got = ::read(fd_.get(), &expirations, sizeof expirations);
+    set_ = Clock::time_point::max();
+    endpoint_.rails_have_work_ = true;
+  }
+
+ private:
+  Poller& poller_;
+  LinkedEndpoint& endpoint_;
+  OwnFd fd_;
+  Clock::time_point set_ = Clock::time_point::max();
+};
+
+LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointServices& services,
+                               const DomainOptions& options)
+    : services_(services),
+      options_(options),
+      flows_(services.receives, 2 * options.peer_deadline),
+      timer_(std::make_unique<Timer>(services.poller, *this)) {
+  EndpointServices lent = services;
+  lent.flows = &flows_;
+  for (const Link& link : links) links_.push_back({link.domain->open_endpoint(lent), link.network});
+}
+
+LinkedEndpoint::~LinkedEndpoint() {
+  for (const auto& [key, rails] : rails_) rails->begin_end();
+  for (const auto& rails : ended_) rails->begin_end();
+  links_.clear();  // what is with the links settles
+  for (const auto& [key, rails] : rails_) rails->fail(Errc::canceled);
+}
+
+std::vector<std::string> LinkedEndpoint::socket_names() const {
+  std::vector<std::string> all;
+  for (const Opened& link : links_) std::ranges::move(link.endpoint->socket_names(), std::back_inserter(all));
+  return all;
+}
+
+std::vector<Part> LinkedEndpoint::parts() const {
+  std::vector<Part> all;
+  for (const Opened& link : links_) std::ranges::move(link.endpoint->parts(), std::back_inserter(all));
+  return all;
+}
+
+Reach LinkedEndpoint::reaches(const Name& peer, std::uint16_t target) const {
+  Reach best;
+  std::string reasons;
+  for (const Opened& link : links_) {
+    const Reach reach = link.endpoint->reaches(peer, target);
+    if (!reach.ok) {
+      reasons += (reasons.empty() ? "" : "; ") + reach.why;
+    } else if (!best.ok) {
+      best = reach;
+      if (!link.network) break;
+    } else if (link.network) {
+      best.why += ", " + reach.why;  // another rail
+    }
+  }
+  if (!best.ok) return {false, reasons};
+  if (!reasons.empty()) best.why += "; not taken: " + reasons;
+  return best;
+}
+
+std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target) {
+  std::string reasons;
+  const auto add_reason = [&](const std::string& reason) {
+    reasons += (reasons.empty() ? "" : "; ") + reason;
+  };
+  std::vector<Endpoint*> reached;  // over network links
+  for (const Opened& link : links_) {
+    const Reach reach = link.endpoint->reaches(peer, target);
+    if (!reach.ok) {
+      add_reason(reach.why);
+    } else if (link.network) {
+      reached.push_back(link.endpoint.get());
+    } else if (reached.empty()) {
+      try {
+        return link.endpoint->connect(id, peer, target);
+      } catch (const std::runtime_error& error) {  // Error, or std::system_error: out of descriptors
+        add_reason(error.what());
+      }
+    }
+  }
+  if (reached.size() > 1) return connect_rails(id, peer, target, reached);
+  if (reached.empty())
+    throw Error(Errc::unreachable, "no link reaches peer " + std::to_string(id) + ": " + reasons);
+  try {
+    return reached.front()->connect(id, peer, target);
+  } catch (const std::runtime_error& error) {
+    add_reason(error.what());
+    throw Error(Errc::unreachable, "no link reaches peer " + std::to_string(id) + ": " + reasons);
+  }
+}
+
+std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer, std::uint16_t target,
+                                                    const std::vector<Endpoint*>& reached) {
+  // Two handles of one peer share its rails, as they share its streams.
+  std::string key = std::to_string(target);
+  for (const Part& part : peer.parts)
+    if (part.context == target) key.append(part.link).append(part.bytes);
+  auto& slot = rails_[key];
+  if (slot && slot->state() == Errc::ok) return std::make_unique<RailedPath>(slot);
+
+  std::vector<Rails::Link> links;
+  for (Endpoint* endpoint : reached)
+    if (links.size() < kMaxRails) links.push_back({endpoint, endpoint->parts().front().link});
+  if (options_.rail_policy) {
+    std::vector<std::string> tags;
+    for (const Rails::Link& link : links) tags.push_back(link.tag);
+    const std::vector<double> weights = options_.rail_policy(id, tags);
+    if (!weights.empty()) {
+      if (weights.size() != links.size() || !std::ranges::all_of(weights, [](double w) { return w >= 0; }) ||
+          std::ranges::all_of(weights, [](double w) { return w == 0; }))
+        throw Error(Errc::invalid, "rail_policy returned " + std::to_string(weights.size()) +
+                                       " weights for " + std::to_string(links.size()) +
+                                       " rails; it must return one for each, none below 0 and one above");
+      for (std::size_t i = 0; i < links.size(); ++i) links[i].weight = weights[i];
+      std::erase_if(links, [](const Rails::Link& link) { return link.weight == 0; });
+    }
+  }
+  if (slot) ended_.push_back(std::move(slot));
+  slot = std::make_shared<Rails>(Rails::Parameters{.completions = services_.completions,
+                                                   .peer_deadline = options_.peer_deadline,
+                                                   .on_work = [this] { rails_have_work_ = true; },
+                                                   .wake = [this] { timer_->set(Clock::now()); },
+                                                   .preferred = flows_.message_slot(id),
+                                                   .peer = id,
+                                                   .name = peer,
+                                                   .target = target},
+                                 links);
+  rails_have_work_ = true;
+  return std::make_unique<RailedPath>(slot);
+}
+
+bool LinkedEndpoint::progress() noexcept {
+  bool moved = false;
+  for (const Opened& link : links_) moved |= link.endpoint->progress();
+  if (rails_have_work_) moved |= serve_rails();
+  return moved;
+}
+
+bool LinkedEndpoint::arm() noexcept {
+  if (rails_have_work_ && serve_rails()) return false;
+  return std::ranges::all_of(links_, [](const Opened& link) { return link.endpoint->arm(); });
+}
+
+bool LinkedEndpoint::serve_rails() noexcept {
+  rails_have_work_ = false;
+  bool moved = false;
+  auto next = Clock::time_point::max();
+  for (const auto& [key, rails] : rails_) {
+    if (!rails) continue;
+    moved |= rails->pump();
+    if (!rails->complete()) next = std::min(next, rails->tick());
+  }
+  std::erase_if(ended_, [](const auto& rails) { return rails->idle(); });
+  if (flows_.expire()) next = std::min(next, Clock::now() + std::chrono::seconds(1));
+  timer_->set(next);  // rails that have work now are served before anybody sleeps
+  return moved || rails_have_work_;
+}
+
+void LinkedEndpoint::forget(std::uint32_t region) noexcept {
+  for (const Opened& link : links_) link.endpoint->forget(region);
+}
+
+}  // namespace fab::lnx

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "fabric/flow.h"
+#include "fabric/provider.h"
+#include "providers/lnx/lnx_rails.h"
+
+namespace fab::lnx {
+
+// An endpoint over the endpoints of all links. Has no queues of its own and translates nothing: it hands out
+// the links' own paths, or rails over several of them.
+class LinkedEndpoint final : public Endpoint {
+ public:
+  struct Link {
+    Domain* domain;
+    bool network;  // goes through a network device, which may fail while the peer lives
+  };
+  LinkedEndpoint(const std::vector<Link>& links, const EndpointServices& services,
+                 const DomainOptions& options);
+  ~LinkedEndpoint() override;
+
+  std::vector<std::string> socket_names() const override;
+  std::vector<Part> parts() const override;
+  Reach reaches(const Name& peer, std::uint16_t target) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target) override;
+  bool progress() noexcept override;
+  bool arm() noexcept override;
+  void forget(std::uint32_t region) noexcept override;
+
+ private:
+  class Timer;
+  struct Opened {
+    std::unique_ptr<Endpoint> endpoint;
+    bool network;
+  };
+
+  std::unique_ptr<Path> connect_rails(PeerId id, const Name& peer, std::uint16_t target,
+                                      const std::vector<Endpoint*>& reached);
+  bool serve_rails() noexcept;
+
+  const EndpointServices services_;
+  const DomainOptions& options_;
+  FlowTable flows_;
+  std::vector<Opened> links_;
+  std::map<std::string, std::shared_ptr<Rails>> rails_;  // by the peer's parts
+  std::vector<std::shared_ptr<Rails>> ended_;            // until the links hold nothing of them
+  bool rails_have_work_ = false;
+  std::unique_ptr<Timer> timer_;
+};
+
+}  // namespace fab::lnx

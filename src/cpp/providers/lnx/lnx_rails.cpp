@@ -1,0 +1,716 @@
+#include "providers/lnx/lnx_rails.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <stdexcept>
+
+#include "base/random.h"
+#include "fabric/check_transfer.h"
+#include "fabric/completion_queue.h"
+#include "fabric/local_memory.h"
+
+namespace fab::lnx {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::uint64_t kStriped = 256 * 1024;  // bytes of a put or get from which on it is cut into stripes
+constexpr std::uint64_t kMedium = 16 * 1024;    // and from which on it may leave the primary rail
+constexpr std::uint64_t kLeastStripe = 64 * 1024, kFirstStripe = 256 * 1024, kMostStripe = 4 << 20;
+constexpr unsigned kStripesAhead = 2;      // on one rail
+constexpr std::uint16_t kMostPieces = 64;  // of a local vector that is cut
+constexpr std::size_t kMostOpen = 4096;    // requests
+constexpr std::size_t kBatch = 32;
+constexpr std::uint64_t kSettledAtOnce = 64;
+constexpr double kMeasured = 0.3;  // weight of the newest measurement
+constexpr Clock::duration kFirstPause = milliseconds(20), kLongestPause = milliseconds(1000);
+constexpr Clock::duration kGrace = milliseconds(1000);  // for rails that were refused, when none is left
+
+bool moves_data(OpCode op) noexcept { return op == OpCode::write || op == OpCode::read; }
+
+}  // namespace
+
+// A transfer of the user.
+struct Rails::Request {
+  Transfer transfer{};
+  std::uint64_t number = 0;
+  Errc error = Errc::ok;
+  unsigned parts = 0;  // with the links
+  bool ordered = false;
+  bool striped = false;
+  bool unordered_open = false;  // counted in unordered_open_
+  bool end_sent = false;
+  bool announced = false;
+  bool over = false;
+  const Part* whole = nullptr;        // with a link, as a whole
+  std::uint64_t next = 0;             // striped: bytes that were given to a rail once
+  std::uint64_t stored = 0;           // striped: bytes that arrived
+  std::vector<Range> holes;           // striped: lost with a rail
+  std::unique_ptr<std::byte[]> copy;  // of an injected one
+  std::uint64_t context = 0;          // likewise: for an error
+  std::uint32_t flags = 0;
+};
+
+// What was posted on a rail.
+struct Rails::Part final : FlowOperation {
+  enum class Kind { whole, stripe, end, join, fence };
+  Rails* rails = nullptr;
+  Request* request = nullptr;
+  std::uint32_t slot = 0;
+  Kind kind = Kind::whole;
+  std::uint64_t length = 0;
+  Clock::time_point start{};
+  std::vector<iovec> pieces;
+};
+
+namespace {
+
+bool announced_now(const auto& request) noexcept {
+  return request.announced || (request.whole && request.whole->announced);
+}
+
+}  // namespace
+
+struct Rails::Rail {
+  enum class State { down, joining, up };
+  Link link;
+  std::uint32_t slot = 0;
+  State state = State::down;
+  std::unique_ptr<Path> path{};
+  std::uint32_t incarnation = 0;
+  std::vector<std::uint64_t> fences{};  // to be sent before anything else
+  unsigned parts = 0;                   // with the link,
+  unsigned wholes = 0, stripes = 0;     // of them requests, or their ends, and stripes
+  std::uint64_t bytes = 0;              // likewise
+  std::uint64_t carried = 0;            // bytes, ever
+  double rate = 0;                      // bytes per second; 0: not measured yet
+  Clock::time_point last_end{};         // of a stripe
+  bool tried = false;                   // since the last rail was lost
+  Clock::time_point retry_at{};
+  Clock::duration pause = kFirstPause;
+};
+
+Rails::Rails(Parameters parameters, const std::vector<Link>& links)
+    : parameters_(std::move(parameters)), flow_{random_u64(), random_u64()}, lost_since_(Clock::now()) {
+  for (const Link& link : links) {
+    rails_.push_back(
+        std::make_unique<Rail>(Rail{.link = link, .slot = static_cast<std::uint32_t>(rails_.size())}));
+    connect(*rails_.back());
+  }
+}
+
+Rails::~Rails() { fail(Errc::canceled); }
+
+Rails::Rail& Rails::rail_of(const Part& part) noexcept { return *rails_[part.slot]; }
+
+unsigned Rails::up() const noexcept {
+  return static_cast<unsigned>(
+      std::ranges::count_if(rails_, [](const auto& rail) { return rail->state == Rail::State::up; }));
+}
+
+void Rails::notice() noexcept {
+  if (std::exchange(noticed_, true)) return;
+  parameters_.on_work();
+}
+
+// --- what the user posts
+
+std::uint64_t Rails::resolve(const RemoteRegion& region) { return region.key; }
+
+std::size_t Rails::post(std::span<const Transfer> batch) noexcept {
+  std::size_t taken = 0;
+  for (const Transfer& transfer : batch) {
+    if (open_.size() >= kMostOpen) break;
+    ++taken;
+    ++counts_.posted;
+    if (const Errc wrong = state_ != Errc::ok ? state_ : check_transfer(transfer); wrong != Errc::ok) {
+      ++counts_.settled;
+      ++counts_.errors;
+      transfer.operation->settle(wrong, 0);
+      continue;
+    }
+    std::unique_ptr<Request> owned;
+    if (spare_.empty()) {
+      owned = std::make_unique<Request>();
+    } else {
+      owned = std::move(spare_.back());
+      spare_.pop_back();
+      *owned = {};
+    }
+    Request& request = *owned;
+    request.transfer = transfer;
+    request.number = next_number_++;
+    const bool data = transfer.flags & transfer_flag::kRemoteData;
+    const bool free = transfer.op == OpCode::send && (transfer.flags & transfer_flag::kUnordered);
+    request.ordered = !free && (!moves_data(transfer.op) || (transfer.op == OpCode::write && data));
+    request.striped =
+        moves_data(transfer.op) && transfer.length >= kStriped && transfer.piece_count <= kMostPieces;
+    if (transfer.delivery == Delivery::inject && transfer.op != OpCode::read) {
+      request.context = transfer.operation->completion().context;
+      request.flags = transfer.operation->completion().flags;
+      request.copy = std::make_unique_for_overwrite<std::byte[]>(transfer.length);
+      gather(local_of(transfer), request.copy.get(), transfer.length);
+      request.transfer.local = request.copy.get();
+      request.transfer.piece_count = 0;
+      std::exchange(request.transfer.operation, nullptr)->settle(Errc::ok, transfer.length);
+    }
+    waiting_.push_back(&request);
+    open_.push_back(std::move(owned));
+  }
+  pump();
+  if (noticed_) parameters_.wake();  // whoever called us may not look after the context
+  return taken;
+}
+
+void Rails::finish(Request& request) noexcept {
+  request.over = true;
+  const std::uint64_t length = request.error == Errc::ok ? request.transfer.length : 0;
+  if (request.error != Errc::ok)
+    ++counts_.errors;
+  else
+    (request.transfer.op == OpCode::read ? counts_.bytes_in : counts_.bytes_out) += length;
+  if (request.unordered_open) --unordered_open_;
+  if (request.announced)
+    known_messages_.push_back(request.number);
+  else
+    ++unsettled_;
+  if (request.transfer.operation)
+    request.transfer.operation->settle(request.error, length);
+  else if (request.error != Errc::ok)
+    parameters_.completions.push_remote(
+        {.context = request.context, .error = request.error, .flags = request.flags});
+  while (!open_.empty() && open_.front()->over) {
+    ++counts_.settled;
+    if (spare_.size() < kMostOpen) spare_.push_back(std::move(open_.front()));
+    open_.pop_front();
+  }
+}
+
+// --- parts
+
+std::unique_ptr<Rails::Part> Rails::new_part(Request* request) {
+  std::unique_ptr<Part> part;
+  if (spare_parts_.empty()) {
+    part = std::make_unique<Part>();
+  } else {
+    part = std::move(spare_parts_.back());
+    spare_parts_.pop_back();
+  }
+  part->rails = this;
+  part->request = request;
+  part->number = request ? request->number : 0;
+  part->announced = request && request->announced;
+  part->begin(1, 0, 0, nullptr, nullptr, &Rails::on_part);
+  return part;
+}
+
+Transfer Rails::transfer_of(Request& request, Part& part) const noexcept {
+  Transfer transfer = request.transfer;
+  transfer.operation = &part;
+  transfer.flags &= transfer_flag::kRemoteData | transfer_flag::kTagged;
+  if (transfer.delivery != Delivery::commit) transfer.delivery = Delivery::delivery;
+  if (transfer.op != OpCode::read) transfer.flags |= transfer_flag::kNumbered;
+  return transfer;
+}
+
+void Rails::track(Part& part) noexcept {
+  Rail& rail = rail_of(part);
+  ++parts_open_;
+  ++rail.parts;
+  rail.bytes += part.length;
+  if (part.kind == Part::Kind::stripe) ++rail.stripes;
+  if (part.kind == Part::Kind::whole || part.kind == Part::Kind::end) ++rail.wholes;
+  if (part.request) ++part.request->parts;
+  if (part.kind == Part::Kind::whole) part.request->whole = &part;
+}
+
+void Rails::untrack(const Part& part) noexcept {
+  Rail& rail = rail_of(part);
+  --parts_open_;
+  --rail.parts;
+  rail.bytes -= part.length;
+  if (part.kind == Part::Kind::stripe) --rail.stripes;
+  if (part.kind == Part::Kind::whole || part.kind == Part::Kind::end) --rail.wholes;
+  if (part.request) --part.request->parts;
+  if (part.kind == Part::Kind::whole) part.request->whole = nullptr;
+}
+
+void Rails::on_part(Operation& operation) noexcept {
+  auto& part = static_cast<Part&>(operation);
+  part.rails->part_ended(part);
+}
+
+// Runs inside of a link's path, which may be at its end: only notes what is to be done.
+void Rails::part_ended(Part& part) noexcept {
+  std::unique_ptr<Part> owned(&part);
+  Rail& rail = rail_of(part);
+  const Errc error = part.completion().error;
+  untrack(part);
+  if (part.kind == Part::Kind::join) {
+    join_ended(rail, error);
+  } else if (part.kind != Part::Kind::fence) {
+    Request& request = *part.request;
+    request.announced |= part.announced;
+    const bool striped = request.striped;
+    const bool lost = error != Errc::ok && !ending_ && (!rail.path || rail.path->state() != Errc::ok);
+    if (lost) {
+      lost_.push_back(owned.release());
+    } else {
+      if (request.error == Errc::ok) request.error = error;
+      if (error == Errc::ok) {
+        rail.carried += part.length;
+        if (part.kind == Part::Kind::stripe) {
+          request.stored += part.length;
+          measure(rail, part);
+        }
+      }
+      finish_if_over(request);
+    }
+    if (lost || striped || !waiting_.empty() || !striping_.empty() || unsettled_ >= kSettledAtOnce ||
+        !known_messages_.empty())
+      notice();
+  }
+  if (owned) spare_parts_.push_back(std::move(owned));
+}
+
+void Rails::finish_if_over(Request& request) noexcept {
+  if (request.over || request.parts != 0) return;
+  if (request.striped && request.error == Errc::ok) {
+    if (request.stored != request.transfer.length) return;
+    if (request.transfer.op == OpCode::write && !request.end_sent) return;
+  }
+  std::erase(striping_, &request);
+  finish(request);
+}
+
+void Rails::measure(Rail& rail, const Part& part) noexcept {
+  const auto now = Clock::now();
+  const double span = std::chrono::duration<double>(now - std::max(part.start, rail.last_end)).count();
+  rail.last_end = now;
+  if (span <= 0) return;
+  const double rate = static_cast<double>(part.length) / span;
+  rail.rate = rail.rate == 0 ? rate : rail.rate + kMeasured * (rate - rail.rate);
+}
+
+double Rails::weight(const Rail& rail) const noexcept {
+  if (rail.link.weight > 0) return rail.link.weight;
+  if (rail.rate > 0) return rail.rate;
+  double most = 0;  // of those that are known
+  for (const auto& other : rails_) most = std::max(most, other->rate);
+  return most > 0 ? most : 1;
+}
+
+// --- rails come and go
+
+void Rails::connect(Rail& rail) noexcept {
+  rail.state = Rail::State::joining;
+  ++rail.incarnation;
+  rail.fences.clear();
+  std::unique_ptr<Part> part = new_part(nullptr);
+  try {
+    rail.path = rail.link.endpoint->connect(parameters_.peer, parameters_.name, parameters_.target);
+  } catch (const std::exception&) {  // nothing leads there now, or no descriptor is left
+    last_error_ = Errc::unreachable;
+    return lose(rail);
+  }
+  const Transfer join{.operation = part.get(),
+                      .local = nullptr,
+                      .remote = flow_.low,
+                      .key = flow_.high,
+                      .length = 0,
+                      .data = RailNumber{rail.slot, rail.incarnation}.packed(),
+                      .compare = nullptr,
+                      .op = OpCode::join,
+                      .atomic = {},
+                      .type = {},
+                      .delivery = Delivery::delivery,
+                      .flags = established_ ? transfer_flag::kRejoin : std::uint16_t{0},
+                      .piece_count = 0};
+  part->kind = Part::Kind::join;
+  if (!post_part(rail, std::move(part), join)) lose(rail);
+}
+
+void Rails::join_ended(Rail& rail, Errc error) noexcept {
+  notice();
+  if (error == Errc::ok) {
+    rail.state = Rail::State::up;
+    rail.pause = kFirstPause;
+    established_ = true;
+    for (const auto& other : rails_)
+      if (other->state == Rail::State::down && other->incarnation != 0)
+        rail.fences.push_back(RailNumber{other->slot, other->incarnation}.packed());
+    return;
+  }
+  last_error_ = error;
+  // The rail stands, but the peer knows nothing of what went before: it is not who it was.
+  if (rail.path && rail.path->state() == Errc::ok && !ending_) state_ = error;
+}
+
+void Rails::lose(Rail& rail) noexcept {
+  const bool was_up = rail.state == Rail::State::up;
+  rail.state = Rail::State::down;
+  rail.path.reset();
+  rail.tried = !was_up;
+  rail.fences.clear();
+  if (primary_ == &rail) primary_ = nullptr;
+  notice();
+  const auto now = Clock::now();
+  rail.retry_at = was_up ? now : now + rail.pause;
+  rail.pause = was_up ? kFirstPause : std::min(2 * rail.pause, kLongestPause);
+  if (!was_up) return;
+  bool any = false;
+  for (const auto& other : rails_) {
+    if (other->state != Rail::State::up) continue;
+    any = true;
+    other->fences.push_back(RailNumber{rail.slot, rail.incarnation}.packed());
+  }
+  if (any) return;
+  lost_since_ = now;
+  for (const auto& other : rails_) other->tried = false;
+}
+
+bool Rails::look_after_rails() noexcept {
+  bool moved = false;
+  for (const auto& rail : rails_) {
+    if (!rail->path || rail->path->state() == Errc::ok) continue;
+    if (rail->state == Rail::State::up) last_error_ = rail->path->state();
+    lose(*rail);
+    moved = true;
+  }
+  return moved;
+}
+
+// What was lost with its rail waits again, in its place.
+bool Rails::repeat_lost() noexcept {
+  if (lost_.empty()) return false;
+  for (Part* part : std::exchange(lost_, {})) {
+    std::unique_ptr<Part> owned(part);
+    Request& request = *part->request;
+    switch (part->kind) {
+      case Part::Kind::stripe:
+        request.holes.push_back({part->offset, part->length});
+        break;
+      case Part::Kind::end:
+        request.end_sent = false;
+        break;
+      default: {
+        if (std::exchange(request.unordered_open, false)) --unordered_open_;
+        const auto place = std::ranges::lower_bound(waiting_, request.number, {}, &Request::number);
+        waiting_.insert(place, &request);
+      }
+    }
+    spare_parts_.push_back(std::move(owned));
+    if (request.error != Errc::ok) finish_if_over(request);  // an error of another stripe
+  }
+  return true;
+}
+
+Clock::time_point Rails::tick() noexcept {
+  const auto now = Clock::now();
+  look_after_rails();
+  auto next = Clock::time_point::max();
+  bool joining = false, all_tried = true;
+  for (const auto& rail : rails_) {
+    if (rail->state == Rail::State::down && now >= rail->retry_at && state_ == Errc::ok) connect(*rail);
+    joining |= rail->state == Rail::State::joining;
+    all_tried &= rail->tried;
+    if (rail->state == Rail::State::down) next = std::min(next, rail->retry_at);
+  }
+  if (up() != 0 || state_ != Errc::ok) return next;
+  const auto seconds = [](double span) {
+    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(span));
+  };
+  const auto last = lost_since_ + seconds(parameters_.peer_deadline);
+  const auto refused = established_ ? std::min(lost_since_ + kGrace, last) : lost_since_;
+  if (now >= last || (all_tried && !joining && now >= refused)) {
+    state_ = established_ ? Errc::peer_lost : last_error_;
+    notice();
+    return next;
+  }
+  return std::min({next, last, std::max(refused, now + milliseconds(5))});
+}
+
+// --- out to the links
+
+// False: the link takes no more now, and the part is gone.
+bool Rails::post_part(Rail& rail, std::unique_ptr<Part> part, const Transfer& transfer) noexcept {
+  part->slot = rail.slot;
+  part->length = part->kind == Part::Kind::stripe ? transfer.length : 0;
+  track(*part);
+  if (rail.path->post({&transfer, 1}) == 1) {
+    [[maybe_unused]] Part* const with_the_link = part.release();  // on_part() takes it back, or did
+    return true;
+  }
+  untrack(*part);
+  spare_parts_.push_back(std::move(part));
+  return false;
+}
+
+// Whether it takes requests: nothing goes before the fences.
+bool Rails::usable(Rail& rail) noexcept {
+  if (rail.state != Rail::State::up || rail.path->state() != Errc::ok) return false;
+  while (!rail.fences.empty()) {
+    std::unique_ptr<Part> part = new_part(nullptr);
+    part->kind = Part::Kind::fence;
+    Transfer fence{};
+    fence.operation = part.get();
+    fence.op = OpCode::fence;
+    fence.data = rail.fences.back();
+    fence.delivery = Delivery::delivery;
+    rail.fences.pop_back();
+    if (!post_part(rail, std::move(part), fence)) {
+      rail.fences.push_back(fence.data);
+      return false;
+    }
+  }
+  return true;
+}
+
+// The first rail that is up, as soon as nothing is under way on another. False: wait for that.
+bool Rails::choose_primary() noexcept {
+  Rail* best = nullptr;
+  if (parameters_.preferred && *parameters_.preferred < rails_.size())
+    best = rails_[*parameters_.preferred].get();
+  for (const auto& rail : rails_) {
+    if (best && usable(*best)) break;
+    best = rail.get();
+  }
+  if (!usable(*best) || (primary_ && primary_ != best && primary_->wholes != 0)) return false;
+  primary_ = best;
+  return true;
+}
+
+// The one that will be done first with so much more.
+Rails::Rail* Rails::best_rail(std::uint64_t bytes) noexcept {
+  Rail* best = nullptr;
+  double least = 0;
+  for (const auto& rail : rails_) {
+    if (!usable(*rail)) continue;
+    const double span = static_cast<double>(rail->bytes + bytes) / weight(*rail);
+    if (best && span >= least) continue;
+    best = rail.get();
+    least = span;
+  }
+  return best;
+}
+
+Rails::Rail* Rails::rail_for(const Request& request) noexcept {
+  if (request.ordered) return unordered_open_ == 0 ? primary_ : nullptr;
+  const bool free = request.transfer.op == OpCode::send ||
+                    (moves_data(request.transfer.op) && request.transfer.length >= kMedium);
+  return free ? best_rail(request.transfer.length) : primary_;
+}
+
+bool Rails::send_whole() noexcept {
+  bool moved = false;
+  while (!waiting_.empty()) {
+    Request& first = *waiting_.front();
+    if (first.striped) {
+      if (first.ordered && unordered_open_ != 0) break;
+      first.unordered_open = true;
+      ++unordered_open_;
+      waiting_.pop_front();
+      striping_.push_back(&first);
+      moved = true;
+      continue;
+    }
+    if (!choose_primary()) break;
+    Rail* const rail = rail_for(first);
+    if (!rail) break;
+    Transfer batch[kBatch];
+    std::size_t count = 0;
+    for (; count < kBatch && count < waiting_.size(); ++count) {
+      Request& request = *waiting_[count];
+      if (count && (request.striped || rail_for(request) != rail)) break;
+      std::unique_ptr<Part> part = new_part(&request);
+      part->kind = Part::Kind::whole;
+      part->slot = rail->slot;
+      part->length = request.transfer.length;
+      track(*part);
+      if (rail != primary_) {
+        request.unordered_open = true;
+        ++unordered_open_;
+      }
+      batch[count] = transfer_of(request, *part.release());
+    }
+    waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(count));
+    const std::size_t posted = rail->path->post({batch, count});
+    moved |= posted != 0;
+    if (posted == count) continue;
+    for (std::size_t i = count; i-- > posted;) {
+      std::unique_ptr<Part> part(static_cast<Part*>(batch[i].operation));
+      Request& request = *part->request;
+      untrack(*part);
+      if (std::exchange(request.unordered_open, false)) --unordered_open_;
+      waiting_.push_front(&request);
+      spare_parts_.push_back(std::move(part));
+    }
+    break;
+  }
+  return moved;
+}
+
+bool Rails::send_stripe(Request& request, Rail& rail) noexcept {
+  double all = 0;
+  for (const auto& other : rails_)
+    if (other->state == Rail::State::up) all += weight(*other);
+  const std::uint64_t length = request.transfer.length;
+  const bool hole = !request.holes.empty();
+  Range range = hole ? request.holes.back() : Range{request.next, length - request.next};
+  const double share = weight(rail) / all / kStripesAhead;
+  const auto fair = static_cast<std::uint64_t>(static_cast<double>(length - request.next) * share);
+  const std::uint64_t most = rail.rate > 0 || rail.link.weight > 0 ? kMostStripe : kFirstStripe;
+  const std::uint64_t size = std::clamp(fair / 4096 * 4096, kLeastStripe, most);
+  // What would leave a crumb takes it along.
+  if (range.length > size + kLeastStripe / 2) range.length = size;
+
+  std::unique_ptr<Part> part = new_part(&request);
+  part->kind = Part::Kind::stripe;
+  part->offset = range.offset;
+  part->whole = length;
+  part->start = Clock::now();
+  part->pieces.clear();
+  Transfer transfer = transfer_of(request, *part);
+  transfer.flags = transfer_flag::kStripe;
+  transfer.delivery = Delivery::delivery;
+  transfer.remote += range.offset;
+  transfer.length = range.length;
+  if (transfer.piece_count == 0) {
+    transfer.local += range.offset;
+  } else {
+    PieceCursor at = local_of(request.transfer);
+    at.advance(range.offset);
+    for (std::uint64_t left = range.length; left;) {
+      const iovec piece = at.here(left);
+      part->pieces.push_back(piece);
+      at.advance(piece.iov_len);
+      left -= piece.iov_len;
+    }
+    transfer.local_pieces = part->pieces.data();
+    transfer.piece_count = static_cast<std::uint16_t>(part->pieces.size());
+  }
+  // What may come back at once must find the range taken.
+  if (hole) {
+    Range& left = request.holes.back();
+    left = {left.offset + range.length, left.length - range.length};
+    if (left.length == 0) request.holes.pop_back();
+  } else {
+    request.next += range.length;
+  }
+  if (post_part(rail, std::move(part), transfer)) return true;
+  request.holes.push_back(range);
+  return false;
+}
+
+// All stripes are stored: what happens once.
+bool Rails::send_end(Request& request) noexcept {
+  if (!choose_primary()) return false;
+  std::unique_ptr<Part> part = new_part(&request);
+  part->kind = Part::Kind::end;
+  Transfer transfer = transfer_of(request, *part);
+  transfer.flags |= transfer_flag::kStriped;
+  if (transfer.piece_count == 0) transfer.local = nullptr;
+  request.end_sent = true;
+  if (post_part(*primary_, std::move(part), transfer)) return true;
+  request.end_sent = false;
+  return false;
+}
+
+bool Rails::send_stripes() noexcept {
+  bool moved = false;
+  for (std::size_t i = 0; i < striping_.size();) {
+    Request& request = *striping_[i];
+    const bool failed = request.error != Errc::ok;
+    if (!failed && request.stored == request.transfer.length && !request.end_sent) moved |= send_end(request);
+    bool any = true;
+    while (any && request.error == Errc::ok &&
+           (!request.holes.empty() || request.next != request.transfer.length)) {
+      any = false;
+      for (const auto& rail : rails_) {
+        if (rail->stripes >= kStripesAhead || !usable(*rail)) continue;
+        if (request.error != Errc::ok || (request.holes.empty() && request.next == request.transfer.length))
+          break;
+        any |= send_stripe(request, *rail);
+      }
+      moved |= any;
+    }
+    finish_if_over(request);  // takes it out of the list
+    if (i < striping_.size() && striping_[i] == &request) ++i;
+  }
+  return moved;
+}
+
+// What the peer need not remember any longer.
+bool Rails::send_notes() noexcept {
+  if (known_messages_.empty() && unsettled_ < kSettledAtOnce) return false;
+  const auto rail = std::ranges::find_if(rails_, [this](const auto& some) { return usable(*some); });
+  if (rail == rails_.end()) return false;
+  std::uint64_t mark = next_number_;
+  for (std::size_t i = 0; i < open_.size(); ++i) {
+    if (open_[i]->over || announced_now(*open_[i])) continue;
+    mark = open_[i]->number;
+    break;
+  }
+  Transfer note{};
+  note.op = OpCode::settled;
+  note.data = mark;
+  do {
+    if ((*rail)->path->state() != Errc::ok) return true;
+    note.remote = known_messages_.empty() ? 0 : known_messages_.back();
+    if ((*rail)->path->post({&note, 1}) == 0) return true;
+    if (!known_messages_.empty()) known_messages_.pop_back();
+  } while (!known_messages_.empty());
+  unsettled_ = 0;
+  return true;
+}
+
+bool Rails::pump() noexcept {
+  noticed_ = false;
+  if (state_ != Errc::ok) {
+    fail(state_);
+    return false;
+  }
+  bool moved = look_after_rails();
+  moved |= repeat_lost();
+  moved |= send_whole();
+  moved |= send_stripes();
+  moved |= send_notes();
+  return moved;
+}
+
+void Rails::fail(Errc error) noexcept {
+  if (state_ == Errc::ok) state_ = error;
+  waiting_.clear();
+  striping_.clear();
+  for (Part* part : std::exchange(lost_, {})) spare_parts_.emplace_back(part);
+  for (std::size_t i = 0; i < open_.size();) {
+    Request& request = *open_[i];
+    if (request.over || request.parts != 0) {
+      if (request.error == Errc::ok) request.error = error;
+      ++i;
+      continue;
+    }
+    if (request.error == Errc::ok) request.error = error;
+    finish(request);  // may shorten the queue at its front
+    i = 0;
+  }
+}
+
+PathReport Rails::report() const {
+  PathReport report{.link = {}, .how = {}};
+  for (const auto& rail : rails_) {
+    report.link.append(report.link.empty() ? "" : "+").append(rail->link.tag);
+    if (!report.how.empty()) report.how += "; ";
+    report.how += rail->link.tag + " ";
+    if (rail->state != Rail::State::up) {
+      report.how += rail->state == Rail::State::joining ? "joining" : "down";
+      continue;
+    }
+    char rate[48] = "";
+    if (rail->rate > 0) std::snprintf(rate, sizeof rate, ", %.2f Gbit/s", rail->rate * 8 / 1e9);
+    report.how += rail->path->report().how + rate;
+  }
+  return report;
+}
+
+}  // namespace fab::lnx
