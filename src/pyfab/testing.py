@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -104,6 +104,7 @@ class Peer:
 
     `settings` go to `pyfab.Domain`. Functions given to `run` are called there with the `Target` first; they and their arguments
     and results are pickled, in a thread too, so that nothing is shared by accident. Not safe for use by several threads at once.
+    launcher: a command to put before that of the process, for instance to run it in a container.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Peer:
         *,
         where: Literal["thread", "process"] = "process",
         contexts: int = 1,
+        launcher: Sequence[str] = (),
         **settings: Any,
     ) -> None:
         self._connection, theirs = Pipe()
@@ -123,7 +125,9 @@ class Peer:
                 f"import sys; sys.path[:] = {sys.path!r}; from pyfab.testing import _serve_process; "
                 f"_serve_process({theirs.fileno()})"
             )
-            self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(
+                [*launcher, sys.executable, "-c", code], pass_fds=[theirs.fileno()]
+            )
             theirs.close()
         else:
             self._thread = threading.Thread(target=_serve, args=(theirs,), name="pyfab peer", daemon=True)
