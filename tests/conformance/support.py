@@ -5,18 +5,18 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import psutil
 import pyfab
 import pytest
 from pyfab import Access
 from pyfab.testing import Exposed, Peer, Target
+
+from rails import RAILS
 
 _TSAN = "TSAN_OPTIONS" in os.environ
 without_tsan = pytest.mark.skipif(
@@ -45,19 +45,6 @@ class Combination:
         return f"{self.name}-{self.where}"
 
 
-# Two network links to the same peer; a machine that has no device but the loopback has none.
-_RAILS = next(
-    (
-        f"tcp:lo,{name}"
-        for name, state in psutil.net_if_stats().items()
-        if state.isup
-        and name != "lo"
-        and any(address.family == socket.AF_INET for address in psutil.net_if_addrs().get(name, ()))
-    ),
-    None,
-)
-
-
 def _combinations(where: Literal["thread", "process"]) -> list[Combination]:
     return [
         Combination("mapped", where, "shm", {"shm_copy": "mapped"}, True, "shm", "mapped"),
@@ -65,11 +52,7 @@ def _combinations(where: Literal["thread", "process"]) -> list[Combination]:
         Combination("ring", where, "shm", {"shm_copy": "ring"}, False, "shm", "ring"),
         Combination("tcp", where, "tcp", {}, False, "tcp", "127.0.0.1:"),
         Combination("linked", where, "shm+tcp", {}, True, "shm", "mapped"),
-        *(
-            [Combination("rails", where, _RAILS, {}, False, "tcp.0+tcp.1", "tcp.0 127.0.0.1")]
-            if _RAILS
-            else []
-        ),
+        *([Combination("rails", where, RAILS, {}, False, "tcp.0+tcp.1", "tcp.0 127.0.0.1")] if RAILS else []),
     ]
 
 

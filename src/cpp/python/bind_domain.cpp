@@ -90,7 +90,14 @@ RailPolicy policy_from(py::function function) {
   return [kept](std::uint64_t peer, const std::vector<std::string>& links) {
     const py::gil_scoped_acquire gil;
     const py::object weights = (*kept)(peer, links);
-    return weights.is_none() ? std::vector<double>{} : weights.cast<std::vector<double>>();
+    if (weights.is_none()) return std::vector<double>{};
+    try {
+      return weights.cast<std::vector<double>>();
+    } catch (const py::cast_error&) {
+      throw Error(Errc::invalid, "rail_policy returned " + std::string(py::repr(weights)) + " for " +
+                                     std::to_string(links.size()) +
+                                     " rails; it returns a number for each, or None");
+    }
   };
 }
 

@@ -133,8 +133,8 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
   std::string key = std::to_string(target);
   for (const Part& part : peer.parts)
     if (part.context == target) key.append(part.link).append(part.bytes);
-  auto& slot = rails_[key];
-  if (slot && slot->state() == Errc::ok) return std::make_unique<RailedPath>(slot);
+  if (const auto found = rails_.find(key); found != rails_.end() && found->second->state() == Errc::ok)
+    return std::make_unique<RailedPath>(found->second);
 
   std::vector<Rails::Link> links;
   for (Endpoint* endpoint : reached)
@@ -153,6 +153,7 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
       std::erase_if(links, [](const Rails::Link& link) { return link.weight == 0; });
     }
   }
+  auto& slot = rails_[key];
   if (slot) ended_.push_back(std::move(slot));
   slot = std::make_shared<Rails>(Rails::Parameters{.completions = services_.completions,
                                                    .peer_deadline = options_.peer_deadline,
@@ -184,7 +185,6 @@ bool LinkedEndpoint::serve_rails() noexcept {
   bool moved = false;
   auto next = Clock::time_point::max();
   for (const auto& [key, rails] : rails_) {
-    if (!rails) continue;
     moved |= rails->pump();
     if (!rails->complete()) next = std::min(next, rails->tick());
   }

@@ -23,7 +23,9 @@ constexpr std::size_t kMostOpen = 4096;    // requests
 constexpr std::size_t kBatch = 32;
 constexpr std::uint64_t kSettledAtOnce = 64;
 constexpr double kMeasured = 0.3;  // weight of the newest measurement
+constexpr double kMeasuredFor = 0.004;  // seconds at least: acknowledgements come in bunches
 constexpr Clock::duration kFirstPause = milliseconds(20), kLongestPause = milliseconds(1000);
+constexpr unsigned kFirstTries = 3;  // to reach a peer that was never reached
 constexpr Clock::duration kGrace = milliseconds(1000);  // for rails that were refused, when none is left
 
 bool moves_data(OpCode op) noexcept { return op == OpCode::write || op == OpCode::read; }
@@ -59,7 +61,6 @@ struct Rails::Part final : FlowOperation {
   std::uint32_t slot = 0;
   Kind kind = Kind::whole;
   std::uint64_t length = 0;
-  Clock::time_point start{};
   std::vector<iovec> pieces;
 };
 
@@ -84,8 +85,9 @@ struct Rails::Rail {
   std::uint64_t bytes = 0;              // likewise
   std::uint64_t carried = 0;            // bytes, ever
   double rate = 0;                      // bytes per second; 0: not measured yet
-  Clock::time_point last_end{};         // of a stripe
-  bool tried = false;                   // since the last rail was lost
+  Clock::time_point busy_since{};       // with stripes, or since the last measurement
+  std::uint64_t busy_bytes = 0;         // that arrived since then
+  unsigned failures = 0;                // since a rail was up
   Clock::time_point retry_at{};
   Clock::duration pause = kFirstPause;
 };
@@ -284,12 +286,14 @@ void Rails::finish_if_over(Request& request) noexcept {
 }
 
 void Rails::measure(Rail& rail, const Part& part) noexcept {
+  rail.busy_bytes += part.length;
   const auto now = Clock::now();
-  const double span = std::chrono::duration<double>(now - std::max(part.start, rail.last_end)).count();
-  rail.last_end = now;
-  if (span <= 0) return;
-  const double rate = static_cast<double>(part.length) / span;
+  const double span = std::chrono::duration<double>(now - rail.busy_since).count();
+  if (span < kMeasuredFor) return;
+  const double rate = static_cast<double>(rail.busy_bytes) / span;
   rail.rate = rail.rate == 0 ? rate : rail.rate + kMeasured * (rate - rail.rate);
+  rail.busy_since = now;
+  rail.busy_bytes = 0;
 }
 
 double Rails::weight(const Rail& rail) const noexcept {
@@ -350,7 +354,7 @@ void Rails::lose(Rail& rail) noexcept {
   const bool was_up = rail.state == Rail::State::up;
   rail.state = Rail::State::down;
   rail.path.reset();
-  rail.tried = !was_up;
+  rail.failures = was_up ? 0 : rail.failures + 1;
   rail.fences.clear();
   if (primary_ == &rail) primary_ = nullptr;
   notice();
@@ -366,7 +370,7 @@ void Rails::lose(Rail& rail) noexcept {
   }
   if (any) return;
   lost_since_ = now;
-  for (const auto& other : rails_) other->tried = false;
+  for (const auto& other : rails_) other->failures = 0;
 }
 
 bool Rails::look_after_rails() noexcept {
@@ -410,10 +414,11 @@ Clock::time_point Rails::tick() noexcept {
   look_after_rails();
   auto next = Clock::time_point::max();
   bool joining = false, all_tried = true;
+  const unsigned enough = established_ ? 1 : kFirstTries;
   for (const auto& rail : rails_) {
     if (rail->state == Rail::State::down && now >= rail->retry_at && state_ == Errc::ok) connect(*rail);
     joining |= rail->state == Rail::State::joining;
-    all_tried &= rail->tried;
+    all_tried &= rail->failures >= enough;
     if (rail->state == Rail::State::down) next = std::min(next, rail->retry_at);
   }
   if (up() != 0 || state_ != Errc::ok) return next;
@@ -568,7 +573,10 @@ bool Rails::send_stripe(Request& request, Rail& rail) noexcept {
   part->kind = Part::Kind::stripe;
   part->offset = range.offset;
   part->whole = length;
-  part->start = Clock::now();
+  if (rail.stripes == 0) {
+    rail.busy_since = Clock::now();
+    rail.busy_bytes = 0;
+  }
   part->pieces.clear();
   Transfer transfer = transfer_of(request, *part);
   transfer.flags = transfer_flag::kStripe;
