@@ -7,7 +7,8 @@
 namespace fab {
 namespace {
 
-constexpr std::size_t kMostUnsettled = 4 * kMaxOutstanding;
+constexpr std::size_t kMostUnsettled = 4 * kMaxOutstanding;  // that are not in runs, and runs
+constexpr std::size_t kMostAnnounced = 2 * kMaxOutstanding;
 
 }  // namespace
 
@@ -46,9 +47,16 @@ void Flow::leave(const Carrier& carrier) noexcept {
     if (rail.carrier == &carrier) rail.carrier = nullptr;
     any |= rail.carrier != nullptr;
   }
-  if (!any) alone_since_ = Clock::now();
   for (auto& [number, message] : messages_)
     if (message.carrier == &carrier) message.carrier = nullptr;
+  if (any || alone_since_) return;
+  alone_since_ = Clock::now();
+  on_alone_();
+}
+
+void Flow::cut_all() noexcept {
+  for (Rail& rail : rails_)
+    if (rail.carrier) rail.carrier->cut();
 }
 
 void Flow::message_came(const Carrier& carrier) noexcept {
@@ -60,20 +68,46 @@ void Flow::message_came(const Carrier& carrier) noexcept {
 // --- outcomes
 
 const Flow::Outcome* Flow::outcome(std::uint64_t number) const noexcept {
+  static const Outcome success;
+  const auto run = done_.upper_bound(number);
+  if (run != done_.begin() && number < std::prev(run)->second) return &success;
   const auto found = outcomes_.find(number);
   return found == outcomes_.end() ? nullptr : &found->second;
 }
 
 bool Flow::record(std::uint64_t number, Errc error, std::span<const std::byte> result) {
-  if (outcomes_.size() >= kMostUnsettled) return false;
-  outcomes_.insert_or_assign(outcomes_.end(), number, Outcome{error, {result.begin(), result.end()}});
+  if (done_.size() + outcomes_.size() >= kMostUnsettled || result_bytes_ + result.size() > kMostResults)
+    return false;
+  if (error != Errc::ok || !result.empty()) {
+    result_bytes_ += result.size();
+    outcomes_.insert_or_assign(number, Outcome{error, {result.begin(), result.end()}});
+    return true;
+  }
+  auto after = done_.upper_bound(number);
+  if (after == done_.begin() || std::prev(after)->second != number) {
+    done_.emplace_hint(after, number, number + 1);
+  } else {
+    ++std::prev(after)->second;
+  }
+  const auto run = std::prev(after);
+  if (after == done_.end() || after->first != run->second) return true;
+  run->second = after->second;  // the gap is closed
+  done_.erase(after);
   return true;
 }
 
 void Flow::settled(std::uint64_t mark) noexcept {
-  if (mark < mark_) return;  // came over a slower rail than a later one
+  if (mark <= mark_) return;  // came over a slower rail than a later one
   mark_ = mark;
-  outcomes_.erase(outcomes_.begin(), outcomes_.lower_bound(mark));
+  while (!outcomes_.empty() && outcomes_.begin()->first < mark) {
+    result_bytes_ -= outcomes_.begin()->second.result.size();
+    outcomes_.erase(outcomes_.begin());
+  }
+  while (!done_.empty() && done_.begin()->first < mark) {
+    const std::uint64_t end = done_.begin()->second;
+    done_.erase(done_.begin());
+    if (end > mark) done_.emplace(mark, end);
+  }
 }
 
 // --- announced messages
@@ -81,13 +115,15 @@ void Flow::settled(std::uint64_t mark) noexcept {
 Flow::Announced Flow::announce(std::uint64_t number, Carrier& carrier, MessageOrigin& origin) noexcept {
   const auto found = messages_.find(number);
   if (found == messages_.end()) {
-    if (outcomes_.contains(number)) return Announced::done;  // came whole
-    messages_.emplace(number, Message{.carrier = &carrier});
-    return Announced::unknown;
+    if (messages_.size() >= kMostAnnounced) return Announced::refused;
+    const bool came_whole = known(number);
+    messages_.emplace(
+        number, Message{.carrier = &carrier, .outcome = came_whole ? std::optional(Errc::ok) : std::nullopt});
+    return came_whole ? Announced::done : Announced::unknown;
   }
   Message& message = found->second;
   if (message.outcome) return Announced::done;
-  if (message.carrier) return Announced::elsewhere;
+  if (message.carrier) return Announced::refused;
   message.carrier = &carrier;
   if (message.matched) {
     carrier.resume(number, *message.matched);
@@ -124,29 +160,40 @@ void Flow::release(const fab::Message& message) noexcept { done(message.id, Errc
 // --- the table
 
 std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator) {
-  expire();
-  const auto found = flows_.find(id);
-  if (found != flows_.end()) return found->second;
-  if (must_know) return nullptr;
-  return flows_[id] = std::make_shared<Flow>(receives_, initiator);
+  const auto found = flows_.find(id.peer);
+  if (found != flows_.end()) {
+    Entry& entry = found->second;
+    if (id.epoch == entry.epoch) return entry.flow;
+    if (id.epoch < entry.epoch || must_know) return nullptr;
+    const auto former = std::move(entry.flow);
+    entry = {id.epoch, std::make_shared<Flow>(receives_, initiator, on_alone_)};
+    former->cut_all();
+    return entry.flow;
+  }
+  if (must_know || flows_.size() >= kMost) return nullptr;
+  return flows_.emplace(id.peer, Entry{id.epoch, std::make_shared<Flow>(receives_, initiator, on_alone_)})
+      .first->second.flow;
 }
 
 std::optional<std::uint32_t> FlowTable::message_slot(PeerId peer) const noexcept {
-  for (const auto& [id, flow] : flows_)
-    if (!flow->alone_since() && flow->initiator().handle() == peer) return flow->message_slot();
+  for (const auto& [id, entry] : flows_)
+    if (!entry.flow->alone_since() && entry.flow->initiator().handle() == peer)
+      return entry.flow->message_slot();
   return std::nullopt;
 }
 
-bool FlowTable::expire() noexcept {
+Clock::time_point FlowTable::expire() noexcept {
+  const auto keep = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(keep_));
   const auto now = Clock::now();
-  bool more = false;
+  auto next = Clock::time_point::max();
   for (auto at = flows_.begin(); at != flows_.end();) {
-    const auto since = at->second->alone_since();
-    const bool over = since && std::chrono::duration<double>(now - *since).count() > keep_;
-    more |= since && !over;
+    const Flow& flow = *at->second.flow;
+    const auto since = flow.alone_since();
+    const bool over = flow.over() || (since && now - *since > keep);
+    if (since && !over) next = std::min(next, *since + keep);
     at = over ? flows_.erase(at) : std::next(at);
   }
-  return more;
+  return next;
 }
 
 }  // namespace fab

@@ -18,9 +18,11 @@
 // another rail is done once (docs/rails.md). All used under the lock of one context.
 namespace fab {
 
+// From one endpoint to another. A flow ends those of smaller epochs: their streams are cut before anything of
+// the new one is looked at.
 struct FlowId {
-  std::uint64_t high = 0, low = 0;  // random; no two endpoints have the same
-  auto operator<=>(const FlowId&) const = default;
+  std::uint64_t peer = 0;  // random, for each pair of endpoints
+  std::uint64_t epoch = 0;
 };
 
 // A rail of a flow, and the how-manyth stream on it.
@@ -48,8 +50,12 @@ class Flow final : public MessageOrigin {
     ~Carrier() = default;
   };
 
-  Flow(ReceiveQueue& receives, std::shared_ptr<Sender> initiator)
-      : receives_(receives), initiator_(std::move(initiator)) {}
+  static constexpr std::uint64_t kOver = ~std::uint64_t{0};  // as a mark: nothing more will come
+  static constexpr std::size_t kMostResults = 16u << 20;     // bytes that are kept for repetitions
+
+  // `on_alone`: no rail is left, or the flow is over.
+  Flow(ReceiveQueue& receives, std::shared_ptr<Sender> initiator, std::function<void()> on_alone)
+      : receives_(receives), initiator_(std::move(initiator)), on_alone_(std::move(on_alone)) {}
   ~Flow();
   Flow(const Flow&) = delete;
   Flow& operator=(const Flow&) = delete;
@@ -59,8 +65,10 @@ class Flow final : public MessageOrigin {
   bool join(RailNumber rail, Carrier& carrier) noexcept;
   bool fence(RailNumber rail, const Carrier& from) noexcept;
   void leave(const Carrier& carrier) noexcept;
+  void cut_all() noexcept;
   // Since when no rail is left, if none is.
   std::optional<Clock::time_point> alone_since() const noexcept { return alone_since_; }
+  bool over() const noexcept { return mark_ == kOver && alone_since_; }
   // The slot on which the first message came.
   std::optional<std::uint32_t> message_slot() const noexcept { return message_slot_; }
   Sender& initiator() noexcept { return *initiator_; }
@@ -73,6 +81,7 @@ class Flow final : public MessageOrigin {
   };
   // Of a request that was done before. Null: it was not.
   const Outcome* outcome(std::uint64_t number) const noexcept;
+  bool known(std::uint64_t number) const noexcept { return outcome(number) != nullptr; }
   // Whether a request of this number may still come.
   bool unsettled(std::uint64_t number) const noexcept { return number >= mark_; }
   // False: more than a peer may leave unsettled.
@@ -82,11 +91,11 @@ class Flow final : public MessageOrigin {
 
   // --- announced messages
   enum class Announced {
-    unknown,   // announced for the first time
-    waiting,   // for a receive; the carrier is its origin from now on
-    resumed,   // had met a receive: the carrier was told to go on
-    done,      // over: message_outcome()
-    elsewhere  // stands on another living rail, which no peer may do
+    unknown,  // announced for the first time
+    waiting,  // for a receive; the carrier is its origin from now on
+    resumed,  // had met a receive: the carrier was told to go on
+    done,     // over: message_outcome()
+    refused,  // stands on another living rail, or they are too many
   };
   Announced announce(std::uint64_t number, Carrier& carrier, MessageOrigin& origin) noexcept;
   Errc message_outcome(std::uint64_t number) const noexcept;
@@ -113,10 +122,15 @@ class Flow final : public MessageOrigin {
 
   ReceiveQueue& receives_;
   const std::shared_ptr<Sender> initiator_;
+  const std::function<void()> on_alone_;
   std::vector<Rail> rails_;
-  std::optional<Clock::time_point> alone_since_;
+  std::optional<Clock::time_point> alone_since_ = Clock::now();
   std::optional<std::uint32_t> message_slot_;
-  std::map<std::uint64_t, Outcome> outcomes_;  // of numbers from mark_ on
+  // Of numbers from mark_ on: runs that succeeded without a result, by their first number, with the one
+  // behind the last; and the others.
+  std::map<std::uint64_t, std::uint64_t> done_;
+  std::map<std::uint64_t, Outcome> outcomes_;
+  std::size_t result_bytes_ = 0;
   std::uint64_t mark_ = 0;
   std::unordered_map<std::uint64_t, Message> messages_;  // announced
 };
@@ -124,20 +138,27 @@ class Flow final : public MessageOrigin {
 // The flows of a context.
 class FlowTable {
  public:
-  // `keep`: seconds for which a flow without rails is remembered.
-  FlowTable(ReceiveQueue& receives, double keep) : receives_(receives), keep_(keep) {}
+  // `keep`: seconds for which a flow without rails is remembered. `on_alone`: next_expiry() is sooner.
+  FlowTable(ReceiveQueue& receives, double keep, std::function<void()> on_alone)
+      : receives_(receives), keep_(keep), on_alone_(std::move(on_alone)) {}
 
-  // Null: it is not known, but `must_know` says that it was.
+  // Null: it is over, or not known though `must_know` says that it was, or they are too many.
   std::shared_ptr<Flow> open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator);
   // The rail on which this peer's messages come.
   std::optional<std::uint32_t> message_slot(PeerId peer) const noexcept;
-  // Ends flows whose peers have been gone for long; true: there are others that may become so.
-  bool expire() noexcept;
+  // Ends flows whose peers have been gone for long; returns when to call it again.
+  Clock::time_point expire() noexcept;
 
  private:
+  static constexpr std::size_t kMost = 65536;
+  struct Entry {
+    std::uint64_t epoch;
+    std::shared_ptr<Flow> flow;
+  };
   ReceiveQueue& receives_;
   const double keep_;
-  std::map<FlowId, std::shared_ptr<Flow>> flows_;
+  const std::function<void()> on_alone_;
+  std::unordered_map<std::uint64_t, Entry> flows_;  // by FlowId::peer
 };
 
 }  // namespace fab

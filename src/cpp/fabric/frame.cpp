@@ -36,8 +36,7 @@ bool write_fits(const FrameHeader& header) noexcept {
 // A stripe lies within the whole, and is no more than a part of it.
 bool stripe_fits(const FrameHeader& header) noexcept {
   if (!(header.flags & frame_flag::kStripe)) return true;
-  constexpr auto kOfTheWhole = frame_flag::kRemoteData | frame_flag::kCommit;
-  return (header.flags & kOfTheWhole) == 0 && header.data <= header.id &&
+  return (header.flags & frame_flag::kRemoteData) == 0 && header.data <= header.id &&
          header.total <= header.id - header.data && header.remote >= header.data;
 }
 

@@ -176,7 +176,7 @@ Errc Session::accept(const FrameHeader& header, const std::byte* payload) noexce
   buffered_ += cost;
   if (flow_ && header.id != 0) {
     flow_->message_came(*this);
-    if (flow_->outcome(header.id) || flow_->was_announced(header.id)) {
+    if (flow_->known(header.id) || flow_->was_announced(header.id)) {
       consumed(cost);
       if (header.flags & frame_flag::kAcknowledge) answer(Errc::ok);
       return Errc::ok;
@@ -213,7 +213,7 @@ Errc Session::on_announce(const std::byte* payload) {
       case Flow::Announced::done:
         tell_release(frame_.id, flow_->message_outcome(frame_.id));
         return Errc::ok;
-      case Flow::Announced::elsewhere:
+      case Flow::Announced::refused:
         return Errc::protocol;
     }
   } else if (!(frame_.id & kStreamOnly)) {

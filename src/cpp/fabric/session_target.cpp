@@ -119,7 +119,8 @@ void Session::end_write() noexcept {
   if (write_.before) return answer(*write_.before);
   const Admitted& target = write_.target;
   Errc outcome = target.error;
-  if (outcome == Errc::ok && (frame_.flags & frame_flag::kCommit))
+  const bool stripe = frame_.flags & frame_flag::kStripe;
+  if (outcome == Errc::ok && (frame_.flags & frame_flag::kCommit) && !stripe)
     outcome = make_durable(target, frame_.total);
   if (outcome == Errc::ok) {
     tell_stored(target, OpCode::write);
@@ -141,7 +142,10 @@ void Session::remember(Errc outcome, std::span<const std::byte> result) {
 }
 
 Errc Session::on_join() {
-  if (flow_) return Errc::protocol;
+  if (flow_) {  // a later flow of the same peer, begun before this stream stood
+    if (!pulls_.empty() || !waiting_pulls_.empty() || announcements_ != 0) return Errc::protocol;
+    std::exchange(flow_, nullptr)->leave(*this);
+  }
   const bool known = frame_.flags & frame_flag::kRejoin;
   auto flow =
       services_.flows ? services_.flows->open({frame_.key, frame_.remote}, known, services_.sender) : nullptr;

@@ -37,6 +37,14 @@ void set_python_error() noexcept;
 // returns: CPython would unwind it through frames that do not expect that.
 class WithoutGil {
  public:
+  // What `call` returns, called without the lock: for whatever waits for a lock of the core, whose holder may
+  // want this one (a policy).
+  template <class Call>
+  static auto run(const Call& call) {
+    const WithoutGil without_gil;
+    return call();
+  }
+
   WithoutGil() : ending_(finalizing()), state_(PyEval_SaveThread()) {}
   ~WithoutGil() {
     if (!ending_ && finalizing()) stay_away();

@@ -236,7 +236,7 @@ void bind_context(py::module_& m) {
            [](const ContextHandle& handle) {
              handle.check_open();
              py::list out;
-             for (const Part& part : handle.context->parts())
+             for (const Part& part : WithoutGil::run([&] { return handle.context->parts(); }))
                out.append(py::make_tuple(part.link, part.context, py::bytes(part.bytes)));
              return out;
            })
@@ -244,7 +244,8 @@ void bind_context(py::module_& m) {
            [](const ContextHandle& handle) {
              handle.check_open();
              py::list out;
-             for (const std::string& name : handle.context->socket_names()) out.append(py::bytes(name));
+             for (const std::string& name : WithoutGil::run([&] { return handle.context->socket_names(); }))
+               out.append(py::bytes(name));
              return out;
            })
       .def(
@@ -252,8 +253,8 @@ void bind_context(py::module_& m) {
           [](ContextHandle& handle, const py::object& peer) {
             handle.check_open();
             const PeerId id = peer_from(peer.ptr());
-            const Reach reach = handle.context->reaches(id);
-            const PathReport report = handle.context->report(id);
+            const auto [reach, report] = WithoutGil::run(
+                [&] { return std::pair(handle.context->reaches(id), handle.context->report(id)); });
             return py::make_tuple(report.link, report.how, reach.why);
           },
           py::arg("peer"),
@@ -262,7 +263,8 @@ void bind_context(py::module_& m) {
           "counts",
           [](ContextHandle& handle, const py::object& peer) {
             handle.check_open();
-            const PathCounts counts = handle.context->counts(peer_from(peer.ptr()));
+            const PeerId id = peer_from(peer.ptr());
+            const PathCounts counts = WithoutGil::run([&] { return handle.context->counts(id); });
             py::dict out;
             out["posted"] = counts.posted;
             out["settled"] = counts.settled;
@@ -281,7 +283,7 @@ void bind_context(py::module_& m) {
             if (id != kNoPeer && !handle.context->peers().contains(handle.context->target(id).index))
               throw Error(Errc::invalid, "peer " + std::to_string(static_cast<std::int64_t>(id)) +
                                              " is not in the address vector (never inserted, or removed)");
-            auto goals = handle.context->flush_goals(id);
+            auto goals = WithoutGil::run([&] { return handle.context->flush_goals(id); });
             if (!wait_interruptibly([&](Deadline until) { return handle.context->flushed(goals, until); },
                                     deadline))
               throw Error(Errc::timeout,

@@ -482,7 +482,7 @@ namespace {
 
 std::string way_to(Context& context, PeerId peer) {
   try {
-    const PathReport report = context.report(peer);
+    const PathReport report = WithoutGil::run([&] { return context.report(peer); });
     return " over " + report.link + " (" + report.how + ")";
   } catch (const std::exception&) {
     return {};  // the path is gone by now

@@ -115,8 +115,10 @@ PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* cons
       try {
         post_all(handle, peer, {batch.data(), now}, operation->core, long_work, done == 0);
       } catch (...) {
-        handle.context->abandon(operation->core, static_cast<std::uint32_t>(count - done - now) + 1,
-                                Errc::canceled);
+        WithoutGil::run([&] {
+          handle.context->abandon(operation->core, static_cast<std::uint32_t>(count - done - now) + 1,
+                                  Errc::canceled);
+        });
         std::vector<LocalBuffer> kept;
         kept.push_back(std::move(local));
         launched(*operation, std::move(kept));
@@ -124,7 +126,7 @@ PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* cons
       }
       done += now;
     }
-    handle.context->abandon(operation->core, 1, Errc::ok);
+    WithoutGil::run([&] { handle.context->abandon(operation->core, 1, Errc::ok); });
     if (operation->phase.load() != OperationObject::kSettled) {
       std::vector<LocalBuffer> buffers;
       buffers.push_back(std::move(local));

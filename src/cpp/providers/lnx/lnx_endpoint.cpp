@@ -7,7 +7,10 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "base/random.h"
+#include "fabric/address_vector.h"
 #include "fabric/error.h"
+#include "fabric/event_queue.h"
 
 namespace fab::lnx {
 
@@ -22,22 +25,20 @@ class LinkedEndpoint::Timer final : public ReadyHandler {
   }
   ~Timer() override { poller_.remove(fd_.get(), *this); }
 
-  void set(Clock::time_point when) noexcept {
-    if (when == set_) return;
+  void no_later_than(Clock::time_point when) noexcept {
+    if (when >= set_) return;
     set_ = when;
+    const auto left = std::max<std::int64_t>(
+        1, std::chrono::duration_cast<std::chrono::nanoseconds>(when - Clock::now()).count());
     itimerspec timing{};
-    if (when != Clock::time_point::max()) {
-      const auto left = std::max<std::int64_t>(
-          1, std::chrono::duration_cast<std::chrono::nanoseconds>(when - Clock::now()).count());
-      timing.it_value = {left / 1'000'000'000, left % 1'000'000'000};
-    }
+    timing.it_value = {left / 1'000'000'000, left % 1'000'000'000};
     ::timerfd_settime(fd_.get(), 0, &timing, nullptr);
   }
   void on_ready(std::uint32_t) noexcept override {
     std::uint64_t expirations;
     [[maybe_unused]] const auto got = ::read(fd_.get(), &expirations, sizeof expirations);
     set_ = Clock::time_point::max();
-    endpoint_.rails_have_work_ = true;
+    endpoint_.time_is_up_ = true;
   }
 
  private:
@@ -51,7 +52,8 @@ LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointSer
                                const DomainOptions& options)
     : services_(services),
       options_(options),
-      flows_(services.receives, 2 * options.peer_deadline),
+      flows_(services.receives, options.peer_deadline + 2 * options.rail_deadline,
+             [this] { timer_->no_later_than(Clock::now()); }),
       timer_(std::make_unique<Timer>(services.poller, *this)) {
   EndpointServices lent = services;
   lent.flows = &flows_;
@@ -59,10 +61,10 @@ LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointSer
 }
 
 LinkedEndpoint::~LinkedEndpoint() {
-  for (const auto& [key, rails] : rails_) rails->begin_end();
+  for (const auto& [key, peer] : rails_) peer.rails->begin_end();
   for (const auto& rails : ended_) rails->begin_end();
   links_.clear();  // what is with the links settles
-  for (const auto& [key, rails] : rails_) rails->fail(Errc::canceled);
+  for (const auto& [key, peer] : rails_) peer.rails->fail(Errc::canceled);
 }
 
 std::vector<std::string> LinkedEndpoint::socket_names() const {
@@ -102,12 +104,14 @@ std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::
     reasons += (reasons.empty() ? "" : "; ") + reason;
   };
   std::vector<Endpoint*> reached;  // over network links
+  std::size_t named = 0;           // of them those that the peer's name speaks of
   for (const Opened& link : links_) {
     const Reach reach = link.endpoint->reaches(peer, target);
     if (!reach.ok) {
       add_reason(reach.why);
     } else if (link.network) {
       reached.push_back(link.endpoint.get());
+      named += peer.find(link.endpoint->parts().front().link, target) != nullptr;
     } else if (reached.empty()) {
       try {
         return link.endpoint->connect(id, peer, target);
@@ -116,7 +120,8 @@ std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::
       }
     }
   }
-  if (reached.size() > 1) return connect_rails(id, peer, target, reached);
+  // Whoever is known by a bare socket address has one place only.
+  if (reached.size() > 1 && named == reached.size()) return connect_rails(id, peer, target, reached);
   if (reached.empty())
     throw Error(Errc::unreachable, "no link reaches peer " + std::to_string(id) + ": " + reasons);
   try {
@@ -133,8 +138,8 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
   std::string key = std::to_string(target);
   for (const Part& part : peer.parts)
     if (part.context == target) key.append(part.link).append(part.bytes);
-  if (const auto found = rails_.find(key); found != rails_.end() && found->second->state() == Errc::ok)
-    return std::make_unique<RailedPath>(found->second);
+  if (const auto found = rails_.find(key); found != rails_.end() && found->second.rails->state() == Errc::ok)
+    return std::make_unique<RailedPath>(found->second.rails);
 
   std::vector<Rails::Link> links;
   for (Endpoint* endpoint : reached)
@@ -153,45 +158,70 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
       std::erase_if(links, [](const Rails::Link& link) { return link.weight == 0; });
     }
   }
-  auto& slot = rails_[key];
-  if (slot) ended_.push_back(std::move(slot));
-  slot = std::make_shared<Rails>(Rails::Parameters{.completions = services_.completions,
-                                                   .peer_deadline = options_.peer_deadline,
-                                                   .on_work = [this] { rails_have_work_ = true; },
-                                                   .wake = [this] { timer_->set(Clock::now()); },
-                                                   .preferred = flows_.message_slot(id),
-                                                   .peer = id,
-                                                   .name = peer,
-                                                   .target = target},
-                                 links);
-  rails_have_work_ = true;
-  return std::make_unique<RailedPath>(slot);
+  FlowId flow{random_u64(), 1};
+  if (const auto former = rails_.find(key); former != rails_.end()) {
+    flow = {former->second.flow.peer, former->second.flow.epoch + 1};
+    ended_.push_back(std::move(former->second.rails));
+    rails_.erase(former);
+  }
+  const auto rails =
+      std::make_shared<Rails>(Rails::Parameters{.completions = services_.completions,
+                                                .peer_deadline = options_.peer_deadline,
+                                                .on_work = [this](Rails& some) { work_.push_back(&some); },
+                                                .wake = [this] { timer_->no_later_than(Clock::now()); },
+                                                .on_lost =
+                                                    [this](PeerId lost, Errc error) {
+                                                      services_.events.push({.type = EventType::peer_lost,
+                                                                             .error = error,
+                                                                             .peer = lost,
+                                                                             .context = 0,
+                                                                             .data = 0,
+                                                                             .text = describe(error)});
+                                                    },
+                                                .preferred = flows_.message_slot(id),
+                                                .peers = services_.peers,
+                                                .peer = id,
+                                                .generation = services_.peers.generation(id),
+                                                .flow = flow,
+                                                .name = peer,
+                                                .target = target},
+                              links);
+  rails_.emplace(key, Peer{rails, flow});
+  work_.push_back(rails.get());
+  return std::make_unique<RailedPath>(rails);
 }
 
 bool LinkedEndpoint::progress() noexcept {
   bool moved = false;
   for (const Opened& link : links_) moved |= link.endpoint->progress();
-  if (rails_have_work_) moved |= serve_rails();
+  if (!work_.empty() || time_is_up_) moved |= serve_rails();
   return moved;
 }
 
 bool LinkedEndpoint::arm() noexcept {
-  if (rails_have_work_ && serve_rails()) return false;
+  if ((!work_.empty() || time_is_up_) && serve_rails()) return false;
   return std::ranges::all_of(links_, [](const Opened& link) { return link.endpoint->arm(); });
 }
 
 bool LinkedEndpoint::serve_rails() noexcept {
-  rails_have_work_ = false;
   bool moved = false;
-  auto next = Clock::time_point::max();
-  for (const auto& [key, rails] : rails_) {
+  const auto tick = [this](Rails& rails) {
+    if (!rails.complete()) timer_->no_later_than(rails.tick());
+  };
+  for (Rails* rails : std::exchange(work_, {})) {
     moved |= rails->pump();
-    if (!rails->complete()) next = std::min(next, rails->tick());
+    tick(*rails);
   }
-  std::erase_if(ended_, [](const auto& rails) { return rails->idle(); });
-  if (flows_.expire()) next = std::min(next, Clock::now() + std::chrono::seconds(1));
-  timer_->set(next);  // rails that have work now are served before anybody sleeps
-  return moved || rails_have_work_;
+  if (std::exchange(time_is_up_, false)) {
+    for (const auto& [key, peer] : rails_) tick(*peer.rails);
+    timer_->no_later_than(flows_.expire());
+  }
+  std::erase_if(ended_, [this](const auto& rails) {
+    const bool over = rails->idle();
+    if (over) std::erase(work_, rails.get());
+    return over;
+  });
+  return moved || !work_.empty();
 }
 
 void LinkedEndpoint::forget(std::uint32_t region) noexcept {

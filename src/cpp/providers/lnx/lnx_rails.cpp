@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <stdexcept>
 
-#include "base/random.h"
+#include "fabric/address_vector.h"
 #include "fabric/check_transfer.h"
 #include "fabric/completion_queue.h"
 #include "fabric/local_memory.h"
@@ -22,36 +22,23 @@ constexpr std::uint16_t kMostPieces = 64;  // of a local vector that is cut
 constexpr std::size_t kMostOpen = 4096;    // requests
 constexpr std::size_t kBatch = 32;
 constexpr std::uint64_t kSettledAtOnce = 64;
-constexpr double kMeasured = 0.3;  // weight of the newest measurement
+constexpr std::uint64_t kMostResults = Flow::kMostResults / 2;
+constexpr double kMeasured = 0.3;       // weight of the newest measurement
 constexpr double kMeasuredFor = 0.004;  // seconds at least: acknowledgements come in bunches
 constexpr Clock::duration kFirstPause = milliseconds(20), kLongestPause = milliseconds(1000);
-constexpr unsigned kFirstTries = 3;  // to reach a peer that was never reached
+constexpr unsigned kFirstTries = 3;                     // to reach a peer that was never reached
 constexpr Clock::duration kGrace = milliseconds(1000);  // for rails that were refused, when none is left
 
 bool moves_data(OpCode op) noexcept { return op == OpCode::write || op == OpCode::read; }
 
-}  // namespace
+// What the peer has to keep of its outcome.
+std::uint64_t result_cost(const Transfer& transfer) noexcept {
+  constexpr std::uint64_t kRecord = 128;
+  const bool fetches = transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic;
+  return fetches ? kRecord + transfer.length : 0;
+}
 
-// A transfer of the user.
-struct Rails::Request {
-  Transfer transfer{};
-  std::uint64_t number = 0;
-  Errc error = Errc::ok;
-  unsigned parts = 0;  // with the links
-  bool ordered = false;
-  bool striped = false;
-  bool unordered_open = false;  // counted in unordered_open_
-  bool end_sent = false;
-  bool announced = false;
-  bool over = false;
-  const Part* whole = nullptr;        // with a link, as a whole
-  std::uint64_t next = 0;             // striped: bytes that were given to a rail once
-  std::uint64_t stored = 0;           // striped: bytes that arrived
-  std::vector<Range> holes;           // striped: lost with a rail
-  std::unique_ptr<std::byte[]> copy;  // of an injected one
-  std::uint64_t context = 0;          // likewise: for an error
-  std::uint32_t flags = 0;
-};
+}  // namespace
 
 // What was posted on a rail.
 struct Rails::Part final : FlowOperation {
@@ -67,7 +54,7 @@ struct Rails::Part final : FlowOperation {
 namespace {
 
 bool announced_now(const auto& request) noexcept {
-  return request.announced || (request.whole && request.whole->announced);
+  return !request.sent_small && (request.announced || (request.whole && request.whole->announced));
 }
 
 }  // namespace
@@ -79,6 +66,7 @@ struct Rails::Rail {
   State state = State::down;
   std::unique_ptr<Path> path{};
   std::uint32_t incarnation = 0;
+  std::uint32_t last_dead = 0;          // incarnation
   std::vector<std::uint64_t> fences{};  // to be sent before anything else
   unsigned parts = 0;                   // with the link,
   unsigned wholes = 0, stripes = 0;     // of them requests, or their ends, and stripes
@@ -93,7 +81,7 @@ struct Rails::Rail {
 };
 
 Rails::Rails(Parameters parameters, const std::vector<Link>& links)
-    : parameters_(std::move(parameters)), flow_{random_u64(), random_u64()}, lost_since_(Clock::now()) {
+    : parameters_(std::move(parameters)), lost_since_(Clock::now()) {
   for (const Link& link : links) {
     rails_.push_back(
         std::make_unique<Rail>(Rail{.link = link, .slot = static_cast<std::uint32_t>(rails_.size())}));
@@ -101,7 +89,10 @@ Rails::Rails(Parameters parameters, const std::vector<Link>& links)
   }
 }
 
-Rails::~Rails() { fail(Errc::canceled); }
+Rails::~Rails() {
+  ending_ = true;
+  fail(Errc::canceled);
+}
 
 Rails::Rail& Rails::rail_of(const Part& part) noexcept { return *rails_[part.slot]; }
 
@@ -112,7 +103,7 @@ unsigned Rails::up() const noexcept {
 
 void Rails::notice() noexcept {
   if (std::exchange(noticed_, true)) return;
-  parameters_.on_work();
+  parameters_.on_work(*this);
 }
 
 // --- what the user posts
@@ -122,26 +113,17 @@ std::uint64_t Rails::resolve(const RemoteRegion& region) { return region.key; }
 std::size_t Rails::post(std::span<const Transfer> batch) noexcept {
   std::size_t taken = 0;
   for (const Transfer& transfer : batch) {
-    if (open_.size() >= kMostOpen) break;
+    if (live_ >= kMostOpen) break;
     ++taken;
     ++counts_.posted;
     if (const Errc wrong = state_ != Errc::ok ? state_ : check_transfer(transfer); wrong != Errc::ok) {
-      ++counts_.settled;
       ++counts_.errors;
       transfer.operation->settle(wrong, 0);
       continue;
     }
-    std::unique_ptr<Request> owned;
-    if (spare_.empty()) {
-      owned = std::make_unique<Request>();
-    } else {
-      owned = std::move(spare_.back());
-      spare_.pop_back();
-      *owned = {};
-    }
-    Request& request = *owned;
+    Request& request = new_request();
     request.transfer = transfer;
-    request.number = next_number_++;
+    request.place = counts_.posted;
     const bool data = transfer.flags & transfer_flag::kRemoteData;
     const bool free = transfer.op == OpCode::send && (transfer.flags & transfer_flag::kUnordered);
     request.ordered = !free && (!moves_data(transfer.op) || (transfer.op == OpCode::write && data));
@@ -157,35 +139,54 @@ std::size_t Rails::post(std::span<const Transfer> batch) noexcept {
       std::exchange(request.transfer.operation, nullptr)->settle(Errc::ok, transfer.length);
     }
     waiting_.push_back(&request);
-    open_.push_back(std::move(owned));
   }
   pump();
   if (noticed_) parameters_.wake();  // whoever called us may not look after the context
   return taken;
 }
 
+Rails::Request& Rails::new_request() {
+  std::unique_ptr<Request> owned;
+  if (spare_.empty()) {
+    owned = std::make_unique<Request>();
+  } else {
+    owned = std::move(spare_.back());
+    spare_.pop_back();
+    *owned = {};
+  }
+  ++live_;
+  open_.push_back(*owned);
+  return *owned.release();
+}
+
+// What was posted settles in any order; told is how far all of it has.
+PathCounts Rails::counts() const noexcept {
+  PathCounts counts = counts_;
+  const Request* oldest = open_.front();
+  counts.settled = oldest ? oldest->place - 1 : counts.posted;
+  return counts;
+}
+
 void Rails::finish(Request& request) noexcept {
+  std::unique_ptr<Request> owned(&request);
   request.over = true;
+  open_.erase(request);
+  --live_;
+  if (request.striped) std::erase(striping_, &request);
   const std::uint64_t length = request.error == Errc::ok ? request.transfer.length : 0;
   if (request.error != Errc::ok)
     ++counts_.errors;
   else
     (request.transfer.op == OpCode::read ? counts_.bytes_in : counts_.bytes_out) += length;
   if (request.unordered_open) --unordered_open_;
-  if (request.announced)
-    known_messages_.push_back(request.number);
-  else
-    ++unsettled_;
+  if (request.announced) known_messages_.push_back(request.number);
+  if (request.number != 0) ++unsettled_;
   if (request.transfer.operation)
     request.transfer.operation->settle(request.error, length);
   else if (request.error != Errc::ok)
     parameters_.completions.push_remote(
         {.context = request.context, .error = request.error, .flags = request.flags});
-  while (!open_.empty() && open_.front()->over) {
-    ++counts_.settled;
-    if (spare_.size() < kMostOpen) spare_.push_back(std::move(open_.front()));
-    open_.pop_front();
-  }
+  spare_.push_back(std::move(owned));
 }
 
 // --- parts
@@ -200,18 +201,24 @@ std::unique_ptr<Rails::Part> Rails::new_part(Request* request) {
   }
   part->rails = this;
   part->request = request;
-  part->number = request ? request->number : 0;
   part->announced = request && request->announced;
   part->begin(1, 0, 0, nullptr, nullptr, &Rails::on_part);
   return part;
 }
 
-Transfer Rails::transfer_of(Request& request, Part& part) const noexcept {
+// The request as it goes over a rail, with its number.
+Transfer Rails::transfer_of(Request& request, Part& part) noexcept {
   Transfer transfer = request.transfer;
   transfer.operation = &part;
   transfer.flags &= transfer_flag::kRemoteData | transfer_flag::kTagged;
   if (transfer.delivery != Delivery::commit) transfer.delivery = Delivery::delivery;
-  if (transfer.op != OpCode::read) transfer.flags |= transfer_flag::kNumbered;
+  if (transfer.op == OpCode::read) return transfer;
+  transfer.flags |= transfer_flag::kNumbered;
+  if (request.number == 0) {
+    request.number = next_number_++;
+    results_ += result_cost(request.transfer);
+  }
+  part.number = request.number;
   return transfer;
 }
 
@@ -253,11 +260,14 @@ void Rails::part_ended(Part& part) noexcept {
   } else if (part.kind != Part::Kind::fence) {
     Request& request = *part.request;
     request.announced |= part.announced;
+    request.sent_small |= request.transfer.op == OpCode::send && !part.announced;
     const bool striped = request.striped;
     const bool lost = error != Errc::ok && !ending_ && (!rail.path || rail.path->state() != Errc::ok);
     if (lost) {
+      ++request.parts;
       lost_.push_back(owned.release());
     } else {
+      if (error == Errc::ok) answered_ = true;
       if (request.error == Errc::ok) request.error = error;
       if (error == Errc::ok) {
         rail.carried += part.length;
@@ -281,7 +291,6 @@ void Rails::finish_if_over(Request& request) noexcept {
     if (request.stored != request.transfer.length) return;
     if (request.transfer.op == OpCode::write && !request.end_sent) return;
   }
-  std::erase(striping_, &request);
   finish(request);
 }
 
@@ -311,16 +320,21 @@ void Rails::connect(Rail& rail) noexcept {
   ++rail.incarnation;
   rail.fences.clear();
   std::unique_ptr<Part> part = new_part(nullptr);
+  const AddressVector& peers = parameters_.peers;
+  const bool known = peers.generation(parameters_.peer) == parameters_.generation;
   try {
-    rail.path = rail.link.endpoint->connect(parameters_.peer, parameters_.name, parameters_.target);
+    rail.path =
+        rail.link.endpoint->connect(known ? parameters_.peer : kNoPeer, parameters_.name, parameters_.target);
   } catch (const std::exception&) {  // nothing leads there now, or no descriptor is left
     last_error_ = Errc::unreachable;
-    return lose(rail);
+    lose(rail);
+    if (established_) --rail.failures;  // the peer may well be there
+    return;
   }
   const Transfer join{.operation = part.get(),
                       .local = nullptr,
-                      .remote = flow_.low,
-                      .key = flow_.high,
+                      .remote = parameters_.flow.epoch,
+                      .key = parameters_.flow.peer,
                       .length = 0,
                       .data = RailNumber{rail.slot, rail.incarnation}.packed(),
                       .compare = nullptr,
@@ -341,18 +355,19 @@ void Rails::join_ended(Rail& rail, Errc error) noexcept {
     rail.pause = kFirstPause;
     established_ = true;
     for (const auto& other : rails_)
-      if (other->state == Rail::State::down && other->incarnation != 0)
-        rail.fences.push_back(RailNumber{other->slot, other->incarnation}.packed());
+      if (other->state != Rail::State::up && other->last_dead != 0)
+        rail.fences.push_back(RailNumber{other->slot, other->last_dead}.packed());
     return;
   }
   last_error_ = error;
   // The rail stands, but the peer knows nothing of what went before: it is not who it was.
-  if (rail.path && rail.path->state() == Errc::ok && !ending_) state_ = error;
+  if (rail.path && rail.path->state() == Errc::ok && !ending_) verdict_ = error;
 }
 
 void Rails::lose(Rail& rail) noexcept {
   const bool was_up = rail.state == Rail::State::up;
   rail.state = Rail::State::down;
+  rail.last_dead = rail.incarnation;
   rail.path.reset();
   rail.failures = was_up ? 0 : rail.failures + 1;
   rail.fences.clear();
@@ -368,7 +383,8 @@ void Rails::lose(Rail& rail) noexcept {
     any = true;
     other->fences.push_back(RailNumber{rail.slot, rail.incarnation}.packed());
   }
-  if (any) return;
+  // A rail that comes up and carries nothing is none.
+  if (any || !std::exchange(answered_, false)) return;
   lost_since_ = now;
   for (const auto& other : rails_) other->failures = 0;
 }
@@ -390,6 +406,7 @@ bool Rails::repeat_lost() noexcept {
   for (Part* part : std::exchange(lost_, {})) {
     std::unique_ptr<Part> owned(part);
     Request& request = *part->request;
+    --request.parts;
     switch (part->kind) {
       case Part::Kind::stripe:
         request.holes.push_back({part->offset, part->length});
@@ -399,7 +416,7 @@ bool Rails::repeat_lost() noexcept {
         break;
       default: {
         if (std::exchange(request.unordered_open, false)) --unordered_open_;
-        const auto place = std::ranges::lower_bound(waiting_, request.number, {}, &Request::number);
+        const auto place = std::ranges::lower_bound(waiting_, request.place, {}, &Request::place);
         waiting_.insert(place, &request);
       }
     }
@@ -410,27 +427,28 @@ bool Rails::repeat_lost() noexcept {
 }
 
 Clock::time_point Rails::tick() noexcept {
+  if (state_ != Errc::ok) return Clock::time_point::max();
   const auto now = Clock::now();
   look_after_rails();
   auto next = Clock::time_point::max();
   bool joining = false, all_tried = true;
   const unsigned enough = established_ ? 1 : kFirstTries;
   for (const auto& rail : rails_) {
-    if (rail->state == Rail::State::down && now >= rail->retry_at && state_ == Errc::ok) connect(*rail);
+    if (rail->state == Rail::State::down && now >= rail->retry_at) connect(*rail);
     joining |= rail->state == Rail::State::joining;
     all_tried &= rail->failures >= enough;
     if (rail->state == Rail::State::down) next = std::min(next, rail->retry_at);
   }
-  if (up() != 0 || state_ != Errc::ok) return next;
+  if (up() != 0) return next;
   const auto seconds = [](double span) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(span));
   };
   const auto last = lost_since_ + seconds(parameters_.peer_deadline);
   const auto refused = established_ ? std::min(lost_since_ + kGrace, last) : lost_since_;
   if (now >= last || (all_tried && !joining && now >= refused)) {
-    state_ = established_ ? Errc::peer_lost : last_error_;
+    verdict_ = established_ ? Errc::peer_lost : last_error_;
     notice();
-    return next;
+    return now;
   }
   return std::min({next, last, std::max(refused, now + milliseconds(5))});
 }
@@ -471,7 +489,7 @@ bool Rails::usable(Rail& rail) noexcept {
   return true;
 }
 
-// The first rail that is up, as soon as nothing is under way on another. False: wait for that.
+// The first rail that is up, as soon as nothing is under way on the one before. False: none can be had now.
 bool Rails::choose_primary() noexcept {
   Rail* best = nullptr;
   if (parameters_.preferred && *parameters_.preferred < rails_.size())
@@ -480,7 +498,8 @@ bool Rails::choose_primary() noexcept {
     if (best && usable(*best)) break;
     best = rail.get();
   }
-  if (!usable(*best) || (primary_ && primary_ != best && primary_->wholes != 0)) return false;
+  if (primary_ && primary_ != best && primary_->wholes != 0) return usable(*primary_);
+  if (!usable(*best)) return false;
   primary_ = best;
   return true;
 }
@@ -499,7 +518,9 @@ Rails::Rail* Rails::best_rail(std::uint64_t bytes) noexcept {
   return best;
 }
 
+// Null: it has to wait.
 Rails::Rail* Rails::rail_for(const Request& request) noexcept {
+  if (results_ >= kMostResults && result_cost(request.transfer) != 0) return nullptr;
   if (request.ordered) return unordered_open_ == 0 ? primary_ : nullptr;
   const bool free = request.transfer.op == OpCode::send ||
                     (moves_data(request.transfer.op) && request.transfer.length >= kMedium);
@@ -512,8 +533,8 @@ bool Rails::send_whole() noexcept {
     Request& first = *waiting_.front();
     if (first.striped) {
       if (first.ordered && unordered_open_ != 0) break;
-      first.unordered_open = true;
-      ++unordered_open_;
+      first.unordered_open = first.transfer.op == OpCode::write;
+      if (first.unordered_open) ++unordered_open_;
       waiting_.pop_front();
       striping_.push_back(&first);
       moved = true;
@@ -532,7 +553,7 @@ bool Rails::send_whole() noexcept {
       part->slot = rail->slot;
       part->length = request.transfer.length;
       track(*part);
-      if (rail != primary_) {
+      if (rail != primary_ && request.transfer.op == OpCode::write) {
         request.unordered_open = true;
         ++unordered_open_;
       }
@@ -578,16 +599,17 @@ bool Rails::send_stripe(Request& request, Rail& rail) noexcept {
     rail.busy_bytes = 0;
   }
   part->pieces.clear();
-  Transfer transfer = transfer_of(request, *part);
+  Transfer transfer = request.transfer;
+  transfer.operation = part.get();
+  if (transfer.delivery != Delivery::commit) transfer.delivery = Delivery::delivery;
   transfer.flags = transfer_flag::kStripe;
-  transfer.delivery = Delivery::delivery;
   transfer.remote += range.offset;
   transfer.length = range.length;
   if (transfer.piece_count == 0) {
     transfer.local += range.offset;
   } else {
     PieceCursor at = local_of(request.transfer);
-    at.advance(range.offset);
+    at.skip(range.offset);
     for (std::uint64_t left = range.length; left;) {
       const iovec piece = at.here(left);
       part->pieces.push_back(piece);
@@ -626,8 +648,11 @@ bool Rails::send_end(Request& request) noexcept {
 
 bool Rails::send_stripes() noexcept {
   bool moved = false;
+  const auto has_room = [this](const auto& rail) { return rail->stripes < kStripesAhead && usable(*rail); };
   for (std::size_t i = 0; i < striping_.size();) {
     Request& request = *striping_[i];
+    const bool to_send = !request.holes.empty() || request.next != request.transfer.length;
+    if (to_send && std::ranges::none_of(rails_, has_room)) break;
     const bool failed = request.error != Errc::ok;
     if (!failed && request.stored == request.transfer.length && !request.end_sent) moved |= send_end(request);
     bool any = true;
@@ -654,10 +679,11 @@ bool Rails::send_notes() noexcept {
   const auto rail = std::ranges::find_if(rails_, [this](const auto& some) { return usable(*some); });
   if (rail == rails_.end()) return false;
   std::uint64_t mark = next_number_;
-  for (std::size_t i = 0; i < open_.size(); ++i) {
-    if (open_[i]->over || announced_now(*open_[i])) continue;
-    mark = open_[i]->number;
-    break;
+  std::uint64_t results = 0;
+  for (const Request& request : open_) {
+    if (request.number == 0) continue;
+    results += result_cost(request.transfer);
+    if (!announced_now(request)) mark = std::min(mark, request.number);
   }
   Transfer note{};
   note.op = OpCode::settled;
@@ -669,13 +695,23 @@ bool Rails::send_notes() noexcept {
     if (!known_messages_.empty()) known_messages_.pop_back();
   } while (!known_messages_.empty());
   unsettled_ = 0;
+  if (mark == next_number_ || results_ >= kMostResults) results_ = results;
   return true;
+}
+
+void Rails::begin_end() noexcept {
+  ending_ = true;
+  Transfer farewell{};
+  farewell.op = OpCode::settled;
+  farewell.data = Flow::kOver;
+  for (const auto& rail : rails_)
+    if (rail->state == Rail::State::up && rail->path->state() == Errc::ok) rail->path->post({&farewell, 1});
 }
 
 bool Rails::pump() noexcept {
   noticed_ = false;
-  if (state_ != Errc::ok) {
-    fail(state_);
+  if (verdict_ != Errc::ok || state_ != Errc::ok) {
+    fail(verdict_ != Errc::ok ? verdict_ : state_);
     return false;
   }
   bool moved = look_after_rails();
@@ -687,20 +723,22 @@ bool Rails::pump() noexcept {
 }
 
 void Rails::fail(Errc error) noexcept {
-  if (state_ == Errc::ok) state_ = error;
+  if (state_ == Errc::ok) {
+    state_ = error;
+    const bool known = parameters_.peers.generation(parameters_.peer) == parameters_.generation;
+    if (known && established_ && !ending_) parameters_.on_lost(parameters_.peer, error);
+  }
   waiting_.clear();
   striping_.clear();
-  for (Part* part : std::exchange(lost_, {})) spare_parts_.emplace_back(part);
-  for (std::size_t i = 0; i < open_.size();) {
-    Request& request = *open_[i];
-    if (request.over || request.parts != 0) {
-      if (request.error == Errc::ok) request.error = error;
-      ++i;
-      continue;
-    }
+  for (Part* part : std::exchange(lost_, {})) {
+    --part->request->parts;
+    spare_parts_.emplace_back(part);
+  }
+  for (auto at = open_.begin(); at != open_.end();) {
+    Request& request = *at;
+    ++at;
     if (request.error == Errc::ok) request.error = error;
-    finish(request);  // may shorten the queue at its front
-    i = 0;
+    if (request.parts == 0) finish(request);
   }
 }
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "base/ring_queue.h"
 #include "fabric/flow.h"
+#include "fabric/match_table.h"
 #include "fabric/operation.h"
 #include "fabric/provider.h"
 
@@ -20,12 +20,16 @@ namespace fab::lnx {
 class Rails final {
  public:
   struct Parameters {
-    CompletionQueue& completions;            // for errors of what was injected
-    double peer_deadline;                    // seconds, as in DomainOptions
-    std::function<void()> on_work;           // pump() has something to do, or tick()
-    std::function<void()> wake;              // and maybe nobody drives the context now
-    std::optional<std::uint32_t> preferred;  // the rail for what is ordered, if it is up
+    CompletionQueue& completions;               // for errors of what was injected
+    double peer_deadline;                       // seconds, as in DomainOptions
+    std::function<void(Rails&)> on_work;        // pump() has something to do, or tick()
+    std::function<void()> wake;                 // and maybe nobody drives the context now
+    std::function<void(PeerId, Errc)> on_lost;  // the peer, as far as anybody can tell
+    std::optional<std::uint32_t> preferred;     // the rail for what is ordered, if it is up
+    const AddressVector& peers;
     PeerId peer;
+    std::uint32_t generation;  // of that handle
+    FlowId flow;               // greater than that of former rails to this peer
     Name name;
     std::uint16_t target;  // context of the peer
   };
@@ -44,26 +48,48 @@ class Rails final {
   std::uint64_t resolve(const RemoteRegion& region);
   std::size_t post(std::span<const Transfer> batch) noexcept;
   Errc state() const noexcept { return state_; }
-  PathCounts counts() const noexcept { return counts_; }
+  PathCounts counts() const noexcept;
   PathReport report() const;
 
   // Posts what waits, as far as the rails take it; true if anything moved.
   bool pump() noexcept;
   // Tries rails that are down, and gives up when none is left. Returns when it wants to be called again.
   Clock::time_point tick() noexcept;
-  // The endpoint closes: from now on nothing is repeated.
-  void begin_end() noexcept { ending_ = true; }
+  // The endpoint closes: from now on nothing is repeated, and the peer may forget this side.
+  void begin_end() noexcept;
   void fail(Errc error) noexcept;
   bool complete() const noexcept { return up() == rails_.size(); }  // no rail is down
   // Whether the links hold nothing of it any more.
   bool idle() const noexcept { return parts_open_ == 0; }
 
  private:
-  struct Request;
   struct Part;
   struct Rail;
   struct Range {
     std::uint64_t offset, length;
+  };
+  // A transfer of the user.
+  struct Request {
+    Transfer transfer{};
+    std::uint64_t place = 0;   // in the order of posting, from 1 on
+    std::uint64_t number = 0;  // in the flow, from the first time on that it, or its end, is sent
+    ListLink<Request> age;
+    Errc error = Errc::ok;
+    unsigned parts = 0;  // with the links, or lost with one
+    bool ordered = false;
+    bool striped = false;
+    bool unordered_open = false;  // a put that is counted in unordered_open_
+    bool end_sent = false;
+    bool announced = false;
+    bool sent_small = false;  // once: the peer may know it as a message that is not announced
+    bool over = false;
+    const Part* whole = nullptr;        // with a link, as a whole
+    std::uint64_t next = 0;             // striped: bytes that were given to a rail once
+    std::uint64_t stored = 0;           // striped: bytes that arrived
+    std::vector<Range> holes;           // striped: lost with a rail
+    std::unique_ptr<std::byte[]> copy;  // of an injected one
+    std::uint64_t context = 0;          // likewise: for an error
+    std::uint32_t flags = 0;
   };
 
   static void on_part(Operation& operation) noexcept;
@@ -86,7 +112,8 @@ class Rails final {
   bool send_stripes() noexcept;
   bool send_stripe(Request& request, Rail& rail) noexcept;
   bool send_end(Request& request) noexcept;
-  Transfer transfer_of(Request& request, Part& part) const noexcept;
+  Transfer transfer_of(Request& request, Part& part) noexcept;
+  Request& new_request();
   bool post_part(Rail& rail, std::unique_ptr<Part> part, const Transfer& transfer) noexcept;
   void track(Part& part) noexcept;
   void untrack(const Part& part) noexcept;
@@ -97,12 +124,12 @@ class Rails final {
   unsigned up() const noexcept;
 
   const Parameters parameters_;
-  const FlowId flow_;
   std::vector<std::unique_ptr<Rail>> rails_;
   Rail* primary_ = nullptr;  // of what is ordered
 
-  RingQueue<std::unique_ptr<Request>> open_;  // in the order of posting, until all before them are over
+  IntrusiveList<Request, &Request::age> open_;  // not over, in the order of posting; owns them
   std::vector<std::unique_ptr<Request>> spare_;
+  std::size_t live_ = 0;
   std::deque<Request*> waiting_;   // for a rail, as a whole; in order
   std::deque<Request*> striping_;  // in order
   std::vector<Part*> lost_;        // ended with their rail
@@ -113,11 +140,14 @@ class Rails final {
   std::uint64_t unsettled_ = 0;     // numbers that ended since the peer was told
   std::size_t parts_open_ = 0;      // with the links
   std::size_t unordered_open_ = 0;  // requests under way beside the primary rail
+  std::uint64_t results_ = 0;       // result_cost() of what the peer may not have forgotten
   bool established_ = false;        // a rail has been up
+  bool answered_ = false;           // anything, since the last rail was lost
   bool ending_ = false;
   bool noticed_ = false;
   Clock::time_point lost_since_;  // no rail is up
   Errc last_error_ = Errc::unreachable;
+  Errc verdict_ = Errc::ok;  // why the next pump() ends it
   Errc state_ = Errc::ok;
   PathCounts counts_;
 };

@@ -263,10 +263,11 @@ void TcpStream::fail(Errc error) noexcept {
   if (state_ != Errc::ok) return;
   TcpEndpoint& endpoint = *endpoint_;
   const PeerId peer = session_.sender().handle();
+  const bool rail = session_.rail(), stood = open();
   endpoint.retire(*this);
   detach(error);
-  if (peer != kNoPeer)
-    endpoint.services().events.push({.type = EventType::peer_lost,
+  if (peer != kNoPeer && (stood || !rail))
+    endpoint.services().events.push({.type = rail ? EventType::link_lost : EventType::peer_lost,
                                      .error = error,
                                      .peer = peer,
                                      .context = 0,
