@@ -42,6 +42,7 @@ from pyfab._enums import (
     Caps,
     CompletionFlag,
     Delivery,
+    EPType,
     InsertFlag,
     MRFlag,
     MRMode,
@@ -70,6 +71,7 @@ from pyfab._errors import (
 )
 from pyfab._group import Group
 from pyfab._info import Info, Nic, getinfo
+from pyfab._nearness import nearest
 from pyfab._queues import (
     Completion,
     CompletionQueue,
@@ -120,6 +122,7 @@ __all__ = [
     "Counter",
     "Delivery",
     "Domain",
+    "EPType",
     "Endpoint",
     "Event",
     "EventQueue",
@@ -159,6 +162,7 @@ __all__ = [
     "Window",
     "getinfo",
     "group_addr",
+    "nearest",
     "parse_addr",
     "rx_addr",
     "spawn",

@@ -139,6 +139,7 @@ class AddressVector(Owned):
             self._core = _core.open_named_vector(
                 _core_name(domain), str(name), bool(read_only), int(map_addr), *options
             )
+        self._core.judge_parts(domain._core)
         super().__init__(domain)
         self.type = chosen
         self.count = count

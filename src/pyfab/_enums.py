@@ -27,6 +27,7 @@ __all__ = [
     "Caps",
     "CompletionFlag",
     "Delivery",
+    "EPType",
     "InsertFlag",
     "MRFlag",
     "MRMode",
@@ -183,6 +184,15 @@ class AVType(enum.IntEnum):
     UNSPEC = 0
     MAP = 1
     TABLE = 2
+
+
+class EPType(enum.IntEnum):
+    """Kinds of endpoints (fi_endpoint(3)). This library has one: RDM, reliable and unconnected."""
+
+    UNSPEC = 0
+    MSG = 1
+    DGRAM = 2
+    RDM = 3
 
 
 class _Sentinel(int):

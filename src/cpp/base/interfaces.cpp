@@ -24,15 +24,27 @@ T read_value(const std::string& file, const T& fallback) {
   return in >> value ? value : fallback;
 }
 
+// The PCI device that an interface belongs to, maybe with a bus in between, as of virtio; empty if there is
+// none.
+std::filesystem::path pci_device(const std::string& interface_folder) {
+  std::error_code error;
+  auto folder = std::filesystem::canonical(interface_folder + "/device", error);
+  if (error) return {};
+  for (; folder.has_relative_path(); folder = folder.parent_path())
+    if (last_name_of_link(folder / "subsystem") == "pci") return folder;
+  return {};
+}
+
 void describe_device(Interface& interface) {
   const std::string folder = "/sys/class/net/" + interface.name;
   interface.state = read_value<std::string>(folder + "/operstate", "");
   interface.driver = last_name_of_link(folder + "/device/driver");
-  interface.numa_node = read_value(folder + "/device/numa_node", -1);
   const long long megabits = read_value(folder + "/speed", -1LL);  // -1: unknown (sysfs-class-net)
   if (megabits > 0) interface.speed_bits_per_second = static_cast<std::uint64_t>(megabits) * 1'000'000;
-  if (last_name_of_link(folder + "/device/subsystem") == "pci")
-    interface.pci_address = last_name_of_link(folder + "/device");
+  const auto device = pci_device(folder);
+  interface.pci_address = device.filename().string();
+  interface.numa_node =
+      read_value(device.empty() ? folder + "/device/numa_node" : device.string() + "/numa_node", -1);
 }
 
 }  // namespace

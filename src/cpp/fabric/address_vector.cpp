@@ -188,6 +188,7 @@ std::string_view AddressVector::checked(std::string_view address, std::string& c
                                         std::vector<PartView>& parts) const {
   if (options_.format == AddressFormat::bundle) {
     Name::decode(address, parts);
+    if (check_) std::ranges::for_each(parts, check_);
     return address;
   }
   const auto socket = unpack(address);

@@ -44,6 +44,9 @@ class AddressVector final {
   AddressVector(const AddressVector&) = delete;
   AddressVector& operator=(const AddressVector&) = delete;
 
+  // Judges every part of addresses to insert. Set before use.
+  void judge_parts(PartCheck check) { check_ = std::move(check); }
+
   const Options& options() const noexcept { return options_; }
 
   // What goes with an address, beyond its bytes.
@@ -105,6 +108,7 @@ class AddressVector final {
   void visit_candidates(std::uint32_t hash, Visit&& visit) const;
 
   const Options options_;
+  PartCheck check_;
   const std::unique_ptr<PeerMemory> memory_;
   PeerColumn<PeerEntry, PeerSection::entries> entries_;
   mutable PeerColumn<std::atomic<std::uint64_t>, PeerSection::user_ids> user_ids_;  // complement; 0: none

@@ -207,6 +207,13 @@ Reach Context::reaches(PeerId peer) const {
 
 // --- messages
 
+void Context::check_source(const Receive& receive) const {
+  if (!parameters_.shared_receives && (receive.rule.source == kNoPeer || !parameters_.directed_receive))
+    throw Error(Errc::not_supported_here,
+                "a receive from any source was asked for, but the links share no receive queue "
+                "(lnx_use_srq, FI_LNX_USE_SRQ); name the peer to receive from");
+}
+
 void Context::check_local(const Receive& receive) const {
   const iovec whole{receive.piece_count ? nullptr : receive.local, static_cast<std::size_t>(receive.length)};
   parameters_.rules->check_receive(receive.piece_count ? std::span(receive.pieces, receive.piece_count)
@@ -215,6 +222,7 @@ void Context::check_local(const Receive& receive) const {
 
 void Context::receive(const Receive& receive) {
   check_process();
+  check_source(receive);
   check_local(receive);
   const Turn turn(*this);
   if (!endpoint_) throw Error(Errc::closed, "the endpoint is closed");
@@ -223,6 +231,7 @@ void Context::receive(const Receive& receive) {
 
 bool Context::try_receive(const Receive& receive) {
   check_process();
+  check_source(receive);
   check_local(receive);
   Lock lock(mutex_, std::try_to_lock);
   if (!lock) return false;

@@ -37,6 +37,7 @@ class Context final {
     unsigned rx_bits = 0;    // of handles: AddressVector's receive contexts
     std::uint64_t max_group_id = kMaxGroupId;
     bool directed_receive = true;  // receives may name their source
+    bool shared_receives = true;   // false: they must (LNX-48)
     std::shared_ptr<AddressVector> peers;
     std::shared_ptr<CompletionQueue> completions;
     std::shared_ptr<EventQueue> events;
@@ -68,7 +69,8 @@ class Context final {
   // What a handle means here: throws Error(invalid) for a group or receive context that cannot be.
   PeerTarget target(PeerId peer) const;
 
-  // --- messages; ReceiveQueue says what they do. Throw Error(closed) after close().
+  // --- messages; ReceiveQueue says what they do. Throw Error(closed) after close(). Receives from anybody
+  // throw Error(not_supported_here) without shared receives.
   void receive(const Receive& receive);
   bool try_receive(const Receive& receive);  // false: somebody holds the lock, nothing was done
   std::uint64_t max_group_id() const noexcept { return parameters_.max_group_id; }
@@ -136,6 +138,7 @@ class Context final {
   // Holds the lock; on the way out, also by an exception, tells those whom the work concerns.
   class Turn;
   void check_process() const;
+  void check_source(const Receive& receive) const;
   void check_local(const Receive& receive) const;
   Peer* known(const PeerTarget& target);
   std::uint16_t context_of(const PeerTarget& target, const Name& peer) const noexcept;

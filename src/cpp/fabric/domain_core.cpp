@@ -146,6 +146,7 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
                                                               .rx_bits = traits.rx_bits,
                                                               .max_group_id = traits.max_group_id,
                                                               .directed_receive = traits.directed_receive,
+                                                              .shared_receives = options_.shared_receives,
                                                               .peers = std::move(peers),
                                                               .completions = std::move(completions),
                                                               .events = std::move(events),

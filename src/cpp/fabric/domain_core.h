@@ -43,6 +43,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
     return options_.mr_mode & mr_mode::kRaw ? kRawKeyBytes : options_.mr_key_size;
   }
   Domain& domain() noexcept { return *domain_; }
+  const Domain& domain() const noexcept { return *domain_; }
   Segment& segment() noexcept { return segment_; }
   RegionTable& regions() noexcept { return regions_; }
   LocalRegions& local_regions() noexcept { return local_regions_; }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,9 @@ struct PartView {
     return link == part.link && context == part.context && bytes == part.bytes;
   }
 };
+
+// Throws Error(invalid) for a part that is one of its link's and cannot be read.
+using PartCheck = std::function<void(const PartView&)>;
 
 // What a peer needs to reach an endpoint: one part per link and context. Encoded with magic, version, total
 // length and checksum; decode() takes bytes that nobody vouches for.

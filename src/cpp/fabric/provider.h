@@ -39,6 +39,7 @@ struct DomainOptions {
   std::string auth_key;  // empty: none
   bool strict_keys = false;
   bool manual_progress = false;
+  bool shared_receives = true;             // false: every receive names its source (LNX-48)
   std::uint32_t mr_key_size = 8;           // bytes of a key, 4 to 8
   std::optional<CacheModel> non_coherent;  // emulate memory that needs synchronisation
   double peer_deadline = 10;               // seconds without a sign of life until a peer counts as lost
@@ -143,6 +144,8 @@ class Domain {
   // Makes the link ready to serve or use `region`; called once per region, on first need. Throws Error.
   virtual void enroll(MemoryRegion& region) = 0;
   virtual void withdraw(MemoryRegion& region) noexcept = 0;
+  // Judges the parts of this domain's links; may outlive it.
+  virtual PartCheck part_check() const = 0;
   virtual std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) = 0;
 };
 

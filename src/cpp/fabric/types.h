@@ -175,7 +175,8 @@ struct Info {
   std::vector<NicInfo> nics;
   std::vector<std::string> links;  // specs of the leaves: {"shm", "tcp:lo"}
   bool usable = true;
-  std::string why;  // if not usable: the reason and what to do
+  std::string why;           // if not usable: the reason and what to do
+  std::string not_linkable;  // why it cannot be one link of several; empty: it can
 };
 
 namespace caps {

@@ -5,6 +5,8 @@
 #include <map>
 
 #include "fabric/cache_settings.h"
+#include "providers/lnx/combinations.h"
+#include "providers/lnx/link_settings.h"
 #include "providers/lnx/link_spec.h"
 #include "providers/lnx/lnx_provider.h"
 #include "providers/shm/shm_provider.h"
@@ -24,46 +26,72 @@ const std::vector<std::unique_ptr<Provider>>& providers() {
 }
 
 // All names that a provider reads from DomainOptions::settings.
-constexpr const char* kSettings[] = {"shm_copy", "tcp_listen", "tcp_port"};
+constexpr const char* kSettings[] = {"shm_copy", "tcp_listen", "tcp_port", "lnx_disable_shm", "lnx_use_srq"};
 
 struct Leaf {
   const Provider* provider;
   Info info;
 };
+using Leaves = std::vector<Leaf>;
 
-std::vector<Leaf> leaves_of(const lnx::Link& link) {
-  std::vector<Leaf> leaves;
-  for (const lnx::LinkPart& part : link) {
-    const auto& all = providers();
-    const auto provider =
-        std::ranges::find_if(all, [&](const auto& candidate) { return candidate->name() == part.provider; });
-    if (provider == all.end()) {
-      std::string known;
-      for (const auto& candidate : all) known.append(known.empty() ? "" : ", ").append(candidate->name());
-      throw Error(Errc::invalid, "unknown provider \"" + part.provider + "\"; this build has " + known);
-    }
-    const auto infos = (*provider)->discover();
-    if (infos.empty()) throw Error(Errc::no_data, part.provider + " finds no device on this machine");
-    if (part.devices.empty()) leaves.push_back({provider->get(), infos.front()});
-    for (const std::string& device : part.devices) {
-      const auto found = std::ranges::find(infos, device, &Info::domain);
-      if (found == infos.end()) {
-        std::string known;
-        for (const Info& info : infos) known.append(known.empty() ? "" : ", ").append(info.domain);
-        throw Error(Errc::invalid, std::string(part.provider)
-                                       .append(" has no device \"")
-                                       .append(device)
-                                       .append("\"; it has ")
-                                       .append(known));
-      }
-      leaves.push_back({provider->get(), *found});
-      leaves.back().info.links = {part.provider + ":" + device};
-    }
-  }
-  return leaves;
+std::string listed(const auto& things, const auto& name) {
+  std::string all;
+  for (const auto& thing : things) all.append(all.empty() ? "" : ", ").append(name(thing));
+  return all;
 }
 
-Info info_of(const std::vector<Leaf>& leaves) {
+const Provider& provider_of(const lnx::LinkPart& part) {
+  const auto& all = providers();
+  const auto found =
+      std::ranges::find_if(all, [&](const auto& candidate) { return candidate->name() == part.provider; });
+  if (found == all.end())
+    throw Error(Errc::invalid, "unknown provider \"" + part.provider + "\"; this build has " +
+                                   listed(all, [](const auto& known) { return known->name(); }));
+  return **found;
+}
+
+// What a part may stand for: the devices that it names, together, or else any one that can be used. Never
+// empty.
+std::vector<Leaves> choices_of(const lnx::LinkPart& part) {
+  const Provider& provider = provider_of(part);
+  const auto infos = provider.discover();
+  if (infos.empty()) throw Error(Errc::no_data, part.provider + " finds no device on this machine");
+  std::vector<Leaves> choices;
+  if (part.devices.empty()) {
+    for (const Info& info : infos)
+      if (info.usable) choices.push_back({{&provider, info}});
+    if (choices.empty()) choices.push_back({{&provider, infos.front()}});  // tells why not
+    return choices;
+  }
+  choices.emplace_back();
+  for (const std::string& device : part.devices) {
+    const auto found = std::ranges::find(infos, device, &Info::domain);
+    if (found == infos.end())
+      throw Error(Errc::invalid, part.provider + " has no device \"" + device + "\"; it has " +
+                                     listed(infos, [](const Info& info) { return info.domain; }));
+    choices.front().push_back({&provider, *found});
+  }
+  return choices;
+}
+
+// All that a link may stand for; the leaves in order of preference.
+std::vector<Leaves> combinations_of(const lnx::Link& link, bool first_only) {
+  std::vector<std::vector<Leaves>> choices;
+  std::vector<std::size_t> counts;
+  for (const lnx::LinkPart& part : link) {
+    choices.push_back(choices_of(part));
+    counts.push_back(first_only ? 1 : choices.back().size());
+  }
+  std::vector<Leaves> all;
+  for (const auto& chosen : lnx::combinations(counts)) {
+    all.emplace_back();
+    for (std::size_t part = 0; part < chosen.size(); ++part)
+      std::ranges::copy(choices[part][chosen[part]], std::back_inserter(all.back()));
+  }
+  return all;
+}
+
+Info info_of(const Leaves& leaves) {
   if (leaves.size() == 1) return leaves.front().info;
   std::vector<Info> infos;
   infos.reserve(leaves.size());
@@ -72,9 +100,15 @@ Info info_of(const std::vector<Leaf>& leaves) {
 }
 
 std::vector<lnx::Link> links_for(const std::string& spec) {
-  if (!spec.empty()) return lnx::parse_links(spec);
-  if (const std::string configured = configured_links(); !configured.empty())
+  const std::string configured = configured_links();
+  if (spec == "lnx") {
+    if (configured.empty())
+      throw Error(Errc::no_data,
+                  "FI_LNX_PROV_LINKS is not set, so nothing is linked; set it, for instance to shm+tcp");
     return lnx::parse_links(configured);
+  }
+  if (!spec.empty()) return lnx::parse_links(spec);
+  if (!configured.empty()) return lnx::parse_links(configured);
   lnx::Link best;
   for (const auto& provider : providers()) {
     const auto infos = provider->discover();
@@ -83,7 +117,42 @@ std::vector<lnx::Link> links_for(const std::string& spec) {
   return {best};
 }
 
-std::unique_ptr<Domain> open_leaves(const std::vector<Leaf>& leaves, const DomainServices& services) {
+struct Found {
+  Leaves leaves;
+  Info info;
+  bool linked;  // asked for as several links
+};
+
+// What of `spec` can be used here, of each alternative all or the first combination. Throws Error(no_data) if
+// nothing can.
+std::vector<Found> usable_links(const std::string& spec, const lnx::LinkSettings& settings, bool first_only) {
+  std::vector<Found> found;
+  std::string reasons;
+  const auto note = [&](const std::string& why) { reasons.append(reasons.empty() ? "" : "; ").append(why); };
+  std::vector<lnx::Link> links = links_for(spec);
+  for (lnx::Link& link : links) try {
+      const bool several = link.size() > 1;
+      if (several && settings.disable_shm)
+        std::erase_if(link, [](const lnx::LinkPart& part) { return part.provider == "shm"; });
+      for (Leaves& leaves : combinations_of(link, first_only)) {
+        Info info = info_of(leaves);
+        const bool linked = several || leaves.size() > 1;
+        if (info.usable)
+          found.push_back({std::move(leaves), std::move(info), linked});
+        else
+          note(info.why);
+      }
+    } catch (const Error& error) {
+      if (error.code() != Errc::no_data) throw;
+      note(error.what());
+    }
+  if (found.empty())
+    throw Error(Errc::no_data,
+                "no link of \"" + spec + "\" can be used here: " + reasons + "; see `pyfab doctor`");
+  return found;
+}
+
+std::unique_ptr<Domain> open_leaves(const Leaves& leaves, const DomainServices& services) {
   std::vector<std::unique_ptr<Domain>> domains;
   std::map<std::string_view, int> ordinals;
   for (const Leaf& leaf : leaves) {
@@ -109,42 +178,24 @@ std::vector<Info> discover() {
 }
 
 std::vector<Info> find_links(const std::string& spec) {
-  std::vector<Info> found;
-  std::string reasons;
-  for (const lnx::Link& link : links_for(spec)) {
-    Info info = info_of(leaves_of(link));
-    if (info.usable)
-      found.push_back(std::move(info));
-    else
-      reasons.append(reasons.empty() ? "" : "; ").append(info.why);
-  }
-  if (found.empty())
-    throw Error(Errc::no_data,
-                "no link of \"" + spec + "\" can be used here: " + reasons + "; see `pyfab doctor`");
-  return found;
+  std::vector<Info> infos;
+  for (Found& found : usable_links(spec, lnx::LinkSettings::of({}), false))
+    infos.push_back(std::move(found.info));
+  return infos;
 }
 
 std::shared_ptr<DomainCore> open_domain(const std::string& spec, DomainOptions options) {
   std::vector<std::string> settings(std::begin(kSettings), std::end(kSettings));
   settings.insert(settings.end(), std::begin(kCacheSettings), std::end(kCacheSettings));
   for (const auto& [name, value] : options.settings)
-    if (std::ranges::find(settings, name) == settings.end()) {
-      std::string known;
-      for (const std::string& setting : settings) known.append(known.empty() ? "" : ", ").append(setting);
-      throw Error(Errc::invalid,
-                  std::string("unknown setting \"").append(name).append("\"; known are ").append(known));
-    }
-  std::string reasons;
-  for (const lnx::Link& link : links_for(spec)) {
-    const auto leaves = leaves_of(link);
-    const Info info = info_of(leaves);
-    if (info.usable)
-      return DomainCore::open([&](const DomainServices& services) { return open_leaves(leaves, services); },
-                              std::move(options));
-    reasons.append(reasons.empty() ? "" : "; ").append(info.why);
-  }
-  throw Error(Errc::no_data,
-              "no link of \"" + spec + "\" can be used here: " + reasons + "; see `pyfab doctor`");
+    if (std::ranges::find(settings, name) == settings.end())
+      throw Error(Errc::invalid, "unknown setting \"" + name + "\"; known are " +
+                                     listed(settings, [](const std::string& known) { return known; }));
+  const auto switches = lnx::LinkSettings::of(options.settings);
+  const Found found = usable_links(spec, switches, true).front();
+  options.shared_receives = switches.shared_receives || !found.linked;
+  return DomainCore::open([&](const DomainServices& services) { return open_leaves(found.leaves, services); },
+                          std::move(options));
 }
 
 }  // namespace fab

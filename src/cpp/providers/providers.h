@@ -14,12 +14,15 @@ std::vector<Info> discover();
 // $FI_LNX_PROV_LINKS, or empty.
 std::string configured_links();
 
-// What opening `spec` would give, first alternative first; empty: $FI_LNX_PROV_LINKS, else the best links
-// found. Throws Error(invalid) for what cannot be parsed, unknown providers and unknown devices,
-// Error(no_data) where no alternative can be used here.
+// What `spec` may stand for here: first alternative first, and of each, every combination of one device per
+// provider, in the order of the devices, the last provider's varying fastest. Devices that it names go
+// together. Empty: $FI_LNX_PROV_LINKS, else the best links found; "lnx": the variable only.
+// $FI_LNX_DISABLE_SHM takes shm out of links with other providers. Throws Error(invalid) for what cannot be
+// parsed, unknown providers and unknown devices, Error(no_data) where nothing can be used here,
+// Error(too_big) beyond lnx::kMaxCombinations.
 std::vector<Info> find_links(const std::string& spec);
 
-// Opens the first usable alternative.
+// Opens the first that can be used.
 std::shared_ptr<DomainCore> open_domain(const std::string& spec, DomainOptions options);
 
 }  // namespace fab

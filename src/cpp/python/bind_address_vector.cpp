@@ -1,4 +1,5 @@
 #include "fabric/address_vector.h"
+#include "fabric/domain_core.h"
 #include "fabric/named_peer_memory.h"
 #include "python/bind.h"
 
@@ -85,6 +86,10 @@ void bind_address_vector(py::module_& m) {
            }),
            py::arg("format"), py::arg("rx_bits"), py::arg("max_group"), py::arg("ep_per_node"),
            py::arg("symmetric"), py::arg("user_ids"), py::arg("reject_duplicates"), py::arg("type"))
+      .def(
+          "judge_parts",
+          [](AddressVector& av, const DomainCore& domain) { av.judge_parts(domain.domain().part_check()); },
+          py::arg("domain"))
       .def(
           "insert",
           [](AddressVector& av, const py::bytes& address) { return av.insert(std::string_view(address)); },

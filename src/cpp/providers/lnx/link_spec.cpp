@@ -7,10 +7,12 @@
 namespace fab::lnx {
 namespace {
 
+constexpr std::string_view kSpaces = " \t\r\n";
+
 std::string_view trim(std::string_view text) {
-  const auto first = text.find_first_not_of(" \t");
+  const auto first = text.find_first_not_of(kSpaces);
   if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+  return text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
 }
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -33,6 +35,7 @@ std::vector<Link> parse_links(std::string_view spec) {
   };
   std::vector<Link> links;
   for (const auto alternative : split(spec, '|')) {
+    if (alternative.empty()) throw refuse(spec, "empty alternative in");
     Link link;
     for (const auto text : split(alternative, '+')) {
       if (text.empty()) throw refuse(alternative, "empty part in");

@@ -35,6 +35,15 @@ class LinkedDomain final : public Domain {
     for (const auto& link : links_) link->withdraw(region);
   }
 
+  PartCheck part_check() const override {
+    std::vector<PartCheck> checks;
+    checks.reserve(links_.size());
+    for (const auto& link : links_) checks.push_back(link->part_check());
+    return [checks = std::move(checks)](const PartView& part) {
+      for (const PartCheck& check : checks) check(part);
+    };
+  }
+
   std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override {
     std::vector<LinkedEndpoint::Link> links;
     for (const auto& link : links_) links.push_back({link.get(), !link->info().nics.empty()});
@@ -59,6 +68,9 @@ Info combine(const std::vector<Info>& links) {
   constexpr std::uint64_t kEither = caps::kLocalComm | caps::kRemoteComm;  // whom a link reaches adds up
   std::uint64_t reach = 0;
   for (const Info& link : links) {
+    if (!link.not_linkable.empty())
+      throw Error(Errc::invalid,
+                  link.provider + " cannot be linked with other providers: " + link.not_linkable);
     reach |= link.caps & kEither;
     all.caps &= link.caps | kEither;
     all.mr_mode |= link.mr_mode;
@@ -69,6 +81,7 @@ Info combine(const std::vector<Info>& links) {
     all.max_rma_size = std::min(all.max_rma_size, link.max_rma_size);
     all.max_contexts = std::min(all.max_contexts, link.max_contexts);
     all.max_group_id = std::min(all.max_group_id, link.max_group_id);
+    if (all.src_addr.empty()) all.src_addr = link.src_addr;
     all.nics.insert(all.nics.end(), link.nics.begin(), link.nics.end());
     all.links.insert(all.links.end(), link.links.begin(), link.links.end());
     all.fabric += (all.fabric.empty() ? "" : "+") + link.fabric;

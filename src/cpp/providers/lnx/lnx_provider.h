@@ -11,7 +11,8 @@
 // them together (docs/rails.md).
 namespace fab::lnx {
 
-// What a domain over all of `links` offers: the smallest limits, the capabilities and NICs of all.
+// What a domain over all of `links` offers: the smallest limits, the capabilities that all have, the NICs of
+// all. Throws Error(invalid) if one cannot be linked.
 Info combine(const std::vector<Info>& links);
 
 // Takes open domains in order of preference; at least two. `options` outlives it.

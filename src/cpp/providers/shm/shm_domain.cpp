@@ -1,6 +1,7 @@
 #include "providers/shm/shm_domain.h"
 
 #include "providers/shm/shm_attach.h"
+#include "providers/shm/shm_layout.h"
 
 namespace fab::shm {
 namespace {
@@ -24,6 +25,13 @@ ShmDomain::ShmDomain(Info info, std::string link, const DomainServices& services
     throw Error(Errc::not_supported,
                 "shm_copy is \"cma\", but the kernel forbids this process cross-memory attach "
                 "(process_vm_readv); use auto");
+}
+
+PartCheck ShmDomain::part_check() const {
+  return [link = link_](const PartView& part) {
+    if (part.link == link && !Address::decode(part.bytes))
+      throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
+  };
 }
 
 std::unique_ptr<Endpoint> ShmDomain::open_endpoint(const EndpointServices& services) {

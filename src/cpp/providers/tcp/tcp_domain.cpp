@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "providers/tcp/tcp_endpoint.h"
+#include "providers/tcp/tcp_hello.h"
 
 namespace fab::tcp {
 namespace {
@@ -32,6 +33,13 @@ TcpDomain::TcpDomain(Info info, std::string link, const DomainServices& services
       services_(services),
       listen_(address_to_listen_on(info_, services.options)) {
   info_.src_addr = listen_.text();
+}
+
+PartCheck TcpDomain::part_check() const {
+  return [link = link_](const PartView& part) {
+    if (part.link == link && !Whereabouts::parse(part.bytes))
+      throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
+  };
 }
 
 std::unique_ptr<Endpoint> TcpDomain::open_endpoint(const EndpointServices& services) {
