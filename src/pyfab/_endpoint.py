@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyfab import _core
 from pyfab._core import Context, Operation
 from pyfab._enums import Caps
-from pyfab._errors import ClosedError, InvalidArgumentError
+from pyfab._errors import ClosedError, InvalidArgumentError, TooSmallError
 
 if TYPE_CHECKING:
     from pyfab._address_vector import AddressVector
@@ -132,6 +132,15 @@ class Endpoint(_Operations):
         if self.closed:
             raise ClosedError("the endpoint is closed")
         return self._address
+
+    def getname(self, size: int | None = None) -> bytes:
+        """The address, as fi_getname(3) gives it: TooSmallError(.needed) if `size` is less than its length."""
+        needed = len(self.address)
+        if size is not None and size < needed:
+            error = TooSmallError(f"the address has {needed} bytes, and size={size} was offered")
+            error.needed = needed
+            raise error
+        return self.address
 
     @property
     def av(self) -> AddressVector:

@@ -37,7 +37,7 @@ TcpDomain::TcpDomain(Info info, std::string link, const DomainServices& services
 
 PartCheck TcpDomain::part_check() const {
   return [link = link_](const PartView& part) {
-    if (part.link == link && !Whereabouts::parse(part.bytes))
+    if (part.link == link && !Whereabouts::valid(part.bytes))
       throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
   };
 }

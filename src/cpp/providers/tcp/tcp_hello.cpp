@@ -48,22 +48,41 @@ std::string Whereabouts::encode() const {
   return out.take();
 }
 
-std::optional<Whereabouts> Whereabouts::parse(std::string_view bytes) {
+namespace {
+
+// Calls `found` with the bytes and the port of each address. False: not valid.
+template <class Found>
+bool read_part(std::string_view bytes, EndpointId& id, std::array<std::uint8_t, 16>& network, Found&& found) {
   WireReader in(bytes);
-  Whereabouts where;
-  if (in.get<std::uint8_t>() != kPartVersion) return {};
-  take(in, where.id);
-  take(in, where.network);
+  if (in.get<std::uint8_t>() != kPartVersion) return false;
+  take(in, id);
+  take(in, network);
   const auto count = in.get<std::uint8_t>();
-  if (count == 0 || count > kMaxAddresses) return {};
+  if (count == 0 || count > kMaxAddresses) return false;
   for (unsigned i = 0; i < count && in.ok(); ++i) {
     const auto family = in.get<std::uint8_t>();
     const auto port = in.get<std::uint16_t>();
-    if ((family != 4 && family != 6) || port == 0) return {};
+    if ((family != 4 && family != 6) || port == 0) return false;
     const auto raw = in.raw(family == 4 ? 4 : 16);
-    if (in.ok()) where.addresses.push_back(SocketAddress::from_bytes(raw, port));
+    if (in.ok()) found(raw, port);
   }
-  return in.at_end() ? std::optional(std::move(where)) : std::nullopt;
+  return in.at_end();
+}
+
+}  // namespace
+
+std::optional<Whereabouts> Whereabouts::parse(std::string_view bytes) {
+  Whereabouts where;
+  const bool valid = read_part(bytes, where.id, where.network, [&](std::string_view raw, std::uint16_t port) {
+    where.addresses.push_back(SocketAddress::from_bytes(raw, port));
+  });
+  return valid ? std::optional(std::move(where)) : std::nullopt;
+}
+
+bool Whereabouts::valid(std::string_view bytes) noexcept {
+  EndpointId id;
+  std::array<std::uint8_t, 16> network;
+  return read_part(bytes, id, network, [](std::string_view, std::uint16_t) {});
 }
 
 std::array<std::uint8_t, 16> this_network() {

@@ -27,6 +27,7 @@ struct Whereabouts {
 
   std::string encode() const;
   static std::optional<Whereabouts> parse(std::string_view bytes);
+  static bool valid(std::string_view bytes) noexcept;  // whether parse() takes them
 };
 std::array<std::uint8_t, 16> this_network();
 
