@@ -113,7 +113,7 @@ class Node:
         return [*enter, "unshare", "--fork", "--kill-child"]
 
     def popen(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Starts a Python script with the modules of this process. Its output and errors are one pipe; `finish` ends its input."""
+        """Starts a Python script with the modules of this process. Output and errors are one pipe; `finish` ends its input."""
         code = f"import sys; sys.path[:] = {sys.path!r}\n{script}"
         process = subprocess.Popen(
             [*self.command, sys.executable, "-c", code, *arguments],

@@ -89,10 +89,16 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
 
     links = commands.add_parser(
-        "links", help="start local processes and show over which link each reaches each"
+        "links",
+        help="show over which link processes reach each other, and why: local ones, or those of a job",
     )
-    links.add_argument("--links", default="shm+tcp", help="default: shm+tcp")
-    links.add_argument("--procs", type=_count, default=2, help="processes (default: 2)")
+    links.add_argument("--links", help="default: $FI_LNX_PROV_LINKS, else shm+tcp")
+    links.add_argument("--procs", type=_count, default=2, help="local processes to start (default: 2)")
+    links.add_argument(
+        "--job",
+        action="store_true",
+        help="start none: be a rank of the job that torchrun, mpirun or srun started; rank 0 prints",
+    )
     links.add_argument("--json", action="store_true")
     links.set_defaults(run=_links)
 
@@ -161,7 +167,14 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _links(options: argparse.Namespace) -> int:
-    tables = pyfab.spawn(pyfab.Group.links, options.procs, links=options.links, timeout=60)
+    spec = options.links or os.environ.get("FI_LNX_PROV_LINKS") or "shm+tcp"
+    if options.job:
+        with pyfab.Group.from_env(domain=spec) as group:
+            tables = group.allgather(group.links())
+        if group.rank != 0:
+            return 0
+    else:
+        tables = pyfab.spawn(pyfab.Group.links, options.procs, links=spec, timeout=60)
     if options.json:
         print(json.dumps({str(rank): table.records() for rank, table in enumerate(tables)}, indent=2))
     else:

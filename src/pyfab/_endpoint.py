@@ -10,6 +10,8 @@ from pyfab import _core
 from pyfab._core import Context, Operation
 from pyfab._enums import Caps
 from pyfab._errors import ClosedError, InvalidArgumentError, TooSmallError
+from pyfab._stats import LinkStats
+from pyfab._table import Table
 
 if TYPE_CHECKING:
     from pyfab._address_vector import AddressVector
@@ -180,6 +182,14 @@ class Endpoint(_Operations):
             for name, value in context.counts(peer).items():
                 total[name] = total.get(name, 0) + value
         return total
+
+    def link_stats(self) -> Table[LinkStats]:
+        """What messages did over each link, summed over the contexts; links that carried none are not shown (LNX-65)."""
+        total: dict[str, LinkStats] = {}
+        for context in self._contexts:
+            for name, counts in context._link_stats().items():
+                total[name] = LinkStats.of(name, counts).plus(total.get(name))
+        return Table(LinkStats, (total[name] for name in sorted(total)), title="messages of each link")
 
     def progress(self) -> bool:
         """Moves what can be moved without waiting (manual progress); whether anything moved."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def _html_table(caption: str, rows: dict[str, Any]) -> str:
@@ -38,6 +39,54 @@ class CacheStats:
 
     def _repr_html_(self) -> str:
         return _html_table("Registration cache", dataclasses.asdict(self))
+
+
+class LinkStats(NamedTuple):
+    """What messages did over one link of an endpoint (LNX-65).
+
+    sends: those that the link took, by form: "send" or "inject", with a "t" in front if tagged, and "+vector" and "+data" for
+    several buffers and remote data. receives: messages that came over it and met a receive. unexpected: those that came before
+    their receive; longest and mean: how many waited, each time that one more had come. waiting: now.
+    """
+
+    link: str
+    sends: dict[str, int]
+    receives: int
+    unexpected: int
+    waiting: int
+    longest: int
+    mean: float
+
+    @classmethod
+    def of(cls, link: str, counts: dict[str, Any]) -> LinkStats:
+        """From the counts of one context."""
+        unexpected = counts["unexpected"]
+        mean = counts["unexpected_lengths"] / unexpected if unexpected else 0.0
+        return cls(
+            link,
+            counts["sends"],
+            counts["receives"],
+            unexpected,
+            counts["waiting"],
+            counts["longest_unexpected"],
+            mean,
+        )
+
+    def plus(self, other: LinkStats | None) -> LinkStats:
+        """Of two contexts, each of which has queues of its own."""
+        if other is None:
+            return self
+        unexpected = self.unexpected + other.unexpected
+        lengths = self.mean * self.unexpected + other.mean * other.unexpected
+        return LinkStats(
+            self.link,
+            dict(Counter(self.sends) + Counter(other.sends)),
+            self.receives + other.receives,
+            unexpected,
+            self.waiting + other.waiting,
+            max(self.longest, other.longest),
+            lengths / unexpected if unexpected else 0.0,
+        )
 
 
 class DomainStats(dict[str, Any]):

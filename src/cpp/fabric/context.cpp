@@ -33,6 +33,7 @@ Context::Context(Domain& domain, Parameters parameters)
                                     .events = *parameters_.events,
                                     .peers = *parameters_.peers,
                                     .receives = receives_,
+                                    .links = links_,
                                     .wake_domain = parameters_.wake_domain});
 }
 
@@ -283,6 +284,12 @@ ReceiveQueue::Sizes Context::message_sizes() const {
   check_process();
   const std::lock_guard lock(mutex_);
   return receives_.sizes();
+}
+
+LinkBook Context::link_counters() const {
+  check_process();
+  const std::lock_guard lock(mutex_);
+  return links_;
 }
 
 bool Context::move(bool look) noexcept {

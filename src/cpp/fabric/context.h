@@ -89,6 +89,7 @@ class Context final {
   bool receive_claimed(std::uint64_t claim, const Receive& receive);
   bool discard_claimed(std::uint64_t claim);
   ReceiveQueue::Sizes message_sizes() const;
+  LinkBook link_counters() const;  // of the links that had messages to carry
 
   // Drives the context until `done()` (evaluated with the lock held) or the deadline; true if done. Callable
   // from any thread.
@@ -155,6 +156,7 @@ class Context final {
   Waker waker_{poller_};
 
   mutable std::mutex mutex_;  // guards all down to spin_
+  LinkBook links_;
   ReceiveQueue receives_;
   std::unique_ptr<Endpoint> endpoint_;
   std::vector<Peer> paths_;                              // by index

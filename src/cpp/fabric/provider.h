@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/poller.h"
+#include "fabric/link_counters.h"
 #include "fabric/name.h"
 #include "fabric/segment.h"
 #include "fabric/sync_types.h"
@@ -75,6 +76,7 @@ struct EndpointServices {
   EventQueue& events;
   const AddressVector& peers;
   ReceiveQueue& receives;
+  LinkBook& links;
   std::function<void()>
       wake_domain;             // wakes those who wait for a counter of the domain (after raise_counters)
   FlowTable* flows = nullptr;  // of linked endpoints, whose links may be rails

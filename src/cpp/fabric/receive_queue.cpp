@@ -83,8 +83,10 @@ void ReceiveQueue::post(Receive receive) {
   // Whoever is first in line among the receives is this one for every message that still waits.
   for (bool used_up = false; !used_up;) {
     Message* message = find(receive.rule);
-    if (!message) break;
-    ++sizes_.matched_unexpected;
+    if (!message) {
+      sizes_.posted_lengths.note(posted_);
+      break;
+    }
     used_up = receive.least_room == 0;
     const PeerId source = message->sender->reported();
     const std::uint64_t left = receive.length - stands.filled;
@@ -93,11 +95,12 @@ void ReceiveQueue::post(Receive receive) {
       return;
     }
     if (!used_up) used_up = left - std::min(left, message->head.length) < receive.least_room;
+    ++sizes_.matched_unexpected;
+    met(*message->sender);
     const Matched matched = use(stands, message->head, source);
     unlink(*message);
     deliver(*std::unique_ptr<Message>(message), matched);
   }
-  sizes_.most_posted = std::max(sizes_.most_posted, posted_);
 }
 
 bool ReceiveQueue::cancel(const Operation& operation) noexcept {
@@ -145,6 +148,7 @@ bool ReceiveQueue::receive_claimed(std::uint64_t claim, const Receive& receive) 
   const std::unique_ptr<Message> message = take_claimed(claim);
   if (!message) return false;
   ++sizes_.matched_unexpected;
+  met(*message->sender);
   Posted posted;
   posted.receive = receive;
   const Matched matched = matched_of(posted, message->head, message->sender->reported());
@@ -242,6 +246,7 @@ std::optional<Matched> ReceiveQueue::match(const MessageHead& head, Sender& send
       continue;
     }
     ++sizes_.matched_posted;
+    met(sender);
     return use(*posted, head, sender.reported());
   }
 }
@@ -249,8 +254,9 @@ std::optional<Matched> ReceiveQueue::match(const MessageHead& head, Sender& send
 void ReceiveQueue::keep(std::unique_ptr<Message> message) {
   message->hash = hash_of(message->head);
   unexpected_.insert(*message);
+  if (LinkCounters* const link = message->sender->counters()) link->unexpected.note(++link->waiting);
   by_age_.push_back(*message.release());
-  sizes_.most_unexpected = std::max(sizes_.most_unexpected, unexpected_.size());
+  sizes_.unexpected_lengths.note(unexpected_.size());
 }
 
 void ReceiveQueue::finish(const Matched& matched, Errc error) noexcept {
@@ -296,7 +302,12 @@ void ReceiveQueue::forget(const Message& message) noexcept {
     message.origin->consumed(message.head.length + kMessageOverhead);
 }
 
+void ReceiveQueue::met(const Sender& sender) noexcept {
+  if (LinkCounters* const link = sender.counters()) ++link->receives;
+}
+
 void ReceiveQueue::unlink(Message& message) noexcept {
+  if (LinkCounters* const link = message.sender->counters()) --link->waiting;
   unexpected_.erase(message);
   by_age_.erase(message);
 }

@@ -146,7 +146,7 @@ class ReceiveQueue {
 
   struct Sizes {
     std::size_t posted, unexpected;                    // now
-    std::size_t most_posted, most_unexpected;          // ever
+    QueueLengths posted_lengths, unexpected_lengths;   // ever
     std::uint64_t matched_posted, matched_unexpected;  // messages, by who came first
   };
   Sizes sizes() const noexcept;
@@ -169,6 +169,7 @@ class ReceiveQueue {
   void unlink(Posted& posted) noexcept;
   void retire(Posted& posted, Errc error) noexcept;
   void unlink(Message& message) noexcept;
+  static void met(const Sender& sender) noexcept;
   static void deliver(const Message& message, const Matched& matched) noexcept;
   static void forget(const Message& message) noexcept;
   std::unique_ptr<Message> take_claimed(std::uint64_t claim) noexcept;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "fabric/link_counters.h"
 #include "fabric/name.h"
 #include "fabric/types.h"
 
@@ -14,18 +15,21 @@ class AddressVector;
 // is looked up when somebody asks. Used under its context's lock.
 class Sender {
  public:
-  // `names`: the parts by which the address vector may know it.
-  Sender(const AddressVector& peers, std::vector<Part> names) : peers_(peers), names_(std::move(names)) {}
+  // `names`: the parts by which the address vector may know it. `counters`: of its link, if they are kept.
+  Sender(const AddressVector& peers, std::vector<Part> names, LinkCounters* counters = nullptr)
+      : peers_(peers), names_(std::move(names)), counters_(counters) {}
 
   void known_as(PeerId peer) noexcept;
   // Its handle, or kNoPeer while it has none.
   PeerId handle() noexcept;
   // What completions say instead (AV-73).
   PeerId reported() noexcept;
+  LinkCounters* counters() const noexcept { return counters_; }
 
  private:
   const AddressVector& peers_;
   const std::vector<Part> names_;
+  LinkCounters* const counters_;
   PeerId handle_ = kNoPeer;
   std::uint32_t generation_ = 0;  // of the handle, when it was found
 };

@@ -23,6 +23,15 @@ MessageHead head_of(const FrameHeader& frame) noexcept {
           .has_data = (frame.flags & frame_flag::kRemoteData) != 0};
 }
 
+void count(LinkCounters& link, const Transfer& transfer) noexcept {
+  unsigned form = 0;
+  if (transfer.flags & transfer_flag::kTagged) form |= send_form::kTagged;
+  if (transfer.delivery == Delivery::inject) form |= send_form::kInject;
+  if (transfer.piece_count != 0) form |= send_form::kVector;
+  if (transfer.flags & transfer_flag::kRemoteData) form |= send_form::kRemoteData;
+  ++link.sends[form];
+}
+
 }  // namespace
 
 // --- sending
@@ -61,7 +70,9 @@ bool Session::post_message(const Transfer& transfer) {
   }
   const bool small = transfer.length <= services_.largest_message &&
                      window_used_ + transfer.length + kMessageOverhead <= kMessageWindow;
-  return small ? post_small(transfer, header) : announce(transfer, header);
+  if (!(small ? post_small(transfer, header) : announce(transfer, header))) return false;
+  if (LinkCounters* const link = services_.sender->counters()) count(*link, transfer);
+  return true;
 }
 
 bool Session::post_small(const Transfer& transfer, FrameHeader header) {

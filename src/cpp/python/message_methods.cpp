@@ -349,10 +349,51 @@ PyObject* message_stats(PyObject* self, PyObject*) {
     py::dict out;
     out["posted"] = sizes.posted;
     out["unexpected"] = sizes.unexpected;
-    out["most_posted"] = sizes.most_posted;
-    out["most_unexpected"] = sizes.most_unexpected;
+    out["most_posted"] = sizes.posted_lengths.longest;
+    out["most_unexpected"] = sizes.unexpected_lengths.longest;
+    out["mean_posted"] = sizes.posted_lengths.mean();
+    out["mean_unexpected"] = sizes.unexpected_lengths.mean();
     out["met_posted"] = sizes.matched_posted;
     out["met_unexpected"] = sizes.matched_unexpected;
+    return out.release().ptr();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+// "tsend+vector+data"
+std::string name_of_form(unsigned form) {
+  std::string name = form & send_form::kTagged ? "t" : "";
+  name += form & send_form::kInject ? "inject" : "send";
+  if (form & send_form::kVector) name += "+vector";
+  if (form & send_form::kRemoteData) name += "+data";
+  return name;
+}
+
+PyObject* link_stats(PyObject* self, PyObject*) {
+  try {
+    const ContextHandle& handle = context_handle(self);
+    handle.check_open();
+    LinkBook links;
+    {
+      const WithoutGil without_gil;
+      links = handle.context->link_counters();
+    }
+    py::dict out;
+    for (const auto& [name, counters] : links) {
+      py::dict sends;
+      for (unsigned form = 0; form < send_form::kForms; ++form)
+        if (counters.sends[form] != 0) sends[py::str(name_of_form(form))] = counters.sends[form];
+      py::dict link;
+      link["sends"] = sends;
+      link["receives"] = counters.receives;
+      link["waiting"] = counters.waiting;
+      link["unexpected"] = counters.unexpected.entries;
+      link["longest_unexpected"] = counters.unexpected.longest;
+      link["unexpected_lengths"] = counters.unexpected.sum;
+      out[py::str(name)] = link;
+    }
     return out.release().ptr();
   } catch (...) {
     set_python_error();
@@ -451,8 +492,13 @@ PyMethodDef message_methods[] = {
      "cancel($self, context, /)\n--\n\n"
      "Takes back the oldest posted receive with this context; FabricError FI_ENOENT if there is none."},
     {"message_stats", message_stats, METH_NOARGS,
-     "message_stats($self, /)\n--\n\nHow many receives and messages wait, and waited at most, and which came "
-     "first."},
+     "message_stats($self, /)\n--\n\nHow many receives and messages wait, waited at most and on average when "
+     "one "
+     "more came, and which came first."},
+    {"_link_stats", link_stats, METH_NOARGS,
+     "_link_stats($self, /)\n--\n\nFor each link that carried messages: sends by form, receives, and how many "
+     "messages "
+     "waited for a receive."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace fab::python

@@ -123,6 +123,7 @@ struct Lent {
   EventQueue events;
   AddressVector peers;
   ReceiveQueue receives;
+  LinkBook links;
   EndpointServices services(std::uint16_t context) {
     return {.context = context,
             .cell = 0,
@@ -132,6 +133,7 @@ struct Lent {
             .events = events,
             .peers = peers,
             .receives = receives,
+            .links = links,
             .wake_domain = [] {}};
   }
 };
