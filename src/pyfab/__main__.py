@@ -208,9 +208,13 @@ class Entry(NamedTuple):
     @classmethod
     def of(cls, info: pyfab.Info) -> Entry:
         """The entry of one Info."""
-        nic = info.nic
-        speed = f" {nic.speed_bits_per_second // 10**6} Mbit/s" if nic and nic.speed_bits_per_second else ""
-        return cls(info.provider, info.spec, info.src_addr, f"{nic.name} {nic.state}{speed}" if nic else "")
+        return cls(info.provider, info.spec, info.src_addr, ", ".join(map(_device, info.nics)))
+
+
+def _device(nic: pyfab.Nic) -> str:
+    speed = f"{nic.speed_bits_per_second // 10**6} Mbit/s" if nic.speed_bits_per_second else ""
+    place = f"NUMA node {nic.numa_node}" if nic.numa_node >= 0 else ""
+    return " ".join(filter(None, (nic.name, nic.state, speed, nic.pci_address, place)))
 
 
 def _names(flags: enum.IntFlag) -> list[str]:

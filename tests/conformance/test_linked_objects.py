@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -130,6 +132,36 @@ def test_peers_with_other_links_use_what_both_have():
             nobody = endpoint.av.insert(fewer.address)
             with pytest.raises(pyfab.UnreachableError, match=r"no shm\.0 link.*links of the peer: tcp\.0"):
                 endpoint.write(ONE, nobody, (0, 1)).result(TIMEOUT)
+
+
+def descriptors_and_threads():
+    gc.collect()  # what tests before this one left behind is not in question
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.req("LNX-15")
+@pytest.mark.parametrize("spec", ["shm+tcp", "tcp+shm"])
+def test_what_fails_halfway_leaves_nothing_open(spec):
+    """Each link in turn, when the domain opens and when an endpoint does; and what succeeds closes all of it."""
+
+    def attempt(**settings):
+        with pyfab.Domain(spec, **settings) as domain, domain.endpoint() as endpoint:
+            endpoint.av.insert(endpoint.address)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        failing = [
+            ({"shm_copy": "nonsense"}, pyfab.InvalidArgumentError),
+            ({"tcp_port": "nonsense"}, pyfab.InvalidArgumentError),
+            ({"tcp_port": listener.getsockname()[1]}, OSError),
+        ]
+        attempt()
+        before = descriptors_and_threads()
+        for settings, error in failing:
+            for _ in range(5):
+                with pytest.raises(error):
+                    attempt(**settings)
+                attempt()
+            assert descriptors_and_threads() == before
 
 
 # --- choosing a link

@@ -99,7 +99,7 @@ bool parse_arguments(const char* function, const char* const (&names)[N], std::s
 extern PyMethodDef rma_methods[];     // write, read, put, get, inject
 extern PyMethodDef vector_methods[];  // write_many, read_many
 extern PyMethodDef
-    message_methods[];  // send, tsend, recv, trecv, peek, claim, discard, cancel, message_stats
+    message_methods[];                // send, tsend, recv, trecv, peek, claim, discard, cancel, message_stats
 extern PyMethodDef atomic_methods[];  // atomic, fetch_atomic, compare_atomic
 
 // inject() of a message; `tag` and `data` may be null or None.

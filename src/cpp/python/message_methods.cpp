@@ -496,7 +496,8 @@ PyMethodDef message_methods[] = {
      "one "
      "more came, and which came first."},
     {"_link_stats", link_stats, METH_NOARGS,
-     "_link_stats($self, /)\n--\n\nFor each link that carried messages: sends by form, receives, and how many "
+     "_link_stats($self, /)\n--\n\nFor each link that carried messages: sends by form, receives, and how "
+     "many "
      "messages "
      "waited for a receive."},
     {nullptr, nullptr, 0, nullptr}};

@@ -114,7 +114,8 @@ std::unique_ptr<Domain> link_all(Book& book) {
   std::vector<std::unique_ptr<Domain>> domains;
   for (const std::string& device : kDevices)
     domains.push_back(std::make_unique<FakeDomain>(book, info_of(device)));
-  return make_linked_domain(std::move(domains));
+  static const DomainOptions options;
+  return make_linked_domain(std::move(domains), options);
 }
 
 struct Lent {
