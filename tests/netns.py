@@ -87,7 +87,11 @@ class _Namespace:
         return _call(*self.enter("net"), *command, text=text)
 
     def close(self) -> None:
-        self._process.communicate(timeout=TIMEOUT)
+        try:
+            self._process.communicate(timeout=5)
+        except subprocess.TimeoutExpired:  # a forked child of this process holds the other end, too
+            self._process.kill()
+            self._process.communicate(timeout=TIMEOUT)
 
 
 class Node:
