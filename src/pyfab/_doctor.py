@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from pyfab import _core
+from pyfab._errors import FabricError
 from pyfab._table import Table
 
 # Reads 8 bytes at an address of its parent: what cross-memory attach between two processes of one user needs.
@@ -182,6 +183,17 @@ def _loopback() -> tuple[str, str, str]:
     return "ok", "127.0.0.1 connects", ""
 
 
+def _links() -> tuple[str, str, str]:
+    spec = _core.configured_links()
+    if not spec:
+        return "ok", "FI_LNX_PROV_LINKS is not set", ""
+    try:
+        found = [" + ".join(info["links"]) for info in _core.find_links(spec)]
+    except FabricError as error:
+        return "limited", f"FI_LNX_PROV_LINKS: {error}", "set it to what is there, see docs/links.md"
+    return "ok", f"FI_LNX_PROV_LINKS={spec}: {', '.join(found)}", ""
+
+
 def _rdma() -> tuple[str, str, str]:
     folder = Path("/sys/class/infiniband")
     devices = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
@@ -203,4 +215,5 @@ _CHECKS: dict[str, Callable[[], tuple[str, str, str]]] = {
     "/dev/shm": _dev_shm,
     "loopback": _loopback,
     "rdma devices": _rdma,
+    "links": _links,
 }

@@ -150,6 +150,24 @@ def test_doctor_notices_what_is_forbidden() -> None:
     assert "ptrace" in checks["cross-memory attach"]["mend"].lower()
 
 
+@pytest.mark.parametrize(
+    "links, state, found",
+    [
+        ("", "ok", "not set"),
+        ("shm+tcp:lo", "ok", "shm + tcp:lo"),
+        ("shm+nosuch", "limited", '"nosuch"'),
+        ("shm+tcp:nosuch", "limited", '"nosuch"'),
+    ],
+)
+def test_doctor_reads_the_links(monkeypatch: pytest.MonkeyPatch, links: str, state: str, found: str) -> None:
+    from pyfab import _doctor
+
+    monkeypatch.setenv("FI_LNX_PROV_LINKS", links)
+    check = next(check for check in _doctor.checks() if check.name == "links")
+    assert check.state == state
+    assert found in check.found
+
+
 def test_doctor_for_people() -> None:
     ran = run("doctor")
     assert ran.returncode == 0

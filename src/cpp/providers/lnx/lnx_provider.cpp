@@ -46,6 +46,7 @@ class LinkedDomain final : public Domain {
 
   std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override {
     std::vector<LinkedEndpoint::Link> links;
+    links.reserve(links_.size());
     for (const auto& link : links_) links.push_back({link.get(), !link->info().nics.empty()});
     return std::make_unique<LinkedEndpoint>(links, services, options_);
   }
