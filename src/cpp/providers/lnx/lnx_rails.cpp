@@ -127,9 +127,11 @@ std::size_t Rails::post(std::span<const Transfer> batch) noexcept {
     const bool data = transfer.flags & transfer_flag::kRemoteData;
     const bool free = transfer.op == OpCode::send && (transfer.flags & transfer_flag::kUnordered);
     request.ordered = !free && (!moves_data(transfer.op) || (transfer.op == OpCode::write && data));
-    request.striped =
-        moves_data(transfer.op) && transfer.length >= kStriped && transfer.piece_count <= kMostPieces;
-    if (transfer.delivery == Delivery::inject && transfer.op != OpCode::read) {
+    request.striped = moves_data(transfer.op) && transfer.length >= kStriped &&
+                      transfer.piece_count <= kMostPieces &&
+                      transfer.remote + transfer.length >= transfer.remote;  // else the peer refuses it
+    const bool reads = transfer.op == OpCode::read || result_cost(transfer) != 0;
+    if (transfer.delivery == Delivery::inject && !reads) {
       request.context = transfer.operation->completion().context;
       request.flags = transfer.operation->completion().flags;
       request.copy = std::make_unique_for_overwrite<std::byte[]>(transfer.length);
@@ -216,7 +218,10 @@ Transfer Rails::transfer_of(Request& request, Part& part) noexcept {
   transfer.flags |= transfer_flag::kNumbered;
   if (request.number == 0) {
     request.number = next_number_++;
-    results_ += result_cost(request.transfer);
+    if (const std::uint64_t cost = result_cost(request.transfer)) {
+      results_ += cost;
+      last_result_ = request.number;
+    }
   }
   part.number = request.number;
   return transfer;
@@ -651,16 +656,14 @@ bool Rails::send_stripes() noexcept {
   const auto has_room = [this](const auto& rail) { return rail->stripes < kStripesAhead && usable(*rail); };
   for (std::size_t i = 0; i < striping_.size();) {
     Request& request = *striping_[i];
-    const bool to_send = !request.holes.empty() || request.next != request.transfer.length;
-    if (to_send && std::ranges::none_of(rails_, has_room)) break;
     const bool failed = request.error != Errc::ok;
     if (!failed && request.stored == request.transfer.length && !request.end_sent) moved |= send_end(request);
-    bool any = true;
+    bool any = std::ranges::any_of(rails_, has_room);
     while (any && request.error == Errc::ok &&
            (!request.holes.empty() || request.next != request.transfer.length)) {
       any = false;
       for (const auto& rail : rails_) {
-        if (rail->stripes >= kStripesAhead || !usable(*rail)) continue;
+        if (!has_room(rail)) continue;
         if (request.error != Errc::ok || (request.holes.empty() && request.next == request.transfer.length))
           break;
         any |= send_stripe(request, *rail);
@@ -675,16 +678,13 @@ bool Rails::send_stripes() noexcept {
 
 // What the peer need not remember any longer.
 bool Rails::send_notes() noexcept {
-  if (known_messages_.empty() && unsettled_ < kSettledAtOnce) return false;
+  const bool full = results_ >= kMostResults && unsettled_ != 0;
+  if (known_messages_.empty() && unsettled_ < kSettledAtOnce && !full) return false;
   const auto rail = std::ranges::find_if(rails_, [this](const auto& some) { return usable(*some); });
   if (rail == rails_.end()) return false;
   std::uint64_t mark = next_number_;
-  std::uint64_t results = 0;
-  for (const Request& request : open_) {
-    if (request.number == 0) continue;
-    results += result_cost(request.transfer);
-    if (!announced_now(request)) mark = std::min(mark, request.number);
-  }
+  for (const Request& request : open_)
+    if (request.number != 0 && !announced_now(request)) mark = std::min(mark, request.number);
   Transfer note{};
   note.op = OpCode::settled;
   note.data = mark;
@@ -695,7 +695,7 @@ bool Rails::send_notes() noexcept {
     if (!known_messages_.empty()) known_messages_.pop_back();
   } while (!known_messages_.empty());
   unsettled_ = 0;
-  if (mark == next_number_ || results_ >= kMostResults) results_ = results;
+  if (mark > last_result_) results_ = 0;
   return true;
 }
 

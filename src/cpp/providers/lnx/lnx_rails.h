@@ -140,7 +140,8 @@ class Rails final {
   std::uint64_t unsettled_ = 0;     // numbers that ended since the peer was told
   std::size_t parts_open_ = 0;      // with the links
   std::size_t unordered_open_ = 0;  // requests under way beside the primary rail
-  std::uint64_t results_ = 0;       // result_cost() of what the peer may not have forgotten
+  std::uint64_t results_ = 0;       // result_cost() of what the peer may not have forgotten,
+  std::uint64_t last_result_ = 0;   // and the last number of that kind
   bool established_ = false;        // a rail has been up
   bool answered_ = false;           // anything, since the last rail was lost
   bool ending_ = false;
