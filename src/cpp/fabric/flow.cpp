@@ -24,9 +24,10 @@ bool Flow::join(RailNumber rail, Carrier& carrier) noexcept {
   if (rail.slot >= kMaxRails) return false;
   if (rail.slot >= rails_.size()) rails_.resize(rail.slot + 1);
   if (rail.incarnation <= rails_[rail.slot].incarnation) return false;
-  if (Carrier* const former = rails_[rail.slot].carrier) former->cut();
+  Carrier* const former = rails_[rail.slot].carrier;
   rails_[rail.slot] = {rail.incarnation, &carrier};
   alone_since_.reset();
+  if (former) former->cut();
   return true;
 }
 

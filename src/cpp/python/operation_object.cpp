@@ -26,8 +26,9 @@ const char* verb(OpCode op) noexcept {
       return "send";
     case OpCode::receive:
       return "receive";
+    default:  // nothing that a user starts
+      return "operation";
   }
-  return "operation";
 }
 
 // ---------------------------------------------------------------------------------------------- Completion

@@ -146,6 +146,7 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
     if (links.size() < kMaxRails) links.push_back({endpoint, endpoint->parts().front().link});
   if (options_.rail_policy) {
     std::vector<std::string> tags;
+    tags.reserve(links.size());
     for (const Rails::Link& link : links) tags.push_back(link.tag);
     const std::vector<double> weights = options_.rail_policy(id, tags);
     if (!weights.empty()) {

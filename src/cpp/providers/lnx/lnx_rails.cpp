@@ -108,8 +108,6 @@ void Rails::notice() noexcept {
 
 // --- what the user posts
 
-std::uint64_t Rails::resolve(const RemoteRegion& region) { return region.key; }
-
 std::size_t Rails::post(std::span<const Transfer> batch) noexcept {
   std::size_t taken = 0;
   for (const Transfer& transfer : batch) {

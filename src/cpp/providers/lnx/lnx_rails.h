@@ -45,7 +45,6 @@ class Rails final {
   Rails& operator=(const Rails&) = delete;
 
   // --- as in Path
-  std::uint64_t resolve(const RemoteRegion& region);
   std::size_t post(std::span<const Transfer> batch) noexcept;
   Errc state() const noexcept { return state_; }
   PathCounts counts() const noexcept;
@@ -119,7 +118,7 @@ class Rails final {
   void untrack(const Part& part) noexcept;
   std::unique_ptr<Part> new_part(Request* request);
   double weight(const Rail& rail) const noexcept;
-  void measure(Rail& rail, const Part& part) noexcept;
+  static void measure(Rail& rail, const Part& part) noexcept;
   Rail& rail_of(const Part& part) noexcept;
   unsigned up() const noexcept;
 
@@ -157,7 +156,7 @@ class Rails final {
 class RailedPath final : public Path {
  public:
   explicit RailedPath(std::shared_ptr<Rails> rails) : rails_(std::move(rails)) {}
-  std::uint64_t resolve(const RemoteRegion& region) override { return rails_->resolve(region); }
+  std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }  // that of every link
   std::size_t post(std::span<const Transfer> batch) noexcept override { return rails_->post(batch); }
   Errc state() const noexcept override { return rails_->state(); }
   PathCounts counts() const noexcept override { return rails_->counts(); }
