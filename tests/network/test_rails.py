@@ -1,0 +1,89 @@
+"""Rails between machines: unequal ones share a large transfer, and cables that are pulled in the middle lose nothing."""
+
+from __future__ import annotations
+
+import pytest
+from litmus import litmus, rounds
+from netns import Bench
+
+SPEC = "tcp:r0,r1,r2"
+
+INITIATOR = """
+import json, time
+import numpy as np, pyfab
+
+rounds = int(sys.argv[2])
+domain = pyfab.Domain(sys.argv[1], rail_deadline=0.3, peer_deadline=30)
+endpoint = domain.endpoint()
+told = json.loads(input())
+peer = endpoint.av.insert(bytes.fromhex(told["address"]))
+memory, sums = (pyfab.RemoteRegion.from_bytes(bytes.fromhex(told[name])) for name in ("memory", "sums"))
+generator, total, former = np.random.default_rng(1), 0, []
+for turn in range(rounds):
+    print("begin", flush=True)
+    content = generator.integers(0, 256, memory.nbytes, np.uint8)
+    put = endpoint.write(content, peer, memory)
+    adds = []
+    for _ in range(50):
+        landing = np.zeros(1, np.int64)
+        adds.append((landing, endpoint.fetch_atomic(pyfab.AtomicOp.SUM, np.ones(1, np.int64), landing, peer, sums)))
+    put.result(60)
+    for landing, add in adds:
+        add.result(60)
+        former.append(int(landing[0]))
+    back = np.zeros_like(content)
+    endpoint.read(back, peer, memory).result(60)
+    assert (back == content).all()
+assert sorted(former) == list(range(50 * rounds))
+print("end", endpoint.report(peer)[0], flush=True)
+"""
+TARGET = """
+import json
+import numpy as np, pyfab
+
+domain = pyfab.Domain(sys.argv[1], rail_deadline=0.3, peer_deadline=30)
+endpoint = domain.endpoint()
+memory, sums = np.zeros(int(sys.argv[2]), np.uint8), np.zeros(1, np.int64)
+regions = [domain.register(array, pyfab.Access.REMOTE) for array in (memory, sums)]
+remotes = [region.remote.to_bytes().hex() for region in regions]
+print(json.dumps({"address": endpoint.address.hex(), "memory": remotes[0], "sums": remotes[1]}), flush=True)
+sys.stdin.read()
+"""
+
+
+def start(bench, size, times):
+    target = bench.node(1).popen(TARGET, SPEC, str(size))
+    initiator = bench.node(0).popen(INITIATOR, SPEC, str(times))
+    initiator.stdin.write(target.stdout.readline())
+    initiator.stdin.flush()
+    return target, initiator
+
+
+@pytest.mark.req("LNX-63")
+def test_unequal_rails_share_a_large_transfer():
+    size, times = 16_000_000, 4
+    with Bench(nodes=2, rails=3, rates=["100mbit", "200mbit", "300mbit"]) as bench:
+        _target, initiator = start(bench, size, times)
+        output, _ = initiator.communicate(timeout=100)
+        assert output.splitlines()[-1] == "end tcp.0+tcp.1+tcp.2", output
+        sent = [bench.node(0).counters(rail)[1] for rail in range(3)]
+        assert sum(sent) > size * times
+        assert min(sent) > 0.05 * sum(sent), sent
+        assert sent[0] < sent[2], sent
+
+
+@litmus
+@pytest.mark.req("LNX-64")
+def test_cables_are_pulled_in_the_middle():
+    times = rounds(6)
+    with Bench(nodes=2, rails=3, rates=["200mbit"] * 3) as bench:
+        _target, initiator = start(bench, 8_000_000, times)
+        unplugged = None
+        for turn in range(times):
+            assert initiator.stdout.readline() == "begin\n"
+            if unplugged is not None:
+                bench.node(1).plug(unplugged)
+            unplugged = turn % 3
+            bench.node(1).unplug(unplugged)
+        output, _ = initiator.communicate(timeout=100)
+        assert output.splitlines()[-1].startswith("end"), output
