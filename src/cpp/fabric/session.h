@@ -101,7 +101,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   // --- control
   Sender& sender() noexcept { return *services_.sender; }
   bool announces() const noexcept { return !announced_.empty(); }  // messages, to the peer
-  bool rail() const noexcept { return joined_ || flow_; }  // one of several ways to the peer
+  bool rail() const noexcept { return joined_ || flow_; }          // one of several ways to the peer
   // Whether the peer may not have read all messages of this side.
   bool owes_messages() const noexcept { return announces() || window_used_ != 0; }
   void forget(std::uint32_t region) noexcept;
