@@ -44,7 +44,7 @@ TEST_CASE("headers have their documented bytes") {
 
 TEST_CASE("what no peer may send is refused") {
   CHECK_FALSE(accepted({.type = FrameType{0}}));
-  CHECK_FALSE(accepted({.type = FrameType{11}}));
+  CHECK_FALSE(accepted({.type = FrameType{13}}));
   CHECK_FALSE(accepted({.type = FrameType{255}}));
   CHECK(accepted({.type = FrameType::ping}));
   CHECK_FALSE(accepted({.type = FrameType::ping, .flags = 8}));
@@ -57,6 +57,34 @@ TEST_CASE("what no peer may send is refused") {
   CHECK_FALSE(accepted({.type = FrameType::write, .length = 0, .total = 1}));
   CHECK(accepted({.type = FrameType::write, .flags = frame_flag::kLast, .length = 0, .total = 0}));
   CHECK_FALSE(accepted({.type = FrameType::read, .length = 1, .total = 1}));
+  CHECK_FALSE(accepted({.type = FrameType::read, .total = 1, .id = 1}));
+
+  // Stripes lie within the whole.
+  constexpr std::uint8_t kPart = frame_flag::kStripe | frame_flag::kLast;
+  CHECK(accepted(
+      {.type = FrameType::write, .flags = kPart, .length = 4, .remote = 6, .total = 4, .data = 6, .id = 10}));
+  CHECK(accepted(
+      {.type = FrameType::read, .flags = frame_flag::kStripe, .remote = 6, .total = 4, .data = 6, .id = 10}));
+  CHECK_FALSE(accepted(
+      {.type = FrameType::write, .flags = kPart, .length = 4, .remote = 7, .total = 4, .data = 7, .id = 10}));
+  CHECK_FALSE(accepted(
+      {.type = FrameType::write, .flags = kPart, .length = 4, .remote = 5, .total = 4, .data = 6, .id = 10}));
+  CHECK_FALSE(
+      accepted({.type = FrameType::read, .flags = frame_flag::kStripe, .total = ~0ull, .data = 8, .id = 4}));
+  CHECK_FALSE(accepted({.type = FrameType::atomic, .flags = frame_flag::kStripe, .id = 4}));
+  CHECK(accepted(
+      {.type = FrameType::write, .flags = frame_flag::kStriped | frame_flag::kLast, .total = 9, .id = 1}));
+  CHECK_FALSE(accepted({.type = FrameType::write, .flags = frame_flag::kStriped, .total = 9, .id = 1}));
+  CHECK_FALSE(accepted({.type = FrameType::write,
+                        .flags = frame_flag::kStriped | frame_flag::kLast,
+                        .length = 1,
+                        .total = 9,
+                        .id = 1}));
+  CHECK(accepted({.type = FrameType::join, .flags = frame_flag::kRejoin}));
+  CHECK_FALSE(accepted({.type = FrameType::join, .length = 1}));
+  CHECK_FALSE(accepted({.type = FrameType::fence, .flags = frame_flag::kRejoin}));
+  CHECK_FALSE(accepted({.type = FrameType::fence, .id = 1}));
+  CHECK_FALSE(accepted({.type = FrameType::settled, .length = 1}));
 
   CHECK(accepted({.type = FrameType::atomic, .atomic_op = 2, .data_type = 7, .length = 8, .total = 8}));
   CHECK_FALSE(accepted(

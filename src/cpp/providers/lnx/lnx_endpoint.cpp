@@ -103,37 +103,37 @@ std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::
   const auto add_reason = [&](const std::string& reason) {
     reasons += (reasons.empty() ? "" : "; ") + reason;
   };
-  std::vector<Endpoint*> reached;  // over network links
-  std::size_t named = 0;           // of them those that the peer's name speaks of
+  std::vector<Endpoint*> reached, named;  // over network links; those that the peer's name speaks of
   for (const Opened& link : links_) {
-    const Reach reach = link.endpoint->reaches(peer, target);
+    Endpoint* const endpoint = link.endpoint.get();
+    if (link.network && peer.find(endpoint->parts().front().link, target)) named.push_back(endpoint);
+    const Reach reach = endpoint->reaches(peer, target);
     if (!reach.ok) {
       add_reason(reach.why);
     } else if (link.network) {
-      reached.push_back(link.endpoint.get());
-      named += peer.find(link.endpoint->parts().front().link, target) != nullptr;
+      reached.push_back(endpoint);
     } else if (reached.empty()) {
       try {
-        return link.endpoint->connect(id, peer, target);
+        return endpoint->connect(id, peer, target);
       } catch (const std::runtime_error& error) {  // Error, or std::system_error: out of descriptors
         add_reason(error.what());
       }
     }
   }
-  // Whoever is known by a bare socket address has one place only.
-  if (reached.size() > 1 && named == reached.size()) return connect_rails(id, peer, target, reached);
-  if (reached.empty())
-    throw Error(Errc::unreachable, "no link reaches peer " + std::to_string(id) + ": " + reasons);
-  try {
-    return reached.front()->connect(id, peer, target);
-  } catch (const std::runtime_error& error) {
-    add_reason(error.what());
-    throw Error(Errc::unreachable, "no link reaches peer " + std::to_string(id) + ": " + reasons);
+  // Also over links that are down now. Whoever is known by a bare socket address has one place only.
+  if (!reached.empty() && named.size() > 1) return connect_rails(id, peer, target, named);
+  for (Endpoint* endpoint : reached) {
+    try {
+      return endpoint->connect(id, peer, target);
+    } catch (const std::runtime_error& error) {
+      add_reason(error.what());
+    }
   }
+  throw Error(Errc::unreachable, "no link reaches peer " + std::to_string(id) + ": " + reasons);
 }
 
 std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer, std::uint16_t target,
-                                                    const std::vector<Endpoint*>& reached) {
+                                                    const std::vector<Endpoint*>& named) {
   // Two handles of one peer share its rails, as they share its streams.
   std::string key = std::to_string(target);
   for (const Part& part : peer.parts)
@@ -142,7 +142,7 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
     return std::make_unique<RailedPath>(found->second.rails);
 
   std::vector<Rails::Link> links;
-  for (Endpoint* endpoint : reached)
+  for (Endpoint* endpoint : named)
     if (links.size() < kMaxRails) links.push_back({endpoint, endpoint->parts().front().link});
   if (options_.rail_policy) {
     std::vector<std::string> tags;
@@ -218,7 +218,7 @@ bool LinkedEndpoint::serve_rails() noexcept {
     timer_->no_later_than(flows_.expire());
   }
   std::erase_if(ended_, [this](const auto& rails) {
-    const bool over = rails->idle();
+    const bool over = rails->idle() && rails.use_count() == 1;
     if (over) std::erase(work_, rails.get());
     return over;
   });

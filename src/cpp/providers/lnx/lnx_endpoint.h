@@ -44,7 +44,7 @@ class LinkedEndpoint final : public Endpoint {
   };
 
   std::unique_ptr<Path> connect_rails(PeerId id, const Name& peer, std::uint16_t target,
-                                      const std::vector<Endpoint*>& reached);
+                                      const std::vector<Endpoint*>& named);
   bool serve_rails() noexcept;
 
   const EndpointServices services_;

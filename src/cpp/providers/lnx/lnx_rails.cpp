@@ -25,7 +25,8 @@ constexpr std::uint64_t kSettledAtOnce = 64;
 constexpr std::uint64_t kMostResults = Flow::kMostResults / 2;
 constexpr double kMeasured = 0.3;       // weight of the newest measurement
 constexpr double kMeasuredFor = 0.004;  // seconds at least: acknowledgements come in bunches
-constexpr Clock::duration kFirstPause = milliseconds(20), kLongestPause = milliseconds(1000);
+constexpr Clock::duration kFirstPause = milliseconds(20), kLongestPause = milliseconds(1000),
+                          kLongestOfNew = milliseconds(30'000);  // a link that never led anywhere
 constexpr unsigned kFirstTries = 3;                     // to reach a peer that was never reached
 constexpr Clock::duration kGrace = milliseconds(1000);  // for rails that were refused, when none is left
 
@@ -75,6 +76,7 @@ struct Rails::Rail {
   double rate = 0;                      // bytes per second; 0: not measured yet
   Clock::time_point busy_since{};       // with stripes, or since the last measurement
   std::uint64_t busy_bytes = 0;         // that arrived since then
+  bool was_up = false;                  // ever
   unsigned failures = 0;                // since a rail was up
   Clock::time_point retry_at{};
   Clock::duration pause = kFirstPause;
@@ -355,6 +357,7 @@ void Rails::join_ended(Rail& rail, Errc error) noexcept {
   notice();
   if (error == Errc::ok) {
     rail.state = Rail::State::up;
+    rail.was_up = true;
     rail.pause = kFirstPause;
     established_ = true;
     for (const auto& other : rails_)
@@ -378,7 +381,7 @@ void Rails::lose(Rail& rail) noexcept {
   notice();
   const auto now = Clock::now();
   rail.retry_at = was_up ? now : now + rail.pause;
-  rail.pause = was_up ? kFirstPause : std::min(2 * rail.pause, kLongestPause);
+  rail.pause = was_up ? kFirstPause : std::min(2 * rail.pause, rail.was_up ? kLongestPause : kLongestOfNew);
   if (!was_up) return;
   bool any = false;
   for (const auto& other : rails_) {
