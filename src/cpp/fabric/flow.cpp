@@ -7,7 +7,6 @@
 namespace fab {
 namespace {
 
-constexpr std::size_t kMostUnsettled = 4 * kMaxOutstanding;  // that are not in runs, and runs
 constexpr std::size_t kMostAnnounced = 2 * kMaxOutstanding;
 
 }  // namespace
@@ -76,13 +75,18 @@ const Flow::Outcome* Flow::outcome(std::uint64_t number) const noexcept {
   return found == outcomes_.end() ? nullptr : &found->second;
 }
 
-bool Flow::record(std::uint64_t number, Errc error, std::span<const std::byte> result) {
-  if (done_.size() + outcomes_.size() >= kMostUnsettled || result_bytes_ + result.size() > kMostResults)
-    return false;
+bool Flow::may_come(std::uint64_t number) const noexcept {
+  if (number < mark_) return false;
+  const bool room =
+      done_.size() + outcomes_.size() < kMostUnsettled && result_bytes_ + kMaxAtomicBytes <= kMostResults;
+  return room || known(number);
+}
+
+void Flow::record(std::uint64_t number, Errc error, std::span<const std::byte> result) {
   if (error != Errc::ok || !result.empty()) {
     result_bytes_ += result.size();
     outcomes_.insert_or_assign(number, Outcome{error, {result.begin(), result.end()}});
-    return true;
+    return;
   }
   auto after = done_.upper_bound(number);
   if (after == done_.begin() || std::prev(after)->second != number) {
@@ -91,13 +95,16 @@ bool Flow::record(std::uint64_t number, Errc error, std::span<const std::byte> r
     ++std::prev(after)->second;
   }
   const auto run = std::prev(after);
-  if (after == done_.end() || after->first != run->second) return true;
+  if (after == done_.end() || after->first != run->second) return;
   run->second = after->second;  // the gap is closed
   done_.erase(after);
-  return true;
 }
 
 void Flow::settled(std::uint64_t mark) noexcept {
+  if (mark == kOver) {  // other rails may still bring something
+    over_ = true;
+    return;
+  }
   if (mark <= mark_) return;  // came over a slower rail than a later one
   mark_ = mark;
   while (!outcomes_.empty() && outcomes_.begin()->first < mark) {
@@ -144,7 +151,9 @@ void Flow::done(std::uint64_t number, Errc error) {
 
 void Flow::message_settled(std::uint64_t number) noexcept {
   const auto found = messages_.find(number);
-  if (found != messages_.end() && found->second.outcome) messages_.erase(found);
+  if (found == messages_.end() || !found->second.outcome) return;
+  messages_.erase(found);
+  if (number >= mark_ && !known(number)) record(number, Errc::ok);  // joins the runs on both sides
 }
 
 Errc Flow::message_outcome(std::uint64_t number) const noexcept {
@@ -172,6 +181,7 @@ std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shar
     return entry.flow;
   }
   if (must_know || flows_.size() >= kMost) return nullptr;
+  on_alone_();  // until somebody joins
   return flows_.emplace(id.peer, Entry{id.epoch, std::make_shared<Flow>(receives_, initiator, on_alone_)})
       .first->second.flow;
 }
@@ -187,12 +197,24 @@ Clock::time_point FlowTable::expire() noexcept {
   const auto keep = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(keep_));
   const auto now = Clock::now();
   auto next = Clock::time_point::max();
+  std::map<Clock::time_point, std::uint64_t> alone;  // those that stay, oldest first
+  std::size_t bytes = 0;
   for (auto at = flows_.begin(); at != flows_.end();) {
     const Flow& flow = *at->second.flow;
     const auto since = flow.alone_since();
     const bool over = flow.over() || (since && now - *since > keep);
-    if (since && !over) next = std::min(next, *since + keep);
+    if (since && !over) {
+      next = std::min(next, *since + keep);
+      bytes += flow.result_bytes();
+      alone.emplace(*since, at->first);
+    }
     at = over ? flows_.erase(at) : std::next(at);
+  }
+  for (; !alone.empty() && (alone.size() > kMostAlone || bytes > Flow::kMostResults);
+       alone.erase(alone.begin())) {
+    const auto oldest = flows_.find(alone.begin()->second);
+    bytes -= oldest->second.flow->result_bytes();
+    flows_.erase(oldest);
   }
   return next;
 }

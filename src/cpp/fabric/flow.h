@@ -51,7 +51,9 @@ class Flow final : public MessageOrigin {
   };
 
   static constexpr std::uint64_t kOver = ~std::uint64_t{0};  // as a mark: nothing more will come
-  static constexpr std::size_t kMostResults = 16u << 20;     // bytes that are kept for repetitions
+  // What is kept for repetitions: bytes of results; outcomes, of which a run of plain successes counts as
+  // one.
+  static constexpr std::size_t kMostResults = 16u << 20, kMostUnsettled = 32768;
 
   // `on_alone`: no rail is left, or the flow is over.
   Flow(ReceiveQueue& receives, std::shared_ptr<Sender> initiator, std::function<void()> on_alone)
@@ -68,7 +70,8 @@ class Flow final : public MessageOrigin {
   void cut_all() noexcept;
   // Since when no rail is left, if none is.
   std::optional<Clock::time_point> alone_since() const noexcept { return alone_since_; }
-  bool over() const noexcept { return mark_ == kOver && alone_since_; }
+  bool over() const noexcept { return over_ && alone_since_; }
+  std::size_t result_bytes() const noexcept { return result_bytes_; }
   // The slot on which the first message came.
   std::optional<std::uint32_t> message_slot() const noexcept { return message_slot_; }
   Sender& initiator() noexcept { return *initiator_; }
@@ -82,10 +85,9 @@ class Flow final : public MessageOrigin {
   // Of a request that was done before. Null: it was not.
   const Outcome* outcome(std::uint64_t number) const noexcept;
   bool known(std::uint64_t number) const noexcept { return outcome(number) != nullptr; }
-  // Whether a request of this number may still come.
-  bool unsettled(std::uint64_t number) const noexcept { return number >= mark_; }
-  // False: more than a peer may leave unsettled.
-  bool record(std::uint64_t number, Errc error, std::span<const std::byte> result = {});
+  // Whether a request of this number may still come, and there is room for its outcome.
+  bool may_come(std::uint64_t number) const noexcept;
+  void record(std::uint64_t number, Errc error, std::span<const std::byte> result = {});
   // The initiator knows the outcomes of all below `mark`.
   void settled(std::uint64_t mark) noexcept;
 
@@ -132,6 +134,7 @@ class Flow final : public MessageOrigin {
   std::map<std::uint64_t, Outcome> outcomes_;
   std::size_t result_bytes_ = 0;
   std::uint64_t mark_ = 0;
+  bool over_ = false;
   std::unordered_map<std::uint64_t, Message> messages_;  // announced
 };
 
@@ -150,7 +153,7 @@ class FlowTable {
   Clock::time_point expire() noexcept;
 
  private:
-  static constexpr std::size_t kMost = 65536;
+  static constexpr std::size_t kMost = 65536, kMostAlone = 4096;
   struct Entry {
     std::uint64_t epoch;
     std::shared_ptr<Flow> flow;

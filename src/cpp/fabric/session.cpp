@@ -132,7 +132,7 @@ Errc Session::consume() noexcept {
 Errc Session::on_frame(const std::byte* payload) noexcept {
   const bool request = frame_.type < FrameType::ack;
   if (request && write_.open && frame_.type != FrameType::write) return Errc::protocol;
-  if (happens_once(frame_) && !(flow_ && flow_->unsettled(frame_.id))) return Errc::protocol;
+  if (happens_once(frame_) && !(flow_ && flow_->may_come(frame_.id))) return Errc::protocol;
   switch (frame_.type) {
     case FrameType::write:
       return on_write();

@@ -194,7 +194,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   void remember(Errc outcome, std::span<const std::byte> result = {});
   Errc on_join();
   Errc on_fence();
-  Errc on_settled() noexcept;
+  Errc on_settled();
   void cut() noexcept override;
   void resume(std::uint64_t number, const Matched& matched) noexcept override;
   bool in_order() const noexcept;

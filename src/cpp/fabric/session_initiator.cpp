@@ -52,11 +52,6 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
       continue;
     }
     ++posted;
-    if (transfer.op == OpCode::settled) {
-      output_.append_header(Lane::requests,
-                            {.type = FrameType::settled, .total = transfer.data, .id = transfer.remote});
-      continue;
-    }
     ++services_.counts.posted;
     Request request{.operation = transfer.operation,
                     .op = transfer.op,
@@ -81,6 +76,9 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
       mark_part(transfer, header);
       output_.append_header(Lane::requests, header);
       request.landing = local_of(transfer);
+    } else if (transfer.op == OpCode::settled) {
+      output_.append_header(Lane::requests,
+                            {.type = FrameType::settled, .total = transfer.data, .id = transfer.remote});
     } else if (transfer.op == OpCode::join || transfer.op == OpCode::fence) {
       const bool joins = transfer.op == OpCode::join;
       joined_ |= joins;

@@ -138,7 +138,7 @@ const Flow::Outcome* Session::done_before() const noexcept {
 }
 
 void Session::remember(Errc outcome, std::span<const std::byte> result) {
-  if (happens_once(frame_) && !flow_->record(frame_.id, outcome, result)) broken_ = true;
+  if (happens_once(frame_)) flow_->record(frame_.id, outcome, result);
 }
 
 Errc Session::on_join() {
@@ -165,10 +165,11 @@ Errc Session::on_fence() {
   return Errc::ok;
 }
 
-Errc Session::on_settled() noexcept {
+Errc Session::on_settled() {
   if (!flow_) return Errc::protocol;
   flow_->settled(frame_.total);
   if (frame_.id != 0) flow_->message_settled(frame_.id);
+  answer(Errc::ok);
   return Errc::ok;
 }
 

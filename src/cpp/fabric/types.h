@@ -28,7 +28,7 @@ enum class OpCode : std::uint8_t {
   // Of rails (docs/rails.md), for paths over a Session only.
   join,     // this path carries requests of flow (key, remote); `data`: Incarnation
   fence,    // the flow's rail of Incarnation `data` is dead
-  settled,  // outcomes of all numbers below `data`, and of announced message `remote`, are known; no answer
+  settled,  // outcomes of all numbers below `data`, and of announced message `remote`, are known
 };
 constexpr bool is_atomic(OpCode op) noexcept { return op >= OpCode::atomic && op <= OpCode::compare_atomic; }
 

@@ -161,7 +161,9 @@ void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batc
       if (taken < batch.size() && PyErr_CheckSignals() != 0) throw py::error_already_set();
     } catch (...) {
       if (first && !started && taken == 0) operation.withdraw();
-      context.abandon(operation, static_cast<std::uint32_t>(batch.size() - taken), Errc::canceled);
+      WithoutGil::run([&] {
+        context.abandon(operation, static_cast<std::uint32_t>(batch.size() - taken), Errc::canceled);
+      });
       throw;
     }
     batch = batch.subspan(taken);

@@ -39,6 +39,7 @@ class LinkedEndpoint::Timer final : public ReadyHandler {
     [[maybe_unused]] const auto got = ::read(fd_.get(), &expirations, sizeof expirations);
     set_ = Clock::time_point::max();
     endpoint_.time_is_up_ = true;
+    if (endpoint_.serve_rails()) no_later_than(Clock::now());
   }
 
  private:
@@ -61,10 +62,10 @@ LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointSer
 }
 
 LinkedEndpoint::~LinkedEndpoint() {
-  for (const auto& [key, peer] : rails_) peer.rails->begin_end();
-  for (const auto& rails : ended_) rails->begin_end();
+  for (const auto& [key, rails] : rails_) rails->begin_end();
+  for (const auto& some : ended_) some->begin_end();
   links_.clear();  // what is with the links settles
-  for (const auto& [key, peer] : rails_) peer.rails->fail(Errc::canceled);
+  for (const auto& [key, rails] : rails_) rails->fail(Errc::canceled);
 }
 
 std::vector<std::string> LinkedEndpoint::socket_names() const {
@@ -138,8 +139,10 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
   std::string key = std::to_string(target);
   for (const Part& part : peer.parts)
     if (part.context == target) key.append(part.link).append(part.bytes);
-  if (const auto found = rails_.find(key); found != rails_.end() && found->second.rails->state() == Errc::ok)
-    return std::make_unique<RailedPath>(found->second.rails);
+  if (const auto found = rails_.find(key); found != rails_.end() && found->second->state() == Errc::ok) {
+    found->second->known_as(id);
+    return std::make_unique<RailedPath>(found->second);
+  }
 
   std::vector<Rails::Link> links;
   for (Endpoint* endpoint : named)
@@ -161,15 +164,23 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
   }
   FlowId flow{random_u64(), 1};
   if (const auto former = rails_.find(key); former != rails_.end()) {
-    flow = {former->second.flow.peer, former->second.flow.epoch + 1};
-    ended_.push_back(std::move(former->second.rails));
+    flow = {former->second->flow().peer, former->second->flow().epoch + 1};
+    ended_.push_back(std::move(former->second));
     rails_.erase(former);
+  }
+  if (rails_.size() >= sweep_at_) {  // now and then, those whose handles are gone
+    std::erase_if(rails_, [this](const auto& entry) {
+      const auto& [name, some] = entry;
+      const bool over = some->forgotten() && some.use_count() == 1;
+      if (over) std::erase(work_, some.get());
+      return over;
+    });
+    sweep_at_ = 2 * rails_.size() + 64;
   }
   const auto rails =
       std::make_shared<Rails>(Rails::Parameters{.completions = services_.completions,
                                                 .peer_deadline = options_.peer_deadline,
-                                                .on_work = [this](Rails& some) { work_.push_back(&some); },
-                                                .wake = [this] { timer_->no_later_than(Clock::now()); },
+                                                .on_work = [this](Rails& some) { has_work(some); },
                                                 .on_lost =
                                                     [this](PeerId lost, Errc error) {
                                                       services_.events.push({.type = EventType::peer_lost,
@@ -187,14 +198,22 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
                                                 .name = peer,
                                                 .target = target},
                               links);
-  rails_.emplace(key, Peer{rails, flow});
-  work_.push_back(rails.get());
+  rails_.emplace(key, rails);
+  has_work(*rails);
   return std::make_unique<RailedPath>(rails);
 }
 
+// Whoever drives the context looks after it. Others may not: then the timer does.
+void LinkedEndpoint::has_work(Rails& rails) noexcept {
+  work_.push_back(&rails);
+  if (!serving_) timer_->no_later_than(Clock::now());
+}
+
 bool LinkedEndpoint::progress() noexcept {
+  serving_ = true;
   bool moved = false;
   for (const Opened& link : links_) moved |= link.endpoint->progress();
+  serving_ = false;
   if (!work_.empty() || time_is_up_) moved |= serve_rails();
   return moved;
 }
@@ -205,6 +224,7 @@ bool LinkedEndpoint::arm() noexcept {
 }
 
 bool LinkedEndpoint::serve_rails() noexcept {
+  serving_ = true;
   bool moved = false;
   const auto tick = [this](Rails& rails) {
     if (!rails.complete()) timer_->no_later_than(rails.tick());
@@ -214,7 +234,7 @@ bool LinkedEndpoint::serve_rails() noexcept {
     tick(*rails);
   }
   if (std::exchange(time_is_up_, false)) {
-    for (const auto& [key, peer] : rails_) tick(*peer.rails);
+    for (const auto& [key, rails] : rails_) tick(*rails);
     timer_->no_later_than(flows_.expire());
   }
   std::erase_if(ended_, [this](const auto& rails) {
@@ -222,6 +242,8 @@ bool LinkedEndpoint::serve_rails() noexcept {
     if (over) std::erase(work_, rails.get());
     return over;
   });
+  serving_ = false;
+  if (!work_.empty()) timer_->no_later_than(Clock::now());
   return moved || !work_.empty();
 }
 

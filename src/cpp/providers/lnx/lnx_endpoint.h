@@ -38,23 +38,21 @@ class LinkedEndpoint final : public Endpoint {
     std::unique_ptr<Endpoint> endpoint;
     bool network;
   };
-  struct Peer {
-    std::shared_ptr<Rails> rails;
-    FlowId flow;
-  };
-
   std::unique_ptr<Path> connect_rails(PeerId id, const Name& peer, std::uint16_t target,
                                       const std::vector<Endpoint*>& named);
+  void has_work(Rails& rails) noexcept;
   bool serve_rails() noexcept;
 
   const EndpointServices services_;
   const DomainOptions& options_;
   FlowTable flows_;
   std::vector<Opened> links_;
-  std::map<std::string, Peer> rails_;          // by the peer's parts
-  std::vector<std::shared_ptr<Rails>> ended_;  // until the links hold nothing of them
-  std::vector<Rails*> work_;                   // those to be pumped
+  std::map<std::string, std::shared_ptr<Rails>> rails_;  // by the peer's parts
+  std::vector<std::shared_ptr<Rails>> ended_;            // until the links hold nothing of them
+  std::vector<Rails*> work_;                             // those to be pumped
   bool time_is_up_ = false;
+  bool serving_ = false;  // somebody will look at work_
+  std::size_t sweep_at_ = 64;
   std::unique_ptr<Timer> timer_;
 };
 

@@ -20,30 +20,32 @@ constexpr std::uint64_t kLeastStripe = 64 * 1024, kFirstStripe = 256 * 1024, kMo
 constexpr unsigned kStripesAhead = 2;      // on one rail
 constexpr std::uint16_t kMostPieces = 64;  // of a local vector that is cut
 constexpr std::size_t kMostOpen = 4096;    // requests
+constexpr std::size_t kMostSpare = 256;
 constexpr std::size_t kBatch = 32;
 constexpr std::uint64_t kSettledAtOnce = 64;
-constexpr std::uint64_t kMostResults = Flow::kMostResults / 2;
 constexpr double kMeasured = 0.3;       // weight of the newest measurement
 constexpr double kMeasuredFor = 0.004;  // seconds at least: acknowledgements come in bunches
 constexpr Clock::duration kFirstPause = milliseconds(20), kLongestPause = milliseconds(1000),
                           kLongestOfNew = milliseconds(30'000);  // a link that never led anywhere
-constexpr unsigned kFirstTries = 3;                     // to reach a peer that was never reached
+constexpr unsigned kFirstTries = 3;                              // to reach a peer that was never reached
 constexpr Clock::duration kGrace = milliseconds(1000);  // for rails that were refused, when none is left
+
+constexpr std::uint64_t kMostResults = Flow::kMostResults / 2;  // result_cost() of all that is not settled
 
 bool moves_data(OpCode op) noexcept { return op == OpCode::write || op == OpCode::read; }
 
-// What the peer has to keep of its outcome.
+// What the peer has to keep of an outcome, beside runs of plain successes; bytes.
+constexpr std::uint64_t kRecord = kMostResults / Flow::kMostUnsettled;
 std::uint64_t result_cost(const Transfer& transfer) noexcept {
-  constexpr std::uint64_t kRecord = 128;
   const bool fetches = transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic;
-  return fetches ? kRecord + transfer.length : 0;
+  return fetches ? 2 * kRecord + transfer.length : 0;
 }
 
 }  // namespace
 
 // What was posted on a rail.
 struct Rails::Part final : FlowOperation {
-  enum class Kind { whole, stripe, end, join, fence };
+  enum class Kind { whole, stripe, end, join, fence, note };
   Rails* rails = nullptr;
   Request* request = nullptr;
   std::uint32_t slot = 0;
@@ -77,13 +79,18 @@ struct Rails::Rail {
   Clock::time_point busy_since{};       // with stripes, or since the last measurement
   std::uint64_t busy_bytes = 0;         // that arrived since then
   bool was_up = false;                  // ever
+  Errc refused = Errc::ok;              // why the peer did not let it join
   unsigned failures = 0;                // since a rail was up
   Clock::time_point retry_at{};
   Clock::duration pause = kFirstPause;
 };
 
 Rails::Rails(Parameters parameters, const std::vector<Link>& links)
-    : parameters_(std::move(parameters)), lost_since_(Clock::now()) {
+    : parameters_(std::move(parameters)),
+      peer_(parameters_.peer),
+      generation_(parameters_.generation),
+      flow_(parameters_.flow),
+      lost_since_(Clock::now()) {
   for (const Link& link : links) {
     rails_.push_back(
         std::make_unique<Rail>(Rail{.link = link, .slot = static_cast<std::uint32_t>(rails_.size())}));
@@ -94,6 +101,13 @@ Rails::Rails(Parameters parameters, const std::vector<Link>& links)
 Rails::~Rails() {
   ending_ = true;
   fail(Errc::canceled);
+}
+
+bool Rails::known() const noexcept { return parameters_.peers.generation(peer_) == generation_; }
+
+void Rails::known_as(PeerId peer) noexcept {
+  peer_ = peer;
+  generation_ = parameters_.peers.generation(peer);
 }
 
 Rails::Rail& Rails::rail_of(const Part& part) noexcept { return *rails_[part.slot]; }
@@ -143,7 +157,6 @@ std::size_t Rails::post(std::span<const Transfer> batch) noexcept {
     waiting_.push_back(&request);
   }
   pump();
-  if (noticed_) parameters_.wake();  // whoever called us may not look after the context
   return taken;
 }
 
@@ -181,6 +194,10 @@ void Rails::finish(Request& request) noexcept {
   else
     (request.transfer.op == OpCode::read ? counts_.bytes_in : counts_.bytes_out) += length;
   if (request.unordered_open) --unordered_open_;
+  if (request.error != Errc::ok && request.number != 0) {
+    results_ += 2 * kRecord;
+    last_result_ = std::max(last_result_, request.number);
+  }
   if (request.announced) known_messages_.push_back(request.number);
   if (request.number != 0) ++unsettled_;
   if (request.transfer.operation)
@@ -188,6 +205,8 @@ void Rails::finish(Request& request) noexcept {
   else if (request.error != Errc::ok)
     parameters_.completions.push_remote(
         {.context = request.context, .error = request.error, .flags = request.flags});
+  if (spare_.size() >= kMostSpare) return;
+  owned->copy.reset();
   spare_.push_back(std::move(owned));
 }
 
@@ -262,6 +281,9 @@ void Rails::part_ended(Part& part) noexcept {
   untrack(part);
   if (part.kind == Part::Kind::join) {
     join_ended(rail, error);
+  } else if (part.kind == Part::Kind::note) {
+    note_ended(part, error);
+    if (error != Errc::ok || !waiting_.empty()) notice();
   } else if (part.kind != Part::Kind::fence) {
     Request& request = *part.request;
     request.announced |= part.announced;
@@ -325,11 +347,8 @@ void Rails::connect(Rail& rail) noexcept {
   ++rail.incarnation;
   rail.fences.clear();
   std::unique_ptr<Part> part = new_part(nullptr);
-  const AddressVector& peers = parameters_.peers;
-  const bool known = peers.generation(parameters_.peer) == parameters_.generation;
   try {
-    rail.path =
-        rail.link.endpoint->connect(known ? parameters_.peer : kNoPeer, parameters_.name, parameters_.target);
+    rail.path = rail.link.endpoint->connect(known() ? peer_ : kNoPeer, parameters_.name, parameters_.target);
   } catch (const std::exception&) {  // nothing leads there now, or no descriptor is left
     last_error_ = Errc::unreachable;
     lose(rail);
@@ -338,8 +357,8 @@ void Rails::connect(Rail& rail) noexcept {
   }
   const Transfer join{.operation = part.get(),
                       .local = nullptr,
-                      .remote = parameters_.flow.epoch,
-                      .key = parameters_.flow.peer,
+                      .remote = flow_.epoch,
+                      .key = flow_.peer,
                       .length = 0,
                       .data = RailNumber{rail.slot, rail.incarnation}.packed(),
                       .compare = nullptr,
@@ -356,6 +375,7 @@ void Rails::connect(Rail& rail) noexcept {
 void Rails::join_ended(Rail& rail, Errc error) noexcept {
   notice();
   if (error == Errc::ok) {
+    if (up() == 0) up_since_ = Clock::now();
     rail.state = Rail::State::up;
     rail.was_up = true;
     rail.pause = kFirstPause;
@@ -366,14 +386,29 @@ void Rails::join_ended(Rail& rail, Errc error) noexcept {
     return;
   }
   last_error_ = error;
-  // The rail stands, but the peer knows nothing of what went before: it is not who it was.
-  if (rail.path && rail.path->state() == Errc::ok && !ending_) verdict_ = error;
+  if (rail.path && rail.path->state() == Errc::ok && !ending_) rail.refused = error;
+}
+
+// The rail stands, but the peer knows nothing of what went before: it forgot a flow that had no rails for
+// long, or it is not who it was.
+void Rails::begin_anew(Rail& rail) noexcept {
+  const Errc refused = std::exchange(rail.refused, Errc::ok);
+  for (const Request& request : open_)
+    if (request.number != 0) verdict_ = refused;
+  if (refused != Errc::peer_lost) verdict_ = refused;
+  if (verdict_ != Errc::ok) return;
+  ++flow_.epoch;
+  established_ = false;
+  known_messages_.clear();
+  lose(rail);
+  rail.retry_at = Clock::now();
 }
 
 void Rails::lose(Rail& rail) noexcept {
   const bool was_up = rail.state == Rail::State::up;
   rail.state = Rail::State::down;
   rail.last_dead = rail.incarnation;
+  rail.refused = Errc::ok;
   rail.path.reset();
   rail.failures = was_up ? 0 : rail.failures + 1;
   rail.fences.clear();
@@ -389,8 +424,13 @@ void Rails::lose(Rail& rail) noexcept {
     any = true;
     other->fences.push_back(RailNumber{rail.slot, rail.incarnation}.packed());
   }
+  if (any) return;
+  for (const auto& other : rails_) {
+    other->retry_at = std::min(other->retry_at, now);
+    other->pause = kFirstPause;
+  }
   // A rail that comes up and carries nothing is none.
-  if (any || !std::exchange(answered_, false)) return;
+  if (!std::exchange(answered_, false) && now - up_since_ < kGrace) return;
   lost_since_ = now;
   for (const auto& other : rails_) other->failures = 0;
 }
@@ -398,7 +438,11 @@ void Rails::lose(Rail& rail) noexcept {
 bool Rails::look_after_rails() noexcept {
   bool moved = false;
   for (const auto& rail : rails_) {
-    if (!rail->path || rail->path->state() == Errc::ok) continue;
+    if (!rail->path) continue;
+    if (rail->path->state() == Errc::ok) {
+      if (rail->refused != Errc::ok) begin_anew(*rail);
+      continue;
+    }
     if (rail->state == Rail::State::up) last_error_ = rail->path->state();
     lose(*rail);
     moved = true;
@@ -442,7 +486,7 @@ Clock::time_point Rails::tick() noexcept {
   for (const auto& rail : rails_) {
     if (rail->state == Rail::State::down && now >= rail->retry_at) connect(*rail);
     joining |= rail->state == Rail::State::joining;
-    all_tried &= rail->failures >= enough;
+    if (!established_ || rail->was_up) all_tried &= rail->failures >= enough;
     if (rail->state == Rail::State::down) next = std::min(next, rail->retry_at);
   }
   if (up() != 0) return next;
@@ -526,7 +570,7 @@ Rails::Rail* Rails::best_rail(std::uint64_t bytes) noexcept {
 
 // Null: it has to wait.
 Rails::Rail* Rails::rail_for(const Request& request) noexcept {
-  if (results_ >= kMostResults && result_cost(request.transfer) != 0) return nullptr;
+  if (request.number == 0 && results_ >= kMostResults && result_cost(request.transfer) != 0) return nullptr;
   if (request.ordered) return unordered_open_ == 0 ? primary_ : nullptr;
   const bool free = request.transfer.op == OpCode::send ||
                     (moves_data(request.transfer.op) && request.transfer.length >= kMedium);
@@ -686,48 +730,75 @@ bool Rails::send_notes() noexcept {
   std::uint64_t mark = next_number_;
   for (const Request& request : open_)
     if (request.number != 0 && !announced_now(request)) mark = std::min(mark, request.number);
-  Transfer note{};
-  note.op = OpCode::settled;
-  note.data = mark;
   do {
-    if ((*rail)->path->state() != Errc::ok) return true;
-    note.remote = known_messages_.empty() ? 0 : known_messages_.back();
-    if ((*rail)->path->post({&note, 1}) == 0) return true;
-    if (!known_messages_.empty()) known_messages_.pop_back();
+    std::unique_ptr<Part> part = new_part(nullptr);
+    part->kind = Part::Kind::note;
+    part->number = mark;
+    part->offset = 0;
+    if (!known_messages_.empty()) {
+      part->offset = known_messages_.back();
+      known_messages_.pop_back();
+    }
+    const std::uint64_t message = part->offset;
+    Transfer note{};
+    note.operation = part.get();
+    note.op = OpCode::settled;
+    note.data = mark;
+    note.remote = message;
+    note.delivery = Delivery::delivery;
+    if (!usable(**rail) || !post_part(**rail, std::move(part), note)) {
+      if (message != 0) known_messages_.push_back(message);
+      return true;
+    }
   } while (!known_messages_.empty());
   unsettled_ = 0;
-  if (mark > last_result_) results_ = 0;
   return true;
 }
 
+// The peer knows it, or it was lost with its rail.
+void Rails::note_ended(const Part& note, Errc error) noexcept {
+  if (error == Errc::ok) {
+    if (note.number > last_result_) results_ = 0;
+    return;
+  }
+  if (note.offset != 0) known_messages_.push_back(note.offset);
+  unsettled_ = std::max(unsettled_, kSettledAtOnce);
+}
+
 void Rails::begin_end() noexcept {
+  pump();
   ending_ = true;
-  Transfer farewell{};
-  farewell.op = OpCode::settled;
-  farewell.data = Flow::kOver;
-  for (const auto& rail : rails_)
-    if (rail->state == Rail::State::up && rail->path->state() == Errc::ok) rail->path->post({&farewell, 1});
+  for (const auto& rail : rails_) {
+    if (rail->state != Rail::State::up || rail->path->state() != Errc::ok) continue;
+    std::unique_ptr<Part> part = new_part(nullptr);
+    part->kind = Part::Kind::fence;  // whatever becomes of it
+    Transfer farewell{};
+    farewell.operation = part.get();
+    farewell.op = OpCode::settled;
+    farewell.data = Flow::kOver;
+    farewell.delivery = Delivery::delivery;
+    post_part(*rail, std::move(part), farewell);
+  }
 }
 
 bool Rails::pump() noexcept {
   noticed_ = false;
+  bool moved = look_after_rails();
   if (verdict_ != Errc::ok || state_ != Errc::ok) {
     fail(verdict_ != Errc::ok ? verdict_ : state_);
-    return false;
+    return moved;
   }
-  bool moved = look_after_rails();
   moved |= repeat_lost();
+  moved |= send_notes();  // may let more go
   moved |= send_whole();
   moved |= send_stripes();
-  moved |= send_notes();
   return moved;
 }
 
 void Rails::fail(Errc error) noexcept {
   if (state_ == Errc::ok) {
     state_ = error;
-    const bool known = parameters_.peers.generation(parameters_.peer) == parameters_.generation;
-    if (known && established_ && !ending_) parameters_.on_lost(parameters_.peer, error);
+    if (known() && established_ && !ending_) parameters_.on_lost(peer_, error);
   }
   waiting_.clear();
   striping_.clear();

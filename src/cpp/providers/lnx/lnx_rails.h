@@ -23,7 +23,6 @@ class Rails final {
     CompletionQueue& completions;               // for errors of what was injected
     double peer_deadline;                       // seconds, as in DomainOptions
     std::function<void(Rails&)> on_work;        // pump() has something to do, or tick()
-    std::function<void()> wake;                 // and maybe nobody drives the context now
     std::function<void(PeerId, Errc)> on_lost;  // the peer, as far as anybody can tell
     std::optional<std::uint32_t> preferred;     // the rail for what is ordered, if it is up
     const AddressVector& peers;
@@ -49,6 +48,13 @@ class Rails final {
   Errc state() const noexcept { return state_; }
   PathCounts counts() const noexcept;
   PathReport report() const;
+
+  // The handle that completions and events name from now on.
+  void known_as(PeerId peer) noexcept;
+  const FlowId& flow() const noexcept { return flow_; }
+  bool forgotten() const noexcept {  // by this side, which has no use for it
+    return state_ != Errc::ok || (live_ == 0 && idle() && !known());
+  }
 
   // Posts what waits, as far as the rails take it; true if anything moved.
   bool pump() noexcept;
@@ -98,9 +104,13 @@ class Rails final {
   void finish_if_over(Request& request) noexcept;
   void notice() noexcept;
 
+  void note_ended(const Part& note, Errc error) noexcept;
+  bool known() const noexcept;
+
   bool repeat_lost() noexcept;
   bool look_after_rails() noexcept;
   void connect(Rail& rail) noexcept;
+  void begin_anew(Rail& rail) noexcept;
   void lose(Rail& rail) noexcept;
   bool send_notes() noexcept;
   bool usable(Rail& rail) noexcept;
@@ -123,6 +133,9 @@ class Rails final {
   unsigned up() const noexcept;
 
   const Parameters parameters_;
+  PeerId peer_;
+  std::uint32_t generation_;
+  FlowId flow_;
   std::vector<std::unique_ptr<Rail>> rails_;
   Rail* primary_ = nullptr;  // of what is ordered
 
@@ -146,6 +159,7 @@ class Rails final {
   bool ending_ = false;
   bool noticed_ = false;
   Clock::time_point lost_since_;  // no rail is up
+  Clock::time_point up_since_{};  // one of them is
   Errc last_error_ = Errc::unreachable;
   Errc verdict_ = Errc::ok;  // why the next pump() ends it
   Errc state_ = Errc::ok;
