@@ -103,8 +103,10 @@ std::vector<lnx::Link> links_for(const std::string& spec) {
   const std::string configured = configured_links();
   if (spec == "lnx") {
     if (configured.empty())
-      throw Error(Errc::no_data,
-                  "FI_LNX_PROV_LINKS is not set, so nothing is linked; set it, for instance to shm+tcp");
+      throw Error(
+          Errc::no_data,
+          "\"lnx\" stands for what FI_LNX_PROV_LINKS names, which is not set; set it, for instance to "
+          "shm+tcp, or name the links instead of lnx");
     return lnx::parse_links(configured);
   }
   if (!spec.empty()) return lnx::parse_links(spec);
