@@ -59,48 +59,55 @@ struct Side {
   std::string wire;  // sent by this side, not yet received by the other one
 };
 
+// Some of what a session has to send, cut anywhere.
+inline void put_on_wire(std::mt19937& random, Session& from, std::string& wire) {
+  iovec out[16];
+  const std::size_t count = from.output(out, 1 + random() % 16);
+  std::size_t total = 0;
+  for (std::size_t i = 0; i < count; ++i) total += out[i].iov_len;
+  if (total == 0) return;
+  const std::size_t bytes = random() % 4 ? total : 1 + random() % total;
+  std::size_t left = bytes;
+  for (std::size_t i = 0; i < count && left; ++i) {
+    const std::size_t part = std::min(left, out[i].iov_len);
+    wire.append(static_cast<const char*>(out[i].iov_base), part);
+    left -= part;
+  }
+  from.sent(bytes);
+}
+
+// Some of a wire that is not empty.
+inline Errc take_off_wire(std::mt19937& random, std::string& wire, Session& to) {
+  iovec in[2];
+  const std::size_t count = to.input(in);
+  std::size_t room = 0;
+  for (std::size_t i = 0; i < count; ++i) room += in[i].iov_len;
+  std::size_t bytes = std::min(room, wire.size());
+  if (random() % 4 == 0) bytes = 1 + random() % bytes;
+  std::size_t done = 0;
+  for (std::size_t i = 0; i < count && done < bytes; ++i) {
+    const std::size_t part = std::min(bytes - done, in[i].iov_len);
+    std::memcpy(in[i].iov_base, wire.data() + done, part);
+    done += part;
+  }
+  wire.erase(0, bytes);
+  return to.received(bytes);
+}
+
 class Pipe {
  public:
   explicit Pipe(unsigned seed) : random(seed) {}
 
-  std::size_t upto(std::size_t most) { return std::uniform_int_distribution<std::size_t>(1, most)(random); }
   // Lengths of all sizes, small ones as often as large ones.
   std::size_t some_length(std::size_t most) {
     const std::size_t bound = std::size_t{1} << (random() % 24);
     return std::min(most, random() % bound);
   }
 
-  void send(Side& from) {
-    iovec out[16];
-    const std::size_t count = from.session.output(out, upto(16));
-    std::size_t total = 0;
-    for (std::size_t i = 0; i < count; ++i) total += out[i].iov_len;
-    if (total == 0) return;
-    const std::size_t bytes = random() % 4 ? total : upto(total);
-    std::size_t left = bytes;
-    for (std::size_t i = 0; i < count && left; ++i) {
-      const std::size_t part = std::min(left, out[i].iov_len);
-      from.wire.append(static_cast<const char*>(out[i].iov_base), part);
-      left -= part;
-    }
-    from.session.sent(bytes);
-  }
+  void send(Side& from) { put_on_wire(random, from.session, from.wire); }
   Errc receive(Side& from, Side& to) {
     if (from.wire.empty()) return Errc::ok;
-    iovec in[2];
-    const std::size_t count = to.session.input(in);
-    std::size_t room = 0;
-    for (std::size_t i = 0; i < count; ++i) room += in[i].iov_len;
-    std::size_t bytes = std::min(room, from.wire.size());
-    if (random() % 4 == 0) bytes = upto(bytes);
-    std::size_t done = 0;
-    for (std::size_t i = 0; i < count && done < bytes; ++i) {
-      const std::size_t part = std::min(bytes - done, in[i].iov_len);
-      std::memcpy(in[i].iov_base, from.wire.data() + done, part);
-      done += part;
-    }
-    from.wire.erase(0, bytes);
-    const Errc error = to.session.received(bytes);
+    const Errc error = take_off_wire(random, from.wire, to.session);
     if (random() % 2) to.session.end_turn();
     return error;
   }

@@ -111,7 +111,6 @@ class World {
                                                       .preferred = std::nullopt,
                                                       .peers = near.peers,
                                                       .peer = 0,
-                                                      .generation = near.peers.generation(0),
                                                       .flow = {seed, 1},
                                                       .name = {},
                                                       .target = 0},
@@ -165,38 +164,12 @@ class World {
 
  private:
   void send(End& from) {
-    if (from.state != Errc::ok) return;
-    iovec out[16];
-    const std::size_t count = from.session.output(out, 1 + random() % 16);
-    std::size_t total = 0;
-    for (std::size_t i = 0; i < count; ++i) total += out[i].iov_len;
-    if (total == 0) return;
-    const std::size_t bytes = random() % 4 ? total : 1 + random() % total;
-    std::size_t left = bytes;
-    for (std::size_t i = 0; i < count && left; ++i) {
-      const std::size_t part = std::min(left, out[i].iov_len);
-      from.wire.append(static_cast<const char*>(out[i].iov_base), part);
-      left -= part;
-    }
-    from.session.sent(bytes);
+    if (from.state == Errc::ok) test::put_on_wire(random, from.session, from.wire);
   }
   void receive(End& from, End& to) {
     if (from.wire.empty()) return;
     if (to.state != Errc::ok) return from.wire.clear();
-    iovec in[2];
-    const std::size_t count = to.session.input(in);
-    std::size_t room = 0;
-    for (std::size_t i = 0; i < count; ++i) room += in[i].iov_len;
-    std::size_t bytes = std::min(room, from.wire.size());
-    if (random() % 4 == 0) bytes = 1 + random() % bytes;
-    std::size_t done = 0;
-    for (std::size_t i = 0; i < count && done < bytes; ++i) {
-      const std::size_t part = std::min(bytes - done, in[i].iov_len);
-      std::memcpy(in[i].iov_base, from.wire.data() + done, part);
-      done += part;
-    }
-    from.wire.erase(0, bytes);
-    const Errc error = to.session.received(bytes);
+    const Errc error = test::take_off_wire(random, from.wire, to.session);
     if (to.state != Errc::ok) return;  // cut by what it received
     CHECK(error == Errc::ok);
     if (error != Errc::ok) to.end(error);

@@ -45,11 +45,10 @@ std::uint64_t result_cost(const Transfer& transfer) noexcept {
 
 // What was posted on a rail.
 struct Rails::Part final : FlowOperation {
-  enum class Kind { whole, stripe, end, join, fence, note };
   Rails* rails = nullptr;
   Request* request = nullptr;
   std::uint32_t slot = 0;
-  Kind kind = Kind::whole;
+  PartKind kind = PartKind::whole;
   std::uint64_t length = 0;
   std::vector<iovec> pieces;
 };
@@ -74,7 +73,6 @@ struct Rails::Rail {
   unsigned parts = 0;                   // with the link,
   unsigned wholes = 0, stripes = 0;     // of them requests, or their ends, and stripes
   std::uint64_t bytes = 0;              // likewise
-  std::uint64_t carried = 0;            // bytes, ever
   double rate = 0;                      // bytes per second; 0: not measured yet
   Clock::time_point busy_since{};       // with stripes, or since the last measurement
   std::uint64_t busy_bytes = 0;         // that arrived since then
@@ -88,7 +86,7 @@ struct Rails::Rail {
 Rails::Rails(Parameters parameters, const std::vector<Link>& links)
     : parameters_(std::move(parameters)),
       peer_(parameters_.peer),
-      generation_(parameters_.generation),
+      generation_(parameters_.peers.generation(peer_)),
       flow_(parameters_.flow),
       lost_since_(Clock::now()) {
   for (const Link& link : links) {
@@ -251,10 +249,10 @@ void Rails::track(Part& part) noexcept {
   ++parts_open_;
   ++rail.parts;
   rail.bytes += part.length;
-  if (part.kind == Part::Kind::stripe) ++rail.stripes;
-  if (part.kind == Part::Kind::whole || part.kind == Part::Kind::end) ++rail.wholes;
+  if (part.kind == PartKind::stripe) ++rail.stripes;
+  if (part.kind == PartKind::whole || part.kind == PartKind::end) ++rail.wholes;
   if (part.request) ++part.request->parts;
-  if (part.kind == Part::Kind::whole) part.request->whole = &part;
+  if (part.kind == PartKind::whole) part.request->whole = &part;
 }
 
 void Rails::untrack(const Part& part) noexcept {
@@ -262,10 +260,10 @@ void Rails::untrack(const Part& part) noexcept {
   --parts_open_;
   --rail.parts;
   rail.bytes -= part.length;
-  if (part.kind == Part::Kind::stripe) --rail.stripes;
-  if (part.kind == Part::Kind::whole || part.kind == Part::Kind::end) --rail.wholes;
+  if (part.kind == PartKind::stripe) --rail.stripes;
+  if (part.kind == PartKind::whole || part.kind == PartKind::end) --rail.wholes;
   if (part.request) --part.request->parts;
-  if (part.kind == Part::Kind::whole) part.request->whole = nullptr;
+  if (part.kind == PartKind::whole) part.request->whole = nullptr;
 }
 
 void Rails::on_part(Operation& operation) noexcept {
@@ -279,12 +277,12 @@ void Rails::part_ended(Part& part) noexcept {
   Rail& rail = rail_of(part);
   const Errc error = part.completion().error;
   untrack(part);
-  if (part.kind == Part::Kind::join) {
+  if (part.kind == PartKind::join) {
     join_ended(rail, error);
-  } else if (part.kind == Part::Kind::note) {
+  } else if (part.kind == PartKind::note) {
     note_ended(part, error);
     if (error != Errc::ok || !waiting_.empty()) notice();
-  } else if (part.kind != Part::Kind::fence) {
+  } else if (part.kind != PartKind::fence) {
     Request& request = *part.request;
     request.announced |= part.announced;
     request.sent_small |= request.transfer.op == OpCode::send && !part.announced;
@@ -296,12 +294,9 @@ void Rails::part_ended(Part& part) noexcept {
     } else {
       if (error == Errc::ok) answered_ = true;
       if (request.error == Errc::ok) request.error = error;
-      if (error == Errc::ok) {
-        rail.carried += part.length;
-        if (part.kind == Part::Kind::stripe) {
-          request.stored += part.length;
-          measure(rail, part);
-        }
+      if (error == Errc::ok && part.kind == PartKind::stripe) {
+        request.stored += part.length;
+        measure(rail, part);
       }
       finish_if_over(request);
     }
@@ -346,7 +341,6 @@ void Rails::connect(Rail& rail) noexcept {
   rail.state = Rail::State::joining;
   ++rail.incarnation;
   rail.fences.clear();
-  std::unique_ptr<Part> part = new_part(nullptr);
   try {
     rail.path = rail.link.endpoint->connect(known() ? peer_ : kNoPeer, parameters_.name, parameters_.target);
   } catch (const std::exception&) {  // nothing leads there now, or no descriptor is left
@@ -355,21 +349,13 @@ void Rails::connect(Rail& rail) noexcept {
     if (established_) --rail.failures;  // the peer may well be there
     return;
   }
-  const Transfer join{.operation = part.get(),
-                      .local = nullptr,
-                      .remote = flow_.epoch,
-                      .key = flow_.peer,
-                      .length = 0,
-                      .data = RailNumber{rail.slot, rail.incarnation}.packed(),
-                      .compare = nullptr,
-                      .op = OpCode::join,
-                      .atomic = {},
-                      .type = {},
-                      .delivery = Delivery::delivery,
-                      .flags = established_ ? transfer_flag::kRejoin : std::uint16_t{0},
-                      .piece_count = 0};
-  part->kind = Part::Kind::join;
-  if (!post_part(rail, std::move(part), join)) lose(rail);
+  Transfer join{};
+  join.op = OpCode::join;
+  join.key = flow_.peer;
+  join.remote = flow_.epoch;
+  join.data = RailNumber{rail.slot, rail.incarnation}.packed();
+  join.flags = established_ ? transfer_flag::kRejoin : std::uint16_t{0};
+  if (!post_control(rail, PartKind::join, join)) lose(rail);
 }
 
 void Rails::join_ended(Rail& rail, Errc error) noexcept {
@@ -458,10 +444,10 @@ bool Rails::repeat_lost() noexcept {
     Request& request = *part->request;
     --request.parts;
     switch (part->kind) {
-      case Part::Kind::stripe:
+      case PartKind::stripe:
         request.holes.push_back({part->offset, part->length});
         break;
-      case Part::Kind::end:
+      case PartKind::end:
         request.end_sent = false;
         break;
       default: {
@@ -508,7 +494,7 @@ Clock::time_point Rails::tick() noexcept {
 // False: the link takes no more now, and the part is gone.
 bool Rails::post_part(Rail& rail, std::unique_ptr<Part> part, const Transfer& transfer) noexcept {
   part->slot = rail.slot;
-  part->length = part->kind == Part::Kind::stripe ? transfer.length : 0;
+  part->length = part->kind == PartKind::stripe ? transfer.length : 0;
   track(*part);
   if (rail.path->post({&transfer, 1}) == 1) {
     [[maybe_unused]] Part* const with_the_link = part.release();  // on_part() takes it back, or did
@@ -519,19 +505,26 @@ bool Rails::post_part(Rail& rail, std::unique_ptr<Part> part, const Transfer& tr
   return false;
 }
 
+// What rails tell each other, the same way. The part keeps what a note said.
+bool Rails::post_control(Rail& rail, PartKind kind, Transfer transfer) noexcept {
+  std::unique_ptr<Part> part = new_part(nullptr);
+  part->kind = kind;
+  part->number = transfer.data;
+  part->offset = transfer.remote;
+  transfer.operation = part.get();
+  transfer.delivery = Delivery::delivery;
+  return post_part(rail, std::move(part), transfer);
+}
+
 // Whether it takes requests: nothing goes before the fences.
 bool Rails::usable(Rail& rail) noexcept {
   if (rail.state != Rail::State::up || rail.path->state() != Errc::ok) return false;
   while (!rail.fences.empty()) {
-    std::unique_ptr<Part> part = new_part(nullptr);
-    part->kind = Part::Kind::fence;
     Transfer fence{};
-    fence.operation = part.get();
     fence.op = OpCode::fence;
     fence.data = rail.fences.back();
-    fence.delivery = Delivery::delivery;
     rail.fences.pop_back();
-    if (!post_part(rail, std::move(part), fence)) {
+    if (!post_control(rail, PartKind::fence, fence)) {
       rail.fences.push_back(fence.data);
       return false;
     }
@@ -599,7 +592,7 @@ bool Rails::send_whole() noexcept {
       Request& request = *waiting_[count];
       if (count && (request.striped || rail_for(request) != rail)) break;
       std::unique_ptr<Part> part = new_part(&request);
-      part->kind = Part::Kind::whole;
+      part->kind = PartKind::whole;
       part->slot = rail->slot;
       part->length = request.transfer.length;
       track(*part);
@@ -641,7 +634,7 @@ bool Rails::send_stripe(Request& request, Rail& rail) noexcept {
   if (range.length > size + kLeastStripe / 2) range.length = size;
 
   std::unique_ptr<Part> part = new_part(&request);
-  part->kind = Part::Kind::stripe;
+  part->kind = PartKind::stripe;
   part->offset = range.offset;
   part->whole = length;
   if (rail.stripes == 0) {
@@ -686,7 +679,7 @@ bool Rails::send_stripe(Request& request, Rail& rail) noexcept {
 bool Rails::send_end(Request& request) noexcept {
   if (!choose_primary()) return false;
   std::unique_ptr<Part> part = new_part(&request);
-  part->kind = Part::Kind::end;
+  part->kind = PartKind::end;
   Transfer transfer = transfer_of(request, *part);
   transfer.flags |= transfer_flag::kStriped;
   if (transfer.piece_count == 0) transfer.local = nullptr;
@@ -703,16 +696,14 @@ bool Rails::send_stripes() noexcept {
     Request& request = *striping_[i];
     const bool failed = request.error != Errc::ok;
     if (!failed && request.stored == request.transfer.length && !request.end_sent) moved |= send_end(request);
+    const auto has_more = [&request] {
+      return request.error == Errc::ok && (!request.holes.empty() || request.next != request.transfer.length);
+    };
     bool any = std::ranges::any_of(rails_, has_room);
-    while (any && request.error == Errc::ok &&
-           (!request.holes.empty() || request.next != request.transfer.length)) {
+    while (any && has_more()) {
       any = false;
-      for (const auto& rail : rails_) {
-        if (!has_room(rail)) continue;
-        if (request.error != Errc::ok || (request.holes.empty() && request.next == request.transfer.length))
-          break;
-        any |= send_stripe(request, *rail);
-      }
+      for (const auto& rail : rails_)
+        if (has_room(rail) && has_more()) any |= send_stripe(request, *rail);
       moved |= any;
     }
     finish_if_over(request);  // takes it out of the list
@@ -731,23 +722,15 @@ bool Rails::send_notes() noexcept {
   for (const Request& request : open_)
     if (request.number != 0 && !announced_now(request)) mark = std::min(mark, request.number);
   do {
-    std::unique_ptr<Part> part = new_part(nullptr);
-    part->kind = Part::Kind::note;
-    part->number = mark;
-    part->offset = 0;
-    if (!known_messages_.empty()) {
-      part->offset = known_messages_.back();
-      known_messages_.pop_back();
-    }
-    const std::uint64_t message = part->offset;
     Transfer note{};
-    note.operation = part.get();
     note.op = OpCode::settled;
     note.data = mark;
-    note.remote = message;
-    note.delivery = Delivery::delivery;
-    if (!usable(**rail) || !post_part(**rail, std::move(part), note)) {
-      if (message != 0) known_messages_.push_back(message);
+    if (!known_messages_.empty()) {
+      note.remote = known_messages_.back();
+      known_messages_.pop_back();
+    }
+    if (!usable(**rail) || !post_control(**rail, PartKind::note, note)) {
+      if (note.remote != 0) known_messages_.push_back(note.remote);
       return true;
     }
   } while (!known_messages_.empty());
@@ -770,14 +753,10 @@ void Rails::begin_end() noexcept {
   ending_ = true;
   for (const auto& rail : rails_) {
     if (rail->state != Rail::State::up || rail->path->state() != Errc::ok) continue;
-    std::unique_ptr<Part> part = new_part(nullptr);
-    part->kind = Part::Kind::fence;  // whatever becomes of it
     Transfer farewell{};
-    farewell.operation = part.get();
     farewell.op = OpCode::settled;
     farewell.data = Flow::kOver;
-    farewell.delivery = Delivery::delivery;
-    post_part(*rail, std::move(part), farewell);
+    post_control(*rail, PartKind::fence, farewell);  // whatever becomes of it
   }
 }
 

@@ -27,8 +27,7 @@ class Rails final {
     std::optional<std::uint32_t> preferred;     // the rail for what is ordered, if it is up
     const AddressVector& peers;
     PeerId peer;
-    std::uint32_t generation;  // of that handle
-    FlowId flow;               // greater than that of former rails to this peer
+    FlowId flow;  // greater than that of former rails to this peer
     Name name;
     std::uint16_t target;  // context of the peer
   };
@@ -69,6 +68,7 @@ class Rails final {
 
  private:
   struct Part;
+  enum class PartKind { whole, stripe, end, join, fence, note };
   struct Rail;
   struct Range {
     std::uint64_t offset, length;
@@ -123,6 +123,7 @@ class Rails final {
   bool send_end(Request& request) noexcept;
   Transfer transfer_of(Request& request, Part& part) noexcept;
   Request& new_request();
+  bool post_control(Rail& rail, PartKind kind, Transfer transfer) noexcept;
   bool post_part(Rail& rail, std::unique_ptr<Part> part, const Transfer& transfer) noexcept;
   void track(Part& part) noexcept;
   void untrack(const Part& part) noexcept;

@@ -109,8 +109,7 @@ void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) {
 
 std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
   if (state_ != Errc::ok) {
-    for (const Transfer& transfer : batch)
-      if (transfer.operation) transfer.operation->settle(state_, 0);
+    for (const Transfer& transfer : batch) transfer.operation->settle(state_, 0);
     counts_.posted += batch.size();
     counts_.settled += batch.size();
     counts_.errors += batch.size();
