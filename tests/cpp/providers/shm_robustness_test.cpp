@@ -217,13 +217,16 @@ TEST_CASE(
         for (std::size_t i = 0; i < 4096; ++i) data[i] = static_cast<std::byte>(random());
         ring.written.fetch_add(4096);
       }
-      const auto wake = [](Side& side) {
+      // Before the initiator writes again and with that puts its own position back.
+      const auto look = [](Side& side) {
         const auto name = *shm::Address::decode(Name::decode(side.name()).parts[0].bytes);
-        side.domain->segment().header().contexts[name.cell].work.fetch_or(shm::work::kLook);
-        side.context->progress();
+        auto& work = side.domain->segment().header().contexts[name.cell].work;
+        work.fetch_or(shm::work::kLook);
+        while (work.load() & shm::work::kLook) side.context->progress();
+        (void)side.context->link_counters();  // waits for the thread that looks
       };
-      wake(b);
-      wake(a);
+      look(b);
+      look(a);
       std::vector<std::byte> local(64);
       // Lost while it was outstanding, or before: then a new path was opened.
       const Errc outcome =
