@@ -197,13 +197,47 @@ def _links() -> tuple[str, str, str]:
 def _rdma() -> tuple[str, str, str]:
     folder = Path("/sys/class/infiniband")
     devices = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    if devices:
-        return "ok", ", ".join(devices), ""
-    return (
-        "limited",
-        "no RDMA device",
-        "a software one: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0",
-    )
+    if not devices:
+        return (
+            "limited",
+            "no RDMA device",
+            "a software one: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0",
+        )
+    names = ", ".join(devices)
+    if not _core.has_verbs_headers:
+        return (
+            "limited",
+            f"{names}, but this build has no verbs provider",
+            "build it again with Debian's libibverbs-dev and librdmacm-dev installed",
+        )
+    if missing := [name for name in ("libibverbs.so.1", "librdmacm.so.1") if not _opens(name)]:
+        return (
+            "limited",
+            f"{names}, but {' and '.join(missing)} cannot be opened",
+            "apt install libibverbs1 librdmacm1 ibverbs-providers",
+        )
+    wanted = [Path("/dev/infiniband/rdma_cm"), *Path("/dev/infiniband").glob("uverbs*")]
+    if len(wanted) == 1 or not wanted[0].exists():
+        return (
+            "limited",
+            f"{names}, but /dev/infiniband has no {'uverbs*' if len(wanted) == 1 else 'rdma_cm'}",
+            "modprobe ib_uverbs rdma_ucm; in a container --device=/dev/infiniband",
+        )
+    if refused := [str(path) for path in wanted if not os.access(path, os.R_OK | os.W_OK)]:
+        return (
+            "limited",
+            f"{names}, but this user may not open {' and '.join(refused)}",
+            "chmod 666 it, or join the group that owns it (udev rules of rdma-core do that)",
+        )
+    return "ok", names, ""
+
+
+def _opens(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 _CHECKS: dict[str, Callable[[], tuple[str, str, str]]] = {

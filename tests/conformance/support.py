@@ -45,7 +45,16 @@ class Combination:
         return f"{self.name}-{self.where}"
 
 
+# Links of this machine to run the suite over in place of the usual ones: "verbs:rxe0 shm+verbs:rxe0".
+OTHER_LINKS = os.environ.get("PYFAB_TEST_LINKS", "").split()
+
+
 def _combinations(where: Literal["thread", "process"]) -> list[Combination]:
+    if OTHER_LINKS:
+        return [
+            Combination(spec, where, spec, {}, spec.startswith("shm"), spec.split(":")[0].split("+")[0], "")
+            for spec in OTHER_LINKS
+        ]
     return [
         Combination("mapped", where, "shm", {"shm_copy": "mapped"}, True, "shm", "mapped"),
         Combination("cma", where, "shm", {"shm_copy": "cma"}, False, "shm", "cross-memory attach"),

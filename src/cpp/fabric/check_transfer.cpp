@@ -18,6 +18,7 @@ Errc check_transfer(const Transfer& transfer) noexcept {
     case OpCode::join:
     case OpCode::fence:
     case OpCode::settled:
+    case OpCode::describe:
       return Errc::ok;
     case OpCode::atomic:
     case OpCode::fetch_atomic:

@@ -30,8 +30,10 @@ std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions
 // NOLINTNEXTLINE(bugprone-exception-escape): only for want of memory
 DomainCore::~DomainCore() {
   if (inherited()) {
-    // A child of fork(): the thread does not exist here, and the segment, pipes and sockets are the parent's.
+    // A child of fork(): the thread does not exist here, and the segment, pipes, sockets and what devices know
+    // are the parent's.
     [[maybe_unused]] auto* const thread = thread_.release();
+    [[maybe_unused]] auto* const links = domain_.release();
     return;
   }
   close(true);

@@ -143,6 +143,8 @@ bool decode(const std::byte* in, FrameHeader& header) noexcept {
     case FrameType::read:
       return header.length == 0 && stripe_fits(header) &&
              ((header.flags & frame_flag::kStripe) || header.id == 0);
+    case FrameType::describe:
+      return header.length == 0 && header.total == kDescriptionBytes;
     case FrameType::join:
     case FrameType::fence:
     case FrameType::settled:

@@ -9,23 +9,25 @@ namespace fab {
 // each followed by `length` payload bytes. Requests are answered in the order in which they were sent, so
 // answers name no request.
 enum class FrameType : std::uint8_t {
-  write = 1,     // part of a put: payload goes to [remote + done so far); `total` bytes in all
-  read = 2,      // asks for [remote, remote + total)
-  atomic = 3,    // payload: operands of `total` bytes; answered like a write
-  fetch = 4,     // payload: operands, none for atomic_read; answered by data
-  compare = 5,   // payload: operands, then comparands; answered by data
-  notify = 6,    // remote data for bytes that the sender moved itself; not answered
-  message = 7,   // a whole message: `key` is its tag, `remote` its group and, from bit 32, its number among
-                 // the messages of this stream and what goes beside it; answered if kAcknowledge is set
-  announce = 8,  // a message of `total` bytes, number `id`, that stays with the sender; payload: where it
-                 // lies (address and length of each piece), if that can be read directly; not answered
-  pull = 9,      // asks for the first `total` bytes of announced message `id`; answered by data
-  join = 10,     // this stream carries requests of flow (`key`, `remote`), whose rail it is as `data`
-                 // (Incarnation); answered
-  fence = 11,    // rail `data` of the stream's flow is dead; answered
-  settled = 12,  // the sender knows the outcome of all numbers below `total`, and of announced message `id`
-  ack = 16,      // the oldest `total` unanswered requests succeeded
-  fail = 17,     // the oldest unanswered request failed with Errc `data`
+  write = 1,      // part of a put: payload goes to [remote + done so far); `total` bytes in all
+  read = 2,       // asks for [remote, remote + total)
+  atomic = 3,     // payload: operands of `total` bytes; answered like a write
+  fetch = 4,      // payload: operands, none for atomic_read; answered by data
+  compare = 5,    // payload: operands, then comparands; answered by data
+  notify = 6,     // remote data for bytes that the sender moved itself; not answered
+  message = 7,    // a whole message: `key` is its tag, `remote` its group and, from bit 32, its number among
+                  // the messages of this stream and what goes beside it; answered if kAcknowledge is set
+  announce = 8,   // a message of `total` bytes, number `id`, that stays with the sender; payload: where it
+                  // lies (address and length of each piece), if that can be read directly; not answered
+  pull = 9,       // asks for the first `total` bytes of announced message `id`; answered by data
+  join = 10,      // this stream carries requests of flow (`key`, `remote`), whose rail it is as `data`
+                  // (Incarnation); answered
+  fence = 11,     // rail `data` of the stream's flow is dead; answered
+  settled = 12,   // the sender knows the outcome of all numbers below `total`, and of announced message `id`
+  describe = 13,  // asks what the sender's device needs to reach the region `key` by itself; answered by data
+                  // of kDescriptionBytes, whose form is its link's
+  ack = 16,       // the oldest `total` unanswered requests succeeded
+  fail = 17,      // the oldest unanswered request failed with Errc `data`
   data = 18,     // part of the answer to the oldest unanswered request, which it completes when kLast is set;
                  // maybe empty
   release = 19,  // the peer's announced message `id` is done with: 0, or Errc `data`
@@ -58,7 +60,8 @@ struct FrameHeader {
   std::uint64_t id = 0;  // of an announced message; of a request that happens once: its number; of a stripe:
                          // the length of the whole, where it begins at `data`
 };
-static_assert(sizeof(FrameHeader) == 48);
+inline constexpr std::size_t kHeaderBytes = 48;
+static_assert(sizeof(FrameHeader) == kHeaderBytes);
 
 inline constexpr std::uint32_t kMaxPayload = 4u << 20;  // of one frame; longer requests are sent in parts
 
@@ -72,6 +75,7 @@ inline constexpr std::uint64_t kMessageWindow = 1u
 inline constexpr std::size_t kPieceBytes = 16;          // address and length of a piece
 inline constexpr std::size_t kMaxAnnouncedPieces = 256;  // in one announcement
 inline constexpr std::size_t kMaxCopiedAnswer = 256;     // longer reads are answered from the region's memory
+inline constexpr std::size_t kDescriptionBytes = 128;
 
 // Whether this is a request that happens once, however often it comes: it has a number.
 constexpr bool happens_once(const FrameHeader& frame) noexcept {

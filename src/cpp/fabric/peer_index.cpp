@@ -10,7 +10,7 @@ constexpr std::uint64_t kLoad = 6;  // values per bucket of kSlots
 
 __extension__ using Wide = unsigned __int128;
 
-std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept {
+std::uint64_t join(std::uint64_t a, std::uint64_t b) noexcept {
   const auto product = static_cast<Wide>(a ^ 0x9E3779B97F4A7C15u) * (b ^ 0xD1B54A32D192ED03u);
   return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
 }
@@ -19,12 +19,12 @@ std::uint64_t mix_bytes(std::uint64_t sum, std::string_view bytes) noexcept {
   while (bytes.size() >= 8) {
     std::uint64_t word;
     std::memcpy(&word, bytes.data(), 8);
-    sum = mix(sum, word);
+    sum = join(sum, word);
     bytes.remove_prefix(8);
   }
   std::uint64_t rest = bytes.size();
   for (const char c : bytes) rest = (rest << 8) | static_cast<unsigned char>(c);
-  return mix(sum, rest);
+  return join(sum, rest);
 }
 
 }  // namespace

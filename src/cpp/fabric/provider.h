@@ -62,6 +62,7 @@ struct DomainServices {
   RegionTable& regions;
   const DomainOptions& options;
   const std::uint8_t (&domain_id)[16];
+  bool linked = false;                 // the domain has other links as well
   AccessObserver* observer = nullptr;  // of regions that are kObserved; for Session::Services
 };
 
@@ -157,6 +158,8 @@ class Provider {
   virtual std::string_view name() const noexcept = 0;
   // All that could be opened, also what cannot be used here, with the reason. Never throws.
   virtual std::vector<Info> discover() const = 0;
+  // Why discovery finds nothing, where it does: what to look at.
+  virtual std::string problem() const = 0;
   // `link` is the tag of its parts ("tcp.0"). Throws Error naming what is wrong and what to do.
   virtual std::unique_ptr<Domain> open(const Info& info, std::string link,
                                        const DomainServices& services) const = 0;

@@ -4,17 +4,12 @@
 #include <utility>
 
 #include "base/fault_guard.h"
+#include "base/mix.h"
 #include "fabric/local_memory.h"
 #include "fabric/operation.h"
 
 namespace fab {
 namespace {
-
-std::uint64_t mix(std::uint64_t value) noexcept {
-  value ^= value >> 32;
-  value *= 0x9E3779B97F4A7C15u;
-  return value ^ (value >> 29);
-}
 
 std::uint64_t hash_of(bool tagged, std::uint32_t group, std::uint64_t tag) noexcept {
   return mix(tag + (std::uint64_t{group} << 40) + (tagged ? 0x517CC1B727220A95u : 0));

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/mix.h"
 #include "base/random.h"
 
 namespace fab {
@@ -14,12 +15,6 @@ namespace {
 // looks at no other entry than the one it seeks: far memory, where there are many.
 constexpr std::uint32_t kTombstone = ~0u, kNumberBits = 22, kNumberMask = (1u << kNumberBits) - 1;
 static_assert(RegionView::kMaxRegions < kNumberMask);
-
-std::uint64_t mix(std::uint64_t key) noexcept {
-  key ^= key >> 32;
-  key *= 0x9E3779B97F4A7C15ull;
-  return key ^ (key >> 29);
-}
 
 constexpr std::uint32_t tag_of(std::uint64_t mixed) noexcept {
   return static_cast<std::uint32_t>(mixed >> (64 - (32 - kNumberBits))) << kNumberBits;

@@ -160,6 +160,9 @@ Errc Session::on_frame(const std::byte* payload) noexcept {
       return on_release();
     case FrameType::credit:
       return on_credit();
+    case FrameType::describe:
+      on_describe();
+      return Errc::ok;
     case FrameType::join:
       return on_join();
     case FrameType::fence:

@@ -42,6 +42,16 @@ class SmallMessages {
   virtual bool come_to(std::uint32_t number) noexcept = 0;
 };
 
+// The target's side of a device that reaches its memory without it. Called under the context's lock.
+class DeviceAccess {
+ public:
+  virtual ~DeviceAccess() = default;
+  // Fills kDescriptionBytes for the peer's device. False: only messages reach the region.
+  virtual bool describe(std::uint32_t region, std::byte* out) noexcept = 0;
+  // The CPU is about to update the region atomically: on return no device does, nor will later.
+  virtual void claim_atomics(std::uint32_t region) noexcept = 0;
+};
+
 // Put, get, atomics and messages as frames over a reliable byte stream (a socket, a ring): the initiator's
 // and the target's side of one connection between two contexts. Knows no transport: the owner moves output()
 // and input() and calls sent() and received(). Payloads go from and to registered memory without a bounce.
@@ -67,8 +77,9 @@ class Session final : private MessageOrigin, private Flow::Carrier {
     MemoryReader* reader = nullptr;      // both ends have one, or neither
     SmallMessages* beside = nullptr;
     std::size_t largest_message = kMaxMessage;  // bytes; longer ones are announced
-    FlowTable* flows = nullptr;                 // where streams may be rails
-    std::function<void()> on_cut{};             // likewise: end this stream, its place is taken
+    DeviceAccess* device = nullptr;
+    FlowTable* flows = nullptr;      // where streams may be rails
+    std::function<void()> on_cut{};  // likewise: end this stream, its place is taken
   };
   explicit Session(Services services);
   ~Session();
@@ -176,6 +187,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   Errc on_write() noexcept;
   void end_write() noexcept;
   void on_read();
+  void on_describe();
   void on_atomic(const std::byte* payload);
   Errc apply(const Admitted& target, const std::byte* payload, std::byte* result) noexcept;
   void tell_stored(const Admitted& target, OpCode op) const noexcept;

@@ -10,7 +10,6 @@
 namespace fab {
 namespace {
 
-constexpr std::size_t kHeader = sizeof(FrameHeader);
 constexpr std::size_t kMostCopied = 1 << 20;    // bytes of requests that wait
 constexpr std::size_t kCopy = 256;              // longer payloads are sent from where they lie,
 constexpr std::size_t kCopyPieces = 16 * 1024;  // unless they lie in many pieces
@@ -18,7 +17,7 @@ constexpr std::size_t kCopyInject = 64 * 1024;  // or the caller wants the buffe
 
 bool wants_data(OpCode op) noexcept {
   return op == OpCode::read || op == OpCode::fetch_atomic || op == OpCode::compare_atomic ||
-         op == OpCode::receive;
+         op == OpCode::receive || op == OpCode::describe;
 }
 
 // What a transfer of a flow says of itself.
@@ -76,6 +75,10 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
       mark_part(transfer, header);
       output_.append_header(Lane::requests, header);
       request.landing = local_of(transfer);
+    } else if (transfer.op == OpCode::describe) {
+      output_.append_header(Lane::requests,
+                            {.type = FrameType::describe, .key = transfer.key, .total = kDescriptionBytes});
+      request.landing = local_of(transfer);
     } else if (transfer.op == OpCode::settled) {
       output_.append_header(Lane::requests,
                             {.type = FrameType::settled, .total = transfer.data, .id = transfer.remote});
@@ -125,9 +128,9 @@ void Session::post_write(const Transfer& transfer, Request& request) {
     output_.user_payload(header, local_of(transfer));
     return;
   }
-  std::byte* at = output_.append(Lane::requests, kHeader + transfer.length);
+  std::byte* at = output_.append(Lane::requests, kHeaderBytes + transfer.length);
   encode(header, at);
-  gather(local_of(transfer), at + kHeader, transfer.length);
+  gather(local_of(transfer), at + kHeaderBytes, transfer.length);
   if (transfer.delivery == Delivery::inject)
     std::exchange(request.operation, nullptr)->settle(Errc::ok, transfer.length);
 }
@@ -139,7 +142,7 @@ void Session::post_atomic(const Transfer& transfer, Request& request) {
   const FrameType type = compares                              ? FrameType::compare
                          : transfer.op == OpCode::fetch_atomic ? FrameType::fetch
                                                                : FrameType::atomic;
-  std::byte* at = output_.append(Lane::requests, kHeader + length);
+  std::byte* at = output_.append(Lane::requests, kHeaderBytes + length);
   FrameHeader header{.type = type,
                      .flags = transfer.delivery == Delivery::commit ? frame_flag::kCommit : std::uint8_t{0},
                      .atomic_op = static_cast<std::uint8_t>(transfer.atomic),
@@ -150,9 +153,10 @@ void Session::post_atomic(const Transfer& transfer, Request& request) {
                      .total = transfer.length};
   mark_part(transfer, header);
   encode(header, at);
-  gather(local_of(transfer), at + kHeader, operand);
+  gather(local_of(transfer), at + kHeaderBytes, operand);
   if (compares)
-    gather(PieceCursor(const_cast<std::byte*>(transfer.compare)), at + kHeader + operand, transfer.length);
+    gather(PieceCursor(const_cast<std::byte*>(transfer.compare)), at + kHeaderBytes + operand,
+           transfer.length);
   if (wants_data(transfer.op)) {
     request.landing = PieceCursor(transfer.result);
     result_bytes_ += transfer.length;
@@ -172,9 +176,11 @@ void Session::settle(const Request& request, Errc error) noexcept {
   PathCounts& counts = services_.counts;
   ++counts.settled;
   if (error != Errc::ok) ++counts.errors;
-  if (error == Errc::ok && request.op != OpCode::read && request.op != OpCode::receive)
+  if (error == Errc::ok && request.op != OpCode::read && request.op != OpCode::receive &&
+      request.op != OpCode::describe)
     counts.bytes_out += request.length;
-  if (error == Errc::ok && wants_data(request.op)) counts.bytes_in += request.length;
+  if (error == Errc::ok && wants_data(request.op) && request.op != OpCode::describe)
+    counts.bytes_in += request.length;
   if (request.op == OpCode::receive) return finish_pull(error);
   if (request.operation)
     request.operation->settle(error, error == Errc::ok ? request.length : 0);

@@ -11,7 +11,6 @@
 namespace fab {
 namespace {
 
-constexpr std::size_t kHeader = sizeof(FrameHeader);
 constexpr std::uint64_t kCreditAtOnce = kMessageWindow / 4;  // told in one frame
 
 MessageHead head_of(const FrameHeader& frame) noexcept {
@@ -87,9 +86,9 @@ bool Session::post_small(const Transfer& transfer, FrameHeader header) {
     header.remote |= std::uint64_t{services_.beside->number()} << 32;
   }
   if (acknowledged) header.flags |= frame_flag::kAcknowledge;
-  std::byte* at = output_.append(Lane::requests, kHeader + transfer.length);
+  std::byte* at = output_.append(Lane::requests, kHeaderBytes + transfer.length);
   encode(header, at);
-  gather(local_of(transfer), at + kHeader, transfer.length);
+  gather(local_of(transfer), at + kHeaderBytes, transfer.length);
   window_used_ += transfer.length + kMessageOverhead;
   if (acknowledged)
     requests_.push_back({.operation = transfer.operation,
@@ -128,9 +127,9 @@ bool Session::announce(const Transfer& transfer, FrameHeader header) {
   header.type = FrameType::announce;
   if (services_.beside) header.remote |= std::uint64_t{services_.beside->number()} << 32;
   header.length = static_cast<std::uint32_t>(count * kPieceBytes);
-  std::byte* at = output_.append(Lane::requests, kHeader + header.length);
+  std::byte* at = output_.append(Lane::requests, kHeaderBytes + header.length);
   encode(header, at);
-  at += kHeader;
+  at += kHeaderBytes;
   for (std::size_t i = 0; i < count; ++i, at += kPieceBytes) {
     const std::uint64_t words[2] = {to_little(reinterpret_cast<std::uint64_t>(pieces[i].iov_base)),
                                     to_little(std::uint64_t{pieces[i].iov_len})};

@@ -14,8 +14,6 @@
 namespace fab {
 namespace {
 
-constexpr std::size_t kHeader = sizeof(FrameHeader);
-
 OpCode op_of(FrameType type) noexcept {
   switch (type) {
     case FrameType::read:
@@ -209,15 +207,33 @@ void Session::on_read() {
   answer_data(content);
 }
 
+// Whatever its rights: the description tells them.
+void Session::on_describe() {
+  const RegionView regions = services_.segment.regions();
+  const std::int64_t found = regions.find(frame_.key);
+  if (found < 0) return answer(Errc::key_rejected);
+  const auto index = static_cast<std::uint32_t>(found);
+  const RegionEntry& entry = regions.entry(index);
+  const Port& port = services_.segment.port(services_.cell);
+  std::uint64_t offset;
+  Errc verdict = regions.judge(entry, frame_.key, 0, OpCode::read, entry.base, 0, port, offset);
+  if (verdict == Errc::access)
+    verdict = regions.judge(entry, frame_.key, 0, OpCode::write, entry.base, 0, port, offset);
+  if (verdict != Errc::ok) return answer(verdict);
+  std::byte content[kDescriptionBytes];
+  if (!services_.device || !services_.device->describe(index, content)) return answer(Errc::not_supported);
+  answer_data(content);
+}
+
 // The content of frame_'s range, in one frame.
 void Session::answer_data(const std::byte* content) {
   flush_acks();
-  std::byte* at = output_.append(Lane::answers, kHeader + frame_.total);
+  std::byte* at = output_.append(Lane::answers, kHeaderBytes + frame_.total);
   encode({.type = FrameType::data,
           .flags = frame_flag::kLast,
           .length = static_cast<std::uint32_t>(frame_.total)},
          at);
-  std::memcpy(at + kHeader, content, frame_.total);
+  std::memcpy(at + kHeaderBytes, content, frame_.total);
 }
 
 void Session::on_atomic(const std::byte* payload) {
@@ -254,6 +270,7 @@ Errc Session::apply(const Admitted& target, const std::byte* payload, std::byte*
     if ((reinterpret_cast<std::uintptr_t>(pieces[i].iov_base) | pieces[i].iov_len) % size_of(type) != 0)
       return Errc::invalid;  // misaligned, or an element that straddles two buffers
 
+  if (services_.device) services_.device->claim_atomics(target.region);
   const std::byte* compare = frame_.type == FrameType::compare ? payload + frame_.total : nullptr;
   std::size_t done = 0;
   for (std::size_t i = 0; i < count; ++i) {

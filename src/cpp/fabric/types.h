@@ -29,6 +29,8 @@ enum class OpCode : std::uint8_t {
   join,     // this path carries requests of flow (key, remote); `data`: Incarnation
   fence,    // the flow's rail of Incarnation `data` is dead
   settled,  // outcomes of all numbers below `data`, and of announced message `remote`, are known
+  // Of paths over a Session whose device reaches memory by itself.
+  describe,  // what it needs for the region with this key, kDescriptionBytes of it
 };
 constexpr bool is_atomic(OpCode op) noexcept { return op >= OpCode::atomic && op <= OpCode::compare_atomic; }
 

@@ -11,6 +11,9 @@
 #include "providers/lnx/lnx_provider.h"
 #include "providers/shm/shm_provider.h"
 #include "providers/tcp/tcp_provider.h"
+#if FAB_HAS_VERBS
+#include "providers/verbs/verbs_provider.h"
+#endif
 
 namespace fab {
 namespace {
@@ -19,6 +22,9 @@ const std::vector<std::unique_ptr<Provider>>& providers() {
   static const auto all = [] {
     std::vector<std::unique_ptr<Provider>> list;
     list.push_back(shm::make_shm_provider());
+#if FAB_HAS_VERBS
+    list.push_back(verbs::make_verbs_provider());
+#endif
     list.push_back(tcp::make_tcp_provider());
     return list;
   }();
@@ -26,7 +32,8 @@ const std::vector<std::unique_ptr<Provider>>& providers() {
 }
 
 // All names that a provider reads from DomainOptions::settings.
-constexpr const char* kSettings[] = {"shm_copy", "tcp_listen", "tcp_port", "lnx_disable_shm", "lnx_use_srq"};
+constexpr const char* kSettings[] = {"shm_copy",        "tcp_listen",  "tcp_port",
+                                     "lnx_disable_shm", "lnx_use_srq", "verbs_atomics"};
 
 struct Leaf {
   const Provider* provider;
@@ -55,7 +62,8 @@ const Provider& provider_of(const lnx::LinkPart& part) {
 std::vector<Leaves> choices_of(const lnx::LinkPart& part) {
   const Provider& provider = provider_of(part);
   const auto infos = provider.discover();
-  if (infos.empty()) throw Error(Errc::no_data, part.provider + " finds no device on this machine");
+  if (infos.empty())
+    throw Error(Errc::no_data, part.provider + " finds no device on this machine: " + provider.problem());
   std::vector<Leaves> choices;
   if (part.devices.empty()) {
     for (const Info& info : infos)
@@ -157,10 +165,12 @@ std::vector<Found> usable_links(const std::string& spec, const lnx::LinkSettings
 std::unique_ptr<Domain> open_leaves(const Leaves& leaves, const DomainServices& services) {
   std::vector<std::unique_ptr<Domain>> domains;
   std::map<std::string_view, int> ordinals;
+  DomainServices lent = services;
+  lent.linked = leaves.size() > 1;
   for (const Leaf& leaf : leaves) {
     const auto provider = leaf.provider->name();
     domains.push_back(leaf.provider->open(
-        leaf.info, std::string(provider) + "." + std::to_string(ordinals[provider]++), services));
+        leaf.info, std::string(provider) + "." + std::to_string(ordinals[provider]++), lent));
   }
   return domains.size() == 1 ? std::move(domains.front())
                              : lnx::make_linked_domain(std::move(domains), services.options);

@@ -44,7 +44,9 @@ TEST_CASE("headers have their documented bytes") {
 
 TEST_CASE("what no peer may send is refused") {
   CHECK_FALSE(accepted({.type = FrameType{0}}));
-  CHECK_FALSE(accepted({.type = FrameType{13}}));
+  CHECK_FALSE(accepted({.type = FrameType{14}}));
+  CHECK(accepted({.type = FrameType::describe, .key = 3, .total = kDescriptionBytes}));
+  CHECK_FALSE(accepted({.type = FrameType::describe, .total = kDescriptionBytes + 1}));
   CHECK_FALSE(accepted({.type = FrameType{255}}));
   CHECK(accepted({.type = FrameType::ping}));
   CHECK_FALSE(accepted({.type = FrameType::ping, .flags = 8}));

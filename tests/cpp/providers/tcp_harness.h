@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "fabric/domain_core.h"
-#include "providers/tcp/tcp_hello.h"
+#include "fabric/hello.h"
 #include "providers/tcp/tcp_provider.h"
 
 namespace fab::test {

@@ -155,7 +155,7 @@ TEST_CASE("who lacks the key is refused, and nothing moves") {
 
 TEST_CASE("a port in use is refused by name") {
   Node first;
-  const auto where = tcp::Whereabouts::parse(first.context->parts()[0].bytes);
+  const auto where = Whereabouts::parse(first.context->parts()[0].bytes);
   REQUIRE(where);
   const auto port = std::to_string(where->addresses[0].port());
   try {
@@ -186,7 +186,7 @@ TEST_CASE("nobody there: the operations fail as unreachable") {
 TEST_CASE("another endpoint under the same port is not taken for the peer") {
   Node a, b;
   auto part = b.context->parts()[0];
-  auto where = tcp::Whereabouts::parse(part.bytes);
+  auto where = Whereabouts::parse(part.bytes);
   where->id[3] ^= 1;
   part.bytes = where->encode();
   const PeerId peer = a.peers->insert(Name{{part}}.encode());
@@ -198,7 +198,7 @@ TEST_CASE("another endpoint under the same port is not taken for the peer") {
 TEST_CASE("loopback addresses of another host do not count as reachable") {
   Node a, b;
   auto part = b.context->parts()[0];
-  auto where = tcp::Whereabouts::parse(part.bytes);
+  auto where = Whereabouts::parse(part.bytes);
   where->network[0] ^= 1;
   part.bytes = where->encode();
   const Reach reach = a.context->reaches(a.peers->insert(Name{{part}}.encode()));
@@ -210,29 +210,29 @@ TEST_CASE("loopback addresses of another host do not count as reachable") {
 
 TEST_CASE("parsers of names and handshakes take any bytes") {
   std::mt19937 random(77);
-  tcp::Whereabouts where{.id = {1, 2, 3}, .network = tcp::this_network(), .addresses = {}};
+  Whereabouts where{.id = {1, 2, 3}, .network = this_network(), .addresses = {}};
   where.addresses = {parse_socket_address("127.0.0.1", 4711), parse_socket_address("[::1]:80", 0)};
-  tcp::Hello hello;
+  Hello hello;
   hello.from = where.id;
   hello.stream = 5;
   hello.part = {"tcp.0", 3, where.encode()};
-  const std::string part = where.encode(), body = hello.encode().substr(tcp::kHelloHeader);
-  REQUIRE(tcp::Whereabouts::parse(part));
-  CHECK(tcp::Whereabouts::parse(part)->addresses[1].text() == "[::1]:80");
-  CHECK(tcp::Whereabouts::parse(part)->encode() == part);
-  REQUIRE(tcp::Hello::parse(body));
-  CHECK(tcp::Hello::parse(body)->encode() == hello.encode());
+  const std::string part = where.encode(), body = hello.encode().substr(kHelloHeader);
+  REQUIRE(Whereabouts::parse(part));
+  CHECK(Whereabouts::parse(part)->addresses[1].text() == "[::1]:80");
+  CHECK(Whereabouts::parse(part)->encode() == part);
+  REQUIRE(Hello::parse(body));
+  CHECK(Hello::parse(body)->encode() == hello.encode());
   for (std::size_t cut = 0; cut < part.size(); ++cut)
-    CHECK_FALSE(tcp::Whereabouts::parse(part.substr(0, cut)));
-  for (std::size_t cut = 0; cut < body.size(); ++cut) CHECK_FALSE(tcp::Hello::parse(body.substr(0, cut)));
+    CHECK_FALSE(Whereabouts::parse(part.substr(0, cut)));
+  for (std::size_t cut = 0; cut < body.size(); ++cut) CHECK_FALSE(Hello::parse(body.substr(0, cut)));
   for (int i = 0; i < 100'000; ++i) {
     std::string mutated = i % 2 ? part : body;
     for (auto changes = random() % 4 + 1; changes; --changes)
       mutated[random() % mutated.size()] = static_cast<char>(random());
-    if (const auto parsed = tcp::Whereabouts::parse(mutated)) CHECK(parsed->encode() == mutated);
-    if (const auto parsed = tcp::Hello::parse(mutated))
-      CHECK(parsed->encode().substr(tcp::kHelloHeader) == mutated);
-    tcp::HelloHeader::parse(mutated.substr(0, 12));
+    if (const auto parsed = Whereabouts::parse(mutated)) CHECK(parsed->encode() == mutated);
+    if (const auto parsed = Hello::parse(mutated))
+      CHECK(parsed->encode().substr(kHelloHeader) == mutated);
+    HelloHeader::parse(mutated.substr(0, 12));
     tcp::Welcome::parse(mutated);
     tcp::parse_refuse(mutated.substr(0, 4));
   }

@@ -13,7 +13,7 @@
 namespace fab::shm {
 namespace {
 
-constexpr std::uint64_t kSlice =
+constexpr std::uint64_t kAnnouncedSlice =
     1024 * 1024;  // bytes moved under one announcement, so that a region closes soon
 constexpr std::size_t kMostAnnounced = 256;             // transfers, likewise
 constexpr std::uint64_t kLarge = 2 * 1024 * 1024;       // moved by progress() unless the caller waits anyway
@@ -27,7 +27,7 @@ bool is_put_or_get(const Transfer& transfer) noexcept {
 
 // Whether a transfer is done by moving bytes, in one go.
 bool simple(const Transfer& transfer) noexcept {
-  return transfer.length <= kSlice && transfer.op != OpCode::send &&
+  return transfer.length <= kAnnouncedSlice && transfer.op != OpCode::send &&
          (transfer.flags & transfer_flag::kRemoteData) == 0 && transfer.delivery != Delivery::commit;
 }
 
@@ -208,7 +208,7 @@ std::size_t ShmPath::run_mapped(std::span<const Transfer> batch, const KnownRegi
   std::uint64_t bytes = 0;
   std::size_t done = 0;
   for (const Transfer& transfer : batch.first(std::min(batch.size(), kMostAnnounced))) {
-    if (transfer.key != region.key || !simple(transfer) || transfer.length > kSlice - bytes) break;
+    if (transfer.key != region.key || !simple(transfer) || transfer.length > kAnnouncedSlice - bytes) break;
     bytes += transfer.length;
     ++counts_.posted;
     ++done;
@@ -228,7 +228,7 @@ std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegi
   std::uint64_t bytes = 0;
   for (const Transfer& transfer : batch) {
     if (transfer.key != region.key || transfer.op != op || !is_put_or_get(transfer) || !simple(transfer) ||
-        transfer.length > kSlice - bytes ||
+        transfer.length > kAnnouncedSlice - bytes ||
         !calls.fits(std::max<std::size_t>(transfer.piece_count, 1), region.entry->piece_count))
       break;
     bytes += transfer.length;
@@ -293,7 +293,7 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
   if (waiting.moved != 0 && region && region->state != waiting.state) verdict = Errc::key_rejected;
   if (verdict != Errc::ok) return Step::done;
   waiting.state = region->state;
-  if (const std::uint64_t slice = std::min(kSlice, transfer.length - waiting.moved)) {
+  if (const std::uint64_t slice = std::min(kAnnouncedSlice, transfer.length - waiting.moved)) {
     verdict = region->way == Way::mapped ? move_slice(transfer, *region, offset, waiting.moved, slice)
                                          : attach_slice(transfer, *region, offset, waiting.moved, slice);
     if (verdict == Errc::not_supported && region->way == Way::attach) {
@@ -368,8 +368,8 @@ bool ShmPath::progress() noexcept {
     return true;
   }
   // One slice a turn; what is small goes along.
-  for (std::uint64_t bytes = 0; !waiting_.empty() && bytes < kSlice;) {
-    bytes += std::min(kSlice, waiting_.front().transfer.length) + 64;
+  for (std::uint64_t bytes = 0; !waiting_.empty() && bytes < kAnnouncedSlice;) {
+    bytes += std::min(kAnnouncedSlice, waiting_.front().transfer.length) + 64;
     if (!advance()) break;
     moved = true;
   }

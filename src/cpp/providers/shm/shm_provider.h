@@ -11,6 +11,7 @@ class ShmProvider final : public Provider {
  public:
   std::string_view name() const noexcept override { return "shm"; }
   std::vector<Info> discover() const override;
+  std::string problem() const override { return ""; }
   std::unique_ptr<Domain> open(const Info& info, std::string link,
                                const DomainServices& services) const override;
 };

@@ -3,8 +3,8 @@
 #include <charconv>
 #include <stdexcept>
 
+#include "fabric/hello.h"
 #include "providers/tcp/tcp_endpoint.h"
-#include "providers/tcp/tcp_hello.h"
 
 namespace fab::tcp {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "base/deadline.h"
 #include "base/poller.h"
-#include "providers/tcp/tcp_hello.h"
+#include "fabric/hello.h"
 
 namespace fab::tcp {
 

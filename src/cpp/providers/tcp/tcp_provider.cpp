@@ -17,6 +17,8 @@ class TcpProvider final : public Provider {
     return infos;
   }
 
+  std::string problem() const override { return "no network interface has an address; see `ip address`"; }
+
   std::unique_ptr<Domain> open(const Info& info, std::string link,
                                const DomainServices& services) const override {
     if (!info.usable) throw Error(Errc::no_data, "tcp cannot use interface " + info.domain + ": " + info.why);

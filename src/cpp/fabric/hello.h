@@ -12,9 +12,9 @@
 #include "fabric/error.h"
 #include "fabric/name.h"
 
-// The bytes of the tcp link outside of sessions: its share of a name, and the handshake (docs/wire.md).
+// What network links exchange outside of sessions: a share of a name, and the handshake (docs/wire.md).
 // Parsers take bytes that nobody vouches for and give nothing where something is wrong.
-namespace fab::tcp {
+namespace fab {
 
 using EndpointId = std::array<std::uint8_t, 16>;
 using Nonce = std::array<std::uint8_t, 32>;
@@ -79,4 +79,4 @@ Digest proof_of(Role role, const std::string& key, const Hello& hello, const Non
                 std::uint64_t accepted, const EndpointId& called);
 bool same(const Digest& a, const Digest& b) noexcept;  // in constant time
 
-}  // namespace fab::tcp
+}  // namespace fab

@@ -1,10 +1,10 @@
-#include "providers/tcp/tcp_hello.h"
+#include "fabric/hello.h"
 
 #include <algorithm>
 
 #include "base/wire.h"
 
-namespace fab::tcp {
+namespace fab {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x31746670;  // "pft1"
@@ -180,4 +180,4 @@ Digest proof_of(Role role, const std::string& key, const Hello& hello, const Non
 
 bool same(const Digest& a, const Digest& b) noexcept { return equal_in_constant_time(view(a), view(b)); }
 
-}  // namespace fab::tcp
+}  // namespace fab

@@ -1,0 +1,452 @@
+#include "providers/verbs/verbs_direct.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "fabric/check_transfer.h"
+#include "fabric/completion_queue.h"
+#include "fabric/local_memory.h"
+#include "providers/verbs/verbs_endpoint.h"
+
+namespace fab::verbs {
+namespace {
+
+constexpr std::uint64_t kAskAt = 8 * 1024;     // bytes: a region worth knowing at its first use
+constexpr std::uint64_t kWaitAt = 32 * 1024;   // bytes: transfers that wait until it is known
+constexpr std::size_t kMostKnown = 64 * 1024;  // regions
+constexpr std::size_t kMostRequests = 4096;
+constexpr std::uint32_t kInline = 256;  // bytes
+constexpr unsigned kMostCalls = 3;      // in vain, one after the other
+
+// Additions and compare-and-swaps of one 8-byte integer are what devices do.
+bool native(const Transfer& transfer) noexcept {
+  if (transfer.length != 8 || transfer.piece_count > 1) return false;
+  if (transfer.type != DataType::i64 && transfer.type != DataType::u64) return false;
+  if (transfer.op == OpCode::compare_atomic) return transfer.atomic == AtomicOp::cswap;
+  return transfer.atomic == AtomicOp::sum ||
+         (transfer.op == OpCode::fetch_atomic && transfer.atomic == AtomicOp::atomic_read);
+}
+
+bool refusal(ibv_wc_status status) noexcept {
+  switch (status) {
+    case IBV_WC_REM_ACCESS_ERR:
+    case IBV_WC_REM_INV_REQ_ERR:
+    case IBV_WC_REM_OP_ERR:
+    case IBV_WC_LOC_PROT_ERR:
+    case IBV_WC_LOC_LEN_ERR:
+    case IBV_WC_LOC_QP_OP_ERR:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Direct::Direct(VerbsEndpoint& endpoint, Whereabouts peer, Services services)
+    : endpoint_(endpoint), peer_(std::move(peer)), services_(std::move(services)) {
+  repeat_.asker = this;
+}
+
+Direct::~Direct() { fail(Errc::canceled); }
+
+// --- regions of the peer
+
+void Direct::ask(std::uint64_t key, Known& known) {
+  Session* const session = services_.session();
+  if (!session) return;
+  auto question = std::make_unique<Question>();
+  question->asker = this;
+  question->key = key;
+  question->begin(1, 0, 0, nullptr, nullptr, [](Operation& done) noexcept {
+    auto& answered = static_cast<Question&>(done);
+    answered.asker->on_answer(answered);
+  });
+  Transfer transfer{};
+  transfer.operation = question.get();
+  transfer.local = question->answer;
+  transfer.key = key;
+  transfer.length = kDescriptionBytes;
+  transfer.op = OpCode::describe;
+  transfer.delivery = Delivery::delivery;
+  known.state = Known::State::asked;
+  questions_.push_back(std::move(question));
+  ++hidden_;
+  if (session->post({&transfer, 1}) == 0) {  // full: another time
+    --hidden_;
+    questions_.pop_back();
+    known.state = Known::State::seen;
+    return;
+  }
+  services_.on_posted();
+}
+
+void Direct::on_answer(Question& question) noexcept {
+  services_.on_hidden();
+  const auto found = std::ranges::find(questions_, &question, [](const auto& owned) { return owned.get(); });
+  if (found == questions_.end()) return;
+  const Errc error = question.completion().error;
+  if (const auto known = known_.find(question.key); known != known_.end()) {
+    auto told = error == Errc::ok ? Description::decode(question.answer) : std::nullopt;
+    if (told) {
+      known->second = {Known::State::told, std::make_shared<const Description>(*told)};
+    } else if (error == Errc::key_rejected) {
+      known->second.state = Known::State::unknown;
+    } else {
+      known->second.state = Known::State::messages;
+    }
+  }
+  endpoint_.bury(std::shared_ptr<void>(std::move(*found)));
+  questions_.erase(found);
+  services_.on_waiting();
+}
+
+bool Direct::connect() {
+  if (link_ == Link::connected) return true;
+  const std::uint64_t token = services_.token();
+  if (link_ != Link::none || token == 0) return false;
+  connection_.emplace(endpoint_, *this, Connection::Depth{kDepth, 0, kInline});
+  for (const SocketAddress& address : VerbsEndpoint::routes_to(peer_)) {
+    if (address.v6() != endpoint_.address().v6()) continue;
+    link_ = Link::connecting;
+    if (connection_->call(endpoint_.address(), address,
+                          {.purpose = Word::Purpose::memory, .to = peer_.id, .token = token}))
+      return false;
+    break;
+  }
+  link_ = Link::ended;
+  return false;
+}
+
+Direct::Way Direct::way(const Transfer& transfer) {
+  if (failed_ || link_ == Link::ended || transfer.length == 0 || transfer.delivery == Delivery::commit)
+    return Way::session;
+  if ((transfer.flags & (transfer_flag::kRemoteData | transfer_flag::kStriped)) != 0) return Way::session;
+  const bool atomic = is_atomic(transfer.op);
+  if (atomic ? !native(transfer) || !endpoint_.atomics() || transfer.remote % 8 != 0
+             : transfer.op != OpCode::read && (transfer.op != OpCode::write || endpoint_.iwarp()))
+    return Way::session;
+  if (check_transfer(transfer) != Errc::ok) return Way::session;
+
+  if (known_.size() >= kMostKnown) known_.clear();
+  const auto [found, first] = known_.try_emplace(transfer.key);
+  Known& known = found->second;
+  if (known.state == Known::State::messages) return Way::session;
+  if (known.state == Known::State::unknown) {  // there may be such a region later
+    known.state = Known::State::seen;
+    return Way::session;
+  }
+  const bool waits = atomic || transfer.length >= kWaitAt;
+  if (known.state == Known::State::seen && (!first || waits || transfer.length >= kAskAt))
+    ask(transfer.key, known);
+  if (known.state != Known::State::told) return waits ? Way::later : Way::session;
+
+  const Description& region = *known.description;
+  const std::uint32_t needed = transfer.op == OpCode::read ? access::kRemoteRead : access::kRemoteWrite;
+  const std::uint64_t offset = transfer.remote - region.base;
+  if ((region.access & needed) == 0 || (atomic && !region.atomics) || transfer.remote < region.base ||
+      offset > region.length() || transfer.length > region.length() - offset)
+    return Way::session;  // where it is refused in words
+  if (!connect()) return link_ == Link::ended || !waits ? Way::session : Way::later;
+  const bool staged = atomic || transfer.length <= VerbsEndpoint::kStageBytes;
+  if (requests_.size() >= kMostRequests || (staged && !endpoint_.stage_free())) return Way::later;
+  if (!staged && transfer.piece_count > 0 && transfer.piece_count != 1) {
+    for (std::size_t i = 0; i < transfer.piece_count; ++i) {
+      const iovec& piece = transfer.local_pieces[i];
+      if (piece.iov_len &&
+          !endpoint_.regions().local_key(piece.iov_base, piece.iov_len, transfer.op == OpCode::read))
+        return Way::session;
+    }
+  }
+  return Way::devices;
+}
+
+// --- transfers
+
+void Direct::take(const Transfer& transfer) {
+  Request request;
+  request.transfer = transfer;
+  request.region = known_.at(transfer.key).description;
+  if (!prepare(request)) request.fate = Request::Fate::session;
+  if (transfer.delivery == Delivery::inject && request.staged >= 0 && transfer.op == OpCode::write) {
+    request.context = transfer.operation->completion().context;
+    request.flags = transfer.operation->completion().flags;
+    std::exchange(request.transfer.operation, nullptr)->settle(Errc::ok, transfer.length);
+  }
+  requests_.push_back(std::move(request));
+}
+
+// Gives the device local memory that it can reach.
+bool Direct::prepare(Request& request) {
+  const Transfer& transfer = request.transfer;
+  const bool atomic = is_atomic(transfer.op);
+  if (atomic || transfer.length <= VerbsEndpoint::kStageBytes) {
+    request.staged = endpoint_.take_stage();
+    request.local_key = endpoint_.stage_key();
+    if (transfer.op == OpCode::write)
+      gather(local_of(transfer), endpoint_.stage(request.staged), transfer.length);
+    return true;
+  }
+  if (transfer.piece_count > 1) return true;  // each piece has its own key: post()
+  const iovec whole = local_of(transfer).here(transfer.length);
+  const bool stores = transfer.op == OpCode::read;
+  if (const auto key = endpoint_.regions().local_key(whole.iov_base, whole.iov_len, stores)) {
+    request.local_key = *key;
+    return true;
+  }
+  request.own.reset(library().reg_mr(&endpoint_.protection_domain(), whole.iov_base, whole.iov_len,
+                                     stores ? IBV_ACCESS_LOCAL_WRITE : 0));
+  if (request.own) request.local_key = request.own->lkey;
+  return request.own != nullptr;
+}
+
+// False: the queue pair takes nothing more.
+bool Direct::send_chain() noexcept {
+  if (chained_ == 0) return true;
+  for (std::size_t i = 0; i + 1 < chained_; ++i) chain_[i].next = &chain_[i + 1];
+  chain_[chained_ - 1].next = nullptr;
+  chain_[chained_ - 1].send_flags |= IBV_SEND_SIGNALED;
+  chained_ = 0;
+  ibv_send_wr* bad = nullptr;
+  return ibv_post_send(connection_->queue_pair(), chain_, &bad) == 0;
+}
+
+void Direct::post(Request& request, bool& moved) noexcept {
+  const Transfer& transfer = request.transfer;
+  const Description& region = *request.region;
+  while (request.posted < transfer.length) {
+    if (posted_ - completed_ >= kDepth) return;
+    // The piece of the region, and of the local memory, that comes next.
+    std::uint64_t at = transfer.remote - region.base + request.posted;
+    const Description::Piece* piece = region.pieces.data();
+    for (; at >= piece->length; ++piece) at -= piece->length;
+    std::uint64_t length =
+        std::min({transfer.length - request.posted, piece->length - at, endpoint_.max_message()});
+    std::uint64_t local;
+    std::uint32_t local_key = request.local_key;
+    if (request.staged >= 0) {
+      local = reinterpret_cast<std::uint64_t>(endpoint_.stage(request.staged)) + request.posted;
+    } else {
+      PieceCursor cursor = local_of(transfer);
+      cursor.skip(request.posted);
+      const iovec here = cursor.here(length);
+      length = here.iov_len;
+      local = reinterpret_cast<std::uint64_t>(here.iov_base);
+      if (transfer.piece_count > 1)
+        local_key =
+            endpoint_.regions().local_key(here.iov_base, length, transfer.op == OpCode::read).value_or(0);
+    }
+    ibv_sge& place = places_[chained_];
+    place = {.addr = local, .length = static_cast<std::uint32_t>(length), .lkey = local_key};
+    ibv_send_wr& work = chain_[chained_];
+    work = {};
+    ++posted_;
+    work.wr_id = connection_->work_id(static_cast<std::uint32_t>(posted_), false);
+    work.sg_list = &place;
+    work.num_sge = 1;
+    if (is_atomic(transfer.op)) {
+      const auto value = [](const std::byte* from) {
+        std::uint64_t word;
+        std::memcpy(&word, from, sizeof word);
+        return word;
+      };
+      work.wr.atomic.remote_addr = piece->address + at;
+      work.wr.atomic.rkey = piece->rkey;
+      std::byte operand[8] = {};
+      if (transfer.atomic != AtomicOp::atomic_read) gather(local_of(transfer), operand, 8);
+      if (transfer.op == OpCode::compare_atomic) {
+        work.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
+        work.wr.atomic.compare_add = value(transfer.compare);
+        work.wr.atomic.swap = value(operand);
+      } else {
+        work.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+        work.wr.atomic.compare_add = value(operand);
+      }
+    } else {
+      work.opcode = transfer.op == OpCode::read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+      work.wr.rdma.remote_addr = piece->address + at;
+      work.wr.rdma.rkey = piece->rkey;
+      if (transfer.op == OpCode::write && length <= connection_->inline_bytes())
+        work.send_flags |= IBV_SEND_INLINE;
+    }
+    request.posted += length;
+    moved = true;
+    if (++chained_ == std::size(chain_) && !send_chain()) return;
+  }
+  request.last = posted_;
+}
+
+bool Direct::pump() noexcept {
+  bool moved = false;
+  while (link_ == Link::connected && unposted_ < requests_.size() && posted_ - completed_ < kDepth) {
+    Request& next = requests_[unposted_];
+    if (next.fate == Request::Fate::devices) {
+      post(next, moved);
+      if (next.last == 0) break;
+    }
+    ++unposted_;
+  }
+  if (link_ == Link::connected && !send_chain()) break_off(false);
+  if (!requests_.empty()) connect();
+  if (link_ == Link::ended)
+    for (std::size_t i = 0; i < requests_.size(); ++i)
+      if (requests_[i].fate == Request::Fate::devices) requests_[i].fate = Request::Fate::session;
+  if (!requests_.empty() && requests_.front().fate == Request::Fate::session) {
+    repeat_front();
+    moved = true;
+  }
+  return moved;
+}
+
+// What the peer has to judge goes alone, so that transfers settle in order.
+void Direct::repeat_front() noexcept {
+  Session* const session = services_.session();
+  if (!session) return;
+  Request& front = requests_.front();
+  Transfer transfer = front.transfer;
+  repeat_.begin(1, 0, 0, nullptr, nullptr, [](Operation& done) noexcept {
+    static_cast<Repeat&>(done).asker->on_repeated(done.completion());
+  });
+  transfer.operation = &repeat_;
+  if (front.staged >= 0 && transfer.op == OpCode::write) {
+    transfer.local = endpoint_.stage(front.staged);
+    transfer.piece_count = 0;
+  }
+  // Of rails: to the peer it is a put or get like any other.
+  transfer.flags &= static_cast<std::uint16_t>(~(transfer_flag::kNumbered | transfer_flag::kStripe));
+  if (transfer.delivery < Delivery::delivery) transfer.delivery = Delivery::delivery;
+  front.fate = Request::Fate::repeated;
+  ++hidden_;
+  if (session->post({&transfer, 1}) == 0) {  // full: another time
+    --hidden_;
+    front.fate = Request::Fate::session;
+    return services_.on_waiting();
+  }
+  services_.on_posted();
+}
+
+void Direct::on_repeated(const Completion& outcome) noexcept {
+  services_.on_hidden();
+  if (requests_.empty() || requests_.front().fate != Request::Fate::repeated) return;
+  settle_front(outcome.error);
+  settle_completed();
+  services_.on_waiting();
+}
+
+void Direct::release(Request& request) noexcept {
+  if (request.staged >= 0) endpoint_.give_stage(std::exchange(request.staged, -1));
+  request.own.reset();
+}
+
+// The operation may be gone once it is settled.
+void Direct::settle_front(Errc error) noexcept {
+  Request& front = requests_.front();
+  const Transfer transfer = front.transfer;
+  if (error == Errc::ok && front.staged >= 0 && front.fate == Request::Fate::devices) {
+    const std::byte* const bytes = endpoint_.stage(front.staged);
+    if (transfer.op == OpCode::read) scatter(bytes, local_of(transfer), transfer.length);
+    if (transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic)
+      std::memcpy(transfer.result, bytes, 8);
+  }
+  const std::uint64_t context = front.context;
+  const std::uint32_t flags = front.flags;
+  release(front);
+  requests_.pop_front();
+  if (unposted_) --unposted_;
+  PathCounts& counts = services_.counts;
+  if (error != Errc::ok)
+    ++counts.errors;
+  else {
+    if (transfer.op != OpCode::read) counts.bytes_out += transfer.length;
+    if (transfer.op == OpCode::read || transfer.op == OpCode::fetch_atomic ||
+        transfer.op == OpCode::compare_atomic)
+      counts.bytes_in += transfer.length;
+  }
+  services_.on_settled();
+  if (transfer.operation)
+    transfer.operation->settle(error, error == Errc::ok ? transfer.length : 0);
+  else if (error != Errc::ok)
+    endpoint_.services().completions.push_remote({.context = context, .error = error, .flags = flags});
+}
+
+void Direct::settle_completed() noexcept {
+  while (!requests_.empty()) {
+    const Request& front = requests_.front();
+    if (front.fate == Request::Fate::lost) {
+      settle_front(Errc::peer_lost);
+      continue;
+    }
+    if (front.fate != Request::Fate::devices || front.last == 0 || front.last > completed_) return;
+    settle_front(Errc::ok);
+  }
+}
+
+// --- the connection
+
+void Direct::on_connected() {
+  link_ = Link::connected;
+  failed_calls_ = 0;
+  services_.on_waiting();
+}
+
+void Direct::on_closed(Errc) {
+  if (link_ == Link::connecting && ++failed_calls_ >= kMostCalls) {
+    connection_.reset();
+    link_ = Link::ended;
+    services_.on_waiting();
+    return;
+  }
+  break_off(false);
+}
+
+void Direct::on_completion(const ibv_wc& completion) {
+  // Numbers are of 31 bits on the way.
+  const std::uint32_t behind =
+      (static_cast<std::uint32_t>(posted_) - Connection::number_of(completion)) & 0x7FFFFFFF;
+  const std::uint64_t number = posted_ - behind;
+  if (completion.status == IBV_WC_SUCCESS) {
+    completed_ = std::max(completed_, number);
+    settle_completed();
+  } else {
+    // Those before it were done.
+    completed_ = std::max(completed_, number - 1);
+    settle_completed();
+    break_off(refusal(completion.status));
+  }
+  services_.on_waiting();
+}
+
+void Direct::break_off(bool refused) noexcept {
+  connection_.reset();
+  link_ = Link::none;
+  chained_ = 0;
+  posted_ = completed_ = 0;
+  unposted_ = 0;
+  std::optional<std::uint64_t> key;  // of the one whose turn it was
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    Request& request = requests_[i];
+    const bool begun = std::exchange(request.posted, 0) != 0;
+    request.last = 0;
+    if (request.fate != Request::Fate::devices) continue;
+    if (begun && !key) key = request.transfer.key;
+    // What a device refuses it has not begun, nor what came behind. Otherwise nobody knows.
+    if (begun && !refused && is_atomic(request.transfer.op))
+      request.fate = Request::Fate::lost;
+    else if (key && request.transfer.key == *key)
+      request.fate = Request::Fate::session;
+  }
+  if (key) known_.erase(*key);
+  settle_completed();
+  services_.on_waiting();
+}
+
+void Direct::fail(Errc error) noexcept {
+  failed_ = true;
+  connection_.reset();
+  link_ = Link::ended;
+  known_.clear();
+  while (!requests_.empty()) settle_front(error);
+}
+
+}  // namespace fab::verbs

@@ -1,0 +1,122 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+
+#include "base/ring_queue.h"
+#include "fabric/operation.h"
+#include "fabric/session.h"
+#include "providers/verbs/verbs_connection.h"
+#include "providers/verbs/verbs_regions.h"
+
+namespace fab::verbs {
+
+// Puts, gets and atomics that the devices do between themselves, over a connection of their own: a request
+// that the peer's device refuses ends that connection and nothing else. The request goes on through the
+// stream, where the peer judges it in words; the others are repeated over a new connection.
+// Transfers settle in the order in which they were taken. Used under the context's lock.
+class Direct final : public Connection::Owner {
+ public:
+  struct Services {
+    std::function<Session*()> session;     // of the stream; null once it ended
+    std::function<std::uint64_t()> token;  // of the peer; 0: not known yet
+    std::function<void()> on_settled;      // one more transfer
+    std::function<void()> on_hidden;   // one that went through the session on behalf of this object settled
+    std::function<void()> on_posted;   // the session got something to send
+    std::function<void()> on_waiting;  // work is left for pump()
+    PathCounts& counts;                // bytes and errors
+  };
+  Direct(VerbsEndpoint& endpoint, Whereabouts peer, Services services);
+  ~Direct();
+
+  // What may be done with a transfer: by the devices; through the session; or neither until more is known of
+  // the region, or there is room.
+  enum class Way { devices, session, later };
+  Way way(const Transfer& transfer);
+  void take(const Transfer& transfer);  // one for which way() just said `devices`
+  bool pump() noexcept;                 // posts what was taken; true if anything
+
+  std::size_t outstanding() const noexcept { return requests_.size(); }
+  std::uint64_t hidden() const noexcept { return hidden_; }  // posted to the session by this object
+  void fail(Errc error) noexcept;
+
+ private:
+  static constexpr std::uint32_t kDepth = 128;  // work requests
+  struct Known {
+    enum class State : std::uint8_t {
+      seen,      // used before
+      asked,     // the peer, for its description
+      told,      // which is this
+      unknown,   // to the peer, when it was asked
+      messages,  // only these reach it
+    } state = State::seen;
+    std::shared_ptr<const Description> description;
+  };
+  // A question of the session's. Its hook notes the answer.
+  struct Question : Operation {
+    Direct* asker = nullptr;
+    std::uint64_t key = 0;
+    std::byte answer[kDescriptionBytes];
+  };
+  struct Repeat : Operation {
+    Direct* asker = nullptr;
+  };
+  struct Request {
+    Transfer transfer{};
+    std::shared_ptr<const Description> region{};
+    std::uint64_t context = 0;  // of the operation, for an error after it was settled
+    std::uint32_t flags = 0;
+    std::int32_t staged = -1;  // slot of the endpoint's staging memory
+    OwnMr own{};               // of local memory that no region holds
+    std::uint32_t local_key = 0;
+    std::uint64_t posted = 0;  // bytes
+    std::uint64_t last = 0;    // number of its last work request, once all are posted; else 0
+    enum class Fate : std::uint8_t {
+      devices,   // the devices do it
+      session,   // the peer has to judge it
+      repeated,  // the session has it
+      lost,      // an update that may have happened or not
+    } fate = Fate::devices;
+  };
+  enum class Link { none, connecting, connected, ended };
+
+  void on_connected() override;
+  void on_closed(Errc why) override;
+  void on_completion(const ibv_wc& completion) override;
+
+  void ask(std::uint64_t key, Known& known);
+  void on_answer(Question& question) noexcept;
+  void on_repeated(const Completion& outcome) noexcept;
+  bool connect();
+  bool prepare(Request& request);
+  void post(Request& request, bool& moved) noexcept;
+  bool send_chain() noexcept;
+  void repeat_front() noexcept;
+  void settle_front(Errc error) noexcept;
+  void settle_completed() noexcept;
+  void release(Request& request) noexcept;
+  void break_off(bool refused) noexcept;
+
+  VerbsEndpoint& endpoint_;
+  const Whereabouts peer_;
+  const Services services_;
+  std::optional<Connection> connection_;
+  Link link_ = Link::none;
+  unsigned failed_calls_ = 0;
+  std::unordered_map<std::uint64_t, Known> known_;
+  std::vector<std::unique_ptr<Question>> questions_;
+  Repeat repeat_;
+  std::uint64_t hidden_ = 0;
+
+  RingQueue<Request> requests_;               // not settled, oldest first
+  std::size_t unposted_ = 0;                  // index of the first of them that is not posted completely
+  std::uint64_t posted_ = 0, completed_ = 0;  // work requests
+  ibv_send_wr chain_[32];
+  ibv_sge places_[32];
+  std::size_t chained_ = 0;
+  bool failed_ = false;
+};
+
+}  // namespace fab::verbs

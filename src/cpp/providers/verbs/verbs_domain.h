@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "fabric/provider.h"
+#include "providers/verbs/verbs_device.h"
+#include "providers/verbs/verbs_regions.h"
+
+namespace fab::verbs {
+
+// Setting: "verbs_atomics" = "native" (the default: by the devices, where they can and nothing but verbs
+// reaches the memory) or "cpu".
+class VerbsDomain final : public Domain {
+ public:
+  VerbsDomain(Device device, Info info, std::string link, const DomainServices& services);
+
+  const Info& info() const noexcept override { return info_; }
+  void enroll(MemoryRegion&) override {}  // the device gets to know a region when somebody asks for it
+  void withdraw(MemoryRegion&) noexcept override {}
+  PartCheck part_check() const override;
+  std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override;
+
+ private:
+  const Device device_;
+  const Info info_;
+  const std::string link_;
+  const DomainServices services_;
+  const bool atomics_;
+  OwnPd protection_domain_;
+  DeviceRegions regions_;
+};
+
+}  // namespace fab::verbs

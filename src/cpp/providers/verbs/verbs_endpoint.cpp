@@ -1,0 +1,386 @@
+#include "providers/verbs/verbs_endpoint.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/random.h"
+#include "fabric/error.h"
+
+namespace fab::verbs {
+namespace {
+
+constexpr std::uint32_t kFirstRoom = 4096;  // completions
+constexpr std::int32_t kStages = 256;
+constexpr int kBacklog = 1024;
+constexpr int kPollAtOnce = 32;
+constexpr int kPollBudget = 8;  // times that
+constexpr std::size_t kMostServed = 65536;
+constexpr unsigned kAcknowledgeAt = 64;
+constexpr double kHandshakeSeconds = 5;
+constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
+
+[[noreturn]] void refuse(const Device& device, const char* what) {
+  const int error = errno;
+  std::string message = "verbs: device " + device.name + " gives no " + what + ": " + std::strerror(error);
+  rlimit locked{};
+  if (error == ENOMEM && ::getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY)
+    message += "; this process may lock " + std::to_string(locked.rlim_cur / 1024) +
+               " KiB of memory, raise that limit (ulimit -l)";
+  throw Error(Errc::no_memory, message);
+}
+
+void make_nonblocking(int fd) {
+  check_call(::fcntl(fd, F_SETFL, check_call(::fcntl(fd, F_GETFL), "fcntl") | O_NONBLOCK), "fcntl");
+  check_call(::fcntl(fd, F_SETFD, FD_CLOEXEC), "fcntl");
+}
+
+}  // namespace
+
+class VerbsEndpoint::Call final : public ReadyHandler {
+ public:
+  Call(Poller& poller, int fd, VerbsEndpoint& endpoint, void (VerbsEndpoint::*method)() noexcept)
+      : poller_(poller), fd_(fd), endpoint_(endpoint), method_(method) {
+    poller_.add(fd_, EPOLLIN, *this);
+  }
+  ~Call() override { poller_.remove(fd_, *this); }
+  void on_ready(std::uint32_t) noexcept override { (endpoint_.*method_)(); }
+
+ private:
+  Poller& poller_;
+  int fd_;
+  VerbsEndpoint& endpoint_;
+  void (VerbsEndpoint::*method_)() noexcept;
+};
+
+// A stream that was called, and the connection by which the caller's device reaches memory here: it needs
+// nobody's attention until it ends.
+struct VerbsEndpoint::Served final : public Connection::Owner {
+  explicit Served(VerbsEndpoint& of)
+      : endpoint(of),
+        stream(of, {.on_open = [] {}, .on_failed = [this](Errc) { endpoint.release(*this); }}) {}
+  bool serve_memory(OwnId id, const rdma_conn_param& asked) {
+    memory.emplace(endpoint, *this, Connection::Depth{1, 0, 0});
+    if (memory->answer(std::move(id), asked)) return true;
+    memory.reset();
+    return false;
+  }
+  void on_connected() override {}
+  void on_closed(Errc) override { memory.reset(); }
+  void on_completion(const ibv_wc&) override {}
+
+  VerbsEndpoint& endpoint;
+  VerbsStream stream;
+  std::optional<Connection> memory;
+};
+
+VerbsEndpoint::VerbsEndpoint(const DomainServices& domain, const EndpointServices& services,
+                             const Shared& shared, std::string link)
+    : domain_(domain),
+      services_(services),
+      shared_(shared),
+      max_message_(std::clamp<std::uint64_t>(shared.device.max_message, 4096, 1u << 30)),
+      address_(shared.device.addresses.front()) {
+  const Device& device = shared.device;
+  events_.reset(library().create_event_channel());
+  if (!events_) refuse(device, "connection events");
+  make_nonblocking(events_->fd);
+  notices_.reset(library().create_comp_channel(device.context));
+  if (!notices_) refuse(device, "completion events");
+  make_nonblocking(notices_->fd);
+  room_ = std::min<std::uint32_t>(kFirstRoom, static_cast<std::uint32_t>(device.limits.max_cqe));
+  queue_.reset(library().create_cq(device.context, static_cast<int>(room_), nullptr, notices_.get(), 0));
+  if (!queue_) refuse(device, "completion queue");
+  room_ = static_cast<std::uint32_t>(queue_->cqe);
+  staging_ = Mapping::anonymous(kStages * kStageBytes);
+  staging_key_.reset(
+      library().reg_mr(&shared.protection_domain, staging_.data(), staging_.size(), IBV_ACCESS_LOCAL_WRITE));
+  if (!staging_key_) refuse(device, "access to memory");
+  for (std::int32_t slot = kStages; slot-- > 0;) free_stages_.push_back(slot);
+
+  fill_random(identity_.id.data(), identity_.id.size());
+  identity_.auth_key = services.auth_key;
+  timer_.reset(check_call(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create"));
+  listen();
+  const Whereabouts where{.id = identity_.id, .network = this_network(), .addresses = {address_}};
+  identity_.part = {std::move(link), services.context, where.encode()};
+  on_cm_ = std::make_unique<Call>(services.poller, events_->fd, *this, &VerbsEndpoint::on_cm);
+  on_completions_ =
+      std::make_unique<Call>(services.poller, notices_->fd, *this, &VerbsEndpoint::on_completions);
+  on_timer_ = std::make_unique<Call>(services.poller, timer_.get(), *this, &VerbsEndpoint::tick);
+}
+
+VerbsEndpoint::~VerbsEndpoint() {
+  // What was handed to the device and not acknowledged is lost with its queue pair.
+  const auto deadline = Deadline::in(kFarewell);
+  const auto busy = [this] {
+    bool any = false;
+    for (const auto& [id, link] : links_) any |= link->stream().leaving();
+    return any;
+  };
+  while (busy() && !deadline.passed()) {
+    for (const auto& [id, link] : links_) link->stream().flush();
+    poll();
+    take_turns();
+  }
+  for (const auto& [id, link] : std::exchange(links_, {})) link->fail(Errc::canceled);
+  for (const auto& served : std::exchange(served_, {})) served->stream.fail(Errc::canceled);
+  buried_.clear();
+  if (unacknowledged_) library().ack_cq_events(queue_.get(), unacknowledged_);
+}
+
+void VerbsEndpoint::listen() {
+  rdma_cm_id* made = nullptr;
+  if (library().create_id(events_.get(), &made, nullptr, RDMA_PS_TCP) != 0)
+    refuse(shared_.device, "connections (is the module rdma_ucm loaded?)");
+  listener_.reset(made);
+  const SocketAddress any_port = address_.with_port(0);
+  if (library().bind_addr(made, const_cast<sockaddr*>(any_port.get())) != 0 ||
+      library().listen(made, kBacklog) != 0)
+    refuse(shared_.device, ("listening place on " + address_.host()).c_str());
+  address_ = address_.with_port(ntohs(library().get_src_port(made)));
+}
+
+std::uint8_t VerbsEndpoint::reads_served() const noexcept {
+  return static_cast<std::uint8_t>(std::clamp(shared_.device.limits.max_qp_rd_atom, 1, 128));
+}
+
+std::uint8_t VerbsEndpoint::reads_begun() const noexcept {
+  return static_cast<std::uint8_t>(std::clamp(shared_.device.limits.max_qp_init_rd_atom, 1, 128));
+}
+
+Deadline VerbsEndpoint::handshake_deadline() const {
+  return Deadline::in_seconds(std::min(kHandshakeSeconds, domain_.options.peer_deadline));
+}
+
+double VerbsEndpoint::deadline(bool rail) const noexcept {
+  const DomainOptions& options = domain_.options;
+  return rail ? std::min(options.rail_deadline, options.peer_deadline) : options.peer_deadline;
+}
+
+std::vector<SocketAddress> VerbsEndpoint::routes_to(const Whereabouts& peer) {
+  std::vector<SocketAddress> routes;
+  for (const SocketAddress& address : peer.addresses)
+    if (!address.wildcard() && !address.loopback() && has_route(address)) routes.push_back(address);
+  return routes;
+}
+
+Reach VerbsEndpoint::reaches(const Name& peer, std::uint16_t target) const {
+  const Part* const part = peer.find(link(), target);
+  if (!part) return {false, "the peer has no " + link() + " link"};
+  const auto where = Whereabouts::parse(part->bytes);
+  if (!where) return {false, "the peer's name holds no valid verbs part"};
+  for (const SocketAddress& address : routes_to(*where))
+    if (address.v6() == address_.v6())
+      return {true, std::string("RDMA by ") + shared_.device.name + " to " + address.text()};
+  return {false,
+          "no route from " + address_.host() + " to the RDMA address " + where->addresses.front().text()};
+}
+
+std::unique_ptr<Path> VerbsEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target) {
+  if (const Reach reach = reaches(peer, target); !reach.ok)
+    throw Error(Errc::unreachable,
+                "peer " + std::to_string(id) + " cannot be reached over verbs: " + reach.why);
+  const Part& part = *peer.find(link(), target);
+  const Whereabouts where = *Whereabouts::parse(part.bytes);
+  auto& slot = links_[where.id];
+  std::shared_ptr<VerbsLink> link = slot;
+  if (!link) {
+    link = slot = std::make_shared<VerbsLink>(*this, part, where);
+    link->known_as(id);
+    link->call();
+  } else {
+    link->known_as(id);
+  }
+  return std::make_unique<VerbsPath>(std::move(link), this->link());
+}
+
+// --- connections
+
+void VerbsEndpoint::on_cm() noexcept {
+  rdma_cm_event* event = nullptr;
+  while (library().get_cm_event(events_.get(), &event) == 0) {
+    const rdma_cm_event_type type = event->event;
+    rdma_cm_id* const id = event->id;
+    rdma_conn_param asked = event->param.conn;
+    std::string said;
+    if (type == RDMA_CM_EVENT_CONNECT_REQUEST && asked.private_data)
+      said.assign(static_cast<const char*>(asked.private_data), asked.private_data_len);
+    library().ack_cm_event(event);
+    if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+      on_call(OwnId(id), asked, said);
+      continue;
+    }
+    // What came before the end is still to be read.
+    if (type == RDMA_CM_EVENT_DISCONNECTED)
+      while (poll()) {
+      }
+    if (id->context) static_cast<Connection*>(id->context)->on_event(type);
+  }
+}
+
+void VerbsEndpoint::on_call(OwnId id, const rdma_conn_param& asked, std::string_view said) noexcept try {
+  id->context = nullptr;
+  const auto word = Word::decode(said);
+  const auto reject = [&] { library().reject(id.get(), nullptr, 0); };
+  if (!word || word->to != identity_.id || served_.size() >= kMostServed) return reject();
+  if (word->purpose == Word::Purpose::memory) {
+    const auto found = std::ranges::find_if(served_, [&](const auto& served) {
+      return served->stream.open() && served->stream.token() == word->token;
+    });
+    if (found == served_.end()) return reject();
+    (*found)->serve_memory(std::move(id), asked);
+    return;
+  }
+  auto served = std::make_shared<Served>(*this);
+  served_.push_back(served);
+  if (!served->stream.answer(std::move(id), asked)) served->stream.fail(Errc::no_memory);
+} catch (const std::exception&) {
+  // No memory for one more: the caller finds itself rejected.
+}
+
+void VerbsEndpoint::release(Served& served) noexcept {
+  served.memory.reset();
+  std::erase(turns_, &served.stream);
+  const auto found = std::ranges::find(served_, &served, [](const auto& owned) { return owned.get(); });
+  if (found == served_.end()) return;
+  bury(std::move(*found));
+  served_.erase(found);
+}
+
+void VerbsEndpoint::retire(VerbsLink& link) noexcept {
+  std::erase(turns_, &link.stream());
+  std::erase(pumps_, &link);
+  for (auto at = links_.begin(); at != links_.end(); ++at)
+    if (at->second.get() == &link) {
+      bury(std::move(at->second));
+      links_.erase(at);
+      return;
+    }
+}
+
+// --- completions
+
+std::uint32_t VerbsEndpoint::enlist(Connection::Owner& owner) {
+  while (next_number_ == 0 || owners_.contains(next_number_)) ++next_number_;
+  owners_.emplace(next_number_, &owner);
+  return next_number_++;
+}
+
+bool VerbsEndpoint::take_room(std::uint32_t entries) noexcept {
+  if (room_taken_ + entries > room_) {
+    const std::uint32_t wanted = std::max(2 * room_, room_taken_ + entries);
+    if (library().resize_cq(queue_.get(), static_cast<int>(wanted)) != 0) return false;
+    room_ = static_cast<std::uint32_t>(queue_->cqe);
+    if (room_taken_ + entries > room_) return false;
+  }
+  room_taken_ += entries;
+  return true;
+}
+
+std::int32_t VerbsEndpoint::take_stage() noexcept {
+  const std::int32_t slot = free_stages_.back();
+  free_stages_.pop_back();
+  return slot;
+}
+
+bool VerbsEndpoint::poll() noexcept {
+  ibv_wc completions[kPollAtOnce];
+  const int count = ibv_poll_cq(queue_.get(), kPollAtOnce, completions);
+  for (int i = 0; i < count; ++i) {
+    const auto owner = owners_.find(static_cast<std::uint32_t>(completions[i].wr_id >> 32));
+    if (owner != owners_.end()) owner->second->on_completion(completions[i]);
+  }
+  return count > 0;
+}
+
+bool VerbsEndpoint::take_turns() noexcept {
+  bool moved = false;
+  while (!turns_.empty()) {
+    VerbsStream* const stream = turns_.back();
+    turns_.pop_back();
+    stream->waiting = false;
+    stream->end_turn();
+    moved = true;
+  }
+  for (VerbsLink* link : std::exchange(pumps_, {})) link->waiting = false, moved |= link->pump();
+  return moved;
+}
+
+bool VerbsEndpoint::progress() noexcept {
+  buried_.clear();
+  bool moved = false;
+  for (int round = 0; round < kPollBudget && poll(); ++round) moved = true;
+  return take_turns() || moved;
+}
+
+bool VerbsEndpoint::arm() noexcept {
+  if (take_turns()) return false;
+  if (!armed_) {
+    if (ibv_req_notify_cq(queue_.get(), 0) != 0) return false;
+    armed_ = true;
+    // What came before this is not told of.
+    if (poll()) return false;
+  }
+  return true;
+}
+
+void VerbsEndpoint::on_completions() noexcept {
+  ibv_cq* queue = nullptr;
+  void* context = nullptr;
+  while (library().get_cq_event(notices_.get(), &queue, &context) == 0)
+    if (++unacknowledged_ >= kAcknowledgeAt)
+      library().ack_cq_events(queue_.get(), std::exchange(unacknowledged_, 0));
+  armed_ = false;
+  progress();
+}
+
+void VerbsEndpoint::turn_later(VerbsStream& stream) noexcept {
+  if (std::exchange(stream.waiting, true)) return;
+  turns_.push_back(&stream);
+}
+
+void VerbsEndpoint::pump_later(VerbsLink& link) noexcept {
+  if (std::exchange(link.waiting, true)) return;
+  pumps_.push_back(&link);
+}
+
+void VerbsEndpoint::forget(std::uint32_t region) noexcept {
+  for (const auto& [id, link] : links_) link->stream().forget(region);
+  for (const auto& served : served_) served->stream.forget(region);
+  shared_.regions.forget(region);
+}
+
+void VerbsEndpoint::watch() noexcept {
+  if (ticking_) return;
+  ticking_ = true;
+  const double shortest = std::min(kHandshakeSeconds, deadline(services_.flows != nullptr));
+  const double period = std::clamp(shortest / 8, 0.01, 1.0);
+  const timespec every{0, std::min(999'999'999L, static_cast<long>(period * 1e9))};
+  const itimerspec timing{every, every};
+  ::timerfd_settime(timer_.get(), 0, &timing, nullptr);
+}
+
+void VerbsEndpoint::tick() noexcept {
+  std::uint64_t expirations;
+  [[maybe_unused]] const auto got = ::read(timer_.get(), &expirations, sizeof expirations);
+  bool more = false;
+  std::vector<std::shared_ptr<VerbsLink>> links;  // they may end, and leave links_, on the way
+  links.reserve(links_.size());
+  for (const auto& [id, link] : links_) links.push_back(link);
+  for (const auto& link : links) more |= link->tick();
+  for (const auto& served : std::vector(served_)) more |= served->stream.tick();
+  take_turns();
+  if (more) return;
+  ticking_ = false;
+  const itimerspec never{};
+  ::timerfd_settime(timer_.get(), 0, &never, nullptr);
+}
+
+}  // namespace fab::verbs

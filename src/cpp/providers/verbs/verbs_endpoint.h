@@ -1,0 +1,138 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/mapping.h"
+#include "fabric/hello.h"
+#include "fabric/provider.h"
+#include "providers/verbs/verbs_device.h"
+#include "providers/verbs/verbs_path.h"
+#include "providers/verbs/verbs_regions.h"
+
+namespace fab::verbs {
+
+// Who this side is.
+struct Identity {
+  EndpointId id{};
+  Part part;             // of its name
+  std::string auth_key;  // empty: none
+};
+
+// A listening rdma_cm id, one completion queue, the links that were begun here and the streams that serve
+// others.
+class VerbsEndpoint final : public Endpoint {
+ public:
+  // What the endpoints of a domain have in common; outlives them.
+  struct Shared {
+    const Device& device;
+    ibv_pd& protection_domain;
+    DeviceRegions& regions;
+    bool atomics;  // by devices
+  };
+  VerbsEndpoint(const DomainServices& domain, const EndpointServices& services, const Shared& shared,
+                std::string link);
+  ~VerbsEndpoint() override;
+
+  std::vector<Part> parts() const override { return {identity_.part}; }
+  std::vector<std::string> socket_names() const override { return {}; }
+  Reach reaches(const Name& peer, std::uint16_t target) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target) override;
+  bool progress() noexcept override;
+  bool arm() noexcept override;
+  void forget(std::uint32_t region) noexcept override;
+
+  // --- for its links, streams and connections
+  const DomainServices& domain() const noexcept { return domain_; }
+  const EndpointServices& services() const noexcept { return services_; }
+  const Identity& identity() const noexcept { return identity_; }
+  const std::string& link() const noexcept { return identity_.part.link; }
+  const SocketAddress& address() const noexcept { return address_; }
+  ibv_pd& protection_domain() const noexcept { return shared_.protection_domain; }
+  DeviceRegions& regions() const noexcept { return shared_.regions; }
+  ibv_cq& completion_queue() const noexcept { return *queue_; }
+  rdma_event_channel* events() const noexcept { return events_.get(); }
+  bool atomics() const noexcept { return shared_.atomics; }
+  bool iwarp() const noexcept { return shared_.device.iwarp(); }
+  std::uint64_t max_message() const noexcept { return max_message_; }
+  std::uint8_t reads_served() const noexcept;  // at once, of one connection
+  std::uint8_t reads_begun() const noexcept;
+  Deadline handshake_deadline() const;
+  double deadline(bool rail) const noexcept;  // seconds without a sign of life until a peer counts as lost
+  static std::vector<SocketAddress> routes_to(const Whereabouts& peer);
+
+  // Completions of work requests with this number go to `owner`.
+  std::uint32_t enlist(Connection::Owner& owner);
+  void strike(std::uint32_t number) noexcept { owners_.erase(number); }
+  // Room for completions. False: the device has no more.
+  bool take_room(std::uint32_t entries) noexcept;
+  void give_room(std::uint32_t entries) noexcept { room_taken_ -= entries; }
+
+  // Registered memory for small transfers, in slots of kStageBytes.
+  static constexpr std::size_t kStageBytes = 4096;
+  bool stage_free() const noexcept { return !free_stages_.empty(); }
+  std::int32_t take_stage() noexcept;
+  void give_stage(std::int32_t slot) noexcept { free_stages_.push_back(slot); }
+  std::byte* stage(std::int32_t slot) noexcept {
+    return staging_.data() + static_cast<std::size_t>(slot) * kStageBytes;
+  }
+  std::uint32_t stage_key() const noexcept { return staging_key_->lkey; }
+
+  void turn_later(VerbsStream& stream) noexcept;
+  void pump_later(VerbsLink& link) noexcept;
+  void watch() noexcept;  // calls tick() from time to time
+  void retire(VerbsLink& link) noexcept;
+  // Destroys it once nothing of it runs any more.
+  void bury(std::shared_ptr<void> dead) noexcept {
+    if (dead) buried_.push_back(std::move(dead));
+  }
+
+ private:
+  class Call;
+  // The called side of a link.
+  struct Served;
+
+  void listen();
+  void on_cm() noexcept;
+  void on_call(OwnId id, const rdma_conn_param& asked, std::string_view said) noexcept;
+  void on_completions() noexcept;
+  bool poll() noexcept;
+  bool take_turns() noexcept;
+  void tick() noexcept;
+  void release(Served& served) noexcept;
+
+  const DomainServices domain_;
+  const EndpointServices services_;
+  const Shared shared_;
+  const std::uint64_t max_message_;
+  SocketAddress address_;
+  Identity identity_;
+
+  OwnEventChannel events_;
+  OwnCompletionChannel notices_;
+  OwnCq queue_;
+  std::uint32_t room_ = 0, room_taken_ = 0;
+  bool armed_ = false;
+  unsigned unacknowledged_ = 0;  // completion events
+  Mapping staging_;
+  OwnMr staging_key_;
+  std::vector<std::int32_t> free_stages_;
+  OwnFd timer_;
+  OwnId listener_;
+  std::unique_ptr<Call> on_cm_, on_completions_, on_timer_;
+  bool ticking_ = false;
+
+  std::unordered_map<std::uint32_t, Connection::Owner*> owners_;
+  std::uint32_t next_number_ = 1;
+  std::map<EndpointId, std::shared_ptr<VerbsLink>> links_;
+  std::vector<std::shared_ptr<Served>> served_;
+  std::vector<VerbsStream*> turns_;
+  std::vector<VerbsLink*> pumps_;
+  std::vector<std::shared_ptr<void>> buried_;
+};
+
+}  // namespace fab::verbs

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+
+#include <memory>
+#include <string>
+
+namespace fab::verbs {
+
+// What is used of libibverbs and librdmacm, which are opened on first use: a build that knows verbs runs on
+// machines without them. Functions of the two headers that are inline (posting, polling) need no entry.
+struct Library {
+  decltype(&::ibv_get_device_list) get_device_list;
+  decltype(&::ibv_free_device_list) free_device_list;
+  decltype(&::ibv_get_device_name) get_device_name;
+  decltype(&::ibv_query_device) query_device;
+  decltype(&::ibv_query_port) query_port;
+  decltype(&::ibv_alloc_pd) alloc_pd;
+  decltype(&::ibv_dealloc_pd) dealloc_pd;
+  decltype(&::ibv_reg_mr) reg_mr;
+  decltype(&::ibv_dereg_mr) dereg_mr;
+  decltype(&::ibv_create_comp_channel) create_comp_channel;
+  decltype(&::ibv_destroy_comp_channel) destroy_comp_channel;
+  decltype(&::ibv_create_cq) create_cq;
+  decltype(&::ibv_resize_cq) resize_cq;
+  decltype(&::ibv_destroy_cq) destroy_cq;
+  decltype(&::ibv_get_cq_event) get_cq_event;
+  decltype(&::ibv_ack_cq_events) ack_cq_events;
+
+  decltype(&::rdma_get_devices) get_devices;
+  decltype(&::rdma_free_devices) free_devices;
+  decltype(&::rdma_create_event_channel) create_event_channel;
+  decltype(&::rdma_destroy_event_channel) destroy_event_channel;
+  decltype(&::rdma_create_id) create_id;
+  decltype(&::rdma_destroy_id) destroy_id;
+  decltype(&::rdma_bind_addr) bind_addr;
+  decltype(&::rdma_listen) listen;
+  decltype(&::rdma_get_src_port) get_src_port;
+  decltype(&::rdma_resolve_addr) resolve_addr;
+  decltype(&::rdma_resolve_route) resolve_route;
+  decltype(&::rdma_create_qp) create_qp;
+  decltype(&::rdma_destroy_qp) destroy_qp;
+  decltype(&::rdma_connect) connect;
+  decltype(&::rdma_accept) accept;
+  decltype(&::rdma_reject) reject;
+  decltype(&::rdma_disconnect) disconnect;
+  decltype(&::rdma_get_cm_event) get_cm_event;
+  decltype(&::rdma_ack_cm_event) ack_cm_event;
+  decltype(&::rdma_set_option) set_option;
+};
+
+// Null where the libraries cannot be used; then library_problem() says why and what to do.
+const Library* find_library() noexcept;
+const std::string& library_problem() noexcept;
+// For those who hold an object of it.
+inline const Library& library() noexcept { return *find_library(); }
+
+// One owner for each object of the two libraries.
+template <auto Member>
+struct Destroy {
+  void operator()(auto* object) const noexcept { (library().*Member)(object); }
+};
+using OwnPd = std::unique_ptr<ibv_pd, Destroy<&Library::dealloc_pd>>;
+using OwnMr = std::unique_ptr<ibv_mr, Destroy<&Library::dereg_mr>>;
+using OwnCq = std::unique_ptr<ibv_cq, Destroy<&Library::destroy_cq>>;
+using OwnCompletionChannel = std::unique_ptr<ibv_comp_channel, Destroy<&Library::destroy_comp_channel>>;
+using OwnEventChannel = std::unique_ptr<rdma_event_channel, Destroy<&Library::destroy_event_channel>>;
+struct DestroyId {
+  void operator()(rdma_cm_id* id) const noexcept {
+    if (id->qp) library().destroy_qp(id);
+    library().destroy_id(id);
+  }
+};
+using OwnId = std::unique_ptr<rdma_cm_id, DestroyId>;  // with its queue pair
+
+}  // namespace fab::verbs

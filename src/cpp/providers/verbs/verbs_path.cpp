@@ -1,0 +1,113 @@
+#include "providers/verbs/verbs_path.h"
+
+#include <algorithm>
+
+#include "providers/verbs/verbs_endpoint.h"
+
+namespace fab::verbs {
+
+VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& where)
+    : endpoint_(endpoint),
+      stream_(endpoint, std::move(peer), where,
+              {.on_open = [this] { endpoint_.pump_later(*this); },
+               .on_failed = [this](Errc error) { on_stream_failed(error); }}),
+      direct_(endpoint, where,
+              {.session = [this] { return state() == Errc::ok ? stream_.session() : nullptr; },
+               .token = [this] { return stream_.token(); },
+               .on_settled = [this] { ++direct_counts_.settled; },
+               .on_hidden = [this] { ++hidden_settled_; },
+               .on_posted = [this] { stream_.posted(true); },
+               .on_waiting = [this] { endpoint_.pump_later(*this); },
+               .counts = direct_counts_}) {}
+
+VerbsLink::~VerbsLink() { fail(Errc::canceled); }
+
+void VerbsLink::call() {
+  if (!stream_.call()) stream_.fail(Errc::unreachable);
+}
+
+void VerbsLink::on_stream_failed(Errc error) {
+  direct_.fail(error);
+  endpoint_.retire(*this);
+}
+
+void VerbsLink::ran(bool direct, std::uint64_t count) {
+  if (count == 0) return;
+  if (!runs_.empty() && runs_.back().direct == direct)
+    runs_.back().count += count;
+  else
+    runs_.push_back({direct, count});
+  advance();
+}
+
+void VerbsLink::advance() const noexcept {
+  while (!runs_.empty()) {
+    Run& run = runs_.front();
+    std::uint64_t& used = run.direct ? direct_used_ : session_used_;
+    const std::uint64_t settled = run.direct ? direct_counts_.settled : session_settled();
+    const std::uint64_t part = std::min(run.count, settled - used);
+    used += part;
+    settled_ += part;
+    run.count -= part;
+    if (run.count != 0) return;
+    runs_.pop_front();
+  }
+}
+
+PathCounts VerbsLink::counts() const noexcept {
+  advance();
+  const PathCounts& session = stream_.counts();
+  return {.posted = direct_counts_.posted + session.posted - direct_.hidden() + refused_,
+          .settled = settled_ + refused_,
+          .bytes_out = direct_counts_.bytes_out + session.bytes_out,
+          .bytes_in = direct_counts_.bytes_in + session.bytes_in,
+          .errors = direct_counts_.errors + session.errors};
+}
+
+std::size_t VerbsLink::post(std::span<const Transfer> batch) noexcept {
+  if (state() != Errc::ok) {
+    refused_ += batch.size();
+    direct_counts_.errors += batch.size();
+    for (const Transfer& transfer : batch) transfer.operation->settle(state(), 0);
+    return batch.size();
+  }
+  const bool alone = stream_.session()->outstanding() == 0;
+  std::size_t posted = 0, by_session = 0;
+  while (posted < batch.size() && state() == Errc::ok) {
+    const Direct::Way way = direct_.way(batch[posted]);
+    if (way == Direct::Way::later) break;
+    if (way == Direct::Way::devices) {
+      ++direct_counts_.posted;
+      ran(true, 1);
+      direct_.take(batch[posted]);
+      ++posted;
+      continue;
+    }
+    const std::size_t taken = stream_.session()->post(batch.subspan(posted, 1));
+    ran(false, taken);
+    if (taken == 0) break;
+    posted += taken;
+    by_session += taken;
+  }
+  if (by_session) stream_.posted(alone);
+  if (direct_.outstanding() != 0) {
+    endpoint_.watch();
+    direct_.pump();
+  }
+  return posted;
+}
+
+bool VerbsLink::pump() noexcept { return state() == Errc::ok && direct_.pump(); }
+
+// A device that is there answers or tells; this is for those that do neither.
+bool VerbsLink::tick() noexcept {
+  const bool waits = direct_.outstanding() != 0;
+  stream_.watch_for(waits);
+  const auto now = Clock::now();
+  if (!waits || std::exchange(heard_, direct_counts_.settled) != direct_counts_.settled) heard_at_ = now;
+  if (std::chrono::duration<double>(now - heard_at_).count() >= endpoint_.deadline(stream_.session()->rail()))
+    stream_.fail(Errc::peer_lost);
+  return stream_.tick();
+}
+
+}  // namespace fab::verbs

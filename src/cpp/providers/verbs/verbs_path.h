@@ -1,0 +1,73 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "fabric/provider.h"
+#include "providers/verbs/verbs_direct.h"
+#include "providers/verbs/verbs_stream.h"
+
+namespace fab::verbs {
+
+// Everything that this endpoint has under way with one other: what devices do, and the stream for the rest.
+// The handles of one peer share it.
+class VerbsLink final {
+ public:
+  VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& where);
+  ~VerbsLink();
+
+  void call();
+  std::size_t post(std::span<const Transfer> batch) noexcept;
+  bool pump() noexcept;
+  Errc state() const noexcept { return stream_.state(); }
+  PathCounts counts() const noexcept;
+  std::string remote() const { return stream_.remote(); }
+  void known_as(PeerId peer) noexcept { stream_.session()->sender().known_as(peer); }
+  VerbsStream& stream() noexcept { return stream_; }
+  void fail(Errc error) noexcept { stream_.fail(error); }
+  bool tick() noexcept;
+
+  bool waiting = false;  // for pump(): kept by the endpoint
+
+ private:
+  // Transfers that followed each other the same way. Each way settles in order: together they say how many
+  // have settled of those that were posted first.
+  struct Run {
+    bool direct = false;
+    std::uint64_t count = 0;
+  };
+  void ran(bool direct, std::uint64_t count);
+  void advance() const noexcept;
+  std::uint64_t session_settled() const noexcept { return stream_.counts().settled - hidden_settled_; }
+  void on_stream_failed(Errc error);
+
+  VerbsEndpoint& endpoint_;
+  PathCounts direct_counts_;
+  VerbsStream stream_;
+  Direct direct_;
+  std::uint64_t hidden_settled_ = 0;  // by the session, on behalf of direct_
+  std::uint64_t refused_ = 0;         // posted when the link had failed
+  mutable RingQueue<Run> runs_;
+  mutable std::uint64_t direct_used_ = 0, session_used_ = 0, settled_ = 0;
+  Clock::time_point heard_at_ = Clock::now();
+  std::uint64_t heard_ = 0;
+};
+
+// The way to one peer: a share in its link.
+class VerbsPath final : public Path {
+ public:
+  VerbsPath(std::shared_ptr<VerbsLink> link, std::string tag)
+      : link_(std::move(link)), tag_(std::move(tag)) {}
+
+  std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }
+  std::size_t post(std::span<const Transfer> batch) noexcept override { return link_->post(batch); }
+  Errc state() const noexcept override { return link_->state(); }
+  PathCounts counts() const noexcept override { return link_->counts(); }
+  PathReport report() const override { return {tag_, link_->remote()}; }
+
+ private:
+  std::shared_ptr<VerbsLink> link_;
+  std::string tag_;
+};
+
+}  // namespace fab::verbs

@@ -1,0 +1,41 @@
+#include "providers/verbs/verbs_provider.h"
+
+#include <algorithm>
+
+#include "fabric/error.h"
+#include "providers/verbs/verbs_device.h"
+#include "providers/verbs/verbs_domain.h"
+
+namespace fab::verbs {
+namespace {
+
+class VerbsProvider final : public Provider {
+ public:
+  std::string_view name() const noexcept override { return "verbs"; }
+
+  std::vector<Info> discover() const override {
+    std::vector<Info> infos;
+    for (const Device& device : list_devices()) infos.push_back(describe(device));
+    return infos;
+  }
+
+  std::string problem() const override {
+    return find_library() ? "is the driver loaded, and may this user open /dev/infiniband?"
+                          : library_problem();
+  }
+
+  std::unique_ptr<Domain> open(const Info& info, std::string link,
+                               const DomainServices& services) const override {
+    if (!info.usable) throw Error(Errc::no_data, "verbs cannot use device " + info.domain + ": " + info.why);
+    const auto devices = list_devices();
+    const auto found = std::ranges::find(devices, info.domain, &Device::name);
+    if (found == devices.end()) throw Error(Errc::no_data, "verbs: device " + info.domain + " is gone");
+    return std::make_unique<VerbsDomain>(*found, info, std::move(link), services);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Provider> make_verbs_provider() { return std::make_unique<VerbsProvider>(); }
+
+}  // namespace fab::verbs

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "fabric/region_table.h"
+#include "fabric/session.h"
+#include "providers/verbs/verbs_library.h"
+
+namespace fab::verbs {
+
+// What a peer's device needs to reach a region without this process: the answer to a `describe` frame.
+struct Description {
+  struct Piece {
+    std::uint64_t address = 0, length = 0;
+    std::uint32_t rkey = 0;
+  };
+  static constexpr std::size_t kMostPieces = 4;
+
+  std::uint64_t base = 0;  // what peers add to offsets
+  std::uint32_t access = 0;
+  bool atomics = false;  // 8-byte additions and compare-and-swaps by the device
+  std::uint8_t piece_count = 0;
+  std::array<Piece, kMostPieces> pieces{};
+
+  std::uint64_t length() const noexcept;
+  void encode(std::byte* out) const noexcept;  // kDescriptionBytes
+  static std::optional<Description> decode(const std::byte* in) noexcept;
+};
+
+// Registered memory as the device knows it: registered with it when it is first needed, by a peer or here,
+// and taken away when the region closes. Keys of the device are 32 bits and valid for every peer of the
+// domain; a new one is given whenever what was told of an old one is no longer true, so that the device
+// refuses those who still use it. Safe from any thread.
+class DeviceRegions final : public DeviceAccess {
+ public:
+  // `atomics`: peers' devices may update memory, because nothing else does than devices and, after
+  // claim_atomics(), this process.
+  DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics)
+      : pd_(pd), regions_(regions), atomics_(atomics) {}
+
+  bool describe(std::uint32_t region, std::byte* out) noexcept override;
+  void claim_atomics(std::uint32_t region) noexcept override;
+  // The region is closing, or what may be reached of it changes.
+  void forget(std::uint32_t region) noexcept;
+
+  // The device's key for [at, at + length), if it lies within one piece of a region of this domain; `stores`:
+  // the device will write there.
+  std::optional<std::uint32_t> local_key(const void* at, std::uint64_t length, bool stores) noexcept;
+  // Grows whenever a key may have ended.
+  std::uint64_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }
+
+ private:
+  struct Piece {
+    std::uint64_t address, length;
+    OwnMr mr;
+  };
+  struct Registered {
+    std::vector<Piece> pieces;
+    std::uint32_t access = 0;
+    bool told_atomics = false;
+  };
+  struct Local {
+    std::uint64_t length;
+    std::uint32_t key, region;
+    bool writable;
+  };
+
+  // Null where the device does not take the region, or may not reach it by itself.
+  Registered* find(std::uint32_t region);
+  bool take(std::uint32_t region, Registered& into);
+  void index_locally(std::uint32_t region, const Registered& registered);
+  void drop(std::uint32_t region) noexcept;
+  std::optional<std::uint32_t> search(std::uint64_t at, std::uint64_t length, bool stores) const noexcept;
+
+  ibv_pd& pd_;
+  const RegionView regions_;
+  const bool atomics_;
+  std::atomic<std::uint64_t> generation_{1};
+  std::mutex mutex_;                                          // guards what follows
+  std::unordered_map<std::uint32_t, Registered> registered_;  // by index in the region table
+  std::unordered_map<std::uint32_t, bool> claimed_;           // whose atomics the CPU does
+  std::map<std::uint64_t, Local> local_;                      // by address; of overlapping ones, any
+};
+
+}  // namespace fab::verbs

@@ -1,0 +1,391 @@
+#include "providers/verbs/verbs_stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/fault_guard.h"
+#include "base/random.h"
+#include "base/wire.h"
+#include "fabric/address_vector.h"
+#include "fabric/copy_memory.h"
+#include "fabric/event_queue.h"
+#include "providers/verbs/verbs_endpoint.h"
+
+namespace fab::verbs {
+namespace {
+
+std::uint64_t nonzero_random() {
+  for (;;)
+    if (const std::uint64_t value = random_u64()) return value;
+}
+
+}  // namespace
+
+VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, Told told)
+    : endpoint_(endpoint), told_(std::move(told)), caller_(true), where_(std::move(where)) {
+  make_session(std::move(peer));
+}
+
+VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Told told)
+    : endpoint_(endpoint), told_(std::move(told)), caller_(false) {}
+
+VerbsStream::~VerbsStream() {
+  connection_.reset();
+  if (session_) session_->fail(Errc::peer_lost);
+}
+
+void VerbsStream::make_session(Part peer) {
+  session_ = std::make_unique<Session>(Session::Services{
+      .segment = endpoint_.domain().segment,
+      .completions = endpoint_.services().completions,
+      .receives = endpoint_.services().receives,
+      .sender = std::make_shared<Sender>(endpoint_.services().peers, std::vector<Part>{std::move(peer)},
+                                         &endpoint_.services().links[endpoint_.link()]),
+      .cell = endpoint_.services().cell,
+      .counts = counts_,
+      .wake_domain = endpoint_.services().wake_domain,
+      .observer = endpoint_.domain().observer,
+      .on_output = [this] { endpoint_.turn_later(*this); },
+      .device = &endpoint_.regions(),
+      .flows = endpoint_.services().flows,
+      .on_cut = [this] { fail(Errc::peer_lost); }});
+}
+
+std::string VerbsStream::remote() const {
+  return where_.addresses.empty() ? std::string() : where_.addresses.front().text();
+}
+
+// --- connecting
+
+bool VerbsStream::call() {
+  handshake_ = endpoint_.handshake_deadline();
+  endpoint_.watch();
+  connection_.emplace(endpoint_, *this, Connection::Depth{kSlots, kSlots, 0});
+  for (const SocketAddress& address : VerbsEndpoint::routes_to(where_))
+    if (address.v6() == endpoint_.address().v6())
+      return connection_->call(endpoint_.address(), address, {.to = where_.id});
+  return false;
+}
+
+bool VerbsStream::answer(OwnId id, const rdma_conn_param& asked) noexcept {
+  handshake_ = endpoint_.handshake_deadline();
+  endpoint_.watch();
+  connection_.emplace(endpoint_, *this, Connection::Depth{kSlots, kSlots, 0});
+  return connection_->answer(std::move(id), asked);
+}
+
+bool VerbsStream::on_made() try {
+  memory_ = Mapping::anonymous(2 * kSlots * kSlotBytes);
+  mr_.reset(library().reg_mr(&endpoint_.protection_domain(), memory_.data(), memory_.size(),
+                             IBV_ACCESS_LOCAL_WRITE));
+  if (!mr_) return false;
+  for (std::uint32_t slot = 0; slot < kSlots; ++slot)
+    if (!post_receive(slot)) return false;
+  return true;
+} catch (const std::exception&) {
+  return false;
+}
+
+void VerbsStream::on_connected() {
+  if (!caller_) return;
+  const Identity& self = endpoint_.identity();
+  hello_.from = self.id;
+  hello_.to = where_.id;
+  hello_.stream = nonzero_random();
+  hello_.keyed = !self.auth_key.empty();
+  hello_.part = self.part;
+  fill_random(hello_.nonce.data(), hello_.nonce.size());
+  say(hello_.encode());
+}
+
+void VerbsStream::on_closed(Errc why) { fail(open_ ? Errc::peer_lost : why); }
+
+void VerbsStream::say(const std::string& hello) noexcept {
+  if (free_slots_ == 0 || credits_ == 0 || hello.size() > kSlotBytes - kHeader) return fail(Errc::protocol);
+  std::memcpy(send_slot(next_slot_) + kHeader, hello.data(), hello.size());
+  if (!post(next_slot_, Kind::handshake, hello.size())) fail(Errc::peer_lost);
+}
+
+Errc VerbsStream::on_hello(std::string_view message) {
+  const auto header = HelloHeader::parse(message.substr(0, std::min(message.size(), kHelloHeader)));
+  if (!header || open_ || message.size() != kHelloHeader + header->length) return Errc::protocol;
+  const std::string_view body = message.substr(kHelloHeader);
+  if (caller_) return answered(header->type, body);
+  if (!greeted_) return header->type == HelloType::hello ? called_by(body) : Errc::protocol;
+  const auto proof = header->type == HelloType::proof ? parse_proof(body) : std::nullopt;
+  const Identity& self = endpoint_.identity();
+  if (!proof) return Errc::protocol;
+  if (!same(*proof, proof_of(fab::Role::initiator, self.auth_key, hello_, challenge_, 0, self.id))) {
+    say(encode_refuse(Errc::key_rejected));
+    return state_;
+  }
+  admit(proof_of(fab::Role::acceptor, self.auth_key, hello_, challenge_, token_, self.id));
+  return state_;
+}
+
+Errc VerbsStream::called_by(std::string_view body) {
+  auto hello = Hello::parse(body);
+  const Identity& self = endpoint_.identity();
+  if (!hello || hello->stream == 0) return Errc::protocol;
+  hello_ = std::move(*hello);
+  where_ = hello_.where;
+  greeted_ = true;
+  token_ = nonzero_random();
+  if (hello_.to != self.id) {
+    say(encode_refuse(Errc::unreachable));
+  } else if (hello_.keyed == self.auth_key.empty()) {
+    say(encode_refuse(Errc::key_rejected));
+  } else if (hello_.keyed) {
+    fill_random(challenge_.data(), challenge_.size());
+    say(encode_challenge(challenge_));
+  } else {
+    admit({});
+  }
+  return state_;
+}
+
+void VerbsStream::admit(const Digest& proof) {
+  make_session(hello_.part);
+  say(Welcome{.stream = token_, .id = endpoint_.identity().id, .proof = proof}.encode());
+  if (state_ == Errc::ok) become_open();
+}
+
+Errc VerbsStream::answered(HelloType type, std::string_view body) {
+  const Identity& self = endpoint_.identity();
+  if (type == HelloType::refuse) return parse_refuse(body).value_or(Errc::protocol);
+  if (type == HelloType::challenge) {
+    const auto challenge = parse_challenge(body);
+    if (!challenge || proven_) return Errc::protocol;
+    if (!hello_.keyed) return Errc::key_rejected;
+    challenge_ = *challenge;
+    proven_ = true;
+    say(encode_proof(proof_of(fab::Role::initiator, self.auth_key, hello_, challenge_, 0, hello_.to)));
+    return state_;
+  }
+  const auto welcome = type == HelloType::welcome ? Welcome::parse(body) : std::nullopt;
+  if (!welcome || welcome->id != hello_.to || welcome->stream == 0) return Errc::protocol;
+  if (hello_.keyed && (!proven_ || !same(welcome->proof, proof_of(fab::Role::acceptor, self.auth_key, hello_,
+                                                                  challenge_, welcome->stream, hello_.to))))
+    return Errc::key_rejected;
+  token_ = welcome->stream;
+  become_open();
+  return state_;
+}
+
+void VerbsStream::become_open() noexcept {
+  open_ = true;
+  endpoint_.turn_later(*this);
+  told_.on_open();
+}
+
+// --- slots
+
+bool VerbsStream::post_receive(std::uint32_t slot) noexcept {
+  ibv_sge where{.addr = reinterpret_cast<std::uint64_t>(receive_slot(slot)),
+                .length = static_cast<std::uint32_t>(kSlotBytes),
+                .lkey = mr_->lkey};
+  ibv_recv_wr request{};
+  request.wr_id = connection_->work_id(slot, true);
+  request.sg_list = &where;
+  request.num_sge = 1;
+  ibv_recv_wr* bad;
+  return ibv_post_recv(connection_->queue_pair(), &request, &bad) == 0;
+}
+
+bool VerbsStream::post(std::uint32_t slot, Kind kind, std::size_t bytes) noexcept {
+  std::byte* const at = send_slot(slot);
+  const std::uint32_t emptied = to_little(std::exchange(owed_, 0));
+  std::memset(at, 0, kHeader);
+  std::memcpy(at, &emptied, sizeof emptied);
+  at[4] = static_cast<std::byte>(kind);
+  ibv_sge where{.addr = reinterpret_cast<std::uint64_t>(at),
+                .length = static_cast<std::uint32_t>(kHeader + bytes),
+                .lkey = mr_->lkey};
+  ibv_send_wr request{};
+  request.wr_id = connection_->work_id(slot, false);
+  request.sg_list = &where;
+  request.num_sge = 1;
+  request.opcode = IBV_WR_SEND;
+  request.send_flags = IBV_SEND_SIGNALED;
+  ibv_send_wr* bad;
+  if (ibv_post_send(connection_->queue_pair(), &request, &bad) != 0) return false;
+  next_slot_ = (slot + 1) % kSlots;
+  --free_slots_;
+  --credits_;
+  return true;
+}
+
+// What the session has to send next, as much as a slot holds. 0: nothing, or the stream must end.
+std::size_t VerbsStream::fill(std::byte* to) noexcept {
+  constexpr std::size_t kPieces = 64;
+  std::size_t filled = 0;
+  while (filled < kSlotBytes - kHeader) {
+    iovec pieces[kPieces];
+    const std::size_t count = session_->output(pieces, kPieces);
+    if (count == 0) break;
+    std::size_t done = 0;
+    for (std::size_t i = 0; i < count && filled + done < kSlotBytes - kHeader; ++i) {
+      const std::size_t part = std::min(pieces[i].iov_len, kSlotBytes - kHeader - filled - done);
+      if (!guarded([&] { copy_memory(to + filled + done, pieces[i].iov_base, part); })) {
+        // Whose memory is not there is known of the first piece only.
+        if (i == 0 && done == 0 && !session_->output_fault()) fail(Errc::protocol);
+        break;
+      }
+      done += part;
+      if (part < pieces[i].iov_len) break;
+    }
+    if (state_ != Errc::ok) return 0;
+    if (done) session_->sent(done);
+    filled += done;
+  }
+  return filled;
+}
+
+bool VerbsStream::flush() noexcept {
+  if (!open_ || state_ != Errc::ok) return false;
+  bool sent = false;
+  // The last credit is for telling of emptied slots.
+  while (free_slots_ > 0 && credits_ > 1 && session_->has_output()) {
+    const std::uint32_t slot = next_slot_;
+    const std::size_t bytes = fill(send_slot(slot) + kHeader);
+    if (bytes == 0) break;
+    if (!post(slot, Kind::frames, bytes)) {
+      fail(Errc::peer_lost);
+      return true;
+    }
+    sent = true;
+  }
+  if (state_ == Errc::ok && owed_ >= kSlots / 2 && free_slots_ > 0 && credits_ > 0 &&
+      !post(next_slot_, Kind::frames, 0))
+    fail(Errc::peer_lost);
+  return sent;
+}
+
+void VerbsStream::posted(bool alone) noexcept {
+  endpoint_.watch();
+  // With something under way, its answer gives the next turn, and what gathers until then shares a message.
+  if (alone)
+    flush();
+  else
+    endpoint_.turn_later(*this);
+}
+
+void VerbsStream::on_completion(const ibv_wc& completion) {
+  if (state_ != Errc::ok) return;
+  if (completion.status != IBV_WC_SUCCESS) return fail(open_ ? Errc::peer_lost : Errc::unreachable);
+  if (!Connection::is_receive(completion)) {
+    ++free_slots_;
+    if (session_ && session_->has_output()) endpoint_.turn_later(*this);
+    return;
+  }
+  const std::uint32_t slot = Connection::number_of(completion) % kSlots;
+  ++received_;
+  if (const Errc error = on_message(receive_slot(slot), completion.byte_len); error != Errc::ok)
+    return fail(error);
+  if (state_ != Errc::ok) return;
+  ++owed_;
+  if (!post_receive(slot)) return fail(Errc::peer_lost);
+  endpoint_.turn_later(*this);
+}
+
+Errc VerbsStream::on_message(const std::byte* bytes, std::size_t length) noexcept {
+  if (length < kHeader || length > kSlotBytes) return Errc::protocol;
+  std::uint32_t emptied;
+  std::memcpy(&emptied, bytes, sizeof emptied);
+  emptied = to_little(emptied);
+  if (emptied > kSlots - credits_) return Errc::protocol;
+  credits_ += emptied;
+  const auto kind = static_cast<Kind>(bytes[4]);
+  bytes += kHeader;
+  length -= kHeader;
+  if (kind == Kind::frames) return open_ ? take(bytes, length) : length ? Errc::protocol : Errc::ok;
+  if (kind != Kind::handshake) return Errc::protocol;
+  try {
+    return on_hello({reinterpret_cast<const char*>(bytes), length});
+  } catch (const std::exception&) {
+    return Errc::no_memory;
+  }
+}
+
+Errc VerbsStream::take(const std::byte* bytes, std::size_t length) noexcept {
+  while (length) {
+    iovec places[2];
+    const std::size_t count = session_->input(places);
+    std::size_t got = 0;
+    bool there = true;
+    for (std::size_t i = 0; i < count && got < length && there; ++i) {
+      const std::size_t part = std::min(places[i].iov_len, length - got);
+      there = guarded([&] { copy_memory(places[i].iov_base, bytes + got, part); });
+      if (there) got += part;
+    }
+    if (!there && got == 0) {
+      if (!session_->input_fault()) return Errc::protocol;
+      continue;
+    }
+    bytes += got;
+    length -= got;
+    if (const Errc error = session_->received(got); error != Errc::ok) return error;
+    if (state_ != Errc::ok) return state_;
+  }
+  return Errc::ok;
+}
+
+void VerbsStream::end_turn() noexcept {
+  if (!open_ || state_ != Errc::ok) return;
+  session_->end_turn();
+  flush();
+}
+
+void VerbsStream::forget(std::uint32_t region) noexcept {
+  if (!session_) return;
+  session_->forget(region);
+  if (session_->has_output()) endpoint_.turn_later(*this);
+}
+
+bool VerbsStream::tick() noexcept {
+  if (state_ != Errc::ok) return false;
+  if (!open_) {
+    if (handshake_.passed()) fail(Errc::unreachable);
+    return state_ == Errc::ok;
+  }
+  const auto now = Clock::now();
+  const bool waits = session_->outstanding() != 0 || session_->announces();
+  if (!std::exchange(waited_at_tick_, waits) || !waits ||
+      std::exchange(received_at_tick_, received_) != received_) {
+    quiet_since_ = now;
+    return waits || others_wait_;
+  }
+  const double quiet = std::chrono::duration<double>(now - quiet_since_).count();
+  const double deadline = endpoint_.deadline(session_->rail());
+  if (quiet >= deadline) {
+    fail(Errc::peer_lost);
+    return false;
+  }
+  if (quiet >= deadline / 3) {
+    session_->ping();
+    flush();
+  }
+  return true;
+}
+
+void VerbsStream::fail(Errc error) noexcept {
+  if (state_ != Errc::ok) return;
+  state_ = error;
+  const bool stood = std::exchange(open_, false);
+  const PeerId peer = session_ ? session_->sender().handle() : kNoPeer;
+  const bool rail = session_ && session_->rail();
+  connection_.reset();
+  mr_.reset();
+  if (session_) session_->fail(error);
+  if (peer != kNoPeer && (stood || !rail) && error != Errc::canceled)
+    endpoint_.services().events.push({.type = rail ? EventType::link_lost : EventType::peer_lost,
+                                      .error = error,
+                                      .peer = peer,
+                                      .context = 0,
+                                      .data = 0,
+                                      .text = describe(error)});
+  told_.on_failed(error);
+}
+
+}  // namespace fab::verbs

@@ -1,0 +1,114 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/mapping.h"
+#include "fabric/session.h"
+#include "providers/verbs/verbs_connection.h"
+
+namespace fab::verbs {
+
+// Frames between two endpoints, as messages of a queue pair: a session's byte stream, cut into pieces of
+// kSlotBytes that travel from slot to slot. A side sends no more than the other one has slots for, and is
+// told with every message how many were emptied. Whoever calls has the requests, whoever is called answers
+// them: each direction has its stream. Begins with a handshake (docs/wire.md).
+class VerbsStream final : public Connection::Owner {
+ public:
+  // `on_open`, `on_failed`: once each; on_failed when the session has settled all it had.
+  struct Told {
+    std::function<void()> on_open;
+    std::function<void(Errc)> on_failed;
+  };
+  VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, Told told);  // calls
+  VerbsStream(VerbsEndpoint& endpoint, Told told);                                // is called
+  ~VerbsStream();
+
+  bool call();
+  bool answer(OwnId id, const rdma_conn_param& asked) noexcept;
+
+  Session* session() noexcept {
+    return session_.get();
+  }  // null: called, and the caller did not say who it is
+  const PathCounts& counts() const noexcept { return counts_; }
+  Errc state() const noexcept { return state_; }
+  bool open() const noexcept { return open_; }
+  // What a call for a memory connection must know: chosen by the called side, told in its welcome.
+  std::uint64_t token() const noexcept { return token_; }
+  std::string remote() const;
+  const Whereabouts& where() const noexcept { return where_; }
+
+  void posted(bool alone) noexcept;  // the session has something to send
+  void end_turn() noexcept;          // after a round of completions
+  bool flush() noexcept;
+  void forget(std::uint32_t region) noexcept;
+  void watch_for(bool waits) noexcept { others_wait_ = waits; }  // somebody waits for the peer besides
+  bool tick() noexcept;  // looks after deadlines; true if there is still something to look after
+  void fail(Errc error) noexcept;
+  // Before the endpoint ends: whether messages of this side may not have left the device.
+  bool leaving() const noexcept {
+    return open_ && session_->owes_messages() && (session_->has_output() || free_slots_ != kSlots);
+  }
+
+  bool waiting = false;  // for its turn: kept by the endpoint
+
+ private:
+  static constexpr std::uint32_t kSlots = 16;
+  static constexpr std::size_t kSlotBytes = 16 * 1024;
+  static constexpr std::size_t kHeader = 8;  // emptied slots (4), kind (1), zero
+
+  enum class Kind : std::uint8_t { frames = 0, handshake = 1 };
+
+  bool on_made() override;
+  void on_connected() override;
+  void on_closed(Errc why) override;
+  void on_completion(const ibv_wc& completion) override;
+
+  void make_session(Part peer);
+  bool post_receive(std::uint32_t slot) noexcept;
+  bool post(std::uint32_t slot, Kind kind, std::size_t bytes) noexcept;
+  std::byte* receive_slot(std::uint32_t slot) noexcept { return memory_.data() + slot * kSlotBytes; }
+  std::byte* send_slot(std::uint32_t slot) noexcept { return receive_slot(kSlots + slot); }
+  std::size_t fill(std::byte* to) noexcept;
+  Errc take(const std::byte* bytes, std::size_t length) noexcept;
+  Errc on_message(const std::byte* bytes, std::size_t length) noexcept;
+  void say(const std::string& hello) noexcept;
+  Errc on_hello(std::string_view message);
+  Errc called_by(std::string_view body);
+  Errc answered(HelloType type, std::string_view body);
+  void admit(const Digest& proof);
+  void become_open() noexcept;
+
+  VerbsEndpoint& endpoint_;
+  const Told told_;
+  const bool caller_;
+  Whereabouts where_;  // the peer
+  PathCounts counts_;
+  std::unique_ptr<Session> session_;
+  Mapping memory_;
+  OwnMr mr_;
+  std::optional<Connection> connection_;
+  Errc state_ = Errc::ok;
+  bool open_ = false;
+  bool failing_ = false;
+  Deadline handshake_;
+
+  Hello hello_;
+  Nonce challenge_{};
+  bool proven_ = false, greeted_ = false;
+  std::uint64_t token_ = 0;
+
+  std::uint32_t free_slots_ = kSlots;  // free ones, used in turn: sends complete in order
+  std::uint32_t next_slot_ = 0;
+  std::uint32_t credits_ = kSlots;  // free slots of the other side
+  std::uint32_t owed_ = 0;          // slots emptied here of which it does not know
+
+  std::uint64_t received_ = 0, received_at_tick_ = 0;  // messages
+  bool waited_at_tick_ = false, others_wait_ = false;
+  Clock::time_point quiet_since_{};
+};
+
+}  // namespace fab::verbs
