@@ -19,7 +19,11 @@ std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions
   const CacheSettings cache = CacheSettings::of(options);
   std::shared_ptr<DomainCore> core(new DomainCore(std::move(options)));
   core->domain_ =
-      opener({core->segment_, core->regions_, core->options_, core->domain_id_, core->emulation_.get()});
+      opener({.segment = core->segment_,
+              .regions = core->regions_,
+              .options = core->options_,
+              .domain_id = core->domain_id_,
+              .observer = core->emulation_.get()});
   // No link of this build enrols memory: regions only hold their place.
   core->cache_ = open_cache(cache, {.enroll = [](AddressRange, const MemoryUse&) -> void* { return nullptr; },
                                     .withdraw = [](void*) {}});

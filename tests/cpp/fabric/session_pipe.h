@@ -16,7 +16,8 @@
 namespace fab::test {
 
 struct Side {
-  explicit Side(std::uint8_t number) : domain_id{number}, segment(Segment::create(domain_id)) {
+  explicit Side(std::uint8_t number, DeviceAccess* access = nullptr)
+      : domain_id{number}, segment(Segment::create(domain_id)), device(access) {
     segment.header().ports.of[0].events.store(1);
   }
 
@@ -41,6 +42,7 @@ struct Side {
 
   std::uint8_t domain_id[16];
   Segment segment;
+  DeviceAccess* device;
   RegionTable regions{segment.region_area()};
   CompletionQueue completions{1024, CompletionQueue::WhenFull::forget_oldest};
   PathCounts counts;
@@ -54,7 +56,8 @@ struct Side {
                    .sender = std::make_shared<Sender>(peers, std::vector<Part>{{"test.0", 0, "peer"}}),
                    .cell = 0,
                    .counts = counts,
-                   .wake_domain = wake}};
+                   .wake_domain = wake,
+                   .device = device}};
   std::uint32_t last_region = 0;
   std::string wire;  // sent by this side, not yet received by the other one
 };
@@ -96,7 +99,7 @@ inline Errc take_off_wire(std::mt19937& random, std::string& wire, Session& to) 
 
 class Pipe {
  public:
-  explicit Pipe(unsigned seed) : random(seed) {}
+  explicit Pipe(unsigned seed, DeviceAccess* device_of_b = nullptr) : random(seed), b(2, device_of_b) {}
 
   // Lengths of all sizes, small ones as often as large ones.
   std::size_t some_length(std::size_t most) {
@@ -130,7 +133,7 @@ class Pipe {
   }
 
   std::mt19937 random;
-  Side a{1}, b{2};
+  Side a{1}, b;
 };
 
 inline iovec piece(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }

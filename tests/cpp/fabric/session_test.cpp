@@ -210,6 +210,53 @@ TEST_CASE("atomics work across buffers of a region, and return former values") {
   CHECK(former[0] == 22);
 }
 
+TEST_CASE("a region is described to those who may reach it, and the CPU takes it before it updates it") {
+  struct Device final : DeviceAccess {
+    bool describe(std::uint32_t region, std::byte* out) noexcept override {
+      std::memset(out, static_cast<int>(region + 1), kDescriptionBytes);
+      return willing;
+    }
+    void claim_atomics(std::uint32_t region) noexcept override {
+      claimed = region;
+      seen = *word;
+    }
+    bool willing = true;
+    std::uint32_t claimed = ~0u;
+    const std::uint64_t* word = nullptr;
+    std::uint64_t seen = 0;
+  } device;
+  alignas(8) std::uint64_t word = 5, step = 2, former = 0;
+  device.word = &word;
+  Pipe pipe(12, &device);
+  const auto key = pipe.b.expose({{&word, 8}}, access::kRemoteWrite);
+  std::vector<std::byte> told(kDescriptionBytes);
+  const auto ask = [&](std::uint64_t of) {
+    Probe probe(OpCode::describe, of, 0, told.data(), told.size());
+    REQUIRE(probe.post(pipe.a) == 1);
+    REQUIRE(pipe.run() == Errc::ok);
+    return probe.error();
+  };
+  CHECK(ask(key) == Errc::ok);
+  for (const std::byte byte : told) CHECK(byte == static_cast<std::byte>(pipe.b.last_region + 1));
+  CHECK(pipe.a.counts.bytes_in == 0);
+  CHECK(ask(key + 1) == Errc::key_rejected);
+  device.willing = false;
+  CHECK(ask(key) == Errc::not_supported);
+  const auto none = pipe.b.expose({{&word, 8}}, access::kLocal);
+  CHECK(ask(none) == Errc::access);
+
+  CHECK(device.claimed == ~0u);
+  Probe add(OpCode::fetch_atomic, key, 0, reinterpret_cast<std::byte*>(&step), 8);
+  add.transfer.atomic = AtomicOp::sum;
+  add.transfer.type = DataType::u64;
+  add.transfer.result = reinterpret_cast<std::byte*>(&former);
+  REQUIRE(add.post(pipe.a) == 1);
+  REQUIRE(pipe.run() == Errc::ok);
+  CHECK(device.claimed == pipe.b.regions.find(key));
+  CHECK(device.seen == 5);
+  CHECK(word == 7);
+}
+
 TEST_CASE("an atomic element that straddles buffers, or is misaligned, is refused untouched") {
   Pipe pipe(12);
   alignas(8) std::byte low[12] = {}, high[20] = {};
