@@ -1,0 +1,125 @@
+"""The guest of guest.py: its devices, what it passes on, and transfers between two of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import guest
+import pytest
+
+
+def _reason() -> str:
+    if not os.environ.get("PYFAB_GUEST"):
+        return "guests take minutes: asked for by PYFAB_GUEST=1"
+    if "PYFAB_GUEST_RANK" in os.environ:
+        return "this is a guest"
+    return guest.missing()
+
+
+SKIPPED = _reason()
+pytestmark = [pytest.mark.skipif(bool(SKIPPED), reason=SKIPPED), pytest.mark.slow, pytest.mark.timeout(300)]
+
+LIMIT = 100  # seconds that a guest may take, of which some 5 are its start
+
+DEVICES = """
+import ctypes, ctypes.util, json
+verbs = ctypes.CDLL("libibverbs.so.1")
+verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+verbs.ibv_get_device_name.restype = ctypes.c_char_p
+verbs.ibv_open_device.restype = ctypes.c_void_p
+verbs.ibv_open_device.argtypes = verbs.ibv_get_device_name.argtypes = [ctypes.c_void_p]
+count = ctypes.c_int()
+devices = verbs.ibv_get_device_list(ctypes.byref(count))
+found = [devices[number] for number in range(count.value)]
+print(json.dumps({verbs.ibv_get_device_name(device).decode(): bool(verbs.ibv_open_device(device)) for device in found}))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernel() -> Path:
+    try:
+        return guest.prepare()
+    except guest.NoGuest as error:
+        pytest.skip(str(error))
+
+
+def run(*command: str, options: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
+    """What guest.py does with a command, as users call it."""
+    return subprocess.run(
+        [sys.executable, guest.__file__, "--timeout", str(LIMIT), *options, "--", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT + 10,
+        env={**os.environ, **environment},
+    )
+
+
+def test_both_devices_are_there_and_can_be_opened(kernel: Path):
+    done = run(sys.executable, "-c", DEVICES)
+    if "libibverbs.so.1" in done.stderr:
+        pytest.skip("needs libibverbs1 and ibverbs-providers")
+    assert done.returncode == 0, done.stderr
+    siw = {} if (kernel / "no-siw").exists() else {"siw0": True}
+    assert json.loads(done.stdout) == {"rxe0": True, **siw}
+
+
+def test_status_output_environment_and_shared_files_pass(tmp_path: Path):
+    kept, lost = tmp_path / "kept, here", tmp_path / "lost"
+    kept.mkdir()
+    lost.mkdir()
+    words = 'echo "$SAID"; pwd >&2; id -u; echo 1 >"$1/file"; echo 1 >"$2/file"; cat "$2/file"; exit 7'
+    done = run(
+        *("sh", "-c", words, "sh", str(kept), str(lost)),
+        options=("--share", str(kept)),
+        SAID="two\nlines, 'quoted'",
+    )
+    assert (done.returncode, done.stdout) == (7, "two\nlines, 'quoted'\n0\n1\n"), done.stderr
+    assert str(Path.cwd()) in done.stderr
+    assert (kept / "file").read_text() == "1\n"
+    assert not (lost / "file").exists()
+
+
+def test_a_command_that_takes_too_long_is_ended():
+    done = run("sh", "-c", "echo started; exec sleep 1000", options=("--timeout", "30"))
+    assert done.returncode == guest.TIMED_OUT
+    assert done.stdout == "started\n"
+    assert "ended after 30 s" in done.stderr
+
+
+def test_what_a_command_leaves_behind_does_not_hold_it_up():
+    done = run("sh", "-c", "sleep 1000 & exit 3")
+    assert done.returncode == 3, done.stderr
+
+
+def test_a_guest_that_dies_has_a_status_of_its_own():
+    done = run("sh", "-c", "echo c >/proc/sysrq-trigger")
+    assert done.returncode == guest.NO_GUEST
+    assert "guest 0 died" in done.stderr and "sysrq" in done.stderr
+
+
+def test_the_status_of_the_peer_counts_where_the_command_succeeds():
+    done = run("true", options=("--peer", "echo first; exit 5"))
+    assert done.returncode == 5
+    assert done.stdout == "[peer] first\n"
+
+
+@pytest.mark.parametrize(
+    "device, arguments, peer",
+    [("rxe0", "", "$PYFAB_GUEST_PEER"), ("siw0", "-R", "$PYFAB_GUEST_SIW_PEER")],
+)
+def test_two_guests_write_into_each_others_memory(kernel: Path, device: str, arguments: str, peer: str):
+    if not shutil.which("ib_write_bw"):
+        pytest.skip("needs ib_write_bw (Debian package perftest)")
+    if device == "siw0" and (kernel / "no-siw").exists():
+        pytest.skip((kernel / "no-siw").read_text())
+    transfer = f"ib_write_bw -d {device} {arguments} -F -s 65536 -n 20"
+    done = run("sh", "-c", f"{transfer} {peer}", options=("--peer", transfer))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split()[:2] for line in done.stdout.splitlines() if line.split()[:1] == ["65536"]]
+    assert rows == [["65536", "20"]]
