@@ -30,6 +30,7 @@ def machine_facts(cores: tuple[int, int]) -> dict[str, Any]:
         "open mpi": first_line("mpirun", "--version"),
         "libfabric": first_line("pkg-config", "--modversion", "libfabric"),
         "ucx": first_line("pkg-config", "--modversion", "ucx"),
+        "perftest": first_line("dpkg-query", "--show", "--showformat=${Version}", "perftest"),
         "compiler": first_line("cc", "--version"),
     }
 

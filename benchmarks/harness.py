@@ -191,9 +191,9 @@ def spread(ratios: list[float]) -> dict[str, float]:
     }
 
 
-def parse_arguments(bench: str) -> tuple[Plan, Path | None]:
-    """The command line that all benchmarks share: the plan and where to write."""
-    parser = argparse.ArgumentParser(prog=f"{bench}.py")
+def parse_arguments(bench: str, *own: argparse.ArgumentParser) -> tuple[Plan, Path | None]:
+    """The command line that all benchmarks share: the plan and where to write. ``own``: more, parsed by the benchmark."""
+    parser = argparse.ArgumentParser(prog=f"{bench}.py", parents=own)
     parser.add_argument(
         "--quick", action="store_true", help="a smoke run of about a second; figures mean little"
     )
@@ -215,11 +215,11 @@ def write_json(
             out.write(json.dumps(line) + "\n")
 
 
-def main(bench: str, groups: Sequence[Group]) -> None:
+def main(bench: str, groups: Sequence[Group], *own: argparse.ArgumentParser) -> None:
     """Measures the groups, prints a table of each, and writes JSON if asked."""
     from report import print_facts, print_groups, print_skipped  # rich is needed for printing only
 
-    plan, path = parse_arguments(bench)
+    plan, path = parse_arguments(bench, *own)
     facts = machine_facts(choose_cores())
     cases = list(dict.fromkeys(case for group in groups for case in group.cases))
     results, skipped = measure(cases, plan)
