@@ -6,6 +6,7 @@ the mean, which then stands for all samples.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -32,6 +33,7 @@ BANDWIDTH = {
     "put_rate": ["ib_write_bw", f"--tx-depth={WINDOW}"],
     "get_rate": ["ib_read_bw", f"--tx-depth={WINDOW}"],
 }
+TRIES = 3
 LIMIT = 50
 """Seconds of a run; the harness waits a little longer."""
 
@@ -47,12 +49,23 @@ def listens(port: int) -> bool:
     return re.search(rf":{port:04X} \S+ 0A ", lines) is not None
 
 
+class Refused(RuntimeError):
+    """The target was not ready."""
+
+
 def run(device: str, *command: str) -> str:
-    """The output of the initiator's side. iWARP connects through rdma_cm, by the address of the device."""
+    """The output of the initiator's side. Over rdma_cm it is now and then refused, though the target listens."""
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(Refused):
+            return attempt(device, *command)
+    return attempt(device, *command)
+
+
+def attempt(device: str, *command: str) -> str:
     port = free_port()
     line = [*command, f"--ib-dev={device}", f"--port={port}", "-F"]
     address = "127.0.0.1"
-    if device.startswith("siw"):
+    if device.startswith("siw"):  # iWARP connects by no other way
         line.append("--rdma_cm")
         address = os.environ["PYFAB_GUEST_SIW_ADDR"]
     with tempfile.TemporaryFile("w+") as said:
@@ -71,7 +84,8 @@ def run(device: str, *command: str) -> str:
         if done.returncode:
             said.seek(0)
             words = [*done.stderr.splitlines(), *said.read().splitlines()][-3:]
-            raise RuntimeError(f"{command[0]} failed: {'; '.join(words)}")
+            kind = Refused if "Connection refused" in done.stderr else RuntimeError
+            raise kind(f"{command[0]} failed: {'; '.join(words)}")
     return done.stdout
 
 
