@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import guest
+import guest_kernel
 import pytest
 
 
@@ -19,7 +20,7 @@ def _reason() -> str:
         return "guests take minutes: asked for by PYFAB_GUEST=1"
     if "PYFAB_GUEST_RANK" in os.environ:
         return "this is a guest"
-    return guest.missing()
+    return guest_kernel.missing()
 
 
 SKIPPED = _reason()
@@ -44,8 +45,8 @@ print(json.dumps({verbs.ibv_get_device_name(device).decode(): bool(verbs.ibv_ope
 @pytest.fixture(scope="module", autouse=True)
 def kernel() -> Path:
     try:
-        return guest.prepare()
-    except guest.NoGuest as error:
+        return guest_kernel.prepare()
+    except guest_kernel.NoGuest as error:
         pytest.skip(str(error))
 
 
