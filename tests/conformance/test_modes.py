@@ -409,7 +409,9 @@ def test_pages_that_vanish_harm_nobody(open_pair, size):
         pair.endpoint.atomic(AtomicOp.SUM, ONE, pair.handle, (0, remote.key)),
         pair.endpoint.fetch_atomic(AtomicOp.SUM, ONE, ONE.copy(), pair.handle, (8, remote.key)),
     ):
-        assert isinstance(error_of(operation), pyfab.BoundsError)
+        # A device that was told of the region keeps its pages: what is put there is seen by nobody.
+        error = error_of(operation)
+        assert isinstance(error, pyfab.BoundsError) or (error is None and "verbs" in pair.combination.spec)
         pair.put(ONE, healthy.remote[:1])
     assert healthy.content()[0] == 1
     pair.peer.run(end)

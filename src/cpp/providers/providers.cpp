@@ -122,7 +122,9 @@ std::vector<lnx::Link> links_for(const std::string& spec) {
   lnx::Link best;
   for (const auto& provider : providers()) {
     const auto infos = provider->discover();
-    if (!infos.empty() && infos.front().usable) best.push_back({std::string(provider->name()), {}});
+    // What reaches beyond this machine has to be named: peers from there may call.
+    const bool here = !infos.empty() && (infos.front().caps & caps::kRemoteComm) == 0;
+    if (here && infos.front().usable) best.push_back({std::string(provider->name()), {}});
   }
   return {best};
 }

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x31766670;  // "pfv1"
 constexpr int kResolveMs = 2000;
-constexpr std::uint8_t kAckTimeout = 16;  // 4.096 us * 2^16: 0.27 s for each of
+constexpr std::uint8_t kAckTimeout = 17;  // 4.096 us * 2^17: 0.54 s for each of
 constexpr std::uint8_t kRetries = 7;
 
 }  // namespace

@@ -1,0 +1,210 @@
+"""What only devices do: without the target's CPU, refused by the hardware, lost with a process.
+
+`scripts/guest-tests` runs it in a guest, `PYFAB_TEST_LINKS=verbs:mlx5_0 pytest tests/rdma` on a machine with such a device.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyfab
+import pytest
+from pyfab import AtomicOp
+from pyfab.testing import Peer
+
+DEVICES = [spec for spec in os.environ.get("PYFAB_TEST_LINKS", "").split() if spec.startswith("verbs:")]
+pytestmark = pytest.mark.skipif(
+    not DEVICES, reason="asked for by PYFAB_TEST_LINKS=verbs:DEVICE (tests/rdma/README.md)"
+)
+DEVICE = DEVICES[0] if DEVICES else ""
+TIMEOUT = 60
+SIZE = 64 * 1024  # bytes: large enough for devices to move them at the first use of a region
+
+
+@pytest.fixture
+def here():
+    with pyfab.Domain(DEVICE, peer_deadline=5) as domain, domain.endpoint() as endpoint:
+        yield endpoint
+
+
+def known(endpoint, peer, content=None, access=pyfab.Access.REMOTE):
+    handle = endpoint.av.insert(peer.address)
+    exposed = peer.expose(np.zeros(SIZE, np.uint8) if content is None else content, access)
+    return handle, exposed
+
+
+def native(device):
+    """Whether the device of the target may move bytes by itself: iWARP puts and its atomics need the CPU."""
+    return "iwarp" not in pyfab.getinfo(device)[0].fabric
+
+
+def test_a_stopped_target_serves_by_its_device(here):
+    if not native(DEVICE):
+        pytest.skip("over iWARP puts and atomics need the target's CPU")
+    with Peer(DEVICE) as peer:
+        handle, exposed = known(here, peer)
+        words = peer.expose(np.zeros(4, np.int64))
+        data = np.arange(SIZE // 8).view(np.uint8)
+        here.write(data, handle, exposed.remote).result(TIMEOUT)
+        here.atomic(AtomicOp.SUM, np.ones(1, np.int64), handle, words.remote[:1]).result(TIMEOUT)
+        peer.suspend()
+        try:
+            for turn in range(1, 20):
+                here.write(data + turn, handle, exposed.remote).result(TIMEOUT)
+                back = np.zeros(SIZE, np.uint8)
+                here.read(back, handle, exposed.remote).result(TIMEOUT)
+                assert (back == data + turn).all()
+                old = np.zeros(1, np.int64)
+                here.fetch_atomic(AtomicOp.SUM, np.ones(1, np.int64), old, handle, words.remote[:1]).result(
+                    TIMEOUT
+                )
+                assert old[0] == turn
+        finally:
+            peer.resume()
+        assert words.content()[0] == 20
+
+
+def test_a_region_that_closes_is_refused_and_the_rest_goes_on(here):
+    with Peer(DEVICE) as peer:
+        handle, first = known(here, peer)
+        second = peer.expose(np.zeros(SIZE, np.uint8))
+        data = np.full(SIZE, 7, np.uint8)
+        for turn in range(5):
+            here.write(data, handle, first.remote).result(TIMEOUT)
+            here.write(data, handle, second.remote).result(TIMEOUT)
+            remote = first.remote
+            first.close()
+            # The device knows the old key no more; what was sent with it is judged in words, the others are repeated.
+            crowd = [here.write(data, handle, remote if i % 3 == 1 else second.remote) for i in range(30)]
+            for i, operation in enumerate(crowd):
+                if i % 3 == 1:
+                    with pytest.raises(pyfab.KeyRejectedError):
+                        operation.result(TIMEOUT)
+                else:
+                    operation.result(TIMEOUT)
+            first = peer.expose(np.zeros(SIZE, np.uint8))
+            assert (second.content() == 7).all(), turn
+
+
+def adds(endpoint, handle, remote, dtype, count):
+    one = np.ones(1, dtype)
+    for _ in range(count):
+        endpoint.atomic(AtomicOp.SUM, one, handle, remote).result(TIMEOUT)
+
+
+def test_updates_by_devices_and_by_the_cpu_lose_nothing():
+    """One kind of update begins by the devices; another kind comes in between, and takes the region to the CPU."""
+    rounds = int(os.environ.get("FAB_ROUNDS", 20))
+    with Peer(DEVICE) as peer, pyfab.Domain(DEVICE) as domain:
+        for turn in range(3):
+            words = peer.expose(np.zeros(2, np.int64))
+            ends = [domain.endpoint() for _ in range(3)]
+            handles = [end.av.insert(peer.address) for end in ends]
+            # Both kinds on one word: the lower half of it, to which 32 bits are added, does not overflow.
+            half = words.remote.bytes(0, 4).view(np.int32, (1,))
+            threads = [
+                threading.Thread(target=adds, args=(end, handle, remote, dtype, rounds))
+                for end, handle, remote, dtype in zip(
+                    ends,
+                    handles,
+                    [words.remote[:1], words.remote[:1], half],
+                    [np.int64, np.int64, np.int32],
+                    strict=True,
+                )
+            ]
+            for thread in threads[:2]:
+                thread.start()
+            if turn:
+                adds(ends[2], handles[2], words.remote[:1], np.int64, turn)
+            threads[2].start()
+            for thread in threads:
+                thread.join(TIMEOUT)
+            assert words.content()[0] == 3 * rounds + turn
+            for end in ends:
+                end.close()
+
+
+def test_a_killed_peer_is_lost_and_another_one_is_not(here):
+    with Peer(DEVICE) as healthy:
+        handle, exposed = known(here, healthy)
+        victim = Peer(DEVICE)
+        lost, gone = known(here, victim)
+        data = np.ones(SIZE, np.uint8)
+        here.write(data, lost, gone.remote).result(TIMEOUT)
+        here.write(data, handle, exposed.remote).result(TIMEOUT)
+        operations = [here.write(data, lost, gone.remote) for _ in range(10)]
+        victim.kill()
+        with pytest.raises(pyfab.FabricError):
+            here.write(data, lost, gone.remote).result(TIMEOUT)
+        for operation in operations:  # each has an outcome
+            operation.exception(TIMEOUT)
+        here.write(data + 1, handle, exposed.remote).result(TIMEOUT)
+        assert (exposed.content() == 2).all()
+
+
+def facts():
+    status = Path("/proc/self/status").read_text()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "mappings": len(Path("/proc/self/maps").read_text().splitlines()),
+        "pinned": int(status.split("VmPin:")[1].split()[0]),
+        "threads": int(status.split("Threads:")[1].split()[0]),
+    }
+
+
+def lives(target_address, remote, count):
+    data = np.ones(SIZE, np.uint8)
+    for _ in range(count):
+        with pyfab.Domain(DEVICE) as domain, domain.endpoint() as endpoint:
+            handle = endpoint.av.insert(target_address)
+            endpoint.write(data, handle, remote).result(TIMEOUT)
+            endpoint.write(data[:8], handle, remote[:8]).result(TIMEOUT)
+    gc.collect()
+
+
+def facts_there(_target):
+    gc.collect()
+    return facts()
+
+
+def test_connections_leave_nothing_behind():
+    rounds = int(os.environ.get("FAB_ROUNDS", 20))
+    with Peer(DEVICE) as peer:
+        exposed = peer.expose(np.zeros(SIZE, np.uint8))
+        lives(peer.address, exposed.remote, 5)
+        before, before_there = facts(), peer.run(facts_there)
+        lives(peer.address, exposed.remote, rounds)
+        # The target learns of the last end by an event.
+        for _ in range(200):
+            there = peer.run(facts_there)
+            if all(there[name] <= before_there[name] + 2 for name in there):
+                break
+        else:
+            assert there == before_there
+        after = facts()
+        assert all(after[name] <= before[name] + 2 for name in after), (before, after)
+
+
+def test_a_key_is_needed_and_proven():
+    with Peer(DEVICE, auth_key=b"secret") as peer:
+        exposed = peer.expose(np.zeros(SIZE, np.uint8))
+        data = np.ones(SIZE, np.uint8)
+        with pyfab.Domain(DEVICE, auth_key=b"secret") as domain, domain.endpoint() as endpoint:
+            handle = endpoint.av.insert(peer.address)
+            endpoint.write(data, handle, exposed.remote).result(TIMEOUT)
+            assert (exposed.content() == 1).all()
+        for key in ({}, {"auth_key": b"other"}):
+            with pyfab.Domain(DEVICE, **key) as domain, domain.endpoint() as endpoint:
+                handle = endpoint.av.insert(peer.address)
+                with pytest.raises(pyfab.FabricError):
+                    endpoint.write(data + 1, handle, exposed.remote).result(TIMEOUT)
+        assert (exposed.content() == 1).all()
+
+
+def test_a_device_that_is_not_there_is_named():
+    with pytest.raises(pyfab.InvalidArgumentError, match="verbs has no device"):
+        pyfab.Domain("verbs:nowhere0")
