@@ -271,6 +271,7 @@ void DomainCore::interrupt_accesses(std::uint32_t index) {
     contexts = contexts_;
   }
   for (const auto& context : contexts) context->locked([&](Endpoint& endpoint) { endpoint.forget(index); });
+  domain_->forget(index);
 }
 
 bool DomainCore::retired(std::uint32_t index, Deadline deadline) {

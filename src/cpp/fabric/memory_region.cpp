@@ -273,6 +273,7 @@ void MemoryRegion::bind(std::shared_ptr<Counter> counter) {
   auto& counters = rare().counters;
   counters.reserve(counters.size() + 1);
   domain_->regions().bind_counter(index_, counter->index());
+  domain_->domain().forget(index_);  // devices would not count
   counters.push_back(std::move(counter));
 }
 

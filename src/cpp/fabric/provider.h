@@ -147,6 +147,9 @@ class Domain {
   // Makes the link ready to serve or use `region`; called once per region, on first need. Throws Error.
   virtual void enroll(MemoryRegion& region) = 0;
   virtual void withdraw(MemoryRegion& region) noexcept = 0;
+  // Region `index` is closing, or what may be reached of it changed: devices stop touching its memory before
+  // this returns, and are told anew when somebody asks. After Endpoint::forget(), where that is called.
+  virtual void forget(std::uint32_t index) noexcept = 0;
   // Judges the parts of this domain's links; may outlive it.
   virtual PartCheck part_check() const = 0;
   virtual std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) = 0;

@@ -84,6 +84,7 @@ class FakeDomain final : public Domain {
   const Info& info() const noexcept override { return info_; }
   void enroll(MemoryRegion&) override { book_.begin("region " + info_.domain); }
   void withdraw(MemoryRegion&) noexcept override { book_.end("region " + info_.domain); }
+  void forget(std::uint32_t) noexcept override {}
   PartCheck part_check() const override {
     return [link = info_.domain](const PartView& part) {
       if (part.link == link && part.bytes != "where " + link + " is")

@@ -35,6 +35,10 @@ class LinkedDomain final : public Domain {
     for (const auto& link : links_) link->withdraw(region);
   }
 
+  void forget(std::uint32_t index) noexcept override {
+    for (const auto& link : links_) link->forget(index);
+  }
+
   PartCheck part_check() const override {
     std::vector<PartCheck> checks;
     checks.reserve(links_.size());

@@ -17,6 +17,7 @@ class TcpDomain final : public Domain {
   const Info& info() const noexcept override { return info_; }
   void enroll(MemoryRegion&) override {}  // any memory will do
   void withdraw(MemoryRegion&) noexcept override {}
+  void forget(std::uint32_t) noexcept override {}
   PartCheck part_check() const override;
   std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override;
 

@@ -13,6 +13,7 @@ constexpr std::uint32_t kMagic = 0x31766670;  // "pfv1"
 constexpr int kResolveMs = 2000;
 constexpr std::uint8_t kAckTimeout = 17;  // 4.096 us * 2^17: 0.54 s for each of
 constexpr std::uint8_t kRetries = 7;
+constexpr std::uint8_t kNotReadyRetries = 6;  // who keeps to the credits needs none; 7 would be for ever
 
 }  // namespace
 
@@ -64,7 +65,7 @@ bool Connection::call(const SocketAddress& from, const SocketAddress& to, const 
 
 bool Connection::make_queue_pair() noexcept {
   const std::uint32_t room = depth_.sends + depth_.receives;
-  if (id_->verbs != endpoint_.protection_domain().context || !endpoint_.take_room(room)) return false;
+  if (id_->verbs != depth_.protection_domain.context || !endpoint_.take_room(room)) return false;
   room_ = room;
   // Devices differ in what they send inline; and none says how much before it is asked for.
   for (std::uint32_t bytes = depth_.inline_bytes;; bytes /= 2) {
@@ -76,7 +77,7 @@ bool Connection::make_queue_pair() noexcept {
                   .max_send_sge = 1,
                   .max_recv_sge = 1,
                   .max_inline_data = bytes};
-    if (library().create_qp(id_.get(), &endpoint_.protection_domain(), &wanted) == 0) {
+    if (library().create_qp(id_.get(), &depth_.protection_domain, &wanted) == 0) {
       inline_bytes_ = bytes;
       break;
     }
@@ -92,7 +93,7 @@ bool Connection::begin_connect() noexcept {
   wanted.responder_resources = endpoint_.reads_served();
   wanted.initiator_depth = endpoint_.reads_begun();
   wanted.retry_count = kRetries;
-  wanted.rnr_retry_count = kRetries;
+  wanted.rnr_retry_count = kNotReadyRetries;
   return library().connect(id_.get(), &wanted) == 0;
 }
 
@@ -104,7 +105,7 @@ bool Connection::answer(OwnId id, const rdma_conn_param& asked) noexcept {
   given.responder_resources = std::min(asked.initiator_depth, endpoint_.reads_served());
   given.initiator_depth = std::min(asked.responder_resources, endpoint_.reads_begun());
   given.retry_count = kRetries;
-  given.rnr_retry_count = kRetries;
+  given.rnr_retry_count = kNotReadyRetries;
   std::uint8_t timeout = kAckTimeout;
   library().set_option(id_.get(), RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
   return library().accept(id_.get(), &given) == 0;

@@ -47,6 +47,7 @@ class Connection final {
   };
   struct Depth {
     std::uint32_t sends, receives, inline_bytes;
+    ibv_pd& protection_domain;
   };
 
   Connection(VerbsEndpoint& endpoint, Owner& owner, const Depth& depth);
@@ -70,6 +71,7 @@ class Connection final {
   }
   static bool is_receive(const ibv_wc& completion) noexcept { return (completion.wr_id >> 31 & 1) != 0; }
 
+  std::uint32_t work_number() const noexcept { return work_number_; }
   void on_event(rdma_cm_event_type type) noexcept;  // for the endpoint
 
  private:

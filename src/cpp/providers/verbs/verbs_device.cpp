@@ -9,6 +9,7 @@
 #include <map>
 
 #include "base/interfaces.h"
+#include "base/process.h"
 #include "fabric/peer_id.h"
 
 namespace fab::verbs {
@@ -90,7 +91,9 @@ std::string problem_of(const Device& device) {
 
 std::vector<Device> list_devices() noexcept try {
   std::vector<Device> devices;
-  if (!find_library()) return devices;
+  // rdma_cm keeps the devices that it opened: those of the parent process are not for its children.
+  static const std::uint32_t opened_in = fork_generation();
+  if (!find_library() || opened_in != fork_generation()) return devices;
   int count = 0;
   ibv_context** const contexts = library().get_devices(&count);
   if (!contexts) return devices;

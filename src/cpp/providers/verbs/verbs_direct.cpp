@@ -16,8 +16,9 @@ constexpr std::uint64_t kAskAt = 8 * 1024;     // bytes: a region worth knowing 
 constexpr std::uint64_t kWaitAt = 32 * 1024;   // bytes: transfers that wait until it is known
 constexpr std::size_t kMostKnown = 64 * 1024;  // regions
 constexpr std::size_t kMostRequests = 4096;
-constexpr std::uint32_t kInline = 256;  // bytes
-constexpr unsigned kMostCalls = 3;      // in vain, one after the other
+constexpr std::uint32_t kInline = 256;          // bytes
+constexpr std::uint64_t kTellAt = 1024 * 1024;  // bytes of a work request that are a sign of life
+constexpr unsigned kMostCalls = 3;              // in vain, one after the other
 
 // Additions and compare-and-swaps of one 8-byte integer are what devices do.
 bool native(const Transfer& transfer) noexcept {
@@ -28,14 +29,12 @@ bool native(const Transfer& transfer) noexcept {
          (transfer.op == OpCode::fetch_atomic && transfer.atomic == AtomicOp::atomic_read);
 }
 
+// By the peer's device, which then begins nothing that came behind. An error here may come when it has.
 bool refusal(ibv_wc_status status) noexcept {
   switch (status) {
     case IBV_WC_REM_ACCESS_ERR:
     case IBV_WC_REM_INV_REQ_ERR:
     case IBV_WC_REM_OP_ERR:
-    case IBV_WC_LOC_PROT_ERR:
-    case IBV_WC_LOC_LEN_ERR:
-    case IBV_WC_LOC_QP_OP_ERR:
       return true;
     default:
       return false;
@@ -72,9 +71,7 @@ void Direct::ask(std::uint64_t key, Known& known) {
   transfer.delivery = Delivery::delivery;
   known.state = Known::State::asked;
   questions_.push_back(std::move(question));
-  ++hidden_;
   if (session->post({&transfer, 1}) == 0) {  // full: another time
-    --hidden_;
     questions_.pop_back();
     known.state = Known::State::seen;
     return;
@@ -84,6 +81,7 @@ void Direct::ask(std::uint64_t key, Known& known) {
 
 void Direct::on_answer(Question& question) noexcept {
   services_.on_hidden();
+  ++signs_;
   const auto found = std::ranges::find(questions_, &question, [](const auto& owned) { return owned.get(); });
   if (found == questions_.end()) return;
   const Errc error = question.completion().error;
@@ -106,7 +104,9 @@ bool Direct::connect() {
   if (link_ == Link::connected) return true;
   const std::uint64_t token = services_.token();
   if (link_ != Link::none || token == 0) return false;
-  connection_.emplace(endpoint_, *this, Connection::Depth{kDepth, 0, kInline});
+  connection_.emplace(endpoint_, *this, Connection::Depth{kDepth, 0, kInline, endpoint_.protection_domain()});
+  call_until_ = endpoint_.handshake_deadline();
+  endpoint_.watch();
   for (const SocketAddress& address : VerbsEndpoint::routes_to(peer_)) {
     if (address.v6() != endpoint_.address().v6()) continue;
     link_ = Link::connecting;
@@ -115,8 +115,23 @@ bool Direct::connect() {
       return false;
     break;
   }
-  link_ = Link::ended;
+  give_up_call();
   return false;
+}
+
+// Messages do what devices cannot.
+void Direct::give_up_call() noexcept {
+  connection_.reset();
+  link_ = ++failed_calls_ < kMostCalls ? Link::none : Link::ended;
+  services_.on_waiting();
+}
+
+bool Direct::tick() noexcept {
+  if (link_ == Link::connecting && call_until_.passed()) {
+    failed_calls_ = kMostCalls;
+    give_up_call();
+  }
+  return link_ == Link::connecting;
 }
 
 Direct::Way Direct::way(const Transfer& transfer) {
@@ -124,7 +139,7 @@ Direct::Way Direct::way(const Transfer& transfer) {
     return Way::session;
   if ((transfer.flags & (transfer_flag::kRemoteData | transfer_flag::kStriped)) != 0) return Way::session;
   const bool atomic = is_atomic(transfer.op);
-  if (atomic ? !native(transfer) || !endpoint_.atomics() || transfer.remote % 8 != 0
+  if (atomic ? !native(transfer) || !endpoint_.atomics()
              : transfer.op != OpCode::read && (transfer.op != OpCode::write || endpoint_.iwarp()))
     return Way::session;
   if (check_transfer(transfer) != Errc::ok) return Way::session;
@@ -144,13 +159,27 @@ Direct::Way Direct::way(const Transfer& transfer) {
 
   const Description& region = *known.description;
   const std::uint32_t needed = transfer.op == OpCode::read ? access::kRemoteRead : access::kRemoteWrite;
-  const std::uint64_t offset = transfer.remote - region.base;
-  if ((region.access & needed) == 0 || (atomic && !region.atomics) || transfer.remote < region.base ||
-      offset > region.length() || transfer.length > region.length() - offset)
+  // A part of a larger put or get is judged as that one is.
+  std::uint64_t before = 0, whole = transfer.length;
+  if ((transfer.flags & transfer_flag::kStripe) != 0) {
+    const auto& part = static_cast<const FlowOperation&>(*transfer.operation);
+    before = part.offset;
+    whole = part.whole;
+  }
+  const std::uint64_t offset = transfer.remote - region.base - before;
+  if ((region.access & needed) == 0 || transfer.remote < region.base ||
+      transfer.remote - region.base < before || offset > region.length() || whole > region.length() - offset)
     return Way::session;  // where it is refused in words
+  if (atomic) {
+    std::uint64_t at = offset;
+    const Description::Piece* piece = region.pieces.data();
+    for (; at >= piece->length; ++piece) at -= piece->length;
+    if (!region.atomics || (piece->address + at) % 8 != 0 || piece->length - at < 8) return Way::session;
+  }
   if (!connect()) return link_ == Link::ended || !waits ? Way::session : Way::later;
   const bool staged = atomic || transfer.length <= VerbsEndpoint::kStageBytes;
-  if (requests_.size() >= kMostRequests || (staged && !endpoint_.stage_free())) return Way::later;
+  if (requests_.size() >= kMostRequests) return Way::later;
+  if (staged && !endpoint_.stage_free()) return requests_.empty() && !atomic ? Way::session : Way::later;
   if (!staged && transfer.piece_count > 0 && transfer.piece_count != 1) {
     for (std::size_t i = 0; i < transfer.piece_count; ++i) {
       const iovec& piece = transfer.local_pieces[i];
@@ -168,6 +197,11 @@ void Direct::take(const Transfer& transfer) {
   Request request;
   request.transfer = transfer;
   request.region = known_.at(transfer.key).description;
+  if ((transfer.flags & transfer_flag::kStripe) != 0) {
+    const auto& part = static_cast<const FlowOperation&>(*transfer.operation);
+    request.offset = part.offset;
+    request.whole = part.whole;
+  }
   if (!prepare(request)) request.fate = Request::Fate::session;
   if (transfer.delivery == Delivery::inject && request.staged >= 0 && transfer.op == OpCode::write) {
     request.context = transfer.operation->completion().context;
@@ -186,6 +220,9 @@ bool Direct::prepare(Request& request) {
     request.local_key = endpoint_.stage_key();
     if (transfer.op == OpCode::write)
       gather(local_of(transfer), endpoint_.stage(request.staged), transfer.length);
+    if (atomic && transfer.atomic != AtomicOp::atomic_read)
+      gather(local_of(transfer), reinterpret_cast<std::byte*>(&request.operand), 8);
+    if (transfer.op == OpCode::compare_atomic) std::memcpy(&request.compare, transfer.compare, 8);
     return true;
   }
   if (transfer.piece_count > 1) return true;  // each piece has its own key: post()
@@ -246,22 +283,15 @@ void Direct::post(Request& request, bool& moved) noexcept {
     work.sg_list = &place;
     work.num_sge = 1;
     if (is_atomic(transfer.op)) {
-      const auto value = [](const std::byte* from) {
-        std::uint64_t word;
-        std::memcpy(&word, from, sizeof word);
-        return word;
-      };
       work.wr.atomic.remote_addr = piece->address + at;
       work.wr.atomic.rkey = piece->rkey;
-      std::byte operand[8] = {};
-      if (transfer.atomic != AtomicOp::atomic_read) gather(local_of(transfer), operand, 8);
       if (transfer.op == OpCode::compare_atomic) {
         work.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
-        work.wr.atomic.compare_add = value(transfer.compare);
-        work.wr.atomic.swap = value(operand);
+        work.wr.atomic.compare_add = request.compare;
+        work.wr.atomic.swap = request.operand;
       } else {
         work.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
-        work.wr.atomic.compare_add = value(operand);
+        work.wr.atomic.compare_add = request.operand;
       }
     } else {
       work.opcode = transfer.op == OpCode::read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
@@ -272,14 +302,19 @@ void Direct::post(Request& request, bool& moved) noexcept {
     }
     request.posted += length;
     moved = true;
-    if (++chained_ == std::size(chain_) && !send_chain()) return;
+    if (length >= kTellAt) work.send_flags |= IBV_SEND_SIGNALED;
+    if (++chained_ == std::size(chain_) && !send_chain()) {
+      send_failed_ = true;
+      return;
+    }
   }
   request.last = posted_;
 }
 
 bool Direct::pump() noexcept {
   bool moved = false;
-  while (link_ == Link::connected && unposted_ < requests_.size() && posted_ - completed_ < kDepth) {
+  while (link_ == Link::connected && !send_failed_ && unposted_ < requests_.size() &&
+         posted_ - completed_ < kDepth) {
     Request& next = requests_[unposted_];
     if (next.fate == Request::Fate::devices) {
       post(next, moved);
@@ -287,43 +322,41 @@ bool Direct::pump() noexcept {
     }
     ++unposted_;
   }
-  if (link_ == Link::connected && !send_chain()) break_off(false);
+  if (link_ == Link::connected && (send_failed_ || !send_chain())) break_off(false);
   if (!requests_.empty()) connect();
   if (link_ == Link::ended)
     for (std::size_t i = 0; i < requests_.size(); ++i)
       if (requests_[i].fate == Request::Fate::devices) requests_[i].fate = Request::Fate::session;
-  if (!requests_.empty() && requests_.front().fate == Request::Fate::session) {
-    repeat_front();
-    moved = true;
-  }
+  if (!requests_.empty() && requests_.front().fate == Request::Fate::session) moved |= repeat_front();
   return moved;
 }
 
 // What the peer has to judge goes alone, so that transfers settle in order.
-void Direct::repeat_front() noexcept {
+bool Direct::repeat_front() noexcept {
   Session* const session = services_.session();
-  if (!session) return;
+  if (!session) return false;
   Request& front = requests_.front();
   Transfer transfer = front.transfer;
   repeat_.begin(1, 0, 0, nullptr, nullptr, [](Operation& done) noexcept {
     static_cast<Repeat&>(done).asker->on_repeated(done.completion());
   });
+  repeat_.offset = front.offset;
+  repeat_.whole = front.whole;
   transfer.operation = &repeat_;
   if (front.staged >= 0 && transfer.op == OpCode::write) {
     transfer.local = endpoint_.stage(front.staged);
     transfer.piece_count = 0;
   }
-  // Of rails: to the peer it is a put or get like any other.
-  transfer.flags &= static_cast<std::uint16_t>(~(transfer_flag::kNumbered | transfer_flag::kStripe));
+  // To be repeated does no harm: it needs no number.
+  transfer.flags &= static_cast<std::uint16_t>(~transfer_flag::kNumbered);
   if (transfer.delivery < Delivery::delivery) transfer.delivery = Delivery::delivery;
   front.fate = Request::Fate::repeated;
-  ++hidden_;
-  if (session->post({&transfer, 1}) == 0) {  // full: another time
-    --hidden_;
+  if (session->post({&transfer, 1}) == 0) {  // full: when it has settled something, see VerbsLink::pump()
     front.fate = Request::Fate::session;
-    return services_.on_waiting();
+    return false;
   }
   services_.on_posted();
+  return true;
 }
 
 void Direct::on_repeated(const Completion& outcome) noexcept {
@@ -386,16 +419,14 @@ void Direct::settle_completed() noexcept {
 
 void Direct::on_connected() {
   link_ = Link::connected;
-  failed_calls_ = 0;
+  ++signs_;
   services_.on_waiting();
 }
 
 void Direct::on_closed(Errc) {
-  if (link_ == Link::connecting && ++failed_calls_ >= kMostCalls) {
-    connection_.reset();
-    link_ = Link::ended;
-    services_.on_waiting();
-    return;
+  if (link_ == Link::connecting || !proven_useful_) {
+    give_up_call();
+    return break_off(false);
   }
   break_off(false);
 }
@@ -405,7 +436,10 @@ void Direct::on_completion(const ibv_wc& completion) {
   const std::uint32_t behind =
       (static_cast<std::uint32_t>(posted_) - Connection::number_of(completion)) & 0x7FFFFFFF;
   const std::uint64_t number = posted_ - behind;
+  ++signs_;
   if (completion.status == IBV_WC_SUCCESS) {
+    proven_useful_ = true;
+    failed_calls_ = 0;
     completed_ = std::max(completed_, number);
     settle_completed();
   } else {
@@ -419,7 +453,8 @@ void Direct::on_completion(const ibv_wc& completion) {
 
 void Direct::break_off(bool refused) noexcept {
   connection_.reset();
-  link_ = Link::none;
+  if (link_ != Link::ended) link_ = Link::none;
+  send_failed_ = proven_useful_ = false;
   chained_ = 0;
   posted_ = completed_ = 0;
   unposted_ = 0;

@@ -38,8 +38,11 @@ class Direct final : public Connection::Owner {
   void take(const Transfer& transfer);  // one for which way() just said `devices`
   bool pump() noexcept;                 // posts what was taken; true if anything
 
+  // Looks after the deadline of a call; true while one is under way.
+  bool tick() noexcept;
+
   std::size_t outstanding() const noexcept { return requests_.size(); }
-  std::uint64_t hidden() const noexcept { return hidden_; }  // posted to the session by this object
+  std::uint64_t signs() const noexcept { return signs_; }  // of life of the peer's device
   void fail(Errc error) noexcept;
 
  private:
@@ -60,7 +63,7 @@ class Direct final : public Connection::Owner {
     std::uint64_t key = 0;
     std::byte answer[kDescriptionBytes];
   };
-  struct Repeat : Operation {
+  struct Repeat : FlowOperation {
     Direct* asker = nullptr;
   };
   struct Request {
@@ -71,8 +74,10 @@ class Direct final : public Connection::Owner {
     std::int32_t staged = -1;  // slot of the endpoint's staging memory
     OwnMr own{};               // of local memory that no region holds
     std::uint32_t local_key = 0;
-    std::uint64_t posted = 0;  // bytes
-    std::uint64_t last = 0;    // number of its last work request, once all are posted; else 0
+    std::uint64_t operand = 0, compare = 0;  // of an update
+    std::uint64_t offset = 0, whole = 0;     // of a stripe
+    std::uint64_t posted = 0;                // bytes
+    std::uint64_t last = 0;                  // number of its last work request, once all are posted; else 0
     enum class Fate : std::uint8_t {
       devices,   // the devices do it
       session,   // the peer has to judge it
@@ -93,7 +98,8 @@ class Direct final : public Connection::Owner {
   bool prepare(Request& request);
   void post(Request& request, bool& moved) noexcept;
   bool send_chain() noexcept;
-  void repeat_front() noexcept;
+  bool repeat_front() noexcept;
+  void give_up_call() noexcept;
   void settle_front(Errc error) noexcept;
   void settle_completed() noexcept;
   void release(Request& request) noexcept;
@@ -104,11 +110,14 @@ class Direct final : public Connection::Owner {
   const Services services_;
   std::optional<Connection> connection_;
   Link link_ = Link::none;
-  unsigned failed_calls_ = 0;
+  unsigned failed_calls_ = 0;  // one after the other
+  Deadline call_until_;
+  bool proven_useful_ = false;  // the connection did something
+  bool send_failed_ = false;
+  std::uint64_t signs_ = 0;
   std::unordered_map<std::uint64_t, Known> known_;
   std::vector<std::unique_ptr<Question>> questions_;
   Repeat repeat_;
-  std::uint64_t hidden_ = 0;
 
   RingQueue<Request> requests_;               // not settled, oldest first
   std::size_t unposted_ = 0;                  // index of the first of them that is not posted completely

@@ -34,6 +34,7 @@ VerbsDomain::VerbsDomain(Device device, Info info, std::string link, const Domai
       link_(std::move(link)),
       services_(services),
       atomics_(device_atomics(device_, services)),
+      streams_(open_protection_domain(device_)),
       protection_domain_(open_protection_domain(device_)),
       regions_(*protection_domain_, services.segment.regions(), atomics_) {}
 
@@ -46,7 +47,8 @@ PartCheck VerbsDomain::part_check() const {
 
 std::unique_ptr<Endpoint> VerbsDomain::open_endpoint(const EndpointServices& services) {
   return std::make_unique<VerbsEndpoint>(
-      services_, services, VerbsEndpoint::Shared{device_, *protection_domain_, regions_, atomics_}, link_);
+      services_, services, VerbsEndpoint::Shared{device_, *streams_, *protection_domain_, regions_, atomics_},
+      link_);
 }
 
 }  // namespace fab::verbs

@@ -18,6 +18,7 @@ class VerbsDomain final : public Domain {
   const Info& info() const noexcept override { return info_; }
   void enroll(MemoryRegion&) override {}  // the device gets to know a region when somebody asks for it
   void withdraw(MemoryRegion&) noexcept override {}
+  void forget(std::uint32_t index) noexcept override { regions_.forget(index); }
   PartCheck part_check() const override;
   std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override;
 
@@ -27,6 +28,7 @@ class VerbsDomain final : public Domain {
   const std::string link_;
   const DomainServices services_;
   const bool atomics_;
+  OwnPd streams_;  // apart: a stream that has not proven who it is reaches no region
   OwnPd protection_domain_;
   DeviceRegions regions_;
 };

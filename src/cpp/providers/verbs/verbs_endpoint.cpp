@@ -16,12 +16,13 @@
 namespace fab::verbs {
 namespace {
 
-constexpr std::uint32_t kFirstRoom = 4096;  // completions
+constexpr std::uint32_t kFirstRoom = 16384;  // completions
 constexpr std::int32_t kStages = 256;
 constexpr int kBacklog = 1024;
 constexpr int kPollAtOnce = 32;
 constexpr int kPollBudget = 8;  // times that
 constexpr std::size_t kMostServed = 65536;
+constexpr std::ptrdiff_t kMostStrangers = 128;  // callers that have not finished their handshake
 constexpr unsigned kAcknowledgeAt = 64;
 constexpr double kHandshakeSeconds = 5;
 constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
@@ -64,9 +65,11 @@ class VerbsEndpoint::Call final : public ReadyHandler {
 struct VerbsEndpoint::Served final : public Connection::Owner {
   explicit Served(VerbsEndpoint& of)
       : endpoint(of),
-        stream(of, {.on_open = [] {}, .on_failed = [this](Errc) { endpoint.release(*this); }}) {}
+        stream(of,
+               {.on_open = [] {}, .on_turn = [] {}, .on_failed = [this](Errc) { endpoint.release(*this); }}) {
+  }
   bool serve_memory(OwnId id, const rdma_conn_param& asked) {
-    memory.emplace(endpoint, *this, Connection::Depth{1, 0, 0});
+    memory.emplace(endpoint, *this, Connection::Depth{1, 0, 0, endpoint.protection_domain()});
     if (memory->answer(std::move(id), asked)) return true;
     memory.reset();
     return false;
@@ -189,14 +192,15 @@ std::unique_ptr<Path> VerbsEndpoint::connect(PeerId id, const Name& peer, std::u
                 "peer " + std::to_string(id) + " cannot be reached over verbs: " + reach.why);
   const Part& part = *peer.find(link(), target);
   const Whereabouts where = *Whereabouts::parse(part.bytes);
-  auto& slot = links_[where.id];
-  std::shared_ptr<VerbsLink> link = slot;
-  if (!link) {
-    link = slot = std::make_shared<VerbsLink>(*this, part, where);
+  std::shared_ptr<VerbsLink> link;
+  if (const auto known = links_.find(where.id); known != links_.end()) {
+    link = known->second;
+    link->known_as(id);
+  } else {
+    link = std::make_shared<VerbsLink>(*this, part, where);
+    links_.emplace(where.id, link);
     link->known_as(id);
     link->call();
-  } else {
-    link->known_as(id);
   }
   return std::make_unique<VerbsPath>(std::move(link), this->link());
 }
@@ -218,10 +222,13 @@ void VerbsEndpoint::on_cm() noexcept {
       continue;
     }
     // What came before the end is still to be read.
+    auto* const connection = static_cast<Connection*>(id->context);
+    if (!connection) continue;
+    const std::uint32_t number = connection->work_number();
     if (type == RDMA_CM_EVENT_DISCONNECTED)
       while (poll()) {
       }
-    if (id->context) static_cast<Connection*>(id->context)->on_event(type);
+    if (owners_.contains(number)) connection->on_event(type);
   }
 }
 
@@ -238,11 +245,20 @@ void VerbsEndpoint::on_call(OwnId id, const rdma_conn_param& asked, std::string_
     (*found)->serve_memory(std::move(id), asked);
     return;
   }
+  const auto strangers =
+      std::ranges::count_if(served_, [](const auto& served) { return !served->stream.open(); });
+  if (strangers >= kMostStrangers) return reject();
   auto served = std::make_shared<Served>(*this);
   served_.push_back(served);
   if (!served->stream.answer(std::move(id), asked)) served->stream.fail(Errc::no_memory);
 } catch (const std::exception&) {
   // No memory for one more: the caller finds itself rejected.
+}
+
+void VerbsEndpoint::supersede(const VerbsStream& by) noexcept {
+  for (const auto& served : std::vector(served_))
+    if (&served->stream != &by && served->stream.open() && served->stream.where().id == by.where().id)
+      served->stream.fail(Errc::peer_lost);
 }
 
 void VerbsEndpoint::release(Served& served) noexcept {
@@ -275,7 +291,8 @@ std::uint32_t VerbsEndpoint::enlist(Connection::Owner& owner) {
 
 bool VerbsEndpoint::take_room(std::uint32_t entries) noexcept {
   if (room_taken_ + entries > room_) {
-    const std::uint32_t wanted = std::max(2 * room_, room_taken_ + entries);
+    const auto most = static_cast<std::uint32_t>(shared_.device.limits.max_cqe);
+    const std::uint32_t wanted = std::max(std::min(2 * room_, most), room_taken_ + entries);
     if (library().resize_cq(queue_.get(), static_cast<int>(wanted)) != 0) return false;
     room_ = static_cast<std::uint32_t>(queue_->cqe);
     if (room_taken_ + entries > room_) return false;
@@ -309,8 +326,11 @@ bool VerbsEndpoint::take_turns() noexcept {
     stream->end_turn();
     moved = true;
   }
-  for (VerbsLink* link : std::exchange(pumps_, {})) link->waiting = false, moved |= link->pump();
-  return moved;
+  for (VerbsLink* link : std::exchange(pumps_, {})) {
+    link->waiting = false;
+    moved |= link->pump();
+  }
+  return moved || !turns_.empty() || !pumps_.empty();
 }
 
 bool VerbsEndpoint::progress() noexcept {
@@ -342,19 +362,18 @@ void VerbsEndpoint::on_completions() noexcept {
 }
 
 void VerbsEndpoint::turn_later(VerbsStream& stream) noexcept {
-  if (std::exchange(stream.waiting, true)) return;
+  if (stream.state() != Errc::ok || std::exchange(stream.waiting, true)) return;
   turns_.push_back(&stream);
 }
 
 void VerbsEndpoint::pump_later(VerbsLink& link) noexcept {
-  if (std::exchange(link.waiting, true)) return;
+  if (link.state() != Errc::ok || std::exchange(link.waiting, true)) return;
   pumps_.push_back(&link);
 }
 
 void VerbsEndpoint::forget(std::uint32_t region) noexcept {
   for (const auto& [id, link] : links_) link->stream().forget(region);
   for (const auto& served : served_) served->stream.forget(region);
-  shared_.regions.forget(region);
 }
 
 void VerbsEndpoint::watch() noexcept {

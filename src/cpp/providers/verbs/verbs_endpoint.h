@@ -30,7 +30,8 @@ class VerbsEndpoint final : public Endpoint {
   // What the endpoints of a domain have in common; outlives them.
   struct Shared {
     const Device& device;
-    ibv_pd& protection_domain;
+    ibv_pd& stream_domain;
+    ibv_pd& protection_domain;  // of memory that devices of peers may reach
     DeviceRegions& regions;
     bool atomics;  // by devices
   };
@@ -52,6 +53,7 @@ class VerbsEndpoint final : public Endpoint {
   const Identity& identity() const noexcept { return identity_; }
   const std::string& link() const noexcept { return identity_.part.link; }
   const SocketAddress& address() const noexcept { return address_; }
+  ibv_pd& stream_domain() const noexcept { return shared_.stream_domain; }
   ibv_pd& protection_domain() const noexcept { return shared_.protection_domain; }
   DeviceRegions& regions() const noexcept { return shared_.regions; }
   ibv_cq& completion_queue() const noexcept { return *queue_; }
@@ -84,6 +86,8 @@ class VerbsEndpoint final : public Endpoint {
 
   void turn_later(VerbsStream& stream) noexcept;
   void pump_later(VerbsLink& link) noexcept;
+  // Whoever called is the one that `by` comes from, and has begun anew.
+  void supersede(const VerbsStream& by) noexcept;
   void watch() noexcept;  // calls tick() from time to time
   void retire(VerbsLink& link) noexcept;
   // Destroys it once nothing of it runs any more.

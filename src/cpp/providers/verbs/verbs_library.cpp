@@ -29,8 +29,7 @@ Opened open_libraries() {
       opened.problem = std::string("the rdma-core libraries have no ") + name + "; they are too old";
   };
   Library& all = opened.library;
-  load(verbs, "ibv_get_device_list", all.get_device_list);
-  load(verbs, "ibv_free_device_list", all.free_device_list);
+  load(verbs, "ibv_fork_init", all.fork_init);
   load(verbs, "ibv_get_device_name", all.get_device_name);
   load(verbs, "ibv_query_device", all.query_device);
   load(verbs, "ibv_query_port", all.query_port);
@@ -66,6 +65,8 @@ Opened open_libraries() {
   load(cm, "rdma_ack_cm_event", all.ack_cm_event);
   load(cm, "rdma_set_option", all.set_option);
   opened.usable = opened.problem.empty();
+  // Without it, and on a kernel that does not see to it itself, a fork moves memory away from the devices.
+  if (opened.usable) all.fork_init();
   return opened;
 }
 

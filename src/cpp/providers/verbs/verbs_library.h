@@ -11,8 +11,7 @@ namespace fab::verbs {
 // What is used of libibverbs and librdmacm, which are opened on first use: a build that knows verbs runs on
 // machines without them. Functions of the two headers that are inline (posting, polling) need no entry.
 struct Library {
-  decltype(&::ibv_get_device_list) get_device_list;
-  decltype(&::ibv_free_device_list) free_device_list;
+  decltype(&::ibv_fork_init) fork_init;
   decltype(&::ibv_get_device_name) get_device_name;
   decltype(&::ibv_query_device) query_device;
   decltype(&::ibv_query_port) query_port;

@@ -10,6 +10,10 @@ VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& wher
     : endpoint_(endpoint),
       stream_(endpoint, std::move(peer), where,
               {.on_open = [this] { endpoint_.pump_later(*this); },
+               .on_turn =
+                   [this] {
+                     if (direct_.outstanding() != 0) endpoint_.pump_later(*this);
+                   },
                .on_failed = [this](Errc error) { on_stream_failed(error); }}),
       direct_(endpoint, where,
               {.session = [this] { return state() == Errc::ok ? stream_.session() : nullptr; },
@@ -57,12 +61,24 @@ void VerbsLink::advance() const noexcept {
 PathCounts VerbsLink::counts() const noexcept {
   advance();
   const PathCounts& session = stream_.counts();
-  return {.posted = direct_counts_.posted + session.posted - direct_.hidden() + refused_,
+  return {.posted = direct_counts_.posted + by_session_ + refused_,
           .settled = settled_ + refused_,
           .bytes_out = direct_counts_.bytes_out + session.bytes_out,
           .bytes_in = direct_counts_.bytes_in + session.bytes_in,
           .errors = direct_counts_.errors + session.errors};
 }
+
+namespace {
+
+// What the peer may only hear of when the puts before it are there (docs/messages.md), and what their devices
+// must not overtake.
+bool follows_puts(const Transfer& transfer) noexcept {
+  if (transfer.op == OpCode::send) return (transfer.flags & transfer_flag::kUnordered) == 0;
+  return is_atomic(transfer.op) ||
+         (transfer.flags & (transfer_flag::kRemoteData | transfer_flag::kStriped)) != 0;
+}
+
+}  // namespace
 
 std::size_t VerbsLink::post(std::span<const Transfer> batch) noexcept {
   if (state() != Errc::ok) {
@@ -75,7 +91,7 @@ std::size_t VerbsLink::post(std::span<const Transfer> batch) noexcept {
   std::size_t posted = 0, by_session = 0;
   while (posted < batch.size() && state() == Errc::ok) {
     const Direct::Way way = direct_.way(batch[posted]);
-    if (way == Direct::Way::later) break;
+    if (way == Direct::Way::later || state() != Errc::ok) break;
     if (way == Direct::Way::devices) {
       ++direct_counts_.posted;
       ran(true, 1);
@@ -83,13 +99,15 @@ std::size_t VerbsLink::post(std::span<const Transfer> batch) noexcept {
       ++posted;
       continue;
     }
+    if (follows_puts(batch[posted]) && direct_.outstanding() != 0) break;
     const std::size_t taken = stream_.session()->post(batch.subspan(posted, 1));
     ran(false, taken);
     if (taken == 0) break;
     posted += taken;
     by_session += taken;
   }
-  if (by_session) stream_.posted(alone);
+  by_session_ += by_session;
+  if (by_session && state() == Errc::ok) stream_.posted(alone);
   if (direct_.outstanding() != 0) {
     endpoint_.watch();
     direct_.pump();
@@ -101,10 +119,12 @@ bool VerbsLink::pump() noexcept { return state() == Errc::ok && direct_.pump(); 
 
 // A device that is there answers or tells; this is for those that do neither.
 bool VerbsLink::tick() noexcept {
+  const bool calls = direct_.tick();
   const bool waits = direct_.outstanding() != 0;
-  stream_.watch_for(waits);
+  stream_.watch_for(waits || calls);
   const auto now = Clock::now();
-  if (!waits || std::exchange(heard_, direct_counts_.settled) != direct_counts_.settled) heard_at_ = now;
+  const std::uint64_t heard = direct_.signs() + stream_.received();
+  if (!std::exchange(waited_, waits) || !waits || std::exchange(heard_, heard) != heard) heard_at_ = now;
   if (std::chrono::duration<double>(now - heard_at_).count() >= endpoint_.deadline(stream_.session()->rail()))
     stream_.fail(Errc::peer_lost);
   return stream_.tick();

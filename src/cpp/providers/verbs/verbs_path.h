@@ -46,11 +46,13 @@ class VerbsLink final {
   VerbsStream stream_;
   Direct direct_;
   std::uint64_t hidden_settled_ = 0;  // by the session, on behalf of direct_
+  std::uint64_t by_session_ = 0;      // posted to it
   std::uint64_t refused_ = 0;         // posted when the link had failed
   mutable RingQueue<Run> runs_;
   mutable std::uint64_t direct_used_ = 0, session_used_ = 0, settled_ = 0;
   Clock::time_point heard_at_ = Clock::now();
   std::uint64_t heard_ = 0;
+  bool waited_ = false;
 };
 
 // The way to one peer: a share in its link.

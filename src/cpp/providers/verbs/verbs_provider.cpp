@@ -20,8 +20,10 @@ class VerbsProvider final : public Provider {
   }
 
   std::string problem() const override {
-    return find_library() ? "is the driver loaded, and may this user open /dev/infiniband?"
-                          : library_problem();
+    if (!find_library()) return library_problem();
+    return "is the driver loaded, may this user open /dev/infiniband, and is this no child of a fork() whose "
+           "parent "
+           "uses them?";
   }
 
   std::unique_ptr<Domain> open(const Info& info, std::string link,

@@ -80,35 +80,23 @@ bool DeviceRegions::take(std::uint32_t region, Registered& into) {
   return true;
 }
 
-void DeviceRegions::index_locally(std::uint32_t region, const Registered& registered) {
-  constexpr std::uint32_t kStores = access::kRemoteWrite | access::kWrite | access::kRecv;
-  for (const Piece& piece : registered.pieces)
-    local_.insert_or_assign(piece.address,
-                            Local{piece.length, piece.mr->lkey, region, (registered.access & kStores) != 0});
-}
-
 DeviceRegions::Registered* DeviceRegions::find(std::uint32_t region) {
-  if (const auto known = registered_.find(region); known != registered_.end()) return &known->second;
+  const std::uint64_t state = regions_.entry(region).state.load(std::memory_order_seq_cst);
+  if (const auto known = registered_.find(region); known != registered_.end()) {
+    if (known->second.state == state) return &known->second;
+    registered_.erase(known);
+  }
   Registered made;
+  made.state = state;
   if (!take(region, made)) return nullptr;
-  Registered& kept = registered_.emplace(region, std::move(made)).first->second;
-  index_locally(region, kept);
-  return &kept;
-}
-
-void DeviceRegions::drop(std::uint32_t region) noexcept {
-  const auto known = registered_.find(region);
-  if (known == registered_.end()) return;
-  generation_.fetch_add(1, std::memory_order_release);
-  std::erase_if(local_, [region](const auto& entry) { return entry.second.region == region; });
-  registered_.erase(known);
+  return &registered_.emplace(region, std::move(made)).first->second;
 }
 
 bool DeviceRegions::describe(std::uint32_t region, std::byte* out) noexcept try {
   const std::lock_guard lock(mutex_);
   const RegionEntry& entry = regions_.entry(region);
   if (entry.counters[0].load(std::memory_order_acquire) != 0) {  // bound since
-    drop(region);
+    registered_.erase(region);
     return false;
   }
   Registered* const registered = find(region);
@@ -138,47 +126,57 @@ void DeviceRegions::claim_atomics(std::uint32_t region) noexcept {
   }
   // Whoever was told that its device may update the region meets an unknown key, and asks again.
   if (const auto known = registered_.find(region); known != registered_.end() && known->second.told_atomics)
-    drop(region);
+    registered_.erase(known);
 }
 
 void DeviceRegions::forget(std::uint32_t region) noexcept {
   const std::lock_guard lock(mutex_);
   claimed_.erase(region);
-  drop(region);
+  registered_.erase(region);
+  std::erase_if(local_, [region](const auto& entry) { return entry.second.region == region; });
 }
 
-std::optional<std::uint32_t> DeviceRegions::search(std::uint64_t at, std::uint64_t length,
-                                                   bool stores) const noexcept {
-  auto next = local_.upper_bound(at);
-  if (next == local_.begin()) return {};
+const DeviceRegions::Local* DeviceRegions::search(std::uint64_t at, std::uint64_t length) const noexcept {
+  const auto next = local_.upper_bound(at);
+  if (next == local_.begin()) return nullptr;
   const auto& [start, local] = *std::prev(next);
-  if (at - start > local.length || length > local.length - (at - start) || (stores && !local.writable))
-    return {};
-  return local.key;
+  const bool holds = at - start <= local.length && length <= local.length - (at - start);
+  const bool open = regions_.entry(local.region).state.load(std::memory_order_seq_cst) == local.state;
+  return holds && open ? &local : nullptr;
+}
+
+const DeviceRegions::Local* DeviceRegions::look_for(std::uint64_t at, std::uint64_t length) {
+  iovec pieces[RegionView::kMaxRegionPieces];
+  for (std::uint32_t region = 0; region < kMostSearched; ++region) {
+    const RegionEntry& entry = regions_.entry(region);
+    const std::uint64_t state = entry.state.load(std::memory_order_seq_cst);
+    if (state == 0) break;  // never used, nor those behind it
+    if (status_of(state) != RegionStatus::enabled) continue;
+    const std::size_t count = regions_.pieces(entry, 0, entry.length, pieces);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto start = reinterpret_cast<std::uint64_t>(pieces[i].iov_base);
+      const std::uint64_t size = pieces[i].iov_len;
+      if (at < start || at - start > size || length > size - (at - start)) continue;
+      constexpr std::uint32_t kStores = access::kRemoteWrite | access::kWrite | access::kRecv;
+      Local local{
+          .length = size, .state = state, .region = region, .writable = (entry.access & kStores) != 0};
+      local.mr.reset(
+          library().reg_mr(&pd_, pieces[i].iov_base, size, local.writable ? IBV_ACCESS_LOCAL_WRITE : 0));
+      if (!local.mr) return nullptr;
+      return &local_.insert_or_assign(start, std::move(local)).first->second;
+    }
+  }
+  return nullptr;
 }
 
 std::optional<std::uint32_t> DeviceRegions::local_key(const void* at, std::uint64_t length,
                                                       bool stores) noexcept try {
   const auto address = reinterpret_cast<std::uint64_t>(at);
   const std::lock_guard lock(mutex_);
-  if (const auto key = search(address, length, stores)) return key;
-  iovec pieces[RegionView::kMaxRegionPieces];
-  for (std::uint32_t region = 0; region < kMostSearched; ++region) {
-    const RegionEntry& entry = regions_.entry(region);
-    const auto status = status_of(entry.state.load(std::memory_order_seq_cst));
-    if (entry.key.load(std::memory_order_relaxed) == 0 && status == RegionStatus::vacant && entry.length == 0)
-      break;  // never used, nor those behind it
-    if (status != RegionStatus::enabled || registered_.contains(region)) continue;
-    const std::size_t count = regions_.pieces(entry, 0, entry.length, pieces);
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto start = reinterpret_cast<std::uint64_t>(pieces[i].iov_base);
-      if (address < start || address - start > pieces[i].iov_len ||
-          length > pieces[i].iov_len - (address - start))
-        continue;
-      if (find(region)) return search(address, length, stores);
-    }
-  }
-  return {};
+  const Local* local = search(address, length);
+  if (!local) local = look_for(address, length);
+  if (!local || (stores && !local->writable)) return {};
+  return local->mr->lkey;
 } catch (const std::exception&) {
   return {};
 }

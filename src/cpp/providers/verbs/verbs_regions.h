@@ -53,36 +53,37 @@ class DeviceRegions final : public DeviceAccess {
   // The device's key for [at, at + length), if it lies within one piece of a region of this domain; `stores`:
   // the device will write there.
   std::optional<std::uint32_t> local_key(const void* at, std::uint64_t length, bool stores) noexcept;
-  // Grows whenever a key may have ended.
-  std::uint64_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }
 
  private:
   struct Piece {
     std::uint64_t address, length;
     OwnMr mr;
   };
+  // For peers.
   struct Registered {
+    std::uint64_t state = 0;  // of the region's entry
     std::vector<Piece> pieces;
     std::uint32_t access = 0;
     bool told_atomics = false;
   };
+  // For transfers of this process, apart from that: what is taken from peers must not fail those under way.
   struct Local {
-    std::uint64_t length;
-    std::uint32_t key, region;
-    bool writable;
+    std::uint64_t length = 0;
+    std::uint64_t state = 0;  // of the region's entry
+    std::uint32_t region = 0;
+    bool writable = false;
+    OwnMr mr{};
   };
 
   // Null where the device does not take the region, or may not reach it by itself.
   Registered* find(std::uint32_t region);
   bool take(std::uint32_t region, Registered& into);
-  void index_locally(std::uint32_t region, const Registered& registered);
-  void drop(std::uint32_t region) noexcept;
-  std::optional<std::uint32_t> search(std::uint64_t at, std::uint64_t length, bool stores) const noexcept;
+  const Local* search(std::uint64_t at, std::uint64_t length) const noexcept;
+  const Local* look_for(std::uint64_t at, std::uint64_t length);
 
   ibv_pd& pd_;
   const RegionView regions_;
   const bool atomics_;
-  std::atomic<std::uint64_t> generation_{1};
   std::mutex mutex_;                                          // guards what follows
   std::unordered_map<std::uint32_t, Registered> registered_;  // by index in the region table
   std::unordered_map<std::uint32_t, bool> claimed_;           // whose atomics the CPU does

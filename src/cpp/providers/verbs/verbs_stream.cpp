@@ -46,10 +46,16 @@ void VerbsStream::make_session(Part peer) {
       .counts = counts_,
       .wake_domain = endpoint_.services().wake_domain,
       .observer = endpoint_.domain().observer,
-      .on_output = [this] { endpoint_.turn_later(*this); },
+      .on_output = [this] { on_output(); },
       .device = &endpoint_.regions(),
       .flows = endpoint_.services().flows,
       .on_cut = [this] { fail(Errc::peer_lost); }});
+}
+
+// Somebody received or discarded a message: outside of on_completion() nobody else sends what that asks for.
+void VerbsStream::on_output() noexcept {
+  endpoint_.watch();
+  if (!receiving_) flush();
 }
 
 std::string VerbsStream::remote() const {
@@ -61,7 +67,7 @@ std::string VerbsStream::remote() const {
 bool VerbsStream::call() {
   handshake_ = endpoint_.handshake_deadline();
   endpoint_.watch();
-  connection_.emplace(endpoint_, *this, Connection::Depth{kSlots, kSlots, 0});
+  connection_.emplace(endpoint_, *this, Connection::Depth{kSlots, kSlots, 0, endpoint_.stream_domain()});
   for (const SocketAddress& address : VerbsEndpoint::routes_to(where_))
     if (address.v6() == endpoint_.address().v6())
       return connection_->call(endpoint_.address(), address, {.to = where_.id});
@@ -71,14 +77,14 @@ bool VerbsStream::call() {
 bool VerbsStream::answer(OwnId id, const rdma_conn_param& asked) noexcept {
   handshake_ = endpoint_.handshake_deadline();
   endpoint_.watch();
-  connection_.emplace(endpoint_, *this, Connection::Depth{kSlots, kSlots, 0});
+  connection_.emplace(endpoint_, *this, Connection::Depth{kSlots, kSlots, 0, endpoint_.stream_domain()});
   return connection_->answer(std::move(id), asked);
 }
 
 bool VerbsStream::on_made() try {
   memory_ = Mapping::anonymous(2 * kSlots * kSlotBytes);
-  mr_.reset(library().reg_mr(&endpoint_.protection_domain(), memory_.data(), memory_.size(),
-                             IBV_ACCESS_LOCAL_WRITE));
+  mr_.reset(
+      library().reg_mr(&endpoint_.stream_domain(), memory_.data(), memory_.size(), IBV_ACCESS_LOCAL_WRITE));
   if (!mr_) return false;
   for (std::uint32_t slot = 0; slot < kSlots; ++slot)
     if (!post_receive(slot)) return false;
@@ -109,7 +115,7 @@ void VerbsStream::say(const std::string& hello) noexcept {
 
 Errc VerbsStream::on_hello(std::string_view message) {
   const auto header = HelloHeader::parse(message.substr(0, std::min(message.size(), kHelloHeader)));
-  if (!header || open_ || message.size() != kHelloHeader + header->length) return Errc::protocol;
+  if (!header || open_ || refused_ || message.size() != kHelloHeader + header->length) return Errc::protocol;
   const std::string_view body = message.substr(kHelloHeader);
   if (caller_) return answered(header->type, body);
   if (!greeted_) return header->type == HelloType::hello ? called_by(body) : Errc::protocol;
@@ -117,7 +123,7 @@ Errc VerbsStream::on_hello(std::string_view message) {
   const Identity& self = endpoint_.identity();
   if (!proof) return Errc::protocol;
   if (!same(*proof, proof_of(fab::Role::initiator, self.auth_key, hello_, challenge_, 0, self.id))) {
-    say(encode_refuse(Errc::key_rejected));
+    refuse(Errc::key_rejected);
     return state_;
   }
   admit(proof_of(fab::Role::acceptor, self.auth_key, hello_, challenge_, token_, self.id));
@@ -133,9 +139,9 @@ Errc VerbsStream::called_by(std::string_view body) {
   greeted_ = true;
   token_ = nonzero_random();
   if (hello_.to != self.id) {
-    say(encode_refuse(Errc::unreachable));
+    refuse(Errc::unreachable);
   } else if (hello_.keyed == self.auth_key.empty()) {
-    say(encode_refuse(Errc::key_rejected));
+    refuse(Errc::key_rejected);
   } else if (hello_.keyed) {
     fill_random(challenge_.data(), challenge_.size());
     say(encode_challenge(challenge_));
@@ -145,7 +151,13 @@ Errc VerbsStream::called_by(std::string_view body) {
   return state_;
 }
 
+void VerbsStream::refuse(Errc reason) noexcept {
+  refused_ = true;
+  say(encode_refuse(reason));
+}
+
 void VerbsStream::admit(const Digest& proof) {
+  endpoint_.supersede(*this);
   make_session(hello_.part);
   say(Welcome{.stream = token_, .id = endpoint_.identity().id, .proof = proof}.encode());
   if (state_ == Errc::ok) become_open();
@@ -229,37 +241,42 @@ std::size_t VerbsStream::fill(std::byte* to) noexcept {
       const std::size_t part = std::min(pieces[i].iov_len, kSlotBytes - kHeader - filled - done);
       if (!guarded([&] { copy_memory(to + filled + done, pieces[i].iov_base, part); })) {
         // Whose memory is not there is known of the first piece only.
-        if (i == 0 && done == 0 && !session_->output_fault()) fail(Errc::protocol);
+        if (i == 0 && done == 0 && !session_->output_fault()) broken_ = Errc::protocol;
         break;
       }
       done += part;
       if (part < pieces[i].iov_len) break;
     }
-    if (state_ != Errc::ok) return 0;
     if (done) session_->sent(done);
     filled += done;
+    if (broken_ != Errc::ok) break;
   }
   return filled;
 }
 
+// Ends nothing, because it is called from anywhere: what breaks on the way is for end_turn().
 bool VerbsStream::flush() noexcept {
-  if (!open_ || state_ != Errc::ok) return false;
+  if (!open_ || state_ != Errc::ok || broken_ != Errc::ok) return false;
   bool sent = false;
   // The last credit is for telling of emptied slots.
-  while (free_slots_ > 0 && credits_ > 1 && session_->has_output()) {
+  while (broken_ == Errc::ok && free_slots_ > 0 && credits_ > 1 && session_->has_output()) {
     const std::uint32_t slot = next_slot_;
     const std::size_t bytes = fill(send_slot(slot) + kHeader);
     if (bytes == 0) break;
-    if (!post(slot, Kind::frames, bytes)) {
-      fail(Errc::peer_lost);
-      return true;
-    }
+    if (!post(slot, Kind::frames, bytes)) broken_ = Errc::peer_lost;
     sent = true;
   }
-  if (state_ == Errc::ok && owed_ >= kSlots / 2 && free_slots_ > 0 && credits_ > 0 &&
-      !post(next_slot_, Kind::frames, 0))
-    fail(Errc::peer_lost);
+  if (broken_ == Errc::ok && owed_ >= kSlots / 2) tell();
+  if (broken_ != Errc::ok) {
+    endpoint_.turn_later(*this);
+    endpoint_.watch();
+  }
   return sent;
+}
+
+// A message that says no more than how many slots were emptied.
+void VerbsStream::tell() noexcept {
+  if (free_slots_ > 0 && credits_ > 0 && !post(next_slot_, Kind::frames, 0)) broken_ = Errc::peer_lost;
 }
 
 void VerbsStream::posted(bool alone) noexcept {
@@ -276,13 +293,15 @@ void VerbsStream::on_completion(const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS) return fail(open_ ? Errc::peer_lost : Errc::unreachable);
   if (!Connection::is_receive(completion)) {
     ++free_slots_;
-    if (session_ && session_->has_output()) endpoint_.turn_later(*this);
+    if (session_ && (session_->has_output() || owed_ >= kSlots / 2)) endpoint_.turn_later(*this);
     return;
   }
   const std::uint32_t slot = Connection::number_of(completion) % kSlots;
   ++received_;
-  if (const Errc error = on_message(receive_slot(slot), completion.byte_len); error != Errc::ok)
-    return fail(error);
+  receiving_ = true;
+  const Errc error = on_message(receive_slot(slot), completion.byte_len);
+  receiving_ = false;
+  if (error != Errc::ok) return fail(error);
   if (state_ != Errc::ok) return;
   ++owed_;
   if (!post_receive(slot)) return fail(Errc::peer_lost);
@@ -335,6 +354,8 @@ void VerbsStream::end_turn() noexcept {
   if (!open_ || state_ != Errc::ok) return;
   session_->end_turn();
   flush();
+  if (broken_ != Errc::ok) return fail(broken_);
+  told_.on_turn();
 }
 
 void VerbsStream::forget(std::uint32_t region) noexcept {
@@ -350,11 +371,22 @@ bool VerbsStream::tick() noexcept {
     return state_ == Errc::ok;
   }
   const auto now = Clock::now();
-  const bool waits = session_->outstanding() != 0 || session_->announces();
+  if (broken_ != Errc::ok) {
+    fail(broken_);
+    return false;
+  }
+  const bool waits =
+      session_->outstanding() != 0 || session_->announces() || (caller_ && session_->has_output());
   if (!std::exchange(waited_at_tick_, waits) || !waits ||
       std::exchange(received_at_tick_, received_) != received_) {
+    // A caller whose machine is gone says nothing any more: the devices find out.
+    if (!caller_ && !waits &&
+        std::chrono::duration<double>(now - told_at_).count() >= endpoint_.deadline(false)) {
+      told_at_ = now;
+      tell();
+    }
     quiet_since_ = now;
-    return waits || others_wait_;
+    return waits || others_wait_ || !caller_;
   }
   const double quiet = std::chrono::duration<double>(now - quiet_since_).count();
   const double deadline = endpoint_.deadline(session_->rail());

@@ -18,9 +18,11 @@ namespace fab::verbs {
 // them: each direction has its stream. Begins with a handshake (docs/wire.md).
 class VerbsStream final : public Connection::Owner {
  public:
-  // `on_open`, `on_failed`: once each; on_failed when the session has settled all it had.
+  // `on_open`, `on_failed`: once each; on_failed when the session has settled all it had. `on_turn`: after
+  // each turn in which something moved.
   struct Told {
     std::function<void()> on_open;
+    std::function<void()> on_turn;
     std::function<void(Errc)> on_failed;
   };
   VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, Told told);  // calls
@@ -39,6 +41,7 @@ class VerbsStream final : public Connection::Owner {
   // What a call for a memory connection must know: chosen by the called side, told in its welcome.
   std::uint64_t token() const noexcept { return token_; }
   std::string remote() const;
+  std::uint64_t received() const noexcept { return received_; }  // messages
   const Whereabouts& where() const noexcept { return where_; }
 
   void posted(bool alone) noexcept;  // the session has something to send
@@ -76,6 +79,9 @@ class VerbsStream final : public Connection::Owner {
   Errc take(const std::byte* bytes, std::size_t length) noexcept;
   Errc on_message(const std::byte* bytes, std::size_t length) noexcept;
   void say(const std::string& hello) noexcept;
+  void refuse(Errc reason) noexcept;
+  void on_output() noexcept;
+  void tell() noexcept;
   Errc on_hello(std::string_view message);
   Errc called_by(std::string_view body);
   Errc answered(HelloType type, std::string_view body);
@@ -93,12 +99,13 @@ class VerbsStream final : public Connection::Owner {
   std::optional<Connection> connection_;
   Errc state_ = Errc::ok;
   bool open_ = false;
-  bool failing_ = false;
+  Errc broken_ = Errc::ok;  // found while sending
+  bool receiving_ = false;
   Deadline handshake_;
 
   Hello hello_;
   Nonce challenge_{};
-  bool proven_ = false, greeted_ = false;
+  bool proven_ = false, greeted_ = false, refused_ = false;
   std::uint64_t token_ = 0;
 
   std::uint32_t free_slots_ = kSlots;  // free ones, used in turn: sends complete in order
@@ -108,7 +115,7 @@ class VerbsStream final : public Connection::Owner {
 
   std::uint64_t received_ = 0, received_at_tick_ = 0;  // messages
   bool waited_at_tick_ = false, others_wait_ = false;
-  Clock::time_point quiet_since_{};
+  Clock::time_point quiet_since_{}, told_at_ = Clock::now();
 };
 
 }  // namespace fab::verbs
