@@ -29,6 +29,11 @@ bool native(const Transfer& transfer) noexcept {
          (transfer.op == OpCode::fetch_atomic && transfer.atomic == AtomicOp::atomic_read);
 }
 
+// Whether it goes from or to a slot of the endpoint's memory.
+bool stages(const Transfer& transfer) noexcept {
+  return is_atomic(transfer.op) || transfer.length <= VerbsEndpoint::kStageBytes;
+}
+
 // By the peer's device, which then begins nothing that came behind. An error here may come when it has.
 bool refusal(ibv_wc_status status) noexcept {
   switch (status) {
@@ -135,6 +140,19 @@ bool Direct::tick() noexcept {
 }
 
 Direct::Way Direct::way(const Transfer& transfer) {
+  const Way chosen = choose(transfer);
+  if (chosen == Way::session) return chosen;
+  if (requests_.size() >= kMostRequests) return Way::later;
+  // What is small and waits for a slot has to come again; the rest waits here until more is known.
+  if (stages(transfer) && !endpoint_.stage_free()) {
+    const bool others_have_them = requests_.empty() && !is_atomic(transfer.op);
+    return others_have_them ? Way::session : Way::later;
+  }
+  return Way::devices;
+}
+
+// `later`: not known yet, and worth waiting for.
+Direct::Way Direct::choose(const Transfer& transfer) {
   if (failed_ || link_ == Link::ended || transfer.length == 0 || transfer.delivery == Delivery::commit)
     return Way::session;
   if ((transfer.flags & (transfer_flag::kRemoteData | transfer_flag::kStriped)) != 0) return Way::session;
@@ -177,10 +195,7 @@ Direct::Way Direct::way(const Transfer& transfer) {
     if (!region.atomics || (piece->address + at) % 8 != 0 || piece->length - at < 8) return Way::session;
   }
   if (!connect()) return link_ == Link::ended || !waits ? Way::session : Way::later;
-  const bool staged = atomic || transfer.length <= VerbsEndpoint::kStageBytes;
-  if (requests_.size() >= kMostRequests) return Way::later;
-  if (staged && !endpoint_.stage_free()) return requests_.empty() && !atomic ? Way::session : Way::later;
-  if (!staged && transfer.piece_count > 0 && transfer.piece_count != 1) {
+  if (!stages(transfer) && transfer.piece_count > 0 && transfer.piece_count != 1) {
     for (std::size_t i = 0; i < transfer.piece_count; ++i) {
       const iovec& piece = transfer.local_pieces[i];
       if (piece.iov_len &&
@@ -196,14 +211,27 @@ Direct::Way Direct::way(const Transfer& transfer) {
 void Direct::take(const Transfer& transfer) {
   Request request;
   request.transfer = transfer;
-  request.region = known_.at(transfer.key).description;
   if ((transfer.flags & transfer_flag::kStripe) != 0) {
     const auto& part = static_cast<const FlowOperation&>(*transfer.operation);
     request.offset = part.offset;
     request.whole = part.whole;
   }
-  if (!prepare(request)) request.fate = Request::Fate::session;
-  if (transfer.delivery == Delivery::inject && request.staged >= 0 && transfer.op == OpCode::write) {
+  if (is_atomic(transfer.op)) {
+    if (transfer.atomic != AtomicOp::atomic_read)
+      gather(local_of(transfer), reinterpret_cast<std::byte*>(&request.operand), 8);
+    if (transfer.op == OpCode::compare_atomic) std::memcpy(&request.compare, transfer.compare, 8);
+  }
+  if (stages(transfer)) {
+    request.staged = endpoint_.take_stage();
+    request.local_key = endpoint_.stage_key();
+    if (transfer.op == OpCode::write) {
+      gather(local_of(transfer), endpoint_.stage(request.staged), transfer.length);
+      request.transfer.local = endpoint_.stage(request.staged);
+    }
+    if (transfer.op != OpCode::read) request.transfer.piece_count = 0;  // copied
+  }
+  const bool kept = stages(transfer) && (transfer.op == OpCode::write || transfer.op == OpCode::atomic);
+  if (transfer.delivery == Delivery::inject && kept) {
     request.context = transfer.operation->completion().context;
     request.flags = transfer.operation->completion().flags;
     std::exchange(request.transfer.operation, nullptr)->settle(Errc::ok, transfer.length);
@@ -211,20 +239,20 @@ void Direct::take(const Transfer& transfer) {
   requests_.push_back(std::move(request));
 }
 
+// False: more has to be known first.
+bool Direct::decide(Request& request) {
+  const Way chosen = choose(request.transfer);
+  if (chosen == Way::later) return false;
+  request.fate = Request::Fate::session;
+  if (chosen == Way::session) return true;
+  request.region = known_.at(request.transfer.key).description;
+  if (request.staged >= 0 || reach_local(request)) request.fate = Request::Fate::devices;
+  return true;
+}
+
 // Gives the device local memory that it can reach.
-bool Direct::prepare(Request& request) {
+bool Direct::reach_local(Request& request) {
   const Transfer& transfer = request.transfer;
-  const bool atomic = is_atomic(transfer.op);
-  if (atomic || transfer.length <= VerbsEndpoint::kStageBytes) {
-    request.staged = endpoint_.take_stage();
-    request.local_key = endpoint_.stage_key();
-    if (transfer.op == OpCode::write)
-      gather(local_of(transfer), endpoint_.stage(request.staged), transfer.length);
-    if (atomic && transfer.atomic != AtomicOp::atomic_read)
-      gather(local_of(transfer), reinterpret_cast<std::byte*>(&request.operand), 8);
-    if (transfer.op == OpCode::compare_atomic) std::memcpy(&request.compare, transfer.compare, 8);
-    return true;
-  }
   if (transfer.piece_count > 1) return true;  // each piece has its own key: post()
   const iovec whole = local_of(transfer).here(transfer.length);
   const bool stores = transfer.op == OpCode::read;
@@ -313,20 +341,22 @@ void Direct::post(Request& request, bool& moved) noexcept {
 
 bool Direct::pump() noexcept {
   bool moved = false;
-  while (link_ == Link::connected && !send_failed_ && unposted_ < requests_.size() &&
-         posted_ - completed_ < kDepth) {
+  while (!send_failed_ && unposted_ < requests_.size()) {
     Request& next = requests_[unposted_];
+    if (next.fate == Request::Fate::undecided && !decide(next)) break;
     if (next.fate == Request::Fate::devices) {
-      post(next, moved);
-      if (next.last == 0) break;
+      if (link_ == Link::ended)
+        next.fate = Request::Fate::session;
+      else if (!connect() || posted_ - completed_ >= kDepth)
+        break;
+      else {
+        post(next, moved);
+        if (next.last == 0) break;
+      }
     }
     ++unposted_;
   }
   if (link_ == Link::connected && (send_failed_ || !send_chain())) break_off(false);
-  if (!requests_.empty()) connect();
-  if (link_ == Link::ended)
-    for (std::size_t i = 0; i < requests_.size(); ++i)
-      if (requests_[i].fate == Request::Fate::devices) requests_[i].fate = Request::Fate::session;
   if (!requests_.empty() && requests_.front().fate == Request::Fate::session) moved |= repeat_front();
   return moved;
 }
@@ -343,9 +373,9 @@ bool Direct::repeat_front() noexcept {
   repeat_.offset = front.offset;
   repeat_.whole = front.whole;
   transfer.operation = &repeat_;
-  if (front.staged >= 0 && transfer.op == OpCode::write) {
-    transfer.local = endpoint_.stage(front.staged);
-    transfer.piece_count = 0;
+  if (is_atomic(transfer.op)) {  // copied by the session at once
+    transfer.local = reinterpret_cast<std::byte*>(&front.operand);
+    transfer.compare = reinterpret_cast<const std::byte*>(&front.compare);
   }
   // To be repeated does no harm: it needs no number.
   transfer.flags &= static_cast<std::uint16_t>(~transfer_flag::kNumbered);

@@ -31,8 +31,8 @@ class Direct final : public Connection::Owner {
   Direct(VerbsEndpoint& endpoint, Whereabouts peer, Services services);
   ~Direct();
 
-  // What may be done with a transfer: by the devices; through the session; or neither until more is known of
-  // the region, or there is room.
+  // Where a transfer belongs: here, which may turn out to be through the session after all; through the
+  // session; or nowhere until there is room.
   enum class Way { devices, session, later };
   Way way(const Transfer& transfer);
   void take(const Transfer& transfer);  // one for which way() just said `devices`
@@ -79,11 +79,12 @@ class Direct final : public Connection::Owner {
     std::uint64_t posted = 0;                // bytes
     std::uint64_t last = 0;                  // number of its last work request, once all are posted; else 0
     enum class Fate : std::uint8_t {
-      devices,   // the devices do it
-      session,   // the peer has to judge it
-      repeated,  // the session has it
-      lost,      // an update that may have happened or not
-    } fate = Fate::devices;
+      undecided,  // more has to be known of the region
+      devices,    // the devices do it
+      session,    // the peer has to judge it
+      repeated,   // the session has it
+      lost,       // an update that may have happened or not
+    } fate = Fate::undecided;
   };
   enum class Link { none, connecting, connected, ended };
 
@@ -95,7 +96,9 @@ class Direct final : public Connection::Owner {
   void on_answer(Question& question) noexcept;
   void on_repeated(const Completion& outcome) noexcept;
   bool connect();
-  bool prepare(Request& request);
+  Way choose(const Transfer& transfer);
+  bool decide(Request& request);
+  bool reach_local(Request& request);
   void post(Request& request, bool& moved) noexcept;
   bool send_chain() noexcept;
   bool repeat_front() noexcept;
