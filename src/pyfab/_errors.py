@@ -16,6 +16,7 @@
 ├── CanceledError                the operation was taken back
 ├── OperationTimeout             (TimeoutError) the time is over; the operation goes on
 ├── NotSupportedError            not available on this provider or in this mode
+├── EpochError                   (RuntimeError) a call or operation outside of its synchronisation epoch
 ├── ClosedError                  (ValueError) the object is closed, or belongs to the parent process
 └── InsertError                  some addresses could not be inserted; .handles, .errors, .count
 """
@@ -34,6 +35,7 @@ __all__ = [
     "BusyError",
     "CanceledError",
     "ClosedError",
+    "EpochError",
     "FabricError",
     "InsertError",
     "InvalidArgumentError",
@@ -139,6 +141,12 @@ class NotSupportedError(FabricError):
 
 class ClosedError(FabricError, ValueError):
     code = 9
+
+
+class EpochError(FabricError, RuntimeError):
+    """A window was used outside of the epoch that the call needs, or epochs were opened or ended in the wrong order."""
+
+    code = 258
 
 
 class InsertError(FabricError):

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import socket
+import threading
 from collections.abc import Mapping
 from html import escape
 from types import TracebackType
@@ -61,6 +62,8 @@ class Group:
             raise InvalidArgumentError(f"rank={rank}, size={size}: ranks are 0 to size - 1")
         self.rank, self.size, self.timeout = rank, size, timeout
         self.peers: tuple[int, ...] = tuple(r for r in range(size) if r != rank)
+        self._handles = tuple(range(size))  # of the ranks, in the address vector
+        self._barrier_lock = threading.Lock()
         self._windows: list[Window] = []
         self._closed = False
         with contextlib.ExitStack() as undo:
@@ -129,16 +132,25 @@ class Group:
         shape: int | tuple[int, ...] | None = None,
         dtype: DTypeLike = float,
         access: Access = Access.REMOTE,
+        counters: int = 0,
+        epochs: bool = False,
+        dynamic: bool = False,
+        max_parts: int = 64,
         timeout: float | None = -1,
     ) -> Window:
         """Opens memory of every rank to the others. Collective.
 
-        Either `array`, used where it is and kept alive, or `shape` and `dtype` of a zeroed one that peers on the node can map,
-        which is the fastest. Shapes and dtypes may differ between ranks. `access` is what the others may do. If one rank
-        fails, all raise: that one its own error, the others one that names it.
+        Either `array`, used where it is and kept alive; or `shape` and `dtype` of a zeroed one that peers on the node can map,
+        which is the fastest; or, with `dynamic`, arrays that each rank attaches and detaches later, at most `max_parts` at a
+        time. Shapes and dtypes may differ between ranks. `access` is what the others may do. counters: how many each rank has
+        for notified puts, `Window.counters`. epochs: operations outside of an epoch are refused (EpochError). If one rank fails,
+        all raise: that one its own error, the others one that names it.
         """
         self._check()
-        return Window(self, array, shape, dtype, access, self._timeout(timeout))
+        if counters < 0 or (dynamic and max_parts < 1):
+            raise InvalidArgumentError(f"counters={counters}, max_parts={max_parts}: neither is negative")
+        parts = max_parts if dynamic else 0
+        return Window(self, array, shape, dtype, access, self._timeout(timeout), counters, epochs, parts)
 
     def links(self) -> Table[Link]:
         """Which peer is reached over which link, and why. Local."""
@@ -208,6 +220,10 @@ class Group:
         finally:
             self._windows.clear()
             self._resources.close()
+
+    def _memory_barrier(self) -> None:
+        with self._barrier_lock:  # an atomic exchange with acquire and release order
+            pass
 
     def _check(self) -> None:
         if self._closed:

@@ -2,100 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+import operator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
+from pyfab._core import Operation, RemoteArrayCore
 from pyfab._enums import AtomicOp
-from pyfab._errors import InvalidArgumentError
+from pyfab._errors import InvalidArgumentError, NotSupportedError
 from pyfab._indexing import check_landing, fitting, names_rows, packed, row_numbers
 
 if TYPE_CHECKING:
-    from pyfab._endpoint import Endpoint, Operation
+    from pyfab._core import Context, Fetch
     from pyfab._region import RemoteRegion
+    from pyfab._window import Window
 
-T = TypeVar("T")
+_Rows = tuple[NDArray[np.uint64], int]
 
-
-class Fetch(Generic[T]):
-    """An operation whose result is what it brought: an array, or a scalar where NumPy would give one.
-
-    Otherwise used like Operation: `result`, `exception`, `done`, `cancel`, `add_done_callback`, and ``await``.
-    """
-
-    __slots__ = ("_into", "operation")
-
-    def __init__(self, operation: Operation, into: NDArray[Any]) -> None:
-        self.operation = operation
-        self._into = into
-
-    def result(self, timeout: float | None = None) -> T:
-        """The values, once they are there."""
-        self.operation.result(timeout)
-        return self._into[()]  # type: ignore[return-value]  # the array, or its scalar if it has no axes
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Why it failed, or None."""
-        return self.operation.exception(timeout)
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-        return self.operation.done()
-
-    def cancel(self) -> bool:
-        """As `Operation.cancel`."""
-        return self.operation.cancel()
-
-    def add_done_callback(self, fn: Callable[[Fetch[T]], object]) -> None:
-        """Calls ``fn(self)`` at the end."""
-        self.operation.add_done_callback(lambda _: fn(self))
-
-    def __await__(self) -> Generator[Any, None, T]:
-        yield from self.operation.__await__()
-        return self.result(0)
-
-    def __repr__(self) -> str:
-        return f"Fetch({self.operation!r})"
+# Updates of types for which there are no atomics, in steps under a lock; NumPy's rules decide what goes.
+_STEPS: dict[AtomicOp, Callable[[Any, Any], Any]] = {
+    AtomicOp.MIN: np.minimum,
+    AtomicOp.MAX: np.maximum,
+    AtomicOp.SUM: np.add,
+    AtomicOp.PROD: np.multiply,
+    AtomicOp.LOR: np.logical_or,
+    AtomicOp.LAND: np.logical_and,
+    AtomicOp.LXOR: np.logical_xor,
+    AtomicOp.BOR: np.bitwise_or,
+    AtomicOp.BAND: np.bitwise_and,
+    AtomicOp.BXOR: np.bitwise_xor,
+    AtomicOp.ATOMIC_READ: lambda old, _: old,
+    AtomicOp.ATOMIC_WRITE: lambda _, new: new,
+}
 
 
-class RemoteArray:
+class RemoteArray(RemoteArrayCore):
     """The array that `peer` opened, as `shape` and `dtype` describe it. Thread-safe.
 
     ``remote[index]`` waits and returns a new array; ``remote[index] = values`` waits until the values are visible at the peer.
-    The methods start an operation and return it; the local arrays must stay as they are until it is done. An index is made of
-    integers, slices of any step and an Ellipsis; an array of integers or a mask may come first, for axis 0. Index errors are
-    NumPy's (IndexError), and values are broadcast and cast (``same_kind``) as in an assignment to a local array; all this is
-    checked before anything moves.
+    The methods start an operation and return it, to be waited for, awaited, or left to `Window.flush`; the local arrays must stay
+    as they are until it is done. An index is made of integers, slices of any step and an Ellipsis; an array of integers or a mask
+    may come first, for axis 0. Index errors are NumPy's (IndexError), and values are broadcast and cast (``same_kind``) as in an
+    assignment to a local array; all this is checked before anything moves.
+
+    Updates (`accumulate`, `fetch_add`, …) are atomic by element among all updates of the library on elements of that type:
+    integers of 1 to 8 bytes, float32 and float64 by atomics of the processor that holds the memory; float16, longer floats,
+    complex numbers, truth values and foreign byte order in several steps under a lock of the peer's part, so that they have
+    ended when the call returns.
     """
 
-    __slots__ = (
-        "_dtype",
-        "_endpoint",
-        "_get",
-        "_put",
-        "_put_at",
-        "_read",
-        "_read_at",
-        "_region",
-        "_timeout",
-        "_write",
-        "_write_at",
-        "peer",
-        "shape",
-    )
-
     def __init__(
-        self, endpoint: Endpoint, peer: int, region: RemoteRegion, timeout: float | None = None
+        self,
+        _context: Context,
+        _handle: int,
+        _rank: int,
+        region: RemoteRegion,
+        timeout: float | None = None,
     ) -> None:
-        self.peer = peer
         self.shape: tuple[int, ...] = region.shape
         self._dtype = region.dtype
-        self._endpoint, self._region, self._timeout = endpoint, region, timeout
-        self._write, self._read = endpoint.write, endpoint.read
-        self._put, self._get = endpoint.put, endpoint.get
-        # For what is usual, an array that is just what the index selects, without an object for the selection.
-        self._write_at, self._read_at, self._put_at = endpoint._write_at, endpoint._read_at, endpoint._put_at
+        self._timeout = timeout
+        self._window: Window | None = None
+        self._notified: list[RemoteRegion] = []
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -110,126 +79,210 @@ class RemoteArray:
     @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        return self._region.nbytes
-
-    @property
-    def region(self) -> RemoteRegion:
-        """What `Endpoint` operations take for the same memory."""
-        return self._region
+        return self.region.nbytes
 
     def __len__(self) -> int:
-        return len(self._region)
+        return len(self.region)
 
-    def __getitem__(self, index: Any) -> Any:
-        if type(index) is not slice and names_rows(index):
-            return self._gather(index, None).result(self._timeout)
-        source = self._region[index]
-        out = np.empty(source.shape, self._dtype)
-        self._get(out, self.peer, source)
-        if out.ndim or index is ... or (type(index) is tuple and any(part is ... for part in index)):
-            return out
-        return out[()]
-
-    def __setitem__(self, index: Any, values: ArrayLike) -> None:
-        if self._put_at(values, self.peer, self._region, index):
-            return
-        if type(index) is not slice and names_rows(index):
-            self.put_at(index, values).result(self._timeout)
-            return
-        target = self._region[index]
-        self._put(fitting(values, target.shape, self._dtype), self.peer, target)
+    def __iter__(self) -> Iterator[Any]:
+        return (self[row] for row in range(len(self)))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
             raise ValueError("a remote array becomes a local one by copying")
         return np.asarray(self[...], dtype)
 
-    def put(self, values: ArrayLike, index: Any = ...) -> Operation:
-        """Writes `values` to the selected elements."""
-        operation = self._write_at(values, self.peer, self._region, index)
-        if operation is not None:
-            return operation
-        if type(index) is not slice and names_rows(index):
-            return self.put_at(index, values)
-        target = self._region[index]
-        return self._write(fitting(values, target.shape, self._dtype), self.peer, target)
-
-    def get(self, out: NDArray[Any], index: Any = ...) -> Operation:
-        """Reads the selected elements into `out`, a C-contiguous array of their shape and dtype."""
-        operation = self._read_at(out, self.peer, self._region, index)
-        if operation is not None:
-            return operation
-        if type(index) is not slice and names_rows(index):
-            return self._gather(index, out).operation
-        source = self._region[index]
-        check_landing(out, source.shape, self._dtype)
-        return self._read(out, self.peer, source)
-
     def take(self, indices: ArrayLike, out: NDArray[Any] | None = None, axis: int = 0) -> Any:
-        """Reads the rows named by `indices`, in that order and as often as named, in one operation.
+        """Reads the rows named by `indices`, numbers or a mask, in that order and as often as named, in one operation.
 
-        With `out` returns an Operation, without it a `Fetch` whose result is the new array of shape
+        With `out` returns an Operation, without it a Fetch whose result is the new array of shape
         ``np.shape(indices) + self.shape[1:]``.
         """
         if axis != 0:
             raise InvalidArgumentError(f"axis={axis}: rows are taken along axis 0 alone")
-        fetch = self._gather(np.asarray(indices), out)
-        return fetch if out is None else fetch.operation
+        return self._gather(np.asarray(indices), out)
 
     def put_at(self, indices: Any, rows: ArrayLike) -> Operation:
         """Writes `rows` to the rows named by `indices`, in one operation; of rows named twice, either may stay."""
-        shape, offsets, length = self._scattered(indices)
-        source = fitting(rows, shape, self._dtype)
-        return self._endpoint.write_many(
-            self.peer, self._region, source, offsets, packed(offsets, length), length
-        )
-
-    def accumulate(self, values: ArrayLike, index: Any = ..., op: AtomicOp = AtomicOp.SUM) -> Operation:
-        """Updates each selected element with `op` and its value, atomically by element."""
-        target = self._region[index]
-        return self._endpoint.atomic(op, fitting(values, target.shape, self._dtype), self.peer, target)
-
-    def fetch_add(self, values: ArrayLike, index: Any = ..., out: NDArray[Any] | None = None) -> Any:
-        """Adds to each selected element, atomically by element, and brings what was there before.
-
-        With `out` returns an Operation, without it a `Fetch` whose result is the former value or values.
-        """
-        target = self._region[index]
-        operand = fitting(values, target.shape, self._dtype)
-        into = (
-            np.empty(target.shape, self._dtype)
-            if out is None
-            else check_landing(out, target.shape, self._dtype)
-        )
-        op = self._endpoint.fetch_atomic(AtomicOp.SUM, operand, into, self.peer, target)
-        return Fetch(op, into) if out is None else op
-
-    def compare_and_swap(
-        self, expected: ArrayLike, desired: ArrayLike, index: Any = ..., out: NDArray[Any] | None = None
-    ) -> Any:
-        """Where a selected element equals `expected`, sets it to `desired`, atomically; brings what was there before.
-
-        With `out` returns an Operation, without it a `Fetch` whose result is the former value or values.
-        """
-        target = self._region[index]
-        compare = fitting(expected, target.shape, self._dtype)
-        operand = fitting(desired, target.shape, self._dtype)
-        into = (
-            np.empty(target.shape, self._dtype)
-            if out is None
-            else check_landing(out, target.shape, self._dtype)
-        )
-        op = self._endpoint.compare_atomic(AtomicOp.CSWAP, operand, compare, into, self.peer, target)
-        return Fetch(op, into) if out is None else op
+        return self._scatter(self.region, indices, rows)
 
     def __repr__(self) -> str:
         return f"RemoteArray(peer={self.peer}, shape={self.shape}, dtype={self._dtype})"
 
-    def _gather(self, indices: Any, out: NDArray[Any] | None) -> Fetch[NDArray[Any]]:
+    # --- what the core leaves to Python
+
+    def _select(self, index: Any) -> Any:
+        if names_rows(index):
+            return self._gather(index, None).result(self._timeout)
+        source = self.region[index]
+        out = np.empty(source.shape, self._dtype)
+        self._context.get(out, self._handle, source)
+        return out[()]
+
+    def _assign(self, index: Any, values: ArrayLike) -> None:
+        if names_rows(index):
+            self.put_at(index, values).result(self._timeout)
+            return
+        target = self.region[index]
+        self._context.put(fitting(values, target.shape, self._dtype), self._handle, target)
+
+    def _put(self, values: ArrayLike, index: Any = ..., notify: int | None = None) -> Operation:
+        region = self.region if notify is None else self._counting(notify)
+        if names_rows(index):
+            return self._scatter(region, index, values)
+        target = region[index]
+        if target.nbytes == 0:
+            fitting(values, target.shape, self._dtype)
+            return self._nothing(np.empty(target.shape, self._dtype))
+        return self._context.write(fitting(values, target.shape, self._dtype), self._handle, target)
+
+    def _get(self, out: NDArray[Any], index: Any = ...) -> Operation:
+        if names_rows(index):
+            operation: Operation = self._gather(index, out)
+            return operation
+        source = self.region[index]
+        check_landing(out, source.shape, self._dtype)
+        if source.nbytes == 0:
+            return self._nothing(out)
+        return self._context.read(out, self._handle, source)
+
+    def _accumulate(self, values: ArrayLike, index: Any = ..., op: AtomicOp = AtomicOp.SUM) -> Operation:
+        shape, target, rows = self._selected(index)
+        if self._by_steps:
+            return self._step(values, shape, target, rows, _combining(op), None)
+        return self._context.atomic(op, fitting(values, shape, self._dtype), self._handle, target, _rows=rows)
+
+    def _fetch_add(self, values: ArrayLike, index: Any = ..., out: NDArray[Any] | None = None) -> Any:
+        return self._fetch_accumulate(values, index, AtomicOp.SUM, out)
+
+    def _fetch_accumulate(
+        self,
+        values: ArrayLike,
+        index: Any = ...,
+        op: AtomicOp = AtomicOp.SUM,
+        out: NDArray[Any] | None = None,
+    ) -> Any:
+        shape, target, rows = self._selected(index)
+        into = np.empty(shape, self._dtype) if out is None else check_landing(out, shape, self._dtype)
+        if self._by_steps:
+            operation = self._step(values, shape, target, rows, _combining(op), into)
+            return operation if out is not None else self._nothing(into, brings=True)
+        return self._context.fetch_atomic(
+            op,
+            fitting(values, shape, self._dtype),
+            into,
+            self._handle,
+            target,
+            _rows=rows,
+            _brings=out is None,
+        )
+
+    def _compare_and_swap(
+        self, expected: ArrayLike, desired: ArrayLike, index: Any = ..., out: NDArray[Any] | None = None
+    ) -> Any:
+        shape, target, rows = self._selected(index)
+        compare = fitting(expected, shape, self._dtype)
+        into = np.empty(shape, self._dtype) if out is None else check_landing(out, shape, self._dtype)
+        if self._by_steps:
+            operation = self._step(
+                desired, shape, target, rows, lambda old, new: np.where(old == compare, new, old), into
+            )
+            return operation if out is not None else self._nothing(into, brings=True)
+        return self._context.compare_atomic(
+            AtomicOp.CSWAP,
+            fitting(desired, shape, self._dtype),
+            compare,
+            into,
+            self._handle,
+            target,
+            _rows=rows,
+            _brings=out is None,
+        )
+
+    @property
+    def _by_steps(self) -> bool:
+        kind, size = self._dtype.kind, self._dtype.itemsize
+        if kind in "iu" or (kind == "f" and size in (4, 8)):
+            return not self._dtype.isnative
+        if kind not in "fcb":
+            raise NotSupportedError(
+                f"there are no updates of {self._dtype}: numbers and truth values have some"
+            )
+        return True
+
+    def _step(
+        self,
+        values: ArrayLike,
+        shape: tuple[int, ...],
+        target: RemoteRegion,
+        rows: _Rows | None,
+        combine: Callable[[Any, Any], Any],
+        former: NDArray[Any] | None,
+    ) -> Operation:
+        """Lock, get, compute, put, unlock. The put is what is returned, done."""
+        operand = fitting(values, shape, self._dtype)
+        if self._window is None:
+            raise NotSupportedError(f"updates of {self._dtype} need the lock of a window")
+        if rows is not None and len(np.unique(rows[0])) != len(rows[0]):
+            raise InvalidArgumentError(f"an update of {self._dtype} names each row at most once")
+        context, handle = self._context, self._handle
+        here = np.empty(shape, self._dtype)
+        with self._window._update_lock(self.peer):
+            if rows is None:
+                context.read(here, handle, target).result(self._timeout)
+                new = np.ascontiguousarray(combine(here, operand), self._dtype).reshape(shape)
+                operation = context.write(new, handle, target)
+            else:
+                offsets, length = rows
+                places = packed(offsets, length)
+                context.read_many(handle, target, here, offsets, places, length).result(self._timeout)
+                new = np.ascontiguousarray(combine(here, operand), self._dtype).reshape(shape)
+                operation = context.write_many(handle, target, new, offsets, places, length)
+            operation.result(self._timeout)
+        if former is not None:
+            former[...] = here
+        return operation
+
+    def _nothing(self, local: NDArray[Any], *, brings: bool = False) -> Operation:
+        """A finished operation that moves nothing."""
+        none = np.empty(0, np.uint64)
+        return self._context.read_many(self._handle, self.region, local, none, none, none, _brings=brings)
+
+    def _counting(self, notify: int) -> RemoteRegion:
+        number = operator.index(notify)
+        if not 0 <= number < len(self._notified):
+            raise InvalidArgumentError(
+                f"notify={notify}: rank {self.peer} has {len(self._notified)} counters; make the window with counters="
+            )
+        return self._notified[number]
+
+    def _gather(self, indices: Any, out: NDArray[Any] | None) -> Fetch | Any:
         shape, offsets, length = self._scattered(indices)
         into = np.empty(shape, self._dtype) if out is None else check_landing(out, shape, self._dtype)
-        op = self._endpoint.read_many(self.peer, self._region, into, offsets, packed(offsets, length), length)
-        return Fetch(op, into)
+        return self._context.read_many(
+            self._handle,
+            self.region,
+            into,
+            offsets,
+            packed(offsets, length),
+            length,
+            _brings=out is None,
+        )
+
+    def _scatter(self, region: RemoteRegion, indices: Any, rows: ArrayLike) -> Operation:
+        shape, offsets, length = self._scattered(indices)
+        source = fitting(rows, shape, self._dtype)
+        return self._context.write_many(
+            self._handle, region, source, offsets, packed(offsets, length), length
+        )
+
+    def _selected(self, index: Any) -> tuple[tuple[int, ...], RemoteRegion, _Rows | None]:
+        """Shape of what an update changes, and where it is: a view, or rows of the whole."""
+        if names_rows(index):
+            shape, offsets, length = self._scattered(index)
+            return shape, self.region, (offsets, length)
+        target = self.region[index]
+        return target.shape, target, None
 
     def _scattered(self, index: Any) -> tuple[tuple[int, ...], NDArray[np.uint64], int]:
         """Shape of a selection by rows, and the byte offsets of its runs with their length."""
@@ -241,11 +294,52 @@ class RemoteArray:
                 "an array of integers or a mask comes first in an index, and selects along axis 0 alone"
             )
         rows = row_numbers(np.asarray(first), self.shape[0])
-        starts = rows.ravel().astype(np.uint64) * np.uint64(self._region.strides[0])
+        starts = rows.ravel().astype(np.uint64) * np.uint64(self.region.strides[0])
         if not rest:
-            return rows.shape + self.shape[1:], starts, self._region.strides[0]
+            return rows.shape + self.shape[1:], starts, self.region.strides[0]
         if rows.size == 0:
-            return rows.shape + self._region[(slice(0, 0), *rest)].shape[1:], starts, 0
-        row = self._region[(0, *rest)]
+            return rows.shape + self.region[(slice(0, 0), *rest)].shape[1:], starts, 0
+        row = self.region[(0, *rest)]
         offsets, length = row.runs()
         return rows.shape + row.shape, np.add.outer(starts, offsets).ravel(), length
+
+
+class CheckedRemoteArray(RemoteArray):
+    """One of a window whose operations belong into epochs: EpochError outside of one."""
+
+    def _allow(self) -> None:
+        assert self._window is not None
+        self._window._require(self.peer)
+
+
+def _checked(name: str) -> Callable[..., Any]:
+    unchecked = getattr(RemoteArray, name)
+
+    def call(self: CheckedRemoteArray, *args: Any, **kwargs: Any) -> Any:
+        self._allow()
+        return unchecked(self, *args, **kwargs)
+
+    call.__name__, call.__doc__ = name, unchecked.__doc__
+    return call
+
+
+for _name in (
+    "__getitem__",
+    "__setitem__",
+    "put",
+    "get",
+    "take",
+    "put_at",
+    "accumulate",
+    "fetch_add",
+    "fetch_accumulate",
+    "compare_and_swap",
+):
+    setattr(CheckedRemoteArray, _name, _checked(_name))
+
+
+def _combining(op: AtomicOp) -> Callable[[Any, Any], Any]:
+    try:
+        return _STEPS[AtomicOp(op)]
+    except (ValueError, KeyError):
+        raise NotSupportedError(f"{op!r} is no update: use compare_and_swap() to compare") from None

@@ -107,6 +107,9 @@ void bind_memory(py::module_& m) {
           "address",
           [](const SharedMemory& memory) { return reinterpret_cast<std::uint64_t>(memory.mapping.data()); })
       .def_property_readonly("nbytes", [](const SharedMemory& memory) { return memory.mapping.size(); })
+      .def_property_readonly(
+          "fd", [](const SharedMemory& memory) { return memory.file.get(); },
+          "Of the file behind it, which processes of this user can open through /proc.")
       .def_buffer([](SharedMemory& memory) {
         return py::buffer_info(reinterpret_cast<std::uint8_t*>(memory.mapping.data()),
                                static_cast<py::ssize_t>(memory.mapping.size()));

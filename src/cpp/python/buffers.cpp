@@ -1,5 +1,7 @@
 #include "python/buffers.h"
 
+#include <algorithm>
+#include <array>
 #include <new>
 #include <utility>
 
@@ -28,6 +30,37 @@ ArrayFields array_fields(PyObject* array) {
   return {reinterpret_cast<std::byte*>(fields->data), nbytes, fields->descr,
           (fields->flags & py::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_) != 0,
           (fields->flags & py::detail::npy_api::NPY_ARRAY_WRITEABLE_) != 0};
+}
+
+PyObject* make_array(PyObject* dtype, int ndim, const std::int64_t* shape) {
+  std::array<Py_intptr_t, 32> extents{};
+  std::copy_n(shape, ndim, extents.begin());
+  const auto& api = py::detail::npy_api::get();
+  Py_INCREF(dtype);  // stolen
+  PyObject* array =
+      api.PyArray_NewFromDescr_(api.PyArray_Type_, dtype, ndim, extents.data(), nullptr, nullptr, 0, nullptr);
+  if (!array) throw py::error_already_set();
+  return array;
+}
+
+PyObject* make_scalar(void* data, PyObject* dtype) {
+  // PyArray_Scalar has this place in NumPy's table of functions, in version 1 and 2.
+  constexpr std::size_t kScalar = 60;
+  using Scalar = PyObject* (*)(void*, PyObject*, PyObject*);
+  static const auto scalar = [] {
+    const bool second = py::module_::import("numpy").attr("__version__").cast<std::string>()[0] != '1';
+    const auto core =
+        py::module_::import(second ? "numpy._core._multiarray_umath" : "numpy.core._multiarray_umath");
+    void** functions = reinterpret_cast<void**>(PyCapsule_GetPointer(core.attr("_ARRAY_API").ptr(), nullptr));
+    return reinterpret_cast<Scalar>(functions[kScalar]);
+  }();
+  return scalar(data, dtype, nullptr);
+}
+
+PyObject* element_or_array(PyObject* array) {
+  if (py::detail::array_proxy(array)->nd != 0) return Py_NewRef(array);
+  static PyObject* const nothing = PyTuple_New(0);
+  return PyObject_GetItem(array, nothing);
 }
 
 LocalBuffer::LocalBuffer(LocalBuffer&& other) noexcept

@@ -45,5 +45,10 @@ struct ArrayFields {
   bool contiguous, writable;
 };
 ArrayFields array_fields(PyObject* array);
+// New references. An array of which nothing is set; the scalar of `dtype` whose bytes `data` holds; what
+// `array[()]` is: its scalar if it has no axes, else itself.
+PyObject* make_array(PyObject* dtype, int ndim, const std::int64_t* shape);
+PyObject* make_scalar(void* data, PyObject* dtype);
+PyObject* element_or_array(PyObject* array);
 
 }  // namespace fab::python

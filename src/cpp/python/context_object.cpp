@@ -19,21 +19,57 @@ ContextHandle& context_handle(PyObject* object) {
 
 // NOLINTNEXTLINE(bugprone-exception-escape): only for want of memory
 ContextHandle::~ContextHandle() {
-  close();
+  if (!tally) close();
   const WithoutGil without_gil;  // the domain may go with it, and its thread may wait for the GIL
   context.reset();
   domain.reset();
 }
 
 void ContextHandle::close() {
-  if (std::exchange(closed, true) || !context) return;  // null: the domain gave none
+  if (std::exchange(shared->closed, true) || !context) return;  // null: the domain gave none
   {
     // The progress thread may hold what this needs while it waits for the GIL.
     const WithoutGil without_gil;
     domain->close_context(*context);
   }
   finished->drain();
-  interrupted.clear();
+  shared->interrupted.clear();
+}
+
+std::unique_ptr<ContextHandle> ContextHandle::scope(bool waits_not) const {
+  check_open();
+  auto handle = std::make_unique<ContextHandle>();
+  handle->domain = domain;
+  handle->context = context;
+  handle->queue = queue;
+  handle->finished = finished;
+  handle->objects = objects;
+  handle->shared = shared;
+  handle->manual = manual;
+  handle->tally = std::make_shared<Tally>();
+  handle->no_wait = waits_not;
+  return handle;
+}
+
+bool ContextHandle::flush_scope(Deadline deadline, bool callbacks) {
+  if (callbacks && finished->inside())
+    throw Error(Errc::busy, "flush(callbacks=True) inside a callback would wait for itself; use flush()");
+  const std::uint64_t goal = tally->latest();
+  if (!tally->ended(goal) &&
+      !wait_interruptibly(
+          [&](Deadline until) { return context->wait([&] { return tally->ended(goal); }, until); }, deadline))
+    return false;
+  finished->drain();
+  // Another thread may be in the middle of them.
+  if (callbacks && !tally->called_all(goal) &&
+      !wait_interruptibly([&](Deadline until) { return tally->wait_called(goal, until); }, deadline))
+    return false;
+  if (const auto failure = tally->take_failure(goal)) {
+    raise_failure(failure->op, failure->error, failure->nbytes, failure->remote, failure->key, failure->peer,
+                  context.get());
+    throw py::error_already_set();
+  }
+  return true;
 }
 
 PeerId peer_from(PyObject* object) {
@@ -150,6 +186,10 @@ void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batc
       } else {
         const WithoutGil without_gil;
         taken = context.post(peer, batch);
+        if (taken == 0 && handle.no_wait && first && !started)
+          throw Error(Errc::again,
+                      "the way to peer " + std::to_string(peer) +
+                          " is full; make progress, or wait for what is outstanding, and try again");
         if (taken == 0) {
           // Full: one turn of progress, with a nap once that did not help for long.
           int turns = 0;
@@ -190,8 +230,8 @@ void post_operation(ContextHandle& handle, std::span<const Transfer> batch, Oper
 }
 
 OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer, const Target& target,
-                                   std::uint64_t nbytes, PyObject* user_context) {
-  OperationObject* operation = new_operation();
+                                   std::uint64_t nbytes, PyObject* user_context, bool brings) {
+  OperationObject* operation = new_operation(brings);
   if (!operation) throw py::error_already_set();
   operation->op = op;
   operation->peer = peer;
@@ -201,6 +241,7 @@ OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer
   operation->context = handle.context;
   operation->finished = handle.finished;
   operation->manual = handle.manual;
+  operation->tally = handle.tally;
   if (user_context && user_context != Py_None) keep_context(*operation, user_context);
   return operation;
 }
@@ -297,6 +338,22 @@ void bind_context(py::module_& m) {
           py::arg("peer") = py::none(), py::arg("timeout") = py::none(),
           "Waits until everything posted to `peer` (None: to all) before the call has settled.")
       .def(
+          "_scope", [](const ContextHandle& handle, bool no_wait) { return handle.scope(no_wait); },
+          py::arg("no_wait") = false,
+          "Another handle of this context, that counts what it starts: for _flush_scope and _outstanding.")
+      .def(
+          "_flush_scope",
+          [](ContextHandle& handle, const py::object& timeout, bool callbacks) {
+            handle.check_open();
+            if (!handle.flush_scope(deadline_from(timeout), callbacks))
+              throw Error(Errc::timeout,
+                          std::to_string(handle.tally->open()) +
+                              " operations are still outstanding, or their callbacks, when the "
+                              "time of flush() is over");
+          },
+          py::arg("timeout") = py::none(), py::arg("callbacks") = false)
+      .def_property_readonly("_outstanding", [](const ContextHandle& handle) { return handle.tally->open(); })
+      .def(
           "progress",
           [](ContextHandle& handle) {
             handle.check_open();
@@ -315,7 +372,7 @@ void bind_context(py::module_& m) {
       .def(
           "_drive",
           [](ContextHandle& handle) {
-            if (handle.closed) return;
+            if (handle.shared->closed) return;
             {
               const WithoutGil without_gil;
               do {
@@ -326,7 +383,7 @@ void bind_context(py::module_& m) {
           },
           "Moves what can be moved; on return the descriptor tells of more.")
       .def_property_readonly("manual", [](const ContextHandle& handle) { return handle.manual; })
-      .def_property_readonly("closed", [](const ContextHandle& handle) { return handle.closed; })
+      .def_property_readonly("closed", [](const ContextHandle& handle) { return handle.shared->closed; })
       .def("close", &ContextHandle::close);
   add_methods(type, rma_methods);
   add_methods(type, vector_methods);

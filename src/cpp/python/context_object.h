@@ -15,16 +15,28 @@ struct ContextHandle {
   std::shared_ptr<FinishedList> finished = std::make_shared<FinishedList>();
   py::dict objects;  // number → what the caller gave as context, where that is no int; shared with the
                      // queue's reader
-  // Calls whose waiting an exception ended (Ctrl-C): their memory stays until the context has settled
-  // everything.
-  std::vector<std::shared_ptr<void>> interrupted;
+  // What all handles of the context share.
+  struct Shared {
+    // Calls whose waiting an exception ended (Ctrl-C): their memory stays until the context has settled
+    // everything.
+    std::vector<std::shared_ptr<void>> interrupted;
+    bool closed = false;
+  };
+  std::shared_ptr<Shared> shared = std::make_shared<Shared>();
   bool manual = false;
-  bool closed = false;
+  std::shared_ptr<Tally>
+      tally;             // of a scope: a handle that counts what it starts, and does not own the context
+  bool no_wait = false;  // of a scope: where the path is full, Error(again) and nothing started
 
   ~ContextHandle();
   void close();
+  // Another handle of the same context, with a tally of its own.
+  std::unique_ptr<ContextHandle> scope(bool no_wait) const;
+  // Waits until all that this scope has started has ended, and, if asked, its callbacks have been called;
+  // raises what failed and was not seen. False: out of time.
+  bool flush_scope(Deadline deadline, bool callbacks);
   void check_open() const {
-    if (closed) throw Error(Errc::closed, "the endpoint is closed");
+    if (shared->closed) throw Error(Errc::closed, "the endpoint is closed");
     domain->check_open();
   }
 };
@@ -52,10 +64,19 @@ inline constexpr std::uint64_t kLongWork =
 // A new operation with a place in the completion queue; begin() comes next. Throws Error(again) if the queue
 // is full.
 OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer, const Target& target,
-                                   std::uint64_t nbytes, PyObject* user_context);
+                                   std::uint64_t nbytes, PyObject* user_context, bool brings = false);
 // post_all() for an operation that has begun; what is in flight afterwards keeps its buffers.
 void post_operation(ContextHandle& handle, std::span<const Transfer> batch, OperationObject& operation,
                     LocalBuffer (&&buffers)[3]);
+
+// A put or get of all of `local`, as a new reference; and one that is complete on return. Throw what is
+// wrong.
+OperationObject* start_move(const char* name, OpCode op, ContextHandle& handle, PyObject* local, PeerId peer,
+                            const Target& target);
+void move_now(const char* name, OpCode op, ContextHandle& handle, PyObject* local, PeerId peer,
+              const Target& target);
+void move_now(const char* name, OpCode op, ContextHandle& handle, LocalBuffer local, PeerId peer,
+              const Target& target);
 
 Delivery delivery_from(PyObject* flags);
 // The number that a completion carries for the caller's context argument; keeps what is no int below
@@ -104,6 +125,9 @@ extern PyMethodDef atomic_methods[];  // atomic, fetch_atomic, compare_atomic
 
 // inject() of a message; `tag` and `data` may be null or None.
 PyObject* inject_message(PyObject* self, PyObject* buffer, PyObject* to, PyObject* tag, PyObject* data);
+
+// The type of a dtype whose elements are updated atomically by themselves; nothing for others.
+std::optional<DataType> atomic_type(PyObject* dtype);
 
 PeerId peer_from(PyObject* object);  // throws Error(invalid) for what is no handle
 

@@ -238,7 +238,7 @@ struct ClaimedMessage {
 
   ContextHandle& handle() const { return context_handle(owner.ptr()); }
   ~ClaimedMessage() {
-    if (number == 0 || handle().closed) return;
+    if (number == 0 || handle().shared->closed) return;
     try {
       const WithoutGil without_gil;
       handle().context->discard_claimed(number);

@@ -16,4 +16,5 @@ PYBIND11_MODULE(_core, m) {
   bind_domain(m);
   bind_context(m);
   bind_messages(m);
+  bind_remote_array(m);
 }

@@ -6,6 +6,7 @@ namespace fab::python {
 namespace {
 
 PyTypeObject* operation_type = nullptr;
+PyTypeObject* fetch_type = nullptr;
 PyTypeObject* completion_type = nullptr;
 PyObject* flag_class = nullptr;      // CompletionFlag, set by the package
 PyObject* await_function = nullptr;  // likewise: turns an operation into an iterator for `await`
@@ -125,6 +126,15 @@ OperationObject& owner_of(Operation& core) {
 
 void settled_hook(Operation& core) noexcept {
   OperationObject& operation = owner_of(core);
+  if (operation.tally) {
+    const Errc error = core.completion().error;
+    // What was never posted is the caller's exception.
+    const bool refused = error == Errc::canceled && operation.phase.load() == OperationObject::kPosting;
+    if (error != Errc::ok && !refused)
+      operation.tally->fail({operation.entry.number, operation.op, error, operation.nbytes, operation.remote,
+                             operation.key, operation.peer});
+    operation.tally->leave(operation.entry);
+  }
   // Read before the exchange: a poster that finds kSettled may free the operation.
   if (operation.phase.exchange(OperationObject::kSettled) != OperationObject::kInFlight) return;
   if (operation.wants_notice.load()) operation.context->request_notice();
@@ -141,12 +151,14 @@ void run_callbacks(OperationObject& operation) noexcept {
     Py_XDECREF(result);
   }
   Py_DECREF(callbacks);
+  if (operation.tally) operation.tally->called(operation.entry.number);
 }
 
 int operation_traverse(PyObject* self, visitproc visit, void* arg) {
   const OperationObject& operation = operation_of(self);
   Py_VISIT(operation.user_context);
   Py_VISIT(operation.callbacks);
+  Py_VISIT(operation.value);
   Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
   return 0;
 }
@@ -155,6 +167,8 @@ int operation_clear(PyObject* self) {
   OperationObject& operation = operation_of(self);
   Py_CLEAR(operation.user_context);
   Py_CLEAR(operation.callbacks);
+  Py_CLEAR(operation.value);
+  Py_CLEAR(operation.value_dtype);
   return 0;
 }
 
@@ -173,6 +187,7 @@ void operation_dealloc(PyObject* self) {
   operation_clear(self);
   operation.context.~shared_ptr();
   operation.finished.~shared_ptr();
+  operation.tally.~shared_ptr();
   operation.core.~Operation();
   PyObject_GC_Del(self);
   Py_DECREF(type);
@@ -219,8 +234,12 @@ PyObject* operation_result(PyObject* self, PyObject* const* args, Py_ssize_t nar
   try {
     if (!wait_done(operation, timeout)) return nullptr;
     const Completion& completion = operation.core.completion();
-    if (completion.error == Errc::ok)
+    if (completion.error == Errc::ok) {
+      if (operation.value) return element_or_array(operation.value);
+      if (operation.value_dtype) return make_scalar(&operation.words[2], operation.value_dtype);
       return make_completion(completion, operation.user_context ? operation.user_context : Py_None);
+    }
+    if (operation.tally) operation.tally->seen(operation.entry.number);
     raise_failure(operation.op, completion.error, operation.nbytes, operation.remote, operation.key,
                   operation.peer, operation.context.get());
   } catch (...) {
@@ -238,6 +257,7 @@ PyObject* operation_exception(PyObject* self, PyObject* const* args, Py_ssize_t 
     if (!wait_done(operation, timeout)) return nullptr;
     const Errc error = operation.core.completion().error;
     if (error == Errc::ok) Py_RETURN_NONE;
+    if (operation.tally) operation.tally->seen(operation.entry.number);
     return failure(operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer,
                    operation.context.get())
         .release()
@@ -261,16 +281,16 @@ PyObject* operation_add_done_callback(PyObject* self, PyObject* function) {
     PyErr_SetString(PyExc_TypeError, "add_done_callback() takes a callable");
     return nullptr;
   }
-  if (!operation.callbacks) operation.callbacks = PyList_New(0);
+  if (!operation.callbacks) {
+    operation.callbacks = PyList_New(0);
+    if (operation.callbacks && operation.tally) operation.tally->expect_call(operation.entry.number);
+  }
   if (!operation.callbacks) return nullptr;
   if (PyList_Append(operation.callbacks, function) != 0) return nullptr;
   track(operation);
   operation.wants_notice.store(true);
   // Settled before it could see the wish: nobody else will run the callbacks.
-  if (operation.core.done()) {
-    operation.finished->drain();
-    run_callbacks(operation);
-  }
+  if (operation.core.done()) operation.finished->call_late(operation);
   Py_RETURN_NONE;
 }
 
@@ -369,6 +389,19 @@ PyGetSetDef operation_getset[] = {
      nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
+// A Fetch has the layout and the methods of an Operation; its result is what it brought.
+PyType_Slot fetch_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(operation_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(operation_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(operation_clear)},
+    {Py_tp_doc,
+     const_cast<char*>("An operation whose result() is what it brought: an array, or a scalar where "
+                       "NumPy would give one.")},
+    {0, nullptr}};
+PyType_Spec fetch_spec = {"pyfab.Fetch", sizeof(OperationObject), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                          fetch_slots};
+
 PyType_Slot operation_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(operation_dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(operation_traverse)},
@@ -381,9 +414,10 @@ PyType_Slot operation_slots[] = {
      const_cast<char*>(
          "A started operation: blocking (result), by callback, or `await`. Safe from any thread.")},
     {0, nullptr}};
-PyType_Spec operation_spec = {"pyfab.Operation", sizeof(OperationObject), 0,
-                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                              operation_slots};
+PyType_Spec operation_spec = {
+    "pyfab.Operation", sizeof(OperationObject), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    operation_slots};
 
 }  // namespace
 
@@ -395,25 +429,57 @@ void FinishedList::push(OperationObject& operation) noexcept {
 }
 
 void FinishedList::drain() noexcept {
-  OperationObject* list = head_.exchange(nullptr, std::memory_order_acquire);
-  OperationObject* oldest_first = nullptr;
-  while (list) {
-    OperationObject* next = list->next;
-    list->next = oldest_first;
-    oldest_first = list;
-    list = next;
-  }
-  while (oldest_first) {
-    OperationObject& operation = *oldest_first;
-    oldest_first = operation.next;
-    delete std::exchange(operation.buffers, nullptr);
-    run_callbacks(operation);
-    Py_DECREF(reinterpret_cast<PyObject*>(&operation));
+  do {
+    if (draining_.exchange(true)) return;
+    drainer_.store(std::this_thread::get_id());
+    drain_once();
+    drainer_.store({});
+    draining_.store(false);
+  } while (!empty());
+}
+
+void FinishedList::drain_once() noexcept {
+  while (!empty()) {
+    OperationObject* list = head_.exchange(nullptr);
+    OperationObject* oldest_first = nullptr;
+    while (list) {
+      OperationObject* next = list->next;
+      list->next = oldest_first;
+      oldest_first = list;
+      list = next;
+    }
+    while (oldest_first) {
+      OperationObject& operation = *oldest_first;
+      oldest_first = operation.next;
+      delete std::exchange(operation.buffers, nullptr);
+      run_callbacks(operation);
+      Py_DECREF(reinterpret_cast<PyObject*>(&operation));
+    }
+    std::vector<OperationObject*> late;
+    {
+      const std::lock_guard lock(late_mutex_);
+      late.swap(late_operations_);
+      late_.store(false);
+    }
+    for (OperationObject* operation : late) {
+      run_callbacks(*operation);
+      Py_DECREF(reinterpret_cast<PyObject*>(operation));
+    }
   }
 }
 
-OperationObject* new_operation() noexcept {
-  auto* operation = PyObject_GC_New(OperationObject, operation_type);
+void FinishedList::call_late(OperationObject& operation) {
+  {
+    const std::lock_guard lock(late_mutex_);
+    late_operations_.push_back(&operation);
+    Py_INCREF(reinterpret_cast<PyObject*>(&operation));
+    late_.store(true);
+  }
+  drain();
+}
+
+OperationObject* new_operation(bool brings) noexcept {
+  auto* operation = PyObject_GC_New(OperationObject, brings ? fetch_type : operation_type);
   if (!operation) return nullptr;
   new (&operation->core) Operation();
   new (&operation->phase) std::atomic<int>(OperationObject::kPosting);
@@ -421,9 +487,12 @@ OperationObject* new_operation() noexcept {
   operation->next = nullptr;
   new (&operation->context) std::shared_ptr<Context>();
   new (&operation->finished) std::shared_ptr<FinishedList>();
+  new (&operation->tally) std::shared_ptr<Tally>();
+  new (&operation->entry) Tally::Entry();
   operation->buffers = nullptr;
   operation->user_context = nullptr;
   operation->callbacks = nullptr;
+  operation->value = operation->value_dtype = nullptr;
   operation->manual = false;
   operation->tagged = false;
   return operation;
@@ -454,6 +523,7 @@ void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t contex
   const std::uint32_t flags =
       completion_flags(operation.op) | (operation.tagged ? completion_flag::kTagged : 0);
   operation.core.begin(parts, context_number, flags, queue, nullptr, settled_hook);
+  if (operation.tally) operation.tally->enter(operation.entry);
 }
 
 void keep_context(OperationObject& operation, PyObject* context) noexcept {
@@ -524,6 +594,10 @@ void bind_operation(py::module_& m) {
   };
   completion_type = make_type(completion_spec);
   operation_type = make_type(operation_spec);
+  PyObject* fetch = PyType_FromSpecWithBases(&fetch_spec, reinterpret_cast<PyObject*>(operation_type));
+  if (!fetch) throw py::error_already_set();
+  fetch_type = reinterpret_cast<PyTypeObject*>(fetch);
+  m.attr("Fetch") = py::reinterpret_borrow<py::object>(fetch);
   m.attr("Completion") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(completion_type));
   m.attr("Operation") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(operation_type));
   m.def(

@@ -1,10 +1,13 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 #include "fabric/operation.h"
 #include "python/buffers.h"
+#include "python/tally.h"
 
 namespace fab::python {
 
@@ -14,12 +17,27 @@ struct OperationObject;
 class FinishedList {
  public:
   void push(OperationObject& operation) noexcept;
-  bool empty() const noexcept { return head_.load(std::memory_order_relaxed) == nullptr; }
-  // Releases buffers, runs callbacks. With the GIL.
+  bool empty() const noexcept {
+    return head_.load(std::memory_order_relaxed) == nullptr && !late_.load(std::memory_order_relaxed);
+  }
+  // Releases buffers, runs callbacks. With the GIL. One thread does it at a time, also for the others, so
+  // that callbacks never nest: one that starts an operation which ends at once is called again by the loop
+  // here.
   void drain() noexcept;
+  // For callbacks of an operation that had ended when they were added. With the GIL.
+  void call_late(OperationObject& operation);
+  // Whether the calling thread is inside a callback.
+  bool inside() const noexcept { return drainer_.load() == std::this_thread::get_id(); }
 
  private:
+  void drain_once() noexcept;
+
   std::atomic<OperationObject*> head_{nullptr};
+  std::atomic<bool> late_{false};  // late_operations_ holds some
+  std::mutex late_mutex_;
+  std::vector<OperationObject*> late_operations_;  // owned
+  std::atomic<bool> draining_{false};
+  std::atomic<std::thread::id> drainer_{};
 };
 
 // What Python calls Operation. Written against CPython's API because one is made per operation: pybind11's
@@ -38,6 +56,11 @@ struct OperationObject {
   PeerId peer;
   OpCode op;
   std::uint64_t remote, key, nbytes;
+  std::shared_ptr<Tally> tally;  // whose operation it is, or null
+  Tally::Entry entry;
+  std::uint64_t
+      words[3];  // operand, comparand and result of an atomic on one element, where they need a place
+  PyObject *value, *value_dtype;  // owned, or null
   bool manual;
   bool tagged;  // a tagged message
 };
@@ -45,7 +68,8 @@ struct OperationObject {
 inline constexpr std::uint64_t kNoContext = std::uint64_t{1} << 63;  // and above: numbers of kept objects
 
 // A fresh operation in phase kPosting. Null: Python error set.
-OperationObject* new_operation() noexcept;
+// `brings`: one whose result is what it brought, in `value` or, of `value_dtype`, in `words[2]`.
+OperationObject* new_operation(bool brings = false) noexcept;
 // Takes a place in the queue (null: none) and prepares the hook. Throws Error(again) if the queue is full.
 void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number,
            CompletionQueue* queue);

@@ -10,11 +10,11 @@ struct Plan {
   std::span<const Transfer> all() const { return many.empty() ? std::span(&single, 1) : std::span(many); }
 };
 
-Plan plan(OpCode op, Operation& operation, const LocalBuffer& local, const Target& target, Delivery delivery,
-          PyObject* data) {
-  Plan out;
-  out.single = {};
+void plan(Plan& out, OpCode op, Operation& operation, const LocalBuffer& local, const Target& target,
+          Delivery delivery, PyObject* data) {
+  out.many.clear();
   Transfer& transfer = out.single;
+  transfer = {};
   transfer.operation = &operation;
   transfer.op = op;
   transfer.delivery = delivery;
@@ -34,7 +34,7 @@ Plan plan(OpCode op, Operation& operation, const LocalBuffer& local, const Targe
     }
     transfer.flags = transfer_flag::kRemoteData;
   }
-  if (!target.view || target.view->contiguous) return out;
+  if (!target.view || target.view->contiguous) return;
   if (transfer.piece_count)
     throw Error(Errc::invalid,
                 "a list of buffers cannot go to a strided remote array; use write_many()/read_many()");
@@ -50,133 +50,133 @@ Plan plan(OpCode op, Operation& operation, const LocalBuffer& local, const Targe
     out.many.push_back(part);
   }
   out.many.back().flags = transfer.flags;  // remote data goes with the last byte
-  return out;
 }
 
-// `given`: local, peer, remote, data, context, flags; `target_of` tells the target, which `remote` names.
-template <class TargetOf>
-PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const (&given)[6], TargetOf target_of,
-                bool queued = true) {
-  OperationObject* operation = nullptr;
-  try {
-    ContextHandle& handle = context_handle(self);
-    handle.check_open();
-    if (!handle.finished->empty()) handle.finished->drain();
-    const bool reading = op == OpCode::read;
-    if (reading && given[3] && given[3] != Py_None)
-      throw Error(Errc::invalid, "a read carries no remote data");
-    LocalBuffer local = LocalBuffer::of(given[0], reading);
-    const PeerId peer = peer_from(given[1]);
-    const Target target = target_of();
-    check_fit(local, target, name);
-    const Delivery delivery = delivery_from(given[5]);
+struct Extras {
+  PyObject *data = nullptr, *context = nullptr, *flags = nullptr;
+};
 
-    operation = prepare_operation(handle, op, peer, target, local.nbytes, given[4]);
-    const Plan posts = plan(op, operation->core, local, target, delivery, given[3]);
-    begin(*operation, static_cast<std::uint32_t>(posts.all().size()), context_number(handle, given[4]),
+// What a call that waits needs: outlives it if its waiting is interrupted.
+struct Call {
+  Operation operation;
+  LocalBuffer local;
+  Plan posts;
+};
+
+// The last one that this thread is done with.
+thread_local std::shared_ptr<Call> spare_call;
+
+ContextHandle& ready(ContextHandle& handle) {
+  handle.check_open();
+  if (!handle.finished->empty()) handle.finished->drain();
+  return handle;
+}
+
+OperationObject* start(const char* name, OpCode op, ContextHandle& handle, PyObject* from, PeerId peer,
+                       const Target& target, const Extras& extras, bool queued) {
+  const bool reading = op == OpCode::read;
+  if (reading && extras.data && extras.data != Py_None)
+    throw Error(Errc::invalid, "a read carries no remote data");
+  LocalBuffer local = LocalBuffer::of(from, reading);
+  check_fit(local, target, name);
+  const Delivery delivery = delivery_from(extras.flags);
+
+  OperationObject* operation = prepare_operation(handle, op, peer, target, local.nbytes, extras.context);
+  try {
+    Plan posts;
+    plan(posts, op, operation->core, local, target, delivery, extras.data);
+    begin(*operation, static_cast<std::uint32_t>(posts.all().size()), context_number(handle, extras.context),
           queued ? handle.queue.get() : nullptr);
     post_operation(handle, posts.all(), *operation, {std::move(local), LocalBuffer(), LocalBuffer()});
-    return reinterpret_cast<PyObject*>(operation);
+    return operation;
   } catch (...) {
-    set_python_error();
-    Py_XDECREF(reinterpret_cast<PyObject*>(operation));
-    return nullptr;
+    Py_DECREF(reinterpret_cast<PyObject*>(operation));
+    throw;
   }
 }
+
+}  // namespace
+
+OperationObject* start_move(const char* name, OpCode op, ContextHandle& handle, PyObject* local, PeerId peer,
+                            const Target& target) {
+  return start(name, op, ready(handle), local, peer, target, {}, true);
+}
+
+void move_now(const char* name, OpCode op, ContextHandle& handle, LocalBuffer local, PeerId peer,
+              const Target& target) {
+  check_fit(local, target, name);
+  auto call = std::exchange(spare_call, nullptr);
+  if (!call) call = std::make_shared<Call>();
+  call->local = std::move(local);
+  Operation& operation = call->operation;
+  const std::uint64_t nbytes = call->local.nbytes;
+  plan(call->posts, op, operation, call->local, target, Delivery::delivery, nullptr);
+  call->posts.single.flags |= transfer_flag::kWillWait;
+  for (Transfer& transfer : call->posts.many) transfer.flags |= transfer_flag::kWillWait;
+  const auto posts = call->posts.all();
+  operation.begin(static_cast<std::uint32_t>(posts.size()), 0, completion_flags(op), nullptr, nullptr,
+                  nullptr);
+  try {
+    post_all(handle, peer, posts, operation, nbytes >= kLongWork);
+    if (!operation.done())
+      wait_interruptibly(
+          [&](Deadline until) { return handle.context->wait([&] { return operation.done(); }, until); }, {});
+  } catch (...) {
+    if (!operation.done()) handle.shared->interrupted.push_back(call);
+    throw;
+  }
+  if (const Errc error = operation.completion().error; error != Errc::ok) {
+    raise_failure(op, error, nbytes, target.remote, target.key, peer, handle.context.get());
+    throw py::error_already_set();
+  }
+  call->local = LocalBuffer();
+  spare_call = std::move(call);
+}
+
+void move_now(const char* name, OpCode op, ContextHandle& handle, PyObject* local, PeerId peer,
+              const Target& target) {
+  move_now(name, op, ready(handle), LocalBuffer::of(local, op == OpCode::read), peer, target);
+}
+
+namespace {
 
 PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                 PyObject* kwnames) {
   static const char* const names[] = {"local", "peer", "remote", "data", "context", "flags"};
   PyObject* given[6];
   if (!parse_arguments(name, names, 3, args, nargs, kwnames, given)) return nullptr;
-  return start(name, op, self, given, [&] { return Target::of(given[2]); });
-}
-
-// Complete on return: no Operation, no queue entry. `given`: local, peer, remote, timeout.
-template <class TargetOf>
-PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const (&given)[4],
-                   TargetOf target_of) {
   try {
-    if (given[3] && given[3] != Py_None) {
-      // With a time limit the operation may outlive the call, so it needs an object that keeps it.
-      PyObject* const all[6] = {given[0], given[1], given[2]};
-      PyObject* operation = start(name, op, self, all, target_of, false);
-      if (!operation) return nullptr;
-      PyObject* result = PyObject_CallMethod(operation, "result", "O", given[3]);
-      Py_DECREF(operation);
-      Py_XDECREF(result);
-      if (!result) return nullptr;
-      Py_RETURN_NONE;
-    }
-    ContextHandle& handle = context_handle(self);
-    handle.check_open();
-    if (!handle.finished->empty()) handle.finished->drain();
-    struct Call {
-      Operation operation;
-      LocalBuffer local;
-      Plan posts;
-    };
-    const auto call = std::make_shared<Call>();
-    Operation& operation = call->operation;
-    call->local = LocalBuffer::of(given[0], op == OpCode::read);
-    const std::uint64_t nbytes = call->local.nbytes;
-    const PeerId peer = peer_from(given[1]);
-    const Target target = target_of();
-    check_fit(call->local, target, name);
-    Plan& posts = call->posts = plan(op, operation, call->local, target, Delivery::delivery, nullptr);
-    posts.single.flags |= transfer_flag::kWillWait;
-    for (Transfer& transfer : posts.many) transfer.flags |= transfer_flag::kWillWait;
-    operation.begin(static_cast<std::uint32_t>(posts.all().size()), 0, completion_flags(op), nullptr, nullptr,
-                    nullptr);
-    try {
-      post_all(handle, peer, posts.all(), operation, nbytes >= kLongWork);
-      if (!operation.done())
-        wait_interruptibly(
-            [&](Deadline until) { return handle.context->wait([&] { return operation.done(); }, until); },
-            {});
-    } catch (...) {
-      if (!operation.done()) handle.interrupted.push_back(call);
-      throw;
-    }
-    if (const Errc error = operation.completion().error; error != Errc::ok) {
-      raise_failure(op, error, nbytes, target.remote, target.key, peer, handle.context.get());
-      return nullptr;
-    }
-    Py_RETURN_NONE;
+    return reinterpret_cast<PyObject*>(start(name, op, ready(context_handle(self)), given[0],
+                                             peer_from(given[1]), Target::of(given[2]),
+                                             {given[3], given[4], given[5]}, true));
   } catch (...) {
     set_python_error();
     return nullptr;
   }
 }
 
+// Complete on return: no Operation, no queue entry.
 PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                    PyObject* kwnames) {
   static const char* const names[] = {"local", "peer", "remote", "timeout"};
   PyObject* given[4];
   if (!parse_arguments(name, names, 3, args, nargs, kwnames, given)) return nullptr;
-  return blocking(name, op, self, given, [&] { return Target::of(given[2]); });
-}
-
-// (array, peer, remote, index): the operation on `remote[index]`, or None where that needs more than an array
-// which is just what the index selects. No object is made for the selection.
-PyObject* selected(const char* name, OpCode op, bool waits, PyObject* self, PyObject* const* args,
-                   Py_ssize_t nargs) {
-  if (nargs != 4) return PyErr_Format(PyExc_TypeError, "%s() takes 4 arguments (%zd given)", name, nargs);
   try {
-    const RemoteView* whole = remote_view(args[2]);
-    if (!whole || !RemoteView::takes(args[3])) Py_RETURN_NONE;
-    const RemoteView part = whole->at(args[3]);
-    if (!part.is_like(args[0])) Py_RETURN_NONE;
-    const auto target = [&] {
-      return Target{.remote = part.remote(), .key = part.region->key, .view = &part};
-    };
-    if (waits) {
-      PyObject* done = blocking(name, op, self, {args[0], args[1], args[2], nullptr}, target);
-      if (!done) return nullptr;
-      Py_DECREF(done);
-      Py_RETURN_TRUE;
+    ContextHandle& handle = context_handle(self);
+    const Target target = Target::of(given[2]);
+    const PeerId peer = peer_from(given[1]);
+    if (given[3] && given[3] != Py_None) {
+      // With a time limit the operation may outlive the call, so it needs an object that keeps it.
+      auto* operation =
+          reinterpret_cast<PyObject*>(start(name, op, ready(handle), given[0], peer, target, {}, false));
+      PyObject* result = PyObject_CallMethod(operation, "result", "O", given[3]);
+      Py_DECREF(operation);
+      Py_XDECREF(result);
+      if (!result) return nullptr;
+    } else {
+      move_now(name, op, handle, given[0], peer, target);
     }
-    return start(name, op, self, {args[0], args[1], args[2], nullptr, nullptr, nullptr}, target);
+    Py_RETURN_NONE;
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -200,7 +200,8 @@ PyObject* inject(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
                                           " bytes; inject_size is " + std::to_string(limit) +
                                           ", use write()");
     Operation operation;
-    const Plan posts = plan(OpCode::write, operation, local, target, Delivery::inject, given[3]);
+    Plan posts;
+    plan(posts, OpCode::write, operation, local, target, Delivery::inject, given[3]);
     operation.begin(static_cast<std::uint32_t>(posts.all().size()), 0, completion_flags(OpCode::write),
                     nullptr, nullptr, nullptr);
     post_all(handle, peer, posts.all(), operation, false);
@@ -233,16 +234,6 @@ PyObject* get_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
   return blocking("get", OpCode::read, self, args, nargs, kwnames);
 }
 
-PyObject* write_at(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
-  return selected("_write_at", OpCode::write, false, self, args, nargs);
-}
-PyObject* read_at(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
-  return selected("_read_at", OpCode::read, false, self, args, nargs);
-}
-PyObject* put_at(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
-  return selected("_put_at", OpCode::write, true, self, args, nargs);
-}
-
 template <class F>
 PyCFunction method(F function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
@@ -271,14 +262,6 @@ PyMethodDef rma_methods[] = {
     {"get", method(get_method), METH_FASTCALL | METH_KEYWORDS,
      "get($self, /, local, peer, remote, timeout=None)\n--\n\nA read that is complete on return. The fastest "
      "form."},
-    {"_write_at", method(write_at), METH_FASTCALL,
-     "_write_at($self, local, peer, remote, index, /)\n--\n\n"
-     "write() to `remote[index]`; None, and nothing done, unless `local` is an ndarray of just that shape "
-     "and dtype."},
-    {"_read_at", method(read_at), METH_FASTCALL,
-     "_read_at($self, local, peer, remote, index, /)\n--\n\nLikewise read()."},
-    {"_put_at", method(put_at), METH_FASTCALL,
-     "_put_at($self, local, peer, remote, index, /)\n--\n\nLikewise put(); True where it was done."},
     {"inject", method(inject), METH_FASTCALL | METH_KEYWORDS,
      "inject($self, /, local, peer, remote=None, data=None, tag=None)\n--\n\n"
      "A write of at most info.inject_size bytes, or, without `remote`, a message, with `tag` a tagged one. "

@@ -52,9 +52,9 @@ void check_rows(const Column& offsets, const Column& lengths, std::size_t rows, 
 
 PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                      PyObject* kwnames) {
-  static const char* const names[] = {"peer",          "remote",  "local",   "remote_offsets",
-                                      "local_offsets", "lengths", "context", "flags"};
-  PyObject* given[8];
+  static const char* const names[] = {"peer",    "remote",  "local", "remote_offsets", "local_offsets",
+                                      "lengths", "context", "flags", "_brings"};
+  PyObject* given[9];
   if (!parse_arguments(name, names, 6, args, nargs, kwnames, given)) return nullptr;
   OperationObject* operation = nullptr;
   try {
@@ -92,7 +92,9 @@ PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* cons
     const Delivery delivery = delivery_from(given[7]);
     std::uint64_t nbytes = 0;
     for (std::size_t i = 0; i < count; ++i) nbytes += length[i];
-    operation = prepare_operation(handle, op, peer, target, nbytes, given[6]);
+    const bool brings = given[8] && PyObject_IsTrue(given[8]) == 1;
+    operation = prepare_operation(handle, op, peer, target, nbytes, given[6], brings);
+    if (brings) operation->value = Py_NewRef(given[2]);
     // One part stands for the call itself, so that the operation cannot end between two batches.
     begin(*operation, static_cast<std::uint32_t>(count) + 1, context_number(handle, given[6]),
           handle.queue.get());
@@ -157,7 +159,7 @@ PyCFunction method(F function) {
 PyMethodDef vector_methods[] = {
     {"write_many", method(write_many), METH_FASTCALL | METH_KEYWORDS,
      "write_many($self, /, peer, remote, local, remote_offsets, local_offsets, lengths, context=None, "
-     "flags=None)\n--\n\n"
+     "flags=None, _brings=False)\n--\n\n"
      "Starts many puts as one Operation: row i moves lengths[i] bytes from local_offsets[i] of `local` to "
      "remote_offsets[i] of\n"
      "`remote`. Offsets and lengths are integer arrays in bytes; a single number counts for all rows. All "
@@ -165,7 +167,7 @@ PyMethodDef vector_methods[] = {
      "anything moves; a row that the target refuses fails the operation, the others are done."},
     {"read_many", method(read_many), METH_FASTCALL | METH_KEYWORDS,
      "read_many($self, /, peer, remote, local, remote_offsets, local_offsets, lengths, context=None, "
-     "flags=None)\n--\n\n"
+     "flags=None, _brings=False)\n--\n\n"
      "Starts many gets as one Operation; arguments as for write_many()."},
     {nullptr, nullptr, 0, nullptr}};
 

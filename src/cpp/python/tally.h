@@ -1,0 +1,65 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "base/deadline.h"
+#include "fabric/error.h"
+#include "fabric/peer_id.h"
+#include "fabric/types.h"
+
+namespace fab::python {
+
+// The operations of one user of a context, for instance of one window towards one peer: which are open, which
+// failed unseen, and whose callbacks are still to come. So its user flushes what is its own, however many
+// share the context. Safe from any thread.
+class Tally {
+ public:
+  // Embedded in an operation from its start to its end. Numbers rise.
+  struct Entry {
+    Entry *before = nullptr, *after = nullptr;
+    std::uint64_t number = 0;
+  };
+  struct Failure {
+    std::uint64_t number;
+    OpCode op;
+    Errc error;
+    std::uint64_t nbytes, remote, key;
+    PeerId peer;
+  };
+
+  void enter(Entry& entry);
+  void leave(Entry& entry) noexcept;
+  void fail(const Failure& failure) noexcept;
+  // The caller has seen how operation `number` failed.
+  void seen(std::uint64_t number) noexcept;
+  // Callbacks of operation `number` are to come; they have been called.
+  void expect_call(std::uint64_t number);
+  void called(std::uint64_t number) noexcept;
+
+  std::uint64_t latest() const noexcept;  // number of the operation that started last
+  std::size_t open() const noexcept;
+  bool ended(std::uint64_t up_to) const noexcept;                  // all operations up to that number
+  bool called_all(std::uint64_t up_to) const noexcept;             // their callbacks
+  bool wait_called(std::uint64_t up_to, Deadline deadline) const;  // the same, or out of time
+  // The first failure that nobody has seen, of operations up to that number; forgets it and the others.
+  std::optional<Failure> take_failure(std::uint64_t up_to);
+
+ private:
+  static constexpr std::size_t kKept = 64;  // failures, the oldest
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable call_ended_;
+  Entry *first_ = nullptr, *last_ = nullptr;
+  std::size_t open_ = 0;
+  std::uint64_t latest_ = 0;
+  std::vector<Failure> failures_;
+  std::multiset<std::uint64_t> uncalled_;
+};
+
+}  // namespace fab::python
