@@ -85,6 +85,8 @@ from pyfab._region import MemoryRegion, MRAttr, Range, RawKey, RegionSlice, Remo
 from pyfab._remote_array import RemoteArray
 from pyfab._spawn import spawn
 from pyfab._sync import SyncReport, SyncStats, SyncWarning, Triplet
+from pyfab._transport import Outcome, Registration, RemoteHandle, Transport, TransportPeer
+from pyfab._transport_settings import Tunables
 from pyfab._window import Window
 
 __version__: str = _core.__version__
@@ -146,20 +148,26 @@ __all__ = [
     "NotSupportedError",
     "Operation",
     "OperationTimeout",
+    "Outcome",
     "PeerLostError",
     "RMAEvent",
     "Range",
     "RawKey",
     "RegionSlice",
+    "Registration",
     "RemoteArray",
+    "RemoteHandle",
     "RemoteRegion",
     "SendFlag",
     "SyncReport",
     "SyncStats",
     "SyncWarning",
     "TooSmallError",
+    "Transport",
+    "TransportPeer",
     "Triplet",
     "TruncatedError",
+    "Tunables",
     "UnreachableError",
     "Window",
     "getinfo",

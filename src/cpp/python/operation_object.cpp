@@ -268,6 +268,21 @@ PyObject* operation_exception(PyObject* self, PyObject* const* args, Py_ssize_t 
   }
 }
 
+PyObject* operation_failure(PyObject* self, void*) {
+  const OperationObject& operation = operation_of(self);
+  const Errc error = operation.core.done() ? operation.core.completion().error : Errc::ok;
+  if (error == Errc::ok) Py_RETURN_NONE;
+  try {
+    return failure(operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer,
+                   operation.context.get())
+        .release()
+        .ptr();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
 PyObject* operation_done(PyObject* self, PyObject*) {
   OperationObject& operation = operation_of(self);
   const bool done = operation.core.done();
@@ -385,6 +400,8 @@ PyMethodDef operation_methods[] = {
 PyGetSetDef operation_getset[] = {
     {"_poll_fd", [](PyObject* self, void*) { return PyLong_FromLong(operation_of(self).context->poll_fd()); },
      nullptr, "For event loops under manual progress.", nullptr},
+    {"_failure", operation_failure, nullptr, "What exception() gives at once, without counting as seen.",
+     nullptr},
     {"_manual", [](PyObject* self, void*) { return PyBool_FromLong(operation_of(self).manual); }, nullptr,
      nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};

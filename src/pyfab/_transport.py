@@ -1,0 +1,833 @@
+"""Put, get, atomics and small messages with callbacks: what runtimes and languages are built on."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import struct
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+from pyfab._cells import open_region
+from pyfab._core import Context, Operation
+from pyfab._deadline import Deadline
+from pyfab._domain import Domain
+from pyfab._enums import Access, AtomicOp, MRMode
+from pyfab._errors import (
+    BusyError,
+    ClosedError,
+    FabricError,
+    InvalidArgumentError,
+    NotSupportedError,
+    OperationTimeout,
+    PeerLostError,
+    UnreachableError,
+)
+from pyfab._region import MemoryRegion
+from pyfab._transport_settings import (
+    REFUSED_MODES,
+    Candidate,
+    Limits,
+    Tunables,
+    candidates,
+    contexts_for,
+    slice_of,
+)
+
+if TYPE_CHECKING:
+    from pyfab._info import Info
+
+__all__ = ["Outcome", "Registration", "RemoteHandle", "Transport", "TransportPeer"]
+
+_AGAIN = 11
+_MODULES = 8  # keys that a handle has room for
+_HANDLE = struct.Struct(f"<4sIQQQ{_MODULES}Q")  # magic, rights, length, address, local descriptor, keys
+_MAGIC = b"PFH1"
+_CARD = b"PFT1"
+_HEADER = struct.Struct("<BxxxI")  # of a message: tag, length
+HANDLE_SIZE = _HANDLE.size
+
+Callback = Callable[["FabricError | None", Any, Any], object]
+Handler = Callable[["TransportPeer | None", bytes], object]
+
+
+class Outcome(enum.Enum):
+    """What became of a call that starts an operation."""
+
+    QUEUED = "queued"  # the callback will tell
+    DONE = "done"  # complete; no callback follows
+    TRY_AGAIN = "try again"  # the way is full; nothing was started
+    NOT_POSSIBLE = "not possible"  # larger than the limit, or misaligned; nothing was started
+
+
+class RemoteHandle:
+    """A peer's registration, as it came in `Registration.to_bytes`."""
+
+    def __init__(self, data: bytes) -> None:
+        if len(data) != HANDLE_SIZE or data[:4] != _MAGIC:
+            raise InvalidArgumentError(
+                f"a handle has {HANDLE_SIZE} bytes, as Registration.to_bytes() makes them"
+            )
+        _, access, self.nbytes, self.address, _, *self._keys = _HANDLE.unpack(data)
+        self.access = Access(access & int(Access.ALL))
+
+    def _place(self, module: _Module, number: int, address: int) -> tuple[int, int]:
+        """(address, key) for the core, of an address that the user gave."""
+        return address - (0 if module.virtual else self.address), self._keys[number % _MODULES]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.nbytes} bytes at {self.address:#x}>"
+
+
+class Registration(RemoteHandle):
+    """Registered memory: a local handle, and, as bytes, a remote one for peers. Made by `Transport.register`.
+
+    `address` is what operations on it name the first byte by: in MRMode.VIRT_ADDR its virtual address, else a number that says
+    nothing of this process; programs that add offsets to it are the same in both.
+    """
+
+    def __init__(self, transport: Transport, regions: list[MemoryRegion], address: int) -> None:
+        self._transport, self._regions = transport, regions
+        self._uses = 0  # outstanding operations that read or write the memory here
+        keys = [int(region.key) if region.access & Access.REMOTE else 0 for region in regions]
+        # The descriptor means nothing to a peer, so it is blank.
+        self._data = _HANDLE.pack(
+            _MAGIC,
+            int(regions[0].access),
+            regions[0].nbytes,
+            address,
+            0,
+            *(keys + [0] * _MODULES)[:_MODULES],
+        )
+        super().__init__(self._data)
+
+    def to_bytes(self) -> bytes:
+        """HANDLE_SIZE bytes, to be sent to peers as they are."""
+        return self._data
+
+    @property
+    def descriptor(self) -> int:
+        """What the memory is named by locally."""
+        return self._regions[0].desc
+
+
+class TransportPeer:
+    """Another transport. `reachable` says whether operations can be started, `why` why not."""
+
+    def __init__(self, transport: Transport, name: bytes) -> None:
+        self.name = name
+        self.why = ""
+        self.data: Any = None  # the user's
+        self._transport = transport
+        self._handles: list[int | None] = []  # by module
+        self._scopes: dict[tuple[int, int], Context] = {}  # (module, context) → what counts its operations
+        self._ordered: dict[
+            int, deque[Callable[[], Any]]
+        ] = {}  # order tag → operations that wait for their turn
+        self._lock = threading.Lock()
+
+    @property
+    def reachable(self) -> bool:
+        """Whether one of the modules leads there."""
+        return any(handle is not None for handle in self._handles)
+
+    @property
+    def outstanding(self) -> int:
+        """Operations that have not ended."""
+        waiting = sum(len(waiters) for waiters in list(self._ordered.values()))
+        return waiting + sum(scope._outstanding for scope in list(self._scopes.values()))
+
+    def _scope(self, module: _Module, number: int) -> Context:
+        key = module.number, number
+        found = self._scopes.get(key)
+        if found is None:
+            with self._lock:
+                found = self._scopes.setdefault(key, module.endpoint.context(number)._scope(no_wait=True))
+        return found
+
+    def __repr__(self) -> str:
+        return f"<TransportPeer {'reachable' if self.reachable else 'unreachable: ' + self.why}>"
+
+
+class _Module:
+    """One device: a domain with an endpoint, whose contexts are given to threads."""
+
+    def __init__(self, number: int, domain: Domain, contexts: int, tunables: Tunables) -> None:
+        self.number, self.domain = number, domain
+        self.endpoint = domain.endpoint(contexts=contexts)
+        self.virtual = bool(domain.info.mr_mode & (MRMode.VIRT_ADDR | MRMode.BASIC))
+        self.limits = Limits.of(domain.info, tunables)
+        self.events = [deque[Callable[[], None]]() for _ in range(contexts)]  # by context: ends to be told
+        self.told = [0] * contexts  # of them, since progress() asked
+        self._next = itertools.count()
+        self._mine = threading.local()
+
+    def context(self) -> int:
+        """The number of the calling thread's context, which it keeps."""
+        number: int | None = getattr(self._mine, "number", None)
+        if number is None:
+            number = self._mine.number = next(self._next) % self.endpoint.contexts
+        return number
+
+
+class Transport:
+    """One-sided operations, atomics and small messages to peers, over every usable device of this process.
+
+    spec: a link for one module, a list of links, or None for all that are found, of which the processes of a node (`local_rank`
+    of `local_size`) share the devices out. Tunables are keywords or variables of the environment, see `Tunables`; `candidates`
+    tells what was looked at. Peers are made of the `name` of another transport. on_error(peer, error) is called when a peer turns
+    out to be lost; others are not concerned.
+
+    Operations name remote memory by a handle and an address from ``handle.address`` on. They return an `Outcome`; those that are
+    QUEUED call ``callback(error, context, data)`` once, from any thread (progress="auto") or from `progress` and `flush`
+    ("manual"). Safe from any thread.
+    """
+
+    def __init__(
+        self,
+        spec: str | Sequence[str] | None = None,
+        *,
+        mr_mode: MRMode = MRMode.SCALABLE,
+        on_error: Callable[[TransportPeer, FabricError], object] | None = None,
+        local_rank: int = 0,
+        local_size: int = 1,
+        domain: dict[str, Any] | None = None,
+        **tunables: Any,
+    ) -> None:
+        self.tunables = Tunables.read(**tunables)
+        self.on_error = on_error
+        self._closed = False
+        self._peers: dict[bytes, TransportPeer] = {}
+        self._by_handle: dict[tuple[int, int], TransportPeer] = {}
+        self._handlers: dict[int, Handler] = {}
+        self._receives = 0
+        self._lock = threading.Lock()
+        self._addresses = itertools.count(1)  # of registrations, where they are not virtual
+        self.candidates: list[Candidate] = []
+        self._modules: list[_Module] = []
+        options = {"mr_mode": mr_mode, **(domain or {})}
+        if self.tunables.progress != "unspecified":
+            options["progress"] = self.tunables.progress
+        self._manual = options.get("progress") == "manual"
+        with ExitStack() as undo:
+            domains = [
+                undo.enter_context(Domain(link, **options))
+                for link in self._links(spec, mr_mode, local_rank, local_size)
+            ]
+            contexts = contexts_for(self.tunables, [opened.info.max_contexts for opened in domains])
+            for number, opened in enumerate(domains):
+                module = _Module(number, opened, contexts, self.tunables)
+                undo.callback(module.endpoint.close)
+                self._modules.append(module)
+            if self.tunables.mode != "one_sided":
+                self._post_receives()
+            self._resources = undo.pop_all()
+
+    def _links(
+        self, spec: str | Sequence[str] | None, mr_mode: MRMode, local_rank: int, local_size: int
+    ) -> Sequence[str | Info]:
+        if isinstance(spec, str):
+            spec = [spec]
+        if spec is not None:
+            if not spec or len(spec) > _MODULES:
+                raise InvalidArgumentError(f"{len(spec)} links: a transport has 1 to {_MODULES} modules")
+            if mr_mode & REFUSED_MODES:
+                raise FabricError(
+                    61,
+                    f"mr_mode={mr_mode!r} demands {mr_mode & REFUSED_MODES!r}, which a transport does not meet",
+                )
+            return spec
+        found, self.candidates = candidates(self.tunables, mr_mode)
+        if not found:
+            looked = "; ".join(f"{link}: {reason}" for link, _, reason in self.candidates) or "none was found"
+            raise FabricError(61, f"no link can carry a transport ({looked})")
+        return slice_of(found, local_rank, local_size)[:_MODULES]
+
+    # --- what there is
+
+    @property
+    def modules(self) -> list[Info]:
+        """The devices in use."""
+        return [module.domain.info for module in self._modules]
+
+    @property
+    def limits(self) -> list[Limits]:
+        """Of each module."""
+        return [module.limits for module in self._modules]
+
+    @property
+    def posted_receives(self) -> int:
+        """Receives that wait for messages."""
+        return self._receives
+
+    @property
+    def atomic_operations(self) -> dict[AtomicOp, tuple[str, ...]]:
+        """The types that each operation takes, as NumPy writes them; others are refused with NotSupportedError."""
+        integers = tuple(kind + size for size in "1248" for kind in "iu")
+        bitwise = (AtomicOp.BOR, AtomicOp.BAND, AtomicOp.BXOR, AtomicOp.MSWAP)
+        return {op: integers if op in bitwise else (*integers, "f4", "f8") for op in AtomicOp}
+
+    @property
+    def global_atomics(self) -> bool:
+        """Whether atomics are atomic also with atomic instructions of the processor on the same memory."""
+        return all(link.partition(":")[0] in ("shm", "tcp") for info in self.modules for link in info.links)
+
+    @property
+    def name(self) -> bytes:
+        """What peers make a `TransportPeer` of."""
+        self._check()
+        names = [module.endpoint.address for module in self._modules]
+        return _CARD + struct.pack("<H", len(names)) + b"".join(struct.pack("<I", len(n)) + n for n in names)
+
+    # --- peers
+
+    def peer(self, name: bytes) -> TransportPeer:
+        """The peer of that name, always the same object. Module i leads to module i modulo the number of the peer's.
+
+        A name that cannot be read, or that no link leads to, makes an unreachable peer; others are not concerned.
+        """
+        self._check()
+        with self._lock:
+            if name in self._peers:
+                return self._peers[name]
+            peer = self._peers[name] = TransportPeer(self, name)
+            names = _names_in(name)
+            if not names:
+                peer.why = "its name is damaged, or names no module"
+            for module in self._modules:
+                handle = None
+                try:
+                    if names:
+                        handle = module.endpoint.av.insert(names[module.number % len(names)])
+                        self._by_handle[module.number, handle] = peer
+                except (FabricError, ValueError) as error:
+                    peer.why = str(error)
+                peer._handles.append(handle)
+            return peer
+
+    def remove(self, peer: TransportPeer, timeout: float | None = None) -> list[FabricError]:
+        """Waits until nothing is outstanding towards the peer and forgets it. What went wrong is returned, not raised."""
+        errors: list[FabricError] = []
+        try:
+            self.flush(peer, timeout)
+        except FabricError as error:
+            errors.append(error)
+        with self._lock:
+            self._peers.pop(peer.name, None)
+            for module, handle in zip(self._modules, peer._handles, strict=False):
+                if handle is not None:
+                    self._by_handle.pop((module.number, handle), None)
+                    try:
+                        module.endpoint.av.remove(handle)
+                    except FabricError as error:
+                        errors.append(error)
+            peer._handles = [None] * len(self._modules)
+            peer.why = "it was removed"
+        return errors
+
+    # --- memory
+
+    def register(self, buffer: Any, access: Access) -> Registration:
+        """Registers memory with every module. `access` says what peers, and local operations, may do with it."""
+        self._check()
+        with ExitStack() as undo:
+            regions = []
+            for module in self._modules:
+                region = open_region(module.domain, module.endpoint, buffer, access)
+                undo.callback(region._end)
+                regions.append(region)
+            virtual = self._modules[0].virtual
+            address = regions[0].address if virtual else next(self._addresses) << 32
+            undo.pop_all()
+        return Registration(self, regions, address)
+
+    def deregister(self, handle: RemoteHandle) -> None:
+        """Takes memory back. BusyError while operations use it; InvalidArgumentError for a peer's handle."""
+        if not isinstance(handle, Registration) or handle._transport is not self:
+            raise InvalidArgumentError(
+                "only what this transport registered can be deregistered, not a peer's handle"
+            )
+        with self._lock:
+            if handle._uses:
+                raise BusyError(f"{handle._uses} operations use the memory; flush() first")
+        for region in handle._regions:
+            region._end()
+
+    # --- operations
+
+    def put(
+        self,
+        peer: TransportPeer,
+        local: Any,
+        address: int,
+        handle: RemoteHandle,
+        *,
+        local_handle: Registration | None = None,
+        order: int = 0,
+        callback: Callback | None = None,
+        context: Any = None,
+        data: Any = None,
+    ) -> Outcome:
+        """Moves `local` to `address`; complete when it is visible there. Its buffer is the library's until then.
+
+        order: puts and gets to one peer with the same number, if not 0, happen one after the other.
+        """
+        return self._move(
+            "write", peer, local, address, handle, local_handle, order, (callback, context, data)
+        )
+
+    def get(
+        self,
+        peer: TransportPeer,
+        local: Any,
+        address: int,
+        handle: RemoteHandle,
+        *,
+        local_handle: Registration | None = None,
+        order: int = 0,
+        callback: Callback | None = None,
+        context: Any = None,
+        data: Any = None,
+    ) -> Outcome:
+        """Fills `local` from `address`. Otherwise like `put`."""
+        return self._move(
+            "read", peer, local, address, handle, local_handle, order, (callback, context, data)
+        )
+
+    def atomic(
+        self,
+        peer: TransportPeer,
+        op: AtomicOp,
+        operand: ArrayLike,
+        address: int,
+        handle: RemoteHandle,
+        *,
+        dtype: DTypeLike = np.int64,
+        result: NDArray[Any] | None = None,
+        compare: ArrayLike | None = None,
+        callback: Callback | None = None,
+        context: Any = None,
+        data: Any = None,
+    ) -> Outcome:
+        """Updates the number at `address`, of 64 bits unless `dtype` says otherwise. `result`: gets what was there before.
+
+        Operand and comparand are taken when called: they need no registration and may change at once.
+        """
+        number = np.dtype(dtype)
+        operands = np.array(operand, number)
+
+        def start(scope: Context, to: int, place: tuple[int, int]) -> Operation:
+            if compare is not None:
+                into = np.empty_like(operands) if result is None else result
+                return scope.compare_atomic(op, operands, np.array(compare, number), into, to, place)
+            if result is not None:
+                return scope.fetch_atomic(op, operands, result, to, place)
+            return scope.atomic(op, operands, to, place)
+
+        if address % number.itemsize and not self._modules[0].virtual:
+            return Outcome.NOT_POSSIBLE
+        return self._start(peer, start, address, handle, None, (callback, context, data))
+
+    def wait(
+        self, call: Callable[..., Outcome], *args: Any, timeout: float | None = None, **kwargs: Any
+    ) -> None:
+        """Repeats a call of this transport until it is not TRY_AGAIN, and waits for its end. Raises what it failed with."""
+        deadline = Deadline(timeout)
+        ended = threading.Event()
+        failed: list[FabricError | None] = []
+
+        def finish(error: FabricError | None, _: Any, __: Any) -> None:
+            failed.append(error)
+            ended.set()
+
+        while (outcome := call(*args, callback=finish, **kwargs)) is Outcome.TRY_AGAIN:
+            if deadline.over:
+                raise OperationTimeout(f"the way was full for {deadline}")
+            self.progress()
+        if outcome is Outcome.NOT_POSSIBLE:
+            raise InvalidArgumentError("larger than the limit of the module, or misaligned (see limits)")
+        while outcome is Outcome.QUEUED and not ended.is_set():
+            if deadline.over:
+                raise OperationTimeout(f"the operation has not ended within {deadline}")
+            if self._manual:
+                self.progress()
+            else:
+                ended.wait(deadline.remaining(at_most=0.1))
+        if failed and failed[0] is not None:
+            raise failed[0]
+
+    def _move(
+        self,
+        how: str,
+        peer: TransportPeer,
+        local: Any,
+        address: int,
+        handle: RemoteHandle,
+        local_handle: Registration | None,
+        order: int,
+        then: tuple[Callback | None, Any, Any],
+    ) -> Outcome:
+        nbytes = memoryview(local).nbytes
+        limits = self._modules[0].limits
+        if nbytes > (limits.max_put if how == "write" else limits.max_get):
+            return Outcome.NOT_POSSIBLE
+        if nbytes == 0:
+            self._usable(peer)
+            return Outcome.DONE
+
+        def start(scope: Context, to: int, place: tuple[int, int]) -> Operation:
+            return getattr(scope, how)(local, to, place)  # type: ignore[no-any-return]
+
+        if order:
+            return self._in_turn(
+                peer,
+                order,
+                lambda after: self._start(peer, start, address, handle, local_handle, after),
+                then,
+            )
+        return self._start(peer, start, address, handle, local_handle, then)
+
+    def _in_turn(
+        self,
+        peer: TransportPeer,
+        order: int,
+        begin: Callable[[tuple[Callback | None, Any, Any]], Outcome],
+        then: tuple[Callback | None, Any, Any],
+    ) -> Outcome:
+        """Starts an operation when those before it with the same order have ended."""
+
+        def turn() -> Outcome:
+            outcome = begin((ended, None, None))
+            if outcome is Outcome.DONE:
+                ended(None, None, None)
+            return outcome
+
+        def ended(error: FabricError | None, _: Any, __: Any) -> None:
+            _tell(then, error)
+            with peer._lock:
+                waiting = peer._ordered[order]
+                waiting.popleft()
+                following = waiting[0] if waiting else None
+            while following is not None and following() is Outcome.TRY_AGAIN:
+                self.progress()
+
+        with peer._lock:
+            waiting = peer._ordered.setdefault(order, deque())
+            if len(waiting) >= self.tunables.queue_depth:
+                return Outcome.TRY_AGAIN
+            waiting.append(turn)
+            first = len(waiting) == 1
+        if not first:
+            return Outcome.QUEUED
+        outcome = turn()
+        if outcome is Outcome.TRY_AGAIN:
+            with peer._lock:
+                waiting.remove(turn)
+            return outcome
+        return Outcome.QUEUED  # the callback has told, or will
+
+    def _start(
+        self,
+        peer: TransportPeer,
+        start: Callable[[Context, int, tuple[int, int]], Operation],
+        address: int,
+        handle: RemoteHandle,
+        local_handle: Registration | None,
+        then: tuple[Callback | None, Any, Any],
+    ) -> Outcome:
+        if self.tunables.mode == "two_sided":
+            raise NotSupportedError(
+                'put, get and atomics are off: the transport was made with mode="two_sided"'
+            )
+        module = self._usable(peer)
+        number = module.context()
+        scope = peer._scope(module, number)
+        if scope._outstanding >= self.tunables.progress_threshold:
+            self.progress()
+        if scope._outstanding >= self.tunables.queue_depth:
+            return Outcome.TRY_AGAIN
+        to = peer._handles[module.number]
+        assert to is not None
+        try:
+            operation = start(scope, to, handle._place(module, module.number, address))
+        except FabricError as error:
+            if error.errno == _AGAIN:
+                return Outcome.TRY_AGAIN
+            if isinstance(error, UnreachableError | PeerLostError):
+                self._lost(peer, error)
+            raise
+        if operation.done() and operation._failure is None:
+            return Outcome.DONE
+        if local_handle is not None:
+            with self._lock:
+                local_handle._uses += 1
+
+        def ended(ended: Operation) -> None:
+            error = ended._failure
+            module.events[number].append(lambda: self._finish(peer, local_handle, error, then))
+            if not self._manual:
+                self._tell(module, number, sys.maxsize)
+
+        operation.add_done_callback(ended)
+        return Outcome.QUEUED
+
+    def _finish(
+        self,
+        peer: TransportPeer,
+        local_handle: Registration | None,
+        error: Any,
+        then: tuple[Callback | None, Any, Any],
+    ) -> None:
+        if local_handle is not None:
+            with self._lock:
+                local_handle._uses -= 1
+        if isinstance(error, PeerLostError | UnreachableError):
+            self._lost(peer, error)
+        _tell(then, error)
+
+    def _lost(self, peer: TransportPeer, error: FabricError) -> None:
+        if self.on_error is not None:
+            self.on_error(peer, error)
+
+    def _usable(self, peer: TransportPeer) -> _Module:
+        self._check()
+        if peer._transport is not self:
+            raise InvalidArgumentError("the peer belongs to another transport")
+        for module in self._modules:
+            if peer._handles and peer._handles[module.number] is not None:
+                return module
+        raise UnreachableError(f"the peer cannot be reached: {peer.why}")
+
+    # --- completion
+
+    def progress(self) -> int:
+        """Moves what can be moved without waiting; how many operations have ended.
+
+        At most `completions_per_read` of the thread's own context in each module; if there are none, the other contexts get their
+        turn, once around.
+        """
+        self._check()
+        return sum(self._progress(module) for module in self._modules)
+
+    def _progress(self, module: _Module) -> int:
+        own = module.context()
+        for step in range(module.endpoint.contexts):
+            number = (own + step) % module.endpoint.contexts
+            if self._manual:
+                module.endpoint.context(number).progress()
+                self._tell(module, number, self.tunables.completions_per_read)
+            with self._lock:
+                ended = min(module.told[number], self.tunables.completions_per_read)
+                module.told[number] -= ended
+            if ended:
+                return ended
+        return 0
+
+    def _tell(self, module: _Module, number: int, at_most: int) -> None:
+        """Runs what follows the ends of operations. An exception there is reported and hides no other end."""
+        for _ in range(min(at_most, len(module.events[number]))):
+            try:
+                event = module.events[number].popleft()
+            except IndexError:  # another thread was faster
+                return
+            with self._lock:
+                module.told[number] += 1
+            try:
+                event()
+            except Exception as error:
+                _report(error, event)
+
+    def flush(
+        self, peer: TransportPeer | None = None, timeout: float | None = None, *, callbacks: bool = False
+    ) -> None:
+        """Waits until all that was started towards the peer, or all, before the call has ended.
+
+        Raises the error of the first of them that failed, once, whether or not a callback is told. callbacks: waits also until
+        the callbacks have returned; not to be asked for in one (BusyError). Ends under endless posting, and in callbacks too.
+        """
+        self._check()
+        deadline = Deadline(timeout)
+        for target in [peer] if peer is not None else list(self._peers.values()):
+            while any(target._ordered.values()):  # they start one after the other
+                if deadline.over:
+                    raise OperationTimeout(f"ordered operations are still outstanding after {deadline}")
+                self._wait_a_turn(target)
+            for scope in list(target._scopes.values()):
+                scope._flush_scope(deadline.remaining(), callbacks)
+        if self._manual:
+            for module in self._modules:
+                for number in range(module.endpoint.contexts):
+                    self._tell(module, number, sys.maxsize)
+
+    def _wait_a_turn(self, peer: TransportPeer) -> None:
+        for scope in list(peer._scopes.values()):
+            with suppress(OperationTimeout):
+                scope._flush_scope(0.01, False)
+        self.progress()
+
+    # --- messages
+
+    def handle(self, tag: int, handler: Handler | None) -> None:
+        """From now on ``handler(peer, message)`` is called for messages with `tag`, 0 to 255; None: for none.
+
+        `peer` is None for a sender that is no peer of this transport. A large message may come after smaller ones that were sent
+        later.
+        """
+        if not 0 <= tag <= 255:
+            raise InvalidArgumentError(f"tag={tag}: it is an int from 0 to 255")
+        if handler is None:
+            self._handlers.pop(tag, None)
+        else:
+            self._handlers[tag] = handler
+
+    def send(
+        self,
+        peer: TransportPeer,
+        tag: int,
+        message: Any,
+        *,
+        callback: Callback | None = None,
+        context: Any = None,
+        data: Any = None,
+    ) -> Outcome:
+        """Sends a message of at most `message_size` bytes to the peer's handler for `tag`. The buffer is free on return."""
+        if self.tunables.mode == "one_sided":
+            raise NotSupportedError('messages are off: the transport was made with mode="one_sided"')
+        if not 0 <= tag <= 255:
+            raise InvalidArgumentError(f"tag={tag}: it is an int from 0 to 255")
+        body = bytes(message)
+        if len(body) > self.tunables.message_size:
+            return Outcome.NOT_POSSIBLE
+        module = self._usable(peer)
+        number = module.context()
+        scope = peer._scope(module, number)
+        if scope._outstanding >= self.tunables.queue_depth:
+            return Outcome.TRY_AGAIN
+        framed = _HEADER.pack(tag, len(body)) + body
+        to = peer._handles[module.number]
+        assert to is not None
+        if self.tunables.inject and len(framed) <= module.limits.inject_size:
+            try:
+                scope.inject(framed, to)
+            except FabricError as error:
+                if error.errno != _AGAIN:
+                    raise
+            else:
+                return Outcome.DONE
+        try:
+            operation = scope.send(framed, to)
+        except FabricError as error:
+            if error.errno == _AGAIN:
+                return Outcome.TRY_AGAIN
+            raise
+
+        def ended(ended: Operation) -> None:
+            error = ended._failure
+            module.events[number].append(lambda: self._finish(peer, None, error, (callback, context, data)))
+            if not self._manual:
+                self._tell(module, number, sys.maxsize)
+
+        operation.add_done_callback(ended)
+        return Outcome.QUEUED
+
+    def _post_receives(self) -> None:
+        size = self.tunables.message_size + _HEADER.size
+        for module in self._modules:
+            for number in range(module.endpoint.contexts):
+                for _ in range(self.tunables.posted_receives):
+                    self._post_receive(module, number, np.empty(size, np.uint8))
+                    self._receives += 1
+
+    def _post_receive(self, module: _Module, number: int, buffer: NDArray[np.uint8]) -> None:
+        operation = module.endpoint.context(number).recv(buffer)
+
+        def arrived(received: Operation) -> None:
+            error = received.exception(0)
+            if self._closed or (error is not None and error.errno in (9, 125)):
+                return
+            message = b"" if error is not None else buffer[: received.result(0).nbytes].tobytes()
+            source = -1 if error is not None else int(received.result(0).source)
+            try:
+                self._post_receive(module, number, buffer)
+            except ClosedError:
+                return
+            if len(message) >= _HEADER.size:
+                module.events[number].append(lambda: self._deliver(module, source, message))
+                if not self._manual:
+                    self._tell(module, number, sys.maxsize)
+
+        operation.add_done_callback(arrived)
+
+    def _deliver(self, module: _Module, source: int, message: bytes) -> None:
+        tag, length = _HEADER.unpack_from(message)
+        handler = self._handlers.get(tag)
+        if handler is not None and length == len(message) - _HEADER.size:
+            handler(self._by_handle.get((module.number, source)), message[_HEADER.size :])
+
+    # --- the end
+
+    def close(self) -> None:
+        """Ends endpoints, then their queues and peers, then domains. What is outstanding fails; closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        self._resources.close()
+
+    def __enter__(self) -> Transport:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<Transport closed>"
+        return f"<Transport {' + '.join(info.spec for info in self.modules)} peers={len(self._peers)}>"
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError("the transport is closed")
+
+
+def _report(error: Exception, where: object) -> None:
+    what: Any = SimpleNamespace(
+        exc_type=type(error),
+        exc_value=error,
+        exc_traceback=error.__traceback__,
+        err_msg="Exception ignored in a callback of a transport",
+        object=where,
+    )
+    sys.unraisablehook(what)
+
+
+def _tell(then: tuple[Callback | None, Any, Any], error: FabricError | None) -> None:
+    callback, context, data = then
+    if callback is not None:
+        callback(error, context, data)
+
+
+def _names_in(name: bytes) -> list[bytes]:
+    """The endpoint names in a transport's name; none if it is damaged."""
+    if len(name) < 6 or name[:4] != _CARD:
+        return []
+    (count,) = struct.unpack_from("<H", name, 4)
+    names, at = [], 6
+    for _ in range(count):
+        if at + 4 > len(name):
+            return []
+        (length,) = struct.unpack_from("<I", name, at)
+        at += 4
+        if length > len(name) - at:
+            return []
+        names.append(name[at : at + length])
+        at += length
+    return names if at == len(name) else []
