@@ -5,6 +5,7 @@ Every rank has a small control window that the others know. Its cells are writte
     cell 0        the number of the barrier that this rank has entered
     cell 1 + k    written by rank - 2**k: the number of the barrier whose round k it has reached
     box 0, box 1  what this rank shows the others: length, kind, bytes
+    view          what this rank shows when the group breaks up: whom it takes for alive
 
 Barriers are dissemination barriers: in round k a rank writes to rank + 2**k and waits for rank - 2**k, so that after
 log2(size) rounds everyone has heard of everyone. Numbers only grow and writing one twice changes nothing, so a barrier that
@@ -35,19 +36,26 @@ if TYPE_CHECKING:
 _CELLS = 64
 _BOX = 4096  # bytes, of which the first 16 are length and kind
 _INLINE = _BOX - 16
+_VIEW_AT = _CELLS * 8 + 2 * _BOX
+_VIEW_HEAD = 1024  # bytes: number, length of the successor, the successor; then a byte for each rank
 _SHOWN, _REGION = 0, 1  # kinds: the bytes themselves, or the region that holds them
 _ANSWER = 0.01  # seconds that each of them has to answer before the next is looked at
 _LOOK = 0.25  # seconds of waiting until peers are asked for a sign of life, and between later questions
 
 
 class Control:
-    """The control window of one rank; made by its group. Calls are collective, from one thread at a time."""
+    """The control window of one rank; made by its group. Calls are collective, from one thread at a time.
 
-    def __init__(self, domain: Domain, endpoint: Endpoint, rank: int, size: int) -> None:
-        self._domain, self._endpoint, self._rank, self._size = domain, endpoint, rank, size
-        memory = domain.alloc(_CELLS * 8 + 2 * _BOX, np.uint8)
+    `capacity` is the number of ranks that a view has room for; the other ranks' must be the same.
+    """
+
+    def __init__(self, domain: Domain, endpoint: Endpoint, capacity: int) -> None:
+        self._domain, self._endpoint, self._rank, self._size = domain, endpoint, 0, 1
+        self._handles: tuple[int, ...] = ()
+        memory = domain.alloc(_VIEW_AT + _VIEW_HEAD + capacity, np.uint8)
         self._cells: NDArray[np.uint64] = memory[: _CELLS * 8].view(np.uint64)
-        self._boxes = memory[_CELLS * 8 :].reshape(2, _BOX)
+        self._boxes = memory[_CELLS * 8 : _VIEW_AT].reshape(2, _BOX)
+        self._view = memory[_VIEW_AT:]
         self._arrivals = domain.counter()
         # Words that others write while this rank looks at them are not for a cache that must be told of it.
         self._region = MemoryRegion(domain, MRAttr(memory, Access.REMOTE), coherent=True)
@@ -64,9 +72,35 @@ class Control:
         """What the other ranks need."""
         return self._region.remote.to_bytes()
 
-    def connect(self, remotes: list[RemoteRegion]) -> None:
-        """Takes everyone's `remote`, by rank, before the first call."""
-        self._remotes = [remote.view(np.uint8, (_CELLS * 8 + 2 * _BOX,)) for remote in remotes]
+    def connect(self, rank: int, remotes: list[RemoteRegion], handles: tuple[int, ...]) -> None:
+        """Takes everyone's `remote` and handle in the address vector, by rank, before the first call."""
+        self._rank, self._size, self._handles = rank, len(remotes), handles
+        self._remotes = [remote.view(np.uint8, (remote.nbytes,)) for remote in remotes]
+
+    def show_view(self, number: int, alive: Iterable[int], successor: bytes) -> None:
+        """Shows whom this rank takes for alive, and where the control window of its next group is. Local."""
+        listed = list(alive)
+        view = self._view
+        view[:8].view(np.uint64)[0] = 0  # until it is complete
+        view[_VIEW_HEAD:] = 0
+        view[_VIEW_HEAD:][listed] = 1
+        view[8:16].view(np.uint64)[0] = len(successor)
+        view[16 : 16 + len(successor)] = np.frombuffer(successor, np.uint8)
+        view[:8].view(np.uint64)[0] = number
+
+    def view_of(self, rank: int) -> tuple[int, set[int], bytes] | None:
+        """What a rank shows: (number, alive, successor); None if it does not answer. Raises FabricError if it is gone."""
+        if rank == self._rank:
+            view = self._view
+        else:
+            operation, view = self._look(rank, _VIEW_AT, self._remotes[rank].nbytes - _VIEW_AT)
+            try:
+                operation.result(_LOOK)
+            except OperationTimeout:
+                return None
+        number, length = map(int, view[:16].view(np.uint64))
+        alive = set(np.flatnonzero(view[_VIEW_HEAD:]).tolist())
+        return number, alive, view[16 : 16 + min(length, _VIEW_HEAD - 16)].tobytes()
 
     def barrier(self, timeout: float | None) -> None:
         """Returns when all ranks have called it."""
@@ -157,7 +191,7 @@ class Control:
         self, rank: int, method: Callable[..., Operation], local: NDArray[Any], remote: RemoteRegion
     ) -> Operation:
         try:
-            return method(local, rank, remote)
+            return method(local, self._handles[rank], remote)
         except (PeerLostError, UnreachableError) as error:
             raise _lost({rank: error}, self._size) from error
 

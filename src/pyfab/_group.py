@@ -18,7 +18,8 @@ from pyfab._control import Control
 from pyfab._deadline import Deadline
 from pyfab._domain import Domain
 from pyfab._enums import Access
-from pyfab._errors import BusyError, ClosedError, FabricError, InvalidArgumentError
+from pyfab._errors import BusyError, ClosedError, FabricError, InvalidArgumentError, PeerLostError
+from pyfab._membership import CAPACITY, Shared, agree
 from pyfab._region import RemoteRegion
 from pyfab._rendezvous import exchange
 from pyfab._table import Table
@@ -39,11 +40,13 @@ class Group:
     """A fixed number of processes, each of which can reach the memory that the others put into windows.
 
     `rank` and `size` say who this process is; all meet at `rendezvous` (``tcp://host:port``, where rank 0 listens;
-    ``file:///folder``; ``torch``; or an mpi4py communicator) within `timeout` seconds, which is also the default of later calls.
-    PYFAB_TOKEN, if set, must be the same for all that meet over tcp. `domain` is a Domain, which stays the caller's, or the
+    ``file:///folder``; ``torch``; a store with set, get and wait, such as torch's; or an mpi4py communicator) within `timeout`
+    seconds, which is also the default of later calls. PYFAB_TOKEN, if set, must be the same for all that meet over tcp. `domain` is a Domain, which stays the caller's, or the
     spec of one to open: between machines name the interface, as in ``"shm+tcp:eth0"``, because an unnamed tcp listens on
     loopback alone; or all its arguments, as in ``{"spec": "shm", "coherent": False}``. `contexts` is the number of contexts of
     the endpoint.
+
+    Members come and go by `split`, `shrink` and `admit`, which each make a new group, with an `epoch` one higher.
 
     Methods marked *collective* are to be called by all ranks in the same order, from one thread at a time. They run over the
     group's own endpoint; nothing but the start needs the rendezvous.
@@ -60,23 +63,34 @@ class Group:
     ) -> None:
         if size < 1 or not 0 <= rank < size:
             raise InvalidArgumentError(f"rank={rank}, size={size}: ranks are 0 to size - 1")
+        self._begin(rank, size, timeout)
+        with contextlib.ExitStack() as undo:
+            self._open(domain, contexts, undo)
+            cards = [json.loads(value) for value in exchange(rendezvous, rank, size, self._card(), timeout)]
+            self._meet(cards, Deadline(timeout))
+            self._resources = Shared(undo.pop_all())
+
+    def _begin(self, rank: int, size: int, timeout: float | None) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
         self.peers: tuple[int, ...] = tuple(r for r in range(size) if r != rank)
-        self._handles = tuple(range(size))  # of the ranks, in the address vector
+        self.epoch = 0
+        self.lost: tuple[int, ...] = ()
+        self._handles: tuple[int, ...] = ()  # of the ranks, in the address vector
         self._barrier_lock = threading.Lock()
         self._windows: list[Window] = []
         self._closed = False
-        with contextlib.ExitStack() as undo:
-            if isinstance(domain, Domain):
-                self.domain = domain
-            else:
-                options = domain if isinstance(domain, Mapping) else {"spec": domain}
-                self.domain = undo.enter_context(Domain(**options))
-            self.endpoint = undo.enter_context(self.domain.endpoint(contexts=contexts))
-            self._control = Control(self.domain, self.endpoint, rank, size)
-            undo.callback(self._control.close)
-            self._hosts = self._meet(rendezvous, timeout)
-            self._resources = undo.pop_all()
+
+    def _open(
+        self, domain: str | Domain | Mapping[str, Any] | None, contexts: int, undo: contextlib.ExitStack
+    ) -> None:
+        if isinstance(domain, Domain):
+            self.domain = domain
+        else:
+            options = domain if isinstance(domain, Mapping) else {"spec": domain}
+            self.domain = undo.enter_context(Domain(**options))
+        self.endpoint = undo.enter_context(self.domain.endpoint(contexts=contexts))
+        self._control = Control(self.domain, self.endpoint, max(CAPACITY, self.size))
+        undo.callback(lambda: self._control.close())
 
     @classmethod
     def from_env(
@@ -152,6 +166,130 @@ class Group:
         parts = max_parts if dynamic else 0
         return Window(self, array, shape, dtype, access, self._timeout(timeout), counters, epochs, parts)
 
+    # --- membership
+
+    def split(self, color: Any, key: int = 0, timeout: float | None = -1) -> Group | None:
+        """A group of the ranks that give the same `color`, in the order of `key`, then rank; None for who gives None. Collective.
+
+        It uses the endpoint of this group, and stays usable when this one is closed.
+        """
+        self._check()
+        deadline = Deadline(self._timeout(timeout))
+        control = Control(self.domain, self.endpoint, CAPACITY)
+        try:
+            cards = self.allgather((color, key, control.remote), deadline.remaining())
+            members = [r for r in range(self.size) if color is not None and cards[r][0] == color]
+            ranks = sorted(members, key=lambda r: (cards[r][1], r))
+            if not ranks:
+                control.close()
+                self.barrier(deadline.remaining())
+                return None
+            group = self._descend(control, ranks.index(self.rank), ranks, [cards[r][2] for r in ranks])
+        except BaseException:
+            control.close()
+            raise
+        self.barrier(deadline.remaining())
+        return group
+
+    def shrink(self, timeout: float | None = -1) -> Group:
+        """The group of those that are left when ranks have died or left; `lost` names them by their ranks here.
+
+        Collective among those that are left, each of whom asks everyone for a sign of life until all agree. This group is closed,
+        its windows with it, without waiting. OperationTimeout names ranks that live but did not call it.
+        """
+        self._check()
+        deadline = Deadline(self._timeout(timeout))
+        for window in list(self._windows):
+            window._release()
+        self._windows.clear()
+        former = tuple(range(self.size))
+        alive, number = set(former), 0
+        while True:
+            control = Control(self.domain, self.endpoint, CAPACITY)
+            number += 1
+            try:
+                views = agree(self._control, self.rank, alive, number, control.remote, deadline)
+                ranks = sorted(alive)
+                group = self._descend(control, ranks.index(self.rank), ranks, [views[r] for r in ranks])
+            except BaseException:
+                control.close()
+                raise
+            try:
+                group.barrier(deadline.remaining())
+            except PeerLostError:  # another one, since they agreed
+                group._end(wait=False)
+                continue
+            group.lost = tuple(r for r in former if r not in alive)
+            self._end(wait=False)
+            return group
+
+    def leave(self) -> None:
+        """Ends this rank's membership without waiting for the others, who go on with `shrink`."""
+        self._end(wait=False)
+
+    def admit(self, rendezvous: Any, count: int, timeout: float | None = -1) -> Group:
+        """The group of these ranks and `count` more processes, which call `Group.join` with the same rendezvous. Collective.
+
+        The ranks here stay the same, those that join follow. This group stays usable.
+        """
+        self._check()
+        deadline = Deadline(self._timeout(timeout))
+        control = Control(self.domain, self.endpoint, CAPACITY)
+        try:
+            cards = [json.loads(card) for card in self.allgather(self._card(control), deadline.remaining())]
+            told: Any = None
+            if self.rank == 0:
+                value = json.dumps({"cards": cards, "epoch": self.epoch + 1}).encode()
+                try:
+                    told = [
+                        json.loads(v)
+                        for v in exchange(rendezvous, 0, 1 + count, value, deadline.remaining())[1:]
+                    ]
+                except Exception as error:
+                    told = error
+            told = self.broadcast(told, 0, None)
+            if isinstance(told, Exception):
+                raise told
+            group = object.__new__(Group)
+            group._begin(self.rank, self.size + count, self.timeout)
+            group.domain, group.endpoint, group._control = self.domain, self.endpoint, control
+            group.epoch = self.epoch + 1
+            group._meet(cards + told, deadline, self._handles)
+        except BaseException:
+            control.close()
+            raise
+        group._resources = self._resources.share()
+        return group
+
+    @classmethod
+    def join(
+        cls,
+        rendezvous: Any,
+        number: int,
+        count: int,
+        domain: str | Domain | Mapping[str, Any] | None = "shm+tcp",
+        contexts: int = 1,
+        timeout: float | None = 60,
+    ) -> Group:
+        """Becomes a member of a group whose ranks call `admit`, as number 0 to `count` - 1 of those that join."""
+        if not 0 <= number < count:
+            raise InvalidArgumentError(f"number={number}, count={count}: numbers are 0 to count - 1")
+        deadline = Deadline(timeout)
+        group = object.__new__(cls)
+        group._begin(0, 1, timeout)
+        with contextlib.ExitStack() as undo:
+            group._open(domain, contexts, undo)
+            values = [
+                json.loads(v)
+                for v in exchange(rendezvous, 1 + number, 1 + count, group._card(), deadline.remaining())
+            ]
+            cards = values[0]["cards"] + values[1:]
+            group._begin(len(values[0]["cards"]) + number, len(cards), timeout)
+            group.epoch = values[0]["epoch"]
+            group._meet(cards, deadline)
+            group._resources = Shared(undo.pop_all())
+        return group
+
     def links(self) -> Table[Link]:
         """Which peer is reached over which link, and why. Local."""
         self._check()
@@ -185,26 +323,41 @@ class Group:
 
     def _link(self, peer: int) -> Link:
         try:
-            return Link(peer, self._hosts[peer], *self.endpoint.report(peer))
+            return Link(peer, self._hosts[peer], *self.endpoint.report(self._handles[peer]))
         except FabricError as error:
             return Link(peer, self._hosts[peer], "-", "-", str(error))
 
-    def _meet(self, rendezvous: Any, timeout: float | None) -> list[str]:
-        """Exchanges names, fills the address vector so that handles are ranks, and returns the hosts."""
+    def _card(self, control: Control | None = None) -> bytes:
+        """What the others need to know of this rank."""
         card = {
             "host": socket.gethostname(),
             "address": base64.b64encode(self.endpoint.address).decode(),
-            "control": base64.b64encode(self._control.remote).decode(),
+            "control": base64.b64encode((control or self._control).remote).decode(),
         }
-        deadline = Deadline(timeout)
-        values = exchange(rendezvous, self.rank, self.size, json.dumps(card).encode(), timeout)
-        cards = [json.loads(value) for value in values]
-        handles = [self.endpoint.av.insert(base64.b64decode(card["address"])) for card in cards]
-        if handles != list(range(self.size)):
-            raise InvalidArgumentError(f"the address vector gave handles {handles[:4]}... instead of ranks")
-        self._control.connect([RemoteRegion.from_bytes(base64.b64decode(card["control"])) for card in cards])
+        return json.dumps(card).encode()
+
+    def _meet(self, cards: list[Any], deadline: Deadline, known: tuple[int, ...] = ()) -> None:
+        """Fills the address vector with those that are not `known` by their handles yet, and waits for all."""
+        added = tuple(
+            self.endpoint.av.insert(base64.b64decode(card["address"])) for card in cards[len(known) :]
+        )
+        self._handles = known + added
+        remotes = [RemoteRegion.from_bytes(base64.b64decode(card["control"])) for card in cards]
+        self._control.connect(self.rank, remotes, self._handles)
+        self._hosts = [str(card["host"]) for card in cards]
         self._control.barrier(deadline.remaining())
-        return [str(card["host"]) for card in cards]
+
+    def _descend(self, control: Control, rank: int, ranks: list[int], controls: list[bytes]) -> Group:
+        """A group of some of these ranks over the same endpoint, before anyone has waited for another."""
+        group = object.__new__(Group)
+        group._begin(rank, len(ranks), self.timeout)
+        group.domain, group.endpoint, group._control = self.domain, self.endpoint, control
+        group.epoch = self.epoch + 1
+        group._handles = tuple(self._handles[r] for r in ranks)
+        group._hosts = [self._hosts[r] for r in ranks]
+        group._control.connect(rank, [RemoteRegion.from_bytes(data) for data in controls], group._handles)
+        group._resources = self._resources.share()
+        return group
 
     def _end(self, wait: bool) -> None:
         if self._closed:
@@ -219,7 +372,8 @@ class Group:
                 window._release()
         finally:
             self._windows.clear()
-            self._resources.close()
+            self._control.close()
+            self._resources.release()
 
     def _memory_barrier(self) -> None:
         with self._barrier_lock:  # an atomic exchange with acquire and release order

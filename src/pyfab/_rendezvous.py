@@ -3,6 +3,7 @@
 ``tcp://host:port``  Rank 0 listens there until every rank has its answer; the others connect and retry until their timeout.
 ``file:///folder``   Files in a folder that all ranks see, made if it is missing and removed by the last rank.
 ``torch``            The TCPStore of torch.distributed at MASTER_ADDR:MASTER_PORT, or that of its default process group.
+A store              Anything with ``set``, ``get`` and ``wait``, as the stores of torch.distributed have them.
 A communicator       Anything with mpi4py's ``allgather``.
 """
 
@@ -10,15 +11,16 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pyfab import _rendezvous_tcp
 from pyfab._deadline import Deadline
-from pyfab._errors import InvalidArgumentError
+from pyfab._errors import InvalidArgumentError, OperationTimeout
 from pyfab._frames import split_address
-from pyfab._ranks import incomplete
+from pyfab._ranks import incomplete, ranks_text
 from pyfab._rendezvous_folder import through_folder
 
 _POLL = 0.05  # seconds between looks into torch's store
@@ -33,8 +35,12 @@ def exchange(rendezvous: Any, rank: int, size: int, value: bytes, timeout: float
     deadline = Deadline(timeout)
     if hasattr(rendezvous, "allgather"):
         return _through_communicator(rendezvous, rank, size, value)
+    if all(hasattr(rendezvous, name) for name in ("set", "get", "wait")):
+        return _through_store(rendezvous, rank, size, value, deadline)
     if not isinstance(rendezvous, str):
-        raise InvalidArgumentError(f"rendezvous={rendezvous!r}: give a string or an mpi4py communicator")
+        raise InvalidArgumentError(
+            f"rendezvous={rendezvous!r}: give a string, a store with set, get and wait, or an mpi4py communicator"
+        )
     if rendezvous == "torch":
         return _through_torch(rank, size, value, deadline)
     url = urlsplit(rendezvous)
@@ -60,6 +66,27 @@ def _through_communicator(communicator: Any, rank: int, size: int, value: bytes)
             f"rank {rank} of {size}, but the communicator says {communicator.Get_rank()} of {communicator.Get_size()}"
         )
     return [bytes(part) for part in communicator.allgather(value)]
+
+
+_meetings: dict[int, int] = {}  # id of a store → meetings that this process had there
+
+
+def _through_store(store: Any, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
+    # The n-th meeting of this process in a store is the n-th of the others.
+    turn = _meetings[id(store)] = _meetings.get(id(store), 0) + 1
+    store.set(f"pyfab/meeting/{turn}/{rank}", value)
+    values: list[bytes] = []
+    for other in range(size):
+        key = f"pyfab/meeting/{turn}/{other}"
+        left = deadline.remaining()
+        try:
+            store.wait([key], timedelta(seconds=365 * 86400 if left is None else left))
+        except Exception as error:  # each store has its own for a time that is over
+            raise OperationTimeout(
+                f"{ranks_text([other], size)} did not arrive in the store within {deadline}: {error}"
+            ) from error
+        values.append(bytes(store.get(key)))
+    return values
 
 
 def _through_torch(rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
@@ -95,8 +122,6 @@ _torch_stores: dict[
 def _torch_store(dist: Any, rank: int, size: int, deadline: Deadline) -> Any:
     if dist.is_initialized():
         return dist.distributed_c10d._get_default_store()
-    from datetime import timedelta
-
     try:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     except KeyError as error:

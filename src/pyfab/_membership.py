@@ -1,0 +1,77 @@
+"""How the members of a group change: what several groups share, and who is left when ranks have died."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from pyfab._errors import FabricError, OperationTimeout
+from pyfab._ranks import ranks_text
+
+if TYPE_CHECKING:
+    from pyfab._control import Control
+    from pyfab._deadline import Deadline
+
+CAPACITY = 4096  # ranks that a view has room for
+_PAUSES = 0.001, 0.05  # seconds between looks at the others' views: at first, at most
+
+
+class Shared:
+    """Resources that are closed by the last of the groups that use them."""
+
+    def __init__(self, resources: ExitStack) -> None:
+        self._resources, self._users = resources, 1
+        self._lock = threading.Lock()
+
+    def share(self) -> Shared:
+        with self._lock:
+            self._users += 1
+        return self
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self._resources.close()
+
+
+def agree(
+    control: Control, rank: int, alive: set[int], number: int, successor: bytes, deadline: Deadline
+) -> dict[int, bytes]:
+    """Takes those out of `alive` that do not live, until all others show the same; returns their successors, by rank.
+
+    Whoever sees that a rank is gone shows so, and nobody comes back, so the views shrink until they are equal.
+    """
+    size = max(alive) + 1
+    control.show_view(number, alive, successor)
+    pause = _PAUSES[0]
+    while True:
+        successors = {rank: successor}
+        behind = []
+        gone = set()
+        for other in sorted(alive - {rank}):
+            try:
+                view = control.view_of(other)
+            except FabricError:
+                gone.add(other)
+                continue
+            if view is None or view[0] < number or view[1] != alive:
+                behind.append(other)
+            if view is not None and view[0] > number:
+                number = view[0]  # it knows of a loss since an agreement that this rank has not seen
+                gone |= alive - view[1]
+            if view is not None:
+                successors[other] = view[2]
+        if gone:
+            alive -= gone
+            control.show_view(number, alive, successor)
+            continue
+        if not behind:
+            return successors
+        if deadline.over:
+            raise OperationTimeout(f"shrink: {ranks_text(behind, size)} did not come within {deadline}")
+        time.sleep(pause)  # nothing tells of what others show
+        pause = min(2 * pause, _PAUSES[1])

@@ -1,0 +1,217 @@
+"""Groups whose members come and go."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyfab
+import pytest
+
+StartRanks = Callable[..., "list[subprocess.Popen[str]]"]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def split_up(group: pyfab.Group) -> Any:
+    halves = group.split(group.rank % 2, key=-group.rank)
+    assert halves is not None
+    assert halves.epoch == group.epoch + 1
+    with halves.window(shape=2, dtype=np.int64) as window:
+        for peer in range(halves.size):
+            window[peer].accumulate(group.rank, 0)
+        window.fence()
+        total = int(window.local[0])
+        with window.lock(0):
+            window[0][1] += 1
+        window.fence()
+    seen = halves.allgather(group.rank)
+    links = len(halves.links())
+    some = group.split("some" if group.rank < 2 else None)
+    assert (some is None) == (group.rank >= 2)
+    if some is not None:
+        quarter = some.split(some.rank)
+        assert quarter is not None and quarter.size == 1 and quarter.epoch == 2
+        quarter.close()
+        some.close()
+    group.barrier()
+    return seen, total, links, halves
+
+
+def split_and_outlive(group: pyfab.Group) -> Any:
+    seen, total, links, halves = split_up(group)
+    group.close()
+    halves.barrier()  # goes on without the group that it came from
+    halves.close()
+    return seen, total, links
+
+
+def test_a_group_is_split() -> None:
+    results = pyfab.spawn(split_and_outlive, 5, timeout=60)
+    assert [result[0] for result in results] == [[4, 2, 0], [3, 1], [4, 2, 0], [3, 1], [4, 2, 0]]
+    assert [result[1] for result in results] == [6, 4, 6, 4, 6]
+    assert [result[2] for result in results] == [2, 1, 2, 1, 2]
+
+
+SHRINKING = """
+import os, signal, sys, numpy as np, pyfab
+group = pyfab.Group.from_env(sys.argv[1], timeout=30)
+window = group.window(shape=4, dtype=np.int64)
+group.barrier()
+if group.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if group.rank == 3:
+    group.leave()
+    print("left")
+    sys.exit()
+try:
+    for _ in range(100):
+        group.barrier()
+except pyfab.PeerLostError as error:
+    pass
+smaller = group.shrink()
+assert smaller.allgather(group.rank) == [0, 2, 4], smaller.allgather(group.rank)
+with smaller.window(shape=1, dtype=np.int64) as sums:
+    sums[0].accumulate(1)
+    sums.fence()
+    print(smaller.rank, smaller.size, smaller.lost, smaller.epoch, sums.local[0] if smaller.rank == 0 else "")
+again = smaller.shrink()  # nobody is lost
+assert (again.size, again.lost, again.epoch) == (3, (), 2)
+again.close()
+"""
+
+
+@pytest.mark.parametrize("way", ["shm", "tcp"])
+def test_those_who_are_left_form_a_smaller_group(way: str, start_ranks: StartRanks) -> None:
+    ranks = start_ranks(SHRINKING, 5, way)
+    outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert outputs[0] == "0 3 (1, 3) 1 3\n", outputs
+    assert outputs[2] == "1 3 (1, 3) 1 \n", outputs
+    assert outputs[4] == "2 3 (1, 3) 1 \n", outputs
+    assert outputs[3] == "left\n"
+
+
+LATE = """
+import sys, pyfab
+with pyfab.Group.from_env("shm", timeout=30) as group:
+    group.barrier()
+    if group.rank == 0:
+        try:
+            group.shrink(timeout=0.2)
+        except pyfab.OperationTimeout as error:
+            print(error)
+    group.barrier()
+"""
+
+
+def test_who_does_not_come_is_named(start_ranks: StartRanks) -> None:
+    ranks = start_ranks(LATE, 3)
+    outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert re.match(r"shrink: ranks 1, 2 of 3 did not come within 0\.2 s", outputs[0]), outputs
+    assert all(rank.returncode == 0 for rank in ranks)
+
+
+MEMBER = """
+import sys, pyfab
+with pyfab.Group.from_env(sys.argv[1], timeout=30) as group:
+    try:
+        group.admit("file://" + sys.argv[2] + "/nobody", 1, timeout=0.5)
+    except pyfab.OperationTimeout as error:
+        print("nobody came")
+    with group.admit("file://" + sys.argv[2] + "/join", 2) as larger:
+        print(larger.rank, larger.size, larger.epoch, larger.allgather("member"))
+        with larger.window(shape=1, dtype=int) as sums:
+            sums[larger.size - 1].accumulate(1)
+    group.barrier()
+"""
+JOINER = """
+import sys, pyfab
+with pyfab.Group.join("file://" + sys.argv[2] + "/join", int(sys.argv[3]), 2, sys.argv[1], timeout=30) as larger:
+    print(larger.rank, larger.size, larger.epoch, larger.allgather("joined"))
+    with larger.window(shape=1, dtype=int) as sums:
+        sums[larger.size - 1].accumulate(1)
+        sums.fence()
+        print(sums.local[0])
+"""
+
+
+def test_processes_join(start_ranks: StartRanks, start: Start, tmp_path: Path) -> None:
+    members = start_ranks(MEMBER, 2, "shm+tcp", str(tmp_path))
+    joiners = [start(JOINER, "shm+tcp", str(tmp_path), str(number)) for number in range(2)]
+    everyone = ["member", "member", "joined", "joined"]
+    outputs = [process.communicate(timeout=60)[0] for process in [*members, *joiners]]
+    for rank in (0, 1):
+        assert outputs[rank] == f"nobody came\n{rank} 4 1 {everyone}\n", outputs
+    for rank in (2, 3):
+        assert outputs[rank] == f"{rank} 4 1 {everyone}\n{4 if rank == 3 else 0}\n", outputs
+
+
+class Store:
+    """What torch.distributed has as TCPStore, for threads."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        return self._values[key]
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: all(key in self._values for key in keys), timeout.total_seconds()
+            ):
+                raise RuntimeError("timed out")
+
+
+class View:
+    """One process's object for the same store."""
+
+    def __init__(self, store: Store) -> None:
+        self.set, self.get, self.wait = store.set, store.get, store.wait
+
+
+def test_a_store_is_a_place_to_meet() -> None:
+    store, seen = Store(), []
+
+    def meet(rank: int) -> None:
+        view = View(store)
+        for _ in range(2):  # the second meeting is another one
+            with pyfab.Group(rank, 3, view, "shm", timeout=30) as group:
+                seen.append(group.allgather(rank))
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [[0, 1, 2]] * 6
+    with pytest.raises(pyfab.OperationTimeout, match="rank 1 of 2 did not arrive in the store"):
+        pyfab.Group(0, 2, View(Store()), "shm", timeout=0.1)
+
+
+def test_bad_calls() -> None:
+    with pytest.raises(pyfab.InvalidArgumentError):
+        pyfab.Group.join("file:///nowhere", 2, 2)
+    with pyfab.Group(0, 1, domain="shm") as group:
+        assert group.split(None) is None
+        part = group.split(0)
+        assert part is not None
+        part.close()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(10):
+            part = group.split(1)
+            assert part is not None
+            part.close()
+        assert len(os.listdir("/proc/self/fd")) == before
