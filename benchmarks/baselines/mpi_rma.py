@@ -40,6 +40,7 @@ SOURCES = {
     "put_rate": "for _ in window:\n    put(local, 1, at)\nflush(1)",
     "get_rate": "for _ in window:\n    get(local, 1, at)\nflush(1)",
     "fetch_add": "fetch_and_op(operand, result, 1, 0, add); flush(1)",
+    "accumulate": "accumulate(operand, 1, first, add); flush(1)",
 }
 
 
@@ -55,10 +56,12 @@ def find(wins: dict[str, MPI.Win], buffer: Bytes, what: str, size: int) -> State
         "put": win.Put,
         "get": win.Get,
         "fetch_and_op": win.Fetch_and_op,
+        "accumulate": win.Accumulate,
         "flush": win.Flush,
         "local": (local, *element),
         "at": (0, *element),
         "operand": (one, 1, MPI.INT64_T),
+        "first": (0, 1, MPI.INT64_T),
         "result": (before, 1, MPI.INT64_T),
         "add": MPI.SUM,
         "window": range(WINDOW),

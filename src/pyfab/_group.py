@@ -41,10 +41,10 @@ class Group:
 
     `rank` and `size` say who this process is; all meet at `rendezvous` (``tcp://host:port``, where rank 0 listens;
     ``file:///folder``; ``torch``; a store with set, get and wait, such as torch's; or an mpi4py communicator) within `timeout`
-    seconds, which is also the default of later calls. PYFAB_TOKEN, if set, must be the same for all that meet over tcp. `domain` is a Domain, which stays the caller's, or the
-    spec of one to open: between machines name the interface, as in ``"shm+tcp:eth0"``, because an unnamed tcp listens on
-    loopback alone; or all its arguments, as in ``{"spec": "shm", "coherent": False}``. `contexts` is the number of contexts of
-    the endpoint.
+    seconds, which is also the default of later calls. PYFAB_TOKEN, if set, must be the same for all that meet over tcp. `domain`
+    is a Domain, which stays the caller's, or the spec of one to open: between machines name the interface, as in
+    ``"shm+tcp:eth0"``, because an unnamed tcp listens on loopback alone; or all its arguments, as in ``{"spec": "shm",
+    "coherent": False}``. `contexts` is the number of contexts of the endpoint.
 
     Members come and go by `split`, `shrink` and `admit`, which each make a new group, with an `epoch` one higher.
 
