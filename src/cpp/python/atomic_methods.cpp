@@ -164,7 +164,8 @@ PyObject* start_atomic(const char* name, OpCode code, PyObject* self, const Give
     }
     begin(*operation, static_cast<std::uint32_t>(batch.size()), context_number(handle, given.context),
           handle.queue.get());
-    post_operation(handle, batch, *operation, {std::move(operand), std::move(compare), std::move(result)});
+    LocalBuffer buffers[] = {std::move(operand), std::move(compare), std::move(result)};
+    post_operation(handle, batch, *operation, buffers);
     return reinterpret_cast<PyObject*>(operation);
   } catch (...) {
     set_python_error();

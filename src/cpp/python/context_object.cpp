@@ -21,6 +21,7 @@ ContextHandle& context_handle(PyObject* object) {
 ContextHandle::~ContextHandle() {
   if (!tally) close();
   const WithoutGil without_gil;  // the domain may go with it, and its thread may wait for the GIL
+  origin.reset();
   context.reset();
   domain.reset();
 }
@@ -48,6 +49,7 @@ std::unique_ptr<ContextHandle> ContextHandle::scope(bool waits_not) const {
   handle->manual = manual;
   handle->tally = std::make_shared<Tally>();
   handle->no_wait = waits_not;
+  handle->origin = std::make_shared<const Origin>(Origin{context, finished, handle->tally, manual});
   return handle;
 }
 
@@ -213,7 +215,7 @@ void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batc
 }
 
 void post_operation(ContextHandle& handle, std::span<const Transfer> batch, OperationObject& operation,
-                    LocalBuffer (&&buffers)[3]) {
+                    std::span<LocalBuffer> buffers) {
   const auto keep = [&] {
     if (operation.phase.load() == OperationObject::kSettled) return;
     std::vector<LocalBuffer> kept;
@@ -238,10 +240,7 @@ OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer
   operation->remote = target.remote;
   operation->key = target.key;
   operation->nbytes = nbytes;
-  operation->context = handle.context;
-  operation->finished = handle.finished;
-  operation->manual = handle.manual;
-  operation->tally = handle.tally;
+  operation->origin = handle.origin;
   if (user_context && user_context != Py_None) keep_context(*operation, user_context);
   return operation;
 }
@@ -265,6 +264,8 @@ void bind_context(py::module_& m) {
                    static_cast<std::uint16_t>(index),
                    {number, auth_key, counts, rx_bits, max_group_id, directed}, peers, queue, events);
              }
+             handle->origin = std::make_shared<const Origin>(
+                 Origin{handle->context, handle->finished, nullptr, handle->manual});
              handle->context->on_notice = [finished = handle->finished] {
                if (WithoutGil::finalizing()) return;
                const py::gil_scoped_acquire acquire;

@@ -23,10 +23,11 @@ struct ContextHandle {
     bool closed = false;
   };
   std::shared_ptr<Shared> shared = std::make_shared<Shared>();
+  std::shared_ptr<const Origin> origin;  // of the operations that start here
   bool manual = false;
-  std::shared_ptr<Tally>
-      tally;             // of a scope: a handle that counts what it starts, and does not own the context
-  bool no_wait = false;  // of a scope: where the path is full, Error(again) and nothing started
+  // Of a scope, a handle that counts what it starts and does not own the context:
+  std::shared_ptr<Tally> tally;
+  bool no_wait = false;  // where the path is full, Error(again) and nothing started
 
   ~ContextHandle();
   void close();
@@ -67,7 +68,7 @@ OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer
                                    std::uint64_t nbytes, PyObject* user_context, bool brings = false);
 // post_all() for an operation that has begun; what is in flight afterwards keeps its buffers.
 void post_operation(ContextHandle& handle, std::span<const Transfer> batch, OperationObject& operation,
-                    LocalBuffer (&&buffers)[3]);
+                    std::span<LocalBuffer> buffers);
 
 // A put or get of all of `local`, as a new reference; and one that is complete on return. Throw what is
 // wrong.

@@ -108,7 +108,7 @@ PyObject* start_send(PyObject* self, PyObject* buffer, PyObject* to, PyObject* t
     operation->tagged = given(tag);
     transfer.operation = &operation->core;
     begin(*operation, 1, context_number(handle, context), handle.queue.get());
-    post_operation(handle, {&transfer, 1}, *operation, {std::move(local), LocalBuffer(), LocalBuffer()});
+    post_operation(handle, {&transfer, 1}, *operation, {&local, 1});
     return reinterpret_cast<PyObject*>(operation);
   } catch (...) {
     set_python_error();

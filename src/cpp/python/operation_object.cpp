@@ -126,19 +126,18 @@ OperationObject& owner_of(Operation& core) {
 
 void settled_hook(Operation& core) noexcept {
   OperationObject& operation = owner_of(core);
-  if (operation.tally) {
-    const Errc error = core.completion().error;
-    // What was never posted is the caller's exception.
-    const bool refused = error == Errc::canceled && operation.phase.load() == OperationObject::kPosting;
-    if (error != Errc::ok && !refused)
-      operation.tally->fail({operation.entry.number, operation.op, error, operation.nbytes, operation.remote,
-                             operation.key, operation.peer});
-    operation.tally->leave(operation.entry);
-  }
-  // Read before the exchange: a poster that finds kSettled may free the operation.
+  Tally* const tally = operation.origin->tally.get();
+  const Errc error = core.completion().error;
+  // What was never posted is the caller's exception. Told before the exchange: a poster that finds kSettled
+  // may free the operation.
+  if (tally && error != Errc::ok &&
+      (error != Errc::canceled || operation.phase.load() != OperationObject::kPosting))
+    tally->fail(operation.entry,
+                {0, operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer});
   if (operation.phase.exchange(OperationObject::kSettled) != OperationObject::kInFlight) return;
-  if (operation.wants_notice.load()) operation.context->request_notice();
-  operation.finished->push(operation);
+  if (tally) tally->leave(operation.entry);
+  if (operation.wants_notice.load()) operation.origin->context->request_notice();
+  operation.origin->finished->push(operation);
 }
 
 void run_callbacks(OperationObject& operation) noexcept {
@@ -151,7 +150,7 @@ void run_callbacks(OperationObject& operation) noexcept {
     Py_XDECREF(result);
   }
   Py_DECREF(callbacks);
-  if (operation.tally) operation.tally->called(operation.entry.number);
+  if (operation.origin->tally) operation.origin->tally->called(operation.entry.number);
 }
 
 int operation_traverse(PyObject* self, visitproc visit, void* arg) {
@@ -185,9 +184,7 @@ void operation_dealloc(PyObject* self) {
   OperationObject& operation = operation_of(self);
   delete operation.buffers;
   operation_clear(self);
-  operation.context.~shared_ptr();
-  operation.finished.~shared_ptr();
-  operation.tally.~shared_ptr();
+  operation.origin.~shared_ptr();
   operation.core.~Operation();
   PyObject_GC_Del(self);
   Py_DECREF(type);
@@ -196,17 +193,17 @@ void operation_dealloc(PyObject* self) {
 // Waits; false with the Python error set (time-out, or a signal handler raised).
 bool wait_done(OperationObject& operation, PyObject* timeout) {
   if (operation.core.done()) {
-    if (!operation.finished->empty()) operation.finished->drain();  // lets go of the buffers
+    if (!operation.origin->finished->empty()) operation.origin->finished->drain();  // lets go of the buffers
     return true;
   }
   const Deadline deadline = deadline_from(timeout ? timeout : Py_None);
-  Context& context = *operation.context;
+  Context& context = *operation.origin->context;
   const bool done = wait_interruptibly(
       [&](Deadline until) {
         return context.wait([&] { return operation.core.done(); }, until) || operation.core.done();
       },
       deadline);
-  operation.finished->drain();
+  operation.origin->finished->drain();
   if (!done)
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(make_error(Errc::timeout, "").ptr())),
                     make_error(Errc::timeout,
@@ -239,9 +236,9 @@ PyObject* operation_result(PyObject* self, PyObject* const* args, Py_ssize_t nar
       if (operation.value_dtype) return make_scalar(&operation.words[2], operation.value_dtype);
       return make_completion(completion, operation.user_context ? operation.user_context : Py_None);
     }
-    if (operation.tally) operation.tally->seen(operation.entry.number);
+    if (operation.origin->tally) operation.origin->tally->seen(operation.entry.number);
     raise_failure(operation.op, completion.error, operation.nbytes, operation.remote, operation.key,
-                  operation.peer, operation.context.get());
+                  operation.peer, operation.origin->context.get());
   } catch (...) {
     set_python_error();
   }
@@ -257,9 +254,9 @@ PyObject* operation_exception(PyObject* self, PyObject* const* args, Py_ssize_t 
     if (!wait_done(operation, timeout)) return nullptr;
     const Errc error = operation.core.completion().error;
     if (error == Errc::ok) Py_RETURN_NONE;
-    if (operation.tally) operation.tally->seen(operation.entry.number);
+    if (operation.origin->tally) operation.origin->tally->seen(operation.entry.number);
     return failure(operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer,
-                   operation.context.get())
+                   operation.origin->context.get())
         .release()
         .ptr();
   } catch (...) {
@@ -274,7 +271,7 @@ PyObject* operation_failure(PyObject* self, void*) {
   if (error == Errc::ok) Py_RETURN_NONE;
   try {
     return failure(operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer,
-                   operation.context.get())
+                   operation.origin->context.get())
         .release()
         .ptr();
   } catch (...) {
@@ -286,7 +283,7 @@ PyObject* operation_failure(PyObject* self, void*) {
 PyObject* operation_done(PyObject* self, PyObject*) {
   OperationObject& operation = operation_of(self);
   const bool done = operation.core.done();
-  if (!operation.finished->empty()) operation.finished->drain();
+  if (!operation.origin->finished->empty()) operation.origin->finished->drain();
   return PyBool_FromLong(done);
 }
 
@@ -298,14 +295,14 @@ PyObject* operation_add_done_callback(PyObject* self, PyObject* function) {
   }
   if (!operation.callbacks) {
     operation.callbacks = PyList_New(0);
-    if (operation.callbacks && operation.tally) operation.tally->expect_call(operation.entry.number);
+    if (operation.callbacks && operation.origin->tally) operation.origin->tally->expect_call(operation.entry);
   }
   if (!operation.callbacks) return nullptr;
   if (PyList_Append(operation.callbacks, function) != 0) return nullptr;
   track(operation);
   operation.wants_notice.store(true);
   // Settled before it could see the wish: nobody else will run the callbacks.
-  if (operation.core.done()) operation.finished->call_late(operation);
+  if (operation.core.done()) operation.origin->finished->call_late(operation);
   Py_RETURN_NONE;
 }
 
@@ -339,9 +336,9 @@ PyObject* operation_cancel(PyObject* self, PyObject*) {
     bool canceled;
     {
       const WithoutGil without_gil;
-      canceled = operation.context->cancel(operation.core);
+      canceled = operation.origin->context->cancel(operation.core);
     }
-    operation.finished->drain();
+    operation.origin->finished->drain();
     return PyBool_FromLong(canceled);
   } catch (...) {
     set_python_error();
@@ -357,7 +354,7 @@ PyObject* operation_cancelled(PyObject* self, PyObject*) {
 // For event loops under manual progress: moves what can be moved; on return the descriptor tells of more.
 PyObject* operation_drive(PyObject* self, PyObject*) {
   OperationObject& operation = operation_of(self);
-  const std::shared_ptr<Context> context = operation.context;
+  const std::shared_ptr<Context> context = operation.origin->context;
   try {
     {
       const WithoutGil without_gil;
@@ -365,7 +362,7 @@ PyObject* operation_drive(PyObject* self, PyObject*) {
         context->progress();
       } while (!operation.core.done() && context->arm() == Context::Rest::work_left);
     }
-    operation.finished->drain();
+    operation.origin->finished->drain();
     Py_RETURN_NONE;
   } catch (...) {
     set_python_error();
@@ -398,12 +395,13 @@ PyMethodDef operation_methods[] = {
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef operation_getset[] = {
-    {"_poll_fd", [](PyObject* self, void*) { return PyLong_FromLong(operation_of(self).context->poll_fd()); },
+    {"_poll_fd",
+     [](PyObject* self, void*) { return PyLong_FromLong(operation_of(self).origin->context->poll_fd()); },
      nullptr, "For event loops under manual progress.", nullptr},
     {"_failure", operation_failure, nullptr, "What exception() gives at once, without counting as seen.",
      nullptr},
-    {"_manual", [](PyObject* self, void*) { return PyBool_FromLong(operation_of(self).manual); }, nullptr,
-     nullptr, nullptr},
+    {"_manual", [](PyObject* self, void*) { return PyBool_FromLong(operation_of(self).origin->manual); },
+     nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 // A Fetch has the layout and the methods of an Operation; its result is what it brought.
@@ -502,15 +500,12 @@ OperationObject* new_operation(bool brings) noexcept {
   new (&operation->phase) std::atomic<int>(OperationObject::kPosting);
   new (&operation->wants_notice) std::atomic<bool>(false);
   operation->next = nullptr;
-  new (&operation->context) std::shared_ptr<Context>();
-  new (&operation->finished) std::shared_ptr<FinishedList>();
-  new (&operation->tally) std::shared_ptr<Tally>();
+  new (&operation->origin) std::shared_ptr<const Origin>();
   new (&operation->entry) Tally::Entry();
   operation->buffers = nullptr;
   operation->user_context = nullptr;
   operation->callbacks = nullptr;
   operation->value = operation->value_dtype = nullptr;
-  operation->manual = false;
   operation->tagged = false;
   return operation;
 }
@@ -540,7 +535,6 @@ void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t contex
   const std::uint32_t flags =
       completion_flags(operation.op) | (operation.tagged ? completion_flag::kTagged : 0);
   operation.core.begin(parts, context_number, flags, queue, nullptr, settled_hook);
-  if (operation.tally) operation.tally->enter(operation.entry);
 }
 
 void keep_context(OperationObject& operation, PyObject* context) noexcept {
@@ -552,8 +546,11 @@ void launched(OperationObject& operation, std::vector<LocalBuffer> buffers) {
   if (operation.phase.load() == OperationObject::kSettled) return;
   operation.buffers = new std::vector<LocalBuffer>(std::move(buffers));
   Py_INCREF(reinterpret_cast<PyObject*>(&operation));
+  Tally* const tally = operation.origin->tally.get();
+  if (tally) tally->enter(operation.entry);
   int expected = OperationObject::kPosting;
   if (operation.phase.compare_exchange_strong(expected, OperationObject::kInFlight)) return;
+  if (tally) tally->leave(operation.entry);
   delete std::exchange(operation.buffers, nullptr);
   Py_DECREF(reinterpret_cast<PyObject*>(&operation));
 }

@@ -12,6 +12,15 @@
 namespace fab::python {
 
 struct OperationObject;
+class FinishedList;
+
+// What all operations that start through one handle of a context share.
+struct Origin {
+  std::shared_ptr<Context> context;
+  std::shared_ptr<FinishedList> finished;
+  std::shared_ptr<Tally> tally;  // null: nobody counts them
+  bool manual = false;
+};
 
 // Operations that were settled by somebody without the GIL and wait for their owner's side to let go of them.
 class FinishedList {
@@ -48,21 +57,18 @@ struct OperationObject {
   std::atomic<int> phase;
   std::atomic<bool> wants_notice;  // callbacks wait: run them soon
   OperationObject* next;           // in a FinishedList
-  std::shared_ptr<Context> context;
-  std::shared_ptr<FinishedList> finished;
+  std::shared_ptr<const Origin> origin;
   std::vector<LocalBuffer>* buffers;  // owned while in flight
   PyObject* user_context;             // owned, or null
   PyObject* callbacks;                // owned list, or null
   PeerId peer;
   OpCode op;
   std::uint64_t remote, key, nbytes;
-  std::shared_ptr<Tally> tally;  // whose operation it is, or null
-  Tally::Entry entry;
+  Tally::Entry entry;  // in the origin's tally, while in flight
   std::uint64_t
       words[3];  // operand, comparand and result of an atomic on one element, where they need a place
   PyObject *value, *value_dtype;  // owned, or null
-  bool manual;
-  bool tagged;  // a tagged message
+  bool tagged;                    // a tagged message
 };
 
 inline constexpr std::uint64_t kNoContext = std::uint64_t{1} << 63;  // and above: numbers of kept objects

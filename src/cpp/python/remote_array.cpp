@@ -246,7 +246,7 @@ PyObject* update(RemoteArrayObject& array, const Update& wanted) {
   OperationObject* operation =
       prepare_operation(scope, wanted.code, array.peer, target, part.nbytes, nullptr, brings);
   try {
-    LocalBuffer buffers[3];
+    std::vector<LocalBuffer> buffers;  // none for numbers
     Transfer transfer{};
     transfer.operation = &operation->core;
     transfer.op = wanted.code;
@@ -261,8 +261,8 @@ PyObject* update(RemoteArrayObject& array, const Update& wanted) {
         operation->words[i] = word;
         return reinterpret_cast<std::byte*>(&operation->words[i]);
       }
-      buffers[i] = LocalBuffer::of(values, i == 2);
-      return buffers[i].data;
+      buffers.push_back(LocalBuffer::of(values, i == 2));
+      return buffers.back().data;
     };
     transfer.local = place(0, wanted.operand, operand_is_number, operand);
     if (wanted.compare) transfer.compare = place(1, wanted.compare, compare_is_number, compare);
@@ -276,8 +276,7 @@ PyObject* update(RemoteArrayObject& array, const Update& wanted) {
       transfer.result = place(2, operation->value, false, 0);
     }
     begin(*operation, 1, kNoContext, scope.queue.get());
-    post_operation(scope, {&transfer, 1}, *operation,
-                   {std::move(buffers[0]), std::move(buffers[1]), std::move(buffers[2])});
+    post_operation(scope, {&transfer, 1}, *operation, buffers);
     return reinterpret_cast<PyObject*>(operation);
   } catch (...) {
     Py_DECREF(reinterpret_cast<PyObject*>(operation));

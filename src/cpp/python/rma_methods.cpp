@@ -87,7 +87,7 @@ OperationObject* start(const char* name, OpCode op, ContextHandle& handle, PyObj
     plan(posts, op, operation->core, local, target, delivery, extras.data);
     begin(*operation, static_cast<std::uint32_t>(posts.all().size()), context_number(handle, extras.context),
           queued ? handle.queue.get() : nullptr);
-    post_operation(handle, posts.all(), *operation, {std::move(local), LocalBuffer(), LocalBuffer()});
+    post_operation(handle, posts.all(), *operation, {&local, 1});
     return operation;
   } catch (...) {
     Py_DECREF(reinterpret_cast<PyObject*>(operation));

@@ -6,7 +6,7 @@ namespace fab::python {
 
 void Tally::enter(Entry& entry) {
   const std::lock_guard lock(mutex_);
-  entry.number = ++latest_;
+  number(entry);
   entry.before = last_;
   entry.after = nullptr;
   (last_ ? last_->after : first_) = &entry;
@@ -21,8 +21,10 @@ void Tally::leave(Entry& entry) noexcept {
   --open_;
 }
 
-void Tally::fail(const Failure& failure) noexcept {
+void Tally::fail(Entry& entry, Failure failure) noexcept {
   const std::lock_guard lock(mutex_);
+  number(entry);
+  failure.number = entry.number;
   try {
     if (failures_.size() < kKept) failures_.push_back(failure);
   } catch (const std::bad_alloc&) {
@@ -35,9 +37,10 @@ void Tally::seen(std::uint64_t number) noexcept {
   std::erase_if(failures_, [&](const Failure& failure) { return failure.number == number; });
 }
 
-void Tally::expect_call(std::uint64_t number) {
+void Tally::expect_call(Entry& entry) {
   const std::lock_guard lock(mutex_);
-  uncalled_.insert(number);
+  number(entry);
+  uncalled_.insert(entry.number);
 }
 
 void Tally::called(std::uint64_t number) noexcept {

@@ -20,10 +20,10 @@ namespace fab::python {
 // share the context. Safe from any thread.
 class Tally {
  public:
-  // Embedded in an operation from its start to its end. Numbers rise.
+  // Embedded in an operation that is in flight. Numbers rise.
   struct Entry {
     Entry *before = nullptr, *after = nullptr;
-    std::uint64_t number = 0;
+    std::uint64_t number = 0;  // 0: none yet
   };
   struct Failure {
     std::uint64_t number;
@@ -35,14 +35,15 @@ class Tally {
 
   void enter(Entry& entry);
   void leave(Entry& entry) noexcept;
-  void fail(const Failure& failure) noexcept;
+  // It failed; also of one that ended before it was in flight.
+  void fail(Entry& entry, Failure failure) noexcept;
   // The caller has seen how operation `number` failed.
   void seen(std::uint64_t number) noexcept;
-  // Callbacks of operation `number` are to come; they have been called.
-  void expect_call(std::uint64_t number);
+  // Its callbacks are to come; those of operation `number` have been called.
+  void expect_call(Entry& entry);
   void called(std::uint64_t number) noexcept;
 
-  std::uint64_t latest() const noexcept;  // number of the operation that started last
+  std::uint64_t latest() const noexcept;  // the highest number
   std::size_t open() const noexcept;
   bool ended(std::uint64_t up_to) const noexcept;                  // all operations up to that number
   bool called_all(std::uint64_t up_to) const noexcept;             // their callbacks
@@ -52,6 +53,10 @@ class Tally {
 
  private:
   static constexpr std::size_t kKept = 64;  // failures, the oldest
+
+  void number(Entry& entry) noexcept {
+    if (entry.number == 0) entry.number = ++latest_;
+  }
 
   mutable std::mutex mutex_;
   mutable std::condition_variable call_ended_;
