@@ -37,7 +37,7 @@ void ContextHandle::close() {
   shared->interrupted.clear();
 }
 
-std::unique_ptr<ContextHandle> ContextHandle::scope(bool waits_not) const {
+std::unique_ptr<ContextHandle> ContextHandle::scope(bool never_waits) const {
   check_open();
   auto handle = std::make_unique<ContextHandle>();
   handle->domain = domain;
@@ -48,7 +48,7 @@ std::unique_ptr<ContextHandle> ContextHandle::scope(bool waits_not) const {
   handle->shared = shared;
   handle->manual = manual;
   handle->tally = std::make_shared<Tally>();
-  handle->no_wait = waits_not;
+  handle->no_wait = never_waits;
   handle->origin = std::make_shared<const Origin>(Origin{context, finished, handle->tally, manual});
   return handle;
 }

@@ -32,7 +32,7 @@ struct ContextHandle {
   ~ContextHandle();
   void close();
   // Another handle of the same context, with a tally of its own.
-  std::unique_ptr<ContextHandle> scope(bool no_wait) const;
+  std::unique_ptr<ContextHandle> scope(bool never_waits) const;
   // Waits until all that this scope has started has ended, and, if asked, its callbacks have been called;
   // raises what failed and was not seen. False: out of time.
   bool flush_scope(Deadline deadline, bool callbacks);
