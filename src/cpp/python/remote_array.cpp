@@ -3,6 +3,7 @@
 // _assign, …).
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "fabric/atomics.h"
 #include "python/context_object.h"
@@ -117,7 +118,7 @@ bool element_from(PyObject* number, const RemoteArrayObject& array, std::uint64_
   return true;
 }
 
-bool one_element(const RemoteView& part) { return part.nbytes == static_cast<std::uint64_t>(part.itemsize); }
+bool one_element(const RemoteView& part) { return std::cmp_equal(part.nbytes, part.itemsize); }
 
 // Memory of this process that needs nobody to keep it.
 LocalBuffer bare(void* data, std::uint64_t nbytes) {
