@@ -439,9 +439,7 @@ class _Opened:
             raise TypeError(f"a window takes a NumPy array, not a {type(array).__name__}")
         if array.dtype.hasobject:
             raise InvalidArgumentError(f"dtype {array.dtype}: Python objects mean nothing to other processes")
-        if counters and not domain.info.needs_sync_rdma_write:
-            pass
-        elif counters:
+        if counters and domain.info.needs_sync_rdma_write:
             raise NotSupportedError(
                 "counters of notified puts are not available on a non-coherent domain; use fences or post() and wait()"
             )

@@ -46,6 +46,8 @@ WAYS = [
     Way("linked", {"spec": "shm+tcp"}, True),
 ]
 
+NON_COHERENT = Way("non-coherent", {"spec": "shm", "coherent": False}, False)
+
 
 class Crew:
     """This process as rank 0 and `size - 1` others. `run` is called by rank 0 alone."""
@@ -107,7 +109,7 @@ def _outcome(
 def _serve() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     links = json.loads(os.environ["CREW_LINKS"])
-    ways = {way.name: way for way in WAYS}
+    ways = {way.name: way for way in (*WAYS, NON_COHERENT)}
     with pyfab.Group.from_env(links, timeout=TIMEOUT) as group:
         while (task := group.broadcast()) is not None:
             module, name, way, args = task

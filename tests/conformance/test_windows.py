@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyfab
 import pytest
-from crew import WAYS, Crew, Way
+from crew import NON_COHERENT, WAYS, Crew, Way
 from pyfab import AtomicOp
 from pyfab._deadline import Deadline
 from pyfab._epochs import LOCK
@@ -742,6 +742,22 @@ def test_one_process_alone(way: Way) -> None:
                 assert window[0].fetch_add(1, 7).result(TIMEOUT) == 7
                 window.flush()
             assert window.local.tolist() == [*range(7), 8]
+
+
+# --- memory that needs synchronisation
+
+
+def no_counters(group: pyfab.Group, way: Way) -> None:
+    with pytest.raises(pyfab.NotSupportedError, match="non-coherent"):
+        way.window(group, 3, counters=1)
+
+
+@pytest.mark.req("WIN-70", "SYNC-33")
+def test_epochs_synchronise_memory_that_needs_it() -> None:
+    with Crew(NON_COHERENT, 3) as crew:
+        for check in (fences, exposures, no_counters):
+            crew.run(check)
+        crew.run(exclusive_counter, 10)
 
 
 # --- stalled and dead peers
