@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
-from pyfab._core import Operation, RemoteArrayCore
+from pyfab import _core
+from pyfab._core import Operation
 from pyfab._enums import AtomicOp
 from pyfab._errors import InvalidArgumentError, NotSupportedError
 from pyfab._indexing import check_landing, fitting, names_rows, packed, row_numbers
@@ -37,7 +38,7 @@ _STEPS: dict[AtomicOp, Callable[[Any, Any], Any]] = {
 }
 
 
-class RemoteArray(RemoteArrayCore):
+class RemoteArray(_core.RemoteArrayCore):
     """The array that `peer` opened, as `shape` and `dtype` describe it. Thread-safe.
 
     ``remote[index]`` waits and returns a new array; ``remote[index] = values`` waits until the values are visible at the peer.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+from pyfab import _core
 from pyfab._cells import Cells, open_region
-from pyfab._core import WindowCore
 from pyfab._deadline import Deadline
 from pyfab._enums import Access
 from pyfab._epochs import UPDATE_LOCK, Epochs, Held, cell_count
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Window"]
 
 
-class Window(WindowCore):
+class Window(_core.WindowCore):
     """One array of every rank, open to all ranks of the group. Made by `Group.window`.
 
     ``window[peer]`` is the peer's array (`RemoteArray`), `local` this rank's own. What peers write appears in `local` without any
