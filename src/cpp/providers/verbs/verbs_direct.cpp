@@ -109,7 +109,8 @@ bool Direct::connect() {
   if (link_ == Link::connected) return true;
   const std::uint64_t token = services_.token();
   if (link_ != Link::none || token == 0) return false;
-  connection_.emplace(endpoint_, *this, Connection::Depth{kDepth, 0, kInline, endpoint_.protection_domain()});
+  connection_ = std::make_unique<Connection>(
+      endpoint_, *this, Connection::Depth{kDepth, 0, kInline, endpoint_.protection_domain()});
   call_until_ = endpoint_.handshake_deadline();
   endpoint_.watch();
   for (const SocketAddress& address : VerbsEndpoint::routes_to(peer_)) {

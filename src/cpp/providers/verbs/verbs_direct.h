@@ -111,7 +111,7 @@ class Direct final : public Connection::Owner {
   VerbsEndpoint& endpoint_;
   const Whereabouts peer_;
   const Services services_;
-  std::optional<Connection> connection_;
+  std::unique_ptr<Connection> connection_;
   Link link_ = Link::none;
   unsigned failed_calls_ = 0;  // one after the other
   Deadline call_until_;

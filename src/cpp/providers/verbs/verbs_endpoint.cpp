@@ -69,7 +69,8 @@ struct VerbsEndpoint::Served final : public Connection::Owner {
                {.on_open = [] {}, .on_turn = [] {}, .on_failed = [this](Errc) { endpoint.release(*this); }}) {
   }
   bool serve_memory(OwnId id, const rdma_conn_param& asked) {
-    memory.emplace(endpoint, *this, Connection::Depth{1, 0, 0, endpoint.protection_domain()});
+    memory = std::make_unique<Connection>(endpoint, *this,
+                                          Connection::Depth{1, 0, 0, endpoint.protection_domain()});
     if (memory->answer(std::move(id), asked)) return true;
     memory.reset();
     return false;
@@ -80,7 +81,7 @@ struct VerbsEndpoint::Served final : public Connection::Owner {
 
   VerbsEndpoint& endpoint;
   VerbsStream stream;
-  std::optional<Connection> memory;
+  std::unique_ptr<Connection> memory;
 };
 
 VerbsEndpoint::VerbsEndpoint(const DomainServices& domain, const EndpointServices& services,

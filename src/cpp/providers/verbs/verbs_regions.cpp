@@ -117,12 +117,12 @@ bool DeviceRegions::describe(std::uint32_t region, std::byte* out) noexcept try 
 }
 
 void DeviceRegions::claim_atomics(std::uint32_t region) noexcept {
-  if (!atomics_) return;
   const std::lock_guard lock(mutex_);
-  if (claimed_.contains(region)) return;
+  if (!atomics_ || claimed_.contains(region)) return;
   try {
-    claimed_.emplace(region, true);
+    claimed_.insert(region);
   } catch (const std::exception&) {
+    atomics_ = false;  // no memory to tell them apart: the CPU takes all
   }
   // Whoever was told that its device may update the region meets an unknown key, and asks again.
   if (const auto known = registered_.find(region); known != registered_.end() && known->second.told_atomics)

@@ -67,7 +67,8 @@ std::string VerbsStream::remote() const {
 bool VerbsStream::call() {
   handshake_ = endpoint_.handshake_deadline();
   endpoint_.watch();
-  connection_.emplace(endpoint_, *this, Connection::Depth{kSlots, kSlots, 0, endpoint_.stream_domain()});
+  connection_ = std::make_unique<Connection>(endpoint_, *this,
+                                             Connection::Depth{kSlots, kSlots, 0, endpoint_.stream_domain()});
   for (const SocketAddress& address : VerbsEndpoint::routes_to(where_))
     if (address.v6() == endpoint_.address().v6())
       return connection_->call(endpoint_.address(), address, {.to = where_.id});
@@ -77,12 +78,13 @@ bool VerbsStream::call() {
 bool VerbsStream::answer(OwnId id, const rdma_conn_param& asked) noexcept {
   handshake_ = endpoint_.handshake_deadline();
   endpoint_.watch();
-  connection_.emplace(endpoint_, *this, Connection::Depth{kSlots, kSlots, 0, endpoint_.stream_domain()});
+  connection_ = std::make_unique<Connection>(endpoint_, *this,
+                                             Connection::Depth{kSlots, kSlots, 0, endpoint_.stream_domain()});
   return connection_->answer(std::move(id), asked);
 }
 
 bool VerbsStream::on_made() try {
-  memory_ = Mapping::anonymous(2 * kSlots * kSlotBytes);
+  memory_ = Mapping::anonymous(std::size_t{2} * kSlots * kSlotBytes);
   mr_.reset(
       library().reg_mr(&endpoint_.stream_domain(), memory_.data(), memory_.size(), IBV_ACCESS_LOCAL_WRITE));
   if (!mr_) return false;

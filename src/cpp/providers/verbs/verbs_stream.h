@@ -96,7 +96,7 @@ class VerbsStream final : public Connection::Owner {
   std::unique_ptr<Session> session_;
   Mapping memory_;
   OwnMr mr_;
-  std::optional<Connection> connection_;
+  std::unique_ptr<Connection> connection_;
   Errc state_ = Errc::ok;
   bool open_ = false;
   Errc broken_ = Errc::ok;  // found while sending
