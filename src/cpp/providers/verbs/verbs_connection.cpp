@@ -33,7 +33,7 @@ std::optional<Word> Word::decode(std::string_view bytes) noexcept {
   const auto id = reader.raw(word.to.size());
   word.token = reader.get<std::uint64_t>();
   if (!ours || !reader.at_end() || zero != 0 || purpose < 1 || purpose > 2) return {};
-  std::copy(id.begin(), id.end(), word.to.begin());
+  std::ranges::copy(id, word.to.begin());
   return word;
 }
 

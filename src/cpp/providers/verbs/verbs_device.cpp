@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
+#include <charconv>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -139,8 +139,8 @@ Info describe(const Device& device) {
     nic.pci_address = bus.filename().string();
   if (const auto driver = std::filesystem::read_symlink(folder / "device" / "driver", error); !error)
     nic.driver = driver.filename().string();
-  if (const std::string node = first_line(folder / "device" / "numa_node"); !node.empty())
-    nic.numa_node = std::atoi(node.c_str());
+  const std::string node = first_line(folder / "device" / "numa_node");
+  std::from_chars(node.data(), node.data() + node.size(), nic.numa_node);  // none: stays -1
   nic.state = std::string(device.state == IBV_PORT_ACTIVE ? "up" : "down") + ", " + layer_name(device) +
               ", MTU " + std::to_string(128u << device.mtu);
   if (const std::string gid =

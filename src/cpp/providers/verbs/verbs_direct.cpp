@@ -380,7 +380,7 @@ bool Direct::repeat_front() noexcept {
   }
   // To be repeated does no harm: it needs no number.
   transfer.flags &= static_cast<std::uint16_t>(~transfer_flag::kNumbered);
-  if (transfer.delivery < Delivery::delivery) transfer.delivery = Delivery::delivery;
+  transfer.delivery = std::max(transfer.delivery, Delivery::delivery);
   front.fate = Request::Fate::repeated;
   if (session->post({&transfer, 1}) == 0) {  // full: when it has settled something, see VerbsLink::pump()
     front.fate = Request::Fate::session;

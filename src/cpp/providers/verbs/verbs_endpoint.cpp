@@ -192,7 +192,7 @@ std::unique_ptr<Path> VerbsEndpoint::connect(PeerId id, const Name& peer, std::u
     throw Error(Errc::unreachable,
                 "peer " + std::to_string(id) + " cannot be reached over verbs: " + reach.why);
   const Part& part = *peer.find(link(), target);
-  const Whereabouts where = *Whereabouts::parse(part.bytes);
+  const Whereabouts where = Whereabouts::parse(part.bytes).value_or(Whereabouts{});  // reaches() read it
   std::shared_ptr<VerbsLink> link;
   if (const auto known = links_.find(where.id); known != links_.end()) {
     link = known->second;
@@ -253,7 +253,7 @@ void VerbsEndpoint::on_call(OwnId id, const rdma_conn_param& asked, std::string_
   served_.push_back(served);
   if (!served->stream.answer(std::move(id), asked)) served->stream.fail(Errc::no_memory);
 } catch (const std::exception&) {
-  // No memory for one more: the caller finds itself rejected.
+  return;  // no memory for one more: the caller finds itself rejected
 }
 
 void VerbsEndpoint::supersede(const VerbsStream& by) noexcept {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "fabric/region_table.h"
@@ -83,10 +84,10 @@ class DeviceRegions final : public DeviceAccess {
 
   ibv_pd& pd_;
   const RegionView regions_;
-  const bool atomics_;
-  std::mutex mutex_;                                          // guards what follows
+  std::mutex mutex_;  // guards what follows
+  bool atomics_;
   std::unordered_map<std::uint32_t, Registered> registered_;  // by index in the region table
-  std::unordered_map<std::uint32_t, bool> claimed_;           // whose atomics the CPU does
+  std::unordered_set<std::uint32_t> claimed_;                 // whose atomics the CPU does
   std::map<std::uint64_t, Local> local_;                      // by address; of overlapping ones, any
 };
 
