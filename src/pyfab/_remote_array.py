@@ -66,6 +66,7 @@ class RemoteArray(_core.RemoteArrayCore):
         self._timeout = timeout
         self._window: Window | None = None
         self._notified: list[RemoteRegion] = []
+        self._views: dict[np.dtype[Any], RemoteArray] = {}
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -92,6 +93,27 @@ class RemoteArray(_core.RemoteArrayCore):
         if copy is False:
             raise ValueError("a remote array becomes a local one by copying")
         return np.asarray(self[...], dtype)
+
+    def view(self, dtype: DTypeLike) -> RemoteArray:
+        """The same memory as a one-dimensional array of `dtype`, whose size divides that of the memory.
+
+        Of a window, it belongs to the same window. Updates through views of different types are not atomic among each other.
+        """
+        wanted = np.dtype(dtype)
+        known = self._views.get(wanted)
+        if known is None:
+            if self.nbytes % wanted.itemsize:
+                raise InvalidArgumentError(
+                    f"view({wanted}): {self.nbytes} bytes are no whole number of elements of {wanted.itemsize} bytes"
+                )
+            region = self.region.view(wanted, (self.nbytes // wanted.itemsize,))
+            known = (
+                self._window._array(self.peer, region, [])
+                if self._window
+                else RemoteArray(self._context, self._handle, self.peer, region, self._timeout)
+            )
+            self._views[wanted] = known
+        return known
 
     def take(self, indices: ArrayLike, out: NDArray[Any] | None = None, axis: int = 0) -> Any:
         """Reads the rows named by `indices`, numbers or a mask, in that order and as often as named, in one operation.

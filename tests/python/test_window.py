@@ -326,6 +326,25 @@ def test_many_rows_are_one_operation(pair: Pair) -> None:
     assert np.array_equal(remote[...], mirror)
 
 
+@pytest.mark.req("WIN-67")
+def test_memory_seen_as_another_type(pair: Pair) -> None:
+    """A view names the same bytes, belongs to the same window, and is made once."""
+    line = pair.windows["line"][1]
+    whole = line[...]
+    halves = line.view(np.int32)
+    assert halves is line.view("i4")
+    assert halves.shape == (46,)
+    assert (halves[...] == whole.view(np.int32)).all()
+    try:
+        halves.put(np.full(2, 7, np.int32), slice(2, 4))
+        pair.windows["line"].flush(1)
+        assert (line[1:2].view(np.int32) == 7).all()
+    finally:
+        line[...] = whole
+    with pytest.raises(pyfab.InvalidArgumentError, match="no whole number of elements"):
+        line.view([("a", "u1", (5,))])
+
+
 def test_atomics(pair: Pair) -> None:
     remote, mirror = pair.at("line")
     remote[...] = mirror[...] = np.arange(23)
