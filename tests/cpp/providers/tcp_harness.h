@@ -45,7 +45,7 @@ struct Node {
   }
   std::string name() const { return Name{context->parts()}.encode(); }
   SocketAddress listens_on() const {
-    return tcp::Whereabouts::parse(context->parts()[0].bytes)->addresses[0];
+    return Whereabouts::parse(context->parts()[0].bytes)->addresses[0];
   }
 
   std::shared_ptr<AddressVector> peers = std::make_shared<AddressVector>();

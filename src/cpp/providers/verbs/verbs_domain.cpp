@@ -11,7 +11,7 @@ namespace fab::verbs {
 namespace {
 
 bool device_atomics(const Device& device, const DomainServices& services) {
-  const std::string& chosen = services.options.setting("verbs_atomics", "native");
+  const std::string chosen = services.options.setting("verbs_atomics", "native");
   if (chosen != "native" && chosen != "cpu")
     throw Error(Errc::invalid, "verbs_atomics is \"" + chosen + "\"; it must be native or cpu");
   return chosen == "native" && !services.linked && !device.iwarp() &&
