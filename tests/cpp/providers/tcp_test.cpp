@@ -222,18 +222,16 @@ TEST_CASE("parsers of names and handshakes take any bytes") {
   CHECK(Whereabouts::parse(part)->encode() == part);
   REQUIRE(Hello::parse(body));
   CHECK(Hello::parse(body)->encode() == hello.encode());
-  for (std::size_t cut = 0; cut < part.size(); ++cut)
-    CHECK_FALSE(Whereabouts::parse(part.substr(0, cut)));
+  for (std::size_t cut = 0; cut < part.size(); ++cut) CHECK_FALSE(Whereabouts::parse(part.substr(0, cut)));
   for (std::size_t cut = 0; cut < body.size(); ++cut) CHECK_FALSE(Hello::parse(body.substr(0, cut)));
   for (int i = 0; i < 100'000; ++i) {
     std::string mutated = i % 2 ? part : body;
     for (auto changes = random() % 4 + 1; changes; --changes)
       mutated[random() % mutated.size()] = static_cast<char>(random());
     if (const auto parsed = Whereabouts::parse(mutated)) CHECK(parsed->encode() == mutated);
-    if (const auto parsed = Hello::parse(mutated))
-      CHECK(parsed->encode().substr(kHelloHeader) == mutated);
+    if (const auto parsed = Hello::parse(mutated)) CHECK(parsed->encode().substr(kHelloHeader) == mutated);
     HelloHeader::parse(mutated.substr(0, 12));
-    tcp::Welcome::parse(mutated);
-    tcp::parse_refuse(mutated.substr(0, 4));
+    Welcome::parse(mutated);
+    parse_refuse(mutated.substr(0, 4));
   }
 }
