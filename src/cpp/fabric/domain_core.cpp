@@ -18,12 +18,11 @@ DomainCore::DomainCore(DomainOptions options)
 std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions options) {
   const CacheSettings cache = CacheSettings::of(options);
   std::shared_ptr<DomainCore> core(new DomainCore(std::move(options)));
-  core->domain_ =
-      opener({.segment = core->segment_,
-              .regions = core->regions_,
-              .options = core->options_,
-              .domain_id = core->domain_id_,
-              .observer = core->emulation_.get()});
+  core->domain_ = opener({.segment = core->segment_,
+                          .regions = core->regions_,
+                          .options = core->options_,
+                          .domain_id = core->domain_id_,
+                          .observer = core->emulation_.get()});
   // No link of this build enrols memory: regions only hold their place.
   core->cache_ = open_cache(cache, {.enroll = [](AddressRange, const MemoryUse&) -> void* { return nullptr; },
                                     .withdraw = [](void*) {}});
@@ -34,8 +33,8 @@ std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions
 // NOLINTNEXTLINE(bugprone-exception-escape): only for want of memory
 DomainCore::~DomainCore() {
   if (inherited()) {
-    // A child of fork(): the thread does not exist here, and the segment, pipes, sockets and what devices know
-    // are the parent's.
+    // A child of fork(): the thread does not exist here, and the segment, pipes, sockets and what devices
+    // know are the parent's.
     [[maybe_unused]] auto* const thread = thread_.release();
     [[maybe_unused]] auto* const links = domain_.release();
     return;
