@@ -91,6 +91,8 @@ std::string problem_of(const Device& device) {
 
 std::vector<Device> list_devices() noexcept try {
   std::vector<Device> devices;
+  std::error_code error;  // nothing there: no need for the libraries
+  if (std::filesystem::is_empty("/sys/class/infiniband", error) || error) return devices;
   // rdma_cm keeps the devices that it opened: those of the parent process are not for its children.
   static const std::uint32_t opened_in = fork_generation();
   if (!find_library() || opened_in != fork_generation()) return devices;
