@@ -15,6 +15,8 @@
 namespace fab::verbs {
 namespace {
 
+constexpr unsigned kMostCalls = 4;  // of which all but the last are refused
+
 std::uint64_t nonzero_random() {
   for (;;)
     if (const std::uint64_t value = random_u64()) return value;
@@ -67,6 +69,12 @@ std::string VerbsStream::remote() const {
 bool VerbsStream::call() {
   handshake_ = endpoint_.handshake_deadline();
   endpoint_.watch();
+  return dial();
+}
+
+bool VerbsStream::dial() {
+  ++calls_;
+  connection_.reset();
   connection_ = std::make_unique<Connection>(endpoint_, *this,
                                              Connection::Depth{kSlots, kSlots, 0, endpoint_.stream_domain()});
   for (const SocketAddress& address : VerbsEndpoint::routes_to(where_))
@@ -96,6 +104,7 @@ bool VerbsStream::on_made() try {
 }
 
 void VerbsStream::on_connected() {
+  connected_ = true;
   if (!caller_) return;
   const Identity& self = endpoint_.identity();
   hello_.from = self.id;
@@ -107,7 +116,11 @@ void VerbsStream::on_connected() {
   say(hello_.encode());
 }
 
-void VerbsStream::on_closed(Errc why) { fail(open_ ? Errc::peer_lost : why); }
+void VerbsStream::on_closed(Errc why) {
+  // A busy machine, or a software device, refuses a call now and then that it takes a moment later.
+  if (caller_ && !connected_ && calls_ < kMostCalls && !handshake_.passed() && dial()) return;
+  fail(open_ ? Errc::peer_lost : why);
+}
 
 void VerbsStream::say(const std::string& hello) noexcept {
   if (free_slots_ == 0 || credits_ == 0 || hello.size() > kSlotBytes - kHeader) return fail(Errc::protocol);

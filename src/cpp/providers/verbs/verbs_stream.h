@@ -70,6 +70,7 @@ class VerbsStream final : public Connection::Owner {
   void on_closed(Errc why) override;
   void on_completion(const ibv_wc& completion) override;
 
+  bool dial();
   void make_session(Part peer);
   bool post_receive(std::uint32_t slot) noexcept;
   bool post(std::uint32_t slot, Kind kind, std::size_t bytes) noexcept;
@@ -98,6 +99,8 @@ class VerbsStream final : public Connection::Owner {
   OwnMr mr_;
   std::unique_ptr<Connection> connection_;
   Errc state_ = Errc::ok;
+  unsigned calls_ = 0;
+  bool connected_ = false;
   bool open_ = false;
   Errc broken_ = Errc::ok;  // found while sending
   bool receiving_ = false;
