@@ -6,8 +6,8 @@ while read module; do insmod "/modules/$module"; done </modules/order
 mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=512000,cache=loose host /host
 mount -t tmpfs memory /memory
 mkdir /memory/files /memory/work
-mount -t overlay -o lowerdir=/host,upperdir=/memory/files,workdir=/memory/work overlay /root
-mount -t tmpfs -o mode=755 run /root/run
-mkdir /root/run/guest
-mount -t 9p -o trans=virtio,version=9p2000.L,cache=none control /root/run/guest
-exec switch_root /root /bin/sh /run/guest/init
+mount -t overlay -o lowerdir=/host,upperdir=/memory/files,workdir=/memory/work overlay /merged
+mount -t tmpfs -o mode=755 run /merged/run
+mkdir /merged/run/guest
+mount -t 9p -o trans=virtio,version=9p2000.L,cache=none control /merged/run/guest
+exec switch_root /merged /bin/sh /run/guest/init

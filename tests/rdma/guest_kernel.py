@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-RECIPE = 1  # another number where the cache has to be made anew
+RECIPE = 2  # another number where the cache has to be made anew
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyfab-guest" / str(RECIPE)
 BOOT = Path(__file__).with_name("guest_boot.sh")
 APPLETS = ("sh", "mount", "mkdir", "insmod", "switch_root")  # that it uses
@@ -150,7 +150,7 @@ def build_siw(work: Path, release: str) -> Path:
 
 def make_initrd(work: Path, modules: Mapping[str, bytes]) -> bytes:
     root = work / "initrd"
-    for folder in ("bin", "dev", "host", "memory", "modules", "root"):
+    for folder in ("bin", "dev", "host", "memory", "merged", "modules"):
         (root / folder).mkdir(parents=True)
     for name, content in modules.items():
         (root / "modules" / name).write_bytes(content)
