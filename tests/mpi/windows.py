@@ -49,6 +49,11 @@ def local(spec: Any) -> Any:
     return np.frombuffer(buffer, np.uint8)[: count * dtype.itemsize].view(dtype)
 
 
+def one_element(spec: Any) -> None:
+    if (size := local(spec).size) != 1:
+        raise ValueError(f"message: {size} elements, expecting one")
+
+
 class Request:
     """What is left of an operation that was begun."""
 
@@ -197,23 +202,14 @@ class Win:
     def Fetch_and_op(
         self, origin: Any, result: Any, rank: int, target_disp: int = 0, op: Any = MPI.SUM
     ) -> None:
-        values, out, kind = local(origin), local(result), kind_of(op)
-        if values.size != 1:
-            raise ValueError(f"message: {values.size} elements, expecting one")
-        self._run(
-            rank,
-            target_disp,
-            values,
-            lambda remote, index: remote.fetch_accumulate(values, index, kind, out),
-            out,
-        )
+        one_element(origin)
+        self.Rget_accumulate(origin, result, rank, target_disp, op)
 
     def Compare_and_swap(
         self, origin: Any, compare: Any, result: Any, rank: int, target_disp: int = 0
     ) -> None:
         values, expected, out = local(origin), local(compare), local(result)
-        if values.size != 1:
-            raise ValueError(f"message: {values.size} elements, expecting one")
+        one_element(origin)
         self._run(
             rank,
             target_disp,

@@ -38,5 +38,9 @@ inline std::uint64_t random_u64() {
   }
   return std::exchange(supply.values[--supply.left], 0);
 }
+inline std::uint64_t nonzero_random_u64() {
+  for (;;)
+    if (const std::uint64_t value = random_u64()) return value;
+}
 
 }  // namespace fab

@@ -200,11 +200,6 @@ PyObject* compare_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs
                       {a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9]});
 }
 
-template <class F>
-PyCFunction method(F function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
-}
-
 }  // namespace
 
 PyMethodDef atomic_methods[] = {

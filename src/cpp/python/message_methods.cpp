@@ -401,11 +401,6 @@ PyObject* link_stats(PyObject* self, PyObject*) {
   }
 }
 
-template <class F>
-PyCFunction method(F function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
-}
-
 }  // namespace
 
 PyObject* inject_message(PyObject* self, PyObject* buffer, PyObject* to, PyObject* tag, PyObject* data) {

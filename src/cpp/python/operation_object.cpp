@@ -324,11 +324,6 @@ PyObject* operation_repr(PyObject* self) {
                               static_cast<long long>(operation.peer), state);
 }
 
-template <class F>
-PyCFunction method(F function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
-}
-
 PyObject* operation_cancel(PyObject* self, PyObject*) {
   OperationObject& operation = operation_of(self);
   if (operation.op != OpCode::receive || operation.core.done()) Py_RETURN_FALSE;

@@ -11,6 +11,12 @@
 
 namespace fab::python {
 
+// A function with any of the signatures that a method may have, as a PyMethodDef takes it.
+template <class F>
+PyCFunction method(F function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
+
 struct OperationObject;
 class FinishedList;
 

@@ -366,11 +366,6 @@ PyObject* array_compare_and_swap(PyObject* self, PyObject* const* args, Py_ssize
   }
 }
 
-template <class F>
-PyCFunction method(F function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
-}
-
 PyMethodDef array_methods[] = {
     {"put", method(array_put), METH_FASTCALL | METH_KEYWORDS,
      "put($self, /, values, index=Ellipsis, notify=None)\n--\n\n"

@@ -234,11 +234,6 @@ PyObject* get_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
   return blocking("get", OpCode::read, self, args, nargs, kwnames);
 }
 
-template <class F>
-PyCFunction method(F function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
-}
-
 }  // namespace
 
 PyMethodDef rma_methods[] = {

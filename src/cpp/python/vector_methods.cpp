@@ -149,11 +149,6 @@ PyObject* read_many(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyO
   return start_many("read_many", OpCode::read, self, args, nargs, kwnames);
 }
 
-template <class F>
-PyCFunction method(F function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
-}
-
 }  // namespace
 
 PyMethodDef vector_methods[] = {

@@ -1,7 +1,5 @@
 #include "providers/tcp/tcp_endpoint.h"
 
-#include <sys/epoll.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -70,33 +68,17 @@ EndpointId choose_id(const SocketAddress& wanted) {
 
 }  // namespace
 
-class TcpEndpoint::Call final : public ReadyHandler {
- public:
-  Call(Poller& poller, int fd, TcpEndpoint& endpoint, void (TcpEndpoint::*method)() noexcept)
-      : poller_(poller), fd_(fd), endpoint_(endpoint), method_(method) {
-    poller_.add(fd_, EPOLLIN, *this);
-  }
-  ~Call() override { poller_.remove(fd_, *this); }
-  void on_ready(std::uint32_t) noexcept override { (endpoint_.*method_)(); }
-  void pause(bool on) noexcept { poller_.modify(fd_, on ? 0u : static_cast<std::uint32_t>(EPOLLIN), *this); }
-
- private:
-  Poller& poller_;
-  int fd_;
-  TcpEndpoint& endpoint_;
-  void (TcpEndpoint::*method_)() noexcept;
-};
-
 TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& services, std::string link,
                          const SocketAddress& listen)
-    : domain_(domain), services_(services), listener_(listen_or_explain(listen)) {
-  timer_.reset(check_call(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create"));
+    : domain_(domain),
+      services_(services),
+      listener_(listen_or_explain(listen)),
+      on_listener_(services.poller, listener_.get(), [this] { accept(); }),
+      ticker_(services.poller, [this] { tick(); }) {
   Whereabouts where{.id = choose_id(listen),
                     .network = this_network(),
                     .addresses = advertised(local_address(listener_.get()))};
   identity_ = {where.id, {std::move(link), services.context, where.encode()}, services.auth_key};
-  on_listener_ = std::make_unique<Call>(services.poller, listener_.get(), *this, &TcpEndpoint::accept);
-  on_timer_ = std::make_unique<Call>(services.poller, timer_.get(), *this, &TcpEndpoint::tick);
 }
 
 TcpEndpoint::~TcpEndpoint() {
@@ -197,7 +179,7 @@ void TcpEndpoint::accept() noexcept {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         // The caller keeps the listener readable: look again when there may be descriptors.
         listening_ = false;
-        on_listener_->pause(true);
+        on_listener_.pause(true);
         watch();
       }
       return;
@@ -312,22 +294,15 @@ void TcpEndpoint::retire(TcpStream& stream) noexcept {
 }
 
 void TcpEndpoint::watch() noexcept {
-  if (ticking_) return;
-  ticking_ = true;
   const double shortest = std::min(kHandshakeSeconds, deadline(services_.flows != nullptr));
-  const double period = std::clamp(shortest / 8, 0.01, 1.0);
-  const timespec every{0, std::min(999'999'999L, static_cast<long>(period * 1e9))};
-  const itimerspec timing{every, every};
-  ::timerfd_settime(timer_.get(), 0, &timing, nullptr);
+  ticker_.start(std::clamp(shortest / 8, 0.01, 1.0));
 }
 
 void TcpEndpoint::tick() noexcept {
-  std::uint64_t expirations;
-  [[maybe_unused]] const auto got = ::read(timer_.get(), &expirations, sizeof expirations);
   bool more = !callers_.empty();
   if (!listening_) {
     listening_ = true;
-    on_listener_->pause(false);
+    on_listener_.pause(false);
   }
   std::erase_if(callers_, [](const auto& caller) { return caller->expired(); });
   std::vector<std::shared_ptr<TcpStream>> streams;  // they may end, and leave streams_, on the way
@@ -335,10 +310,7 @@ void TcpEndpoint::tick() noexcept {
   for (const auto& [key, stream] : streams_) streams.push_back(stream);
   for (const auto& stream : streams)
     if (stream->state() == Errc::ok) more |= stream->tick();
-  if (more) return;
-  ticking_ = false;
-  const itimerspec never{};
-  ::timerfd_settime(timer_.get(), 0, &never, nullptr);
+  if (!more) ticker_.stop();
 }
 
 }  // namespace fab::tcp

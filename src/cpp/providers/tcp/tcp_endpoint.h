@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/ticker.h"
 #include "fabric/provider.h"
 #include "providers/tcp/tcp_stream.h"
 
@@ -48,7 +49,6 @@ class TcpEndpoint final : public Endpoint {
   }
 
  private:
-  class Call;  // a ReadyHandler that calls one of the methods below
   struct StreamKey {
     EndpointId peer;
     bool to_self;  // the accepting end of a stream to this very endpoint
@@ -68,10 +68,10 @@ class TcpEndpoint final : public Endpoint {
   const DomainServices domain_;
   const EndpointServices services_;
   Identity identity_;
-  OwnFd listener_, timer_;
-  std::unique_ptr<Call> on_listener_, on_timer_;
+  OwnFd listener_;
+  ReadyCall on_listener_;
+  Ticker ticker_;
   bool listening_ = true;  // false while no descriptor is left
-  bool ticking_ = false;
 
   std::map<StreamKey, std::shared_ptr<TcpStream>> streams_;
   std::vector<std::unique_ptr<IncomingHandshake>> callers_;

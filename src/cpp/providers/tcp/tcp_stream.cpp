@@ -22,11 +22,6 @@ constexpr std::size_t kSendAtOnce = 64 * 1024;         // queued bytes that no l
 constexpr std::size_t kFlushBudget = 8 * 1024 * 1024;  // bytes until others get a turn
 constexpr int kReceiveBudget = 32;                     // system calls, likewise
 
-std::uint64_t nonzero_random() {
-  for (;;)
-    if (const std::uint64_t value = random_u64()) return value;
-}
-
 // What the address vector may hold of a peer: its part of a bundle, or where it listens.
 std::vector<Part> names_of(const Part& part, const Whereabouts& where) {
   std::vector<Part> names{part};
@@ -42,7 +37,7 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where)
     : endpoint_(&endpoint),
       peer_(std::move(peer)),
       where_(std::move(where)),
-      number_(nonzero_random()),
+      number_(nonzero_random_u64()),
       session_({.segment = endpoint.domain().segment,
                 .completions = endpoint.services().completions,
                 .receives = endpoint.services().receives,

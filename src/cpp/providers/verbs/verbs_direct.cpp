@@ -34,6 +34,17 @@ bool stages(const Transfer& transfer) noexcept {
   return is_atomic(transfer.op) || transfer.length <= VerbsEndpoint::kStageBytes;
 }
 
+// What a part of a larger put or get is a part of; of another transfer, itself.
+struct Whole {
+  std::uint64_t before = 0, length = 0;
+  explicit Whole(const Transfer& transfer) noexcept : length(transfer.length) {
+    if ((transfer.flags & transfer_flag::kStripe) == 0) return;
+    const auto& part = static_cast<const FlowOperation&>(*transfer.operation);
+    before = part.offset;
+    length = part.whole;
+  }
+};
+
 // By the peer's device, which then begins nothing that came behind. An error here may come when it has.
 bool refusal(ibv_wc_status status) noexcept {
   switch (status) {
@@ -178,25 +189,18 @@ Direct::Way Direct::choose(const Transfer& transfer) {
 
   const Description& region = *known.description;
   const std::uint32_t needed = transfer.op == OpCode::read ? access::kRemoteRead : access::kRemoteWrite;
-  // A part of a larger put or get is judged as that one is.
-  std::uint64_t before = 0, whole = transfer.length;
-  if ((transfer.flags & transfer_flag::kStripe) != 0) {
-    const auto& part = static_cast<const FlowOperation&>(*transfer.operation);
-    before = part.offset;
-    whole = part.whole;
-  }
-  const std::uint64_t offset = transfer.remote - region.base - before;
+  const Whole whole(transfer);
+  const std::uint64_t offset = transfer.remote - region.base - whole.before;
   if ((region.access & needed) == 0 || transfer.remote < region.base ||
-      transfer.remote - region.base < before || offset > region.length() || whole > region.length() - offset)
+      transfer.remote - region.base < whole.before || offset > region.length() ||
+      whole.length > region.length() - offset)
     return Way::session;  // where it is refused in words
   if (atomic) {
-    std::uint64_t at = offset;
-    const Description::Piece* piece = region.pieces.data();
-    for (; at >= piece->length; ++piece) at -= piece->length;
-    if (!region.atomics || (piece->address + at) % 8 != 0 || piece->length - at < 8) return Way::session;
+    const Description::Place place = region.at(offset);
+    if (!region.atomics || place.address % 8 != 0 || place.left < 8) return Way::session;
   }
   if (!connect()) return link_ == Link::ended || !waits ? Way::session : Way::later;
-  if (!stages(transfer) && transfer.piece_count > 0 && transfer.piece_count != 1) {
+  if (!stages(transfer) && transfer.piece_count > 1) {
     for (std::size_t i = 0; i < transfer.piece_count; ++i) {
       const iovec& piece = transfer.local_pieces[i];
       if (piece.iov_len &&
@@ -212,11 +216,9 @@ Direct::Way Direct::choose(const Transfer& transfer) {
 void Direct::take(const Transfer& transfer) {
   Request request;
   request.transfer = transfer;
-  if ((transfer.flags & transfer_flag::kStripe) != 0) {
-    const auto& part = static_cast<const FlowOperation&>(*transfer.operation);
-    request.offset = part.offset;
-    request.whole = part.whole;
-  }
+  const Whole whole(transfer);
+  request.offset = whole.before;
+  request.whole = whole.length;
   if (is_atomic(transfer.op)) {
     if (transfer.atomic != AtomicOp::atomic_read)
       gather(local_of(transfer), reinterpret_cast<std::byte*>(&request.operand), 8);
@@ -284,11 +286,8 @@ void Direct::post(Request& request, bool& moved) noexcept {
   while (request.posted < transfer.length) {
     if (posted_ - completed_ >= kDepth) return;
     // The piece of the region, and of the local memory, that comes next.
-    std::uint64_t at = transfer.remote - region.base + request.posted;
-    const Description::Piece* piece = region.pieces.data();
-    for (; at >= piece->length; ++piece) at -= piece->length;
-    std::uint64_t length =
-        std::min({transfer.length - request.posted, piece->length - at, endpoint_.max_message()});
+    const Description::Place there = region.at(transfer.remote - region.base + request.posted);
+    std::uint64_t length = std::min({transfer.length - request.posted, there.left, endpoint_.max_message()});
     std::uint64_t local;
     std::uint32_t local_key = request.local_key;
     if (request.staged >= 0) {
@@ -312,8 +311,8 @@ void Direct::post(Request& request, bool& moved) noexcept {
     work.sg_list = &place;
     work.num_sge = 1;
     if (is_atomic(transfer.op)) {
-      work.wr.atomic.remote_addr = piece->address + at;
-      work.wr.atomic.rkey = piece->rkey;
+      work.wr.atomic.remote_addr = there.address;
+      work.wr.atomic.rkey = there.rkey;
       if (transfer.op == OpCode::compare_atomic) {
         work.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
         work.wr.atomic.compare_add = request.compare;
@@ -324,8 +323,8 @@ void Direct::post(Request& request, bool& moved) noexcept {
       }
     } else {
       work.opcode = transfer.op == OpCode::read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
-      work.wr.rdma.remote_addr = piece->address + at;
-      work.wr.rdma.rkey = piece->rkey;
+      work.wr.rdma.remote_addr = there.address;
+      work.wr.rdma.rkey = there.rkey;
       if (transfer.op == OpCode::write && length <= connection_->inline_bytes())
         work.send_flags |= IBV_SEND_INLINE;
     }
@@ -382,7 +381,8 @@ bool Direct::repeat_front() noexcept {
   transfer.flags &= static_cast<std::uint16_t>(~transfer_flag::kNumbered);
   transfer.delivery = std::max(transfer.delivery, Delivery::delivery);
   front.fate = Request::Fate::repeated;
-  if (session->post({&transfer, 1}) == 0) {  // full: when it has settled something, see VerbsLink::pump()
+  if (session->post({&transfer, 1}) ==
+      0) {  // full: when it has settled something, see VerbsStream::Told::on_turn
     front.fate = Request::Fate::session;
     return false;
   }
@@ -455,10 +455,7 @@ void Direct::on_connected() {
 }
 
 void Direct::on_closed(Errc) {
-  if (link_ == Link::connecting || !proven_useful_) {
-    give_up_call();
-    return break_off(false);
-  }
+  if (link_ == Link::connecting || !proven_useful_) give_up_call();
   break_off(false);
 }
 

@@ -1,9 +1,7 @@
 #include "providers/verbs/verbs_endpoint.h"
 
 #include <fcntl.h>
-#include <sys/epoll.h>
 #include <sys/resource.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -44,22 +42,6 @@ void make_nonblocking(int fd) {
 
 }  // namespace
 
-class VerbsEndpoint::Call final : public ReadyHandler {
- public:
-  Call(Poller& poller, int fd, VerbsEndpoint& endpoint, void (VerbsEndpoint::*method)() noexcept)
-      : poller_(poller), fd_(fd), endpoint_(endpoint), method_(method) {
-    poller_.add(fd_, EPOLLIN, *this);
-  }
-  ~Call() override { poller_.remove(fd_, *this); }
-  void on_ready(std::uint32_t) noexcept override { (endpoint_.*method_)(); }
-
- private:
-  Poller& poller_;
-  int fd_;
-  VerbsEndpoint& endpoint_;
-  void (VerbsEndpoint::*method_)() noexcept;
-};
-
 // A stream that was called, and the connection by which the caller's device reaches memory here: it needs
 // nobody's attention until it ends.
 struct VerbsEndpoint::Served final : public Connection::Owner {
@@ -90,7 +72,8 @@ VerbsEndpoint::VerbsEndpoint(const DomainServices& domain, const EndpointService
       services_(services),
       shared_(shared),
       max_message_(std::clamp<std::uint64_t>(shared.device.max_message, 4096, 1u << 30)),
-      address_(shared.device.addresses.front()) {
+      address_(shared.device.addresses.front()),
+      ticker_(services.poller, [this] { tick(); }) {
   const Device& device = shared.device;
   events_.reset(library().create_event_channel());
   if (!events_) refuse(device, "connection events");
@@ -110,14 +93,11 @@ VerbsEndpoint::VerbsEndpoint(const DomainServices& domain, const EndpointService
 
   fill_random(identity_.id.data(), identity_.id.size());
   identity_.auth_key = services.auth_key;
-  timer_.reset(check_call(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create"));
   listen();
   const Whereabouts where{.id = identity_.id, .network = this_network(), .addresses = {address_}};
   identity_.part = {std::move(link), services.context, where.encode()};
-  on_cm_ = std::make_unique<Call>(services.poller, events_->fd, *this, &VerbsEndpoint::on_cm);
-  on_completions_ =
-      std::make_unique<Call>(services.poller, notices_->fd, *this, &VerbsEndpoint::on_completions);
-  on_timer_ = std::make_unique<Call>(services.poller, timer_.get(), *this, &VerbsEndpoint::tick);
+  on_cm_ = std::make_unique<ReadyCall>(services.poller, events_->fd, [this] { on_cm(); });
+  on_completions_ = std::make_unique<ReadyCall>(services.poller, notices_->fd, [this] { on_completions(); });
 }
 
 VerbsEndpoint::~VerbsEndpoint() {
@@ -378,18 +358,11 @@ void VerbsEndpoint::forget(std::uint32_t region) noexcept {
 }
 
 void VerbsEndpoint::watch() noexcept {
-  if (ticking_) return;
-  ticking_ = true;
   const double shortest = std::min(kHandshakeSeconds, deadline(services_.flows != nullptr));
-  const double period = std::clamp(shortest / 8, 0.01, 1.0);
-  const timespec every{0, std::min(999'999'999L, static_cast<long>(period * 1e9))};
-  const itimerspec timing{every, every};
-  ::timerfd_settime(timer_.get(), 0, &timing, nullptr);
+  ticker_.start(std::clamp(shortest / 8, 0.01, 1.0));
 }
 
 void VerbsEndpoint::tick() noexcept {
-  std::uint64_t expirations;
-  [[maybe_unused]] const auto got = ::read(timer_.get(), &expirations, sizeof expirations);
   bool more = false;
   std::vector<std::shared_ptr<VerbsLink>> links;  // they may end, and leave links_, on the way
   links.reserve(links_.size());
@@ -397,10 +370,7 @@ void VerbsEndpoint::tick() noexcept {
   for (const auto& link : links) more |= link->tick();
   for (const auto& served : std::vector(served_)) more |= served->stream.tick();
   take_turns();
-  if (more) return;
-  ticking_ = false;
-  const itimerspec never{};
-  ::timerfd_settime(timer_.get(), 0, &never, nullptr);
+  if (!more) ticker_.stop();
 }
 
 }  // namespace fab::verbs

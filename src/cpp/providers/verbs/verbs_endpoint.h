@@ -8,6 +8,7 @@
 
 #include "base/deadline.h"
 #include "base/mapping.h"
+#include "base/ticker.h"
 #include "fabric/hello.h"
 #include "fabric/provider.h"
 #include "providers/verbs/verbs_device.h"
@@ -96,7 +97,6 @@ class VerbsEndpoint final : public Endpoint {
   }
 
  private:
-  class Call;
   // The called side of a link.
   struct Served;
 
@@ -115,6 +115,7 @@ class VerbsEndpoint final : public Endpoint {
   const std::uint64_t max_message_;
   SocketAddress address_;
   Identity identity_;
+  Ticker ticker_;
 
   OwnEventChannel events_;
   OwnCompletionChannel notices_;
@@ -125,10 +126,8 @@ class VerbsEndpoint final : public Endpoint {
   Mapping staging_;
   OwnMr staging_key_;
   std::vector<std::int32_t> free_stages_;
-  OwnFd timer_;
   OwnId listener_;
-  std::unique_ptr<Call> on_cm_, on_completions_, on_timer_;
-  bool ticking_ = false;
+  std::unique_ptr<ReadyCall> on_cm_, on_completions_;
 
   std::unordered_map<std::uint32_t, Connection::Owner*> owners_;
   std::uint32_t next_number_ = 1;

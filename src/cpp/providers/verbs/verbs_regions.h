@@ -31,6 +31,13 @@ struct Description {
   std::array<Piece, kMostPieces> pieces{};
 
   std::uint64_t length() const noexcept;
+  // The place of `offset`, which is less than length().
+  struct Place {
+    std::uint64_t address = 0;
+    std::uint64_t left = 0;  // bytes from there on in one piece
+    std::uint32_t rkey = 0;
+  };
+  Place at(std::uint64_t offset) const noexcept;
   void encode(std::byte* out) const noexcept;  // kDescriptionBytes
   static std::optional<Description> decode(const std::byte* in) noexcept;
 };

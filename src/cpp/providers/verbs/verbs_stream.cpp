@@ -17,11 +17,6 @@ namespace {
 
 constexpr unsigned kMostCalls = 4;  // of which all but the last are refused
 
-std::uint64_t nonzero_random() {
-  for (;;)
-    if (const std::uint64_t value = random_u64()) return value;
-}
-
 }  // namespace
 
 VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, Told told)
@@ -109,7 +104,7 @@ void VerbsStream::on_connected() {
   const Identity& self = endpoint_.identity();
   hello_.from = self.id;
   hello_.to = where_.id;
-  hello_.stream = nonzero_random();
+  hello_.stream = nonzero_random_u64();
   hello_.keyed = !self.auth_key.empty();
   hello_.part = self.part;
   fill_random(hello_.nonce.data(), hello_.nonce.size());
@@ -152,7 +147,7 @@ Errc VerbsStream::called_by(std::string_view body) {
   hello_ = std::move(*hello);
   where_ = hello_.where;
   greeted_ = true;
-  token_ = nonzero_random();
+  token_ = nonzero_random_u64();
   if (hello_.to != self.id) {
     refuse(Errc::unreachable);
   } else if (hello_.keyed == self.auth_key.empty()) {

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "base/poller.h"
+
+namespace fab {
+
+// Calls a function, which does not throw, whenever a descriptor that outlives it has something to read.
+class ReadyCall final : public ReadyHandler {
+ public:
+  ReadyCall(Poller& poller, int fd, std::function<void()> call)
+      : poller_(poller), fd_(fd), call_(std::move(call)) {
+    poller_.add(fd_, EPOLLIN, *this);
+  }
+  ~ReadyCall() override { poller_.remove(fd_, *this); }
+  ReadyCall(const ReadyCall&) = delete;
+  ReadyCall& operator=(const ReadyCall&) = delete;
+
+  void on_ready(std::uint32_t) noexcept override { call_(); }
+  void pause(bool on) noexcept { poller_.modify(fd_, on ? 0u : static_cast<std::uint32_t>(EPOLLIN), *this); }
+
+ private:
+  Poller& poller_;
+  const int fd_;
+  const std::function<void()> call_;
+};
+
+}  // namespace fab
