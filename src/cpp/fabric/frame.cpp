@@ -145,6 +145,9 @@ bool decode(const std::byte* in, FrameHeader& header) noexcept {
              ((header.flags & frame_flag::kStripe) || header.id == 0);
     case FrameType::describe:
       return header.length == 0 && header.total == kDescriptionBytes;
+    case FrameType::rows:
+      return header.length != 0 && header.length % kRowBytes == 0 && header.length <= kMaxRows * kRowBytes &&
+             header.total <= kMaxRowsBytes;
     case FrameType::join:
     case FrameType::fence:
     case FrameType::settled:

@@ -26,6 +26,8 @@ enum class FrameType : std::uint8_t {
   settled = 12,   // the sender knows the outcome of all numbers below `total`, and of announced message `id`
   describe = 13,  // asks what the sender's device needs to reach the region `key` by itself; answered by data
                   // of kDescriptionBytes, whose form is its link's
+  rows = 14,      // asks for several ranges of the region `key`, `total` bytes in all; payload: where each
+                  // begins and its length; answered by data, one range after the other
   ack = 16,       // the oldest `total` unanswered requests succeeded
   fail = 17,      // the oldest unanswered request failed with Errc `data`
   data = 18,     // part of the answer to the oldest unanswered request, which it completes when kLast is set;
@@ -76,6 +78,9 @@ inline constexpr std::size_t kPieceBytes = 16;          // address and length of
 inline constexpr std::size_t kMaxAnnouncedPieces = 256;  // in one announcement
 inline constexpr std::size_t kMaxCopiedAnswer = 256;     // longer reads are answered from the region's memory
 inline constexpr std::size_t kDescriptionBytes = 128;
+inline constexpr std::size_t kRowBytes = 16;              // a range: where it begins, its length
+inline constexpr std::size_t kMaxRows = 256;              // in one request
+inline constexpr std::uint64_t kMaxRowsBytes = 1u << 20;  // all of them
 
 // Whether this is a request that happens once, however often it comes: it has a number.
 constexpr bool happens_once(const FrameHeader& frame) noexcept {

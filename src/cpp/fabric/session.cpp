@@ -15,6 +15,7 @@ constexpr std::size_t kStaging = 64 * 1024;
 // Shorter payloads are handled when they are complete, so that a scalar is stored at once; longer ones, and
 // pieces of at least this size, are received in place.
 constexpr std::size_t kInPlace = 8 * 1024;
+constexpr std::size_t kScattered = 1024;  // several such pieces at once, likewise
 constexpr std::size_t kLongFrame = 16 * 1024;
 constexpr std::size_t kMostWaitingAnswers = 2 * kMaxOutstanding + 64;
 constexpr std::size_t kMostCopiedAnswers =
@@ -57,16 +58,22 @@ void Session::sent(std::size_t bytes) noexcept {
   messages_sent();
 }
 
-std::size_t Session::input(iovec* out) noexcept {
+std::size_t Session::input(iovec* out, std::size_t max) noexcept {
   std::size_t count = 0;
   direct_ = 0;
   if (payload_left_ && sink_ != Sink::drain) {
-    const iovec piece = sink_cursor().here(payload_left_);
-    if (piece.iov_len >= std::min<std::size_t>(kInPlace, payload_left_)) {
-      direct_ = piece.iov_len;
+    // Several pieces at once only of memory that nobody looks at before all has come.
+    const bool several = sink_ == Sink::landing && max > 2;
+    PieceCursor cursor = sink_cursor();
+    do {
+      const std::size_t left = payload_left_ - direct_;
+      const iovec piece = cursor.here(left);
+      if (piece.iov_len < std::min(several ? kScattered : kInPlace, left)) break;
+      direct_ += piece.iov_len;
+      cursor.advance(piece.iov_len);
       out[count++] = piece;
-      if (piece.iov_len < payload_left_) return count;
-    }
+    } while (several && count < max - 1 && direct_ < payload_left_);
+    if (count && direct_ < payload_left_) return count;
   }
   if (taken_ == filled_) {
     taken_ = filled_ = 0;
@@ -88,7 +95,7 @@ std::size_t Session::input(iovec* out) noexcept {
 Errc Session::received(std::size_t bytes) noexcept {
   tsan_stores.acquire();
   if (const std::size_t direct = std::min(bytes, direct_)) {
-    sink_cursor().advance(direct);
+    sink_cursor().skip(direct);
     payload_left_ -= static_cast<std::uint32_t>(direct);
     bytes -= direct;
     direct_ = 0;
@@ -139,6 +146,9 @@ Errc Session::on_frame(const std::byte* payload) noexcept {
     case FrameType::read:
       on_read();
       return Errc::ok;
+    case FrameType::rows:
+      taken_ += frame_.length;
+      return on_rows(payload);
     case FrameType::atomic:
     case FrameType::fetch:
     case FrameType::compare:
@@ -261,9 +271,13 @@ void Session::fail(Errc error) noexcept {
   taken_ = filled_ = direct_ = handed_over_ = 0;
   result_bytes_ = 0;
   while (!requests_.empty()) {
-    const Request request = requests_.front();
+    const Request request = std::move(requests_.front());
     requests_.pop_front();
     settle(request, request.local ? request.error : error);
+  }
+  for (; !again_.empty(); again_.pop_front()) {
+    const Transfer& row = again_.front();
+    settle({.operation = row.operation, .op = OpCode::read, .length = row.length}, error);
   }
   fail_messages(error);
   if (flow_) flow_->leave(*this);

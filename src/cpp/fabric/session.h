@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <unordered_map>
+#include <vector>
 
 #include "base/ring_queue.h"
 #include "fabric/completion_queue.h"
@@ -98,9 +99,9 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   void sent(std::size_t bytes) noexcept;
   bool has_output() const noexcept;
   std::size_t queued() const noexcept { return output_.queued(); }  // bytes of requests that wait to be sent
-  // Where to put received bytes, in this order, at most 2 pieces, never empty. Valid until received(),
-  // forget() or fail().
-  std::size_t input(iovec* out) noexcept;
+  // Where to put received bytes, in this order, at most `max` >= 2 pieces, never empty. Valid until
+  // received(), forget() or fail().
+  std::size_t input(iovec* out, std::size_t max = 2) noexcept;
   // ok, or why the connection must go: protocol (the peer sent nonsense) or no_memory.
   Errc received(std::size_t bytes) noexcept;
   // After a round of received(): queues the gathered ack, if any.
@@ -118,13 +119,23 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   void forget(std::uint32_t region) noexcept;
   // The connection is gone: everything outstanding settles with `error`.
   void fail(Errc error) noexcept;
-  // The transport met memory that is not there (EFAULT) in the first piece of output() or input(): the
-  // request in question fails with `bounds`, the stream goes on. False: no such piece was shown.
+  // The transport met memory that is not there (EFAULT) in the first piece of output() or of input() with
+  // `max` 2: the request in question fails with `bounds`, the stream goes on. False: no such piece was shown.
   bool output_fault() noexcept;
   bool input_fault() noexcept;
   void ping() noexcept;  // asks for a sign of life
 
  private:
+  // Gets that went as one request, because one followed the other.
+  struct Row {
+    Operation* operation;
+    std::uint64_t remote;
+  };
+  struct Rows {
+    std::uint64_t key;
+    std::vector<Row> rows;
+    std::vector<iovec> places;  // where they land
+  };
   struct Request {
     Operation* operation = nullptr;  // null once it was settled ahead of the answer
     std::uint64_t context = 0;       // of the operation, for an error that comes after that
@@ -137,6 +148,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
     std::uint64_t got = 0;     // of the answer
     std::uint64_t end = 0;     // where it ends in the request lane
     PieceCursor landing{};     // of the answer
+    std::unique_ptr<Rows> rows{};
   };
   struct Admitted {  // a request that was judged
     Errc error = Errc::ok;
@@ -176,6 +188,9 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   // initiator
   void post_write(const Transfer& transfer, Request& request);
   void post_atomic(const Transfer& transfer, Request& request);
+  void post_rows(std::span<const Transfer> run);
+  void settle_rows(const Request& request, Errc error) noexcept;
+  void read_again() noexcept;
   void settle(const Request& request, Errc error) noexcept;
   void finish_oldest(Errc error) noexcept;
   bool awaits_data() const noexcept;
@@ -187,6 +202,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   Errc on_write() noexcept;
   void end_write() noexcept;
   void on_read();
+  Errc on_rows(const std::byte* payload);
   void on_describe();
   void on_atomic(const std::byte* payload);
   Errc apply(const Admitted& target, const std::byte* payload, std::byte* result) noexcept;
@@ -238,6 +254,8 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   RingQueue<Request> requests_;     // without an answer, oldest first
   std::size_t handed_over_ = 0;     // how many of them were sent completely: only those can be answered
   std::uint64_t result_bytes_ = 0;  // former values that they ask for
+  std::size_t asked_rows_ = 0;      // of requests_, one by one
+  RingQueue<Transfer> again_;       // rows of a request that failed, one by one, when there is room
 
   RingQueue<Sending> sending_;
   std::uint64_t window_used_ = 0;                           // of kMessageWindow, by messages of this side

@@ -1,7 +1,10 @@
 // The initiator's side of a Session: requests out, answers in.
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
+#include "base/wire.h"
 #include "fabric/check_transfer.h"
 #include "fabric/local_memory.h"
 #include "fabric/operation.h"
@@ -10,14 +13,31 @@
 namespace fab {
 namespace {
 
-constexpr std::size_t kMostCopied = 1 << 20;    // bytes of requests that wait
-constexpr std::size_t kCopy = 256;              // longer payloads are sent from where they lie,
-constexpr std::size_t kCopyPieces = 16 * 1024;  // unless they lie in many pieces
-constexpr std::size_t kCopyInject = 64 * 1024;  // or the caller wants the buffer back
+constexpr std::size_t kMostCopied = 1 << 20;      // bytes of requests that wait
+constexpr std::size_t kCopy = 256;                // longer payloads are sent from where they lie,
+constexpr std::size_t kCopyPieces = 16 * 1024;    // unless they lie in many pieces
+constexpr std::size_t kCopyInject = 64 * 1024;    // or the caller wants the buffer back
+constexpr std::uint64_t kLongestRow = 64 * 1024;  // of a get that shares a request with others
+constexpr auto kHints = transfer_flag::kWillWait | transfer_flag::kPastCaches;
 
 bool wants_data(OpCode op) noexcept {
   return op == OpCode::read || op == OpCode::fetch_atomic || op == OpCode::compare_atomic ||
          op == OpCode::receive || op == OpCode::describe;
+}
+
+// How many gets at the front of `batch` go as one request.
+std::size_t rows_at_front(std::span<const Transfer> batch) noexcept {
+  std::size_t rows = 0;
+  std::uint64_t total = 0;
+  for (const Transfer& transfer : batch.first(std::min(batch.size(), kMaxRows))) {
+    if (transfer.op != OpCode::read || transfer.key != batch.front().key || transfer.piece_count != 0 ||
+        (transfer.flags & ~kHints) != 0 || transfer.length > kLongestRow ||
+        transfer.length > kMaxRowsBytes - total || check_transfer(transfer) != Errc::ok)
+      break;
+    total += transfer.length;
+    ++rows;
+  }
+  return rows;
 }
 
 // What a transfer of a flow says of itself.
@@ -35,19 +55,26 @@ void mark_part(const Transfer& transfer, FrameHeader& header) noexcept {
 
 }  // namespace
 
-std::size_t Session::outstanding() const noexcept { return requests_.size(); }
+std::size_t Session::outstanding() const noexcept { return requests_.size() + again_.size(); }
 
 std::size_t Session::post(std::span<const Transfer> batch) noexcept {
   std::size_t posted = 0;
-  for (const Transfer& transfer : batch) {
+  while (posted < batch.size()) {
+    const Transfer& transfer = batch[posted];
     const bool fetches = is_atomic(transfer.op) && wants_data(transfer.op);
-    if (broken_ || requests_.size() >= kMaxOutstanding || output_.copied(Lane::requests) >= kMostCopied ||
+    if (broken_ || requests_.size() + asked_rows_ >= kMaxOutstanding ||
+        output_.copied(Lane::requests) >= kMostCopied ||
         (fetches && result_bytes_ + kMaxAtomicBytes > kMaxResultBytes))
       break;
     if (transfer.op == OpCode::send) {
       if (!post_message(transfer)) break;
       ++posted;
       ++services_.counts.posted;
+      continue;
+    }
+    if (const std::size_t rows = rows_at_front(batch.subspan(posted)); rows > 1) {
+      post_rows(batch.subspan(posted, rows));
+      posted += rows;
       continue;
     }
     ++posted;
@@ -96,9 +123,79 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
       post_atomic(transfer, request);
     }
     request.end = output_.requests_queued();
-    requests_.push_back(request);
+    requests_.push_back(std::move(request));
   }
   return posted;
+}
+
+void Session::post_rows(std::span<const Transfer> run) {
+  services_.counts.posted += run.size();
+  asked_rows_ += run.size();
+  auto rows = std::make_unique<Rows>();
+  rows->key = run.front().key;
+  rows->rows.reserve(run.size());
+  rows->places.reserve(run.size());
+  std::byte* at = output_.append(Lane::requests, kHeaderBytes + run.size() * kRowBytes);
+  std::byte* row = at + kHeaderBytes;
+  std::uint64_t total = 0;
+  for (const Transfer& transfer : run) {
+    const std::uint64_t range[] = {to_little(transfer.remote), to_little(transfer.length)};
+    static_assert(sizeof range == kRowBytes);
+    std::memcpy(row, range, sizeof range);
+    row += sizeof range;
+    total += transfer.length;
+    rows->rows.push_back({transfer.operation, transfer.remote});
+    rows->places.push_back({transfer.local, static_cast<std::size_t>(transfer.length)});
+  }
+  encode({.type = FrameType::rows,
+          .length = static_cast<std::uint32_t>(run.size() * kRowBytes),
+          .key = rows->key,
+          .total = total},
+         at);
+  Request request{
+      .op = OpCode::read, .delivery = Delivery::delivery, .length = total, .end = output_.requests_queued()};
+  request.landing = PieceCursor(rows->places.data(), rows->places.size());
+  request.rows = std::move(rows);
+  requests_.push_back(std::move(request));
+}
+
+// One range out of bounds, or one landing place that is not there, is no reason for the others to fail: then
+// each is asked for by itself.
+void Session::settle_rows(const Request& request, Errc error) noexcept {
+  PathCounts& counts = services_.counts;
+  const bool again = error == Errc::bounds && !failing_;
+  asked_rows_ -= request.rows->rows.size();
+  for (std::size_t i = 0; i < request.rows->rows.size(); ++i) {
+    const Row& row = request.rows->rows[i];
+    const iovec& place = request.rows->places[i];
+    if (again) {
+      Transfer transfer{};
+      transfer.operation = row.operation;
+      transfer.local = static_cast<std::byte*>(place.iov_base);
+      transfer.remote = row.remote;
+      transfer.key = request.rows->key;
+      transfer.length = place.iov_len;
+      again_.push_back(transfer);
+      continue;
+    }
+    ++counts.settled;
+    error == Errc::ok ? counts.bytes_in += place.iov_len : ++counts.errors;
+    row.operation->settle(error, error == Errc::ok ? place.iov_len : 0);
+  }
+}
+
+void Session::read_again() noexcept {
+  for (; !again_.empty() && requests_.size() + asked_rows_ < kMaxOutstanding; again_.pop_front()) {
+    const Transfer& row = again_.front();
+    output_.append_header(
+        Lane::requests, {.type = FrameType::read, .key = row.key, .remote = row.remote, .total = row.length});
+    requests_.push_back({.operation = row.operation,
+                         .op = OpCode::read,
+                         .delivery = Delivery::delivery,
+                         .length = row.length,
+                         .end = output_.requests_queued(),
+                         .landing = local_of(row)});
+  }
 }
 
 void Session::post_write(const Transfer& transfer, Request& request) {
@@ -173,6 +270,7 @@ bool Session::post_notify(std::uint64_t data, std::uint64_t length) noexcept {
 
 // The operation may be gone once it is settled.
 void Session::settle(const Request& request, Errc error) noexcept {
+  if (request.rows) return settle_rows(request, error);
   PathCounts& counts = services_.counts;
   ++counts.settled;
   if (error != Errc::ok) ++counts.errors;
@@ -190,12 +288,13 @@ void Session::settle(const Request& request, Errc error) noexcept {
 
 void Session::finish_oldest(Errc error) noexcept {
   do {
-    const Request request = requests_.front();
+    const Request request = std::move(requests_.front());
     requests_.pop_front();
     if (handed_over_) --handed_over_;
     if (is_atomic(request.op) && wants_data(request.op) && !request.local) result_bytes_ -= request.length;
     settle(request, request.error != Errc::ok ? request.error : error);
   } while (!requests_.empty() && requests_.front().local);
+  read_again();
   while (!waiting_pulls_.empty() && requests_.size() < kMaxOutstanding) {
     Pull pull = waiting_pulls_.front();
     waiting_pulls_.pop_front();

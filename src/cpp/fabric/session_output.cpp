@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 #include "fabric/copy_memory.h"
 
@@ -27,7 +28,7 @@ void SessionOutput::user_payload(const FrameHeader& first, const PieceCursor& so
       .source = Source::user, .serial = next_serial_++, .left = first.total, .frame_left = first.length};
   item.cursor = source;
   item.next = first;
-  of(Lane::requests).items.push_back(item);
+  of(Lane::requests).items.push_back(std::move(item));
   requests_queued_ += first.total + (frames - 1) * sizeof(FrameHeader);
 }
 
@@ -35,7 +36,12 @@ void SessionOutput::region_payload(std::uint32_t region, std::uint64_t offset, s
   Item item{
       .source = Source::region, .serial = next_serial_++, .region = region, .left = length, .offset = offset};
   item.next = {.type = FrameType::data};
-  of(Lane::answers).items.push_back(item);
+  of(Lane::answers).items.push_back(std::move(item));
+}
+
+void SessionOutput::region_payload(std::uint32_t region, std::vector<Range> ranges, std::uint64_t length) {
+  region_payload(region, 0, length);
+  of(Lane::answers).items.back().ranges = std::move(ranges);
 }
 
 std::uint32_t SessionOutput::message_payload(const PieceCursor& source, std::uint64_t length) {
@@ -43,8 +49,9 @@ std::uint32_t SessionOutput::message_payload(const PieceCursor& source, std::uin
   Item item{.source = Source::message, .serial = next_serial_++, .left = length};
   item.cursor = source;
   item.next = {.type = FrameType::data};
-  of(Lane::answers).items.push_back(item);
-  return item.serial;
+  const std::uint32_t serial = item.serial;
+  of(Lane::answers).items.push_back(std::move(item));
+  return serial;
 }
 
 bool SessionOutput::holds(std::uint32_t serial) const noexcept {
@@ -114,16 +121,20 @@ void SessionOutput::stage_user(Item& item) {
 }
 
 void SessionOutput::stage_region(Item& item) {
-  iovec pieces[RegionView::kMaxRegionPieces];
-  const std::size_t count =
-      regions_.pieces(regions_.entry(item.region), item.offset, item.next.length, pieces);
-  for (std::size_t i = 0; i < count; ++i)
-    stage_piece({.data = static_cast<const std::byte*>(pieces[i].iov_base),
-                 .length = pieces[i].iov_len,
-                 .source = Source::region,
-                 .lane = Lane::answers,
-                 .serial = item.serial,
-                 .region = item.region});
+  const auto stage_range = [&](const Range& range) {
+    iovec pieces[RegionView::kMaxRegionPieces];
+    const std::size_t count =
+        regions_.pieces(regions_.entry(item.region), range.offset, range.length, pieces);
+    for (std::size_t i = 0; i < count; ++i)
+      stage_piece({.data = static_cast<const std::byte*>(pieces[i].iov_base),
+                   .length = pieces[i].iov_len,
+                   .source = Source::region,
+                   .lane = Lane::answers,
+                   .serial = item.serial,
+                   .region = item.region});
+  };
+  if (item.ranges.empty()) stage_range({item.offset, item.next.length});
+  for (const Range& range : std::exchange(item.ranges, {})) stage_range(range);
   item.offset += item.next.length;
   item.left -= item.next.length;
 }

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "base/byte_queue.h"
 #include "base/ring_queue.h"
@@ -33,6 +34,11 @@ class SessionOutput {
   void user_payload(const FrameHeader& first, const PieceCursor& source);
   // A whole answer from a region's memory: data frames, then one without payload that marks the end.
   void region_payload(std::uint32_t region, std::uint64_t offset, std::uint64_t length);
+  // The same of several ranges, one after the other, of at most kMaxPayload bytes together.
+  struct Range {
+    std::uint64_t offset, length;
+  };
+  void region_payload(std::uint32_t region, std::vector<Range> ranges, std::uint64_t length);
 
   // The same from memory of the user, which stays valid while holds() the number returned.
   std::uint32_t message_payload(const PieceCursor& source, std::uint64_t length);
@@ -72,6 +78,7 @@ class SessionOutput {
     std::uint64_t left = 0;        // bytes; for payloads without the headers to come
     std::uint64_t frame_left = 0;  // user: of the frame whose header was made
     std::uint64_t offset = 0;      // region: of what is next
+    std::vector<Range> ranges{};   // region: all of its only frame, instead of `offset`
     PieceCursor cursor{};
     FrameHeader next{};  // header of the next frame
   };

@@ -3,9 +3,12 @@
 #include <sys/mman.h>
 
 #include <cerrno>
+#include <cstring>
+#include <utility>
 
 #include "base/fault_guard.h"
 #include "base/mapping.h"
+#include "base/wire.h"
 #include "fabric/access_observer.h"
 #include "fabric/atomics.h"
 #include "fabric/copy_memory.h"
@@ -205,6 +208,58 @@ void Session::on_read() {
   });
   if (!there) return answer(Errc::bounds);
   answer_data(content);
+}
+
+// All or nothing: the initiator asks again for each range if one is refused.
+Errc Session::on_rows(const std::byte* payload) {
+  const FrameHeader asked = frame_;
+  const std::size_t count = asked.length / kRowBytes;
+  std::vector<SessionOutput::Range> ranges(count);
+  std::uint64_t total = 0;
+  Admitted target;
+  Errc verdict = Errc::ok;
+  for (std::size_t i = 0; i < count && verdict == Errc::ok; ++i) {
+    std::uint64_t range[2];
+    std::memcpy(range, payload + i * kRowBytes, sizeof range);
+    frame_.remote = to_little(range[0]);
+    frame_.total = to_little(range[1]);
+    if (frame_.total > asked.total - total) return Errc::protocol;
+    total += frame_.total;
+    target = admit(OpCode::read);
+    verdict = target.error;
+    ranges[i] = {target.offset, frame_.total};
+  }
+  frame_ = asked;
+  if (verdict != Errc::ok) {
+    answer(verdict);
+    return Errc::ok;
+  }
+  if (total != asked.total) return Errc::protocol;
+  if (total > count * kMaxCopiedAnswer) {
+    flush_acks();
+    output_.region_payload(target.region, std::move(ranges), total);
+    return Errc::ok;
+  }
+  flush_acks();
+  const RegionView regions = services_.segment.regions();
+  const RegionEntry& entry = regions.entry(target.region);
+  std::byte content[kMaxRows * kMaxCopiedAnswer];
+  const bool there = guarded([&] {
+    std::byte* at = content;
+    for (const auto& range : ranges) {
+      iovec pieces[RegionView::kMaxRegionPieces];
+      const std::size_t parts = regions.pieces(entry, range.offset, range.length, pieces);
+      for (std::size_t i = 0; i < parts; ++i) {
+        copy_memory(at, pieces[i].iov_base, pieces[i].iov_len);
+        at += pieces[i].iov_len;
+      }
+    }
+  });
+  if (there)
+    answer_data(content);
+  else
+    answer(Errc::bounds);
+  return Errc::ok;
 }
 
 // Whatever its rights: the description tells them.

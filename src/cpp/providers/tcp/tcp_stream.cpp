@@ -17,7 +17,7 @@
 namespace fab::tcp {
 namespace {
 
-constexpr std::size_t kPieces = 64;                    // of one sendmsg
+constexpr std::size_t kPieces = 256;                   // of one sendmsg or recvmsg
 constexpr std::size_t kSendAtOnce = 64 * 1024;         // queued bytes that no longer wait for company
 constexpr std::size_t kFlushBudget = 8 * 1024 * 1024;  // bytes until others get a turn
 constexpr int kReceiveBudget = 32;                     // system calls, likewise
@@ -183,15 +183,22 @@ bool TcpStream::receive() noexcept {
 
 bool TcpStream::take_in() noexcept {
   bool any = false;
+  std::size_t most = kPieces;
   for (int round = 0; round < kReceiveBudget; ++round) {
-    iovec pieces[2];
+    iovec pieces[kPieces];
     msghdr message{};
     message.msg_iov = pieces;
-    message.msg_iovlen = session_.input(pieces);
+    message.msg_iovlen = session_.input(pieces, most);
+    std::size_t offered = 0;
+    for (std::size_t i = 0; i < message.msg_iovlen; ++i) offered += pieces[i].iov_len;
     const bool one = message.msg_iovlen == 1;
     const auto got = one ? ::recv(socket_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT)
                          : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
     if (got < 0) {
+      if (errno == EFAULT && most > 2) {
+        most = 2;  // to learn whose memory it is that is not there
+        continue;
+      }
       if (errno == EINTR || (errno == EFAULT && session_.input_fault())) continue;
       if (errno == EAGAIN) break;
     }
@@ -205,7 +212,7 @@ bool TcpStream::take_in() noexcept {
       fail(error);
       return true;
     }
-    if (static_cast<std::size_t>(got) < pieces[0].iov_len + (one ? 0 : pieces[1].iov_len)) break;
+    if (std::cmp_less(got, offered)) break;
   }
   if (!any) return false;
   endpoint_->heat(*this);
