@@ -130,6 +130,7 @@ class Domain:
         )
         if self._core.cache_warning:
             warnings.warn(self._core.cache_warning, RuntimeWarning, stacklevel=2)
+        self._auth_key = bytes(auth_key or b"")
         info = make_info(self._core.info, mode)
         self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
         self._registering = threading.Lock()  # guards _registered

@@ -178,6 +178,11 @@ void Context::abandon(Operation& operation, std::uint32_t parts, Errc error) {
   operation.abandon(parts, error);
 }
 
+void Context::settle(Operation& operation, Errc error, std::uint64_t bytes) {
+  const Turn turn(*this);
+  operation.settle(error, bytes);
+}
+
 std::uint64_t Context::resolve(PeerId peer, const RemoteRegion& region) {
   check_process();
   const Turn turn(*this);

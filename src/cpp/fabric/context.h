@@ -62,6 +62,8 @@ class Context final {
   std::optional<std::size_t> try_post(PeerId peer, std::span<const Transfer> batch);
   // Settles parts of an operation that were never posted.
   void abandon(Operation& operation, std::uint32_t parts, Errc error);
+  // Settles a part of an operation that moved without this context.
+  void settle(Operation& operation, Errc error, std::uint64_t bytes);
   std::uint64_t resolve(PeerId peer, const RemoteRegion& region);
   PathCounts counts(PeerId peer);  // of the path now open; zero if none is
   PathReport report(PeerId peer);  // opens the path if need be

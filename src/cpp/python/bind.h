@@ -27,6 +27,7 @@ void bind_operation(py::module_& m);
 void bind_context(py::module_& m);
 void bind_messages(py::module_& m);
 void bind_remote_array(py::module_& m);
+void bind_gather(py::module_& m);
 
 // The library's exception for `code`, as an instance; message as given.
 py::object make_error(Errc code, const std::string& message);

@@ -17,4 +17,5 @@ PYBIND11_MODULE(_core, m) {
   bind_context(m);
   bind_messages(m);
   bind_remote_array(m);
+  bind_gather(m);
 }

@@ -208,6 +208,10 @@ std::size_t ShmPath::run_mapped(std::span<const Transfer> batch, const KnownRegi
   std::uint64_t bytes = 0;
   std::size_t done = 0;
   for (const Transfer& transfer : batch.first(std::min(batch.size(), kMostAnnounced))) {
+    if (transfer.op == OpCode::read && done + 1 < batch.size()) {
+      const Transfer& next = batch[done + 1];
+      if (next.remote < region.length) prefetch_memory(region.memory + next.remote, next.length);
+    }
     if (transfer.key != region.key || !simple(transfer) || transfer.length > kAnnouncedSlice - bytes) break;
     bytes += transfer.length;
     ++counts_.posted;
@@ -266,7 +270,9 @@ Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region, st
       std::byte* local = transfer.local + from;
       std::byte* to = put ? remote : local;
       const std::byte* source = put ? local : remote;
-      transfer.length < kStreaming ? copy_memory(to, source, length) : copy_streaming(to, source, length);
+      const bool streaming =
+          transfer.length >= kStreaming || (transfer.flags & transfer_flag::kPastCaches) != 0;
+      streaming ? copy_streaming(to, source, length) : copy_memory(to, source, length);
       return Errc::ok;
     }
     each_local(transfer, from, length, [&](std::byte* local, std::size_t size) {

@@ -1,0 +1,328 @@
+#include "fabric/gather.h"
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <utility>
+
+#include "base/quiet_thread.h"
+#include "fabric/context.h"
+#include "fabric/copy_memory.h"
+
+namespace fab {
+namespace {
+
+constexpr std::size_t kBatch = 256;  // transfers to a post
+constexpr unsigned kEagerTurns = 1000;
+// Samples of at least so many bytes, in batches of at least so many, are copied past the caches.
+constexpr std::uint64_t kLongRow = 4096, kLongBatch = 16 * 1024 * 1024;
+
+bool holder_gone(Errc error) noexcept { return error == Errc::peer_lost || error == Errc::unreachable; }
+
+}  // namespace
+
+// ----------------------------------------------------------------------------------------------- GatherPlan
+
+GatherPlan::GatherPlan(std::vector<std::uint64_t> starts, std::vector<Field> fields, std::uint32_t holders)
+    : starts_(std::move(starts)),
+      fields_(std::move(fields)),
+      holders_(holders),
+      lost_(new std::atomic<bool>[holders]()),
+      read_(new std::atomic<std::uint64_t>[holders]()) {}
+
+std::uint32_t GatherPlan::shard_of(std::uint64_t sample) const noexcept {
+  // Shards are about equal more often than not.
+  const std::size_t shards = this->shards();
+  const std::size_t guess = std::min<std::size_t>(sample / (size() / shards + 1), shards - 1);
+  if (starts_[guess] <= sample && sample < starts_[guess + 1]) return static_cast<std::uint32_t>(guess);
+  const auto after = std::upper_bound(starts_.begin(), starts_.end(), sample);
+  return static_cast<std::uint32_t>(after - starts_.begin() - 1);
+}
+
+void GatherPlan::measure(std::size_t field, std::span<const std::uint64_t> samples,
+                         std::uint64_t* out) const noexcept {
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    out[i] = total;
+    const std::uint32_t shard = shard_of(samples[i]);
+    const std::uint64_t* offsets = fields_[field].sources[shard].offsets + (samples[i] - starts_[shard]);
+    total += offsets[1] - offsets[0];
+  }
+  out[samples.size()] = total;
+}
+
+// ------------------------------------------------------------------------------------------------ GatherJob
+
+struct GatherJob::Request : Operation {
+  GatherJob* job = nullptr;
+  std::uint32_t field = 0, shard = 0;
+  std::uint32_t place = 0;  // in the source's places
+  std::uint32_t tried = 0;
+  bool ran = false;  // failed and open requests are told apart by it
+};
+
+GatherJob::GatherJob(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Context> context,
+                     Operation& outcome, std::vector<std::uint64_t> samples, std::vector<Output> outputs,
+                     std::function<void(std::shared_ptr<GatherJob>)> again)
+    : plan_(std::move(plan)),
+      context_(std::move(context)),
+      outcome_(outcome),
+      samples_(std::move(samples)),
+      outputs_(std::move(outputs)),
+      again_(std::move(again)) {
+  group();
+  for (std::uint32_t shard = 0; shard < plan_->shards(); ++shard)
+    if (first_[shard] != first_[shard + 1]) request_count_ += plan_->fields().size();
+  requests_.reset(new Request[request_count_]);
+  std::size_t next = 0;
+  for (std::uint32_t shard = 0; shard < plan_->shards(); ++shard) {
+    if (first_[shard] == first_[shard + 1]) continue;
+    for (std::uint32_t field = 0; field < plan_->fields().size(); ++field) {
+      Request& request = requests_[next++];
+      request.job = this;
+      request.field = field;
+      request.shard = shard;
+      unposted_.push_back(&request);
+    }
+  }
+  open_ = request_count_;
+}
+
+GatherJob::~GatherJob() = default;
+
+// Sorts the places of the samples by shard, keeping their order within one.
+void GatherJob::group() {
+  const std::size_t count = samples_.size();
+  std::vector<std::uint32_t> shards(count);
+  first_.assign(plan_->shards() + 1, 0);
+  for (std::size_t i = 0; i < count; ++i) ++first_[(shards[i] = plan_->shard_of(samples_[i])) + 1];
+  for (std::size_t s = 1; s < first_.size(); ++s) first_[s] += first_[s - 1];
+  order_.resize(count);
+  std::vector<std::uint32_t> next(first_.begin(), first_.end() - 1);
+  for (std::size_t i = 0; i < count; ++i) order_[next[shards[i]]++] = static_cast<std::uint32_t>(i);
+}
+
+const GatherPlan::Source& GatherJob::source(const Request& request) const noexcept {
+  return plan_->fields()[request.field].sources[request.shard];
+}
+
+std::uint32_t GatherJob::choose(const GatherPlan::Source& source, std::uint32_t from) const noexcept {
+  for (auto place = from; place < source.places.size(); ++place)
+    if (!plan_->lost(source.places[place].holder)) return place;
+  return from;
+}
+
+bool GatherJob::has_unposted() const {
+  const std::lock_guard lock(mutex_);
+  return !unposted_.empty();
+}
+
+bool GatherJob::troubled(Part& out) const {
+  const std::lock_guard lock(mutex_);
+  if (error_ != Errc::ok) {
+    out = failed_;
+    return true;
+  }
+  for (std::size_t i = 0; i < request_count_; ++i) {
+    const Request& request = requests_[i];
+    if (request.ran) continue;
+    const auto& places = source(request).places;
+    if (places.empty()) continue;
+    out = {request.field, request.shard,
+           places[std::min<std::size_t>(request.place, places.size() - 1)].holder};
+    return true;
+  }
+  return false;
+}
+
+void GatherJob::post() noexcept {
+  std::vector<Request*> requests;
+  {
+    const std::lock_guard lock(mutex_);
+    requests.swap(unposted_);
+    ++open_;
+  }
+  for (Request* request : requests) {
+    if (source(*request).places.empty()) {
+      copy(request->field, request->shard);
+      const std::lock_guard lock(mutex_);
+      request->ran = true;
+      --open_;
+    } else {
+      send(*request);
+    }
+  }
+  bool last;
+  {
+    const std::lock_guard lock(mutex_);
+    last = --open_ == 0;
+  }
+  if (last) context_->settle(outcome_, error_, bytes_);
+}
+
+bool GatherJob::goes_past_caches(std::uint64_t row) const noexcept {
+  return row >= kLongRow && samples_.size() * row >= kLongBatch;
+}
+
+// What lies in this process.
+void GatherJob::copy(std::uint32_t field, std::uint32_t shard) noexcept {
+  const GatherPlan::Field& what = plan_->fields()[field];
+  const GatherPlan::Source& from = what.sources[shard];
+  const Output& to = outputs_[field];
+  const std::uint64_t start = plan_->start(shard);
+  const std::span rows(order_.data() + first_[shard], first_[shard + 1] - first_[shard]);
+  std::uint64_t bytes = 0;
+  if (what.row) {
+    const bool past_caches = goes_past_caches(what.row);
+    const auto source = [&](std::size_t i) { return from.local + (samples_[rows[i]] - start) * what.row; };
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (i + 1 < rows.size()) prefetch_memory(source(i + 1), what.row);
+      std::byte* const target = to.data + rows[i] * what.row;
+      past_caches ? copy_streaming(target, source(i), what.row) : copy_memory(target, source(i), what.row);
+    }
+    bytes = rows.size() * what.row;
+  } else {
+    const auto source = [&](std::size_t i) { return from.local + from.offsets[samples_[rows[i]] - start]; };
+    const auto length = [&](std::size_t i) { return to.offsets[rows[i] + 1] - to.offsets[rows[i]]; };
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (i + 1 < rows.size()) prefetch_memory(source(i + 1), length(i + 1));
+      copy_memory(to.data + to.offsets[rows[i]], source(i), length(i));
+      bytes += length(i);
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  bytes_ += bytes;
+}
+
+void GatherJob::send(Request& request) noexcept {
+  const GatherPlan::Field& what = plan_->fields()[request.field];
+  const GatherPlan::Source& from = what.sources[request.shard];
+  const Output& to = outputs_[request.field];
+  const std::uint64_t start = plan_->start(request.shard);
+  const std::span rows(order_.data() + first_[request.shard],
+                       first_[request.shard + 1] - first_[request.shard]);
+  request.place = choose(from, request.tried);
+  const GatherPlan::Place& place = from.places[request.place];
+  if (request.place != 0) replicas_.fetch_add(rows.size(), std::memory_order_relaxed);
+  request.begin(static_cast<std::uint32_t>(rows.size()), 0, 0, nullptr, nullptr,
+                [](Operation& operation) noexcept {
+                  auto& ended = static_cast<Request&>(operation);
+                  ended.job->ended(ended);
+                });
+  Transfer batch[kBatch];
+  Transfer row{};
+  row.operation = &request;
+  row.op = OpCode::read;
+  row.delivery = Delivery::delivery;
+  row.key = place.key;
+  if (goes_past_caches(what.row)) row.flags = transfer_flag::kPastCaches;
+  for (std::size_t done = 0; done < rows.size();) {
+    const std::size_t now = std::min(kBatch, rows.size() - done);
+    for (std::size_t i = 0; i < now; ++i) {
+      const std::uint32_t slot = rows[done + i];
+      const std::uint64_t number = samples_[slot] - start;
+      if (what.row) {
+        row.local = to.data + slot * what.row;
+        row.remote = place.remote + number * what.row;
+        row.length = what.row;
+      } else {
+        row.local = to.data + to.offsets[slot];
+        row.remote = place.remote + from.offsets[number];
+        row.length = to.offsets[slot + 1] - to.offsets[slot];
+      }
+      batch[i] = row;
+    }
+    std::span<const Transfer> rest(batch, now);
+    try {
+      for (unsigned fruitless = 0; !rest.empty();) {
+        const std::size_t taken = context_->post(place.peer, rest);
+        rest = rest.subspan(taken);
+        fruitless = taken ? 0 : fruitless + 1;
+        if (taken) continue;
+        // Full: one turn of progress, with a nap once that did not help for long.
+        unsigned turns = 0;
+        const bool nap = fruitless > kEagerTurns;
+        context_->wait([&] { return !nap && turns++ > 0; },
+                       Deadline::in(nap ? std::chrono::milliseconds(1) : std::chrono::seconds(1)));
+      }
+    } catch (const Error& error) {
+      context_->abandon(request, static_cast<std::uint32_t>(rows.size() - done - now + rest.size()),
+                        error.code());
+      return;
+    }
+    done += now;
+  }
+}
+
+// Under the context's lock.
+void GatherJob::ended(Request& request) noexcept {
+  const Errc error = request.completion().error;
+  const GatherPlan::Source& from = source(request);
+  const std::uint32_t holder = from.places[request.place].holder;
+  std::unique_lock lock(mutex_);
+  if (holder_gone(error)) {
+    plan_->lose(holder);
+    if (request.place + 1 < from.places.size()) {
+      request.tried = request.place + 1;
+      unposted_.push_back(&request);
+      lock.unlock();
+      again_(shared_from_this());
+      return;
+    }
+  }
+  request.ran = true;
+  if (error == Errc::ok) {
+    bytes_ += request.completion().length;
+    plan_->count(holder, request.completion().length);
+  } else if (error_ == Errc::ok) {
+    error_ = error;
+    failed_ = {request.field, request.shard, holder};
+  }
+  const Errc outcome = error_;
+  const std::uint64_t bytes = bytes_;
+  const bool last = --open_ == 0;
+  lock.unlock();
+  if (last) outcome_.settle(outcome, bytes);  // this job may be gone now
+}
+
+// --------------------------------------------------------------------------------------------- GatherWorker
+
+bool GatherWorker::submit(std::shared_ptr<GatherJob> job) {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->stop) return false;
+  state_->waiting.push_back(std::move(job));
+  if (!thread_.joinable())
+    thread_ = start_quiet_thread("pyfab-gather", [state = state_] {
+      std::unique_lock guard(state->mutex);
+      for (;;) {
+        state->wake.wait(guard, [&] { return state->stop || !state->waiting.empty(); });
+        if (state->waiting.empty()) return;
+        auto next = std::move(state->waiting.front());
+        state->waiting.pop_front();
+        guard.unlock();
+        next->post();
+        next.reset();
+        guard.lock();
+      }
+    });
+  state_->wake.notify_one();
+  return true;
+}
+
+void GatherWorker::stop() noexcept {
+  if (fork_generation_ != fork_generation()) {  // the thread is the parent's: neither it nor its lock is here
+    if (thread_.joinable()) [[maybe_unused]]
+      auto* const left = new (std::nothrow) std::thread(std::move(thread_));
+    return;
+  }
+  std::thread thread;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stop = true;
+    thread.swap(thread_);
+  }
+  state_->wake.notify_all();
+  if (thread.joinable()) thread.join();
+}
+
+}  // namespace fab

@@ -1,0 +1,25 @@
+"""Data sets in the memory of many processes, and their loaders.
+
+with pyfab.data.ShardedStore(group, {"image": images, "label": labels}) as store:
+    batch = store.gather([5, 700_000, 12])  # wherever they lie
+"""
+
+from __future__ import annotations
+
+from pyfab.data._engine import Gathered
+from pyfab.data._fields import FieldInfo, Ragged
+from pyfab.data._loader import JaxLoader, Loader
+from pyfab.data._metrics import Snapshot
+from pyfab.data._shuffle import GlobalShuffle
+from pyfab.data._store import ShardedStore
+
+__all__ = [
+    "FieldInfo",
+    "Gathered",
+    "GlobalShuffle",
+    "JaxLoader",
+    "Loader",
+    "Ragged",
+    "ShardedStore",
+    "Snapshot",
+]

@@ -1,0 +1,296 @@
+"""Reading samples by number in one process: a way to every holder, and the core's gatherer."""
+
+from __future__ import annotations
+
+import base64
+import socket
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pyfab import _core
+from pyfab._await import await_operation
+from pyfab._errors import FabricError, InvalidArgumentError, OperationTimeout, UnreachableError
+from pyfab._region import RemoteRegion
+from pyfab.data._fields import FieldInfo, Ragged, Shard
+from pyfab.data._memory_pool import MemoryPool
+from pyfab.data._placement import by_nearness
+
+if TYPE_CHECKING:
+    from pyfab._core import Operation
+    from pyfab._endpoint import Endpoint
+
+Batch = dict[str, Any]
+
+
+class Copy(NamedTuple):
+    """What one rank holds of one shard: for each field its region, and that of a ragged field's table; None where empty."""
+
+    regions: list[RemoteRegion | None]
+    tables: list[RemoteRegion | None]
+
+    def to_card(self) -> list[list[str | None]]:
+        """For JSON."""
+        return [[_text(region) for region in regions] for regions in self]
+
+    @classmethod
+    def from_card(cls, card: list[list[str | None]]) -> Copy:
+        """The other way round."""
+        return cls(*([_region(text) for text in texts] for texts in card))
+
+
+def _text(region: RemoteRegion | None) -> str | None:
+    return None if region is None else base64.b64encode(region.to_bytes()).decode()
+
+
+def _region(text: str | None) -> RemoteRegion | None:
+    return None if text is None else RemoteRegion.from_bytes(base64.b64decode(text))
+
+
+class Layout(NamedTuple):
+    """Where everything is: what all ranks know, and all that another process needs."""
+
+    fields: list[FieldInfo]
+    counts: list[int]  # samples, by shard
+    sizes: list[list[int]]  # bytes, by shard and field
+    checksums: list[list[int]]  # likewise
+    hosts: list[str]  # by rank
+    addresses: list[bytes]  # by rank
+    copies: list[dict[int, Copy]]  # by shard: what which rank holds
+    timeout: float | None
+
+    @property
+    def starts(self) -> list[int]:
+        """The number of each shard's first sample, and how many there are in all."""
+        return [0, *np.cumsum(self.counts, dtype=np.int64).tolist()]
+
+
+class Engine:
+    """Gathers for one process. `handles`: of the ranks, in the endpoint's address vector; `own`: the shards that it holds."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        endpoint: Endpoint,
+        handles: Sequence[int],
+        home: int | None,
+        own: dict[int, Shard],
+        resources: ExitStack,
+    ) -> None:
+        self.layout, self.endpoint, self.handles = layout, endpoint, list(handles)
+        self._resources = resources
+        self._pool = MemoryPool()
+        self._host = socket.gethostname()
+        self._home = home
+        self.order = [by_nearness(list(copies), layout.hosts, home, self._host) for copies in layout.copies]
+        self._own = own
+        tables = [self._tables(shard) for shard in range(len(layout.counts))]
+        fields = []
+        for number, field in enumerate(layout.fields):
+            sources = [self._source(shard, number, tables[shard][number]) for shard in range(len(tables))]
+            fields.append((0 if field.ragged else field.row, sources))
+        self._gatherer = _core.Gatherer(endpoint.context(0), layout.starts, fields, len(layout.hosts))
+        resources.callback(self._gatherer.close)
+
+    def _tables(self, shard: int) -> list[Any]:
+        """Byte offsets of the samples, by field; None for fields that are not ragged."""
+        if shard in self._own:
+            return self._own[shard].tables
+        tables: list[Any] = []
+        for number, field in enumerate(self.layout.fields):
+            table = np.zeros(self.layout.counts[shard] + 1, np.uint64) if field.ragged else None
+            if table is not None and self.layout.counts[shard]:
+                self.read(shard, number, table, table=True)
+                size = self.layout.sizes[shard][number]
+                if table[0] != 0 or table[-1] != size or (table[1:] < table[:-1]).any():
+                    raise InvalidArgumentError(
+                        f"the offsets of field {field.name!r} of shard {shard} are damaged"
+                    )
+            tables.append(table)
+        return tables
+
+    def read(self, shard: int, number: int, out: NDArray[Any], *, table: bool = False) -> int:
+        """Fills `out` with a field of a shard, or its table, from the nearest rank that has it; returns that rank."""
+        failures: list[str] = []
+        for rank in self.order[shard]:
+            region = self.layout.copies[shard][rank][table][number]
+            if region is None:
+                return rank
+            try:
+                self.endpoint.read(
+                    out.view(np.uint8), self.handles[rank], region.bytes(0, out.nbytes)
+                ).result(self.layout.timeout)
+                return rank
+            except (ConnectionError, TimeoutError) as error:
+                failures.append(f"rank {rank} on {self.layout.hosts[rank]}: {error}")
+        name = self.layout.fields[number].name
+        raise UnreachableError(
+            f"field {name!r} of shard {shard} cannot be read from anybody; " + "; ".join(failures)
+        )
+
+    def _source(self, shard: int, number: int, table: Any) -> tuple[Any, int, Any, list[Any]]:
+        size = self.layout.sizes[shard][number]
+        if shard in self._own:
+            return self._own[shard].memories[number], size, table, []
+        copies = self.layout.copies[shard]
+        places = [(self.handles[rank], copies[rank].regions[number], rank) for rank in self.order[shard]]
+        return None, size, table, places if size else []
+
+    def start(self, indices: ArrayLike, out: Batch | None, in_place: bool) -> Gathered:
+        """Begins. `in_place`: this thread posts and copies, before this returns."""
+        indices = np.asarray(indices)
+        if indices.size == 0:
+            indices = indices.astype(np.int64)
+        outputs: list[Any] = []
+        batch: Batch = {}
+        if out is not None and set(out) != {field.name for field in self.layout.fields}:
+            names = ", ".join(field.name for field in self.layout.fields)
+            raise InvalidArgumentError(f"out has the fields {', '.join(out)}; the store has {names}")
+        for number, field in enumerate(self.layout.fields):
+            given = None if out is None else out[field.name]
+            if field.ragged:
+                table = self._gatherer.measure(number, indices)
+                values = self._values(field, given, int(table[-1]) // field.row)
+                outputs.append((values, table))
+                batch[field.name] = Ragged._of(values, (table // np.uint64(field.row)).view(np.int64))
+            else:
+                values = self._rows(field, given, indices.size)
+                outputs.append(values)
+                batch[field.name] = values
+        return Gathered(self, self._gatherer.start(indices, outputs, in_place), batch, indices.size)
+
+    def _rows(self, field: FieldInfo, given: Any, count: int) -> NDArray[Any]:
+        if given is None:
+            return self._pool.take((count, *field.shape), field.dtype)
+        return (
+            _usable(field, given)[:count]
+            if len(given) > count
+            else _fitting(field, _usable(field, given), count)
+        )
+
+    def _values(self, field: FieldInfo, given: Any, count: int) -> NDArray[Any]:
+        if given is None:
+            return self._pool.take((count, *field.shape), field.dtype)
+        array = _fitting(field, _usable(field, given.values if isinstance(given, Ragged) else given), count)
+        return array[:count]
+
+    @property
+    def lost(self) -> list[int]:
+        """Ranks that were found lost."""
+        return self._gatherer.lost()
+
+    def bytes_read(self) -> dict[str, int]:
+        """By link, from other processes."""
+        by_link: dict[str, int] = {}
+        for rank, nbytes in enumerate(self._gatherer.bytes_read()):
+            if nbytes:
+                try:
+                    link = self.endpoint.report(self.handles[rank])[0]
+                except FabricError:
+                    link = "lost"
+                by_link[link] = by_link.get(link, 0) + nbytes
+        return by_link
+
+    def close(self) -> None:
+        """What goes on fails with CanceledError. Local."""
+        self._resources.close()
+
+
+def _usable(field: FieldInfo, given: Any) -> NDArray[Any]:
+    array = np.asarray(given)
+    if (
+        array.dtype != np.dtype(field.dtype)
+        or tuple(array.shape[1:]) != field.shape
+        or not array.flags.c_contiguous
+    ):
+        raise InvalidArgumentError(
+            f"out[{field.name!r}] is {array.dtype}{list(array.shape)}, C-contiguous: {array.flags.c_contiguous}; it takes"
+            f" {np.dtype(field.dtype)}[samples, {', '.join(map(str, field.shape))}], C-contiguous"
+        )
+    return array
+
+
+def _fitting(field: FieldInfo, array: NDArray[Any], count: int) -> NDArray[Any]:
+    if len(array) < count:
+        kind = "values" if field.ragged else "samples"
+        raise InvalidArgumentError(
+            f"out[{field.name!r}] has room for {len(array)} {kind}, and {count} are asked for"
+        )
+    return array
+
+
+class Gathered:
+    """A gather that has begun: an Operation whose result is the batch. Thread-safe."""
+
+    def __init__(self, engine: Engine, begun: _core.Gather, batch: Batch, count: int) -> None:
+        self._engine, self._begun, self._batch, self.samples = engine, begun, batch, count
+        self._operation: Operation = begun.operation
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._operation.done()
+
+    def running(self) -> bool:
+        """Whether the outcome is still open."""
+        return not self.done()
+
+    def cancel(self) -> bool:
+        """False: a gather cannot be taken back."""
+        return False
+
+    def cancelled(self) -> bool:
+        """Whether it ended because the store was closed."""
+        return self._operation.cancelled()
+
+    def result(self, timeout: float | None = None) -> Batch:
+        """Waits at most so many seconds and returns the batch, or raises what failed, naming field, rank and host."""
+        try:
+            self._operation.result(timeout)
+        except FabricError as error:
+            raise self._explained(error) from error
+        return self._batch
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits and returns the exception that result() would raise, or None."""
+        try:
+            self.result(timeout)
+        except OperationTimeout:
+            raise
+        except FabricError as error:
+            return error
+        return None
+
+    def add_done_callback(self, function: Callable[[Gathered], object]) -> None:
+        """Calls function(self) once it is done: at once if it is, else on the thread that finds out."""
+        self._operation.add_done_callback(lambda _: function(self))
+
+    def __await__(self) -> Generator[Any, None, Batch]:
+        try:
+            yield from await_operation(self._operation)
+        except FabricError as error:
+            raise self._explained(error) from error
+        return self._batch
+
+    @property
+    def replica_samples(self) -> int:
+        """Samples, once for each field, that came from another holder than the nearest."""
+        return self._begun.replica_samples
+
+    def _explained(self, error: FabricError) -> FabricError:
+        trouble = self._begun.trouble()
+        if trouble is None:
+            return error
+        number, shard, rank = trouble
+        layout = self._engine.layout
+        others = len(layout.copies[shard]) - 1
+        copies = "no other rank holds it" if others == 0 else f"{others} other ranks hold it"
+        text = (
+            f"gather of {self.samples} samples: field {layout.fields[number].name!r} of shard {shard} from rank {rank} on host"
+            f" {layout.hosts[rank]} ({copies}): {error.strerror}"
+        )
+        return type(error)(error.errno, text)
+
+    def __repr__(self) -> str:
+        return f"<Gathered {self.samples} samples: {'done' if self.done() else 'pending'}>"

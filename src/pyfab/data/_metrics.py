@@ -1,0 +1,72 @@
+"""What a process has read, and how long it waited for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyfab.data._engine import Gathered
+
+_WAITS = 4096  # the latest, of which the percentiles are told
+
+
+class Snapshot(dict[str, Any]):
+    """Numbers by name; waits in seconds. `prometheus()` gives them as text for a scrape."""
+
+    def prometheus(self, prefix: str = "pyfab_data") -> str:
+        """In the text format of Prometheus."""
+        kinds = {"samples": "counter", "batches": "counter", "replica_samples": "counter", "bytes": "counter"}
+        lines = []
+        for name, value in self.items():
+            full = f"{prefix}_{name}"
+            kind = kinds.get(name, "gauge")
+            lines.append(f"# TYPE {full}{'_total' if kind == 'counter' else ''} {kind}")
+            suffix = "_total" if kind == "counter" else ""
+            if isinstance(value, Mapping):
+                lines += [f'{full}{suffix}{{link="{link}"}} {amount}' for link, amount in value.items()]
+            else:
+                lines.append(f"{full}{suffix} {value}")
+        return "\n".join(lines) + "\n"
+
+
+class Metrics:
+    """Counts of one process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._began = time.perf_counter()
+        self._samples = self._batches = self._replicas = 0
+        self._waits: deque[float] = deque(maxlen=_WAITS)
+
+    def count(self, gathered: Gathered, waited: float | None = None) -> None:
+        """A batch, and how long its user waited for it."""
+        with self._lock:
+            self._samples += gathered.samples
+            self._batches += 1
+            self._replicas += gathered.replica_samples
+            if waited is not None:
+                self._waits.append(waited)
+
+    def snapshot(self, bytes_by_link: Mapping[str, int], lost: int) -> Snapshot:
+        """All of it now; samples_per_second is the mean since the beginning."""
+        with self._lock:
+            seconds = time.perf_counter() - self._began
+            waits = sorted(self._waits)
+            return Snapshot(
+                samples=self._samples,
+                batches=self._batches,
+                samples_per_second=self._samples / seconds,
+                wait_p50=_percentile(waits, 0.5),
+                wait_p99=_percentile(waits, 0.99),
+                bytes=dict(bytes_by_link),
+                replica_samples=self._replicas,
+                ranks_lost=lost,
+            )
+
+
+def _percentile(ordered: list[float], part: float) -> float:
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else 0.0

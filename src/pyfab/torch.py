@@ -1,0 +1,187 @@
+"""A `ShardedStore` for PyTorch: a map-style data set for any DataLoader, and a loader without worker processes.
+
+dataset = pyfab.torch.ShardedDataset(store)
+sampler = pyfab.torch.GlobalShuffle(len(dataset), batch_size=256)
+loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler, num_workers=2)  # or
+loader = pyfab.torch.ShardedLoader(store, sampler)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyfab.data import GlobalShuffle, Ragged
+from pyfab.data._loader import Loader
+
+try:
+    import torch
+    from torch.utils.data import Dataset, get_worker_info
+    from torch.utils.data._utils.collate import default_collate_fn_map
+except ImportError as missing:
+    raise ImportError("pyfab.torch needs PyTorch: pip install 'pyfab-rdma[torch]'") from missing
+
+if TYPE_CHECKING:
+    from pyfab.data import FieldInfo, ShardedStore
+
+__all__ = ["GlobalShuffle", "Sample", "Samples", "ShardedDataset", "ShardedLoader"]
+
+
+def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The same memory as tensors; of a ragged field (values, cu_seqlens)."""
+    return {name: _tensor(values) for name, values in batch.items()}
+
+
+def _tensor(values: Any) -> Any:
+    if isinstance(values, Ragged):
+        return torch.from_numpy(values.values), torch.from_numpy(values.cu_seqlens)
+    return torch.from_numpy(values)
+
+
+class Samples(Sequence["Sample"]):
+    """What `ShardedDataset.__getitems__` returns: the samples of a batch, which were read together.
+
+    Item i is a `Sample`; the default collate function takes the whole batch as it is, without a copy.
+    """
+
+    def __init__(self, batch: Mapping[str, Any], count: int) -> None:
+        self.batch = batch
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        return Sample(self, range(self._count)[index])
+
+
+class Sample(Mapping[str, Any]):
+    """One sample of a batch: its fields as tensors, which share the batch's memory."""
+
+    __slots__ = ("index", "samples")
+
+    def __init__(self, samples: Samples, index: int) -> None:
+        self.samples, self.index = samples, index
+
+    def __getitem__(self, name: str) -> Any:
+        return torch.as_tensor(self.samples.batch[name][self.index])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.samples.batch)
+
+    def __len__(self) -> int:
+        return len(self.samples.batch)
+
+
+def _collate(batch: Any, *, collate_fn_map: Any = None) -> dict[str, Any]:
+    """Of samples: those of one gather as they are, others put together again."""
+    del collate_fn_map
+    if isinstance(batch, Samples):
+        return tensors(batch.batch)
+    together: dict[str, Any] = {}
+    for name in batch[0]:
+        first = batch[0].samples.batch[name]
+        if isinstance(first, Ragged):
+            rows = [sample.samples.batch[name][sample.index] for sample in batch]
+            together[name] = _tensor(Ragged.from_samples(rows, first.values.dtype))
+        else:
+            together[name] = torch.stack([sample[name] for sample in batch])
+    return together
+
+
+default_collate_fn_map[Sample] = _collate
+
+
+class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
+    """The samples of a store for `torch.utils.data.DataLoader`.
+
+    Whatever works on data sets works on it: `Subset`, `random_split`, collate functions of your own, workers started in any way.
+    A batch is read by one gather. Without `transform` the default collate function gives a dict of tensors that are the memory
+    that it was read to, in a worker shared memory, so that nothing is copied; a ragged field gives (values, cu_seqlens).
+    transform: called with each sample, a mapping of tensors; what it returns is collated as usual.
+
+    Worker processes open their own way to the memory of the ranks when they first read, and inherit none.
+    """
+
+    def __init__(self, store: ShardedStore, transform: Callable[[Any], Any] | None = None) -> None:
+        self.store, self.transform = store, transform
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([range(len(self))[index]])[0]
+
+    def __getitems__(self, indices: Any) -> Sequence[Any]:
+        indices = np.asarray(indices, np.int64)
+        out = self._shared(indices) if get_worker_info() is not None and self.transform is None else None
+        samples = Samples(self.store.gather(indices, out), len(indices))
+        return samples if self.transform is None else [self.transform(sample) for sample in samples]
+
+    def _shared(self, indices: NDArray[np.int64]) -> dict[str, Any]:
+        """Memory that the worker's tensors are sent in, so that the batch is read to where the main process finds it."""
+        engine = self.store._engine()
+        out = {}
+        for place, field in enumerate(self.store.fields):
+            count = len(indices)
+            if field.ragged:
+                count = int(engine._gatherer.measure(place, indices)[-1]) // field.row
+            nbytes = count * field.row
+            storage = torch.UntypedStorage._new_shared(nbytes)
+            tensor = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,))
+            out[field.name] = tensor.numpy().view(field.dtype).reshape((count, *field.shape))
+        return out
+
+
+class ShardedLoader(Loader):
+    """`pyfab.data.Loader` with tensors: a dict of them, of a ragged field (values, cu_seqlens).
+
+    pin_memory: batches in page-locked memory, so that `tensor.to("cuda", non_blocking=True)` overlaps; by default where there is
+    CUDA. With `copy=False` the memory of a batch is filled again only after the copies to the GPU that were begun from it, on the
+    stream that is current when the next batch is asked for.
+    """
+
+    def __init__(
+        self,
+        store: ShardedStore,
+        sampler: GlobalShuffle | Any,
+        depth: int = 4,
+        pin_memory: bool | None = None,
+        copy: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(store, sampler, depth, copy=copy, **options)
+        self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self._events: dict[int, Any] = {}
+
+    def _given(self, batch: Any) -> Any:
+        given = tensors(batch)
+        if not (self.pin_memory and self.copy):
+            return given
+        return {
+            name: tuple(part.pin_memory() for part in value)
+            if isinstance(value, tuple)
+            else value.pin_memory()
+            for name, value in given.items()
+        }
+
+    def _new(self, field: FieldInfo, count: int) -> NDArray[Any]:
+        if not self.pin_memory:
+            return super()._new(field, count)
+        pinned = torch.empty(count * field.row, dtype=torch.uint8, pin_memory=True)
+        array: NDArray[Any] = pinned.numpy().view(field.dtype).reshape((count, *field.shape))
+        return array
+
+    def _taken_back(self, slot: int) -> None:
+        if self.pin_memory and not self.copy:
+            event = self._events[slot] = torch.cuda.Event()
+            event.record()
+
+    def _wait_for(self, slot: int) -> None:
+        event = self._events.pop(slot, None)
+        if event is not None:
+            event.synchronize()
