@@ -44,7 +44,14 @@ TEST_CASE("headers have their documented bytes") {
 
 TEST_CASE("what no peer may send is refused") {
   CHECK_FALSE(accepted({.type = FrameType{0}}));
-  CHECK_FALSE(accepted({.type = FrameType{14}}));
+  CHECK_FALSE(accepted({.type = FrameType{15}}));
+  CHECK(accepted({.type = FrameType::rows, .length = kRowBytes, .key = 3, .total = kMaxRowsBytes}));
+  CHECK(accepted({.type = FrameType::rows, .length = kMaxRows * kRowBytes}));
+  CHECK_FALSE(accepted({.type = FrameType::rows, .length = 0}));
+  CHECK_FALSE(accepted({.type = FrameType::rows, .length = kRowBytes + 1}));
+  CHECK_FALSE(accepted({.type = FrameType::rows, .length = (kMaxRows + 1) * kRowBytes}));
+  CHECK_FALSE(accepted({.type = FrameType::rows, .length = kRowBytes, .total = kMaxRowsBytes + 1}));
+  CHECK_FALSE(accepted({.type = FrameType::rows, .length = kRowBytes, .id = 1}));
   CHECK(accepted({.type = FrameType::describe, .key = 3, .total = kDescriptionBytes}));
   CHECK_FALSE(accepted({.type = FrameType::describe, .total = kDescriptionBytes + 1}));
   CHECK_FALSE(accepted({.type = FrameType{255}}));

@@ -81,8 +81,8 @@ inline void put_on_wire(std::mt19937& random, Session& from, std::string& wire) 
 
 // Some of a wire that is not empty.
 inline Errc take_off_wire(std::mt19937& random, std::string& wire, Session& to) {
-  iovec in[2];
-  const std::size_t count = to.input(in);
+  iovec in[16];
+  const std::size_t count = to.input(in, 2 + random() % 15);
   std::size_t room = 0;
   for (std::size_t i = 0; i < count; ++i) room += in[i].iov_len;
   std::size_t bytes = std::min(room, wire.size());

@@ -146,6 +146,68 @@ TEST_CASE("a refused request fails alone, with the reason, and stores nothing") 
   CHECK(pipe.a.counts.errors == 24);
 }
 
+TEST_CASE("gets that follow each other share requests, and each keeps its own outcome") {
+  for (unsigned seed = 1; seed <= 60; ++seed) {
+    CAPTURE(seed);
+    Pipe pipe(seed);
+    Bytes first = random_bytes(pipe.random, 70'001), second = random_bytes(pipe.random, 300'000), other(100);
+    const auto key = pipe.b.expose({piece(first), piece(second)});
+    const auto small_key = pipe.b.expose({piece(other)});
+    Bytes whole = first;
+    whole.insert(whole.end(), second.begin(), second.end());
+    // Rows of one size class each time: copied answers, answers in place, landing places of their own.
+    constexpr std::size_t kMost[] = {1, 16, 300, 4000, 70'000};
+    const std::size_t most = kMost[seed % 5];
+    const std::size_t count = 1 + pipe.random() % 600;
+    Bytes landing(count * (most + 1), std::byte{7});
+    std::list<Operation> operations;
+    std::vector<Transfer> batch;
+    std::vector<Errc> expected;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t length = pipe.random() % (most + 1);
+      std::uint64_t remote = pipe.random() % (whole.size() - length + 1);
+      Errc outcome = Errc::ok;
+      Probe row(OpCode::read, key, remote, landing.data() + i * (most + 1), length);
+      if (seed % 3 == 0 && pipe.random() % 40 == 0) {
+        row.transfer.remote = whole.size() - length + 1;
+        outcome = Errc::bounds;
+      } else if (seed % 3 == 1 && pipe.random() % 40 == 0) {
+        row.transfer.key = small_key;  // another region
+        row.transfer.remote = 0;
+        outcome = length <= other.size() ? Errc::ok : Errc::bounds;
+      } else if (seed % 3 == 2 && pipe.random() % 40 == 0) {
+        row.transfer.key = 12345;
+        outcome = Errc::key_rejected;
+      }
+      Operation& operation = operations.emplace_back();
+      operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+      row.transfer.operation = &operation;
+      batch.push_back(row.transfer);
+      expected.push_back(outcome);
+    }
+    for (std::span<const Transfer> rest(batch); !rest.empty();) {
+      rest = rest.subspan(pipe.a.session.post(rest));
+      REQUIRE(pipe.turn() == Errc::ok);
+    }
+    REQUIRE(pipe.run() == Errc::ok);
+    auto operation = operations.begin();
+    for (std::size_t i = 0; i < count; ++i, ++operation) {
+      CAPTURE(i);
+      const Transfer& row = batch[i];
+      REQUIRE(operation->done());
+      CHECK(operation->completion().error == expected[i]);
+      CHECK(landing[i * (most + 1) + row.length] == std::byte{7});
+      if (expected[i] != Errc::ok) continue;
+      CHECK(operation->completion().length == row.length);
+      const std::byte* want = row.key == key ? whole.data() + row.remote : other.data();
+      CHECK(std::memcmp(row.local, want, row.length) == 0);
+    }
+    CHECK(pipe.a.session.outstanding() == 0);
+    CHECK(pipe.a.counts.posted == count);
+    CHECK(pipe.a.counts.settled == count);
+  }
+}
+
 TEST_CASE("what this side can tell to be wrong is the transfer's outcome, in its turn") {
   Pipe pipe(3);
   Bytes memory(4096), local(4096);
