@@ -10,6 +10,7 @@ from pyfab.data._engine import Gathered
 from pyfab.data._fields import FieldInfo, Ragged
 from pyfab.data._loader import JaxLoader, Loader
 from pyfab.data._metrics import Snapshot
+from pyfab.data._readers import from_arrow, from_folder, from_parquet, from_raw, from_samples, from_tar
 from pyfab.data._shuffle import GlobalShuffle
 from pyfab.data._store import ShardedStore
 
@@ -22,4 +23,10 @@ __all__ = [
     "Ragged",
     "ShardedStore",
     "Snapshot",
+    "from_arrow",
+    "from_folder",
+    "from_parquet",
+    "from_raw",
+    "from_samples",
+    "from_tar",
 ]

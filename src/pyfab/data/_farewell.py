@@ -52,11 +52,11 @@ class Farewell:
             except FabricError:  # it has gone, or closed already
                 continue
         while waiting:
+            seen = self._counter.value  # before the look at the board: what comes after it ends the wait
             self._domain._synchronise([self._region], write_side=True, deliberate=False)
             waiting = {rank for rank in waiting if not self._board[rank]}
             if not waiting:
                 return
-            seen = self._counter.value
             try:
                 self._counter.wait(seen + 1, _LOOK)
             except TimeoutError:

@@ -1,0 +1,268 @@
+"""Samples for training, by number, out of two processes: pyfab.data beside what else there is, in one run.
+
+    python benchmarks/loader.py [--seconds 1.0] [--links shm tcp] [--json FILE]
+
+Two ranks, pinned to a core each, draw batches of 256 from a global shuffle at the same time. What counts is the processor time that
+both spend on a sample, whoever spends it, relative to a gather in C out of the memory of one process into a buffer that is there
+already. Each contestant has its turn in every round, and the medians are told.
+
+- gather in C: the limit; every sample in this process.
+- hand-written sockets: in C, one request for a batch to the other rank, answered by a thread of it, received into place.
+- np.take, torch's DataLoader (0 and 2 workers) over a TensorDataset, DDStore's way over mpi4py (one get a sample): where installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyfab
+from pyfab.data import GlobalShuffle, Loader, Ragged, ShardedStore
+
+from facts import machine_facts
+
+BATCH = 256
+ROUNDS = 7
+SETS = {  # bytes of a sample, samples of a rank
+    "CIFAR-like 3x32x32": (3072, 25_000),
+    "ragged tokens, mean 1.8 KB": (1800, 40_000),
+    "images 224x224x3": (150_528, 600),
+}
+
+
+def library(folder: str) -> ctypes.CDLL:
+    """The baselines in C."""
+    source = Path(__file__).parent / "baselines" / "gather.c"
+    target = Path(folder) / "gather.so"
+    if not target.exists():
+        made = target.with_suffix(f".{os.getpid()}")
+        subprocess.run(["cc", "-O3", "-shared", "-fPIC", str(source), "-o", str(made)], check=True)
+        made.rename(target)
+    return ctypes.CDLL(str(target))
+
+
+def pointer(array: Any) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+class Data:
+    """One rank's part, and, for those that read from one process, all of it."""
+
+    def __init__(self, name: str, rank: int) -> None:
+        row, self.count = SETS[name]
+        self.row, self.ragged, self.rank = row, name.startswith("ragged"), rank
+        self.total = 2 * self.count
+        random = np.random.default_rng(1)
+        lengths = (
+            random.integers(row // 3, row * 5 // 3, self.total) if self.ragged else np.full(self.total, row)
+        )
+        self.offsets = np.concatenate([[0], np.cumsum(lengths)])
+        self.values = np.ones(self.offsets[-1], np.uint8)
+        self.values[::97] = random.integers(0, 256, len(self.values[::97]), dtype=np.uint8)
+        start, stop = self.count * rank, self.count * (rank + 1)
+        self.mine = self.values[self.offsets[start] : self.offsets[stop]]
+        self.my_offsets = self.offsets[start : stop + 1] - self.offsets[start]
+        self.largest = int(lengths.max()) * BATCH
+
+    def field(self) -> Any:
+        return Ragged(self.mine, self.my_offsets) if self.ragged else self.mine.reshape(self.count, self.row)
+
+    def batches(self, rank: int) -> list[Any]:
+        return list(GlobalShuffle(self.total, BATCH, seed=2, rank=rank, size=2, drop_last=True))
+
+
+Contestant = Callable[[list[Any]], None]
+
+
+def in_c(data: Data, lib: ctypes.CDLL) -> Contestant:
+    out = np.zeros(data.largest, np.uint8)
+
+    def run(batches: list[Any]) -> None:
+        for batch in batches:
+            lib.gather(
+                pointer(out),
+                pointer(data.values),
+                pointer(data.offsets),
+                pointer(batch),
+                ctypes.c_int64(len(batch)),
+            )
+
+    return run
+
+
+def sockets(data: Data, lib: ctypes.CDLL, group: pyfab.Group) -> Contestant:
+    listener = socket.create_server(("127.0.0.1", 0))
+    ports = group.allgather(listener.getsockname()[1])
+    caller = socket.create_connection(("127.0.0.1", ports[1 - group.rank]))
+    served, _ = listener.accept()
+    for end in (caller, served):
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    fd = served.detach()
+    first = data.count * group.rank
+    threading.Thread(
+        target=lambda: lib.serve(fd, pointer(data.mine), pointer(data.my_offsets), ctypes.c_int64(first)),
+        daemon=True,
+    ).start()
+    out = np.zeros(data.largest, np.uint8)
+
+    def run(batches: list[Any]) -> None:
+        for batch in batches:
+            here = batch // data.count == group.rank
+            places = np.concatenate([[0], np.cumsum(data.offsets[batch + 1] - data.offsets[batch])])
+            theirs, mine = np.flatnonzero(~here), np.flatnonzero(here)
+            failed = lib.fetch(
+                caller.fileno(),
+                pointer(out),
+                pointer(places),
+                pointer(theirs),
+                pointer(np.ascontiguousarray(batch[theirs])),
+                ctypes.c_int64(len(theirs)),
+            )
+            assert not failed
+            lib.place(
+                pointer(out),
+                pointer(places),
+                pointer(mine),
+                pointer(data.values),
+                pointer(data.offsets),
+                pointer(np.ascontiguousarray(batch[mine])),
+                ctypes.c_int64(len(mine)),
+            )
+
+    return run
+
+
+def gathering(data: Data, store: ShardedStore) -> Contestant:
+    room = np.zeros(data.largest, np.uint8)
+    out = {"x": room if data.ragged else room[: BATCH * data.row].reshape(BATCH, data.row)}
+
+    def run(batches: list[Any]) -> None:
+        for batch in batches:
+            store.gather(batch, out)
+
+    return run
+
+
+def loading(store: ShardedStore) -> Contestant:
+    def run(batches: list[Any]) -> None:
+        for _ in Loader(store, batches):
+            pass
+
+    return run
+
+
+def taking(data: Data) -> Contestant | None:
+    if data.ragged:
+        return None
+    rows = data.values.reshape(data.total, data.row)
+    out = np.zeros((BATCH, data.row), np.uint8)
+
+    def run(batches: list[Any]) -> None:
+        for batch in batches:
+            np.take(rows, batch, 0, out)
+
+    return run
+
+
+def torch_loading(data: Data) -> Contestant | None:
+    if data.ragged:
+        return None
+    try:
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+    except ImportError:
+        return None
+    torch.set_num_threads(1)
+    dataset = TensorDataset(torch.from_numpy(data.values.reshape(data.total, data.row)))
+
+    def run(batches: list[Any]) -> None:
+        for _ in DataLoader(dataset, batch_sampler=[batch.tolist() for batch in batches]):
+            pass
+
+    return run
+
+
+def measure(group: pyfab.Group, name: str, seconds: float, folder: str) -> dict[str, list[float]]:
+    """Microseconds of processor time for a sample, by contestant and round, of one rank."""
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[group.rank % os.cpu_count()]})
+    lib = library(folder)
+    data = Data(name, group.rank)
+    batches = data.batches(group.rank)
+    with ShardedStore(group, {"x": data.field()}) as store:
+        everybody: dict[str, Contestant | None] = {
+            "gather in C, one process": in_c(data, lib),
+            "pyfab gather": gathering(data, store),
+            "pyfab Loader, 4 ahead": loading(store),
+            "hand-written sockets": sockets(data, lib, group),
+            "np.take, one process": taking(data),
+            "torch DataLoader, one process": torch_loading(data),
+        }
+        contestants = {what: run for what, run in everybody.items() if run is not None}
+        amount = {}
+        for what, run in contestants.items():  # as many batches as fit in the time, the same for both ranks
+            group.barrier()
+            began = time.perf_counter()
+            run(batches[:2])
+            one = (time.perf_counter() - began) / 2
+            amount[what] = min(group.allgather(max(2, min(len(batches), int(seconds / ROUNDS / one)))))
+        told: dict[str, list[float]] = {what: [] for what in contestants}
+        for _ in range(ROUNDS):
+            for what, run in contestants.items():
+                some = batches[: amount[what]]
+                group.barrier()
+                began = time.process_time()
+                run(some)
+                group.barrier()
+                told[what].append((time.process_time() - began) / len(some) / BATCH * 1e6)
+        return told
+
+
+def table(results: dict[str, dict[str, Any]]) -> Iterator[str]:
+    for title, contestants in results.items():
+        limit = contestants["gather in C, one process"]
+        yield f"{title}"
+        for what, cost in contestants.items():
+            yield f"  {what:32} {cost:8.3f} us/sample  {limit / cost:6.2f} of the limit"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each contestant (default: 1)")
+    parser.add_argument("--links", nargs="+", default=["shm", "tcp"])
+    parser.add_argument("--sets", nargs="+", default=list(SETS), help="beginnings of their names")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in SETS:
+            if not any(name.startswith(wanted) for wanted in options.sets):
+                continue
+            for links in options.links:
+                ranks = pyfab.spawn(measure, 2, name, options.seconds, folder, links=links, timeout=600)
+                results[f"{name}, {links}"] = {
+                    what: float(np.median(np.mean([rank[what] for rank in ranks], 0))) for what in ranks[0]
+                }
+    print("\n".join(table(results)))
+    if options.json:
+        options.json.write_text(
+            json.dumps({"machine": machine_facts((0, 1)), "microseconds": results}, indent=2)
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

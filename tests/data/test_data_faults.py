@@ -1,0 +1,173 @@
+"""Owners that die, stop or leave early: an error that names them, or the replicas' samples; never a hang, nothing left."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyfab
+import pytest
+from pyfab.data import GlobalShuffle, Loader, ShardedStore
+from samples import COUNTS, check, shard
+
+TOTAL = sum(COUNTS)
+SIZE = len(COUNTS)
+
+
+def reads_on(group: pyfab.Group, folder: str) -> list[str]:
+    """Reads from all until rank 2 is lost."""
+    told: list[str] = []
+    with ShardedStore(group, shard(group.rank), timeout=30) as store:
+        ready(store, group)
+        if group.rank == 2:
+            wait_for(Path(folder) / "never")
+        wait_for(Path(folder) / "killed")
+        mine = np.arange(TOTAL)[: sum(COUNTS[:2])]
+        try:
+            store.gather(np.arange(TOTAL))
+        except (pyfab.PeerLostError, pyfab.UnreachableError) as error:
+            told.append(str(error))
+        assert told
+        check(store.gather(mine), mine, TOTAL)  # others' samples are as good as before
+        gathered = store.gather_async(np.arange(TOTAL))
+        assert isinstance(gathered.exception(30), ConnectionError)
+    return told
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)  # nothing tells of a file that another process makes
+
+
+def ready(store: ShardedStore, group: pyfab.Group) -> None:
+    check(store.gather(np.arange(TOTAL)), np.arange(TOTAL), TOTAL)
+    group.barrier()
+    print("ready", flush=True)
+
+
+def test_a_killed_owner_is_named(start, tmp_path, links):
+    ranks = start(reads_on, SIZE, links, str(tmp_path))
+    for rank in range(SIZE):
+        ranks.wait_for(rank, "ready")
+    ranks.kill(2)
+    (tmp_path / "killed").touch()
+    for (text,) in ranks.results([0, 1, 3]):
+        assert "rank 2 on host" in text and "shard 2" in text and "'image'" in text
+
+
+def finishes(group: pyfab.Group, folder: str) -> dict[str, Any]:
+    """An epoch of which rank 2 sees only the beginning; the others take over what is left of it."""
+    store = ShardedStore(group, shard(group.rank), replicas=2)
+    sampler = GlobalShuffle(len(store), 4, seed=1, rank=group.rank, size=group.size)
+    loader = Loader(store, sampler)
+    ready(store, group)
+    seen: list[int] = []
+    for turn, batch in enumerate(loader):
+        seen += batch["label"].tolist()
+        if turn == 3:
+            break
+    state = loader.state_dict()
+    group.barrier()
+    print("paused", flush=True)
+    if group.rank == 2:
+        wait_for(Path(folder) / "never")
+    wait_for(Path(folder) / "killed")
+    check(store.gather(np.arange(TOTAL)), np.arange(TOTAL), TOTAL)
+    survivors = group.shrink()
+    sampler.set_ranks(survivors.rank, survivors.size)
+    loader.load_state_dict(state)
+    for batch in loader:
+        check(batch, batch["label"], TOTAL)
+        seen += batch["label"].tolist()
+    # Between epochs the samples move to those that are left, so that each is held twice again.
+    moved = ShardedStore.moved(survivors, store)
+    check(moved.gather(np.arange(TOTAL)), np.arange(TOTAL), TOTAL)
+    moved.verify()
+    told = {"seen": seen, "lost": list(store.lost), "replicas": store.metrics()["replica_samples"]}
+    moved.close()
+    store.close()
+    survivors.close()
+    return told
+
+
+def test_an_epoch_finishes_on_the_replicas(start, tmp_path, links):
+    ranks = start(finishes, SIZE, links, str(tmp_path))
+    for rank in range(SIZE):
+        ranks.wait_for(rank, "paused")
+    ranks.kill(2)
+    (tmp_path / "killed").touch()
+    results = ranks.results([0, 1, 3])
+    seen = [number for result in results for number in result["seen"]]
+    by_two = GlobalShuffle(TOTAL, 4, seed=1, rank=2, size=4)
+    lost = np.concatenate([batch for _, batch in zip(range(4), by_two, strict=False)]).tolist()
+    assert sorted(seen + lost) == list(range(TOTAL))
+    assert any(2 in result["lost"] for result in results)
+
+
+def meets_a_stopped_one(group: pyfab.Group, folder: str) -> None:
+    with ShardedStore(group, shard(group.rank), timeout=2) as store:
+        ready(store, group)
+        if group.rank == 2:
+            wait_for(Path(folder) / "stopped")
+            return
+        wait_for(Path(folder) / "stopped")
+        if group.domain.info.spec == "shm":  # nobody asks the owner
+            check(store.gather(np.arange(TOTAL)), np.arange(TOTAL), TOTAL)
+        else:
+            with pytest.raises((pyfab.OperationTimeout, ConnectionError), match="rank 2 on host"):
+                store.gather(np.arange(TOTAL))
+        print("waited", flush=True)
+
+
+@pytest.mark.parametrize("links", ["shm", "tcp"])
+def test_a_stopped_owner_holds_nobody_up(start, tmp_path, links):
+    ranks = start(meets_a_stopped_one, SIZE, links, str(tmp_path))
+    for rank in range(SIZE):
+        ranks.wait_for(rank, "ready")
+    ranks.stop(2)
+    (tmp_path / "stopped").touch()
+    for rank in (0, 1, 3):
+        ranks.wait_for(rank, "waited")
+    ranks.resume(2)
+    ranks.results(list(range(SIZE)))
+
+
+def leaves_early(group: pyfab.Group) -> int:
+    """Rank 0 is done at once; its samples stay until the others are."""
+    with ShardedStore(group, shard(group.rank)) as store:
+        group.barrier()
+        loader = Loader(store, GlobalShuffle(len(store), 4, rank=group.rank, size=group.size))
+        batches = 0
+        for batch in loader:
+            check(batch, batch["label"], TOTAL)
+            batches += 1
+            if group.rank == 0:
+                break
+    return batches
+
+
+def test_one_that_stops_early_goes_on_lending(start, links):
+    batches = start(leaves_early, SIZE, links).results(list(range(SIZE)))
+    assert batches[0] == 1 and len(set(batches[1:])) == 1 and batches[1] > 1
+
+
+def waits(group: pyfab.Group, folder: str) -> None:
+    with ShardedStore(group, shard(group.rank), replicas=2, memory_limit=100, spill_folder=folder) as store:
+        ready(store, group)
+        wait_for(Path(folder) / "never")
+
+
+def test_nothing_is_left_of_killed_ranks(start, tmp_path, links):
+    before = set(os.listdir("/dev/shm"))
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    ranks = start(waits, SIZE, links, str(spill))
+    for rank in range(SIZE):
+        ranks.wait_for(rank, "ready")
+    for rank in range(SIZE):
+        ranks.kill(rank)
+    assert set(os.listdir("/dev/shm")) - before == set()
+    assert os.listdir(spill) == []
