@@ -129,7 +129,7 @@ class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
         for place, field in enumerate(self.store.fields):
             count = len(indices)
             if field.ragged:
-                count = int(engine._gatherer.measure(place, indices)[-1]) // field.row
+                count = engine.bytes_of(place, indices) // field.row
             nbytes = count * field.row
             storage = torch.UntypedStorage._new_shared(nbytes)
             tensor = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,))

@@ -203,7 +203,7 @@ void GatherJob::send(Request& request) noexcept {
                        first_[request.shard + 1] - first_[request.shard]);
   request.place = choose(from, request.tried);
   const GatherPlan::Place& place = from.places[request.place];
-  if (request.place != 0) replicas_.fetch_add(rows.size(), std::memory_order_relaxed);
+  if (request.place != 0) plan_->count_replicas(rows.size());
   request.begin(static_cast<std::uint32_t>(rows.size()), 0, 0, nullptr, nullptr,
                 [](Operation& operation) noexcept {
                   auto& ended = static_cast<Request&>(operation);

@@ -60,6 +60,9 @@ class GatherPlan final {
   }
   std::uint64_t bytes_read(std::uint32_t holder) const noexcept { return read_[holder].load(); }
   std::uint32_t holders() const noexcept { return holders_; }
+  // Samples, once for each field, that came from another holder than the nearest.
+  void count_replicas(std::uint64_t samples) const noexcept { replicas_.fetch_add(samples); }
+  std::uint64_t replica_samples() const noexcept { return replicas_.load(); }
 
  private:
   std::vector<std::uint64_t> starts_;
@@ -67,6 +70,7 @@ class GatherPlan final {
   std::uint32_t holders_;
   std::unique_ptr<std::atomic<bool>[]> lost_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> read_;
+  mutable std::atomic<std::uint64_t> replicas_{0};
 };
 
 // Samples on their way into place: one request per field and shard, and again to another holder where one was
@@ -94,8 +98,6 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
   };
   // What failed first, or, while it goes on, what is still open.
   bool troubled(Part& out) const;
-  // Samples that were read from another holder than the first.
-  std::uint64_t replica_samples() const noexcept { return replicas_.load(); }
 
  private:
   struct Request;
@@ -118,7 +120,6 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
   std::vector<std::uint32_t> first_;  // of each shard in order_, and the end
   std::unique_ptr<Request[]> requests_;
   std::size_t request_count_ = 0;
-  std::atomic<std::uint64_t> replicas_{0};
 
   mutable std::mutex mutex_;  // guards what follows; may be taken under the context's lock, never around it
   std::vector<Request*> unposted_;

@@ -40,6 +40,7 @@ std::vector<std::uint64_t> samples_from(const py::object& object, std::uint64_t 
 // A gather that has begun.
 struct Begun {
   py::object operation;
+  py::list offsets;  // byte offsets of the samples, of each ragged field in turn
   std::shared_ptr<GatherJob> job;
 };
 
@@ -60,17 +61,18 @@ class Gatherer {
   Gatherer(const Gatherer&) = delete;
   Gatherer& operator=(const Gatherer&) = delete;
 
-  // Where the samples of a ragged field go in an array of values: `samples.size() + 1` byte offsets.
-  Offsets measure(std::size_t field, const py::object& indices) const {
+  // Bytes of these samples of a ragged field.
+  std::uint64_t measure(std::size_t field, const py::object& indices) const {
     const auto samples = samples_from(indices, plan_->size());
     if (field >= plan_->fields().size() || plan_->fields()[field].row != 0)
       throw Error(Errc::invalid, "field " + std::to_string(field) + " is not ragged");
-    Offsets out(static_cast<py::ssize_t>(samples.size() + 1));
-    plan_->measure(field, samples, out.mutable_data());
-    return out;
+    std::vector<std::uint64_t> offsets(samples.size() + 1);
+    plan_->measure(field, samples, offsets.data());
+    return offsets.back();
   }
 
-  // outputs: one a field, an array, or for a ragged field (values, byte offsets from measure()).
+  // outputs: one a field, an array; for a ragged field a function that is called with the bytes of its
+  // samples and returns the array of values.
   static Begun start(const py::object& self, const py::object& indices, const py::list& outputs,
                      bool in_place) {
     auto& gatherer = self.cast<Gatherer&>();
@@ -81,21 +83,22 @@ class Gatherer {
     if (outputs.size() != fields.size())
       throw Error(Errc::invalid, std::to_string(outputs.size()) + " outputs for " +
                                      std::to_string(fields.size()) + " fields");
+    Begun begun;
     std::vector<LocalBuffer> buffers;
     std::vector<GatherJob::Output> targets;
     std::uint64_t nbytes = 0;
     for (std::size_t i = 0; i < fields.size(); ++i) {
-      py::object values = outputs[i], offsets;
+      py::object values = outputs[i];
       std::uint64_t needed = samples.size() * fields[i].row;
       const std::uint64_t* table = nullptr;
       if (fields[i].row == 0) {
-        const auto given = values.cast<std::pair<py::object, Offsets>>();
-        if (std::cmp_not_equal(given.second.size(), samples.size() + 1))
-          throw Error(Errc::invalid, "the offsets do not belong to these indices");
-        table = given.second.data();
-        needed = gatherer.checked(i, samples, table);
-        values = given.first;
-        buffers.push_back(LocalBuffer::of(given.second.ptr(), false));
+        Offsets offsets(static_cast<py::ssize_t>(samples.size() + 1));
+        gatherer.plan_->measure(i, samples, offsets.mutable_data());
+        table = offsets.data();
+        needed = table[samples.size()];
+        values = values(needed);
+        buffers.push_back(LocalBuffer::of(offsets.ptr(), false));
+        begun.offsets.append(offsets);
       }
       buffers.push_back(LocalBuffer::of(values.ptr(), true));
       const LocalBuffer& target = buffers.back();
@@ -107,7 +110,7 @@ class Gatherer {
       nbytes += needed;
     }
     OperationObject* operation = prepare_operation(handle, OpCode::read, kNoPeer, Target{}, nbytes, nullptr);
-    Begun begun{py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(operation)), nullptr};
+    begun.operation = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(operation));
     begin(*operation, 1, kNoContext, nullptr);
     begun.job = std::make_shared<GatherJob>(
         gatherer.plan_, handle.context, operation->core, std::move(samples), std::move(targets),
@@ -131,6 +134,7 @@ class Gatherer {
       if (plan_->lost(holder)) out.push_back(holder);
     return out;
   }
+  std::uint64_t replica_samples() const { return plan_->replica_samples(); }
   void close() {
     WithoutGil::run([&] { worker_->stop(); });
   }
@@ -160,15 +164,6 @@ class Gatherer {
     }
     return out;
   }
-  // Bytes that the samples need. Throws Error(invalid) for offsets that are not theirs.
-  std::uint64_t checked(std::size_t field, const std::vector<std::uint64_t>& samples,
-                        const std::uint64_t* offsets) const {
-    std::vector<std::uint64_t> expected(samples.size() + 1);
-    plan_->measure(field, samples, expected.data());
-    if (!std::equal(expected.begin(), expected.end(), offsets))
-      throw Error(Errc::invalid, "the offsets do not belong to these indices");
-    return expected.back();
-  }
 
   py::object context_;
   py::list kept_;
@@ -195,8 +190,7 @@ py::array_t<std::int64_t> shuffled(std::uint64_t size, std::uint64_t seed, std::
 void bind_gather(py::module_& m) {
   py::class_<Begun>(m, "Gather", "A gather that has begun.")
       .def_readonly("operation", &Begun::operation)
-      .def_property_readonly("replica_samples",
-                             [](const Begun& begun) { return begun.job->replica_samples(); })
+      .def_readonly("offsets", &Begun::offsets)
       .def(
           "trouble",
           [](const Begun& begun) -> py::object {
@@ -214,6 +208,7 @@ void bind_gather(py::module_& m) {
       .def("start", &Gatherer::start, py::arg("indices"), py::arg("outputs"), py::arg("in_place"))
       .def("bytes_read", &Gatherer::bytes_read)
       .def("lost", &Gatherer::lost)
+      .def_property_readonly("replica_samples", &Gatherer::replica_samples)
       .def("close", &Gatherer::close);
   m.def("shuffled", &shuffled, py::arg("size"), py::arg("seed"), py::arg("epoch"), py::arg("start"),
         py::arg("count"), "Numbers at positions [start, start + count) of a permutation of range(size).");

@@ -6,6 +6,7 @@ import base64
 import socket
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -86,6 +87,11 @@ class Engine:
         self._home = home
         self.order = [by_nearness(list(copies), layout.hosts, home, self._host) for copies in layout.copies]
         self._own = own
+        self._targets = {
+            f.name: _Target(f.name, np.dtype(f.dtype), f.shape, f.row, f.ragged) for f in layout.fields
+        }
+        self._names = self._targets.keys()
+        self._ragged = [(name, target) for name, target in self._targets.items() if target.ragged]
         tables = [self._tables(shard) for shard in range(len(layout.counts))]
         fields = []
         for number, field in enumerate(layout.fields):
@@ -141,40 +147,60 @@ class Engine:
     def start(self, indices: ArrayLike, out: Batch | None, in_place: bool) -> Gathered:
         """Begins. `in_place`: this thread posts and copies, before this returns."""
         indices = np.asarray(indices)
-        if indices.size == 0:
+        count = indices.size
+        if count == 0:
             indices = indices.astype(np.int64)
-        outputs: list[Any] = []
+        if out is not None and out.keys() != self._names:
+            raise InvalidArgumentError(
+                f"out has the fields {', '.join(out)}; the store has {', '.join(self._names)}"
+            )
         batch: Batch = {}
-        if out is not None and set(out) != {field.name for field in self.layout.fields}:
-            names = ", ".join(field.name for field in self.layout.fields)
-            raise InvalidArgumentError(f"out has the fields {', '.join(out)}; the store has {names}")
-        for number, field in enumerate(self.layout.fields):
-            given = None if out is None else out[field.name]
-            if field.ragged:
-                table = self._gatherer.measure(number, indices)
-                values = self._values(field, given, int(table[-1]) // field.row)
-                outputs.append((values, table))
-                batch[field.name] = Ragged._of(values, (table // np.uint64(field.row)).view(np.int64))
+        outputs: list[Any] = []
+        for name, target in self._targets.items():
+            given = None if out is None else out[name]
+            if target.ragged:
+                batch[name] = None
+                outputs.append(partial(self._values, batch, target, given))
             else:
-                values = self._rows(field, given, indices.size)
+                batch[name] = values = self._array(target, given, count)
                 outputs.append(values)
-                batch[field.name] = values
-        return Gathered(self, self._gatherer.start(indices, outputs, in_place), batch, indices.size)
+        begun = self._gatherer.start(indices, outputs, in_place)
+        for (name, target), table in zip(self._ragged, begun.offsets, strict=True):
+            offsets = table.view(np.int64)
+            batch[name] = Ragged._of(batch[name], offsets if target.row == 1 else offsets // target.row)
+        return Gathered(self, begun, batch, count)
 
-    def _rows(self, field: FieldInfo, given: Any, count: int) -> NDArray[Any]:
-        if given is None:
-            return self._pool.take((count, *field.shape), field.dtype)
-        return (
-            _usable(field, given)[:count]
-            if len(given) > count
-            else _fitting(field, _usable(field, given), count)
-        )
+    def bytes_of(self, number: int, indices: ArrayLike) -> int:
+        """What these samples of a ragged field need."""
+        return self._gatherer.measure(number, indices)
 
-    def _values(self, field: FieldInfo, given: Any, count: int) -> NDArray[Any]:
+    def _values(self, batch: Batch, target: _Target, given: Any, nbytes: int) -> NDArray[Any]:
+        if isinstance(given, Ragged):
+            given = given.values
+        batch[target.name] = values = self._array(target, given, nbytes // target.row)
+        return values
+
+    def _array(self, target: _Target, given: Any, count: int) -> NDArray[Any]:
+        """The memory for so many samples, or values of ragged ones: a part of what is given, or new."""
         if given is None:
-            return self._pool.take((count, *field.shape), field.dtype)
-        array = _fitting(field, _usable(field, given.values if isinstance(given, Ragged) else given), count)
-        return array[:count]
+            return self._pool.take((count, *target.shape), target.dtype)
+        array: NDArray[Any] = np.asarray(given)
+        if array.dtype != target.dtype or array.shape[1:] != target.shape or not array.flags.c_contiguous:
+            raise InvalidArgumentError(
+                f"out[{target.name!r}] is {array.dtype}{list(array.shape)}, C-contiguous: {array.flags.c_contiguous}; it takes"
+                f" {target.dtype} of shape ({', '.join(map(str, ('samples', *target.shape)))}), C-contiguous"
+            )
+        if len(array) < count:
+            kind = "values" if target.ragged else "samples"
+            raise InvalidArgumentError(
+                f"out[{target.name!r}] has room for {len(array)} {kind}, and {count} are asked for"
+            )
+        return array if len(array) == count else array[:count]
+
+    @property
+    def replica_samples(self) -> int:
+        """Samples, once for each field, that came from another holder than the nearest."""
+        return self._gatherer.replica_samples
 
     @property
     def lost(self) -> list[int]:
@@ -198,27 +224,14 @@ class Engine:
         self._resources.close()
 
 
-def _usable(field: FieldInfo, given: Any) -> NDArray[Any]:
-    array = np.asarray(given)
-    if (
-        array.dtype != np.dtype(field.dtype)
-        or tuple(array.shape[1:]) != field.shape
-        or not array.flags.c_contiguous
-    ):
-        raise InvalidArgumentError(
-            f"out[{field.name!r}] is {array.dtype}{list(array.shape)}, C-contiguous: {array.flags.c_contiguous}; it takes"
-            f" {np.dtype(field.dtype)}[samples, {', '.join(map(str, field.shape))}], C-contiguous"
-        )
-    return array
+class _Target(NamedTuple):
+    """What is asked of the memory for a field."""
 
-
-def _fitting(field: FieldInfo, array: NDArray[Any], count: int) -> NDArray[Any]:
-    if len(array) < count:
-        kind = "values" if field.ragged else "samples"
-        raise InvalidArgumentError(
-            f"out[{field.name!r}] has room for {len(array)} {kind}, and {count} are asked for"
-        )
-    return array
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    row: int
+    ragged: bool
 
 
 class Gathered:
@@ -272,11 +285,6 @@ class Gathered:
         except FabricError as error:
             raise self._explained(error) from error
         return self._batch
-
-    @property
-    def replica_samples(self) -> int:
-        """Samples, once for each field, that came from another holder than the nearest."""
-        return self._begun.replica_samples
 
     def _explained(self, error: FabricError) -> FabricError:
         trouble = self._begun.trouble()

@@ -105,7 +105,7 @@ class Loader:
         for place, field in enumerate(self.store.fields):
             count = len(indices)
             if field.ragged:
-                count = int(engine._gatherer.measure(place, np.asarray(indices))[-1]) // field.row
+                count = engine.bytes_of(place, np.asarray(indices)) // field.row
             array = slot.get(field.name)
             if array is None or len(array) < count:
                 slot[field.name] = self._new(field, count + (count // 4 if field.ragged else 0))

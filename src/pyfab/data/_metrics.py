@@ -39,7 +39,7 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._began = time.perf_counter()
-        self._samples = self._batches = self._replicas = 0
+        self._samples = self._batches = 0
         self._waits: deque[float] = deque(maxlen=_WAITS)
 
     def count(self, gathered: Gathered, waited: float | None = None) -> None:
@@ -47,11 +47,10 @@ class Metrics:
         with self._lock:
             self._samples += gathered.samples
             self._batches += 1
-            self._replicas += gathered.replica_samples
             if waited is not None:
                 self._waits.append(waited)
 
-    def snapshot(self, bytes_by_link: Mapping[str, int], lost: int) -> Snapshot:
+    def snapshot(self, bytes_by_link: Mapping[str, int], replica_samples: int, lost: int) -> Snapshot:
         """All of it now; samples_per_second is the mean since the beginning."""
         with self._lock:
             seconds = time.perf_counter() - self._began
@@ -63,7 +62,7 @@ class Metrics:
                 wait_p50=_percentile(waits, 0.5),
                 wait_p99=_percentile(waits, 0.99),
                 bytes=dict(bytes_by_link),
-                replica_samples=self._replicas,
+                replica_samples=replica_samples,
                 ranks_lost=lost,
             )
 

@@ -235,9 +235,9 @@ class ShardedStore:
         """What this process has read: a mapping, with `.prometheus()`."""
         self._check()
         engine = self._engine_here
-        return self._metrics.snapshot(
-            engine.bytes_read() if engine else {}, len(engine.lost) if engine else 0
-        )
+        if engine is None:
+            return self._metrics.snapshot({}, 0, 0)
+        return self._metrics.snapshot(engine.bytes_read(), engine.replica_samples, len(engine.lost))
 
     # --- membership
 

@@ -1,0 +1,166 @@
+"""PyTorch's own loaders over a store, and the library's: the same samples in the same order, whoever reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyfab
+import pytest
+from pyfab.data import GlobalShuffle, ShardedStore
+from samples import COUNTS, shard, whole
+
+torch = pytest.importorskip("torch")
+
+TOTAL = sum(COUNTS)
+HALVES = (150, TOTAL - 150)
+JOB = Path(__file__).parent / "torch_job.py"
+
+
+def labels_of(loader: Any) -> list[int]:
+    """Those of all batches, whose other fields must belong to them."""
+    expected = whole(TOTAL)
+    seen: list[int] = []
+    for batch in loader:
+        labels = batch["label"].tolist()
+        np.testing.assert_array_equal(batch["image"].numpy(), expected["image"][labels])
+        values, offsets = batch["tokens"]
+        assert offsets.dtype == torch.int32
+        for place, label in enumerate(labels):
+            np.testing.assert_array_equal(
+                values[offsets[place] : offsets[place + 1]], expected["tokens"][label]
+            )
+        seen += labels
+    return seen
+
+
+def loads_with_workers(group: pyfab.Group) -> None:
+    from pyfab.torch import ShardedDataset, ShardedLoader
+    from torch.utils.data import DataLoader
+
+    with ShardedStore(group, shard(group.rank, HALVES)) as store:
+        dataset = ShardedDataset(store)
+        order = GlobalShuffle(TOTAL, 16, seed=3, rank=group.rank, size=group.size)
+        expected = np.concatenate(list(order)).tolist()
+        for workers, context in ((0, None), (2, "fork"), (1, "spawn"), (1, "forkserver")):
+            order = GlobalShuffle(TOTAL, 16, seed=3, rank=group.rank, size=group.size)
+            loader = DataLoader(
+                dataset, batch_sampler=order, num_workers=workers, multiprocessing_context=context
+            )
+            assert labels_of(loader) == expected, context
+        for settings in ({}, {"copy": False}, {"depth": 0}):
+            order = GlobalShuffle(TOTAL, 16, seed=3, rank=group.rank, size=group.size)
+            loader = ShardedLoader(store, order, **settings)
+            assert labels_of(loader) == expected
+            assert loader.state_dict()["epoch"] == 1
+
+
+@pytest.mark.parametrize("links", ["shm", "tcp"])
+def test_the_order_does_not_depend_on_who_loads(links):
+    pyfab.spawn(loads_with_workers, 2, links=links, timeout=100)
+
+
+def works_as_a_data_set(group: pyfab.Group) -> None:
+    from pyfab.torch import Sample, Samples, ShardedDataset
+    from torch.utils.data import DataLoader, Subset, default_collate, random_split
+
+    expected = whole(TOTAL)
+    with ShardedStore(group, shard(group.rank)) as store:
+        dataset = ShardedDataset(store)
+        assert len(dataset) == TOTAL
+        sample = dataset[7]
+        assert isinstance(sample, Sample) and set(sample) == set(expected)
+        assert sample["label"] == 7 and torch.equal(sample["tokens"], torch.from_numpy(expected["tokens"][7]))
+        assert dataset[-1]["label"] == TOTAL - 1
+        with pytest.raises(IndexError):
+            dataset[TOTAL]
+
+        samples = dataset.__getitems__([4, 9, 4])
+        assert isinstance(samples, Samples) and [s["label"].item() for s in samples] == [4, 9, 4]
+        assert [s["label"].item() for s in samples[1:]] == [9, 4]
+        batch = default_collate(samples)
+        assert batch["image"].data_ptr() == samples.batch["image"].ctypes.data  # not copied
+        mixed = default_collate([dataset[3], samples[1]])
+        assert mixed["label"].tolist() == [3, 9]
+        np.testing.assert_array_equal(
+            mixed["tokens"][0], np.concatenate([expected["tokens"][i] for i in (3, 9)])
+        )
+
+        part, _ = random_split(Subset(dataset, range(50, 90)), [30, 10])
+        labels = [label for batch in DataLoader(part, batch_size=7) for label in batch["label"].tolist()]
+        assert len(labels) == 30 and set(labels) <= set(range(50, 90))
+        own = DataLoader(dataset, batch_size=3, collate_fn=lambda batch: [s["label"].item() for s in batch])
+        assert next(iter(own)) == [0, 1, 2]
+        changed = ShardedDataset(store, transform=lambda s: (s["image"].float() / 255, s["label"]))
+        image, label = next(iter(DataLoader(changed, batch_size=5)))
+        assert image.dtype == torch.float32 and label.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_it_is_a_data_set_like_others():
+    pyfab.spawn(works_as_a_data_set, 4, links="shm+tcp", timeout=100)
+
+
+def resumes_stateful(group: pyfab.Group) -> None:
+    from pyfab.torch import ShardedDataset
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    with ShardedStore(group, shard(group.rank, HALVES)) as store:
+        for workers in (0, 2):
+            order = GlobalShuffle(TOTAL, 16, seed=3, rank=group.rank, size=group.size)
+            loader = StatefulDataLoader(ShardedDataset(store), batch_sampler=order, num_workers=workers)
+            expected = np.concatenate(
+                list(GlobalShuffle(TOTAL, 16, seed=3, rank=group.rank, size=group.size))
+            )
+            iterator = iter(loader)
+            seen = [next(iterator)["label"] for _ in range(2)]
+            state = loader.state_dict()
+            order = GlobalShuffle(TOTAL, 16, seed=0, rank=group.rank, size=group.size)
+            resumed = StatefulDataLoader(ShardedDataset(store), batch_sampler=order, num_workers=workers)
+            resumed.load_state_dict(state)
+            seen += [batch["label"] for batch in resumed]
+            np.testing.assert_array_equal(torch.cat(seen), expected)
+
+
+def test_the_stateful_loader_of_torchdata_resumes_it():
+    pytest.importorskip("torchdata.stateful_dataloader")
+    pyfab.spawn(resumes_stateful, 2, links="shm", timeout=100)
+
+
+def torchrun(size: int, *arguments: str) -> str:
+    """What the job printed."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size)),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", str(JOB), *arguments),
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYFAB_", "RANK", "WORLD"))
+    }
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_torchrun_with_workers_for_three_epochs(tmp_path):
+    torchrun(2, "epochs", str(tmp_path))
+    ranks = [json.loads((tmp_path / f"epochs-{rank}").read_text()) for rank in range(2)]
+    for epoch in range(3):
+        seen = ranks[0][epoch] + ranks[1][epoch]
+        assert sorted(seen) == list(range(400))
+        assert ranks[0][epoch] != ranks[0][(epoch + 1) % 3]
+
+
+def test_training_goes_on_from_a_checkpoint(tmp_path):
+    torchrun(2, "train", str(tmp_path / "whole"), "6", "0")
+    torchrun(2, "train", str(tmp_path / "part"), "6", "9")  # stops after 9 steps
+    torchrun(2, "train", str(tmp_path / "part"), "6", "0")
+    whole_run, part_run = (json.loads((tmp_path / f"{name}.log").read_text()) for name in ("whole", "part"))
+    assert [step["labels"] for step in part_run] == [step["labels"] for step in whole_run]
+    losses = [step["loss"] for step in whole_run]
+    assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5])
+    np.testing.assert_allclose([step["loss"] for step in part_run], losses, rtol=1e-4)
