@@ -1,0 +1,73 @@
+"""Arguments and output that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+if TYPE_CHECKING:
+    Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+FILE = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+"""What completes a file's name: `add_argument(...).complete = FILE`."""
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """The option that has the result printed as JSON."""
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def add_file(command: argparse._ActionsContainer, *names: str, **how: Any) -> None:
+    """An argument that is the name of a file."""
+    command.add_argument(*names, **how).complete = FILE  # type: ignore[attr-defined]
+
+
+def add_token(command: argparse.ArgumentParser, text: str) -> None:
+    """The secret that both sides know."""
+    command.add_argument("--token", help=f"{text} (default: $PYFAB_TOKEN)")
+
+
+def token(options: argparse.Namespace) -> str:
+    """What `add_token`'s option says, else the environment."""
+    return str(options.token if options.token is not None else os.environ.get("PYFAB_TOKEN", ""))
+
+
+def count(text: str) -> int:
+    """The type of an argument that is a positive number."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}: at least 1")
+    return number
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(value, indent=2))
+
+
+class TransferProgress:
+    """A bar on stderr, if that is a terminal, that is told the bytes that have arrived and that there are."""
+
+    def __init__(self, title: str) -> None:
+        self._console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        self._bar = Progress(*columns, console=self._console)
+        self._task = self._bar.add_task(escape(title), total=None)
+
+    def __call__(self, arrived: int, total: int) -> None:
+        self._bar.update(self._task, completed=arrived, total=total)
+
+    def __enter__(self) -> TransferProgress:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()

@@ -1,0 +1,39 @@
+"""``pyfab demo``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyfab._cli._options import add_file, count
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from pyfab._cli._options import Commands
+
+
+def add(commands: Commands) -> None:
+    """Registers the command."""
+    command = commands.add_parser(
+        "demo", help="shard real data over local processes and read it one-sidedly, verified"
+    )
+    add_file(
+        command,
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help=".npy or .csv; default: handwritten digits, shipped",
+    )
+    command.add_argument("--procs", type=count, default=4, help="processes (default: 4)")
+    command.add_argument(
+        "--links", default="shm+tcp", help="each of these links alone, then all together (default: shm+tcp)"
+    )
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does it."""
+    from pyfab._demo import demo
+
+    return 0 if demo(options.data, options.procs, options.links, Console()) else 1

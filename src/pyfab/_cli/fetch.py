@@ -1,0 +1,52 @@
+"""``pyfab fetch``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyfab._cli._options import TransferProgress, add_file, add_json, add_token, print_json, token
+
+if TYPE_CHECKING:
+    from pyfab._cli._options import Commands
+
+
+def add(commands: Commands) -> None:
+    """Registers the command."""
+    command = commands.add_parser("fetch", help="read a served array, or a part of it, into a .npy file")
+    command.add_argument("address", metavar="HOST:PORT")
+    command.add_argument(
+        "selection",
+        nargs="?",
+        metavar="NAME[INDEX]",
+        help="images, images[10:20], 'images[:, 3]'; without: list",
+    )
+    add_file(command, "-o", "--output", type=Path, metavar="OUT.npy", help="default: NAME.npy")
+    add_token(command, "the server's")
+    add_json(command)
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does it."""
+    from pyfab._fetch import ArrayClient, parse_selection
+
+    if options.selection is None:
+        with ArrayClient(options.address, token(options)) as client:
+            names = client.names()
+        if options.json:
+            print_json(names)
+        else:
+            for name, kind in names.items():
+                print(f"{name}: {tuple(kind['shape'])} {kind['dtype']}")
+        return 0
+    name, index = parse_selection(options.selection)
+    output = options.output or Path(f"{Path(name).name}.npy")
+    with (
+        ArrayClient(options.address, token(options)) as client,
+        TransferProgress(options.selection) as progress,
+    ):
+        array = client.fetch(name, index, output, progress)
+    print(f"{output}: {array.shape} {array.dtype}, {array.nbytes:,} bytes")
+    return 0
