@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
-import os
 import random
 import statistics
 import sys
@@ -20,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyfab.bench._timing import calibrate, choose_cores, percentile, samples_in, spread, warm
+
 from contestants import Contestant, Unavailable
 from facts import machine_facts
-
-SAMPLE_NS = 100_000
-"""A timed sample lasts at least this long, so that reading the clock does not show."""
 
 
 @dataclass(frozen=True)
@@ -76,29 +73,22 @@ class Result:
 
     def percentile(self, percent: float) -> float:
         """Of all samples; a sample is the mean of one batch, so single slow operations are averaged in it."""
-        ordered = sorted(self.samples)
-        return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+        return percentile(self.samples, percent)
 
     def ratios(self, baseline: Result) -> list[float]:
         """Time of this over time of the baseline, round by round."""
         return [ns / baseline.rounds[key] for key, ns in self.rounds.items() if key in baseline.rounds]
 
 
-def choose_cores() -> tuple[int, int]:
-    """(initiator, target) of the cores this process may use; the same one twice when there is only one."""
-    usable = sorted(os.sched_getaffinity(0))
-    return usable[0], usable[1 % len(usable)]
+def plan_of(contestant: Contestant, case: Case, round_ns: float) -> tuple[int, int]:
+    """(batch, samples) for rounds of that length; warms everything up on the way."""
 
-
-def calibrate(contestant: Contestant, case: Case) -> tuple[int, float]:
-    """(batch, nanoseconds per batch) for samples of at least SAMPLE_NS; warms everything up on the way."""
-    batch = 1
-    while True:
+    def sample(batch: int) -> float:
         answer = contestant.ask(case.what, case.size, batch, 3)
-        sample_ns = statistics.median(answer["ns"]) * answer.get("operations", 1) * batch
-        if sample_ns >= SAMPLE_NS or batch >= 1 << 22:
-            return batch, sample_ns
-        batch = math.ceil(batch * min(16.0, 1.2 * SAMPLE_NS / max(sample_ns, 1.0)))
+        return float(statistics.median(answer["ns"]) * answer.get("operations", 1) * batch)
+
+    batch, sample_ns = calibrate(sample)
+    return batch, samples_in(round_ns, sample_ns)
 
 
 def measure(cases: Sequence[Case], plan: Plan) -> tuple[dict[Case, Result], dict[str, str]]:
@@ -112,8 +102,7 @@ def measure(cases: Sequence[Case], plan: Plan) -> tuple[dict[Case, Result], dict
             for case in cases:
                 with skipping(skipped, case, contestants):
                     if case.contestant in contestants:
-                        batch, sample_ns = calibrate(contestants[case.contestant], case)
-                        batches[case] = batch, round(min(300.0, max(5.0, plan.round_ns / sample_ns)))
+                        batches[case] = plan_of(contestants[case.contestant], case, plan.round_ns)
             for turn in range(plan.rounds):
                 for case in shuffle(list(batches), len(batches)):
                     with skipping(skipped, case, contestants):
@@ -122,10 +111,10 @@ def measure(cases: Sequence[Case], plan: Plan) -> tuple[dict[Case, Result], dict
                             taken = contestants[case.contestant].ask(case.what, case.size, batch, samples)[
                                 "ns"
                             ]
-                            warm = taken[max(1, samples // 5) :]
+                            taken = warm(taken)
                             result = results.setdefault(case, Result(case))
-                            result.rounds[run, turn] = statistics.median(warm)
-                            result.samples += warm
+                            result.rounds[run, turn] = statistics.median(taken)
+                            result.samples += taken
     return results, skipped
 
 
@@ -179,16 +168,6 @@ def records(bench: str, groups: Sequence[Group], results: dict[Case, Result]) ->
                 "baseline": str(group.cases[0]) if baseline else None,
                 "ratio": spread(ratios) if ratios else None,
             }
-
-
-def spread(ratios: list[float]) -> dict[str, float]:
-    """Median and the tenth and ninetieth percentile of sorted ratios."""
-    last = len(ratios) - 1
-    return {
-        "median": statistics.median(ratios),
-        "p10": ratios[round(last * 0.1)],
-        "p90": ratios[round(last * 0.9)],
-    }
 
 
 def parse_arguments(bench: str, *own: argparse.ArgumentParser) -> tuple[Plan, Path | None]:

@@ -9,46 +9,17 @@ the same (``baselines/pair.h``).
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import sys
-import time
-import timeit
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from pyfab.bench._timing import Statement, private_memory, run_statement
+
+__all__ = ["Statement", "pin", "private_memory", "reply", "serve"]
 
 STAMP = 0x1000
 """Every request stamps its source buffer with a number that no earlier request used, to be looked for."""
-
-
-@dataclass(frozen=True)
-class Statement:
-    """Python source that is timed as it stands, in a loop without a function call around it."""
-
-    source: str
-    names: dict[str, Any]
-    operations: int = 1
-    before: Callable[[int], None] = lambda _stamp: None
-    """Called with the request's stamp before anything is timed."""
-    after: Callable[[int], None] = lambda _stamp: None
-    """Called with the request's stamp after the last sample; raises when the bytes did not arrive."""
-
-
-def private_memory(size: int) -> npt.NDArray[np.uint8]:
-    """Private memory with the same kind and alignment of pages as the C baselines (baselines/pair.h).
-
-    Written once: pages never written would all be the one zero page.
-    """
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size >= 4 << 20:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    array = np.frombuffer(memory, np.uint8)
-    array[:] = 1
-    return array
 
 
 def pin(side: int) -> None:
@@ -61,16 +32,6 @@ def reply(answer: dict[str, Any]) -> None:
     """Sends one line to the harness."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
-
-
-def run(statement: Statement, batch: int, samples: int, stamp: int) -> list[float]:
-    """``samples`` times, ``batch`` executions, garbage collector off. Returns nanoseconds per operation."""
-    timer = timeit.Timer(statement.source, timer=time.perf_counter_ns, globals=statement.names)
-    statement.before(stamp)
-    per_operation = 1 / (batch * statement.operations)
-    taken = [timer.timeit(batch) * per_operation for _ in range(samples)]
-    statement.after(stamp)
-    return taken
 
 
 def serve(
@@ -86,7 +47,7 @@ def serve(
             statement = find(what, int(size))
             begin()
             try:
-                taken = run(statement, int(batch), int(samples), stamp)
+                taken = run_statement(statement, int(batch), int(samples), stamp)
             finally:
                 end()
         except Exception as error:

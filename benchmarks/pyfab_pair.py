@@ -12,33 +12,16 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyfab
+from pyfab.bench._operations import IN_FLIGHT, ONE_SIDED, Operations, Source, Words, checked
+from pyfab.bench._pair import MEMORY
 
 from protocol import Statement, pin, private_memory, serve
 
-Words = npt.NDArray[np.int64]
-MEMORY = ("mapped", "other")
-WINDOW = 64
-MANY = 4096
-"""Transfers in one call of write_many or read_many."""
-
-ENDPOINT = {
-    "put": "ep.write(local, peer, at).result()",
-    "get": "ep.read(local, peer, at).result()",
-    "fetch_add": "ep.fetch_atomic(add, one, before, peer, first).result()",
-    "put_rate": "for op in [ep.write(local, peer, at) for _ in window]:\n    op.result()",
-    "get_rate": "for op in [ep.read(local, peer, at) for _ in window]:\n    op.result()",
-    "write_many": "ep.write_many(peer, region, source, offsets, offsets, lengths).result()",
-    "read_many": "ep.read_many(peer, region, source, offsets, offsets, lengths).result()",
-    "post": "op = ep.write(local, peer, at)",
-    "slice": "region[0:1]",
-}
 WINDOW_FACE = {
     "put": "win[1].put(local, at).result()",
     "get": "win[1].get(local, at).result()",
@@ -48,79 +31,21 @@ WINDOW_FACE = {
     "accumulate": "win[1].accumulate(1, 0).result()",
     "put_rate": "for op in [win[1].put(local, at) for _ in window]:\n    op.result()",
 }
-OPERATIONS = {"put_rate": WINDOW, "get_rate": WINDOW, "write_many": MANY, "read_many": MANY}
-PUTS = ("put", "assign", "put_rate", "write_many", "post")
-
-
-class Source:
-    """The initiator's buffer."""
-
-    def __init__(self, capacity: int) -> None:
-        self.words: Words = private_memory(capacity).view(np.int64)
-
-    def stamped(self, count: int) -> Callable[[int], None]:
-        def stamp(value: int) -> None:
-            self.words[[0, count - 1]] = value
-
-        return stamp
-
-
-def checked(operation: str, count: int, read_back: Callable[[Words], None]) -> Callable[[int], None]:
-    """Reads a put's target again and raises when the stamp is not there."""
-
-    def check(stamp: int) -> None:
-        if operation in PUTS:
-            back = np.zeros(count, np.int64)
-            read_back(back)
-            if (back[[0, -1]] != stamp).any():
-                raise RuntimeError("the bytes did not arrive")
-
-    return check
+OPERATIONS = {"put_rate": IN_FLIGHT}
+PUTS = ("put", "assign", "put_rate")
 
 
 class EndpointFace:
     """Operations of ``Endpoint``, the remote memory described by a ``RemoteRegion``."""
 
-    sources = ENDPOINT
+    sources = ONE_SIDED
 
-    def __init__(self, dom: pyfab.Domain, source: Source, address: bytes, remotes: dict[str, Any]) -> None:
-        self._source = source
-        self._ep = dom.endpoint()
-        self._peer = self._ep.av.insert(address)
-        self._remotes = remotes
+    def __init__(self, dom: pyfab.Domain, capacity: int, address: bytes, remotes: dict[str, Any]) -> None:
+        endpoint = dom.endpoint()
+        self._operations = Operations(endpoint, endpoint.av.insert(address), remotes, capacity)
 
     def statement(self, operation: str, memory: str, count: int) -> Statement:
-        ep, peer, remote = self._ep, self._peer, self._remotes[memory]
-        # A shuffled order, so that no transfer can be merged with the one before it.
-        offsets = np.random.default_rng(1).permutation(MANY).astype(np.uint64) * 8
-        span = MANY if operation in ("write_many", "read_many") else count
-        names = {
-            "ep": ep,
-            "peer": peer,
-            "region": remote,
-            "at": remote[0:count],
-            "first": remote[0:1],
-            "local": self._source.words[:count],
-            "source": self._source.words[:span],
-            "window": range(WINDOW),
-            "offsets": offsets,
-            "lengths": np.full(MANY, 8, np.uint64),
-            "add": pyfab.AtomicOp.SUM,
-            "one": np.ones(1, np.int64),
-            "before": np.zeros(1, np.int64),
-        }
-
-        def read_back(out: Words) -> None:
-            ep.flush(peer)
-            ep.read(out, peer, remote[0 : len(out)]).result()
-
-        return Statement(
-            self.sources[operation],
-            names,
-            OPERATIONS.get(operation, 1),
-            self._source.stamped(span),
-            checked(operation, span, read_back),
-        )
+        return self._operations.one_sided(operation, memory, 8 * count)
 
 
 class WindowFace:
@@ -138,7 +63,7 @@ class WindowFace:
             "win": win,
             "local": self._source.words[:count],
             "at": np.s_[0:count],
-            "window": range(WINDOW),
+            "window": range(IN_FLIGHT),
             "one": np.ones(1, np.int64),
             "first": np.s_[0:1],
         }
@@ -151,7 +76,7 @@ class WindowFace:
             names,
             OPERATIONS.get(operation, 1),
             self._source.stamped(count),
-            checked(operation, count, read_back),
+            checked(count, read_back) if operation in PUTS else lambda _stamp: None,
         )
 
 
@@ -193,14 +118,13 @@ def initiator(capacity: int, link: str, face: str) -> None:
         arguments = [sys.executable, __file__, str(capacity), link, face, meeting]
         other = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert other.stdin and other.stdout
-        source = Source(capacity)
         with other, pyfab.Domain(link) as dom:
             if face == "window":
                 with pyfab.Group(0, 2, rendezvous=meeting, domain=dom) as group:
-                    answer(WindowFace(source, windows_of(group, capacity)))
+                    answer(WindowFace(Source(capacity), windows_of(group, capacity)))
                     other.stdin.close()
             else:
-                answer(EndpointFace(dom, source, *pickle.load(other.stdout)))
+                answer(EndpointFace(dom, capacity, *pickle.load(other.stdout)))
                 other.stdin.close()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pyfab.bench._timing import size_name, speed
 from rich.console import Console
 from rich.table import Table
 
@@ -15,18 +16,6 @@ console = Console(width=None if Console().is_terminal else 140)
 
 
 AXIS = {"us": "µs per operation (less is better)", "Mops": "million operations per second", "GB/s": "GB/s"}
-
-
-def speed(ns: float, size: int, unit: str) -> float:
-    """Nanoseconds per operation in a table's unit."""
-    return {"us": ns / 1000, "Mops": 1000 / ns, "GB/s": size / ns}[unit]
-
-
-def size_name(size: int) -> str:
-    for shift, suffix in ((20, "MiB"), (10, "KiB")):
-        if size >= 1 << shift:
-            return f"{size >> shift} {suffix}"
-    return f"{size} B"
 
 
 def print_facts(facts: dict[str, Any]) -> None:

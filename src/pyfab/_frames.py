@@ -88,6 +88,11 @@ class Channel:
             raise
         return channel
 
+    @property
+    def local_host(self) -> str:
+        """This side's address, as the other one sees it."""
+        return str(self._socket.getsockname()[0])
+
     def send(self, header: Header, body: bytes = b"", *, deadline: Deadline) -> None:
         """Sends one frame."""
         head = json.dumps(header).encode()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any, NamedTuple, TypeVar
 
+from rich.console import RenderableType
 from rich.table import Table as RichTable
 
 Row = TypeVar("Row", bound=NamedTuple)
@@ -23,22 +24,26 @@ class Table(list[Row]):
         """The rows as dictionaries."""
         return [row._asdict() for row in self]
 
+    def cells(self, row: Row) -> list[str]:
+        """A row as people read it, one text for each column."""
+        return [str(value) for value in row]
+
     def __repr__(self) -> str:
-        lines = [self.columns, *([str(value) for value in row] for row in self)]
+        lines = [self.columns, *map(self.cells, self)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
         body = "".join(
-            "<tr>" + "".join(f"<td>{escape(str(value))}</td>" for value in row) + "</tr>" for row in self
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in self.cells(row)) + "</tr>" for row in self
         )
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
-    def __rich__(self) -> RichTable:
+    def __rich__(self) -> RenderableType:
         table = RichTable(title=self.title or None, title_justify="left")
         for name in self.columns:
             table.add_column(name.replace("_", " "), overflow="fold")
         for row in self:
-            table.add_row(*map(str, row))
+            table.add_row(*self.cells(row))
         return table

@@ -1,0 +1,175 @@
+"""What is timed: operations of an endpoint on a peer's memory, and messages that the peer answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyfab._enums import AtomicOp
+from pyfab.bench._timing import Statement, private_memory
+
+if TYPE_CHECKING:
+    from pyfab._endpoint import Endpoint, Operation
+    from pyfab._region import RemoteRegion
+
+Words = NDArray[np.int64]
+
+IN_FLIGHT = 64
+MANY = 4096
+"""Transfers in one call of write_many or read_many."""
+MOST_IN_FLIGHT = 64 << 20  # bytes
+PATIENCE = 60.0  # seconds that a message may take
+
+ONE_SIDED = {
+    "put": "ep.write(local, peer, at).result()",
+    "get": "ep.read(local, peer, at).result()",
+    "fetch_add": "ep.fetch_atomic(add, one, before, peer, first).result()",
+    "put_rate": "for op in [ep.write(local, peer, at) for _ in window]:\n    op.result()",
+    "get_rate": "for op in [ep.read(local, peer, at) for _ in window]:\n    op.result()",
+    "atomic_rate": "for op in [ep.atomic(add, one, peer, first) for _ in window]:\n    op.result()",
+    "write_many": "ep.write_many(peer, region, source, offsets, offsets, lengths).result()",
+    "read_many": "ep.read_many(peer, region, source, offsets, offsets, lengths).result()",
+    "post": "op = ep.write(local, peer, at)",
+    "slice": "region[0:1]",
+}
+"""Python source of the operations that need nobody at the target; ..._rate has `IN_FLIGHT` under way."""
+
+MESSAGES = {
+    "message": "echo = ep.trecv(back, 1)\nep.tsend(local, peer, 1).result(patience)\necho.result(patience)",
+    "message_rate": "echo = ep.trecv(back, 1)\n"
+    "for op in [ep.tsend(local, peer, 1) for _ in window]:\n    op.result(patience)\n"
+    "echo.result(patience)",
+}
+"""Tagged messages: a round trip, counted as two, and `IN_FLIGHT` one way that one comes back for."""
+
+PUTS = ("put", "put_rate", "write_many", "post")
+
+
+class Source:
+    """The initiator's buffer."""
+
+    def __init__(self, capacity: int) -> None:
+        self.words: Words = private_memory(capacity).view(np.int64)
+
+    def stamped(self, count: int) -> Callable[[int], None]:
+        """What marks the first and last of `count` words, to be looked for at the target."""
+
+        def stamp(value: int) -> None:
+            self.words[[0, count - 1]] = value
+
+        return stamp
+
+
+def checked(count: int, read_back: Callable[[Words], None]) -> Callable[[int], None]:
+    """What reads the target again and raises when the stamp is not there."""
+
+    def check(stamp: int) -> None:
+        back = np.zeros(count, np.int64)
+        read_back(back)
+        if (back[[0, -1]] != stamp).any():
+            raise RuntimeError("the bytes did not arrive")
+
+    return check
+
+
+def in_flight(size: int) -> int:
+    """Operations of that size that are under way at once."""
+    return max(2, min(IN_FLIGHT, MOST_IN_FLIGHT // size))
+
+
+class Operations:
+    """The statements over one endpoint and one peer, whose memory is described by `remotes`: name → int64 region."""
+
+    def __init__(
+        self, endpoint: Endpoint, peer: int, remotes: Mapping[str, RemoteRegion], capacity: int
+    ) -> None:
+        self._endpoint, self._peer, self._remotes = endpoint, peer, remotes
+        self._source = Source(capacity)
+
+    def one_sided(self, operation: str, memory: str, size: int) -> Statement:
+        """`operation` of ONE_SIDED on `size` bytes of that memory; KeyError for others."""
+        ep, peer, remote = self._endpoint, self._peer, self._remotes[memory]
+        count = size // 8
+        many = operation in ("write_many", "read_many")
+        transfers = min(MANY, len(remote) // count)
+        span = transfers * count if many else count
+        # A shuffled order, so that no transfer can be merged with the one before it.
+        offsets = np.random.default_rng(1).permutation(transfers).astype(np.uint64) * np.uint64(size)
+        window = range(in_flight(size))
+        names = {
+            "ep": ep,
+            "peer": peer,
+            "region": remote,
+            "at": remote[0:count],
+            "first": remote[0:1],
+            "local": self._source.words[:count],
+            "source": self._source.words[:span],
+            "window": window,
+            "offsets": offsets,
+            "lengths": np.full(transfers, size, np.uint64),
+            "add": AtomicOp.SUM,
+            "one": np.ones(1, np.int64),
+            "before": np.zeros(1, np.int64),
+        }
+
+        def read_back(out: Words) -> None:
+            ep.flush(peer)
+            ep.read(out, peer, remote[0 : len(out)]).result()
+
+        return Statement(
+            ONE_SIDED[operation],
+            names,
+            transfers if many else len(window) if operation.endswith("_rate") else 1,
+            self._source.stamped(span),
+            checked(span, read_back) if operation in PUTS else lambda _stamp: None,
+        )
+
+    def message(self, operation: str, size: int) -> Statement:
+        """`operation` of MESSAGES; the peer runs `answer` with as many turns as the statement is executed."""
+        count = size // 8
+        window = range(in_flight(size))
+        names: dict[str, Any] = {
+            "ep": self._endpoint,
+            "peer": self._peer,
+            "local": self._source.words[:count],
+            "back": np.zeros(count if operation == "message" else 1, np.int64),
+            "window": window,
+            "patience": PATIENCE,
+        }
+
+        def check(stamp: int) -> None:
+            if names["back"][0] != stamp:
+                raise RuntimeError("the bytes did not come back")
+
+        return Statement(
+            MESSAGES[operation],
+            names,
+            2 if operation == "message" else len(window),
+            self._source.stamped(count),
+            check,
+        )
+
+
+def answer(endpoint: Endpoint, peer: int, operation: str, size: int, turns: int) -> Callable[[], None]:
+    """The target's side of a message statement, ready to receive; what it returns does the `turns`."""
+    window = 1 if operation == "message" else in_flight(size)
+    # Two sets, so that receives are waiting before the message that lets the initiator go on is sent.
+    buffers = np.zeros((2, window, size // 8), np.int64)
+    back = buffers[:, -1, : None if operation == "message" else 1]
+
+    def listen(turn: int) -> list[Operation]:
+        return [endpoint.trecv(buffer, 1) for buffer in buffers[turn % 2]]
+
+    first = listen(0)
+
+    def run() -> None:
+        waiting = first
+        for turn in range(turns):
+            for received in waiting:
+                received.result(PATIENCE)
+            waiting = listen(turn + 1) if turn + 1 < turns else []
+            endpoint.tsend(back[turn % 2], peer, 1).result(PATIENCE)
+
+    return run

@@ -1,0 +1,337 @@
+"""The two sides of a measurement: a target that serves its memory, and the session that a initiator has with it.
+
+They talk over a `Channel` before and between measurements; the target's Python takes part in messages alone:
+
+    {"op": "open", "links", "capacity", "address", "run", "core"}   → {"address", "remotes": {name: region}, "facts"}
+    {"op": "answer", "operation", "size", "turns"}                  → {"ready": true}, and when done {"done": true}
+
+with addresses and regions in base64; {"error": "..."} in place of what cannot be had. A target serves the sessions of one run at
+a time, because two measurements would disturb each other.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ipaddress
+import json
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from pyfab._deadline import Deadline
+from pyfab._domain import Domain
+from pyfab._enums import Access
+from pyfab._errors import InvalidArgumentError
+from pyfab._frames import Channel, Header, WrongToken, join_address, split_address
+from pyfab._region import RemoteRegion
+from pyfab.bench._facts import machine_facts
+from pyfab.bench._operations import MESSAGES, Operations, answer
+from pyfab.bench._timing import Statement, choose_cores, pinned, private_memory, run_statement
+
+MEMORY = ("mapped", "other")
+"""What the target's memory can be: made by the library (`Domain.alloc`), or an ordinary array."""
+
+LARGEST = 1 << 30
+"""Bytes of an operation, at most."""
+
+_ANSWER = 30.0  # seconds that the other side has for an answer
+_IDLE = 600.0  # seconds after which a target gives up an initiator that asks nothing
+
+
+class Session:
+    """The initiator's side over one link spec: made by `local` or `remote`, used by one thread, on one core.
+
+    `link` says which of the links leads to the target, `facts` what machine that is.
+    """
+
+    def __init__(
+        self, channel: Channel, links: str, capacity: int, host: str, token: str, run: str, core: int
+    ) -> None:
+        self._channel = channel
+        self._stamp = 0x1000  # every request stamps its buffer with a number that no earlier one used
+        with contextlib.ExitStack() as undo:
+            undo.callback(channel.close)
+            domain = undo.enter_context(_open(links, host, token))
+            self._endpoint = undo.enter_context(domain.endpoint())
+            told = self._ask(
+                {
+                    "op": "open",
+                    "links": links,
+                    "capacity": capacity,
+                    "address": _text(self._endpoint.address),
+                    "run": run,
+                    "core": core,
+                }
+            )
+            try:
+                address = _bytes(told["address"])
+                remotes = {name: RemoteRegion.from_bytes(_bytes(told["remotes"][name])) for name in MEMORY}
+                self.facts: dict[str, Any] = dict(told["facts"])
+            except (KeyError, TypeError, ValueError):
+                raise ConnectionError("what answers there is no target of this version of pyfab") from None
+            peer = self._endpoint.av.insert(address)
+            self.operations = Operations(self._endpoint, peer, remotes, capacity)
+            self.link, *_ = self._endpoint.report(peer)
+            self._undo = undo.pop_all()
+
+    def run(self, operation: str, memory: str, size: int, batch: int, samples: int) -> list[float]:
+        """Nanoseconds per operation of each sample. RuntimeError if the bytes did not arrive."""
+        self._stamp += 1
+        if operation not in MESSAGES:
+            statement = self.operations.one_sided(operation, memory, size)
+            return run_statement(statement, batch, samples, self._stamp)
+        statement = self.operations.message(operation, size)
+        return self._with_answers(statement, operation, size, batch, samples)
+
+    def operations_of(self, operation: str, size: int) -> int:
+        """How many operations one execution of the statement is."""
+        if operation in MESSAGES:
+            return self.operations.message(operation, size).operations
+        return self.operations.one_sided(operation, MEMORY[0], size).operations
+
+    def _with_answers(
+        self, statement: Statement, operation: str, size: int, batch: int, samples: int
+    ) -> list[float]:
+        self._ask({"op": "answer", "operation": operation, "size": size, "turns": batch * samples})
+        taken = run_statement(statement, batch, samples, self._stamp)
+        self._hear()
+        return taken
+
+    def close(self) -> None:
+        """Ends the session, and with it the target's side."""
+        self._undo.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, request: Header) -> Header:
+        self._channel.send(request, deadline=Deadline(_ANSWER))
+        return self._hear()
+
+    def _hear(self) -> Header:
+        told, _ = self._channel.receive(Deadline(_ANSWER))
+        if "error" in told:
+            raise RuntimeError(f"the target: {told['error']}")
+        return told
+
+
+@contextlib.contextmanager
+def local(links: str, capacity: int, core: int) -> Iterator[Session]:
+    """A session with a target in a process of its own on that core of this machine."""
+    mine, theirs = socket.socketpair()
+    program = (
+        "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+        "from pyfab.bench._pair import serve_descriptor; serve_descriptor(int(sys.argv[2]))"
+    )
+    with mine, theirs:
+        arguments = [json.dumps(sys.path), str(theirs.fileno())]
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, *arguments],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        try:
+            with Session(Channel(mine), links, capacity, "", "", "", core) as session:
+                yield session
+        finally:
+            mine.close()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def remote(links: str, capacity: int, address: str, token: str, run: str) -> Session:
+    """A session with a `Listener` at ``host:port``. OSError if it cannot be reached, ConnectionError if the token is wrong."""
+    host, port = split_address(address)
+    channel = Channel.connect(host, port, token, Deadline(_ANSWER))
+    return Session(channel, links, capacity, channel.local_host, token, run, -1)
+
+
+def serve_descriptor(descriptor: int) -> None:
+    """The body of a local target's process: one session over an inherited socket."""
+    with socket.socket(fileno=descriptor) as connection, contextlib.suppress(ConnectionError):
+        _Target(Channel(connection), "", "", None).serve()
+
+
+class Listener:
+    """Targets for whoever connects and knows the token, until it is closed; the work is done by threads.
+
+    listen: ``host:port``, port 0 for any. links: in place of what the initiators ask for, where devices have other names here.
+    tell: called with a line of text when a client comes or goes. OSError for an address that cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        listen: str = "127.0.0.1:0",
+        token: str = "",
+        links: str | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        host, port = split_address(listen)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family)
+        self.host, port = self._socket.getsockname()[:2]
+        self.address = join_address(self.host, port)
+        self._token, self._links, self._tell = token, links, tell
+        self._lock = threading.Lock()  # guards the next two
+        self._run, self._sessions = "", 0  # of whom, and how many are open
+        threading.Thread(target=self._accept, name="pyfab-bench", daemon=True).start()
+
+    @property
+    def open_to(self) -> str:
+        """Who may connect, in words."""
+        if self._token:
+            return "those who have the token"
+        if ipaddress.ip_address(self.host).is_loopback:
+            return "this machine"
+        return "everyone who can reach it"
+
+    def close(self) -> None:
+        """Takes nobody new; sessions that are open end with their initiators."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        self._socket.close()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def admit(self, run: str) -> bool:
+        """Whether a session of that run may begin; it then counts as open until `leave`."""
+        with self._lock:
+            if self._sessions and run != self._run:
+                return False
+            self._run = run
+            self._sessions += 1
+            return True
+
+    def leave(self) -> None:
+        """A session has ended."""
+        with self._lock:
+            self._sessions -= 1
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        """One client; whatever it does wrong ends its own connection alone."""
+        with connection, contextlib.suppress(OSError):
+            who = join_address(*connection.getpeername()[:2])
+            try:
+                channel = Channel.accept(connection, self._token, Deadline(_ANSWER))
+                self._tell(f"{who} has come")
+                _Target(channel, self.host, self._token, self, self._links).serve()
+                self._tell(f"{who} is done")
+            except WrongToken:
+                self._tell(f"{who} has another token")
+            except ConnectionError:
+                self._tell(f"{who} has left")
+
+
+class _Target:
+    """One session's target. `listener` counts it; a local one has none."""
+
+    def __init__(
+        self, channel: Channel, host: str, token: str, listener: Listener | None, links: str | None = None
+    ) -> None:
+        self._channel, self._host, self._token = channel, host, token
+        self._listener, self._links = listener, links
+
+    def serve(self) -> None:
+        """Until the initiator ends the connection: ConnectionError."""
+        request, _ = self._channel.receive(Deadline(_IDLE))
+        admitted = False
+        try:
+            links, capacity = str(request["links"]), int(request["capacity"])
+            address, core = _bytes(request["address"]), int(request["core"])
+            if not 0 < capacity <= LARGEST:
+                raise InvalidArgumentError(f"{capacity} bytes: at most {LARGEST}")
+            admitted = self._listener is None or self._listener.admit(str(request["run"]))
+            if not admitted:
+                raise InvalidArgumentError("it is measuring with somebody else; try again later")
+            cores = choose_cores()
+            with (
+                pinned(core if core >= 0 else cores[1]),
+                _open(self._links or links, self._host, self._token) as domain,
+            ):
+                self._serve(domain, address, capacity, machine_facts(cores))
+        except ConnectionError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, MemoryError) as error:
+            self._reply({"error": str(error)})
+        finally:
+            if admitted and self._listener is not None:
+                self._listener.leave()
+
+    def _serve(self, domain: Domain, address: bytes, capacity: int, facts: Header) -> None:
+        arrays = {
+            "mapped": domain.alloc(capacity // 8, np.int64),
+            "other": private_memory(capacity).view(np.int64),
+        }
+        access = Access.REMOTE_READ | Access.REMOTE_WRITE
+        regions = {name: domain.register(array, access) for name, array in arrays.items()}
+        with domain.endpoint() as endpoint:
+            peer = endpoint.av.insert(address)
+            self._reply(
+                {
+                    "address": _text(endpoint.address),
+                    "remotes": {name: _text(region.remote.to_bytes()) for name, region in regions.items()},
+                    "facts": facts,
+                }
+            )
+            while True:
+                request, _ = self._channel.receive(Deadline(_IDLE))
+                operation, size = request["operation"], int(request["size"])
+                if operation not in MESSAGES or not 8 <= size <= capacity:
+                    raise InvalidArgumentError(f"it cannot answer {operation!r} of {size} bytes")
+                run = answer(endpoint, peer, operation, size, int(request["turns"]))
+                self._reply({"ready": True})
+                run()
+                self._reply({"done": True})
+
+    def _reply(self, header: Header) -> None:
+        self._channel.send(header, deadline=Deadline(_ANSWER))
+
+
+def new_run() -> str:
+    """A name for a run, so that a listener knows its sessions from those of others."""
+    return secrets.token_hex(8)
+
+
+def _open(links: str, host: str, token: str) -> Domain:
+    """A domain that peers elsewhere reach at `host`, the address where they find this side's channel."""
+    settings: dict[str, Any] = {"tcp_listen": host} if host and "tcp" in re.split(r"[+|]", links) else {}
+    return Domain(links, auth_key=token.encode() or None, **settings)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: Any) -> bytes:
+    return base64.b64decode(text, validate=True)

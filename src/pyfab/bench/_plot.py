@@ -1,0 +1,156 @@
+"""Pictures of measurements."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyfab._errors import InvalidArgumentError
+from pyfab.bench._results import UNITS, Measurement, Measurements
+from pyfab.bench._timing import size_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_KINDS = (".png", ".svg", ".pdf", ".html")
+_MARKERS = "os^Dvpx*"
+_STROKES = ("-", "--", ":", "-.")
+
+
+def write(table: Measurements, path: Path) -> None:
+    """As `Measurements.write_plot` says."""
+    kind = path.suffix.lower()
+    if kind not in _KINDS:
+        raise InvalidArgumentError(f"{path}: a picture's name ends in {', '.join(_KINDS)}")
+    figure = draw(table)
+    if kind == ".html":
+        path.write_text(_page(table, figure))
+    else:
+        figure.savefig(path, dpi=120)
+
+
+def draw(table: Measurements) -> Figure:
+    """One panel for each metric; lines, or bars where there is one size, with whiskers from p10 to p99."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("pictures need matplotlib: pip install 'pyfab-rdma[plot]'") from None
+    metrics = list(dict.fromkeys(row.metric for row in table))
+    if not metrics:
+        raise InvalidArgumentError("an empty table has no picture")
+    members = {metric: [row for row in table if row.metric == metric] for metric in metrics}
+    flat = {metric: len({row.size for row in rows}) == 1 for metric, rows in members.items()}
+    heights = [1.2 + 0.3 * len(members[metric]) if flat[metric] else 4.0 for metric in metrics]
+    figure = Figure(figsize=(9, sum(heights)), layout="constrained")
+    axes = figure.subplots(len(metrics), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for axis, metric in zip(axes, metrics, strict=True):
+        (_bars if flat[metric] else _lines)(axis, members[metric])
+        axis.set_title(metric, loc="left", fontweight="bold")
+    figure.supxlabel("median of the rounds; whiskers: p10 to p99 of all samples", fontsize=9)
+    return figure
+
+
+def _lines(axis: Any, rows: list[Measurement]) -> None:
+    """A colour for each operation, a stroke for each way."""
+    operations = list(dict.fromkeys(row.operation for row in rows))
+    ways = sorted({(row.links, row.memory.replace("-", "mapped")) for row in rows})
+    series: dict[str, list[Measurement]] = {}
+    for row in rows:
+        series.setdefault(_label(row, rows), []).append(row)
+    for label, points in series.items():
+        points.sort(key=lambda row: row.size)
+        number = operations.index(points[0].operation)
+        way = ways.index((points[0].links, points[0].memory.replace("-", "mapped")))
+        axis.errorbar(
+            [row.size for row in points],
+            [row.median for row in points],
+            yerr=_whiskers(points),
+            color=f"C{number}",
+            linestyle=_STROKES[way % len(_STROKES)],
+            marker=_MARKERS[number % len(_MARKERS)],
+            elinewidth=0.6,
+            capsize=2,
+            label=label,
+        )
+    sizes = sorted({row.size for row in rows})
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sizes, [size_name(size) for size in sizes])
+    axis.minorticks_off()
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.set_ylabel(UNITS[rows[0].unit])
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _whiskers(rows: list[Measurement]) -> list[list[float]]:
+    """Below and above each median."""
+    return [
+        [max(0.0, row.median - min(row.p10, row.p99)) for row in rows],
+        [max(0.0, max(row.p10, row.p99) - row.median) for row in rows],
+    ]
+
+
+def _bars(axis: Any, rows: list[Measurement]) -> None:
+    shown = rows[::-1]
+    labels, medians = [_label(row, rows) for row in shown], [row.median for row in shown]
+    axis.barh(labels, medians, xerr=_whiskers(shown), capsize=2, error_kw={"elinewidth": 0.6})
+    axis.set_xlabel(f"{size_name(rows[0].size)}: {UNITS[rows[0].unit]}")
+    largest, smallest = max(row.median for row in rows), min(row.median for row in rows)
+    if largest > 30 * smallest:
+        axis.set_xscale("log")
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.set_xlim(10 ** math.floor(math.log10(smallest)), 2 * largest)
+    else:
+        axis.set_xlim(0, 1.3 * largest)  # a rare slow sample must not squeeze the rest
+    axis.grid(alpha=0.3, axis="x")
+
+
+def _label(row: Measurement, rows: list[Measurement]) -> str:
+    """What tells it from the others."""
+    parts = [row.operation]
+    if len({other.memory for other in rows} - {"-"}) > 1 and row.memory != "-":
+        parts.append(row.memory)
+    if len({other.links for other in rows}) > 1:
+        parts.append(row.links)
+    return ", ".join(parts)
+
+
+def _page(table: Measurements, figure: Figure) -> str:
+    """One file that needs no other."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="svg")
+    source = base64.b64encode(picture.getvalue()).decode()
+    facts = "".join(
+        f"<tr><th>{escape(name)}</th>"
+        + "".join(f"<td>{escape(_said(table.facts[side].get(name)))}</td>" for side in table.facts)
+        + "</tr>"
+        for name in next(iter(table.facts.values()))
+    )
+    sides = "".join(f"<th>{escape(side)}</th>" for side in table.facts)
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>pyfab bench</title>
+<style>
+  body {{ font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }}
+  table {{ border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }}
+  th, td {{ text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #ddd }}
+  img {{ max-width: 100% }}
+</style>
+<h1>pyfab bench</h1>
+<p>The median of the rounds; p10 and p99 are the fast and the slow side of all samples.</p>
+<img alt="the figures below as a picture" src="data:image/svg+xml;base64,{source}">
+{table._repr_html_()}
+<h2>Machines and versions</h2>
+<table><tr><th></th>{sides}</tr>{facts}</table>
+</html>
+"""
+
+
+def _said(fact: object) -> str:
+    return "-" if fact is None else str(fact)

@@ -1,0 +1,173 @@
+"""What was measured: tables that can be kept, compared and drawn."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyfab._errors import InvalidArgumentError
+from pyfab._table import Table
+from pyfab.bench._timing import size_name
+from rich.console import Group as RichGroup
+from rich.table import Table as RichTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_FORMAT = "pyfab bench 1"
+UNITS = {"us": "µs (less is better)", "GB/s": "GB/s", "Mops": "million operations per second"}
+_COMPARED_FACTS = ("cpu", "cores", "governor", "kernel", "python", "numpy", "pyfab-rdma")
+
+
+class Measurement(NamedTuple):
+    """One figure. `median` is that of the rounds; `p10` and `p99` are of all samples, the fast and the slow side of any unit.
+
+    metric: "latency" (unit "us"), "bandwidth" ("GB/s") or "rate" ("Mops", million operations per second). links: the spec that
+    was opened; link: which of its links led to the target, and how. rounds: the median of each.
+    """
+
+    metric: str
+    operation: str
+    size: int
+    memory: str
+    links: str
+    link: str
+    unit: str
+    median: float
+    p10: float
+    p99: float
+    rounds: tuple[float, ...]
+
+    @property
+    def key(self) -> tuple[str, str, int, str, str]:
+        """What makes two figures of different runs comparable."""
+        return self.metric, self.operation, self.size, self.memory, self.links
+
+
+class Ratio(NamedTuple):
+    """One figure beside that of a saved run. `speed` is above 1 where it is faster now, in any unit."""
+
+    metric: str
+    operation: str
+    size: int
+    memory: str
+    links: str
+    unit: str
+    saved: float
+    now: float
+    speed: float
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "size":
+        return size_name(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return str(value)
+
+
+class Measurements(Table[Measurement]):
+    """A list of `Measurement`, and `facts`: {"initiator": {...}, "target": {...}}, the machines and versions they belong to."""
+
+    def __init__(self, rows: Iterable[Measurement], facts: dict[str, Any]) -> None:
+        super().__init__(Measurement, rows)
+        self.columns = self.columns[:-1]  # without the rounds
+        self.facts = facts
+
+    def cells(self, row: Measurement) -> list[str]:
+        """A row as people read it."""
+        return [_shown(name, getattr(row, name)) for name in self.columns]
+
+    def __rich__(self) -> RichGroup:
+        """A table for each metric, of the columns that tell its rows apart."""
+        metrics = dict.fromkeys(row.metric for row in self)
+        return RichGroup(*(_one_metric([row for row in self if row.metric == name]) for name in metrics))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON takes it."""
+        return {"format": _FORMAT, "facts": self.facts, "measurements": self.records()}
+
+    def save(self, path: str | Path) -> None:
+        """Writes a JSON file that `load` reads."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+
+    def compare(self, saved: Measurements) -> Comparison:
+        """These figures beside those of another run, where both have one."""
+        before = {row.key: row for row in saved}
+        here, there = self.facts["initiator"], saved.facts["initiator"]
+        return Comparison(
+            (_ratio(row, before[row.key]) for row in self if row.key in before),
+            [f"{row.operation} {size_name(row.size)}" for row in self if row.key not in before],
+            {
+                name: (there.get(name), here.get(name))
+                for name in _COMPARED_FACTS
+                if here.get(name) != there.get(name)
+            },
+        )
+
+    def plot(self) -> Figure:
+        """One panel for each metric: over sizes, or bars where there is one size. ImportError without matplotlib."""
+        from pyfab.bench._plot import draw
+
+        return draw(self)
+
+    def write_plot(self, path: str | Path) -> None:
+        """Writes the picture as its name says: .png, .svg, .pdf, or .html with the table and the facts, in one file."""
+        from pyfab.bench._plot import write
+
+        write(self, Path(path))
+
+
+class Comparison(Table[Ratio]):
+    """A list of `Ratio`. `missing`: figures that the saved run lacks; `changed`: fact → (saved, now), where they differ."""
+
+    def __init__(
+        self, rows: Iterable[Ratio], missing: list[str], changed: dict[str, tuple[Any, Any]]
+    ) -> None:
+        super().__init__(Ratio, rows, "beside the saved run; speed above 1: faster now")
+        self.missing, self.changed = missing, changed
+
+    def cells(self, row: Ratio) -> list[str]:
+        """A row as people read it."""
+        return [_shown(name, getattr(row, name)) for name in self.columns]
+
+    def slower_than(self, limit: float) -> list[Ratio]:
+        """Those whose speed is below `limit`."""
+        return [row for row in self if row.speed < limit]
+
+
+def load(path: str | Path) -> Measurements:
+    """A run that was saved. OSError if it cannot be read, InvalidArgumentError for another file."""
+    try:
+        told = json.loads(Path(path).read_text())
+        if told["format"] != _FORMAT:
+            raise ValueError(f"its format is {told['format']!r}")
+        dict(told["facts"]["initiator"])
+        rows = [Measurement(**row | {"rounds": tuple(row["rounds"])}) for row in told["measurements"]]
+        if not all(0 < row.median < math.inf for row in rows):
+            raise ValueError("a median in it is no positive number")
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidArgumentError(
+            f"{path} is no saved run of this version ({error}); write one with --save"
+        ) from None
+    return Measurements(rows, told["facts"])
+
+
+def _ratio(now: Measurement, saved: Measurement) -> Ratio:
+    faster = saved.median / now.median if now.unit == "us" else now.median / saved.median
+    return Ratio(*now.key, now.unit, saved.median, now.median, faster)
+
+
+def _one_metric(rows: list[Measurement]) -> RichTable:
+    telling = [name for name in ("memory", "links") if len({getattr(row, name) for row in rows} - {"-"}) > 1]
+    table = RichTable(title=f"{rows[0].metric}, {UNITS[rows[0].unit]}", title_justify="left")
+    for name in ("operation", "size", *telling, "link", "median", "p10", "p99"):
+        table.add_column(name, justify="right" if name in ("size", "median", "p10", "p99") else "left")
+    for row in rows:
+        table.add_row(
+            *(_shown(str(column.header), getattr(row, str(column.header))) for column in table.columns)
+        )
+    return table
