@@ -6,9 +6,9 @@ A command ``name`` is a module ``_cli/name.py`` with
     def run(options) -> int:      # does it; returns the exit status: 0 for success, 1 for a failure that it has told about
 
 and stands in `_COMMANDS` below, in the order of ``pyfab --help``. What only this command needs is imported in `run`, so that
-``pyfab --help`` and completion stay quick. OSError (so every FabricError), ValueError and LookupError may pass: `main` prints
-them as ``pyfab name: message`` and returns 1. Results go to stdout, progress and remarks to stderr; every command that finds
-something out has ``--json``. `_options` has the arguments and the output that commands share.
+``pyfab --help`` and completion stay quick. OSError (so every FabricError), ValueError, LookupError and ImportError may pass:
+`main` prints them as ``pyfab name: message`` and returns 1. Results go to stdout, progress and remarks to stderr; every command
+that finds something out has ``--json``. `_options` has the arguments and the output that commands share.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyfab
-from pyfab._cli import demo, doctor, fetch, info, links, serve
+from pyfab._cli import bench, demo, doctor, fetch, info, links, pingpong, serve
 
-_COMMANDS = (demo, serve, fetch, info, links, doctor)
+_COMMANDS = (demo, serve, fetch, info, links, doctor, pingpong, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (OSError, ValueError, LookupError) as error:
+    except (OSError, ValueError, LookupError, ImportError) as error:
         reason = error.args[0] if isinstance(error, KeyError) else error
         print(f"pyfab {options.command}: {reason}", file=sys.stderr)
         return 1

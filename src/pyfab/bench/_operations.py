@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pyfab._enums import AtomicOp
+from pyfab._errors import FabricError
 from pyfab.bench._timing import Statement, private_memory
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ def checked(count: int, read_back: Callable[[Words], None]) -> Callable[[int], N
         back = np.zeros(count, np.int64)
         read_back(back)
         if (back[[0, -1]] != stamp).any():
-            raise RuntimeError("the bytes did not arrive")
+            raise FabricError(errno.EIO, "the bytes of a put are not at the target, though it is complete")
 
     return check
 
@@ -141,7 +143,7 @@ class Operations:
 
         def check(stamp: int) -> None:
             if names["back"][0] != stamp:
-                raise RuntimeError("the bytes did not come back")
+                raise FabricError(errno.EIO, "a message came back with other bytes than were sent")
 
         return Statement(
             MESSAGES[operation],

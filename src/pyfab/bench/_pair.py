@@ -1,4 +1,4 @@
-"""The two sides of a measurement: a target that serves its memory, and the session that a initiator has with it.
+"""The two sides of a measurement: a target that serves its memory, and the session that an initiator has with it.
 
 They talk over a `Channel` before and between measurements; the target's Python takes part in messages alone:
 
@@ -83,7 +83,7 @@ class Session:
             self._undo = undo.pop_all()
 
     def run(self, operation: str, memory: str, size: int, batch: int, samples: int) -> list[float]:
-        """Nanoseconds per operation of each sample. RuntimeError if the bytes did not arrive."""
+        """Nanoseconds per operation of each sample. FabricError FI_EIO if the bytes did not arrive."""
         self._stamp += 1
         if operation not in MESSAGES:
             statement = self.operations.one_sided(operation, memory, size)
@@ -124,7 +124,7 @@ class Session:
     def _hear(self) -> Header:
         told, _ = self._channel.receive(Deadline(_ANSWER))
         if "error" in told:
-            raise RuntimeError(f"the target: {told['error']}")
+            raise ConnectionError(f"the other side refuses: {told['error']}")
         return told
 
 
@@ -246,11 +246,10 @@ class Listener:
                 channel = Channel.accept(connection, self._token, Deadline(_ANSWER))
                 self._tell(f"{who} has come")
                 _Target(channel, self.host, self._token, self, self._links).serve()
-                self._tell(f"{who} is done")
             except WrongToken:
                 self._tell(f"{who} has another token")
             except ConnectionError:
-                self._tell(f"{who} has left")
+                self._tell(f"{who} has gone")
 
 
 class _Target:

@@ -21,13 +21,18 @@ _MARKERS = "os^Dvpx*"
 _STROKES = ("-", "--", ":", "-.")
 
 
+def check(path: Path) -> None:
+    """Raises what `write` would raise for that name, before anything is measured."""
+    if path.suffix.lower() not in _KINDS:
+        raise InvalidArgumentError(f"{path}: a picture's name ends in {', '.join(_KINDS)}")
+    _figure_class()
+
+
 def write(table: Measurements, path: Path) -> None:
     """As `Measurements.write_plot` says."""
-    kind = path.suffix.lower()
-    if kind not in _KINDS:
-        raise InvalidArgumentError(f"{path}: a picture's name ends in {', '.join(_KINDS)}")
+    check(path)
     figure = draw(table)
-    if kind == ".html":
+    if path.suffix.lower() == ".html":
         path.write_text(_page(table, figure))
     else:
         figure.savefig(path, dpi=120)
@@ -35,17 +40,13 @@ def write(table: Measurements, path: Path) -> None:
 
 def draw(table: Measurements) -> Figure:
     """One panel for each metric; lines, or bars where there is one size, with whiskers from p10 to p99."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("pictures need matplotlib: pip install 'pyfab-rdma[plot]'") from None
     metrics = list(dict.fromkeys(row.metric for row in table))
     if not metrics:
         raise InvalidArgumentError("an empty table has no picture")
     members = {metric: [row for row in table if row.metric == metric] for metric in metrics}
     flat = {metric: len({row.size for row in rows}) == 1 for metric, rows in members.items()}
     heights = [1.2 + 0.3 * len(members[metric]) if flat[metric] else 4.0 for metric in metrics]
-    figure = Figure(figsize=(9, sum(heights)), layout="constrained")
+    figure: Figure = _figure_class()(figsize=(9, sum(heights)), layout="constrained")
     axes = figure.subplots(len(metrics), 1, height_ratios=heights, squeeze=False)[:, 0]
     for axis, metric in zip(axes, metrics, strict=True):
         (_bars if flat[metric] else _lines)(axis, members[metric])
@@ -154,3 +155,11 @@ def _page(table: Measurements, figure: Figure) -> str:
 
 def _said(fact: object) -> str:
     return "-" if fact is None else str(fact)
+
+
+def _figure_class() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("pictures need matplotlib: pip install 'pyfab-rdma[plot]'") from None
+    return Figure

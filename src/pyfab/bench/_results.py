@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,9 +82,7 @@ class Measurements(Table[Measurement]):
         return [_shown(name, getattr(row, name)) for name in self.columns]
 
     def __rich__(self) -> RichGroup:
-        """A table for each metric, of the columns that tell its rows apart."""
-        metrics = dict.fromkeys(row.metric for row in self)
-        return RichGroup(*(_one_metric([row for row in self if row.metric == name]) for name in metrics))
+        return _by_metric(self, ("link", "median", "p10", "p99"))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON takes it."""
@@ -127,12 +125,15 @@ class Comparison(Table[Ratio]):
     def __init__(
         self, rows: Iterable[Ratio], missing: list[str], changed: dict[str, tuple[Any, Any]]
     ) -> None:
-        super().__init__(Ratio, rows, "beside the saved run; speed above 1: faster now")
+        super().__init__(Ratio, rows, "beside the saved run")
         self.missing, self.changed = missing, changed
 
     def cells(self, row: Ratio) -> list[str]:
         """A row as people read it."""
         return [_shown(name, getattr(row, name)) for name in self.columns]
+
+    def __rich__(self) -> RichGroup:
+        return _by_metric(self, ("saved", "now", "speed"), note="; speed above 1: faster than the saved run")
 
     def slower_than(self, limit: float) -> list[Ratio]:
         """Those whose speed is below `limit`."""
@@ -161,13 +162,19 @@ def _ratio(now: Measurement, saved: Measurement) -> Ratio:
     return Ratio(*now.key, now.unit, saved.median, now.median, faster)
 
 
-def _one_metric(rows: list[Measurement]) -> RichTable:
+def _by_metric(rows: Sequence[Measurement | Ratio], figures: Sequence[str], note: str = "") -> RichGroup:
+    """A table for each metric, of the columns that tell its rows apart."""
+    metrics = dict.fromkeys(row.metric for row in rows)
+    return RichGroup(*(_one([row for row in rows if row.metric == name], figures, note) for name in metrics))
+
+
+def _one(rows: Sequence[Measurement | Ratio], figures: Sequence[str], note: str) -> RichTable:
     telling = [name for name in ("memory", "links") if len({getattr(row, name) for row in rows} - {"-"}) > 1]
-    table = RichTable(title=f"{rows[0].metric}, {UNITS[rows[0].unit]}", title_justify="left")
-    for name in ("operation", "size", *telling, "link", "median", "p10", "p99"):
-        table.add_column(name, justify="right" if name in ("size", "median", "p10", "p99") else "left")
+    title = f"{rows[0].metric}, {UNITS[rows[0].unit]}{note}"
+    table = RichTable(title=title, title_justify="left")
+    names = ("operation", "size", *telling, *figures)
+    for name in names:
+        table.add_column(name, justify="left" if name in ("operation", "link", *telling) else "right")
     for row in rows:
-        table.add_row(
-            *(_shown(str(column.header), getattr(row, str(column.header))) for column in table.columns)
-        )
+        table.add_row(*(_shown(name, getattr(row, name)) for name in names))
     return table
