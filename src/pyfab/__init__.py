@@ -85,6 +85,7 @@ from pyfab._region import MemoryRegion, MRAttr, Range, RawKey, RegionSlice, Remo
 from pyfab._remote_array import RemoteArray
 from pyfab._spawn import spawn
 from pyfab._sync import SyncReport, SyncStats, SyncWarning, Triplet
+from pyfab._trace import trace
 from pyfab._transport import Outcome, Registration, RemoteHandle, Transport, TransportPeer
 from pyfab._transport_settings import Tunables
 from pyfab._window import Window
@@ -176,6 +177,7 @@ __all__ = [
     "parse_addr",
     "rx_addr",
     "spawn",
+    "trace",
 ]
 
 _core.set_operation_helpers(CompletionFlag, await_operation)

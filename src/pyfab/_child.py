@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pyfab import _trace
 from pyfab._group import Group
 
 _PR_SET_PDEATHSIG = 1
@@ -63,6 +64,7 @@ def run(task: Task, rank: int, pipe: int, parent: int) -> None:
     except BaseException as error:
         report.failed(error)
     finally:
+        _trace.finish()
         sys.stdout.flush()
         sys.stderr.flush()
 

@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyfab
-from pyfab._cli import bench, demo, doctor, fetch, info, links, pingpong, serve
+from pyfab._cli import bench, demo, doctor, fetch, info, links, pingpong, serve, trace
 
-_COMMANDS = (demo, serve, fetch, info, links, doctor, pingpong, bench)
+_COMMANDS = (demo, serve, fetch, info, links, doctor, pingpong, bench, trace)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

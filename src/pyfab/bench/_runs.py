@@ -134,7 +134,7 @@ def measure(
     progress: called with the steps done and the steps there are. The calling thread is kept on one core meanwhile, the target
     on another. A sample is a batch of at least 0.1 ms, divided by its operations; a round's first fifth is dropped.
 
-    InvalidArgumentError for what cannot be measured, OSError if the peer cannot be reached, FabricError FI_EIO if bytes did not arrive.
+    InvalidArgumentError for what cannot be measured, OSError if the peer cannot be reached, FabricError FI_EIO if bytes are lost.
     """
     if rounds < 1 or round_ms <= 0:
         raise InvalidArgumentError(f"rounds={rounds}, round_ms={round_ms}: both are positive")

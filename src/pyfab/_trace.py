@@ -1,0 +1,517 @@
+"""A time line of the operations that a program starts, in Chrome's trace format.
+
+with pyfab.trace("trace.json"):      # or on the command line: pyfab trace -o trace.json script.py
+    ...
+
+While it is on, the methods of contexts and remote arrays are replaced by ones that record; off, nothing is in their way. Each
+operation is a pair of events that begin and end it (``"ph": "b"`` and ``"e"``), of category "operation", or "group" where pyfab
+itself needs it for barriers, exchanges and epochs; blocking waits are slices of their thread (``"ph": "X"``, category "wait").
+
+An operation begins when its call begins. It ends when its call returns if it is complete by then, else when its done callback
+runs: the thread that serves the endpoint calls that as soon as the operation is complete and Python's lock is free. So the time
+is an upper bound, whenever the program itself looks.
+
+`pyfab.trace` names a folder in $PYFAB_TRACE. Every process that imports pyfab with that variable set, or is forked by one that
+records, writes a file there, and these are merged in the end. What a killed process had not written yet is lost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import itertools
+import json
+import math
+import os
+import secrets
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pyfab import _core
+from pyfab._endpoint import _OPERATIONS, Endpoint
+from pyfab._enums import ADDR_NOTAVAIL, ADDR_UNSPEC
+from pyfab._errors import BusyError, FabricError
+from pyfab._group import Group
+from pyfab._remote_array import CheckedRemoteArray, RemoteArray
+from pyfab._window import Window
+
+__all__ = ["VARIABLE", "finish", "merge", "start", "trace"]
+
+VARIABLE = "PYFAB_TRACE"
+"""Names the folder into which processes that import pyfab record."""
+
+_FLUSH_EVENTS = 2000  # kept in memory at most, so that a killed process loses no more
+_GROUP_MODULES = ("pyfab._control", "pyfab._cells", "pyfab._parts")
+
+# Methods of a context: where the peer and the local memory stand among the arguments.
+_CONTEXT = {
+    "write": (1, 0),
+    "read": (1, 0),
+    "put": (1, 0),
+    "get": (1, 0),
+    "inject": (1, 0),
+    "write_many": (0, None),
+    "read_many": (0, None),
+    "atomic": (2, 1),
+    "fetch_atomic": (3, 1),
+    "compare_atomic": (4, 1),
+    "send": (1, 0),
+    "tsend": (1, 0),
+    "recv": (1, 0),
+    "trecv": (3, 0),
+}
+_ARRAY = {
+    "__getitem__": "get",
+    "__setitem__": "put",
+    "put": "put",
+    "get": "get",
+    "take": "take",
+    "put_at": "put_at",
+    "accumulate": "accumulate",
+    "fetch_add": "fetch_add",
+    "fetch_accumulate": "fetch_accumulate",
+    "compare_and_swap": "compare_and_swap",
+}
+_WAITS: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (_core.Operation, ("result", "exception")),
+    (_core.Fetch, ("result",)),
+    (_core.Context, ("flush",)),
+    (Window, ("flush", "flush_all", "flush_local", "fence", "start", "complete", "wait", "lock", "unlock")),
+    (Group, ("barrier", "allgather", "broadcast")),
+)
+
+
+class _Inside(threading.local):
+    """What of pyfab the thread is in: only the outermost call counts."""
+
+    operation = False
+    wait = False
+
+
+class _Recorder:
+    """The events of this process, on their way to a file of its own in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._names: dict[int, tuple[int, int]] = {}  # id of a context → (endpoint's number, index)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.pid = os.getpid()
+        self._file = self._folder / f"{self.pid}-{secrets.token_hex(4)}.jsonl"
+        self._lock = threading.Lock()  # guards the file
+        self._events: list[dict[str, Any]] = []
+        self._threads: set[int] = set()
+        self._numbers = itertools.count(1)
+        self.outstanding: dict[int, dict[str, Any]] = {}  # number of an operation → the event that began it
+        self.describe(f"{Path(sys.argv[0]).name if sys.argv and sys.argv[0] else 'python'} {self.pid}")
+
+    forked = _reset  # a child of fork() has its own time line
+
+    def describe(self, name: str) -> None:
+        """How the viewer calls this process."""
+        self._add({"ph": "M", "name": "process_name", "pid": self.pid, "tid": 0, "args": {"name": name}})
+
+    def know(self, endpoint: Endpoint) -> None:
+        """Remembers whose the contexts are."""
+        for index, context in enumerate(endpoint._contexts):
+            self._names[id(context)] = (endpoint._number, index)
+
+    def context(self, context: Any) -> str | None:
+        """As the time line names it: endpoint's number, dot, index."""
+        named = self._names.get(id(context))
+        return f"{named[0]}.{named[1]}" if named else None
+
+    def begin(self, kind: str, category: str, began: int, arguments: dict[str, Any]) -> int:
+        """An operation that began at `began`, a time.monotonic_ns(); returns its number, for `end`."""
+        number = next(self._numbers)
+        self.outstanding[number] = {
+            "ph": "b",
+            "name": kind,
+            "cat": category,
+            "id": f"{self.pid}.{number}",
+            "pid": self.pid,
+            "tid": self._thread(),
+            "ts": began / 1000,
+            "args": arguments,
+        }
+        return number
+
+    def end(self, number: int, ended: int, **found: Any) -> None:
+        """It ended at `ended`; what was found is added to its arguments."""
+        event = self.outstanding.pop(number, None)
+        if event is None:  # begun before a fork
+            return
+        event["args"].update(found)
+        event["end"] = ended / 1000  # `merge` makes an event of it
+        self._add(event)
+
+    def waited(self, name: str, began: int, ended: int) -> None:
+        """The calling thread waited."""
+        self._add(
+            {
+                "ph": "X",
+                "name": name,
+                "cat": "wait",
+                "pid": self.pid,
+                "tid": self._thread(),
+                "ts": began / 1000,
+                "dur": (ended - began) / 1000,
+            }
+        )
+
+    def flush(self) -> None:
+        """Writes what is complete."""
+        with self._lock:
+            events, self._events = self._events, []
+            # The folder is gone if this process outlives the trace.
+            with contextlib.suppress(FileNotFoundError), self._file.open("a") as stream:
+                stream.write("".join(_line(event) for event in events))
+
+    def finish(self) -> None:
+        """Writes all; what has not ended has no end."""
+        for event in list(self.outstanding.values()):
+            event["args"]["outcome"] = "outstanding"
+            self._add(event)
+        self.outstanding.clear()
+        self.flush()
+
+    def _add(self, event: dict[str, Any]) -> None:
+        self._events.append(event)
+        if len(self._events) >= _FLUSH_EVENTS:
+            self.flush()
+
+    def _thread(self) -> int:
+        thread = threading.get_native_id()
+        if thread not in self._threads:
+            self._threads.add(thread)
+            name = threading.current_thread().name
+            self._add(
+                {"ph": "M", "name": "thread_name", "pid": self.pid, "tid": thread, "args": {"name": name}}
+            )
+        return thread
+
+
+_recorder: _Recorder | None = None
+_inside = _Inside()
+_replaced: list[tuple[type, str, Any]] = []  # class, name, what stood in its dictionary, or None
+
+
+@contextlib.contextmanager
+def trace(path: str | Path) -> Iterator[None]:
+    """Records the operations of this process, and of those it starts meanwhile, into a Chrome trace at `path`.
+
+    Open it in https://ui.perfetto.dev or chrome://tracing. Each operation has its kind, peer, link, bytes, thread, endpoint and
+    outcome; `pyfab._trace` says what its times are. Methods of endpoints that the program has stored elsewhere before are not
+    seen. BusyError if it is on already, OSError if the file cannot be written.
+    """
+    if VARIABLE in os.environ:
+        raise BusyError("this process is being traced already")
+    path = Path(path)
+    path.touch()  # fails now rather than when all is over
+    with tempfile.TemporaryDirectory(prefix="pyfab-trace-") as folder:
+        os.environ[VARIABLE] = folder
+        start(Path(folder))
+        try:
+            yield
+        finally:
+            del os.environ[VARIABLE]
+            stop()
+            merge(Path(folder), path)
+
+
+def start(folder: Path) -> None:
+    """Begins to record into a new file in `folder`."""
+    global _recorder
+    _recorder = _Recorder(folder)
+    for name, (peer, local) in _CONTEXT.items():
+        _replace(_core.Context, name, _of_context(name, getattr(_core.Context, name), peer, local))
+    for name, kind in _ARRAY.items():
+        for array in (RemoteArray, CheckedRemoteArray):
+            _replace(array, name, _of_array(kind, name, getattr(array, name)))
+    for waits, names in _WAITS:
+        for name in names:
+            title = f"{waits.__name__}.{name}"
+            _replace(waits, name, _waiting(title, getattr(waits, name)))
+    _replace(_core.Operation, "add_done_callback", _outside(_core.Operation.add_done_callback))
+    _replace(Endpoint, "__init__", _introduced(Endpoint.__init__))
+    _replace(Group, "__init__", _named(Group.__init__))
+    for endpoint in _endpoints():
+        _recorder.know(endpoint)
+
+
+def stop() -> None:
+    """Ends the recording, and writes what is left of it."""
+    global _recorder
+    recorder, _recorder = _recorder, None
+    for owner, name, former in reversed(_replaced):
+        if former is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, former)
+    _replaced.clear()
+    _endpoints()
+    if recorder:
+        recorder.finish()
+
+
+def finish() -> None:
+    """Writes everything, in a process that is about to end."""
+    if _recorder:
+        _recorder.finish()
+
+
+def merge(folder: Path, path: Path) -> int:
+    """Makes one trace of the files in `folder`; returns the number of operations in it."""
+    events, names = [], {}
+    for part in folder.glob("*.jsonl"):
+        for event in _read(part):
+            if event["ph"] == "M":
+                names[event["pid"], event["tid"], event["name"]] = event  # the last one counts
+            else:
+                end = event.pop("end", None)
+                events.append(event)
+                if end is not None:
+                    events.append({**event, "ph": "e", "ts": end, "args": {}})
+    events.sort(key=lambda event: event["ts"])
+    start = events[0]["ts"] if events else 0.0
+    for event in events:
+        event["ts"] = round(event["ts"] - start, 3)
+    about = {
+        "program": f"pyfab {_core.__version__}",
+        "clock": "CLOCK_MONOTONIC, microseconds since the first event",
+        "end of an operation": "when its call returned, or when its done callback ran: an upper bound",
+    }
+    with path.open("w") as stream:
+        json.dump(
+            {"traceEvents": [*names.values(), *events], "displayTimeUnit": "ns", "otherData": about}, stream
+        )
+    return sum(event["ph"] == "b" and event["cat"] == "operation" for event in events)
+
+
+_encode = json.JSONEncoder(check_circular=False, default=str).encode
+
+
+def _line(event: dict[str, Any]) -> str:
+    return _encode(event) + "\n"
+
+
+def _read(part: Path) -> Iterator[dict[str, Any]]:
+    for line in part.read_text().splitlines():
+        with contextlib.suppress(ValueError):  # the last line of a process that was killed
+            yield json.loads(line)
+
+
+# --- what replaces the methods
+
+
+def _of_context(kind: str, original: Callable[..., Any], peer: int, local: int | None) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _recorder is None or _inside.operation:
+            return original(self, *args, **kwargs)
+        handle = kwargs.get("peer", args[peer] if len(args) > peer else ADDR_UNSPEC)
+        buffer = None if local is None else args[local] if len(args) > local else kwargs.get("local")
+        told = {"peer": "any" if handle == ADDR_UNSPEC else handle, "context": _recorder.context(self)}
+        return _recorded(kind, told, self, handle, lambda _: _nbytes(buffer), original, self, *args, **kwargs)
+
+    return call
+
+
+def _of_array(kind: str, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: RemoteArray, *args: Any, **kwargs: Any) -> Any:
+        if _recorder is None or _inside.operation:
+            return original(self, *args, **kwargs)
+        told: dict[str, Any] = {"peer": self.peer}
+        if self._window is not None:
+            told["context"] = f"{self._window.group.endpoint._number}.0"
+
+        def nbytes(result: Any) -> int | None:
+            if name == "__getitem__":
+                return np.asarray(result).nbytes
+            return (
+                math.prod(self._selected(args[0])[0]) * self.dtype.itemsize if name == "__setitem__" else None
+            )
+
+        return _recorded(kind, told, self._context, self._handle, nbytes, original, self, *args, **kwargs)
+
+    return call
+
+
+def _recorded(
+    kind: str,
+    told: dict[str, Any],
+    context: Any,
+    handle: int,
+    nbytes: Callable[[Any], int | None],
+    original: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Calls the original as one operation. `nbytes(result)` is asked where no Completion tells the bytes."""
+    recorder = _recorder
+    assert recorder is not None
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    began = time.monotonic_ns()
+    number = recorder.begin(kind, "group" if caller in _GROUP_MODULES else "operation", began, told)
+    _inside.operation = True
+    try:
+        result = original(*args, **kwargs)
+    except BaseException as error:
+        recorder.end(number, time.monotonic_ns(), outcome=_outcome(error), **_link(context, handle))
+        raise
+    finally:
+        _inside.operation = False
+    returned = time.monotonic_ns()
+    told.update(_link(context, handle))
+    if not isinstance(result, _core.Operation):
+        outcome = "ok, buffer reusable" if kind == "inject" else "ok"
+        recorder.end(number, returned, bytes=_or_none(nbytes, result), outcome=outcome)
+    elif result.done():
+        recorder.end(number, returned, **_found(result, nbytes))
+    else:
+        result.add_done_callback(lambda op: recorder.end(number, time.monotonic_ns(), **_found(op, nbytes)))
+    return result
+
+
+def _found(operation: Any, nbytes: Callable[[Any], int | None]) -> dict[str, Any]:
+    """What an operation that is done tells of itself."""
+    failure = operation._failure
+    if failure is not None:
+        return {"bytes": _or_none(nbytes, None), "outcome": _outcome(failure)}
+    done = operation.result()
+    if not isinstance(done, _core.Completion):  # a Fetch gives what it brought
+        return {"bytes": np.asarray(done).nbytes, "outcome": "ok"}
+    found: dict[str, Any] = {"bytes": done.nbytes, "outcome": "ok"}
+    if done.source != ADDR_NOTAVAIL:
+        found["peer"] = done.source
+    return found
+
+
+def _waiting(title: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = _recorder
+        if recorder is None or _inside.wait or (isinstance(self, _core.Operation) and self.done()):
+            return original(self, *args, **kwargs)
+        _inside.wait = True
+        began = time.monotonic_ns()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _inside.wait = False
+            recorder.waited(title, began, time.monotonic_ns())
+
+    return call
+
+
+def _outside(original: Callable[..., None]) -> Callable[..., None]:
+    """Callbacks run inside of whatever call finds the operation complete, and what they start is theirs."""
+
+    @functools.wraps(original)
+    def call(self: Any, function: Callable[[Any], Any]) -> None:
+        @functools.wraps(function)
+        def run(operation: Any) -> Any:
+            inside = _inside.operation, _inside.wait
+            _inside.operation = _inside.wait = False
+            try:
+                return function(operation)
+            finally:
+                _inside.operation, _inside.wait = inside
+
+        original(self, run)
+
+    return call
+
+
+def _introduced(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def call(self: Endpoint, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if _recorder is not None:
+            _recorder.know(self)
+
+    return call
+
+
+def _named(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def call(self: Group, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if _recorder is not None:
+            _recorder.describe(f"rank {self.rank} of {self.size}, pid {_recorder.pid}")
+
+    return call
+
+
+def _replace(owner: Any, name: str, by: Callable[..., Any]) -> None:
+    _replaced.append((owner, name, owner.__dict__.get(name)))
+    setattr(owner, name, by)
+
+
+def _endpoints() -> Iterable[Endpoint]:
+    """The endpoints there are, after binding their operations again, which they hold bound."""
+    found = [each for each in gc.get_objects() if type(each) is Endpoint and hasattr(each, "_contexts")]
+    for endpoint in found:
+        for name in _OPERATIONS:
+            if hasattr(endpoint, name):  # complete
+                setattr(endpoint, name, getattr(endpoint._contexts[0], name))
+    return found
+
+
+def _link(context: Any, handle: int) -> dict[str, str]:
+    if handle == ADDR_UNSPEC:
+        return {}
+    try:
+        link, how, _ = context.report(handle)
+    except (FabricError, TypeError, ValueError):
+        return {}
+    return {"link": link, "how": how}
+
+
+def _nbytes(local: Any) -> int | None:
+    """Bytes of what an operation takes as its local memory."""
+    if isinstance(local, np.ndarray):
+        return local.nbytes
+    if isinstance(local, tuple):
+        return int(local[2])
+    if isinstance(local, list):
+        return sum(_nbytes(part) or 0 for part in local)
+    return memoryview(local).nbytes
+
+
+def _or_none(nbytes: Callable[[Any], int | None], result: Any) -> int | None:
+    """The time line goes without what cannot be told, whatever the program passed."""
+    try:
+        return nbytes(result)
+    except Exception:
+        return None
+
+
+def _outcome(error: BaseException) -> str:
+    return error.name if isinstance(error, FabricError) else type(error).__name__
+
+
+def _forked() -> None:
+    if _recorder:
+        _recorder.forked()
+
+
+def _from_environment() -> None:
+    folder = os.environ.get(VARIABLE)
+    if folder and Path(folder).is_dir():
+        start(Path(folder))
+
+
+atexit.register(finish)
+os.register_at_fork(after_in_child=_forked)
+_from_environment()
