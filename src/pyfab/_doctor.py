@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import platform
+import re
 import resource
 import socket
 import subprocess
@@ -33,8 +34,11 @@ sys.exit(0 if count == 8 else ctypes.get_errno())
 """
 
 
+_SMALL_SHM = 256 << 20  # bytes
+
+
 class Check(NamedTuple):
-    """One thing that was tried. `state` is "ok", or "limited": something is slower or missing; `mend` says what helps."""
+    """One thing that was tried. `state` is "ok", or "limited": something is slower or missing; `mend` is a command that helps."""
 
     name: str
     state: str
@@ -68,15 +72,22 @@ def report() -> dict[str, Any]:
     }
 
 
-def tables(found: dict[str, Any]) -> tuple[Table[Found], Table[Check]]:
+class Shown(NamedTuple):
+    """A check without what mends it, which is a line of its own, to be copied."""
+
+    check: str
+    state: str
+    found: str
+
+
+def tables(found: dict[str, Any]) -> tuple[Table[Found], Table[Shown]]:
     """The providers and the checks of a `report`."""
     providers = [
         Found(info["provider"], info["domain"], "yes" if info["usable"] else "no", info["why"])
         for info in found["providers"]
     ]
-    return Table(Found, providers, "providers"), Table(
-        Check, [Check(**check) for check in found["checks"]], "checks"
-    )
+    shown = [Shown(check["name"], check["state"], check["found"]) for check in found["checks"]]
+    return Table(Found, providers, "providers"), Table(Shown, shown, "checks")
 
 
 def checks() -> list[Check]:
@@ -84,37 +95,56 @@ def checks() -> list[Check]:
     return [_tried(name, check) for name, check in _CHECKS.items()]
 
 
-def _tried(name: str, check: Callable[[], tuple[str, str, str]]) -> Check:
+_Result = tuple[str, str, str]
+
+
+def _tried(name: str, check: Callable[[], _Result]) -> Check:
     try:
         return Check(name, *check())
     except OSError as error:
-        return Check(
-            name, "limited", f"{error.strerror or error}", "a container or sandbox forbids it: allow it there"
-        )
+        mend = "docker run --security-opt seccomp=unconfined ..."
+        return Check(name, "limited", f"{error.strerror or error}: a sandbox forbids it", mend)
 
 
-def _memfd() -> tuple[str, str, str]:
+def _ok(found: str) -> _Result:
+    return "ok", found, ""
+
+
+def _limited(found: str, mend: str, in_container: str = "") -> _Result:
+    """`mend` is a command for a shell of root; `in_container` the one that starts a container without the limit."""
+    return "limited", found, in_container if in_container and _contained() else mend
+
+
+def _contained() -> bool:
+    return any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv"))
+
+
+def _text(path: str) -> str:
+    """Of a file of the system; empty if there is none."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _memfd() -> _Result:
     memory = os.memfd_create("pyfab-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.close(memory)
-    return "ok", "shared memory can be made (memfd_create)", ""
+    return _ok("shared memory can be made (memfd_create)")
 
 
-def _proc_fd() -> tuple[str, str, str]:
+def _proc_fd() -> _Result:
     memory = os.memfd_create("pyfab-doctor", os.MFD_CLOEXEC)
     try:
         os.close(os.open(f"/proc/self/fd/{memory}", os.O_RDWR))
     except OSError as error:
-        return (
-            "limited",
-            f"{error.strerror}: peers cannot map memory",
-            "mount /proc: mount -t proc proc /proc",
-        )
+        return _limited(f"{error.strerror}: peers cannot map memory", "mount -t proc proc /proc")
     finally:
         os.close(memory)
-    return "ok", "peers can open it (/proc/PID/fd)", ""
+    return _ok("peers can open it (/proc/PID/fd)")
 
 
-def _attach() -> tuple[str, str, str]:
+def _attach() -> _Result:
     here = ctypes.create_string_buffer(b"attached")
     ran = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _ATTACH, str(os.getpid()), str(ctypes.addressof(here))],
@@ -123,53 +153,73 @@ def _attach() -> tuple[str, str, str]:
         timeout=30,
     )
     if ran.returncode == 0:
-        return "ok", "one process can read another one's memory (process_vm_readv)", ""
+        return _ok("one process can read another one's memory (process_vm_readv)")
     reason = (
         os.strerror(ran.returncode) if ran.returncode in errno.errorcode else "the probe ended unexpectedly"
     )
-    return (
-        "limited",
+    return _limited(
         f"{reason}: memory that is not from dom.alloc goes through a ring, with one copy more",
-        "sysctl kernel.yama.ptrace_scope=0, or in a container --cap-add=SYS_PTRACE",
+        "sysctl -w kernel.yama.ptrace_scope=0",
+        "docker run --cap-add=SYS_PTRACE ...",
     )
 
 
-def _yama() -> tuple[str, str, str]:
-    path = Path("/proc/sys/kernel/yama/ptrace_scope")
-    scope = path.read_text().strip() if path.exists() else "absent"
-    if scope in ("absent", "0"):
-        return "ok", f"ptrace_scope is {scope}", ""
-    return (
-        "limited",
+def _yama() -> _Result:
+    scope = _text("/proc/sys/kernel/yama/ptrace_scope")
+    if scope in ("", "0"):
+        return _ok(f"ptrace_scope is {scope or 'absent'}")
+    return _limited(
         f"ptrace_scope is {scope}: processes may not attach to each other",
-        "sysctl kernel.yama.ptrace_scope=0",
+        "sysctl -w kernel.yama.ptrace_scope=0",
     )
 
 
-def _memlock() -> tuple[str, str, str]:
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+def _memlock() -> _Result:
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
-        return "ok", "no limit", ""
-    return (
-        "limited",
+        return _ok("no limit")
+    return _limited(
         f"{soft // 1024:,} KiB: RDMA devices can register no more",
-        "ulimit -l unlimited (limits.conf: memlock)",
+        "ulimit -l unlimited"
+        if hard == resource.RLIM_INFINITY
+        else "echo '* - memlock unlimited' > /etc/security/limits.d/memlock.conf  # and log in again",
+        "docker run --ulimit memlock=-1 ...",
     )
 
 
-def _dev_shm() -> tuple[str, str, str]:
+def _dev_shm() -> _Result:
+    use = "named address vectors and torch's workers need it, other memory does not"
     try:
         found = os.statvfs("/dev/shm")
     except OSError as error:
-        return (
-            "limited",
-            f"{error.strerror}; pyfab does not need it, torch's workers do",
-            "mount -t tmpfs tmpfs /dev/shm",
+        return _limited(f"{error.strerror}: {use}", "mount -t tmpfs tmpfs /dev/shm")
+    if not os.access("/dev/shm", os.R_OK | os.W_OK | os.X_OK):
+        return _limited(f"this user may not write there: {use}", "chmod 1777 /dev/shm")
+    size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    told = f"{size >> 20:,} MiB, {free >> 20:,} free"
+    if size < _SMALL_SHM:
+        return _limited(
+            f"{told}: {use}", "mount -o remount,size=50% /dev/shm", "docker run --shm-size=1g ..."
         )
-    return "ok", f"{found.f_bavail * found.f_frsize >> 20:,} MiB free; pyfab does not need it", ""
+    if free < _SMALL_SHM // 4:
+        return _limited(f"{told}: {use}", "ls -lS /dev/shm  # and remove what nobody uses")
+    return _ok(told)
 
 
-def _loopback() -> tuple[str, str, str]:
+def _huge_pages() -> _Result:
+    folder = "/sys/kernel/mm/transparent_hugepage"
+    chosen = {}
+    for name in ("enabled", "shmem_enabled"):
+        setting = re.search(r"\[(\w+)\]", _text(f"{folder}/{name}"))
+        chosen[name] = setting[1] if setting else "absent"
+    told = f"arrays: {chosen['enabled']}, memory from dom.alloc: {chosen['shmem_enabled']}"
+    for name, off, on in (("enabled", ("never",), "madvise"), ("shmem_enabled", ("never", "deny"), "advise")):
+        if chosen[name] in off:
+            return _limited(f"{told}: large transfers miss the TLB", f"echo {on} > {folder}/{name}")
+    return _ok(told)
+
+
+def _loopback() -> _Result:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(5)
         client = threading.Thread(target=lambda: socket.create_connection(listener.getsockname(), 5).close())
@@ -177,59 +227,66 @@ def _loopback() -> tuple[str, str, str]:
         try:
             listener.accept()[0].close()
         except OSError as error:
-            return "limited", f"no connection over 127.0.0.1: {error}", "ip link set lo up"
+            return _limited(f"no connection over 127.0.0.1: {error}", "ip link set lo up")
         finally:
             client.join()
-    return "ok", "127.0.0.1 connects", ""
+    return _ok("127.0.0.1 connects")
 
 
-def _links() -> tuple[str, str, str]:
+def _links() -> _Result:
     spec = _core.configured_links()
     if not spec:
-        return "ok", "FI_LNX_PROV_LINKS is not set", ""
+        return _ok("FI_LNX_PROV_LINKS is not set")
     try:
         found = [" + ".join(info["links"]) for info in _core.find_links(spec)]
     except FabricError as error:
-        return "limited", f"FI_LNX_PROV_LINKS: {error}", "set it to what is there, see docs/links.md"
-    return "ok", f"FI_LNX_PROV_LINKS={spec}: {', '.join(found)}", ""
+        return _limited(f"FI_LNX_PROV_LINKS: {error}", "unset FI_LNX_PROV_LINKS")
+    return _ok(f"FI_LNX_PROV_LINKS={spec}: {', '.join(found)}")
 
 
-def _rdma() -> tuple[str, str, str]:
+def _rdma_modules() -> _Result:
+    marks = {"ib_uverbs": "/sys/class/infiniband_verbs", "rdma_ucm": "/sys/class/misc/rdma_cm"}
+    missing = [module for module, mark in marks.items() if not Path(mark).exists()]
+    if missing:
+        where = "  # on the host" if _contained() else ""
+        return _limited(
+            f"{' and '.join(missing)} not loaded: RDMA devices cannot be used",
+            f"modprobe -a {' '.join(missing)}{where}",
+        )
+    return _ok(f"{' and '.join(marks)} loaded")
+
+
+def _rdma() -> _Result:
     folder = Path("/sys/class/infiniband")
     devices = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     if not devices:
-        return (
-            "limited",
-            "no RDMA device",
-            "a software one: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0",
+        cards = (info["domain"] for info in _core.discover() if info["provider"] == "tcp")
+        card = next((name for name in cards if name != "lo"), "lo")
+        return _limited(
+            "no RDMA device; one of software works on any network card",
+            f"modprobe rdma_rxe && rdma link add rxe0 type rxe netdev {card}",
         )
     names = ", ".join(devices)
     if not _core.has_verbs_headers:
-        return (
-            "limited",
+        return _limited(
             f"{names}, but this build has no verbs provider",
-            "build it again with Debian's libibverbs-dev and librdmacm-dev installed",
+            "apt install libibverbs-dev librdmacm-dev && pip install --force-reinstall --no-binary :all: pyfab-rdma",
         )
     if missing := [name for name in ("libibverbs.so.1", "librdmacm.so.1") if not _opens(name)]:
-        return (
-            "limited",
+        return _limited(
             f"{names}, but {' and '.join(missing)} cannot be opened",
             "apt install libibverbs1 librdmacm1 ibverbs-providers",
         )
-    wanted = [Path("/dev/infiniband/rdma_cm"), *Path("/dev/infiniband").glob("uverbs*")]
-    if len(wanted) == 1 or not wanted[0].exists():
-        return (
-            "limited",
-            f"{names}, but /dev/infiniband has no {'uverbs*' if len(wanted) == 1 else 'rdma_cm'}",
-            "modprobe ib_uverbs rdma_ucm; in a container --device=/dev/infiniband",
+    files = [Path("/dev/infiniband/rdma_cm"), *Path("/dev/infiniband").glob("uverbs*")]
+    if len(files) == 1 or not files[0].exists():
+        return _limited(
+            f"{names}, but /dev/infiniband has no {'uverbs*' if len(files) == 1 else 'rdma_cm'}",
+            "modprobe -a ib_uverbs rdma_ucm",
+            "docker run --device=/dev/infiniband ...",
         )
-    if refused := [str(path) for path in wanted if not os.access(path, os.R_OK | os.W_OK)]:
-        return (
-            "limited",
-            f"{names}, but this user may not open {' and '.join(refused)}",
-            "chmod 666 it, or join the group that owns it (udev rules of rdma-core do that)",
-        )
-    return "ok", names, ""
+    if refused := [str(path) for path in files if not os.access(path, os.R_OK | os.W_OK)]:
+        return _limited(f"{names}, but this user may not open them", f"chmod 666 {' '.join(refused)}")
+    return _ok(names)
 
 
 def _opens(library: str) -> bool:
@@ -240,14 +297,16 @@ def _opens(library: str) -> bool:
     return True
 
 
-_CHECKS: dict[str, Callable[[], tuple[str, str, str]]] = {
+_CHECKS: dict[str, Callable[[], _Result]] = {
     "memfd": _memfd,
     "/proc/self/fd": _proc_fd,
     "cross-memory attach": _attach,
     "yama": _yama,
     "locked memory": _memlock,
     "/dev/shm": _dev_shm,
+    "huge pages": _huge_pages,
     "loopback": _loopback,
+    "rdma modules": _rdma_modules,
     "rdma devices": _rdma,
     "links": _links,
 }

@@ -30,7 +30,10 @@ def run(options: argparse.Namespace) -> int:
         print_json(found)
     else:
         console = Console()
-        console.print("  ".join(f"{name} {value}" for name, value in found["build"].items()))
+        console.print(", ".join(f"{name} {value}" for name, value in found["build"].items()), markup=False)
         for table in tables(found):
             console.print(table)
+        for check in found["checks"]:
+            if check["mend"]:
+                print(f"{check['name']}: {check['mend']}")
     return 0 if found["usable"] else 1
