@@ -42,8 +42,11 @@ class Visit(NamedTuple):
     links: list[str]  # by rank: the link that leads there
 
 
-def demo(data: Path | None, procs: int, links: str, console: Console) -> bool:
-    """Runs the demonstration and prints it; True if every byte and every sum was right. Raises ValueError for bad data."""
+def demo(data: Path | None, procs: int, links: str, console: Console) -> dict[str, Any]:
+    """Runs the demonstration and prints it; returns the same as plain data. Raises ValueError for bad data.
+
+    {"data", "shape", "dtype", "procs", "links": [figures of each, or "error"], "verified": whether every byte and sum was right}
+    """
     with tempfile.TemporaryDirectory(prefix="pyfab-demo-") as folder:
         array, path, title = _source(data, Path(folder))
         if len(array) < procs:
@@ -53,24 +56,29 @@ def demo(data: Path | None, procs: int, links: str, console: Console) -> bool:
         console.print(
             f"[bold]{title}[/]: {array.shape} {array.dtype}, {array.nbytes:,} bytes, in {procs} shards"
         )
-        title = "reads of globally shuffled rows, verified byte for byte"
         summary = Table(
-            title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+            title="reads of globally shuffled rows, verified byte for byte",
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
         )
         for heading in ("link", "reads", "rows", "GB/s", "p50 µs", "p99 µs", "errors", "atomics", "sums"):
             summary.add_column(heading, justify="left" if heading in ("link", "sums") else "right")
         pictures = []
-        verified = True
+        figures: list[dict[str, Any]] = []
+        told = {"data": title, "shape": array.shape, "dtype": str(array.dtype), "procs": procs}
         for spec in _specs(links):
             try:
                 visits: list[Visit] = spawn(visit, procs, str(path), links=spec, timeout=_TIMEOUT)
             except Exception as error:
                 console.print(f"[red]{spec}: {type(error).__name__}: {escape(str(error))}[/]")
-                verified = False
+                figures.append({"links": spec, "error": f"{type(error).__name__}: {error}"})
                 continue
-            verified &= all(v.wrong == 0 and v.exact for v in visits)
-            summary.add_row(*_row(spec, visits))
+            figures.append(_figures(spec, visits))
+            summary.add_row(*_row(figures[-1]))
             pictures.append(_picture(spec, visits))
+    verified = all("error" not in of and of["errors"] == 0 and of["sums_exact"] for of in figures)
     console.print(summary)
     console.print(Columns(pictures, padding=(0, 3)))
     console.print(
@@ -78,7 +86,7 @@ def demo(data: Path | None, procs: int, links: str, console: Console) -> bool:
         if verified
         else "[bold red]not everything was right[/]"
     )
-    return verified
+    return told | {"links": figures, "verified": verified}
 
 
 def visit(group: Group, path: str) -> Visit:
@@ -197,20 +205,34 @@ def _specs(links: str) -> list[str]:
     return [*leaves, links] if len(leaves) > 1 else [links]
 
 
-def _row(spec: str, visits: list[Visit]) -> list[str]:
+def _figures(spec: str, visits: list[Visit]) -> dict[str, Any]:
     latencies = np.concatenate([v.latencies for v in visits])
-    rate = sum(v.nbytes / v.latencies.sum() for v in visits) / 1e9
     p50, p99 = np.percentile(latencies, [50, 99]) * 1e6
+    return {
+        "links": spec,
+        "reads": len(latencies),
+        "rows": sum(v.rows for v in visits),
+        "gb_per_s": float(sum(v.nbytes / v.latencies.sum() for v in visits) / 1e9),
+        "p50_us": float(p50),
+        "p99_us": float(p99),
+        "errors": sum(v.wrong for v in visits),
+        "atomics": sum(v.atomics for v in visits),
+        "sums_exact": all(v.exact for v in visits),
+        "used": [v.links for v in visits],
+    }
+
+
+def _row(of: dict[str, Any]) -> list[str]:
     return [
-        spec,
-        f"{len(latencies):,}",
-        f"{sum(v.rows for v in visits):,}",
-        f"{rate:.2f}",
-        f"{p50:.1f}",
-        f"{p99:.1f}",
-        str(sum(v.wrong for v in visits)),
-        f"{sum(v.atomics for v in visits):,}",
-        "exact" if all(v.exact for v in visits) else "WRONG",
+        of["links"],
+        f"{of['reads']:,}",
+        f"{of['rows']:,}",
+        f"{of['gb_per_s']:.2f}",
+        f"{of['p50_us']:.1f}",
+        f"{of['p99_us']:.1f}",
+        str(of["errors"]),
+        f"{of['atomics']:,}",
+        "exact" if of["sums_exact"] else "WRONG",
     ]
 
 

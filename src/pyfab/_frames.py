@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import json
 import os
 import secrets
@@ -48,6 +49,13 @@ def split_address(text: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """The inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def open_to(host: str, token: str) -> str:
+    """Who may connect to a server on that address, in words."""
+    if token:
+        return "those who have the token"
+    return "this machine" if ipaddress.ip_address(host).is_loopback else "everyone who can reach it"
 
 
 class Channel:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ipaddress
+import json
 import signal
 import socket
 import threading
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pyfab._deadline import Deadline
 from pyfab._domain import Domain
 from pyfab._enums import Access
-from pyfab._frames import Channel, Header, WrongToken, join_address, split_address
+from pyfab._frames import Channel, Header, WrongToken, join_address, open_to, split_address
 from pyfab._region import MemoryRegion
 
 _PATIENCE = 10.0  # seconds that a client has for each message
@@ -57,6 +57,10 @@ class ArrayServer:
                 self._regions[name] = undo.enter_context(domain.register(array, Access.REMOTE_READ))
             self._resources = undo.pop_all()
         threading.Thread(target=self._accept, name="pyfab-serve", daemon=True).start()
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Name → {"shape": (...), "dtype": "..."}."""
+        return {n: {"shape": a.shape, "dtype": str(a.dtype)} for n, a in self.arrays.items()}
 
     def close(self) -> None:
         """Stops; reads that are going on fail."""
@@ -91,7 +95,7 @@ class ArrayServer:
     def _answer(self, request: Header) -> Header:
         operation, name = request.get("op"), request.get("name")
         if operation == "list":
-            return {"arrays": {n: {"shape": a.shape, "dtype": str(a.dtype)} for n, a in self.arrays.items()}}
+            return {"arrays": self.describe()}
         if operation != "open":
             return {"error": f"the server knows no operation {operation!r}"}
         if not isinstance(name, str) or name not in self._regions:
@@ -101,25 +105,23 @@ class ArrayServer:
         return {key: base64.b64encode(value).decode() for key, value in encoded.items()}
 
 
-def serve(arrays: Mapping[str, Path], listen: str, token: str) -> None:
+def serve(arrays: Mapping[str, Path], listen: str, token: str, *, as_json: bool = False) -> None:
     """Serves until SIGINT or SIGTERM; prints what and where."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     with ArrayServer(arrays, listen, token) as server:
-        for name, array in server.arrays.items():
-            print(f"{name}: {array.shape} {array.dtype}, {array.nbytes:,} bytes")
-        open_to_all = not token and not ipaddress.ip_address(server.host).is_loopback
-        whom = (
-            "those who have the token"
-            if token
-            else "everyone who can reach it"
-            if open_to_all
-            else "this machine"
-        )
-        print(f"serving on {server.address} to {whom}", flush=True)
+        whom = open_to(server.host, token)
+        if as_json:
+            told = {"serving": server.address, "open_to": whom, "arrays": server.describe()}
+            print(json.dumps(told), flush=True)  # one line: a reader need not wait for the end
+        else:
+            for name, array in server.arrays.items():
+                print(f"{name}: {array.shape} {array.dtype}, {array.nbytes:,} bytes")
+            print(f"serving on {server.address} to {whom}", flush=True)
         stop.wait()
-    print("stopped")
+    if not as_json:
+        print("stopped")
 
 
 def _mapped(path: Path) -> NDArray[Any]:

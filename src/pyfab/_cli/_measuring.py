@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 import threading
@@ -159,7 +160,7 @@ def _listen(options: argparse.Namespace) -> int:
         options.listen, token(options), links, lambda line: print(line, file=sys.stderr)
     ) as listener:
         if options.json:
-            print_json({"listening": listener.address, "open_to": listener.open_to})
+            print(json.dumps({"listening": listener.address, "open_to": listener.open_to}))
         else:
             print(f"listening on {listener.address} to {listener.open_to}")
         sys.stdout.flush()

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyfab._cli._options import add_file, count
+from pyfab._cli._options import add_file, add_json, count, print_json
 from rich.console import Console
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--links", default="shm+tcp", help="each of these links alone, then all together (default: shm+tcp)"
     )
+    add_json(command)
     command.set_defaults(run=run)
 
 
@@ -36,4 +37,7 @@ def run(options: argparse.Namespace) -> int:
     """Does it."""
     from pyfab._demo import demo
 
-    return 0 if demo(options.data, options.procs, options.links, Console()) else 1
+    found = demo(options.data, options.procs, options.links, Console(quiet=options.json))
+    if options.json:
+        print_json(found)
+    return 0 if found["verified"] else 1

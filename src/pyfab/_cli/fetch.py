@@ -48,5 +48,9 @@ def run(options: argparse.Namespace) -> int:
         TransferProgress(options.selection) as progress,
     ):
         array = client.fetch(name, index, output, progress)
-    print(f"{output}: {array.shape} {array.dtype}, {array.nbytes:,} bytes")
+    if options.json:
+        told = {"file": str(output), "shape": array.shape, "dtype": str(array.dtype), "nbytes": array.nbytes}
+        print_json(told)
+    else:
+        print(f"{output}: {array.shape} {array.dtype}, {array.nbytes:,} bytes")
     return 0

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyfab._cli._options import add_file, add_token, token
+from pyfab._cli._options import add_file, add_json, add_token, token
 
 if TYPE_CHECKING:
     from pyfab._cli._options import Commands
@@ -30,6 +30,7 @@ def add(commands: Commands) -> None:
         "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default: a free port of 127.0.0.1"
     )
     add_token(command, "clients must know it")
+    add_json(command)
     command.set_defaults(run=run)
 
 
@@ -48,5 +49,5 @@ def run(options: argparse.Namespace) -> int:
     arrays = dict(named)
     if len(arrays) < len(named):
         raise ValueError("two files have one name; tell them apart with --name NAME=FILE")
-    serve(arrays, options.listen, token(options))
+    serve(arrays, options.listen, token(options), as_json=options.json)
     return 0

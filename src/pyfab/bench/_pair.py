@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ipaddress
 import json
 import re
 import secrets
@@ -30,7 +29,7 @@ from pyfab._deadline import Deadline
 from pyfab._domain import Domain
 from pyfab._enums import Access
 from pyfab._errors import InvalidArgumentError
-from pyfab._frames import Channel, Header, WrongToken, join_address, split_address
+from pyfab._frames import Channel, Header, WrongToken, join_address, open_to, split_address
 from pyfab._region import RemoteRegion
 from pyfab.bench._facts import machine_facts
 from pyfab.bench._operations import MESSAGES, Operations, answer
@@ -196,11 +195,7 @@ class Listener:
     @property
     def open_to(self) -> str:
         """Who may connect, in words."""
-        if self._token:
-            return "those who have the token"
-        if ipaddress.ip_address(self.host).is_loopback:
-            return "this machine"
-        return "everyone who can reach it"
+        return open_to(self.host, self._token)
 
     def close(self) -> None:
         """Takes nobody new; sessions that are open end with their initiators."""
