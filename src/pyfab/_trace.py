@@ -12,7 +12,7 @@ runs: the thread that serves the endpoint calls that as soon as the operation is
 is an upper bound, whenever the program itself looks.
 
 `pyfab.trace` names a folder in $PYFAB_TRACE. Every process that imports pyfab with that variable set, or is forked by one that
-records, writes a file there, and these are merged in the end. What a killed process had not written yet is lost.
+records, writes a file there, and these are merged in the end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ["VARIABLE", "finish", "merge", "start", "trace"]
 VARIABLE = "PYFAB_TRACE"
 """Names the folder into which processes that import pyfab record."""
 
-_FLUSH_EVENTS = 2000  # kept in memory at most, so that a killed process loses no more
+_encode = json.JSONEncoder(check_circular=False, default=str).encode
 _GROUP_MODULES = ("pyfab._control", "pyfab._cells", "pyfab._parts")
 
 # Methods of a context: where the peer and the local memory stand among the arguments.
@@ -97,28 +97,29 @@ class _Inside(threading.local):
 
 
 class _Recorder:
-    """The events of this process, on their way to a file of its own in `folder`."""
+    """The time line of this process: a file of its own in `folder`, made when there is something to tell.
+
+    Each event is written at once, so that a process which is killed leaves what it did.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._names: dict[int, tuple[int, int]] = {}  # id of a context → (endpoint's number, index)
-        self._reset()
+        self._file: int | None = None
+        self.restart()
 
-    def _reset(self) -> None:
-        self.pid = os.getpid()
-        self._file = self._folder / f"{self.pid}-{secrets.token_hex(4)}.jsonl"
-        self._lock = threading.Lock()  # guards the file
-        self._events: list[dict[str, Any]] = []
+    def restart(self) -> None:
+        """Begins anew: a child of fork() has a time line of its own."""
+        self.close()
+        self._lock = threading.Lock()  # guards the making of the file
         self._threads: set[int] = set()
         self._numbers = itertools.count(1)
-        self.outstanding: dict[int, dict[str, Any]] = {}  # number of an operation → the event that began it
-        self.describe(f"{Path(sys.argv[0]).name if sys.argv and sys.argv[0] else 'python'} {self.pid}")
+        self._outstanding: dict[int, dict[str, Any]] = {}  # number of an operation → the event that began it
+        self.pid = os.getpid()
 
-    forked = _reset  # a child of fork() has its own time line
-
-    def describe(self, name: str) -> None:
-        """How the viewer calls this process."""
-        self._add({"ph": "M", "name": "process_name", "pid": self.pid, "tid": 0, "args": {"name": name}})
+    def describe(self, name: str, kind: str = "process_name", thread: int = 0) -> None:
+        """How the viewer calls this process, or a thread of it."""
+        self._add({"ph": "M", "name": kind, "pid": self.pid, "tid": thread, "args": {"name": name}})
 
     def know(self, endpoint: Endpoint) -> None:
         """Remembers whose the contexts are."""
@@ -133,7 +134,7 @@ class _Recorder:
     def begin(self, kind: str, category: str, began: int, arguments: dict[str, Any]) -> int:
         """An operation that began at `began`, a time.monotonic_ns(); returns its number, for `end`."""
         number = next(self._numbers)
-        self.outstanding[number] = {
+        self._outstanding[number] = {
             "ph": "b",
             "name": kind,
             "cat": category,
@@ -147,7 +148,7 @@ class _Recorder:
 
     def end(self, number: int, ended: int, **found: Any) -> None:
         """It ended at `ended`; what was found is added to its arguments."""
-        event = self.outstanding.pop(number, None)
+        event = self._outstanding.pop(number, None)
         if event is None:  # begun before a fork
             return
         event["args"].update(found)
@@ -168,35 +169,48 @@ class _Recorder:
             }
         )
 
-    def flush(self) -> None:
-        """Writes what is complete."""
-        with self._lock:
-            events, self._events = self._events, []
-            # The folder is gone if this process outlives the trace.
-            with contextlib.suppress(FileNotFoundError), self._file.open("a") as stream:
-                stream.write("".join(_line(event) for event in events))
-
     def finish(self) -> None:
-        """Writes all; what has not ended has no end."""
-        for event in list(self.outstanding.values()):
+        """Tells of what has not ended."""
+        for number in list(self._outstanding):
+            event = self._outstanding.pop(number)
             event["args"]["outcome"] = "outstanding"
             self._add(event)
-        self.outstanding.clear()
-        self.flush()
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
     def _add(self, event: dict[str, Any]) -> None:
-        self._events.append(event)
-        if len(self._events) >= _FLUSH_EVENTS:
-            self.flush()
+        with self._lock:
+            if self._file is None:
+                self._file = self._new_file()
+        os.write(self._file, (_encode(event) + "\n").encode())
+
+    def _new_file(self) -> int:
+        name = f"{self.pid}-{secrets.token_hex(4)}.jsonl"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            file = os.open(self._folder / name, flags, 0o600)
+        except FileNotFoundError:  # this process outlives the trace
+            return os.open(os.devnull, flags)
+        script = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+        about = {
+            "ph": "M",
+            "name": "process_name",
+            "pid": self.pid,
+            "tid": 0,
+            "args": {"name": f"{script} {self.pid}"},
+        }
+        os.write(file, (_encode(about) + "\n").encode())
+        return file
 
     def _thread(self) -> int:
         thread = threading.get_native_id()
         if thread not in self._threads:
             self._threads.add(thread)
-            name = threading.current_thread().name
-            self._add(
-                {"ph": "M", "name": "thread_name", "pid": self.pid, "tid": thread, "args": {"name": name}}
-            )
+            self.describe(threading.current_thread().name, "thread_name", thread)
         return thread
 
 
@@ -249,7 +263,7 @@ def start(folder: Path) -> None:
 
 
 def stop() -> None:
-    """Ends the recording, and writes what is left of it."""
+    """Ends the recording."""
     global _recorder
     recorder, _recorder = _recorder, None
     for owner, name, former in reversed(_replaced):
@@ -261,10 +275,11 @@ def stop() -> None:
     _endpoints()
     if recorder:
         recorder.finish()
+        recorder.close()
 
 
 def finish() -> None:
-    """Writes everything, in a process that is about to end."""
+    """Tells of what has not ended, in a process that is about to end."""
     if _recorder:
         _recorder.finish()
 
@@ -295,13 +310,6 @@ def merge(folder: Path, path: Path) -> int:
             {"traceEvents": [*names.values(), *events], "displayTimeUnit": "ns", "otherData": about}, stream
         )
     return sum(event["ph"] == "b" and event["cat"] == "operation" for event in events)
-
-
-_encode = json.JSONEncoder(check_circular=False, default=str).encode
-
-
-def _line(event: dict[str, Any]) -> str:
-    return _encode(event) + "\n"
 
 
 def _read(part: Path) -> Iterator[dict[str, Any]]:
@@ -367,7 +375,8 @@ def _recorded(
     try:
         result = original(*args, **kwargs)
     except BaseException as error:
-        recorder.end(number, time.monotonic_ns(), outcome=_outcome(error), **_link(context, handle))
+        found = {"bytes": _or_none(nbytes, None), "outcome": _outcome(error)}
+        recorder.end(number, time.monotonic_ns(), **found, **_link(context, handle))
         raise
     finally:
         _inside.operation = False
@@ -503,7 +512,7 @@ def _outcome(error: BaseException) -> str:
 
 def _forked() -> None:
     if _recorder:
-        _recorder.forked()
+        _recorder.restart()
 
 
 def _from_environment() -> None:
