@@ -62,6 +62,11 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
+def command_names() -> list[str]:
+    """All commands, in the order of ``pyfab --help``."""
+    return [command.__name__.rpartition(".")[2] for command in _COMMANDS]
+
+
 class _PrintCompletion(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: object
