@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,22 @@ def test_demo_with_odd_files(tmp_path: Path, name: str) -> None:
     assert "Traceback" not in ran.stderr
 
 
+def test_demo_as_json() -> None:
+    ran = run("demo", "--procs", "2", "--links", "shm", "--json")
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["verified"] is True
+    assert found["shape"] == [1797, 8, 8]
+    (figures,) = found["links"]
+    assert figures["links"] == "shm"
+    assert figures["errors"] == 0
+    assert figures["sums_exact"] is True
+    assert figures["used"] == [["shm.0", "shm.0"]] * 2
+    failed = run("demo", "--links", "nosuch", "--json")
+    assert failed.returncode == 1
+    assert "nosuch" in json.loads(failed.stdout)["links"][0]["error"]
+
+
 def test_demo_fails_where_a_link_does() -> None:
     ran = run("demo", "--links", "shm+nothing")
     assert ran.returncode == 1
@@ -113,6 +130,11 @@ def test_demo_finds_wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert _demo.demo(None, 2, "shm", Console(file=nowhere))["verified"] is False
 
 
+COMMANDS_THAT_MEND = (
+    *("", "apt", "chmod", "docker", "echo", "ip", "ls", "modprobe", "mount", "sysctl", "ulimit", "unset"),
+)
+
+
 def test_doctor_as_json() -> None:
     ran = run("doctor", "--json")
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -128,10 +150,16 @@ def test_doctor_as_json() -> None:
         "cross-memory attach",
         "yama",
         "locked memory",
+        "/dev/shm",
+        "huge pages",
         "loopback",
+        "rdma modules",
         "rdma devices",
-    } <= checks.keys()
-    assert all(check["state"] == "ok" or check["mend"] for check in checks.values())
+        "links",
+    } == checks.keys()
+    for check in checks.values():
+        assert (check["state"] == "limited") == bool(check["mend"])
+        assert check["mend"].partition(" ")[0] in COMMANDS_THAT_MEND
     assert checks["memfd"]["state"] == checks["loopback"]["state"] == "ok"
 
 
@@ -148,6 +176,47 @@ def test_doctor_notices_what_is_forbidden() -> None:
     checks = {check["name"]: check for check in json.loads(ran.stdout)}
     assert checks["cross-memory attach"]["state"] == "limited"
     assert "ptrace" in checks["cross-memory attach"]["mend"].lower()
+
+
+# What the doctor says of one thing: the command that mends it, or that it is well.
+ASK = """
+import sys
+from pyfab import _doctor
+_doctor._contained = lambda: False
+(check,) = (check for check in _doctor.checks() if check.name == sys.argv[1])
+print(check.mend or check.state)
+"""
+
+
+@pytest.mark.parametrize(
+    "name, space, breaks, mend",
+    [
+        (
+            "/dev/shm",
+            "--mount",
+            "mount -t tmpfs -o size=16m tmpfs /dev/shm",
+            "mount -o remount,size=50% /dev/shm",
+        ),
+        ("loopback", "--net", "true", "ip link set lo up"),
+    ],
+)
+def test_what_doctor_says_mends_it(name: str, space: str, breaks: str, mend: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can break and mend name spaces")
+    shell = f'{breaks}; mend=$("$@"); echo "$mend"; eval "$mend"; "$@"'
+    command = ["unshare", space, "sh", "-ec", shell, "sh", sys.executable, "-c", ASK, name]
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"PATH": path}
+    )
+    assert ran.stdout.splitlines() == [mend, "ok"], ran.stderr
+
+
+def test_doctor_reads_the_limit_of_locked_memory() -> None:
+    shell = 'ulimit -S -l 64; exec "$@"'
+    command = ["sh", "-ec", shell, "sh", sys.executable, "-c", ASK, "locked memory"]
+    mend = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert mend.startswith("ulimit -l unlimited") or "/etc/security/limits.d" in mend
 
 
 @pytest.mark.parametrize(
@@ -179,7 +248,10 @@ def test_info() -> None:
     listed = json.loads(run("info", "--json").stdout)
     assert {"shm", "tcp"} <= {info["provider"] for info in listed}
     assert "RMA" in listed[0]["caps"]
-    assert "shm" in run("info").stdout
+    assert {"spec", "inject_size", "max_msg_size", "mr_key_size", "max_contexts", "nics"} <= listed[0].keys()
+    shown = run("info").stdout
+    assert [title in shown for title in ("usable here", "limits", "network cards")] == [True] * 3
+    assert "tcp:lo" in shown
     assert [info["links"] for info in json.loads(run("info", "--provider", "shm+tcp", "--json").stdout)]
     ran = run("info", "--provider", "nothing")
     assert ran.returncode == 1
@@ -197,5 +269,6 @@ def test_usage() -> None:
     assert run().returncode == 2
     assert run("links", "--procs", "0").returncode == 2
     assert run("--version").stdout == f"pyfab {pyfab.__version__}\n"
-    for command in ("demo", "serve", "fetch", "info", "links", "doctor"):
-        assert command in run("--help").stdout
+    offered = run("--help").stdout
+    for command in ("demo", "serve", "fetch", "info", "links", "doctor", "pingpong", "bench", "trace"):
+        assert f"    {command} " in offered
