@@ -138,7 +138,7 @@ class _Recorder:
             "ph": "b",
             "name": kind,
             "cat": category,
-            "id": f"{self.pid}.{number}",
+            "id2": {"local": hex(number)},  # so that it stands among the rows of its process
             "pid": self.pid,
             "tid": self._thread(),
             "ts": began / 1000,
@@ -201,7 +201,7 @@ class _Recorder:
             "name": "process_name",
             "pid": self.pid,
             "tid": 0,
-            "args": {"name": f"{script} {self.pid}"},
+            "args": {"name": script},
         }
         os.write(file, (_encode(about) + "\n").encode())
         return file
@@ -370,7 +370,10 @@ def _recorded(
     assert recorder is not None
     caller = sys._getframe(2).f_globals.get("__name__", "")
     began = time.monotonic_ns()
-    number = recorder.begin(kind, "group" if caller in _GROUP_MODULES else "operation", began, told)
+    if caller in _GROUP_MODULES:
+        number = recorder.begin(f"{kind} (group)", "group", began, told)
+    else:
+        number = recorder.begin(kind, "operation", began, told)
     _inside.operation = True
     try:
         result = original(*args, **kwargs)
@@ -457,7 +460,7 @@ def _named(original: Callable[..., None]) -> Callable[..., None]:
     def call(self: Group, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if _recorder is not None:
-            _recorder.describe(f"rank {self.rank} of {self.size}, pid {_recorder.pid}")
+            _recorder.describe(f"rank {self.rank} of {self.size}")
 
     return call
 
