@@ -12,7 +12,8 @@ import pyfab.bench
 def machine_facts(cores: tuple[int, int]) -> dict[str, Any]:
     """Everything recorded with a run; ``None`` for what this machine does not say."""
     return {
-        **pyfab.bench.machine_facts(cores),
+        **pyfab.bench.machine_facts(cores[0]),
+        "pinned": {"initiator": cores[0], "target": cores[1]},
         "mpi4py": distribution("mpi4py"),
         "open mpi": first_line("mpirun", "--version"),
         "libfabric": first_line("pkg-config", "--modversion", "libfabric"),

@@ -30,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +227,7 @@ def trace(path: str | Path) -> Iterator[None]:
     outcome; `pyfab._trace` says what its times are. Methods of endpoints that the program has stored elsewhere before are not
     seen. BusyError if it is on already, OSError if the file cannot be written.
     """
-    if VARIABLE in os.environ:
+    if _recorder is not None:
         raise BusyError("this process is being traced already")
     path = Path(path)
     path.touch()  # fails now rather than when all is over
@@ -237,7 +237,7 @@ def trace(path: str | Path) -> Iterator[None]:
         try:
             yield
         finally:
-            del os.environ[VARIABLE]
+            os.environ.pop(VARIABLE, None)
             stop()
             merge(Path(folder), path)
 
@@ -251,6 +251,7 @@ def start(folder: Path) -> None:
     for name, kind in _ARRAY.items():
         for array in (RemoteArray, CheckedRemoteArray):
             _replace(array, name, _of_array(kind, name, getattr(array, name)))
+    _replace(_core.Gatherer, "start", _of_gather(_core.Gatherer.start))
     for waits, names in _WAITS:
         for name in names:
             title = f"{waits.__name__}.{name}"
@@ -258,7 +259,7 @@ def start(folder: Path) -> None:
     _replace(_core.Operation, "add_done_callback", _outside(_core.Operation.add_done_callback))
     _replace(Endpoint, "__init__", _introduced(Endpoint.__init__))
     _replace(Group, "__init__", _named(Group.__init__))
-    for endpoint in _endpoints():
+    for endpoint in _bound_again():
         _recorder.know(endpoint)
 
 
@@ -272,7 +273,7 @@ def stop() -> None:
         else:
             setattr(owner, name, former)
     _replaced.clear()
-    _endpoints()
+    _bound_again()
     if recorder:
         recorder.finish()
         recorder.close()
@@ -355,6 +356,17 @@ def _of_array(kind: str, name: str, original: Callable[..., Any]) -> Callable[..
     return call
 
 
+def _of_gather(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _recorder is None or _inside.operation:
+            return original(self, *args, **kwargs)
+        told = {"peer": "several"}
+        return _recorded("gather", told, None, ADDR_UNSPEC, lambda _: None, original, self, *args, **kwargs)
+
+    return call
+
+
 def _recorded(
     kind: str,
     told: dict[str, Any],
@@ -385,13 +397,16 @@ def _recorded(
         _inside.operation = False
     returned = time.monotonic_ns()
     told.update(_link(context, handle))
-    if not isinstance(result, _core.Operation):
+    operation = result.operation if isinstance(result, _core.Gather) else result
+    if not isinstance(operation, _core.Operation):
         outcome = "ok, buffer reusable" if kind == "inject" else "ok"
         recorder.end(number, returned, bytes=_or_none(nbytes, result), outcome=outcome)
-    elif result.done():
-        recorder.end(number, returned, **_found(result, nbytes))
+    elif operation.done():
+        recorder.end(number, returned, **_found(operation, nbytes))
     else:
-        result.add_done_callback(lambda op: recorder.end(number, time.monotonic_ns(), **_found(op, nbytes)))
+        operation.add_done_callback(
+            lambda done: recorder.end(number, time.monotonic_ns(), **_found(done, nbytes))
+        )
     return result
 
 
@@ -470,8 +485,8 @@ def _replace(owner: Any, name: str, by: Callable[..., Any]) -> None:
     setattr(owner, name, by)
 
 
-def _endpoints() -> Iterable[Endpoint]:
-    """The endpoints there are, after binding their operations again, which they hold bound."""
+def _bound_again() -> list[Endpoint]:
+    """The endpoints that there are. They hold their operations bound, so these are taken from the class anew."""
     found = [each for each in gc.get_objects() if type(each) is Endpoint and hasattr(each, "_contexts")]
     for endpoint in found:
         for name in _OPERATIONS:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from pyfab.__main__ import main
 from pyfab.bench import _operations
 from pyfab.bench._pair import local, new_run, remote
 from pyfab.bench._results import Measurement, Measurements
+from pyfab.bench._timing import choose_cores
 from rich.console import Console
 
 QUICK: dict[str, Any] = {"rounds": 1, "round_ms": 1}
@@ -69,7 +72,7 @@ def test_the_machines_are_recorded(all_of_it: Measurements) -> None:
         assert facts["pyfab-rdma"] == pyfab.__version__
         assert facts["cores"] == os.cpu_count()
         assert {"date", "cpu", "kernel", "python", "numpy", "governor", "load"} <= facts.keys()
-    assert all_of_it.facts.keys() == {"initiator", "target"}
+    assert [all_of_it.facts[side]["core"] for side in ("initiator", "target")] == list(choose_cores())
 
 
 def test_a_table_for_everybody(all_of_it: Measurements) -> None:
@@ -280,6 +283,22 @@ def test_bench_keeps_compares_and_fails(tmp_path: Path) -> None:
     ran = quick_bench("--compare", fast, "--json")
     assert ran.returncode == 0
     assert all(ratio["speed"] < 0.9 for ratio in json.loads(ran.stdout)["comparison"]["ratios"])
+
+
+def test_bench_shows_its_progress_on_terminals_alone() -> None:
+    terminal, other_end = pty.openpty()
+    command = [sys.executable, "-m", "pyfab", *QUICK_BENCH, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=other_end, text=True) as process:
+        os.close(other_end)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while more := os.read(terminal, 1 << 12):
+                shown += more
+        os.close(terminal)
+        assert process.stdout
+        assert json.loads(process.stdout.read())["measurements"]
+    assert b"measuring" in shown
+    assert b"4/4" in shown
 
 
 @pytest.mark.parametrize(

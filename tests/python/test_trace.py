@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyfab
+import pyfab.data
 import pytest
 from pyfab import _core
 from pyfab.testing import Peer
@@ -193,6 +194,19 @@ def test_operations_that_callbacks_start(tmp_path: Path) -> None:
             endpoint.write(np.ones(8), handle, remote).add_done_callback(again)
             assert done.wait(60)
     assert [event["name"] for event in operations(events_of(tmp_path / "trace.json"))] == ["write", "read"]
+
+
+def gather(group: pyfab.Group) -> None:
+    rows = np.arange(8.0).reshape(4, 2) + 8 * group.rank
+    with pyfab.data.ShardedStore(group, {"rows": rows}) as store:
+        assert store.gather([0, 5, 2])["rows"].tolist() == [[0, 1], [10, 11], [4, 5]]
+
+
+def test_gathers_of_a_data_set(tmp_path: Path) -> None:
+    with pyfab.trace(tmp_path / "trace.json"):
+        pyfab.spawn(gather, 2, timeout=60)
+    gathers = [e for e in operations(events_of(tmp_path / "trace.json")) if e["name"] == "gather"]
+    assert [(e["args"]["peer"], e["args"]["outcome"]) for e in gathers] == [("several", "ok")] * 2
 
 
 def test_off_nothing_is_in_the_way(tmp_path: Path) -> None:

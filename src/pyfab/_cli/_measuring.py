@@ -174,11 +174,14 @@ class _Steps:
     def __init__(self) -> None:
         console = Console(stderr=True)
         columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        # Refreshed between measurements, not by a thread that would disturb them.
+        self._bar = Progress(
+            *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
+        )
         self._task = self._bar.add_task("measuring", total=None)
 
     def __call__(self, done: int, steps: int) -> None:
-        self._bar.update(self._task, completed=done, total=steps)
+        self._bar.update(self._task, completed=done, total=steps, refresh=True)
 
     def __enter__(self) -> _Steps:
         self._bar.start()

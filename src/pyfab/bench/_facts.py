@@ -12,18 +12,18 @@ from typing import Any
 from pyfab import _core
 
 
-def machine_facts(cores: tuple[int, int]) -> dict[str, Any]:
-    """What is recorded with a run on the cores (initiator, target); None for what this machine does not say."""
+def machine_facts(core: int) -> dict[str, Any]:
+    """What is recorded with a run whose process here is kept on `core`; None for what this machine does not say."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
-        "pinned": {"initiator": cores[0], "target": cores[1]},
+        "core": core,
         "virtual": "hypervisor" in _text("/proc/cpuinfo"),
-        "governor": _text(f"/sys/devices/system/cpu/cpu{cores[0]}/cpufreq/scaling_governor") or None,
+        "governor": _text(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_governor") or None,
         "huge_pages": _text("/sys/kernel/mm/transparent_hugepage/enabled") or None,
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "load": os.getloadavg()[0],
+        "load": round(os.getloadavg()[0], 2),
         "kernel": platform.release(),
         "libc": " ".join(platform.libc_ver()),
         "python": platform.python_version(),

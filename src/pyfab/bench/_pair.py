@@ -38,7 +38,7 @@ from pyfab.bench._timing import Statement, choose_cores, pinned, private_memory,
 MEMORY = ("mapped", "other")
 """What the target's memory can be: made by the library (`Domain.alloc`), or an ordinary array."""
 
-LARGEST = 1 << 30
+LARGEST = 256 << 20
 """Bytes of an operation, at most."""
 
 _ANSWER = 30.0  # seconds that the other side has for an answer
@@ -268,16 +268,13 @@ class _Target:
             admitted = self._listener is None or self._listener.admit(str(request["run"]))
             if not admitted:
                 raise InvalidArgumentError("it is measuring with somebody else; try again later")
-            cores = choose_cores()
-            with (
-                pinned(core if core >= 0 else cores[1]),
-                _open(self._links or links, self._host, self._token) as domain,
-            ):
-                self._serve(domain, address, capacity, machine_facts(cores))
+            core = core if core >= 0 else choose_cores()[1]
+            with pinned(core), _open(self._links or links, self._host, self._token) as domain:
+                self._serve(domain, address, capacity, machine_facts(core))
         except ConnectionError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, MemoryError) as error:
-            self._reply({"error": str(error)})
+        except Exception as error:  # whatever the request was, the initiator is told
+            self._reply({"error": f"{type(error).__name__}: {error}"})
         finally:
             if admitted and self._listener is not None:
                 self._listener.leave()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pyfab._errors import InvalidArgumentError
 from pyfab.bench._facts import machine_facts
-from pyfab.bench._operations import MESSAGES, ONE_SIDED
+from pyfab.bench._operations import MESSAGES
 from pyfab.bench._pair import LARGEST, MEMORY, Session, local, new_run, remote
 from pyfab.bench._results import Measurement, Measurements
 from pyfab.bench._timing import calibrate, choose_cores, percentile, pinned, samples_in, speed, warm
@@ -114,11 +115,11 @@ def message_rate(
 
 
 def measure(
-    metrics: Sequence[str] = ("latency", "bandwidth", "rate"),
+    metrics: str | Sequence[str] = ("latency", "bandwidth", "rate"),
     links: str | Sequence[str] = "shm+tcp",
     sizes: Sequence[int] | None = None,
     *,
-    operations: Sequence[str] | None = None,
+    operations: str | Sequence[str] | None = None,
     memory: str | Sequence[str] = "mapped",
     peer: str | None = None,
     token: str = "",
@@ -138,17 +139,17 @@ def measure(
     """
     if rounds < 1 or round_ms <= 0:
         raise InvalidArgumentError(f"rounds={rounds}, round_ms={round_ms}: both are positive")
-    specs = [links] if isinstance(links, str) else list(links)
-    cases = list(_cases(metrics, specs, sizes, operations, [memory] if isinstance(memory, str) else memory))
+    specs = _names(links)
+    cases = list(_cases(_names(metrics), specs, sizes, operations and _names(operations), _names(memory)))
     if not cases:
         raise InvalidArgumentError(
-            f"nothing to measure: {', '.join(metrics)} of {', '.join(operations or ())}; "
+            f"nothing to measure: {metrics} of {operations}; "
             + "; ".join(f"{name} is of {', '.join(metric.operations)}" for name, metric in METRICS.items())
         )
     capacity = max(64 * KIB, *(case.size for case in cases))
     steps = (rounds + 1) * len(cases)
     cores = choose_cores()
-    facts = machine_facts(cores)
+    facts = machine_facts(cores[0])
     done = 0
 
     def step() -> None:
@@ -183,6 +184,7 @@ def _cases(
     operations: Sequence[str] | None,
     memories: Sequence[str],
 ) -> Iterator[_Case]:
+    sizes = sizes and list(dict.fromkeys(map(operator.index, sizes)))
     for size in sizes or ():
         if size % 8 or not 8 <= size <= LARGEST:
             raise InvalidArgumentError(f"{size} bytes: sizes are multiples of 8, at most {LARGEST}")
@@ -200,6 +202,11 @@ def _cases(
                 for memory in ("-",) if statement in MESSAGES else memories:
                     for spec in specs:
                         yield _Case(name, operation, statement, size, memory, spec)
+
+
+def _names(wanted: str | Sequence[str]) -> list[str]:
+    """One or several, without repetitions."""
+    return [wanted] if isinstance(wanted, str) else list(dict.fromkeys(wanted))
 
 
 def _all_operations() -> list[str]:
@@ -230,6 +237,3 @@ def _plan(session: Session, case: _Case, round_ns: float) -> tuple[int, int]:
 
     batch, sample_ns = calibrate(sample)
     return batch, samples_in(round_ns, sample_ns)
-
-
-assert {s for metric in METRICS.values() for s in metric.operations.values()} <= {*ONE_SIDED, *MESSAGES}
