@@ -64,7 +64,7 @@ def test_in_a_shell_and_in_python(folder: Path, environment: dict[str, str]) -> 
     assert json.loads((folder / "before.json").read_text())["measurements"]
     assert "svg" in (folder / "bandwidth.html").read_text()
     assert (folder / "latency.png").stat().st_size > 1000
-    for trace in ("ring.json", "demo.json", "trace.json"):
+    for trace in ("ring.json", "again.json", "trace.json"):
         assert json.loads((folder / trace).read_text())["traceEvents"]
 
 
