@@ -45,7 +45,8 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Does it; the exit status is the program's, as a shell gives it."""
-    from pyfab._trace import VARIABLE, merge
+    from pyfab._time_line import merge
+    from pyfab._trace import VARIABLE
 
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
