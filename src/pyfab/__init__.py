@@ -8,6 +8,9 @@ with pyfab.Domain("shm+tcp") as domain, domain.endpoint() as endpoint:
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
+
 try:
     from pyfab import _core
 except ImportError as error:  # pragma: no cover - depends on a broken installation
@@ -179,5 +182,14 @@ __all__ = [
     "spawn",
     "trace",
 ]
+
+_PARTS = ("bench", "data", "testing", "torch")  # modules that are imported when somebody asks for them
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _PARTS:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 _core.set_operation_helpers(CompletionFlag, await_operation)
