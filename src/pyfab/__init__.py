@@ -75,6 +75,7 @@ from pyfab._errors import (
 )
 from pyfab._group import Group
 from pyfab._info import Info, Nic, getinfo
+from pyfab._live import Live, live
 from pyfab._nearness import nearest
 from pyfab._queues import (
     Completion,
@@ -143,6 +144,7 @@ __all__ = [
     "InvalidArgumentError",
     "KeyInUseError",
     "KeyRejectedError",
+    "Live",
     "MRAttr",
     "MRFlag",
     "MRMode",
@@ -176,6 +178,7 @@ __all__ = [
     "Window",
     "getinfo",
     "group_addr",
+    "live",
     "nearest",
     "parse_addr",
     "rx_addr",
@@ -193,3 +196,10 @@ def __getattr__(name: str) -> ModuleType:
 
 
 _core.set_operation_helpers(CompletionFlag, await_operation)
+
+
+def load_ipython_extension(shell: object) -> None:
+    """``%load_ext pyfab``, which gives a notebook the magics ``%%pyfab`` and ``%pyfab``."""
+    from pyfab._jupyter import load
+
+    load(shell)

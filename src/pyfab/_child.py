@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ class Outcome(NamedTuple):
 
 def child(task: str, rank: str, pipe: str, parent: str) -> None:
     """The body of a fresh interpreter."""
-    _bind_to(int(parent))
+    bind_to(int(parent))
     try:
         loaded: Task = pickle.loads(Path(task).read_bytes())
     except BaseException as error:
@@ -49,7 +50,7 @@ def child(task: str, rank: str, pipe: str, parent: str) -> None:
 
 
 def run(task: Task, rank: int, pipe: int, parent: int) -> None:
-    _bind_to(parent)
+    bind_to(parent)
     report = _Report(pipe)
     try:
         with Group(rank, task.size, task.rendezvous, task.links, timeout=task.timeout) as group:
@@ -98,7 +99,23 @@ class _Report:
             stream.write(data)
 
 
-def _bind_to(parent: int) -> None:
+def fork(body: Callable[[], None]) -> int:
+    """The pid of a child that calls `body` and ends."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        # CPython warns of a fork beside other threads; the child uses none of their locks.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            body()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def bind_to(parent: int) -> None:
     """Ends this process with its parent, whose business Ctrl-C is."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -18,12 +18,13 @@ from numpy.typing import DTypeLike
 from pyfab import _core
 from pyfab._address_vector import FORMATS, AddressVector
 from pyfab._endpoint import Endpoint
-from pyfab._enums import Access, AVType, Caps, MRFlag, MRMode
+from pyfab._enums import KEY_NOTAVAIL, Access, AVType, Caps, MRFlag, MRMode, flag_names
 from pyfab._errors import BadFlagsError, BusyError, InvalidArgumentError, NotSupportedError
 from pyfab._info import Info, bits_in_force, make_info
+from pyfab._pictures import Drawing, DrawnRegion, regions_map
 from pyfab._queues import CompletionQueue, Counter, EventQueue
 from pyfab._region import MemoryRegion, MRAttr, RawKey, RemoteRegion
-from pyfab._stats import CacheStats, DomainStats
+from pyfab._stats import CacheStats, DomainStats, html_table
 from pyfab._sync import SyncLog, SyncReport, SyncStats, synchronise
 
 __all__ = ["Domain"]
@@ -433,6 +434,22 @@ class Domain:
             regions=self._core.regions, peers=peers, cache=CacheStats(**self._core.cache_stats)
         )
 
+    def regions_map(self) -> Drawing:
+        """The open regions in the order of their addresses, with sizes, rights, keys and the gaps between, as a picture (SVG)."""
+        self._core.check_open()
+        open_regions = [item for item in self._owned if isinstance(item, MemoryRegion) and not item.closed]
+        return regions_map(
+            DrawnRegion(
+                region.address,
+                region.nbytes,
+                region._what(),
+                flag_names(region.access) or "no rights",
+                "-" if region.key == KEY_NOTAVAIL else f"{region.key:#x}",
+                bool(region.access & Access.REMOTE),
+            )
+            for region in open_regions
+        )
+
     def close(self) -> None:
         """Ends the domain. BusyError while endpoints or regions are open; closing twice is harmless."""
         if self.closed:
@@ -473,12 +490,12 @@ class Domain:
         info = self._info
         rows = {
             "links": " + ".join(info.links),
-            "mr_mode": repr(info.mr_mode),
-            "caps": repr(info.caps),
+            "mr_mode": flag_names(info.mr_mode) or "SCALABLE",
+            "caps": flag_names(info.caps),
             "regions": self._core.regions,
         }
-        cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
-        return f"<table><caption>Domain{' (closed)' if self.closed else ''}</caption>{cells}</table>"
+        table = html_table(f"Domain{' (closed)' if self.closed else ''}", rows)
+        return table + (str(self.regions_map()) if not self.closed and self._core.regions else "")
 
 
 # The progress threads must be gone before the interpreter is.

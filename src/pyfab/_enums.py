@@ -35,6 +35,11 @@ __all__ = [
 ]
 
 
+def flag_names(flags: enum.IntFlag) -> str:
+    """``REMOTE_READ, REMOTE_WRITE``: the single bits, for tables."""
+    return ", ".join(str(flag.name) for flag in type(flags) if flag.bit_count() == 1 and flag in flags)
+
+
 class Access(enum.IntFlag):
     """Rights of a memory region (fi_mr(3))."""
 

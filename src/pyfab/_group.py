@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from pyfab._domain import Domain
 from pyfab._enums import Access
 from pyfab._errors import BusyError, ClosedError, FabricError, InvalidArgumentError, PeerLostError
 from pyfab._membership import CAPACITY, Shared, agree
+from pyfab._pictures import Drawing, DrawnLink, topology
 from pyfab._region import RemoteRegion
 from pyfab._rendezvous import exchange
 from pyfab._table import Table
@@ -34,6 +36,21 @@ class Link(NamedTuple):
     link: str
     how: str
     why: str
+
+
+class Links(Table[Link]):
+    """The links of one rank: a table, and in a notebook a picture besides."""
+
+    def __init__(self, rank: int, hosts: list[str], links: Iterable[Link]) -> None:
+        super().__init__(Link, links, title=f"links of rank {rank}")
+        self.rank, self.hosts = rank, hosts
+
+    def drawn(self) -> list[DrawnLink]:
+        """As `topology` takes them."""
+        return [DrawnLink(self.rank, link.peer, link.link, link.how) for link in self]
+
+    def _repr_html_(self) -> str:
+        return str(topology(self.hosts, self.drawn())) + super()._repr_html_()
 
 
 class Group:
@@ -290,10 +307,14 @@ class Group:
             group._resources = Shared(undo.pop_all())
         return group
 
-    def links(self) -> Table[Link]:
+    def links(self) -> Links:
         """Which peer is reached over which link, and why. Local."""
         self._check()
-        return Table(Link, map(self._link, self.peers), title=f"links of rank {self.rank}")
+        return Links(self.rank, self._hosts, map(self._link, self.peers))
+
+    def topology(self, timeout: float | None = -1) -> Drawing:
+        """The links between all ranks as a picture (SVG): a line for each pair in the colour of its link. Collective."""
+        return topology(self._hosts, itertools.chain(*self.allgather(self.links().drawn(), timeout)))
 
     def close(self) -> None:
         """Waits for the others, so that no one loses memory in use, and ends. Collective, and harmless if repeated.

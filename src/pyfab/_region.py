@@ -13,7 +13,7 @@ from pyfab import _core
 from pyfab._buffers import Range, array_of, pieces_of
 from pyfab._core import RemoteRegion
 from pyfab._endpoint import Endpoint
-from pyfab._enums import KEY_NOTAVAIL, Access, MRFlag, RMAEvent
+from pyfab._enums import KEY_NOTAVAIL, Access, MRFlag, RMAEvent, flag_names
 from pyfab._errors import (
     BadFlagsError,
     BusyError,
@@ -22,6 +22,7 @@ from pyfab._errors import (
     NotSupportedError,
     TooSmallError,
 )
+from pyfab._stats import html_table
 
 if TYPE_CHECKING:
     from pyfab._domain import Domain
@@ -308,6 +309,10 @@ class MemoryRegion(_core.Exporter):
             )
         return RegionSlice(self, start, max(0, stop - start))
 
+    def _what(self) -> str:
+        """Shape and dtype, for pictures."""
+        return f"{self._shape} {self._dtype}"
+
     def _only_buffer(self) -> Any:
         self._check_open()
         if len(self._memory) != 1 or isinstance(self._memory[0], Range):
@@ -330,9 +335,8 @@ class MemoryRegion(_core.Exporter):
         rows = {
             "key": f"{self._core.key:#x}",
             "bytes": self.nbytes,
-            "access": repr(self._access),
+            "access": flag_names(self._access),
             "dtype": self._dtype,
             "shape": self._shape,
         }
-        cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
-        return f"<table><caption>MemoryRegion{' (closed)' if self.closed else ''}</caption>{cells}</table>"
+        return html_table(f"MemoryRegion{' (closed)' if self.closed else ''}", rows)

@@ -13,12 +13,11 @@ import subprocess
 import sys
 import tempfile
 import traceback
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyfab._child import Outcome, Task, run
+from pyfab._child import Outcome, Task, fork, run
 from pyfab._deadline import Deadline
 from pyfab._errors import InvalidArgumentError, OperationTimeout, PeerLostError
 from pyfab._ranks import ranks_text
@@ -165,7 +164,8 @@ def _starter(task: Task, folder: Path) -> Callable[[int, int], int]:
             if b"__main__" not in data:
                 (folder / "task").write_bytes(data)
                 return lambda rank, pipe: _start_interpreter(folder / "task", rank, pipe)
-    return lambda rank, pipe: _fork(task, rank, pipe)
+    parent = os.getpid()
+    return lambda rank, pipe: fork(lambda: run(task, rank, pipe, parent))
 
 
 def _start_interpreter(task: Path, rank: int, pipe: int) -> int:
@@ -189,19 +189,3 @@ def _start_interpreter(task: Path, rank: int, pipe: int) -> int:
     )
     process.returncode = 0  # reaped by _Children, by pid
     return process.pid
-
-
-def _fork(task: Task, rank: int, pipe: int) -> int:
-    parent = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with warnings.catch_warnings():
-        # CPython warns of a fork beside other threads; the child uses none of their locks.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        try:
-            run(task, rank, pipe, parent)
-        finally:
-            os._exit(0)
-    return pid

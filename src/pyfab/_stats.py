@@ -8,7 +8,8 @@ from html import escape
 from typing import Any, NamedTuple
 
 
-def _html_table(caption: str, rows: dict[str, Any]) -> str:
+def html_table(caption: str, rows: dict[str, Any]) -> str:
+    """Names and values as a table of two columns."""
     cells = "".join(f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in rows.items())
     return f"<table><caption>{caption}</caption>{cells}</table>"
 
@@ -38,7 +39,7 @@ class CacheStats:
         return value
 
     def _repr_html_(self) -> str:
-        return _html_table("Registration cache", dataclasses.asdict(self))
+        return html_table("Registration cache", dataclasses.asdict(self))
 
 
 class LinkStats(NamedTuple):
@@ -99,5 +100,5 @@ class DomainStats(dict[str, Any]):
         return cache
 
     def _repr_html_(self) -> str:
-        peers = "".join(_html_table(f"Peer {row['peer']}", row) for row in self["peers"])
-        return _html_table("Domain", {"regions": self["regions"]}) + peers + self.cache._repr_html_()
+        peers = "".join(html_table(f"Peer {row['peer']}", row) for row in self["peers"])
+        return html_table("Domain", {"regions": self["regions"]}) + peers + self.cache._repr_html_()
