@@ -6,6 +6,7 @@ import queue
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -111,3 +112,23 @@ class Kernel:
     ) -> None:
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
+
+
+def executed(path: Path, folder: Path) -> Any:
+    """A notebook with the outputs that it has when it runs from top to bottom in a new kernel, in `folder`."""
+    import nbformat
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=2 * TIMEOUT,
+        record_timing=False,
+        resources={"metadata": {"path": str(folder)}},
+        kernel_manager_class=of_this_python(AsyncKernelManager),
+    )
+    metadata = dict(notebook.metadata)
+    client.execute()
+    notebook.metadata = metadata  # without what depends on the kernel
+    return notebook
