@@ -1,0 +1,38 @@
+"""The documentation site: `sphinx-build -W docs build/site`, in the environment of `pip install '.[docs]'`."""
+
+import re
+
+import pyfab
+
+project = "pyfab"
+author = "the pyfab developers"
+copyright = "the pyfab developers"
+version = release = pyfab.__version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+exclude_patterns = ["**/.ipynb_checkpoints"]
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # notebooks are stored with outputs, which the tests check
+nb_merge_streams = True
+
+default_role = "code"  # docstrings name things in single backquotes
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+python_maximum_signature_line_length = 100
+
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]  # tables of five columns, code of 110
+html_title = f"pyfab {release}"
+html_show_sphinx = False
+
+
+def setup(app):
+    """Specs in docstrings are code; "tcp:eth0" would be taken for an address on the web."""
+
+    def quoted(_app, _what, _name, _object, _options, lines):
+        lines[:] = [re.sub(r'(?<!`)("(?:shm|tcp|verbs)[^"\s]*")', r"``\1``", line) for line in lines]
+
+    app.connect("autodoc-process-docstring", quoted)

@@ -1,0 +1,119 @@
+"""What the documentation says runs: Python blocks, commands, links, names of the API.
+
+The ```python blocks of a page are one program, which runs in a process of its own. What an example needs and a reader need not
+see stands in a comment that begins with ``<!-- python``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pyfab
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
+TIMEOUT = 100
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$|^<!-- (python)\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, str]]:
+    """Line number and text of each."""
+    text = page.read_text()
+    return [
+        (text[: match.start()].count("\n") + 1, match[2] or match[4])
+        for match in FENCE.finditer(text)
+        if (match[1] or match[3]) == language
+    ]
+
+
+def program(page: Path) -> str:
+    """All Python of a page, on the lines where it stands there."""
+    lines = [""] * (page.read_text().count("\n") + 1)
+    for start, text in blocks(page, "python"):
+        found = text.splitlines()
+        lines[start : start + len(found)] = found
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem
+)
+def test_examples_run(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / f"{page.stem.replace('-', '_')}.py"
+    script.write_text(program(page))
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@functools.cache
+def explained(command: str) -> str:
+    """What `pyfab COMMAND --help` prints."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "pyfab", *command.split(), "--help"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert ran.returncode == 0, f"pyfab {command}: {ran.stderr}"
+    return ran.stdout
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of each simple command of its shell blocks."""
+    found: list[list[str]] = []
+    for _, text in blocks(page, "sh"):
+        joined = text.replace("\\\n", " ")
+        for line in joined.splitlines():
+            words = shlex.split(line, comments=True)
+            while words:
+                end = next((i for i, word in enumerate(words) if word in ("&&", "|", "&", ";")), len(words))
+                found.append(words[:end])
+                words = words[end + 1 :]
+    return [words for words in found if words]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
+def test_commands_exist_with_their_options(page: Path) -> None:
+    for words in commands(page):
+        for word in words:
+            if word.startswith(("scripts/", "benchmarks/", "tests/", "examples/", ".ci/")):
+                assert (ROOT / word).exists(), f"{word} in: {shlex.join(words)}"
+        at = next((i for i, word in enumerate(words) if Path(word).name == "pyfab"), None)
+        if at is None or at + 1 == len(words) or "/venv" in words[at] or words[at - 1 : at] == ["cd"]:
+            continue
+        rest = words[at + 1 :]
+        if rest[0].startswith("-"):
+            assert rest[0] in explained(""), shlex.join(words)
+            continue
+        text = explained(rest[0])
+        for word in rest[1:]:
+            if word.startswith("--"):
+                assert word.partition("=")[0] in text, shlex.join(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_reference_names_everything() -> None:
+    reference = (ROOT / "docs" / "api.md").read_text()
+    missing = [name for name in pyfab.__all__ if not re.search(rf"\b{name}\b", reference)]
+    assert not missing
