@@ -113,12 +113,13 @@ class Live:
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{name}</th>" for name in (*self._rows.columns, ""))
-        body = "".join(
-            "<tr>"
-            + "".join(f"<td>{escape(str(value))}</td>" for value in row)
-            + f"<td>{curve(list(self._rates[number]))}</td></tr>"
-            for number, row in enumerate(self._rows)
-        )
+        with self._lock:
+            body = "".join(
+                "<tr>"
+                + "".join(f"<td>{escape(str(value))}</td>" for value in row)
+                + f"<td>{curve(list(self._rates[number]))}</td></tr>"
+                for number, row in enumerate(self._rows)
+            )
         return f"<table><caption>{escape(self._title)}</caption><tr>{head}</tr>{body}</table>"
 
 
