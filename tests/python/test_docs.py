@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pyfab
+import pyfab.data
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -110,5 +111,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_reference_names_everything() -> None:
     reference = (ROOT / "docs" / "api.md").read_text()
-    missing = [name for name in pyfab.__all__ if not re.search(rf"\b{name}\b", reference)]
+    missing = [
+        name for name in (*pyfab.__all__, *pyfab.data.__all__) if not re.search(rf"\b{name}\b", reference)
+    ]
     assert not missing
