@@ -30,9 +30,12 @@ html_show_sphinx = False
 
 
 def setup(app):
-    """Specs in docstrings are code; "tcp:eth0" would be taken for an address on the web."""
-
-    def quoted(_app, _what, _name, _object, _options, lines):
+    def as_code(_app, what, _name, _object, _options, lines):
+        # "tcp:eth0" would be taken for an address on the web.
         lines[:] = [re.sub(r'(?<!`)("(?:shm|tcp|verbs)[^"\s]*")', r"``\1``", line) for line in lines]
+        # A module's docstring ends with an example.
+        if what == "module" and any(line.startswith("with ") for line in lines):
+            start = next(i for i, line in enumerate(lines) if line.startswith("with "))
+            lines[start:] = ["::", "", *("    " + line.replace("``", "") for line in lines[start:])]
 
-    app.connect("autodoc-process-docstring", quoted)
+    app.connect("autodoc-process-docstring", as_code)
