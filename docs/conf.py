@@ -30,6 +30,8 @@ html_show_sphinx = False
 
 
 def setup(app):
+    """Docstrings are written for readers of the code; here they become reStructuredText."""
+
     def as_code(_app, what, _name, _object, _options, lines):
         # "tcp:eth0" would be taken for an address on the web.
         lines[:] = [re.sub(r'(?<!`)("(?:shm|tcp|verbs)[^"\s]*")', r"``\1``", line) for line in lines]
