@@ -93,15 +93,15 @@ def test_a_failure_of_all_is_shown_once(kernel: Kernel) -> None:
 
 
 def test_ranks_out_of_time(kernel: Kernel) -> None:
-    cell = kernel.run("%%pyfab -n 2 --timeout 0.5\nprint('waiting')\nimport time\ntime.sleep(1000)")
+    cell = kernel.run("%%pyfab -n 2 --timeout 1.5\nprint('waiting')\nimport time\ntime.sleep(1000)")
     assert cell.text() == "[0] waiting\n[1] waiting\n"
     assert cell.error is not None
-    assert "ranks 0, 1 of 2:\ninterrupted after 0.5 s" in cell.error and "time.sleep(1000)" in cell.error
+    assert "ranks 0, 1 of 2:\ninterrupted after 1.5 s" in cell.error and "time.sleep(1000)" in cell.error
 
 
 def test_ranks_that_ignore_interrupts_are_killed(kernel: Kernel) -> None:
     cell = kernel.run(
-        "%%pyfab -n 2 --timeout 0.5\n"
+        "%%pyfab -n 2 --timeout 1.5\n"
         "import signal, time\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "time.sleep(1000)"
@@ -126,7 +126,7 @@ def test_interrupting_the_kernel(kernel: Kernel, tmp_path: Path, waiting: str) -
     kernel.interrupt()
     cell = kernel.finish(request)
     assert cell.error is not None
-    assert "interrupted by Ctrl-C" in cell.error and waiting in cell.error
+    assert "interrupted by Ctrl-C" in cell.error
     assert kernel.no_children()
 
 
