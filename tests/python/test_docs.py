@@ -96,8 +96,8 @@ def test_commands_exist_with_their_options(page: Path) -> None:
             if word.startswith(("scripts/", "benchmarks/", "tests/", "examples/", ".ci/")):
                 assert (ROOT / word).exists(), f"{word} in: {shlex.join(words)}"
         called = [i for i, word in enumerate(words) if word == "pyfab" or word.endswith("bin/pyfab")]
-        if called:
-            rest = words[called[0] + 1 :]
+        rest = words[called[0] + 1 :] if called else []
+        if rest:
             text = explained("" if rest[0].startswith("-") else rest[0])
             for word in rest:
                 assert not word.startswith("--") or word.partition("=")[0] in text, shlex.join(words)
