@@ -112,9 +112,14 @@ std::uint32_t GatherJob::choose(const GatherPlan::Source& source, std::uint32_t 
   return from;
 }
 
-bool GatherJob::has_unposted() const {
-  const std::lock_guard lock(mutex_);
-  return !unposted_.empty();
+bool GatherJob::wait_posted(Deadline deadline) const {
+  std::unique_lock lock(mutex_);
+  const auto posted = [&] { return posted_; };
+  if (deadline.never()) {
+    was_posted_.wait(lock, posted);
+    return true;
+  }
+  return was_posted_.wait_until(lock, deadline.at(), posted);
 }
 
 bool GatherJob::troubled(Part& out) const {
@@ -156,7 +161,9 @@ void GatherJob::post() noexcept {
   {
     const std::lock_guard lock(mutex_);
     last = --open_ == 0;
+    posted_ = true;
   }
+  was_posted_.notify_all();
   if (last) context_->settle(outcome_, error_, bytes_);
 }
 

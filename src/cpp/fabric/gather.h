@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/process.h"
 #include "fabric/operation.h"
 #include "fabric/types.h"
@@ -91,7 +92,8 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
 
   // Moves what lies in this process and posts the rest; waits where a path is full. One thread at a time.
   void post() noexcept;
-  bool has_unposted() const;
+  // Until post() has been once: nothing that a context could be driven for comes before. False: out of time.
+  bool wait_posted(Deadline deadline) const;
 
   struct Part {
     std::uint32_t field, shard, holder;
@@ -122,6 +124,8 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
   std::size_t request_count_ = 0;
 
   mutable std::mutex mutex_;  // guards what follows; may be taken under the context's lock, never around it
+  mutable std::condition_variable was_posted_;
+  bool posted_ = false;
   std::vector<Request*> unposted_;
   std::size_t open_ = 0;  // requests without an outcome, and one for post() while it runs
   std::uint64_t bytes_ = 0;

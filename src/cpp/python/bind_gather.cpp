@@ -192,6 +192,13 @@ void bind_gather(py::module_& m) {
       .def_readonly("operation", &Begun::operation)
       .def_readonly("offsets", &Begun::offsets)
       .def(
+          "wait_posted",
+          [](const Begun& begun, const py::object& timeout) {
+            return wait_interruptibly([&](Deadline until) { return begun.job->wait_posted(until); },
+                                      deadline_from(timeout));
+          },
+          py::arg("timeout"), "Sleeps until the thread that reads ahead has posted it; False: out of time.")
+      .def(
           "trouble",
           [](const Begun& begun) -> py::object {
             GatherJob::Part part{};

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pyfab import _core
 from pyfab._await import await_operation
+from pyfab._deadline import Deadline
 from pyfab._errors import FabricError, InvalidArgumentError, OperationTimeout, UnreachableError
 from pyfab._region import RemoteRegion
 from pyfab.data._fields import FieldInfo, Ragged, Shard
@@ -260,6 +261,10 @@ class Gathered:
     def result(self, timeout: float | None = None) -> Batch:
         """Waits at most so many seconds and returns the batch, or raises what failed, naming field, rank and host."""
         try:
+            if not self._operation.done():  # waiting for the operation itself drives its context, which costs a core
+                deadline = Deadline(timeout)
+                self._begun.wait_posted(timeout)
+                timeout = deadline.remaining()
             self._operation.result(timeout)
         except FabricError as error:
             raise self._explained(error) from error
