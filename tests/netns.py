@@ -25,14 +25,13 @@ TIMEOUT = 60  # seconds that anything here may take
 # Lives until its stdin closes, which is when the tests close it or end; all that runs in its namespaces ends with it.
 # Ended processes that nobody waits for go by themselves.
 _INIT = """
-trap '' CHLD
 set -e
 hostname "$1"
 mount -t sysfs sysfs /sys
 mount -t tmpfs tmpfs /dev/shm
 ip link set lo up
 echo ready
-exec cat
+exec env --ignore-signal=CHLD cat
 """
 
 
@@ -118,9 +117,18 @@ class Node:
 
     def popen(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Starts a Python script with the modules of this process. Output and errors are one pipe; `finish` ends its input."""
+        return self._start(self.command, script, arguments, environment)
+
+    def popen_outside(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Likewise, with the network of this node alone: such a script can enter other nodes."""
+        return self._start(self._space.enter("net"), script, arguments, environment)
+
+    def _start(
+        self, command: list[str], script: str, arguments: Sequence[str], environment: dict[str, str]
+    ) -> subprocess.Popen[str]:
         code = f"import sys; sys.path[:] = {sys.path!r}\n{script}"
         process = subprocess.Popen(
-            [*self.command, sys.executable, "-c", code, *arguments],
+            [*command, sys.executable, "-c", code, *arguments],
             env=_environment(**environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
