@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 pytest_plugins = ["requirements_report"]
+pytest.register_assert_rewrite("pyfab.testing.suite")  # of which tests here are made
 
 EXIT_GRACE = 5  # seconds that a process which has been told to end may take to be gone on a busy machine
 

@@ -6,13 +6,6 @@ the C++ tests' own `FAB_ROUNDS=1000000 build/release/tests/cpp/synchronisation_t
 
 from __future__ import annotations
 
-import os
+from pyfab.testing.suite.support import litmus, rounds
 
-import pytest
-
-litmus = pytest.mark.litmus
-
-
-def rounds(usual: int) -> int:
-    """`usual`, or what the environment variable FAB_ROUNDS says."""
-    return int(os.environ.get("FAB_ROUNDS", usual))
+__all__ = ["litmus", "rounds"]

@@ -126,6 +126,11 @@ class Channel:
             raise ConnectionError("a frame whose header is no JSON object")
         return header, self._exactly(body_size, deadline)
 
+    def detach(self) -> socket.socket:
+        """The socket itself, blocking, for another protocol from here on."""
+        self._socket.settimeout(None)
+        return self._socket
+
     def close(self) -> None:
         """Ends the connection."""
         self._socket.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,8 +12,9 @@ from typing import Any, Literal
 import numpy as np
 import pyfab
 import pytest
-from pyfab import Access
-from pyfab.testing import Exposed, Peer, Target
+from pyfab.testing import Peer, Target
+from pyfab.testing.suite import support as suite
+from pyfab.testing.suite.support import TIMEOUT, collect, drain, failure, random_bytes
 
 from rails import RAILS
 
@@ -26,7 +26,7 @@ without_tsan = pytest.mark.skipif(
 without_tsan_fork = pytest.mark.skipif(
     _TSAN, reason="the thread sanitizer ends children of fork() that start threads (dup thread with used id)"
 )
-TIMEOUT = 60  # seconds until something that should come counts as missing
+__all__ = ["TIMEOUT", "collect", "drain", "failure", "random_bytes"]  # of the suite, for the tests here
 
 
 @dataclass(frozen=True)
@@ -73,75 +73,30 @@ def insert(target: Target, address: bytes) -> int:
     return target.endpoint.av.insert(address)
 
 
-class Pair:
-    """A local endpoint and a peer, each in the other's address vector."""
+class Pair(suite.Pair):
+    """A local endpoint and a peer of its own, each in the other's address vector."""
 
     def __init__(self, combination: Combination, **settings: Any) -> None:
         self.combination = combination
         with ExitStack() as stack:
             options = {**combination.settings, **settings}
-            self.peer = stack.enter_context(Peer(combination.spec, where=combination.where, **options))
-            self.domain = stack.enter_context(pyfab.Domain(combination.spec, **options))
-            self.endpoint = stack.enter_context(self.domain.endpoint())
-            self.handle = self.endpoint.av.insert(self.peer.address)
-            self.handle_there = self.peer.run(insert, self.endpoint.address)
-            self._during_test = stack.enter_context(ExitStack())
+
+            def open_domain() -> pyfab.Domain:
+                return pyfab.Domain(combination.spec, **options)
+
+            peer = stack.enter_context(Peer(combination.spec, where=combination.where, **options))
+            domain = stack.enter_context(open_domain())
+            endpoint = stack.enter_context(domain.endpoint())
+            peer.meet(endpoint)
+            super().__init__(domain, endpoint, peer, alloc=combination.alloc, open_domain=open_domain)
+            stack.enter_context(self._during_test)
             self._stack = stack.pop_all()
-
-    def expose(self, content: Any, access: Access = Access.REMOTE, *, key: int | None = None) -> Exposed:
-        """An array of the peer, until the end of the test."""
-        exposed = self.peer.expose(np.asarray(content), access, key=key, alloc=self.combination.alloc)
-        self._during_test.callback(exposed.close)
-        return exposed
-
-    def register(self, buffer: Any, access: Access, **options: Any) -> pyfab.MemoryRegion:
-        """A region of the local domain, until the end of the test."""
-        return self._during_test.enter_context(self.domain.register(buffer, access, **options))
-
-    def put(self, local: Any, remote: Any) -> pyfab.Completion:
-        return self.endpoint.write(local, self.handle, remote).result(TIMEOUT)
-
-    def get(self, local: Any, remote: Any) -> pyfab.Completion:
-        return self.endpoint.read(local, self.handle, remote).result(TIMEOUT)
-
-    def clean(self) -> None:
-        self._during_test.close()
-        drain(self.endpoint.cq)
 
     def __enter__(self) -> Pair:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-
-def drain(queue: pyfab.CompletionQueue) -> None:
-    while queue.read(max=1024):
-        pass
-
-
-def collect(queue: pyfab.CompletionQueue, count: int) -> list[pyfab.Completion]:
-    """The next `count` entries."""
-    entries: list[pyfab.Completion] = []
-    while len(entries) < count:
-        queue.wait(TIMEOUT)
-        entries += queue.read(max=count - len(entries))
-    return entries
-
-
-def random_bytes(count: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, count, dtype=np.uint8)
-
-
-def failure(start: Callable[[], pyfab.Operation]) -> BaseException:
-    """What is wrong with an operation, told by the call itself or by its outcome."""
-    try:
-        operation = start()
-    except Exception as error:
-        return error
-    error = operation.exception(TIMEOUT)
-    assert error is not None, "the operation succeeded"
-    return error
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

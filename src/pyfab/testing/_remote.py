@@ -1,0 +1,129 @@
+"""The other side of a test at an agent on another host; `agent` has the protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import socket
+import sys
+import sysconfig
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pyfab
+from pyfab._deadline import Deadline
+from pyfab._errors import AccessDeniedError
+from pyfab._frames import Channel, Header, WrongToken, join_address
+from pyfab.testing._sides import ENDING
+
+_PATIENCE = 20.0  # seconds that an agent has for each step
+
+
+class RemoteAgent:
+    """Where a ``pyfab agent`` listens, and the token that it wants: `Peer(..., where=RemoteAgent(host, port, token))`.
+
+    Nothing is connected until it is used. AccessDeniedError for a wrong token, ConnectionError if no agent answers there.
+    """
+
+    def __init__(self, host: str, port: int, token: str = "") -> None:
+        self.host, self.port, self.token = host, port, token
+
+    def __str__(self) -> str:
+        return join_address(self.host, self.port)
+
+    def facts(self) -> dict[str, Any]:
+        """What the agent's machine is."""
+        channel = self.connect()
+        try:
+            found: dict[str, Any] = self.ask(channel, {"op": "facts"})["facts"]
+            return found
+        finally:
+            channel.close()
+
+    def hold(self) -> Channel:
+        """Keeps an agent that was started for this process alive until the channel is closed."""
+        channel = self.connect()
+        self.ask(channel, {"op": "hold"})
+        return channel
+
+    def connect(self) -> Channel:
+        """A connection on which both sides have proven the token."""
+        try:
+            return Channel.connect(self.host, self.port, self.token, Deadline(_PATIENCE))
+        except WrongToken:
+            raise AccessDeniedError(
+                f"the agent at {self} has another token; give both sides the same --token or PYFAB_TOKEN"
+            ) from None
+        except OSError as error:
+            raise ConnectionError(
+                f"no agent answers at {self} ({error.strerror or error});"
+                " start one there: pyfab agent --listen HOST:PORT --token TOKEN"
+            ) from error
+
+    def ask(self, channel: Channel, request: Header, timeout: float = _PATIENCE) -> Header:
+        """The answer to a request; ConnectionError with the agent's words if it refuses."""
+        channel.send(request, deadline=Deadline(timeout))
+        answer, _ = channel.receive(Deadline(timeout))
+        if "error" in answer:
+            raise ConnectionError(f"the agent at {self}: {answer['error']}")
+        return answer
+
+
+class RemoteSide:
+    """A process that an agent started."""
+
+    def __init__(self, agent: RemoteAgent) -> None:
+        self._agent = agent
+        with contextlib.ExitStack() as undo:
+            self._control = agent.connect()
+            undo.callback(self._control.close)
+            ticket = agent.ask(self._control, {"op": "peer", "version": pyfab.__version__})["ticket"]
+            data = agent.connect()
+            undo.callback(data.close)
+            agent.ask(data, {"op": "join", "ticket": ticket})
+            self.pid = int(self._control.receive(Deadline(_PATIENCE))[0]["pid"])
+            undo.pop_all()
+        stream = data.detach()
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection = Connection(stream.detach())
+
+    def dumps(self, call: tuple[Callable[..., Any], Any, Any]) -> bytes:
+        """A pickle that carries functions of modules which are not installed, such as files of tests, along."""
+        module = sys.modules.get(getattr(call[0], "__module__", ""))
+        if module is None or _is_installed(module):
+            return pickle.dumps(call)
+        try:
+            import cloudpickle
+        except ImportError:
+            return pickle.dumps(call)
+        cloudpickle.register_pickle_by_value(module)
+        pickled: bytes = cloudpickle.dumps(call)
+        return pickled
+
+    def suspend(self) -> None:
+        """SIGSTOP, by the agent."""
+        self._agent.ask(self._control, {"op": "suspend"})
+
+    def resume(self) -> None:
+        """SIGCONT, by the agent."""
+        self._agent.ask(self._control, {"op": "resume"})
+
+    def kill(self) -> None:
+        """SIGKILL, by the agent."""
+        self._agent.ask(self._control, {"op": "kill"})
+
+    def end(self) -> int:
+        """The agent waits for the process. ConnectionError if the agent has gone, and the process with it."""
+        try:
+            return int(self._agent.ask(self._control, {"op": "end"}, ENDING + _PATIENCE)["code"])
+        finally:
+            self._control.close()
+
+
+def _is_installed(module: Any) -> bool:
+    """Whether the other host has the module, too: the library itself and what was installed."""
+    if module.__name__.partition(".")[0] in ("pyfab", *sys.builtin_module_names):
+        return True
+    places = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return str(getattr(module, "__file__", "") or "").startswith(places)

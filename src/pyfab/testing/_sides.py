@@ -1,0 +1,130 @@
+"""Where the other side of a test can run: a thread, a child process, or (`agent`) a process on another host."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from pyfab.testing._target import serve
+
+ENDING = 60  # seconds that a side has for that
+
+
+class Side(Protocol):
+    """One running side: `connection` leads to its `serve` loop."""
+
+    connection: Connection
+
+    @property
+    def pid(self) -> int:
+        """Of the process, on its host."""
+
+    def dumps(self, call: Any) -> bytes:
+        """The pickle of a call, as that side can read it."""
+
+    def suspend(self) -> None:
+        """Stops the process; it has stopped on return."""
+
+    def resume(self) -> None:
+        """Lets it go on."""
+
+    def kill(self) -> None:
+        """SIGKILL; `end` waits for it."""
+
+    def end(self) -> int:
+        """Waits for the end and gives the return code."""
+
+
+class ThreadSide:
+    """A daemon thread of this process."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = Pipe()
+        self._thread = threading.Thread(target=serve, args=(theirs,), name="pyfab peer", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Of this process."""
+        return os.getpid()
+
+    def dumps(self, call: Any) -> bytes:
+        """An ordinary pickle."""
+        return pickle.dumps(call)
+
+    def suspend(self) -> None:
+        """Impossible."""
+        raise ValueError("this peer is a thread of the calling process")
+
+    resume = kill = suspend
+
+    def end(self) -> int:
+        """Waits until the thread has ended."""
+        self._thread.join(timeout=ENDING)
+        if self._thread.is_alive():
+            raise RuntimeError(f"the peer's thread did not end within {ENDING} s")
+        return 0
+
+
+class ProcessSide:
+    """A child process. `launcher` goes before its command."""
+
+    def __init__(self, launcher: Sequence[str] = ()) -> None:
+        self.connection, theirs = Pipe()
+        with theirs:
+            self._process = start_process(theirs.fileno(), launcher)
+
+    @property
+    def pid(self) -> int:
+        """Of the child."""
+        return self._process.pid
+
+    def dumps(self, call: Any) -> bytes:
+        """An ordinary pickle."""
+        return pickle.dumps(call)
+
+    def suspend(self) -> None:
+        """SIGSTOP."""
+        suspend(self._process)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+
+    def end(self) -> int:
+        """Waits for the process; kills one that takes too long, with TimeoutExpired."""
+        try:
+            return self._process.wait(timeout=ENDING)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise
+
+
+def start_process(
+    fd: int, launcher: Sequence[str] = (), *, before: str = "", stdout: int | None = None
+) -> subprocess.Popen[bytes]:
+    """A process that answers on `fd`. before: statements to run first; stdout: as for Popen."""
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; {before}"
+        f"from pyfab.testing._target import serve_process; serve_process({fd})"
+    )
+    return subprocess.Popen([*launcher, sys.executable, "-c", code], pass_fds=[fd], stdout=stdout)
+
+
+def suspend(process: subprocess.Popen[bytes]) -> None:
+    """Stops a child by SIGSTOP; it has stopped, or ended, on return."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)

@@ -1,0 +1,161 @@
+"""What runs on a peer's side: `Target`, and the loop that answers its other side."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import signal
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import pyfab
+from numpy.typing import NDArray
+
+MARGIN = 64  # bytes on each side of an exposed array that no peer may touch
+_MARGIN_BYTE = 0xC5
+
+
+class Target:
+    """What a peer owns: its domain, its endpoint, and in `kept` whatever has to outlive one call."""
+
+    def __init__(self, domain: pyfab.Domain, endpoint: pyfab.Endpoint, connection: Connection) -> None:
+        self.domain = domain
+        self.endpoint = endpoint
+        self.kept: dict[Any, Any] = {}
+        self._connection = connection
+
+    def tell(self, value: Any) -> None:
+        """Gives the other side an answer before the call's own; it takes each with a `Peer.finish`."""
+        _reply(self._connection, False, value)
+
+    def hear(self) -> Any:
+        """What the other side sends by `Peer.tell` during a call."""
+        return pickle.loads(self._connection.recv_bytes())
+
+    def memory(self, nbytes: int, *, alloc: bool) -> NDArray[np.uint8]:
+        """New zeroed bytes: from `Domain.alloc`, or ordinary memory of this process."""
+        if alloc:
+            return self.domain.alloc((nbytes,), np.uint8)
+        return np.zeros(nbytes, np.uint8)
+
+
+@dataclass
+class Exposure:
+    """What the peer keeps of an exposed array, as `target.kept[exposed.name]`."""
+
+    array: NDArray[Any]
+    region: pyfab.MemoryRegion
+    memory: NDArray[np.uint8]  # the array's bytes and the margins around them
+
+
+def serve_process(fd: int) -> None:
+    """The body of a peer's process; `fd` is its end of a connection. Ctrl-C is the business of the other side."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(Connection(fd))
+
+
+def serve(connection: Connection) -> None:
+    """Opens what the first message asks for, then answers calls until the other end closes."""
+    with connection:
+        spec, contexts, settings = connection.recv()
+        try:
+            domain = pyfab.Domain(spec, **settings)
+        except Exception as error:
+            _reply(connection, True, _portable(error))
+            return
+        with domain, domain.endpoint(contexts=contexts) as endpoint:
+            target = Target(domain, endpoint, connection)
+            _reply(connection, False, endpoint.address)
+            while True:
+                try:
+                    request = connection.recv_bytes()
+                except (EOFError, ConnectionError):
+                    return
+                _synchronise(domain.sync_rdma_write)
+                try:
+                    function, args, kwargs = pickle.loads(request)
+                    value = pickle.dumps((False, function(target, *args, **kwargs)))
+                except Exception as error:
+                    value = pickle.dumps((True, _portable(error)))
+                _synchronise(domain.sync_rdma_read)
+                try:
+                    connection.send_bytes(value)
+                except ConnectionError:
+                    return
+
+
+def _synchronise(call: Callable[[list[Any]], None]) -> None:
+    """Orders memory with a message between the two sides, as programs have to; of no segment, so only on coherent domains."""
+    with suppress(pyfab.ClosedError):
+        call([])
+
+
+def _reply(connection: Connection, error: bool, value: Any) -> None:
+    connection.send_bytes(pickle.dumps((error, value)))
+
+
+def _portable(error: Exception) -> tuple[Exception, str]:
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}"), text
+    return error, text
+
+
+_names = itertools.count()
+
+
+def expose(
+    target: Target, content: NDArray[Any], access: pyfab.Access, key: int | None, alloc: bool
+) -> tuple[int, pyfab.RemoteRegion | None, int, int]:
+    """Registers a copy of `content` between margins: its name, remote region, key and address."""
+    memory = target.memory(content.nbytes + 2 * MARGIN, alloc=alloc)
+    memory[:MARGIN] = memory[MARGIN + content.nbytes :] = _MARGIN_BYTE
+    array = memory[MARGIN : MARGIN + content.nbytes].view(content.dtype).reshape(content.shape)
+    array[...] = content
+    region = target.domain.register(array, access, key=key)
+    name = next(_names)
+    target.kept[name] = Exposure(array, region, memory)
+    remote = region.remote if access & pyfab.Access.REMOTE else None
+    return name, remote, region.key, array.ctypes.data
+
+
+def content(target: Target, name: int) -> NDArray[Any]:
+    """A copy of an exposed array; AssertionError if its margins changed."""
+    exposure: Exposure = target.kept[name]
+    memory, array = exposure.memory, exposure.array
+    margins = np.concatenate([memory[:MARGIN], memory[MARGIN + array.nbytes :]])
+    assert (margins == _MARGIN_BYTE).all(), "bytes beside the region were changed"
+    if not exposure.region.closed:
+        target.domain.sync_rdma_write([exposure.region])
+    return array.copy()
+
+
+def store(target: Target, name: int, values: Any) -> None:
+    """Assigns to an exposed array."""
+    exposure = target.kept[name]
+    exposure.array[...] = values
+    target.domain.sync_rdma_read([exposure.region])
+
+
+def withdraw(target: Target, name: int) -> None:
+    """Closes the region of an exposed array and forgets its memory."""
+    with target.kept.pop(name).region:  # also where an endpoint is bound to it that goes on
+        pass
+
+
+def drain(target: Target) -> None:
+    """Reads all entries of the target's completion queue."""
+    while target.endpoint.cq.read(max=1024):
+        pass
+
+
+def insert(target: Target, address: bytes) -> int:
+    """The handle of an endpoint in the target's address vector."""
+    return target.endpoint.av.insert(address)

@@ -1,0 +1,32 @@
+"""The suite's tests see a `Pair` of the fixtures' domain, endpoint and peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyfab.testing.suite.support import Pair
+from pytest_pyfab import session_of
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "req(*numbers): the requirements that a test shows to hold")
+    config.addinivalue_line("markers", "litmus: looks for a race, as often as FAB_ROUNDS says")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A link or a peer that is not there is one message, not one for each test."""
+    if session.config.getoption("collectonly"):
+        return
+    try:
+        session_of(session.config).check()
+    except OSError as error:
+        pytest.exit(f"pyfab: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+@pytest.fixture
+def pair(fabric, domain, endpoint, peer) -> Iterator[Pair]:
+    pair = Pair(domain, endpoint, peer, alloc=fabric.alloc, open_domain=fabric.open_domain)
+    yield pair
+    if not peer.over:
+        pair.clean()

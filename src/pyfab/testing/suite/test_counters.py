@@ -1,0 +1,218 @@
+"""A counter bound to a region counts what peers did to it: once for each operation, after the data."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pyfab
+import pytest
+from pyfab import Access, AtomicOp, RMAEvent
+from pyfab.testing.suite.support import TIMEOUT, litmus, rounds
+
+
+def bind(target, *names):
+    """One counter for the regions of all `names`."""
+    counter = target.kept["counter"] = target.domain.counter()
+    for name in names:
+        target.kept[name].region.bind(counter, RMAEvent.REMOTE_WRITE)
+
+
+def count(target):
+    return target.kept["counter"].value
+
+
+def unbind(target):
+    target.kept.pop("counter").close()
+
+
+@pytest.fixture
+def counted(pair):
+    """An exposed array of 1 MiB whose accesses the peer counts."""
+    exposed = pair.expose(np.zeros(1 << 17, np.int64))
+    pair.peer.run(bind, exposed.name)
+    yield exposed
+    pair.peer.run(unbind)
+
+
+@litmus
+@pytest.mark.req("MR-57")
+def test_small_puts_count_one_each(pair, counted):
+    puts = rounds(1000)
+    word = np.ones(1, np.int64)
+    for number in range(puts):
+        place = number % 1000
+        pair.endpoint.write(word, pair.handle, counted.remote[place : place + 1])
+    pair.endpoint.flush(timeout=TIMEOUT)
+    assert pair.peer.run(count) == puts
+
+
+@pytest.mark.req("MR-57")
+@pytest.mark.parametrize("size", [0, 1, 64, 70_001, 1 << 20])
+def test_one_put_counts_one(pair, counted, size):
+    pair.put(np.ones(size, np.uint8), (0, counted.key))
+    assert pair.peer.run(count) == 1
+
+
+@pytest.mark.req("MR-57")
+def test_a_put_of_64_mib_counts_one(pair):
+    exposed = pair.expose(np.zeros(64 << 20, np.uint8))
+    pair.peer.run(bind, exposed.name)
+    pair.put(np.ones(64 << 20, np.uint8), exposed.remote)
+    assert pair.peer.run(count) == 1
+    pair.peer.run(unbind)
+
+
+@pytest.mark.req("MR-57")
+def test_atomics_that_write_count_one(pair, counted):
+    one, result = np.ones(1, np.int64), np.zeros(1, np.int64)
+    remote = counted.remote[:1]
+    pair.endpoint.atomic(AtomicOp.SUM, one, pair.handle, remote).result(TIMEOUT)
+    pair.endpoint.fetch_atomic(AtomicOp.BXOR, one, result, pair.handle, remote).result(TIMEOUT)
+    pair.endpoint.compare_atomic(AtomicOp.CSWAP, one, one * 0, result, pair.handle, remote).result(TIMEOUT)
+    assert pair.peer.run(count) == 3
+    pair.endpoint.fetch_atomic(AtomicOp.ATOMIC_READ, one, result, pair.handle, remote).result(TIMEOUT)
+    assert pair.peer.run(count) == 3
+
+
+@pytest.mark.req("MR-57")
+def test_puts_with_remote_data_count_one(pair, counted):
+    for number in range(10):
+        pair.endpoint.write(np.ones(8, np.int64), pair.handle, counted.remote[:8], data=number).result(
+            TIMEOUT
+        )
+    assert pair.peer.run(count) == 10
+
+
+@pytest.mark.req("MR-58")
+def test_gets_and_local_stores_do_not_count(pair, counted):
+    pair.get(np.zeros(1 << 17, np.int64), counted.remote)
+    counted.store(3)
+    assert pair.peer.run(count) == 0
+
+
+@pytest.mark.req("MR-58")
+def test_refused_operations_do_not_count(pair):
+    exposed = pair.expose(np.zeros(8, np.int64), Access.REMOTE_READ)
+    pair.peer.run(bind, exposed.name)
+    one = np.ones(1, np.int64)
+    for offset in (0, 60, 2**64 - 4):
+        assert pair.endpoint.write(one, pair.handle, (offset, exposed.key)).exception(TIMEOUT)
+    assert pair.endpoint.atomic(AtomicOp.SUM, one, pair.handle, (0, exposed.key)).exception(TIMEOUT)
+    assert pair.peer.run(count) == 0
+    pair.peer.run(unbind)
+
+
+def test_one_counter_of_several_regions(pair):
+    regions = [pair.expose(np.zeros(8)) for _ in range(3)]
+    pair.peer.run(bind, *[exposed.name for exposed in regions])
+    for exposed in regions:
+        pair.put(np.ones(8), exposed.remote)
+    assert pair.peer.run(count) == 3
+    pair.peer.run(unbind)
+
+
+def bind_two(target, name):
+    counters = [target.domain.counter() for _ in range(2)]
+    for counter in counters:
+        target.kept[name].region.bind(counter, RMAEvent.REMOTE_WRITE)
+    target.kept["counters"] = counters
+
+
+def values_of_two(target):
+    values = [counter.value for counter in target.kept["counters"]]
+    for counter in target.kept.pop("counters"):
+        counter.close()
+    return values
+
+
+def test_several_counters_of_one_region(pair):
+    exposed = pair.expose(np.zeros(8))
+    pair.peer.run(bind_two, exposed.name)
+    pair.put(np.ones(8), exposed.remote)
+    pair.put(np.ones(8), exposed.remote)
+    assert pair.peer.run(values_of_two) == [2, 2]
+
+
+def watch(target, name, puts):
+    """Whoever sees the count sees the data of all puts counted."""
+    words, counter = target.kept[name].array[:64], target.kept["counter"]
+    seen = 0
+    while seen < puts:
+        seen = counter.value
+        if words.min() < seen:
+            return f"count {seen} with {words}"
+        time.sleep(0)  # lets other threads of this process run
+    return "never early"
+
+
+@litmus
+@pytest.mark.req("MR-59")
+def test_the_count_rises_after_the_data(pair, counted):
+    puts = rounds(5000)
+    pair.peer.start(watch, counted.name, puts)
+    block = np.zeros(64, np.int64)
+    for number in range(1, puts + 1):
+        block[:] = number
+        pair.put(block, counted.remote[:64])
+    assert pair.peer.finish(TIMEOUT) == "never early"
+
+
+def wait(target, threshold, timeout):
+    target.kept["counter"].wait(threshold, timeout)
+    return target.kept["counter"].value
+
+
+def test_wait_returns_when_the_count_is_reached(pair, counted):
+    pair.peer.start(wait, 5, TIMEOUT)
+    for _ in range(5):
+        pair.put(np.ones(1, np.int64), counted.remote[:1])
+    assert pair.peer.finish() == 5
+    assert pair.peer.run(wait, 3, 0) == 5  # reached long ago
+
+
+def test_wait_gives_up_after_its_timeout(pair, counted):
+    pair.put(np.ones(1, np.int64), counted.remote[:1])
+    with pytest.raises(pyfab.OperationTimeout, match="2"):
+        pair.peer.run(wait, 2, 0.05)
+    assert pair.peer.run(count) == 1
+
+
+def test_add_and_set(pair):
+    with pair.domain.counter() as counter:
+        assert (counter.value, counter.errors) == (0, 0)
+        counter.add(3)
+        counter.add(4)
+        assert counter.value == 7
+        counter.set(2)
+        assert counter.value == 2
+        waiter = threading.Thread(target=counter.wait, args=(5, TIMEOUT))
+        waiter.start()
+        counter.add(3)
+        waiter.join(TIMEOUT)
+        assert not waiter.is_alive()
+
+
+def test_a_new_counter_starts_at_zero(pair):
+    for _ in range(3):
+        with pair.domain.counter() as counter:
+            assert counter.value == 0
+            counter.add(5)
+
+
+@pytest.mark.parametrize("event", [RMAEvent(0), 1 << 20, None])
+def test_unknown_events_are_refused(pair, event):
+    region = pair.register(np.zeros(8), Access.REMOTE)
+    with pair.domain.counter() as counter, pytest.raises((TypeError, ValueError)):
+        region.bind(counter, event)
+
+
+def test_a_counter_of_another_domain_is_refused(pair):
+    region = pair.register(np.zeros(8), Access.REMOTE)
+    with (
+        pair.open_domain() as other,
+        other.counter() as counter,
+        pytest.raises(pyfab.FabricError),
+    ):
+        region.bind(counter, RMAEvent.REMOTE_WRITE)
