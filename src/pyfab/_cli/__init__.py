@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyfab
-from pyfab._cli import bench, demo, doctor, fetch, info, links, pingpong, serve, trace
+from pyfab._cli import agent, bench, demo, doctor, fetch, info, links, pingpong, serve, trace, validate
 
-_COMMANDS = (demo, serve, fetch, info, links, doctor, pingpong, bench, trace)
+_COMMANDS = (demo, serve, fetch, info, links, doctor, pingpong, bench, trace, validate, agent)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,106 @@
+"""Plots of a report as SVG that stands inside of a page; by matplotlib."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pyfab.testing._expect import size_text
+
+_COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2")
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e5e7eb",
+    "legend.frameon": False,
+}
+
+
+def plots(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Title and SVG of all that there is to draw. ImportError without matplotlib."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    drawn = []
+    with matplotlib.rc_context(_STYLE):
+        for title, draw in _drawings(found):
+            figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+            draw(figure.add_subplot())
+            stream = io.StringIO()
+            with matplotlib.rc_context({"svg.hashsalt": title}):
+                figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+            drawn.append((title, _inline(stream.getvalue(), title)))
+    return drawn
+
+
+def _inline(svg: str, title: str) -> str:
+    """Without what belongs to a file of its own, and with a name for those who do not see it."""
+    svg = re.sub(r"^.*?(?=<svg)", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+
+
+def _drawings(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    measured = [m for m in found["measurements"] if m["operation"] != "fetch_add"]
+    if measured:
+        yield "Latency of one operation (median, dotted: 99 %)", lambda axes: _latency(axes, measured)
+        yield "Bandwidth with many operations in flight", lambda axes: _bandwidth(axes, measured)
+    for soak in found["soaks"]:
+        yield f"Soak over {soak['links']}", lambda axes, soak=soak: _soak(axes, soak)
+
+
+def _curves(measured: list[dict[str, Any]]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+    names = list(dict.fromkeys((m["links"], m["operation"]) for m in measured))
+    for number, (links, operation) in enumerate(names):
+        chosen = {m["size"]: m for m in measured if (m["links"], m["operation"]) == (links, operation)}
+        points = [chosen[size] for size in sorted(chosen)]
+        yield f"{operation}, {links}", _COLOURS[number % len(_COLOURS)], points
+
+
+def _latency(axes: Any, measured: list[dict[str, Any]]) -> None:
+    for name, colour, points in _curves(measured):
+        sizes = [point["size"] for point in points]
+        axes.plot(sizes, [p["latency_us"] for p in points], "o-", color=colour, label=name, ms=3.5, lw=1.5)
+        axes.plot(sizes, [p["latency_us_p99"] for p in points], ":", color=colour, lw=1)
+    axes.set_yscale("log")
+    axes.set_ylabel("µs")
+    _sizes(axes, measured)
+
+
+def _bandwidth(axes: Any, measured: list[dict[str, Any]]) -> None:
+    for name, colour, points in _curves(measured):
+        sizes = [point["size"] for point in points]
+        axes.plot(
+            sizes, [p["bandwidth_gb_s"] for p in points], "o-", color=colour, label=name, ms=3.5, lw=1.5
+        )
+    axes.set_yscale("log")
+    axes.set_ylabel("GB/s")
+    _sizes(axes, measured)
+
+
+def _sizes(axes: Any, measured: list[dict[str, Any]]) -> None:
+    axes.set_xscale("log", base=2)
+    marked: list[int] = []
+    for size in sorted({m["size"] for m in measured}):
+        if not marked or size >= 4 * marked[-1]:
+            marked.append(size)
+    axes.set_xticks(marked, [size_text(size) for size in marked], rotation=30, ha="right")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.minorticks_off()
+    axes.legend(loc="upper left")
+
+
+def _soak(axes: Any, soak: dict[str, Any]) -> None:
+    for (side, name), colour in zip((("here", "this side"), ("there", "the peer")), _COLOURS, strict=False):
+        rates = soak[side]["each_second"]
+        axes.plot(range(1, len(rates) + 1), rates, "o-", color=colour, label=name, ms=3.5, lw=1.5)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("operations in a second")
+    axes.legend(loc="lower right")

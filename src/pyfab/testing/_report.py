@@ -1,0 +1,143 @@
+"""Collects what a run of pytest finds, and writes it as JSON and as a page."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyfab
+import pytest
+
+if TYPE_CHECKING:
+    from pyfab.testing._session import Session
+
+_PACKAGE = Path(__file__).parent
+PREFIX = "pyfab_"  # of properties that tests record, as in pytest_pyfab.RECORD
+
+
+class Reporter:
+    """A plugin that is registered where a report is asked for."""
+
+    def __init__(self, config: pytest.Config, session_of: Callable[[pytest.Config], Session]) -> None:
+        self._config, self._session_of = config, session_of
+        self._began = time.time()
+        self._tests: dict[str, dict[str, Any]] = {}
+        self._recorded: list[tuple[str, dict[str, Any]]] = []
+        self._status = int(pytest.ExitCode.INTERNAL_ERROR)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A phase of a test has ended."""
+        name = self._name(report.nodeid)
+        test = self._tests.setdefault(
+            report.nodeid, {"name": name, "outcome": "passed", "seconds": 0.0, "message": ""}
+        )
+        test["seconds"] = round(test["seconds"] + report.duration, 4)
+        outcome = _outcome(report)
+        if outcome != "passed":
+            test["outcome"] = outcome
+            test["message"] = "\n".join(filter(None, (test["message"], _message(report))))
+        if report.when == "teardown":
+            for key, value in report.user_properties:
+                if key.startswith(PREFIX):
+                    values = json.loads(str(value))
+                    self._recorded.append((key.removeprefix(PREFIX), {"test": name, **values}))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file of tests was read, or could not be."""
+        if report.failed:
+            self._tests[report.nodeid] = {
+                "name": self._name(report.nodeid),
+                "outcome": "error",
+                "seconds": 0.0,
+                "message": report.longreprtext,
+            }
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """All tests have ended; their fixtures, too."""
+        self._status = int(exitstatus)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Writes the reports and says where."""
+        found = self.found()
+        for kind, write in (("json", _as_json), ("html", _as_html)):
+            path = self._config.getoption(f"pyfab_{kind}")
+            if path:
+                Path(path).write_text(write(found), encoding="utf-8")
+                terminalreporter.write_line(f"pyfab: report in {path}")
+
+    def _name(self, nodeid: str) -> str:
+        """Of a test, in a file of the suite or as seen from where pytest was started."""
+        file, colons, test = nodeid.partition("::")
+        path = self._config.rootpath / file
+        if path.is_relative_to(_PACKAGE):
+            return f"{path.relative_to(_PACKAGE)}{colons}{test}"
+        return f"{os.path.relpath(path, self._config.invocation_params.dir)}{colons}{test}"
+
+    def found(self) -> dict[str, Any]:
+        """The report, such as JSON takes it."""
+        session = self._session_of(self._config)
+        tests = list(self._tests.values())
+        began = datetime.datetime.fromtimestamp(self._began, datetime.timezone.utc)
+        return {
+            "pyfab": pyfab.__version__,
+            "began": began.isoformat(timespec="seconds"),
+            "seconds": round(time.time() - self._began, 2),
+            "exit_status": self._status,
+            "arguments": _without_secrets(self._config.invocation_params.args),
+            "counts": {
+                outcome: sum(test["outcome"] == outcome for test in tests)
+                for outcome in ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
+            },
+            "machines": session.facts,
+            "links": session.links,
+            **{f"{kind}s": [] for kind in ("measurement", "expectation", "soak", "drill")},
+            **_by_kind(self._recorded),
+            "tests": tests,
+        }
+
+
+def _by_kind(recorded: list[tuple[str, dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for kind, values in recorded:
+        kinds.setdefault(f"{kind}s", []).append(values)
+    return kinds
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return "xfailed" if report.skipped else "xpassed"
+    if report.failed:
+        return "failed" if report.when == "call" else "error"
+    return str(report.outcome)
+
+
+def _message(report: pytest.TestReport) -> str:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    return report.longreprtext
+
+
+def _without_secrets(arguments: Any) -> list[str]:
+    texts, hidden = [], False
+    for text in map(str, arguments):
+        name, equals, _ = text.partition("=")
+        secret = name == "--pyfab-token"
+        texts.append("…" if hidden else f"{name}=…" if secret and equals else text)
+        hidden = secret and not equals
+    return texts
+
+
+def _as_json(found: dict[str, Any]) -> str:
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def _as_html(found: dict[str, Any]) -> str:
+    from pyfab.testing._html import page
+
+    return page(found)

@@ -1,0 +1,300 @@
+"""What ``pyfab validate`` reports: as JUnit XML, as JSON, and as a page that a browser shows."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hosts import PYFAB, TOKEN, Hosts, Run
+from pyfab.__main__ import main
+from pyfab.testing import _session
+from pyfab.testing._expect import load
+
+CHROMIUM = shutil.which("chromium")
+
+OWN_TESTS = """\
+import numpy as np
+import pytest
+
+
+def test_wrong_sum(endpoint, peer):
+    exposed = peer.expose(np.ones(8))
+    assert exposed.content().sum() == 9, "<eight> & not nine"
+
+
+def test_own_figure(pyfab_record):
+    pyfab_record("temperature", celsius=41.5)
+
+
+@pytest.fixture
+def broken():
+    raise RuntimeError("no such thing")
+
+
+def test_broken(broken):
+    pass
+"""
+
+EXPECTED = """\
+[[expect]]
+operation = "put"
+size = 8
+latency_us_max = 1e9
+
+[[expect]]
+operation = "get"
+size = "4 KiB"
+bandwidth_gb_s_min = 1e9
+"""
+
+
+@dataclass
+class Reports:
+    status: int
+    said: str
+    junit: ET.Element
+    json: dict[str, Any]
+    page: Path
+
+
+@pytest.fixture(scope="module")
+def reports(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Reports:
+    """Of one run between two hosts, with measurements, a soak and failures of the user's own."""
+    folder = tmp_path_factory.mktemp("reports")
+    (folder / "test_own.py").write_text(OWN_TESTS)
+    (folder / "expect.toml").write_text(EXPECTED)
+    process = hosts.here.popen(
+        f"import os; os.chdir({str(folder)!r})\n{PYFAB}",
+        *["validate", "test_own.py", "--links", "tcp:r0", "--peer", hosts.agent, "--soak", "1.2"],
+        *["--expect", "expect.toml", "--junit", "out.xml", "--json", "out.json", "--html", "out.html"],
+        *[
+            "--pytest",
+            "-k 'soak or test_own or test_expectation or put-8 or get-8 or put-4096 or get-2097152'",
+        ],
+        PYFAB_TOKEN=TOKEN,
+    )
+    said, _ = process.communicate(timeout=100)
+    assert (folder / "out.html").exists(), said
+    return Reports(
+        process.returncode,
+        said,
+        ET.parse(folder / "out.xml").getroot(),
+        json.loads((folder / "out.json").read_text()),
+        folder / "out.html",
+    )
+
+
+def test_the_status_is_pytests(reports: Reports) -> None:
+    assert reports.status == 1
+    assert "2 failed" in reports.said and "1 error" in reports.said
+    assert reports.json["exit_status"] == 1
+
+
+def test_junit(reports: Reports) -> None:
+    cases = {case.get("name"): case for case in reports.junit.iter("testcase")}
+    assert cases["test_wrong_sum"].find("failure") is not None
+    assert cases["test_broken"].find("error") is not None
+    assert "<eight> & not nine" in str(cases["test_wrong_sum"].find("failure").get("message"))  # type: ignore[union-attr]
+    (figure,) = (p.get("value") for p in cases["test_own_figure"].iter("property"))
+    assert json.loads(str(figure)) == {"celsius": 41.5}
+
+
+def test_json(reports: Reports, hosts: Hosts) -> None:
+    found = reports.json
+    tests = {test["name"]: test for test in found["tests"]}
+    assert sum(found["counts"].values()) == len(tests)
+    wrong = tests["test_own.py::test_wrong_sum"]
+    assert wrong["outcome"] == "failed" and "<eight> & not nine" in wrong["message"]
+    broken = tests["test_own.py::test_broken"]
+    assert broken["outcome"] == "error" and "no such thing" in broken["message"]
+    assert tests["suite/test_soak.py::test_soak"]["outcome"] == "passed"
+    assert {name: machine["host"] for name, machine in found["machines"].items()} == {
+        "here": "node0",
+        hosts.agent: "node1",
+    }
+    (link,) = found["links"]
+    assert (link["links"], link["peer"]) == ("tcp:r0", hosts.agent)
+    assert hosts.there.address() in link["how"]
+    assert {(m["operation"], m["size"]) for m in found["measurements"]} >= {("put", 8), ("get", 2 << 20)}
+    assert all(0 < m["latency_us"] <= m["latency_us_p99"] for m in found["measurements"])
+    assert [(e["operation"], bool(e["missed"])) for e in found["expectations"]] == [
+        ("put", False),
+        ("get", True),
+    ]
+    (soak,) = found["soaks"]
+    for one, other in (("here", "there"), ("there", "here")):
+        assert soak[one]["operations"]["send"] == soak[other]["operations"]["recv"] > 0
+        assert sum(soak[one]["each_second"]) > 0
+    assert found["temperatures"][0]["celsius"] == 41.5
+    assert TOKEN not in json.dumps(found)
+
+
+class _Outside(HTMLParser):
+    """What a page would load, and its tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.loads: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        loading = ("src", "href", "xlink:href", "data", "action", "poster", "srcset")
+        self.loads += [value for name, value in attrs if name in loading and value and value[0] != "#"]
+
+
+def test_the_page_needs_nothing_else(reports: Reports) -> None:
+    text = reports.page.read_text()
+    outside = _Outside(text)
+    assert outside.loads == []
+    assert not outside.tags & {"script", "link", "iframe", "img", "object"}
+    assert not re.search(r"@import|url\((?!#)", text)
+    assert text.count("<svg") == 3
+    assert TOKEN not in text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+def test_the_page_in_a_browser(reports: Reports, tmp_path: Path) -> None:
+    assert CHROMIUM
+    ran = subprocess.run(
+        [
+            *[CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
+            *["--enable-logging=stderr", "--log-level=0", f"--user-data-dir={tmp_path}", "--dump-dom"],
+            reports.page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    complaints = [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
+    assert complaints == []
+    shown = ran.stdout
+    assert "<title>pyfab validation: failed</title>" in shown
+    for text in (
+        "Validation",
+        "test_own.py::test_wrong_sum",
+        "&lt;eight&gt; &amp; not nine",
+        "Latency of one operation",
+        "Bandwidth with many operations in flight",
+        "Soak over tcp:r0",
+        "all accounted for",
+        "at least 1e+09 GB/s",
+        "node1",
+    ):
+        assert text in shown, text
+    assert shown.count("<path") > 20  # the curves
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "write tables"),
+        ("[[expect]]\noperation = 'put'\nsize = 8", "expects nothing"),
+        ("[[expect]]\noperation = 'push'\nsize = 8\nlatency_us_max = 1", "it is one of put, get, fetch_add"),
+        ("[[expect]]\noperation = 'put'\nsize = '8 kB'\nlatency_us_max = 1", "size = '8 kB'"),
+        ("[[expect]]\noperation = 'put'\nsize = 8\nlatency_us_max = -1", "a limit is a number above 0"),
+        ("[[expect]]\noperation = 'put'\nsize = 8\nlatency = 1", "number 1 has latency"),
+        ("[expect]\noperation = 'put'", "write tables"),
+        ("[[expect", "Expected ']]'"),
+    ],
+)
+def test_what_is_wrong_with_expectations_is_said(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "expect.toml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load(tmp_path / "expect.toml")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [(["--expect", "missing.toml"], "No such file"), (["--links", "nosuch"], '"nosuch"')],
+)
+def test_what_cannot_be_is_one_message(run: Run, arguments: list[str], message: str) -> None:
+    status, said = run(None, PYFAB, "validate", *arguments)
+    assert status == 4, said
+    assert message in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "read, text, message",
+    [
+        (_session._parsed, "ftp://x", "write process, thread, HOST"),
+        (_session._parsed, "host:port", "write process, thread, HOST"),
+        (_session._parsed, "", "write process, thread, HOST"),
+        (_session._drills, "kill,kil", "--pyfab-drills kil: there are kill, stop, resume, link"),
+        (_session._setting, "deadline", "write NAME=VALUE"),
+        (_session._setting, "a b=1", "write NAME=VALUE"),
+    ],
+)
+def test_options_that_mean_nothing(read: Callable[[str], object], text: str, message: str) -> None:
+    with pytest.raises(pytest.UsageError, match=re.escape(message)):
+        read(text)
+
+
+def test_options_that_mean_something() -> None:
+    assert _session._parsed("10.0.0.2:7") == ("", "10.0.0.2", 7)
+    assert _session._parsed("[fe80::1]:7") == ("", "fe80::1", 7)
+    assert _session._parsed("ssh://me@host") == ("me@", "host", None)
+    assert _session._drills("kill,,stop") == {"kill", "stop"}
+    assert _session._drills("all") == {"kill", "stop", "resume", "link"}
+    assert [_session._setting(f"name={text}")[1] for text in ("5", "0.5", "true", "ring")] == [
+        5,
+        0.5,
+        True,
+        "ring",
+    ]
+
+
+def test_without_pytest_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert main(["validate"]) == 1
+    assert "pip install 'pyfab-rdma[validate]'" in capsys.readouterr().err
+
+
+def test_what_was_found_before_an_interrupt_is_reported(tmp_path: Path) -> None:
+    """Ctrl-C reaches all processes of a terminal."""
+    (tmp_path / "test_long.py").write_text(
+        "import signal\n"
+        "def test_short(peer):\n    pass\n"
+        "def test_long():\n    print('waiting', flush=True)\n    signal.pause()\n"
+    )
+    process = subprocess.Popen(
+        [
+            *[sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{PYFAB}", "validate"],
+            *["test_long.py", "--links", "shm", "--json", "out.json", "--pytest=-s -k test_long"],
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout
+    said = ""
+    while "waiting" not in said:
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    os.killpg(process.pid, signal.SIGINT)
+    said += process.communicate(timeout=60)[0]
+    assert process.returncode == 2, said
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["exit_status"] == 2
+    assert {test["name"]: test["outcome"] for test in found["tests"]}["test_long.py::test_short"] == "passed"
