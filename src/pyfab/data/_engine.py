@@ -261,7 +261,9 @@ class Gathered:
     def result(self, timeout: float | None = None) -> Batch:
         """Waits at most so many seconds and returns the batch, or raises what failed, naming field, rank and host."""
         try:
-            if not self._operation.done():  # waiting for the operation itself drives its context, which costs a core
+            if (
+                not self._operation.done()
+            ):  # waiting for the operation itself drives its context, which costs a core
                 deadline = Deadline(timeout)
                 self._begun.wait_posted(timeout)
                 timeout = deadline.remaining()
