@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "validation.md").read_text()
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.replace("\\\n", ""), re.DOTALL | re.MULTILINE)
 
 
 def test_the_test(hosts: Hosts, run: Run, tmp_path: Path) -> None:

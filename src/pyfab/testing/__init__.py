@@ -1,12 +1,12 @@
 """Helpers for tests of programs that use pyfab: the other side of a test, in a thread, in a process, or on another host.
 
+The pytest plugin `pytest_pyfab` makes fixtures of them; docs/validation.md is the guide.
+
 with Peer("shm+tcp") as peer, pyfab.Domain("shm+tcp") as domain, domain.endpoint() as endpoint:
     handle = endpoint.av.insert(peer.address)
     exposed = peer.expose(np.zeros(100))
     endpoint.write(np.ones(10), handle, exposed.remote[20:30]).result(timeout=10)
     assert exposed.content()[20:30].all()
-
-The pytest plugin `pytest_pyfab` makes fixtures of them; docs/validation.md is the guide.
 """
 
 from __future__ import annotations
