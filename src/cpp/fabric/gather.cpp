@@ -63,7 +63,7 @@ struct GatherJob::Request : Operation {
 
 GatherJob::GatherJob(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Context> context,
                      Operation& outcome, std::vector<std::uint64_t> samples, std::vector<Output> outputs,
-                     std::function<void(std::shared_ptr<GatherJob>)> again)
+                     std::function<bool(std::shared_ptr<GatherJob>)> again)
     : plan_(std::move(plan)),
       context_(std::move(context)),
       outcome_(outcome),
@@ -252,9 +252,10 @@ void GatherJob::send(Request& request) noexcept {
         context_->wait([&] { return !nap && turns++ > 0; },
                        Deadline::in(nap ? std::chrono::milliseconds(1) : std::chrono::seconds(1)));
       }
-    } catch (const Error& error) {
+    } catch (const std::exception& caught) {
+      const auto* error = dynamic_cast<const Error*>(&caught);
       context_->abandon(request, static_cast<std::uint32_t>(rows.size() - done - now + rest.size()),
-                        error.code());
+                        error ? error->code() : Errc::no_memory);
       return;
     }
     done += now;
@@ -273,8 +274,9 @@ void GatherJob::ended(Request& request) noexcept {
       request.tried = request.place + 1;
       unposted_.push_back(&request);
       lock.unlock();
-      again_(shared_from_this());
-      return;
+      if (again_(shared_from_this())) return;
+      lock.lock();
+      if (std::erase(unposted_, &request) == 0) return;  // somebody has posted it meanwhile
     }
   }
   request.ran = true;

@@ -83,11 +83,11 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
     const std::uint64_t* offsets = nullptr;  // ragged: from measure()
   };
   // outcome: begun with one part, which settles when all is in place or the first error is certain and
-  // nothing moves any more. again: called under the context's lock when post() is to be called once more. The
-  // samples are below plan.size(); outputs, one a field, are large enough.
+  // nothing moves any more. again: called under the context's lock when post() is to be called once more;
+  // false: nobody will. The samples are below plan.size(); outputs, one a field, are large enough.
   GatherJob(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Context> context, Operation& outcome,
             std::vector<std::uint64_t> samples, std::vector<Output> outputs,
-            std::function<void(std::shared_ptr<GatherJob>)> again);
+            std::function<bool(std::shared_ptr<GatherJob>)> again);
   ~GatherJob();
 
   // Moves what lies in this process and posts the rest; waits where a path is full. One thread at a time.
@@ -117,7 +117,7 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
   Operation& outcome_;
   const std::vector<std::uint64_t> samples_;
   const std::vector<Output> outputs_;
-  const std::function<void(std::shared_ptr<GatherJob>)> again_;
+  const std::function<bool(std::shared_ptr<GatherJob>)> again_;
   std::vector<std::uint32_t> order_;  // places in samples_, by shard
   std::vector<std::uint32_t> first_;  // of each shard in order_, and the end
   std::unique_ptr<Request[]> requests_;

@@ -112,9 +112,11 @@ class Gatherer {
     OperationObject* operation = prepare_operation(handle, OpCode::read, kNoPeer, Target{}, nbytes, nullptr);
     begun.operation = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(operation));
     begin(*operation, 1, kNoContext, nullptr);
-    begun.job = std::make_shared<GatherJob>(
-        gatherer.plan_, handle.context, operation->core, std::move(samples), std::move(targets),
-        [worker = gatherer.worker_](std::shared_ptr<GatherJob> job) { worker->submit(std::move(job)); });
+    begun.job = std::make_shared<GatherJob>(gatherer.plan_, handle.context, operation->core,
+                                            std::move(samples), std::move(targets),
+                                            [worker = gatherer.worker_](std::shared_ptr<GatherJob> job) {
+                                              return worker->submit(std::move(job));
+                                            });
     buffers.emplace_back().memory = begun.job;
     buffers.back().holder = Py_NewRef(self.ptr());
     launched(*operation, std::move(buffers));
