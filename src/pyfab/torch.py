@@ -46,9 +46,17 @@ class Samples(Sequence["Sample"]):
     Item i is a `Sample`; the default collate function takes the whole batch as it is, without a copy.
     """
 
-    def __init__(self, batch: Mapping[str, Any], count: int) -> None:
+    def __init__(self, batch: Mapping[str, Any], count: int, shared: Mapping[str, Any] | None = None) -> None:
         self.batch = batch
         self._count = count
+        self._shared = shared  # the tensors whose memory the batch was read to, where these are to be sent on
+
+    def tensors(self) -> dict[str, Any]:
+        """The batch as `tensors` gives it."""
+        made = tensors(self.batch)
+        for name, tensor in (self._shared or {}).items():
+            made[name] = (tensor, made[name][1]) if isinstance(made[name], tuple) else tensor
+        return made
 
     def __len__(self) -> int:
         return self._count
@@ -81,7 +89,7 @@ def _collate(batch: Any, *, collate_fn_map: Any = None) -> dict[str, Any]:
     """Of samples: those of one gather as they are, others put together again."""
     del collate_fn_map
     if isinstance(batch, Samples):
-        return tensors(batch.batch)
+        return batch.tensors()
     together: dict[str, Any] = {}
     for name in batch[0]:
         first = batch[0].samples.batch[name]
@@ -118,8 +126,9 @@ class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
 
     def __getitems__(self, indices: Any) -> Sequence[Any]:
         indices = np.asarray(indices, np.int64)
-        out = self._shared(indices) if get_worker_info() is not None and self.transform is None else None
-        samples = Samples(self.store.gather(indices, out), len(indices))
+        shared = self._shared(indices) if get_worker_info() is not None and self.transform is None else None
+        out = None if shared is None else {name: tensor.numpy() for name, tensor in shared.items()}
+        samples = Samples(self.store.gather(indices, out), len(indices), shared)
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
     def _shared(self, indices: NDArray[np.int64]) -> dict[str, Any]:
@@ -130,10 +139,11 @@ class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
             count = len(indices)
             if field.ragged:
                 count = engine.bytes_of(place, indices) // field.row
-            nbytes = count * field.row
-            storage = torch.UntypedStorage._new_shared(nbytes)
-            tensor = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,))
-            out[field.name] = tensor.numpy().view(field.dtype).reshape((count, *field.shape))
+            empty = torch.from_numpy(np.empty((0, *field.shape), field.dtype))
+            if count:
+                storage = torch.UntypedStorage._new_shared(count * field.row)
+                empty = empty.new_empty(0).set_(storage, 0, (count, *field.shape))
+            out[field.name] = empty
         return out
 
 

@@ -57,6 +57,37 @@ def test_batches_come_in_their_order(links):
     pyfab.spawn(loads, 4, links=links, timeout=90)
 
 
+def resumes_after_a_failure(group: pyfab.Group) -> None:
+    with ShardedStore(group, shard(group.rank)) as store:
+        sampler = GlobalShuffle(len(store), 16, rank=group.rank, size=group.size)
+        loader = Loader(store, sampler)
+        loader.load_state_dict({"seed": 0, "epoch": 0, "cursor": 20, "n": TOTAL})
+        whole_store = loader.store
+        loader.store = Broken(store)  # type: ignore[assignment]
+        with pytest.raises(pyfab.PeerLostError):
+            next(iter(loader))
+        assert loader.state_dict()["cursor"] == sampler.cursor == 20
+        loader.store = whole_store
+        assert len(list(loader)) == -(-(TOTAL - 20) // (16 * group.size))
+        sampler.set_epoch(7)
+        assert loader.state_dict()["epoch"] == 7
+
+
+class Broken:
+    """A store whose gathers fail."""
+
+    def __init__(self, store: ShardedStore) -> None:
+        self.timeout = store.timeout
+
+    def gather_async(self, indices: Any, out: Any) -> Any:
+        del indices, out
+        raise pyfab.PeerLostError("on purpose")
+
+
+def test_what_failed_is_drawn_again():
+    pyfab.spawn(resumes_after_a_failure, 4, links="shm", timeout=60)
+
+
 def transforms(group: pyfab.Group) -> None:
     with ShardedStore(group, shard(group.rank)) as store:
         loader = Loader(

@@ -99,6 +99,15 @@ def test_the_state_after_what_was_used_not_what_was_drawn():
         sampler.load_state_dict({"seed": 1})
 
 
+def test_an_epoch_that_was_resumed_off_the_steps_ends():
+    sampler = GlobalShuffle(100, 16, rank=0, size=1, drop_last=True)
+    sampler.load_state_dict({"seed": 0, "epoch": 0, "cursor": 10, "n": 100})
+    assert sampler.state_dict(batches=1) == {"seed": 0, "epoch": 0, "cursor": 26, "n": 100}
+    assert sampler.state_dict(batches=5) == {"seed": 0, "epoch": 1, "cursor": 0, "n": 100}
+    assert [len(list(sampler)) for _ in range(3)] == [5, 6, 6]
+    assert sampler.epoch == 3
+
+
 def test_rank_and_size_come_from_the_launcher(monkeypatch):
     monkeypatch.setenv("PYFAB_RANK", "1")
     monkeypatch.setenv("PYFAB_SIZE", "3")

@@ -103,7 +103,7 @@ def test_buffers_of_the_caller_are_filled(links):
 
 def refuses(group: pyfab.Group) -> None:
     with ShardedStore(group, shard(group.rank)) as store:
-        for indices in ([TOTAL], [0, -TOTAL - 1], [2**62]):
+        for indices in ([TOTAL], [0, -TOTAL - 1], [2**62], np.array([2**64 - 1], np.uint64)):
             with pytest.raises(IndexError, match="out of range"):
                 store.gather(indices)
         for indices in ([0.5], [[1, 2]], ["a"], 3):
@@ -129,6 +129,7 @@ def mismatched(group: pyfab.Group, which: str) -> str:
             "shape": {"x": np.zeros((4, 3)), "y": np.zeros(4)},
             "names": {"x": np.zeros((4, 2)), "z": np.zeros(4)},
             "lengths": {"x": np.zeros((4, 2)), "y": np.zeros(5)},
+            "records": {"x": np.zeros(4, [("a", "i4"), ("b", "f8")]), "y": np.zeros(4)},
             "objects": {"x": np.array([object()] * 4), "y": np.zeros(4)},
             "file": {"x": "nothing.npy", "y": np.zeros(4)},
             "none": {},
@@ -143,7 +144,7 @@ def mismatched(group: pyfab.Group, which: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "which", ["dtype", "shape", "names", "lengths", "objects", "file", "none", "scalar", "empty"]
+    "which", ["dtype", "shape", "names", "lengths", "records", "objects", "file", "none", "scalar", "empty"]
 )
 def test_all_ranks_learn_that_one_gave_something_else(which):
     texts = pyfab.spawn(mismatched, 3, which, links="shm", timeout=60)
@@ -281,6 +282,69 @@ def test_gathers_are_awaited_and_called_back(links):
     pyfab.spawn(awaits, 4, links=links, timeout=60)
 
 
+def leaves_by_an_exception(group: pyfab.Group) -> None:
+    with ShardedStore(group, shard(group.rank), replicas=2) as alone_lost:
+        check(alone_lost.gather(np.arange(TOTAL)), np.arange(TOTAL), TOTAL)
+        group.barrier()
+        if group.rank == 2:
+            with pytest.raises(ZeroDivisionError), alone_lost:
+                _ = 1 / 0
+        group.barrier()
+        if group.rank != 2:
+            check(alone_lost.gather(np.arange(TOTAL)), np.arange(TOTAL), TOTAL)
+        group.barrier()
+    store = ShardedStore(group, shard(group.rank))
+    group.barrier()
+    if group.rank == 2:
+        store.__exit__(ValueError, None, None)
+    group.barrier()
+    if group.rank != 2:
+        with pytest.raises(pyfab.PeerLostError, match=r"rank 2 on host.*closed the store"):
+            store.gather(np.arange(TOTAL))
+    store.close()
+
+
+def test_a_rank_that_left_by_an_exception_counts_as_lost(links):
+    pyfab.spawn(leaves_by_an_exception, 4, links=links, timeout=60)
+
+
+def test_memory_of_batches_is_used_again_and_by_nobody_twice():
+    import gc
+    import threading
+
+    from pyfab.data._memory_pool import MemoryPool
+
+    pool = MemoryPool()
+    first = pool.take((100, 100), np.int32)
+    address = first.ctypes.data
+    view = first[3:5]
+    del first
+    assert pool.take((100, 100), np.int32).ctypes.data != address
+    del view
+    again = [pool.take((100, 100), np.int32) for _ in range(3)]
+    assert address in {array.ctypes.data for array in again}
+
+    def churn() -> None:
+        for i in range(3000):
+            array = pool.take((10 + i % 5, 1000), np.uint8)
+            array[:] = i % 251
+            cycle = [array]
+            cycle.append(cycle)  # type: ignore[arg-type]
+            assert (array == i % 251).all()
+
+    threads = [threading.Thread(target=churn) for _ in range(4)]
+    threshold = gc.get_threshold()
+    gc.set_threshold(7)  # collections in the middle of everything
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+    finally:
+        gc.set_threshold(*threshold)
+
+
 def moves(group: pyfab.Group) -> None:
     color = 0 if group.rank < 2 else None
     pair = group.split(color)
@@ -307,6 +371,17 @@ def test_replicas_lie_far_apart_and_the_nearest_is_read():
     assert holders(hosts, 2) == [[0, 2], [1, 3], [2, 0], [3, 1]]
     assert holders(hosts, "node") == [[0, 2], [1, 3], [2, 0], [3, 1]]
     assert holders(["a", "a", "a", "b"], "node") == [[0, 3], [1, 3], [2, 3], [3, 0]]
+    for several in (
+        ["a", "b", "a", "b"],
+        ["a", "a", "b"],
+        ["a", "a", "a", "b"],
+        list("abcabc"),
+        list("aaaabb"),
+    ):
+        for copies in (2, min(3, len(set(several)))):
+            for ranks in holders(several, copies):
+                assert len(set(ranks)) == copies
+                assert len({several[rank] for rank in ranks}) == min(copies, len(set(several)))
     assert by_nearness([0, 2], hosts, 3, "b") == [2, 0]
     assert by_nearness([0, 2], hosts, 0, "a") == [0, 2]
     for wrong in (0, 5, -1, 1.5, "rack"):

@@ -105,6 +105,28 @@ def test_it_is_a_data_set_like_others():
     pyfab.spawn(works_as_a_data_set, 4, links="shm+tcp", timeout=100)
 
 
+def is_shared(samples: Any) -> list[Any]:
+    batch = torch.utils.data.default_collate(samples)
+    address = samples.batch["label"].ctypes.data
+    return [batch["label"].is_shared(), batch["label"].data_ptr() == address, batch["tokens"][0].is_shared()]
+
+
+def sends_shared_memory(group: pyfab.Group) -> None:
+    from pyfab.torch import ShardedDataset
+    from torch.utils.data import DataLoader
+
+    with ShardedStore(group, shard(group.rank, HALVES)) as store:
+        loader = DataLoader(ShardedDataset(store), batch_size=8, num_workers=1, collate_fn=is_shared)
+        assert next(iter(loader)) == [True, True, True]
+        empty = DataLoader(ShardedDataset(store), batch_sampler=[[0, 11, 22]], num_workers=1)
+        batch = next(iter(empty))  # whose tokens are all empty
+        assert batch["tokens"][0].shape == (0,) and batch["tokens"][1].tolist() == [0, 0, 0, 0]
+
+
+def test_workers_send_the_memory_they_read_to():
+    pyfab.spawn(sends_shared_memory, 2, links="shm", timeout=100)
+
+
 def resumes_stateful(group: pyfab.Group) -> None:
     from pyfab.torch import ShardedDataset
     from torchdata.stateful_dataloader import StatefulDataLoader

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <new>
+#include <system_error>
 #include <utility>
 
 #include "base/quiet_thread.h"
@@ -17,7 +18,10 @@ constexpr unsigned kEagerTurns = 1000;
 // Samples of at least so many bytes, in batches of at least so many, are copied past the caches.
 constexpr std::uint64_t kLongRow = 4096, kLongBatch = 16 * 1024 * 1024;
 
-bool holder_gone(Errc error) noexcept { return error == Errc::peer_lost || error == Errc::unreachable; }
+// Whether another holder is worth a try: this one died, cannot be reached, or has closed its part.
+bool holder_gone(Errc error) noexcept {
+  return error == Errc::peer_lost || error == Errc::unreachable || error == Errc::key_rejected;
+}
 
 }  // namespace
 
@@ -27,7 +31,7 @@ GatherPlan::GatherPlan(std::vector<std::uint64_t> starts, std::vector<Field> fie
     : starts_(std::move(starts)),
       fields_(std::move(fields)),
       holders_(holders),
-      lost_(new std::atomic<bool>[holders]()),
+      lost_at_(new std::atomic<Clock::rep>[holders]()),
       read_(new std::atomic<std::uint64_t>[holders]()) {}
 
 std::uint32_t GatherPlan::shard_of(std::uint64_t sample) const noexcept {
@@ -108,7 +112,7 @@ const GatherPlan::Source& GatherJob::source(const Request& request) const noexce
 
 std::uint32_t GatherJob::choose(const GatherPlan::Source& source, std::uint32_t from) const noexcept {
   for (auto place = from; place < source.places.size(); ++place)
-    if (!plan_->lost(source.places[place].holder)) return place;
+    if (!plan_->avoids(source.places[place].holder)) return place;
   return from;
 }
 
@@ -273,8 +277,9 @@ void GatherJob::ended(Request& request) noexcept {
     if (request.place + 1 < from.places.size()) {
       request.tried = request.place + 1;
       unposted_.push_back(&request);
+      const auto self = shared_from_this();  // whoever posts it may end it, before the lock is taken again
       lock.unlock();
-      if (again_(shared_from_this())) return;
+      if (again_(self)) return;
       lock.lock();
       if (std::erase(unposted_, &request) == 0) return;  // somebody has posted it meanwhile
     }
@@ -299,21 +304,24 @@ void GatherJob::ended(Request& request) noexcept {
 bool GatherWorker::submit(std::shared_ptr<GatherJob> job) {
   const std::lock_guard lock(state_->mutex);
   if (state_->stop) return false;
+  if (!thread_.joinable()) try {
+      thread_ = start_quiet_thread("pyfab-gather", [state = state_] {
+        std::unique_lock guard(state->mutex);
+        for (;;) {
+          state->wake.wait(guard, [&] { return state->stop || !state->waiting.empty(); });
+          if (state->waiting.empty()) return;
+          auto next = std::move(state->waiting.front());
+          state->waiting.pop_front();
+          guard.unlock();
+          next->post();
+          next.reset();
+          guard.lock();
+        }
+      });
+    } catch (const std::system_error&) {
+      return false;  // the system's limit of threads
+    }
   state_->waiting.push_back(std::move(job));
-  if (!thread_.joinable())
-    thread_ = start_quiet_thread("pyfab-gather", [state = state_] {
-      std::unique_lock guard(state->mutex);
-      for (;;) {
-        state->wake.wait(guard, [&] { return state->stop || !state->waiting.empty(); });
-        if (state->waiting.empty()) return;
-        auto next = std::move(state->waiting.front());
-        state->waiting.pop_front();
-        guard.unlock();
-        next->post();
-        next.reset();
-        guard.lock();
-      }
-    });
   state_->wake.notify_one();
   return true;
 }
@@ -331,7 +339,12 @@ void GatherWorker::stop() noexcept {
     thread.swap(thread_);
   }
   state_->wake.notify_all();
-  if (thread.joinable()) thread.join();
+  if (!thread.joinable()) return;
+  // Completions are told by the thread that finds them, which may so let go of the last that refers to this.
+  if (thread.get_id() == std::this_thread::get_id())
+    thread.detach();
+  else
+    thread.join();
 }
 
 }  // namespace fab

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -53,10 +54,19 @@ class GatherPlan final {
   // Of samples of a ragged field: out[i] becomes the bytes before the i-th, out[size] all of them.
   void measure(std::size_t field, std::span<const std::uint64_t> samples, std::uint64_t* out) const noexcept;
 
-  bool lost(std::uint32_t holder) const noexcept { return lost_[holder].load(std::memory_order_relaxed); }
-  void lose(std::uint32_t holder) const noexcept { lost_[holder].store(true, std::memory_order_relaxed); }
+  // Whether the last thing that was asked of a process failed because it has gone.
+  bool lost(std::uint32_t holder) const noexcept { return lost_at_[holder].load() != 0; }
+  // Whether not to ask it again yet: for a while after that.
+  bool avoids(std::uint32_t holder) const noexcept {
+    const auto at = lost_at_[holder].load(std::memory_order_relaxed);
+    return at != 0 && Clock::now().time_since_epoch() - Clock::duration(at) < kAvoid;
+  }
+  void lose(std::uint32_t holder) const noexcept {
+    lost_at_[holder] = Clock::now().time_since_epoch().count();
+  }
   // Samples that were read from a process, all fields counting.
   void count(std::uint32_t holder, std::uint64_t bytes) const noexcept {
+    if (lost(holder)) lost_at_[holder] = 0;  // it is back
     read_[holder].fetch_add(bytes, std::memory_order_relaxed);
   }
   std::uint64_t bytes_read(std::uint32_t holder) const noexcept { return read_[holder].load(); }
@@ -69,7 +79,8 @@ class GatherPlan final {
   std::vector<std::uint64_t> starts_;
   std::vector<Field> fields_;
   std::uint32_t holders_;
-  std::unique_ptr<std::atomic<bool>[]> lost_;
+  static constexpr std::chrono::seconds kAvoid{30};
+  std::unique_ptr<std::atomic<Clock::rep>[]> lost_at_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> read_;
   mutable std::atomic<std::uint64_t> replicas_{0};
 };
@@ -140,7 +151,8 @@ class GatherWorker final {
   ~GatherWorker() { stop(); }
   GatherWorker(const GatherWorker&) = delete;
   GatherWorker& operator=(const GatherWorker&) = delete;
-  // Starts the thread on first use. False after stop(): nothing will be done.
+  // Starts the thread on first use. False after stop(), or where no thread is to be had: nothing will be
+  // done.
   bool submit(std::shared_ptr<GatherJob> job);
   void stop() noexcept;  // posts what waits; after the context was closed it ends with an error
 

@@ -129,7 +129,7 @@ Errc Session::consume() noexcept {
     if (available < needed_) return Errc::ok;
     taken_ += kHeader;
     if (const Errc error = on_frame(at + kHeader); error != Errc::ok) return error;
-    if (output_.waiting(Lane::answers) > kMostWaitingAnswers ||
+    if (output_.waiting(Lane::answers) + output_.waiting_ranges() > kMostWaitingAnswers ||
         output_.copied(Lane::answers) > kMostCopiedAnswers)
       return Errc::protocol;  // more requests than a peer may have outstanding
     needed_ = kHeader;

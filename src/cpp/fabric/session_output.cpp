@@ -41,6 +41,7 @@ void SessionOutput::region_payload(std::uint32_t region, std::uint64_t offset, s
 
 void SessionOutput::region_payload(std::uint32_t region, std::vector<Range> ranges, std::uint64_t length) {
   region_payload(region, 0, length);
+  waiting_ranges_ += ranges.size();
   of(Lane::answers).items.back().ranges = std::move(ranges);
 }
 
@@ -134,6 +135,7 @@ void SessionOutput::stage_region(Item& item) {
                    .region = item.region});
   };
   if (item.ranges.empty()) stage_range({item.offset, item.next.length});
+  waiting_ranges_ -= item.ranges.size();
   for (const Range& range : std::exchange(item.ranges, {})) stage_range(range);
   item.offset += item.next.length;
   item.left -= item.next.length;
@@ -252,6 +254,8 @@ void SessionOutput::end_answer(std::uint32_t serial, Errc error) noexcept {
   RingQueue<Item>& items = of(Lane::answers).items;
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (items[i].serial != serial) continue;
+    waiting_ranges_ -= items[i].ranges.size();
+    items[i].ranges.clear();
     items[i].source = ended ? Source::nothing : Source::header;
     items[i].next = fail;
     return;
@@ -309,7 +313,7 @@ void SessionOutput::clear() noexcept {
     lane.items.clear();
   }
   staged_.clear();
-  staged_bytes_ = header_at_ = headers_used_ = 0;
+  staged_bytes_ = header_at_ = headers_used_ = waiting_ranges_ = 0;
 }
 
 }  // namespace fab

@@ -58,6 +58,7 @@ class SessionOutput {
   // Copied bytes that wait, and answers that wait.
   std::size_t copied(Lane lane) const noexcept { return of(lane).bytes.size(); }
   std::size_t waiting(Lane lane) const noexcept { return of(lane).items.size(); }
+  std::size_t waiting_ranges() const noexcept { return waiting_ranges_; }
 
   // Sends no more from region `index`: a part in the middle is finished from a copy, the answer ends with
   // `fail`. False: no memory for the copy, and the stream must end.
@@ -120,6 +121,7 @@ class SessionOutput {
   std::size_t header_at_ = 0, headers_used_ = 0;
   std::uint32_t next_serial_ = 1;
   std::uint64_t requests_queued_ = 0, requests_sent_ = 0;
+  std::size_t waiting_ranges_ = 0;  // of items
   bool answer_was_last_ = false;
 };
 

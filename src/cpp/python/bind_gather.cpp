@@ -22,6 +22,9 @@ std::vector<std::uint64_t> samples_from(const py::object& object, std::uint64_t 
     throw Error(Errc::invalid, "the indices have dtype " + py::str(array.dtype()).cast<std::string>() +
                                    " and " + std::to_string(array.ndim()) +
                                    " dimensions; give integers in one dimension");
+  if (kind == 'u' && array.itemsize() == 8 && array.size() != 0 &&
+      py::array_t<std::uint64_t>(array).attr("max")().cast<std::uint64_t>() > std::uint64_t{INT64_MAX})
+    throw Error(Errc::bounds, "an index is out of range: the store has " + std::to_string(size) + " samples");
   const Numbers numbers = Numbers::ensure(array);
   std::vector<std::uint64_t> samples(static_cast<std::size_t>(numbers.size()));
   if (samples.size() > (std::size_t{1} << 31))
@@ -29,10 +32,11 @@ std::vector<std::uint64_t> samples_from(const py::object& object, std::uint64_t 
   const std::int64_t* data = numbers.data();
   const auto limit = static_cast<std::int64_t>(size);
   for (std::size_t i = 0; i < samples.size(); ++i) {
-    if (data[i] < -limit || data[i] >= limit)
-      throw Error(Errc::bounds, "index " + std::to_string(data[i]) + " is out of range: the store has " +
+    const std::int64_t number = data[i];  // once: somebody may be writing there
+    if (number < -limit || number >= limit)
+      throw Error(Errc::bounds, "index " + std::to_string(number) + " is out of range: the store has " +
                                     std::to_string(size) + " samples");
-    samples[i] = static_cast<std::uint64_t>(data[i] < 0 ? data[i] + limit : data[i]);
+    samples[i] = static_cast<std::uint64_t>(number < 0 ? number + limit : number);
   }
   return samples;
 }

@@ -14,7 +14,14 @@ from numpy.typing import ArrayLike, NDArray
 from pyfab import _core
 from pyfab._await import await_operation
 from pyfab._deadline import Deadline
-from pyfab._errors import FabricError, InvalidArgumentError, OperationTimeout, UnreachableError
+from pyfab._errors import (
+    FabricError,
+    InvalidArgumentError,
+    KeyRejectedError,
+    OperationTimeout,
+    PeerLostError,
+    UnreachableError,
+)
 from pyfab._region import RemoteRegion
 from pyfab.data._fields import FieldInfo, Ragged, Shard
 from pyfab.data._memory_pool import MemoryPool
@@ -130,7 +137,7 @@ class Engine:
                     out.view(np.uint8), self.handles[rank], region.bytes(0, out.nbytes)
                 ).result(self.layout.timeout)
                 return rank
-            except (ConnectionError, TimeoutError) as error:
+            except (ConnectionError, TimeoutError, KeyRejectedError) as error:
                 failures.append(f"rank {rank} on {self.layout.hosts[rank]}: {error}")
         name = self.layout.fields[number].name
         raise UnreachableError(
@@ -269,7 +276,7 @@ class Gathered:
                 timeout = deadline.remaining()
             self._operation.result(timeout)
         except FabricError as error:
-            raise self._explained(error) from error
+            raise self._explained(error) from None
         return self._batch
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -290,7 +297,7 @@ class Gathered:
         try:
             yield from await_operation(self._operation)
         except FabricError as error:
-            raise self._explained(error) from error
+            raise self._explained(error) from None
         return self._batch
 
     def _explained(self, error: FabricError) -> FabricError:
@@ -305,6 +312,8 @@ class Gathered:
             f"gather of {self.samples} samples: field {layout.fields[number].name!r} of shard {shard} from rank {rank} on host"
             f" {layout.hosts[rank]} ({copies}): {error.strerror}"
         )
+        if isinstance(error, KeyRejectedError):
+            return PeerLostError(f"{text}; it has closed the store, or its domain")
         return type(error)(error.errno, text)
 
     def __repr__(self) -> str:

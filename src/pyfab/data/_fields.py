@@ -201,6 +201,10 @@ def shard_of(fields: Mapping[str, Any], memory: Memory, copy: bool) -> Shard:
             raise InvalidArgumentError(
                 f"field {name!r} holds Python objects; give numbers, or Ragged.from_samples(...) of bytes or strings"
             )
+        if np.dtype(array.dtype.str) != array.dtype:
+            raise InvalidArgumentError(
+                f"field {name!r} has dtype {array.dtype}, which other libraries do not take: give a view of plain numbers"
+            )
         samples = len(ragged) if ragged is not None else len(array)
         if count is not None and samples != count:
             raise InvalidArgumentError(f"field {name!r} has {samples} samples, the fields before it {count}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyfab._errors import InvalidArgumentError
+from pyfab._deadline import Deadline
+from pyfab._errors import InvalidArgumentError, OperationTimeout
 from pyfab.data._engine import Batch, Gathered
 from pyfab.data._fields import FieldInfo, Ragged
 from pyfab.data._metrics import Snapshot
@@ -61,6 +63,8 @@ class Loader:
 
     def _batches(self) -> Iterator[Any]:
         ahead: deque[tuple[Gathered, Any, int]] = deque()
+        started: dict[int, Gathered] = {}  # the latest of each slot
+        self._state = self._state_now()
         numbers = iter(self.sampler)
         turn = 0
         more = True
@@ -73,7 +77,8 @@ class Loader:
                         break
                     slot = turn % (self.depth + 2)
                     out = None if self.copy else self._slot(slot, indices)
-                    ahead.append((self.store.gather_async(indices, out), self._state_now(), slot))
+                    started[slot] = self.store.gather_async(indices, out)
+                    ahead.append((started[slot], self._state_now(), slot))
                     turn += 1
                 if not ahead:
                     break
@@ -83,14 +88,25 @@ class Loader:
                 self._waits.append(time.perf_counter() - start)
                 self._state = state
                 given = self._given(batch)
-                yield given if self._transform is None else self._transform(given)
-                self._taken_back(slot)
+                try:
+                    yield given if self._transform is None else self._transform(given)
+                finally:
+                    self._taken_back(slot)
         finally:
-            # Whoever stops early leaves the memory of what is on its way in use until it has come.
-            for gathered, _, _ in ahead:
-                gathered.exception(self.store.timeout)
             if self._state is not None and hasattr(self.sampler, "load_state_dict"):
                 self.sampler.load_state_dict(self._state)
+            self._state = None
+            if not self.copy:
+                self._settle(started)
+
+    def _settle(self, started: Mapping[int, Gathered]) -> None:
+        """Slots that something is still on its way to are not used again."""
+        deadline = Deadline(self.store.timeout)
+        for gathered in started.values():
+            with contextlib.suppress(OperationTimeout):
+                gathered.exception(deadline.remaining())
+        if not all(gathered.done() for gathered in started.values()):
+            self._slots = []
 
     def _state_now(self) -> dict[str, Any] | None:
         return self.sampler.state_dict() if hasattr(self.sampler, "state_dict") else None

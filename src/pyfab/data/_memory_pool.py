@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import Any
 
@@ -18,9 +17,10 @@ class MemoryPool:
     Fresh memory costs a page fault for each page that is written, which is more than the copy of a sample.
     """
 
+    # No lock: the garbage collector may end a lease, which gives its block back, inside of any call here. What is done to
+    # the dictionary and its queues is done in single steps.
     def __init__(self) -> None:
         self._idle: dict[int, deque[NDArray[np.uint8]]] = {}
-        self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """An array with arbitrary content."""
@@ -29,20 +29,16 @@ class MemoryPool:
         if nbytes == 0:
             return np.empty(shape, dtype)
         size = _block_size(nbytes)
-        with self._lock:
-            idle = self._idle.get(size)
-            block = idle.pop() if idle else None
-        if block is None:
+        try:
+            block = self._idle[size].pop()
+        except (KeyError, IndexError):
             block = np.empty(size, np.uint8)
         lease = _Lease(self, block)
         array: NDArray[Any] = np.asarray(lease)[:nbytes].view(dtype).reshape(shape)
         return array
 
     def _give_back(self, block: NDArray[np.uint8]) -> None:
-        with self._lock:
-            idle = self._idle.setdefault(len(block), deque())
-            if len(idle) < _KEPT:
-                idle.append(block)
+        self._idle.setdefault(len(block), deque(maxlen=_KEPT)).append(block)
 
 
 class _Lease:

@@ -13,8 +13,8 @@ Replicas = int | Literal["node"]
 def holders(hosts: Sequence[str], replicas: Replicas | Any) -> list[list[int]]:
     """For each shard the ranks that hold it, its owner first. `hosts` are those of the ranks.
 
-    ``"node"``: each host has all shards. A number k: each shard is held k times, by ranks so far apart that, of ranks in their
-    usual order, each k-th part of them has all shards, and copies lie on different hosts where there are several.
+    ``"node"``: each host has all shards. A number k: each shard is held k times, on as many hosts as there are up to k, and
+    every rank holds about k shards.
     """
     size = len(hosts)
     if replicas == "node":
@@ -29,8 +29,23 @@ def holders(hosts: Sequence[str], replicas: Replicas | Any) -> list[list[int]]:
         raise InvalidArgumentError(
             f'replicas={replicas!r}: how many ranks hold each shard, 1 to {size} in this group, or "node"'
         )
-    stride = size // replicas
-    return [[(shard + copy * stride) % size for copy in range(replicas)] for shard in range(size)]
+    # Ranks in a ring, host after host: steps of a k-th part of it lead to other hosts, but where hosts are of unequal size.
+    first = {host: rank for rank, host in reversed(list(enumerate(hosts)))}
+    ring = sorted(range(size), key=lambda rank: (first[hosts[rank]], rank))
+    place = {rank: position for position, rank in enumerate(ring)}
+    held = [1] * size
+    chosen = [[shard] for shard in range(size)]
+    for copy in range(1, replicas):
+        for shard in range(size):
+            wanted = place[shard] + copy * size // replicas
+            taken = {hosts[rank] for rank in chosen[shard]}
+            rank = min(
+                (rank for rank in range(size) if rank not in chosen[shard]),
+                key=lambda rank: (hosts[rank] in taken, held[rank], (place[rank] - wanted) % size),
+            )
+            chosen[shard].append(rank)
+            held[rank] += 1
+    return chosen
 
 
 def by_nearness(ranks: Sequence[int], hosts: Sequence[str], home: int | None, host: str) -> list[int]:

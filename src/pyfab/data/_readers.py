@@ -90,11 +90,21 @@ def from_arrow(table: Any, columns: Sequence[str] | None = None) -> Fields:
     fields: Fields = {}
     for name in names:
         column = table.column(name)
+        large = _with_large_offsets(pa, column.type)
+        column = column if large == column.type else column.cast(large)
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         if isinstance(array, pa.ChunkedArray):  # of no chunk, or of too many bytes for one
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
         fields[name] = _arrow_field(pa, name, array)
     return fields
+
+
+def _with_large_offsets(pa: Any, kind: Any) -> Any:
+    """The same type, of which more than 2 GiB fit into one array; bytes for strings."""
+    types = pa.types
+    if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind):
+        return pa.large_binary()
+    return pa.large_list(kind.value_type) if types.is_list(kind) else kind
 
 
 def _arrow_field(pa: Any, name: str, array: Any) -> NDArray[Any] | Ragged:
@@ -111,17 +121,13 @@ def _arrow_field(pa: Any, name: str, array: Any) -> NDArray[Any] | Ragged:
         inner = _arrow_field(pa, name, array.flatten())
         if isinstance(inner, np.ndarray):
             return inner.reshape(len(array), kind.list_size, *inner.shape[1:])
-    if types.is_list(kind) or types.is_large_list(kind):
+    if types.is_large_list(kind):
         inner = _arrow_field(pa, name, array.flatten())
         if isinstance(inner, np.ndarray):
             offsets = np.asarray(array.offsets, np.int64)
             return Ragged(inner, offsets - offsets[0])
-    if types.is_string(kind) or types.is_binary(kind):
-        array = array.cast(pa.large_binary())
-        kind = array.type
-    if types.is_large_string(kind):
-        array = array.cast(pa.large_binary())
-        kind = array.type
+    if types.is_large_binary(kind) and len(array) == 0:
+        return Ragged(np.empty(0, np.uint8), [0])
     if types.is_large_binary(kind):
         _, starts, content = array.buffers()
         offsets = np.frombuffer(starts, np.int64)[array.offset : array.offset + len(array) + 1]

@@ -53,6 +53,7 @@ class GlobalShuffle:
         self.shuffle, self.drop_last = shuffle, drop_last
         self.epoch = 0
         self.cursor = 0  # samples of this epoch that all ranks together have drawn
+        self._started = 0, 0, self.step  # epoch, cursor and step at the beginning of the latest iteration
 
     @property
     def step(self) -> int:
@@ -63,6 +64,7 @@ class GlobalShuffle:
         """Goes to the beginning of an epoch; nothing happens if this is the one already, so that one that was resumed goes on."""
         if epoch != self.epoch:
             self.epoch, self.cursor = epoch, 0
+            self._started = epoch, 0, self.step
 
     def set_ranks(self, rank: int, size: int) -> None:
         """From the next iteration on there are other ranks: what is left of the epoch is drawn by these."""
@@ -92,12 +94,16 @@ class GlobalShuffle:
         """
         epoch, cursor = self.epoch, self.cursor
         if batches is not None:
-            epoch, cursor = self._started[0], self._started[1] + batches * self.step
-            if cursor >= self.n - (self.n % self.step if self.drop_last else 0):
+            epoch, start, step = self._started
+            cursor = min(start + batches * step, self.n)
+            if self._ends(cursor, step):
                 epoch, cursor = epoch + 1, 0
         return {"seed": self.seed, "epoch": epoch, "cursor": cursor, "n": self.n}
 
-    _started = (0, 0)  # epoch and cursor at the beginning of the latest iteration
+    def _ends(self, cursor: int, step: int) -> bool:
+        """Whether there is no batch of this epoch behind `cursor`."""
+        left = self.n - cursor
+        return left <= 0 or (self.drop_last and left < step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where another one was, whatever its number of ranks and batch size. InvalidArgumentError for other data."""
@@ -109,6 +115,7 @@ class GlobalShuffle:
                 f"the state is of a data set of {state['n']} samples, this one has {self.n}"
             )
         self.seed, self.epoch, self.cursor = int(state["seed"]), int(state["epoch"]), int(state["cursor"])
+        self._started = self.epoch, self.cursor, self.step
 
     def __repr__(self) -> str:
         where = f"rank {self.rank} of {self.size}, epoch {self.epoch}, {self.cursor} of {self.n} drawn"
@@ -125,16 +132,17 @@ class Batches(Iterator[NDArray[np.int64]]):
 
     def _begin(self) -> None:
         sampler = self._sampler
-        sampler._started = sampler.epoch, sampler.cursor
-        self._epoch, self._cursor = sampler._started
+        self._epoch, self._cursor = sampler.epoch, sampler.cursor
+        self._step = sampler.batch_size * self._size
+        sampler._started = self._epoch, self._cursor, self._step
         self._over = False
 
     def __next__(self) -> NDArray[np.int64]:
         sampler = self._sampler
         n, size = sampler.n, self._size
-        step = sampler.batch_size * size
+        step = self._step
         left = n - self._cursor
-        if self._over or left <= 0 or (sampler.drop_last and left < step):
+        if self._over or sampler._ends(self._cursor, step):
             if not self._over:
                 self._over = True
                 sampler.epoch, sampler.cursor = self._epoch + 1, 0
@@ -150,7 +158,7 @@ class Batches(Iterator[NDArray[np.int64]]):
         batch = sampler.order(*mine, self._epoch)
         self._cursor = stop
         sampler.epoch, sampler.cursor = self._epoch, stop
-        if stop >= n - (n % step if sampler.drop_last else 0):
+        if sampler._ends(stop, step):
             self._over = True
             sampler.epoch, sampler.cursor = self._epoch + 1, 0
         return batch

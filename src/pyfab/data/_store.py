@@ -6,7 +6,7 @@ import base64
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 from pyfab._cells import open_region
-from pyfab._deadline import Deadline
 from pyfab._domain import Domain
 from pyfab._enums import Access
 from pyfab._errors import ClosedError, FabricError, InvalidArgumentError
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from pyfab._region import MemoryRegion, RemoteRegion
 
 _DEFAULT: Any = object()
+_MOST_IN_PLACE = 16384  # samples that the caller's thread asks for itself: it cannot be interrupted meanwhile
+_CHUNK = 64 << 20  # bytes of a replica that are read at a time
 _inherited: list[Any] = []  # of the parent of a fork: its threads are not here, so nothing of it can be ended
 
 
@@ -53,7 +54,7 @@ class ShardedStore:
     def __init__(
         self,
         group: Group,
-        fields: Mapping[str, Any],
+        fields: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
         replicas: Replicas = 1,
         timeout: float | None = 30,
         *,
@@ -62,7 +63,7 @@ class ShardedStore:
         spill_folder: str | os.PathLike[str] | None = None,
     ) -> None:
         group._check()
-        deadline = Deadline(group.timeout if timeout is None else max(timeout, group.timeout or timeout))
+        wait = group.timeout if timeout is None else max(timeout, group.timeout or timeout)
         self.rank: int | None = group.rank
         self.size = group.size
         self.replicas = replicas
@@ -72,12 +73,13 @@ class ShardedStore:
         with ExitStack() as undo:
             undo.callback(group._resources.share().release)
             opened = _Opened(group, undo)
-            self._memory = Memory(group.domain, memory_limit, spill_folder)
-            shard = opened.agreed(deadline, lambda: opened.own(shard_of(fields, self._memory, copy)))
+            self._memory: Memory | None = Memory(group.domain, memory_limit, spill_folder)
+            given = fields if callable(fields) else lambda: fields
+            shard = opened.agreed(wait, lambda: opened.own(shard_of(given(), self._memory, copy)))
             layout = opened.layout(timeout)
             own = {group.rank: shard}
             replicated = opened.agreed(
-                deadline,
+                wait,
                 lambda: opened.replicate(
                     layout, [s for s, ranks in enumerate(placed) if group.rank in ranks[1:]], self._memory
                 ),
@@ -86,11 +88,12 @@ class ShardedStore:
             self._layout = layout
             self._options: dict[str, Any] = {"spec": group.domain.info.spec}
             self._secret = group.domain._auth_key
-            endpoint = undo.enter_context(group.domain.endpoint(av=group.endpoint.av))
-            engine = Engine(layout, endpoint, group._handles, group.rank, own | replicated, ExitStack())
-            self._engine_here: Engine | None = engine
-            undo.callback(engine.close)
-            self._farewell: Farewell | None = undo.enter_context(Farewell(group, deadline))
+            self._engine_here: Engine | None
+            self._farewell: Farewell | None
+            self._engine_here, self._farewell = opened.agreed(
+                wait, lambda: opened.ends(layout, own | replicated)
+            )
+            self._farewell.learn([card["card"] for card in opened.cards])
             self._resources = undo.pop_all()
 
     def _setup(self, pid: int) -> None:
@@ -108,9 +111,10 @@ class ShardedStore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._setup(os.getpid())
         self._engine_here = None
+        self._setup(os.getpid())
         self._farewell = None
+        self._memory = None
         self._resources = ExitStack()
 
     def _engine(self) -> Engine:
@@ -161,7 +165,7 @@ class ShardedStore:
     @property
     def spilled_bytes(self) -> int:
         """Bytes that this rank holds in files because of `memory_limit`."""
-        return self._memory.spilled
+        return self._memory.spilled if self._memory else 0
 
     def holders(self, index: int) -> tuple[int, ...]:
         """The ranks that hold a sample, in the order in which this process reads from them."""
@@ -193,7 +197,7 @@ class ShardedStore:
         self._check()
         waited = self.timeout if timeout is _DEFAULT else timeout
         start = time.perf_counter()
-        gathered = self._engine().start(indices, out, True)
+        gathered = self._engine().start(indices, out, np.size(indices) <= _MOST_IN_PLACE)
         batch = gathered.result(waited)
         self._metrics.count(gathered, time.perf_counter() - start)
         return batch
@@ -234,7 +238,7 @@ class ShardedStore:
     def metrics(self) -> Snapshot:
         """What this process has read: a mapping, with `.prometheus()`."""
         self._check()
-        engine = self._engine_here
+        engine = self._engine_here if self._pid == os.getpid() else None
         if engine is None:
             return self._metrics.snapshot({}, 0, 0)
         return self._metrics.snapshot(engine.bytes_read(), engine.replica_samples, len(engine.lost))
@@ -249,7 +253,7 @@ class ShardedStore:
         ones None. `settings` are those of the constructor; `replicas` and `timeout` stay unless given. The old store stays open,
         and can be closed then by all that have it.
         """
-        states = group.allgather(_portable(store) if store is not None else None)
+        states = group.allgather(store.__getstate__() if store is not None and not store._closed else None)
         portable = next((state for state in states if state is not None), None)
         if portable is None:
             raise InvalidArgumentError("no rank gave a store to move")
@@ -263,10 +267,11 @@ class ShardedStore:
         settings = {"timeout": source.timeout, "replicas": source.replicas} | settings
         if isinstance(settings["replicas"], int):
             settings["replicas"] = min(settings["replicas"], group.size)
-        moved = cls(group, source.gather(mine, timeout=None), **settings)
-        if store is None:
-            source.close()
-        return moved
+        try:
+            return cls(group, lambda: source.gather(mine, timeout=None), **settings)
+        finally:
+            if store is None:
+                source.close()
 
     def close(self) -> None:
         """Lends this rank's memory until all others have closed or are gone, then takes it back. Collective, once.
@@ -321,19 +326,15 @@ class ShardedStore:
         return f"<table><caption>{state}</caption>{head}{rows}</table>"
 
 
-def _portable(store: ShardedStore) -> dict[str, Any]:
-    return ShardedStore.__getstate__(store)
-
-
 class _Opened:
     """The making of a store: each step ends with everybody's part, or with the error of the rank that failed."""
 
     def __init__(self, group: Group, undo: ExitStack) -> None:
         self._group, self._undo = group, undo
         self._card: Any = None
-        self._cards: list[Any] = []
+        self.cards: list[Any] = []
 
-    def agreed(self, deadline: Deadline, step: Any) -> Any:
+    def agreed(self, wait: float | None, step: Any) -> Any:
         """What `step` returns, once all ranks have done theirs; if one fails, all raise, the others an error that names it."""
         failed: Exception | None = None
         result = None
@@ -343,10 +344,10 @@ class _Opened:
         except Exception as error:  # the others are told before it is raised, or they would wait
             failed = error
             card = {"error": f"{type(error).__name__}: {error}"}
-        self._cards = self._group.allgather(card, deadline.remaining())
+        self.cards = self._group.allgather(card, wait)
         if failed is not None:
             raise failed
-        for rank, other in enumerate(self._cards):
+        for rank, other in enumerate(self.cards):
             if "error" in other:
                 raise InvalidArgumentError(
                     f"rank {rank} could not open its part of the store: {other['error']}"
@@ -383,7 +384,7 @@ class _Opened:
 
     def layout(self, timeout: float | None) -> Layout:
         """What all gave. InvalidArgumentError where fields differ."""
-        cards = [card["card"] for card in self._cards]
+        cards = [card["card"] for card in self.cards]
         fields = [[FieldInfo(n, d, tuple(s), r) for n, d, s, r in card["fields"]] for card in cards]
         for rank, other in enumerate(fields):
             if other != fields[0]:
@@ -413,7 +414,10 @@ class _Opened:
             for field, (region, table) in enumerate(zip(source.regions, source.tables, strict=True)):
                 held = memory.take(layout.sizes[number][field])
                 if region is not None:
-                    group.endpoint.read(held, group._handles[number], region).result(layout.timeout)
+                    for start in range(0, held.nbytes, _CHUNK):
+                        part = held[start : start + _CHUNK]
+                        there = region.bytes(start, start + part.nbytes)
+                        group.endpoint.read(part, group._handles[number], there).result(layout.timeout)
                 if checksum(held) != layout.checksums[number][field]:
                     raise FabricError(
                         f"shard {number} of field {layout.fields[field].name!r} came damaged to rank {group.rank}"
@@ -429,8 +433,17 @@ class _Opened:
             card[str(number)] = self._serve(copies[number]).to_card()
         return copies, card
 
+    def ends(self, layout: Layout, own: dict[int, Shard]) -> tuple[tuple[Engine, Farewell], Any]:
+        """What this rank reads with, and what tells it that the others have read."""
+        group = self._group
+        farewell = self._undo.enter_context(Farewell(group))
+        endpoint = self._undo.enter_context(group.domain.endpoint(av=group.endpoint.av))
+        engine = Engine(layout, endpoint, group._handles, group.rank, own, ExitStack())
+        self._undo.callback(engine.close)
+        return (engine, farewell), farewell.card
+
     def learn_copies(self, layout: Layout) -> None:
         """Takes down which ranks hold which shards besides their own."""
-        for rank, card in enumerate(self._cards):
+        for rank, card in enumerate(self.cards):
             for shard, copy in card["card"].items():
                 layout.copies[int(shard)][rank] = Copy.from_card(copy)
