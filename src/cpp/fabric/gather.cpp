@@ -39,7 +39,7 @@ std::uint32_t GatherPlan::shard_of(std::uint64_t sample) const noexcept {
   const std::size_t shards = this->shards();
   const std::size_t guess = std::min<std::size_t>(sample / (size() / shards + 1), shards - 1);
   if (starts_[guess] <= sample && sample < starts_[guess + 1]) return static_cast<std::uint32_t>(guess);
-  const auto after = std::upper_bound(starts_.begin(), starts_.end(), sample);
+  const auto after = std::ranges::upper_bound(starts_, sample);
   return static_cast<std::uint32_t>(after - starts_.begin() - 1);
 }
 
@@ -77,7 +77,7 @@ GatherJob::GatherJob(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Con
   group();
   for (std::uint32_t shard = 0; shard < plan_->shards(); ++shard)
     if (first_[shard] != first_[shard + 1]) request_count_ += plan_->fields().size();
-  requests_.reset(new Request[request_count_]);
+  requests_ = std::make_unique<Request[]>(request_count_);
   std::size_t next = 0;
   for (std::uint32_t shard = 0; shard < plan_->shards(); ++shard) {
     if (first_[shard] == first_[shard + 1]) continue;
@@ -267,6 +267,7 @@ void GatherJob::send(Request& request) noexcept {
 }
 
 // Under the context's lock.
+// NOLINTNEXTLINE(bugprone-exception-escape): only for want of memory
 void GatherJob::ended(Request& request) noexcept {
   const Errc error = request.completion().error;
   const GatherPlan::Source& from = source(request);

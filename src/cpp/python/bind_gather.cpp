@@ -129,9 +129,9 @@ class Gatherer {
   }
 
   std::vector<std::uint64_t> bytes_read() const {
-    std::vector<std::uint64_t> out;
+    std::vector<std::uint64_t> out(plan_->holders());
     for (std::uint32_t holder = 0; holder < plan_->holders(); ++holder)
-      out.push_back(plan_->bytes_read(holder));
+      out[holder] = plan_->bytes_read(holder);
     return out;
   }
   std::vector<std::uint32_t> lost() const {
