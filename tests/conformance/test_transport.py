@@ -109,7 +109,7 @@ class Sides:
 
     def __exit__(self, *_: object) -> None:
         self.transport.close()
-        if self.process._killed:
+        if self.process._over:
             return
         self.process.run(close_there)
         self.process.close()
