@@ -15,6 +15,8 @@ import os
 import secrets
 import socket
 import struct
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from pyfab._deadline import Deadline
@@ -34,6 +36,16 @@ class WrongToken(ConnectionError):
 def token_from_environment() -> str:
     """The token that members of a group share: $PYFAB_TOKEN, or an empty one."""
     return os.environ.get("PYFAB_TOKEN", "")
+
+
+def talk_to_each(listener: socket.socket, talk: Callable[[socket.socket], None]) -> None:
+    """Calls `talk` for each client in a thread of its own, until the listener is shut down."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=talk, args=(connection,), daemon=True).start()
 
 
 def split_address(text: str) -> tuple[str, int]:

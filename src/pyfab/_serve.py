@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pyfab._deadline import Deadline
 from pyfab._domain import Domain
 from pyfab._enums import Access
-from pyfab._frames import Channel, Header, WrongToken, join_address, open_to, split_address
+from pyfab._frames import Channel, Header, WrongToken, join_address, open_to, split_address, talk_to_each
 from pyfab._region import MemoryRegion
 
 _PATIENCE = 10.0  # seconds that a client has for each message
@@ -77,12 +77,7 @@ class ArrayServer:
         self.close()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+        talk_to_each(self._listener, self._talk)
 
     def _talk(self, connection: socket.socket) -> None:
         """One client; whatever it does wrong ends its own connection alone."""

@@ -133,12 +133,8 @@ class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
 
     def _shared(self, indices: NDArray[np.int64]) -> dict[str, Any]:
         """Memory that the worker's tensors are sent in, so that the batch is read to where the main process finds it."""
-        engine = self.store._engine()
         out = {}
-        for place, field in enumerate(self.store.fields):
-            count = len(indices)
-            if field.ragged:
-                count = engine.bytes_of(place, indices) // field.row
+        for field, count in self.store._engine().sizes(indices):
             empty = torch.from_numpy(np.empty((0, *field.shape), field.dtype))
             if count:
                 storage = torch.UntypedStorage._new_shared(count * field.row)

@@ -238,6 +238,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   void fail_messages(Errc error) noexcept;
   void answer(Errc outcome);
   void answer_data(const std::byte* content);
+  void answer_copy(std::uint32_t region, std::span<const SessionOutput::Range> ranges, std::byte* content);
   void flush_acks();
   // stream
   Errc consume() noexcept;

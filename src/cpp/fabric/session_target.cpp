@@ -195,15 +195,25 @@ void Session::on_read() {
     flush_acks();
     return output_.region_payload(target.region, target.offset, frame_.total);
   }
-  const RegionView regions = services_.segment.regions();
-  iovec pieces[RegionView::kMaxRegionPieces];
-  const auto count = regions.pieces(regions.entry(target.region), target.offset, frame_.total, pieces);
+  const SessionOutput::Range range{target.offset, frame_.total};
   std::byte content[kMaxCopiedAnswer];
+  answer_copy(target.region, {&range, 1}, content);
+}
+
+// Answers with a copy of the ranges, one after the other, made in `content`.
+void Session::answer_copy(std::uint32_t region, std::span<const SessionOutput::Range> ranges,
+                          std::byte* content) {
+  const RegionView regions = services_.segment.regions();
+  const RegionEntry& entry = regions.entry(region);
   const bool there = guarded([&] {
     std::byte* at = content;
-    for (std::size_t i = 0; i < count; ++i) {
-      copy_memory(at, pieces[i].iov_base, pieces[i].iov_len);
-      at += pieces[i].iov_len;
+    for (const auto& range : ranges) {
+      iovec pieces[RegionView::kMaxRegionPieces];
+      const std::size_t count = regions.pieces(entry, range.offset, range.length, pieces);
+      for (std::size_t i = 0; i < count; ++i) {
+        copy_memory(at, pieces[i].iov_base, pieces[i].iov_len);
+        at += pieces[i].iov_len;
+      }
     }
   });
   if (!there) return answer(Errc::bounds);
@@ -240,25 +250,8 @@ Errc Session::on_rows(const std::byte* payload) {
     output_.region_payload(target.region, std::move(ranges), total);
     return Errc::ok;
   }
-  flush_acks();
-  const RegionView regions = services_.segment.regions();
-  const RegionEntry& entry = regions.entry(target.region);
   std::byte content[kMaxRows * kMaxCopiedAnswer];
-  const bool there = guarded([&] {
-    std::byte* at = content;
-    for (const auto& range : ranges) {
-      iovec pieces[RegionView::kMaxRegionPieces];
-      const std::size_t parts = regions.pieces(entry, range.offset, range.length, pieces);
-      for (std::size_t i = 0; i < parts; ++i) {
-        copy_memory(at, pieces[i].iov_base, pieces[i].iov_len);
-        at += pieces[i].iov_len;
-      }
-    }
-  });
-  if (there)
-    answer_data(content);
-  else
-    answer(Errc::bounds);
+  answer_copy(target.region, ranges, content);
   return Errc::ok;
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import socket
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -178,9 +178,14 @@ class Engine:
             batch[name] = Ragged._of(batch[name], offsets if target.row == 1 else offsets // target.row)
         return Gathered(self, begun, batch, count)
 
-    def bytes_of(self, number: int, indices: ArrayLike) -> int:
-        """What these samples of a ragged field need."""
-        return self._gatherer.measure(number, indices)
+    def sizes(self, indices: ArrayLike) -> Iterator[tuple[FieldInfo, int]]:
+        """The fields, and how many samples, or values of ragged ones, these indices need room for."""
+        indices = np.asarray(indices)
+        for number, field in enumerate(self.layout.fields):
+            yield (
+                field,
+                self._gatherer.measure(number, indices) // field.row if field.ragged else len(indices),
+            )
 
     def _values(self, batch: Batch, target: _Target, given: Any, nbytes: int) -> NDArray[Any]:
         if isinstance(given, Ragged):

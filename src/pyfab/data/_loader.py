@@ -14,7 +14,7 @@ from pyfab._deadline import Deadline
 from pyfab._errors import InvalidArgumentError, OperationTimeout
 from pyfab.data._engine import Batch, Gathered
 from pyfab.data._fields import FieldInfo, Ragged
-from pyfab.data._metrics import Snapshot
+from pyfab.data._metrics import Snapshot, percentile
 
 if TYPE_CHECKING:
     from pyfab.data._shuffle import GlobalShuffle
@@ -117,11 +117,7 @@ class Loader:
             self._slots.append({})
         slot = self._slots[number]
         self._wait_for(number)
-        engine = self.store._engine()
-        for place, field in enumerate(self.store.fields):
-            count = len(indices)
-            if field.ragged:
-                count = engine.bytes_of(place, np.asarray(indices)) // field.row
+        for field, count in self.store._engine().sizes(indices):
             array = slot.get(field.name)
             if array is None or len(array) < count:
                 slot[field.name] = self._new(field, count + (count // 4 if field.ragged else 0))
@@ -165,8 +161,8 @@ class Loader:
         snapshot = self.store.metrics()
         waits = sorted(self._waits)
         if waits:
-            snapshot["wait_p50"] = waits[len(waits) // 2]
-            snapshot["wait_p99"] = waits[min(len(waits) - 1, len(waits) * 99 // 100)]
+            snapshot["wait_p50"] = percentile(waits, 0.5)
+            snapshot["wait_p99"] = percentile(waits, 0.99)
         return snapshot
 
     def __repr__(self) -> str:

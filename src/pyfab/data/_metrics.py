@@ -59,13 +59,14 @@ class Metrics:
                 samples=self._samples,
                 batches=self._batches,
                 samples_per_second=self._samples / seconds,
-                wait_p50=_percentile(waits, 0.5),
-                wait_p99=_percentile(waits, 0.99),
+                wait_p50=percentile(waits, 0.5),
+                wait_p99=percentile(waits, 0.99),
                 bytes=dict(bytes_by_link),
                 replica_samples=replica_samples,
                 ranks_lost=lost,
             )
 
 
-def _percentile(ordered: list[float], part: float) -> float:
+def percentile(ordered: list[float], part: float) -> float:
+    """0 of nothing."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else 0.0

@@ -28,7 +28,7 @@ from types import TracebackType
 
 import pyfab
 from pyfab._deadline import Deadline
-from pyfab._frames import Channel, Header, WrongToken, join_address, split_address
+from pyfab._frames import Channel, Header, WrongToken, join_address, split_address, talk_to_each
 from pyfab.testing._facts import facts
 from pyfab.testing._sides import ENDING, start_process, suspend
 
@@ -88,12 +88,7 @@ class Agent:
         self.close()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+        talk_to_each(self._listener, self._talk)
 
     def _talk(self, connection: socket.socket) -> None:
         """One client; whatever it does wrong ends its own connection alone."""
