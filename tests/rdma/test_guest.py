@@ -57,7 +57,7 @@ def run(*command: str, options: tuple[str, ...] = (), **environment: str) -> sub
         capture_output=True,
         text=True,
         check=False,
-        timeout=LIMIT + 10,
+        timeout=280,
         env={**os.environ, **environment},
     )
 

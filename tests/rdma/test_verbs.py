@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import subprocess
 import threading
 from pathlib import Path
 
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.skipif(
 )
 DEVICE = DEVICES[0] if DEVICES else ""
 TIMEOUT = 60
+LEAKED = 4096  # KiB: by how much memory in use may differ without a leak
 SIZE = 64 * 1024  # bytes: large enough for devices to move them at the first use of a region
 
 
@@ -153,7 +156,15 @@ def facts():
         "mappings": len(Path("/proc/self/maps").read_text().splitlines()),
         "pinned": int(status.split("VmPin:")[1].split()[0]),
         "threads": int(status.split("Threads:")[1].split()[0]),
+        "resident": int(status.split("VmRSS:")[1].split()[0]) // LEAKED,
     }
+
+
+def objects():
+    """What the kernel holds of the device's for all processes."""
+    told = subprocess.run(["rdma", "-j", "resource", "show"], check=True, capture_output=True, text=True)
+    (found,) = (device for device in json.loads(told.stdout) if device["ifname"] == DEVICE.split(":")[1])
+    return {name: found[name] for name in ("pd", "cq", "qp", "mr", "cm_id")}
 
 
 def lives(target_address, remote, count):
@@ -176,15 +187,15 @@ def test_connections_leave_nothing_behind():
     with Peer(DEVICE) as peer:
         exposed = peer.expose(np.zeros(SIZE, np.uint8))
         lives(peer.address, exposed.remote, 5)
-        before, before_there = facts(), peer.run(facts_there)
+        before, before_there, known = facts(), peer.run(facts_there), objects()
         lives(peer.address, exposed.remote, rounds)
         # The target learns of the last end by an event.
         for _ in range(200):
-            there = peer.run(facts_there)
-            if all(there[name] <= before_there[name] + 2 for name in there):
+            there, left = peer.run(facts_there), objects()
+            if left == known and all(there[name] <= before_there[name] + 2 for name in there):
                 break
         else:
-            assert there == before_there
+            assert (there, left) == (before_there, known)
         after = facts()
         assert all(after[name] <= before[name] + 2 for name in after), (before, after)
 
@@ -208,3 +219,40 @@ def test_a_key_is_needed_and_proven():
 def test_a_device_that_is_not_there_is_named():
     with pytest.raises(pyfab.InvalidArgumentError, match="verbs has no device"):
         pyfab.Domain("verbs:nowhere0")
+
+
+def told_devices(domain):
+    """What the device of its verbs link was told: held, made, reused."""
+    counts = domain.stats()["registrations"]
+    assert all(not any(each.values()) for link, each in counts.items() if not link.startswith("verbs"))
+    (verbs,) = (each for link, each in counts.items() if link.startswith("verbs"))
+    return verbs["held"], verbs["made"], verbs["reused"]
+
+
+def told_devices_there(target):
+    return told_devices(target.domain)
+
+
+@pytest.mark.req("LNX-59")
+def test_memory_is_registered_with_the_link_that_needs_it():
+    linked = f"shm+{DEVICE}"
+    with Peer(linked) as near, Peer(DEVICE) as far, pyfab.Domain(linked) as domain, domain.endpoint() as here:
+        data = np.arange(SIZE // 8).view(np.uint8)
+        region = domain.register(data, pyfab.Access.ALL)
+        there, exposed = known(here, near)
+        here.write(data, there, exposed.remote).result(TIMEOUT)
+        assert here.report(there)[0].startswith("shm")
+        assert told_devices(domain)[1] == near.run(told_devices_there)[1] == 0
+
+        there, exposed = known(here, far)
+        here.write(data, there, exposed.remote).result(TIMEOUT)
+        here.write(data, there, exposed.remote).result(TIMEOUT)  # the first may have gone as a message
+        held, made, reused = told_devices(domain)
+        assert held == made == 1
+        assert far.run(told_devices_there)[0] == 1
+        here.write(data, there, exposed.remote).result(TIMEOUT)
+        assert told_devices(domain) == (1, 1, reused + 1)
+        region.close()
+        assert told_devices(domain)[0] == 0
+        exposed.close()
+        assert far.run(told_devices_there)[0] == 0

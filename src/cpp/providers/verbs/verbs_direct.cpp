@@ -148,6 +148,9 @@ bool Direct::tick() noexcept {
     failed_calls_ = kMostCalls;
     give_up_call();
   }
+  // As answers to a stream's first message: on_closed() repeats what was posted.
+  if (link_ == Link::connected && endpoint_.iwarp() && !proven_useful_ && posted_ != 0 && answer_.passed())
+    on_closed(Errc::peer_lost);
   return link_ == Link::connecting;
 }
 
@@ -306,7 +309,7 @@ void Direct::post(Request& request, bool& moved) noexcept {
     place = {.addr = local, .length = static_cast<std::uint32_t>(length), .lkey = local_key};
     ibv_send_wr& work = chain_[chained_];
     work = {};
-    ++posted_;
+    if (posted_++ == 0) answer_ = Deadline::in_seconds(VerbsStream::kAnswerSeconds);
     work.wr_id = connection_->work_id(static_cast<std::uint32_t>(posted_), false);
     work.sg_list = &place;
     work.num_sge = 1;

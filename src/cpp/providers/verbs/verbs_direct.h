@@ -113,9 +113,9 @@ class Direct final : public Connection::Owner {
   const Services services_;
   std::unique_ptr<Connection> connection_;
   Link link_ = Link::none;
-  unsigned failed_calls_ = 0;  // one after the other
-  Deadline call_until_;
-  bool proven_useful_ = false;  // the connection did something
+  unsigned failed_calls_ = 0;     // one after the other
+  Deadline call_until_, answer_;  // of the connection, of its first request
+  bool proven_useful_ = false;    // the connection did something
   bool send_failed_ = false;
   std::uint64_t signs_ = 0;
   std::unordered_map<std::uint64_t, Known> known_;

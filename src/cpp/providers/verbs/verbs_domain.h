@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "fabric/provider.h"
 #include "providers/verbs/verbs_device.h"
@@ -16,6 +17,7 @@ class VerbsDomain final : public Domain {
   VerbsDomain(Device device, Info info, std::string link, const DomainServices& services);
 
   const Info& info() const noexcept override { return info_; }
+  std::vector<LinkRegistrations> registrations() const override { return {regions_.registrations(link_)}; }
   void enroll(MemoryRegion&) override {}  // the device gets to know a region when somebody asks for it
   void withdraw(MemoryRegion&) noexcept override {}
   void forget(std::uint32_t index) noexcept override { regions_.forget(index); }

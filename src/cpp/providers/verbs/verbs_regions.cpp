@@ -80,6 +80,7 @@ bool DeviceRegions::take(std::uint32_t region, Registered& into) {
     if (!mr) return false;  // too much, or pages that are not there: messages serve the region
     into.pieces.push_back(
         {reinterpret_cast<std::uint64_t>(pieces[i].iov_base), pieces[i].iov_len, std::move(mr)});
+    ++made_;
   }
   into.access = entry.access;
   into.told_atomics = atomics;
@@ -89,7 +90,10 @@ bool DeviceRegions::take(std::uint32_t region, Registered& into) {
 DeviceRegions::Registered* DeviceRegions::find(std::uint32_t region) {
   const std::uint64_t state = regions_.entry(region).state.load(std::memory_order_seq_cst);
   if (const auto known = registered_.find(region); known != registered_.end()) {
-    if (known->second.state == state) return &known->second;
+    if (known->second.state == state) {
+      reused_ += known->second.pieces.size();
+      return &known->second;
+    }
     registered_.erase(known);
   }
   Registered made;
@@ -169,6 +173,7 @@ const DeviceRegions::Local* DeviceRegions::look_for(std::uint64_t at, std::uint6
       local.mr.reset(
           library().reg_mr(&pd_, pieces[i].iov_base, size, local.writable ? IBV_ACCESS_LOCAL_WRITE : 0));
       if (!local.mr) return nullptr;
+      ++made_;
       return &local_.insert_or_assign(start, std::move(local)).first->second;
     }
   }
@@ -180,11 +185,21 @@ std::optional<std::uint32_t> DeviceRegions::local_key(const void* at, std::uint6
   const auto address = reinterpret_cast<std::uint64_t>(at);
   const std::lock_guard lock(mutex_);
   const Local* local = search(address, length);
-  if (!local) local = look_for(address, length);
+  if (local)
+    ++reused_;
+  else
+    local = look_for(address, length);
   if (!local || (stores && !local->writable)) return {};
   return local->mr->lkey;
 } catch (const std::exception&) {
   return {};
+}
+
+LinkRegistrations DeviceRegions::registrations(const std::string& link) const {
+  const std::lock_guard lock(mutex_);
+  LinkRegistrations counts{.link = link, .held = local_.size(), .made = made_, .reused = reused_};
+  for (const auto& [region, registered] : registered_) counts.held += registered.pieces.size();
+  return counts;
 }
 
 }  // namespace fab::verbs

@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "fabric/provider.h"
 #include "fabric/region_table.h"
 #include "fabric/session.h"
 #include "providers/verbs/verbs_library.h"
@@ -62,6 +63,8 @@ class DeviceRegions final : public DeviceAccess {
   // the device will write there.
   std::optional<std::uint32_t> local_key(const void* at, std::uint64_t length, bool stores) noexcept;
 
+  LinkRegistrations registrations(const std::string& link) const;
+
  private:
   struct Piece {
     std::uint64_t address, length;
@@ -91,7 +94,8 @@ class DeviceRegions final : public DeviceAccess {
 
   ibv_pd& pd_;
   const RegionView regions_;
-  std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards what follows
+  std::uint64_t made_ = 0, reused_ = 0;
   bool atomics_;
   std::unordered_map<std::uint32_t, Registered> registered_;  // by index in the region table
   std::unordered_set<std::uint32_t> claimed_;                 // whose atomics the CPU does

@@ -15,7 +15,7 @@
 namespace fab::verbs {
 namespace {
 
-constexpr unsigned kMostCalls = 4;  // of which all but the last are refused
+constexpr unsigned kMostCalls = 4;  // of which all but the last are refused, or not answered in time
 
 }  // namespace
 
@@ -69,7 +69,12 @@ bool VerbsStream::call() {
 
 bool VerbsStream::dial() {
   ++calls_;
+  answer_ = Deadline::in_seconds(kAnswerSeconds);
   connection_.reset();
+  mr_.reset();
+  proven_ = false;
+  free_slots_ = credits_ = kSlots;
+  next_slot_ = owed_ = 0;
   connection_ = std::make_unique<Connection>(endpoint_, *this,
                                              Connection::Depth{kSlots, kSlots, 0, endpoint_.stream_domain()});
   for (const SocketAddress& address : VerbsEndpoint::routes_to(where_))
@@ -99,7 +104,6 @@ bool VerbsStream::on_made() try {
 }
 
 void VerbsStream::on_connected() {
-  connected_ = true;
   if (!caller_) return;
   const Identity& self = endpoint_.identity();
   hello_.from = self.id;
@@ -112,9 +116,14 @@ void VerbsStream::on_connected() {
 }
 
 void VerbsStream::on_closed(Errc why) {
-  // A busy machine, or a software device, refuses a call now and then that it takes a moment later.
-  if (caller_ && !connected_ && calls_ < kMostCalls && !handshake_.passed() && dial()) return;
+  if (dial_again()) return;
   fail(open_ ? Errc::peer_lost : why);
+}
+
+// A busy machine, or a software device, refuses a call now and then that it takes a moment later. And where
+// siw is the device, one answer in a hundred never leaves the queue of a pair that has just connected.
+bool VerbsStream::dial_again() {
+  return caller_ && !open_ && calls_ < kMostCalls && !handshake_.passed() && dial();
 }
 
 void VerbsStream::say(const std::string& hello) noexcept {
@@ -300,7 +309,7 @@ void VerbsStream::posted(bool alone) noexcept {
 
 void VerbsStream::on_completion(const ibv_wc& completion) {
   if (state_ != Errc::ok) return;
-  if (completion.status != IBV_WC_SUCCESS) return fail(open_ ? Errc::peer_lost : Errc::unreachable);
+  if (completion.status != IBV_WC_SUCCESS) return on_closed(Errc::unreachable);
   if (!Connection::is_receive(completion)) {
     ++free_slots_;
     if (session_ && (session_->has_output() || owed_ >= kSlots / 2)) endpoint_.turn_later(*this);
@@ -377,6 +386,7 @@ void VerbsStream::forget(std::uint32_t region) noexcept {
 bool VerbsStream::tick() noexcept {
   if (state_ != Errc::ok) return false;
   if (!open_) {
+    if (answer_.passed()) dial_again();
     if (handshake_.passed()) fail(Errc::unreachable);
     return state_ == Errc::ok;
   }

@@ -56,6 +56,9 @@ class VerbsStream final : public Connection::Owner {
     return open_ && session_->owes_messages() && (session_->has_output() || free_slots_ != kSlots);
   }
 
+  // How long the first answer over a new connection may take until another connection is tried.
+  static constexpr double kAnswerSeconds = 1.25;
+
   bool waiting = false;  // for its turn: kept by the endpoint
 
  private:
@@ -71,6 +74,7 @@ class VerbsStream final : public Connection::Owner {
   void on_completion(const ibv_wc& completion) override;
 
   bool dial();
+  bool dial_again();
   void make_session(Part peer);
   bool post_receive(std::uint32_t slot) noexcept;
   bool post(std::uint32_t slot, Kind kind, std::size_t bytes) noexcept;
@@ -100,11 +104,10 @@ class VerbsStream final : public Connection::Owner {
   std::unique_ptr<Connection> connection_;
   Errc state_ = Errc::ok;
   unsigned calls_ = 0;
-  bool connected_ = false;
   bool open_ = false;
   Errc broken_ = Errc::ok;  // found while sending
   bool receiving_ = false;
-  Deadline handshake_;
+  Deadline handshake_, answer_;  // of all calls; of this one
 
   Hello hello_;
   Nonce challenge_{};
