@@ -26,7 +26,7 @@ WINDOW_FACE = {
     "put": "win[1].put(local, at).result()",
     "get": "win[1].get(local, at).result()",
     "assign": "win[1][at] = local",
-    "select": "win[1][at]",
+    "element": "win[1][0]",
     "fetch_add": "win[1].fetch_add(1, 0).result()",
     "accumulate": "win[1].accumulate(1, 0).result()",
     "put_rate": "for op in [win[1].put(local, at) for _ in window]:\n    op.result()",

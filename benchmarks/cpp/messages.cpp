@@ -4,6 +4,7 @@
 //   g++ -std=c++20 -O3 -Isrc/cpp benchmarks/cpp/messages.cpp libfab.a -o messages
 //   g++ -std=c++20 -O3 -DWITH_LIBFABRIC -DWITH_UCX ... -lfabric -lucp -lucs
 // Median and the 10 % best of all rounds. Both sides poll, pinned to one core each.
+//   messages [rounds [link]]: only those over `link`, shm or tcp
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sched.h>
@@ -432,6 +433,9 @@ int main(int argc, char** argv) {
       {"1 MiB GB/s", Test::stream, 1 << 20, 50, [](double s) { return (1 << 20) / s / 1e9; }},
       {"64 MiB GB/s", Test::stream, kLargest, 2, [](double s) { return kLargest / s / 1e9; }},
   };
+  if (argc > 2)
+    std::erase_if(contestants,
+                  [&](const Contestant& each) { return each.link != std::string_view(argv[2]); });
   std::vector<std::vector<std::vector<double>>> figures(contestants.size(),
                                                         std::vector<std::vector<double>>(columns.size()));
   for (Contestant& contestant : contestants) contestant.start();

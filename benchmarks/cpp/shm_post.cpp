@@ -1,6 +1,6 @@
 // What one post to a neighbour costs, in ns per operation: 8-byte puts and fetch-adds in batches of 1 and 64
-// on mapped memory, by cross-memory attach and through the ring, and large puts against memcpy. Built against
-// the library:
+// on mapped memory, by cross-memory attach and through the ring, large puts against memcpy, and the rate of
+// two threads on a context each against one. Built against the library:
 //   g++ -std=c++20 -O3 -Isrc/cpp -Itests/cpp benchmarks/cpp/shm_post.cpp libfab.a
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <thread>
 
 #include "providers/shm_harness.h"
 
@@ -66,31 +67,31 @@ constexpr std::size_t kLength = 64 << 20;
 // Posts a batch as one operation and waits for it.
 class Batch {
  public:
-  Batch(Side& side, PeerId peer, std::vector<Transfer> transfers)
-      : side_(side), peer_(peer), transfers_(std::move(transfers)) {
+  Batch(Context& context, PeerId peer, std::vector<Transfer> transfers)
+      : context_(context), peer_(peer), transfers_(std::move(transfers)) {
     for (Transfer& transfer : transfers_) transfer.operation = &operation_;
   }
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
   void operator()() {
     operation_.begin(static_cast<std::uint32_t>(transfers_.size()), 0, 0, nullptr, nullptr, nullptr);
-    side_.context->post(peer_, transfers_);
-    if (!operation_.done()) side_.context->wait([&] { return operation_.done(); }, {});
+    context_.post(peer_, transfers_);
+    if (!operation_.done()) context_.wait([&] { return operation_.done(); }, {});
   }
 
  private:
-  Side& side_;
+  Context& context_;
   const PeerId peer_;
   std::vector<Transfer> transfers_;
   Operation operation_;
 };
 
-// Eight bytes each, to every other word, so that no two of them are neighbours.
-std::vector<Transfer> words(std::size_t count, std::uint64_t key, bool atomic) {
+// Eight bytes each, from `start` on to every other word, so that no two of them are neighbours.
+std::vector<Transfer> words(std::size_t count, std::uint64_t key, bool atomic, std::uint64_t start = 0) {
   static std::uint64_t value = 1, former;
   std::vector<Transfer> transfers(count, Side::transfer(OpCode::write, key, 0, &value, 8));
   for (std::size_t i = 0; i < count; ++i) {
-    transfers[i].remote = 16 * i;
+    transfers[i].remote = start + 16 * i;
     if (!atomic) continue;
     transfers[i].op = OpCode::fetch_atomic;
     transfers[i].atomic = AtomicOp::sum;
@@ -103,11 +104,31 @@ std::vector<Transfer> words(std::size_t count, std::uint64_t key, bool atomic) {
 void small(Side& side, PeerId peer, const char* way, std::uint64_t key, int calls) {
   for (const std::size_t batch : {std::size_t{1}, std::size_t{64}})
     for (const bool atomic : {false, true}) {
-      Batch post(side, peer, words(batch, key, atomic));
+      Batch post(*side.context, peer, words(batch, key, atomic));
       const double ns = measure(calls / static_cast<int>(batch), {std::ref(post)}).front();
       std::printf("%-7s %-9s batch %2zu: %8.1f ns each\n", way, atomic ? "fetch-add" : "put 8 B", batch,
                   ns / static_cast<double>(batch));
     }
+}
+
+void threads(Side& side, PeerId peer, std::uint64_t key) {
+  constexpr int kCalls = 1 << 18;
+  const auto second = side.domain->open_context(
+      0, {side.domain->next_endpoint_number()}, side.peers,
+      side.domain->open_completion_queue(64, CompletionQueue::WhenFull::forget_oldest),
+      side.domain->open_event_queue());
+  Batch one(*side.context, peer, words(1, key, false)), other(*second, peer, words(1, key, false, 4096));
+  const auto run = [](Batch& batch) {
+    for (int i = 0; i < kCalls; ++i) batch();
+  };
+  const auto both = [&] {
+    std::thread thread([&] { run(other); });
+    run(one);
+    thread.join();
+  };
+  const auto ns = measure(1, {[&] { run(one); }, both});
+  std::printf("put 8 B, mapped: one thread %.1f M/s, two on a context each %.1f M/s (%.2f)\n",
+              kCalls * 1e3 / ns[0], 2 * kCalls * 1e3 / ns[1], 2 * ns[0] / ns[1]);
 }
 
 }  // namespace
@@ -126,6 +147,7 @@ int main() {
     Side side;
     const PeerId peer = side.peers->insert({exposed.name, exposed.name_size});
     small(side, peer, "mapped", exposed.mapped_key, 1 << 20);
+    threads(side, peer, exposed.mapped_key);
     small(side, peer, "attach", exposed.own_key, 1 << 16);
     Side ring("ring");
     small(ring, ring.peers->insert({exposed.name, exposed.name_size}), "ring", exposed.mapped_key, 1 << 12);
@@ -133,8 +155,10 @@ int main() {
     std::vector<std::byte> from(kLength, std::byte{1}), to(kLength);
     for (const std::size_t size :
          {std::size_t{8}, std::size_t{4096}, std::size_t{65536}, std::size_t{1} << 20, kLength}) {
-      Batch mapped(side, peer, {Side::transfer(OpCode::write, exposed.mapped_key, 0, from.data(), size)});
-      Batch attach(side, peer, {Side::transfer(OpCode::write, exposed.own_key, 0, from.data(), size)});
+      Batch mapped(*side.context, peer,
+                   {Side::transfer(OpCode::write, exposed.mapped_key, 0, from.data(), size)});
+      Batch attach(*side.context, peer,
+                   {Side::transfer(OpCode::write, exposed.own_key, 0, from.data(), size)});
       const auto copy = [&] {
         std::memcpy(to.data(), from.data(), size);
         asm volatile("" ::"r"(to.data()) : "memory");

@@ -22,8 +22,9 @@ ChannelHeader& header_of(const Mapping& mapping) noexcept {
   return *reinterpret_cast<ChannelHeader*>(mapping.data());
 }
 
-MessageCell* cells_of(const Mapping& mapping) noexcept {
-  return reinterpret_cast<MessageCell*>(mapping.data() + kCellsOffset);
+MessageMemory messages_of(const Mapping& mapping) noexcept {
+  return {header_of(mapping).messages, reinterpret_cast<MessageCell*>(mapping.data() + kCellsOffset),
+          mapping.data() + kBesideOffset};
 }
 
 std::span<std::byte> ring_bytes(const Mapping& mapping, bool to_target) noexcept {
@@ -43,8 +44,8 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, s
       in_(initiator ? header_of(mapping_).to_initiator : header_of(mapping_).to_target,
           ring_bytes(mapping_, !initiator)),
       initiator_(initiator),
-      messages_out_(header_of(mapping_).messages, cells_of(mapping_)),
-      messages_in_(header_of(mapping_).messages, cells_of(mapping_)) {
+      messages_out_(messages_of(mapping_)),
+      messages_in_(messages_of(mapping_)) {
   services.on_output = [this] {
     if (!moving_) flush();
   };
@@ -183,23 +184,20 @@ bool Channel::move() noexcept {
 
 // --- messages beside the ring
 
-bool Channel::push(const FrameHeader& header, const PieceCursor& from) noexcept {
-  if (!initiator_ || !messages_out_.push(header, from)) return false;
-  // Either this side sees that the other one does not look any more, or the other one sees the message.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (!messages_out_.polled() || peer_->sleeps(peer_cell_)) peer_->wake(peer_cell_, work::kLook);
+bool Channel::push(const Transfer& transfer) noexcept {
+  if (!initiator_ || !messages_out_.push(transfer)) return false;
+  untold_ = true;
   return true;
 }
 
 std::uint32_t Channel::number() noexcept { return initiator_ ? messages_out_.skip() : 0; }
 
 bool Channel::take_message() noexcept {
-  FrameHeader header;
-  std::byte bytes[kCellBytes];
-  if (!messages_in_.take(header, bytes))
-    error_ = Errc::protocol;
-  else if (const Errc error = session_->accept(header, bytes); error_ == Errc::ok)
-    error_ = error;
+  Matched arrived;
+  const std::byte* bytes = messages_in_.look(arrived.head);
+  const Errc error = bytes ? session_->accept(arrived, bytes) : Errc::protocol;
+  messages_in_.skip();
+  if (error_ == Errc::ok) error_ = error;
   return error_ == Errc::ok;
 }
 
@@ -209,65 +207,98 @@ bool Channel::come_to(std::uint32_t number) noexcept {
   while (messages_in_.next() != number)
     if (!messages_in_.ready() || !take_message()) return false;
   messages_in_.skip();
+  messages_in_.tell_taken();
   return true;
 }
 
 bool Channel::take_messages() noexcept {
-  constexpr int kAtOnce = kCells;
-  int taken = 0;
+  constexpr unsigned kAtOnce = kCells;  // all that a peer which is gone can have left
+  unsigned taken = 0;
   while (taken < kAtOnce && error_ == Errc::ok && messages_in_.ready()) {
     ++taken;
     take_message();
   }
-  received_ += static_cast<std::uint64_t>(taken);
-  took_messages_ |= taken != 0;
-  return taken != 0;
+  if (taken == 0) return false;
+  messages_in_.tell_taken();
+  received_ += taken;
+  took_messages_ = true;
+  return true;
 }
 
-// Announced messages of the peer.
-Errc Channel::read(std::span<const iovec> from, PieceCursor to, std::uint64_t length) noexcept {
-  if (peer_->gone()) return Errc::peer_lost;  // and its number may be another process's by now
-  constexpr std::size_t kPieces = 64;
-  std::size_t piece = 0, used = 0;  // of `from`
-  while (length) {
-    iovec there[kPieces], here[kPieces];
-    std::size_t count = 0;
-    std::uint64_t offered = 0;
-    PieceCursor landing = to;
-    for (std::size_t at = piece, skip = used; at < from.size() && count < kPieces && offered < length;
-         ++count) {
-      const iovec remote = from[at];
-      const std::uint64_t part = std::min<std::uint64_t>(remote.iov_len - skip, length - offered);
-      here[count] = landing.here(part);
-      there[count] = {static_cast<std::byte*>(remote.iov_base) + skip, here[count].iov_len};
-      landing.advance(here[count].iov_len);
-      offered += here[count].iov_len;
-      skip += here[count].iov_len;
-      if (skip == remote.iov_len) {
-        ++at;
-        skip = 0;
-      }
+// --- announced messages of the peer
+
+namespace {
+
+// The places of a read from byte `done` on, as pairs of equal length.
+struct Pairs {
+  static constexpr std::size_t kMost = 64;
+  iovec here[kMost], there[kMost];
+  std::size_t count = 0;
+  std::uint64_t bytes = 0;
+
+  // False: not all of it has room.
+  bool add(const MemoryReader::Read& read, std::uint64_t done) noexcept {
+    PieceCursor from(read.from.data(), read.from.size()), to = read.to;
+    from.skip(done);
+    to.skip(done);
+    for (std::uint64_t left = read.length - done; left;) {
+      if (count == kMost) return false;
+      const iovec remote = from.here(left);
+      const iovec local = to.here(remote.iov_len);
+      here[count] = local;
+      there[count++] = {remote.iov_base, local.iov_len};
+      from.advance(local.iov_len);
+      to.advance(local.iov_len);
+      left -= local.iov_len;
+      bytes += local.iov_len;
     }
-    const auto moved = ::process_vm_readv(peer_->address().process.pid, here, count, there, count, 0);
+    return true;
+  }
+};
+
+}  // namespace
+
+void Channel::read(std::span<Read> reads) noexcept {
+  if (peer_->gone()) {  // and its number may be another process's by now
+    for (Read& read : reads) read.outcome = Errc::peer_lost;
+  } else if (reads.size() == 1 || !read_together(reads)) {
+    for (Read& read : reads) read.outcome = read_one(read);
+  }
+}
+
+// All in one call; false: there is something about one of them.
+bool Channel::read_together(std::span<Read> reads) const noexcept {
+  Pairs pairs;
+  for (Read& read : reads) {
+    if (!pairs.add(read, 0)) return false;
+    read.outcome = Errc::ok;
+  }
+  const auto moved =
+      ::process_vm_readv(peer_->address().process.pid, pairs.here, pairs.count, pairs.there, pairs.count, 0);
+  return std::cmp_equal(moved, pairs.bytes);
+}
+
+Errc Channel::read_one(const Read& read) const noexcept {
+  for (std::uint64_t done = 0; done < read.length;) {
+    Pairs pairs;
+    pairs.add(read, done);
+    const auto moved = ::process_vm_readv(peer_->address().process.pid, pairs.here, pairs.count, pairs.there,
+                                          pairs.count, 0);
     if (moved < 0)
       return errno == EFAULT ? Errc::bounds : errno == ESRCH ? Errc::peer_lost : Errc::not_supported;
     if (moved == 0) return Errc::bounds;
-    length -= static_cast<std::uint64_t>(moved);
-    for (auto left = static_cast<std::size_t>(moved); left;) {
-      const std::size_t part = std::min(left, from[piece].iov_len - used);
-      to.skip(part);
-      used += part;
-      left -= part;
-      if (used == from[piece].iov_len) {
-        ++piece;
-        used = 0;
-      }
-    }
+    done += static_cast<std::uint64_t>(moved);
   }
   return Errc::ok;
 }
 
 void Channel::flush() noexcept {
+  if (untold_) {
+    untold_ = false;
+    // Either this side sees that the other one does not look any more, or the other one sees the messages.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!messages_out_.polled() || peer_->sleeps(peer_cell_)) peer_->wake(peer_cell_, work::kLook);
+  }
   if (error_ == Errc::ok && session_->has_output()) send_out();
 }
 

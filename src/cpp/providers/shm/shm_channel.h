@@ -42,7 +42,7 @@ class Channel final : private MemoryReader, private SmallMessages {
   // Moves bytes between session and rings, both ways; true if any moved. Stops early after a slice: pending()
   // then.
   bool move() noexcept;
-  void flush() noexcept;  // only outwards
+  void flush() noexcept;  // only outwards; after posting, too
   bool pending() const noexcept { return pending_; }
   // Target: takes in messages that came beside the ring; true if there were any.
   bool take_messages() noexcept;
@@ -64,8 +64,10 @@ class Channel final : private MemoryReader, private SmallMessages {
  private:
   Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
           bool initiator, Session::Services services, bool reads_directly);
-  Errc read(std::span<const iovec> from, PieceCursor to, std::uint64_t length) noexcept override;
-  bool push(const FrameHeader& header, const PieceCursor& from) noexcept override;
+  void read(std::span<Read> reads) noexcept override;
+  bool read_together(std::span<Read> reads) const noexcept;
+  Errc read_one(const Read& read) const noexcept;
+  bool push(const Transfer& transfer) noexcept override;
   std::uint32_t number() noexcept override;
   bool come_to(std::uint32_t number) noexcept override;
   bool take_message() noexcept;
@@ -85,6 +87,7 @@ class Channel final : private MemoryReader, private SmallMessages {
   std::uint64_t received_ = 0;
   bool took_messages_ = false;
   bool moving_ = false;
+  bool untold_ = false;  // messages beside the ring
   bool pending_ = false;
   Errc error_ = Errc::ok;
 };

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "fabric/provider.h"
 #include "providers/shm/shm_endpoint.h"
@@ -15,6 +16,7 @@ class ShmDomain final : public Domain {
   ShmDomain(Info info, std::string link, const DomainServices& services);
 
   const Info& info() const noexcept override { return info_; }
+  std::vector<LinkRegistrations> registrations() const override { return {{.link = link_}}; }
   void enroll(MemoryRegion&) override {}
   void withdraw(MemoryRegion&) noexcept override {}
   void forget(std::uint32_t) noexcept override {}

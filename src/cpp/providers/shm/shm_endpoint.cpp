@@ -18,7 +18,6 @@ namespace fab::shm {
 namespace {
 
 constexpr int kChecksPerDeadline = 4;
-constexpr std::size_t kLargestMessage = 8 * 1024;  // beyond it one copy by the receiver is faster than three
 
 }  // namespace
 
@@ -41,7 +40,6 @@ ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices&
   services_.poller.add(timer_.get(), EPOLLIN, *this);
   const std::uint64_t former = cell().doorbell.load() & ~kDoorbellFd;
   cell().doorbell.store(former + kDoorbellFd + 1 + static_cast<std::uint64_t>(doorbell_end_.get()) + 1);
-  cell().sleeping.store(1);                    // whoever raises `work` rings, unless it is ringing already
   if (cell().work.load() != 0) waker_.wake();  // raised while nobody could ring
 }
 
@@ -194,6 +192,8 @@ void ShmEndpoint::continue_later() noexcept {
 }
 
 bool ShmEndpoint::arm() noexcept {
+  cell().sleeping.store(1, std::memory_order_seq_cst);  // whoever raises `work` rings, once
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   return !more_ && !someone_left_ && cell().work.load(std::memory_order_seq_cst) == 0 &&
          std::ranges::none_of(polled_,
                               [](const Channel* channel) { return channel && channel->messages_ready(); });
@@ -201,8 +201,7 @@ bool ShmEndpoint::arm() noexcept {
 
 void ShmEndpoint::on_ready(std::uint32_t) noexcept {
   char rung[64];
-  if (::read(doorbell_.get(), rung, sizeof rung) > 0) cell().sleeping.store(1, std::memory_order_seq_cst);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  [[maybe_unused]] const auto got = ::read(doorbell_.get(), rung, sizeof rung);
   std::uint64_t ticks;
   if (::read(timer_.get(), &ticks, sizeof ticks) > 0) check_answers();
   // The doorbell is silent now, so what rang must be done by whoever silenced it.

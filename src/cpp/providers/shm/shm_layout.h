@@ -63,7 +63,7 @@ inline constexpr std::uint64_t kDoorbellFd = 0xffffffff;  // the half of Context
 
 // A channel: a memory file made by the initiator, announced in its access slot of the target's segment.
 inline constexpr std::uint64_t kChannelMagic = 0x316e6863'62616670;  // "pfabchn1"
-inline constexpr std::uint32_t kChannelVersion = 2;
+inline constexpr std::uint32_t kChannelVersion = 3;
 inline constexpr std::size_t kRingBytes = 256 * 1024;
 
 struct ChannelHeader {
@@ -79,7 +79,8 @@ struct ChannelHeader {
 };
 inline constexpr std::size_t kRingsOffset = 4096;
 inline constexpr std::size_t kCellsOffset = kRingsOffset + 2 * kRingBytes;
-inline constexpr std::size_t kChannelBytes = kCellsOffset + kCells * sizeof(MessageCell);
+inline constexpr std::size_t kBesideOffset = kCellsOffset + kCells * sizeof(MessageCell);
+inline constexpr std::size_t kChannelBytes = kBesideOffset + kBesideBytes;
 
 static_assert(sizeof(ChannelHeader) <= kRingsOffset);
 static_assert(offsetof(ChannelHeader, initiator) == 16 && offsetof(ChannelHeader, target_domain) == 66);
