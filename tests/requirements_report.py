@@ -1,6 +1,7 @@
 """`pytest --requirements`: which tests show which requirement of docs/requirements.md to hold.
 
-The report is the whole run: tests are collected, not executed. It fails where a `req` marker names a number
+Tests of the C++ core carry numbers in a comment on the line before. The report is the whole run: tests are collected, not
+executed. It fails where a `req` marker names a number
 that the document does not have, where a number stands there twice, and where a documented number has no test.
 """
 
@@ -15,6 +16,7 @@ import pytest
 
 DOCUMENT = Path("docs", "requirements.md")
 NUMBER = re.compile(r"^- \*\*([A-Z]+-\d+[a-z]?)\b", re.MULTILINE)
+CPP_TEST = re.compile(r'^// ([A-Z]+-\d+[a-z]?(?:, [A-Z]+-\d+[a-z]?)*)\nTEST_CASE\("([^"]+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,15 @@ class Report:
         ]
 
 
+def marked_in_cpp(root: Path) -> list[tuple[str, tuple[str, ...]]]:
+    """The name and the requirement numbers of each such test of the C++ core."""
+    return [
+        (f"{path.relative_to(root)}: {name}", tuple(numbers.split(", ")))
+        for path in sorted(root.glob("tests/cpp/**/*.cpp"))
+        for numbers, name in CPP_TEST.findall(path.read_text())
+    ]
+
+
 def make_report(document: str, marked: list[tuple[str, tuple[str, ...]]]) -> Report:
     """`marked`: the name and the requirement numbers of each marker of each test."""
     tests: dict[str, list[str]] = {}
@@ -70,7 +81,8 @@ class RequirementsPlugin:
     """Takes the place of the test run."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.document = config.rootpath / DOCUMENT
+        self.root = config.rootpath
+        self.document = self.root / DOCUMENT
         if not self.document.is_file():
             raise pytest.UsageError(f"--requirements needs {self.document}")
 
@@ -82,7 +94,7 @@ class RequirementsPlugin:
             for item in session.items
             for mark in item.iter_markers("req")
         ]
-        self.report = make_report(self.document.read_text(), marked)
+        self.report = make_report(self.document.read_text(), marked + marked_in_cpp(self.root))
         session.testsfailed = len(self.report.problems)
         return True
 

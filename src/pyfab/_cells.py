@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from pyfab._deadline import Deadline
-from pyfab._enums import Access, AtomicOp, MRFlag, MRMode, RMAEvent
+from pyfab._enums import Access, AtomicOp, RMAEvent
 from pyfab._errors import FabricError, OperationTimeout, PeerLostError, UnreachableError
 from pyfab._ranks import ranks_text
 from pyfab._region import MemoryRegion, MRAttr, RemoteRegion
@@ -38,7 +38,6 @@ _PATIENCE = 200  # looks that a reader stays behind a writer that waits, which m
 
 def open_region(
     domain: Domain,
-    endpoint: Endpoint,
     memory: Any,
     access: Access,
     counter: Counter | None = None,
@@ -46,19 +45,9 @@ def open_region(
     coherent: bool = False,
 ) -> MemoryRegion:
     """Registers for peers in any mr_mode, with a counter of what they write."""
-    counting = counter is not None and bool(domain.info.mr_mode & MRMode.RMA_EVENT)
-    flags = MRFlag.RMA_EVENT if counting else MRFlag(0)
-    region = MemoryRegion(domain, MRAttr(memory, access, flags=flags), coherent=coherent)
-    try:
-        if counter is not None:
-            region.bind(counter, RMAEvent.REMOTE_WRITE)
-        if domain.info.mr_mode & MRMode.ENDPOINT:
-            region.bind(endpoint)
-        if counting or domain.info.mr_mode & MRMode.ENDPOINT:
-            region.enable()
-    except BaseException:
-        region._end()
-        raise
+    region = MemoryRegion(domain, MRAttr(memory, access), coherent=coherent, exempt=True)
+    if counter is not None:
+        region.bind(counter, RMAEvent.REMOTE_WRITE)
     return region
 
 
@@ -72,7 +61,7 @@ class Cells:
         self.words: NDArray[np.uint64] = domain.alloc(count, np.uint64)
         self._arrivals = domain.counter()
         # Words that others write while this rank looks at them are not for a cache that must be told of it.
-        self._region = open_region(domain, endpoint, self.words, Access.REMOTE, self._arrivals, coherent=True)
+        self._region = open_region(domain, self.words, Access.REMOTE, self._arrivals, coherent=True)
         self._remotes: list[RemoteRegion] = []
 
     @property

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pyfab._cells import open_region
 from pyfab._deadline import Deadline
-from pyfab._enums import Access, RMAEvent
-from pyfab._errors import FabricError, OperationTimeout, PeerLostError, UnreachableError
+from pyfab._enums import Access
+from pyfab._errors import FabricError, InvalidArgumentError, OperationTimeout, PeerLostError, UnreachableError
 from pyfab._ranks import ranks_text
-from pyfab._region import MemoryRegion, MRAttr, RemoteRegion
+from pyfab._region import MemoryRegion, RemoteRegion
 
 if TYPE_CHECKING:
     from pyfab._domain import Domain
@@ -58,11 +59,10 @@ class Control:
         self._view = memory[_VIEW_AT:]
         self._arrivals = domain.counter()
         # Words that others write while this rank looks at them are not for a cache that must be told of it.
-        self._region = MemoryRegion(domain, MRAttr(memory, Access.REMOTE), coherent=True)
-        self._region.bind(self._arrivals, RMAEvent.REMOTE_WRITE)
+        self._region = open_region(domain, memory, Access.REMOTE, self._arrivals, coherent=True)
         self._remotes: list[RemoteRegion] = []
         self._barrier = 0  # barriers that this rank has left
-        self._shown = 0  # the barrier for which a box was last filled
+        self._shown = (0, b"")  # the barrier for which a box was last filled, and what the others find there
         self._large: list[MemoryRegion | None] = [None, None]  # what the boxes refer to
         # To peers: which barrier have they entered?
         self._questions: dict[int, tuple[Operation, NDArray[np.uint8]]] = {}
@@ -140,24 +140,30 @@ class Control:
                 region.close()
         self._large = [None, None]
 
-    # Each box is written for the barrier that comes next, unless a call that timed out is being repeated.
+    # Each box is written for the barrier that comes next, unless a call that timed out is being repeated: ranks that came
+    # meanwhile may have read it.
     def _show(self, data: bytes) -> None:
         number = self._barrier + 1
-        if self._shown == number:
-            return
+        if self._shown[0] == number:
+            if self._shown[1] == data:
+                return
+            raise InvalidArgumentError(
+                "the last collective call timed out after it had shown other data, which some ranks may have read already;"
+                " repeat it with the same data, or call barrier() first, which completes it"
+            )
         which = number % 2
         former, self._large[which] = self._large[which], None
         if former is not None:
             former.close()
         kind, content = _SHOWN, data
         if len(data) > _INLINE:
-            region = self._domain.register(np.frombuffer(data, np.uint8), Access.REMOTE_READ)
+            region = open_region(self._domain, np.frombuffer(data, np.uint8), Access.REMOTE_READ)
             self._large[which] = region
             kind, content = _REGION, region.remote.to_bytes()
         box = self._boxes[which]
         box[:16].view(np.uint64)[:] = len(content), kind
         box[16 : 16 + len(content)] = np.frombuffer(content, np.uint8)
-        self._shown = number
+        self._shown = (number, data)
 
     def _read(self, ranks: Iterable[int], own: bytes, timeout: float | None) -> list[bytes]:
         deadline = Deadline(timeout)

@@ -157,32 +157,42 @@ def _attach() -> _Result:
     reason = (
         os.strerror(ran.returncode) if ran.returncode in errno.errorcode else "the probe ended unexpectedly"
     )
+    allow = "docker run --cap-add=SYS_PTRACE ..."
     return _limited(
         f"{reason}: memory that is not from dom.alloc goes through a ring, with one copy more",
-        "sysctl -w kernel.yama.ptrace_scope=0",
-        "docker run --cap-add=SYS_PTRACE ...",
+        allow if _ptrace_scope() == "0" else _attachable(),
+        allow,
     )
 
 
 def _yama() -> _Result:
-    scope = _text("/proc/sys/kernel/yama/ptrace_scope")
-    if scope in ("", "0"):
-        return _ok(f"ptrace_scope is {scope or 'absent'}")
-    return _limited(
-        f"ptrace_scope is {scope}: processes may not attach to each other",
-        "sysctl -w kernel.yama.ptrace_scope=0",
-    )
+    scope = _ptrace_scope()
+    if scope == "0":
+        return _ok("processes may attach to each other")
+    return _limited(f"ptrace_scope is {scope}: processes may not attach to each other", _attachable())
+
+
+def _ptrace_scope() -> str:
+    return _text("/proc/sys/kernel/yama/ptrace_scope") or "0"
+
+
+def _attachable() -> str:
+    if _ptrace_scope() == "3":  # which lasts until the machine starts again
+        return "echo kernel.yama.ptrace_scope=0 > /etc/sysctl.d/99-ptrace.conf && reboot"
+    return "sysctl -w kernel.yama.ptrace_scope=0"
 
 
 def _memlock() -> _Result:
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         return _ok("no limit")
+    told = f"{soft // 1024:,} KiB: RDMA devices can register no more"
+    if hard == resource.RLIM_INFINITY:
+        return _limited(told, "ulimit -l unlimited")
+    who = "*" if os.geteuid() else "root"  # whom the asterisk leaves out
     return _limited(
-        f"{soft // 1024:,} KiB: RDMA devices can register no more",
-        "ulimit -l unlimited"
-        if hard == resource.RLIM_INFINITY
-        else "echo '* - memlock unlimited' > /etc/security/limits.d/memlock.conf  # and log in again",
+        told,
+        f"echo '{who} - memlock unlimited' > /etc/security/limits.d/memlock.conf  # and log in again",
         "docker run --ulimit memlock=-1 ...",
     )
 
@@ -192,7 +202,7 @@ def _dev_shm() -> _Result:
     try:
         found = os.statvfs("/dev/shm")
     except OSError as error:
-        return _limited(f"{error.strerror}: {use}", "mount -t tmpfs tmpfs /dev/shm")
+        return _limited(f"{error.strerror}: {use}", "mkdir -p /dev/shm && mount -t tmpfs tmpfs /dev/shm")
     if not os.access("/dev/shm", os.R_OK | os.W_OK | os.X_OK):
         return _limited(f"this user may not write there: {use}", "chmod 1777 /dev/shm")
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
@@ -286,6 +296,11 @@ def _rdma() -> _Result:
         )
     if refused := [str(path) for path in files if not os.access(path, os.R_OK | os.W_OK)]:
         return _limited(f"{names}, but this user may not open them", f"chmod 666 {' '.join(refused)}")
+    unusable = [
+        info["why"] for info in _core.discover() if info["provider"] == "verbs" and not info["usable"]
+    ]
+    if unusable:
+        return _limited("; ".join(unusable), "rdma link; ip address  # then ip link set INTERFACE up")
     return _ok(names)
 
 

@@ -301,6 +301,18 @@ class Domain:
 
         Its own queue holds the latest entries and forgets older ones; one that you pass refuses operations when it is full.
         """
+        return self._open_endpoint(av, cq, contexts=contexts, auth_key=auth_key, caps=caps)
+
+    def _open_endpoint(
+        self,
+        av: AddressVector | None = None,
+        cq: CompletionQueue | None = None,
+        *,
+        contexts: int = 1,
+        auth_key: bytes | None = None,
+        caps: Caps = _NO_CAPS,
+        exempt: bool = False,
+    ) -> Endpoint:
         self._core.check_open()
         own_av, own_cq = av is None, cq is None
         auth_handles: frozenset[int] = frozenset()
@@ -315,6 +327,7 @@ class Domain:
             own_cq,
             b"" if self._old_keys else bytes(auth_key or b""),
             caps or self._info.caps,
+            exempt,
         )
         endpoint._auth_handles = auth_handles
         return endpoint
@@ -422,7 +435,11 @@ class Domain:
         return list(self._sync_log.reports)
 
     def stats(self) -> DomainStats:
-        """Counts of what is open, per endpoint and peer what moved over which link, and of the registration cache."""
+        """Counts of what is open, per endpoint and peer what moved over which link, and of the registration cache.
+
+        "registrations" has for each link how many ranges of memory its device knows ("held"), was ever given ("made"), and had
+        already when they were needed ("reused"): a link registers memory when it first needs it (LNX-59), shm and tcp never.
+        """
         self._core.check_open()
         peers = []
         for endpoint in [item for item in self._owned if isinstance(item, Endpoint) and not item.closed]:
@@ -431,7 +448,10 @@ class Domain:
                 if counts["posted"]:
                     peers.append({"peer": peer, "link": endpoint.report(peer)[0], **counts})
         return DomainStats(
-            regions=self._core.regions, peers=peers, cache=CacheStats(**self._core.cache_stats)
+            regions=self._core.regions,
+            peers=peers,
+            cache=CacheStats(**self._core.cache_stats),
+            registrations=self._core.device_registrations,
         )
 
     def regions_map(self) -> Drawing:

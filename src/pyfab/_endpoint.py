@@ -67,7 +67,9 @@ class Endpoint(_Operations):
         owns_cq: bool,
         auth_key: bytes,
         caps: Caps,
+        exempt: bool,
     ) -> None:
+        # exempt: from what mr_mode asks of programs, for groups, which do without
         limit = domain.info.max_contexts
         if not 1 <= contexts <= limit:
             raise InvalidArgumentError(f"contexts={contexts}: this domain gives 1 to {limit} to an endpoint")
@@ -105,6 +107,7 @@ class Endpoint(_Operations):
                         rx_bits,
                         domain.info.max_group_id,
                         bool(caps & Caps.DIRECTED_RECV),
+                        exempt,
                     )
                 )
             self._address = self._make_address()

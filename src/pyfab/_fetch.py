@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyfab._deadline import Deadline
 from pyfab._domain import Domain
-from pyfab._frames import Channel, Header, split_address
+from pyfab._frames import Channel, Header
 from pyfab._region import RemoteRegion
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ _MAX_TEXT = 1000  # characters of a selection
 
 
 class ArrayClient:
-    """A connection to an `ArrayServer`. Raises OSError if it cannot be reached, ConnectionError if the token is wrong."""
+    """A connection to an `ArrayServer`. Raises ConnectionError if it cannot be reached or the token is wrong."""
 
     def __init__(self, address: str, token: str = "") -> None:
-        host, port = split_address(address)
         self._token = token
-        self._channel = Channel.connect(host, port, token, Deadline(_PATIENCE))
+        start = f"pyfab serve FILE --listen {address}"
+        self._channel = Channel.call(address, token, Deadline(_PATIENCE), start)
 
     def names(self) -> dict[str, dict[str, Any]]:
         """Name → {"shape": [...], "dtype": "..."}."""

@@ -91,6 +91,18 @@ class Channel:
         return channel
 
     @classmethod
+    def call(cls, address: str, token: str, deadline: Deadline, start: str) -> Channel:
+        """`connect` for a command: if nobody answers at ``host:port``, ConnectionError names the command to `start` there."""
+        try:
+            return cls.connect(*split_address(address), token, deadline)
+        except OSError as error:
+            if isinstance(error, ConnectionError) and error.errno is None:  # somebody did
+                raise
+            raise ConnectionError(
+                f"nobody answers at {address} ({error.strerror or error}); start there: {start}"
+            ) from error
+
+    @classmethod
     def connect(cls, host: str, port: int, token: str, deadline: Deadline) -> Channel:
         """Raises WrongToken if the server has another token, OSError if it cannot be reached."""
         channel = cls(socket.create_connection((host, port), deadline.remaining(at_most=5.0)))

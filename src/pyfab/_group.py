@@ -105,7 +105,7 @@ class Group:
         else:
             options = domain if isinstance(domain, Mapping) else {"spec": domain}
             self.domain = undo.enter_context(Domain(**options))
-        self.endpoint = undo.enter_context(self.domain.endpoint(contexts=contexts))
+        self.endpoint = undo.enter_context(self.domain._open_endpoint(contexts=contexts, exempt=True))
         self._control = Control(self.domain, self.endpoint, max(CAPACITY, self.size))
         undo.callback(lambda: self._control.close())
 
@@ -140,7 +140,8 @@ class Group:
         """Everyone's `obj`, by rank. Collective.
 
         Objects of any size travel as JSON where that keeps them, or else as pickles: members of a group are the same program of
-        the same user, so they trust each other's pickles.
+        the same user, so they trust each other's pickles. A call that timed out may be repeated with an equal object, since ranks
+        that came meanwhile have seen the first; with another one it raises InvalidArgumentError.
         """
         self._check()
         return [

@@ -80,8 +80,9 @@ class MemoryRegion(_core.Exporter):
     Safe from any thread, close() from one.
     """
 
-    def __init__(self, domain: Domain, attr: MRAttr, coherent: bool = False) -> None:
-        # coherent: also in a non-coherent domain memory that peers see as this process does
+    def __init__(self, domain: Domain, attr: MRAttr, *, coherent: bool = False, exempt: bool = False) -> None:
+        # coherent: also in a non-coherent domain memory that peers see as this process does; exempt: from what mr_mode asks of
+        # programs, for groups and windows, which do without
         given = list(attr.buffers) if isinstance(attr.buffers, list | tuple) else [attr.buffers]
         memories = [item if isinstance(item, Range) else array_of(item) for item in given]
         if any(isinstance(item, np.ndarray) and item.dtype.hasobject for item in memories):
@@ -122,6 +123,7 @@ class MemoryRegion(_core.Exporter):
             memory,
             offset,
             coherent,
+            exempt,
         )
         if domain._registration_events is None:
             self._core = _core.register_memory(*arguments)  # the context is for an event only (MR-49)
@@ -255,6 +257,7 @@ class MemoryRegion(_core.Exporter):
     def close(self) -> None:
         """Takes the region away from peers; when it returns no peer touches the memory any more.
 
+        A peer on this node that was stopped (SIGSTOP) in the middle of an access is waited for until it goes on or ends.
         BusyError while it is still registering, and while a counter or an endpoint is bound that is still open: close that
         first, or leave by the `with` block.
         """

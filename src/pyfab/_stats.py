@@ -91,7 +91,7 @@ class LinkStats(NamedTuple):
 
 
 class DomainStats(dict[str, Any]):
-    """What `Domain.stats` tells at one moment: the items "regions", "peers" and "cache"."""
+    """What `Domain.stats` tells at one moment: the items "regions", "peers", "cache" and "registrations"."""
 
     @property
     def cache(self) -> CacheStats:
@@ -101,4 +101,11 @@ class DomainStats(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         peers = "".join(html_table(f"Peer {row['peer']}", row) for row in self["peers"])
-        return html_table("Domain", {"regions": self["regions"]}) + peers + self.cache._repr_html_()
+        registered = {
+            f"ranges known to {link}": counts["held"] for link, counts in self["registrations"].items()
+        }
+        return (
+            html_table("Domain", {"regions": self["regions"], **registered})
+            + peers
+            + self.cache._repr_html_()
+        )

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
-from pyfab._cells import open_region
 from pyfab._core import Context, Operation
 from pyfab._deadline import Deadline
 from pyfab._domain import Domain
@@ -340,8 +339,11 @@ class Transport:
         with ExitStack() as undo:
             regions = []
             for module in self._modules:
-                region = open_region(module.domain, module.endpoint, buffer, access)
+                region = module.domain.register(buffer, access)
                 undo.callback(region._end)
+                if module.domain.info.mr_mode & MRMode.ENDPOINT:
+                    region.bind(module.endpoint)
+                    region.enable()
                 regions.append(region)
             virtual = self._modules[0].virtual
             address = regions[0].address if virtual else next(self._addresses) << 32

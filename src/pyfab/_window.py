@@ -451,7 +451,7 @@ class _Opened:
         self.regions: list[MemoryRegion] = []
 
         def opened(counter: Counter | None = None) -> str:
-            region = open_region(domain, endpoint, memory, access, counter)
+            region = open_region(domain, memory, access, counter)
             undo.callback(region._end)
             self.regions.append(region)
             remote = region.remote

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyfab
@@ -907,3 +908,38 @@ def test_other_threads_run_while_large_memory_is_registered():
         thread.join()
     assert turns[0]
     memory.unmap()
+
+
+# --- groups and windows, which do without what the modes ask of programs
+
+
+def use_windows(spec, mode, rank, meeting):
+    """Blocking, queued, atomic and notified operations on windows of both kinds of memory; large things that are told to all."""
+    with pyfab.Domain(spec, mr_mode=mode) as domain, pyfab.Group(rank, 2, meeting, domain) as group:
+        other = 1 - rank
+        for memory in ({"array": np.zeros(10)}, {"shape": (10,)}):
+            with group.window(**memory, counters=1) as win:
+                win[other][2:5] = np.full(3, rank)
+                win[other].put(np.full(2, 7.0), np.s_[6:8]).result(TIMEOUT)
+                win[0].fetch_add(1.0, 9)
+                win[other].put(np.ones(1), np.s_[0:1], notify=0).result(TIMEOUT)
+                win.counters[0].wait(1, TIMEOUT)
+                win.fence()
+                expected = np.array([1, 0, other, other, other, 0, 7, 7, 0, 2 if rank == 0 else 0])
+                assert (win.local == expected).all(), win.local
+                assert win[other][9] == 2 - win.local[9]
+        told = group.allgather(b"x" * 100_000 + bytes([rank]))
+        assert [len(one) for one in told] == [100_001] * 2
+        # Regions of the program itself are as the domain demands all the same.
+        region = domain.register(np.zeros(8), Access.REMOTE)
+        assert (region.key == pyfab.KEY_NOTAVAIL) == bool(mode & MRMode.RAW)
+        region.close()
+
+
+@pytest.mark.parametrize("spec", ["shm", "tcp", "shm+tcp"])
+@pytest.mark.parametrize("mode", [*BITS, MRMode(sum(BITS))], ids=str)
+def test_windows_meet_every_mode_themselves(spec, mode, tmp_path):
+    meeting = f"file://{tmp_path}/meeting"
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(use_windows, spec, mode, rank, meeting) for rank in range(2)]:
+            done.result(TIMEOUT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 from pyfab import AtomicOp
 
 TIMEOUT = 60
-WAYS = [
+# PYFAB_TEST_LINKS names links of this machine to try in place of these, as in tests/conformance.
+OTHER = os.environ.get("PYFAB_TEST_LINKS", "").split()
+WAYS = [pytest.param(spec, {}, spec.startswith("shm"), id=spec) for spec in OTHER] or [
     pytest.param("shm", {"shm_copy": "mapped"}, True, id="mapped"),
     pytest.param("shm", {"shm_copy": "cma"}, False, id="cma"),
     pytest.param("shm", {"shm_copy": "ring"}, False, id="ring"),

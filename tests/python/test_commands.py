@@ -131,7 +131,21 @@ def test_demo_finds_wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 COMMANDS_THAT_MEND = (
-    *("", "apt", "chmod", "docker", "echo", "ip", "ls", "modprobe", "mount", "sysctl", "ulimit", "unset"),
+    *(
+        "",
+        "apt",
+        "chmod",
+        "docker",
+        "echo",
+        "ip",
+        "ls",
+        "mkdir",
+        "modprobe",
+        "mount",
+        "sysctl",
+        "ulimit",
+        "unset",
+    ),
 )
 
 
@@ -197,10 +211,17 @@ print(check.mend or check.state)
             "mount -t tmpfs -o size=16m tmpfs /dev/shm",
             "mount -o remount,size=50% /dev/shm",
         ),
+        (
+            "/dev/shm",
+            "--mount",
+            "mount -t tmpfs tmpfs /dev",
+            "mkdir -p /dev/shm && mount -t tmpfs tmpfs /dev/shm",
+        ),
         ("loopback", "--net", "true", "ip link set lo up"),
     ],
 )
 def test_what_doctor_says_mends_it(name: str, space: str, breaks: str, mend: str) -> None:
+    """Limits, Yama, huge pages and RDMA devices are broken and mended in a guest: tests/rdma/test_doctor.py."""
     if os.geteuid() != 0:
         pytest.skip("only root can break and mend name spaces")
     shell = f'{breaks}; mend=$("$@"); echo "$mend"; eval "$mend"; "$@"'
@@ -263,6 +284,17 @@ def test_links() -> None:
     assert [[row["peer"] for row in tables[str(rank)]] for rank in range(3)] == [[1, 2], [0, 2], [0, 1]]
     assert all(row["link"].startswith("shm") for table in tables.values() for row in table)
     assert "links of rank 1" in run("links").stdout
+
+
+@pytest.mark.parametrize(
+    "command, other", [("fetch", "serve FILE"), ("pingpong", "bench"), ("bench", "bench")]
+)
+def test_what_to_start_where_nobody_answers(command: str, other: str) -> None:
+    ran = run(command, "127.0.0.1:1")
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        f"pyfab {command}: nobody answers at 127.0.0.1:1 (Connection refused); start there: pyfab {other} --listen 127.0.0.1:1\n"
+    )
 
 
 def test_usage() -> None:

@@ -31,7 +31,7 @@ def offers() -> Offers:
             'eval "$COMPLETION"; complete -p pyfab >/dev/null || exit 9; '
             'COMP_WORDS=(pyfab "$@"); COMP_CWORD=$#; '
             'function=$(complete -p pyfab | sed "s/.*-F \\([^ ]*\\) .*/\\1/"); '
-            '"$function" pyfab "${@: -1}" "${COMP_WORDS[COMP_CWORD-1]}"; printf "%s\\n" "${COMPREPLY[@]}"'
+            '"$function" pyfab "${@: -1}" "${COMP_WORDS[COMP_CWORD-1]}"; printf "%s\n" "${COMPREPLY[@]}"'
         )
         ran = subprocess.run(
             [bash, "-c", ask, "bash", *words],
@@ -70,7 +70,34 @@ def test_files(
 def test_other_shells_get_a_script() -> None:
     pytest.importorskip("shtab")
     assert script("zsh").startswith("#compdef pyfab")
+    assert ":HOST:PORT:" not in script("zsh")  # where PORT would be a command to run
     assert "complete pyfab" in script("tcsh")
+
+
+# Types into an interactive zsh, whose `pyfab` shouts what it was called with.
+ZSH = r"""
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell 'autoload -Uz compinit; compinit -u -D; eval "$COMPLETION"; pyfab() { print -r -- CALLED ${(U)*}; }'
+zpty -w shell $'pyfab '$TYPED$'\t--js'$TABS
+zpty -r shell said '*CALLED [A-Z]*'$'\n'
+print -r -- ${said##*CALLED}
+"""
+
+
+# The first tab shows a hint, where there is one.
+@pytest.mark.parametrize("typed, tabs", [("inf", "\t"), ("ping", "\t\t"), ("ben", "\t\t")])
+def test_zsh_completes(typed: str, tabs: str) -> None:
+    pytest.importorskip("shtab")
+    zsh = shutil.which("zsh")
+    if zsh is None:
+        pytest.skip("no zsh")
+    environment = {"COMPLETION": script("zsh"), "TYPED": typed, "TABS": tabs, "PATH": "/usr/bin:/bin"}
+    ran = subprocess.run(
+        [zsh, "-f", "-c", ZSH], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    command, option = ran.stdout.split()
+    assert command.startswith(typed.upper()) and command != typed.upper() and option == "--JSON", ran.stderr
 
 
 def test_the_extra_that_is_missing_is_named() -> None:

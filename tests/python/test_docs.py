@@ -44,6 +44,22 @@ def program(page: Path) -> str:
     return "\n".join(lines)
 
 
+RECIPES = {"ray": "ray", "dask": "distributed"}  # programs of docs/data.md, and what they need
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_run_where_their_library_is(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(RECIPES[name], reason=f"{name} is not installed")
+    (text,) = (text for _, text in blocks(ROOT / "docs/data.md", "py") if f" {RECIPES[name]}" in text)
+    script = tmp_path / "recipe.py"
+    script.write_text(text)
+    ran = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=tmp_path
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.splitlines()[-1] == "[[5, 105], [5, 105]]"
+
+
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem
 )

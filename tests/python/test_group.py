@@ -165,6 +165,24 @@ def test_a_barrier_that_timed_out_names_who_did_not_come_and_can_be_repeated(sta
         assert process.returncode == 0
 
 
+def repeat_an_allgather(group: pyfab.Group) -> list[str]:
+    with group.window(shape=1) as window:
+        if group.rank == 0:
+            with pytest.raises(pyfab.OperationTimeout):
+                group.allgather("first", timeout=0.1)
+            with pytest.raises(pyfab.InvalidArgumentError, match="repeat it with the same data"):
+                group.allgather("second")
+            window[1][0] = 1
+        else:
+            while window.local[0] == 0:
+                window.sync()
+        return group.allgather("first" if group.rank == 0 else "late")
+
+
+def test_an_allgather_that_timed_out_cannot_be_repeated_with_other_data() -> None:
+    assert pyfab.spawn(repeat_an_allgather, 2, links="shm", timeout=60) == [["first", "late"]] * 2
+
+
 def test_from_env_without_a_launcher() -> None:
     with pytest.raises(pyfab.InvalidArgumentError, match="launcher"):
         pyfab.Group.from_env(environment={})

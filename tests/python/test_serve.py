@@ -202,11 +202,6 @@ def test_a_port_in_use(files: dict[str, Path]) -> None:
     assert "Traceback" not in ran.stderr
 
 
-def test_nobody_there(tmp_path: Path) -> None:
-    ran = run("fetch", "127.0.0.1:9", "x", "-o", tmp_path / "out.npy")
-    assert (ran.returncode, ran.stderr) == (1, "pyfab fetch: [Errno 111] Connection refused\n")
-
-
 def test_files_that_cannot_be_served(tmp_path: Path) -> None:
     contents: dict[str, NDArray[Any]] = {
         "fortran": np.asfortranarray(np.zeros((3, 4))),

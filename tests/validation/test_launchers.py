@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
+import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hosts import PYFAB, PYTEST, TEN_LINES, TOKEN, Run
-from netns import Bench, finish
+from netns import TIMEOUT, Bench, Node, finish
+from services import PORT, free_ports, program, slurm, sshd_on
 
 
 @pytest.fixture(scope="module")
@@ -17,40 +22,43 @@ def bench():
         yield bench
 
 
-def pyfab_script(path: Path) -> Path:
-    """The command ``pyfab``, as an installation has it."""
-    path.write_text(f"#!{sys.executable}\nimport sys\nsys.path[:] = {sys.path!r}\n{PYFAB}\n")
+def executable(path: Path, text: str) -> Path:
+    path.write_text(text)
     path.chmod(0o755)
     return path
 
 
-@pytest.mark.parametrize("how", ["ssh", "command"])
-def test_ten_lines_over_a_launched_agent(bench: Bench, tmp_path: Path, how: str) -> None:
-    """In the place of ssh stands a program that takes the same arguments and enters the other host's name spaces."""
+def pyfab_script(path: Path) -> Path:
+    """The command ``pyfab``, as an installation has it."""
+    return executable(path, f"#!{sys.executable}\nimport sys\nsys.path[:] = {sys.path!r}\n{PYFAB}\n")
+
+
+def ten_lines(here: Node, folder: Path, *options: str) -> str:
+    """Runs them on a host, whose ssh is the one in the folder, if there is one."""
+    (folder / "test_user.py").write_text(TEN_LINES)
+    path = f"import os\nos.environ['PATH'] = {str(folder)!r} + ':' + os.environ['PATH']\n"
+    options = ("--pyfab-links", "tcp:r0", *options)
+    return finish(here.popen_outside(path + PYTEST, str(folder / "test_user.py"), *options))
+
+
+def test_ten_lines_over_ssh(bench: Bench, tmp_path: Path) -> None:
     here, there = bench.node(0), bench.node(1)
-    (tmp_path / "test_user.py").write_text(TEN_LINES)
-    pyfab = pyfab_script(tmp_path / "pyfab")
-    if how == "ssh":
-        ssh = tmp_path / "ssh"
-        expected = f"-p 2222 me@{there.address()}"
-        ssh.write_text(
-            f'#!/bin/sh\n[ "$1 $2 $3" = "{expected}" ] || {{ echo "ssh: $*"; exit 255; }}\nshift 3\n'
-            f'exec {shlex.join(there.command)} "$@"\n'
-        )
-        ssh.chmod(0o755)
-        options = ["--pyfab-peer", f"ssh://me@{there.address()}:2222"]
-    else:
-        options = [
-            "--pyfab-peer",
-            there.address(),
-            "--pyfab-launch",
-            f"{shlex.join(there.command)} {pyfab} {{agent}}",
-        ]
-    path = f"import os\nos.environ['PATH'] = {str(tmp_path)!r} + ':' + os.environ['PATH']\n"
-    process = here.popen_outside(
-        path + PYTEST, str(tmp_path / "test_user.py"), "--pyfab-links", "tcp:r0", *options
-    )
-    said = finish(process)
+    sessions = tmp_path / "bin"
+    sessions.mkdir()
+    pyfab_script(sessions / "pyfab")
+    with sshd_on(there, tmp_path, f"{sessions}:/usr/bin:/bin") as ssh:
+        executable(tmp_path / "ssh", f'#!/bin/sh\nexec {shlex.join(ssh)} "$@"\n')
+        address = f"{there.address()}:{PORT}"
+        said = ten_lines(here, tmp_path, "--pyfab-peer", f"ssh://{getpass.getuser()}@{address}")
+        assert "2 passed" in said
+        with pytest.raises(AssertionError, match=r"Permission denied \(publickey"):
+            ten_lines(here, tmp_path, "--pyfab-peer", f"ssh://nobody@{address}")
+
+
+def test_ten_lines_over_a_command(bench: Bench, tmp_path: Path) -> None:
+    here, there = bench.node(0), bench.node(1)
+    command = f"{shlex.join(there.command)} {pyfab_script(tmp_path / 'pyfab')} {{agent}}"
+    said = ten_lines(here, tmp_path, "--pyfab-peer", there.address(), "--pyfab-launch", command)
     assert "2 passed" in said
 
 
@@ -85,6 +93,38 @@ def test_a_job(bench: Bench) -> None:
     said = finish(ranks[0])
     assert "12 passed" in said
     assert finish(ranks[1]) == ""
+
+
+JOBS = {
+    "mpirun": "mpirun --allow-run-as-root --oversubscribe -n 2",
+    "srun": "srun --ntasks 2",
+    "torchrun": "torchrun --nproc-per-node 2 --master-port {port} --no-python",
+}
+
+
+@pytest.mark.parametrize("launcher", JOBS)
+def test_a_job_that_a_launcher_started(tmp_path: Path, launcher: str) -> None:
+    """Two ranks on this machine, found by what the launcher tells them."""
+    command = JOBS[launcher].format(port=free_ports(1)[0]).split()
+    command += [str(pyfab_script(tmp_path / "pyfab")), "validate", "--job", "--links", "shm+tcp"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYFAB_")}
+    with contextlib.ExitStack() as services:
+        if launcher == "srun":
+            environment |= services.enter_context(slurm(tmp_path))
+        else:
+            program(launcher, "openmpi-bin" if launcher == "mpirun" else "none; pip install torch")
+        ran = subprocess.run(
+            [*command, "--pytest", "-k fetch_add"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stdout
+    assert " passed" in ran.stdout
 
 
 def test_a_job_of_one_is_refused(run: Run) -> None:

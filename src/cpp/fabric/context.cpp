@@ -7,9 +7,10 @@ namespace fab {
 namespace {
 
 using std::chrono::microseconds;
-// Of a spinning leader: turns between looks at the clock and at others who want the lock, and at the poller,
-// which is a system call.
-constexpr unsigned kClockTurn = 4, kPollerTurn = 16;
+// A spinning leader looks about this often at the clock and at others who want the lock, and at the poller,
+// which is a system call. Where turns are short, that is every so many of them.
+constexpr std::chrono::nanoseconds kClockPeriod(500), kPollerPeriod = microseconds(2);
+constexpr unsigned kMostClockTurns = 64, kPollerTurn = 256;
 // Who leads for longer than this says so, and then hands the context back: the progress thread need not look
 // for its end, which would interrupt large copies on a busy processor.
 constexpr std::chrono::nanoseconds kStays = microseconds(100);
@@ -158,7 +159,7 @@ std::size_t Context::post_to(PeerId peer, std::span<const Transfer> batch) {
   Path& path = path_to(peer);
   if (!parameters_.rules->active()) return path.post(batch);
   std::vector<Transfer> translated;
-  return path.post(parameters_.rules->apply(batch, translated));
+  return path.post(parameters_.rules->apply(batch, translated, parameters_.exempt));
 }
 
 std::size_t Context::post(PeerId peer, std::span<const Transfer> batch) {
@@ -221,6 +222,7 @@ void Context::check_source(const Receive& receive) const {
 }
 
 void Context::check_local(const Receive& receive) const {
+  if (parameters_.exempt) return;
   const iovec whole{receive.piece_count ? nullptr : receive.local, static_cast<std::size_t>(receive.length)};
   parameters_.rules->check_receive(receive.piece_count ? std::span(receive.pieces, receive.piece_count)
                                                        : std::span(&whole, 1));
@@ -300,9 +302,21 @@ LinkBook Context::link_counters() const {
 bool Context::move(bool look) noexcept {
   bool moved = endpoint_ && endpoint_->progress();
   // However much moves, the poller has its turns: timers, ends of processes, connections.
-  if (look && (!moved || ++turns_ % kPollerTurn == 0)) moved |= poller_.dispatch() > 0;
+  if (++turns_ % kPollerTurn == 0 || (look && !moved)) moved |= look_at_poller();
   if (moved && followers_) followers_wake_.notify_all();
   return moved;
+}
+
+bool Context::look_at_poller() noexcept {
+  if (poller_.dispatch() == 0) return false;
+  // What was ready may have been all that would wake somebody else who sleeps on the poller.
+  if (armed_.load(std::memory_order_relaxed) && armed_.exchange(false)) {
+    if (hand_back_)
+      hand_back_();
+    else if (endpoint_)
+      endpoint_->arm();
+  }
+  return true;
 }
 
 bool Context::progress() {
@@ -379,18 +393,29 @@ bool Context::flushed(std::vector<FlushGoal>& goals, Deadline deadline) {
 // One round as the leader: polls for a while, then sleeps once until something happens.
 void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadline) {
   led_ = true;
-  const auto start = Clock::now();
-  auto idle_since = start;
+  Clock::time_point start, idle_since, last, polled;  // since the first look at the clock
   bool finished = false, announced = false, moved = false;
-  for (unsigned turn = 0;; ++turn) {
-    moved |= move(turn % kPollerTurn == kPollerTurn - 1);
+  for (unsigned turn = 1;; ++turn) {
+    moved |= move(false);
     finished = done();
     if (finished) break;
-    if (turn % kClockTurn != kClockTurn - 1) continue;
+    if (turn < clock_turns_) continue;
+    turn = 0;
     const auto now = Clock::now();
+    if (start == Clock::time_point())
+      start = idle_since = polled = now;
+    else if (now - last < kClockPeriod)
+      clock_turns_ = std::min(kMostClockTurns, clock_turns_ * 2);
+    else
+      clock_turns_ = std::max(1u, clock_turns_ / 2);
+    last = now;
     if (!announced && now - start >= kStays) {
       announced = true;
       staying_.store(true, std::memory_order_seq_cst);
+    }
+    if (now - polled >= kPollerPeriod) {
+      polled = now;
+      moved |= look_at_poller();
     }
     if (std::exchange(moved, false)) idle_since = now;
     if (now - idle_since >= spin_ || deadline.passed()) break;
@@ -458,7 +483,9 @@ Context::Rest Context::arm() noexcept {
   Lock lock(mutex_, std::try_to_lock);
   // A leader may stop without having slept, and then nothing would be armed.
   if (!lock || led_) return Rest::in_use;
-  return !endpoint_ || endpoint_->arm() ? Rest::allowed : Rest::work_left;
+  if (endpoint_ && !endpoint_->arm()) return Rest::work_left;
+  armed_.store(true, std::memory_order_relaxed);
+  return Rest::allowed;
 }
 
 void Context::set_hand_back(std::function<void()> hand_back) {
@@ -467,6 +494,7 @@ void Context::set_hand_back(std::function<void()> hand_back) {
 }
 
 Context::Driver Context::driver() noexcept {
+  armed_.store(false, std::memory_order_relaxed);
   if (callers_.load(std::memory_order_relaxed) != 0)
     return asleep_.load(std::memory_order_relaxed) || staying_.load(std::memory_order_relaxed)
                ? Driver::staying_caller

@@ -34,6 +34,7 @@ class Context final {
     std::uint16_t cell = 0;   // within the domain
     std::string auth_key;
     const PostRules* rules;  // outlives the context
+    bool exempt = false;     // from what the domain's mr_mode asks of programs
     unsigned rx_bits = 0;    // of handles: AddressVector's receive contexts
     std::uint64_t max_group_id = kMaxGroupId;
     bool directed_receive = true;  // receives may name their source
@@ -122,8 +123,11 @@ class Context final {
   enum class Rest { allowed, work_left, in_use };
   Rest arm() noexcept;
   enum class Driver { nobody, spinning_caller, staying_caller };
-  Driver driver() noexcept;  // who drives now, or did since the last call
-  // Called, with the lock held, when a caller that slept or stayed for long stops driving. After the call the
+  Driver driver() noexcept;  // who drives now, or did since the last call; the thread is awake
+  // Whether what comes still wakes the thread, since arm() allowed it to sleep.
+  bool armed() const noexcept { return armed_.load(std::memory_order_relaxed); }
+  // Called, with the lock held, when a caller that slept or stayed for long stops driving, and when one took
+  // what would have woken the thread. After the call the
   // former one is not called any more.
   void set_hand_back(std::function<void()> hand_back);
 
@@ -149,6 +153,7 @@ class Context final {
   std::size_t post_to(PeerId peer, std::span<const Transfer> batch);
   // `look`: also at the poller.
   bool move(bool look = true) noexcept;
+  bool look_at_poller() noexcept;
   void lead(Lock& lock, const std::function<bool()>& done, Deadline deadline);
   void unlock_and_notify(Lock& lock);
 
@@ -168,7 +173,8 @@ class Context final {
   unsigned followers_ = 0;
   bool led_ = false;
   bool notice_ = false;
-  unsigned turns_ = 0;  // of move() in which something moved
+  unsigned turns_ = 0;        // of move()
+  unsigned clock_turns_ = 4;  // of a leader between looks at the clock
   std::function<void()> hand_back_;
   std::chrono::nanoseconds spin_;  // how long a leader polls before it sleeps; follows what paid off
 
@@ -176,6 +182,7 @@ class Context final {
   std::atomic<bool> staying_{false};       // a leader that will call hand_back_
   std::atomic<std::uint32_t> callers_{0};  // threads in wait()
   std::atomic<bool> driven_{false};        // by callers, since driver() was asked
+  std::atomic<bool> armed_{false};
 };
 
 }  // namespace fab

@@ -148,6 +148,7 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
                                                               .cell = cell,
                                                               .auth_key = auth_key,
                                                               .rules = &post_rules_,
+                                                              .exempt = traits.exempt,
                                                               .rx_bits = traits.rx_bits,
                                                               .max_group_id = traits.max_group_id,
                                                               .directed_receive = traits.directed_receive,

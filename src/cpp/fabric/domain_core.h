@@ -70,6 +70,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
     unsigned rx_bits = 0;      // as in Context::Parameters
     std::uint64_t max_group_id = kMaxGroupId;
     bool directed_receive = true;
+    bool exempt = false;  // from what mr_mode asks of programs
   };
   std::uint32_t next_endpoint_number() noexcept { return endpoint_numbers_.fetch_add(1) + 1; }
   std::shared_ptr<Context> open_context(std::uint16_t index, const EndpointTraits& traits,

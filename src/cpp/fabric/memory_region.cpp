@@ -30,7 +30,8 @@ MemoryRegion::MemoryRegion(std::shared_ptr<DomainCore> domain, Parameters parame
       keep_alive_(std::move(parameters.keep_alive)),
       access_(static_cast<std::uint16_t>(parameters.access)),
       flags_(static_cast<std::uint16_t>(parameters.flags)),
-      asynchronous_(parameters.asynchronous) {
+      asynchronous_(parameters.asynchronous),
+      exempt_(parameters.exempt) {
   check_arguments(parameters);
   starts_disabled_ = mode(mr_mode::kEndpoint) || waits_for_counter();
   if (asynchronous_) {
@@ -86,7 +87,9 @@ MemoryRegion::~MemoryRegion() {
 }
 
 bool MemoryRegion::mode(std::uint32_t bits) const noexcept {
-  return (domain_->options().mr_mode & bits) != 0;
+  constexpr std::uint32_t kOfPrograms =
+      mr_mode::kLocal | mr_mode::kRaw | mr_mode::kMmuNotify | mr_mode::kRmaEvent | mr_mode::kEndpoint;
+  return (domain_->options().mr_mode & bits & ~(exempt_ ? kOfPrograms : 0)) != 0;
 }
 
 bool MemoryRegion::waits_for_counter() const noexcept {

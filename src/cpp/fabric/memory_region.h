@@ -39,6 +39,7 @@ class MemoryRegion final {
     bool coherent = false;  // also in a non-coherent domain: memory that the emulated cache does not hold
     std::shared_ptr<void> keep_alive;  // what owns the memory
     bool asynchronous = false;         // complete() is still to be called
+    bool exempt = false;  // from what mr_mode asks of programs: LOCAL, RAW, MMU_NOTIFY, RMA_EVENT, ENDPOINT
   };
 
   MemoryRegion(std::shared_ptr<DomainCore> domain, Parameters parameters);
@@ -128,7 +129,7 @@ class MemoryRegion final {
   std::uint32_t id_ = 0;
   std::uint32_t index_ = kNoEntry;  // in the region table
   const std::uint16_t access_, flags_;
-  const bool asynchronous_;
+  const bool asynchronous_, exempt_;
   bool starts_disabled_ = false;
   std::atomic<bool> enabled_{false};
   std::atomic<State> state_{State::registering};

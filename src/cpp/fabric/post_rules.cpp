@@ -12,19 +12,20 @@ PostRules::PostRules(std::uint32_t mr_mode) noexcept
       only_mapped_((mr_mode & mr_mode::kRaw) != 0),
       active_(checks_local_ || only_mapped_) {}
 
-std::span<const Transfer> PostRules::apply(std::span<const Transfer> batch,
-                                           std::vector<Transfer>& translated) const {
+std::span<const Transfer> PostRules::apply(std::span<const Transfer> batch, std::vector<Transfer>& translated,
+                                           bool exempt) const {
   const std::shared_lock lock(mutex_);
-  if (checks_local_)
+  const bool only_mapped = only_mapped_ && !exempt;
+  if (checks_local_ && !exempt)
     for (const Transfer& transfer : batch) check_transfer_memory(transfer);
-  if (!only_mapped_ && keys_.empty()) return batch;
+  if (!only_mapped && keys_.empty()) return batch;
   translated.assign(batch.begin(), batch.end());
   for (Transfer& transfer : translated) {
     if (transfer.op == OpCode::send) continue;
     const auto found = keys_.find(transfer.key);
     if (found != keys_.end())
       transfer.key = found->second;
-    else if (only_mapped_)
+    else if (only_mapped)
       transfer.key = kNoKey;  // which no region has: the target refuses it
   }
   return translated;

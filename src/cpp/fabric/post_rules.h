@@ -21,8 +21,10 @@ class PostRules final {
 
   bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
   // Throws Error(invalid) where local memory is not in a region with the right it needs (MR-23, MR-31). Gives
-  // the batch to post: `batch` itself, or `translated`, where keys were mapped ones.
-  std::span<const Transfer> apply(std::span<const Transfer> batch, std::vector<Transfer>& translated) const;
+  // the batch to post: `batch` itself, or `translated`, where keys were mapped ones. `exempt`: the domain
+  // demands nothing; mapped keys stand for what they were mapped to all the same.
+  std::span<const Transfer> apply(std::span<const Transfer> batch, std::vector<Transfer>& translated,
+                                  bool exempt = false) const;
 
   // Likewise of memory for messages; throws Error(invalid).
   void check_receive(std::span<const iovec> memory) const;

@@ -113,7 +113,7 @@ void ProgressThread::remove(Context& context) {
 bool ProgressThread::take_back() {
   bool again = false;
   for (const auto& slot : slots_) {
-    if (!slot->masked() || slot->retired()) continue;
+    if (slot->retired() || (!slot->masked() && slot->context().armed())) continue;
     switch (slot->context().driver()) {
       case Context::Driver::nobody:
         slot->mask(false);

@@ -140,10 +140,19 @@ class Endpoint {
   virtual void forget(std::uint32_t index) noexcept = 0;
 };
 
+// What the device of one link knows of memory here (LNX-59): ranges that it has now, was ever given, and had
+// already when they were needed. All zero for a link whose transfers need no registration.
+struct LinkRegistrations {
+  std::string link;
+  std::uint64_t held = 0, made = 0, reused = 0;
+};
+
 class Domain {
  public:
   virtual ~Domain() = default;
   virtual const Info& info() const noexcept = 0;
+  // In the order of the links. From any thread.
+  virtual std::vector<LinkRegistrations> registrations() const = 0;
   // Makes the link ready to serve or use `region`; called once per region, on first need. Throws Error.
   virtual void enroll(MemoryRegion& region) = 0;
   virtual void withdraw(MemoryRegion& region) noexcept = 0;

@@ -41,22 +41,23 @@ bool store_message(const Matched& matched, const std::byte* bytes) noexcept {
 
 // --- receivers
 
-Message* ReceiveQueue::find(MatchRule rule) const noexcept {
-  if (!directed_) rule.source = kNoPeer;
+Message* ReceiveQueue::find(const MatchRule& rule) const noexcept {
+  if (by_age_.empty()) return nullptr;
+  const bool from_one = directed_ && rule.source != kNoPeer;
+  const auto fits = [&](const Message& message) {
+    return rule.fits(message.head, from_one ? message.sender->handle() : rule.source);
+  };
   if (rule.ignore == 0) {
     for (Message& message : unexpected_.chain(hash_of(rule)))
-      if (rule.fits(message.head, rule.source == kNoPeer ? kNoPeer : message.sender->handle()))
-        return &message;
+      if (fits(message)) return &message;
     return nullptr;
   }
   for (Message& message : by_age_)
-    if (rule.fits(message.head, rule.source == kNoPeer ? kNoPeer : message.sender->handle())) return &message;
+    if (fits(message)) return &message;
   return nullptr;
 }
 
-void ReceiveQueue::post(Receive receive) {
-  if (!directed_) receive.rule.source = kNoPeer;
-  if (!receive.rule.tagged) receive.rule.tag = receive.rule.ignore = 0;
+void ReceiveQueue::post(const Receive& asked) {
   std::unique_ptr<Posted> posted;
   if (spare_.empty()) {
     posted = std::make_unique<Posted>();
@@ -64,15 +65,19 @@ void ReceiveQueue::post(Receive receive) {
     posted = std::move(spare_.back());
     spare_.pop_back();
   }
-  *posted = {};
-  posted->receive = receive;
-  posted->sequence = next_sequence_++;
-  posted->hash = with_source(hash_of(receive.rule), receive.rule.source);
-  if (receive.rule.ignore == 0)
-    exact_.insert(*posted);
-  else
-    masked_.push_back(*posted);
   Posted& stands = *posted;
+  Receive& receive = stands.receive;
+  receive = asked;
+  if (!directed_) receive.rule.source = kNoPeer;
+  if (!receive.rule.tagged) receive.rule.tag = receive.rule.ignore = 0;
+  stands.filled = 0;
+  stands.sequence = next_sequence_++;
+  if (receive.rule.ignore == 0) {
+    stands.hash = with_source(hash_of(receive.rule), receive.rule.source);
+    exact_.insert(stands);
+  } else {
+    masked_.push_back(stands);
+  }
   posted_by_age_.push_back(*posted.release());
   ++posted_;
   // Whoever is first in line among the receives is this one for every message that still waits.
@@ -92,7 +97,8 @@ void ReceiveQueue::post(Receive receive) {
     if (!used_up) used_up = left - std::min(left, message->head.length) < receive.least_room;
     ++sizes_.matched_unexpected;
     met(*message->sender);
-    const Matched matched = use(stands, message->head, source);
+    Matched matched{.head = message->head};
+    use(stands, matched, source);
     unlink(*message);
     deliver(*std::unique_ptr<Message>(message), matched);
   }
@@ -146,7 +152,8 @@ bool ReceiveQueue::receive_claimed(std::uint64_t claim, const Receive& receive) 
   met(*message->sender);
   Posted posted;
   posted.receive = receive;
-  const Matched matched = matched_of(posted, message->head, message->sender->reported());
+  Matched matched{.head = message->head};
+  meet(posted, matched, message->sender->reported());
   deliver(*message, matched);
   return true;
 }
@@ -185,6 +192,7 @@ void ReceiveQueue::drop_all() noexcept {
 // --- origins
 
 ReceiveQueue::Posted* ReceiveQueue::find_posted(const MessageHead& head, PeerId from) const noexcept {
+  if (Posted* first = posted_by_age_.front(); first->receive.rule.fits(head, from)) return first;
   Posted* oldest = nullptr;
   const auto look = [&](std::uint64_t hash) {
     for (Posted& posted : exact_.chain(hash)) {
@@ -205,45 +213,40 @@ ReceiveQueue::Posted* ReceiveQueue::find_posted(const MessageHead& head, PeerId 
   return oldest;
 }
 
-Matched ReceiveQueue::matched_of(Posted& posted, const MessageHead& head, PeerId source) noexcept {
+void ReceiveQueue::meet(const Posted& posted, Matched& arrived, PeerId source) noexcept {
   const Receive& receive = posted.receive;
-  Matched matched{.operation = receive.operation,
-                  .room = std::min(head.length, receive.length - posted.filled),
-                  .offset = posted.filled,
-                  .one_of_many = receive.least_room != 0,
-                  .head = head,
-                  .source = source};
-  matched.landing = receive.piece_count ? PieceCursor(receive.pieces, receive.piece_count)
+  arrived.operation = receive.operation;
+  arrived.landing = receive.piece_count ? PieceCursor(receive.pieces, receive.piece_count)
                                         : PieceCursor(receive.local + posted.filled);
-  return matched;
+  arrived.room = std::min(arrived.head.length, receive.length - posted.filled);
+  arrived.offset = posted.filled;
+  arrived.one_of_many = receive.least_room != 0;
+  arrived.source = source;
 }
 
-Matched ReceiveQueue::use(Posted& posted, const MessageHead& head, PeerId source) noexcept {
-  const Matched matched = matched_of(posted, head, source);
-  if (!matched.one_of_many) {
-    unlink(posted);
-    return matched;
-  }
-  posted.filled += matched.room;
+void ReceiveQueue::use(Posted& posted, Matched& arrived, PeerId source) noexcept {
+  meet(posted, arrived, source);
+  if (!arrived.one_of_many) return unlink(posted);
+  posted.filled += arrived.room;
   posted.receive.operation->expect_more(1);
   if (posted.receive.length - posted.filled < posted.receive.least_room) retire(posted, Errc::ok);
-  return matched;
 }
 
-std::optional<Matched> ReceiveQueue::match(const MessageHead& head, Sender& sender) {
-  if (posted_ == 0) return std::nullopt;
-  const PeerId from = sender.handle();
-  for (;;) {
-    Posted* posted = find_posted(head, from);
-    if (!posted) return std::nullopt;
-    if (posted->filled != 0 && head.length > posted->receive.length - posted->filled) {
+bool ReceiveQueue::match(Matched& arrived, Sender& sender) {
+  const PeerId from = posted_ ? sender.handle() : kNoPeer;
+  while (posted_) {
+    Posted* posted = find_posted(arrived.head, from);
+    if (!posted) return false;
+    if (posted->filled != 0 && arrived.head.length > posted->receive.length - posted->filled) {
       retire(*posted, Errc::ok);  // this one begins the next buffer instead of being cut
       continue;
     }
     ++sizes_.matched_posted;
     met(sender);
-    return use(*posted, head, sender.reported());
+    use(*posted, arrived, sender.reported());
+    return true;
   }
+  return false;
 }
 
 void ReceiveQueue::keep(std::unique_ptr<Message> message) {

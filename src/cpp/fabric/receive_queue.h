@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "fabric/match_table.h"
@@ -53,14 +52,14 @@ struct Receive {
   MatchRule rule{};
 };
 
-// A message that met its receive: where its bytes go, and whom to tell.
+// A message, and, once it met its receive, where its bytes go and whom to tell.
 struct Matched {
+  MessageHead head{};
   Operation* operation = nullptr;
   PieceCursor landing{};
   std::uint64_t room = 0;    // bytes that go there; less than the message has: it is truncated
   std::uint64_t offset = 0;  // of the landing place in a receive for many messages
   bool one_of_many = false;
-  MessageHead head{};
   PeerId source = kNoPeer;
 };
 
@@ -114,7 +113,7 @@ class ReceiveQueue {
   ReceiveQueue& operator=(const ReceiveQueue&) = delete;
 
   // --- receivers
-  void post(Receive receive);
+  void post(const Receive& asked);
   // Takes back the posted receive of this operation, which settles with `canceled`; false: it met a message,
   // or is none.
   bool cancel(const Operation& operation) noexcept;
@@ -133,8 +132,9 @@ class ReceiveQueue {
   void drop_all() noexcept;
 
   // --- origins
-  // The oldest posted receive that fits, which is then no longer posted.
-  std::optional<Matched> match(const MessageHead& head, Sender& sender);
+  // Finds the oldest posted receive that fits `arrived.head`, which is then no longer posted, and fills in
+  // the rest of `arrived`. False: none fits.
+  bool match(Matched& arrived, Sender& sender);
   // No receive wanted it.
   void keep(std::unique_ptr<Message> message);
   // The bytes of a matched message are in place, or `error` tells why they are not.
@@ -161,11 +161,11 @@ class ReceiveQueue {
   };
   using PostedTable = MatchTable<Posted, &Posted::same>;
 
-  static Matched matched_of(Posted& posted, const MessageHead& head, PeerId source) noexcept;
-  Message* find(MatchRule rule) const noexcept;
+  static void meet(const Posted& posted, Matched& arrived, PeerId source) noexcept;
+  Message* find(const MatchRule& rule) const noexcept;
   Posted* find_posted(const MessageHead& head, PeerId from) const noexcept;
-  // Makes room for `head` in a posted receive; retires it when it is used up.
-  Matched use(Posted& posted, const MessageHead& head, PeerId source) noexcept;
+  // Makes room for the message in a posted receive; retires it when it is used up.
+  void use(Posted& posted, Matched& arrived, PeerId source) noexcept;
   void unlink(Posted& posted) noexcept;
   void retire(Posted& posted, Errc error) noexcept;
   void unlink(Message& message) noexcept;

@@ -93,6 +93,12 @@ std::size_t Session::input(iovec* out, std::size_t max) noexcept {
 }
 
 Errc Session::received(std::size_t bytes) noexcept {
+  const Errc error = take_in(bytes);
+  run_fetches();
+  return error;
+}
+
+Errc Session::take_in(std::size_t bytes) noexcept {
   tsan_stores.acquire();
   if (const std::size_t direct = std::min(bytes, direct_)) {
     sink_cursor().skip(direct);
@@ -160,7 +166,7 @@ Errc Session::on_frame(const std::byte* payload) noexcept {
       return Errc::ok;
     case FrameType::message:
       taken_ += frame_.length;
-      return in_order() ? accept(frame_, payload) : Errc::protocol;
+      return in_order() ? on_message(payload) : Errc::protocol;
     case FrameType::announce:
       taken_ += frame_.length;
       return in_order() ? on_announce(payload) : Errc::protocol;

@@ -25,17 +25,23 @@ namespace fab {
 // Reads memory of the process at the other end, where the transport can: announced messages.
 class MemoryReader {
  public:
+  struct Read {
+    std::span<const iovec> from{};
+    PieceCursor to{};
+    std::uint64_t length = 0;            // bytes
+    Errc outcome = Errc::not_supported;  // that: not possible here, nothing was read
+  };
   virtual ~MemoryReader() = default;
-  // Fills `length` bytes from `from`. not_supported: not possible here, nothing was read.
-  virtual Errc read(std::span<const iovec> from, PieceCursor to, std::uint64_t length) noexcept = 0;
+  virtual void read(std::span<Read> reads) noexcept = 0;
 };
 
 // A faster way for small messages beside a stream. Both ends have one, or neither.
 class SmallMessages {
  public:
   virtual ~SmallMessages() = default;
-  // Sends a message, complete when this returns. False: it has to go through the stream.
-  virtual bool push(const FrameHeader& header, const PieceCursor& from) noexcept = 0;
+  // Sends a message, complete when this returns; whoever posts it sees to it that the peer is told. False: it
+  // has to go through the stream.
+  virtual bool push(const Transfer& transfer) noexcept = 0;
   // The number of one that goes through the stream.
   virtual std::uint32_t number() noexcept = 0;
   // Message `number` comes through the stream: hands over all before it to Session::accept(). False: they are
@@ -107,8 +113,8 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   // After a round of received(): queues the gathered ack, if any.
   void end_turn() noexcept;
 
-  // A message that came beside the stream.
-  Errc accept(const FrameHeader& header, const std::byte* payload) noexcept;
+  // A message that came beside the stream; nothing but its head is known.
+  Errc accept(Matched& arrived, const std::byte* payload) noexcept;
 
   // --- control
   Sender& sender() noexcept { return *services_.sender; }
@@ -184,6 +190,11 @@ class Session final : private MessageOrigin, private Flow::Carrier {
     std::uint64_t id = 0;
     Matched matched{};
   };
+  // An announced message that met its receive.
+  struct Fetch {
+    Pull pull{};
+    std::vector<iovec> where{};
+  };
 
   // initiator
   void post_write(const Transfer& transfer, Request& request);
@@ -211,10 +222,12 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   void count_write(const RegionEntry& entry) noexcept;
   void deliver(std::uint64_t length, std::uint64_t data) noexcept;
   // messages
-  bool post_message(const Transfer& transfer);  // false: full
+  bool post_message(const Transfer& transfer);          // false: full
+  bool post_beside(const Transfer& transfer) noexcept;  // false: has to go through the stream
   bool post_small(const Transfer& transfer, FrameHeader header);
   bool announce(const Transfer& transfer, FrameHeader header);
   void end_send(Operation* operation, std::uint64_t length, Errc error) noexcept;
+  void run_fetches() noexcept;
   void start_pull(Pull pull);
   void finish_pull(Errc error) noexcept;
   void end_fetch(const Pull& pull, Errc error) noexcept;
@@ -226,6 +239,9 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   void cut() noexcept override;
   void resume(std::uint64_t number, const Matched& matched) noexcept override;
   bool in_order() const noexcept;
+  bool buffer(std::uint64_t cost) noexcept;  // false: more than the peer may send
+  void deliver_message(Matched& arrived, const std::byte* payload) noexcept;
+  Errc on_message(const std::byte* payload) noexcept;
   Errc on_announce(const std::byte* payload);
   Errc on_pull();
   Errc on_release() noexcept;
@@ -241,6 +257,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   void answer_copy(std::uint32_t region, std::span<const SessionOutput::Range> ranges, std::byte* content);
   void flush_acks();
   // stream
+  Errc take_in(std::size_t bytes) noexcept;
   Errc consume() noexcept;
   Errc on_frame(const std::byte* payload) noexcept;
   Errc end_payload() noexcept;
@@ -262,6 +279,8 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   std::uint64_t window_used_ = 0;                           // of kMessageWindow, by messages of this side
   std::unordered_map<std::uint64_t, Announced> announced_;  // by number
   std::uint64_t next_announced_ = 1;
+  std::vector<Fetch> fetches_;     // to be read in one go
+  std::uint64_t fetch_bytes_ = 0;  // of them
   RingQueue<Pull> pulls_;          // among requests_, in the same order
   RingQueue<Pull> waiting_pulls_;  // for a place there
   std::size_t announcements_ = 0;  // of the peer, not released

@@ -12,6 +12,9 @@ namespace fab {
 namespace {
 
 constexpr std::uint64_t kCreditAtOnce = kMessageWindow / 4;  // told in one frame
+// Announced messages that are read at once: more would make the first ones wait.
+constexpr std::size_t kMostFetches = 16;
+constexpr std::uint64_t kMostFetchBytes = 512 * 1024;
 
 MessageHead head_of(const FrameHeader& frame) noexcept {
   return {.tag = frame.key,
@@ -52,6 +55,13 @@ bool Session::post_message(const Transfer& transfer) {
     end_send(transfer.operation, 0, wrong);
     return true;
   }
+  LinkCounters* const link = services_.sender->counters();
+  const bool small = transfer.length <= services_.largest_message &&
+                     window_used_ + transfer.length + kMessageOverhead <= kMessageWindow;
+  if (small && post_beside(transfer)) {
+    if (link) count(*link, transfer);
+    return true;
+  }
   const bool data = (transfer.flags & transfer_flag::kRemoteData) != 0,
              tagged = (transfer.flags & transfer_flag::kTagged) != 0;
   FrameHeader header{.type = FrameType::message,
@@ -67,24 +77,24 @@ bool Session::post_message(const Transfer& transfer) {
     header.id = part.number;
     if (part.announced) return announce(transfer, header);
   }
-  const bool small = transfer.length <= services_.largest_message &&
-                     window_used_ + transfer.length + kMessageOverhead <= kMessageWindow;
   if (!(small ? post_small(transfer, header) : announce(transfer, header))) return false;
-  if (LinkCounters* const link = services_.sender->counters()) count(*link, transfer);
+  if (link) count(*link, transfer);
+  return true;
+}
+
+bool Session::post_beside(const Transfer& transfer) noexcept {
+  // Not past puts that are on their way through the stream: whoever gets the message finds their bytes.
+  if (!services_.beside || transfer.delivery == Delivery::delivery || !requests_.empty() ||
+      !services_.beside->push(transfer))
+    return false;
+  window_used_ += transfer.length + kMessageOverhead;
+  end_send(transfer.operation, transfer.length, Errc::ok);
   return true;
 }
 
 bool Session::post_small(const Transfer& transfer, FrameHeader header) {
   const bool acknowledged = transfer.delivery == Delivery::delivery;
-  if (services_.beside) {
-    // Not past puts that are on their way through the stream: whoever gets the message finds their bytes.
-    if (!acknowledged && requests_.empty() && services_.beside->push(header, local_of(transfer))) {
-      window_used_ += transfer.length + kMessageOverhead;
-      end_send(transfer.operation, transfer.length, Errc::ok);
-      return true;
-    }
-    header.remote |= std::uint64_t{services_.beside->number()} << 32;
-  }
+  if (services_.beside) header.remote |= std::uint64_t{services_.beside->number()} << 32;
   if (acknowledged) header.flags |= frame_flag::kAcknowledge;
   std::byte* at = output_.append(Lane::requests, kHeaderBytes + transfer.length);
   encode(header, at);
@@ -179,34 +189,48 @@ bool Session::in_order() const noexcept {
   return !services_.beside || services_.beside->come_to(static_cast<std::uint32_t>(frame_.remote >> 32));
 }
 
-Errc Session::accept(const FrameHeader& header, const std::byte* payload) noexcept {
-  const MessageHead head = head_of(header);
-  const std::uint64_t cost = head.length + kMessageOverhead;
-  if (cost > kMessageWindow - buffered_) return Errc::protocol;
+bool Session::buffer(std::uint64_t cost) noexcept {
+  if (cost > kMessageWindow - buffered_) return false;
   buffered_ += cost;
-  if (flow_ && header.id != 0) {
-    flow_->message_came(*this);
-    if (flow_->known(header.id) || flow_->was_announced(header.id)) {
-      consumed(cost);
-      if (header.flags & frame_flag::kAcknowledge) answer(Errc::ok);
-      return Errc::ok;
-    }
-    remember(Errc::ok);
+  return true;
+}
+
+// A small one, which was counted as buffered.
+void Session::deliver_message(Matched& arrived, const std::byte* payload) noexcept {
+  const std::uint64_t length = arrived.head.length;
+  if (services_.receives.match(arrived, *services_.sender)) {
+    const bool stored = store_message(arrived, payload);
+    consumed(length + kMessageOverhead);
+    return ReceiveQueue::finish(arrived, stored ? Errc::ok : Errc::bounds);
   }
-  if (const auto matched = services_.receives.match(head, *services_.sender)) {
-    const bool stored = store_message(*matched, payload);
+  auto message = std::make_unique<Message>();
+  message->head = arrived.head;
+  message->sender = services_.sender;
+  message->origin = this;
+  message->bytes = std::make_unique_for_overwrite<std::byte[]>(length);
+  std::memcpy(message->bytes.get(), payload, length);
+  services_.receives.keep(std::move(message));
+}
+
+Errc Session::accept(Matched& arrived, const std::byte* payload) noexcept {
+  if (!buffer(arrived.head.length + kMessageOverhead)) return Errc::protocol;
+  deliver_message(arrived, payload);
+  return Errc::ok;
+}
+
+Errc Session::on_message(const std::byte* payload) noexcept {
+  Matched arrived{.head = head_of(frame_)};
+  const std::uint64_t cost = arrived.head.length + kMessageOverhead;
+  if (!buffer(cost)) return Errc::protocol;
+  const bool numbered = flow_ && frame_.id != 0;
+  if (numbered) flow_->message_came(*this);
+  if (numbered && (flow_->known(frame_.id) || flow_->was_announced(frame_.id))) {
     consumed(cost);
-    ReceiveQueue::finish(*matched, stored ? Errc::ok : Errc::bounds);
   } else {
-    auto message = std::make_unique<Message>();
-    message->head = head;
-    message->sender = services_.sender;
-    message->origin = this;
-    message->bytes = std::make_unique_for_overwrite<std::byte[]>(head.length);
-    std::memcpy(message->bytes.get(), payload, head.length);
-    services_.receives.keep(std::move(message));
+    if (numbered) remember(Errc::ok);
+    deliver_message(arrived, payload);
   }
-  if (header.flags & frame_flag::kAcknowledge) answer(Errc::ok);
+  if (frame_.flags & frame_flag::kAcknowledge) answer(Errc::ok);
   return Errc::ok;
 }
 
@@ -245,23 +269,46 @@ Errc Session::on_announce(const std::byte* payload) {
     message.where.push_back({reinterpret_cast<void*>(to_little(words[0])), static_cast<std::size_t>(length)});
   }
   if (!message.where.empty() && described != message.head.length) return Errc::protocol;
-  if (const auto matched = services_.receives.match(message.head, *services_.sender))
-    fetch(message, *matched);
-  else
+  Matched matched{.head = message.head};
+  if (!services_.receives.match(matched, *services_.sender)) {
     services_.receives.keep(std::make_unique<Message>(std::move(message)));
+    return Errc::ok;
+  }
+  fetches_.push_back({{message.id, matched}, std::move(message.where)});
+  fetch_bytes_ += matched.room;
+  // Those that came together are read together, where that saves something.
+  if (!services_.reader || fetches_.size() == kMostFetches || fetch_bytes_ >= kMostFetchBytes) run_fetches();
   return Errc::ok;
 }
 
 void Session::fetch(const Message& message, const Matched& matched) noexcept {
-  if (flow_ && !(message.id & kStreamOnly)) flow_->fetching(message.id, matched);
-  Errc outcome = matched.room == 0 ? Errc::ok : Errc::not_supported;
-  if (outcome != Errc::ok && services_.reader && !message.where.empty())
-    outcome = services_.reader->read(message.where, matched.landing, matched.room);
-  if (outcome == Errc::not_supported) {
-    start_pull({message.id, matched});
-  } else {
-    end_fetch({message.id, matched}, outcome);
+  fetches_.push_back({{message.id, matched}, message.where});
+  run_fetches();
+}
+
+void Session::run_fetches() noexcept {
+  if (fetches_.empty()) return;
+  MemoryReader::Read reads[kMostFetches];
+  std::size_t readable = 0;
+  for (const Fetch& fetch : fetches_) {
+    const Matched& matched = fetch.pull.matched;
+    if (flow_ && !(fetch.pull.id & kStreamOnly)) flow_->fetching(fetch.pull.id, matched);
+    if (matched.room != 0 && services_.reader && !fetch.where.empty())
+      reads[readable++] = {fetch.where, matched.landing, matched.room};
   }
+  if (readable) services_.reader->read({reads, readable});
+  readable = 0;
+  for (const Fetch& fetch : fetches_) {
+    Errc outcome = Errc::ok;
+    if (fetch.pull.matched.room != 0)
+      outcome = services_.reader && !fetch.where.empty() ? reads[readable++].outcome : Errc::not_supported;
+    if (outcome == Errc::not_supported)
+      start_pull(fetch.pull);
+    else
+      end_fetch(fetch.pull, outcome);
+  }
+  fetches_.clear();
+  fetch_bytes_ = 0;
   if (services_.on_output) services_.on_output();
 }
 
@@ -330,6 +377,7 @@ void Session::fail_messages(Errc error) noexcept {
   for (; !sending_.empty(); sending_.pop_front()) end_send(sending_.front().operation, 0, error);
   for (const auto& [id, entry] : std::exchange(announced_, {})) end_send(entry.operation, 0, error);
   for (; !waiting_pulls_.empty(); waiting_pulls_.pop_front()) end_fetch(waiting_pulls_.front(), error);
+  for (const Fetch& fetch : std::exchange(fetches_, {})) end_fetch(fetch.pull, error);
 }
 
 }  // namespace fab

@@ -54,6 +54,18 @@ void close_all() {
   }
 }
 
+py::dict registrations(const DomainCore& domain) {
+  py::dict out;
+  for (const LinkRegistrations& link : domain.domain().registrations()) {
+    py::dict counts;
+    counts["held"] = link.held;
+    counts["made"] = link.made;
+    counts["reused"] = link.reused;
+    out[py::str(link.link)] = counts;
+  }
+  return out;
+}
+
 py::object cache_stats(const DomainCore& domain) {
   const DomainCache& cache = domain.registration_cache();
   CacheStats stats;
@@ -112,6 +124,7 @@ void bind_domain(py::module_& m) {
       .def_property_readonly("needs_sync_rdma_write", &DomainCore::needs_sync_rdma_write)
       .def_property_readonly("regions", [](DomainCore& domain) { return domain.regions().size(); })
       .def_property_readonly("cache_stats", &cache_stats)
+      .def_property_readonly("device_registrations", &registrations)
       .def_property_readonly("cache_warning",
                              [](const DomainCore& domain) { return domain.registration_cache().warning; })
       .def_property_readonly("raw_key_size", &DomainCore::raw_key_size)

@@ -46,7 +46,7 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
                                               const py::object& key, std::uint32_t flags,
                                               const std::string& auth_key,
                                               const std::shared_ptr<SharedMemory>& memory,
-                                              std::uint64_t file_offset, bool coherent) {
+                                              std::uint64_t file_offset, bool coherent, bool exempt) {
   domain->check_open();
   constexpr std::uint32_t kWriting = access::kRecv | access::kRead | access::kRemoteWrite;
   auto exporters = std::make_shared<Exporters>();
@@ -63,6 +63,7 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
   parameters.flags = flags;
   parameters.auth_key = auth_key;
   parameters.coherent = coherent;
+  parameters.exempt = exempt;
   if (!key.is_none()) {
     parameters.requested_key = key.cast<std::uint64_t>();
     if (parameters.requested_key == kNoKey)
@@ -158,7 +159,7 @@ void bind_memory(py::module_& m) {
 
   m.def("register_memory", &register_memory, py::arg("domain"), py::arg("buffers"), py::arg("access"),
         py::arg("key"), py::arg("flags"), py::arg("auth_key"), py::arg("memory").none(true),
-        py::arg("file_offset"), py::arg("coherent"));
+        py::arg("file_offset"), py::arg("coherent"), py::arg("exempt"));
 }
 
 }  // namespace fab::python

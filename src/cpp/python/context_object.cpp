@@ -251,7 +251,7 @@ void bind_context(py::module_& m) {
   type.def(py::init([](const std::shared_ptr<DomainCore>& domain, int index, std::uint32_t number,
                        const std::string& auth_key, bool counts, const std::shared_ptr<AddressVector>& peers,
                        const std::shared_ptr<CompletionQueue>& queue, const py::dict& objects,
-                       unsigned rx_bits, std::uint64_t max_group_id, bool directed) {
+                       unsigned rx_bits, std::uint64_t max_group_id, bool directed, bool exempt) {
              auto handle = std::make_unique<ContextHandle>();
              handle->domain = domain;
              handle->queue = queue;
@@ -262,7 +262,7 @@ void bind_context(py::module_& m) {
                const WithoutGil without_gil;
                handle->context = domain->open_context(
                    static_cast<std::uint16_t>(index),
-                   {number, auth_key, counts, rx_bits, max_group_id, directed}, peers, queue, events);
+                   {number, auth_key, counts, rx_bits, max_group_id, directed, exempt}, peers, queue, events);
              }
              handle->origin = std::make_shared<const Origin>(
                  Origin{handle->context, handle->finished, nullptr, handle->manual});
@@ -275,7 +275,7 @@ void bind_context(py::module_& m) {
            }),
            py::arg("domain"), py::arg("index"), py::arg("number"), py::arg("auth_key"), py::arg("counts"),
            py::arg("peers"), py::arg("queue"), py::arg("objects"), py::arg("rx_bits"),
-           py::arg("max_group_id"), py::arg("directed"))
+           py::arg("max_group_id"), py::arg("directed"), py::arg("exempt"))
       .def("parts",
            [](const ContextHandle& handle) {
              handle.check_open();

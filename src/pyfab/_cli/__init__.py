@@ -76,5 +76,7 @@ class _PrintCompletion(argparse.Action):
             import shtab
         except ImportError:
             parser.exit(1, "pyfab: completion needs shtab: pip install 'pyfab-rdma[completion]'\n")
-        print(shtab.complete(parser, shell=values))
+        script = shtab.complete(parser, shell=values)
+        # A colon in a metavar would begin what zsh does with it.
+        print(script.replace(":HOST:PORT:", r":HOST\:PORT:") if values == "zsh" else script)
         parser.exit()

@@ -156,9 +156,8 @@ def local(links: str, capacity: int, core: int) -> Iterator[Session]:
 
 
 def remote(links: str, capacity: int, address: str, token: str, run: str) -> Session:
-    """A session with a `Listener` at ``host:port``. OSError if it cannot be reached, ConnectionError if the token is wrong."""
-    host, port = split_address(address)
-    channel = Channel.connect(host, port, token, Deadline(_ANSWER))
+    """A session with a `Listener` at ``host:port``. ConnectionError if it cannot be reached or the token is wrong."""
+    channel = Channel.call(address, token, Deadline(_ANSWER), f"pyfab bench --listen {address}")
     return Session(channel, links, capacity, channel.local_host, token, run, -1)
 
 

@@ -31,7 +31,7 @@ class Farewell:
         self._domain = group.domain
         self._counter = group.domain.counter()
         self._board = group.domain.alloc(group.size, np.uint8)
-        self._region = open_region(group.domain, group.endpoint, self._board, Access.REMOTE, self._counter)
+        self._region = open_region(group.domain, self._board, Access.REMOTE, self._counter)
         self.card = base64.b64encode(self._region.remote.to_bytes()).decode()
         self._boards: list[RemoteRegion] = []
 

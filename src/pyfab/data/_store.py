@@ -358,7 +358,7 @@ class _Opened:
         if memory is None or not memory.nbytes:
             return None
         group = self._group
-        region: MemoryRegion = open_region(group.domain, group.endpoint, memory, Access.REMOTE_READ)
+        region: MemoryRegion = open_region(group.domain, memory, Access.REMOTE_READ)
         self._undo.callback(region._end)
         group.domain._synchronise([region], write_side=False, deliberate=False)
         return region.remote
@@ -437,7 +437,7 @@ class _Opened:
         """What this rank reads with, and what tells it that the others have read."""
         group = self._group
         farewell = self._undo.enter_context(Farewell(group))
-        endpoint = self._undo.enter_context(group.domain.endpoint(av=group.endpoint.av))
+        endpoint = self._undo.enter_context(group.domain._open_endpoint(group.endpoint.av, exempt=True))
         engine = Engine(layout, endpoint, group._handles, group.rank, own, ExitStack())
         self._undo.callback(engine.close)
         return (engine, farewell), farewell.card

@@ -101,5 +101,17 @@ TEST_CASE("in RAW mode a key that was not mapped is nobody's") {
   CHECK(rules.apply({&put, 1}, translated)[0].key == kNoKey);
 }
 
+TEST_CASE("who is exempt posts what others may not, and mapped keys are translated all the same") {
+  PostRules rules(mr_mode::kRaw | mr_mode::kLocal);
+  const std::uint64_t mapped = rules.map_key(77);
+  const Transfer batch[] = {transfer(OpCode::write, memory.data(), 8, mapped),
+                            transfer(OpCode::write, memory.data(), 8, 5)};
+  std::vector<Transfer> translated;
+  CHECK_THROWS_AS(rules.apply(batch, translated), Error);
+  const auto posted = rules.apply(batch, translated, true);
+  CHECK(posted[0].key == 77);
+  CHECK(posted[1].key == 5);
+}
+
 }  // namespace
 }  // namespace fab

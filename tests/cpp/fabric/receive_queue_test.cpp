@@ -36,10 +36,10 @@ class Origin final : public MessageOrigin {
   // As a session does it.
   void arrive(const MessageHead& head, Peer& from, const std::string& bytes) {
     buffered += bytes.size() + kMessageOverhead;
-    if (const auto matched = queue_.match(head, *from.sender)) {
-      store_message(*matched, reinterpret_cast<const std::byte*>(bytes.data()));
+    if (Matched matched{.head = head}; queue_.match(matched, *from.sender)) {
+      store_message(matched, reinterpret_cast<const std::byte*>(bytes.data()));
       consumed(bytes.size() + kMessageOverhead);
-      return ReceiveQueue::finish(*matched, Errc::ok);
+      return ReceiveQueue::finish(matched, Errc::ok);
     }
     auto message = std::make_unique<Message>();
     message->head = head;
@@ -56,7 +56,7 @@ class Origin final : public MessageOrigin {
     message.origin = this;
     message.announced = true;
     message.id = id;
-    if (const auto matched = queue_.match(head, *from.sender)) return fetch(message, *matched);
+    if (Matched matched{.head = head}; queue_.match(matched, *from.sender)) return fetch(message, matched);
     queue_.keep(std::make_unique<Message>(std::move(message)));
   }
   void fetch(const Message& message, const Matched& matched) noexcept override {

@@ -82,6 +82,7 @@ class FakeDomain final : public Domain {
   FakeDomain& operator=(const FakeDomain&) = delete;
 
   const Info& info() const noexcept override { return info_; }
+  std::vector<LinkRegistrations> registrations() const override { return {{.link = info_.domain}}; }
   void enroll(MemoryRegion&) override { book_.begin("region " + info_.domain); }
   void withdraw(MemoryRegion&) noexcept override { book_.end("region " + info_.domain); }
   void forget(std::uint32_t) noexcept override {}

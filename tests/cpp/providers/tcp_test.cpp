@@ -136,6 +136,40 @@ TEST_CASE("crossing calls end in one stream that carries both directions") {
   }
 }
 
+TEST_CASE("a call that the peer's own has made needless ends without touching what that one began") {
+  DomainOptions options;
+  options.manual_progress = true;  // what the peer does between two turns is looked at in one
+  Node a(std::move(options));
+  const OwnFd listener = listen_tcp(parse_socket_address("127.0.0.1", 0));
+  Hello hello;
+  hello.from.fill(0);
+  hello.from.back() = 1;  // the smaller id: its call goes first
+  hello.to = Whereabouts::parse(a.context->parts()[0].bytes)->id;
+  hello.stream = 1;
+  const Whereabouts where{
+      .id = hello.from, .network = this_network(), .addresses = {local_address(listener.get())}};
+  hello.part = {"tcp.0", 0, where.encode()};
+
+  std::uint64_t value = 1;
+  Call put(OpCode::write, a.region->key(), 0, &value, 8);
+  put.start(a, a.peers->insert(Name{{hello.part}}.encode()));
+  OwnFd needless;
+  while (!needless.valid()) needless = OwnFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  char byte;
+  while (::recv(needless.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) != 1) a.context->progress();
+
+  OwnFd call = connect_tcp(a.listens_on());
+  while (a.context->progress()) {  // which accepts it
+  }
+  const std::string text = hello.encode();
+  REQUIRE(::send(call.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()));
+  needless.reset();
+  a.context->progress();
+  CHECK_FALSE(put.operation.done());
+  call.reset();
+  CHECK(put.outcome(a) == Errc::peer_lost);
+}
+
 TEST_CASE("who lacks the key is refused, and nothing moves") {
   Node locked(keyed("secret")), same(keyed("secret")), other(keyed("wrong")), open;
   std::uint64_t value = 5;

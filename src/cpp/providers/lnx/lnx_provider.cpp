@@ -20,6 +20,13 @@ class LinkedDomain final : public Domain {
 
   const Info& info() const noexcept override { return info_; }
 
+  std::vector<LinkRegistrations> registrations() const override {
+    std::vector<LinkRegistrations> all;
+    for (const auto& link : links_)
+      for (LinkRegistrations& each : link->registrations()) all.push_back(std::move(each));
+    return all;
+  }
+
   void enroll(MemoryRegion& region) override {
     for (std::size_t done = 0; done < links_.size(); ++done) {
       try {

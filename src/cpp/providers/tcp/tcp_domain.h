@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/tcp_socket.h"
 #include "fabric/provider.h"
@@ -15,6 +16,7 @@ class TcpDomain final : public Domain {
   TcpDomain(Info info, std::string link, const DomainServices& services);
 
   const Info& info() const noexcept override { return info_; }
+  std::vector<LinkRegistrations> registrations() const override { return {{.link = link_}}; }
   void enroll(MemoryRegion&) override {}  // any memory will do
   void withdraw(MemoryRegion&) noexcept override {}
   void forget(std::uint32_t) noexcept override {}

@@ -87,9 +87,16 @@ void TcpStream::park(std::unique_ptr<IncomingHandshake> caller) {
   parked_->rest();
 }
 
-void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) {
+// Its events of this round, such as the end of a call that the peer's own has made needless, mean nothing
+// any more.
+void TcpStream::end_calls() noexcept {
+  if (attempt_) attempt_->rest();
   endpoint_->bury(std::move(attempt_));
   endpoint_->bury(std::move(parked_));
+}
+
+void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) {
+  end_calls();
   peer_number_ = peer_number;
   tune_tcp(socket.get(), endpoint_->domain().options.peer_deadline);
   try {
@@ -302,8 +309,7 @@ void TcpStream::detach(Errc error) noexcept {
   if (state_ != Errc::ok) return;
   state_ = error;
   close_socket();
-  endpoint_->bury(std::move(attempt_));
-  endpoint_->bury(std::move(parked_));
+  end_calls();
   endpoint_ = nullptr;
   session_.fail(error);
 }

@@ -60,6 +60,7 @@ class TcpStream final : public ReadyHandler {
  private:
   void on_attempt(Handshake& attempt);
   void attempt_failed(Errc error);
+  void end_calls() noexcept;
   void close_socket() noexcept;
   void on_output() noexcept;
   bool take_in() noexcept;
