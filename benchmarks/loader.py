@@ -8,15 +8,21 @@ there already. Each contestant has its turn in every round, and the medians are 
 
 - gather in C: the limit; every sample in this process.
 - hand-written sockets: in C, one request for a batch to the other rank, answered by a thread of it, received into place.
+- mpi4py, where it and mpirun are installed, which then starts the ranks: one indexed MPI_Get for a batch, received into place.
 - np.take, and torch's DataLoader without workers over a TensorDataset, where torch is installed: all samples in this process.
+
+Sockets and MPI copy what is in this process as the limit does. DDStore is missing because it cannot be installed from the package
+index: neither `ddstore` nor `pyddstore` is there.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib.util
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -119,10 +125,7 @@ def sockets(data: Data, lib: ctypes.CDLL, group: pyfab.Group) -> Contestant:
 
     def run(batches: list[Any]) -> None:
         for batch in batches:
-            here = batch // data.count == group.rank
-            places = np.concatenate([[0], np.cumsum(data.offsets[batch + 1] - data.offsets[batch])])
-            theirs, mine = np.flatnonzero(~here), np.flatnonzero(here)
-            asked, own = batch[theirs], batch[mine]
+            places, theirs, asked = gather_own(data, lib, batch, out)
             failed = lib.fetch(
                 caller.fileno(),
                 pointer(out),
@@ -132,17 +135,60 @@ def sockets(data: Data, lib: ctypes.CDLL, group: pyfab.Group) -> Contestant:
                 ctypes.c_int64(len(theirs)),
             )
             assert not failed
-            lib.place(
-                pointer(out),
-                pointer(places),
-                pointer(mine),
-                pointer(data.values),
-                pointer(data.offsets),
-                pointer(own),
-                ctypes.c_int64(len(mine)),
-            )
 
     return run
+
+
+def gather_own(data: Data, lib: ctypes.CDLL, batch: Any, out: Any) -> tuple[Any, Any, Any]:
+    """Copies a batch's samples that are here. Where samples go in `out`, which are not here, and their numbers."""
+    here = batch // data.count == data.rank
+    places = np.concatenate([[0], np.cumsum(data.offsets[batch + 1] - data.offsets[batch])])
+    theirs, mine = np.flatnonzero(~here), np.flatnonzero(here)
+    own = batch[mine]
+    lib.place(
+        pointer(out),
+        pointer(places),
+        pointer(mine),
+        pointer(data.values),
+        pointer(data.offsets),
+        pointer(own),
+        ctypes.c_int64(len(mine)),
+    )
+    return places, theirs, batch[theirs]
+
+
+def mpi(data: Data, lib: ctypes.CDLL) -> Contestant | None:
+    if "OMPI_COMM_WORLD_RANK" not in os.environ:
+        return None
+    import mpi4py
+
+    mpi4py.rc.thread_level = "funneled"  # all that Open MPI's windows over tcp take
+    from mpi4py import MPI
+
+    window = MPI.Win.Create(data.mine, comm=MPI.COMM_WORLD)
+    window.Lock_all()
+    out = np.zeros(data.largest, np.uint8)
+    other, peer_start = 1 - data.rank, data.offsets[data.count * (1 - data.rank)]
+
+    def run(batches: list[Any]) -> None:
+        for batch in batches:
+            places, theirs, asked = gather_own(data, lib, batch, out)
+            lengths = data.offsets[asked + 1] - data.offsets[asked]
+            there = MPI.BYTE.Create_hindexed(lengths, data.offsets[asked] - peer_start).Commit()
+            here = MPI.BYTE.Create_hindexed(lengths, places[theirs]).Commit()
+            window.Get([out, 1, here], other, [0, 1, there])
+            window.Flush(other)
+            there.Free()
+            here.Free()
+        MPI.COMM_WORLD.Barrier()  # MPI may need the target's help to the end
+
+    batch = data.batches(data.rank)[0]
+    run([batch])
+    right = np.concatenate([data.values[data.offsets[i] : data.offsets[i + 1]] for i in batch])
+    if all(MPI.COMM_WORLD.allgather(bool(np.array_equal(out[: len(right)], right)))):
+        return run
+    print("mpi4py is left out: what it got is not what is there", file=sys.stderr)
+    return None
 
 
 def gathering(data: Data, store: ShardedStore) -> Contestant:
@@ -207,6 +253,7 @@ def measure(group: pyfab.Group, name: str, seconds: float, folder: str) -> dict[
             "pyfab gather": gathering(data, store),
             "pyfab Loader, 4 ahead": loading(store),
             "hand-written sockets": sockets(data, lib, group),
+            "mpi4py, one indexed get": mpi(data, lib),
             "np.take, one process": taking(data),
             "torch DataLoader, one process": torch_loading(data),
         }
@@ -238,6 +285,32 @@ def table(results: dict[str, dict[str, Any]]) -> Iterator[str]:
             yield f"  {what:32} {cost:8.3f} us/sample  {limit / cost:6.2f} of the limit"
 
 
+def under_mpirun() -> str:
+    """Why the ranks are not started by mpirun; empty if they are."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed"
+    return "" if shutil.which("mpirun") else "mpirun is not installed"
+
+
+def ranks(name: str, seconds: float, folder: str, links: str) -> list[dict[str, list[float]]]:
+    """What both ranks measured; mpirun starts them where MPI takes part."""
+    if under_mpirun():
+        return pyfab.spawn(measure, 2, name, seconds, folder, links=links, timeout=600)
+    command = ["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none", "--allow-run-as-root"]
+    command += ["--mca", "pml", "ob1", "--mca", "osc", "^ucx"]
+    command += ["--mca", "btl", "self,tcp" if links == "tcp" else "self,vader"]
+    own = ["--rank", name, str(seconds), folder, links]
+    subprocess.run([*command, sys.executable, __file__, *own], check=True, timeout=600)
+    return [json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def rank(name: str, seconds: float, folder: str, links: str) -> None:
+    """One of mpirun's."""
+    with pyfab.Group.from_env(links, timeout=600) as group:
+        told = measure(group, name, seconds, folder)
+        (Path(folder) / f"rank{group.rank}.json").write_text(json.dumps(told))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -246,16 +319,23 @@ def main() -> int:
     parser.add_argument("--links", nargs="+", default=["shm", "tcp"])
     parser.add_argument("--sets", nargs="+", default=list(SETS), help="beginnings of their names")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--rank", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rank:
+        name, seconds, folder, links = options.rank
+        rank(name, float(seconds), folder, links)
+        return 0
+    if reason := under_mpirun():
+        print(f"without MPI: {reason}", file=sys.stderr)
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in SETS:
             if not any(name.startswith(wanted) for wanted in options.sets):
                 continue
             for links in options.links:
-                ranks = pyfab.spawn(measure, 2, name, options.seconds, folder, links=links, timeout=600)
+                told = ranks(name, options.seconds, folder, links)
                 results[f"{name}, {links}"] = {
-                    what: float(np.median(np.mean([rank[what] for rank in ranks], 0))) for what in ranks[0]
+                    what: float(np.median(np.mean([rank[what] for rank in told], 0))) for what in told[0]
                 }
     print("\n".join(table(results)))
     if options.json:

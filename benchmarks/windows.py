@@ -8,7 +8,7 @@ from harness import Case, choose_cores, measure, parse_arguments, write_json
 
 OPERATIONS = (  # name, pyfab, mpi4py
     ("put 8 B", "assign", "put"),
-    ("get 8 B", "select", "get"),
+    ("get 8 B", "element", "get"),
     ("accumulate 8 B", "accumulate", "accumulate"),
     ("fetch-and-op 8 B", "fetch_add", "fetch_add"),
 )
