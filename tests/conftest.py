@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import psutil
@@ -9,6 +10,13 @@ import pytest
 
 pytest_plugins = ["requirements_report"]
 pytest.register_assert_rewrite("pyfab.testing.suite")  # of which tests here are made
+
+
+def pytest_configure() -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so would every process that a test starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 EXIT_GRACE = 5  # seconds that a process which has been told to end may take to be gone on a busy machine
 

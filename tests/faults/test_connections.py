@@ -61,18 +61,20 @@ def test_strangers_who_say_nothing_are_dropped(served):
     rounds(here.endpoint, handle, exposed, 20)
 
 
-def break_connections() -> int:
-    """Shuts down every connected stream of this process behind the library's back."""
+def shut_down(listening: bool) -> int:
+    """Shuts down every socket of this process that listens, or every connected one, behind the library's back."""
     broken = 0
     for name in os.listdir("/proc/self/fd"):
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as duplicate:
-                if duplicate.family == socket.AF_INET:
+                if duplicate.family == socket.AF_INET and listening == bool(
+                    duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                ):
                     duplicate.shutdown(socket.SHUT_RDWR)
                     broken += 1
-        except OSError:  # listening, or the descriptor of the listing itself
+        except OSError:  # not connected any more, or the descriptor of the listing itself
             continue
     return broken
 
@@ -83,13 +85,29 @@ def test_a_broken_connection_is_made_anew(served):
     data = np.ones(1000, np.int64)
     for turn in range(20):
         operations = [here.endpoint.write(data, handle, exposed.remote[:1000]) for _ in range(50)]
-        assert break_connections() > 0
+        assert shut_down(listening=False) > 0
         errors = [operation.exception(TIMEOUT) for operation in operations]
         if not any(errors):
             errors.append(here.endpoint.write(data, handle, exposed.remote[:1000]).exception(TIMEOUT))
         assert all(error is None or isinstance(error, pyfab.PeerLostError) for error in errors)
         rounds(here.endpoint, handle, exposed, 1)
         assert exposed.content()[1000] == turn + 2
+
+
+def test_a_broken_listener_is_opened_anew(station):
+    """At the same port: who knows the endpoint by its address reaches it, and closing it takes no longer."""
+    here = station("tcp")
+    array = np.zeros(8)
+    with here.domain.register(array, pyfab.Access.REMOTE_WRITE) as region:
+        for turn in range(5):
+            assert shut_down(listening=True) > 0
+            with Peer("tcp", peer_deadline=20) as peer:
+                assert peer.run(write_to, here.endpoint.address, region.key, turn) is None
+            assert array[0] == turn
+
+
+def write_to(peer, address: bytes, key: int, value: int) -> None:
+    peer.endpoint.put(np.full(8, float(value)), peer.endpoint.av.insert(address), (0, key))
 
 
 def test_nobody_listens(station):

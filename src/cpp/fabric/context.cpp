@@ -325,6 +325,7 @@ bool Context::progress() {
   if (!lock || led_) return false;
   const bool moved = move();
   unlock_and_notify(lock);
+  mutex_.give_way();
   return moved;
 }
 
@@ -427,6 +428,7 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
       lock.unlock();
       relax();
     }
+    mutex_.give_way();
     lock.lock();
     finished = done();
     if (finished || !endpoint_) break;

@@ -12,6 +12,7 @@
 #include "base/deadline.h"
 #include "base/poller.h"
 #include "base/process.h"
+#include "base/yielding_mutex.h"
 #include "fabric/address_vector.h"
 #include "fabric/completion_queue.h"
 #include "fabric/event_queue.h"
@@ -141,7 +142,8 @@ class Context final {
     std::uint32_t generation = 0;
     std::uint64_t serial = 0;  // tells a path from an earlier one to the same peer
   };
-  using Lock = std::unique_lock<std::mutex>;
+  using Mutex = YieldingMutex<std::mutex>;
+  using Lock = std::unique_lock<Mutex>;
   // Holds the lock; on the way out, also by an exception, tells those whom the work concerns.
   class Turn;
   void check_process() const;
@@ -162,14 +164,14 @@ class Context final {
   Poller poller_;
   Waker waker_{poller_};
 
-  mutable std::mutex mutex_;  // guards all down to spin_
+  mutable Mutex mutex_;  // guards all down to spin_
   LinkBook links_;
   ReceiveQueue receives_;
   std::unique_ptr<Endpoint> endpoint_;
   std::vector<Peer> paths_;                              // by index
   std::unordered_map<std::uint64_t, Peer> named_paths_;  // to receive contexts other than the first, likewise
   std::uint64_t paths_opened_ = 0;
-  std::condition_variable followers_wake_;
+  std::condition_variable_any followers_wake_;
   unsigned followers_ = 0;
   bool led_ = false;
   bool notice_ = false;

@@ -4,6 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "base/deadline.h"
 #include "base/quiet_thread.h"
 #include "fabric/context.h"
@@ -14,6 +16,7 @@ namespace {
 using std::chrono::microseconds;
 constexpr auto kLinger = microseconds(30);        // polling after activity, before the thread sleeps
 constexpr auto kCheckPeriod = microseconds(100);  // for contexts that callers drive
+constexpr auto kMostServed = microseconds(1000);  // at a stretch, before other contexts have their turn
 
 }  // namespace
 
@@ -34,6 +37,7 @@ class ProgressThread::Slot final : public ReadyHandler {
 
   Context& context() noexcept { return *context_; }
   bool masked() const noexcept { return masked_; }
+  bool unfinished() const noexcept { return unfinished_; }  // serve() stopped in the middle of work
 
   void on_ready(std::uint32_t) noexcept override {
     if (context_->driver() == Context::Driver::nobody)
@@ -42,8 +46,10 @@ class ProgressThread::Slot final : public ReadyHandler {
       mask(true);
   }
 
-  // Works until nothing moved for a while and the context agrees to sleep.
+  // Works until nothing moved for a while and the context agrees to sleep, or others are due.
   void serve() noexcept {
+    const auto start = Clock::now();
+    unfinished_ = false;
     for (;;) {
       auto idle_since = Clock::now();
       do {  // at least once: what woke the thread stays ready until it is dispatched
@@ -53,6 +59,8 @@ class ProgressThread::Slot final : public ReadyHandler {
         if (moved) {
           idle_since = Clock::now();
           linger_ = kLinger;
+          unfinished_ = idle_since - start > kMostServed;
+          if (unfinished_) return mask(true);
         }
       } while (Clock::now() - idle_since < linger_);
       linger_ = microseconds(0);  // again only after something moved
@@ -77,6 +85,7 @@ class ProgressThread::Slot final : public ReadyHandler {
   std::shared_ptr<Context> context_;
   microseconds linger_ = kLinger;
   bool masked_ = false;
+  bool unfinished_ = false;
   bool retired_ = false;
 };
 
@@ -110,18 +119,18 @@ void ProgressThread::remove(Context& context) {
   }
 }
 
-bool ProgressThread::take_back() {
-  bool again = false;
+ProgressThread::Again ProgressThread::take_back() {
+  Again again = Again::never;
   for (const auto& slot : slots_) {
     if (slot->retired() || (!slot->masked() && slot->context().armed())) continue;
     switch (slot->context().driver()) {
       case Context::Driver::nobody:
         slot->mask(false);
         slot->serve();
-        again |= slot->masked();
+        if (slot->masked()) again = std::max(again, slot->unfinished() ? Again::at_once : Again::soon);
         break;
       case Context::Driver::spinning_caller:
-        again = true;
+        again = std::max(again, Again::soon);
         break;
       case Context::Driver::staying_caller:
         break;  // wakes the thread when it stops driving
@@ -131,16 +140,17 @@ bool ProgressThread::take_back() {
 }
 
 void ProgressThread::run() {
-  bool check_soon = true;
+  Again again = Again::soon;
   while (!stop_.load()) {
-    if (check_soon) {
+    if (again == Again::soon) {
       timespec timeout{0, std::chrono::nanoseconds(kCheckPeriod).count()};
       epoll_event event;
       if (::syscall(SYS_epoll_pwait2, poller_.fd(), &event, 1, &timeout, nullptr, 0) < 0 && errno == ENOSYS)
         poller_.sleep(1);  // kernels before 5.11
-    } else {
+    } else if (again == Again::never) {
       poller_.sleep(-1);
     }
+    mutex_.give_way();
     const std::lock_guard lock(mutex_);
     poller_.dispatch();  // first: it silences the waker, and what was told by that is looked at below
     {
@@ -151,7 +161,7 @@ void ProgressThread::run() {
       }
       arrivals_.clear();
     }
-    check_soon = take_back();
+    again = take_back();
     std::erase_if(slots_, [](const auto& slot) { return slot->retired(); });
   }
 }

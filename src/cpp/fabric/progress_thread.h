@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/poller.h"
+#include "base/yielding_mutex.h"
 
 namespace fab {
 
@@ -30,11 +31,13 @@ class ProgressThread final {
  private:
   class Slot;
   void run();
-  bool take_back();  // true: some context is still driven by callers that do not sleep
+  // When to look again without being woken.
+  enum class Again { never, soon, at_once };
+  Again take_back();
 
   Poller poller_;
   Waker waker_{poller_};
-  std::recursive_mutex mutex_;  // guards slots_; held while the thread works on them
+  YieldingMutex<std::recursive_mutex> mutex_;  // guards slots_; held while the thread works on them
   std::vector<std::unique_ptr<Slot>> slots_;
   std::mutex
       arrivals_mutex_;  // apart, because mutex_ may be held while a callback waits for the caller of add()

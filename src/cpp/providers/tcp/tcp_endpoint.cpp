@@ -72,12 +72,11 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
                          const SocketAddress& listen)
     : domain_(domain),
       services_(services),
-      listener_(listen_or_explain(listen)),
-      on_listener_(services.poller, listener_.get(), [this] { accept(); }),
+      listener_(std::make_shared<Listener>(*this, listen_or_explain(listen))),
+      listens_at_(local_address(listener_->socket.get())),
       ticker_(services.poller, [this] { tick(); }) {
-  Whereabouts where{.id = choose_id(listen),
-                    .network = this_network(),
-                    .addresses = advertised(local_address(listener_.get()))};
+  Whereabouts where{
+      .id = choose_id(listen), .network = this_network(), .addresses = advertised(listens_at_)};
   identity_ = {where.id, {std::move(link), services.context, where.encode()}, services.auth_key};
 }
 
@@ -174,15 +173,17 @@ std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uin
 
 void TcpEndpoint::accept() noexcept {
   for (int i = 0; i < kAcceptBudget; ++i) {
-    OwnFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    OwnFd socket(::accept4(listener_->socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket.valid()) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        // The caller keeps the listener readable: look again when there may be descriptors.
-        listening_ = false;
-        on_listener_.pause(true);
-        watch();
-      }
-      return;
+      const bool broken = errno == EINVAL;  // somebody has shut it down
+      if (broken)
+        bury(std::move(listener_));
+      else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+        listener_->on_call.pause(true);  // the caller keeps it readable until there are descriptors
+      else
+        return;
+      listening_ = false;
+      return watch();
     }
     if (callers_.size() >= kMostCallers) continue;
     tune_tcp(socket.get(), domain_.options.peer_deadline);
@@ -228,6 +229,16 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept {
   else if (!kept->connecting())
     kept->fail(Errc::peer_lost);
   bury(std::move(caller));
+}
+
+void TcpEndpoint::listen_again() noexcept {
+  listening_ = true;
+  if (listener_) return listener_->on_call.pause(false);
+  try {
+    listener_ = std::make_shared<Listener>(*this, listen_tcp(listens_at_));
+  } catch (const std::exception&) {  // somebody else has the port, or no descriptor is left: tried again
+    listening_ = false;
+  }
 }
 
 bool TcpEndpoint::progress() noexcept {
@@ -299,11 +310,8 @@ void TcpEndpoint::watch() noexcept {
 }
 
 void TcpEndpoint::tick() noexcept {
-  bool more = !callers_.empty();
-  if (!listening_) {
-    listening_ = true;
-    on_listener_.pause(false);
-  }
+  if (!listening_) listen_again();
+  bool more = !callers_.empty() || !listening_;
   std::erase_if(callers_, [](const auto& caller) { return caller->expired(); });
   std::vector<std::shared_ptr<TcpStream>> streams;  // they may end, and leave streams_, on the way
   streams.reserve(streams_.size());

@@ -57,7 +57,16 @@ class TcpEndpoint final : public Endpoint {
     auto operator<=>(const StreamKey&) const = default;
   };
 
+  // What accepts calls, and tells of them.
+  struct Listener {
+    Listener(TcpEndpoint& endpoint, OwnFd listening)
+        : socket(std::move(listening)),
+          on_call(endpoint.services_.poller, socket.get(), [&endpoint] { endpoint.accept(); }) {}
+    OwnFd socket;
+    ReadyCall on_call;
+  };
   void accept() noexcept;
+  void listen_again() noexcept;
   void on_caller(Handshake& told);
   void tick() noexcept;
   bool flush_unsent() noexcept;
@@ -68,10 +77,10 @@ class TcpEndpoint final : public Endpoint {
   const DomainServices domain_;
   const EndpointServices services_;
   Identity identity_;
-  OwnFd listener_;
-  ReadyCall on_listener_;
+  std::shared_ptr<Listener> listener_;  // null from when it broke until tick() has opened another
+  const SocketAddress listens_at_;
   Ticker ticker_;
-  bool listening_ = true;  // false while no descriptor is left
+  bool listening_ = true;  // false while no descriptor is left, or no listener
 
   std::map<StreamKey, std::shared_ptr<TcpStream>> streams_;
   std::vector<std::unique_ptr<IncomingHandshake>> callers_;

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace fab {
+
+// A mutex for threads that take it over and over, between which others would wait for ever: a waiter needs longer
+// to wake than such a thread to lock again. wanted() says that somebody waits, give_way() lets one in.
+template <class Mutex>
+class YieldingMutex {
+ public:
+  void lock() {
+    if (mutex_.try_lock()) return;
+    waiting_.fetch_add(1, std::memory_order_relaxed);
+    mutex_.lock();
+    entered_.fetch_add(1, std::memory_order_relaxed);
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  bool try_lock() { return mutex_.try_lock(); }
+  void unlock() { mutex_.unlock(); }
+
+  bool wanted() const noexcept { return waiting_.load(std::memory_order_relaxed) != 0; }
+
+  // Without the lock: returns when nobody waits, or one of them got the lock; or soon, where one does not come
+  // to run.
+  void give_way() const noexcept {
+    const std::uint32_t before = entered_.load(std::memory_order_relaxed);
+    for (int i = 0; i < kMostYields && wanted() && entered_.load(std::memory_order_relaxed) == before; ++i)
+      ::sched_yield();
+  }
+
+ private:
+  static constexpr int kMostYields = 1000;
+  Mutex mutex_;
+  std::atomic<std::uint32_t> waiting_{0}, entered_{0};
+};
+
+}  // namespace fab
