@@ -200,8 +200,9 @@ class AddressVector(Owned):
     ) -> int | list[int] | tuple[list[int], list[FabricError | None]]:
         """Inserts one address (returns its handle) or several (returns a list).
 
-        InvalidArgumentError for one bad address; InsertError if some of several are bad: the good ones are inserted then, and a
-        bad one takes no handle (AV-12). sync_err: returns (handles, errors) and raises for no address.
+        InvalidArgumentError for one bad address, UnreachableError for one without a link of this domain (LNX-18); InsertError if
+        some of several are bad: the good ones are inserted then, and a bad one takes no handle (AV-12). sync_err: returns
+        (handles, errors) and raises for no address.
 
         fi_addr: a list or array of 64-bit integers that gets the handles as well, ADDR_NOTAVAIL for a failed address. With
         InsertFlag.USER_ID it holds, before, what completions are to report of each; with InsertFlag.AUTH_KEY the handle of the

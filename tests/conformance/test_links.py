@@ -139,16 +139,18 @@ def test_an_address_bundles_those_of_its_links():
                 assert endpoint.report(handle)[0].partition(".")[0] == spec
                 assert (place.content() == len(spec) + ord(spec[0])).all()
     with Peer("tcp") as peer, pyfab.Domain("shm") as domain, domain.endpoint() as endpoint:
-        handle = endpoint.av.insert(peer.address)
-        with pytest.raises(pyfab.UnreachableError, match=r"shm.*tcp|tcp.*shm"):
-            endpoint.write(np.zeros(1), handle, (0, 1)).result(TIMEOUT)
+        with pytest.raises(pyfab.UnreachableError, match=r"has shm, the peer tcp\.0"):
+            endpoint.av.insert(peer.address)
+        assert len(endpoint.av) == 0
 
 
 def test_a_peer_without_a_common_link_does_not_disturb_others(three, places):
     with Peer("shm") as stranger, pyfab.Domain("tcp") as domain, domain.endpoint() as alone:
-        nobody, somebody = alone.av.insert(stranger.address), alone.av.insert(three[1]["tcp"].address)
-        with pytest.raises(pyfab.UnreachableError):
-            alone.write(np.zeros(1), nobody, (0, 1)).result(TIMEOUT)
+        with pytest.raises(pyfab.InsertError) as refused:
+            alone.av.insert([stranger.address, three[1]["tcp"].address])
+        assert isinstance(refused.value.errors[0], pyfab.UnreachableError)
+        nobody, somebody = refused.value.handles
+        assert nobody == pyfab.ADDR_NOTAVAIL
         alone.write(np.arange(100), somebody, places["tcp"].remote).result(TIMEOUT)
         assert places["tcp"].content().tolist() == list(range(100))
 

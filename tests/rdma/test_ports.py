@@ -105,11 +105,13 @@ def test_a_limit_of_locked_memory_is_named():
 
 
 def test_a_peer_without_rdma_is_named():
-    with Peer("tcp") as peer, pyfab.Domain(LINK) as domain, domain.endpoint() as endpoint:
-        exposed = peer.expose(np.zeros(8))
-        handle = endpoint.av.insert(peer.address)
-        with pytest.raises(pyfab.UnreachableError, match=r"verbs.*tcp"):
-            endpoint.write(np.ones(8), handle, exposed.remote).result(TIMEOUT)
+    with (
+        Peer("tcp") as peer,
+        pyfab.Domain(LINK) as domain,
+        domain.endpoint() as endpoint,
+        pytest.raises(pyfab.UnreachableError, match=r"verbs.*tcp"),
+    ):
+        endpoint.av.insert(peer.address)
 
 
 def test_another_link_takes_over_from_a_port_that_goes_down():

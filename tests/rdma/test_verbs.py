@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import mmap
 import os
 import subprocess
 import threading
@@ -256,3 +257,35 @@ def test_memory_is_registered_with_the_link_that_needs_it():
         assert told_devices(domain)[0] == 0
         exposed.close()
         assert far.run(told_devices_there)[0] == 0
+
+
+@pytest.mark.req("LNX-59", "MR-71")
+def test_a_cache_keeps_what_the_device_was_told():
+    """For the next region on the same memory and for transfers without a region, until the memory goes or domains end."""
+    with Peer(DEVICE) as far, pyfab.Domain(DEVICE, mr_cache=True) as domain, domain.endpoint() as here:
+        there, exposed = known(here, far)
+        pages = mmap.mmap(-1, SIZE)
+        data = np.frombuffer(pages, np.uint8)
+
+        def write(data: np.ndarray) -> None:
+            data[:] = data[0] ^ 1
+            here.write(data, there, exposed.remote).result(TIMEOUT)
+            assert (exposed.content() == data).all()
+
+        write(data)  # may go as a message
+        write(data)
+        held, made, _ = told_devices(domain)
+        assert held == made == 1, "memory without a region"
+        for _ in range(3):
+            with domain.register(data, pyfab.Access.READ):
+                write(data)
+            write(data)
+        held, made, reused = told_devices(domain)
+        assert made <= 2 and held == made, (
+            "one to be read by the device and one to be written, whatever their number of uses"
+        )
+        assert reused >= 5
+        del data
+        pages.close()
+        assert told_devices(domain)[0] == 0, "the memory is gone, and the device knows it no more"
+        assert told_devices(domain)[1] == made

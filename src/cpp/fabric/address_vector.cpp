@@ -184,11 +184,27 @@ void AddressVector::hashes_of(std::string_view address, std::vector<std::uint32_
 }
 
 // The address as it is kept. Throws Error(invalid).
+void AddressVector::check_links(const std::vector<PartView>& parts) const {
+  if (!check_) return;
+  bool common = false;
+  for (const PartView& part : parts) common |= check_(part);
+  if (common) return;
+  const auto add = [](std::string& list, std::string_view link) {
+    list.append(list.empty() ? "" : ", ").append(link);
+  };
+  std::string ours, theirs;
+  for (const std::string& link : links_) add(ours, link);
+  for (const PartView& part : parts)
+    if (part.context == 0) add(theirs, part.link);
+  throw Error(Errc::unreachable, "no link leads to the peer: this domain has " + ours + ", the peer " +
+                                     theirs + "; open one of the two with a link that the other has");
+}
+
 std::string_view AddressVector::checked(std::string_view address, std::string& canonical,
                                         std::vector<PartView>& parts) const {
   if (options_.format == AddressFormat::bundle) {
     Name::decode(address, parts);
-    if (check_) std::ranges::for_each(parts, check_);
+    check_links(parts);
     return address;
   }
   const auto socket = unpack(address);

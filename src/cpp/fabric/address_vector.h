@@ -44,8 +44,11 @@ class AddressVector final {
   AddressVector(const AddressVector&) = delete;
   AddressVector& operator=(const AddressVector&) = delete;
 
-  // Judges every part of addresses to insert. Set before use.
-  void judge_parts(PartCheck check) { check_ = std::move(check); }
+  // Judges every part of addresses to insert, of which one has to be of one of `links`. Set before use.
+  void judge_parts(PartCheck check, std::vector<std::string> links) {
+    check_ = std::move(check);
+    links_ = std::move(links);
+  }
 
   const Options& options() const noexcept { return options_; }
 
@@ -54,8 +57,9 @@ class AddressVector final {
     std::uint32_t auth = 0;           // 1 + index of an authorization key; 0: none
     std::optional<PeerId> user_id{};  // what completions report instead of the handle
   };
-  // Throws Error: invalid for what is no address of the vector's format, already for a duplicate where these
-  // are rejected, access for a vector that was opened to be read.
+  // Throws Error: invalid for what is no address of the vector's format, unreachable for one without a link
+  // of the domain (LNX-18), already for a duplicate where these are rejected, access for a vector that was
+  // opened to be read.
   PeerId insert(std::string_view address, const Extra& extra);
   PeerId insert(std::string_view address) { return insert(address, Extra{}); }
   // Several, in order, with fewer turns. extra(i) goes with address i; done(i, handle, error) tells of each,
@@ -95,6 +99,7 @@ class AddressVector final {
   class Writing;
   [[noreturn]] static void refuse(PeerId peer);
   std::uint64_t existing(PeerId peer) const;  // index; throws
+  void check_links(const std::vector<PartView>& parts) const;
   std::string_view checked(std::string_view address, std::string& canonical,
                            std::vector<PartView>& parts) const;
   PeerId insert_now(std::string_view address, const Extra& extra);  // in the caller's turn
@@ -109,6 +114,7 @@ class AddressVector final {
 
   const Options options_;
   PartCheck check_;
+  std::vector<std::string> links_;
   const std::unique_ptr<PeerMemory> memory_;
   PeerColumn<PeerEntry, PeerSection::entries> entries_;
   mutable PeerColumn<std::atomic<std::uint64_t>, PeerSection::user_ids> user_ids_;  // complement; 0: none

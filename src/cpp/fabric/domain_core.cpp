@@ -23,7 +23,7 @@ std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions
                           .options = core->options_,
                           .domain_id = core->domain_id_,
                           .observer = core->emulation_.get()});
-  // No link of this build enrols memory: regions only hold their place.
+  // Links that register memory with a device have caches of their own: here regions only hold their place.
   core->cache_ = open_cache(cache, {.enroll = [](AddressRange, const MemoryUse&) -> void* { return nullptr; },
                                     .withdraw = [](void*) {}});
   if (!core->options_.manual_progress) core->thread_ = std::make_unique<ProgressThread>();

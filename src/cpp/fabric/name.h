@@ -27,8 +27,8 @@ struct PartView {
   }
 };
 
-// Throws Error(invalid) for a part that is one of its link's and cannot be read.
-using PartCheck = std::function<void(const PartView&)>;
+// Whether a part is one of its link's. Throws Error(invalid) for such a part that cannot be read.
+using PartCheck = std::function<bool(const PartView&)>;
 
 // What a peer needs to reach an endpoint: one part per link and context. Encoded with magic, version, total
 // length and checksum; decode() takes bytes that nobody vouches for.

@@ -88,7 +88,9 @@ void bind_address_vector(py::module_& m) {
            py::arg("symmetric"), py::arg("user_ids"), py::arg("reject_duplicates"), py::arg("type"))
       .def(
           "judge_parts",
-          [](AddressVector& av, const DomainCore& domain) { av.judge_parts(domain.domain().part_check()); },
+          [](AddressVector& av, const DomainCore& domain) {
+            av.judge_parts(domain.domain().part_check(), domain.info().links);
+          },
           py::arg("domain"))
       .def(
           "insert",

@@ -51,7 +51,9 @@ class LinkedDomain final : public Domain {
     checks.reserve(links_.size());
     for (const auto& link : links_) checks.push_back(link->part_check());
     return [checks = std::move(checks)](const PartView& part) {
-      for (const PartCheck& check : checks) check(part);
+      bool ours = false;
+      for (const PartCheck& check : checks) ours |= check(part);
+      return ours;
     };
   }
 

@@ -29,8 +29,9 @@ ShmDomain::ShmDomain(Info info, std::string link, const DomainServices& services
 
 PartCheck ShmDomain::part_check() const {
   return [link = link_](const PartView& part) {
-    if (part.link == link && !Address::decode(part.bytes))
-      throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
+    if (part.link != link) return false;
+    if (Address::decode(part.bytes)) return true;
+    throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
   };
 }
 

@@ -37,8 +37,9 @@ TcpDomain::TcpDomain(Info info, std::string link, const DomainServices& services
 
 PartCheck TcpDomain::part_check() const {
   return [link = link_](const PartView& part) {
-    if (part.link == link && !Whereabouts::valid(part.bytes))
-      throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
+    if (part.link != link) return false;
+    if (Whereabouts::valid(part.bytes)) return true;
+    throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
   };
 }
 

@@ -75,8 +75,7 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
       listener_(std::make_shared<Listener>(*this, listen_or_explain(listen))),
       listens_at_(local_address(listener_->socket.get())),
       ticker_(services.poller, [this] { tick(); }) {
-  Whereabouts where{
-      .id = choose_id(listen), .network = this_network(), .addresses = advertised(listens_at_)};
+  Whereabouts where{.id = choose_id(listen), .network = this_network(), .addresses = advertised(listens_at_)};
   identity_ = {where.id, {std::move(link), services.context, where.encode()}, services.auth_key};
 }
 

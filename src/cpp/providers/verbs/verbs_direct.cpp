@@ -257,7 +257,7 @@ bool Direct::decide(Request& request) {
 }
 
 // Gives the device local memory that it can reach.
-bool Direct::reach_local(Request& request) {
+bool Direct::reach_local(Request& request) try {
   const Transfer& transfer = request.transfer;
   if (transfer.piece_count > 1) return true;  // each piece has its own key: post()
   const iovec whole = local_of(transfer).here(transfer.length);
@@ -266,10 +266,11 @@ bool Direct::reach_local(Request& request) {
     request.local_key = *key;
     return true;
   }
-  request.own.reset(library().reg_mr(&endpoint_.protection_domain(), whole.iov_base, whole.iov_len,
-                                     stores ? IBV_ACCESS_LOCAL_WRITE : 0));
-  if (request.own) request.local_key = request.own->lkey;
-  return request.own != nullptr;
+  request.own = endpoint_.regions().lend(whole.iov_base, whole.iov_len, stores);
+  request.local_key = DeviceRegions::key_of(request.own);
+  return true;
+} catch (const std::exception&) {
+  return false;
 }
 
 // False: the queue pair takes nothing more.

@@ -71,8 +71,8 @@ class Direct final : public Connection::Owner {
     std::shared_ptr<const Description> region{};
     std::uint64_t context = 0;  // of the operation, for an error after it was settled
     std::uint32_t flags = 0;
-    std::int32_t staged = -1;  // slot of the endpoint's staging memory
-    OwnMr own{};               // of local memory that no region holds
+    std::int32_t staged = -1;        // slot of the endpoint's staging memory
+    RegistrationCache::Lease own{};  // of local memory that no region holds
     std::uint32_t local_key = 0;
     std::uint64_t operand = 0, compare = 0;  // of an update
     std::uint64_t offset = 0, whole = 0;     // of a stripe

@@ -36,12 +36,13 @@ VerbsDomain::VerbsDomain(Device device, Info info, std::string link, const Domai
       atomics_(device_atomics(device_, services)),
       streams_(open_protection_domain(device_)),
       protection_domain_(open_protection_domain(device_)),
-      regions_(*protection_domain_, services.segment.regions(), atomics_) {}
+      regions_(*protection_domain_, services.segment.regions(), atomics_, services.options) {}
 
 PartCheck VerbsDomain::part_check() const {
   return [link = link_](const PartView& part) {
-    if (part.link == link && !Whereabouts::valid(part.bytes))
-      throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
+    if (part.link != link) return false;
+    if (Whereabouts::valid(part.bytes)) return true;
+    throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
   };
 }
 

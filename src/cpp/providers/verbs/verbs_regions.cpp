@@ -5,12 +5,20 @@
 #include <exception>
 
 #include "base/wire.h"
+#include "fabric/cache_settings.h"
+#include "fabric/error.h"
 
 namespace fab::verbs {
 namespace {
 
 constexpr std::uint8_t kVersion = 1;
 constexpr std::uint32_t kMostSearched = 4096;  // regions, for local memory that no device knows yet
+
+std::unique_ptr<RegistrationCache> open_cache_of(const DomainOptions& options, const Enroller& enroller) {
+  DomainCache opened = open_cache(CacheSettings::of(options), enroller);
+  if (opened.cache) return std::move(opened.cache);
+  return std::make_unique<RegistrationCache>(CacheLimits{.max_idle = 0}, enroller, nullptr);
+}
 
 }  // namespace
 
@@ -58,6 +66,40 @@ std::optional<Description> Description::decode(const std::byte* in) noexcept {
     sum += piece.length;
   }
   return reader.ok() ? std::optional(told) : std::nullopt;
+}
+
+DeviceRegions::DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics, const DomainOptions& options)
+    : pd_(pd),
+      regions_(regions),
+      cache_(open_cache_of(options, {.enroll = [this](AddressRange range, const MemoryUse& use) -> void* {
+                                       return reg_mr(range, use);
+                                     },
+                                     .withdraw = [this](void* mr) { dereg_mr(mr); }})),
+      atomics_(atomics) {}
+
+void* DeviceRegions::reg_mr(AddressRange range, const MemoryUse& use) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
+  void* const start = reinterpret_cast<void*>(range.start);
+  ibv_mr* const made = library().reg_mr(&pd_, start, range.length, use.rights);
+  if (!made)
+    throw Error(Errc::no_memory, "the device does not take the memory: " + std::string(std::strerror(errno)));
+  ++made_;
+  ++leased_;
+  return made;
+}
+
+void DeviceRegions::dereg_mr(void* mr) noexcept {
+  OwnMr(static_cast<ibv_mr*>(mr)).reset();
+  --leased_;
+}
+
+RegistrationCache::Lease DeviceRegions::lend(const void* at, std::uint64_t length, bool stores) {
+  return cache_->acquire({.start = reinterpret_cast<std::uint64_t>(at), .length = length},
+                         {.rights = static_cast<std::uint16_t>(stores ? IBV_ACCESS_LOCAL_WRITE : 0)});
+}
+
+std::uint32_t DeviceRegions::key_of(const RegistrationCache::Lease& lease) noexcept {
+  return static_cast<const ibv_mr*>(lease.handle())->lkey;
 }
 
 bool DeviceRegions::take(std::uint32_t region, Registered& into) {
@@ -170,10 +212,7 @@ const DeviceRegions::Local* DeviceRegions::look_for(std::uint64_t at, std::uint6
       constexpr std::uint32_t kStores = access::kRemoteWrite | access::kWrite | access::kRecv;
       Local local{
           .length = size, .state = state, .region = region, .writable = (entry.access & kStores) != 0};
-      local.mr.reset(
-          library().reg_mr(&pd_, pieces[i].iov_base, size, local.writable ? IBV_ACCESS_LOCAL_WRITE : 0));
-      if (!local.mr) return nullptr;
-      ++made_;
+      local.lease = lend(pieces[i].iov_base, size, local.writable);
       return &local_.insert_or_assign(start, std::move(local)).first->second;
     }
   }
@@ -190,14 +229,15 @@ std::optional<std::uint32_t> DeviceRegions::local_key(const void* at, std::uint6
   else
     local = look_for(address, length);
   if (!local || (stores && !local->writable)) return {};
-  return local->mr->lkey;
+  return key_of(local->lease);
 } catch (const std::exception&) {
   return {};
 }
 
 LinkRegistrations DeviceRegions::registrations(const std::string& link) const {
   const std::lock_guard lock(mutex_);
-  LinkRegistrations counts{.link = link, .held = local_.size(), .made = made_, .reused = reused_};
+  const std::uint64_t hits = cache_->stats().hits;  // first: it drops what has gone with its memory
+  LinkRegistrations counts{.link = link, .held = leased_, .made = made_, .reused = reused_ + hits};
   for (const auto& [region, registered] : registered_) counts.held += registered.pieces.size();
   return counts;
 }

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -12,6 +14,7 @@
 
 #include "fabric/provider.h"
 #include "fabric/region_table.h"
+#include "fabric/registration_cache.h"
 #include "fabric/session.h"
 #include "providers/verbs/verbs_library.h"
 
@@ -46,13 +49,13 @@ struct Description {
 // Registered memory as the device knows it: registered with it when it is first needed, by a peer or here,
 // and taken away when the region closes. Keys of the device are 32 bits and valid for every peer of the
 // domain; a new one is given whenever what was told of an old one is no longer true, so that the device
-// refuses those who still use it. Safe from any thread.
+// refuses those who still use it. What this process uses itself goes through a registration cache, where the
+// domain has one, and stays with the device for the next region or transfer (LNX-59). Safe from any thread.
 class DeviceRegions final : public DeviceAccess {
  public:
   // `atomics`: peers' devices may update memory, because nothing else does than devices and, after
   // claim_atomics(), this process.
-  DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics)
-      : pd_(pd), regions_(regions), atomics_(atomics) {}
+  DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics, const DomainOptions& options);
 
   bool describe(std::uint32_t region, std::byte* out) noexcept override;
   void claim_atomics(std::uint32_t region) noexcept override;
@@ -62,6 +65,10 @@ class DeviceRegions final : public DeviceAccess {
   // The device's key for [at, at + length), if it lies within one piece of a region of this domain; `stores`:
   // the device will write there.
   std::optional<std::uint32_t> local_key(const void* at, std::uint64_t length, bool stores) noexcept;
+
+  // The device's key for any other memory of this process, while the lease lives. Throws Error(no_memory).
+  RegistrationCache::Lease lend(const void* at, std::uint64_t length, bool stores);
+  static std::uint32_t key_of(const RegistrationCache::Lease& lease) noexcept;
 
   LinkRegistrations registrations(const std::string& link) const;
 
@@ -83,7 +90,7 @@ class DeviceRegions final : public DeviceAccess {
     std::uint64_t state = 0;  // of the region's entry
     std::uint32_t region = 0;
     bool writable = false;
-    OwnMr mr{};
+    RegistrationCache::Lease lease{};
   };
 
   // Null where the device does not take the region, or may not reach it by itself.
@@ -91,11 +98,15 @@ class DeviceRegions final : public DeviceAccess {
   bool take(std::uint32_t region, Registered& into);
   const Local* search(std::uint64_t at, std::uint64_t length) const noexcept;
   const Local* look_for(std::uint64_t at, std::uint64_t length);
+  void* reg_mr(AddressRange range, const MemoryUse& use);
+  void dereg_mr(void* mr) noexcept;
 
   ibv_pd& pd_;
   const RegionView regions_;
-  mutable std::mutex mutex_;  // guards what follows
-  std::uint64_t made_ = 0, reused_ = 0;
+  std::atomic<std::uint64_t> made_{0}, leased_{0};  // leased_: held for leases, or idle
+  const std::unique_ptr<RegistrationCache> cache_;  // of local memory; keeps nothing where none is wanted
+  mutable std::mutex mutex_;                        // guards what follows
+  std::uint64_t reused_ = 0;
   bool atomics_;
   std::unordered_map<std::uint32_t, Registered> registered_;  // by index in the region table
   std::unordered_set<std::uint32_t> claimed_;                 // whose atomics the CPU does
