@@ -88,8 +88,9 @@ class FakeDomain final : public Domain {
   void forget(std::uint32_t) noexcept override {}
   PartCheck part_check() const override {
     return [link = info_.domain](const PartView& part) {
-      if (part.link == link && part.bytes != "where " + link + " is")
-        throw Error(Errc::invalid, "bad part of " + link);
+      if (part.link != link) return false;
+      if (part.bytes == "where " + link + " is") return true;
+      throw Error(Errc::invalid, "bad part of " + link);
     };
   }
   std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override {
@@ -214,7 +215,7 @@ TEST_CASE("an address with a part that one link cannot read leaves nothing in th
   Book book;
   const auto domain = link_all(book);
   AddressVector peers;
-  peers.judge_parts(domain->part_check());
+  peers.judge_parts(domain->part_check(), kDevices);
   const auto name_with = [](const std::string& link, const std::string& bytes) {
     Name name;
     for (const std::string& device : kDevices)
@@ -226,8 +227,10 @@ TEST_CASE("an address with a part that one link cannot read leaves nothing in th
     CHECK(peers.size() == 0);
     CHECK(peers.end() == 0);
   }
+  const Part elsewhere{"d.0", 0, "of a link that is not here"};
+  CHECK(outcome([&] { peers.insert(Name{{elsewhere}}.encode()); }) == Errc::unreachable);  // LNX-18
   CHECK(peers.insert(name_with("", "")) == 0);
-  CHECK(peers.insert(Name{{{"d.0", 0, "of a link that is not here"}}}.encode()) == 1);
+  CHECK(peers.insert(Name{{elsewhere, {kDevices[0], 0, "where " + kDevices[0] + " is"}}}.encode()) == 1);
 }
 
 TEST_CASE("every link has its turn, and hears of a region that closes") {
