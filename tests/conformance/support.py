@@ -19,6 +19,7 @@ from pyfab.testing.suite.support import TIMEOUT, collect, drain, failure, random
 from rails import RAILS
 
 _TSAN = "TSAN_OPTIONS" in os.environ
+SANITIZED = _TSAN or "ASAN_OPTIONS" in os.environ  # what is freed stays with the sanitizer for a while
 without_tsan = pytest.mark.skipif(
     _TSAN,
     reason="the thread sanitizer makes accesses inside its own locks, which a fault would leave locked",
