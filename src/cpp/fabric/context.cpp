@@ -1,5 +1,7 @@
 #include "fabric/context.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <string>
 
@@ -14,7 +16,10 @@ constexpr unsigned kMostClockTurns = 64, kPollerTurn = 256;
 // Who leads for longer than this says so, and then hands the context back: the progress thread need not look
 // for its end, which would interrupt large copies on a busy processor.
 constexpr std::chrono::nanoseconds kStays = microseconds(100);
-constexpr std::chrono::nanoseconds kLeastSpin = microseconds(1), kMostSpin = microseconds(60);
+// How long a leader polls before it sleeps: longer than a peer takes to copy a MiB, since waking somebody up
+// costs as much. Before the end of that it lets others have the processor in between.
+constexpr std::chrono::nanoseconds kLeastSpin = microseconds(1), kMostSpin = microseconds(250),
+                                   kYieldsAfter = microseconds(50);
 
 void relax() noexcept {
 #ifdef __x86_64__
@@ -420,13 +425,14 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
     }
     if (std::exchange(moved, false)) idle_since = now;
     if (now - idle_since >= spin_ || deadline.passed()) break;
+    const bool yields = now - idle_since >= kYieldsAfter;
     // Others get in between to post, and callbacks run.
     const bool notice = notice_;
     if (notice) {
       unlock_and_notify(lock);
     } else {
       lock.unlock();
-      relax();
+      yields ? static_cast<void>(::sched_yield()) : relax();
     }
     mutex_.give_way();
     lock.lock();
