@@ -355,6 +355,15 @@ bool Context::wait(const std::function<bool()>& done, Deadline deadline) {
     }
     looked = true;
     finished = done();
+    if (notice_ && !finished) {
+      // Callbacks may wait themselves, or take long: meanwhile this thread is nobody who moves anything.
+      callers_.fetch_sub(1, std::memory_order_relaxed);
+      unlock_and_notify(lock);
+      callers_.fetch_add(1, std::memory_order_relaxed);
+      driven_.store(true, std::memory_order_relaxed);
+      lock.lock();
+      finished = done();
+    }
   }
   callers_.fetch_sub(1, std::memory_order_relaxed);
   unlock_and_notify(lock);
@@ -396,7 +405,8 @@ bool Context::flushed(std::vector<FlushGoal>& goals, Deadline deadline) {
       deadline);
 }
 
-// One round as the leader: polls for a while, then sleeps once until something happens.
+// One round as the leader: polls for a while, then sleeps once until something happens. Ends early when
+// callbacks are due, which the leader must not run: they could not wait for anything.
 void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadline) {
   led_ = true;
   Clock::time_point start, idle_since, last, polled;  // since the first look at the clock
@@ -424,25 +434,17 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
       moved |= look_at_poller();
     }
     if (std::exchange(moved, false)) idle_since = now;
-    if (now - idle_since >= spin_ || deadline.passed()) break;
+    if (notice_ || now - idle_since >= spin_ || deadline.passed()) break;
     const bool yields = now - idle_since >= kYieldsAfter;
-    // Others get in between to post, and callbacks run.
-    const bool notice = notice_;
-    if (notice) {
-      unlock_and_notify(lock);
-    } else {
-      lock.unlock();
-      yields ? static_cast<void>(::sched_yield()) : relax();
-    }
+    lock.unlock();  // others get in between to post
+    yields ? static_cast<void>(::sched_yield()) : relax();
     mutex_.give_way();
     lock.lock();
     finished = done();
     if (finished || !endpoint_) break;
   }
   bool slept = false;
-  if (!finished && endpoint_ && !deadline.passed()) {
-    unlock_and_notify(lock);
-    lock.lock();
+  if (!finished && !notice_ && endpoint_ && !deadline.passed()) {
     announced = true;
     asleep_.store(true, std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_seq_cst);

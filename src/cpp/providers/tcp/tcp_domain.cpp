@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "fabric/hello.h"
+#include "fabric/socket_name.h"
 #include "providers/tcp/tcp_endpoint.h"
 
 namespace fab::tcp {
@@ -37,6 +38,7 @@ TcpDomain::TcpDomain(Info info, std::string link, const DomainServices& services
 
 PartCheck TcpDomain::part_check() const {
   return [link = link_](const PartView& part) {
+    if (part.link == kSocketLink) return true;
     if (part.link != link) return false;
     if (Whereabouts::valid(part.bytes)) return true;
     throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");

@@ -185,6 +185,30 @@ def test_a_callback_may_start_the_next_operation(pair, exposed):
     assert finished.wait(TIMEOUT)
 
 
+def test_a_callback_may_wait(pair, exposed):
+    """Also where the thread that runs it is waiting for something else, and where it waits for such a thread."""
+    many = pair.expose(np.zeros(1 << 19, np.int64))
+    content = np.ones(1 << 19, np.int64)
+    called = threading.Semaphore(0)
+
+    def elsewhere() -> None:
+        write(pair, exposed).result(TIMEOUT)
+
+    def callback(operation: pyfab.Operation) -> None:
+        write(pair, exposed).result(TIMEOUT)
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join(TIMEOUT)
+        if not other.is_alive():
+            called.release()
+
+    for _ in range(20):
+        write(pair, exposed).add_done_callback(callback)
+        pair.endpoint.write(content, pair.handle, many.remote).result(TIMEOUT)
+    for _ in range(20):
+        assert called.acquire(timeout=TIMEOUT)
+
+
 def test_await(pair, exposed):
     async def main() -> None:
         completion = await write(pair, exposed, context=3)
