@@ -70,7 +70,7 @@ class Crew:
                 stack.callback(process.wait)
                 stack.callback(process.kill)
                 self.processes.append(process)
-            self.group = pyfab.Group(0, size, meeting, way.links, timeout=TIMEOUT)
+            self.group = stack.enter_context(pyfab.Group(0, size, meeting, way.links, timeout=TIMEOUT))
             self._stack = stack.pop_all()
 
     def pid(self, rank: int) -> int:
