@@ -216,7 +216,8 @@ class Domain:
             raise InvalidArgumentError(
                 f"offset={attr.offset}: it is reserved and must be 0; slice the buffer instead"
             )
-        if not isinstance(attr.access, int) or int(attr.access) & ~int(Access.ALL):
+        rights: object = attr.access  # whatever the caller gave
+        if not isinstance(rights, int) or rights & ~int(Access.ALL):
             raise InvalidArgumentError(
                 f"access={attr.access!r}: it is a combination of Access.SEND, RECV, READ, WRITE, REMOTE_READ, REMOTE_WRITE"
             )

@@ -1,6 +1,7 @@
 #pragma once
 
 // First include of every file in this folder: the only one that knows Python.
+#include <pybind11/critical_section.h>
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -16,6 +17,7 @@ namespace py = pybind11;
 
 namespace fab::python {
 
+void prepare_buffers();
 void bind_errors(py::module_& m);
 void bind_domain(py::module_& m);
 void bind_memory(py::module_& m);

@@ -41,15 +41,22 @@ py::dict info_dict(const Info& info) {
   return out;
 }
 
-// Every domain that this process opened, so that none outlives the interpreter. Under the GIL.
-std::vector<std::weak_ptr<DomainCore>>& opened_domains() {
-  static auto* const domains = new std::vector<std::weak_ptr<DomainCore>>;
-  return *domains;
+// Every domain that this process opened, so that none outlives the interpreter. Never freed.
+struct OpenedDomains {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<DomainCore>> domains;
+};
+OpenedDomains& opened_domains() {
+  static auto* const opened = new OpenedDomains;
+  return *opened;
 }
 
 void close_all() {
-  for (const auto& opened : std::exchange(opened_domains(), {})) {
-    const WithoutGil without_gil;
+  const WithoutGil without_gil;
+  std::unique_lock lock(opened_domains().mutex);
+  const auto domains = std::exchange(opened_domains().domains, {});
+  lock.unlock();
+  for (const auto& opened : domains) {
     if (const auto domain = opened.lock()) domain->close(true);
   }
 }
@@ -202,8 +209,9 @@ void bind_domain(py::module_& m) {
           const WithoutGil without_gil;
           domain = open_domain(spec, std::move(options));
         }
-        std::erase_if(opened_domains(), [](const auto& opened) { return opened.expired(); });
-        opened_domains().push_back(domain);
+        const std::lock_guard lock(opened_domains().mutex);
+        std::erase_if(opened_domains().domains, [](const auto& opened) { return opened.expired(); });
+        opened_domains().domains.push_back(domain);
         return domain;
       },
       py::arg("spec"), py::arg("mr_mode"), py::arg("auth_key"), py::arg("strict_keys"),

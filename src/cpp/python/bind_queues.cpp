@@ -34,11 +34,8 @@ void bind_queues(py::module_& m) {
                 context = py::none();
               } else if (entry.context > kNoContext) {
                 const py::int_ number(entry.context);
-                if (PyObject* found = PyDict_GetItem(objects.ptr(), number.ptr())) {
-                  context = py::reinterpret_borrow<py::object>(found);
-                  if ((entry.flags & completion_flag::kMore) == 0)
-                    PyDict_DelItem(objects.ptr(), number.ptr());
-                }
+                const bool more = (entry.flags & completion_flag::kMore) != 0;
+                context = objects.attr(more ? "get" : "pop")(number, number);
               }
               out.append(py::reinterpret_steal<py::object>(make_completion(entry, context.ptr())));
             }

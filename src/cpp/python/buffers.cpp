@@ -8,11 +8,10 @@
 namespace fab::python {
 namespace {
 
-PyTypeObject* array_type() {
-  static PyTypeObject* type = reinterpret_cast<PyTypeObject*>(
-      py::module_::import("numpy").attr("ndarray").cast<py::object>().release().ptr());
-  return type;
-}
+// What NumPy gives, and an empty tuple. Set when the core is imported, and never freed.
+PyTypeObject* array_type = nullptr;
+PyObject* (*array_scalar)(void* data, PyObject* dtype, PyObject* base) = nullptr;
+PyObject* no_index = nullptr;
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(Errc::invalid, message); }
 
@@ -20,8 +19,22 @@ std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
 
 }  // namespace
 
-bool is_array(PyObject* object) { return PyObject_TypeCheck(object, array_type()); }
-bool is_exact_array(PyObject* object) { return Py_TYPE(object) == array_type(); }
+void prepare_buffers() {
+  const auto numpy = py::module_::import("numpy");
+  array_type = reinterpret_cast<PyTypeObject*>(numpy.attr("ndarray").cast<py::object>().release().ptr());
+  // PyArray_Scalar has this place in NumPy's table of functions, in version 1 and 2.
+  constexpr std::size_t kScalar = 60;
+  const bool second = numpy.attr("__version__").cast<std::string>()[0] != '1';
+  const auto core =
+      py::module_::import(second ? "numpy._core._multiarray_umath" : "numpy.core._multiarray_umath");
+  void** functions = reinterpret_cast<void**>(PyCapsule_GetPointer(core.attr("_ARRAY_API").ptr(), nullptr));
+  if (!functions) throw py::error_already_set();
+  array_scalar = reinterpret_cast<decltype(array_scalar)>(functions[kScalar]);
+  no_index = py::tuple().release().ptr();
+}
+
+bool is_array(PyObject* object) { return PyObject_TypeCheck(object, array_type); }
+bool is_exact_array(PyObject* object) { return Py_TYPE(object) == array_type; }
 
 ArrayFields array_fields(PyObject* array) {
   const auto* fields = py::detail::array_proxy(array);
@@ -43,24 +56,11 @@ PyObject* make_array(PyObject* dtype, int ndim, const std::int64_t* shape) {
   return array;
 }
 
-PyObject* make_scalar(void* data, PyObject* dtype) {
-  // PyArray_Scalar has this place in NumPy's table of functions, in version 1 and 2.
-  constexpr std::size_t kScalar = 60;
-  using Scalar = PyObject* (*)(void*, PyObject*, PyObject*);
-  static const auto scalar = [] {
-    const bool second = py::module_::import("numpy").attr("__version__").cast<std::string>()[0] != '1';
-    const auto core =
-        py::module_::import(second ? "numpy._core._multiarray_umath" : "numpy.core._multiarray_umath");
-    void** functions = reinterpret_cast<void**>(PyCapsule_GetPointer(core.attr("_ARRAY_API").ptr(), nullptr));
-    return reinterpret_cast<Scalar>(functions[kScalar]);
-  }();
-  return scalar(data, dtype, nullptr);
-}
+PyObject* make_scalar(void* data, PyObject* dtype) { return array_scalar(data, dtype, nullptr); }
 
 PyObject* element_or_array(PyObject* array) {
   if (py::detail::array_proxy(array)->nd != 0) return Py_NewRef(array);
-  static PyObject* const nothing = PyTuple_New(0);
-  return PyObject_GetItem(array, nothing);
+  return PyObject_GetItem(array, no_index);
 }
 
 LocalBuffer::LocalBuffer(LocalBuffer&& other) noexcept

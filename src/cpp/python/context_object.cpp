@@ -27,14 +27,16 @@ ContextHandle::~ContextHandle() {
 }
 
 void ContextHandle::close() {
-  if (std::exchange(shared->closed, true) || !context) return;  // null: the domain gave none
+  if (shared->closed.exchange(true) || !context) return;  // null: the domain gave none
   {
     // The progress thread may hold what this needs while it waits for the GIL.
     const WithoutGil without_gil;
     domain->close_context(*context);
   }
   finished->drain();
-  shared->interrupted.clear();
+  decltype(shared->interrupted) settled;
+  const std::lock_guard lock(shared->mutex);
+  settled.swap(shared->interrupted);
 }
 
 std::unique_ptr<ContextHandle> ContextHandle::scope(bool never_waits) const {
@@ -163,14 +165,16 @@ std::uint64_t context_number(ContextHandle& handle, PyObject* context) {
     if ((number != ~0ull || !PyErr_Occurred()) && number < kNoContext) return number;
     PyErr_Clear();
   }
+  static std::atomic<std::uint64_t> next{kNoContext + 1};  // distinct in all queues
+  const std::uint64_t number = next.fetch_add(1, std::memory_order_relaxed);
+  const py::scoped_critical_section section(handle.objects);
   if (handle.objects.size() >= handle.queue->size()) {
     // The queue forgot or lost the oldest entries, and so may this.
     const auto oldest = py::reinterpret_steal<py::object>(PyIter_Next(py::iter(handle.objects).ptr()));
-    PyDict_DelItem(handle.objects.ptr(), oldest.ptr());
+    if (!oldest || PyDict_DelItem(handle.objects.ptr(), oldest.ptr()) != 0) PyErr_Clear();  // taken meanwhile
   }
-  static std::uint64_t next = kNoContext + 1;  // under the GIL; distinct in all queues
-  handle.objects[py::int_(next)] = py::reinterpret_borrow<py::object>(context);
-  return next++;
+  handle.objects[py::int_(number)] = py::reinterpret_borrow<py::object>(context);
+  return number;
 }
 
 void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation,
@@ -373,7 +377,7 @@ void bind_context(py::module_& m) {
       .def(
           "_drive",
           [](ContextHandle& handle) {
-            if (handle.shared->closed) return;
+            if (handle.shared->closed.load()) return;
             {
               const WithoutGil without_gil;
               do {
@@ -384,7 +388,7 @@ void bind_context(py::module_& m) {
           },
           "Moves what can be moved; on return the descriptor tells of more.")
       .def_property_readonly("manual", [](const ContextHandle& handle) { return handle.manual; })
-      .def_property_readonly("closed", [](const ContextHandle& handle) { return handle.shared->closed; })
+      .def_property_readonly("closed", [](const ContextHandle& handle) { return handle.shared->closed.load(); })
       .def("close", &ContextHandle::close);
   add_methods(type, rma_methods);
   add_methods(type, vector_methods);

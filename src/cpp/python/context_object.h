@@ -20,7 +20,8 @@ struct ContextHandle {
     // Calls whose waiting an exception ended (Ctrl-C): their memory stays until the context has settled
     // everything.
     std::vector<std::shared_ptr<void>> interrupted;
-    bool closed = false;
+    std::mutex mutex;  // guards `interrupted`
+    std::atomic<bool> closed{false};
   };
   std::shared_ptr<Shared> shared = std::make_shared<Shared>();
   std::shared_ptr<const Origin> origin;  // of the operations that start here
@@ -37,7 +38,7 @@ struct ContextHandle {
   // raises what failed and was not seen. False: out of time.
   bool flush_scope(Deadline deadline, bool callbacks);
   void check_open() const {
-    if (shared->closed) throw Error(Errc::closed, "the endpoint is closed");
+    if (shared->closed.load()) throw Error(Errc::closed, "the endpoint is closed");
     domain->check_open();
   }
 };

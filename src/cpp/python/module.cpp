@@ -1,11 +1,14 @@
 #include "python/bind.h"
 
-PYBIND11_MODULE(_core, m) {
+// Without the GIL, what Python objects of the core share between threads is atomic, has a lock of its own, or
+// that of its object.
+PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   using namespace fab::python;
   m.doc() = "The C++ core of pyfab. Programs use the names of the package, not these.";
   m.attr("__version__") = FAB_VERSION;
   m.attr("has_verbs_headers") = FAB_HAS_VERBS != 0;
   m.attr("compiler") = "g++ " __VERSION__;
+  prepare_buffers();
   bind_errors(m);
   bind_queues(m);
   bind_address_vector(m);

@@ -141,7 +141,11 @@ void settled_hook(Operation& core) noexcept {
 }
 
 void run_callbacks(OperationObject& operation) noexcept {
-  PyObject* callbacks = std::exchange(operation.callbacks, nullptr);
+  PyObject* callbacks;
+  {
+    const py::scoped_critical_section section(reinterpret_cast<PyObject*>(&operation));
+    callbacks = std::exchange(operation.callbacks, nullptr);
+  }
   if (!callbacks) return;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(callbacks); ++i) {
     PyObject* result =
@@ -293,14 +297,18 @@ PyObject* operation_add_done_callback(PyObject* self, PyObject* function) {
     PyErr_SetString(PyExc_TypeError, "add_done_callback() takes a callable");
     return nullptr;
   }
-  if (!operation.callbacks) {
-    operation.callbacks = PyList_New(0);
-    if (operation.callbacks && operation.origin->tally) operation.origin->tally->expect_call(operation.entry);
+  {
+    const py::scoped_critical_section section(self);
+    if (!operation.callbacks) {
+      operation.callbacks = PyList_New(0);
+      if (operation.callbacks && operation.origin->tally)
+        operation.origin->tally->expect_call(operation.entry);
+    }
+    if (!operation.callbacks) return nullptr;
+    if (PyList_Append(operation.callbacks, function) != 0) return nullptr;
+    track(operation);
+    operation.wants_notice.store(true);
   }
-  if (!operation.callbacks) return nullptr;
-  if (PyList_Append(operation.callbacks, function) != 0) return nullptr;
-  track(operation);
-  operation.wants_notice.store(true);
   // Settled before it could see the wish: nobody else will run the callbacks.
   if (operation.core.done()) operation.origin->finished->call_late(operation);
   Py_RETURN_NONE;

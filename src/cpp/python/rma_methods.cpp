@@ -122,7 +122,10 @@ void move_now(const char* name, OpCode op, ContextHandle& handle, LocalBuffer lo
       wait_interruptibly(
           [&](Deadline until) { return handle.context->wait([&] { return operation.done(); }, until); }, {});
   } catch (...) {
-    if (!operation.done()) handle.shared->interrupted.push_back(call);
+    if (!operation.done()) {
+      const std::lock_guard lock(handle.shared->mutex);
+      handle.shared->interrupted.push_back(call);
+    }
     throw;
   }
   if (const Errc error = operation.completion().error; error != Errc::ok) {
