@@ -146,3 +146,45 @@ def test_a_queue_read_by_many(pair):
 
     in_threads(work)
     assert sorted(seen) == list(range(total))
+
+
+def test_callbacks_added_by_many(pair):
+    """Each is called once, whether the operation had ended by then or not."""
+    exposed = pair.expose(np.zeros(1 << 17, np.int64))
+    content = np.ones(1 << 17, np.int64)
+    each = 20
+    for _ in range(10):
+        operation = pair.endpoint.write(content, pair.handle, exposed.remote)
+        called: list[int] = []
+        more = threading.Semaphore(0)
+
+        def add(number, operation=operation, called=called, more=more):
+            for turn in range(each):
+                value = number * each + turn
+                operation.add_done_callback(lambda _, value=value: (called.append(value), more.release()))
+
+        in_threads(add)
+        for _ in range(THREADS * each):
+            assert more.acquire(timeout=TIMEOUT)
+        assert sorted(called) == list(range(THREADS * each))
+
+
+def test_contexts_that_are_objects(pair):
+    """Threads that start operations with objects as context, while another reads them: each comes back once."""
+    exposed = pair.expose(np.zeros(8, np.int64))
+    each, seen = 200, []
+
+    def work(number):
+        if number:
+            for turn in range(each):
+                context = (number, turn)
+                pair.endpoint.write(np.arange(8), pair.handle, exposed.remote, context=context).result(
+                    TIMEOUT
+                )
+            return
+        while len(seen) < each * (THREADS - 1):
+            pair.endpoint.cq.wait(TIMEOUT)
+            seen.extend(entry.context for entry in pair.endpoint.cq.read(max=50))
+
+    in_threads(work)
+    assert sorted(seen) == [(number, turn) for number in range(1, THREADS) for turn in range(each)]

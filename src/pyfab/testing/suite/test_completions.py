@@ -194,7 +194,7 @@ def test_a_callback_may_wait(pair, exposed):
     def elsewhere() -> None:
         write(pair, exposed).result(TIMEOUT)
 
-    def callback(operation: pyfab.Operation) -> None:
+    def callback(_: pyfab.Operation) -> None:
         write(pair, exposed).result(TIMEOUT)
         other = threading.Thread(target=elsewhere)
         other.start()
