@@ -9,7 +9,7 @@ namespace fab::python {
 std::optional<DataType> atomic_type(PyObject* dtype) {
   const auto* fields = py::detail::array_descriptor_proxy(dtype);
   if (fields->byteorder == '>') return std::nullopt;  // of this machine is '=' or '|'
-  const auto size = static_cast<std::uint64_t>(py::reinterpret_borrow<py::dtype>(dtype).itemsize());
+  const auto size = static_cast<std::uint64_t>(itemsize_of(dtype));
   if (fields->kind == 'i' || fields->kind == 'u') {
     if (!std::has_single_bit(size) || size > 8) return std::nullopt;
     return static_cast<DataType>(2 * std::countr_zero(size) + (fields->kind == 'u' ? 1 : 0));

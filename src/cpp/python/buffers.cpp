@@ -36,9 +36,15 @@ void prepare_buffers() {
 bool is_array(PyObject* object) { return PyObject_TypeCheck(object, array_type); }
 bool is_exact_array(PyObject* object) { return Py_TYPE(object) == array_type; }
 
+py::ssize_t itemsize_of(PyObject* dtype) {
+  const bool first = py::detail::npy_api::get().PyArray_RUNTIME_VERSION_ < 0x12;
+  return first ? py::detail::array_descriptor1_proxy(dtype)->elsize
+               : py::detail::array_descriptor2_proxy(dtype)->elsize;
+}
+
 ArrayFields array_fields(PyObject* array) {
   const auto* fields = py::detail::array_proxy(array);
-  auto nbytes = static_cast<std::uint64_t>(py::reinterpret_borrow<py::dtype>(fields->descr).itemsize());
+  auto nbytes = static_cast<std::uint64_t>(itemsize_of(fields->descr));
   for (int i = 0; i < fields->nd; ++i) nbytes *= static_cast<std::uint64_t>(fields->dimensions[i]);
   return {reinterpret_cast<std::byte*>(fields->data), nbytes, fields->descr,
           (fields->flags & py::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_) != 0,

@@ -37,6 +37,8 @@ class LocalBuffer {
 // True for a (sub)class of numpy.ndarray; only for numpy.ndarray itself.
 bool is_array(PyObject* object);
 bool is_exact_array(PyObject* object);
+// Bytes of an element. Leaves the dtype's count of references alone, which all threads share.
+py::ssize_t itemsize_of(PyObject* dtype);
 // The fields of an ndarray without the buffer protocol, which costs more than the rest of a small operation.
 struct ArrayFields {
   std::byte* data;

@@ -125,7 +125,7 @@ void check_fit(const LocalBuffer& local, const Target& target, const char* what)
                     " bytes and the remote array (" + view->describe() + ") " + std::to_string(view->nbytes) +
                     "; slice either");
   if (!local.dtype || local.dtype == view->dtype.ptr()) return;
-  const auto itemsize = py::reinterpret_borrow<py::dtype>(local.dtype).itemsize();
+  const auto itemsize = itemsize_of(local.dtype);
   if (itemsize == 1 || view->itemsize == 1) return;  // raw bytes
   const int equal = PyObject_RichCompareBool(local.dtype, view->dtype.ptr(), Py_EQ);
   if (equal < 0) throw py::error_already_set();
