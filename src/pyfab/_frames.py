@@ -70,6 +70,17 @@ def open_to(host: str, token: str) -> str:
     return "this machine" if ipaddress.ip_address(host).is_loopback else "everyone who can reach it"
 
 
+def listen(address: str) -> socket.socket:
+    """A socket that listens on ``host:port``, port 0 for any. ValueError for what is no address, OSError that says which."""
+    host, port = split_address(address)
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:  # whose own text has the address as a tuple, and not in every case
+        resolved = not isinstance(error, socket.gaierror)
+        reason = os.strerror(error.errno) if resolved and error.errno else error.strerror or str(error)
+        raise OSError(error.errno, f"cannot listen on {address}: {reason}") from None
+
+
 class Channel:
     """One connected socket that carries frames; made by `accept` or `connect`, which prove the token first."""
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pyfab._deadline import Deadline
 from pyfab._domain import Domain
 from pyfab._enums import Access
-from pyfab._frames import Channel, Header, WrongToken, join_address, open_to, split_address, talk_to_each
+from pyfab._frames import Channel, Header, WrongToken, join_address, listen, open_to, talk_to_each
 from pyfab._region import MemoryRegion
 
 _PATIENCE = 10.0  # seconds that a client has for each message
@@ -35,19 +35,17 @@ _PATIENCE = 10.0  # seconds that a client has for each message
 class ArrayServer:
     """Serves read-only arrays until it is closed; the work is done by threads.
 
-    `arrays` maps names to .npy files, `listen` is ``host:port`` with port 0 for any; `token` must be known to the clients, and
+    `arrays` maps names to .npy files, `address` is ``host:port`` with port 0 for any; `token` must be known to the clients, and
     with one set the data links ask for it too. Raises ValueError for files that cannot be served, OSError for an address
     that cannot be listened on.
     """
 
-    def __init__(self, arrays: Mapping[str, Path], listen: str = "127.0.0.1:0", token: str = "") -> None:
-        host, port = split_address(listen)
+    def __init__(self, arrays: Mapping[str, Path], address: str = "127.0.0.1:0", token: str = "") -> None:
         self.arrays: dict[str, NDArray[Any]] = {name: _mapped(path) for name, path in arrays.items()}
         self._token = token
         self._regions: dict[str, MemoryRegion] = {}
         with contextlib.ExitStack() as undo:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._listener = undo.enter_context(socket.create_server((host, port), family=family))
+            self._listener = undo.enter_context(listen(address))
             self.host, port = self._listener.getsockname()[:2]  # numeric, and the port that was found
             self.address = join_address(self.host, port)
             secret = token.encode() or None
@@ -100,12 +98,12 @@ class ArrayServer:
         return {key: base64.b64encode(value).decode() for key, value in encoded.items()}
 
 
-def serve(arrays: Mapping[str, Path], listen: str, token: str, *, as_json: bool = False) -> None:
+def serve(arrays: Mapping[str, Path], address: str, token: str, *, as_json: bool = False) -> None:
     """Serves until SIGINT or SIGTERM; prints what and where."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with ArrayServer(arrays, listen, token) as server:
+    with ArrayServer(arrays, address, token) as server:
         whom = open_to(server.host, token)
         if as_json:
             told = {"serving": server.address, "open_to": whom, "arrays": server.describe()}
@@ -120,6 +118,9 @@ def serve(arrays: Mapping[str, Path], listen: str, token: str, *, as_json: bool 
 
 
 def _mapped(path: Path) -> NDArray[Any]:
+    with path.open("rb") as stream:
+        if stream.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
+            raise ValueError(f"{path} is no .npy file")  # which NumPy would take for a pickle
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:

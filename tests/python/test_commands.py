@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -297,9 +298,21 @@ def test_what_to_start_where_nobody_answers(command: str, other: str) -> None:
     )
 
 
+def test_an_agent_says_where_it_listens_as_json() -> None:
+    command = [sys.executable, "-m", "pyfab", "agent", "--listen", "127.0.0.1:0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout
+        assert json.loads(agent.stdout.readline())["serving"].startswith("127.0.0.1:")
+        agent.send_signal(signal.SIGINT)
+    assert agent.returncode == 0
+
+
 def test_usage() -> None:
     assert run().returncode == 2
     assert run("links", "--procs", "0").returncode == 2
+    assert run("trace").returncode == 2
+    assert run("validate", "--job", "--peer", "process").returncode == 2
+    assert run("agent", "--listen", "here").returncode == 2
     assert run("--version").stdout == f"pyfab {pyfab.__version__}\n"
     offered = run("--help").stdout
     for command in ("demo", "serve", "fetch", "info", "links", "doctor", "pingpong", "bench", "trace"):

@@ -302,23 +302,39 @@ def test_bench_shows_its_progress_on_terminals_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "status, arguments, message",
     [
-        (["--fail-below", "0.9"], "--compare"),
-        (["--compare", "missing.json"], "No such file"),
-        (["--plot", "run.txt"], ".html"),
-        (["--sizes", "12"], "multiples of 8"),
-        (["--links", "nosuch"], "nosuch"),
-        (["127.0.0.1:1"], "refused"),
-        (["127.0.0.1:1", "--listen", "127.0.0.1:0"], "leave the address out"),
-        (["--listen", "127.0.0.1:0", "--links", "shm", "--links", "tcp"], "one --links"),
+        (2, ["--fail-below", "0.9"], "--compare"),
+        (1, ["--compare", "missing.json"], "missing.json: No such file"),
+        (1, ["--plot", "run.txt"], ".html"),
+        (1, ["--links", "nosuch"], "nosuch"),
+        (1, ["127.0.0.1:1"], "refused"),
+        (2, ["127.0.0.1:1", "--listen", "127.0.0.1:0"], "leave the address out"),
+        (2, ["--listen", "127.0.0.1:0", "--links", "shm", "--links", "tcp"], "one --links"),
+        (1, ["--listen", "192.0.2.7:4000"], "cannot listen on 192.0.2.7:4000: Cannot assign"),
     ],
 )
-def test_bench_says_what_is_wrong(arguments: list[str], message: str, capsys: Capture) -> None:
-    assert main(["bench", "--rounds", "1", *arguments]) == 1
+def test_bench_says_what_is_wrong(status: int, arguments: list[str], message: str, capsys: Capture) -> None:
+    assert main(["bench", "--rounds", "1", *arguments]) == status
     told = capsys.readouterr().err
     assert told.startswith("pyfab bench: ")
     assert message in told
+
+
+@pytest.mark.parametrize("option", ["--save", "--plot"])
+def test_bench_measures_nothing_that_it_could_not_write(
+    option: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "measure", lambda *_, **__: pytest.fail("it measures"))
+    assert main(["bench", option, str(tmp_path / "nowhere" / "run.png")]) == 1
+    assert f"{tmp_path / 'nowhere'}: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--sizes", "12"], ["--sizes", "0"], ["here"], ["--listen", "here"]])
+def test_bench_takes_sizes_and_addresses(arguments: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", *arguments])
+    assert ("multiples of 8" if "--sizes" in arguments else "write host:port") in capsys.readouterr().err
 
 
 def test_nothing_in_common_is_no_success(tmp_path: Path, capsys: Capture) -> None:

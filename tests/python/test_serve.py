@@ -151,15 +151,22 @@ def test_over_tcp_alone(address: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    "selection",
-    ["nothing", "images[300]", "images[0, 0, 0, 0]", "images[", "images[x]", "[1]", "images[1](2)"],
+    "selection, status",
+    [("nothing", 1), ("images[300]", 1), ("images[0, 0, 0, 0]", 1)]
+    + [(unreadable, 2) for unreadable in ("images[", "images[x]", "[1]", "images[1](2)")],
 )
-def test_bad_names_and_slices(address: str, tmp_path: Path, selection: str) -> None:
+def test_bad_names_and_slices(address: str, tmp_path: Path, selection: str, status: int) -> None:
     ran = run("fetch", address, selection, "-o", tmp_path / "folder-of-its-own.npy")
-    assert ran.returncode == 1
+    assert ran.returncode == status
     assert ran.stderr.startswith("pyfab fetch: ")
     assert "Traceback" not in ran.stderr
     assert not [path for path in tmp_path.iterdir() if "folder-of-its-own" in path.name]
+
+
+def test_a_folder_that_is_not_there(address: str, tmp_path: Path) -> None:
+    ran = run("fetch", address, "images", "-o", tmp_path / "nowhere" / "out.npy")
+    assert ran.returncode == 1
+    assert ran.stderr == f"pyfab fetch: {tmp_path / 'nowhere'}: No such file or directory\n"
 
 
 def test_an_unknown_name_is_answered_with_those_that_exist(address: str, tmp_path: Path) -> None:
@@ -198,6 +205,7 @@ def test_a_port_in_use(files: dict[str, Path]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ran = run("serve", files["labels"], "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
     assert ran.returncode == 1
+    assert "pyfab serve: cannot listen on 127.0.0.1:" in ran.stderr
     assert "in use" in ran.stderr
     assert "Traceback" not in ran.stderr
 
@@ -215,8 +223,8 @@ def test_files_that_cannot_be_served(tmp_path: Path) -> None:
         "fortran": "Fortran order",
         "empty": "no elements",
         "objects": "cannot|can't|can be mapped",
-        "text": "no .npy file",
-        "missing": "No such file",
+        "text": "text.npy is no .npy file$",
+        "missing": "missing.npy: No such file",
     }.items():
         ran = run("serve", tmp_path / f"{name}.npy")
         assert ran.returncode == 1
@@ -232,7 +240,7 @@ def test_what_to_serve(files: dict[str, Path]) -> None:
         ([files["labels"], "--listen", "here"], "'here' is no address"),
     ):
         ran = run("serve", *arguments)
-        assert ran.returncode == 1
+        assert ran.returncode == 2
         assert message in ran.stderr
 
 

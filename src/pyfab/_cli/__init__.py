@@ -7,8 +7,8 @@ A command ``name`` is a module ``_cli/name.py`` with
 
 and stands in `_COMMANDS` below, in the order of ``pyfab --help``. What only this command needs is imported in `run`, so that
 ``pyfab --help`` and completion stay quick. OSError (so every FabricError), ValueError, LookupError and ImportError may pass:
-`main` prints them as ``pyfab name: message`` and returns 1. Results go to stdout, progress and remarks to stderr; every command
-that finds something out has ``--json``. `_options` has the arguments and the output that commands share.
+`main` prints them as ``pyfab name: message`` and returns 1, or 2 for a `UsageError`. Results go to stdout, progress and remarks
+to stderr; every command that finds something out has ``--json``. `_options` has the arguments and the output that commands share.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import pyfab
 from pyfab._cli import agent, bench, demo, doctor, fetch, info, links, pingpong, serve, trace, validate
+from pyfab._cli._options import UsageError
 
 _COMMANDS = (demo, serve, fetch, info, links, doctor, pingpong, bench, trace, validate, agent)
 
@@ -37,11 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (OSError, ValueError, LookupError, ImportError) as error:
-        reason = error.args[0] if isinstance(error, KeyError) else error
-        print(f"pyfab {options.command}: {reason}", file=sys.stderr)
-        return 1
+        print(f"pyfab {options.command}: {_words(error)}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 130
+
+
+def _words(error: Exception) -> object:
+    """What an error says to somebody who sees no code."""
+    if isinstance(error, KeyError):
+        return error.args[0]
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, pyfab.FabricError):
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return error
 
 
 def parser() -> argparse.ArgumentParser:

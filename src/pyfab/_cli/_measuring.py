@@ -10,7 +10,17 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyfab._cli._options import add_file, add_json, add_token, count, print_json, token
+from pyfab._cli._options import (
+    UsageError,
+    add_file,
+    add_json,
+    add_token,
+    address,
+    check_folder,
+    count,
+    print_json,
+    token,
+)
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -25,9 +35,15 @@ _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 def add_options(command: argparse.ArgumentParser) -> None:
     """The options of both commands."""
     command.add_argument(
-        "peer", nargs="?", metavar="HOST:PORT", help="where --listen runs; without: a process of this machine"
+        "peer",
+        nargs="?",
+        type=address,
+        metavar="HOST:PORT",
+        help="where --listen runs; without: a process of this machine",
     )
-    command.add_argument("--listen", metavar="HOST:PORT", help="be the other side, until Ctrl-C; port 0: any")
+    command.add_argument(
+        "--listen", type=address, metavar="HOST:PORT", help="be the other side, until Ctrl-C; port 0: any"
+    )
     add_token(command, "both sides must know it")
     command.add_argument(
         "--links",
@@ -64,7 +80,9 @@ def size(text: str) -> int:
     factor = _SUFFIXES.get(text[len(digits) :].lower())
     if factor is None or not digits.isdecimal():
         raise argparse.ArgumentTypeError(f"{text}: write bytes as 8, 64K or 1M")
-    return int(digits) * factor
+    if (number := int(digits) * factor) % 8 or number == 0:
+        raise argparse.ArgumentTypeError(f"{text}: sizes are multiples of 8")
+    return number
 
 
 def measure(
@@ -76,13 +94,15 @@ def measure(
     """Does what the options say; the exit status."""
     if options.listen is not None:
         if options.peer is not None:
-            raise ValueError("--listen waits for others: leave the address out")
+            raise UsageError("--listen waits for others: leave the address out")
         return _listen(options)
     if options.fail_below is not None and options.compare is None:
-        raise ValueError("--fail-below needs --compare")
+        raise UsageError("--fail-below needs --compare")
 
     from pyfab import bench
 
+    for file in (options.save, options.plot):
+        check_folder(file)
     saved = bench.load(options.compare) if options.compare else None
     if options.plot:
         from pyfab.bench._plot import check
@@ -151,7 +171,7 @@ def _listen(options: argparse.Namespace) -> int:
     from pyfab.bench import Listener
 
     if options.links and len(options.links) > 1:
-        raise ValueError("--listen takes one --links at most")
+        raise UsageError("--listen takes one --links at most")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pyfab._frames import split_address
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 if TYPE_CHECKING:
     Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+class UsageError(ValueError):
+    """Wrong usage that the parser does not see: exit status 2."""
+
 
 FILE = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
 """What completes a file's name: `add_argument(...).complete = FILE`."""
@@ -36,6 +44,21 @@ def add_token(command: argparse.ArgumentParser, text: str) -> None:
 def token(options: argparse.Namespace) -> str:
     """What `add_token`'s option says, else the environment."""
     return str(options.token if options.token is not None else os.environ.get("PYFAB_TOKEN", ""))
+
+
+def address(text: str) -> str:
+    """The type of an argument that is ``host:port``."""
+    try:
+        split_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def check_folder(file: Path | None) -> None:
+    """FileNotFoundError if the result cannot lie there, for before the work that it takes."""
+    if file is not None and not file.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file.parent))
 
 
 def count(text: str) -> int:

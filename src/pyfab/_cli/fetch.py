@@ -6,7 +6,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyfab._cli._options import TransferProgress, add_file, add_json, add_token, print_json, token
+from pyfab._cli._options import (
+    TransferProgress,
+    UsageError,
+    add_file,
+    add_json,
+    add_token,
+    address,
+    check_folder,
+    print_json,
+    token,
+)
 
 if TYPE_CHECKING:
     from pyfab._cli._options import Commands
@@ -15,7 +25,7 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     """Registers the command."""
     command = commands.add_parser("fetch", help="read a served array, or a part of it, into a .npy file")
-    command.add_argument("address", metavar="HOST:PORT")
+    command.add_argument("address", type=address, metavar="HOST:PORT")
     command.add_argument(
         "selection",
         nargs="?",
@@ -41,8 +51,12 @@ def run(options: argparse.Namespace) -> int:
             for name, kind in names.items():
                 print(f"{name}: {tuple(kind['shape'])} {kind['dtype']}")
         return 0
-    name, index = parse_selection(options.selection)
+    try:
+        name, index = parse_selection(options.selection)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     output = options.output or Path(f"{Path(name).name}.npy")
+    check_folder(output)
     with (
         ArrayClient(options.address, token(options)) as client,
         TransferProgress(options.selection) as progress,

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyfab._cli._options import add_file, add_json, add_token, token
+from pyfab._cli._options import UsageError, add_file, add_json, add_token, address, token
 
 if TYPE_CHECKING:
     from pyfab._cli._options import Commands
@@ -27,7 +27,11 @@ def add(commands: Commands) -> None:
         "--name", action="append", default=[], metavar="NAME=FILE", help="serve FILE under NAME"
     )
     command.add_argument(
-        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default: a free port of 127.0.0.1"
+        "--listen",
+        type=address,
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="default: a free port of 127.0.0.1",
     )
     add_token(command, "clients must know it")
     add_json(command)
@@ -42,12 +46,12 @@ def run(options: argparse.Namespace) -> int:
     for text in options.name:
         name, equals, path = text.partition("=")
         if not (name and equals and path) or "[" in name:
-            raise ValueError(f"--name {text}: write NAME=FILE, the name without '['")
+            raise UsageError(f"--name {text}: write NAME=FILE, the name without '['")
         named.append((name, Path(path)))
     if not named:
-        raise ValueError("no file to serve")
+        raise UsageError("no file to serve")
     arrays = dict(named)
     if len(arrays) < len(named):
-        raise ValueError("two files have one name; tell them apart with --name NAME=FILE")
+        raise UsageError("two files have one name; tell them apart with --name NAME=FILE")
     serve(arrays, options.listen, token(options), as_json=options.json)
     return 0

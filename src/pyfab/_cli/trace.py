@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyfab._cli._options import add_file
+from pyfab._cli._options import UsageError, add_file
 
 if TYPE_CHECKING:
     from pyfab._cli._options import Commands
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
-        raise ValueError("no program to trace: write pyfab trace -o trace.json script.py")
+        raise UsageError("no program to trace: write pyfab trace -o trace.json script.py")
     if program[0].endswith(".py"):
         program = [sys.executable, *program]
     options.output.touch()

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyfab._cli._options import add_file, add_token, token
+from pyfab._cli._options import UsageError, add_file, add_token, token
 
 if TYPE_CHECKING:
     from pyfab._cli._options import Commands
@@ -64,7 +64,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--set", action="append", metavar="NAME=VALUE", help="a setting of all domains: peer_deadline=5"
     )
-    command.add_argument("--soak", metavar="SECONDS", help="random operations, all accounted for")
+    command.add_argument("--soak", type=float, metavar="SECONDS", help="random operations, all accounted for")
     add_file(command, "--expect", metavar="FILE.toml", help="latencies and bandwidths to reach")
     command.add_argument("--drills", metavar="LIST", help="faults to try: kill,stop,resume,link or all")
     command.add_argument("--link-down", metavar="COMMAND", help="takes a link down, for the drill link")
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     from pyfab.testing.launch import job
 
     if options.peer:
-        raise ValueError("--peer: with --job, the peers are the job's other processes")
+        raise UsageError("--peer: with --job, the peers are the job's other processes")
     with job() as agents:
         if agents is None:
             return 0

@@ -29,7 +29,7 @@ from pyfab._deadline import Deadline
 from pyfab._domain import Domain
 from pyfab._enums import Access
 from pyfab._errors import InvalidArgumentError
-from pyfab._frames import Channel, Header, WrongToken, join_address, open_to, split_address
+from pyfab._frames import Channel, Header, WrongToken, join_address, listen, open_to, talk_to_each
 from pyfab._region import RemoteRegion
 from pyfab.bench._facts import machine_facts
 from pyfab.bench._operations import MESSAGES, Operations, answer
@@ -170,26 +170,26 @@ def serve_descriptor(descriptor: int) -> None:
 class Listener:
     """Targets for whoever connects and knows the token, until it is closed; the work is done by threads.
 
-    listen: ``host:port``, port 0 for any. links: in place of what the initiators ask for, where devices have other names here.
+    address: ``host:port``, port 0 for any. links: in place of what the initiators ask for, where devices have other names here.
     tell: called with a line of text when a client comes or goes. OSError for an address that cannot be listened on.
     """
 
     def __init__(
         self,
-        listen: str = "127.0.0.1:0",
+        address: str = "127.0.0.1:0",
         token: str = "",
         links: str | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        host, port = split_address(listen)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family)
+        self._socket = listen(address)
         self.host, port = self._socket.getsockname()[:2]
         self.address = join_address(self.host, port)
         self._token, self._links, self._tell = token, links, tell
         self._lock = threading.Lock()  # guards the next two
         self._run, self._sessions = "", 0  # of whom, and how many are open
-        threading.Thread(target=self._accept, name="pyfab-bench", daemon=True).start()
+        threading.Thread(
+            target=talk_to_each, args=(self._socket, self._talk), name="pyfab-bench", daemon=True
+        ).start()
 
     @property
     def open_to(self) -> str:
@@ -223,14 +223,6 @@ class Listener:
         """A session has ended."""
         with self._lock:
             self._sessions -= 1
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
 
     def _talk(self, connection: socket.socket) -> None:
         """One client; whatever it does wrong ends its own connection alone."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import os
 import queue
 import secrets
@@ -28,7 +29,7 @@ from types import TracebackType
 
 import pyfab
 from pyfab._deadline import Deadline
-from pyfab._frames import Channel, Header, WrongToken, join_address, split_address, talk_to_each
+from pyfab._frames import Channel, Header, WrongToken, join_address, listen, talk_to_each
 from pyfab.testing._facts import facts
 from pyfab.testing._sides import ENDING, start_process, suspend
 
@@ -42,24 +43,21 @@ _BIND_TO_AGENT = "from pyfab._child import bind_to; bind_to({parent}); "
 class Agent:
     """Listens at once, and answers inside of its `with` block; every connection has a thread, every peer a process.
 
-    `listen` is ``host:port``, port 0 for any. ValueError for an address that others can reach without a token.
+    `address` is ``host:port``, port 0 for any. ValueError for an address that others can reach without a token.
     """
 
-    def __init__(self, listen: str = f"127.0.0.1:{DEFAULT_PORT}", token: str = "") -> None:
-        host, port = split_address(listen)
+    def __init__(self, address: str = f"127.0.0.1:{DEFAULT_PORT}", token: str = "") -> None:
         self.token = token
         self._tickets: dict[str, queue.SimpleQueue[socket.socket]] = {}
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._held, self._left = threading.Event(), threading.Event()  # a connection with {"op": "hold"}
-        self._listener = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        )
+        self._listener = listen(address)
         host, port = self._listener.getsockname()[:2]
         self.address = join_address(host, port)
         if not token and not ipaddress.ip_address(host).is_loopback:
             self._listener.close()
             raise ValueError(
-                f"{listen}: others can reach this address and would have programs run here;"
+                f"{address}: others can reach this address and would have programs run here;"
                 " give --token or PYFAB_TOKEN, or listen on 127.0.0.1"
             )
 
@@ -173,13 +171,14 @@ def _obey(process: subprocess.Popen[bytes], operation: object) -> Header:
     return {}
 
 
-def serve(listen: str, token: str, *, attached: bool = False) -> None:
+def serve(address: str, token: str, *, attached: bool = False, as_json: bool = False) -> None:
     """Runs an agent until SIGINT or SIGTERM; `attached`: or until whoever started it has gone. Prints where it listens."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with Agent(listen, token) as agent:
-        print(f"serving on {agent.address}", flush=True)
+    with Agent(address, token) as agent:
+        told = json.dumps({"serving": agent.address}) if as_json else f"serving on {agent.address}"
+        print(told, flush=True)
         if attached:
             threading.Thread(target=agent.wait_until_left, args=(stop,), daemon=True).start()
         stop.wait()
