@@ -344,6 +344,22 @@ def test_nothing_in_common_is_no_success(tmp_path: Path, capsys: Capture) -> Non
     assert "none of these figures" in capsys.readouterr().err
 
 
+def test_marks_of_a_picture_are_plain_numbers() -> None:
+    """Also where the figures lie between two powers of ten, and sizes close together."""
+    rows = [row("bandwidth", "GB/s", median, size) for size, median in ((8, 21.0), (16, 47.5), (24, 30.0))]
+    figure = Measurements(rows, FACTS).plot()
+    figure.draw_without_rendering()
+    low, high = figure.axes[0].get_ylim()
+    axis = figure.axes[0].yaxis
+    shown = [
+        label.get_text()
+        for label in axis.get_majorticklabels() + axis.get_minorticklabels()
+        if low <= label.get_position()[1] <= high
+    ]
+    assert len(shown) > 1
+    assert all(low <= float(text) <= high for text in shown)
+
+
 def test_pingpong(capsys: Capture) -> None:
     assert main(["pingpong", "--sizes", "8", "64K", "--rounds", "1", "--round-ms", "1", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)["measurements"]

@@ -80,12 +80,21 @@ def _lines(axis: Any, rows: list[Measurement]) -> None:
     sizes = sorted({row.size for row in rows})
     axis.set_xscale("log", base=2)
     axis.set_xticks(sizes, [size_name(size) for size in sizes])
-    axis.minorticks_off()
-    axis.set_yscale("log")
-    axis.yaxis.set_major_formatter("{x:g}")
+    scale_logarithmically(axis)
     axis.set_ylabel(UNITS[rows[0].unit])
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def scale_logarithmically(axes: Any) -> None:
+    """Gives the y axis plain numbers; not of powers of ten alone, because a range may hold none."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis="y", which="minor", labelsize=8)
 
 
 def _whiskers(rows: list[Measurement]) -> list[list[float]]:

@@ -65,8 +65,8 @@ def _shown(name: str, value: Any) -> str:
     if name == "size":
         return size_name(value)
     if isinstance(value, float):
-        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-    return str(value)
+        return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"  # zeros, too: three digits were measured
+    return "µs" if (name, value) == ("unit", "us") else str(value)
 
 
 class Measurements(Table[Measurement]):

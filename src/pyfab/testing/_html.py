@@ -21,9 +21,9 @@ h1 { font-size: 26px; margin: 0; } h2 { font-size: 18px; margin: 34px 0 10px; }
 .wide { overflow-x: auto; background: #fff; border: 1px solid var(--line); border-radius: 6px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th, td { text-align: left; vertical-align: top; padding: 6px 12px; border-top: 1px solid var(--line); }
-tr:first-child > * { border-top: 0; } th { font-weight: 600; } thead th { background: #f3f4f6; }
+tr:first-child > * { border-top: 0; } th { font-weight: 600; } th.number { text-align: right; } thead th { background: #f3f4f6; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.plots { display: grid; margin-bottom: 16px; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); gap: 16px; }
+.plots { display: grid; margin-bottom: 16px; grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr)); gap: 16px; }
 figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radius: 6px; padding: 12px; }
 figcaption { font-weight: 600; font-size: 14px; margin-bottom: 6px; } svg { width: 100%; height: auto; }
 details { background: #fff; border: 1px solid var(--line); border-radius: 6px; margin: 8px 0; }
@@ -103,7 +103,9 @@ def _links(found: dict[str, Any]) -> str:
 
 def _machines(found: dict[str, Any]) -> str:
     machines = found["machines"]
-    rows = [[name.replace("_gib", ", GiB"), *(str(m[name]) for m in machines.values())] for name in _MACHINE]
+    rows = [
+        [name.replace("_gib", ",\u00a0GiB"), *(str(m[name]) for m in machines.values())] for name in _MACHINE
+    ]
     rows.append(["providers", *(_providers(machine) for machine in machines.values())])
     rows.append(["limited", *(_limited(machine) for machine in machines.values())])
     return _section("Machines", _table(("", *machines), rows) if machines else "")
@@ -227,16 +229,25 @@ def _section(title: str, *parts: str) -> str:
 
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    if not body:
+    rows = list(rows)
+    if not rows:
         return ""
+    numbers = [any(_is_number(row[i]) for row in rows) for i in range(len(names))]
+    head = "".join(
+        f'<th class="number">{escape(name)}</th>' if number else f"<th>{escape(name)}</th>"
+        for name, number in zip(names, numbers, strict=True)
+    )
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, _Markup):
         return f"<td>{value}</td>"
-    if isinstance(value, (int, float)):
+    if _is_number(value):
         return f'<td class="number">{value:,}</td>'
     return f"<td>{escape('' if value is None else str(value))}</td>"

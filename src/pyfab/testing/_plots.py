@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from pyfab.bench._plot import scale_logarithmically
 from pyfab.testing._expect import size_text
 
 _COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2")
@@ -68,7 +69,6 @@ def _latency(axes: Any, measured: list[dict[str, Any]]) -> None:
         sizes = [point["size"] for point in points]
         axes.plot(sizes, [p["latency_us"] for p in points], "o-", color=colour, label=name, ms=3.5, lw=1.5)
         axes.plot(sizes, [p["latency_us_p99"] for p in points], ":", color=colour, lw=1)
-    axes.set_yscale("log")
     axes.set_ylabel("µs")
     _sizes(axes, measured)
 
@@ -79,7 +79,6 @@ def _bandwidth(axes: Any, measured: list[dict[str, Any]]) -> None:
         axes.plot(
             sizes, [p["bandwidth_gb_s"] for p in points], "o-", color=colour, label=name, ms=3.5, lw=1.5
         )
-    axes.set_yscale("log")
     axes.set_ylabel("GB/s")
     _sizes(axes, measured)
 
@@ -91,8 +90,8 @@ def _sizes(axes: Any, measured: list[dict[str, Any]]) -> None:
         if not marked or size >= 4 * marked[-1]:
             marked.append(size)
     axes.set_xticks(marked, [size_text(size) for size in marked], rotation=30, ha="right")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.minorticks_off()
+    axes.tick_params(axis="x", which="minor", length=0)
+    scale_logarithmically(axes)
     axes.legend(loc="upper left")
 
 
@@ -101,6 +100,8 @@ def _soak(axes: Any, soak: dict[str, Any]) -> None:
         rates = soak[side]["each_second"]
         axes.plot(range(1, len(rates) + 1), rates, "o-", color=colour, label=name, ms=3.5, lw=1.5)
     axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("seconds")
     axes.set_ylabel("operations in a second")
     axes.legend(loc="lower right")
