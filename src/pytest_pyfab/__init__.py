@@ -114,7 +114,7 @@ def _in_words() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 @pytest.fixture(scope="session")
@@ -149,17 +149,25 @@ def endpoint(fabric: Fabric) -> Iterator[pyfab.Endpoint]:
 
 
 @pytest.fixture
-def peer(fabric: Fabric) -> Iterator[Peer]:
+def peer(request: pytest.FixtureRequest, fabric: Fabric) -> Iterator[Peer]:
     """The other side (`pyfab.testing.Peer`), ``peer.handle`` for the endpoint. What it exposes in a test is closed after it."""
     with _in_words():
         peer = fabric.peer()
     yield peer
-    if not peer.over:
-        try:
-            peer.tidy()
-        except BaseException:  # stopped, or in the middle of something: the next test gets another one
-            peer.abandon()
-            raise
+    if peer.over:
+        return
+    if peer.busy:  # what it answers next would be taken for the answer to the next call
+        peer.abandon()
+        if request.session.exitstatus != pytest.ExitCode.INTERRUPTED:
+            pytest.fail(
+                "the test left the peer in the middle of a call: peer.finish() waits for its end", False
+            )
+        return
+    try:
+        peer.tidy()
+    except BaseException:  # stopped, perhaps: the next test gets another one
+        peer.abandon()
+        raise
 
 
 @pytest.fixture

@@ -37,3 +37,20 @@ def test_on_one_machine_it_needs_no_option(run: Run, tmp_path: Path) -> None:
     assert status == 0, said
     status, said = run(None, PYTEST, "test_local.py", "--pyfab-peer", "thread", "--pyfab-links", "shm")
     assert "'shm' == 'tcp'" in said
+
+
+def test_what_a_peer_was_doing_is_no_answer_to_the_next_test(run: Run, tmp_path: Path) -> None:
+    """Where a test ends between `start` and the last `finish`; also beside an open window."""
+    (tmp_path / "test_left.py").write_text(
+        "import numpy as np\n"
+        "def two(target):\n    target.tell(1)\n    return 2\n"
+        "def test_left(peer):\n    peer.start(two)\n    assert peer.finish() == 1 and peer.busy\n"
+        "def test_window_left(peer, window):\n    window(shape=8)\n    peer.start(two)\n"
+        "def test_after(peer):\n"
+        "    assert peer.expose(np.arange(3)).content().tolist() == [0, 1, 2]\n"
+        "    peer.start(two)\n    assert [peer.finish(), peer.finish()] == [1, 2] and not peer.busy\n"
+    )
+    status, said = run(None, PYTEST, "test_left.py", "--pyfab-links", "shm")
+    assert status == 1, said
+    assert "3 passed, 2 errors" in said
+    assert said.count("the test left the peer in the middle of a call: peer.finish() waits for its end") == 2

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import PYFAB, TOKEN, Hosts, Run
+from hosts import PYFAB, PYTEST, TOKEN, Hosts, Run
 from pyfab.__main__ import main
 from pyfab.testing import _session
 from pyfab.testing._expect import load
@@ -221,13 +221,32 @@ def test_what_is_wrong_with_expectations_is_said(tmp_path: Path, text: str, mess
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [(["--expect", "missing.toml"], "No such file"), (["--links", "nosuch"], '"nosuch"')],
+    [
+        (["--expect", "missing.toml"], "No such file"),
+        (["--links", "nosuch"], '"nosuch"'),
+        (["--html", "/proc/nowhere/out.html"], "--pyfab-html /proc/nowhere/out.html: No such file"),
+    ],
 )
 def test_what_cannot_be_is_one_message(run: Run, arguments: list[str], message: str) -> None:
     status, said = run(None, PYFAB, "validate", *arguments)
     assert status == 4, said
-    assert message in said
+    assert said.count(message) == 1
     assert "Traceback" not in said
+
+
+def test_what_fails_before_a_test_is_said_once(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it(peer):\n    pass\n")
+    _, said = run(None, PYTEST, "test_it.py", "--pyfab-peer", "127.0.0.1:1")
+    reason = "no agent answers at 127.0.0.1:1 (Connection refused)"
+    assert f"{reason}; start one there, with the same token: pyfab agent --listen 127.0.0.1:1" in said
+    assert said.partition("short test summary")[0].count(reason) == 1
+
+
+def test_folders_of_reports_are_made(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
+    status, said = run(None, PYTEST, "test_it.py", "--pyfab-json", "new/folder/out.json")
+    assert status == 0, said
+    assert json.loads((tmp_path / "new" / "folder" / "out.json").read_text())["counts"]["passed"] == 1
 
 
 @pytest.mark.parametrize(
@@ -269,11 +288,13 @@ def test_without_pytest_it_says_what_to_install(
 
 
 def test_what_was_found_before_an_interrupt_is_reported(tmp_path: Path) -> None:
-    """Ctrl-C reaches all processes of a terminal."""
+    """Ctrl-C reaches all processes of a terminal; here while the peer is in the middle of a call, as in a soak."""
     (tmp_path / "test_long.py").write_text(
-        "import signal\n"
+        "import signal\nimport numpy as np\n"
         "def test_short(peer):\n    pass\n"
-        "def test_long():\n    print('waiting', flush=True)\n    signal.pause()\n"
+        "def wait(target):\n    target.tell('waiting')\n    target.hear()\n"
+        "def test_long(peer):\n    peer.expose(np.zeros(8))\n    peer.start(wait)\n"
+        "    print(peer.finish(), flush=True)\n    signal.pause()\n"
     )
     process = subprocess.Popen(
         [
@@ -295,6 +316,7 @@ def test_what_was_found_before_an_interrupt_is_reported(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     said += process.communicate(timeout=60)[0]
     assert process.returncode == 2, said
+    assert "Traceback" not in said
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["exit_status"] == 2
     assert {test["name"]: test["outcome"] for test in found["tests"]}["test_long.py::test_short"] == "passed"

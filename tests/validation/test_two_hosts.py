@@ -63,7 +63,7 @@ def test_the_suite_refuses_to_begin_without_its_peer(hosts: Hosts, run: Run) -> 
     assert "has another token" in said
     status, said = run(hosts.here, PYFAB, "validate", "--peer", f"{hosts.there.address()}:1")
     assert status == 4
-    assert "no agent answers" in said and "pyfab agent --listen" in said
+    assert f"pyfab agent --listen {hosts.there.address()}:1" in said
 
 
 def test_an_agent_that_is_killed(hosts: Hosts, start_agent: Start, run: Run, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_peer_that_was_left_in_a_bad_state_is_replaced(hosts: Hosts, run: Run,
     status, said = run(hosts.here, PYTEST, path, *options(hosts), PYFAB_TOKEN=TOKEN)
     assert status == 1
     assert "3 passed, 1 error" in said, said
-    assert "ended: return code 3" in said
+    assert "the test left the peer in the middle of a call" in said
 
 
 def test_several_links_to_several_peers(hosts: Hosts, run: Run, user_test: Path) -> None:

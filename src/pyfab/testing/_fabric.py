@@ -54,7 +54,8 @@ class Fabric:
         return self._resources.enter_context(self.domain.endpoint())
 
     def peer(self) -> Peer:
-        """The peer that all share; a new one if the last has ended. Both are in each other's address vectors."""
+        """The peer that all share; a new one if the last has ended or is busy. Both are in each other's address vectors."""
+        self._abandon_if_busy()
         if self._peer is None or self._peer.over:
             self._leave_group()
             self._peer = self.open_peer()
@@ -88,9 +89,14 @@ class Fabric:
     def close(self) -> None:
         """Ends the peer, the endpoint and the domain."""
         with self._resources:
+            self._abandon_if_busy()
             self._leave_group()
             if self._peer is not None:
                 self._peer.close()
+
+    def _abandon_if_busy(self) -> None:
+        if self._peer is not None and self._peer.busy and not self._peer.over:
+            self._peer.abandon()
 
     def _joined(self) -> pyfab.Group:
         """The group of this process and the shared peer."""
@@ -174,11 +180,11 @@ class PairedWindow:
         self._peer.finish()
 
     def close(self) -> None:
-        """Closes the window on both sides; only here, if the peer has ended. Closing twice is harmless."""
+        """Closes the window on both sides; only here, if the peer has ended or is busy. Closing twice is harmless."""
         if not self._open:
             return
         self._open = False
-        if self._peer.over:
+        if self._peer.over or self._peer.busy:
             self.window.__exit__(ConnectionError, None, None)
         else:
             self._peer.start(_close, self._name)

@@ -81,6 +81,7 @@ class Peer:
             self._side = ProcessSide(launcher) if where == "process" else ThreadSide()
         self._connection = self._side.connection
         self._over = False  # killed, or known to have ended
+        self._begun = 1  # calls whose last answer was not taken; the first gives the address
         self._exposed: list[Exposed] = []
         self._handles = (-1, -1)
         try:
@@ -99,6 +100,11 @@ class Peer:
     def over(self) -> bool:
         """Whether it was killed or closed, or was found to have ended."""
         return self._over
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is in the middle of a call, as after an interrupt; what it answers next is not for the next call."""
+        return self._begun > 0
 
     @property
     def handle(self) -> int:
@@ -125,6 +131,7 @@ class Peer:
     ) -> None:
         """Begins such a call without waiting for it; `finish` gives its result."""
         self._send(self._side.dumps((function, args, kwargs)))
+        self._begun += 1
 
     def tell(self, value: Any) -> None:
         """Sends a value to the call that is going on, which takes it by `Target.hear`."""
@@ -135,9 +142,10 @@ class Peer:
         try:
             if not self._connection.poll(timeout):
                 raise TimeoutError(f"peer {self.pid} did not answer within {timeout} s")
-            error, value = pickle.loads(self._connection.recv_bytes())
+            last, (error, value) = pickle.loads(self._connection.recv_bytes())
         except (EOFError, ConnectionError) as lost:
             raise self._ended() from lost
+        self._begun -= last
         if error:
             exception, text = value
             raise exception from RuntimeError(f"raised in peer {self.pid}:\n{text}")

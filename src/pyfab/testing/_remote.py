@@ -58,7 +58,7 @@ class RemoteAgent:
         except OSError as error:
             raise ConnectionError(
                 f"no agent answers at {self} ({error.strerror or error});"
-                " start one there: pyfab agent --listen HOST:PORT --token TOKEN"
+                f" start one there, with the same token: pyfab agent --listen {self}"
             ) from error
 
     def ask(self, channel: Channel, request: Header, timeout: float = _PATIENCE) -> Header:

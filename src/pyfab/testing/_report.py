@@ -25,6 +25,12 @@ class Reporter:
 
     def __init__(self, config: pytest.Config, session_of: Callable[[pytest.Config], Session]) -> None:
         self._config, self._session_of = config, session_of
+        self._files = {kind: Path(path) for kind in _WRITERS if (path := config.getoption(f"pyfab_{kind}"))}
+        for kind, path in self._files.items():  # as pytest does for JUnit's, but before the tests, not after
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise pytest.UsageError(f"--pyfab-{kind} {path}: {error.strerror}") from None
         self._began = time.time()
         self._tests: dict[str, dict[str, Any]] = {}
         self._recorded: list[tuple[str, dict[str, Any]]] = []
@@ -65,11 +71,9 @@ class Reporter:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Writes the reports and says where."""
         found = self.found()
-        for kind, write in (("json", _as_json), ("html", _as_html)):
-            path = self._config.getoption(f"pyfab_{kind}")
-            if path:
-                Path(path).write_text(write(found), encoding="utf-8")
-                terminalreporter.write_line(f"pyfab: report in {path}")
+        for kind, path in self._files.items():
+            path.write_text(_WRITERS[kind](found), encoding="utf-8")
+            terminalreporter.write_line(f"pyfab: report in {path}")
 
     def _name(self, nodeid: str) -> str:
         """Of a test, in a file of the suite or as seen from where pytest was started."""
@@ -141,3 +145,6 @@ def _as_html(found: dict[str, Any]) -> str:
     from pyfab.testing._html import page
 
     return page(found)
+
+
+_WRITERS = {"json": _as_json, "html": _as_html}

@@ -31,7 +31,7 @@ class Target:
 
     def tell(self, value: Any) -> None:
         """Gives the other side an answer before the call's own; it takes each with a `Peer.finish`."""
-        _reply(self._connection, False, value)
+        _reply(self._connection, (False, value), last=False)
 
     def hear(self) -> Any:
         """What the other side sends by `Peer.tell` during a call."""
@@ -66,11 +66,11 @@ def serve(connection: Connection) -> None:
         try:
             domain = pyfab.Domain(spec, **settings)
         except Exception as error:
-            _reply(connection, True, _portable(error))
+            _reply(connection, (True, _portable(error)))
             return
         with domain, domain.endpoint(contexts=contexts) as endpoint:
             target = Target(domain, endpoint, connection)
-            _reply(connection, False, endpoint.address)
+            _reply(connection, (False, endpoint.address))
             while True:
                 try:
                     request = connection.recv_bytes()
@@ -79,9 +79,9 @@ def serve(connection: Connection) -> None:
                 _synchronise(domain.sync_rdma_write)
                 try:
                     function, args, kwargs = pickle.loads(request)
-                    value = pickle.dumps((False, function(target, *args, **kwargs)))
+                    value = pickle.dumps((True, (False, function(target, *args, **kwargs))))
                 except Exception as error:
-                    value = pickle.dumps((True, _portable(error)))
+                    value = pickle.dumps((True, (True, _portable(error))))
                 _synchronise(domain.sync_rdma_read)
                 try:
                     connection.send_bytes(value)
@@ -95,8 +95,9 @@ def _synchronise(call: Callable[[list[Any]], None]) -> None:
         call([])
 
 
-def _reply(connection: Connection, error: bool, value: Any) -> None:
-    connection.send_bytes(pickle.dumps((error, value)))
+def _reply(connection: Connection, outcome: tuple[bool, Any], *, last: bool = True) -> None:
+    """Whether it is an error, and what; the last of a call, or one before."""
+    connection.send_bytes(pickle.dumps((last, outcome)))
 
 
 def _portable(error: Exception) -> tuple[Exception, str]:

@@ -21,12 +21,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     try:
         session_of(session.config).check()
     except OSError as error:
-        pytest.exit(f"pyfab: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
+        raise pytest.UsageError(f"pyfab: {error}") from None
 
 
 @pytest.fixture
 def pair(fabric, domain, endpoint, peer) -> Iterator[Pair]:
     pair = Pair(domain, endpoint, peer, alloc=fabric.alloc, open_domain=fabric.open_domain)
     yield pair
-    if not peer.over:
+    if not (peer.over or peer.busy):
         pair.clean()

@@ -13,7 +13,8 @@ SIZES = [8, 64, 512, 4096, 32 << 10, 256 << 10, 2 << 20]
 def pytest_generate_tests(metafunc):
     if "expectation" in metafunc.fixturenames:
         expected = session_of(metafunc.config).expectations or [None]
-        metafunc.parametrize("expectation", expected, ids=map(str, expected))
+        ids = [str(one).replace("µ", "u") for one in expected]  # pytest escapes what is not ASCII
+        metafunc.parametrize("expectation", expected, ids=ids)
 
 
 @pytest.fixture
