@@ -18,6 +18,9 @@ from pyfab._group import Group
 
 _PR_SET_PDEATHSIG = 1
 
+LEAVE_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+"""How the program of a fresh interpreter begins: Ctrl-C is the business of whoever started it, also while it imports."""
+
 
 class Task(NamedTuple):
     """What every child does."""

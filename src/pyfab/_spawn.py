@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyfab._child import Outcome, Task, fork, run
+from pyfab._child import LEAVE_CTRL_C, Outcome, Task, fork, run
 from pyfab._deadline import Deadline
 from pyfab._errors import InvalidArgumentError, OperationTimeout, PeerLostError
 from pyfab._ranks import ranks_text
@@ -169,7 +169,7 @@ def _starter(task: Task, folder: Path) -> Callable[[int, int], int]:
 
 
 def _start_interpreter(task: Path, rank: int, pipe: int) -> int:
-    program = (
+    program = LEAVE_CTRL_C + (
         "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
         "from pyfab._child import child; child(*sys.argv[2:])"
     )

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -342,6 +343,26 @@ def test_nothing_in_common_is_no_success(tmp_path: Path, capsys: Capture) -> Non
     comparison = ["--compare", str(tmp_path / "other.json"), "--fail-below", "0.1"]
     assert main([*QUICK_BENCH, *comparison]) == 1
     assert "none of these figures" in capsys.readouterr().err
+
+
+def ignores(process: psutil.Process, number: signal.Signals) -> bool:
+    ignored = re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+    return ignored is not None and bool(int(ignored[1], 16) >> (number - 1) & 1)
+
+
+def test_ctrl_c_is_the_business_of_one_process() -> None:
+    """It reaches both; the target leaves it to the other before it imports, and ends without a word."""
+    command = [sys.executable, "-m", "pyfab", "bench", "--operations", "message", "--rounds", "1000000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while not (children := psutil.Process(process.pid).children()) or not ignores(
+            children[0], signal.SIGINT
+        ):
+            assert process.poll() is None
+        (target,) = children
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")
+    assert not target.is_running()
 
 
 def test_marks_of_a_picture_are_plain_numbers() -> None:

@@ -6,6 +6,7 @@ import argparse
 import errno
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -53,6 +54,12 @@ def address(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+def status_of(process: subprocess.Popen[Any]) -> int:
+    """Waits for a process; its exit status, as a shell gives it."""
+    status = process.wait()
+    return status if status >= 0 else 128 - status
 
 
 def check_folder(file: Path | None) -> None:

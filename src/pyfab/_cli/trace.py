@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyfab._cli._options import UsageError, add_file
+from pyfab._cli._options import UsageError, add_file, status_of
 
 if TYPE_CHECKING:
     from pyfab._cli._options import Commands
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
                 env=os.environ | {VARIABLE: folder},
                 preexec_fn=lambda: signal.signal(signal.SIGINT, former),
             )
-            status = process.wait()
+            status = status_of(process)
         finally:
             signal.signal(signal.SIGINT, former)
         processes = len(list(Path(folder).glob("*.jsonl")))
@@ -72,4 +72,4 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(told), file=sys.stderr)
     else:
         print(f"{options.output}: {operations} operations of {processes} processes", file=sys.stderr)
-    return status if status >= 0 else 128 - status
+    return status

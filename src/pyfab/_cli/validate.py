@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyfab._cli._options import UsageError, add_file, add_token, token
+from pyfab._cli._options import UsageError, add_file, add_token, status_of, token
 
 if TYPE_CHECKING:
     from pyfab._cli._options import Commands
@@ -111,7 +111,7 @@ def _pytest(options: argparse.Namespace, peers: list[str], secret: str) -> int:
     process = subprocess.Popen(command, env={**os.environ, "PYFAB_TOKEN": secret})
     while True:
         try:
-            return process.wait()
+            return status_of(process)
         except KeyboardInterrupt:  # pytest got it, too, and reports what it has
             pass
 

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from pyfab._child import LEAVE_CTRL_C
 from pyfab._deadline import Deadline
 from pyfab._domain import Domain
 from pyfab._enums import Access
@@ -131,7 +132,7 @@ class Session:
 def local(links: str, capacity: int, core: int) -> Iterator[Session]:
     """A session with a target in a process of its own on that core of this machine."""
     mine, theirs = socket.socketpair()
-    program = (
+    program = LEAVE_CTRL_C + (
         "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
         "from pyfab.bench._pair import serve_descriptor; serve_descriptor(int(sys.argv[2]))"
     )
@@ -146,6 +147,9 @@ def local(links: str, capacity: int, core: int) -> Iterator[Session]:
         try:
             with Session(Channel(mine), links, capacity, "", "", "", core) as session:
                 yield session
+        except BaseException:
+            process.kill()  # it may be waiting for messages that do not come
+            raise
         finally:
             mine.close()
             try:
@@ -231,7 +235,8 @@ class Listener:
             try:
                 channel = Channel.accept(connection, self._token, Deadline(_ANSWER))
                 self._tell(f"{who} has come")
-                _Target(channel, self.host, self._token, self, self._links).serve()
+                why = _Target(channel, self.host, self._token, self, self._links).serve()
+                self._tell(f"{who} was refused: {why}")
             except WrongToken:
                 self._tell(f"{who} has another token")
             except ConnectionError:
@@ -247,10 +252,10 @@ class _Target:
         self._channel, self._host, self._token = channel, host, token
         self._listener, self._links = listener, links
 
-    def serve(self) -> None:
-        """Until the initiator ends the connection: ConnectionError."""
+    def serve(self) -> str:
+        """Until the initiator ends the connection: ConnectionError. Returns what an initiator that was refused was told."""
         request, _ = self._channel.receive(Deadline(_IDLE))
-        admitted = False
+        admitted, why = False, ""
         try:
             links, capacity = str(request["links"]), int(request["capacity"])
             address, core = _bytes(request["address"]), int(request["core"])
@@ -265,10 +270,12 @@ class _Target:
         except ConnectionError:
             raise
         except Exception as error:  # whatever the request was, the initiator is told
-            self._reply({"error": f"{type(error).__name__}: {error}"})
+            why = f"{type(error).__name__}: {error}"
+            self._reply({"error": why})
         finally:
             if admitted and self._listener is not None:
                 self._listener.leave()
+        return why
 
     def _serve(self, domain: Domain, address: bytes, capacity: int, facts: Header) -> None:
         arrays = {

@@ -13,6 +13,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from pyfab._child import LEAVE_CTRL_C
 from pyfab.testing._target import serve
 
 ENDING = 60  # seconds that a side has for that
@@ -118,7 +119,7 @@ def start_process(
 ) -> subprocess.Popen[bytes]:
     """A process that answers on `fd`. before: statements to run first; stdout: as for Popen."""
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; {before}"
+        f"{LEAVE_CTRL_C}import sys; sys.path[:] = {sys.path!r}; {before}"
         f"from pyfab.testing._target import serve_process; serve_process({fd})"
     )
     return subprocess.Popen([*launcher, sys.executable, "-c", code], pass_fds=[fd], stdout=stdout)

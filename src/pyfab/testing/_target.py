@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import signal
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -54,8 +53,7 @@ class Exposure:
 
 
 def serve_process(fd: int) -> None:
-    """The body of a peer's process; `fd` is its end of a connection. Ctrl-C is the business of the other side."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The body of a peer's process; `fd` is its end of a connection."""
     serve(Connection(fd))
 
 
