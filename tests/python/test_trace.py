@@ -290,15 +290,15 @@ def test_any_command_that_starts_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "status, arguments, message",
     [
-        ([], "no program to trace"),
-        (["/missing/program"], "No such file"),
-        (["-o", "/missing/trace.json", "x.py"], "No such file"),
+        (2, [], "no program to trace"),
+        (1, ["/missing/program"], "/missing/program: No such file"),
+        (1, ["-o", "/missing/trace.json", "x.py"], "/missing/trace.json: No such file"),
     ],
 )
-def test_what_cannot_be_traced(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_what_cannot_be_traced(tmp_path: Path, status: int, arguments: list[str], message: str) -> None:
     ran, _ = trace(tmp_path, *arguments)
-    assert ran.returncode == 1
+    assert ran.returncode == status
     assert ran.stderr.startswith("pyfab trace: ")
     assert message in ran.stderr
