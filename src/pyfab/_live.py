@@ -75,7 +75,7 @@ class Live:
                         f"{bytes_text(rate)}/s",
                     )
                 )
-            self._title = f"{self._domain.info.spec}, {stats['regions']} regions"
+            self._title = f"{self._domain.info.spec}, regions: {stats['regions']}"
             return self._rows
 
     def close(self) -> None:

@@ -187,7 +187,7 @@ def test_live_counters(kernel: Kernel) -> None:
     )
     assert cell.error is None
     [shown] = [message["content"] for message in cell.messages if message["msg_type"] == "display_data"]
-    assert "shm, 1 regions" in shown["data"]["text/html"]
+    assert "shm, regions: 1" in shown["data"]["text/html"]
     kernel.start("endpoint.put(np.ones(1000), me, region.remote)")
     for message in kernel.messages():
         if message["msg_type"] == "update_display_data":

@@ -223,6 +223,7 @@ class TestListener:
 def test_pictures(all_of_it: Measurements, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure = all_of_it.plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")  # what notebooks show
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["latency", "bandwidth", "rate"]
     labels = {text.get_text() for text in figure.axes[0].get_legend().get_texts()}
     assert {"put, mapped, shm", "put, other, tcp", "message, shm"} <= labels

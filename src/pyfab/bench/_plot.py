@@ -171,4 +171,13 @@ def _figure_class() -> Any:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("pictures need matplotlib: pip install 'pyfab-rdma[plot]'") from None
-    return Figure
+
+    class Picture(Figure):
+        """Shows itself in notebooks, where a Figure does only after pyplot was imported."""
+
+        def _repr_png_(self) -> bytes:
+            stream = io.BytesIO()
+            self.savefig(stream, format="png")
+            return stream.getvalue()
+
+    return Picture
