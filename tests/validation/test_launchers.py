@@ -132,5 +132,5 @@ def test_a_job_of_one_is_refused(run: Run) -> None:
     assert status == 1
     assert "the job has 1 process" in said
     status, said = run(None, PYFAB, "validate", "--job", "--peer", "x")
-    assert status == 1
+    assert status == 2
     assert "--peer: with --job" in said

@@ -142,6 +142,20 @@ def test_json(reports: Reports, hosts: Hosts) -> None:
     assert TOKEN not in json.dumps(found)
 
 
+def test_what_was_found_of_several_peers_stands_side_by_side(run: Run, tmp_path: Path) -> None:
+    arguments = ["--links", "shm", "--peer", "process", "--peer", "thread", "--soak", "0.1"]
+    reports = ["--json", "out.json", "--html", "out.html", "--pytest=-k 'put-8 or get-8 or soak'"]
+    status, said = run(None, PYFAB, "validate", *arguments, *reports)
+    assert status == 0, said
+    found = json.loads((tmp_path / "out.json").read_text())
+    ways = [("shm", "process"), ("shm", "thread")]
+    for kind in ("measurements", "soaks"):
+        assert {(one["links"], one["peer"]) for one in found[kind]} == {*ways}
+    page = (tmp_path / "out.html").read_text()
+    for links, peer in ways:
+        assert f"put, {links} to {peer}" in page and f"Soak over {links} to {peer}" in page
+
+
 class _Outside(HTMLParser):
     """What a page would load, and its tags."""
 
@@ -183,7 +197,7 @@ def test_the_page_in_a_browser(reports: Reports, tmp_path: Path) -> None:
     )
     complaints = [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
     assert complaints == []
-    shown = ran.stdout
+    shown = ran.stdout.replace("&nbsp;", " ")
     assert "<title>pyfab validation: failed</title>" in shown
     for text in (
         "Validation",

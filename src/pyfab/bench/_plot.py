@@ -87,11 +87,12 @@ def _lines(axis: Any, rows: list[Measurement]) -> None:
 
 
 def scale_logarithmically(axes: Any) -> None:
-    """Gives the y axis plain numbers; not of powers of ten alone, because a range may hold none."""
-    from matplotlib.ticker import LogLocator
+    """Gives the y axis of what is drawn plain numbers; not of powers of ten alone, because a small range may hold none."""
+    from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_yscale("log")
-    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    low, high = axes.get_ylim()
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)) if high < 1000 * low else NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
     axes.tick_params(axis="y", which="minor", labelsize=8)

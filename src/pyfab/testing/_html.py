@@ -28,7 +28,7 @@ figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radi
 figcaption { font-weight: 600; font-size: 14px; margin-bottom: 6px; } svg { width: 100%; height: auto; }
 details { background: #fff; border: 1px solid var(--line); border-radius: 6px; margin: 8px 0; }
 summary { cursor: pointer; padding: 8px 12px; } details .wide { border: 0; border-top: 1px solid var(--line); }
-pre { margin: 0; padding: 12px; overflow-x: auto; font-size: 13px; border-top: 1px solid var(--line); background: #fef2f2; }
+pre { margin: 0; padding: 12px; white-space: pre-wrap; font-size: 13px; border-top: 1px solid var(--line); background: #fef2f2; }
 code { font-size: 13px; }
 """
 _CLASS = {
@@ -104,7 +104,8 @@ def _links(found: dict[str, Any]) -> str:
 def _machines(found: dict[str, Any]) -> str:
     machines = found["machines"]
     rows = [
-        [name.replace("_gib", ",\u00a0GiB"), *(str(m[name]) for m in machines.values())] for name in _MACHINE
+        [_on_one_line(name.replace("_gib", ", GiB")), *(str(m[name]) for m in machines.values())]
+        for name in _MACHINE
     ]
     rows.append(["providers", *(_providers(machine) for machine in machines.values())])
     rows.append(["limited", *(_limited(machine) for machine in machines.values())])
@@ -124,9 +125,9 @@ def _limited(machine: dict[str, Any]) -> str:
 def _performance(found: dict[str, Any]) -> str:
     if not found["measurements"]:
         return ""
-    names = ("links", "operation", "size", "latency µs", "99 % µs", "GB/s", "samples")
+    names = ("links", "peer", "operation", "size", "latency µs", "99 % µs", "GB/s", "samples")
     rows = [
-        [m["links"], m["operation"], size_text(m["size"])]
+        [m["links"], m["peer"], m["operation"], size_text(m["size"])]
         + [m[name] for name in ("latency_us", "latency_us_p99", "bandwidth_gb_s", "samples")]
         for m in found["measurements"]
     ]
@@ -153,15 +154,18 @@ def _expectations(found: dict[str, Any]) -> str:
     rows = [
         [
             e["over"],
+            e["peer"],
             e["operation"],
-            size_text(e["size"]),
-            "" if e["latency_us_max"] is None else f"at most {e['latency_us_max']:g} µs",
-            "" if e["bandwidth_gb_s_min"] is None else f"at least {e['bandwidth_gb_s_min']:g} GB/s",
+            _on_one_line(size_text(e["size"])),
+            "" if e["latency_us_max"] is None else _on_one_line(f"at most {e['latency_us_max']:g} µs"),
+            ""
+            if e["bandwidth_gb_s_min"] is None
+            else _on_one_line(f"at least {e['bandwidth_gb_s_min']:g} GB/s"),
             _mark("missed: " + "; ".join(e["missed"]), "bad") if e["missed"] else _mark("met", "good"),
         ]
         for e in found["expectations"]
     ]
-    return _table(("links", "expected", "size", "latency", "bandwidth", ""), rows) if rows else ""
+    return _table(("links", "peer", "expected", "size", "latency", "bandwidth", ""), rows) if rows else ""
 
 
 def _soaks(found: dict[str, Any]) -> str:
@@ -172,16 +176,18 @@ def _soaks(found: dict[str, Any]) -> str:
             operations = ", ".join(f"{number:,} {kind}" for kind, number in sorted(did["operations"].items()))
             wrong = len(did["wrong"]) + did["errors"] + did["unsettled"]
             verdict = _mark(f"{wrong} wrong", "bad") if wrong else _mark("all accounted for", "good")
-            rows.append([soak["links"], name, operations, sum(did["bytes"].values()), verdict])
+            rows.append([soak["links"], soak["peer"], name, operations, sum(did["bytes"].values()), verdict])
     if not rows:
         return ""
-    return _section("Soak", _plots(found, "Soak"), _table(("links", "side", "operations", "bytes", ""), rows))
+    return _section(
+        "Soak", _plots(found, "Soak"), _table(("links", "peer", "side", "operations", "bytes", ""), rows)
+    )
 
 
 def _drills(found: dict[str, Any]) -> str:
-    names = ("drill", "deadline_s", "noticed_after_s", "healed_after_s", "test")
+    names = ("links", "peer", "drill", "deadline_s", "noticed_after_s", "healed_after_s", "test")
     rows = [[drill.get(name) for name in names] for drill in found["drills"]]
-    titles = ("drill", "deadline, s", "noticed after, s", "healed after, s", "test")
+    titles = ("links", "peer", "drill", "deadline, s", "noticed after, s", "healed after, s", "test")
     return _section("Drills", _table(titles, rows)) if rows else ""
 
 
@@ -221,6 +227,10 @@ class _Markup(str):
 
 def _mark(text: str, kind: str) -> _Markup:
     return _Markup(f'<b class="{kind}">{escape(text)}</b>')
+
+
+def _on_one_line(text: str) -> str:
+    return text.replace(" ", "\u00a0")
 
 
 def _section(title: str, *parts: str) -> str:

@@ -11,6 +11,7 @@ from pyfab.bench._plot import scale_logarithmically
 from pyfab.testing._expect import size_text
 
 _COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2")
+_STROKES = ("-", "--", "-.")
 _STYLE = {
     "svg.fonttype": "none",  # text stays text
     "font.family": "sans-serif",
@@ -32,7 +33,12 @@ def plots(found: dict[str, Any]) -> list[tuple[str, str]]:
     with matplotlib.rc_context(_STYLE):
         for title, draw in _drawings(found):
             figure = Figure(figsize=(5.6, 3.4), layout="constrained")
-            draw(figure.add_subplot())
+            axes = figure.add_subplot()
+            draw(axes)
+            # Above, where it covers no curve, with room of its own.
+            legend = axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+            lines = (len(legend.get_texts()) + 1) // 2
+            figure.set_figheight(3.2 + 0.2 * lines)
             stream = io.StringIO()
             with matplotlib.rc_context({"svg.hashsalt": title}):
                 figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
@@ -53,32 +59,42 @@ def _drawings(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield "Latency of one operation (median, dotted: 99 %)", lambda axes: _latency(axes, measured)
         yield "Bandwidth with many operations in flight", lambda axes: _bandwidth(axes, measured)
     for soak in found["soaks"]:
-        yield f"Soak over {soak['links']}", lambda axes, soak=soak: _soak(axes, soak)
+        yield f"Soak over {way(found['soaks'], soak)}", lambda axes, soak=soak: _soak(axes, soak)
 
 
-def _curves(measured: list[dict[str, Any]]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
-    names = list(dict.fromkeys((m["links"], m["operation"]) for m in measured))
-    for number, (links, operation) in enumerate(names):
-        chosen = {m["size"]: m for m in measured if (m["links"], m["operation"]) == (links, operation)}
-        points = [chosen[size] for size in sorted(chosen)]
-        yield f"{operation}, {links}", _COLOURS[number % len(_COLOURS)], points
+def way(findings: list[dict[str, Any]], finding: dict[str, Any]) -> str:
+    """Its links, and where they lead if that tells some of the findings apart."""
+    several = len({one["peer"] for one in findings}) > 1
+    return f"{finding['links']} to {finding['peer']}" if several else str(finding["links"])
+
+
+def _curves(measured: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+    """Name, style and points: a colour for each way, a stroke for each operation."""
+    curves: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for m in measured:
+        curves.setdefault((way(measured, m), m["operation"]), {})[m["size"]] = m
+    ways, operations = (list(dict.fromkeys(names)) for names in zip(*curves, strict=True))
+    for (over, operation), points in curves.items():
+        style = {
+            "color": _COLOURS[ways.index(over) % len(_COLOURS)],
+            "linestyle": _STROKES[operations.index(operation) % len(_STROKES)],
+        }
+        yield f"{operation}, {over}", style, [points[size] for size in sorted(points)]
 
 
 def _latency(axes: Any, measured: list[dict[str, Any]]) -> None:
-    for name, colour, points in _curves(measured):
+    for name, style, points in _curves(measured):
         sizes = [point["size"] for point in points]
-        axes.plot(sizes, [p["latency_us"] for p in points], "o-", color=colour, label=name, ms=3.5, lw=1.5)
-        axes.plot(sizes, [p["latency_us_p99"] for p in points], ":", color=colour, lw=1)
+        axes.plot(sizes, [p["latency_us"] for p in points], "o", **style, label=name, ms=3.5, lw=1.5)
+        axes.plot(sizes, [p["latency_us_p99"] for p in points], ":", color=style["color"], lw=1)
     axes.set_ylabel("µs")
     _sizes(axes, measured)
 
 
 def _bandwidth(axes: Any, measured: list[dict[str, Any]]) -> None:
-    for name, colour, points in _curves(measured):
+    for name, style, points in _curves(measured):
         sizes = [point["size"] for point in points]
-        axes.plot(
-            sizes, [p["bandwidth_gb_s"] for p in points], "o-", color=colour, label=name, ms=3.5, lw=1.5
-        )
+        axes.plot(sizes, [p["bandwidth_gb_s"] for p in points], "o", **style, label=name, ms=3.5, lw=1.5)
     axes.set_ylabel("GB/s")
     _sizes(axes, measured)
 
@@ -92,7 +108,6 @@ def _sizes(axes: Any, measured: list[dict[str, Any]]) -> None:
     axes.set_xticks(marked, [size_text(size) for size in marked], rotation=30, ha="right")
     axes.tick_params(axis="x", which="minor", length=0)
     scale_logarithmically(axes)
-    axes.legend(loc="upper left")
 
 
 def _soak(axes: Any, soak: dict[str, Any]) -> None:
@@ -104,4 +119,3 @@ def _soak(axes: Any, soak: dict[str, Any]) -> None:
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("seconds")
     axes.set_ylabel("operations in a second")
-    axes.legend(loc="lower right")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from pyfab.testing.suite.support import Pair
@@ -22,6 +22,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session_of(session.config).check()
     except OSError as error:
         raise pytest.UsageError(f"pyfab: {error}") from None
+
+
+@pytest.fixture
+def pyfab_record(pyfab_record, fabric) -> Callable[..., None]:
+    """Findings of several ways stand side by side in the reports."""
+    return lambda kind, **values: pyfab_record(
+        kind, **{"links": fabric.links, "peer": str(fabric.where)} | values
+    )
 
 
 @pytest.fixture

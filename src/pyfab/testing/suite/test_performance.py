@@ -18,14 +18,14 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture
-def measured(pair, fabric, pyfab_record):
+def measured(pair, pyfab_record):
     def run(operation, size, seconds=0.1):
         local = pair.domain.alloc(size, np.uint8) if pair.alloc else np.zeros(size, np.uint8)
         exposed = pair.expose(np.zeros(size, np.uint8))
         found = measure(
             pair.endpoint, pair.handle, exposed.remote, operation, size, local=local, seconds=seconds
         )
-        pyfab_record("measurement", links=fabric.links, **found._asdict())
+        pyfab_record("measurement", **found._asdict())
         return found
 
     return run

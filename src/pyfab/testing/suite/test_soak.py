@@ -12,7 +12,7 @@ from pyfab.testing.suite.support import TIMEOUT
 from pytest_pyfab import session_of
 
 
-def test_soak(request, fabric, pair, pyfab_record):
+def test_soak(request, pair, pyfab_record):
     seconds = session_of(request.config).soak
     if not seconds:
         pytest.skip("no soak was asked for: --soak SECONDS")
@@ -23,7 +23,7 @@ def test_soak(request, fabric, pair, pyfab_record):
     ours = Soak(pair.endpoint, pair.handle, memory.remote, cells.remote, 1).run(seconds)
     theirs = pair.peer.finish(seconds + 2 * TIMEOUT)
     pair.domain.sync_rdma_write(regions)
-    pyfab_record("soak", links=fabric.links, seconds=seconds, here=ours, there=theirs)
+    pyfab_record("soak", seconds=seconds, here=ours, there=theirs)
     for side in (ours, theirs):
         assert side["wrong"] == []
         assert (side["errors"], side["unsettled"]) == (0, 0)
