@@ -238,6 +238,7 @@ def test_what_is_wrong_with_expectations_is_said(tmp_path: Path, text: str, mess
     [
         (["--expect", "missing.toml"], "No such file"),
         (["--links", "nosuch"], '"nosuch"'),
+        (["--drills", "kill,link", "--link-up", "true"], "give --pyfab-link-down and --pyfab-link-up"),
         (["--html", "/proc/nowhere/out.html"], "--pyfab-html /proc/nowhere/out.html: No such file"),
     ],
 )

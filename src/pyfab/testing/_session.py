@@ -48,6 +48,10 @@ class Session:
         self.drills = _drills(option("pyfab_drills"))
         self.link_down: str | None = option("pyfab_link_down")
         self.link_up: str | None = option("pyfab_link_up")
+        if "link" in option("pyfab_drills").split(",") and not (self.link_down and self.link_up):
+            raise pytest.UsageError(
+                "--pyfab-drills link: give --pyfab-link-down and --pyfab-link-up, commands"
+            )
         for peer in {*peers} - {"thread", "process"}:
             _parsed(peer)
         self._places: dict[str, Literal["thread", "process"] | RemoteAgent] = {}
