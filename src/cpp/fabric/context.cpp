@@ -17,9 +17,9 @@ constexpr unsigned kMostClockTurns = 64, kPollerTurn = 256;
 // for its end, which would interrupt large copies on a busy processor.
 constexpr std::chrono::nanoseconds kStays = microseconds(100);
 // How long a leader polls before it sleeps: longer than a peer takes to copy a MiB, since waking somebody up
-// costs as much. Before the end of that it lets others have the processor in between.
+// costs as much. After a while it lets others have the processor in between, who may be that peer.
 constexpr std::chrono::nanoseconds kLeastSpin = microseconds(1), kMostSpin = microseconds(250),
-                                   kYieldsAfter = microseconds(50);
+                                   kYieldsAfter = microseconds(5);
 
 void relax() noexcept {
 #ifdef __x86_64__

@@ -1,5 +1,6 @@
 #include "fabric/progress_thread.h"
 
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@ namespace {
 
 using std::chrono::microseconds;
 constexpr auto kLinger = microseconds(30);        // polling after activity, before the thread sleeps
+constexpr auto kYieldsAfter = microseconds(5);    // meanwhile others have the processor in between
 constexpr auto kCheckPeriod = microseconds(100);  // for contexts that callers drive
 constexpr auto kMostServed = microseconds(1000);  // at a stretch, before other contexts have their turn
 
@@ -51,18 +53,20 @@ class ProgressThread::Slot final : public ReadyHandler {
     const auto start = Clock::now();
     unfinished_ = false;
     for (;;) {
-      auto idle_since = Clock::now();
+      auto idle_since = Clock::now(), now = idle_since;
       do {  // at least once: what woke the thread stays ready until it is dispatched
+        if (now - idle_since >= kYieldsAfter) ::sched_yield();
         if (context_->driver() != Context::Driver::nobody) return mask(true);
         const bool moved = context_->progress();
         if (retired_) return;
+        now = Clock::now();
         if (moved) {
-          idle_since = Clock::now();
+          idle_since = now;
           linger_ = kLinger;
           unfinished_ = idle_since - start > kMostServed;
           if (unfinished_) return mask(true);
         }
-      } while (Clock::now() - idle_since < linger_);
+      } while (now - idle_since < linger_);
       linger_ = microseconds(0);  // again only after something moved
       switch (context_->arm()) {
         case Context::Rest::allowed:
