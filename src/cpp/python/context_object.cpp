@@ -388,7 +388,8 @@ void bind_context(py::module_& m) {
           },
           "Moves what can be moved; on return the descriptor tells of more.")
       .def_property_readonly("manual", [](const ContextHandle& handle) { return handle.manual; })
-      .def_property_readonly("closed", [](const ContextHandle& handle) { return handle.shared->closed.load(); })
+      .def_property_readonly("closed",
+                             [](const ContextHandle& handle) { return handle.shared->closed.load(); })
       .def("close", &ContextHandle::close);
   add_methods(type, rma_methods);
   add_methods(type, vector_methods);
