@@ -54,7 +54,7 @@ void CacheTable::open_table(unsigned level) {
   const std::size_t count = std::size_t{1} << (kFewestBits + level);
   table.details = Mapping::anonymous(count * sizeof(CacheEntryDetails));
   table.stride = level < kFirstDense ? 6 : 5;
-  table.entries = Mapping::anonymous(count << table.stride);
+  table.entries = Mapping::anonymous(count << table.stride, true);  // chosen by hash: few hits in the TLB
   table.mask = static_cast<std::uint32_t>(count - 1);
   const unsigned before = newest_.exchange(level, std::memory_order_acq_rel);
   if (tables_[before].taken > 0 && level != before) older_.fetch_or(1u << before, std::memory_order_release);
