@@ -7,6 +7,7 @@ that both spend on a sample, whoever spends it, relative to a gather in C out of
 there already. Each contestant has its turn in every round, and the medians are told.
 
 - gather in C: the limit; every sample in this process.
+- hand-written shared memory, beside shm: in C, out of files in /dev/shm that both ranks map.
 - hand-written sockets: in C, one request for a batch to the other rank, answered by a thread of it, received into place.
 - mpi4py, where it and mpirun are installed, which then starts the ranks: one indexed MPI_Get for a batch, received into place.
 - np.take, and torch's DataLoader without workers over a TensorDataset, where torch is installed: all samples in this process.
@@ -100,6 +101,28 @@ def in_c(data: Data, lib: ctypes.CDLL) -> Contestant:
             lib.gather(
                 pointer(out),
                 pointer(data.values),
+                pointer(data.offsets),
+                pointer(batch),
+                ctypes.c_int64(len(batch)),
+            )
+
+    return run
+
+
+def mapped(data: Data, lib: ctypes.CDLL, group: pyfab.Group) -> Contestant:
+    path = Path(tempfile.mkdtemp(dir="/dev/shm")) / "samples"
+    data.mine.tofile(path)
+    parts = [np.memmap(one, np.uint8, "r+") for one in group.allgather(str(path))]
+    group.barrier()
+    shutil.rmtree(path.parent)
+    out = np.zeros(data.largest, np.uint8)
+
+    def run(batches: list[Any]) -> None:
+        for batch in batches:
+            lib.gather_mapped(
+                pointer(out),
+                (ctypes.c_void_p * 2)(*(part.ctypes.data for part in parts)),
+                ctypes.c_int64(data.count),
                 pointer(data.offsets),
                 pointer(batch),
                 ctypes.c_int64(len(batch)),
@@ -241,7 +264,7 @@ def torch_loading(data: Data) -> Contestant | None:
     return run
 
 
-def measure(group: pyfab.Group, name: str, seconds: float, folder: str) -> dict[str, list[float]]:
+def measure(group: pyfab.Group, name: str, seconds: float, folder: str, links: str) -> dict[str, list[float]]:
     """Microseconds of processor time for a sample, by contestant and round, of one rank."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[group.rank % os.cpu_count()]})
     lib = library(folder)
@@ -252,6 +275,7 @@ def measure(group: pyfab.Group, name: str, seconds: float, folder: str) -> dict[
             "gather in C, one process": in_c(data, lib),
             "pyfab gather": gathering(data, store),
             "pyfab Loader, 4 ahead": loading(store),
+            "hand-written shared memory": mapped(data, lib, group) if links == "shm" else None,
             "hand-written sockets": sockets(data, lib, group),
             "mpi4py, one indexed get": mpi(data, lib),
             "np.take, one process": taking(data),
@@ -295,7 +319,7 @@ def under_mpirun() -> str:
 def ranks(name: str, seconds: float, folder: str, links: str) -> list[dict[str, list[float]]]:
     """What both ranks measured; mpirun starts them where MPI takes part."""
     if under_mpirun():
-        return pyfab.spawn(measure, 2, name, seconds, folder, links=links, timeout=600)
+        return pyfab.spawn(measure, 2, name, seconds, folder, links, links=links, timeout=600)
     command = ["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none", "--allow-run-as-root"]
     command += ["--mca", "pml", "ob1", "--mca", "osc", "^ucx"]
     command += ["--mca", "btl", "self,tcp" if links == "tcp" else "self,vader"]
@@ -307,7 +331,7 @@ def ranks(name: str, seconds: float, folder: str, links: str) -> list[dict[str, 
 def rank(name: str, seconds: float, folder: str, links: str) -> None:
     """One of mpirun's."""
     with pyfab.Group.from_env(links, timeout=600) as group:
-        told = measure(group, name, seconds, folder)
+        told = measure(group, name, seconds, folder, links)
         (Path(folder) / f"rank{group.rank}.json").write_text(json.dumps(told))
 
 

@@ -17,6 +17,17 @@ void gather(char* to, const char* from, const int64_t* offsets, const int64_t* n
   }
 }
 
+// The same out of the mapped memory of several ranks of `each` samples.
+void gather_mapped(char* to, const char* const* from, int64_t each, const int64_t* offsets,
+                   const int64_t* numbers, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t rank = numbers[i] / each, begin = offsets[numbers[i]];
+    const int64_t length = offsets[numbers[i] + 1] - begin;
+    memcpy(to, from[rank] + begin - offsets[rank * each], length);
+    to += length;
+  }
+}
+
 // The same, each to its own place: places[slots[i]].
 void place(char* to, const int64_t* places, const int64_t* slots, const char* from, const int64_t* offsets,
            const int64_t* numbers, int64_t count) {
