@@ -276,7 +276,7 @@ void good_ucx(ucs_status_t status, const char* what) {
 
 class Ucx final : public Transport {
  public:
-  explicit Ucx(const char* transports) : transports_(transports) {}
+  Ucx(const char* transports, ucs_thread_mode_t threads) : transports_(transports), threads_(threads) {}
   void open(int control, bool) override {
     ::setenv("UCX_TLS", transports_, 1);
     if (std::string_view(transports_) == "tcp") ::setenv("UCX_NET_DEVICES", "lo", 1);
@@ -287,10 +287,10 @@ class Ucx final : public Transport {
     params.features = UCP_FEATURE_TAG;
     ucp_context_h context;
     good_ucx(ucp_init(&params, config, &context), "ucp_init");
-    ucp_worker_params_t single{};
-    single.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-    single.thread_mode = UCS_THREAD_MODE_SINGLE;
-    good_ucx(ucp_worker_create(context, &single, &worker_), "ucp_worker_create");
+    ucp_worker_params_t worker{};
+    worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+    worker.thread_mode = threads_;
+    good_ucx(ucp_worker_create(context, &worker, &worker_), "ucp_worker_create");
     ucp_address_t* address;
     std::size_t size;
     good_ucx(ucp_worker_get_address(worker_, &address, &size), "ucp_worker_get_address");
@@ -320,6 +320,7 @@ class Ucx final : public Transport {
     ucp_request_free(request);
   }
   const char* const transports_;
+  const ucs_thread_mode_t threads_;
   ucp_worker_h worker_ = nullptr;
   ucp_ep_h endpoint_ = nullptr;
   ucp_request_param_t none_{};
@@ -413,7 +414,8 @@ int main(int argc, char** argv) {
       {"shm", "libfabric", [] { return std::make_unique<Libfabric>("shm"); }},
 #endif
 #ifdef WITH_UCX
-      {"shm", "ucx", [] { return std::make_unique<Ucx>("posix,cma"); }},
+      {"shm", "ucx", [] { return std::make_unique<Ucx>("posix,cma", UCS_THREAD_MODE_SINGLE); }},
+      {"shm", "ucx-locked", [] { return std::make_unique<Ucx>("posix,cma", UCS_THREAD_MODE_MULTI); }},
 #endif
       {"tcp", "pyfab", [] { return std::make_unique<Pyfab>("tcp"); }},
       {"tcp", "linked", [] { return std::make_unique<Pyfab>("shm+tcp"); }},
@@ -422,7 +424,7 @@ int main(int argc, char** argv) {
       {"tcp", "libfabric", [] { return std::make_unique<Libfabric>("tcp;ofi_rxm"); }},
 #endif
 #ifdef WITH_UCX
-      {"tcp", "ucx", [] { return std::make_unique<Ucx>("tcp"); }},
+      {"tcp", "ucx", [] { return std::make_unique<Ucx>("tcp", UCS_THREAD_MODE_SINGLE); }},
 #endif
   };
   const std::vector<Column> columns = {

@@ -28,7 +28,7 @@ std::uint32_t traits_of(const AddressVectorOptions& options) noexcept {
 void describe_in(PeerHeader& header, const AddressVectorOptions& options) {
   if (header.magic == kMagic) return;
   header.seed = random_u64();
-  header.version = 1;
+  header.version = kPeerMemoryVersion;
   header.format = static_cast<std::uint32_t>(options.format);
   header.rx_bits = options.rx_bits;
   header.traits = traits_of(options);
@@ -223,6 +223,11 @@ std::string_view AddressVector::checked(std::string_view address, std::string& c
   return canonical;
 }
 
+void AddressVector::changed() noexcept {
+  auto& changes = memory_->header().changes;
+  changes.store(changes.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+}
+
 void AddressVector::check_writable() const {
   if (!memory_->writable())
     throw Error(Errc::access,
@@ -277,6 +282,7 @@ PeerId AddressVector::insert_now(std::string_view address, const Extra& extra) {
       runs_.append(index, address, generation)) {
     header.used.store(index + 1, std::memory_order_release);
     header.live.fetch_add(1, std::memory_order_relaxed);
+    changed();
     return index;
   }
   PeerEntry& entry = entries_.make(index);
@@ -292,6 +298,7 @@ PeerId AddressVector::insert_now(std::string_view address, const Extra& extra) {
   for (const std::uint32_t hash : hashes) index_.insert(hash, static_cast<std::uint32_t>(index));
   entry.generation.store(generation, std::memory_order_release);
   header.live.fetch_add(1, std::memory_order_relaxed);
+  changed();
   return index;
 }
 
@@ -317,6 +324,7 @@ void AddressVector::remove(PeerId peer) {
   if (auto* auth = auths_.find(index)) auth->store(0, std::memory_order_relaxed);
   vacancies_.add(index);
   memory_->header().live.fetch_sub(1, std::memory_order_relaxed);
+  changed();
 }
 
 // After a writer died: entries say what is there, and all else follows from them.
@@ -410,6 +418,7 @@ void AddressVector::set_user_id(PeerId peer, PeerId user_id) {
   check_writable();
   const Writing turn(*this);
   user_ids_.make(existing(peer)).store(~user_id, std::memory_order_relaxed);
+  changed();
 }
 
 std::uint32_t AddressVector::auth(PeerId peer) const {

@@ -86,6 +86,8 @@ class AddressVector final {
   PeerId find(const Part& part, std::optional<std::uint32_t> auth = std::nullopt) const;
   // Changes whenever the handle is given to another address; 0 while it is vacant.
   std::uint32_t generation(PeerId index) const noexcept;
+  // Grows after each change: as long as it is the same, what was read before still holds.
+  std::uint64_t changes() const noexcept { return memory_->header().changes.load(std::memory_order_acquire); }
   // What completions report of this peer: the handle itself, or its user id (AV-73, AV-74).
   PeerId reported(PeerId index) const noexcept;
 
@@ -97,6 +99,7 @@ class AddressVector final {
 
  private:
   class Writing;
+  void changed() noexcept;
   [[noreturn]] static void refuse(PeerId peer);
   std::uint64_t existing(PeerId peer) const;  // index; throws
   void check_links(const std::vector<PartView>& parts) const;

@@ -10,9 +10,10 @@ namespace {
 
 using std::chrono::microseconds;
 // A spinning leader looks about this often at the clock and at others who want the lock, and at the poller,
-// which is a system call. Where turns are short, that is every so many of them.
+// which is a system call. Where turns are short, that is every so many of them; one that moved something
+// counts as many.
 constexpr std::chrono::nanoseconds kClockPeriod(500), kPollerPeriod = microseconds(2);
-constexpr unsigned kMostClockTurns = 64, kPollerTurn = 256;
+constexpr unsigned kMostClockTurns = 64, kPollerTurns = 2048, kTurnsOfMove = 16;
 // Who leads for longer than this says so, and then hands the context back: the progress thread need not look
 // for its end, which would interrupt large copies on a busy processor.
 constexpr std::chrono::nanoseconds kStays = microseconds(100);
@@ -20,12 +21,6 @@ constexpr std::chrono::nanoseconds kStays = microseconds(100);
 // costs as much. After a while it lets others have the processor in between, who may be that peer.
 constexpr std::chrono::nanoseconds kLeastSpin = microseconds(1), kMostSpin = microseconds(250),
                                    kYieldsAfter = microseconds(5);
-
-void relax() noexcept {
-#ifdef __x86_64__
-  __builtin_ia32_pause();
-#endif
-}
 
 }  // namespace
 
@@ -62,6 +57,7 @@ Context::~Context() {
 void Context::close() {
   Lock lock(mutex_);
   receives_.drop_all();
+  last_path_ = nullptr;
   paths_.clear();
   named_paths_.clear();
   endpoint_.reset();
@@ -110,6 +106,17 @@ std::uint16_t Context::context_of(const PeerTarget& target, const Name& peer) co
 }
 
 Path& Context::path_to(PeerId peer) {
+  const std::uint64_t changes = parameters_.peers->changes();
+  if (peer != last_peer_ || changes != last_changes_ || !last_path_ || last_path_->state() != Errc::ok) {
+    last_path_ = nullptr;
+    last_path_ = &find_path(peer);
+    last_peer_ = peer;
+    last_changes_ = changes;
+  }
+  return *last_path_;
+}
+
+Path& Context::find_path(PeerId peer) {
   const PeerTarget target = this->target(peer);
   const std::uint32_t generation = parameters_.peers->generation(target.index);
   if (const Peer* there = known(target))
@@ -307,12 +314,14 @@ LinkBook Context::link_counters() const {
 bool Context::move(bool look) noexcept {
   bool moved = endpoint_ && endpoint_->progress();
   // However much moves, the poller has its turns: timers, ends of processes, connections.
-  if (++turns_ % kPollerTurn == 0 || (look && !moved)) moved |= look_at_poller();
+  turns_ += moved ? kTurnsOfMove : 1;
+  if (turns_ >= kPollerTurns || (look && !moved)) moved |= look_at_poller();
   if (moved && followers_) followers_wake_.notify_all();
   return moved;
 }
 
 bool Context::look_at_poller() noexcept {
+  turns_ = 0;
   if (poller_.dispatch() == 0) return false;
   // What was ready may have been all that would wake somebody else who sleeps on the poller.
   if (armed_.load(std::memory_order_relaxed) && armed_.exchange(false)) {
@@ -336,9 +345,8 @@ bool Context::progress() {
 
 bool Context::wait(const std::function<bool()>& done, Deadline deadline) {
   check_process();
-  callers_.fetch_add(1, std::memory_order_relaxed);
-  driven_.store(true, std::memory_order_relaxed);
   Lock lock(mutex_);
+  count_caller(1);
   bool finished = done();
   bool looked = false;
   while (!finished && endpoint_) {
@@ -357,17 +365,23 @@ bool Context::wait(const std::function<bool()>& done, Deadline deadline) {
     finished = done();
     if (notice_ && !finished) {
       // Callbacks may wait themselves, or take long: meanwhile this thread is nobody who moves anything.
-      callers_.fetch_sub(1, std::memory_order_relaxed);
+      count_caller(-1);
       unlock_and_notify(lock);
-      callers_.fetch_add(1, std::memory_order_relaxed);
-      driven_.store(true, std::memory_order_relaxed);
       lock.lock();
+      count_caller(1);
       finished = done();
     }
   }
-  callers_.fetch_sub(1, std::memory_order_relaxed);
+  count_caller(-1);
   unlock_and_notify(lock);
   return finished;
+}
+
+// Under the lock, so that it needs no locked instruction.
+void Context::count_caller(int difference) noexcept {
+  callers_.store(callers_.load(std::memory_order_relaxed) + static_cast<std::uint32_t>(difference),
+                 std::memory_order_relaxed);
+  driven_.store(true, std::memory_order_relaxed);
 }
 
 std::vector<Context::FlushGoal> Context::flush_goals(PeerId peer) {
@@ -436,8 +450,9 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
     if (std::exchange(moved, false)) idle_since = now;
     if (notice_ || now - idle_since >= spin_ || deadline.passed()) break;
     const bool yields = now - idle_since >= kYieldsAfter;
+    if (!yields && !mutex_.wanted()) continue;
     lock.unlock();  // others get in between to post
-    yields ? static_cast<void>(::sched_yield()) : relax();
+    if (yields) ::sched_yield();
     mutex_.give_way();
     lock.lock();
     finished = done();

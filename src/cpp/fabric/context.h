@@ -152,10 +152,12 @@ class Context final {
   Peer* known(const PeerTarget& target);
   std::uint16_t context_of(const PeerTarget& target, const Name& peer) const noexcept;
   Path& path_to(PeerId peer);
+  Path& find_path(PeerId peer);
   std::size_t post_to(PeerId peer, std::span<const Transfer> batch);
   // `look`: also at the poller.
   bool move(bool look = true) noexcept;
   bool look_at_poller() noexcept;
+  void count_caller(int difference) noexcept;
   void lead(Lock& lock, const std::function<bool()>& done, Deadline deadline);
   void unlock_and_notify(Lock& lock);
 
@@ -171,11 +173,15 @@ class Context final {
   std::vector<Peer> paths_;                              // by index
   std::unordered_map<std::uint64_t, Peer> named_paths_;  // to receive contexts other than the first, likewise
   std::uint64_t paths_opened_ = 0;
+  // The path that was asked for last, as long as the address vector does not change.
+  PeerId last_peer_ = kNoPeer;
+  Path* last_path_ = nullptr;
+  std::uint64_t last_changes_ = 0;
   std::condition_variable_any followers_wake_;
   unsigned followers_ = 0;
   bool led_ = false;
   bool notice_ = false;
-  unsigned turns_ = 0;        // of move()
+  unsigned turns_ = 0;        // of move() since the poller was looked at
   unsigned clock_turns_ = 4;  // of a leader between looks at the clock
   std::function<void()> hand_back_;
   std::chrono::nanoseconds spin_;  // how long a leader polls before it sleeps; follows what paid off

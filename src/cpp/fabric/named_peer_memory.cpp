@@ -142,7 +142,7 @@ void reserve(int fd, std::uint64_t from, std::uint64_t bytes) {
 
 void initialise(PeerHeader& header, const VectorName& name, const AddressVectorOptions& options) {
   header.seed = random_u64();
-  header.version = 1;
+  header.version = kPeerMemoryVersion;
   header.format = static_cast<std::uint32_t>(options.format);
   header.rx_bits = options.rx_bits;
   header.type = options.type;
@@ -160,7 +160,7 @@ void check(const PeerHeader& header, const VectorName& name, const AddressVector
   const auto refuse = [&](const std::string& why) {
     throw Error(Errc::invalid, "the address vector \"" + name.name + "\" " + why);
   };
-  if (header.magic != kMagic || header.version != 1)
+  if (header.magic != kMagic || header.version != kPeerMemoryVersion)
     refuse("is damaged, or of another version of the library");
   if (header.type != options.type) refuse("was made with another type (AVType)");
   if (header.format != static_cast<std::uint32_t>(options.format)) refuse("was made for another addr_format");

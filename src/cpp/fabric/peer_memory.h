@@ -50,6 +50,8 @@ struct PeerRun {
 
 inline constexpr unsigned kMaxShapes = 256, kMaxRuns = 64, kRecordClasses = 64;
 
+inline constexpr std::uint32_t kPeerMemoryVersion = 2;
+
 struct PeerHeader {
   // --- written once
   std::uint64_t magic, seed;
@@ -58,6 +60,7 @@ struct PeerHeader {
   // --- of writers: nonzero while one is inside; read after its death
   std::atomic<std::uint32_t> writing;
   std::atomic<std::uint32_t> next_generation;
+  std::atomic<std::uint64_t> changes;     // AddressVector::changes()
   std::atomic<std::uint64_t> used, live;  // 1 + the highest index ever given; peers
   std::atomic<std::uint64_t> words;       // taken from PeerSection::words
   std::atomic<std::uint64_t> lowest;      // no vacancy below this word of PeerSection::vacant2

@@ -42,7 +42,11 @@ bool MessageWriter::push(const Transfer& transfer) noexcept {
   cell.data = has_data ? transfer.data : 0;
   cell.group = static_cast<std::uint32_t>(transfer.remote);
   cell.offset = static_cast<std::uint32_t>(begin % kBesideBytes);
-  gather(local_of(transfer), beside ? memory_.beside + cell.offset : cell.bytes, transfer.length);
+  std::byte* const bytes = beside ? memory_.beside + cell.offset : cell.bytes;
+  if (transfer.piece_count == 0)
+    copy_memory(bytes, transfer.local, transfer.length);
+  else
+    gather(local_of(transfer), bytes, transfer.length);
   end_ = end;
   skip();
   tsan_rings.release();
