@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 import warnings
@@ -18,7 +19,6 @@ from pyfab._window import Window
 from rich.box import SIMPLE_HEAD
 from rich.columns import Columns
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -43,7 +43,7 @@ class Visit(NamedTuple):
 
 
 def demo(data: Path | None, procs: int, links: str, console: Console) -> dict[str, Any]:
-    """Runs the demonstration and prints it; returns the same as plain data. Raises ValueError for bad data.
+    """Runs the demonstration and prints it, errors on stderr; returns the same as plain data. Raises ValueError for bad data.
 
     {"data", "shape", "dtype", "procs", "links": [figures of each, or "error"], "verified": whether every byte and sum was right}
     """
@@ -72,20 +72,20 @@ def demo(data: Path | None, procs: int, links: str, console: Console) -> dict[st
             try:
                 visits: list[Visit] = spawn(visit, procs, str(path), links=spec, timeout=_TIMEOUT)
             except Exception as error:
-                console.print(f"[red]{spec}: {type(error).__name__}: {escape(str(error))}[/]")
                 figures.append({"links": spec, "error": f"{type(error).__name__}: {error}"})
+                print(f"pyfab demo: {spec}: {figures[-1]['error']}", file=sys.stderr)
                 continue
             figures.append(_figures(spec, visits))
             summary.add_row(*_row(figures[-1]))
             pictures.append(_picture(spec, visits))
     verified = all("error" not in of and of["errors"] == 0 and of["sums_exact"] for of in figures)
-    console.print(summary)
-    console.print(Columns(pictures, padding=(0, 3)))
-    console.print(
-        "[bold green]all bytes and all sums are right[/]"
-        if verified
-        else "[bold red]not everything was right[/]"
-    )
+    if pictures:
+        console.print(summary)
+        console.print(Columns(pictures, padding=(0, 3)))
+    if verified:
+        console.print("[bold green]all bytes and all sums are right[/]")
+    else:
+        print("pyfab demo: not everything was right", file=sys.stderr)
     return told | {"links": figures, "verified": verified}
 
 

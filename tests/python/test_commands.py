@@ -104,13 +104,58 @@ def test_demo_as_json() -> None:
     failed = run("demo", "--links", "nosuch", "--json")
     assert failed.returncode == 1
     assert "nosuch" in json.loads(failed.stdout)["links"][0]["error"]
+    assert failed.stderr.startswith('pyfab demo: nosuch: InvalidArgumentError: unknown provider "nosuch"')
 
 
 def test_demo_fails_where_a_link_does() -> None:
     ran = run("demo", "--links", "shm+nothing")
     assert ran.returncode == 1
-    assert "nothing" in ran.stdout
-    assert "not everything was right" in ran.stdout
+    errors = ran.stderr.splitlines()
+    assert [line.partition(" ")[0] for line in errors] == ["pyfab"] * 3
+    assert errors[0].startswith('pyfab demo: nothing: InvalidArgumentError: unknown provider "nothing"')
+    assert errors[-1] == "pyfab demo: not everything was right"
+    assert [row.split()[0] for row in ran.stdout.splitlines() if "exact" in row] == ["shm"]
+    assert "nothing" not in ran.stdout
+    assert "right" not in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["demo", "--links", "nosuch"],
+        ["links", "--links", "nosuch"],
+        ["info", "--provider", "nosuch"],
+        ["bench", "--links", "nosuch"],
+        ["bench", "--listen", "192.0.2.1:1"],
+        ["pingpong", "127.0.0.1:1"],
+        ["fetch", "127.0.0.1:1"],
+        ["serve", "nosuch.npy"],
+        ["agent", "--listen", "192.0.2.1:1"],
+        ["trace", "nosuch"],
+    ],
+    ids=lambda arguments: "-".join(arguments[:2]),
+)
+def test_errors_are_on_stderr(tmp_path: Path, arguments: list[str]) -> None:
+    """stdout has one document, where there is a result, or nothing."""
+    output = ["-o", tmp_path / "trace.json"] if arguments[0] == "trace" else []
+    ran = run(arguments[0], "--json", *output, *arguments[1:])
+    assert ran.returncode == 1
+    assert ran.stderr.startswith(f"pyfab {arguments[0]}: ")
+    assert not ran.stdout or json.loads(ran.stdout)
+
+
+def test_doctor_where_nothing_is_usable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pyfab import _doctor
+    from pyfab._cli import main
+
+    found = _doctor.report() | {"usable": False}
+    monkeypatch.setattr(_doctor, "report", lambda: found)
+    assert main(["doctor", "--json"]) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["usable"] is False
+    assert shown.err == "pyfab doctor: no provider is usable here\n"
 
 
 def test_demo_finds_wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

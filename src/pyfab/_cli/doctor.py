@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from pyfab._cli._options import add_json, print_json
@@ -36,4 +37,6 @@ def run(options: argparse.Namespace) -> int:
         for check in found["checks"]:
             if check["mend"]:
                 print(f"{check['name']}: {check['mend']}")
+    if not found["usable"]:
+        print("pyfab doctor: no provider is usable here", file=sys.stderr)
     return 0 if found["usable"] else 1
