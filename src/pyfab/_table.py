@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any, NamedTuple, TypeVar
 
+from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table as RichTable
 
@@ -41,9 +42,21 @@ class Table(list[Row]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
     def __rich__(self) -> RenderableType:
-        table = RichTable(title=self.title or None, title_justify="left")
-        for name in self.columns:
-            table.add_column(name.replace("_", " "), overflow="fold")
-        for row in self:
-            table.add_row(*self.cells(row))
-        return table
+        return drawn(self.title, [name.replace("_", " ") for name in self.columns], map(self.cells, self))
+
+
+def drawn(title: str, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> RichTable:
+    """A table for narrow terminals, where lines between columns would take a third of the width."""
+    table = RichTable(
+        title=title or None,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -325,6 +325,43 @@ def test_info() -> None:
     assert ran.stderr.startswith("pyfab info: ")
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_info_on_narrow_terminals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    """No word and no number is broken, on a machine with long names."""
+    import dataclasses
+
+    from pyfab._cli import main
+
+    shm, tcp = pyfab.getinfo("shm")[0], pyfab.getinfo("tcp:lo")[0]
+    told = {"name": "enp65s0f0", "driver": "mlx5_core", "pci_address": "0000:41:00.0"}
+    nic = dataclasses.replace(tcp.nics[0], **told, speed_bits_per_second=400 * 10**9)
+    card = dataclasses.replace(tcp, links=("tcp:enp65s0f0",), nics=(nic,))
+    verbs = dataclasses.replace(
+        tcp, provider="verbs", links=("verbs:mlx5_0",), nics=(), src_addr="", max_msg_size=1 << 31
+    )
+    monkeypatch.setattr(pyfab, "getinfo", lambda _: [shm, tcp, card, verbs])
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["info"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= columns
+    words = shown.replace(",\n", " ").replace(", ", " ").split()
+    whole = {
+        "contexts",
+        "65,536",
+        "16,777,215",
+        "2,147,483,648",
+        "message",
+        "mlx5_core",
+        "0000:41:00.0",
+        "400",
+    }
+    assert whole <= set(words)
+    assert words.count("tcp:enp65s0f0") == words.count("verbs:mlx5_0") == 2  # in both tables
+    assert words.count("any") > 3
+
+
 def test_links() -> None:
     tables = json.loads(run("links", "--procs", "3", "--json").stdout)
     assert [[row["peer"] for row in tables[str(rank)]] for rank in range(3)] == [[1, 2], [0, 2], [0, 1]]

@@ -11,13 +11,25 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyfab
 from pyfab._cli._options import add_json, print_json
-from pyfab._table import Table
+from pyfab._table import Table, drawn
 from rich.console import Console
+from rich.table import Table as RichTable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyfab._cli._options import Commands
 
 _UNLIMITED = 1 << 62
+_LIMITS = {
+    "inject_size": "bytes of an inject",
+    "max_msg_size": "bytes of a message",
+    "max_rma_size": "bytes of a put or get",
+    "mr_key_size": "bytes of a key",
+    "mr_iov_limit": "parts of a region",
+    "max_contexts": "contexts of an endpoint",
+    "max_group_id": "largest group",
+}
 
 
 def add(commands: Commands) -> None:
@@ -40,10 +52,11 @@ def run(options: argparse.Namespace) -> int:
     common = functools.reduce(operator.and_, (info.caps for info in infos))
     console.print(Table(Usable, (Usable.of(info, common) for info in infos), "usable here"))
     console.print(f"all of them: {_text(common)}")
-    console.print(Table(Limits, map(Limits.of, infos), "limits, in bytes or numbers"))
+    console.print(_limits(infos))
     cards = dict.fromkeys(nic for info in infos for nic in info.nics)
     if cards:
-        console.print(Table(Card, map(Card.of, cards), "network cards"))
+        headings = ("card", "driver", "state", "Gbit/s", "PCI address", "NUMA")
+        console.print(drawn("network cards", headings, map(_card, cards)))
     return 0
 
 
@@ -63,49 +76,24 @@ class Usable(NamedTuple):
         return cls(info.provider, info.spec, info.src_addr, cards, _text(info.caps & ~common))
 
 
-class Limits(NamedTuple):
-    """How much of what it takes."""
-
-    spec: str
-    inject: str
-    message: str
-    rma: str
-    key: str
-    parts: str
-    contexts: str
-    groups: str
-
-    @classmethod
-    def of(cls, info: pyfab.Info) -> Limits:
-        """The entry of one Info."""
-        numbers = (
-            info.inject_size,
-            info.max_msg_size,
-            info.max_rma_size,
-            info.mr_key_size,
-            info.mr_iov_limit,
-            info.max_contexts,
-            info.max_group_id,
-        )
-        return cls(info.spec, *("any" if number > _UNLIMITED else f"{number:,}" for number in numbers))
-
-
-class Card(NamedTuple):
+def _card(nic: pyfab.Nic) -> tuple[str, ...]:
     """A network card and where it sits."""
+    speed = f"{nic.speed_bits_per_second / 1e9:g}" if nic.speed_bits_per_second else "-"
+    place = str(nic.numa_node) if nic.numa_node >= 0 else "-"
+    return nic.name, nic.driver or "-", nic.state, speed, nic.pci_address or "-", place
 
-    card: str
-    driver: str
-    state: str
-    speed: str
-    pci_address: str
-    numa_node: str
 
-    @classmethod
-    def of(cls, nic: pyfab.Nic) -> Card:
-        """The entry of one Nic."""
-        speed = f"{nic.speed_bits_per_second / 1e9:g} Gbit/s" if nic.speed_bits_per_second else "-"
-        place = str(nic.numa_node) if nic.numa_node >= 0 else "-"
-        return cls(nic.name, nic.driver or "-", nic.state, speed, nic.pci_address or "-", place)
+def _limits(infos: Sequence[pyfab.Info]) -> RichTable:
+    """A column for all that have the same limits, which are mostly the devices of a provider."""
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for info in infos:
+        alike.setdefault(tuple(getattr(info, name) for name in _LIMITS), []).append(info.spec)
+    rows = zip(_LIMITS.values(), *([_number(n) for n in numbers] for numbers in alike), strict=True)
+    return drawn("limits", ["", *map(", ".join, alike.values())], rows)
+
+
+def _number(number: int) -> str:
+    return "any" if number > _UNLIMITED else f"{number:,}"
 
 
 def _record(info: pyfab.Info) -> dict[str, object]:
