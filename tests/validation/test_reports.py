@@ -137,9 +137,16 @@ def test_json(reports: Reports, hosts: Hosts) -> None:
     (soak,) = found["soaks"]
     for one, other in (("here", "there"), ("there", "here")):
         assert soak[one]["operations"]["send"] == soak[other]["operations"]["recv"] > 0
-        assert sum(soak[one]["each_second"]) > 0
+        check_rates(soak, one)
     assert found["temperatures"][0]["celsius"] == 41.5
     assert TOKEN not in json.dumps(found)
+
+
+def check_rates(soak: dict[str, Any], side: str) -> None:
+    """They are those of equal parts of the time, which is no whole number of seconds, and add up to all operations."""
+    rates, operations = soak[side]["each_second"], soak[side]["operations"]
+    started = sum(number for kind, number in operations.items() if kind != "recv")
+    assert sum(rates) / len(rates) * soak["seconds"] == pytest.approx(started, abs=soak["seconds"])
 
 
 def test_what_was_found_of_several_peers_stands_side_by_side(run: Run, tmp_path: Path) -> None:
@@ -151,6 +158,9 @@ def test_what_was_found_of_several_peers_stands_side_by_side(run: Run, tmp_path:
     ways = [("shm", "process"), ("shm", "thread")]
     for kind in ("measurements", "soaks"):
         assert {(one["links"], one["peer"]) for one in found[kind]} == {*ways}
+    for soak in found["soaks"]:
+        check_rates(soak, "here")
+        check_rates(soak, "there")
     page = (tmp_path / "out.html").read_text()
     for links, peer in ways:
         assert f"put, {links} to {peer}" in page and f"Soak over {links} to {peer}" in page

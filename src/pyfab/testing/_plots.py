@@ -113,7 +113,8 @@ def _sizes(axes: Any, measured: list[dict[str, Any]]) -> None:
 def _soak(axes: Any, soak: dict[str, Any]) -> None:
     for (side, name), colour in zip((("here", "this side"), ("there", "the peer")), _COLOURS, strict=False):
         rates = soak[side]["each_second"]
-        axes.plot(range(1, len(rates) + 1), rates, "o-", color=colour, label=name, ms=3.5, lw=1.5)
+        ends = [(number + 1) * soak["seconds"] / len(rates) for number in range(len(rates))]
+        axes.plot(ends, rates, "o-", color=colour, label=name, ms=3.5, lw=1.5)
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.set_major_formatter("{x:,.0f}")

@@ -43,7 +43,6 @@ class Soak:
         self.done: Counter[str] = Counter()  # operations by kind
         self.nbytes: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.each_second: list[int] = []
         self._sends: deque[pyfab.Operation] = deque()
         self._receives: deque[tuple[pyfab.Operation, NDArray[np.uint8]]] = deque()
 
@@ -52,11 +51,10 @@ class Soak:
         before = self._endpoint.counts(self._peer)
         last = np.zeros(1, np.int64)
         told = self._endpoint.trecv(last, _LAST, peer=self._peer)
+        slices = [0] * max(1, round(seconds))  # of about a second, and all of the same length
         start = time.monotonic()
         while (now := time.monotonic() - start) < seconds:
-            count = self._turn()
-            self.each_second += [0] * (int(now) + 1 - len(self.each_second))
-            self.each_second[int(now)] += count
+            slices[int(now / seconds * len(slices))] += self._turn()
         self._endpoint.tsend(np.array([self.done["send"]]), self._peer, _LAST)
         told.result(TIMEOUT)
         while self.done["recv"] < last[0]:
@@ -71,7 +69,7 @@ class Soak:
             "operations": dict(self.done),
             "bytes": dict(self.nbytes),
             "wrong": self.wrong,
-            "each_second": self.each_second,
+            "each_second": [round(count * len(slices) / seconds) for count in slices],
             "unsettled": after["posted"] - after["settled"],
             "errors": after["errors"] - before["errors"],
             "memory": zlib.crc32(self.model.tobytes()),
