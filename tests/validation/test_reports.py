@@ -166,6 +166,29 @@ def test_what_was_found_of_several_peers_stands_side_by_side(run: Run, tmp_path:
         assert f"put, {links} to {peer}" in page and f"Soak over {links} to {peer}" in page
 
 
+def test_plots_show_what_is_measured_again_for_an_expectation() -> None:
+    from matplotlib.figure import Figure
+    from pyfab.testing._plots import _drawings
+
+    def point(size: int, latency: float, bandwidth: float) -> dict[str, Any]:
+        figures = {"latency_us": latency, "latency_us_p99": 2 * latency, "bandwidth_gb_s": bandwidth}
+        return {"links": "shm", "peer": "process", "operation": "put", "size": size, **figures}
+
+    suite, expectation = (
+        [point(8, 1.0, 0.1), point(4096, 3.0, 5.0)],
+        [point(8, 1.5, 0.2), point(8, 1.25, 0.3)],
+    )
+    for _, draw in _drawings({"measurements": suite + expectation, "soaks": []}):
+        axes = Figure().add_subplot()
+        draw(axes)
+        figure = "latency_us" if axes.get_ylabel() == "µs" else "bandwidth_gb_s"
+        lines = [[tuple(xy) for xy in line.get_xydata()] for line in axes.lines]
+        assert [(m["size"], m[figure]) for m in suite] in lines
+        assert all([(m["size"], m[figure])] in lines for m in expectation)
+        labels = [text.get_text() for text in axes.legend().get_texts()]
+        assert labels == ["put, shm", "again, for an expectation"]
+
+
 class _Outside(HTMLParser):
     """What a page would load, and its tags."""
 

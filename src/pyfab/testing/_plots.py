@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyfab.bench._plot import scale_logarithmically
 from pyfab.testing._expect import size_text
@@ -68,35 +68,57 @@ def way(findings: list[dict[str, Any]], finding: dict[str, Any]) -> str:
     return f"{finding['links']} to {finding['peer']}" if several else str(finding["links"])
 
 
-def _curves(measured: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
-    """Name, style and points: a colour for each way, a stroke for each operation."""
+class _Curve(NamedTuple):
+    name: str
+    style: dict[str, Any]
+    points: list[dict[str, Any]]
+    again: list[dict[str, Any]]  # measured once more, for what is expected of that size
+
+
+def _curves(measured: list[dict[str, Any]]) -> Iterator[_Curve]:
+    """A colour for each way, a stroke for each operation."""
     curves: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    again: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for m in measured:
-        curves.setdefault((way(measured, m), m["operation"]), {})[m["size"]] = m
+        key = way(measured, m), m["operation"]
+        if curves.setdefault(key, {}).setdefault(m["size"], m) is not m:
+            again.setdefault(key, []).append(m)
     ways, operations = (list(dict.fromkeys(names)) for names in zip(*curves, strict=True))
     for (over, operation), points in curves.items():
         style = {
             "color": _COLOURS[ways.index(over) % len(_COLOURS)],
             "linestyle": _STROKES[operations.index(operation) % len(_STROKES)],
         }
-        yield f"{operation}, {over}", style, [points[size] for size in sorted(points)]
+        ordered = [points[size] for size in sorted(points)]
+        yield _Curve(f"{operation}, {over}", style, ordered, again.get((over, operation), []))
 
 
 def _latency(axes: Any, measured: list[dict[str, Any]]) -> None:
-    for name, style, points in _curves(measured):
-        sizes = [point["size"] for point in points]
-        axes.plot(sizes, [p["latency_us"] for p in points], "o", **style, label=name, ms=3.5, lw=1.5)
-        axes.plot(sizes, [p["latency_us_p99"] for p in points], ":", color=style["color"], lw=1)
+    _draw(axes, measured, "latency_us")
+    for curve in _curves(measured):
+        sizes, times = zip(*((point["size"], point["latency_us_p99"]) for point in curve.points), strict=True)
+        axes.plot(sizes, times, ":", color=curve.style["color"], lw=1)
     axes.set_ylabel("µs")
     _sizes(axes, measured)
 
 
 def _bandwidth(axes: Any, measured: list[dict[str, Any]]) -> None:
-    for name, style, points in _curves(measured):
-        sizes = [point["size"] for point in points]
-        axes.plot(sizes, [p["bandwidth_gb_s"] for p in points], "o", **style, label=name, ms=3.5, lw=1.5)
+    _draw(axes, measured, "bandwidth_gb_s")
     axes.set_ylabel("GB/s")
     _sizes(axes, measured)
+
+
+def _draw(axes: Any, measured: list[dict[str, Any]], figure: str) -> None:
+    """Curves, and as rings what was measured once more."""
+    label = "again, for an expectation"
+    for curve in _curves(measured):
+        sizes, figures = zip(*((point["size"], point[figure]) for point in curve.points), strict=True)
+        axes.plot(sizes, figures, "o", **curve.style, label=curve.name, ms=3.5, lw=1.5)
+    for curve in _curves(measured):
+        for point in curve.again:
+            ring = {"color": curve.style["color"], "marker": "o", "mfc": "none", "ms": 7, "ls": "none"}
+            axes.plot(point["size"], point[figure], **ring, label=label)
+            label = ""  # once in the legend
 
 
 def _sizes(axes: Any, measured: list[dict[str, Any]]) -> None:
