@@ -1,4 +1,4 @@
-"""The command ``pyfab``; its parts are in `pyfab._cli`."""
+"""``python -m pyfab``: the command ``pyfab``; its parts are in `pyfab._cli`."""
 
 from __future__ import annotations
 

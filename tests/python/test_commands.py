@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -387,6 +388,33 @@ def test_an_agent_says_where_it_listens_as_json() -> None:
         assert json.loads(agent.stdout.readline())["serving"].startswith("127.0.0.1:")
         agent.send_signal(signal.SIGINT)
     assert agent.returncode == 0
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_while_it_is_being_imported(tmp_path: Path, ignored: bool) -> None:
+    """The console script, as installed, with a NumPy that is interrupted while it is imported."""
+    (tmp_path / "numpy.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nraise ImportError('went on')\n"
+    )
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    found = re.search(r'^pyfab = "(.+):(.+)"$', project, re.MULTILINE)
+    assert found
+    module, function = found.groups()
+    script = f"import sys\nfrom {module} import {function}\nsys.exit({function}())"
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ran = subprocess.run(
+        [sys.executable, "-c", script, "--version"],
+        preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignored else None,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    if ignored:  # as in the background of a shell without job control
+        assert "went on" in ran.stderr
+    else:
+        assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
 
 
 def test_usage() -> None:
