@@ -4,7 +4,7 @@ Every rank has a small control window that the others know. Its cells are writte
 
     cell 0        the number of the barrier that this rank has entered
     cell 1 + k    written by rank - 2**k: the number of the barrier whose round k it has reached
-    box 0, box 1  what this rank shows the others: length, kind, bytes
+    box 0, box 1  what this rank shows the others: length, kind, the number of the barrier that it is for, bytes
     view          what this rank shows when the group breaks up: whom it takes for alive
 
 Barriers are dissemination barriers: in round k a rank writes to rank + 2**k and waits for rank - 2**k, so that after
@@ -13,7 +13,8 @@ timed out is carried on by calling it again. A counter of remote writes wakes th
 peers that may have died.
 
 What a rank shows is read by the others between two barriers. The boxes are used in turn, so one barrier per exchange is enough:
-who enters barrier n + 1 has read what was shown in barrier n, and box n % 2 is written again for barrier n + 2.
+who enters barrier n + 1 has read what was shown in barrier n, and box n % 2 is written again for barrier n + 2. A rank that
+timed out while it read goes on reading when the call is repeated.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from pyfab._endpoint import Endpoint, Operation
 
 _CELLS = 64
-_BOX = 4096  # bytes, of which the first 16 are length and kind
-_INLINE = _BOX - 16
+_BOX = 4096  # bytes
+_BOX_HEAD = 24  # of them: length, kind, number of the barrier
+_INLINE = _BOX - _BOX_HEAD
 _VIEW_AT = _CELLS * 8 + 2 * _BOX
 _VIEW_HEAD = 1024  # bytes: number, length of the successor, the successor; then a byte for each rank
 _SHOWN, _REGION = 0, 1  # kinds: the bytes themselves, or the region that holds them
@@ -62,6 +64,10 @@ class Control:
         self._region = open_region(domain, memory, Access.REMOTE, self._arrivals, coherent=True)
         self._remotes: list[RemoteRegion] = []
         self._barrier = 0  # barriers that this rank has left
+        self._late = 0  # the one that timed out in barrier(), so that nothing was shown for it
+        self._unread = (
+            False  # whether the last call met the others, but timed out while it read what they show
+        )
         self._shown = (0, b"")  # the barrier for which a box was last filled, and what the others find there
         self._large: list[MemoryRegion | None] = [None, None]  # what the boxes refer to
         # To peers: which barrier have they entered?
@@ -104,6 +110,16 @@ class Control:
 
     def barrier(self, timeout: float | None) -> None:
         """Returns when all ranks have called it."""
+        if self._unread:  # this completes the call that timed out
+            self._unread = False
+        else:
+            try:
+                self._meet(timeout)
+            except OperationTimeout:
+                self._late = self._barrier + 1
+                raise
+
+    def _meet(self, timeout: float | None) -> None:
         deadline = Deadline(timeout)
         number = self._barrier + 1
         self._cells[0] = number
@@ -122,15 +138,13 @@ class Control:
     def allgather(self, data: bytes, timeout: float | None) -> list[bytes]:
         """Everyone's `data`, by rank."""
         self._show(data)
-        self.barrier(timeout)
-        return self._read(range(self._size), data, timeout)
+        return self._exchange(range(self._size), data, timeout)
 
     def broadcast(self, data: bytes, root: int, timeout: float | None) -> bytes:
         """The `data` of `root`."""
         if self._rank == root:
             self._show(data)
-        self.barrier(timeout)
-        return self._read([root], data, timeout)[0]
+        return self._exchange([root], data, timeout)[0]
 
     def close(self) -> None:
         """Local: takes the window away from the peers."""
@@ -143,10 +157,12 @@ class Control:
     # Each box is written for the barrier that comes next, unless a call that timed out is being repeated: ranks that came
     # meanwhile may have read it.
     def _show(self, data: bytes) -> None:
-        number = self._barrier + 1
+        number = self._barrier if self._unread else self._barrier + 1
+        if self._shown == (number, data):
+            return
+        if self._late == number:
+            raise InvalidArgumentError("the last barrier() timed out; repeat it before anything else")
         if self._shown[0] == number:
-            if self._shown[1] == data:
-                return
             raise InvalidArgumentError(
                 "the last collective call timed out after it had shown other data, which some ranks may have read already;"
                 " repeat it with the same data, or call barrier() first, which completes it"
@@ -161,9 +177,22 @@ class Control:
             self._large[which] = region
             kind, content = _REGION, region.remote.to_bytes()
         box = self._boxes[which]
-        box[:16].view(np.uint64)[:] = len(content), kind
-        box[16 : 16 + len(content)] = np.frombuffer(content, np.uint8)
+        box[:_BOX_HEAD].view(np.uint64)[:] = len(content), kind, number
+        box[_BOX_HEAD : _BOX_HEAD + len(content)] = np.frombuffer(content, np.uint8)
         self._shown = (number, data)
+
+    def _exchange(self, ranks: Iterable[int], own: bytes, timeout: float | None) -> list[bytes]:
+        """Meets the others and reads what `ranks` show."""
+        if not self._unread:
+            self._meet(timeout)
+        self._unread = True
+        try:
+            values = self._read(ranks, own, timeout)
+        except FabricError as error:
+            self._unread = isinstance(error, OperationTimeout)
+            raise
+        self._unread = False
+        return values
 
     def _read(self, ranks: Iterable[int], own: bytes, timeout: float | None) -> list[bytes]:
         deadline = Deadline(timeout)
@@ -176,8 +205,12 @@ class Control:
                 boxes.append((rank, *self._look(rank, start, _BOX)))
         for rank, operation, box in boxes:
             self._settle(rank, operation, deadline)
-            length, kind = map(int, box[:16].view(np.uint64))
-            values[rank] = box[16 : 16 + min(length, _INLINE)].tobytes()
+            length, kind, number = map(int, box[:_BOX_HEAD].view(np.uint64))
+            if number != self._barrier:
+                raise InvalidArgumentError(
+                    f"rank {rank} of {self._size} shows nothing, because it called another collective method"
+                )
+            values[rank] = box[_BOX_HEAD : _BOX_HEAD + min(length, _INLINE)].tobytes()
             if kind == _REGION:
                 remote = RemoteRegion.from_bytes(values[rank])
                 content = np.empty(remote.nbytes, np.uint8)

@@ -131,7 +131,7 @@ class Group:
         """Returns when all ranks have called it. Collective.
 
         Raises PeerLostError naming a rank that has ended, OperationTimeout naming ranks that did not come; after that one the
-        call may be repeated.
+        call may be repeated, and no other collective one works before.
         """
         self._check()
         self._control.barrier(self._timeout(timeout))
@@ -141,7 +141,8 @@ class Group:
 
         Objects of any size travel as JSON where that keeps them, or else as pickles: members of a group are the same program of
         the same user, so they trust each other's pickles. A call that timed out may be repeated with an equal object, since ranks
-        that came meanwhile have seen the first; with another one it raises InvalidArgumentError.
+        that came meanwhile have seen the first; with another one it raises InvalidArgumentError. So it does where a rank called
+        another method in place of this one.
         """
         self._check()
         return [

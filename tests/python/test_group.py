@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -181,6 +182,83 @@ def repeat_an_allgather(group: pyfab.Group) -> list[str]:
 
 def test_an_allgather_that_timed_out_cannot_be_repeated_with_other_data() -> None:
     assert pyfab.spawn(repeat_an_allgather, 2, links="shm", timeout=60) == [["first", "late"]] * 2
+
+
+def read_too_late(control: Any, read: Any, *arguments: Any) -> None:
+    """Stands in for `control._read` once: the first answer does not come in time."""
+
+    def late(*_: object) -> None:
+        raise pyfab.OperationTimeout("injected")
+
+    with pytest.MonkeyPatch.context() as patch:
+        control._read = read
+        patch.setattr(control, "_settle", late)
+        read(*arguments)
+
+
+def repeat_an_allgather_that_timed_out_while_it_read(group: pyfab.Group) -> list[list[str]]:
+    found = []
+    control = group._control
+    for data in ("first", "second", "x" * 10_000):  # the last one is no part of the box
+        own = f"{data} of {group.rank}"
+        if group.rank == 0:
+            control._read = functools.partial(read_too_late, control, control._read)  # type: ignore[method-assign]
+            with pytest.raises(pyfab.OperationTimeout, match="injected"):
+                group.allgather(own)
+            with pytest.raises(pyfab.InvalidArgumentError, match="repeat it with the same data"):
+                group.allgather("something else")
+        if group.rank == 0 and data == "second":
+            group.barrier()  # completes it
+        else:
+            found.append(group.allgather(own))
+    return found
+
+
+def test_an_allgather_that_timed_out_while_it_read_is_completed() -> None:
+    """Rank 0 was a call ahead after that, and got the second data for the first."""
+    first, second, large = (
+        [f"{data} of {rank}" for rank in range(2)] for data in ("first", "second", "x" * 10_000)
+    )
+    found = pyfab.spawn(repeat_an_allgather_that_timed_out_while_it_read, 2, links="shm", timeout=60)
+    assert found == [[first, large], [first, second, large]]
+
+
+def exchange_after_a_barrier_that_timed_out(group: pyfab.Group) -> list[list[str]]:
+    with group.window(shape=1) as window:
+        found = [group.allgather(f"old {number} of {group.rank}") for number in range(2)]  # in both boxes
+        if group.rank == 0:
+            with pytest.raises(pyfab.OperationTimeout):
+                group.barrier(timeout=0.1)
+            for exchange in (group.allgather, group.broadcast):
+                with pytest.raises(pyfab.InvalidArgumentError, match="repeat it before anything else"):
+                    exchange("new")
+            window[1][0] = 1
+        else:
+            while window.local[0] == 0:
+                window.sync()
+        group.barrier()
+        return [*found[2:], group.allgather(f"new of {group.rank}")]
+
+
+def test_after_a_barrier_that_timed_out_nothing_old_is_delivered() -> None:
+    expected = [[f"new of {rank}" for rank in range(2)]]
+    assert pyfab.spawn(exchange_after_a_barrier_that_timed_out, 2, links="shm", timeout=60) == [expected] * 2
+
+
+def call_different_methods(group: pyfab.Group) -> list[str]:
+    for number in range(2):
+        group.allgather(f"old {number}")
+    if group.rank == 0:
+        group.barrier()
+    else:
+        with pytest.raises(pyfab.InvalidArgumentError, match=r"rank 0 of 2 .* called another"):
+            group.allgather("new")
+    return group.allgather(f"next of {group.rank}")
+
+
+def test_who_calls_another_method_delivers_nothing_old() -> None:
+    expected = [f"next of {rank}" for rank in range(2)]
+    assert pyfab.spawn(call_different_methods, 2, links="shm", timeout=60) == [expected] * 2
 
 
 def test_from_env_without_a_launcher() -> None:
