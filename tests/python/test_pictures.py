@@ -28,6 +28,8 @@ def test_map_of_regions_in_the_order_of_addresses() -> None:
         local = domain.register(table[90:], pyfab.Access.READ)
         said = texts(domain.regions_map())
         assert said[0] == "3 regions in the order of addresses"
+        assert domain.stats()["regions"] == 3
+        assert repr(domain) == "<Domain shm regions=3>"
         addresses = [text for text in said if text.startswith("0x")]
         assert addresses == [f"{region.address:#x}" for region in (whole, part, local)]
         assert [text for text in said if "key" in text] == [
@@ -38,8 +40,11 @@ def test_map_of_regions_in_the_order_of_addresses() -> None:
         assert said.count("overlaps") == 2
         assert "3.12 KiB, (100, 8) float32" in said
         assert str(domain.regions_map()) in domain._repr_html_()
-        for region in (part, whole, local):
+        for region in (part, whole):
             region.close()
+        assert str(domain.regions_map()) in domain._repr_html_()
+        local.close()
+        assert domain.stats()["regions"] == 0
         assert texts(domain.regions_map()) == ["0 regions in the order of addresses"]
         assert "<svg" not in domain._repr_html_()
 

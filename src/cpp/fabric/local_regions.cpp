@@ -35,6 +35,7 @@ std::uint32_t LocalRegions::insert(const BufferList& buffers) {
     if (region) continue;
     region = &buffers;
     ++page.open;
+    size_.fetch_add(1, std::memory_order_relaxed);
     return context;
   }
 }
@@ -43,6 +44,7 @@ void LocalRegions::erase(std::uint32_t context) noexcept {
   // In a child of fork() the parent's lock may be taken for ever, and the regions are the parent's.
   if (fork_generation_ != fork_generation()) return;
   const std::lock_guard lock(mutex_);
+  size_.fetch_sub(1, std::memory_order_relaxed);
   const auto page = pages_.find(context / kPage);
   page->second.regions[context % kPage] = nullptr;
   if (--page->second.open == 0 && page->first != newest_) pages_.erase(page);

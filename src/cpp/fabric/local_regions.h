@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <shared_mutex>
@@ -23,6 +24,7 @@ class LocalRegions {
   // erase().
   std::uint32_t insert(const BufferList& buffers);
   void erase(std::uint32_t context) noexcept;
+  std::uint32_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
   // The first triplet that names a byte outside of its region, or no open region; `segments.size()` if all
   // are good.
   std::size_t first_outside(std::span<const Triplet> segments) const noexcept;
@@ -43,6 +45,7 @@ class LocalRegions {
   mutable std::shared_mutex mutex_;
   std::unordered_map<std::uint32_t, Page> pages_;  // by context / kPage; only the newest may be empty
   std::uint32_t newest_ = 0;
+  std::atomic<std::uint32_t> size_{0};
 };
 
 }  // namespace fab

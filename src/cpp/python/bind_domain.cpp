@@ -129,7 +129,7 @@ void bind_domain(py::module_& m) {
       .def_property_readonly("closed", &DomainCore::closed)
       .def_property_readonly("needs_sync_rdma_read", &DomainCore::needs_sync_rdma_read)
       .def_property_readonly("needs_sync_rdma_write", &DomainCore::needs_sync_rdma_write)
-      .def_property_readonly("regions", [](DomainCore& domain) { return domain.regions().size(); })
+      .def_property_readonly("regions", [](DomainCore& domain) { return domain.local_regions().size(); })
       .def_property_readonly("cache_stats", &cache_stats)
       .def_property_readonly("device_registrations", &registrations)
       .def_property_readonly("cache_warning",
