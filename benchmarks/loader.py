@@ -10,10 +10,10 @@ there already. Each contestant has its turn in every round, and the medians are 
 - hand-written shared memory, beside shm: in C, out of files in /dev/shm that both ranks map.
 - hand-written sockets: in C, one request for a batch to the other rank, answered by a thread of it, received into place.
 - mpi4py, where it and mpirun are installed, which then starts the ranks: one indexed MPI_Get for a batch, received into place.
+- DDStore (github.com/ORNL/DDStore), where pyddstore is installed beside mpi4py: `get_batch` over MPI, for samples of one size.
 - np.take, and torch's DataLoader without workers over a TensorDataset, where torch is installed: all samples in this process.
 
-Sockets and MPI copy what is in this process as the limit does. DDStore is missing because it cannot be installed from the package
-index: neither `ddstore` nor `pyddstore` is there.
+Sockets and MPI copy what is in this process as the limit does. Who does not take part is told with the reason.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ class Data:
 
 
 Contestant = Callable[[list[Any]], None]
+ONE_SIZE = "takes samples of one size only"
 
 
 def in_c(data: Data, lib: ctypes.CDLL) -> Contestant:
@@ -180,9 +181,9 @@ def gather_own(data: Data, lib: ctypes.CDLL, batch: Any, out: Any) -> tuple[Any,
     return places, theirs, batch[theirs]
 
 
-def mpi(data: Data, lib: ctypes.CDLL) -> Contestant | None:
-    if "OMPI_COMM_WORLD_RANK" not in os.environ:
-        return None
+def mpi(data: Data, lib: ctypes.CDLL) -> Contestant | str:
+    if reason := without_mpi():
+        return reason
     import mpi4py
 
     mpi4py.rc.thread_level = "funneled"  # all that Open MPI's windows over tcp take
@@ -205,13 +206,41 @@ def mpi(data: Data, lib: ctypes.CDLL) -> Contestant | None:
             here.Free()
         MPI.COMM_WORLD.Barrier()  # MPI may need the target's help to the end
 
+    return checked(run, data, out)
+
+
+def ddstore(data: Data) -> Contestant | str:
+    """Rows by their numbers, out of both ranks' shards: a collective call for each batch."""
+    if importlib.util.find_spec("pyddstore") is None:
+        return "pyddstore is not installed; pip does not find it, it is built from github.com/ORNL/DDStore"
+    if reason := without_mpi():
+        return reason
+    if data.ragged:
+        return ONE_SIZE
+    from mpi4py import MPI
+    from pyddstore import PyDDStore
+
+    store = PyDDStore(MPI.COMM_WORLD)
+    store.add("x", data.field())
+    out = np.zeros((BATCH, data.row), np.uint8)
+
+    def run(batches: list[Any]) -> None:
+        for batch in batches:
+            store.get_batch("x", out, batch)
+
+    return checked(run, data, out.reshape(-1))
+
+
+def checked(run: Contestant, data: Data, out: Any) -> Contestant | str:
+    """One of MPI's, if what both ranks got of a batch is what is there."""
+    from mpi4py import MPI
+
     batch = data.batches(data.rank)[0]
     run([batch])
     right = np.concatenate([data.values[data.offsets[i] : data.offsets[i + 1]] for i in batch])
     if all(MPI.COMM_WORLD.allgather(bool(np.array_equal(out[: len(right)], right)))):
         return run
-    print("mpi4py is left out: what it got is not what is there", file=sys.stderr)
-    return None
+    return "what it got is not what is there"
 
 
 def gathering(data: Data, store: ShardedStore) -> Contestant:
@@ -233,9 +262,9 @@ def loading(store: ShardedStore) -> Contestant:
     return run
 
 
-def taking(data: Data) -> Contestant | None:
+def taking(data: Data) -> Contestant | str:
     if data.ragged:
-        return None
+        return ONE_SIZE
     rows = data.values.reshape(data.total, data.row)
     out = np.zeros((BATCH, data.row), np.uint8)
 
@@ -246,14 +275,14 @@ def taking(data: Data) -> Contestant | None:
     return run
 
 
-def torch_loading(data: Data) -> Contestant | None:
+def torch_loading(data: Data) -> Contestant | str:
     if data.ragged:
-        return None
+        return ONE_SIZE
     try:
         import torch
         from torch.utils.data import DataLoader, TensorDataset
     except ImportError:
-        return None
+        return "torch is not installed"
     torch.set_num_threads(1)
     dataset = TensorDataset(torch.from_numpy(data.values.reshape(data.total, data.row)))
 
@@ -264,24 +293,29 @@ def torch_loading(data: Data) -> Contestant | None:
     return run
 
 
-def measure(group: pyfab.Group, name: str, seconds: float, folder: str, links: str) -> dict[str, list[float]]:
-    """Microseconds of processor time for a sample, by contestant and round, of one rank."""
+def measure(
+    group: pyfab.Group, name: str, seconds: float, folder: str, links: str
+) -> dict[str, list[float] | str]:
+    """Microseconds of processor time for a sample, by contestant and round, of one rank; or why there are none."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[group.rank % os.cpu_count()]})
     lib = library(folder)
     data = Data(name, group.rank)
     batches = data.batches(group.rank)
     with ShardedStore(group, {"x": data.field()}) as store:
-        everybody: dict[str, Contestant | None] = {
+        everybody: dict[str, Contestant | str] = {
             "gather in C, one process": in_c(data, lib),
             "pyfab gather": gathering(data, store),
             "pyfab Loader, 4 ahead": loading(store),
-            "hand-written shared memory": mapped(data, lib, group) if links == "shm" else None,
+            "hand-written shared memory": mapped(data, lib, group)
+            if links == "shm"
+            else "the link is not shm",
             "hand-written sockets": sockets(data, lib, group),
             "mpi4py, one indexed get": mpi(data, lib),
+            "DDStore get_batch": ddstore(data),
             "np.take, one process": taking(data),
             "torch DataLoader, one process": torch_loading(data),
         }
-        contestants = {what: run for what, run in everybody.items() if run is not None}
+        contestants = {what: run for what, run in everybody.items() if not isinstance(run, str)}
         amount = {}
         for what, run in contestants.items():  # as many batches as fit in the time, the same for both ranks
             group.barrier()
@@ -298,7 +332,7 @@ def measure(group: pyfab.Group, name: str, seconds: float, folder: str, links: s
                 run(some)
                 group.barrier()
                 told[what].append((time.process_time() - began) / len(some) / BATCH * 1e6)
-        return told
+        return {what: run if isinstance(run, str) else told[what] for what, run in everybody.items()}
 
 
 def table(results: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -306,19 +340,30 @@ def table(results: dict[str, dict[str, Any]]) -> Iterator[str]:
         limit = contestants["gather in C, one process"]
         yield f"{title}"
         for what, cost in contestants.items():
-            yield f"  {what:32} {cost:8.3f} us/sample  {limit / cost:6.2f} of the limit"
+            if isinstance(cost, str):
+                yield f"  {what:32}  skipped: {cost}"
+            else:
+                yield f"  {what:32} {cost:8.3f} us/sample  {limit / cost:6.2f} of the limit"
 
 
-def under_mpirun() -> str:
+def only(results: dict[str, dict[str, Any]], kind: type) -> dict[str, dict[str, Any]]:
+    """The figures, or the reasons why there are none."""
+    return {
+        title: {what: found for what, found in contestants.items() if isinstance(found, kind)}
+        for title, contestants in results.items()
+    }
+
+
+def without_mpi() -> str:
     """Why the ranks are not started by mpirun; empty if they are."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed"
     return "" if shutil.which("mpirun") else "mpirun is not installed"
 
 
-def ranks(name: str, seconds: float, folder: str, links: str) -> list[dict[str, list[float]]]:
+def ranks(name: str, seconds: float, folder: str, links: str) -> list[dict[str, list[float] | str]]:
     """What both ranks measured; mpirun starts them where MPI takes part."""
-    if under_mpirun():
+    if without_mpi():
         return pyfab.spawn(measure, 2, name, seconds, folder, links, links=links, timeout=600)
     command = ["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none", "--allow-run-as-root"]
     command += ["--mca", "pml", "ob1", "--mca", "osc", "^ucx"]
@@ -349,8 +394,6 @@ def main() -> int:
         name, seconds, folder, links = options.rank
         rank(name, float(seconds), folder, links)
         return 0
-    if reason := under_mpirun():
-        print(f"without MPI: {reason}", file=sys.stderr)
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in SETS:
@@ -359,13 +402,13 @@ def main() -> int:
             for links in options.links:
                 told = ranks(name, options.seconds, folder, links)
                 results[f"{name}, {links}"] = {
-                    what: float(np.median(np.mean([rank[what] for rank in told], 0))) for what in told[0]
+                    what: one if isinstance(one, str) else float(np.median(np.mean([one, told[1][what]], 0)))
+                    for what, one in told[0].items()
                 }
     print("\n".join(table(results)))
     if options.json:
-        options.json.write_text(
-            json.dumps({"machine": machine_facts((0, 1)), "microseconds": results}, indent=2)
-        )
+        figures = {"microseconds": only(results, float), "skipped": only(results, str)}
+        options.json.write_text(json.dumps({"machine": machine_facts((0, 1)), **figures}, indent=2))
     return 0
 
 
