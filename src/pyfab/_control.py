@@ -151,7 +151,7 @@ class Control:
         self._arrivals.close()
         for region in [*self._large, self._region]:
             if region is not None:
-                region.close()
+                region._end()
         self._large = [None, None]
 
     # Each box is written for the barrier that comes next, unless a call that timed out is being repeated: ranks that came

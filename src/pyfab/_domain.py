@@ -115,6 +115,7 @@ class Domain:
             if not isinstance(mr_cache, bool):
                 raise InvalidArgumentError(f"mr_cache={mr_cache!r}: it is True, False or None")
             settings["mr_cache"] = mr_cache
+        self._peer_deadline = deadlines["peer_deadline"]
         in_force = bits_in_force(mode)
         self._core = _core.open_domain(
             str(spec or ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -20,6 +21,7 @@ from pyfab._errors import (
     ClosedError,
     InvalidArgumentError,
     NotSupportedError,
+    OperationTimeout,
     TooSmallError,
 )
 from pyfab._stats import html_table
@@ -106,6 +108,7 @@ class MemoryRegion(_core.Exporter):
         self._context: object = None
         self._access = Access(attr.access)
         self._bound: weakref.WeakSet[Counter | Endpoint] = weakref.WeakSet()
+        self._given_up = False  # a peer was waited for in vain
         if isinstance(single, np.ndarray):
             self._dtype, self._shape = single.dtype, single.shape
         elif isinstance(single, memoryview) and single.format not in (None, "B"):
@@ -257,11 +260,13 @@ class MemoryRegion(_core.Exporter):
     def close(self) -> None:
         """Takes the region away from peers; when it returns no peer touches the memory any more.
 
-        A peer on this node that was stopped (SIGSTOP) in the middle of an access is waited for until it goes on or ends.
+        A peer on this node that was stopped (SIGSTOP) in the middle of an access is waited for, for the domain's `peer_deadline`;
+        then OperationTimeout names its process. No access starts any more, but until another call returns the peer may still
+        carry out this one. Where a domain, window, group or store closes the region, this is a RuntimeWarning.
         BusyError while it is still registering, and while a counter or an endpoint is bound that is still open: close that
         first, or leave by the `with` block.
         """
-        if self.closed:
+        if self._core.released:
             return
         if any(not other.closed for other in self._bound):
             raise BusyError(
@@ -271,14 +276,30 @@ class MemoryRegion(_core.Exporter):
         self._tell()
 
     def _close(self) -> None:
-        self._core.close()
+        seconds = self._domain._peer_deadline
+        if process := self._core.close(seconds):
+            raise OperationTimeout(
+                f"process {process} has been in the middle of an access to {self._what()} for {seconds:g} s, so it is stopped;"
+                " when it goes on it may still change this memory, which stays allocated until then"
+            )
         self._buffer = None
         self._memory = []
 
-    def _end(self) -> None:
+    def _settle(self) -> None:
         if self._core.registering:
             self._core.settle()
-        self._close()
+
+    def _end(self) -> None:
+        self._settle()
+        if self._given_up:
+            return
+        try:
+            self._close()
+        except OperationTimeout as error:
+            self._given_up = True
+            warnings.warn(
+                f"closed without waiting any longer: {error.strerror}", RuntimeWarning, stacklevel=3
+            )
 
     def _check_open(self) -> None:
         if self.closed:
@@ -291,7 +312,8 @@ class MemoryRegion(_core.Exporter):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        self._settle()
+        self._close()
         self._tell()
 
     def _tell(self) -> None:

@@ -135,6 +135,39 @@ def test_a_stopped_owner_holds_nobody_up(start, tmp_path, links):
     ranks.results(list(range(SIZE)))
 
 
+def closes_beside_a_stopped_one(group: pyfab.Group, folder: str) -> str:
+    store = ShardedStore(group, shard(group.rank))
+    ready(store, group)
+    if group.rank == 1:
+        wait_for(Path(folder) / "closed")
+        group.leave()
+        return ""
+    wait_for(Path(folder) / "stopped")
+    with pytest.warns(RuntimeWarning) as seen:
+        store.close()
+    print("closed", flush=True)
+    group.leave()
+    return str(seen[0].message)
+
+
+@pytest.mark.parametrize("links", ["shm", "tcp"])
+def test_a_store_closes_beside_a_stopped_rank(start, tmp_path, links):
+    """Reading a stopped rank's memory still works over shm, but that is no sign of life."""
+    ranks = start(closes_beside_a_stopped_one, SIZE, links, str(tmp_path))
+    for rank in range(SIZE):
+        ranks.wait_for(rank, "ready")
+    ranks.stop(1)
+    (tmp_path / "stopped").touch()
+    others = [rank for rank in range(SIZE) if rank != 1]
+    for rank in others:
+        ranks.wait_for(rank, "closed")
+    (tmp_path / "closed").touch()
+    ranks.resume(1)
+    for said in ranks.results(others):
+        assert "for rank 1 on host" in said
+    ranks.results([1])
+
+
 def leaves_early(group: pyfab.Group) -> int:
     """Rank 0 is done at once; its samples stay until the others are."""
     with ShardedStore(group, shard(group.rank)) as store:

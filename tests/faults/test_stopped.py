@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 
 import numpy as np
 import pyfab
@@ -152,3 +153,76 @@ def test_an_idle_peer_is_not_lost(station, spec, settings, alloc):
     peer.run(sleep, 2.5)
     rounds(here.endpoint, handle, exposed, 1)
     assert [entry.error for entry in here.endpoint.cq.read(max=100)] == [None] * 6
+
+
+def put_until_refused(target, address, remote):
+    peer = target.endpoint.av.insert(address)
+    ones = np.ones(remote.nbytes, np.uint8)
+    while (error := target.endpoint.write(ones, peer, remote).exception(TIMEOUT)) is None:
+        pass
+    return type(error).__name__
+
+
+def stopped_in_a_copy(peer, endpoint, region, memory):
+    """Stops a peer that puts megabytes, most probably in the middle of one."""
+    peer.start(put_until_refused, endpoint.address, region.remote)
+    while not memory[-1]:
+        time.sleep(0.001)
+    peer.suspend()
+
+
+MAPPED, ATTACHED = WAYS[0], WAYS[1]
+
+
+@pytest.mark.skipif(bool(OTHER), reason="about memory that peers of this node reach directly")
+@pytest.mark.parametrize("spec, settings, alloc", [MAPPED, ATTACHED] if not OTHER else [])
+def test_a_region_closes_in_time_though_a_peer_is_stopped_in_a_copy(station, spec, settings, alloc):
+    here = station(spec, **settings)
+    peer, _ = here.peer()
+    for _ in range(100):
+        memory = here.domain.alloc(1 << 20, np.uint8) if alloc else np.zeros(1 << 20, np.uint8)
+        region = here.domain.register(memory, pyfab.Access.REMOTE)
+        stopped_in_a_copy(peer, here.endpoint, region, memory)
+        said = None
+        try:
+            region.close()
+        except pyfab.OperationTimeout as error:
+            said = str(error)
+        peer.resume()
+        if said is not None:
+            break
+        assert peer.finish() == "KeyRejectedError"
+    assert said is not None, "it was never stopped within a copy"
+    assert f"process {peer.pid} " in said
+    assert region.closed
+    region.close()  # it goes on, so that now nobody is inside any more
+    memory[:] = 0
+    assert peer.finish() == "KeyRejectedError"
+    assert not memory.any()
+
+
+@pytest.mark.skipif(bool(OTHER), reason="about memory that peers of this node reach directly")
+@pytest.mark.parametrize("dropped", [False, True], ids=["with", "dropped"])
+@pytest.mark.parametrize("spec, settings, alloc", [MAPPED, ATTACHED] if not OTHER else [])
+def test_a_domain_ends_in_time_though_a_peer_is_stopped_in_a_copy(station, spec, settings, alloc, dropped):
+    """A region that nobody holds any more ends likewise; what the peer may write to then is never used again."""
+    peer, _ = station(spec, **settings).peer()
+    for _ in range(100):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            with pyfab.Domain(spec, peer_deadline=1, **settings) as domain, domain.endpoint() as endpoint:
+                memory = domain.alloc(1 << 20, np.uint8) if alloc else np.zeros(1 << 20, np.uint8)
+                region = domain.register(memory, pyfab.Access.REMOTE)
+                stopped_in_a_copy(peer, endpoint, region, memory)
+                if dropped:
+                    started = time.monotonic()
+                    del region, memory
+                    waited = time.monotonic() - started
+        peer.resume()
+        assert peer.finish() in ("KeyRejectedError", "PeerLostError", "UnreachableError")
+        if dropped and waited > 0.5:
+            return
+        if seen:
+            assert f"process {peer.pid} " in str(seen[0].message)
+            return
+    pytest.fail("it was never stopped within a copy")

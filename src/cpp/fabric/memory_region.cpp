@@ -83,7 +83,19 @@ void MemoryRegion::show_to_peers(const Parameters& parameters) {
 // NOLINTNEXTLINE(bugprone-exception-escape): only for want of memory
 MemoryRegion::~MemoryRegion() {
   if (state() == State::registering) state_.store(State::failed);
-  close({});
+  const double patience = state() == State::closing ? 0 : domain_->options().peer_deadline;
+  if (close(Deadline::in_seconds(patience))) return;
+  if (enrolled_) domain_->domain().withdraw(*this);
+  struct Left {
+    std::shared_ptr<void> memory;
+    std::unique_ptr<Rare> rare;
+  };
+  // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new)
+  [[maybe_unused]] const auto* left = new Left{std::move(keep_alive_), std::move(rare_)};  // for ever
+}
+
+std::int32_t MemoryRegion::peer_inside() const {
+  return index_ == kNoEntry ? 0 : domain_->segment().user_of(index_);
 }
 
 bool MemoryRegion::mode(std::uint32_t bits) const noexcept {

@@ -25,7 +25,9 @@ class Counter;
 class EmulatedRegion;
 
 // Registered memory: what peers may reach under a key, and, in LOCAL mode, what operations may use. Made by
-// DomainCore::register_memory(), ended by close() or with its last reference. Safe from any thread.
+// DomainCore::register_memory(), ended by close() or with its last reference; that waits for a peer that is
+// stopped in the middle of an access for `peer_deadline` at most, and then leaves alive for ever what the
+// peer may touch when it goes on. Safe from any thread.
 class MemoryRegion final {
  public:
   struct Parameters {
@@ -93,6 +95,9 @@ class MemoryRegion final {
   // From the first call on no new access starts; true once none is running any more and the memory may go.
   // False: out of time, call again. True for a region that is closed. Throws Error(busy) while registering.
   bool close(Deadline deadline);
+  bool released() const noexcept { return state() == State::closed; }  // whether close() returned true
+  // Process id of a peer that close() waits for; 0: there is none any more.
+  std::int32_t peer_inside() const;
   // Local addresses of [offset, offset + length); throws Error(bounds).
   std::vector<iovec> slice(std::uint64_t offset, std::uint64_t length) const;
 

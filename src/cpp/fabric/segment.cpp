@@ -107,6 +107,13 @@ bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {
   return true;
 }
 
+std::int32_t Segment::user_of(std::uint32_t index) const {
+  const std::uint32_t used = std::min(header().slots_used.load(), kMaxSlots);
+  for (std::uint32_t i = 0; i < used; ++i)
+    if (slots()[i].active.load() == std::uint64_t{index} + 1) return slots()[i].pid.load();
+  return 0;
+}
+
 bool raise_counters(const Segment& target, const RegionEntry& entry, const Port& port) noexcept {
   if (entry.counters[0].load(std::memory_order_acquire) == 0 ||
       port.events.load(std::memory_order_relaxed) == 0)

@@ -90,6 +90,8 @@ class Segment {
   // Waits until no living process accesses region `index`; false: out of time. Slots of dead processes are
   // freed on the way.
   bool wait_unused(std::uint32_t index, Deadline deadline) const;
+  // Process id of one that accesses region `index`; 0: nobody does.
+  std::int32_t user_of(std::uint32_t index) const;
 
  private:
   template <class T>

@@ -146,10 +146,19 @@ void bind_memory(py::module_& m) {
           py::arg("parts"), "(offset, length) of each; an empty list means all.")
       .def(
           "close",
-          [](MemoryRegion& region) {
-            wait_interruptibly([&](Deadline until) { return region.close(until); }, {});
+          [](MemoryRegion& region, double seconds) -> std::int32_t {
+            for (;;) {
+              if (wait_interruptibly([&](Deadline until) { return region.close(until); },
+                                     Deadline::in_seconds(seconds)))
+                return 0;
+              if (const std::int32_t process = region.peer_inside()) return process;
+            }
           },
-          "Returns when no access is running any more; interrupted, it can be called again.")
+          py::arg("seconds"),
+          "Returns 0 when no access is running any more, or after so many seconds the process id of a peer "
+          "in "
+          "the middle of one; then, or interrupted, it can be called again.")
+      .def_property_readonly("released", &MemoryRegion::released)
       .def(
           "remote",
           [](MemoryRegion& region, const py::object& dtype, const std::vector<std::int64_t>& shape) {

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import base64
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
 from pyfab._cells import open_region
 from pyfab._deadline import Deadline
-from pyfab._enums import Access
-from pyfab._errors import FabricError
+from pyfab._enums import Access, AtomicOp
+from pyfab._errors import FabricError, OperationTimeout, PeerLostError, UnreachableError
 from pyfab._region import RemoteRegion
 
 if TYPE_CHECKING:
@@ -30,7 +32,9 @@ class Farewell:
         self._endpoint, self._handles = group.endpoint, group._handles
         self._domain = group.domain
         self._counter = group.domain.counter()
-        self._board = group.domain.alloc(group.size, np.uint8)
+        self._hosts = group._hosts
+        self._silent: set[int] = set()
+        self._board = np.zeros(group.size, np.uint64)
         self._region = open_region(group.domain, self._board, Access.REMOTE, self._counter)
         self.card = base64.b64encode(self._region.remote.to_bytes()).decode()
         self._boards: list[RemoteRegion] = []
@@ -40,36 +44,62 @@ class Farewell:
         self._boards = [RemoteRegion.from_bytes(base64.b64decode(card)) for card in cards]
 
     def wait(self) -> None:
-        """Tells the others, and waits for those that live."""
-        one = np.ones(1, np.uint8)
-        told: dict[int, Operation] = {}
-        for rank in range(self._size):
-            if rank != self._rank:
-                with suppress(FabricError):  # it has gone, or closed already
-                    board = self._boards[rank][self._rank : self._rank + 1]
-                    told[rank] = self._endpoint.write(one, self._handles[rank], board)
-        deadline = Deadline(_PATIENCE)
-        waiting = {rank for rank, operation in told.items() if _succeeds(operation, deadline)}
+        """Tells the others, and waits for those that live. RuntimeWarning names those that died or stopped answering."""
+        one = np.ones(1, np.uint64)
+        others = {rank for rank in range(self._size) if rank != self._rank}
+        waiting = self._answering(others, lambda handle, cell: self._endpoint.write(one, handle, cell))
         while waiting:
             seen = self._counter.value  # before the look at the board: what comes after it ends the wait
             self._domain._synchronise([self._region], write_side=True, deliberate=False)
             waiting = {rank for rank in waiting if not self._board[rank]}
             if not waiting:
-                return
+                break
             try:
                 self._counter.wait(seen + 1, _LOOK)
             except TimeoutError:
-                waiting = self._living(waiting)
+                waiting = self._answering(waiting, self._ask)
+        silent = sorted(
+            rank for rank in self._silent if not self._board[rank]
+        )  # others ended after they were done
+        if silent:
+            who = ", ".join(f"rank {rank} on host {self._hosts[rank]}" for rank in silent)
+            warnings.warn(
+                f"closed without waiting any longer for {who}, which ended or stopped answering; what is still read there fails",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
-    def _living(self, ranks: set[int]) -> set[int]:
+    def _ask(self, handle: int, cell: RemoteRegion) -> Operation:
+        """For a sign of life: of the process where only calls of it make progress, else of its progress thread."""
+        if self._domain._manual:
+            return self._endpoint.read(np.empty(1, np.uint64), handle, cell)
+        zero = np.zeros(
+            1, np.uint64
+        )  # an atomic on memory of this kind is the owner's to carry out, on the same node, too
+        return self._endpoint.fetch_atomic(AtomicOp.SUM, zero, np.empty(1, np.uint64), handle, cell)
+
+    def _answering(self, ranks: set[int], start: Callable[[int, RemoteRegion], Operation]) -> set[int]:
+        """Those whose board an operation reaches; of the others, some have closed, the rest is silent."""
         asked: dict[int, Operation] = {}
-        for rank in ranks:
-            with suppress(FabricError):
-                asked[rank] = self._endpoint.read(
-                    np.empty(1, np.uint8), self._handles[rank], self._boards[rank][:1]
-                )
+        answering = set()
         deadline = Deadline(_PATIENCE)
-        return {rank for rank, operation in asked.items() if _succeeds(operation, deadline)}
+        for rank in ranks:
+            with self._noting(rank):
+                asked[rank] = start(self._handles[rank], self._boards[rank][self._rank : self._rank + 1])
+        for rank, operation in asked.items():
+            with self._noting(rank):
+                operation.result(deadline.remaining())
+                answering.add(rank)
+        return answering
+
+    @contextmanager
+    def _noting(self, rank: int) -> Iterator[None]:
+        try:
+            yield
+        except (PeerLostError, UnreachableError, OperationTimeout):
+            self._silent.add(rank)
+        except FabricError:
+            pass  # it has closed already
 
     def __enter__(self) -> Farewell:
         return self
@@ -79,11 +109,3 @@ class Farewell:
     ) -> None:
         self._region._end()
         self._counter.close()
-
-
-def _succeeds(operation: Operation, deadline: Deadline) -> bool:
-    try:
-        operation.result(deadline.remaining())
-    except FabricError:
-        return False
-    return True

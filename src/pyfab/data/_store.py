@@ -276,7 +276,8 @@ class ShardedStore:
     def close(self) -> None:
         """Lends this rank's memory until all others have closed or are gone, then takes it back. Collective, once.
 
-        In a process that only reads, it is local.
+        RuntimeWarning names those that ended without closing, or gave no sign of life for the domain's `peer_deadline`. In a
+        process that only reads, it is local.
         """
         self._end(wait=True)
 
