@@ -8,6 +8,7 @@ import itertools
 import json
 import socket
 import threading
+import warnings
 from collections.abc import Iterable, Mapping
 from html import escape
 from types import TracebackType
@@ -19,7 +20,14 @@ from pyfab._control import Control
 from pyfab._deadline import Deadline
 from pyfab._domain import Domain
 from pyfab._enums import Access
-from pyfab._errors import BusyError, ClosedError, FabricError, InvalidArgumentError, PeerLostError
+from pyfab._errors import (
+    BusyError,
+    ClosedError,
+    FabricError,
+    InvalidArgumentError,
+    OperationTimeout,
+    PeerLostError,
+)
 from pyfab._membership import CAPACITY, Shared, agree
 from pyfab._pictures import Drawing, DrawnLink, topology
 from pyfab._region import RemoteRegion
@@ -321,7 +329,8 @@ class Group:
     def close(self) -> None:
         """Waits for the others, so that no one loses memory in use, and ends. Collective, and harmless if repeated.
 
-        Raises BusyError while windows are open. If peers have died, it waits no longer than it takes to notice.
+        Raises BusyError while windows are open. If peers have died, it waits no longer than it takes to notice; RuntimeWarning
+        names those that did not come within the group's timeout.
         """
         if self._windows and not self._closed:
             raise BusyError(f"{len(self._windows)} windows of the group are open; close them first")
@@ -388,9 +397,15 @@ class Group:
         self._closed = True
         try:
             if wait:
-                with contextlib.suppress(FabricError):  # who is gone cannot be waited for
+                try:
                     self.endpoint.flush(None, self.timeout)
                     self._control.barrier(self.timeout)
+                except OperationTimeout as error:
+                    warnings.warn(
+                        f"closed without waiting any longer: {error.strerror}", RuntimeWarning, stacklevel=3
+                    )
+                except FabricError:
+                    pass  # who is gone cannot be waited for
             for window in reversed(self._windows):
                 window._release()
         finally:

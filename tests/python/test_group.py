@@ -166,6 +166,26 @@ def test_a_barrier_that_timed_out_names_who_did_not_come_and_can_be_repeated(sta
         assert process.returncode == 0
 
 
+CLOSES = """
+import os, signal, warnings, pyfab
+group = pyfab.Group.from_env("shm", timeout=5)
+if group.rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    group.close()
+print([str(warning.message) for warning in seen])
+"""
+
+
+def test_closing_beside_a_stopped_rank_names_it(start_ranks: StartRanks) -> None:
+    ranks = start_ranks(CLOSES, 2)
+    output, _ = ranks[0].communicate(timeout=60)
+    ranks[1].send_signal(signal.SIGCONT)
+    ranks[1].communicate(timeout=60)
+    assert re.search("without waiting any longer: .*rank 1 of 2 did not", output), output
+
+
 def repeat_an_allgather(group: pyfab.Group) -> list[str]:
     with group.window(shape=1) as window:
         if group.rank == 0:
