@@ -153,7 +153,7 @@ def run(
     if no_siw.exists():
         say(f"no siw0: {no_siw.read_text()}")
     with contextlib.ExitStack() as stack:
-        control = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyfab-guest-")))
+        control = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdma-guest-")))
         shutil.copy(INIT, control / "init")
         machine = ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"]
         machine += ["-machine", "q35", "-cpu", "max,la57=off", "-smp", str(cpus), "-m", str(memory)]
