@@ -8,7 +8,6 @@
 namespace fab {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x3176612d62617966;  // "fyab-av1"
 constexpr std::uint32_t kUserIds = 2;
 constexpr std::size_t kPerTurn = 64;  // addresses, before other writers may
 
@@ -26,7 +25,7 @@ std::uint32_t traits_of(const AddressVectorOptions& options) noexcept {
 }
 
 void describe_in(PeerHeader& header, const AddressVectorOptions& options) {
-  if (header.magic == kMagic) return;
+  if (header.magic == kPeerMagic) return;
   header.seed = random_u64();
   header.version = kPeerMemoryVersion;
   header.format = static_cast<std::uint32_t>(options.format);
@@ -35,7 +34,7 @@ void describe_in(PeerHeader& header, const AddressVectorOptions& options) {
   header.type = options.type;
   header.ep_per_node = std::min<std::uint32_t>(options.ep_per_node, 65535);
   header.max_group = options.max_group;
-  header.magic = kMagic;
+  header.magic = kPeerMagic;
 }
 
 }  // namespace

@@ -7,8 +7,8 @@
 namespace fab {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x31746670;  // "pft1"
-constexpr std::uint16_t kVersion = 1;
+constexpr std::uint32_t kHelloMagic = 0x31746670;  // "pft1"
+constexpr std::uint16_t kHelloVersion = 1;
 constexpr std::uint8_t kPartVersion = 1;
 constexpr std::size_t kMaxAddresses = 64;
 
@@ -25,7 +25,7 @@ void take(WireReader& in, std::array<std::uint8_t, N>& out) noexcept {
 
 std::string frame(HelloType type, const WireWriter& body) {
   WireWriter out;
-  out.put(kMagic).put(kVersion).put(static_cast<std::uint8_t>(type)).put(std::uint8_t{0});
+  out.put(kHelloMagic).put(kHelloVersion).put(static_cast<std::uint8_t>(type)).put(std::uint8_t{0});
   out.put_bytes(body.bytes());
   return out.take();
 }
@@ -94,7 +94,7 @@ std::array<std::uint8_t, 16> this_network() {
 
 std::optional<HelloHeader> HelloHeader::parse(std::string_view bytes) {
   WireReader in(bytes);
-  const bool ours = in.get<std::uint32_t>() == kMagic && in.get<std::uint16_t>() == kVersion;
+  const bool ours = in.get<std::uint32_t>() == kHelloMagic && in.get<std::uint16_t>() == kHelloVersion;
   const auto type = in.get<std::uint8_t>();
   const auto zero = in.get<std::uint8_t>();
   const auto length = in.get<std::uint32_t>();

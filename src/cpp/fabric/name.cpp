@@ -12,14 +12,14 @@ namespace {
 
 constexpr std::uint32_t kNameMagic = 0x316E6670;    // "pfn1"
 constexpr std::uint32_t kRegionMagic = 0x31726670;  // "pfr1"
-constexpr std::uint16_t kVersion = 1;
+constexpr std::uint16_t kNameVersion = 1;
 constexpr std::size_t kMaxParts = 4096;
 constexpr std::size_t kMaxBytes = 1 << 20;
 
 // magic, version, length of the body, CRC of the body, body
 std::string seal(std::uint32_t magic, const std::string& body) {
   WireWriter out;
-  out.put(magic).put(kVersion).put_bytes(body).put(crc32(body));
+  out.put(magic).put(kNameVersion).put_bytes(body).put(crc32(body));
   return out.take();
 }
 
@@ -31,9 +31,9 @@ std::string_view unseal(std::uint32_t magic, std::string_view bytes, const char*
   if (bytes.size() > kMaxBytes) return refuse("longer than 1 MiB");
   WireReader in(bytes);
   if (in.get<std::uint32_t>() != magic) return refuse("it does not start like one");
-  if (const auto version = in.get<std::uint16_t>(); version != kVersion)
+  if (const auto version = in.get<std::uint16_t>(); version != kNameVersion)
     return refuse("version " + std::to_string(version) + ", this library reads version " +
-                  std::to_string(kVersion));
+                  std::to_string(kNameVersion));
   const auto body = in.get_bytes();
   const auto sum = in.get<std::uint32_t>();
   if (!in.at_end()) return refuse("its length does not match its contents");

@@ -21,7 +21,6 @@
 namespace fab {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x3176612d62617966;  // as in address_vector.cpp
 constexpr const char* kFolder = "/dev/shm";
 constexpr std::uint64_t kMostAtOnce = 256 << 20;
 
@@ -153,14 +152,14 @@ void initialise(PeerHeader& header, const VectorName& name, const AddressVectorO
       name.map_address ? name.map_address : (std::uint64_t{1} << 44) | ((header.seed & 0xffff) << 24);
   header.file_length.store(header_bytes(), std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  header.magic = kMagic;
+  header.magic = kPeerMagic;
 }
 
 void check(const PeerHeader& header, const VectorName& name, const AddressVectorOptions& options) {
   const auto refuse = [&](const std::string& why) {
     throw Error(Errc::invalid, "the address vector \"" + name.name + "\" " + why);
   };
-  if (header.magic != kMagic || header.version != kPeerMemoryVersion)
+  if (header.magic != kPeerMagic || header.version != kPeerMemoryVersion)
     refuse("is damaged, or of another version of the library");
   if (header.type != options.type) refuse("was made with another type (AVType)");
   if (header.format != static_cast<std::uint32_t>(options.format)) refuse("was made for another addr_format");

@@ -50,6 +50,7 @@ struct PeerRun {
 
 inline constexpr unsigned kMaxShapes = 256, kMaxRuns = 64, kRecordClasses = 64;
 
+inline constexpr std::uint64_t kPeerMagic = 0x3176612d62617966;  // "fyab-av1"
 inline constexpr std::uint32_t kPeerMemoryVersion = 2;
 
 struct PeerHeader {

@@ -15,10 +15,10 @@ namespace fab {
 namespace {
 
 using std::chrono::microseconds;
-constexpr auto kLinger = microseconds(30);        // polling after activity, before the thread sleeps
-constexpr auto kYieldsAfter = microseconds(5);    // meanwhile others have the processor in between
-constexpr auto kCheckPeriod = microseconds(100);  // for contexts that callers drive
-constexpr auto kMostServed = microseconds(1000);  // at a stretch, before other contexts have their turn
+constexpr auto kLinger = microseconds(30);            // polling after activity, before the thread sleeps
+constexpr auto kThreadYieldsAfter = microseconds(5);  // meanwhile others have the processor in between
+constexpr auto kCheckPeriod = microseconds(100);      // for contexts that callers drive
+constexpr auto kMostServed = microseconds(1000);      // at a stretch, before other contexts have their turn
 
 }  // namespace
 
@@ -55,7 +55,7 @@ class ProgressThread::Slot final : public ReadyHandler {
     for (;;) {
       auto idle_since = Clock::now(), now = idle_since;
       do {  // at least once: what woke the thread stays ready until it is dispatched
-        if (now - idle_since >= kYieldsAfter) ::sched_yield();
+        if (now - idle_since >= kThreadYieldsAfter) ::sched_yield();
         if (context_->driver() != Context::Driver::nobody) return mask(true);
         const bool moved = context_->progress();
         if (retired_) return;

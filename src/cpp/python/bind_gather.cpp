@@ -8,7 +8,7 @@ namespace fab::python {
 namespace {
 
 using Numbers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
-using Offsets = py::array_t<std::uint64_t, py::array::c_style>;
+using SampleOffsets = py::array_t<std::uint64_t, py::array::c_style>;
 
 // Sample numbers as NumPy takes them as an index: negative ones count from the end.
 std::vector<std::uint64_t> samples_from(const py::object& object, std::uint64_t size) {
@@ -96,7 +96,7 @@ class Gatherer {
       std::uint64_t needed = samples.size() * fields[i].row;
       const std::uint64_t* table = nullptr;
       if (fields[i].row == 0) {
-        Offsets offsets(static_cast<py::ssize_t>(samples.size() + 1));
+        SampleOffsets offsets(static_cast<py::ssize_t>(samples.size() + 1));
         gatherer.plan_->measure(i, samples, offsets.mutable_data());
         table = offsets.data();
         needed = table[samples.size()];
@@ -152,7 +152,7 @@ class Gatherer {
     GatherPlan::Source out;
     out.nbytes = nbytes;
     if (!offsets.is_none()) {
-      const auto table = offsets.cast<Offsets>();
+      const auto table = offsets.cast<SampleOffsets>();
       out.offsets = table.data();
       kept_.append(table);
     }

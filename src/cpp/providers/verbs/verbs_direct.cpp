@@ -18,7 +18,7 @@ constexpr std::size_t kMostKnown = 64 * 1024;  // regions
 constexpr std::size_t kMostRequests = 4096;
 constexpr std::uint32_t kInline = 256;          // bytes
 constexpr std::uint64_t kTellAt = 1024 * 1024;  // bytes of a work request that are a sign of life
-constexpr unsigned kMostCalls = 3;              // in vain, one after the other
+constexpr unsigned kMostDirectCalls = 3;        // in vain, one after the other
 
 // Additions and compare-and-swaps of one 8-byte integer are what devices do.
 bool native(const Transfer& transfer) noexcept {
@@ -139,13 +139,13 @@ bool Direct::connect() {
 // Messages do what devices cannot.
 void Direct::give_up_call() noexcept {
   connection_.reset();
-  link_ = ++failed_calls_ < kMostCalls ? Link::none : Link::ended;
+  link_ = ++failed_calls_ < kMostDirectCalls ? Link::none : Link::ended;
   services_.on_waiting();
 }
 
 bool Direct::tick() noexcept {
   if (link_ == Link::connecting && call_until_.passed()) {
-    failed_calls_ = kMostCalls;
+    failed_calls_ = kMostDirectCalls;
     give_up_call();
   }
   // As answers to a stream's first message: on_closed() repeats what was posted.

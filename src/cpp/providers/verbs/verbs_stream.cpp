@@ -15,7 +15,7 @@
 namespace fab::verbs {
 namespace {
 
-constexpr unsigned kMostCalls = 4;  // of which all but the last are refused, or not answered in time
+constexpr unsigned kMostStreamCalls = 4;  // of which all but the last are refused, or not answered in time
 
 }  // namespace
 
@@ -123,7 +123,7 @@ void VerbsStream::on_closed(Errc why) {
 // A busy machine, or a software device, refuses a call now and then that it takes a moment later. And where
 // siw is the device, one answer in a hundred never leaves the queue of a pair that has just connected.
 bool VerbsStream::dial_again() {
-  return caller_ && !open_ && calls_ < kMostCalls && !handshake_.passed() && dial();
+  return caller_ && !open_ && calls_ < kMostStreamCalls && !handshake_.passed() && dial();
 }
 
 void VerbsStream::say(const std::string& hello) noexcept {
