@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from rich.box import SIMPLE_HEAD
-from rich.console import RenderableType
-from rich.table import Table as RichTable
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table as RichTable
 
 Row = TypeVar("Row", bound=NamedTuple)
 
@@ -47,6 +47,9 @@ class Table(list[Row]):
 
 def drawn(title: str, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> RichTable:
     """A table for narrow terminals, where lines between columns would take a third of the width."""
+    from rich.box import SIMPLE_HEAD  # not needed by most programs, and slow to import
+    from rich.table import Table as RichTable
+
     table = RichTable(
         title=title or None,
         title_justify="left",
