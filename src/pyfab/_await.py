@@ -1,14 +1,19 @@
-"""`await operation`: the event loop sleeps until the core tells it."""
+"""`await operation`: the event loop sleeps until the core tells it.
+
+asyncio is imported by those who use it: most programs do not, and every process of them would pay for it at its start.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from pyfab._core import Completion, Context, Operation
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["Waiters", "await_operation", "wait_readable", "wake_all"]
 
@@ -21,6 +26,8 @@ def _wake(future: asyncio.Future[None]) -> None:
 def await_operation(operation: Operation) -> Generator[Any, None, Completion]:
     """The iterator behind `Operation.__await__`. Under manual progress the loop itself drives the operation's context."""
     if not operation.done():
+        import asyncio
+
         loop = asyncio.get_running_loop()
         future = loop.create_future()
 
@@ -37,7 +44,7 @@ def await_operation(operation: Operation) -> Generator[Any, None, Completion]:
     return operation.result(None)
 
 
-Waiters = set[tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]]
+Waiters: TypeAlias = "set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]"
 
 
 def wake_all(waiters: Waiters) -> None:
@@ -49,6 +56,8 @@ def wake_all(waiters: Waiters) -> None:
 
 async def wait_readable(fd: int, contexts: Iterable[Context], waiters: Waiters) -> None:
     """Until `fd` is readable, or `wake_all(waiters)`. Under manual progress the loop drives `contexts` meanwhile."""
+    import asyncio
+
     loop = asyncio.get_running_loop()
     future = loop.create_future()
     with ExitStack() as stack:
