@@ -10,26 +10,25 @@ from __future__ import annotations
 
 import argparse
 
-from contestants import CONTESTANTS, script
+from contestants import CONTESTANTS, Command, script
 from harness import Case, Group, main
 
 BULK = {"64 KiB": 64 << 10, "1 MiB": 1 << 20}
 
 
-def groups(pyfab: str) -> list[Group]:
+def groups(contestants: list[str]) -> list[Group]:
+    def cases(what: str, size: int = 8) -> list[Case]:
+        return [Case(name, f"{what}_other", size) for name in contestants]
+
     listed = [
-        Group(
-            "put 8 B",
-            "us",
-            [Case("perftest", "ping_pong"), Case("perftest", "put"), Case(pyfab, "put_other")],
-        ),
-        Group("get 8 B", "us", [Case("perftest", "get"), Case(pyfab, "get_other")]),
-        Group("fetch-add 8 B", "us", [Case("perftest", "fetch_add"), Case(pyfab, "fetch_add_other")]),
+        Group("put 8 B", "us", [Case("perftest", "ping_pong"), Case("perftest", "put"), *cases("put")]),
+        Group("get 8 B", "us", [Case("perftest", "get"), *cases("get")]),
+        Group("fetch-add 8 B", "us", [Case("perftest", "fetch_add"), *cases("fetch_add")]),
     ]
     for name, size in BULK.items():
         for what in ("put_rate", "get_rate"):
-            cases = [Case("perftest", what, size), Case(pyfab, f"{what}_other", size)]
-            listed.append(Group(f"{what[:3]} {name}, 64 in flight", "GB/s", cases))
+            title = f"{what[:3]} {name}, 64 in flight"
+            listed.append(Group(title, "GB/s", [Case("perftest", what, size), *cases(what, size)]))
     return listed
 
 
@@ -37,8 +36,12 @@ if __name__ == "__main__":
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--link", default="verbs:rxe0", help="of pyfab (verbs:rxe0)")
     own.add_argument("--device", default="rxe0", help="of perftest (rxe0)")
+    own.add_argument("--program", help="cpp/one_sided.cpp, compiled: the library without Python")
     given, _ = own.parse_known_args()
-    name = f"pyfab {given.link}"
-    CONTESTANTS[name] = script("pyfab_pair.py", given.link, "endpoint", module="pyfab")
+    names = [f"pyfab {given.link}"]
+    CONTESTANTS[names[0]] = script("pyfab_pair.py", given.link, "endpoint", module="pyfab")
+    if given.program:
+        names.append(f"pyfab {given.link} in C++")
+        CONTESTANTS[names[1]] = lambda: Command([given.program], [given.link])
     CONTESTANTS["perftest"] = script("baselines/perftest.py", given.device)
-    main("verbs", groups(name), own)
+    main("verbs", groups(names), own)
