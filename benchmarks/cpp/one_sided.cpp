@@ -1,5 +1,5 @@
-// One-sided operations between two processes, in C++: a contestant beside perftest (benchmarks/verbs.py), where
-// Python's own cost would hide what the library adds to a device. Speaks the line protocol of
+// One-sided operations between two processes, in C++: a contestant beside perftest (benchmarks/verbs.py),
+// where Python's own cost would hide what the library adds to a device. Speaks the line protocol of
 // benchmarks/protocol.py: one_sided CAPACITY LINK. Built against the library:
 //   g++ -std=c++20 -O3 -Isrc/cpp benchmarks/cpp/one_sided.cpp libfab.a -ldl -o one_sided
 #include <sched.h>
