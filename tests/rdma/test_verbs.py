@@ -217,6 +217,37 @@ def test_a_key_is_needed_and_proven():
         assert (exposed.content() == 1).all()
 
 
+def test_relaxed_ordering_is_for_who_asks():
+    """Devices that do not know it ignore it; what is complete is there all the same."""
+    with (
+        Peer(DEVICE, verbs_relaxed_ordering="on") as peer,
+        pyfab.Domain(DEVICE, verbs_relaxed_ordering="on") as domain,
+        domain.endpoint() as endpoint,
+    ):
+        handle, exposed = known(endpoint, peer)
+        data = np.random.default_rng(1).integers(0, 256, SIZE, np.uint8)
+        endpoint.write(data, handle, exposed.remote).result(TIMEOUT)
+        assert (exposed.content() == data).all()
+        back = np.zeros_like(data)
+        endpoint.read(back, handle, exposed.remote).result(TIMEOUT)
+        assert (back == data).all()
+    with pytest.raises(pyfab.InvalidArgumentError, match="it must be off or on"):
+        pyfab.Domain(DEVICE, verbs_relaxed_ordering="yes")
+
+
+def test_on_demand_paging_is_for_who_asks():
+    """Memory that is neither pinned nor limited; and a device that cannot do that is named."""
+    try:
+        domain = pyfab.Domain(DEVICE, verbs_odp="on")
+    except pyfab.NotSupportedError as error:
+        assert DEVICE.removeprefix("verbs:") in str(error) and "on-demand paging" in str(error)
+        return
+    with domain, domain.endpoint() as endpoint, Peer(DEVICE, verbs_odp="on") as peer:
+        handle, exposed = known(endpoint, peer)
+        endpoint.write(np.ones(SIZE, np.uint8), handle, exposed.remote).result(TIMEOUT)
+        assert exposed.content().all()
+
+
 def test_a_device_that_is_not_there_is_named():
     with pytest.raises(pyfab.InvalidArgumentError, match="verbs has no device"):
         pyfab.Domain("verbs:nowhere0")

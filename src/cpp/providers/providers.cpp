@@ -32,8 +32,8 @@ const std::vector<std::unique_ptr<Provider>>& providers() {
 }
 
 // All names that a provider reads from DomainOptions::settings.
-constexpr const char* kSettings[] = {"shm_copy",        "tcp_listen",  "tcp_port",
-                                     "lnx_disable_shm", "lnx_use_srq", "verbs_atomics"};
+constexpr const char* kSettings[] = {"shm_copy",    "tcp_listen",    "tcp_port",  "lnx_disable_shm",
+                                     "lnx_use_srq", "verbs_atomics", "verbs_odp", "verbs_relaxed_ordering"};
 
 struct Leaf {
   const Provider* provider;

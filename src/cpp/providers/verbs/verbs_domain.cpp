@@ -10,12 +10,50 @@
 namespace fab::verbs {
 namespace {
 
+// Whether the setting `name` has its second value rather than its first, which is the default.
+bool chosen(const DomainServices& services, const std::string& name, const std::string& first,
+            const std::string& second) {
+  const std::string& given = services.options.setting(name, first);
+  if (given != first && given != second)
+    throw Error(Errc::invalid, name + " is \"" + given + "\"; it must be " + first + " or " + second);
+  return given == second;
+}
+
 bool device_atomics(const Device& device, const DomainServices& services) {
-  const std::string chosen = services.options.setting("verbs_atomics", "native");
-  if (chosen != "native" && chosen != "cpu")
-    throw Error(Errc::invalid, "verbs_atomics is \"" + chosen + "\"; it must be native or cpu");
-  return chosen == "native" && !services.linked && !device.iwarp() &&
+  return !chosen(services, "verbs_atomics", "native", "cpu") && !services.linked && !device.iwarp() &&
          device.limits.atomic_cap != IBV_ATOMIC_NONE;
+}
+
+// Of its reliable connections: IBV_ODP_SUPPORT_*.
+std::uint32_t on_demand_paging(const Device& device) noexcept {
+  const auto* extended = verbs_get_ctx_op(device.context, query_device_ex);
+  ibv_device_attr_ex limits{};
+  if (!extended || extended->query_device_ex(device.context, nullptr, &limits, sizeof limits) != 0) return 0;
+  if ((limits.odp_caps.general_caps & IBV_ODP_SUPPORT) == 0) return 0;
+  return limits.odp_caps.per_transport_caps.rc_odp_caps;
+}
+
+int registration_traits(const Device& device, bool atomics, const DomainServices& services) {
+  int traits = 0;
+  if (chosen(services, "verbs_odp", "off", "on")) {
+    std::uint32_t needed = IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ;
+    if (atomics) needed |= IBV_ODP_SUPPORT_ATOMIC;
+    if ((on_demand_paging(device) & needed) != needed)
+      throw Error(
+          Errc::not_supported_here,
+          "verbs_odp is \"on\", but device " + device.name +
+              " has no on-demand paging for puts, gets and the updates that it does itself; leave the "
+              "setting out, or try verbs_atomics=\"cpu\" with it");
+    traits |= IBV_ACCESS_ON_DEMAND;
+  }
+  if (chosen(services, "verbs_relaxed_ordering", "off", "on")) {
+    if (!library().reg_mr_iova2)
+      throw Error(Errc::not_supported_here,
+                  "verbs_relaxed_ordering is \"on\", but the rdma-core libraries here are older than 28; "
+                  "leave the setting out");
+    traits |= IBV_ACCESS_RELAXED_ORDERING;  // ignored by devices that do not know it
+  }
+  return traits;
 }
 
 ibv_pd* open_protection_domain(const Device& device) {
@@ -36,7 +74,8 @@ VerbsDomain::VerbsDomain(Device device, Info info, std::string link, const Domai
       atomics_(device_atomics(device_, services)),
       streams_(open_protection_domain(device_)),
       protection_domain_(open_protection_domain(device_)),
-      regions_(*protection_domain_, services.segment.regions(), atomics_, services.options) {}
+      regions_(*protection_domain_, services.segment.regions(), atomics_,
+               registration_traits(device_, atomics_, services), services.options) {}
 
 PartCheck VerbsDomain::part_check() const {
   return [link = link_](const PartView& part) {

@@ -10,8 +10,10 @@
 
 namespace fab::verbs {
 
-// Setting: "verbs_atomics" = "native" (the default: by the devices, where they can and nothing but verbs
-// reaches the memory) or "cpu".
+// Settings: "verbs_atomics" = "native" (the default: by the devices, where they can and nothing but verbs
+// reaches the memory) or "cpu". "verbs_odp" = "off" (the default) or "on": memory is registered with
+// on-demand paging, neither pinned nor counted against the limit of locked memory. "verbs_relaxed_ordering" =
+// "off" (the default) or "on": the devices may write the bytes of puts and gets to memory in any order.
 class VerbsDomain final : public Domain {
  public:
   VerbsDomain(Device device, Info info, std::string link, const DomainServices& services);

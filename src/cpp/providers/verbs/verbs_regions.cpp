@@ -68,19 +68,28 @@ std::optional<Description> Description::decode(const std::byte* in) noexcept {
   return reader.ok() ? std::optional(told) : std::nullopt;
 }
 
-DeviceRegions::DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics, const DomainOptions& options)
+DeviceRegions::DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics, int traits,
+                             const DomainOptions& options)
     : pd_(pd),
       regions_(regions),
+      traits_(traits),
       cache_(open_cache_of(options, {.enroll = [this](AddressRange range, const MemoryUse& use) -> void* {
-                                       return reg_mr(range, use);
+                                       return enroll(range, use);
                                      },
                                      .withdraw = [this](void* mr) { dereg_mr(mr); }})),
       atomics_(atomics) {}
 
-void* DeviceRegions::reg_mr(AddressRange range, const MemoryUse& use) {
+ibv_mr* DeviceRegions::reg_mr(void* start, std::size_t length, int rights) const noexcept {
+  if ((traits_ & IBV_ACCESS_OPTIONAL_RANGE) == 0)
+    return library().reg_mr(&pd_, start, length, rights | traits_);
+  return library().reg_mr_iova2(&pd_, start, length, reinterpret_cast<std::uint64_t>(start),
+                                rights | traits_);
+}
+
+void* DeviceRegions::enroll(AddressRange range, const MemoryUse& use) {
   // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
   void* const start = reinterpret_cast<void*>(range.start);
-  ibv_mr* const made = library().reg_mr(&pd_, start, range.length, use.rights);
+  ibv_mr* const made = reg_mr(start, range.length, use.rights);
   if (!made)
     throw Error(Errc::no_memory, "the device does not take the memory: " + std::string(std::strerror(errno)));
   ++made_;
@@ -118,7 +127,7 @@ bool DeviceRegions::take(std::uint32_t region, Registered& into) {
   if (atomics) rights |= IBV_ACCESS_REMOTE_ATOMIC;
   for (std::size_t i = 0; i < count; ++i) {
     if (pieces[i].iov_len == 0) continue;
-    OwnMr mr(library().reg_mr(&pd_, pieces[i].iov_base, pieces[i].iov_len, rights));
+    OwnMr mr(reg_mr(pieces[i].iov_base, pieces[i].iov_len, rights));
     if (!mr) return false;  // too much, or pages that are not there: messages serve the region
     into.pieces.push_back(
         {reinterpret_cast<std::uint64_t>(pieces[i].iov_base), pieces[i].iov_len, std::move(mr)});

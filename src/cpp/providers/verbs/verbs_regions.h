@@ -54,8 +54,9 @@ struct Description {
 class DeviceRegions final : public DeviceAccess {
  public:
   // `atomics`: peers' devices may update memory, because nothing else does than devices and, after
-  // claim_atomics(), this process.
-  DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics, const DomainOptions& options);
+  // claim_atomics(), this process. `traits`: of the registrations, IBV_ACCESS_ON_DEMAND and
+  // IBV_ACCESS_RELAXED_ORDERING.
+  DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics, int traits, const DomainOptions& options);
 
   bool describe(std::uint32_t region, std::byte* out) noexcept override;
   void claim_atomics(std::uint32_t region) noexcept override;
@@ -98,11 +99,13 @@ class DeviceRegions final : public DeviceAccess {
   bool take(std::uint32_t region, Registered& into);
   const Local* search(std::uint64_t at, std::uint64_t length) const noexcept;
   const Local* look_for(std::uint64_t at, std::uint64_t length);
-  void* reg_mr(AddressRange range, const MemoryUse& use);
+  ibv_mr* reg_mr(void* start, std::size_t length, int rights) const noexcept;
+  void* enroll(AddressRange range, const MemoryUse& use);
   void dereg_mr(void* mr) noexcept;
 
   ibv_pd& pd_;
   const RegionView regions_;
+  const int traits_;
   std::atomic<std::uint64_t> made_{0}, leased_{0};  // leased_: held for leases, or idle
   const std::unique_ptr<RegistrationCache> cache_;  // of local memory; keeps nothing where none is wanted
   mutable std::mutex mutex_;                        // guards what follows
