@@ -154,7 +154,6 @@ class AddressVector(Owned):
         self.duplicates = duplicates
         self.addr_format = format
         self._auth_keys: list[bytes | None] = []
-        self._auth_user_ids: dict[int, int] = {}
         self._inserter = Inserter(domain, self, on_error == "abort") if asynchronous else None
 
     # --- inserting
@@ -206,8 +205,9 @@ class AddressVector(Owned):
 
         fi_addr: a list or array of 64-bit integers that gets the handles as well, ADDR_NOTAVAIL for a failed address. With
         InsertFlag.USER_ID it holds, before, what completions are to report of each; with InsertFlag.AUTH_KEY the handle of the
-        authorization key of each. InsertFlag.SYNC_ERR: `context` is a list or array of integers that gets 0 or an error code
-        for each. InsertFlag.MORE changes nothing.
+        authorization key of each, under which it is reached; an endpoint with several keys reaches nobody without (AV-79).
+        InsertFlag.SYNC_ERR: `context` is a list or array of integers that gets 0 or an error code for each. InsertFlag.MORE
+        changes nothing.
 
         An asynchronous vector returns 0 at once; its event queue tells the rest, and `context` comes with the events.
         """
@@ -519,7 +519,8 @@ class AddressVector(Owned):
     def set_user_id(self, handle: int, user_id: int, *, flags: InsertFlag = _NO_FLAGS) -> None:
         """What completions report of a peer, in a vector opened with user_id=True; before, ADDR_NOTAVAIL (AV-74).
 
-        With InsertFlag.AUTH_KEY: of peers that are unknown but for their authorization key (AV-82).
+        With InsertFlag.AUTH_KEY: of peers that came under this authorization key and are not in the vector. Their completions
+        have CompletionFlag.AUTH_KEY, whatever was set, and in vectors without user ids the handle of the key as source (AV-82).
         """
         self._check_open()
         if not 0 <= operator.index(user_id) <= _ALL_ONES:
@@ -527,17 +528,16 @@ class AddressVector(Owned):
         if int(flags) & ~int(InsertFlag.AUTH_KEY):
             raise BadFlagsError(f"flags={flags!r}: set_user_id() takes InsertFlag.AUTH_KEY or none")
         if flags:
-            if not self.user_id:
-                raise InvalidArgumentError("set_user_id() is for address vectors opened with user_id=True")
             self._auth_key(handle)
-            self._auth_user_ids[handle] = user_id
+            self._core.set_key_user_id(handle + 1, user_id)
             return
         self._core.set_user_id(handle, user_id)
 
     def insert_auth_key(self, key: bytes, flags: int = 0) -> int:
         """Takes an authorization key; its handle counts as such only with InsertFlag.AUTH_KEY (AV-78).
 
-        Endpoints that are opened with the vector afterwards take it, those that are open already do not (AV-77).
+        Endpoints that are opened with the vector afterwards take it, beside those that are there, and serve whoever has one of
+        them; those that are open already do not (AV-77). Peers under different keys share no connection.
 
         InvalidArgumentError unless the domain was opened with av_auth_keys=True and the key has its auth_key_size.
         """
@@ -579,15 +579,13 @@ class AddressVector(Owned):
             raise InvalidArgumentError(f"{handle} is not the handle of an authorization key")
         return key
 
-    def _keys_now(self) -> tuple[frozenset[int], bytes | None]:
-        """Handles of the keys that an endpoint takes when it is enabled, and the key (AV-77)."""
-        present = {handle: key for handle, key in enumerate(self._auth_keys) if key is not None}
-        if len(present) > 1:
-            raise NotSupportedError(
-                f"the address vector has {len(present)} authorization keys; an endpoint of this build takes one: "
-                "name it as auth_key, or open an address vector for each"
-            )
-        return frozenset(present), next(iter(present.values()), None)
+    def _keys_now(self, only: bytes | None) -> list[tuple[bytes, int]]:
+        """The keys that an endpoint takes when it is enabled, or `only` that one, each with 1 + its handle (AV-77)."""
+        return [
+            (key, handle + 1)
+            for handle, key in enumerate(self._auth_keys)
+            if key is not None and only in (None, key)
+        ]
 
     def _remove_auth_key(self, handle: int) -> None:
         self._auth_key(handle)
@@ -596,7 +594,8 @@ class AddressVector(Owned):
                 f"authorization key {handle}: an endpoint that was enabled with it is still open (AV-80)"
             )
         self._auth_keys[handle] = None
-        self._auth_user_ids.pop(handle, None)
+        if self.user_id:
+            self._core.set_key_user_id(handle + 1, None)
 
     def _end(self) -> None:
         if self._inserter is not None:

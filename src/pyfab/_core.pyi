@@ -5,6 +5,7 @@ from typing import Any, SupportsFloat, SupportsIndex, TypeAlias, final
 
 import numpy as np
 from numpy.typing import ArrayLike
+from pyfab._enums import InsertFlag
 from typing_extensions import Buffer, disjoint_base
 
 __version__: str
@@ -261,6 +262,7 @@ class AddressVectorCore:
     def set_user_id(self, peer: SupportsIndex, user_id: SupportsIndex) -> None: ...
     def reported(self, index: SupportsIndex) -> int: ...
     def auth(self, peer: SupportsIndex) -> int: ...
+    def set_key_user_id(self, auth: SupportsIndex, user_id: SupportsIndex | None) -> None: ...
     def map_address(self) -> int: ...
     def end(self) -> int: ...
     def size(self) -> int: ...
@@ -373,7 +375,7 @@ class Context:
         domain: DomainCore,
         index: SupportsIndex,
         number: SupportsIndex,
-        auth_key: str | bytes,
+        keys: Sequence[tuple[str | bytes, SupportsIndex]],
         counts: bool,
         peers: AddressVectorCore,
         queue: CompletionQueueCore,
@@ -453,6 +455,7 @@ class Context:
         context: Any = None,
         group: int | None = None,
         min_multi_recv: int | None = None,
+        flags: InsertFlag | None = None,
     ) -> Operation: ...
     def trecv(
         self,
@@ -463,15 +466,31 @@ class Context:
         context: Any = None,
         group: int | None = None,
         min_multi_recv: int | None = None,
+        flags: InsertFlag | None = None,
     ) -> Operation: ...
     def peek(
-        self, tag: int | None = None, ignore: int = 0, peer: int = ..., group: int | None = None
+        self,
+        tag: int | None = None,
+        ignore: int = 0,
+        peer: int = ...,
+        group: int | None = None,
+        flags: InsertFlag | None = None,
     ) -> Completion: ...
     def claim(
-        self, tag: int | None = None, ignore: int = 0, peer: int = ..., group: int | None = None
+        self,
+        tag: int | None = None,
+        ignore: int = 0,
+        peer: int = ...,
+        group: int | None = None,
+        flags: InsertFlag | None = None,
     ) -> ClaimedMessage: ...
     def discard(
-        self, tag: int | None = None, ignore: int = 0, peer: int = ..., group: int | None = None
+        self,
+        tag: int | None = None,
+        ignore: int = 0,
+        peer: int = ...,
+        group: int | None = None,
+        flags: InsertFlag | None = None,
     ) -> Completion: ...
     def cancel(self, context: Any, /) -> None: ...
     def message_stats(self) -> dict[str, Any]: ...

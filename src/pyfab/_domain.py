@@ -297,9 +297,9 @@ class Domain:
     ) -> Endpoint:
         """Opens an endpoint, enabled on return. Without `av` or `cq` it makes its own.
 
-        auth_key: what peers must have too; None: the one in `av`, else the domain's. caps: all that the domain offers, unless
-        given; remote writes through an endpoint without Caps.RMA_EVENT raise no counters (MR-60), and receives of one without
-        Caps.DIRECTED_RECV take messages from anybody, whatever `peer` they name (LNX-35).
+        auth_key: what peers must have too; None: one of those in `av`, up to 16, else the domain's. caps: all that the domain
+        offers, unless given; remote writes through an endpoint without Caps.RMA_EVENT raise no counters (MR-60), and receives
+        of one without Caps.DIRECTED_RECV take messages from anybody, whatever `peer` they name (LNX-35).
 
         Its own queue holds the latest entries and forgets older ones; one that you pass refuses operations when it is full.
         """
@@ -317,22 +317,20 @@ class Domain:
     ) -> Endpoint:
         self._core.check_open()
         own_av, own_cq = av is None, cq is None
-        auth_handles: frozenset[int] = frozenset()
-        if av is not None and auth_key is None:
-            auth_handles, auth_key = av._keys_now()
-        endpoint = Endpoint(
+        auth_keys = [] if av is None else av._keys_now(auth_key)
+        if auth_key and not auth_keys:
+            auth_keys = [(bytes(auth_key), 0)]
+        return Endpoint(
             self,
             self.address_vector() if av is None else av,
             CompletionQueue(self, _DEFAULT_QUEUE, True) if cq is None else cq,
             contexts,
             own_av,
             own_cq,
-            b"" if self._old_keys else bytes(auth_key or b""),
+            [] if self._old_keys else auth_keys,
             caps or self._info.caps,
             exempt,
         )
-        endpoint._auth_handles = auth_handles
-        return endpoint
 
     def address_vector(
         self,

@@ -65,10 +65,11 @@ class Endpoint(_Operations):
         contexts: int,
         owns_av: bool,
         owns_cq: bool,
-        auth_key: bytes,
+        auth_keys: list[tuple[bytes, int]],
         caps: Caps,
         exempt: bool,
     ) -> None:
+        # auth_keys: each with 1 + its handle in `av`, 0 for one from elsewhere; empty: the domain's
         # exempt: from what mr_mode asks of programs, for groups, which do without
         limit = domain.info.max_contexts
         if not 1 <= contexts <= limit:
@@ -87,9 +88,8 @@ class Endpoint(_Operations):
         self._domain = domain
         self._av, self._cq = av, cq
         self._owns = [bound for bound, own in ((av, owns_av), (cq, owns_cq)) if own]
-        self._auth_handles: frozenset[int] = (
-            frozenset()
-        )  # keys of the address vector that it was enabled with
+        # Keys of the address vector that it was enabled with.
+        self._auth_handles = frozenset(number - 1 for _, number in auth_keys if number)
         self._contexts: list[Context] = []
         self._number = domain._core.next_endpoint_number()
         try:
@@ -99,7 +99,7 @@ class Endpoint(_Operations):
                         domain._core,
                         index,
                         self._number,
-                        auth_key,
+                        auth_keys,
                         bool(caps & Caps.RMA_EVENT),
                         av._core,
                         cq._core,

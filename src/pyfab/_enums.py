@@ -96,7 +96,9 @@ class InsertFlag(enum.IntFlag):
     SYNC_ERR = 2  # the context of the call gets the outcome of each address
     EVENT = 4  # the outcome comes as events
     USER_ID = 8  # the array of handles holds, before, what completions are to report
-    AUTH_KEY = 16  # the array of handles holds, before, handles of authorization keys
+    AUTH_KEY = (
+        16  # handles given are those of authorization keys: to insert under, to look up, to receive from
+    )
 
 
 class RMAEvent(enum.IntFlag):
@@ -157,6 +159,7 @@ class CompletionFlag(enum.IntFlag):
     RECV = 512
     MULTI_RECV = 1024  # the memory of a receive for many messages is free again
     MORE = 2048  # more entries of the same operation follow
+    AUTH_KEY = 4096  # source stands for the authorization key of a sender that is not in the address vector
 
 
 class AtomicOp(enum.IntEnum):

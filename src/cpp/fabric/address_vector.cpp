@@ -425,4 +425,26 @@ std::uint32_t AddressVector::auth(PeerId peer) const {
   return found ? found->load(std::memory_order_relaxed) : 0;
 }
 
+PeerId AddressVector::reported_of_key(std::uint32_t auth) const noexcept {
+  if (!options_.user_ids) return auth - 1;
+  const std::lock_guard lock(key_ids_mutex_);
+  const auto id = key_user_ids_.find(auth);
+  return id == key_user_ids_.end() ? kNoPeer : id->second;
+}
+
+void AddressVector::set_key_user_id(std::uint32_t auth, std::optional<PeerId> user_id) {
+  if (!options_.user_ids)
+    throw Error(Errc::invalid, "set_user_id() is for address vectors that were opened with user_id=True");
+  check_writable();
+  {
+    const std::lock_guard lock(key_ids_mutex_);
+    if (user_id)
+      key_user_ids_[auth] = *user_id;
+    else
+      key_user_ids_.erase(auth);
+  }
+  const Writing turn(*this);
+  changed();
+}
+
 }  // namespace fab

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -91,6 +92,13 @@ class AddressVector final {
   // What completions report of this peer: the handle itself, or its user id (AV-73, AV-74).
   PeerId reported(PeerId index) const noexcept;
 
+  // --- by Extra::auth of an authorization key
+  // What completions report of peers that came under the key and are not here: its user id, kNoPeer before
+  // one was set, and in vectors without user ids the index of the key (AV-82).
+  PeerId reported_of_key(std::uint32_t auth) const noexcept;
+  // Nothing: the key goes. Throws Error(invalid) in vectors without user ids.
+  void set_key_user_id(std::uint32_t auth, std::optional<PeerId> user_id);
+
   std::size_t size() const noexcept { return memory_->header().live.load(std::memory_order_relaxed); }
   std::uint64_t end() const noexcept {  // 1 + the highest index ever used
     return memory_->header().used.load(std::memory_order_acquire);
@@ -126,6 +134,8 @@ class AddressVector final {
   PeerIndex index_;
   PeerRuns runs_;
   PeerVacancies vacancies_;
+  mutable std::mutex key_ids_mutex_;
+  std::map<std::uint32_t, PeerId> key_user_ids_;  // keys are of one process: their ids are not in `memory_`
 };
 
 }  // namespace fab

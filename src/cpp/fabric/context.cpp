@@ -28,7 +28,7 @@ Context::Context(Domain& domain, Parameters parameters)
     : parameters_(std::move(parameters)), receives_(parameters_.directed_receive), spin_(microseconds(20)) {
   endpoint_ = domain.open_endpoint({.context = parameters_.index,
                                     .cell = parameters_.cell,
-                                    .auth_key = parameters_.auth_key,
+                                    .keys = parameters_.keys,
                                     .poller = poller_,
                                     .completions = *parameters_.completions,
                                     .events = *parameters_.events,
@@ -105,6 +105,25 @@ std::uint16_t Context::context_of(const PeerTarget& target, const Name& peer) co
   return static_cast<std::uint16_t>(parameters_.index % std::max<std::uint16_t>(peer.contexts(), 1));
 }
 
+const AuthKey& Context::key_under(std::uint32_t auth) const {
+  for (const AuthKey& key : parameters_.keys)
+    if (std::ranges::find(key.handles, auth) != key.handles.end()) return key;
+  throw Error(Errc::invalid, "the endpoint does not have authorization key " + std::to_string(auth - 1) +
+                                 " of its address vector: it takes those that are there when it is opened");
+}
+
+std::size_t Context::key_to(PeerId index) const {
+  const AuthKeys& keys = parameters_.keys;
+  const std::uint32_t auth = parameters_.peers->auth(index);
+  if (auth != 0) return static_cast<std::size_t>(&key_under(auth) - keys.data());
+  if (keys.size() == 1) return 0;
+  throw Error(Errc::invalid, "peer " + std::to_string(index) +
+                                 " was inserted without an authorization key, of "
+                                 "which the endpoint has " +
+                                 std::to_string(keys.size()) +
+                                 ": insert it with InsertFlag.AUTH_KEY and the handle of one of them");
+}
+
 Path& Context::path_to(PeerId peer) {
   const std::uint64_t changes = parameters_.peers->changes();
   if (peer != last_peer_ || changes != last_changes_ || !last_path_ || last_path_->state() != Errc::ok) {
@@ -130,8 +149,9 @@ Path& Context::find_path(PeerId peer) {
   Peer& slot = target.rx_context == 0 ? paths_[target.index] : named_paths_[named(target)];
   slot.path.reset();  // of another peer by now, or lost: a new one may work again
   const Name name = parameters_.peers->name(target.index);
+  const std::size_t key = key_to(target.index);
   try {
-    slot.path = endpoint_->connect(target.index, name, context_of(target, name));
+    slot.path = endpoint_->connect(target.index, name, context_of(target, name), key);
   } catch (const Error& error) {
     if (error.code() != Errc::unreachable) throw;
     std::string links;
@@ -221,7 +241,7 @@ Reach Context::reaches(PeerId peer) const {
   const Name name = parameters_.peers->name(target.index);
   const std::lock_guard lock(mutex_);
   if (!endpoint_) throw Error(Errc::closed, "the endpoint is closed");
-  return endpoint_->reaches(name, context_of(target, name));
+  return endpoint_->reaches(name, context_of(target, name), key_to(target.index));
 }
 
 // --- messages

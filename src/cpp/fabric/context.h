@@ -33,7 +33,7 @@ class Context final {
   struct Parameters {
     std::uint16_t index = 0;  // within the endpoint that the user opened
     std::uint16_t cell = 0;   // within the domain
-    std::string auth_key;
+    AuthKeys keys = AuthKeys(1);
     const PostRules* rules;  // outlives the context
     bool exempt = false;     // from what the domain's mr_mode asks of programs
     unsigned rx_bits = 0;    // of handles: AddressVector's receive contexts
@@ -70,6 +70,8 @@ class Context final {
   PathCounts counts(PeerId peer);  // of the path now open; zero if none is
   PathReport report(PeerId peer);  // opens the path if need be
   Reach reaches(PeerId peer) const;
+  // The endpoint's key that the address vector has under this AddressVector::auth(); throws Error(invalid).
+  const AuthKey& key_under(std::uint32_t auth) const;
   // What a handle means here: throws Error(invalid) for a group or receive context that cannot be.
   PeerTarget target(PeerId peer) const;
 
@@ -84,7 +86,7 @@ class Context final {
   // A message that waits: what it says, and its number if it was claimed.
   struct Waiting {
     MessageHead head;
-    PeerId source = kNoPeer;
+    Source source{};
     std::uint64_t claim = 0;
   };
   enum class Look { only, claim, discard };
@@ -151,6 +153,7 @@ class Context final {
   void check_local(const Receive& receive) const;
   Peer* known(const PeerTarget& target);
   std::uint16_t context_of(const PeerTarget& target, const Name& peer) const noexcept;
+  std::size_t key_to(PeerId index) const;  // under which it is reached; throws
   Path& path_to(PeerId peer);
   Path& find_path(PeerId peer);
   std::size_t post_to(PeerId peer, std::span<const Transfer> batch);

@@ -67,6 +67,23 @@ std::uint32_t DomainCore::auth_number(const std::string& auth_key) {
   return static_cast<std::uint32_t>(found - auth_keys_.begin()) + 1;
 }
 
+AuthKeys DomainCore::keys_of(const EndpointTraits& traits) {
+  AuthKeys keys;
+  for (const auto& [secret, auth] : traits.keys) {
+    const std::uint32_t number = auth_number(secret);
+    auto found = std::ranges::find(keys, number, &AuthKey::number);
+    if (found == keys.end()) found = keys.insert(found, AuthKey{secret, number});
+    if (auth != 0) found->handles.push_back(auth);
+  }
+  if (keys.size() > kMaxAuthKeys)
+    throw Error(Errc::invalid, "the address vector has " + std::to_string(keys.size()) +
+                                   " authorization keys, and an endpoint takes at most " +
+                                   std::to_string(kMaxAuthKeys) +
+                                   "; open an address vector for some of them");
+  if (keys.empty()) keys.push_back(AuthKey{options_.auth_key});
+  return keys;
+}
+
 std::shared_ptr<SharedMemory> DomainCore::allocate(std::uint64_t length) const {
   check_open();
   const std::uint64_t page = page_size();
@@ -129,8 +146,7 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
                                                   std::shared_ptr<AddressVector> peers,
                                                   std::shared_ptr<CompletionQueue> completions,
                                                   std::shared_ptr<EventQueue> events) {
-  const std::uint32_t auth = auth_number(traits.auth_key);
-  const std::string& auth_key = auth == 0 ? options_.auth_key : traits.auth_key;
+  AuthKeys keys = keys_of(traits);
   const std::lock_guard lock(mutex_);
   check_open();
   std::uint16_t cell = 0;
@@ -140,13 +156,12 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
                 "all " + std::to_string(kMaxContexts) + " contexts of the domain are in use");
   Port& port = segment_.header().ports.of[cell];
   port.endpoint.store(traits.number);
-  port.auth.store(auth);
   port.events.store(traits.counts ? 1 : 0);
-  set_auth_key(segment_, cell, auth_key);
+  set_auth_keys(segment_, cell, keys);
   auto context =
       std::make_shared<Context>(*domain_, Context::Parameters{.index = index,
                                                               .cell = cell,
-                                                              .auth_key = auth_key,
+                                                              .keys = std::move(keys),
                                                               .rules = &post_rules_,
                                                               .exempt = traits.exempt,
                                                               .rx_bits = traits.rx_bits,

@@ -54,7 +54,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
   RegistrationQueue& registrations() noexcept { return registrations_; }
   PostRules& post_rules() noexcept { return post_rules_; }
-  // For MemoryRegion: the number of an authorization key (Port::auth).
+  // The number of an authorization key (Visitor::auth).
   std::uint32_t auth_number(const std::string& auth_key);
   // `length` bytes of zeroed, page-aligned memory that peers on the node map; freed with the last holder.
   std::shared_ptr<SharedMemory> allocate(std::uint64_t length) const;
@@ -65,9 +65,13 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // What the contexts of one endpoint have in common.
   struct EndpointTraits {
     std::uint32_t number = 0;  // from next_endpoint_number()
-    std::string auth_key{};    // empty: the domain's
-    bool counts = true;        // remote writes that come through it raise counters (MR-60)
-    unsigned rx_bits = 0;      // as in Context::Parameters
+    struct Key {
+      std::string secret;
+      std::uint32_t auth = 0;  // in the address vector, as AddressVector::auth()
+    };
+    std::vector<Key> keys{};  // of which peers must prove one; none: the domain's
+    bool counts = true;       // remote writes that come through it raise counters (MR-60)
+    unsigned rx_bits = 0;     // as in Context::Parameters
     std::uint64_t max_group_id = kMaxGroupId;
     bool directed_receive = true;
     bool exempt = false;  // from what mr_mode asks of programs
@@ -133,6 +137,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::unique_ptr<Domain> domain_;
   DomainCache cache_;
 
+  AuthKeys keys_of(const EndpointTraits& traits);
   SyncReports synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate);
   std::shared_ptr<Context> first_context() const;
   void choose_lead();
@@ -142,7 +147,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::vector<std::shared_ptr<Context>> contexts_;
   std::vector<std::uint32_t> free_counters_;
   std::uint32_t counters_used_ = 0;
-  std::vector<std::string> auth_keys_;  // Port::auth numbers them from 1
+  std::vector<std::string> auth_keys_;  // Visitor::auth numbers them from 1
   std::atomic<std::uint32_t> endpoint_numbers_{0};
   std::mutex lead_mutex_;    // taken with context locks held
   Context* lead_ = nullptr;  // the context that wait() leads

@@ -173,6 +173,7 @@ std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shar
   const auto found = flows_.find(id.peer);
   if (found != flows_.end()) {
     Entry& entry = found->second;
+    if (&entry.flow->initiator().key() != &initiator->key()) return nullptr;  // another one's flow
     if (id.epoch == entry.epoch) return entry.flow;
     if (id.epoch < entry.epoch || must_know) return nullptr;
     const auto former = std::move(entry.flow);

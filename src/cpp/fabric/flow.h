@@ -145,7 +145,8 @@ class FlowTable {
   FlowTable(ReceiveQueue& receives, double keep, std::function<void()> on_alone)
       : receives_(receives), keep_(keep), on_alone_(std::move(on_alone)) {}
 
-  // Null: it is over, or not known though `must_know` says that it was, or they are too many.
+  // Null: it is over, or of somebody who came under another key, or not known though `must_know` says that it
+  // was, or they are too many.
   std::shared_ptr<Flow> open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator);
   // The rail on which this peer's messages come.
   std::optional<std::uint32_t> message_slot(PeerId peer) const noexcept;

@@ -178,6 +178,13 @@ Digest proof_of(Role role, const std::string& key, const Hello& hello, const Non
   return hmac_sha256(key, text.bytes());
 }
 
+std::optional<std::size_t> proven_key(const AuthKeys& keys, const Digest& proof, const Hello& hello,
+                                      const Nonce& challenge, const EndpointId& called) {
+  for (std::size_t i = 0; i < keys.size(); ++i)
+    if (same(proof, proof_of(Role::initiator, keys[i].secret, hello, challenge, 0, called))) return i;
+  return std::nullopt;
+}
+
 bool same(const Digest& a, const Digest& b) noexcept { return equal_in_constant_time(view(a), view(b)); }
 
 }  // namespace fab

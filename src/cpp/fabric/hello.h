@@ -9,6 +9,7 @@
 
 #include "base/sha256.h"
 #include "base/tcp_socket.h"
+#include "fabric/auth_key.h"
 #include "fabric/error.h"
 #include "fabric/name.h"
 
@@ -78,5 +79,8 @@ enum class Role : std::uint8_t { initiator = 1, acceptor = 2 };
 Digest proof_of(Role role, const std::string& key, const Hello& hello, const Nonce& challenge,
                 std::uint64_t accepted, const EndpointId& called);
 bool same(const Digest& a, const Digest& b) noexcept;  // in constant time
+// Index of the key under which the caller made its proof; nothing: it is none of them.
+std::optional<std::size_t> proven_key(const AuthKeys& keys, const Digest& proof, const Hello& hello,
+                                      const Nonce& challenge, const EndpointId& called);
 
 }  // namespace fab

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/poller.h"
+#include "fabric/auth_key.h"
 #include "fabric/link_counters.h"
 #include "fabric/name.h"
 #include "fabric/segment.h"
@@ -71,7 +72,7 @@ struct DomainServices {
 struct EndpointServices {
   std::uint16_t context;  // index within the endpoint that the user opened: Part::context
   std::uint16_t cell;     // number of the context within the domain: SegmentHeader::contexts and ports
-  std::string auth_key;   // that peers must have as well; empty: none
+  const AuthKeys& keys;   // of which peers must prove one
   Poller& poller;         // for descriptors that shall wake the context
   CompletionQueue& completions;
   EventQueue& events;
@@ -126,10 +127,13 @@ class Endpoint {
   virtual std::vector<Part> parts() const = 0;
   // Packed socket addresses (socket_name.h) where peers can call; none on links that have no such.
   virtual std::vector<std::string> socket_names() const = 0;
-  // Whether context `target` of the peer can be reached. No network I/O; may look at this machine.
-  virtual Reach reaches(const Name& peer, std::uint16_t target) const = 0;
-  // Throws Error(unreachable) with the reason. `peer` is handed back in completions.
-  virtual std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target) = 0;
+  // Whether context `target` of the peer can be reached, under the key of this index in
+  // EndpointServices::keys. No network I/O; may look at this machine.
+  virtual Reach reaches(const Name& peer, std::uint16_t target, std::size_t key) const = 0;
+  // Throws Error(unreachable) with the reason. `id` is handed back in completions. Ways under different keys
+  // have nothing in common.
+  virtual std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target,
+                                        std::size_t key) = 0;
   // Moves what can be moved without waiting; true if anything moved.
   virtual bool progress() noexcept = 0;
   // Before the context sleeps on its poller. False: there is work, do not sleep. True: whatever comes now

@@ -26,9 +26,9 @@ Completion describe(const Matched& matched, Errc error) noexcept {
   return {.length = error == Errc::ok ? matched.room : 0,
           .data = head.data,
           .tag = head.tag,
-          .source = matched.source,
+          .source = matched.source.id,
           .error = cut ? Errc::truncated : error,
-          .flags = head.has_data ? completion_flag::kRemoteData : 0,
+          .flags = (head.has_data ? completion_flag::kRemoteData : 0) | matched.source.flags,
           .offset = matched.offset,
           .overflow = cut ? head.length - matched.room : 0};
 }
@@ -44,8 +44,10 @@ bool store_message(const Matched& matched, const std::byte* bytes) noexcept {
 Message* ReceiveQueue::find(const MatchRule& rule) const noexcept {
   if (by_age_.empty()) return nullptr;
   const bool from_one = directed_ && rule.source != kNoPeer;
+  const bool under_one = directed_ && rule.key;
   const auto fits = [&](const Message& message) {
-    return rule.fits(message.head, from_one ? message.sender->handle() : rule.source);
+    return rule.fits(message.head, from_one ? message.sender->handle() : rule.source,
+                     under_one || !rule.key ? message.sender->key() : *rule.key);
   };
   if (rule.ignore == 0) {
     for (Message& message : unexpected_.chain(hash_of(rule)))
@@ -68,7 +70,7 @@ void ReceiveQueue::post(const Receive& asked) {
   Posted& stands = *posted;
   Receive& receive = stands.receive;
   receive = asked;
-  if (!directed_) receive.rule.source = kNoPeer;
+  if (!directed_) receive.rule.source = kNoPeer, receive.rule.key = nullptr;
   if (!receive.rule.tagged) receive.rule.tag = receive.rule.ignore = 0;
   stands.filled = 0;
   stands.sequence = next_sequence_++;
@@ -88,7 +90,7 @@ void ReceiveQueue::post(const Receive& asked) {
       break;
     }
     used_up = receive.least_room == 0;
-    const PeerId source = message->sender->reported();
+    const Source source = message->sender->reported();
     const std::uint64_t left = receive.length - stands.filled;
     if (!used_up && stands.filled != 0 && message->head.length > left) {
       retire(stands, Errc::ok);
@@ -191,12 +193,13 @@ void ReceiveQueue::drop_all() noexcept {
 
 // --- origins
 
-ReceiveQueue::Posted* ReceiveQueue::find_posted(const MessageHead& head, PeerId from) const noexcept {
-  if (Posted* first = posted_by_age_.front(); first->receive.rule.fits(head, from)) return first;
+ReceiveQueue::Posted* ReceiveQueue::find_posted(const MessageHead& head, PeerId from,
+                                                const AuthKey& under) const noexcept {
+  if (Posted* first = posted_by_age_.front(); first->receive.rule.fits(head, from, under)) return first;
   Posted* oldest = nullptr;
   const auto look = [&](std::uint64_t hash) {
     for (Posted& posted : exact_.chain(hash)) {
-      if (posted.hash != hash || !posted.receive.rule.fits(head, from)) continue;
+      if (posted.hash != hash || !posted.receive.rule.fits(head, from, under)) continue;
       if (!oldest || posted.sequence < oldest->sequence) oldest = &posted;
       return;
     }
@@ -208,12 +211,12 @@ ReceiveQueue::Posted* ReceiveQueue::find_posted(const MessageHead& head, PeerId 
   }
   for (Posted& posted : masked_) {
     if (oldest && oldest->sequence < posted.sequence) break;
-    if (posted.receive.rule.fits(head, from)) return &posted;
+    if (posted.receive.rule.fits(head, from, under)) return &posted;
   }
   return oldest;
 }
 
-void ReceiveQueue::meet(const Posted& posted, Matched& arrived, PeerId source) noexcept {
+void ReceiveQueue::meet(const Posted& posted, Matched& arrived, Source source) noexcept {
   const Receive& receive = posted.receive;
   arrived.operation = receive.operation;
   arrived.landing = receive.piece_count ? PieceCursor(receive.pieces, receive.piece_count)
@@ -224,7 +227,7 @@ void ReceiveQueue::meet(const Posted& posted, Matched& arrived, PeerId source) n
   arrived.source = source;
 }
 
-void ReceiveQueue::use(Posted& posted, Matched& arrived, PeerId source) noexcept {
+void ReceiveQueue::use(Posted& posted, Matched& arrived, Source source) noexcept {
   meet(posted, arrived, source);
   if (!arrived.one_of_many) return unlink(posted);
   posted.filled += arrived.room;
@@ -235,7 +238,7 @@ void ReceiveQueue::use(Posted& posted, Matched& arrived, PeerId source) noexcept
 bool ReceiveQueue::match(Matched& arrived, Sender& sender) {
   const PeerId from = posted_ ? sender.handle() : kNoPeer;
   while (posted_) {
-    Posted* posted = find_posted(arrived.head, from);
+    Posted* posted = find_posted(arrived.head, from, sender.key());
     if (!posted) return false;
     if (posted->filled != 0 && arrived.head.length > posted->receive.length - posted->filled) {
       retire(*posted, Errc::ok);  // this one begins the next buffer instead of being cut

@@ -29,12 +29,13 @@ struct MessageHead {
 struct MatchRule {
   std::uint64_t tag = 0, ignore = 0;  // bits of the tag that do not matter
   PeerId source = kNoPeer;            // a handle, or kNoPeer: anybody
+  const AuthKey* key = nullptr;       // that the sender came under, of its endpoint's; null: any
   std::uint32_t group = 0;
   bool tagged = false;
 
-  bool fits(const MessageHead& head, PeerId from) const noexcept {
+  bool fits(const MessageHead& head, PeerId from, const AuthKey& under) const noexcept {
     return tagged == head.tagged && group == head.group && ((tag ^ head.tag) & ~ignore) == 0 &&
-           (source == kNoPeer || source == from);
+           (source == kNoPeer || source == from) && (!key || key == &under);
   }
 };
 
@@ -60,7 +61,7 @@ struct Matched {
   std::uint64_t room = 0;    // bytes that go there; less than the message has: it is truncated
   std::uint64_t offset = 0;  // of the landing place in a receive for many messages
   bool one_of_many = false;
-  PeerId source = kNoPeer;
+  Source source{};
 };
 
 // Stores as much of a message as has room; false: the memory is not there.
@@ -106,7 +107,7 @@ struct Message {
 // messages are matched. Used under the context's lock.
 class ReceiveQueue {
  public:
-  // Without `directed`, receives take messages from anybody, whatever source they name (LNX-35).
+  // Without `directed`, receives take messages from anybody, whatever source or key they name (LNX-35).
   explicit ReceiveQueue(bool directed = true) : directed_(directed) { spare_.reserve(kSpare); }
   ~ReceiveQueue() { drop_all(); }
   ReceiveQueue(const ReceiveQueue&) = delete;
@@ -161,11 +162,11 @@ class ReceiveQueue {
   };
   using PostedTable = MatchTable<Posted, &Posted::same>;
 
-  static void meet(const Posted& posted, Matched& arrived, PeerId source) noexcept;
+  static void meet(const Posted& posted, Matched& arrived, Source source) noexcept;
   Message* find(const MatchRule& rule) const noexcept;
-  Posted* find_posted(const MessageHead& head, PeerId from) const noexcept;
+  Posted* find_posted(const MessageHead& head, PeerId from, const AuthKey& under) const noexcept;
   // Makes room for the message in a posted receive; retires it when it is used up.
-  void use(Posted& posted, Matched& arrived, PeerId source) noexcept;
+  void use(Posted& posted, Matched& arrived, Source source) noexcept;
   void unlink(Posted& posted) noexcept;
   void retire(Posted& posted, Errc error) noexcept;
   void unlink(Message& message) noexcept;

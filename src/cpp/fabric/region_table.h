@@ -28,7 +28,7 @@ struct alignas(128) RegionEntry {
   std::uint32_t endpoint;     // Port::endpoint that the region is bound to; 0: any
   std::atomic<std::uint32_t>
       counters[8];      // 1 + indices of counters that remote writes raise; 0 ends the list; may grow
-  std::uint32_t auth;   // Port::auth that is needed
+  std::uint32_t auth;   // Visitor::auth that is needed
   std::uint32_t spans;  // region_flag::kSpans: how many
   std::uint32_t spans_block;
 };
@@ -46,8 +46,13 @@ inline constexpr std::uint32_t kSpans = 1u
 // What the judge must know of the context that a request comes in through.
 struct Port {
   std::atomic<std::uint32_t> endpoint;  // number of the endpoint; never 0, never used again
-  std::atomic<std::uint32_t> auth;      // number of its authorization key within the domain; 0: the domain's
   std::atomic<std::uint32_t> events;    // 1: remote writes through it count
+};
+
+// And of who asks.
+struct Visitor {
+  const Port& port;
+  std::uint32_t auth;  // number, within the domain, of the authorization key that it proved; 0: the domain's
 };
 
 enum class RegionStatus : std::uint64_t { vacant, disabled, enabled, closing };
@@ -92,7 +97,7 @@ class RegionView {
   // lock). On ok, `offset` is where the request starts within the region. `state` must be the value that the
   // entry is expected to have, or 0 for any generation. Order of checks: key, rights, bounds (MR-22 … MR-29).
   Errc judge(const RegionEntry& entry, std::uint64_t key, std::uint64_t state, OpCode op,
-             std::uint64_t remote, std::uint64_t length, const Port& port,
+             std::uint64_t remote, std::uint64_t length, const Visitor& visitor,
              std::uint64_t& offset) const noexcept;
 
   // Splits [offset, offset + length) of a judged region into owner addresses. Returns how many; at most

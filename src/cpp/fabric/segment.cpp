@@ -131,28 +131,43 @@ bool raise_counters(const Segment& target, const RegionEntry& entry, const Port&
 
 namespace {
 
-Digest auth_tag(const SegmentHeader& header, std::uint32_t cell, const std::string& auth_key) {
+// The number is part of it: whoever finds its key knows that the number is that of this key.
+Digest key_tag(const SegmentHeader& header, std::uint32_t cell, std::uint32_t number,
+               const std::string& secret) {
+  if (secret.empty()) return {};
   WireWriter text;
-  text.raw({reinterpret_cast<const char*>(header.auth_salt), sizeof header.auth_salt}).put(cell);
-  return hmac_sha256(auth_key, text.take());
+  text.raw({reinterpret_cast<const char*>(header.auth_salt), sizeof header.auth_salt}).put(cell).put(number);
+  return hmac_sha256(secret, text.take());
 }
 
 }  // namespace
 
-void set_auth_key(Segment& segment, std::uint32_t cell, const std::string& auth_key) {
-  std::uint8_t (&tag)[32] = segment.header().contexts[cell].auth_tag;
-  std::memset(tag, 0, sizeof tag);
-  if (!auth_key.empty()) std::memcpy(tag, auth_tag(segment.header(), cell, auth_key).data(), sizeof tag);
+void set_auth_keys(Segment& segment, std::uint32_t cell, std::span<const AuthKey> keys) {
+  KeyTags& published = segment.header().keys[cell];
+  published.count.store(0);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    KeyTags::Tag& tag = published.tags[i];
+    tag.number = keys[i].number;
+    std::memcpy(tag.proof, key_tag(segment.header(), cell, tag.number, keys[i].secret).data(),
+                sizeof tag.proof);
+  }
+  published.count.store(static_cast<std::uint32_t>(keys.size()), std::memory_order_release);
 }
 
-bool authorized(const Segment& segment, std::uint32_t cell, const std::string& auth_key) {
-  const std::uint8_t (&tag)[32] = segment.header().contexts[cell % kMaxContexts].auth_tag;
-  static constexpr std::uint8_t kNone[sizeof tag] = {};
-  if (std::memcmp(tag, kNone, sizeof kNone) == 0) return auth_key.empty();
-  if (auth_key.empty()) return false;
-  const Digest expected = auth_tag(segment.header(), cell, auth_key);
-  return equal_in_constant_time({reinterpret_cast<const char*>(expected.data()), expected.size()},
-                                {reinterpret_cast<const char*>(tag), sizeof tag});
+std::optional<std::uint32_t> authorized(const Segment& segment, std::uint32_t cell,
+                                        const std::string& secret) {
+  cell %= kMaxContexts;
+  const KeyTags& published = segment.header().keys[cell];
+  const std::size_t count =
+      std::min<std::size_t>(published.count.load(std::memory_order_acquire), kMaxAuthKeys);
+  for (const KeyTags::Tag& tag : std::span(published.tags, count)) {
+    const std::uint32_t number = tag.number;
+    const Digest expected = key_tag(segment.header(), cell, number, secret);
+    if (equal_in_constant_time({reinterpret_cast<const char*>(expected.data()), expected.size()},
+                               {reinterpret_cast<const char*>(tag.proof), sizeof tag.proof}))
+      return number;
+  }
+  return std::nullopt;
 }
 
 }  // namespace fab

@@ -2,11 +2,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 
 #include "base/deadline.h"
 #include "base/mapping.h"
 #include "base/process.h"
+#include "fabric/auth_key.h"
 #include "fabric/region_table.h"
 
 namespace fab {
@@ -15,7 +18,7 @@ namespace fab {
 // slots, counters and the region table. All offsets are fixed; pages cost memory only once used. Everything
 // in it may be written by any process of the user, so readers check indices and lengths before use.
 inline constexpr std::uint64_t kSegmentMagic = 0x31676573'62616670;  // "pfabseg1"
-inline constexpr std::uint32_t kSegmentVersion = 2;
+inline constexpr std::uint32_t kSegmentVersion = 3;
 inline constexpr std::uint32_t kMaxContexts = 64;
 inline constexpr std::uint32_t kMaxSlots = 4096;
 inline constexpr std::uint32_t kMaxCounters = 65536;
@@ -28,7 +31,6 @@ struct alignas(64) ContextCell {
   // Low half: descriptor + 1 of the pipe's write end in the owner, opened through /proc; 0: the context is
   // closed. High half: raised with each pipe, because descriptors are used again.
   std::atomic<std::uint64_t> doorbell;
-  std::uint8_t auth_tag[32];  // HMAC of salt and cell number under the context's key; all zero: no key
 };
 
 // One for each context of another process (or of this one) that moves bytes in and out of the domain's memory
@@ -52,6 +54,16 @@ struct alignas(64) CounterCell {
       waiters;  // whoever changes the cell wakes SegmentHeader::waiter_cell if this is not 0
 };
 
+// Which authorization keys a context takes: who has one finds its number.
+struct KeyTags {
+  struct Tag {
+    std::uint32_t number;    // Visitor::auth
+    std::uint8_t proof[32];  // HMAC of salt, cell and number under the key; all zero: none is asked for
+  };
+  std::atomic<std::uint32_t> count;
+  Tag tags[kMaxAuthKeys];
+};
+
 struct SegmentHeader {
   std::uint64_t magic;
   std::uint32_t version;
@@ -66,6 +78,7 @@ struct SegmentHeader {
   struct alignas(64) {
     Port of[kMaxContexts];
   } ports;  // apart from the cells, whose cache lines are written all the time
+  KeyTags keys[kMaxContexts];
 };
 
 class Segment {
@@ -113,8 +126,10 @@ class Segment {
 // EndpointServices::wake_domain). Only endpoints opened for it count (MR-60).
 [[nodiscard]] bool raise_counters(const Segment& target, const RegionEntry& entry, const Port& port) noexcept;
 
-// Tells in `segment` which auth key context `cell` has, and checks that who has `auth_key` may use it.
-void set_auth_key(Segment& segment, std::uint32_t cell, const std::string& auth_key);
-bool authorized(const Segment& segment, std::uint32_t cell, const std::string& auth_key);
+// Tells in `segment` which keys context `cell` takes, at most kMaxAuthKeys.
+void set_auth_keys(Segment& segment, std::uint32_t cell, std::span<const AuthKey> keys);
+// Visitor::auth of who comes to that context with `secret`; nothing: it may not.
+std::optional<std::uint32_t> authorized(const Segment& segment, std::uint32_t cell,
+                                        const std::string& secret);
 
 }  // namespace fab

@@ -4,19 +4,29 @@
 #include <vector>
 
 #include "fabric/address_vector.h"
+#include "fabric/auth_key.h"
 #include "fabric/link_counters.h"
 #include "fabric/name.h"
 #include "fabric/types.h"
 
 namespace fab {
 
+// What completions say of a sender.
+struct Source {
+  PeerId id = kNoPeer;
+  std::uint32_t flags = 0;  // completion_flag::kAuthKey or none
+};
+
 // Who is at the other end of a session. It may come into the address vector, or leave it, at any time, so it
-// is looked up when somebody asks. Used under its context's lock.
+// is looked up when somebody asks: by its name and the key that it came under, else by its name without a
+// key. Used under its context's lock.
 class Sender {
  public:
-  // `names`: the parts by which the address vector may know it. `counters`: of its link, if they are kept.
-  Sender(const AddressVector& peers, std::vector<Part> names, LinkCounters* counters = nullptr)
-      : peers_(peers), names_(std::move(names)), counters_(counters) {}
+  // `names`: the parts by which the address vector may know it. `key`: that it proved; outlives this.
+  // `counters`: of its link, if they are kept.
+  Sender(const AddressVector& peers, std::vector<Part> names, const AuthKey& key = kNoAuthKey,
+         LinkCounters* counters = nullptr)
+      : peers_(peers), names_(std::move(names)), key_(key), counters_(counters) {}
 
   void known_as(PeerId peer) noexcept;
   // Its handle, or kNoPeer while it has none.
@@ -24,11 +34,12 @@ class Sender {
     look();
     return handle_;
   }
-  // What completions say instead (AV-73).
-  PeerId reported() noexcept {
+  // What completions say: its handle or user id (AV-73), or what stands for its key (AV-82).
+  Source reported() noexcept {
     look();
     return reported_;
   }
+  const AuthKey& key() const noexcept { return key_; }
   LinkCounters* counters() const noexcept { return counters_; }
 
  private:
@@ -36,11 +47,14 @@ class Sender {
     if (peers_.changes() != seen_) look_again();
   }
   void look_again() noexcept;
+  PeerId find() const;
 
   const AddressVector& peers_;
   const std::vector<Part> names_;
+  const AuthKey& key_;
   LinkCounters* const counters_;
-  PeerId handle_ = kNoPeer, reported_ = kNoPeer;
+  PeerId handle_ = kNoPeer;
+  Source reported_{};
   std::uint32_t generation_ = 0;            // of the handle, when it was found
   std::uint64_t seen_ = ~std::uint64_t{0};  // AddressVector::changes(), when all that was read
 };

@@ -267,6 +267,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   }
 
   const Services services_;
+  const Visitor visitor_{services_.segment.port(services_.cell), services_.sender->key().number};
   SessionOutput output_;
 
   RingQueue<Request> requests_;     // without an answer, oldest first

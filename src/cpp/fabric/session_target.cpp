@@ -44,8 +44,8 @@ Session::Admitted Session::admit(OpCode op) const noexcept {
   target.state = entry.state.load(std::memory_order_seq_cst);
   const bool stripe = frame_.flags & frame_flag::kStripe;
   const std::uint64_t before = stripe ? frame_.data : 0, whole = stripe ? frame_.id : frame_.total;
-  target.error = regions.judge(entry, frame_.key, target.state, op, frame_.remote - before, whole,
-                               services_.segment.port(services_.cell), target.offset);
+  target.error = regions.judge(entry, frame_.key, target.state, op, frame_.remote - before, whole, visitor_,
+                               target.offset);
   target.offset += before;
   if (target.error == Errc::ok && (frame_.flags & frame_flag::kCommit) &&
       !(entry.flags & region_flag::kPersistent))
@@ -177,15 +177,15 @@ Errc Session::on_settled() {
 void Session::cut() noexcept { services_.on_cut(); }
 
 void Session::count_write(const RegionEntry& entry) noexcept {
-  if (raise_counters(services_.segment, entry, services_.segment.port(services_.cell)))
-    services_.wake_domain();
+  if (raise_counters(services_.segment, entry, visitor_.port)) services_.wake_domain();
 }
 
 void Session::deliver(std::uint64_t length, std::uint64_t data) noexcept {
   constexpr auto kFlags =
       completion_flag::kRma | completion_flag::kRemoteWrite | completion_flag::kRemoteData;
+  const Source source = services_.sender->reported();
   services_.completions.push_remote(
-      {.length = length, .data = data, .source = services_.sender->reported(), .flags = kFlags});
+      {.length = length, .data = data, .source = source.id, .flags = kFlags | source.flags});
 }
 
 void Session::on_read() {
@@ -262,11 +262,10 @@ void Session::on_describe() {
   if (found < 0) return answer(Errc::key_rejected);
   const auto index = static_cast<std::uint32_t>(found);
   const RegionEntry& entry = regions.entry(index);
-  const Port& port = services_.segment.port(services_.cell);
   std::uint64_t offset;
-  Errc verdict = regions.judge(entry, frame_.key, 0, OpCode::read, entry.base, 0, port, offset);
+  Errc verdict = regions.judge(entry, frame_.key, 0, OpCode::read, entry.base, 0, visitor_, offset);
   if (verdict == Errc::access)
-    verdict = regions.judge(entry, frame_.key, 0, OpCode::write, entry.base, 0, port, offset);
+    verdict = regions.judge(entry, frame_.key, 0, OpCode::write, entry.base, 0, visitor_, offset);
   if (verdict != Errc::ok) return answer(verdict);
   std::byte content[kDescriptionBytes];
   if (!services_.device || !services_.device->describe(index, content)) return answer(Errc::not_supported);

@@ -93,7 +93,8 @@ namespace completion_flag {
 inline constexpr std::uint32_t kRma = 1, kRead = 2, kWrite = 4, kAtomic = 8, kRemoteWrite = 16,
                                kRemoteData = 32, kMessage = 64, kTagged = 128, kSend = 256, kRecv = 512,
                                kMultiReceive = 1024,  // the memory of a receive for many is free again
-    kMore = 2048;                                     // more entries of the same operation follow
+    kMore = 2048,                                     // more entries of the same operation follow
+    kAuthKey = 4096;  // the source stands for the authorization key of somebody who is not in the vector
 }
 
 namespace transfer_flag {

@@ -106,6 +106,7 @@ void bind_address_vector(py::module_& m) {
       .def("set_user_id", &AddressVector::set_user_id, py::arg("peer"), py::arg("user_id"))
       .def("reported", &AddressVector::reported, py::arg("index"))
       .def("auth", &AddressVector::auth, py::arg("peer"))
+      .def("set_key_user_id", &AddressVector::set_key_user_id, py::arg("auth"), py::arg("user_id"))
       .def("map_address", &AddressVector::map_address)
       .def("end", &AddressVector::end)
       .def("size", &AddressVector::size);

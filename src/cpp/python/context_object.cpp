@@ -253,7 +253,8 @@ void bind_context(py::module_& m) {
   py::class_<ContextHandle> type(m, "Context",
                                  "One transmit and receive side of an endpoint, with one lock.");
   type.def(py::init([](const std::shared_ptr<DomainCore>& domain, int index, std::uint32_t number,
-                       const std::string& auth_key, bool counts, const std::shared_ptr<AddressVector>& peers,
+                       const std::vector<std::pair<std::string, std::uint32_t>>& keys, bool counts,
+                       const std::shared_ptr<AddressVector>& peers,
                        const std::shared_ptr<CompletionQueue>& queue, const py::dict& objects,
                        unsigned rx_bits, std::uint64_t max_group_id, bool directed, bool exempt) {
              auto handle = std::make_unique<ContextHandle>();
@@ -262,11 +263,14 @@ void bind_context(py::module_& m) {
              handle->objects = objects;
              handle->manual = domain->options().manual_progress;
              const auto events = domain->open_event_queue();
+             std::vector<DomainCore::EndpointTraits::Key> taken;
+             for (const auto& [secret, auth] : keys) taken.push_back({secret, auth});
              {
                const WithoutGil without_gil;
                handle->context = domain->open_context(
                    static_cast<std::uint16_t>(index),
-                   {number, auth_key, counts, rx_bits, max_group_id, directed, exempt}, peers, queue, events);
+                   {number, std::move(taken), counts, rx_bits, max_group_id, directed, exempt}, peers, queue,
+                   events);
              }
              handle->origin = std::make_shared<const Origin>(
                  Origin{handle->context, handle->finished, nullptr, handle->manual});
@@ -277,7 +281,7 @@ void bind_context(py::module_& m) {
              };
              return handle;
            }),
-           py::arg("domain"), py::arg("index"), py::arg("number"), py::arg("auth_key"), py::arg("counts"),
+           py::arg("domain"), py::arg("index"), py::arg("number"), py::arg("keys"), py::arg("counts"),
            py::arg("peers"), py::arg("queue"), py::arg("objects"), py::arg("rx_bits"),
            py::arg("max_group_id"), py::arg("directed"), py::arg("exempt"))
       .def("parts",

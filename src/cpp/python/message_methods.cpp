@@ -4,6 +4,7 @@ namespace fab::python {
 namespace {
 
 constexpr long kUnorderedBit = 16;  // SendFlag.UNORDERED
+constexpr long kAuthKeyBit = 16;    // InsertFlag.AUTH_KEY
 
 std::uint64_t number_from(PyObject* object, const char* what) {
   if (PyLong_Check(object) || PyIndex_Check(object)) {
@@ -18,9 +19,21 @@ std::uint64_t number_from(PyObject* object, const char* what) {
 
 bool given(PyObject* object) noexcept { return object && object != Py_None; }
 
-// Which messages: `peer` with its group, or `group` of anybody's.
+// Whether `peer` is the handle of an authorization key.
+bool names_key(PyObject* flags) {
+  if (!given(flags)) return false;
+  const long bits = PyLong_AsLong(flags);
+  if (bits == -1 && PyErr_Occurred()) throw py::error_already_set();
+  if (bits & ~kAuthKeyBit)
+    throw Error(Errc::bad_flags,
+                "flags: a receive takes InsertFlag.AUTH_KEY, which says that `peer` is the "
+                "handle of an authorization key, or none");
+  return bits != 0;
+}
+
+// Which messages: `peer` with its group, `group` of anybody's, or of those who came under a key.
 MatchRule rule_from(const ContextHandle& handle, PyObject* tag, PyObject* ignore, PyObject* peer,
-                    PyObject* group) {
+                    PyObject* group, PyObject* flags) {
   MatchRule rule;
   if (given(tag)) {
     rule.tagged = true;
@@ -28,7 +41,11 @@ MatchRule rule_from(const ContextHandle& handle, PyObject* tag, PyObject* ignore
     if (given(ignore)) rule.ignore = number_from(ignore, "ignore");
   }
   const PeerId from = given(peer) ? peer_from(peer) : kNoPeer;
-  if (from != kNoPeer) {
+  if (names_key(flags)) {
+    if (from >= kNoPeer >> 32)
+      throw Error(Errc::invalid, "InsertFlag.AUTH_KEY: peer must be the handle of an authorization key");
+    rule.key = &handle.context->key_under(static_cast<std::uint32_t>(from + 1));
+  } else if (from != kNoPeer) {
     const PeerTarget target = handle.context->target(from);
     if (!handle.context->peers().contains(target.index))
       throw Error(Errc::invalid, "peer " + std::to_string(static_cast<std::int64_t>(from)) +
@@ -163,11 +180,11 @@ PyObject* start_receive(ContextHandle& handle, PyObject* buffer, const MatchRule
 }
 
 PyObject* post_receive(PyObject* self, PyObject* buffer, PyObject* tag, PyObject* ignore, PyObject* peer,
-                       PyObject* context, PyObject* group, PyObject* least) {
+                       PyObject* context, PyObject* group, PyObject* least, PyObject* flags) {
   try {
     ContextHandle& handle = context_handle(self);
     handle.check_open();
-    const MatchRule rule = rule_from(handle, tag, ignore, peer, group);
+    const MatchRule rule = rule_from(handle, tag, ignore, peer, group, flags);
     const std::uint64_t least_room = given(least) ? number_from(least, "min_multi_recv") : 0;
     return start_receive(handle, buffer, rule, least_room, context,
                          [&](const Receive& receive, bool at_once) {
@@ -200,33 +217,34 @@ PyObject* tsend_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, 
 }
 
 PyObject* recv_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  static const char* const names[] = {"local", "peer", "context", "group", "min_multi_recv"};
-  PyObject* a[5];
+  static const char* const names[] = {"local", "peer", "context", "group", "min_multi_recv", "flags"};
+  PyObject* a[6];
   if (!parse_arguments("recv", names, 1, args, nargs, kwnames, a)) return nullptr;
-  return post_receive(self, a[0], nullptr, nullptr, a[1], a[2], a[3], a[4]);
+  return post_receive(self, a[0], nullptr, nullptr, a[1], a[2], a[3], a[4], a[5]);
 }
 
 PyObject* trecv_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  static const char* const names[] = {"local", "tag", "ignore", "peer", "context", "group", "min_multi_recv"};
-  PyObject* a[7];
+  static const char* const names[] = {"local",   "tag",   "ignore",         "peer",
+                                      "context", "group", "min_multi_recv", "flags"};
+  PyObject* a[8];
   if (!parse_arguments("trecv", names, 2, args, nargs, kwnames, a)) return nullptr;
   if (a[1] == Py_None) {
     PyErr_SetString(PyExc_TypeError, "trecv() needs a tag; recv() goes without");
     return nullptr;
   }
-  return post_receive(self, a[0], a[1], a[2], a[3], a[4], a[5], a[6]);
+  return post_receive(self, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]);
 }
 
 PyObject* completion_of(const Context::Waiting& found) {
   const MessageHead& head = found.head;
-  return make_completion(
-      {.length = head.length,
-       .data = head.data,
-       .tag = head.tag,
-       .source = found.source,
-       .flags = completion_flag::kMessage | (head.tagged ? completion_flag::kTagged : 0) |
-                completion_flag::kRecv | (head.has_data ? completion_flag::kRemoteData : 0)},
-      Py_None);
+  return make_completion({.length = head.length,
+                          .data = head.data,
+                          .tag = head.tag,
+                          .source = found.source.id,
+                          .flags = completion_flag::kMessage | (head.tagged ? completion_flag::kTagged : 0) |
+                                   completion_flag::kRecv |
+                                   (head.has_data ? completion_flag::kRemoteData : 0) | found.source.flags},
+                         Py_None);
 }
 
 // A message that is out of reach for other receives (FI_CLAIM).
@@ -276,8 +294,8 @@ struct ClaimedMessage {
 
 template <Context::Look look>
 PyObject* look_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  static const char* const names[] = {"tag", "ignore", "peer", "group"};
-  PyObject* a[4];
+  static const char* const names[] = {"tag", "ignore", "peer", "group", "flags"};
+  PyObject* a[5];
   constexpr const char* kName = look == Context::Look::only    ? "peek"
                                 : look == Context::Look::claim ? "claim"
                                                                : "discard";
@@ -285,7 +303,7 @@ PyObject* look_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
   try {
     ContextHandle& handle = context_handle(self);
     handle.check_open();
-    const MatchRule rule = rule_from(handle, a[0], a[1], a[2], a[3]);
+    const MatchRule rule = rule_from(handle, a[0], a[1], a[2], a[3], a[4]);
     std::optional<Context::Waiting> found;
     {
       const WithoutGil without_gil;
@@ -460,11 +478,14 @@ PyMethodDef message_methods[] = {
      "tsend($self, /, local, peer, tag, data=None, context=None, flags=None)\n--\n\nsend() with a 64-bit "
      "tag."},
     {"recv", method(recv_method), METH_FASTCALL | METH_KEYWORDS,
-     "recv($self, /, local, peer=ADDR_UNSPEC, context=None, group=None, min_multi_recv=None)\n--\n\n"
+     "recv($self, /, local, peer=ADDR_UNSPEC, context=None, group=None, min_multi_recv=None, "
+     "flags=None)\n--\n\n"
      "Starts to receive a message without tag into `local`; returns an Operation, whose result has nbytes, "
      "data and "
      "source.\n\n"
-     "peer: only from there. group: of that peer group (default: the peer's, else 0). min_multi_recv: takes "
+     "peer: only from there; with flags=InsertFlag.AUTH_KEY the handle of an authorization key: only from "
+     "those who came "
+     "under it. group: of that peer group (default: the peer's, else 0). min_multi_recv: takes "
      "one message "
      "after another, each with\n"
      "an entry in the queue that tells its `offset`, until fewer bytes than this are free. A message that is "
@@ -472,16 +493,16 @@ PyMethodDef message_methods[] = {
      "`local` ends in\nTruncatedError, with `local` full."},
     {"trecv", method(trecv_method), METH_FASTCALL | METH_KEYWORDS,
      "trecv($self, /, local, tag, ignore=0, peer=ADDR_UNSPEC, context=None, group=None, "
-     "min_multi_recv=None)\n--\n\n"
+     "min_multi_recv=None, flags=None)\n--\n\n"
      "recv() of a tagged message. ignore: bits of the tag that do not matter."},
     {"peek", method(look_method<Context::Look::only>), METH_FASTCALL | METH_KEYWORDS,
-     "peek($self, /, tag=None, ignore=0, peer=ADDR_UNSPEC, group=None)\n--\n\n"
+     "peek($self, /, tag=None, ignore=0, peer=ADDR_UNSPEC, group=None, flags=None)\n--\n\n"
      "What the oldest waiting message that fits says of itself; FabricError FI_ENOMSG if there is none."},
     {"claim", method(look_method<Context::Look::claim>), METH_FASTCALL | METH_KEYWORDS,
-     "claim($self, /, tag=None, ignore=0, peer=ADDR_UNSPEC, group=None)\n--\n\n"
+     "claim($self, /, tag=None, ignore=0, peer=ADDR_UNSPEC, group=None, flags=None)\n--\n\n"
      "peek() that hides the message from everybody else and returns it."},
     {"discard", method(look_method<Context::Look::discard>), METH_FASTCALL | METH_KEYWORDS,
-     "discard($self, /, tag=None, ignore=0, peer=ADDR_UNSPEC, group=None)\n--\n\n"
+     "discard($self, /, tag=None, ignore=0, peer=ADDR_UNSPEC, group=None, flags=None)\n--\n\n"
      "peek() that throws the message away."},
     {"cancel", cancel_method, METH_O,
      "cancel($self, context, /)\n--\n\n"

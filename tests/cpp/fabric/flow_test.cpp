@@ -27,6 +27,23 @@ std::shared_ptr<Sender> somebody(AddressVector& peers) {
 
 }  // namespace
 
+TEST_CASE("a flow is of one authorization key") {
+  AddressVector peers;
+  ReceiveQueue receives;
+  FlowTable flows(receives, 10, [] {});
+  const AuthKey first{"first", 1}, second{"second", 2};
+  const auto under = [&](const AuthKey& key) {
+    return std::make_shared<Sender>(peers, std::vector<Part>{{"test.0", 0, "peer"}}, key);
+  };
+  const auto flow = flows.open({7, 1}, false, under(first));
+  REQUIRE(flow);
+  CHECK(flows.open({7, 1}, true, under(first)) == flow);
+  CHECK_FALSE(flows.open({7, 1}, false, under(second)));
+  CHECK_FALSE(flows.open({7, 2}, false, under(second)));
+  CHECK(flows.open({7, 1}, true, under(first)) == flow);
+  CHECK(flows.open({8, 1}, false, under(second)));
+}
+
 TEST_CASE("a flow knows what was done, as a table of everything would") {
   std::mt19937 random(3);
   AddressVector peers;

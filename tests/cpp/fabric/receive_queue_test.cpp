@@ -21,9 +21,9 @@ namespace {
 struct Peer {
   Part part;
   std::shared_ptr<Sender> sender;
-  Peer(const AddressVector& peers, int number)
+  Peer(const AddressVector& peers, int number, const AuthKey& key = kNoAuthKey)
       : part{"test.0", 0, "peer " + std::to_string(number)},
-        sender(std::make_shared<Sender>(peers, std::vector<Part>{part})) {}
+        sender(std::make_shared<Sender>(peers, std::vector<Part>{part}, key)) {}
   std::string name() const { return Name{{part}}.encode(); }
 };
 
@@ -401,19 +401,50 @@ TEST_CASE("closing settles posted receives without an entry and lets go of messa
   CHECK(origin.released.empty());  // nobody took it
 }
 
+TEST_CASE("a sender is known under its key, else without one, else by its key") {
+  const auto reported = [](Peer& peer) {
+    const Source source = peer.sender->reported();
+    return std::pair(source.id, source.flags != 0);
+  };
+  const AuthKey key{"secret", 1, {5, 6}};
+  AddressVector peers;
+  Peer peer(peers, 0, key), other(peers, 0);
+  CHECK(reported(peer) == std::pair(PeerId{4}, true));
+  CHECK(peers.insert(peer.name(), {.auth = 4}) == 0);
+  CHECK(reported(peer) == std::pair(PeerId{4}, true));
+  CHECK(peers.insert(peer.name()) == 1);
+  CHECK(reported(peer) == std::pair(PeerId{1}, false));
+  CHECK(peers.insert(peer.name(), {.auth = 6}) == 2);
+  peers.remove(1);
+  CHECK(reported(peer) == std::pair(PeerId{2}, false));
+  CHECK(reported(other) == std::pair(kNoPeer, false));
+  CHECK_THROWS_AS(peers.set_key_user_id(5, 9), Error);
+
+  AddressVector ids({.user_ids = true});
+  Peer unknown(ids, 1, key);
+  CHECK(unknown.sender->reported().id == kNoPeer);
+  CHECK(unknown.sender->reported().flags == completion_flag::kAuthKey);
+  ids.set_key_user_id(5, 9);
+  CHECK(unknown.sender->reported().id == 9);
+  ids.set_key_user_id(5, std::nullopt);
+  CHECK(unknown.sender->reported().id == kNoPeer);
+}
+
 // Against a model that is too simple to be wrong.
 TEST_CASE("random receives and messages meet as in a list that is searched from the front") {
   std::mt19937 random(1);
   for (int run = 0; run < 50; ++run) {
     AddressVector peers;
+    const AuthKeys keys{{"first", 1}, {"second", 2}};
     std::deque<Peer> senders;
-    for (int number = 0; number < 4; ++number) senders.emplace_back(peers, number);
+    for (int number = 0; number < 4; ++number) senders.emplace_back(peers, number, keys[number % 2]);
     for (int number = 0; number < 3; ++number) peers.insert(senders[number].name());
     ReceiveQueue queue;
     Origin origin(queue);
     struct Waiting {
       MessageHead head;
       PeerId from;
+      const AuthKey* key;
       std::uint64_t number;
     };
     std::deque<Posted> receives;
@@ -424,12 +455,13 @@ TEST_CASE("random receives and messages meet as in a list that is searched from 
       const std::uint64_t tag = random() % 5;
       const auto group = static_cast<std::uint32_t>(random() % 2);
       if (random() % 2) {
-        const MatchRule rule =
+        MatchRule rule =
             tagged(tag, random() % 3 ? 0 : random() % 8, random() % 2 ? kNoPeer : random() % 3, group);
+        if (random() % 3 == 0) rule.key = &keys[random() % 2];
         Posted& receive = receives.emplace_back(rule, 8);
         queue.post(receive.receive);
-        const auto found =
-            std::ranges::find_if(waiting, [&](const Waiting& one) { return rule.fits(one.head, one.from); });
+        const auto found = std::ranges::find_if(
+            waiting, [&](const Waiting& one) { return rule.fits(one.head, one.from, *one.key); });
         if (found == waiting.end()) {
           REQUIRE_FALSE(receive.done());
           posted.push_back(&receive);
@@ -447,10 +479,11 @@ TEST_CASE("random receives and messages meet as in a list that is searched from 
         ++number;
         origin.arrive(message, senders[from],
                       std::string(reinterpret_cast<const char*>(&number), sizeof number));
-        const auto found = std::ranges::find_if(
-            posted, [&](const Posted* one) { return one->receive.rule.fits(message, handle); });
+        const auto found = std::ranges::find_if(posted, [&](const Posted* one) {
+          return one->receive.rule.fits(message, handle, keys[from % 2]);
+        });
         if (found == posted.end()) {
-          waiting.push_back({message, handle, number});
+          waiting.push_back({message, handle, &keys[from % 2], number});
         } else {
           REQUIRE((*found)->done());
           std::uint64_t got;

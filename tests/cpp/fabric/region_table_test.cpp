@@ -30,6 +30,7 @@ void close(RegionTable& table, std::uint32_t index) {
 
 char memory[256];
 Port port;
+const Visitor visitor{port, 0};
 
 TEST_CASE("a key names one region at a time and is free again after close") {
   Area area;
@@ -48,7 +49,7 @@ TEST_CASE("requests are judged by key, then rights, then bounds") {
   const RegionEntry& entry = area.table.entry(index);
   std::uint64_t offset = 0;
   const auto verdict = [&](std::uint64_t key, OpCode op, std::uint64_t remote, std::uint64_t length) {
-    return area.table.judge(entry, key, 0, op, remote, length, port, offset);
+    return area.table.judge(entry, key, 0, op, remote, length, visitor, offset);
   };
   CHECK(verdict(9, OpCode::write, 0, 100) == Errc::ok);
   CHECK(verdict(9, OpCode::write, 100, 0) == Errc::ok);
@@ -63,7 +64,7 @@ TEST_CASE("requests are judged by key, then rights, then bounds") {
   close(area.table, index);
   CHECK(verdict(9, OpCode::write, 0, 1) == Errc::key_rejected);
   insert(area.table, 9, {memory, 100});
-  CHECK(area.table.judge(entry, 9, state, OpCode::write, 0, 1, port, offset) == Errc::key_rejected);
+  CHECK(area.table.judge(entry, 9, state, OpCode::write, 0, 1, visitor, offset) == Errc::key_rejected);
 }
 
 TEST_CASE("virtual addressing subtracts the base without wrapping") {
@@ -74,7 +75,7 @@ TEST_CASE("virtual addressing subtracts the base without wrapping") {
       area.table.insert({.key = 1, .base = base, .buffers = {&buffer, 1}, .access = access::kRemote});
   std::uint64_t offset = 0;
   const auto verdict = [&](std::uint64_t remote) {
-    return area.table.judge(area.table.entry(index), 1, 0, OpCode::read, remote, 8, port, offset);
+    return area.table.judge(area.table.entry(index), 1, 0, OpCode::read, remote, 8, visitor, offset);
   };
   CHECK(verdict(base + 56) == Errc::ok);
   CHECK(offset == 56);
@@ -91,9 +92,9 @@ TEST_CASE("a region may ask for an endpoint, an authorization key, and pages tha
   std::uint64_t offset = 0;
   Port through;
   through.endpoint.store(5);
-  through.auth.store(2);
+  std::uint32_t auth = 2;
   const auto verdict = [&](std::uint64_t remote, std::uint64_t length) {
-    return area.table.judge(entry, 4, 0, OpCode::write, remote, length, through, offset);
+    return area.table.judge(entry, 4, 0, OpCode::write, remote, length, {through, auth}, offset);
   };
   CHECK(verdict(0, 8) == Errc::key_rejected);
   area.table.bind_endpoint(index, 5);
@@ -111,9 +112,9 @@ TEST_CASE("a region may ask for an endpoint, an authorization key, and pages tha
   through.endpoint.store(6);
   CHECK(verdict(0, 8) == Errc::key_rejected);
   through.endpoint.store(5);
-  through.auth.store(0);
+  auth = 0;
   CHECK(verdict(0, 8) == Errc::key_rejected);
-  through.auth.store(2);
+  auth = 2;
   area.table.set_enabled(index, false);
   area.table.set_enabled(index, true);
   CHECK(entry.state.load() != state);  // what was begun before does not go on

@@ -85,8 +85,8 @@ class StreamEndpoint final : public Endpoint {
   StreamEndpoint(World& world, std::uint8_t link) : world_(world), link_(link) {}
   std::vector<Part> parts() const override { return {}; }
   std::vector<std::string> socket_names() const override { return {}; }
-  Reach reaches(const Name&, std::uint16_t) const override { return {true, "test"}; }
-  std::unique_ptr<Path> connect(PeerId, const Name&, std::uint16_t) override;
+  Reach reaches(const Name&, std::uint16_t, std::size_t) const override { return {true, "test"}; }
+  std::unique_ptr<Path> connect(PeerId, const Name&, std::uint16_t, std::size_t) override;
   bool progress() noexcept override { return false; }
   bool arm() noexcept override { return true; }
   void forget(std::uint32_t) noexcept override {}
@@ -113,7 +113,8 @@ class World {
                                                       .peer = 0,
                                                       .flow = {seed, 1},
                                                       .name = {},
-                                                      .target = 0},
+                                                      .target = 0,
+                                                      .key = 0},
                                     all);
   }
   ~World() {
@@ -179,7 +180,7 @@ class World {
   bool work_ = true;
 };
 
-std::unique_ptr<Path> StreamEndpoint::connect(PeerId, const Name&, std::uint16_t) {
+std::unique_ptr<Path> StreamEndpoint::connect(PeerId, const Name&, std::uint16_t, std::size_t) {
   // A new call from the same end makes the target drop the former one.
   world_.streams.push_back(std::make_shared<Stream>(world_.near, world_.far, link_));
   return std::make_unique<StreamPath>(world_.streams.back());

@@ -52,10 +52,10 @@ class FakeEndpoint final : public Endpoint {
 
   std::vector<Part> parts() const override { return {{link_, context_, "where " + link_ + " is"}}; }
   std::vector<std::string> socket_names() const override { return {}; }
-  Reach reaches(const Name& peer, std::uint16_t target) const override {
+  Reach reaches(const Name& peer, std::uint16_t target, std::size_t) const override {
     return {.ok = peer.find(link_, target) != nullptr, .why = link_ + " was asked"};
   }
-  std::unique_ptr<Path> connect(PeerId, const Name&, std::uint16_t) override {
+  std::unique_ptr<Path> connect(PeerId, const Name&, std::uint16_t, std::size_t) override {
     book_.call("connect " + link_);
     throw Error(Errc::unreachable, link_ + " cannot");
   }
@@ -128,10 +128,11 @@ struct Lent {
   AddressVector peers;
   ReceiveQueue receives;
   LinkBook links;
+  const AuthKeys keys = AuthKeys(1);
   EndpointServices services(std::uint16_t context) {
     return {.context = context,
             .cell = 0,
-            .auth_key = "",
+            .keys = keys,
             .poller = poller,
             .completions = completions,
             .events = events,

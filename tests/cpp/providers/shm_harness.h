@@ -18,7 +18,8 @@ namespace fab::test {
 
 class Side {
  public:
-  explicit Side(const std::string& copy = "auto", DomainOptions options = {}) {
+  using Keys = std::vector<DomainCore::EndpointTraits::Key>;
+  explicit Side(const std::string& copy = "auto", DomainOptions options = {}, Keys keys = {}) {
     options.settings["shm_copy"] = copy;
     domain = DomainCore::open(
         [](const DomainServices& services) {
@@ -29,7 +30,8 @@ class Side {
     peers = std::make_shared<AddressVector>();
     completions = domain->open_completion_queue(1024, CompletionQueue::WhenFull::forget_oldest);
     events = domain->open_event_queue();
-    context = domain->open_context(0, {domain->next_endpoint_number()}, peers, completions, events);
+    context = domain->open_context(0, {.number = domain->next_endpoint_number(), .keys = std::move(keys)},
+                                   peers, completions, events);
   }
   ~Side() { domain->close(true); }
 

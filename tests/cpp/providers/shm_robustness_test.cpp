@@ -5,6 +5,8 @@
 #include <fstream>
 #include <random>
 
+#include "fabric/frame.h"
+#include "providers/shm/shm_channel.h"
 #include "providers/shm/shm_layout.h"
 #include "providers/shm_harness.h"
 
@@ -188,6 +190,86 @@ TEST_CASE("channels that are none get no answer and harm nobody") {
   CHECK(a.put(peer, memory.region->key(), 0, &word, 8) == Errc::ok);
   CHECK(a.fetch_add(peer, memory.region->key(), 0, 1, former) == Errc::ok);
   CHECK(former == 5);
+}
+
+TEST_CASE("a segment tells each key its number, and others nothing") {
+  const Side side("auto", {}, {{"first", 1}, {"second", 2}});
+  Segment& segment = side.domain->segment();
+  const auto first = authorized(segment, 0, "first"), second = authorized(segment, 0, "second");
+  REQUIRE((first && second));
+  CHECK(*first == side.domain->auth_number("first"));
+  CHECK(*second == side.domain->auth_number("second"));
+  for (const char* other : {"", "third", "first "}) CHECK_FALSE(authorized(segment, 0, other));
+  CHECK_FALSE(authorized(segment, 1, "first"));
+  // Numbers that somebody exchanged are no numbers any more.
+  auto& tags = segment.header().keys[0].tags;
+  std::swap(tags[0].number, tags[1].number);
+  CHECK_FALSE(authorized(segment, 0, "first"));
+  tags[0].number = tags[1].number;
+  CHECK_FALSE(authorized(segment, 0, "second"));
+  segment.header().keys[0].count.store(~0u);
+  CHECK_FALSE(authorized(segment, 0, "third"));
+}
+
+TEST_CASE("a channel is taken from who proves one of the keys for this very channel") {
+  Side target("auto", {}, {{"first", 1}, {"second", 2}}), maker, other;
+  const auto address_of = [](const Side& side) {
+    return *shm::Address::decode(Name::decode(side.name()).parts[0].bytes);
+  };
+  const shm::Address there = address_of(target), self = address_of(maker), another = address_of(other);
+  struct Forged {
+    OwnFd file = make_memory_file("forged", shm::kChannelBytes);
+    Mapping bytes = Mapping::shared(file.get(), 0, shm::kChannelBytes);
+  };
+  std::vector<Forged> channels;
+  // Sends one message whose tag is `number`.
+  const auto offer = [&](std::uint64_t number, const Digest& proof) {
+    const Forged& channel = channels.emplace_back();
+    auto& header = *reinterpret_cast<shm::ChannelHeader*>(channel.bytes.data());
+    header.magic = shm::kChannelMagic;
+    header.version = shm::kChannelVersion;
+    header.target_cell = there.cell;
+    std::memcpy(header.target_domain, there.domain_id, 16);
+    self.encode().copy(header.initiator, sizeof header.initiator);
+    std::memcpy(header.proof, proof.data(), sizeof header.proof);
+    encode({.type = FrameType::message, .flags = frame_flag::kTagged, .length = 8, .key = number, .total = 8},
+           channel.bytes.data() + shm::kRingsOffset);
+    header.to_target.written.store(kHeaderBytes + 8);
+    const Segment& segment = target.domain->segment();
+    AccessSlot& slot = segment.slots()[segment.claim_slot(this_process())];
+    slot.target_context = there.cell;
+    slot.channel_fd.store(channel.file.get());
+    slot.channel_epoch.fetch_add(1);
+    segment.header().contexts[there.cell].work.fetch_or(shm::work::kChannels);
+  };
+  const auto proof = [&](const std::string& secret, const shm::Address& from, std::uint16_t context,
+                         std::uint16_t cell, const shm::Address& to) {
+    return shm::channel_proof(secret, from, context, cell, to.domain_id);
+  };
+  offer(100, {});
+  offer(101, proof("third", self, 0, there.cell, there));
+  offer(102, proof("first", another, 0, there.cell, there));
+  offer(103, proof("first", self, 1, there.cell, there));
+  offer(104, proof("first", self, 0, static_cast<std::uint16_t>(there.cell + 1), there));
+  offer(105, proof("first", self, 0, there.cell, another));
+  const std::string published(
+      reinterpret_cast<const char*>(target.domain->segment().header().keys[0].tags[0].proof), 32);
+  Digest copied;
+  std::ranges::copy(published, copied.begin());
+  offer(106, copied);
+  offer(1, proof("first", self, 0, there.cell, there));
+  offer(2, proof("second", self, 0, there.cell, there));
+  const auto deadline = Deadline::in_seconds(30);
+  while (target.context->message_sizes().unexpected < 2 && !deadline.passed()) target.context->progress();
+  CHECK(target.context->message_sizes().unexpected == 2);  // slots are looked at in order
+  for (const std::uint32_t auth : {1, 2}) {
+    MatchRule rule{.ignore = ~std::uint64_t{0}, .key = &target.context->key_under(auth), .tagged = true};
+    const auto found = target.context->look(rule, Context::Look::discard);
+    REQUIRE(found);
+    CHECK(found->head.tag == auth);
+    CHECK(found->source.id == auth - 1);
+    CHECK(found->source.flags == completion_flag::kAuthKey);
+  }
 }
 
 TEST_CASE(

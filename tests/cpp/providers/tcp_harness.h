@@ -23,15 +23,16 @@ inline const Info& loopback() {
 
 // A domain with one context, and a region of `size` bytes.
 struct Node {
-  explicit Node(DomainOptions options = {}, std::size_t size = 1 << 20)
+  using Keys = std::vector<DomainCore::EndpointTraits::Key>;
+  explicit Node(DomainOptions options = {}, std::size_t size = 1 << 20, Keys keys = {})
       : core(DomainCore::open(
             [](const DomainServices& services) {
               return tcp::make_tcp_provider()->open(loopback(), "tcp.0", services);
             },
             std::move(options))),
         completions(core->open_completion_queue(1024, CompletionQueue::WhenFull::forget_oldest)),
-        context(core->open_context(0, {core->next_endpoint_number()}, peers, completions,
-                                   core->open_event_queue())),
+        context(core->open_context(0, {.number = core->next_endpoint_number(), .keys = std::move(keys)},
+                                   peers, completions, core->open_event_queue())),
         memory(size) {
     MemoryRegion::Parameters parameters;
     parameters.buffers = {{memory.data(), memory.size()}};

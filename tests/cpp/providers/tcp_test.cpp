@@ -187,6 +187,81 @@ TEST_CASE("who lacks the key is refused, and nothing moves") {
   CHECK(other.memory[0] == std::byte{0});
 }
 
+TEST_CASE("with several keys each opens the door, has its own stream and its own regions") {
+  const Node::Keys both{{"first", 1}, {"second", 2}, {"second", 3}};
+  Node target({}, 1 << 20, both), peer({}, 1 << 20, both), third(keyed("third")), open;
+  MemoryRegion::Parameters parameters;
+  parameters.buffers = {{target.memory.data(), 64}};
+  parameters.access = access::kAll;
+  parameters.auth_key = "second";
+  const auto region = target.core->register_memory(std::move(parameters));
+  std::uint64_t value = 5;
+  const auto attempt = [&](Node& from, std::uint32_t auth) {
+    Call put(OpCode::write, region->key(), 0, &value, 8);
+    return put.run(from, from.peers->insert(target.name(), {.auth = auth}));
+  };
+  CHECK(attempt(third, 0) == Errc::key_rejected);
+  CHECK(attempt(open, 0) == Errc::key_rejected);
+  CHECK(attempt(peer, 1) == Errc::key_rejected);
+  CHECK(target.memory[0] == std::byte{0});
+  CHECK(attempt(peer, 2) == Errc::ok);
+  CHECK(attempt(peer, 3) == Errc::ok);  // the same secret
+  CHECK(target.memory[0] == std::byte{5});
+  CHECK_THROWS_AS(attempt(peer, 0), Error);
+  CHECK_THROWS_AS(attempt(peer, 4), Error);
+  CHECK(peer.context->counts(0).posted == 1);
+  CHECK(peer.context->counts(1).posted == 2);
+  region->close({});
+}
+
+TEST_CASE("a proof under any of the keys is answered by one under the same") {
+  Node target({}, 64, {{"first", 1}, {"second", 2}});
+  const auto where = *Whereabouts::parse(target.context->parts()[0].bytes);
+  for (const std::string secret : {"first", "second", "third", ""}) {
+    for (const Role role : {Role::initiator, Role::acceptor}) {
+      CAPTURE(secret);
+      OwnFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      REQUIRE(::connect(socket.get(), where.addresses[0].get(), where.addresses[0].length()) == 0);
+      const auto say = [&](const std::string& text) {
+        REQUIRE(::send(socket.get(), text.data(), text.size(), MSG_NOSIGNAL) ==
+                static_cast<ssize_t>(text.size()));
+      };
+      const auto hear = [&] {
+        std::string header(kHelloHeader, '\0');
+        REQUIRE(read_all(socket.get(), header.data(), header.size()));
+        const auto parsed = HelloHeader::parse(header);
+        REQUIRE(parsed);
+        std::string body(parsed->length, '\0');
+        REQUIRE(read_all(socket.get(), body.data(), body.size()));
+        return std::pair(parsed->type, body);
+      };
+      Hello hello;
+      hello.from.fill(9);
+      hello.to = where.id;
+      hello.stream = 1;
+      hello.nonce.fill(7);
+      hello.keyed = true;
+      hello.part = {"tcp.0", 0,
+                    Whereabouts{.id = hello.from, .network = {}, .addresses = where.addresses}.encode()};
+      say(hello.encode());
+      const auto [asked, nonce] = hear();
+      REQUIRE(asked == HelloType::challenge);
+      const Nonce challenge = *parse_challenge(nonce);
+      say(encode_proof(proof_of(role, secret, hello, challenge, 0, hello.to)));
+      const auto [answer, body] = hear();
+      if (role == Role::initiator && (secret == "first" || secret == "second")) {
+        REQUIRE(answer == HelloType::welcome);
+        const Welcome welcome = *Welcome::parse(body);
+        CHECK(same(welcome.proof,
+                   proof_of(Role::acceptor, secret, hello, challenge, welcome.stream, where.id)));
+      } else {
+        REQUIRE(answer == HelloType::refuse);
+        CHECK(parse_refuse(body) == Errc::key_rejected);
+      }
+    }
+  }
+}
+
 TEST_CASE("a port in use is refused by name") {
   Node first;
   const auto where = Whereabouts::parse(first.context->parts()[0].bytes);

@@ -80,11 +80,11 @@ std::vector<Part> LinkedEndpoint::parts() const {
   return all;
 }
 
-Reach LinkedEndpoint::reaches(const Name& peer, std::uint16_t target) const {
+Reach LinkedEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t key) const {
   Reach best;
   std::string reasons;
   for (const Opened& link : links_) {
-    const Reach reach = link.endpoint->reaches(peer, target);
+    const Reach reach = link.endpoint->reaches(peer, target, key);
     if (!reach.ok) {
       reasons += (reasons.empty() ? "" : "; ") + reach.why;
     } else if (!best.ok) {
@@ -99,7 +99,8 @@ Reach LinkedEndpoint::reaches(const Name& peer, std::uint16_t target) const {
   return best;
 }
 
-std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target) {
+std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
+                                              std::size_t key) {
   std::string reasons;
   const auto add_reason = [&](const std::string& reason) {
     reasons += (reasons.empty() ? "" : "; ") + reason;
@@ -108,24 +109,24 @@ std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::
   for (const Opened& link : links_) {
     Endpoint* const endpoint = link.endpoint.get();
     if (link.network && peer.find(endpoint->parts().front().link, target)) named.push_back(endpoint);
-    const Reach reach = endpoint->reaches(peer, target);
+    const Reach reach = endpoint->reaches(peer, target, key);
     if (!reach.ok) {
       add_reason(reach.why);
     } else if (link.network) {
       reached.push_back(endpoint);
     } else if (reached.empty()) {
       try {
-        return endpoint->connect(id, peer, target);
+        return endpoint->connect(id, peer, target, key);
       } catch (const std::runtime_error& error) {  // Error, or std::system_error: out of descriptors
         add_reason(error.what());
       }
     }
   }
   // Also over links that are down now. Whoever is known by a bare socket address has one place only.
-  if (!reached.empty() && named.size() > 1) return connect_rails(id, peer, target, named);
+  if (!reached.empty() && named.size() > 1) return connect_rails(id, peer, target, key, named);
   for (Endpoint* endpoint : reached) {
     try {
-      return endpoint->connect(id, peer, target);
+      return endpoint->connect(id, peer, target, key);
     } catch (const std::runtime_error& error) {
       add_reason(error.what());
     }
@@ -134,12 +135,12 @@ std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::
 }
 
 std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer, std::uint16_t target,
-                                                    const std::vector<Endpoint*>& named) {
+                                                    std::size_t key, const std::vector<Endpoint*>& named) {
   // Two handles of one peer share its rails, as they share its streams.
-  std::string key = std::to_string(target);
+  std::string place = std::to_string(key) + ":" + std::to_string(target);
   for (const Part& part : peer.parts)
-    if (part.context == target) key.append(part.link).append(part.bytes);
-  if (const auto found = rails_.find(key); found != rails_.end() && found->second->state() == Errc::ok) {
+    if (part.context == target) place.append(part.link).append(part.bytes);
+  if (const auto found = rails_.find(place); found != rails_.end() && found->second->state() == Errc::ok) {
     found->second->known_as(id);
     return std::make_unique<RailedPath>(found->second);
   }
@@ -163,7 +164,7 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
     }
   }
   FlowId flow{random_u64(), 1};
-  if (const auto former = rails_.find(key); former != rails_.end()) {
+  if (const auto former = rails_.find(place); former != rails_.end()) {
     flow = {former->second->flow().peer, former->second->flow().epoch + 1};
     ended_.push_back(std::move(former->second));
     rails_.erase(former);
@@ -195,9 +196,10 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
                                                 .peer = id,
                                                 .flow = flow,
                                                 .name = peer,
-                                                .target = target},
+                                                .target = target,
+                                                .key = key},
                               links);
-  rails_.emplace(key, rails);
+  rails_.emplace(place, rails);
   has_work(*rails);
   return std::make_unique<RailedPath>(rails);
 }

@@ -26,8 +26,8 @@ class LinkedEndpoint final : public Endpoint {
 
   std::vector<std::string> socket_names() const override;
   std::vector<Part> parts() const override;
-  Reach reaches(const Name& peer, std::uint16_t target) const override;
-  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target) override;
+  Reach reaches(const Name& peer, std::uint16_t target, std::size_t key) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) override;
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t region) noexcept override;
@@ -38,7 +38,7 @@ class LinkedEndpoint final : public Endpoint {
     std::unique_ptr<Endpoint> endpoint;
     bool network;
   };
-  std::unique_ptr<Path> connect_rails(PeerId id, const Name& peer, std::uint16_t target,
+  std::unique_ptr<Path> connect_rails(PeerId id, const Name& peer, std::uint16_t target, std::size_t key,
                                       const std::vector<Endpoint*>& named);
   void has_work(Rails& rails) noexcept;
   bool serve_rails() noexcept;
@@ -47,7 +47,7 @@ class LinkedEndpoint final : public Endpoint {
   const DomainOptions& options_;
   FlowTable flows_;
   std::vector<Opened> links_;
-  std::map<std::string, std::shared_ptr<Rails>> rails_;  // by the peer's parts
+  std::map<std::string, std::shared_ptr<Rails>> rails_;  // by the key and the peer's parts
   std::vector<std::shared_ptr<Rails>> ended_;            // until the links hold nothing of them
   std::vector<Rails*> work_;                             // those to be pumped
   bool time_is_up_ = false;

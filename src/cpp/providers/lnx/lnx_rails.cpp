@@ -342,7 +342,8 @@ void Rails::connect(Rail& rail) noexcept {
   ++rail.incarnation;
   rail.fences.clear();
   try {
-    rail.path = rail.link.endpoint->connect(known() ? peer_ : kNoPeer, parameters_.name, parameters_.target);
+    rail.path = rail.link.endpoint->connect(known() ? peer_ : kNoPeer, parameters_.name, parameters_.target,
+                                            parameters_.key);
   } catch (const std::exception&) {  // nothing leads there now, or no descriptor is left
     last_error_ = Errc::unreachable;
     lose(rail);

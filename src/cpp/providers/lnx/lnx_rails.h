@@ -30,6 +30,7 @@ class Rails final {
     FlowId flow;  // greater than that of former rails to this peer
     Name name;
     std::uint16_t target;  // context of the peer
+    std::size_t key;       // index of the authorization key
   };
   struct Link {
     Endpoint* endpoint;

@@ -33,6 +33,15 @@ std::span<std::byte> ring_bytes(const Mapping& mapping, bool to_target) noexcept
 
 }  // namespace
 
+Digest channel_proof(const std::string& secret, const Address& initiator, std::uint16_t context,
+                     std::uint16_t target_cell, const std::uint8_t (&target_domain)[16]) {
+  if (secret.empty()) return {};
+  WireWriter text;
+  text.raw("pyfab shm channel 1").raw(initiator.encode()).put(context);
+  text.raw({reinterpret_cast<const char*>(target_domain), sizeof target_domain}).put(target_cell);
+  return hmac_sha256(secret, text.take());
+}
+
 Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
                  bool initiator, Session::Services services, bool reads_directly)
     : file_(std::move(file)),
@@ -72,12 +81,15 @@ std::unique_ptr<Channel> Channel::create(std::shared_ptr<Neighbour> peer, std::u
   header.target_cell = peer_cell;
   self.encode().copy(header.initiator, sizeof header.initiator);
   std::memcpy(header.target_domain, peer->address().domain_id, sizeof header.target_domain);
+  const Digest proof =
+      channel_proof(services.sender->key().secret, self, context, peer_cell, peer->address().domain_id);
+  std::memcpy(header.proof, proof.data(), sizeof header.proof);
   return std::unique_ptr<Channel>(new Channel(std::move(file), std::move(mapping), std::move(peer), peer_cell,
                                               true, std::move(services), reads_directly));
 }
 
-Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell,
-                             const std::uint8_t (&domain_id)[16]) {
+Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell, const std::uint8_t (&domain_id)[16],
+                             const AuthKeys& keys) {
   const ProcessId claimant{slot.pid.load(), slot.start_time.load()};
   const auto refuse = [&](const char* why) {
     return Error(Errc::protocol, "the channel of process " + std::to_string(claimant.pid) + " " + why);
@@ -101,6 +113,19 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell,
     throw refuse("is for another context");
   offer.initiator = *initiator;
   offer.initiator_context = header.initiator_context;
+  Digest proof;  // the initiator may still write to the header: what is judged is what is used
+  std::memcpy(proof.data(), header.proof, sizeof proof);
+  const auto proven = [&](const AuthKey& key) {
+    const Digest expected =
+        channel_proof(key.secret, offer.initiator, offer.initiator_context, cell, domain_id);
+    return equal_in_constant_time({reinterpret_cast<const char*>(expected.data()), expected.size()},
+                                  {reinterpret_cast<const char*>(proof.data()), proof.size()});
+  };
+  const auto key = std::ranges::find_if(keys, proven);
+  if (key == keys.end())
+    throw Error(Errc::key_rejected,
+                "process " + std::to_string(claimant.pid) + " has no authorization key of this context");
+  offer.key = static_cast<std::size_t>(key - keys.begin());
   return offer;
 }
 

@@ -4,17 +4,24 @@
 #include <memory>
 
 #include "base/mapping.h"
+#include "base/sha256.h"
 #include "fabric/session.h"
 #include "providers/shm/shm_layout.h"
 #include "providers/shm/shm_neighbour.h"
 
 namespace fab::shm {
 
+// What an initiator says in ChannelHeader::proof: that it has this key, and opens this very channel. Zero
+// without a key.
+Digest channel_proof(const std::string& secret, const Address& initiator, std::uint16_t context,
+                     std::uint16_t target_cell, const std::uint8_t (&target_domain)[16]);
+
 // One session over two rings in a shared memory file: what a peer must do itself goes this way.
 class Channel final : private MemoryReader, private SmallMessages {
  public:
   // The initiator's side; throws std::system_error. `reads_directly`: messages may be read by cross-memory
-  // attach. `self` is its own address, `context` its Part::context.
+  // attach. `self` is its own address, `context` its Part::context; the key that it proves is that of the
+  // sender in `services`.
   static std::unique_ptr<Channel> create(std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
                                          const Address& self, std::uint16_t context,
                                          Session::Services services, bool reads_directly);
@@ -24,10 +31,12 @@ class Channel final : private MemoryReader, private SmallMessages {
     Mapping mapping;
     Address initiator;
     std::uint16_t initiator_context;
+    std::size_t key;  // index of the one that the initiator proved
   };
   // Opens the channel that `slot` announces to context `cell` of `domain_id`; throws Error(protocol) if it is
-  // none.
-  static Offer open(const AccessSlot& slot, std::uint16_t cell, const std::uint8_t (&domain_id)[16]);
+  // none, Error(key_rejected) if its maker has none of `keys`.
+  static Offer open(const AccessSlot& slot, std::uint16_t cell, const std::uint8_t (&domain_id)[16],
+                    const AuthKeys& keys);
   // The target's side.
   static std::unique_ptr<Channel> accept(Offer offer, std::shared_ptr<Neighbour> peer,
                                          Session::Services services, bool reads_directly);

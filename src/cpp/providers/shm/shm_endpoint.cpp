@@ -63,8 +63,7 @@ std::shared_ptr<Neighbour> ShmEndpoint::neighbour(const Address& address) const 
 }
 
 // The neighbour behind a name; throws Error with the reason why there is none.
-std::pair<std::shared_ptr<Neighbour>, std::uint16_t> ShmEndpoint::look_up(const Name& peer,
-                                                                          std::uint16_t target) const {
+ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target, std::size_t key) const {
   const auto refuse = [](const std::string& why) { return Error(Errc::unreachable, why); };
   const Part* part = peer.find(link_, target);
   if (!part) throw refuse("the peer has no " + link_ + " link");
@@ -74,28 +73,30 @@ std::pair<std::shared_ptr<Neighbour>, std::uint16_t> ShmEndpoint::look_up(const 
     throw refuse("other host, container or user: no shared memory");
   auto found = neighbour(*address);
   if (!found->serves(address->cell)) throw refuse("the peer has closed its endpoint");
-  if (!authorized(found->segment(), address->cell, services_.auth_key))
+  const auto auth = authorized(found->segment(), address->cell, services_.keys[key].secret);
+  if (!auth)
     throw Error(Errc::key_rejected,
                 "process " + std::to_string(address->process.pid) +
                     " has opened its endpoint with another auth_key; give both the same one");
-  return {std::move(found), address->cell};
+  return {std::move(found), address->cell, *auth};
 }
 
-Reach ShmEndpoint::reaches(const Name& peer, std::uint16_t target) const try {
-  look_up(peer, target);
+Reach ShmEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t key) const try {
+  look_up(peer, target, key);
   return {true, "same node"};
 } catch (const std::exception& error) {
   return {false, error.what()};
 }
 
-std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target) try {
-  const auto [found, cell] = look_up(peer, target);
+std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
+                                           std::size_t key) try {
+  const auto [found, cell, auth] = look_up(peer, target, key);
   const int slot = found->segment().claim_slot(self_.process);
   if (slot < 0)
     throw Error(Errc::unreachable, "all " + std::to_string(kMaxSlots) + " access slots of process " +
                                        std::to_string(found->address().process.pid) + " are in use");
-  return std::make_unique<ShmPath>(*this, id, found, *peer.find(link_, target), cell,
-                                   found->segment().slots()[slot]);
+  return std::make_unique<ShmPath>(*this, id, found, *peer.find(link_, target),
+                                   ShmPath::Entry{cell, key, auth}, found->segment().slots()[slot]);
 } catch (const std::exception& error) {
   throw Error(Errc::unreachable, "no path over " + link_ + ": " + error.what());
 }
@@ -109,12 +110,12 @@ Deadline ShmEndpoint::farewell() noexcept {
       std::max(std::chrono::nanoseconds(0), std::chrono::nanoseconds(*farewell_ + kFarewell - now)));
 }
 
-Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part) {
+Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, std::size_t key) {
   return {.segment = domain_.segment,
           .completions = services_.completions,
           .receives = services_.receives,
           .sender = std::make_shared<Sender>(services_.peers, std::vector{std::move(part)},
-                                             &services_.links[link_]),
+                                             services_.keys[key], &services_.links[link_]),
           .cell = services_.cell,
           .counts = counts,
           .wake_domain = services_.wake_domain,
@@ -244,15 +245,15 @@ void ShmEndpoint::look_for_channels() noexcept {
       continue;
     if (std::ranges::any_of(served_, [&](const Served& served) { return served.slot == i; })) continue;
     try {
-      Channel::Offer offer = Channel::open(slot, self_.cell, domain_.domain_id);
+      Channel::Offer offer = Channel::open(slot, self_.cell, domain_.domain_id, services_.keys);
       Part part{link_, offer.initiator_context, offer.initiator.encode()};
       auto peer = neighbour(offer.initiator);
+      auto services = session_services(served_counts_, std::move(part), offer.key);
       served_.push_back(
           {i, epoch,
-           Channel::accept(std::move(offer), std::move(peer),
-                           session_services(served_counts_, std::move(part)), reads_directly())});
+           Channel::accept(std::move(offer), std::move(peer), std::move(services), reads_directly())});
     } catch (const std::exception&) {
-      continue;  // the claimant is gone, or it is not one of ours: it gets no answer
+      continue;  // the claimant is gone, not one of ours, or has none of our keys: it gets no answer
     }
   }
 }

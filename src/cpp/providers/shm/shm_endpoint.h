@@ -30,8 +30,8 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
 
   std::vector<Part> parts() const override;
   std::vector<std::string> socket_names() const override { return {}; }
-  Reach reaches(const Name& peer, std::uint16_t target) const override;
-  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target) override;
+  Reach reaches(const Name& peer, std::uint16_t target, std::size_t key) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) override;
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t index) noexcept override;
@@ -42,12 +42,13 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   const std::string& link() const noexcept { return link_; }
   const Address& address() const noexcept { return self_; }
   std::uint16_t context() const noexcept { return services_.context; }
+  const AuthKey& key(std::size_t index) const noexcept { return services_.keys[index]; }
   CopyMode copy_mode() const noexcept { return mode_; }
   // Whether memory of other processes may be reached by cross-memory attach.
   bool reads_directly() const noexcept { return mode_.attach; }
   AttachBatch& attach_batch() noexcept { return attach_batch_; }
-  // For a session with the endpoint that `part` names.
-  Session::Services session_services(PathCounts& counts, Part part);
+  // For a session with the endpoint that `part` names, under the key of this index.
+  Session::Services session_services(PathCounts& counts, Part part, std::size_t key);
   void continue_later() noexcept;  // progress() shall be called again
   void expect_answers();           // watch for peers that do not answer
   void tell_lost(PeerId peer, Errc why) noexcept;
@@ -62,7 +63,12 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   };
   ContextCell& cell() const noexcept { return domain_.segment.header().contexts[self_.cell]; }
   std::shared_ptr<Neighbour> neighbour(const Address& address) const;
-  std::pair<std::shared_ptr<Neighbour>, std::uint16_t> look_up(const Name& peer, std::uint16_t target) const;
+  struct Found {
+    std::shared_ptr<Neighbour> neighbour;
+    std::uint16_t cell;
+    std::uint32_t auth;  // Visitor::auth there
+  };
+  Found look_up(const Name& peer, std::uint16_t target, std::size_t key) const;
   void look_for_channels() noexcept;
   bool take_messages() noexcept;
   void poll(Channel& channel) noexcept;

@@ -81,13 +81,14 @@ std::size_t local_slice(const Transfer& transfer, std::uint64_t from, std::uint6
 }  // namespace
 
 ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> peer, Part part,
-                 std::uint16_t cell, AccessSlot& slot)
+                 const Entry& entry, AccessSlot& slot)
     : endpoint_(endpoint),
       id_(id),
       peer_(std::move(peer)),
       part_(std::move(part)),
-      cell_(cell),
-      port_(peer_->segment().port(cell)),
+      cell_(entry.cell),
+      key_(entry.key),
+      visitor_{peer_->segment().port(entry.cell), entry.auth},
       slot_(slot),
       known_(*peer_, endpoint.copy_mode()) {
   endpoint_.add(*this);
@@ -131,7 +132,7 @@ inline Errc ShmPath::judge(const Transfer& transfer, const KnownRegion& region,
   if (transfer.piece_count != 0 || !is_put_or_get(transfer))
     if (const Errc wrong = check_transfer(transfer); wrong != Errc::ok) return wrong;
   return known_.view().judge(*region.entry, transfer.key, region.state, transfer.op, transfer.remote,
-                             transfer.length, port_, offset);
+                             transfer.length, visitor_, offset);
 }
 
 std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
@@ -395,13 +396,17 @@ bool ShmPath::by_channel(const Transfer& transfer) noexcept {
 }
 
 Channel* ShmPath::open_channel() noexcept try {
-  if (!peer_->serves(cell_)) {
+  // With other keys it is another endpoint that has the place now, which would not take the channel.
+  const bool there =
+      peer_->serves(cell_) &&
+      (channel_ || authorized(peer_->segment(), cell_, endpoint_.key(key_).secret) == visitor_.auth);
+  if (!there) {
     lose(Errc::peer_lost);
     return nullptr;
   }
   if (!channel_) {
     channel_ = Channel::create(peer_, cell_, endpoint_.address(), endpoint_.context(),
-                               endpoint_.session_services(counts_, part_), endpoint_.reads_directly());
+                               endpoint_.session_services(counts_, part_, key_), endpoint_.reads_directly());
     channel_->session().sender().known_as(id_);
     slot_.target_context = cell_;
     slot_.channel_fd.store(channel_->fd(), std::memory_order_release);
@@ -442,7 +447,7 @@ bool ShmPath::check(std::chrono::steady_clock::time_point now, std::chrono::nano
 void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcept {
   if (region.entry->counters[0] == 0 || !modifies(transfer)) return;
   Segment& segment = peer_->segment();
-  if (raise_counters(segment, *region.entry, port_))
+  if (raise_counters(segment, *region.entry, visitor_.port))
     peer_->wake(segment.header().waiter_cell.load(), work::kLook);
 }
 

@@ -20,8 +20,14 @@ class ShmEndpoint;
 // until it is idle.
 class ShmPath final : public Path {
  public:
+  // Which context there, under which key: its index here, and its number there (Visitor::auth).
+  struct Entry {
+    std::uint16_t cell;
+    std::size_t key;
+    std::uint32_t auth;
+  };
   // `part`: of the neighbour's name.
-  ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> peer, Part part, std::uint16_t cell,
+  ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> peer, Part part, const Entry& entry,
           AccessSlot& slot);
   ~ShmPath() override;
 
@@ -73,7 +79,8 @@ class ShmPath final : public Path {
   std::shared_ptr<Neighbour> peer_;
   const Part part_;
   const std::uint16_t cell_;
-  const Port& port_;
+  const std::size_t key_;
+  const Visitor visitor_;
   AccessSlot& slot_;
   KnownRegions known_;
   Errc state_ = Errc::ok;

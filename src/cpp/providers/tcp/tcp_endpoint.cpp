@@ -76,7 +76,7 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
       listens_at_(local_address(listener_->socket.get())),
       ticker_(services.poller, [this] { tick(); }) {
   Whereabouts where{.id = choose_id(listen), .network = this_network(), .addresses = advertised(listens_at_)};
-  identity_ = {where.id, {std::move(link), services.context, where.encode()}, services.auth_key};
+  identity_ = {where.id, {std::move(link), services.context, where.encode()}, &services.keys};
 }
 
 TcpEndpoint::~TcpEndpoint() {
@@ -123,7 +123,7 @@ std::optional<Whereabouts> TcpEndpoint::find(const Name& peer, std::uint16_t tar
   return Whereabouts{.id = kAnybody, .network = this_network(), .addresses = {*address}};
 }
 
-Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target) const {
+Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) const {
   if (!peer.find(link(), target) && !peer.find(kSocketLink, 0))
     return {false, "the peer has no " + link() + " link"};
   const auto where = find(peer, target);
@@ -139,29 +139,31 @@ Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target) const {
 
 // The stream to a peer, or the place for it. Of a peer that is known by its address only, one that it called
 // with will do.
-std::shared_ptr<TcpStream>& TcpEndpoint::stream_to(const Whereabouts& where) {
-  if (where.id != kAnybody) return streams_[{where.id, false}];
+std::shared_ptr<TcpStream>& TcpEndpoint::stream_to(const Whereabouts& where, std::size_t wanted_key) {
+  if (where.id != kAnybody) return streams_[{where.id, wanted_key, false}];
   const std::string wanted = where.addresses.front().text();
-  if (const auto called = streams_.find({kAnybody, false, wanted}); called != streams_.end())
+  if (const auto called = streams_.find({kAnybody, wanted_key, false, wanted}); called != streams_.end())
     return called->second;
   for (auto& [key, stream] : streams_)
-    if (!key.to_self && stream && stream->open() &&
+    if (!key.to_self && key.key == wanted_key && stream && stream->open() &&
         std::ranges::any_of(stream->where().addresses,
                             [&](const SocketAddress& address) { return address.text() == wanted; }))
       return stream;
-  return streams_[{kAnybody, false, wanted}];
+  return streams_[{kAnybody, wanted_key, false, wanted}];
 }
 
-std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target) {
+std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
+                                           std::size_t key) {
   const auto where = find(peer, target);
-  if (const Reach reach = reaches(peer, target); !reach.ok || !where)
+  if (const Reach reach = reaches(peer, target, key); !reach.ok || !where)
     throw Error(Errc::unreachable,
                 "peer " + std::to_string(id) + " cannot be reached over tcp: " + reach.why);
-  auto& slot = stream_to(*where);
+  auto& slot = stream_to(*where, key);
   std::shared_ptr<TcpStream> stream = slot;
   if (!stream) {
     const Part* part = peer.find(link(), target);
-    stream = slot = std::make_shared<TcpStream>(*this, part ? *part : *peer.find(kSocketLink, 0), *where);
+    stream = slot =
+        std::make_shared<TcpStream>(*this, part ? *part : *peer.find(kSocketLink, 0), *where, key);
     stream->known_as(id);
     stream->connect();
   } else {
@@ -207,7 +209,7 @@ void TcpEndpoint::on_caller(Handshake& told) {
 void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept {
   const Hello& hello = caller->hello();
   const bool self = hello.from == identity_.id;
-  const StreamKey key{hello.from, self,
+  const StreamKey key{hello.from, caller->key(), self,
                       hello.to == kAnybody ? local_address(caller->socket()).text() : std::string()};
   if (const auto found = streams_.find(key); found != streams_.end()) {
     const std::shared_ptr<TcpStream> known = found->second;
@@ -220,7 +222,7 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept {
     }
   }
   auto& stream = streams_[key];
-  if (!stream) stream = std::make_shared<TcpStream>(*this, hello.part, hello.where);
+  if (!stream) stream = std::make_shared<TcpStream>(*this, hello.part, hello.where, caller->key());
   const std::shared_ptr<TcpStream> kept = stream;
   const bool welcomed = caller->welcome(kept->number());
   if (welcomed)

@@ -12,7 +12,7 @@
 namespace fab::tcp {
 
 // A listening port and the streams that came out of it or were begun here: one for each endpoint that it
-// talks to.
+// talks to, and each key.
 class TcpEndpoint final : public Endpoint {
  public:
   // Listens on `listen`; port 0 lets the system choose. Throws Error.
@@ -22,8 +22,8 @@ class TcpEndpoint final : public Endpoint {
 
   std::vector<Part> parts() const override { return {identity_.part}; }
   std::vector<std::string> socket_names() const override;
-  Reach reaches(const Name& peer, std::uint16_t target) const override;
-  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target) override;
+  Reach reaches(const Name& peer, std::uint16_t target, std::size_t key) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) override;
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t region) noexcept override;
@@ -51,7 +51,8 @@ class TcpEndpoint final : public Endpoint {
  private:
   struct StreamKey {
     EndpointId peer;
-    bool to_self;  // the accepting end of a stream to this very endpoint
+    std::size_t key;  // index of the authorization key that it stands under
+    bool to_self;     // the accepting end of a stream to this very endpoint
     // Where a caller who did not know whom it calls found it; `peer` is kAnybody at the caller's end.
     std::string address{};
     auto operator<=>(const StreamKey&) const = default;
@@ -72,7 +73,7 @@ class TcpEndpoint final : public Endpoint {
   bool flush_unsent() noexcept;
   // What a name says about this link; a bare socket address says no more than where.
   std::optional<Whereabouts> find(const Name& peer, std::uint16_t target) const;
-  std::shared_ptr<TcpStream>& stream_to(const Whereabouts& where);
+  std::shared_ptr<TcpStream>& stream_to(const Whereabouts& where, std::size_t key);
 
   const DomainServices domain_;
   const EndpointServices services_;

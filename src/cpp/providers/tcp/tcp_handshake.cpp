@@ -81,14 +81,16 @@ void Handshake::fail(Errc error) noexcept {
   if (error_ == Errc::ok) error_ = error;
 }
 
-OutgoingHandshake::OutgoingHandshake(Poller& poller, const Identity& self, const Whereabouts& peer,
-                                     std::vector<SocketAddress> addresses, std::uint64_t stream,
-                                     Deadline deadline, Told told)
-    : Handshake(poller, self, deadline, std::move(told)), addresses_(std::move(addresses)) {
+OutgoingHandshake::OutgoingHandshake(Poller& poller, const Identity& self, std::size_t key,
+                                     const Whereabouts& peer, std::vector<SocketAddress> addresses,
+                                     std::uint64_t stream, Deadline deadline, Told told)
+    : Handshake(poller, self, deadline, std::move(told)),
+      secret_((*self.keys)[key].secret),
+      addresses_(std::move(addresses)) {
   hello_.from = self.id;
   hello_.to = peer.id;
   hello_.stream = stream;
-  hello_.keyed = !self.auth_key.empty();
+  hello_.keyed = !secret_.empty();
   hello_.part = self.part;
   fill_random(hello_.nonce.data(), hello_.nonce.size());
 }
@@ -122,14 +124,14 @@ void OutgoingHandshake::on_message(HelloType type, std::string_view body) {
     if (!challenge) return fail(Errc::protocol);
     if (!hello_.keyed) return fail(Errc::key_rejected);
     challenge_ = *challenge;
-    return send(encode_proof(proof_of(Role::initiator, self_.auth_key, hello_, challenge_, 0, hello_.to)));
+    return send(encode_proof(proof_of(Role::initiator, secret_, hello_, challenge_, 0, hello_.to)));
   }
   // A port that is free again may be given to this very call, which then hears itself (simultaneous open, RFC
   // 9293).
   if (type == HelloType::hello) return fail(Errc::unreachable);
   const auto welcome = type == HelloType::welcome ? Welcome::parse(body) : std::nullopt;
   if (!welcome || (hello_.to != kAnybody && hello_.to != welcome->id)) return fail(Errc::protocol);
-  if (hello_.keyed && !same(welcome->proof, proof_of(Role::acceptor, self_.auth_key, hello_, challenge_,
+  if (hello_.keyed && !same(welcome->proof, proof_of(Role::acceptor, secret_, hello_, challenge_,
                                                      welcome->stream, welcome->id)))
     return fail(Errc::key_rejected);
   peer_stream_ = welcome->stream;
@@ -148,8 +150,9 @@ void IncomingHandshake::on_message(HelloType type, std::string_view body) {
   if (!greeted && type == HelloType::hello) return on_hello(body);
   if (!greeted || type != HelloType::proof) return fail(Errc::protocol);
   const auto proof = parse_proof(body);
-  if (!proof || !same(*proof, proof_of(Role::initiator, self_.auth_key, hello_, challenge_, 0, hello_.to)))
-    return refuse(Errc::key_rejected);
+  const auto key = proof ? proven_key(*self_.keys, *proof, hello_, challenge_, hello_.to) : std::nullopt;
+  if (!key) return refuse(Errc::key_rejected);
+  key_ = *key;
   arrive();
 }
 
@@ -160,7 +163,7 @@ void IncomingHandshake::on_hello(std::string_view body) {
   peer_stream_ = hello_.stream;
   if (hello_.to != kAnybody && hello_.to != self_.id)
     return refuse(Errc::unreachable);  // meant for another process, which had this port before
-  if (hello_.keyed == self_.auth_key.empty()) return refuse(Errc::key_rejected);
+  if (hello_.keyed == self_.keys->front().secret.empty()) return refuse(Errc::key_rejected);
   if (!hello_.keyed) return arrive();
   fill_random(challenge_.data(), challenge_.size());
   send(encode_challenge(challenge_));
@@ -174,7 +177,8 @@ void IncomingHandshake::refuse(Errc reason) noexcept {
 bool IncomingHandshake::welcome(std::uint64_t stream) noexcept {
   Welcome welcome{.stream = stream, .id = self_.id, .proof = {}};
   if (hello_.keyed)
-    welcome.proof = proof_of(Role::acceptor, self_.auth_key, hello_, challenge_, stream, self_.id);
+    welcome.proof =
+        proof_of(Role::acceptor, (*self_.keys)[key_].secret, hello_, challenge_, stream, self_.id);
   send(welcome.encode());
   return error_ == Errc::ok;
 }

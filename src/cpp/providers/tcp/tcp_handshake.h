@@ -12,8 +12,8 @@ namespace fab::tcp {
 // Who this side is.
 struct Identity {
   EndpointId id{};
-  Part part;             // of its name
-  std::string auth_key;  // empty: none
+  Part part;  // of its name
+  const AuthKeys* keys = nullptr;
 };
 
 // The exchange before a connection carries frames: hello → welcome, or, with a key, hello → challenge → proof
@@ -65,7 +65,8 @@ class Handshake : public ReadyHandler {
 // Calls a peer: tries its addresses in turn.
 class OutgoingHandshake final : public Handshake {
  public:
-  OutgoingHandshake(Poller& poller, const Identity& self, const Whereabouts& peer,
+  // `key`: the index of the one to prove.
+  OutgoingHandshake(Poller& poller, const Identity& self, std::size_t key, const Whereabouts& peer,
                     std::vector<SocketAddress> addresses, std::uint64_t stream, Deadline deadline, Told told);
   // Starts; false if every address failed at once.
   bool start() noexcept;
@@ -74,6 +75,7 @@ class OutgoingHandshake final : public Handshake {
   void on_connected() override;
   void on_message(HelloType type, std::string_view body) override;
 
+  const std::string& secret_;
   Hello hello_;
   Nonce challenge_{};
   const std::vector<SocketAddress> addresses_;
@@ -85,6 +87,7 @@ class IncomingHandshake final : public Handshake {
  public:
   IncomingHandshake(Poller& poller, const Identity& self, OwnFd socket, Deadline deadline, Told told);
   const Hello& hello() const noexcept { return hello_; }
+  std::size_t key() const noexcept { return key_; }  // index of the one that the caller proved
   // The last message; false if the caller is gone.
   bool welcome(std::uint64_t stream) noexcept;
 
@@ -94,6 +97,7 @@ class IncomingHandshake final : public Handshake {
   void refuse(Errc reason) noexcept;
 
   Hello hello_;
+  std::size_t key_ = 0;
   Nonce challenge_{};
 };
 

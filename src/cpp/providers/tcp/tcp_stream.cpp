@@ -33,15 +33,17 @@ std::vector<Part> names_of(const Part& part, const Whereabouts& where) {
 
 }  // namespace
 
-TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where)
+TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key)
     : endpoint_(&endpoint),
       peer_(std::move(peer)),
       where_(std::move(where)),
+      key_(key),
       number_(nonzero_random_u64()),
       session_({.segment = endpoint.domain().segment,
                 .completions = endpoint.services().completions,
                 .receives = endpoint.services().receives,
                 .sender = std::make_shared<Sender>(endpoint.services().peers, names_of(peer_, where_),
+                                                   endpoint.services().keys[key],
                                                    &endpoint.services().links[endpoint.link()]),
                 .cell = endpoint.services().cell,
                 .counts = counts_,
@@ -60,8 +62,8 @@ std::string TcpStream::remote() const {
 
 void TcpStream::connect() {
   attempt_ = std::make_unique<OutgoingHandshake>(
-      endpoint_->services().poller, endpoint_->identity(), where_, TcpEndpoint::routes_to(where_), number_,
-      endpoint_->handshake_deadline(), [this](Handshake& attempt) { on_attempt(attempt); });
+      endpoint_->services().poller, endpoint_->identity(), key_, where_, TcpEndpoint::routes_to(where_),
+      number_, endpoint_->handshake_deadline(), [this](Handshake& attempt) { on_attempt(attempt); });
   endpoint_->watch();
   if (!attempt_->start()) attempt_failed(Errc::unreachable);
 }

@@ -11,12 +11,12 @@ namespace fab::tcp {
 
 class TcpEndpoint;
 
-// All that goes between this endpoint and one other: the session and, once there is one, its connection.
-// Whoever calls first, both directions share it. What is posted before the connection stands waits in the
-// session.
+// All that goes between this endpoint and one other under one authorization key: the session and, once there
+// is one, its connection. Whoever calls first, both directions share it. What is posted before the connection
+// stands waits in the session.
 class TcpStream final : public ReadyHandler {
  public:
-  TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where);
+  TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key);
   ~TcpStream() override;
 
   const Whereabouts& where() const noexcept { return where_; }  // the peer
@@ -69,6 +69,7 @@ class TcpStream final : public ReadyHandler {
   TcpEndpoint* endpoint_;  // null once detached
   const Part peer_;
   const Whereabouts where_;
+  const std::size_t key_;  // its index
   const std::uint64_t number_;
   std::uint64_t peer_number_ = 0;
   PathCounts counts_;

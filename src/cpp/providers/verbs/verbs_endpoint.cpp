@@ -92,7 +92,7 @@ VerbsEndpoint::VerbsEndpoint(const DomainServices& domain, const EndpointService
   for (std::int32_t slot = kStages; slot-- > 0;) free_stages_.push_back(slot);
 
   fill_random(identity_.id.data(), identity_.id.size());
-  identity_.auth_key = services.auth_key;
+  identity_.keys = &services.keys;
   listen();
   const Whereabouts where{.id = identity_.id, .network = this_network(), .addresses = {address_}};
   identity_.part = {std::move(link), services.context, where.encode()};
@@ -155,7 +155,7 @@ std::vector<SocketAddress> VerbsEndpoint::routes_to(const Whereabouts& peer) {
   return routes;
 }
 
-Reach VerbsEndpoint::reaches(const Name& peer, std::uint16_t target) const {
+Reach VerbsEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) const {
   const Part* const part = peer.find(link(), target);
   if (!part) return {false, "the peer has no " + link() + " link"};
   const auto where = Whereabouts::parse(part->bytes);
@@ -167,19 +167,20 @@ Reach VerbsEndpoint::reaches(const Name& peer, std::uint16_t target) const {
           "no route from " + address_.host() + " to the RDMA address " + where->addresses.front().text()};
 }
 
-std::unique_ptr<Path> VerbsEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target) {
-  if (const Reach reach = reaches(peer, target); !reach.ok)
+std::unique_ptr<Path> VerbsEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
+                                             std::size_t key) {
+  if (const Reach reach = reaches(peer, target, key); !reach.ok)
     throw Error(Errc::unreachable,
                 "peer " + std::to_string(id) + " cannot be reached over verbs: " + reach.why);
   const Part& part = *peer.find(link(), target);
   const Whereabouts where = Whereabouts::parse(part.bytes).value_or(Whereabouts{});  // reaches() read it
   std::shared_ptr<VerbsLink> link;
-  if (const auto known = links_.find(where.id); known != links_.end()) {
+  if (const auto known = links_.find({where.id, key}); known != links_.end()) {
     link = known->second;
     link->known_as(id);
   } else {
-    link = std::make_shared<VerbsLink>(*this, part, where);
-    links_.emplace(where.id, link);
+    link = std::make_shared<VerbsLink>(*this, part, where, key);
+    links_.emplace(std::pair(where.id, key), link);
     link->known_as(id);
     link->call();
   }
@@ -238,7 +239,8 @@ void VerbsEndpoint::on_call(OwnId id, const rdma_conn_param& asked, std::string_
 
 void VerbsEndpoint::supersede(const VerbsStream& by) noexcept {
   for (const auto& served : std::vector(served_))
-    if (&served->stream != &by && served->stream.open() && served->stream.where().id == by.where().id)
+    if (&served->stream != &by && served->stream.open() && served->stream.where().id == by.where().id &&
+        served->stream.key() == by.key())
       served->stream.fail(Errc::peer_lost);
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/deadline.h"
@@ -20,8 +21,8 @@ namespace fab::verbs {
 // Who this side is.
 struct Identity {
   EndpointId id{};
-  Part part;             // of its name
-  std::string auth_key;  // empty: none
+  Part part;  // of its name
+  const AuthKeys* keys = nullptr;
 };
 
 // A listening rdma_cm id, one completion queue, the links that were begun here and the streams that serve
@@ -42,8 +43,8 @@ class VerbsEndpoint final : public Endpoint {
 
   std::vector<Part> parts() const override { return {identity_.part}; }
   std::vector<std::string> socket_names() const override { return {}; }
-  Reach reaches(const Name& peer, std::uint16_t target) const override;
-  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target) override;
+  Reach reaches(const Name& peer, std::uint16_t target, std::size_t key) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) override;
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t region) noexcept override;
@@ -131,7 +132,7 @@ class VerbsEndpoint final : public Endpoint {
 
   std::unordered_map<std::uint32_t, Connection::Owner*> owners_;
   std::uint32_t next_number_ = 1;
-  std::map<EndpointId, std::shared_ptr<VerbsLink>> links_;
+  std::map<std::pair<EndpointId, std::size_t>, std::shared_ptr<VerbsLink>> links_;  // by peer and key
   std::vector<std::shared_ptr<Served>> served_;
   std::vector<VerbsStream*> turns_;
   std::vector<VerbsLink*> pumps_;

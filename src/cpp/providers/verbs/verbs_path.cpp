@@ -6,9 +6,9 @@
 
 namespace fab::verbs {
 
-VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& where)
+VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& where, std::size_t key)
     : endpoint_(endpoint),
-      stream_(endpoint, std::move(peer), where,
+      stream_(endpoint, std::move(peer), where, key,
               {.on_open = [this] { endpoint_.pump_later(*this); },
                .on_turn =
                    [this] {

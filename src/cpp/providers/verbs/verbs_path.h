@@ -9,11 +9,11 @@
 
 namespace fab::verbs {
 
-// Everything that this endpoint has under way with one other: what devices do, and the stream for the rest.
-// The handles of one peer share it.
+// Everything that this endpoint has under way with one other, under one authorization key: what devices do,
+// and the stream for the rest. The handles of one peer share it.
 class VerbsLink final {
  public:
-  VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& where);
+  VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& where, std::size_t key);
   ~VerbsLink();
 
   void call();

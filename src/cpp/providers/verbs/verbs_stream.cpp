@@ -19,8 +19,8 @@ constexpr unsigned kMostStreamCalls = 4;  // of which all but the last are refus
 
 }  // namespace
 
-VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, Told told)
-    : endpoint_(endpoint), told_(std::move(told)), caller_(true), where_(std::move(where)) {
+VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key, Told told)
+    : endpoint_(endpoint), told_(std::move(told)), caller_(true), where_(std::move(where)), key_(key) {
   make_session(std::move(peer));
 }
 
@@ -38,6 +38,7 @@ void VerbsStream::make_session(Part peer) {
       .completions = endpoint_.services().completions,
       .receives = endpoint_.services().receives,
       .sender = std::make_shared<Sender>(endpoint_.services().peers, std::vector<Part>{std::move(peer)},
+                                         endpoint_.services().keys[key_],
                                          &endpoint_.services().links[endpoint_.link()]),
       .cell = endpoint_.services().cell,
       .counts = counts_,
@@ -109,7 +110,7 @@ void VerbsStream::on_connected() {
   hello_.from = self.id;
   hello_.to = where_.id;
   hello_.stream = nonzero_random_u64();
-  hello_.keyed = !self.auth_key.empty();
+  hello_.keyed = !secret().empty();
   hello_.part = self.part;
   fill_random(hello_.nonce.data(), hello_.nonce.size());
   say(hello_.encode());
@@ -141,11 +142,13 @@ Errc VerbsStream::on_hello(std::string_view message) {
   const auto proof = header->type == HelloType::proof ? parse_proof(body) : std::nullopt;
   const Identity& self = endpoint_.identity();
   if (!proof) return Errc::protocol;
-  if (!same(*proof, proof_of(fab::Role::initiator, self.auth_key, hello_, challenge_, 0, self.id))) {
+  const auto key = proven_key(*self.keys, *proof, hello_, challenge_, self.id);
+  if (!key) {
     refuse(Errc::key_rejected);
     return state_;
   }
-  admit(proof_of(fab::Role::acceptor, self.auth_key, hello_, challenge_, token_, self.id));
+  key_ = *key;
+  admit(proof_of(fab::Role::acceptor, secret(), hello_, challenge_, token_, self.id));
   return state_;
 }
 
@@ -159,7 +162,7 @@ Errc VerbsStream::called_by(std::string_view body) {
   token_ = nonzero_random_u64();
   if (hello_.to != self.id) {
     refuse(Errc::unreachable);
-  } else if (hello_.keyed == self.auth_key.empty()) {
+  } else if (hello_.keyed == self.keys->front().secret.empty()) {
     refuse(Errc::key_rejected);
   } else if (hello_.keyed) {
     fill_random(challenge_.data(), challenge_.size());
@@ -175,6 +178,8 @@ void VerbsStream::refuse(Errc reason) noexcept {
   say(encode_refuse(reason));
 }
 
+const std::string& VerbsStream::secret() const noexcept { return endpoint_.services().keys[key_].secret; }
+
 void VerbsStream::admit(const Digest& proof) {
   endpoint_.supersede(*this);
   make_session(hello_.part);
@@ -183,7 +188,6 @@ void VerbsStream::admit(const Digest& proof) {
 }
 
 Errc VerbsStream::answered(HelloType type, std::string_view body) {
-  const Identity& self = endpoint_.identity();
   if (type == HelloType::refuse) return parse_refuse(body).value_or(Errc::protocol);
   if (type == HelloType::challenge) {
     const auto challenge = parse_challenge(body);
@@ -191,12 +195,12 @@ Errc VerbsStream::answered(HelloType type, std::string_view body) {
     if (!hello_.keyed) return Errc::key_rejected;
     challenge_ = *challenge;
     proven_ = true;
-    say(encode_proof(proof_of(fab::Role::initiator, self.auth_key, hello_, challenge_, 0, hello_.to)));
+    say(encode_proof(proof_of(fab::Role::initiator, secret(), hello_, challenge_, 0, hello_.to)));
     return state_;
   }
   const auto welcome = type == HelloType::welcome ? Welcome::parse(body) : std::nullopt;
   if (!welcome || welcome->id != hello_.to || welcome->stream == 0) return Errc::protocol;
-  if (hello_.keyed && (!proven_ || !same(welcome->proof, proof_of(fab::Role::acceptor, self.auth_key, hello_,
+  if (hello_.keyed && (!proven_ || !same(welcome->proof, proof_of(fab::Role::acceptor, secret(), hello_,
                                                                   challenge_, welcome->stream, hello_.to))))
     return Errc::key_rejected;
   token_ = welcome->stream;

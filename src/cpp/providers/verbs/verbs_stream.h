@@ -25,8 +25,9 @@ class VerbsStream final : public Connection::Owner {
     std::function<void()> on_turn;
     std::function<void(Errc)> on_failed;
   };
-  VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, Told told);  // calls
-  VerbsStream(VerbsEndpoint& endpoint, Told told);                                // is called
+  // Calls, and proves the key of this index.
+  VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key, Told told);
+  VerbsStream(VerbsEndpoint& endpoint, Told told);  // is called
   ~VerbsStream();
 
   bool call();
@@ -43,6 +44,7 @@ class VerbsStream final : public Connection::Owner {
   std::string remote() const;
   std::uint64_t received() const noexcept { return received_; }  // messages
   const Whereabouts& where() const noexcept { return where_; }
+  std::size_t key() const noexcept { return key_; }  // its index
 
   void posted(bool alone) noexcept;  // the session has something to send
   void end_turn() noexcept;          // after a round of completions
@@ -91,12 +93,14 @@ class VerbsStream final : public Connection::Owner {
   Errc called_by(std::string_view body);
   Errc answered(HelloType type, std::string_view body);
   void admit(const Digest& proof);
+  const std::string& secret() const noexcept;
   void become_open() noexcept;
 
   VerbsEndpoint& endpoint_;
   const Told told_;
   const bool caller_;
-  Whereabouts where_;  // the peer
+  Whereabouts where_;    // the peer
+  std::size_t key_ = 0;  // under which the stream stands
   PathCounts counts_;
   std::unique_ptr<Session> session_;
   Mapping memory_;

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fab {
+
+// One authorization key of an endpoint: peers that prove it are served.
+struct AuthKey {
+  std::string secret{};      // empty: none is asked for, and this is the only one
+  std::uint32_t number = 0;  // within the domain, as RegionEntry::auth; 0: the domain's
+  // As AddressVector::auth() tells them; none for a key that is not from the address vector.
+  std::vector<std::uint32_t> handles{};
+};
+using AuthKeys = std::vector<AuthKey>;  // of one endpoint; never empty, no secret twice
+
+inline constexpr std::size_t kMaxAuthKeys = 16;  // of one endpoint
+inline const AuthKey kNoAuthKey;
+
+}  // namespace fab
