@@ -237,10 +237,13 @@ def test_relaxed_ordering_is_for_who_asks():
 
 def test_on_demand_paging_is_for_who_asks():
     """Memory that is neither pinned nor limited; and a device that cannot do that is named."""
+    refused = ""
     try:
         domain = pyfab.Domain(DEVICE, verbs_odp="on")
     except pyfab.NotSupportedError as error:
-        assert DEVICE.removeprefix("verbs:") in str(error) and "on-demand paging" in str(error)
+        refused = str(error)
+    if refused:
+        assert DEVICE.removeprefix("verbs:") in refused and "on-demand paging" in refused
         return
     with domain, domain.endpoint() as endpoint, Peer(DEVICE, verbs_odp="on") as peer:
         handle, exposed = known(endpoint, peer)
