@@ -264,6 +264,7 @@ void bind_context(py::module_& m) {
              handle->manual = domain->options().manual_progress;
              const auto events = domain->open_event_queue();
              std::vector<DomainCore::EndpointTraits::Key> taken;
+             taken.reserve(keys.size());
              for (const auto& [secret, auth] : keys) taken.push_back({secret, auth});
              {
                const WithoutGil without_gil;
