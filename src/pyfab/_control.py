@@ -65,9 +65,8 @@ class Control:
         self._remotes: list[RemoteRegion] = []
         self._barrier = 0  # barriers that this rank has left
         self._late = 0  # the one that timed out in barrier(), so that nothing was shown for it
-        self._unread = (
-            False  # whether the last call met the others, but timed out while it read what they show
-        )
+        # Whether the last call met the others, but timed out while it read what they show.
+        self._unread = False
         self._shown = (0, b"")  # the barrier for which a box was last filled, and what the others find there
         self._large: list[MemoryRegion | None] = [None, None]  # what the boxes refer to
         # To peers: which barrier have they entered?

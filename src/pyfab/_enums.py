@@ -96,9 +96,8 @@ class InsertFlag(enum.IntFlag):
     SYNC_ERR = 2  # the context of the call gets the outcome of each address
     EVENT = 4  # the outcome comes as events
     USER_ID = 8  # the array of handles holds, before, what completions are to report
-    AUTH_KEY = (
-        16  # handles given are those of authorization keys: to insert under, to look up, to receive from
-    )
+    # Handles given are those of authorization keys: to insert under, to look up, to receive from.
+    AUTH_KEY = 16
 
 
 class RMAEvent(enum.IntFlag):

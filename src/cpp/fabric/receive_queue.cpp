@@ -41,13 +41,20 @@ bool store_message(const Matched& matched, const std::byte* bytes) noexcept {
 
 // --- receivers
 
-Message* ReceiveQueue::find(const MatchRule& rule) const noexcept {
+MatchRule ReceiveQueue::in_force(MatchRule rule) const noexcept {
+  if (!directed_) {
+    rule.source = kNoPeer;
+    rule.key = nullptr;
+  }
+  return rule;
+}
+
+Message* ReceiveQueue::find(const MatchRule& asked) const noexcept {
   if (by_age_.empty()) return nullptr;
-  const bool from_one = directed_ && rule.source != kNoPeer;
-  const bool under_one = directed_ && rule.key;
+  const MatchRule rule = in_force(asked);
   const auto fits = [&](const Message& message) {
-    return rule.fits(message.head, from_one ? message.sender->handle() : rule.source,
-                     under_one || !rule.key ? message.sender->key() : *rule.key);
+    return rule.fits(message.head, rule.source == kNoPeer ? kNoPeer : message.sender->handle(),
+                     message.sender->key());
   };
   if (rule.ignore == 0) {
     for (Message& message : unexpected_.chain(hash_of(rule)))
@@ -70,7 +77,7 @@ void ReceiveQueue::post(const Receive& asked) {
   Posted& stands = *posted;
   Receive& receive = stands.receive;
   receive = asked;
-  if (!directed_) receive.rule.source = kNoPeer, receive.rule.key = nullptr;
+  receive.rule = in_force(asked.rule);
   if (!receive.rule.tagged) receive.rule.tag = receive.rule.ignore = 0;
   stands.filled = 0;
   stands.sequence = next_sequence_++;

@@ -163,7 +163,8 @@ class ReceiveQueue {
   using PostedTable = MatchTable<Posted, &Posted::same>;
 
   static void meet(const Posted& posted, Matched& arrived, Source source) noexcept;
-  Message* find(const MatchRule& rule) const noexcept;
+  MatchRule in_force(MatchRule rule) const noexcept;  // without what only directed receives name
+  Message* find(const MatchRule& asked) const noexcept;
   Posted* find_posted(const MessageHead& head, PeerId from, const AuthKey& under) const noexcept;
   // Makes room for the message in a posted receive; retires it when it is used up.
   void use(Posted& posted, Matched& arrived, Source source) noexcept;

@@ -58,9 +58,8 @@ class Farewell:
                 self._counter.wait(seen + 1, _LOOK)
             except TimeoutError:
                 waiting = self._answering(waiting, self._ask)
-        silent = sorted(
-            rank for rank in self._silent if not self._board[rank]
-        )  # others ended after they were done
+        # Others ended after they were done.
+        silent = sorted(rank for rank in self._silent if not self._board[rank])
         if silent:
             who = ", ".join(f"rank {rank} on host {self._hosts[rank]}" for rank in silent)
             warnings.warn(
@@ -73,9 +72,8 @@ class Farewell:
         """For a sign of life: of the process where only calls of it make progress, else of its progress thread."""
         if self._domain._manual:
             return self._endpoint.read(np.empty(1, np.uint64), handle, cell)
-        zero = np.zeros(
-            1, np.uint64
-        )  # an atomic on memory of this kind is the owner's to carry out, on the same node, too
+        # An atomic on memory of this kind is the owner's to carry out, on the same node, too.
+        zero = np.zeros(1, np.uint64)
         return self._endpoint.fetch_atomic(AtomicOp.SUM, zero, np.empty(1, np.uint64), handle, cell)
 
     def _answering(self, ranks: set[int], start: Callable[[int, RemoteRegion], Operation]) -> set[int]:
