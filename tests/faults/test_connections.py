@@ -8,6 +8,8 @@ import socket
 import stat
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 
 import numpy as np
 import pyfab
@@ -61,9 +63,9 @@ def test_strangers_who_say_nothing_are_dropped(served):
     rounds(here.endpoint, handle, exposed, 20)
 
 
-def shut_down(listening: bool) -> int:
-    """Shuts down every socket of this process that listens, or every connected one, behind the library's back."""
-    broken = 0
+def for_each_socket(listening: bool, act: Callable[[socket.socket], object]) -> int:
+    """Calls `act` with every socket of this process that listens, or with every other one; the calls that succeeded."""
+    succeeded = 0
     for name in os.listdir("/proc/self/fd"):
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -72,11 +74,23 @@ def shut_down(listening: bool) -> int:
                 if duplicate.family == socket.AF_INET and listening == bool(
                     duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 ):
-                    duplicate.shutdown(socket.SHUT_RDWR)
-                    broken += 1
+                    act(duplicate)
+                    succeeded += 1
         except OSError:  # not connected any more, or the descriptor of the listing itself
             continue
-    return broken
+    return succeeded
+
+
+def shut_down(listening: bool) -> int:
+    """Breaks these sockets behind the library's back; how many."""
+    return for_each_socket(listening, lambda one: one.shutdown(socket.SHUT_RDWR))
+
+
+def wait_until_listening(count: int) -> None:
+    end = time.monotonic() + TIMEOUT
+    while for_each_socket(True, socket.socket.fileno) < count:
+        assert time.monotonic() < end, "the listener was not opened anew"
+        time.sleep(0.001)
 
 
 def test_a_broken_connection_is_made_anew(served):
@@ -100,7 +114,9 @@ def test_a_broken_listener_is_opened_anew(station):
     array = np.zeros(8)
     with here.domain.register(array, pyfab.Access.REMOTE_WRITE) as region:
         for turn in range(5):
-            assert shut_down(listening=True) > 0
+            broken = shut_down(listening=True)
+            assert broken > 0
+            wait_until_listening(broken)
             with Peer("tcp", peer_deadline=20) as peer:
                 assert peer.run(write_to, here.endpoint.address, region.key, turn) is None
             assert array[0] == turn

@@ -176,15 +176,15 @@ void TcpEndpoint::accept() noexcept {
   for (int i = 0; i < kAcceptBudget; ++i) {
     OwnFd socket(::accept4(listener_->socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket.valid()) {
-      const bool broken = errno == EINVAL;  // somebody has shut it down
-      if (broken)
+      if (errno == EINVAL) {  // somebody has shut it down
         bury(std::move(listener_));
-      else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+        listen_again();
+      } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         listener_->on_call.pause(true);  // the caller keeps it readable until there are descriptors
-      else
-        return;
-      listening_ = false;
-      return watch();
+        listening_ = false;
+        watch();
+      }
+      return;
     }
     if (callers_.size() >= kMostCallers) continue;
     tune_tcp(socket.get(), domain_.options.peer_deadline);
@@ -239,6 +239,7 @@ void TcpEndpoint::listen_again() noexcept {
     listener_ = std::make_shared<Listener>(*this, listen_tcp(listens_at_));
   } catch (const std::exception&) {  // somebody else has the port, or no descriptor is left: tried again
     listening_ = false;
+    watch();
   }
 }
 

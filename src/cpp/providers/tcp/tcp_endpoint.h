@@ -78,7 +78,7 @@ class TcpEndpoint final : public Endpoint {
   const DomainServices domain_;
   const EndpointServices services_;
   Identity identity_;
-  std::shared_ptr<Listener> listener_;  // null from when it broke until tick() has opened another
+  std::shared_ptr<Listener> listener_;  // null while it is broken and another cannot be opened
   const SocketAddress listens_at_;
   Ticker ticker_;
   bool listening_ = true;  // false while no descriptor is left, or no listener
