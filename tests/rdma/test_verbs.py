@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import mmap
 import os
+import re
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -249,6 +252,109 @@ def test_on_demand_paging_is_for_who_asks():
         handle, exposed = known(endpoint, peer)
         endpoint.write(np.ones(SIZE, np.uint8), handle, exposed.remote).result(TIMEOUT)
         assert exposed.content().all()
+
+
+def add_32_bits(peer, address, remote, count):
+    """By messages: devices have no such update."""
+    handle = peer.endpoint.av.insert(address)
+    adds(peer.endpoint, handle, remote, np.int32, count)
+
+
+def test_peers_share_receives():
+    """More peers than the shared queue has slots for at once; one is killed, and nothing of the others is lost."""
+    if not native(DEVICE):
+        with pytest.raises(pyfab.NotSupportedError, match="a message for which no slot is free"):
+            pyfab.Domain(DEVICE, verbs_srq=16)
+        return
+    rounds = int(os.environ.get("FAB_ROUNDS", 20))
+    words = np.zeros(3, np.int32)
+    with contextlib.ExitStack() as stack:
+        domain = stack.enter_context(pyfab.Domain(DEVICE, verbs_srq=16, peer_deadline=5))
+        here = stack.enter_context(domain.endpoint())
+        region = stack.enter_context(domain.register(words, pyfab.Access.REMOTE))
+        remotes = [region.remote[i : i + 1] for i in range(3)]
+        victim, *others = [stack.enter_context(Peer(DEVICE, verbs_srq=32)) for _ in range(3)]
+        victim.start(add_32_bits, here.address, remotes[0], 1 << 30)
+        for peer, remote in zip(others, remotes[1:], strict=True):
+            peer.start(add_32_bits, here.address, remote, rounds)
+        end = time.monotonic() + TIMEOUT
+        while words[0] < 3:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        victim.kill()
+        for peer in others:
+            peer.finish(TIMEOUT)
+            handle, exposed = known(here, peer, np.zeros(1000, np.int32))
+            added = [
+                here.atomic(AtomicOp.SUM, np.ones(1000, np.int32), handle, exposed.remote)
+                for _ in range(rounds)
+            ]
+            for operation in added:
+                operation.result(TIMEOUT)
+            assert (exposed.content() == rounds).all()
+        assert words[1:].tolist() == [rounds, rounds]
+
+
+@pytest.mark.skipif("siw" in DEVICE, reason="iWARP has no shared receives")
+def test_shared_receives_may_run_out():
+    """A stopped target has more to receive than slots: the devices of the others wait until it goes on."""
+    with Peer(DEVICE, verbs_srq=16) as target, pyfab.Domain(DEVICE, peer_deadline=30) as domain:
+        words = target.expose(np.zeros(1, np.int32))
+        ends = [domain.endpoint() for _ in range(20)]
+        handles = [end.av.insert(target.address) for end in ends]
+        for end, handle in zip(ends, handles, strict=True):
+            adds(end, handle, words.remote, np.int32, 1)
+        target.suspend()
+        try:
+            added = [
+                end.atomic(AtomicOp.SUM, np.ones(1, np.int32), handle, words.remote)
+                for end, handle in zip(ends, handles, strict=True)
+            ]
+        finally:
+            target.resume()
+        for operation in added:
+            operation.result(TIMEOUT)
+        assert words.content()[0] == 40
+        for end in ends:
+            end.close()
+
+
+@pytest.mark.parametrize("slots", ["3", "-1", "some", str(1 << 31)])
+def test_bad_numbers_of_shared_receives_are_refused(slots):
+    with pytest.raises(pyfab.FabricError, match="verbs_srq is"):
+        pyfab.Domain(DEVICE, verbs_srq=slots)
+
+
+def test_a_device_may_be_named_with_its_port(here):
+    with Peer(f"{DEVICE}/1") as peer:
+        handle, exposed = known(here, peer)
+        here.write(np.ones(SIZE, np.uint8), handle, exposed.remote).result(TIMEOUT)
+        assert exposed.content().all()
+    with pytest.raises(pyfab.InvalidArgumentError, match=f'no device "{DEVICE.removeprefix("verbs:")}/9"'):
+        pyfab.Domain(f"{DEVICE}/9")
+
+
+def test_an_address_is_chosen_by_its_gid():
+    nic = pyfab.getinfo(DEVICE)[0].nics[0].state
+    found = re.search(r"GID (\d+) RoCE v2", nic)
+    if not found:
+        with pytest.raises(pyfab.InvalidArgumentError, match="it has none, leave the setting out"):
+            pyfab.Domain(DEVICE, verbs_gid_index=0)
+        return
+    index = int(found[1])
+    with (
+        Peer(DEVICE) as peer,
+        pyfab.Domain(DEVICE, verbs_gid_index=index) as domain,
+        domain.endpoint() as end,
+    ):
+        handle, exposed = known(end, peer)
+        end.write(np.ones(SIZE, np.uint8), handle, exposed.remote).result(TIMEOUT)
+        assert exposed.content().all()
+    for wrong in (250, -1, "first"):
+        with pytest.raises(
+            pyfab.InvalidArgumentError, match=rf'verbs_gid_index is "{wrong}".* there is .*{index} \('
+        ):
+            pyfab.Domain(DEVICE, verbs_gid_index=wrong)
 
 
 def test_a_device_that_is_not_there_is_named():

@@ -165,6 +165,7 @@ struct Info {
   std::string provider;     // "shm"; "lnx" for a linked one
   std::string fabric;       // what must be equal for two domains to talk: host identity, network
   std::string domain;       // device or interface: "lo", "eth0", "mlx5_0"
+  std::string alias;        // what else link specs may call it: "mlx5_0/1"; empty: nothing
   std::string addr_format;  // "bundle"
   std::string src_addr;     // printable local address, where known before opening
   std::uint64_t caps = 0;

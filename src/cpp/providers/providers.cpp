@@ -32,8 +32,10 @@ const std::vector<std::unique_ptr<Provider>>& providers() {
 }
 
 // All names that a provider reads from DomainOptions::settings.
-constexpr const char* kSettings[] = {"shm_copy",    "tcp_listen",    "tcp_port",  "lnx_disable_shm",
-                                     "lnx_use_srq", "verbs_atomics", "verbs_odp", "verbs_relaxed_ordering"};
+constexpr const char* kSettings[] = {
+    "shm_copy",        "tcp_listen",    "tcp_port",  "lnx_disable_shm",
+    "lnx_use_srq",     "verbs_atomics", "verbs_odp", "verbs_relaxed_ordering",
+    "verbs_gid_index", "verbs_srq"};
 
 struct Leaf {
   const Provider* provider;
@@ -73,7 +75,9 @@ std::vector<Leaves> choices_of(const lnx::LinkPart& part) {
   }
   choices.emplace_back();
   for (const std::string& device : part.devices) {
-    const auto found = std::ranges::find(infos, device, &Info::domain);
+    const auto called = [&](const Info& info) { return info.domain == device || info.alias == device; };
+    auto found = std::ranges::find_if(infos, [&](const Info& info) { return info.usable && called(info); });
+    if (found == infos.end()) found = std::ranges::find_if(infos, called);  // tells why not
     if (found == infos.end())
       throw Error(Errc::invalid, part.provider + " has no device \"" + device + "\"; it has " +
                                      listed(infos, [](const Info& info) { return info.domain; }));

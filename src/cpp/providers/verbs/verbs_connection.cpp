@@ -5,6 +5,7 @@
 
 #include "base/wire.h"
 #include "providers/verbs/verbs_endpoint.h"
+#include "providers/verbs/verbs_shared_receives.h"
 
 namespace fab::verbs {
 namespace {
@@ -13,7 +14,9 @@ constexpr std::uint32_t kMagic = 0x31766670;  // "pfv1"
 constexpr int kResolveMs = 2000;
 constexpr std::uint8_t kAckTimeout = 17;  // 4.096 us * 2^17: 0.54 s for each of
 constexpr std::uint8_t kRetries = 7;
-constexpr std::uint8_t kNotReadyRetries = 6;  // who keeps to the credits needs none; 7 would be for ever
+constexpr std::uint8_t kNotReadyRetries = 6;  // who keeps to the credits needs none
+constexpr std::uint8_t kRetryForEver = 7;     // where receives are shared: a deadline ends it
+constexpr std::uint8_t kNotReadyTimer = 12;   // 0.64 ms; rdma_cm leaves 655 ms
 
 }  // namespace
 
@@ -45,6 +48,11 @@ Connection::~Connection() {
   if (id_) {
     id_->context = nullptr;
     if (connected_) library().disconnect(id_.get());
+    // What it took of shared receives must have been polled when the queue pair goes: drivers drop the rest.
+    if (depth_.shared_receives && id_->qp) {
+      depth_.shared_receives->leave(id_->qp->qp_num);
+      endpoint_.bury(std::shared_ptr<rdma_cm_id>(id_.release(), DestroyId{}));
+    }
     id_.reset();
   }
   endpoint_.give_room(room_);
@@ -64,16 +72,18 @@ bool Connection::call(const SocketAddress& from, const SocketAddress& to, const 
 }
 
 bool Connection::make_queue_pair() noexcept {
-  const std::uint32_t room = depth_.sends + depth_.receives;
+  const std::uint32_t receives = depth_.shared_receives ? 0 : depth_.receives;
+  const std::uint32_t room = depth_.sends + receives;
   if (id_->verbs != depth_.protection_domain.context || !endpoint_.take_room(room)) return false;
   room_ = room;
   // Devices differ in what they send inline; and none says how much before it is asked for.
   for (std::uint32_t bytes = depth_.inline_bytes;; bytes /= 2) {
     ibv_qp_init_attr wanted{};
     wanted.send_cq = wanted.recv_cq = &endpoint_.completion_queue();
+    wanted.srq = depth_.shared_receives ? &depth_.shared_receives->queue() : nullptr;
     wanted.qp_type = IBV_QPT_RC;
     wanted.cap = {.max_send_wr = depth_.sends,
-                  .max_recv_wr = std::max(1u, depth_.receives),
+                  .max_recv_wr = std::max(1u, receives),
                   .max_send_sge = 1,
                   .max_recv_sge = 1,
                   .max_inline_data = bytes};
@@ -83,6 +93,7 @@ bool Connection::make_queue_pair() noexcept {
     }
     if (bytes == 0) return false;
   }
+  if (depth_.shared_receives && !depth_.shared_receives->join(id_->qp->qp_num, owner_)) return false;
   return owner_.on_made();
 }
 
@@ -93,7 +104,7 @@ bool Connection::begin_connect() noexcept {
   wanted.responder_resources = endpoint_.reads_served();
   wanted.initiator_depth = endpoint_.reads_begun();
   wanted.retry_count = kRetries;
-  wanted.rnr_retry_count = kNotReadyRetries;
+  wanted.rnr_retry_count = depth_.shared_receives ? kRetryForEver : kNotReadyRetries;
   return library().connect(id_.get(), &wanted) == 0;
 }
 
@@ -105,7 +116,7 @@ bool Connection::answer(OwnId id, const rdma_conn_param& asked) noexcept {
   given.responder_resources = std::min(asked.initiator_depth, endpoint_.reads_served());
   given.initiator_depth = std::min(asked.responder_resources, endpoint_.reads_begun());
   given.retry_count = kRetries;
-  given.rnr_retry_count = kNotReadyRetries;
+  given.rnr_retry_count = depth_.shared_receives ? kRetryForEver : kNotReadyRetries;
   std::uint8_t timeout = kAckTimeout;
   library().set_option(id_.get(), RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
   return library().accept(id_.get(), &given) == 0;
@@ -124,6 +135,11 @@ void Connection::on_event(rdma_cm_event_type type) noexcept {
       return;
     case RDMA_CM_EVENT_ESTABLISHED:
       connected_ = true;
+      if (depth_.shared_receives) {
+        ibv_qp_attr timer{};
+        timer.min_rnr_timer = kNotReadyTimer;
+        library().modify_qp(id_->qp, &timer, IBV_QP_MIN_RNR_TIMER);
+      }
       owner_.on_connected();
       return;
     case RDMA_CM_EVENT_ADDR_ERROR:

@@ -11,6 +11,7 @@
 
 namespace fab::verbs {
 
+class SharedReceives;
 class VerbsEndpoint;
 
 // What a call says before there is a connection: rdma_cm's private data.
@@ -48,6 +49,7 @@ class Connection final {
   struct Depth {
     std::uint32_t sends, receives, inline_bytes;
     ibv_pd& protection_domain;
+    SharedReceives* shared_receives = nullptr;  // where messages arrive, instead of in receives of its own
   };
 
   Connection(VerbsEndpoint& endpoint, Owner& owner, const Depth& depth);
@@ -64,7 +66,10 @@ class Connection final {
   std::uint32_t inline_bytes() const noexcept { return inline_bytes_; }
   // The id of a work request with `number`, of 31 bits.
   std::uint64_t work_id(std::uint32_t number, bool receive) const noexcept {
-    return (std::uint64_t{work_number_} << 32) | (receive ? 1u << 31 : 0) | (number & 0x7FFFFFFF);
+    return work_id(work_number_, number, receive);
+  }
+  static std::uint64_t work_id(std::uint32_t work_number, std::uint32_t number, bool receive) noexcept {
+    return (std::uint64_t{work_number} << 32) | (receive ? 1u << 31 : 0) | (number & 0x7FFFFFFF);
   }
   static std::uint32_t number_of(const ibv_wc& completion) noexcept {
     return static_cast<std::uint32_t>(completion.wr_id) & 0x7FFFFFFF;

@@ -1,8 +1,13 @@
 #include "providers/verbs/verbs_device.h"
 
+#include <arpa/inet.h>
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -10,14 +15,16 @@
 
 #include "base/interfaces.h"
 #include "base/process.h"
+#include "fabric/error.h"
 #include "fabric/peer_id.h"
 
 namespace fab::verbs {
 namespace {
 
-// As rdma_cm would choose a device for a connection from each of this machine's addresses.
-std::map<ibv_context*, std::vector<SocketAddress>> addresses_by_device() {
-  std::map<ibv_context*, std::vector<SocketAddress>> found;
+// As rdma_cm would choose a device and its port for a connection from each of this machine's addresses.
+using Port = std::pair<const ibv_context*, std::uint8_t>;
+std::map<Port, std::vector<SocketAddress>> addresses_by_port() {
+  std::map<Port, std::vector<SocketAddress>> found;
   const OwnEventChannel events(library().create_event_channel());
   if (!events) return found;
   for (const Interface& interface : list_interfaces())
@@ -29,7 +36,7 @@ std::map<ibv_context*, std::vector<SocketAddress>> addresses_by_device() {
       const OwnId id(made);
       const SocketAddress any_port = address.with_port(0);
       if (library().bind_addr(made, const_cast<sockaddr*>(any_port.get())) == 0 && made->verbs)
-        found[made->verbs].push_back(address);
+        found[{made->verbs, made->port_num}].push_back(address);
     }
   return found;
 }
@@ -42,7 +49,16 @@ std::string first_line(const std::filesystem::path& path) {
 }
 
 std::filesystem::path sysfs(const Device& device) {
-  return std::filesystem::path("/sys/class/infiniband") / device.name;
+  return std::filesystem::path("/sys/class/infiniband") / library().get_device_name(device.context->device);
+}
+
+std::filesystem::path sysfs_port(const Device& device) {
+  return sysfs(device) / "ports" / std::to_string(device.port);
+}
+
+std::string gid_bytes(const SocketAddress& address) {
+  const std::string bytes = address.bytes();
+  return address.v6() ? bytes : std::string(10, '\0') + "\xff\xff" + bytes;
 }
 
 std::uint64_t speed_of(const ibv_port_attr& port) noexcept {
@@ -55,20 +71,16 @@ std::uint64_t speed_of(const ibv_port_attr& port) noexcept {
   return static_cast<std::uint64_t>(kLaneGigabits[speed] * 1e9) * kLanes[width];
 }
 
-// The port that can be used, or else the first one.
-void choose_port(Device& device) {
-  for (std::uint8_t number = 1; number <= device.limits.phys_port_cnt; ++number) {
-    ibv_port_attr port{};
-    if (library().query_port(device.context, number, reinterpret_cast<_compat_ibv_port_attr*>(&port)) != 0)
-      continue;
-    if (number > 1 && (device.state == IBV_PORT_ACTIVE || port.state != IBV_PORT_ACTIVE)) continue;
-    device.port = number;
-    device.state = port.state;
-    device.mtu = port.active_mtu;
-    device.link_layer = port.link_layer;
-    device.speed_bits_per_second = speed_of(port);
-    device.max_message = port.max_msg_sz;
-  }
+bool query(Device& device) {
+  ibv_port_attr port{};
+  if (library().query_port(device.context, device.port, reinterpret_cast<_compat_ibv_port_attr*>(&port)) != 0)
+    return false;
+  device.state = port.state;
+  device.mtu = port.active_mtu;
+  device.link_layer = port.link_layer;
+  device.speed_bits_per_second = speed_of(port);
+  device.max_message = port.max_msg_sz;
+  return true;
 }
 
 const char* layer_name(const Device& device) noexcept {
@@ -82,8 +94,8 @@ std::string problem_of(const Device& device) {
   if (device.addresses.empty())
     return device.name +
            " has no IP address that connections could be made through; give one to its network interface "
-           "(for "
-           "InfiniBand: IPoIB)";
+           "(for InfiniBand: IPoIB; RoCE also needs the GID of that address, see " +
+           (sysfs_port(device) / "gids").string() + ")";
   return "";
 }
 
@@ -99,22 +111,65 @@ std::vector<Device> list_devices() noexcept try {
   int count = 0;
   ibv_context** const contexts = library().get_devices(&count);
   if (!contexts) return devices;
-  const auto addresses = addresses_by_device();
+  const auto addresses = addresses_by_port();
   for (int i = 0; i < count; ++i) {
+    const std::string name = library().get_device_name(contexts[i]->device);
     Device device;
     device.context = contexts[i];
-    device.name = library().get_device_name(contexts[i]->device);
-    if (library().query_device(contexts[i], &device.limits) != 0) continue;
-    choose_port(device);
-    if (const auto found = addresses.find(contexts[i]); found != addresses.end())
-      device.addresses = found->second;
-    devices.push_back(std::move(device));
+    if (library().query_device(device.context, &device.limits) != 0) continue;
+    const std::uint8_t ports = device.limits.phys_port_cnt;
+    for (device.port = 1; device.port <= ports; ++device.port) {
+      if (!query(device)) continue;
+      device.name = name;
+      device.alias = name + "/" + std::to_string(device.port);
+      if (ports > 1) std::swap(device.name, device.alias);
+      const auto found = addresses.find({device.context, device.port});
+      device.addresses = found == addresses.end() ? std::vector<SocketAddress>() : found->second;
+      devices.push_back(device);
+    }
   }
   library().free_devices(contexts);  // the list; rdma_cm keeps the devices open
   std::ranges::sort(devices, {}, &Device::name);
   return devices;
 } catch (const std::exception&) {
   return {};
+}
+
+void refuse(const Device& device, const std::string& what) {
+  const int error = errno;
+  std::string message = "verbs: device " + device.name + " gives no " + what + ": " + std::strerror(error);
+  rlimit locked{};
+  if (error == ENOMEM && ::getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY)
+    message += "; this process may lock " + std::to_string(locked.rlim_cur / 1024) +
+               " KiB of memory, raise that limit (ulimit -l)";
+  throw Error(Errc::no_memory, message);
+}
+
+std::vector<Gid> list_gids(const Device& device) {
+  std::vector<Gid> gids;
+  const auto folder = sysfs_port(device);
+  for (int index = 0;; ++index) {
+    const std::string number = std::to_string(index), text = first_line(folder / "gids" / number);
+    if (text.empty()) return gids;
+    std::string bytes(16, '\0');
+    if (::inet_pton(AF_INET6, text.c_str(), bytes.data()) != 1 || bytes == std::string(16, '\0')) continue;
+    gids.push_back({index, std::move(bytes), first_line(folder / "gid_attrs" / "types" / number)});
+  }
+}
+
+SocketAddress address_of_gid(const Device& device, const std::string& index) {
+  std::string there;
+  for (const Gid& gid : list_gids(device))
+    for (const SocketAddress& address : device.addresses) {
+      if (gid.bytes != gid_bytes(address) || gid.type != "RoCE v2") continue;
+      const std::string number = std::to_string(gid.index);
+      if (number == index) return address;
+      there += (there.empty() ? "" : ", ") + number + " (" + address.host() + ", " + gid.type + ")";
+    }
+  throw Error(Errc::invalid,
+              "verbs_gid_index is \"" + index + "\", which is not the GID of an address that " + device.name +
+                  " can be reached at; " +
+                  (there.empty() ? "it has none, leave the setting out" : "there is " + there));
 }
 
 Info describe(const Device& device) {
@@ -124,6 +179,7 @@ Info describe(const Device& device) {
                 : device.link_layer == IBV_LINK_LAYER_INFINIBAND ? "infiniband"
                                                                  : "roce";
   info.domain = device.name;
+  info.alias = device.alias;
   info.addr_format = "bundle";
   info.caps = caps::kRma | caps::kAtomic | caps::kRead | caps::kWrite | caps::kRemoteRead |
               caps::kRemoteWrite | caps::kRmaEvent | caps::kRemoteData | caps::kMessage | caps::kTagged |
@@ -145,10 +201,10 @@ Info describe(const Device& device) {
   std::from_chars(node.data(), node.data() + node.size(), nic.numa_node);  // none: stays -1
   nic.state = std::string(device.state == IBV_PORT_ACTIVE ? "up" : "down") + ", " + layer_name(device) +
               ", MTU " + std::to_string(128u << device.mtu);
-  if (const std::string gid =
-          first_line(folder / "ports" / std::to_string(device.port) / "gid_attrs/types/0");
-      !gid.empty())
-    nic.state += ", GID " + gid;
+  if (!device.addresses.empty() && !device.iwarp())
+    for (const Gid& gid : list_gids(device))
+      if (gid.bytes == gid_bytes(device.addresses.front()))
+        nic.state += ", GID " + std::to_string(gid.index) + " " + gid.type;
   info.nics = {std::move(nic)};
   if (!device.addresses.empty()) info.src_addr = device.addresses.front().host();
   info.why = problem_of(device);

@@ -1,6 +1,8 @@
 #include "providers/verbs/verbs_domain.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 
 #include "fabric/error.h"
@@ -10,6 +12,8 @@
 namespace fab::verbs {
 namespace {
 
+constexpr std::uint32_t kFewestShared = 16;
+
 // Whether the setting `name` has its second value rather than its first, which is the default.
 bool chosen(const DomainServices& services, const std::string& name, const std::string& first,
             const std::string& second) {
@@ -17,6 +21,30 @@ bool chosen(const DomainServices& services, const std::string& name, const std::
   if (given != first && given != second)
     throw Error(Errc::invalid, name + " is \"" + given + "\"; it must be " + first + " or " + second);
   return given == second;
+}
+
+SocketAddress chosen_address(const Device& device, const DomainServices& services) {
+  const std::string index = services.options.setting("verbs_gid_index", "");
+  return index.empty() ? device.addresses.front() : address_of_gid(device, index);
+}
+
+std::uint32_t shared_receive_slots(const Device& device, const DomainServices& services) {
+  const std::string given = services.options.setting("verbs_srq", "0");
+  std::uint32_t slots = 0;
+  const auto end = given.data() + given.size();
+  const auto most = static_cast<std::uint32_t>(std::max(0, device.limits.max_srq_wr));
+  const bool number = std::from_chars(given.data(), end, slots).ptr == end;
+  if (number && slots == 0) return 0;
+  if (device.iwarp())
+    throw Error(
+        Errc::not_supported_here,
+        "verbs_srq is \"" + given + "\", but on " + device.name +
+            " (iWARP) a message for which no slot is free ends the connection; leave the setting out");
+  if (!number || slots < kFewestShared || slots > most)
+    throw Error(Errc::invalid, "verbs_srq is \"" + given + "\"; it must be 0 or a number of slots from " +
+                                   std::to_string(kFewestShared) + " to " + std::to_string(most) +
+                                   ", which " + device.name + " has");
+  return slots;
 }
 
 bool device_atomics(const Device& device, const DomainServices& services) {
@@ -71,11 +99,15 @@ VerbsDomain::VerbsDomain(Device device, Info info, std::string link, const Domai
       info_(std::move(info)),
       link_(std::move(link)),
       services_(services),
+      address_(chosen_address(device_, services)),
       atomics_(device_atomics(device_, services)),
+      receive_slots_(shared_receive_slots(device_, services)),
       streams_(open_protection_domain(device_)),
       protection_domain_(open_protection_domain(device_)),
       regions_(*protection_domain_, services.segment.regions(), atomics_,
-               registration_traits(device_, atomics_, services), services.options) {}
+               registration_traits(device_, atomics_, services), services.options) {
+  info_.src_addr = address_.host();
+}
 
 PartCheck VerbsDomain::part_check() const {
   return [link = link_](const PartView& part) {
@@ -87,7 +119,9 @@ PartCheck VerbsDomain::part_check() const {
 
 std::unique_ptr<Endpoint> VerbsDomain::open_endpoint(const EndpointServices& services) {
   return std::make_unique<VerbsEndpoint>(
-      services_, services, VerbsEndpoint::Shared{device_, *streams_, *protection_domain_, regions_, atomics_},
+      services_, services,
+      VerbsEndpoint::Shared{device_, address_, *streams_, *protection_domain_, regions_, atomics_,
+                            receive_slots_},
       link_);
 }
 

@@ -14,6 +14,9 @@ namespace fab::verbs {
 // reaches the memory) or "cpu". "verbs_odp" = "off" (the default) or "on": memory is registered with
 // on-demand paging, neither pinned nor counted against the limit of locked memory. "verbs_relaxed_ordering" =
 // "off" (the default) or "on": the devices may write the bytes of puts and gets to memory in any order.
+// "verbs_gid_index" = the index of the GID, that is of the IP address, to use on RoCE; the default is the
+// first address. "verbs_srq" = slots (of 16 KiB) of a shared receive queue for all peers of an endpoint; the
+// default, 0, is receives for each.
 class VerbsDomain final : public Domain {
  public:
   VerbsDomain(Device device, Info info, std::string link, const DomainServices& services);
@@ -28,10 +31,12 @@ class VerbsDomain final : public Domain {
 
  private:
   const Device device_;
-  const Info info_;
+  Info info_;
   const std::string link_;
   const DomainServices services_;
+  const SocketAddress address_;
   const bool atomics_;
+  const std::uint32_t receive_slots_;
   OwnPd streams_;  // apart: a stream that has not proven who it is reaches no region
   OwnPd protection_domain_;
   DeviceRegions regions_;

@@ -1,12 +1,9 @@
 #include "providers/verbs/verbs_endpoint.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include "base/random.h"
 #include "fabric/error.h"
@@ -24,16 +21,6 @@ constexpr std::ptrdiff_t kMostStrangers = 128;  // callers that have not finishe
 constexpr unsigned kAcknowledgeAt = 64;
 constexpr double kHandshakeSeconds = 5;
 constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
-
-[[noreturn]] void refuse(const Device& device, const char* what) {
-  const int error = errno;
-  std::string message = "verbs: device " + device.name + " gives no " + what + ": " + std::strerror(error);
-  rlimit locked{};
-  if (error == ENOMEM && ::getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY)
-    message += "; this process may lock " + std::to_string(locked.rlim_cur / 1024) +
-               " KiB of memory, raise that limit (ulimit -l)";
-  throw Error(Errc::no_memory, message);
-}
 
 void make_nonblocking(int fd) {
   check_call(::fcntl(fd, F_SETFL, check_call(::fcntl(fd, F_GETFL), "fcntl") | O_NONBLOCK), "fcntl");
@@ -72,7 +59,7 @@ VerbsEndpoint::VerbsEndpoint(const DomainServices& domain, const EndpointService
       services_(services),
       shared_(shared),
       max_message_(std::clamp<std::uint64_t>(shared.device.max_message, 4096, 1u << 30)),
-      address_(shared.device.addresses.front()),
+      address_(shared.address),
       ticker_(services.poller, [this] { tick(); }) {
   const Device& device = shared.device;
   events_.reset(library().create_event_channel());
@@ -90,6 +77,8 @@ VerbsEndpoint::VerbsEndpoint(const DomainServices& domain, const EndpointService
       library().reg_mr(&shared.protection_domain, staging_.data(), staging_.size(), IBV_ACCESS_LOCAL_WRITE));
   if (!staging_key_) refuse(device, "access to memory");
   for (std::int32_t slot = kStages; slot-- > 0;) free_stages_.push_back(slot);
+  if (shared.receive_slots)
+    shared_receives_ = std::make_unique<SharedReceives>(*this, device, shared.receive_slots);
 
   fill_random(identity_.id.data(), identity_.id.size());
   identity_.keys = &services.keys;
@@ -115,7 +104,7 @@ VerbsEndpoint::~VerbsEndpoint() {
   }
   for (const auto& [id, link] : std::exchange(links_, {})) link->fail(Errc::canceled);
   for (const auto& served : std::exchange(served_, {})) served->stream.fail(Errc::canceled);
-  buried_.clear();
+  while (!buried_.empty()) std::exchange(buried_, {});
   if (unacknowledged_) library().ack_cq_events(queue_.get(), unacknowledged_);
 }
 
@@ -127,7 +116,7 @@ void VerbsEndpoint::listen() {
   const SocketAddress any_port = address_.with_port(0);
   if (library().bind_addr(made, const_cast<sockaddr*>(any_port.get())) != 0 ||
       library().listen(made, kBacklog) != 0)
-    refuse(shared_.device, ("listening place on " + address_.host()).c_str());
+    refuse(shared_.device, "listening place on " + address_.host());
   address_ = address_.with_port(ntohs(library().get_src_port(made)));
 }
 
@@ -317,7 +306,7 @@ bool VerbsEndpoint::take_turns() noexcept {
 }
 
 bool VerbsEndpoint::progress() noexcept {
-  buried_.clear();
+  const auto buried = std::exchange(buried_, {});  // end behind the polls of this turn
   bool moved = false;
   for (int round = 0; round < kPollBudget && poll(); ++round) moved = true;
   return take_turns() || moved;

@@ -15,6 +15,7 @@
 #include "providers/verbs/verbs_device.h"
 #include "providers/verbs/verbs_path.h"
 #include "providers/verbs/verbs_regions.h"
+#include "providers/verbs/verbs_shared_receives.h"
 
 namespace fab::verbs {
 
@@ -32,10 +33,12 @@ class VerbsEndpoint final : public Endpoint {
   // What the endpoints of a domain have in common; outlives them.
   struct Shared {
     const Device& device;
+    const SocketAddress address;  // one of the device's
     ibv_pd& stream_domain;
     ibv_pd& protection_domain;  // of memory that devices of peers may reach
     DeviceRegions& regions;
-    bool atomics;  // by devices
+    bool atomics;                 // by devices
+    std::uint32_t receive_slots;  // that all streams of an endpoint share; 0: each has its own
   };
   VerbsEndpoint(const DomainServices& domain, const EndpointServices& services, const Shared& shared,
                 std::string link);
@@ -56,6 +59,7 @@ class VerbsEndpoint final : public Endpoint {
   const std::string& link() const noexcept { return identity_.part.link; }
   const SocketAddress& address() const noexcept { return address_; }
   ibv_pd& stream_domain() const noexcept { return shared_.stream_domain; }
+  SharedReceives* shared_receives() const noexcept { return shared_receives_.get(); }  // null: none
   ibv_pd& protection_domain() const noexcept { return shared_.protection_domain; }
   DeviceRegions& regions() const noexcept { return shared_.regions; }
   ibv_cq& completion_queue() const noexcept { return *queue_; }
@@ -128,6 +132,7 @@ class VerbsEndpoint final : public Endpoint {
   OwnMr staging_key_;
   std::vector<std::int32_t> free_stages_;
   OwnId listener_;
+  std::unique_ptr<SharedReceives> shared_receives_;
   std::unique_ptr<ReadyCall> on_cm_, on_completions_;
 
   std::unordered_map<std::uint32_t, Connection::Owner*> owners_;

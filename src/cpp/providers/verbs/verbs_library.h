@@ -25,6 +25,9 @@ struct Library {
   decltype(&::ibv_create_cq) create_cq;
   decltype(&::ibv_resize_cq) resize_cq;
   decltype(&::ibv_destroy_cq) destroy_cq;
+  decltype(&::ibv_create_srq) create_srq;
+  decltype(&::ibv_destroy_srq) destroy_srq;
+  decltype(&::ibv_modify_qp) modify_qp;
   decltype(&::ibv_get_cq_event) get_cq_event;
   decltype(&::ibv_ack_cq_events) ack_cq_events;
 
@@ -64,6 +67,7 @@ struct Destroy {
 using OwnPd = std::unique_ptr<ibv_pd, Destroy<&Library::dealloc_pd>>;
 using OwnMr = std::unique_ptr<ibv_mr, Destroy<&Library::dereg_mr>>;
 using OwnCq = std::unique_ptr<ibv_cq, Destroy<&Library::destroy_cq>>;
+using OwnSrq = std::unique_ptr<ibv_srq, Destroy<&Library::destroy_srq>>;
 using OwnCompletionChannel = std::unique_ptr<ibv_comp_channel, Destroy<&Library::destroy_comp_channel>>;
 using OwnEventChannel = std::unique_ptr<rdma_event_channel, Destroy<&Library::destroy_event_channel>>;
 struct DestroyId {

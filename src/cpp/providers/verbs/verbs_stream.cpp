@@ -11,6 +11,7 @@
 #include "fabric/copy_memory.h"
 #include "fabric/event_queue.h"
 #include "providers/verbs/verbs_endpoint.h"
+#include "providers/verbs/verbs_shared_receives.h"
 
 namespace fab::verbs {
 namespace {
@@ -68,6 +69,12 @@ bool VerbsStream::call() {
   return dial();
 }
 
+void VerbsStream::make_connection() {
+  connection_ = std::make_unique<Connection>(
+      endpoint_, *this,
+      Connection::Depth{kSlots, kSlots, 0, endpoint_.stream_domain(), endpoint_.shared_receives()});
+}
+
 bool VerbsStream::dial() {
   ++calls_;
   answer_ = Deadline::in_seconds(kAnswerSeconds);
@@ -76,8 +83,7 @@ bool VerbsStream::dial() {
   proven_ = false;
   free_slots_ = credits_ = kSlots;
   next_slot_ = owed_ = 0;
-  connection_ = std::make_unique<Connection>(endpoint_, *this,
-                                             Connection::Depth{kSlots, kSlots, 0, endpoint_.stream_domain()});
+  make_connection();
   for (const SocketAddress& address : VerbsEndpoint::routes_to(where_))
     if (address.v6() == endpoint_.address().v6())
       return connection_->call(endpoint_.address(), address, {.to = where_.id});
@@ -87,16 +93,17 @@ bool VerbsStream::dial() {
 bool VerbsStream::answer(OwnId id, const rdma_conn_param& asked) noexcept {
   handshake_ = endpoint_.handshake_deadline();
   endpoint_.watch();
-  connection_ = std::make_unique<Connection>(endpoint_, *this,
-                                             Connection::Depth{kSlots, kSlots, 0, endpoint_.stream_domain()});
+  make_connection();
   return connection_->answer(std::move(id), asked);
 }
 
 bool VerbsStream::on_made() try {
-  memory_ = Mapping::anonymous(std::size_t{2} * kSlots * kSlotBytes);
+  const bool shared = endpoint_.shared_receives() != nullptr;
+  memory_ = Mapping::anonymous(std::size_t{shared ? 1u : 2u} * kSlots * kSlotBytes);
   mr_.reset(
       library().reg_mr(&endpoint_.stream_domain(), memory_.data(), memory_.size(), IBV_ACCESS_LOCAL_WRITE));
   if (!mr_) return false;
+  if (shared) return true;
   for (std::uint32_t slot = 0; slot < kSlots; ++slot)
     if (!post_receive(slot)) return false;
   return true;
@@ -319,15 +326,16 @@ void VerbsStream::on_completion(const ibv_wc& completion) {
     if (session_ && (session_->has_output() || owed_ >= kSlots / 2)) endpoint_.turn_later(*this);
     return;
   }
-  const std::uint32_t slot = Connection::number_of(completion) % kSlots;
+  const std::uint32_t slot = Connection::number_of(completion);
+  const SharedReceives* const shared = endpoint_.shared_receives();
   ++received_;
   receiving_ = true;
-  const Errc error = on_message(receive_slot(slot), completion.byte_len);
+  const Errc error = on_message(shared ? shared->slot(slot) : receive_slot(slot), completion.byte_len);
   receiving_ = false;
   if (error != Errc::ok) return fail(error);
   if (state_ != Errc::ok) return;
   ++owed_;
-  if (!post_receive(slot)) return fail(Errc::peer_lost);
+  if (!shared && !post_receive(slot)) return fail(Errc::peer_lost);
   endpoint_.turn_later(*this);
 }
 

@@ -58,6 +58,8 @@ class VerbsStream final : public Connection::Owner {
     return open_ && session_->owes_messages() && (session_->has_output() || free_slots_ != kSlots);
   }
 
+  static constexpr std::size_t kSlotBytes = 16 * 1024;
+
   // How long the first answer over a new connection may take until another connection is tried.
   static constexpr double kAnswerSeconds = 1.25;
 
@@ -65,7 +67,6 @@ class VerbsStream final : public Connection::Owner {
 
  private:
   static constexpr std::uint32_t kSlots = 16;
-  static constexpr std::size_t kSlotBytes = 16 * 1024;
   static constexpr std::size_t kHeader = 8;  // emptied slots (4), kind (1), zero
 
   enum class Kind : std::uint8_t { frames = 0, handshake = 1 };
@@ -75,13 +76,14 @@ class VerbsStream final : public Connection::Owner {
   void on_closed(Errc why) override;
   void on_completion(const ibv_wc& completion) override;
 
+  void make_connection();
   bool dial();
   bool dial_again();
   void make_session(Part peer);
   bool post_receive(std::uint32_t slot) noexcept;
   bool post(std::uint32_t slot, Kind kind, std::size_t bytes) noexcept;
-  std::byte* receive_slot(std::uint32_t slot) noexcept { return memory_.data() + slot * kSlotBytes; }
-  std::byte* send_slot(std::uint32_t slot) noexcept { return receive_slot(kSlots + slot); }
+  std::byte* send_slot(std::uint32_t slot) noexcept { return memory_.data() + slot * kSlotBytes; }
+  std::byte* receive_slot(std::uint32_t slot) noexcept { return send_slot(kSlots + slot); }
   std::size_t fill(std::byte* to) noexcept;
   Errc take(const std::byte* bytes, std::size_t length) noexcept;
   Errc on_message(const std::byte* bytes, std::size_t length) noexcept;
