@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -50,14 +51,16 @@ def kernel() -> Path:
         pytest.skip(str(error))
 
 
-def run(*command: str, options: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: str, options: tuple[str, ...] = (), limit: int = LIMIT, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """What guest.py does with a command, as users call it."""
     return subprocess.run(
-        [sys.executable, guest.__file__, "--timeout", str(LIMIT), *options, "--", *command],
+        [sys.executable, guest.__file__, "--timeout", str(limit), *options, "--", *command],
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=limit + 180,
         env={**os.environ, **environment},
     )
 
@@ -135,3 +138,24 @@ def test_two_guests_write_into_each_others_memory_over_siw0(kernel: Path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"^ping data: rdma-ping-\d", done.stdout, re.MULTILINE)) == 5, done.stdout
+
+
+@pytest.mark.timeout(800)
+@pytest.mark.parametrize("device", ["rxe0", "siw0"])
+def test_the_conformance_subset_passes_between_two_guests(kernel: Path, device: str):
+    if device == "siw0" and (kernel / "no-siw").exists():
+        pytest.skip((kernel / "no-siw").read_text())
+    pyfab = f"{shlex.quote(sys.executable)} -m pyfab"
+    pick = "write_read" if device == "rxe0" else "write_read and (range or typed or both_directions)"
+    done = run(
+        *(
+            "sh",
+            "-c",
+            f"{pyfab} validate --links verbs:{device} --peer $PYFAB_GUEST_PEER --pytest=\"-k '{pick}'\"",
+        ),
+        options=("--memory", "1500", "--peer", f"{pyfab} agent --listen 0.0.0.0:29480"),
+        limit=600,
+        PYFAB_TOKEN="between guests",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"[1-9]\d* passed", done.stdout), done.stdout

@@ -216,8 +216,9 @@ Direct::Way Direct::choose(const Transfer& transfer) {
 
 // --- transfers
 
-void Direct::take(const Transfer& transfer) {
+void Direct::take(const Transfer& transfer, std::uint64_t after) {
   Request request;
+  request.after = after;
   request.transfer = transfer;
   const Whole whole(transfer);
   request.offset = whole.before;
@@ -344,6 +345,7 @@ void Direct::post(Request& request, bool& moved) noexcept {
 }
 
 bool Direct::pump() noexcept {
+  settle_completed();
   bool moved = false;
   while (!send_failed_ && unposted_ < requests_.size()) {
     Request& next = requests_[unposted_];
@@ -441,6 +443,7 @@ void Direct::settle_front(Errc error) noexcept {
 void Direct::settle_completed() noexcept {
   while (!requests_.empty()) {
     const Request& front = requests_.front();
+    if (front.after > by_session_ && front.after > (by_session_ = services_.by_session())) return;
     if (front.fate == Request::Fate::lost) {
       settle_front(Errc::peer_lost);
       continue;

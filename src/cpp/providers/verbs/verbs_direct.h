@@ -20,9 +20,10 @@ namespace fab::verbs {
 class Direct final : public Connection::Owner {
  public:
   struct Services {
-    std::function<Session*()> session;     // of the stream; null once it ended
-    std::function<std::uint64_t()> token;  // of the peer; 0: not known yet
-    std::function<void()> on_settled;      // one more transfer
+    std::function<Session*()> session;          // of the stream; null once it ended
+    std::function<std::uint64_t()> token;       // of the peer; 0: not known yet
+    std::function<std::uint64_t()> by_session;  // transfers that were given to it and have settled
+    std::function<void()> on_settled;           // one more transfer
     std::function<void()> on_hidden;   // one that went through the session on behalf of this object settled
     std::function<void()> on_posted;   // the session got something to send
     std::function<void()> on_waiting;  // work is left for pump()
@@ -35,8 +36,9 @@ class Direct final : public Connection::Owner {
   // session; or nowhere until there is room.
   enum class Way { devices, session, later };
   Way way(const Transfer& transfer);
-  void take(const Transfer& transfer);  // one for which way() just said `devices`
-  bool pump() noexcept;                 // posts what was taken; true if anything
+  // One for which way() just said `devices`. It settles when so many of those given to the session have.
+  void take(const Transfer& transfer, std::uint64_t after);
+  bool pump() noexcept;  // posts what was taken; true if anything
 
   // Looks after the deadline of a call; true while one is under way.
   bool tick() noexcept;
@@ -76,6 +78,7 @@ class Direct final : public Connection::Owner {
     std::uint32_t local_key = 0;
     std::uint64_t operand = 0, compare = 0;  // of an update
     std::uint64_t offset = 0, whole = 0;     // of a stripe
+    std::uint64_t after = 0;                 // see take()
     std::uint64_t posted = 0;                // bytes
     std::uint64_t last = 0;                  // number of its last work request, once all are posted; else 0
     enum class Fate : std::uint8_t {
@@ -118,6 +121,7 @@ class Direct final : public Connection::Owner {
   bool proven_useful_ = false;    // the connection did something
   bool send_failed_ = false;
   std::uint64_t signs_ = 0;
+  std::uint64_t by_session_ = 0;  // as last asked
   std::unordered_map<std::uint64_t, Known> known_;
   std::vector<std::unique_ptr<Question>> questions_;
   Repeat repeat_;

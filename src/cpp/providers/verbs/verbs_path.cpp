@@ -18,6 +18,7 @@ VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& wher
       direct_(endpoint, where,
               {.session = [this] { return state() == Errc::ok ? stream_.session() : nullptr; },
                .token = [this] { return stream_.token(); },
+               .by_session = [this] { return session_settled(); },
                .on_settled = [this] { ++direct_counts_.settled; },
                .on_hidden = [this] { ++hidden_settled_; },
                .on_posted = [this] { stream_.posted(true); },
@@ -70,12 +71,10 @@ PathCounts VerbsLink::counts() const noexcept {
 
 namespace {
 
-// What the peer may only hear of when the puts before it are there (docs/messages.md), and what their devices
-// must not overtake.
+// Messages of which the peer may only hear when the puts before them are there (docs/messages.md), and all
+// that is no message, so that puts, gets and updates settle in the order in which they were posted.
 bool follows_puts(const Transfer& transfer) noexcept {
-  if (transfer.op == OpCode::send) return (transfer.flags & transfer_flag::kUnordered) == 0;
-  return is_atomic(transfer.op) ||
-         (transfer.flags & (transfer_flag::kRemoteData | transfer_flag::kStriped)) != 0;
+  return transfer.op != OpCode::send || (transfer.flags & transfer_flag::kUnordered) == 0;
 }
 
 }  // namespace
@@ -88,14 +87,15 @@ std::size_t VerbsLink::post(std::span<const Transfer> batch) noexcept {
     return batch.size();
   }
   const bool alone = stream_.session()->outstanding() == 0;
-  std::size_t posted = 0, by_session = 0;
+  const std::uint64_t by_session = by_session_;
+  std::size_t posted = 0;
   while (posted < batch.size() && state() == Errc::ok) {
     const Direct::Way way = direct_.way(batch[posted]);
     if (way == Direct::Way::later || state() != Errc::ok) break;
     if (way == Direct::Way::devices) {
       ++direct_counts_.posted;
       ran(true, 1);
-      direct_.take(batch[posted]);
+      direct_.take(batch[posted], last_rma_);
       ++posted;
       continue;
     }
@@ -104,10 +104,10 @@ std::size_t VerbsLink::post(std::span<const Transfer> batch) noexcept {
     ran(false, taken);
     if (taken == 0) break;
     posted += taken;
-    by_session += taken;
+    by_session_ += taken;
+    if (batch[posted - 1].op != OpCode::send) last_rma_ = by_session_;
   }
-  by_session_ += by_session;
-  if (by_session && state() == Errc::ok) stream_.posted(alone);
+  if (by_session_ != by_session && state() == Errc::ok) stream_.posted(alone);
   if (direct_.outstanding() != 0) {
     endpoint_.watch();
     direct_.pump();

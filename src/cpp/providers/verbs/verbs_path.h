@@ -47,6 +47,7 @@ class VerbsLink final {
   Direct direct_;
   std::uint64_t hidden_settled_ = 0;  // by the session, on behalf of direct_
   std::uint64_t by_session_ = 0;      // posted to it
+  std::uint64_t last_rma_ = 0;        // of them up to the last that was no message
   std::uint64_t refused_ = 0;         // posted when the link had failed
   mutable RingQueue<Run> runs_;
   mutable std::uint64_t direct_used_ = 0, session_used_ = 0, settled_ = 0;
