@@ -425,6 +425,7 @@ int main(int argc, char** argv) {
 #endif
 #ifdef WITH_UCX
       {"tcp", "ucx", [] { return std::make_unique<Ucx>("tcp", UCS_THREAD_MODE_SINGLE); }},
+      {"tcp", "ucx-locked", [] { return std::make_unique<Ucx>("tcp", UCS_THREAD_MODE_MULTI); }},
 #endif
   };
   const std::vector<Column> columns = {

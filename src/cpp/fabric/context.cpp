@@ -10,9 +10,10 @@ namespace {
 
 using std::chrono::microseconds;
 // A spinning leader looks about this often at the clock and at others who want the lock, and at the poller,
-// which is a system call. Where turns are short, that is every so many of them; one that moved something
-// counts as many.
-constexpr std::chrono::nanoseconds kClockPeriod(500), kPollerPeriod = microseconds(2);
+// which is a system call: the less often, the longer it found nothing. Where turns are short, that is every
+// so many of them; one that moved something counts as many.
+constexpr std::chrono::nanoseconds kClockPeriod(500), kLeastPollerPeriod = microseconds(2),
+                                                      kMostPollerPeriod = microseconds(32);
 constexpr unsigned kMostClockTurns = 64, kPollerTurns = 2048, kTurnsOfMove = 16;
 // Who leads for longer than this says so, and then hands the context back: the progress thread need not look
 // for its end, which would interrupt large copies on a busy processor.
@@ -25,7 +26,10 @@ constexpr std::chrono::nanoseconds kLeastSpin = microseconds(1), kMostSpin = mic
 }  // namespace
 
 Context::Context(Domain& domain, Parameters parameters)
-    : parameters_(std::move(parameters)), receives_(parameters_.directed_receive), spin_(microseconds(20)) {
+    : parameters_(std::move(parameters)),
+      receives_(parameters_.directed_receive),
+      poller_period_(kLeastPollerPeriod),
+      spin_(microseconds(20)) {
   endpoint_ = domain.open_endpoint({.context = parameters_.index,
                                     .cell = parameters_.cell,
                                     .keys = parameters_.keys,
@@ -463,9 +467,11 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
       announced = true;
       staying_.store(true, std::memory_order_seq_cst);
     }
-    if (now - polled >= kPollerPeriod) {
+    if (now - polled >= poller_period_) {
       polled = now;
-      moved |= look_at_poller();
+      const bool found = look_at_poller();
+      poller_period_ = found ? kLeastPollerPeriod : std::min(kMostPollerPeriod, poller_period_ * 2);
+      moved |= found;
     }
     if (std::exchange(moved, false)) idle_since = now;
     if (notice_ || now - idle_since >= spin_ || deadline.passed()) break;

@@ -187,7 +187,8 @@ class Context final {
   unsigned turns_ = 0;        // of move() since the poller was looked at
   unsigned clock_turns_ = 4;  // of a leader between looks at the clock
   std::function<void()> hand_back_;
-  std::chrono::nanoseconds spin_;  // how long a leader polls before it sleeps; follows what paid off
+  std::chrono::nanoseconds poller_period_;  // between looks at the poller; follows what they found
+  std::chrono::nanoseconds spin_;           // how long a leader polls before it sleeps; follows what paid off
 
   std::atomic<bool> asleep_{false};
   std::atomic<bool> staying_{false};       // a leader that will call hand_back_
