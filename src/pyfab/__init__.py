@@ -21,6 +21,7 @@ except ImportError as error:  # pragma: no cover - depends on a broken installat
 
 from pyfab._address_vector import AddressVector, group_addr, parse_addr, rx_addr
 from pyfab._await import await_operation
+from pyfab._dmabuf import DmaBuf
 from pyfab._domain import Domain
 from pyfab._endpoint import Context, Endpoint, Operation
 from pyfab._enums import (
@@ -129,6 +130,7 @@ __all__ = [
     "Context",
     "Counter",
     "Delivery",
+    "DmaBuf",
     "Domain",
     "EPType",
     "Endpoint",

@@ -36,8 +36,9 @@ class Range:
 
 def _refuse_device(what: str, device: str) -> NotSupportedError:
     return NotSupportedError(
-        f"the {what} lives in memory of a device ({device}): this build has no provider that reaches it; copy it to the host"
-        " first (for instance tensor.cpu()), or use a build with RDMA and dma-buf support"
+        f"the {what} lives in memory of a device ({device}), whose addresses mean nothing here: copy it to the host (for instance"
+        " tensor.cpu()), or export it as a dma-buf (CUDA: cuMemGetHandleForAddressRange with"
+        " CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD) and register pyfab.DmaBuf(fd) over an RDMA device"
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from pyfab import _core
 from pyfab._buffers import Range, array_of, pieces_of
 from pyfab._core import RemoteRegion
+from pyfab._dmabuf import DmaBuf
 from pyfab._endpoint import Endpoint
 from pyfab._enums import KEY_NOTAVAIL, Access, MRFlag, RMAEvent, flag_names
 from pyfab._errors import (
@@ -96,8 +97,10 @@ class MemoryRegion(_core.Exporter):
         for item in memories:
             if isinstance(item, np.ndarray):
                 pieces += pieces_of(item, domain.info.mr_iov_limit)
+            elif isinstance(item, Range):
+                pieces.append((item.address, item.length))
             else:
-                pieces.append((item.address, item.length) if isinstance(item, Range) else item)
+                pieces.append(item if not isinstance(item, DmaBuf) or item.mapped else item._core)
         memory = shared_memory_of(pieces[0]) if len(pieces) == 1 else None
         offset = 0
         if memory is not None:

@@ -32,6 +32,13 @@ Mapping Mapping::anonymous(std::size_t length, bool huge_pages) {
   return mapping;
 }
 
+Mapping Mapping::reserved(std::size_t length) {
+  Mapping mapping;
+  mapping.data_ = map(-1, 0, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS);
+  mapping.size_ = length;
+  return mapping;
+}
+
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
   if (this != &other) {
     reset();

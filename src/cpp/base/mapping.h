@@ -17,6 +17,8 @@ class Mapping {
   // `length` zeroed bytes of this process alone, which cost memory only once written; in huge pages, where
   // the system has them, if so asked. Throws likewise.
   static Mapping anonymous(std::size_t length, bool huge_pages = false);
+  // `length` bytes of addresses without memory: whoever touches them meets a fault. Throws likewise.
+  static Mapping reserved(std::size_t length);
   Mapping(Mapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   Mapping& operator=(Mapping&& other) noexcept;

@@ -1,8 +1,40 @@
 #include "fabric/check_transfer.h"
 
+#include <algorithm>
+#include <span>
+
 #include "fabric/atomics.h"
+#include "fabric/dma_buf.h"
 
 namespace fab {
+namespace {
+
+bool hidden(const void* memory, std::uint64_t length) noexcept {
+  return DmaBuf::hides({.start = reinterpret_cast<std::uint64_t>(memory), .length = length});
+}
+
+// What is copied on every link.
+bool must_be_copied(const Transfer& transfer) noexcept {
+  return is_atomic(transfer.op) || transfer.delivery == Delivery::inject;
+}
+
+}  // namespace
+
+bool hides_local(const Transfer& transfer) noexcept {
+  if (!DmaBuf::any_hidden() || (transfer.flags & transfer_flag::kStriped) != 0) return false;
+  const bool atomic = is_atomic(transfer.op);
+  if (atomic && transfer.op != OpCode::atomic && hidden(transfer.result, transfer.length)) return true;
+  if (transfer.op == OpCode::compare_atomic && hidden(transfer.compare, transfer.length)) return true;
+  if (atomic && transfer.atomic == AtomicOp::atomic_read) return false;
+  if (transfer.piece_count == 0) return hidden(transfer.local, transfer.length);
+  return std::ranges::any_of(std::span(transfer.local_pieces, transfer.piece_count),
+                             [](const iovec& piece) { return hidden(piece.iov_base, piece.iov_len); });
+}
+
+Errc check_copied(const Transfer& transfer) noexcept {
+  const Errc wrong = check_transfer(transfer);
+  return wrong == Errc::ok && hides_local(transfer) ? Errc::bounds : wrong;
+}
 
 Errc check_transfer(const Transfer& transfer) noexcept {
   if (transfer.piece_count > kMaxPieces) return Errc::invalid;
@@ -11,6 +43,7 @@ Errc check_transfer(const Transfer& transfer) noexcept {
     for (std::size_t i = 0; i < transfer.piece_count; ++i) bytes += transfer.local_pieces[i].iov_len;
     if (bytes != transfer.length) return Errc::invalid;
   }
+  if (must_be_copied(transfer) && hides_local(transfer)) return Errc::bounds;
   switch (transfer.op) {
     case OpCode::write:
     case OpCode::read:

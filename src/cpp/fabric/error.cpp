@@ -17,7 +17,7 @@ constexpr Row kRows[] = {
     {Errc::again, "FI_EAGAIN", "full for now"},
     {Errc::no_memory, "FI_ENOMEM", "no memory or table space left"},
     {Errc::access, "FI_EACCES", "the region does not grant this right"},
-    {Errc::bounds, "FI_EFAULT", "outside of the region, or its memory is gone"},
+    {Errc::bounds, "FI_EFAULT", "outside of the region, or memory that is gone or that only devices reach"},
     {Errc::busy, "FI_EBUSY", "others still use the object"},
     {Errc::invalid, "FI_EINVAL", "invalid argument"},
     {Errc::not_supported_here, "FI_ENOSYS", "not available in this configuration"},

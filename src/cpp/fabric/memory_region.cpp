@@ -6,6 +6,7 @@
 
 #include "base/memory_map.h"
 #include "fabric/counter.h"
+#include "fabric/dma_buf.h"
 #include "fabric/domain_core.h"
 #include "fabric/raw_key.h"
 
@@ -13,6 +14,10 @@ namespace fab {
 namespace {
 
 constexpr std::uint32_t kStores = access::kRecv | access::kRead | access::kRemoteWrite;
+
+AddressRange range_of(const iovec& buffer) noexcept {
+  return {.start = reinterpret_cast<std::uint64_t>(buffer.iov_base), .length = buffer.iov_len};
+}
 
 Error invalid(const std::string& why) { return {Errc::invalid, "cannot register memory: " + why}; }
 
@@ -33,6 +38,7 @@ MemoryRegion::MemoryRegion(std::shared_ptr<DomainCore> domain, Parameters parame
       asynchronous_(parameters.asynchronous),
       exempt_(parameters.exempt) {
   check_arguments(parameters);
+  check_hidden();
   starts_disabled_ = mode(mr_mode::kEndpoint) || waits_for_counter();
   if (asynchronous_) {
     if (!parameters.auth_key.empty()) rare().auth_key = parameters.auth_key;
@@ -63,16 +69,18 @@ void MemoryRegion::show_to_peers(const Parameters& parameters) {
   RegionTable& table = domain_->regions();
   const bool chosen = parameters.requested_key == kNoKey || mode(mr_mode::kProvKey | mr_mode::kRaw);
   const bool at_once = !asynchronous_ && !starts_disabled_ && !mode(mr_mode::kMmuNotify);
-  RegionRecord record{.key = chosen ? kNoKey : parameters.requested_key,
-                      .key_size = domain_->options().mr_key_size,
-                      .base = base(),
-                      .buffers = buffers(),
-                      .access = access_,
-                      .flags = flags_ & region_flag::kPersistent,
-                      .file = parameters.file,
-                      .file_offset = parameters.file_offset,
-                      .auth = domain_->auth_number(parameters.auth_key),
-                      .enabled = at_once};
+  RegionRecord record{
+      .key = chosen ? kNoKey : parameters.requested_key,
+      .key_size = domain_->options().mr_key_size,
+      .base = base(),
+      .buffers = buffers(),
+      .access = access_,
+      .flags = (flags_ & region_flag::kPersistent) |
+               (std::ranges::any_of(buffers(), &DmaBuf::any_in, range_of) ? region_flag::kOwnPages : 0),
+      .file = parameters.file,
+      .file_offset = parameters.file_offset,
+      .auth = domain_->auth_number(parameters.auth_key),
+      .enabled = at_once};
   const bool emulates = domain_->emulation() && !parameters.coherent;
   index_ = table.insert(emulates ? emulate(record) : record);
   key_ = table.entry(index_).key.load(std::memory_order_relaxed);
@@ -148,6 +156,18 @@ void MemoryRegion::check_arguments(const Parameters& parameters) const {
   }
 }
 
+void MemoryRegion::check_hidden() const {
+  const bool stores = (access_ & kStores) != 0;
+  for (const iovec& buffer : buffers())
+    if (DmaBuf::hides(range_of(buffer)) &&
+        (domain_->emulation() || !domain_->domain().reaches_hidden(range_of(buffer), stores)))
+      throw Error(Errc::not_supported,
+                  "the memory is a dma-buf that its exporter does not let processors map, and no device of "
+                  "this domain reaches it: open the domain over an RDMA device whose driver registers "
+                  "dma-bufs (\"verbs:mlx5_0\"; Linux 5.12 and rdma-core 34 at least), or copy the memory to "
+                  "the host");
+}
+
 // Makes the device's view, and shows it to peers in place of the user's buffers.
 RegionRecord MemoryRegion::emulate(RegionRecord record) {
   CacheEmulation& emulation = *domain_->emulation();
@@ -169,16 +189,13 @@ void MemoryRegion::lease_memory(const std::string& auth_key) {
   if (!cache) return;
   const MemoryUse use{.rights = access_,
                       .auth_key = auth_key.empty() ? domain_->options().auth_key : auth_key};
-  for (const iovec& buffer : buffers())
-    rare().leases.push_back(cache->acquire(
-        {.start = reinterpret_cast<std::uint64_t>(buffer.iov_base), .length = buffer.iov_len}, use));
+  for (const iovec& buffer : buffers()) rare().leases.push_back(cache->acquire(range_of(buffer), use));
 }
 
 bool MemoryRegion::fully_backed() const {
   const bool stores = (access_ & kStores) != 0;
   return std::ranges::all_of(buffers(), [&](const iovec& buffer) {
-    const AddressRange range{.start = reinterpret_cast<std::uint64_t>(buffer.iov_base),
-                             .length = buffer.iov_len};
+    const AddressRange range = range_of(buffer);
     const auto parts = backed_parts(range, stores);
     return parts.size() == 1 && parts.front() == range;
   });
@@ -269,7 +286,12 @@ RemoteRegion MemoryRegion::remote() {
     domain_->domain().enroll(*this);
     enrolled_ = true;
   }
-  RemoteRegion remote{.key = key(), .base = base(), .length = length(), .access = access_, .parts = {}};
+  const bool hidden = std::ranges::any_of(buffers(), &DmaBuf::hides, range_of);
+  RemoteRegion remote{.key = key(),
+                      .base = base(),
+                      .length = length(),
+                      .access = access_ | (hidden ? access::kHidden : 0),
+                      .parts = {}};
   if (mode(mr_mode::kRaw)) remote.parts.push_back({"raw", 0, raw_key()});
   return remote;
 }

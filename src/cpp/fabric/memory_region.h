@@ -113,6 +113,7 @@ class MemoryRegion final {
   static constexpr std::uint32_t kNoEntry = ~0u;
 
   void check_arguments(const Parameters& parameters) const;
+  void check_hidden() const;
   void show_to_peers(const Parameters& parameters);
   void lease_memory(const std::string& auth_key);
   Errc open_to_peers() noexcept;

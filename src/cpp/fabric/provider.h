@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/address_range.h"
 #include "base/poller.h"
 #include "fabric/auth_key.h"
 #include "fabric/link_counters.h"
@@ -106,7 +107,8 @@ struct PathCounts {
 class Path {
  public:
   virtual ~Path() = default;
-  // The number that Transfer::key takes for this region on this path.
+  // The number that Transfer::key takes for this region on this path. To be asked before a put to, or a get
+  // from, what is kHidden: devices do all of these then.
   virtual std::uint64_t resolve(const RemoteRegion& region) = 0;
   // Takes a prefix of `batch` and returns its length; short means full: make progress, then post the rest.
   // What was taken starts in order and settles its operation once, maybe before this returns. Whatever is
@@ -163,6 +165,8 @@ class Domain {
   // Region `index` is closing, or what may be reached of it changed: devices stop touching its memory before
   // this returns, and are told anew when somebody asks. After Endpoint::forget(), where that is called.
   virtual void forget(std::uint32_t index) noexcept = 0;
+  // Whether the link's device reaches memory that processors do not (DmaBuf::hides). Tries it.
+  virtual bool reaches_hidden(AddressRange range, bool stores) noexcept = 0;
   // Judges the parts of this domain's links; may outlive it.
   virtual PartCheck part_check() const = 0;
   virtual std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) = 0;

@@ -41,6 +41,8 @@ inline constexpr std::uint32_t kObserved =
     1u << 17;  // of the table: accesses come as messages, and the owner looks at each
 inline constexpr std::uint32_t kSpans = 1u
                                         << 16;  // of the table: only some spans of the region are reachable
+inline constexpr std::uint32_t kOwnPages =
+    1u << 18;  // of the table: other processes cannot read the memory through this one's addresses (DmaBuf)
 }  // namespace region_flag
 
 // What the judge must know of the context that a request comes in through.

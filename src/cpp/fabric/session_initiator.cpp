@@ -32,7 +32,7 @@ std::size_t rows_at_front(std::span<const Transfer> batch) noexcept {
   for (const Transfer& transfer : batch.first(std::min(batch.size(), kMaxRows))) {
     if (transfer.op != OpCode::read || transfer.key != batch.front().key || transfer.piece_count != 0 ||
         (transfer.flags & ~kHints) != 0 || transfer.length > kLongestRow ||
-        transfer.length > kMaxRowsBytes - total || check_transfer(transfer) != Errc::ok)
+        transfer.length > kMaxRowsBytes - total || check_copied(transfer) != Errc::ok)
       break;
     total += transfer.length;
     ++rows;
@@ -82,7 +82,7 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
     Request request{.operation = transfer.operation,
                     .op = transfer.op,
                     .delivery = wants_data(transfer.op) ? Delivery::delivery : transfer.delivery,
-                    .error = check_transfer(transfer),
+                    .error = check_copied(transfer),
                     .length = transfer.length};
     if (request.delivery <= Delivery::transmit) {
       request.context = transfer.operation->completion().context;

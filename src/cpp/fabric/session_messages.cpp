@@ -1,9 +1,12 @@
 // Messages in a Session: docs/messages.md.
 
+#include <algorithm>
+#include <span>
 #include <utility>
 
 #include "base/wire.h"
 #include "fabric/check_transfer.h"
+#include "fabric/dma_buf.h"
 #include "fabric/local_memory.h"
 #include "fabric/operation.h"
 #include "fabric/session.h"
@@ -49,7 +52,7 @@ void Session::end_send(Operation* operation, std::uint64_t length, Errc error) n
 }
 
 bool Session::post_message(const Transfer& transfer) {
-  Errc wrong = check_transfer(transfer);
+  Errc wrong = check_copied(transfer);
   if (transfer.delivery == Delivery::commit) wrong = Errc::invalid;  // there is no region to be durable
   if (wrong != Errc::ok) {
     end_send(transfer.operation, 0, wrong);
@@ -133,7 +136,11 @@ bool Session::announce(const Transfer& transfer, FrameHeader header) {
     entry.operation = nullptr;
     transfer.operation->settle(Errc::ok, transfer.length);
   }
-  if (!services_.reader || count > kMaxAnnouncedPieces) count = 0;
+  const bool readable = std::ranges::none_of(std::span(pieces, count), [](const iovec& piece) {
+    return DmaBuf::any_in(
+        {.start = reinterpret_cast<std::uint64_t>(piece.iov_base), .length = piece.iov_len});
+  });
+  if (!services_.reader || count > kMaxAnnouncedPieces || !readable) count = 0;
   header.type = FrameType::announce;
   if (services_.beside) header.remote |= std::uint64_t{services_.beside->number()} << 32;
   header.length = static_cast<std::uint32_t>(count * kPieceBytes);

@@ -79,6 +79,7 @@ namespace access {
 inline constexpr std::uint32_t kSend = 1, kRecv = 2, kRead = 4, kWrite = 8, kRemoteRead = 16,
                                kRemoteWrite = 32;
 inline constexpr std::uint32_t kLocal = 15, kRemote = 48, kAll = 63;
+inline constexpr std::uint32_t kHidden = 64;  // of a RemoteRegion: only devices reach its memory (DmaBuf)
 }  // namespace access
 
 // What a domain demands of its users when they register memory (fi_mr(3)); 0 is scalable mode.

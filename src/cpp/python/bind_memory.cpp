@@ -1,3 +1,6 @@
+#include <linux/dma-buf.h>
+
+#include "fabric/dma_buf.h"
 #include "python/buffers.h"
 #include "python/remote_view.h"
 
@@ -8,10 +11,12 @@ namespace {
 // reference.
 struct Exporters {
   std::vector<Py_buffer> views;
+  std::vector<py::object> hidden;  // dma-bufs that are no buffers
   // NOLINTNEXTLINE(bugprone-exception-escape): taking the GIL throws only while the interpreter breaks
   ~Exporters() {
     const py::gil_scoped_acquire acquire;
     for (Py_buffer& view : views) PyBuffer_Release(&view);
+    hidden.clear();
   }
 };
 
@@ -55,6 +60,10 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
     if (PyTuple_Check(buffer.ptr())) {  // a bare range of addresses
       const auto [address, length] = buffer.cast<std::pair<std::uint64_t, std::uint64_t>>();
       parameters.buffers.push_back({reinterpret_cast<void*>(address), static_cast<std::size_t>(length)});
+    } else if (py::isinstance<DmaBuf>(buffer) && buffer.cast<const DmaBuf&>().hidden()) {
+      const std::span<std::byte> bytes = buffer.cast<const DmaBuf&>().bytes();
+      parameters.buffers.push_back({bytes.data(), bytes.size()});
+      exporters->hidden.push_back(py::reinterpret_borrow<py::object>(buffer));
     } else {
       parameters.buffers.push_back(export_buffer(*exporters, buffer, (access & kWriting) != 0));
     }
@@ -114,6 +123,25 @@ void bind_memory(py::module_& m) {
       .def_buffer([](SharedMemory& memory) {
         return py::buffer_info(reinterpret_cast<std::uint8_t*>(memory.mapping.data()),
                                static_cast<py::ssize_t>(memory.mapping.size()));
+      });
+
+  py::class_<DmaBuf, std::shared_ptr<DmaBuf>>(m, "DmaBufCore", py::buffer_protocol())
+      .def(py::init<int, std::uint64_t, std::optional<std::uint64_t>>(), py::arg("fd"), py::arg("offset"),
+           py::arg("length"))
+      .def_property_readonly("fd", &DmaBuf::fd)
+      .def_property_readonly("nbytes", [](const DmaBuf& memory) { return memory.bytes().size(); })
+      .def_property_readonly("hidden", &DmaBuf::hidden)
+      .def(
+          "access",
+          [](const DmaBuf& memory, bool write, bool begin) {
+            const std::uint64_t flags = (write ? DMA_BUF_SYNC_RW : DMA_BUF_SYNC_READ) |
+                                        (begin ? DMA_BUF_SYNC_START : DMA_BUF_SYNC_END);
+            wait_interruptibly([&](Deadline) { return memory.sync(flags); }, {});
+          },
+          py::arg("write"), py::arg("begin"), "Begins or ends accesses of processors.")
+      .def_buffer([](DmaBuf& memory) {
+        return py::buffer_info(reinterpret_cast<std::uint8_t*>(memory.bytes().data()),
+                               static_cast<py::ssize_t>(memory.bytes().size()), !memory.writable());
       });
 
   py::class_<MemoryRegion, std::shared_ptr<MemoryRegion>>(m, "MemoryRegionCore",

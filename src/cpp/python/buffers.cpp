@@ -120,6 +120,7 @@ void LocalBuffer::add(PyObject* object, bool writable) {
   }
   Py_buffer view;
   if (PyObject_GetBuffer(object, &view, PyBUF_ND | (writable ? PyBUF_WRITABLE : 0)) != 0) {
+    if (PyErr_ExceptionMatches(PyExc_OSError)) throw py::error_already_set();  // ours, which says it better
     PyErr_Clear();
     if (!PyObject_CheckBuffer(object) && (PyObject_HasAttrString(object, "__dlpack_device__") ||
                                           PyObject_HasAttrString(object, "__cuda_array_interface__"))) {

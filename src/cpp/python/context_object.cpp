@@ -116,6 +116,11 @@ Target Target::of(PyObject* object) {
           Py_TYPE(object)->tp_name);
 }
 
+void introduce(ContextHandle& handle, PeerId peer, const Target& target) {
+  if (!target.view || (target.view->region->access & access::kHidden) == 0) return;
+  WithoutGil::run([&] { return handle.context->resolve(peer, *target.view->region); });
+}
+
 void check_fit(const LocalBuffer& local, const Target& target, const char* what) {
   const RemoteView* view = target.view;
   if (!view) return;
@@ -237,6 +242,7 @@ void post_operation(ContextHandle& handle, std::span<const Transfer> batch, Oper
 
 OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer, const Target& target,
                                    std::uint64_t nbytes, PyObject* user_context, bool brings) {
+  introduce(handle, peer, target);
   OperationObject* operation = new_operation(brings);
   if (!operation) throw py::error_already_set();
   operation->op = op;

@@ -53,6 +53,8 @@ struct Target {
 };
 
 // Checks a local buffer against the target before anything moves: size and dtype.
+// Before a put or get: whoever carries it may have to know the region.
+void introduce(ContextHandle& handle, PeerId peer, const Target& target);
 void check_fit(const LocalBuffer& local, const Target& target, const char* what);
 
 // Posts all of `batch`, waiting for room where the path is full. Throws after having settled what was not

@@ -285,7 +285,8 @@ void bind_remote(py::module_& m) {
       .def_readonly("itemsize", &RemoteView::itemsize)
       .def_readonly("ndim", &RemoteView::ndim)
       .def_readonly("contiguous", &RemoteView::contiguous, "Whether the elements lie one after the other.")
-      .def_property_readonly("access_bits", [](const RemoteView& view) { return view.region->access; })
+      .def_property_readonly("access_bits",
+                             [](const RemoteView& view) { return view.region->access & access::kAll; })
       .def_property_readonly(
           "region_nbytes", [](const RemoteView& view) { return view.region->length; },
           "Bytes of the whole region.")

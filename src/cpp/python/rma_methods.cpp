@@ -105,6 +105,7 @@ OperationObject* start_move(const char* name, OpCode op, ContextHandle& handle, 
 void move_now(const char* name, OpCode op, ContextHandle& handle, LocalBuffer local, PeerId peer,
               const Target& target) {
   check_fit(local, target, name);
+  introduce(handle, peer, target);
   auto call = std::exchange(spare_call, nullptr);
   if (!call) call = std::make_shared<Call>();
   call->local = std::move(local);
@@ -198,6 +199,7 @@ PyObject* inject(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
     const PeerId peer = peer_from(given[1]);
     const Target target = Target::of(given[2]);
     check_fit(local, target, "inject");
+    introduce(handle, peer, target);
     if (const auto limit = handle.domain->info().inject_size; local.nbytes > limit)
       throw Error(Errc::message_size, "inject of " + std::to_string(local.nbytes) +
                                           " bytes; inject_size is " + std::to_string(limit) +

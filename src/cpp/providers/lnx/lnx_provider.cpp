@@ -46,6 +46,10 @@ class LinkedDomain final : public Domain {
     for (const auto& link : links_) link->forget(index);
   }
 
+  bool reaches_hidden(AddressRange range, bool stores) noexcept override {
+    return std::ranges::any_of(links_, [&](const auto& link) { return link->reaches_hidden(range, stores); });
+  }
+
   PartCheck part_check() const override {
     std::vector<PartCheck> checks;
     checks.reserve(links_.size());

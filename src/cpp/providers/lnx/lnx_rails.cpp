@@ -122,6 +122,12 @@ void Rails::notice() noexcept {
 
 // --- what the user posts
 
+std::uint64_t Rails::resolve(const RemoteRegion& region) {
+  for (const auto& rail : rails_)
+    if (rail->path) rail->path->resolve(region);
+  return region.key;  // that of every link
+}
+
 std::size_t Rails::post(std::span<const Transfer> batch) noexcept {
   std::size_t taken = 0;
   for (const Transfer& transfer : batch) {

@@ -58,6 +58,7 @@ class Rails final {
 
   // Posts what waits, as far as the rails take it; true if anything moved.
   bool pump() noexcept;
+  std::uint64_t resolve(const RemoteRegion& region);
   // Tries rails that are down, and gives up when none is left. Returns when it wants to be called again.
   Clock::time_point tick() noexcept;
   // The endpoint closes: from now on nothing is repeated, and the peer may forget this side.
@@ -172,7 +173,7 @@ class Rails final {
 class RailedPath final : public Path {
  public:
   explicit RailedPath(std::shared_ptr<Rails> rails) : rails_(std::move(rails)) {}
-  std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }  // that of every link
+  std::uint64_t resolve(const RemoteRegion& region) override { return rails_->resolve(region); }
   std::size_t post(std::span<const Transfer> batch) noexcept override { return rails_->post(batch); }
   Errc state() const noexcept override { return rails_->state(); }
   PathCounts counts() const noexcept override { return rails_->counts(); }

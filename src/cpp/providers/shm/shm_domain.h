@@ -20,6 +20,7 @@ class ShmDomain final : public Domain {
   void enroll(MemoryRegion&) override {}
   void withdraw(MemoryRegion&) noexcept override {}
   void forget(std::uint32_t) noexcept override {}
+  bool reaches_hidden(AddressRange, bool) noexcept override { return false; }
   PartCheck part_check() const override;
   std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override;
 

@@ -7,6 +7,7 @@
 #include "fabric/atomics.h"
 #include "fabric/check_transfer.h"
 #include "fabric/copy_memory.h"
+#include "fabric/dma_buf.h"
 #include "fabric/operation.h"
 #include "providers/shm/shm_endpoint.h"
 
@@ -129,8 +130,8 @@ PathReport ShmPath::report() const {
 
 inline Errc ShmPath::judge(const Transfer& transfer, const KnownRegion& region,
                            std::uint64_t& offset) const noexcept {
-  if (transfer.piece_count != 0 || !is_put_or_get(transfer))
-    if (const Errc wrong = check_transfer(transfer); wrong != Errc::ok) return wrong;
+  if (transfer.piece_count != 0 || !is_put_or_get(transfer) || DmaBuf::any_hidden())
+    if (const Errc wrong = check_copied(transfer); wrong != Errc::ok) return wrong;
   return known_.view().judge(*region.entry, transfer.key, region.state, transfer.op, transfer.remote,
                              transfer.length, visitor_, offset);
 }

@@ -43,7 +43,7 @@ KnownRegion* KnownRegions::look_up(std::uint64_t key, Access& access) {
 
 Way KnownRegions::way_to(KnownRegion& known) {
   const RegionEntry& entry = *known.entry;
-  if (entry.flags & region_flag::kObserved) return Way::ring;
+  if (entry.flags & (region_flag::kObserved | region_flag::kOwnPages)) return Way::ring;
   const std::uint64_t offset = entry.file_offset, length = entry.length;
   if (mode_.map && entry.file >= 0 && entry.piece_count <= 1 && offset + length >= offset) {
     drop_stale();

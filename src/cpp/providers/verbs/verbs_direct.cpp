@@ -31,7 +31,7 @@ bool native(const Transfer& transfer) noexcept {
 
 // Whether it goes from or to a slot of the endpoint's memory.
 bool stages(const Transfer& transfer) noexcept {
-  return is_atomic(transfer.op) || transfer.length <= VerbsEndpoint::kStageBytes;
+  return is_atomic(transfer.op) || (transfer.length <= VerbsEndpoint::kStageBytes && !hides_local(transfer));
 }
 
 // What a part of a larger put or get is a part of; of another transfer, itself.
@@ -185,7 +185,7 @@ Direct::Way Direct::choose(const Transfer& transfer) {
     known.state = Known::State::seen;
     return Way::session;
   }
-  const bool waits = atomic || transfer.length >= kWaitAt;
+  const bool waits = atomic || transfer.length >= kWaitAt || known.hidden || hides_local(transfer);
   if (known.state == Known::State::seen && (!first || waits || transfer.length >= kAskAt))
     ask(transfer.key, known);
   if (known.state != Known::State::told) return waits ? Way::later : Way::session;
@@ -330,7 +330,7 @@ void Direct::post(Request& request, bool& moved) noexcept {
       work.opcode = transfer.op == OpCode::read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
       work.wr.rdma.remote_addr = there.address;
       work.wr.rdma.rkey = there.rkey;
-      if (transfer.op == OpCode::write && length <= connection_->inline_bytes())
+      if (transfer.op == OpCode::write && length <= connection_->inline_bytes() && !hides_local(transfer))
         work.send_flags |= IBV_SEND_INLINE;
     }
     request.posted += length;

@@ -36,6 +36,8 @@ class Direct final : public Connection::Owner {
   // session; or nowhere until there is room.
   enum class Way { devices, session, later };
   Way way(const Transfer& transfer);
+  // Processors of the peer do not reach the region with this key: what goes there waits for the devices.
+  void expect_hidden(std::uint64_t key) { known_[key].hidden = true; }
   // One for which way() just said `devices`. It settles when so many of those given to the session have.
   void take(const Transfer& transfer, std::uint64_t after);
   bool pump() noexcept;  // posts what was taken; true if anything
@@ -57,7 +59,8 @@ class Direct final : public Connection::Owner {
       unknown,   // to the peer, when it was asked
       messages,  // only these reach it
     } state = State::seen;
-    std::shared_ptr<const Description> description;
+    std::shared_ptr<const Description> description{};
+    bool hidden = false;  // from the peer's processors
   };
   // A question of the session's. Its hook notes the answer.
   struct Question : Operation {

@@ -37,6 +37,7 @@ Opened open_libraries() {
   load(verbs, "ibv_dealloc_pd", all.dealloc_pd);
   load(verbs, "ibv_reg_mr", all.reg_mr);
   all.reg_mr_iova2 = reinterpret_cast<decltype(all.reg_mr_iova2)>(::dlsym(verbs, "ibv_reg_mr_iova2"));
+  all.reg_dmabuf_mr = reinterpret_cast<decltype(all.reg_dmabuf_mr)>(::dlsym(verbs, "ibv_reg_dmabuf_mr"));
   load(verbs, "ibv_dereg_mr", all.dereg_mr);
   load(verbs, "ibv_create_comp_channel", all.create_comp_channel);
   load(verbs, "ibv_destroy_comp_channel", all.destroy_comp_channel);

@@ -17,6 +17,7 @@ class VerbsLink final {
   ~VerbsLink();
 
   void call();
+  void expect_hidden(std::uint64_t key) { direct_.expect_hidden(key); }
   std::size_t post(std::span<const Transfer> batch) noexcept;
   bool pump() noexcept;
   Errc state() const noexcept { return stream_.state(); }
@@ -62,7 +63,10 @@ class VerbsPath final : public Path {
   VerbsPath(std::shared_ptr<VerbsLink> link, std::string tag)
       : link_(std::move(link)), tag_(std::move(tag)) {}
 
-  std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }
+  std::uint64_t resolve(const RemoteRegion& region) override {
+    if ((region.access & access::kHidden) != 0) link_->expect_hidden(region.key);
+    return region.key;
+  }
   std::size_t post(std::span<const Transfer> batch) noexcept override { return link_->post(batch); }
   Errc state() const noexcept override { return link_->state(); }
   PathCounts counts() const noexcept override { return link_->counts(); }

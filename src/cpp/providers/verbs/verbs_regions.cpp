@@ -1,11 +1,13 @@
 #include "providers/verbs/verbs_regions.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <exception>
 
 #include "base/wire.h"
 #include "fabric/cache_settings.h"
+#include "fabric/dma_buf.h"
 #include "fabric/error.h"
 
 namespace fab::verbs {
@@ -68,6 +70,23 @@ std::optional<Description> Description::decode(const std::byte* in) noexcept {
   return reader.ok() ? std::optional(told) : std::nullopt;
 }
 
+ibv_mr* register_memory(const Library& library, ibv_pd& pd, AddressRange range, int access) noexcept {
+  if (const auto place = DmaBuf::find(range)) {
+    errno = EOPNOTSUPP;
+    // Where its pages are is the exporter's affair: on-demand paging is not for it.
+    if (ibv_mr* const made = library.reg_dmabuf_mr
+                                 ? library.reg_dmabuf_mr(&pd, place->offset, range.length, range.start,
+                                                         place->fd.get(), access & ~IBV_ACCESS_ON_DEMAND)
+                                 : nullptr)
+      return made;
+    if (place->hidden) return nullptr;
+  }
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
+  void* const start = reinterpret_cast<void*>(range.start);
+  if ((access & IBV_ACCESS_OPTIONAL_RANGE) == 0) return library.reg_mr(&pd, start, range.length, access);
+  return library.reg_mr_iova2(&pd, start, range.length, range.start, access);
+}
+
 DeviceRegions::DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics, int traits,
                              const DomainOptions& options)
     : pd_(pd),
@@ -79,17 +98,8 @@ DeviceRegions::DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics, int t
                                      .withdraw = [this](void* mr) { dereg_mr(mr); }})),
       atomics_(atomics) {}
 
-ibv_mr* DeviceRegions::reg_mr(void* start, std::size_t length, int rights) const noexcept {
-  if ((traits_ & IBV_ACCESS_OPTIONAL_RANGE) == 0)
-    return library().reg_mr(&pd_, start, length, rights | traits_);
-  return library().reg_mr_iova2(&pd_, start, length, reinterpret_cast<std::uint64_t>(start),
-                                rights | traits_);
-}
-
 void* DeviceRegions::enroll(AddressRange range, const MemoryUse& use) {
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
-  void* const start = reinterpret_cast<void*>(range.start);
-  ibv_mr* const made = reg_mr(start, range.length, use.rights);
+  ibv_mr* const made = reg_mr(range, use.rights);
   if (!made)
     throw Error(Errc::no_memory, "the device does not take the memory: " + std::string(std::strerror(errno)));
   ++made_;
@@ -105,6 +115,14 @@ void DeviceRegions::dereg_mr(void* mr) noexcept {
 RegistrationCache::Lease DeviceRegions::lend(const void* at, std::uint64_t length, bool stores) {
   return cache_->acquire({.start = reinterpret_cast<std::uint64_t>(at), .length = length},
                          {.rights = static_cast<std::uint16_t>(stores ? IBV_ACCESS_LOCAL_WRITE : 0)});
+}
+
+bool DeviceRegions::takes(AddressRange range, bool stores) noexcept try {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
+  lend(reinterpret_cast<const void*>(range.start), range.length, stores);
+  return true;
+} catch (const std::exception&) {
+  return false;
 }
 
 std::uint32_t DeviceRegions::key_of(const RegistrationCache::Lease& lease) noexcept {
@@ -127,10 +145,11 @@ bool DeviceRegions::take(std::uint32_t region, Registered& into) {
   if (atomics) rights |= IBV_ACCESS_REMOTE_ATOMIC;
   for (std::size_t i = 0; i < count; ++i) {
     if (pieces[i].iov_len == 0) continue;
-    OwnMr mr(reg_mr(pieces[i].iov_base, pieces[i].iov_len, rights));
+    const AddressRange range{.start = reinterpret_cast<std::uint64_t>(pieces[i].iov_base),
+                             .length = pieces[i].iov_len};
+    OwnMr mr(reg_mr(range, rights));
     if (!mr) return false;  // too much, or pages that are not there: messages serve the region
-    into.pieces.push_back(
-        {reinterpret_cast<std::uint64_t>(pieces[i].iov_base), pieces[i].iov_len, std::move(mr)});
+    into.pieces.push_back({range.start, range.length, std::move(mr)});
     ++made_;
   }
   into.access = entry.access;
@@ -177,9 +196,19 @@ bool DeviceRegions::describe(std::uint32_t region, std::byte* out) noexcept try 
   return false;
 }
 
+// From this processor, which then cannot take its atomics over from the devices.
+bool DeviceRegions::hidden(std::uint32_t region) const noexcept {
+  const RegionEntry& entry = regions_.entry(region);
+  iovec pieces[RegionView::kMaxRegionPieces];
+  const std::size_t count = regions_.pieces(entry, 0, entry.length, pieces);
+  return std::any_of(pieces, pieces + count, [](const iovec& piece) {
+    return DmaBuf::hides({.start = reinterpret_cast<std::uint64_t>(piece.iov_base), .length = piece.iov_len});
+  });
+}
+
 void DeviceRegions::claim_atomics(std::uint32_t region) noexcept {
   const std::lock_guard lock(mutex_);
-  if (!atomics_ || claimed_.contains(region)) return;
+  if (!atomics_ || claimed_.contains(region) || hidden(region)) return;
   try {
     claimed_.insert(region);
   } catch (const std::exception&) {

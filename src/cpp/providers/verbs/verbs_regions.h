@@ -12,6 +12,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/address_range.h"
 #include "fabric/provider.h"
 #include "fabric/region_table.h"
 #include "fabric/registration_cache.h"
@@ -46,6 +47,11 @@ struct Description {
   static std::optional<Description> decode(const std::byte* in) noexcept;
 };
 
+// Gives a device memory of this process, under its addresses here: a dma-buf as such, where the library and
+// the device can, else what is mapped there. `access`: IBV_ACCESS_*. Null, with errno, where the device does
+// not take it.
+ibv_mr* register_memory(const Library& library, ibv_pd& pd, AddressRange range, int access) noexcept;
+
 // Registered memory as the device knows it: registered with it when it is first needed, by a peer or here,
 // and taken away when the region closes. Keys of the device are 32 bits and valid for every peer of the
 // domain; a new one is given whenever what was told of an old one is no longer true, so that the device
@@ -69,6 +75,7 @@ class DeviceRegions final : public DeviceAccess {
 
   // The device's key for any other memory of this process, while the lease lives. Throws Error(no_memory).
   RegistrationCache::Lease lend(const void* at, std::uint64_t length, bool stores);
+  bool takes(AddressRange range, bool stores) noexcept;  // whether lend() would lend it
   static std::uint32_t key_of(const RegistrationCache::Lease& lease) noexcept;
 
   LinkRegistrations registrations(const std::string& link) const;
@@ -99,7 +106,10 @@ class DeviceRegions final : public DeviceAccess {
   bool take(std::uint32_t region, Registered& into);
   const Local* search(std::uint64_t at, std::uint64_t length) const noexcept;
   const Local* look_for(std::uint64_t at, std::uint64_t length);
-  ibv_mr* reg_mr(void* start, std::size_t length, int rights) const noexcept;
+  ibv_mr* reg_mr(AddressRange range, int rights) const noexcept {
+    return register_memory(library(), pd_, range, rights | traits_);
+  }
+  bool hidden(std::uint32_t region) const noexcept;
   void* enroll(AddressRange range, const MemoryUse& use);
   void dereg_mr(void* mr) noexcept;
 
