@@ -13,7 +13,17 @@ import numpy as np
 from pyfab import _core
 from pyfab._errors import BusyError, ClosedError, InvalidArgumentError, NotSupportedError
 
-__all__ = ["DmaBuf"]
+__all__ = ["DmaBuf", "mapped_core"]
+
+
+def mapped_core(core: _core.DmaBufCore) -> _core.DmaBufCore:
+    """What is a buffer; NotSupportedError for what is not mapped."""
+    if core.hidden:
+        raise NotSupportedError(
+            "the exporter of the dma-buf does not let processors map it: only RDMA devices reach it; register it, and name"
+            " it in operations by slices of the region, region[0:n]"
+        )
+    return core
 
 
 class DmaBuf(_core.Exporter):
@@ -74,8 +84,7 @@ class DmaBuf(_core.Exporter):
         It waits for devices that work on the memory. pyfab's own copies do not call it: where an exporter needs that, call it
         around what peers do as well. InvalidArgumentError for a file that is no dma-buf; NotSupportedError if it is not mapped.
         """
-        core = self._opened()
-        self._only_buffer()
+        core = self._only_buffer()
         core.access(write, True)
         try:
             yield
@@ -83,13 +92,7 @@ class DmaBuf(_core.Exporter):
             core.access(write, False)
 
     def _only_buffer(self) -> _core.DmaBufCore:
-        core = self._opened()
-        if core.hidden:
-            raise NotSupportedError(
-                "the exporter of the dma-buf does not let processors map it: only RDMA devices reach it; register it, and name"
-                " it in operations by slices of the region, region[0:n]"
-            )
-        return core
+        return mapped_core(self._opened())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
         array = np.frombuffer(self._only_buffer(), np.uint8)

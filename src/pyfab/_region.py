@@ -13,7 +13,7 @@ import numpy as np
 from pyfab import _core
 from pyfab._buffers import Range, array_of, pieces_of
 from pyfab._core import RemoteRegion
-from pyfab._dmabuf import DmaBuf
+from pyfab._dmabuf import DmaBuf, mapped_core
 from pyfab._endpoint import Endpoint
 from pyfab._enums import KEY_NOTAVAIL, Access, MRFlag, RMAEvent, flag_names
 from pyfab._errors import (
@@ -87,7 +87,15 @@ class MemoryRegion(_core.Exporter):
         # coherent: also in a non-coherent domain memory that peers see as this process does; exempt: from what mr_mode asks of
         # programs, for groups and windows, which do without
         given = list(attr.buffers) if isinstance(attr.buffers, list | tuple) else [attr.buffers]
-        memories = [item if isinstance(item, Range) else array_of(item) for item in given]
+        # A DmaBuf lets go of its memory when it is closed; what it holds of it stays.
+        memories = [
+            item._opened()
+            if isinstance(item, DmaBuf)
+            else item
+            if isinstance(item, Range)
+            else array_of(item)
+            for item in given
+        ]
         if any(isinstance(item, np.ndarray) and item.dtype.hasobject for item in memories):
             raise InvalidArgumentError(
                 "cannot register an array of Python objects: peers could do nothing with their addresses"
@@ -97,10 +105,8 @@ class MemoryRegion(_core.Exporter):
         for item in memories:
             if isinstance(item, np.ndarray):
                 pieces += pieces_of(item, domain.info.mr_iov_limit)
-            elif isinstance(item, Range):
-                pieces.append((item.address, item.length))
             else:
-                pieces.append(item if not isinstance(item, DmaBuf) or item.mapped else item._core)
+                pieces.append((item.address, item.length) if isinstance(item, Range) else item)
         memory = shared_memory_of(pieces[0]) if len(pieces) == 1 else None
         offset = 0
         if memory is not None:
@@ -345,7 +351,8 @@ class MemoryRegion(_core.Exporter):
         self._check_open()
         if len(self._memory) != 1 or isinstance(self._memory[0], Range):
             raise InvalidArgumentError("the region is not one buffer of Python's; see .buffer")
-        return self._memory[0]
+        only = self._memory[0]
+        return mapped_core(only) if isinstance(only, _core.DmaBufCore) else only
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
         only = self._only_buffer()

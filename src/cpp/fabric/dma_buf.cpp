@@ -28,9 +28,9 @@ OpenDmaBufs& open_dma_bufs() {
   return *all;
 }
 
-std::optional<Mapping> map_dma_buf(int fd, std::uint64_t offset, std::uint64_t length, bool writable) {
+std::optional<Mapping> map_dma_buf(int fd, std::uint64_t length, bool writable) {
   try {
-    return Mapping::shared(fd, offset, length, writable);
+    return Mapping::shared(fd, 0, length, writable);
   } catch (const std::system_error&) {
     return {};
   }
@@ -54,14 +54,14 @@ DmaBuf::DmaBuf(int fd, std::uint64_t offset, std::optional<std::uint64_t> length
     throw Error(Errc::invalid,
                 "offset=" + std::to_string(offset) + (length ? ", length=" + std::to_string(*length) : "") +
                     ": at least one byte of the dma-buf is meant, and it has " + std::to_string(size));
-  const std::uint64_t bytes = length.value_or(size - offset);
-  auto mapped = map_dma_buf(fd_.get(), offset, bytes, true);
+  const std::uint64_t part_end = length ? offset + *length : size;
+  auto mapped = map_dma_buf(fd_.get(), part_end, true);
   if (!mapped) {
-    mapped = map_dma_buf(fd_.get(), offset, bytes, false);
+    mapped = map_dma_buf(fd_.get(), part_end, false);
     hidden_ = !mapped;
     writable_ = hidden_;
   }
-  memory_ = mapped ? std::move(*mapped) : Mapping::reserved(bytes);
+  memory_ = mapped ? std::move(*mapped) : Mapping::reserved(part_end);
 
   const std::lock_guard lock(open_dma_bufs().mutex);
   open_dma_bufs().by_start.emplace(range().start, this);
@@ -103,7 +103,7 @@ std::optional<DmaBuf::Place> DmaBuf::find(AddressRange range) noexcept {
   search(range, [&](const DmaBuf& buffer) {
     if (!buffer.range().contains(range)) return false;
     place = Place{.fd = OwnFd(::fcntl(buffer.fd(), F_DUPFD_CLOEXEC, 0)),
-                  .offset = buffer.offset_ + (range.start - buffer.range().start),
+                  .offset = range.start - buffer.range().start,
                   .hidden = buffer.hidden_};
     return true;
   });

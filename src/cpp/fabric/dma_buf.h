@@ -25,7 +25,7 @@ class DmaBuf final {
   DmaBuf& operator=(const DmaBuf&) = delete;
 
   int fd() const noexcept { return fd_.get(); }
-  std::span<std::byte> bytes() const noexcept { return memory_.bytes(); }
+  std::span<std::byte> bytes() const noexcept { return memory_.bytes().subspan(offset_); }
   bool hidden() const noexcept { return hidden_; }
   bool writable() const noexcept { return writable_; }
   // Begins or ends accesses of processors to memory that is mapped; `flags` of DMA_BUF_IOCTL_SYNC. False: to
@@ -56,10 +56,10 @@ class DmaBuf final {
   static bool search(AddressRange range, const Test& test) noexcept;
 
   static inline std::atomic<std::uint32_t> count{0}, hidden_count{0};
-  OwnFd fd_;
-  std::uint64_t offset_ = 0;
+  const OwnFd fd_;
+  const std::uint64_t offset_;
   bool hidden_ = false, writable_ = true;
-  Mapping memory_;
+  Mapping memory_;  // from the first byte of the file on: not every exporter minds the offset of a mapping
 };
 
 }  // namespace fab

@@ -140,6 +140,7 @@ void bind_memory(py::module_& m) {
           },
           py::arg("write"), py::arg("begin"), "Begins or ends accesses of processors.")
       .def_buffer([](DmaBuf& memory) {
+        if (memory.hidden()) throw Error(Errc::not_supported, "only devices reach the memory");
         return py::buffer_info(reinterpret_cast<std::uint8_t*>(memory.bytes().data()),
                                static_cast<py::ssize_t>(memory.bytes().size()), !memory.writable());
       });

@@ -86,6 +86,7 @@ class FakeDomain final : public Domain {
   void enroll(MemoryRegion&) override { book_.begin("region " + info_.domain); }
   void withdraw(MemoryRegion&) noexcept override { book_.end("region " + info_.domain); }
   void forget(std::uint32_t) noexcept override {}
+  bool reaches_hidden(AddressRange, bool) noexcept override { return info_.domain == "b.1"; }
   PartCheck part_check() const override {
     return [link = info_.domain](const PartView& part) {
       if (part.link != link) return false;
@@ -197,6 +198,15 @@ TEST_CASE("a region is enrolled with every device, and with none if one fails") 
     }
     CHECK(book.closed_twice == 0);
   }
+}
+
+TEST_CASE("memory that only devices reach is for a domain that has one which does") {
+  Book book;
+  CHECK(link_all(book)->reaches_hidden({}, true));
+  std::vector<std::unique_ptr<Domain>> without;
+  without.push_back(std::make_unique<FakeDomain>(book, info_of("a.0")));
+  static const DomainOptions options;
+  CHECK_FALSE(lnx::make_linked_domain(std::move(without), options)->reaches_hidden({}, true));
 }
 
 // LNX-16

@@ -1,12 +1,16 @@
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <optional>
 #include <random>
 #include <thread>
 
 #include "fabric/counter.h"
+#include "fabric/dma_buf.h"
 #include "providers/shm_harness.h"
 
 // Two domains in one process: what must hold whichever way the bytes go. Other processes:
@@ -525,5 +529,39 @@ TEST_CASE("both sides reach each other, and a domain reaches itself") {
     std::uint64_t former = 0;
     CHECK(a.fetch_add(to_self, of_a.region->key(), 0, 1, former) == Errc::ok);
     CHECK(former == 200);
+  }
+}
+
+TEST_CASE(
+    "memory that only devices reach is refused, here and at the peer; what is mapped goes through the ring") {
+  const OwnFd file = make_memory_file("dma-buf", 1 << 20);
+  const OwnFd for_devices(
+      ::open(("/proc/self/fd/" + std::to_string(file.get())).c_str(), O_WRONLY | O_CLOEXEC));
+  const DmaBuf mapped(file.get(), 0, std::nullopt), hidden(for_devices.get(), 0, std::nullopt);
+  const auto buffer_of = [](const DmaBuf& buffer) {
+    return iovec{buffer.bytes().data(), buffer.bytes().size()};
+  };
+  for (const std::string& way : kWays) {
+    CAPTURE(way);
+    Pair pair(way);
+    for (auto& memory : {pair.b.alloc(1 << 20), pair.b.own(1 << 20)}) {
+      const std::uint64_t key = memory.region->key();
+      for (const std::size_t length : {8, 5000, 1 << 20}) {
+        CAPTURE(length);
+        CHECK(pair.a.put(pair.peer, key, 0, hidden.bytes().data(), length) == Errc::bounds);
+        CHECK(pair.a.get(pair.peer, key, 0, hidden.bytes().data(), length) == Errc::bounds);
+        CHECK(pair.a.put(pair.peer, key, 0, mapped.bytes().data(), length) == Errc::ok);
+      }
+    }
+    CHECK_THROWS_AS(pair.b.domain->register_memory(
+                        {.buffers = {buffer_of(hidden)}, .access = access::kAll, .keep_alive = {}}),
+                    Error);
+    const auto region = pair.b.domain->register_memory(
+        {.buffers = {buffer_of(mapped)}, .access = access::kAll, .keep_alive = {}});
+    CHECK((region->remote().access & access::kHidden) == 0);
+    const auto bytes = pattern(1 << 20, 3);
+    REQUIRE(pair.a.put(pair.peer, region->key(), 0, bytes.data(), bytes.size()) == Errc::ok);
+    CHECK(std::ranges::equal(bytes, mapped.bytes()));
+    CHECK(pair.a.context->report(pair.peer).how == "ring");
   }
 }
