@@ -95,7 +95,7 @@ class DmaBuf(_core.Exporter):
         return mapped_core(self._opened())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
-        array = np.frombuffer(self._only_buffer(), np.uint8)
+        array = np.frombuffer(memoryview(self._only_buffer()), np.uint8)
         return np.array(array, dtype=dtype) if copy or (dtype is not None and dtype != array.dtype) else array
 
     def __len__(self) -> int:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -316,3 +319,24 @@ def test_a_file_that_is_none_is_refused():
         pyfab.DmaBuf(-1)
     with pytest.raises(TypeError):
         pyfab.DmaBuf("dma-buf")
+
+
+def test_devices_alone_serve_what_is_not_mapped(tmp_path):
+    """By a device that is made to take dma-bufs (dmabuf_device.c), with all that follows from it."""
+    if not DEVICES:
+        pytest.skip("asked for by PYFAB_TEST_LINKS=verbs:DEVICE (tests/rdma/README.md)")
+    if not (compiler := shutil.which("cc")):
+        pytest.skip("a library has to be compiled: apt-get install gcc")
+    if "iwarp" in pyfab.getinfo(DEVICES[0])[0].fabric:
+        pytest.skip("over iWARP puts and atomics need the target's CPU")
+    folder, library = Path(__file__).parent, tmp_path / "device.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, folder / "dmabuf_device.c"], check=True)
+    done = subprocess.run(
+        [sys.executable, folder / "hidden_memory.py", DEVICES[0]],
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr

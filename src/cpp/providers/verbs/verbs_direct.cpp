@@ -104,7 +104,8 @@ void Direct::on_answer(Question& question) noexcept {
   if (const auto known = known_.find(question.key); known != known_.end()) {
     auto told = error == Errc::ok ? Description::decode(question.answer) : std::nullopt;
     if (told) {
-      known->second = {Known::State::told, std::make_shared<const Description>(*told)};
+      known->second.state = Known::State::told;
+      known->second.description = std::make_shared<const Description>(*told);
     } else if (error == Errc::key_rejected) {
       known->second.state = Known::State::unknown;
     } else {
