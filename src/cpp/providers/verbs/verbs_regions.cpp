@@ -84,7 +84,7 @@ ibv_mr* register_memory(const Library& library, ibv_pd& pd, AddressRange range, 
   // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
   void* const start = reinterpret_cast<void*>(range.start);
   if ((access & IBV_ACCESS_OPTIONAL_RANGE) == 0) return library.reg_mr(&pd, start, range.length, access);
-  return library.reg_mr_iova2(&pd, start, range.length, range.start, access);
+  return library.reg_mr_iova2(&pd, start, range.length, range.start, static_cast<unsigned>(access));
 }
 
 DeviceRegions::DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics, int traits,
