@@ -444,7 +444,10 @@ void Direct::settle_front(Errc error) noexcept {
 void Direct::settle_completed() noexcept {
   while (!requests_.empty()) {
     const Request& front = requests_.front();
-    if (front.after > by_session_ && front.after > (by_session_ = services_.by_session())) return;
+    if (front.after > by_session_) {
+      by_session_ = services_.by_session();
+      if (front.after > by_session_) return;
+    }
     if (front.fate == Request::Fate::lost) {
       settle_front(Errc::peer_lost);
       continue;
