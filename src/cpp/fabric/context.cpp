@@ -357,11 +357,11 @@ bool Context::look_at_poller() noexcept {
   return true;
 }
 
-bool Context::progress() {
+bool Context::progress(bool look) {
   check_process();
   Lock lock(mutex_, std::try_to_lock);
   if (!lock || led_) return false;
-  const bool moved = move();
+  const bool moved = move(look);
   unlock_and_notify(lock);
   mutex_.give_way();
   return moved;

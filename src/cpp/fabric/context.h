@@ -110,8 +110,9 @@ class Context final {
   };
   std::vector<FlushGoal> flush_goals(PeerId peer);
   bool flushed(std::vector<FlushGoal>& goals, Deadline deadline);
-  // Moves what can be moved without waiting; false if nothing moved or if somebody else is driving.
-  bool progress();
+  // Moves what can be moved without waiting; false if nothing moved or if somebody else is driving. Who calls
+  // it all the time need not `look` at the poller, which is a system call, in each turn.
+  bool progress(bool look = true);
   // Wakes a leader that sleeps; callable from any thread, with or without the lock.
   void kick() noexcept;
   // Runs `work` with the lock held, unless the context is closed.

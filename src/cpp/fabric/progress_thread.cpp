@@ -17,6 +17,7 @@ namespace {
 using std::chrono::microseconds;
 constexpr auto kLinger = microseconds(30);            // polling after activity, before the thread sleeps
 constexpr auto kThreadYieldsAfter = microseconds(5);  // meanwhile others have the processor in between
+constexpr auto kLookPeriod = microseconds(4);         // between looks at the poller, which is a system call
 constexpr auto kCheckPeriod = microseconds(100);      // for contexts that callers drive
 constexpr auto kMostServed = microseconds(1000);      // at a stretch, before other contexts have their turn
 
@@ -51,13 +52,16 @@ class ProgressThread::Slot final : public ReadyHandler {
   // Works until nothing moved for a while and the context agrees to sleep, or others are due.
   void serve() noexcept {
     const auto start = Clock::now();
+    auto looked = start - kLookPeriod;
     unfinished_ = false;
     for (;;) {
       auto idle_since = Clock::now(), now = idle_since;
       do {  // at least once: what woke the thread stays ready until it is dispatched
         if (now - idle_since >= kThreadYieldsAfter) ::sched_yield();
         if (context_->driver() != Context::Driver::nobody) return mask(true);
-        const bool moved = context_->progress();
+        const bool look = now - looked >= kLookPeriod;
+        if (look) looked = now;
+        const bool moved = context_->progress(look);
         if (retired_) return;
         now = Clock::now();
         if (moved) {
