@@ -298,15 +298,18 @@ bool VerbsEndpoint::take_turns() noexcept {
     stream->end_turn();
     moved = true;
   }
-  for (VerbsLink* link : std::exchange(pumps_, {})) {
+  pumped_.swap(pumps_);
+  for (VerbsLink* link : pumped_) {
     link->waiting = false;
     moved |= link->pump();
   }
+  pumped_.clear();
   return moved || !turns_.empty() || !pumps_.empty();
 }
 
 bool VerbsEndpoint::progress() noexcept {
-  const auto buried = std::exchange(buried_, {});  // end behind the polls of this turn
+  std::vector<std::shared_ptr<void>> buried;  // end behind the polls of this turn
+  if (!buried_.empty()) buried.swap(buried_);
   bool moved = false;
   for (int round = 0; round < kPollBudget && poll(); ++round) moved = true;
   return take_turns() || moved;

@@ -140,7 +140,7 @@ class VerbsEndpoint final : public Endpoint {
   std::map<std::pair<EndpointId, std::size_t>, std::shared_ptr<VerbsLink>> links_;  // by peer and key
   std::vector<std::shared_ptr<Served>> served_;
   std::vector<VerbsStream*> turns_;
-  std::vector<VerbsLink*> pumps_;
+  std::vector<VerbsLink*> pumps_, pumped_;  // those of the next turn, of this one
   std::vector<std::shared_ptr<void>> buried_;
 };
 
