@@ -684,7 +684,9 @@ with pyfab.Domain(spec, mr_cache=True, **settings) as domain:
 @pytest.mark.req("MR-80")
 def test_a_child_has_no_part_in_the_cache(links):
     if links.link == "verbs":
-        pytest.skip("rdma_cm keeps the devices that it opened: children of fork() cannot open them anew (docs/verbs.md)")
+        pytest.skip(
+            "rdma_cm keeps the devices that it opened: children of fork() cannot open them anew (docs/verbs.md)"
+        )
     run = subprocess.run(
         [sys.executable, "-c", FORK, links.spec, json.dumps(links.settings)],
         capture_output=True,
