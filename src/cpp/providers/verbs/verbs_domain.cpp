@@ -31,7 +31,7 @@ SocketAddress chosen_address(const Device& device, const DomainServices& service
 std::uint32_t shared_receive_slots(const Device& device, const DomainServices& services) {
   const std::string given = services.options.setting("verbs_srq", "0");
   std::uint32_t slots = 0;
-  const auto end = given.data() + given.size();
+  const char* const end = given.data() + given.size();
   const auto most = static_cast<std::uint32_t>(std::max(0, device.limits.max_srq_wr));
   const bool number = std::from_chars(given.data(), end, slots).ptr == end;
   if (number && slots == 0) return 0;
