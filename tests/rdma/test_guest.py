@@ -146,7 +146,7 @@ def test_the_conformance_subset_passes_between_two_guests(kernel: Path, device: 
     if device == "siw0" and (kernel / "no-siw").exists():
         pytest.skip((kernel / "no-siw").read_text())
     pyfab = f"{shlex.quote(sys.executable)} -m pyfab"
-    pick = "write_read" if device == "rxe0" else "write_read and (range or typed or both_directions)"
+    pick = "write_read and (range or typed or both_directions)"
     done = run(
         *(
             "sh",
