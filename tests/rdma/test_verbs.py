@@ -159,6 +159,26 @@ def test_what_goes_different_ways_settles_in_order(here):
         assert words.content()[0] == count // 3
 
 
+def test_little_gets_over_page_boundaries(here):
+    """Where a device would mix up the pages they are cut."""
+    content = np.random.default_rng(5).integers(0, 256, SIZE, np.uint8)
+    with Peer(DEVICE) as peer:
+        handle, exposed = known(here, peer, content)
+        here.read(np.zeros_like(content), handle, exposed.remote).result(TIMEOUT)  # makes the region known
+        wrong = []
+        for before in (3, 8):
+            for length in (9, 12, 24, 60, 100, 4000):
+                # Memory is aligned to 16 bytes: one of these begins `before` bytes in front of a page.
+                starts = range(4096 - before, 8192, 16)
+                back = np.zeros((len(starts), length), np.uint8)
+                for row, at in zip(back, starts, strict=True):
+                    here.read(row, handle, exposed.remote[at : at + length])
+                here.flush(handle, TIMEOUT)
+                expected = np.stack([content[at : at + length] for at in starts])
+                wrong += [(before, length)] if (back != expected).any() else []
+        assert not wrong, "bytes before the boundary, length"
+
+
 def test_a_killed_peer_is_lost_and_another_one_is_not(here):
     with Peer(DEVICE) as healthy:
         handle, exposed = known(here, healthy)
