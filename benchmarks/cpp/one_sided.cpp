@@ -92,9 +92,9 @@ class Initiator {
   std::byte* memory() { return side_.memory; }
   // So many at once, complete on return.
   void run(fab::OpCode op, std::size_t size, std::uint32_t count) {
-    std::vector<fab::Transfer> transfers(count);
+    transfers_.resize(count);
     operation_.begin(count, 0, 0, nullptr, nullptr, nullptr);
-    for (fab::Transfer& transfer : transfers) {
+    for (fab::Transfer& transfer : transfers_) {
       transfer = {};
       transfer.operation = &operation_;
       transfer.local = op == fab::OpCode::fetch_atomic ? reinterpret_cast<std::byte*>(&one_) : side_.memory;
@@ -107,7 +107,7 @@ class Initiator {
       transfer.atomic = fab::AtomicOp::sum;
       transfer.type = fab::DataType::u64;
     }
-    for (std::span<const fab::Transfer> rest(transfers); !rest.empty();) {
+    for (std::span<const fab::Transfer> rest(transfers_); !rest.empty();) {
       rest = rest.subspan(side_.context->post(peer_, rest));
       if (!rest.empty()) side_.context->progress();
     }
@@ -120,6 +120,7 @@ class Initiator {
   fab::PeerId peer_;
   std::uint64_t key_ = 0, one_ = 1, former_ = 0;
   fab::Operation operation_;
+  std::vector<fab::Transfer> transfers_;
 };
 
 int serve(Initiator& initiator) {

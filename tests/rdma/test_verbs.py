@@ -179,6 +179,17 @@ def test_little_gets_over_page_boundaries(here):
         assert not wrong, "bytes before the boundary, length"
 
 
+def test_many_connections_to_one_peer_stand_at_once():
+    with Peer(DEVICE) as peer, pyfab.Domain(DEVICE) as domain:
+        rows = peer.expose(np.zeros((12, 64), np.int64))
+        ends = [domain.endpoint() for _ in range(12)]
+        for turn in (1, 2):
+            for number, end in enumerate(ends):
+                handle = end.av.insert(peer.address)
+                end.write(np.full(64, turn + number), handle, rows.remote[number]).result(TIMEOUT)
+        assert (rows.content() == 2 + np.arange(12)[:, None]).all()
+
+
 def test_a_killed_peer_is_lost_and_another_one_is_not(here):
     with Peer(DEVICE) as healthy:
         handle, exposed = known(here, healthy)

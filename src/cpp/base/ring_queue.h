@@ -18,12 +18,12 @@ class RingQueue {
   T& front() noexcept { return (*this)[0]; }
   T& back() noexcept { return (*this)[count_ - 1]; }
 
-  T& push_back(T value) {
+  // A new element, as T{} made it.
+  T& push_back() {
     if (count_ == slots_.size()) grow();
-    T& slot = (*this)[count_++];
-    slot = std::move(value);
-    return slot;
+    return (*this)[count_++];
   }
+  T& push_back(T value) { return push_back() = std::move(value); }
   void pop_front() noexcept {
     front() = T{};
     head_ = (head_ + 1) & (slots_.size() - 1);

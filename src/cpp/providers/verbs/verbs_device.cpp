@@ -12,6 +12,8 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <mutex>
+#include <set>
 
 #include "base/interfaces.h"
 #include "base/process.h"
@@ -100,6 +102,19 @@ std::string problem_of(const Device& device) {
 }
 
 }  // namespace
+
+// rdma-core takes one offset in soft-iWARP's file for a sign of failure, SIW_INVAL_UOBJ_KEY of
+// <rdma/siw-abi.h>. A queue that the kernel places there cannot be had: in a process with a completion queue
+// of 16384 entries the eighth queue pair. A queue that begins at offset 0 and goes beyond covers it.
+void prepare(const Device& device) {
+  constexpr std::uint32_t kSoftIwarp = 0x626d74;  // vendor
+  constexpr int kRefusedOffset = 0x90000, kEntryBytes = 32;
+  static std::mutex mutex;
+  static std::set<const ibv_context*> prepared;
+  const std::lock_guard lock(mutex);
+  if (device.limits.vendor_id != kSoftIwarp || !prepared.insert(device.context).second) return;
+  library().create_cq(device.context, kRefusedOffset / kEntryBytes + 1, nullptr, nullptr, 0);
+}
 
 std::vector<Device> list_devices() noexcept try {
   std::vector<Device> devices;

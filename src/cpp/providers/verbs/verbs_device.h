@@ -45,6 +45,10 @@ SocketAddress address_of_gid(const Device& device, const std::string& index);
 // Never throws; none where there are none. Looks at this machine only.
 std::vector<Device> list_devices() noexcept;
 
+// To be called before anything is made with the device: covers for the lifetime of the process what its
+// driver gets wrong.
+void prepare(const Device& device);
+
 // What discovery says of a device: among it, why it cannot be used.
 Info describe(const Device& device);
 

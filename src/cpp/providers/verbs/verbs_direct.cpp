@@ -157,41 +157,29 @@ bool Direct::tick() noexcept {
   return link_ == Link::connecting;
 }
 
-Direct::Way Direct::way(const Transfer& transfer) {
-  const Way chosen = choose(transfer);
-  if (chosen == Way::session) return chosen;
-  if (requests_.size() >= kMostRequests) return Way::later;
-  // What is small and waits for a slot has to come again; the rest waits here until more is known.
-  if (stages(transfer) && !endpoint_.stage_free()) {
-    const bool others_have_them = requests_.empty() && !is_atomic(transfer.op);
-    return others_have_them ? Way::session : Way::later;
-  }
-  return Way::devices;
-}
-
 // `later`: not known yet, and worth waiting for.
-Direct::Way Direct::choose(const Transfer& transfer) {
+Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
   if (failed_ || link_ == Link::ended || transfer.length == 0 || transfer.delivery == Delivery::commit)
-    return Way::session;
-  if ((transfer.flags & (transfer_flag::kRemoteData | transfer_flag::kStriped)) != 0) return Way::session;
+    return {Way::session};
+  if ((transfer.flags & (transfer_flag::kRemoteData | transfer_flag::kStriped)) != 0) return {Way::session};
   const bool atomic = is_atomic(transfer.op);
   if (atomic ? !native(transfer) || !endpoint_.atomics()
              : transfer.op != OpCode::read && (transfer.op != OpCode::write || endpoint_.iwarp()))
-    return Way::session;
-  if (check_transfer(transfer) != Errc::ok) return Way::session;
+    return {Way::session};
+  if (check_transfer(transfer) != Errc::ok) return {Way::session};
 
   if (known_.size() >= kMostKnown) known_.clear();
   const auto [found, first] = known_.try_emplace(transfer.key);
   Known& known = found->second;
-  if (known.state == Known::State::messages) return Way::session;
+  if (known.state == Known::State::messages) return {Way::session};
   if (known.state == Known::State::unknown) {  // there may be such a region later
     known.state = Known::State::seen;
-    return Way::session;
+    return {Way::session};
   }
   const bool waits = atomic || transfer.length >= kWaitAt || known.hidden || hides_local(transfer);
   if (known.state == Known::State::seen && (!first || waits || transfer.length >= kAskAt))
     ask(transfer.key, known);
-  if (known.state != Known::State::told) return waits ? Way::later : Way::session;
+  if (known.state != Known::State::told) return {waits ? Way::later : Way::session};
 
   const Description& region = *known.description;
   const std::uint32_t needed = transfer.op == OpCode::read ? access::kRemoteRead : access::kRemoteWrite;
@@ -200,27 +188,37 @@ Direct::Way Direct::choose(const Transfer& transfer) {
   if ((region.access & needed) == 0 || transfer.remote < region.base ||
       transfer.remote - region.base < whole.before || offset > region.length() ||
       whole.length > region.length() - offset)
-    return Way::session;  // where it is refused in words
+    return {Way::session};  // where it is refused in words
   if (atomic) {
     const Description::Place place = region.at(offset);
-    if (!region.atomics || place.address % 8 != 0 || place.left < 8) return Way::session;
+    if (!region.atomics || place.address % 8 != 0 || place.left < 8) return {Way::session};
   }
-  if (!connect()) return link_ == Link::ended || !waits ? Way::session : Way::later;
-  if (!stages(transfer) && transfer.piece_count > 1) {
+  if (!connect()) return {link_ == Link::ended || !waits ? Way::session : Way::later};
+  if (!staged && transfer.piece_count > 1) {
     for (std::size_t i = 0; i < transfer.piece_count; ++i) {
       const iovec& piece = transfer.local_pieces[i];
       if (piece.iov_len &&
           !endpoint_.regions().local_key(piece.iov_base, piece.iov_len, transfer.op == OpCode::read))
-        return Way::session;
+        return {Way::session};
     }
   }
-  return Way::devices;
+  return {Way::devices, &known.description};
 }
 
 // --- transfers
 
-void Direct::take(const Transfer& transfer, std::uint64_t after) {
-  Request request;
+Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) {
+  const bool staged = stages(transfer);
+  const Choice chosen = choose(transfer, staged);
+  if (chosen.way == Way::session) return Way::session;
+  if (failed_ || requests_.size() >= kMostRequests) return Way::later;
+  // What is small and waits for a slot has to come again; the rest waits here until more is known.
+  if (staged && !endpoint_.stage_free()) {
+    const bool others_have_them = requests_.empty() && !is_atomic(transfer.op);
+    return others_have_them ? Way::session : Way::later;
+  }
+
+  Request& request = requests_.push_back();
   request.after = after;
   request.transfer = transfer;
   const Whole whole(transfer);
@@ -231,31 +229,34 @@ void Direct::take(const Transfer& transfer, std::uint64_t after) {
       gather(local_of(transfer), reinterpret_cast<std::byte*>(&request.operand), 8);
     if (transfer.op == OpCode::compare_atomic) std::memcpy(&request.compare, transfer.compare, 8);
   }
-  if (stages(transfer)) {
-    request.staged = endpoint_.take_stage();
-    request.local_key = endpoint_.stage_key();
-    if (transfer.op == OpCode::write) {
-      gather(local_of(transfer), endpoint_.stage(request.staged), transfer.length);
-      request.transfer.local = endpoint_.stage(request.staged);
-    }
-    if (transfer.op != OpCode::read) request.transfer.piece_count = 0;  // copied
+  if (!staged) return Way::devices;
+  request.staged = endpoint_.take_stage();
+  request.local_key = endpoint_.stage_key();
+  if (transfer.op == OpCode::write) {
+    gather(local_of(transfer), endpoint_.stage(request.staged), transfer.length);
+    request.transfer.local = endpoint_.stage(request.staged);
   }
-  const bool kept = stages(transfer) && (transfer.op == OpCode::write || transfer.op == OpCode::atomic);
-  if (transfer.delivery == Delivery::inject && kept) {
+  if (transfer.op != OpCode::read) request.transfer.piece_count = 0;  // copied
+  if (chosen.way == Way::devices) {
+    request.region = *chosen.region;
+    request.fate = Request::Fate::devices;
+  }
+  if (transfer.delivery == Delivery::inject &&
+      (transfer.op == OpCode::write || transfer.op == OpCode::atomic)) {
     request.context = transfer.operation->completion().context;
     request.flags = transfer.operation->completion().flags;
     std::exchange(request.transfer.operation, nullptr)->settle(Errc::ok, transfer.length);
   }
-  requests_.push_back(std::move(request));
+  return Way::devices;
 }
 
 // False: more has to be known first.
 bool Direct::decide(Request& request) {
-  const Way chosen = choose(request.transfer);
-  if (chosen == Way::later) return false;
+  const Choice chosen = choose(request.transfer, request.staged >= 0);
+  if (chosen.way == Way::later) return false;
   request.fate = Request::Fate::session;
-  if (chosen == Way::session) return true;
-  request.region = known_.at(request.transfer.key).description;
+  if (chosen.way == Way::session) return true;
+  request.region = *chosen.region;
   if (request.staged >= 0 || reach_local(request)) request.fate = Request::Fate::devices;
   return true;
 }
@@ -418,30 +419,30 @@ void Direct::release(Request& request) noexcept {
 // The operation may be gone once it is settled.
 void Direct::settle_front(Errc error) noexcept {
   Request& front = requests_.front();
-  const Transfer transfer = front.transfer;
-  if (error == Errc::ok && front.staged >= 0 && front.fate == Request::Fate::devices) {
-    const std::byte* const bytes = endpoint_.stage(front.staged);
-    if (transfer.op == OpCode::read) scatter(bytes, local_of(transfer), transfer.length);
-    if (transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic)
-      std::memcpy(transfer.result, bytes, 8);
+  const Transfer& transfer = front.transfer;
+  Operation* const operation = transfer.operation;
+  const std::uint64_t length = transfer.length;
+  const bool fetches = transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic;
+  PathCounts& counts = services_.counts;
+  if (error != Errc::ok) {
+    ++counts.errors;
+  } else {
+    if (transfer.op != OpCode::read) counts.bytes_out += length;
+    if (transfer.op == OpCode::read || fetches) counts.bytes_in += length;
+    if (front.staged >= 0 && front.fate == Request::Fate::devices) {
+      const std::byte* const bytes = endpoint_.stage(front.staged);
+      if (transfer.op == OpCode::read) scatter(bytes, local_of(transfer), length);
+      if (fetches) std::memcpy(transfer.result, bytes, 8);
+    }
   }
   const std::uint64_t context = front.context;
   const std::uint32_t flags = front.flags;
   release(front);
   requests_.pop_front();
   if (unposted_) --unposted_;
-  PathCounts& counts = services_.counts;
-  if (error != Errc::ok)
-    ++counts.errors;
-  else {
-    if (transfer.op != OpCode::read) counts.bytes_out += transfer.length;
-    if (transfer.op == OpCode::read || transfer.op == OpCode::fetch_atomic ||
-        transfer.op == OpCode::compare_atomic)
-      counts.bytes_in += transfer.length;
-  }
   services_.on_settled();
-  if (transfer.operation)
-    transfer.operation->settle(error, error == Errc::ok ? transfer.length : 0);
+  if (operation)
+    operation->settle(error, error == Errc::ok ? length : 0);
   else if (error != Errc::ok)
     endpoint_.services().completions.push_remote({.context = context, .error = error, .flags = flags});
 }
@@ -486,13 +487,13 @@ void Direct::on_completion(const ibv_wc& completion) {
     failed_calls_ = 0;
     completed_ = std::max(completed_, number);
     settle_completed();
+    if (!requests_.empty()) services_.on_waiting();
   } else {
     // Those before it were done.
     completed_ = std::max(completed_, number - 1);
     settle_completed();
     break_off(refusal(completion.status));
   }
-  services_.on_waiting();
 }
 
 void Direct::break_off(bool refused) noexcept {

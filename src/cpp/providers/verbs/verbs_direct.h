@@ -32,14 +32,13 @@ class Direct final : public Connection::Owner {
   Direct(VerbsEndpoint& endpoint, Whereabouts peer, Services services);
   ~Direct();
 
-  // Where a transfer belongs: here, which may turn out to be through the session after all; through the
-  // session; or nowhere until there is room.
+  // Where a transfer belongs: here, which may turn out to be through the session after all, and then it was
+  // taken; through the session; or nowhere until there is room. What was taken settles when so many of those
+  // given to the session have.
   enum class Way { devices, session, later };
-  Way way(const Transfer& transfer);
+  Way take(const Transfer& transfer, std::uint64_t after);
   // Processors of the peer do not reach the region with this key: what goes there waits for the devices.
   void expect_hidden(std::uint64_t key) { known_[key].hidden = true; }
-  // One for which way() just said `devices`. It settles when so many of those given to the session have.
-  void take(const Transfer& transfer, std::uint64_t after);
   bool pump() noexcept;  // posts what was taken; true if anything
 
   // Looks after the deadline of a call; true while one is under way.
@@ -102,7 +101,11 @@ class Direct final : public Connection::Owner {
   void on_answer(Question& question) noexcept;
   void on_repeated(const Completion& outcome) noexcept;
   bool connect();
-  Way choose(const Transfer& transfer);
+  struct Choice {
+    Way way;
+    const std::shared_ptr<const Description>* region = nullptr;  // where it is `devices`
+  };
+  Choice choose(const Transfer& transfer, bool staged);
   bool decide(Request& request);
   bool reach_local(Request& request);
   void post(Request& request, bool& moved) noexcept;

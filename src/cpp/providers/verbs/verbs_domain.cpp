@@ -85,6 +85,7 @@ int registration_traits(const Device& device, bool atomics, const DomainServices
 }
 
 ibv_pd* open_protection_domain(const Device& device) {
+  prepare(device);
   ibv_pd* const opened = library().alloc_pd(device.context);
   if (!opened)
     throw Error(Errc::no_memory,

@@ -197,7 +197,7 @@ void VerbsEndpoint::on_cm() noexcept {
     if (!connection) continue;
     const std::uint32_t number = connection->work_number();
     if (type == RDMA_CM_EVENT_DISCONNECTED)
-      while (poll()) {
+      while (poll() != 0) {
       }
     if (owners_.contains(number)) connection->on_event(type);
   }
@@ -279,14 +279,22 @@ std::int32_t VerbsEndpoint::take_stage() noexcept {
   return slot;
 }
 
-bool VerbsEndpoint::poll() noexcept {
+Connection::Owner* VerbsEndpoint::owner(std::uint32_t number) noexcept {
+  if (number != recent_.first) {
+    const auto found = owners_.find(number);
+    if (found == owners_.end()) return nullptr;
+    recent_ = *found;
+  }
+  return recent_.second;
+}
+
+int VerbsEndpoint::poll() noexcept {
   ibv_wc completions[kPollAtOnce];
   const int count = ibv_poll_cq(queue_.get(), kPollAtOnce, completions);
-  for (int i = 0; i < count; ++i) {
-    const auto owner = owners_.find(static_cast<std::uint32_t>(completions[i].wr_id >> 32));
-    if (owner != owners_.end()) owner->second->on_completion(completions[i]);
-  }
-  return count > 0;
+  for (int i = 0; i < count; ++i)
+    if (Connection::Owner* const to = owner(static_cast<std::uint32_t>(completions[i].wr_id >> 32)))
+      to->on_completion(completions[i]);
+  return std::max(count, 0);
 }
 
 bool VerbsEndpoint::take_turns() noexcept {
@@ -310,8 +318,9 @@ bool VerbsEndpoint::take_turns() noexcept {
 bool VerbsEndpoint::progress() noexcept {
   std::vector<std::shared_ptr<void>> buried;  // end behind the polls of this turn
   if (!buried_.empty()) buried.swap(buried_);
+  int count = kPollAtOnce;
   bool moved = false;
-  for (int round = 0; round < kPollBudget && poll(); ++round) moved = true;
+  for (int round = 0; round < kPollBudget && count == kPollAtOnce; ++round) moved |= (count = poll()) != 0;
   return take_turns() || moved;
 }
 
@@ -321,7 +330,7 @@ bool VerbsEndpoint::arm() noexcept {
     if (ibv_req_notify_cq(queue_.get(), 0) != 0) return false;
     armed_ = true;
     // What came before this is not told of.
-    if (poll()) return false;
+    if (poll() != 0) return false;
   }
   return true;
 }

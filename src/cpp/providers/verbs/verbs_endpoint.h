@@ -75,7 +75,10 @@ class VerbsEndpoint final : public Endpoint {
 
   // Completions of work requests with this number go to `owner`.
   std::uint32_t enlist(Connection::Owner& owner);
-  void strike(std::uint32_t number) noexcept { owners_.erase(number); }
+  void strike(std::uint32_t number) noexcept {
+    owners_.erase(number);
+    recent_ = {};
+  }
   // Room for completions. False: the device has no more.
   bool take_room(std::uint32_t entries) noexcept;
   void give_room(std::uint32_t entries) noexcept { room_taken_ -= entries; }
@@ -109,7 +112,8 @@ class VerbsEndpoint final : public Endpoint {
   void on_cm() noexcept;
   void on_call(OwnId id, const rdma_conn_param& asked, std::string_view said) noexcept;
   void on_completions() noexcept;
-  bool poll() noexcept;
+  Connection::Owner* owner(std::uint32_t number) noexcept;
+  int poll() noexcept;  // how many completions
   bool take_turns() noexcept;
   void tick() noexcept;
   void release(Served& served) noexcept;
@@ -136,6 +140,7 @@ class VerbsEndpoint final : public Endpoint {
   std::unique_ptr<ReadyCall> on_cm_, on_completions_;
 
   std::unordered_map<std::uint32_t, Connection::Owner*> owners_;
+  std::pair<std::uint32_t, Connection::Owner*> recent_{};  // of them
   std::uint32_t next_number_ = 1;
   std::map<std::pair<EndpointId, std::size_t>, std::shared_ptr<VerbsLink>> links_;  // by peer and key
   std::vector<std::shared_ptr<Served>> served_;

@@ -38,11 +38,12 @@ void VerbsLink::on_stream_failed(Errc error) {
 
 void VerbsLink::ran(bool direct, std::uint64_t count) {
   if (count == 0) return;
-  if (!runs_.empty() && runs_.back().direct == direct)
+  if (!runs_.empty() && runs_.back().direct == direct) {
     runs_.back().count += count;
-  else
-    runs_.push_back({direct, count});
+    return;
+  }
   advance();
+  runs_.push_back({direct, count});
 }
 
 void VerbsLink::advance() const noexcept {
@@ -90,15 +91,14 @@ std::size_t VerbsLink::post(std::span<const Transfer> batch) noexcept {
   const std::uint64_t by_session = by_session_;
   std::size_t posted = 0;
   while (posted < batch.size() && state() == Errc::ok) {
-    const Direct::Way way = direct_.way(batch[posted]);
-    if (way == Direct::Way::later || state() != Errc::ok) break;
+    const Direct::Way way = direct_.take(batch[posted], last_rma_);
     if (way == Direct::Way::devices) {
       ++direct_counts_.posted;
       ran(true, 1);
-      direct_.take(batch[posted], last_rma_);
       ++posted;
       continue;
     }
+    if (way == Direct::Way::later || state() != Errc::ok) break;
     if (follows_puts(batch[posted]) && direct_.outstanding() != 0) break;
     const std::size_t taken = stream_.session()->post(batch.subspan(posted, 1));
     ran(false, taken);
