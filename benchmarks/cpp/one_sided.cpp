@@ -92,8 +92,20 @@ class Initiator {
   std::byte* memory() { return side_.memory; }
   // So many at once, complete on return.
   void run(fab::OpCode op, std::size_t size, std::uint32_t count) {
-    transfers_.resize(count);
+    if (transfers_.size() != count || transfers_.front().op != op || transfers_.front().length != size)
+      prepare(op, size, count);
     operation_.begin(count, 0, 0, nullptr, nullptr, nullptr);
+    for (std::span<const fab::Transfer> rest(transfers_); !rest.empty();) {
+      rest = rest.subspan(side_.context->post(peer_, rest));
+      if (!rest.empty()) side_.context->progress();
+    }
+    if (!operation_.done()) side_.context->wait([&] { return operation_.done(); }, {});
+    if (operation_.completion().error != fab::Errc::ok) fail(fab::describe(operation_.completion().error));
+  }
+
+ private:
+  void prepare(fab::OpCode op, std::size_t size, std::uint32_t count) {
+    transfers_.resize(count);
     for (fab::Transfer& transfer : transfers_) {
       transfer = {};
       transfer.operation = &operation_;
@@ -107,15 +119,8 @@ class Initiator {
       transfer.atomic = fab::AtomicOp::sum;
       transfer.type = fab::DataType::u64;
     }
-    for (std::span<const fab::Transfer> rest(transfers_); !rest.empty();) {
-      rest = rest.subspan(side_.context->post(peer_, rest));
-      if (!rest.empty()) side_.context->progress();
-    }
-    if (!operation_.done()) side_.context->wait([&] { return operation_.done(); }, {});
-    if (operation_.completion().error != fab::Errc::ok) fail(fab::describe(operation_.completion().error));
   }
 
- private:
   Side side_;
   fab::PeerId peer_;
   std::uint64_t key_ = 0, one_ = 1, former_ = 0;

@@ -18,7 +18,7 @@ class RingQueue {
   T& front() noexcept { return (*this)[0]; }
   T& back() noexcept { return (*this)[count_ - 1]; }
 
-  // A new element, as T{} made it.
+  // A new element, as T{} made it or as drop_front() left it.
   T& push_back() {
     if (count_ == slots_.size()) grow();
     return (*this)[count_++];
@@ -26,6 +26,9 @@ class RingQueue {
   T& push_back(T value) { return push_back() = std::move(value); }
   void pop_front() noexcept {
     front() = T{};
+    drop_front();
+  }
+  void drop_front() noexcept {
     head_ = (head_ + 1) & (slots_.size() - 1);
     --count_;
   }

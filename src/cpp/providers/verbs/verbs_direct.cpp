@@ -157,6 +157,19 @@ bool Direct::tick() noexcept {
   return link_ == Link::connecting;
 }
 
+std::pair<Direct::Known*, bool> Direct::look_up(std::uint64_t key) {
+  if (recent_.second && recent_.first == key) return {recent_.second, false};
+  if (known_.size() >= kMostKnown) forget_all();
+  const auto [found, first] = known_.try_emplace(key);
+  recent_ = {key, &found->second};
+  return {recent_.second, first};
+}
+
+void Direct::forget_all() noexcept {
+  known_.clear();
+  recent_ = {};
+}
+
 // `later`: not known yet, and worth waiting for.
 Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
   if (failed_ || link_ == Link::ended || transfer.length == 0 || transfer.delivery == Delivery::commit)
@@ -166,11 +179,12 @@ Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
   if (atomic ? !native(transfer) || !endpoint_.atomics()
              : transfer.op != OpCode::read && (transfer.op != OpCode::write || endpoint_.iwarp()))
     return {Way::session};
-  if (check_transfer(transfer) != Errc::ok) return {Way::session};
+  // Of an update in one buffer native() knows the rest.
+  if (atomic && transfer.piece_count == 0 ? hides_local(transfer) : check_transfer(transfer) != Errc::ok)
+    return {Way::session};
 
-  if (known_.size() >= kMostKnown) known_.clear();
-  const auto [found, first] = known_.try_emplace(transfer.key);
-  Known& known = found->second;
+  const auto [there, first] = look_up(transfer.key);
+  Known& known = *there;
   if (known.state == Known::State::messages) return {Way::session};
   if (known.state == Known::State::unknown) {  // there may be such a region later
     known.state = Known::State::seen;
@@ -219,11 +233,9 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) {
   }
 
   Request& request = requests_.push_back();
-  request.after = after;
   request.transfer = transfer;
   const Whole whole(transfer);
-  request.offset = whole.before;
-  request.whole = whole.length;
+  static_cast<Course&>(request) = {.after = after, .offset = whole.before, .whole = whole.length};
   if (is_atomic(transfer.op)) {
     if (transfer.atomic != AtomicOp::atomic_read)
       gather(local_of(transfer), reinterpret_cast<std::byte*>(&request.operand), 8);
@@ -238,7 +250,7 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) {
   }
   if (transfer.op != OpCode::read) request.transfer.piece_count = 0;  // copied
   if (chosen.way == Way::devices) {
-    request.region = *chosen.region;
+    if (request.region != *chosen.region) request.region = *chosen.region;
     request.fate = Request::Fate::devices;
   }
   if (transfer.delivery == Delivery::inject &&
@@ -438,7 +450,7 @@ void Direct::settle_front(Errc error) noexcept {
   const std::uint64_t context = front.context;
   const std::uint32_t flags = front.flags;
   release(front);
-  requests_.pop_front();
+  requests_.drop_front();
   if (unposted_) --unposted_;
   services_.on_settled();
   if (operation)
@@ -516,7 +528,10 @@ void Direct::break_off(bool refused) noexcept {
     else if (key && request.transfer.key == *key)
       request.fate = Request::Fate::session;
   }
-  if (key) known_.erase(*key);
+  if (key) {
+    known_.erase(*key);
+    recent_ = {};
+  }
   settle_completed();
   services_.on_waiting();
 }
@@ -525,7 +540,7 @@ void Direct::fail(Errc error) noexcept {
   failed_ = true;
   connection_.reset();
   link_ = Link::ended;
-  known_.clear();
+  forget_all();
   while (!requests_.empty()) settle_front(error);
 }
 

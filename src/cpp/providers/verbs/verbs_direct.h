@@ -70,17 +70,15 @@ class Direct final : public Connection::Owner {
   struct Repeat : FlowOperation {
     Direct* asker = nullptr;
   };
-  struct Request {
-    Transfer transfer{};
-    std::shared_ptr<const Description> region{};
-    std::uint64_t context = 0;  // of the operation, for an error after it was settled
+  // How far a request is.
+  struct Course {
+    std::uint64_t after = 0;              // see take()
+    std::uint64_t offset = 0, whole = 0;  // of a stripe
+    std::uint64_t context = 0;            // of the operation, for an error after it was settled
     std::uint32_t flags = 0;
-    std::int32_t staged = -1;        // slot of the endpoint's staging memory
-    RegistrationCache::Lease own{};  // of local memory that no region holds
+    std::int32_t staged = -1;  // slot of the endpoint's staging memory
     std::uint32_t local_key = 0;
     std::uint64_t operand = 0, compare = 0;  // of an update
-    std::uint64_t offset = 0, whole = 0;     // of a stripe
-    std::uint64_t after = 0;                 // see take()
     std::uint64_t posted = 0;                // bytes
     std::uint64_t last = 0;                  // number of its last work request, once all are posted; else 0
     enum class Fate : std::uint8_t {
@@ -90,6 +88,11 @@ class Direct final : public Connection::Owner {
       repeated,   // the session has it
       lost,       // an update that may have happened or not
     } fate = Fate::undecided;
+  };
+  struct Request : Course {
+    Transfer transfer{};
+    std::shared_ptr<const Description> region{};
+    RegistrationCache::Lease own{};  // of local memory that no region holds
   };
   enum class Link { none, connecting, connected, ended };
 
@@ -106,6 +109,8 @@ class Direct final : public Connection::Owner {
     const std::shared_ptr<const Description>* region = nullptr;  // where it is `devices`
   };
   Choice choose(const Transfer& transfer, bool staged);
+  std::pair<Known*, bool> look_up(std::uint64_t key);  // and whether it is new
+  void forget_all() noexcept;
   bool decide(Request& request);
   bool reach_local(Request& request);
   void post(Request& request, bool& moved) noexcept;
@@ -129,6 +134,7 @@ class Direct final : public Connection::Owner {
   std::uint64_t signs_ = 0;
   std::uint64_t by_session_ = 0;  // as last asked
   std::unordered_map<std::uint64_t, Known> known_;
+  std::pair<std::uint64_t, Known*> recent_{};  // of them
   std::vector<std::unique_ptr<Question>> questions_;
   Repeat repeat_;
 

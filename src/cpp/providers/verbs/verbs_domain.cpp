@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstddef>
 #include <cstring>
 
 #include "fabric/error.h"
@@ -54,9 +55,12 @@ bool device_atomics(const Device& device, const DomainServices& services) {
 
 // Of its reliable connections: IBV_ODP_SUPPORT_*.
 std::uint32_t on_demand_paging(const Device& device) noexcept {
-  const auto* extended = verbs_get_ctx_op(device.context, query_device_ex);
+  // As ibv_query_device_ex(), which needs the library at link time.
+  const verbs_context* const calls = verbs_get_ctx(device.context);
+  constexpr std::size_t kNeeded = sizeof(verbs_context) - offsetof(verbs_context, query_device_ex);
+  if (!calls || calls->sz < kNeeded || !calls->query_device_ex) return 0;
   ibv_device_attr_ex limits{};
-  if (!extended || extended->query_device_ex(device.context, nullptr, &limits, sizeof limits) != 0) return 0;
+  if (calls->query_device_ex(device.context, nullptr, &limits, sizeof limits) != 0) return 0;
   if ((limits.odp_caps.general_caps & IBV_ODP_SUPPORT) == 0) return 0;
   return limits.odp_caps.per_transport_caps.rc_odp_caps;
 }

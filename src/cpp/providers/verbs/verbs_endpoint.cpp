@@ -298,6 +298,7 @@ int VerbsEndpoint::poll() noexcept {
 }
 
 bool VerbsEndpoint::take_turns() noexcept {
+  if (turns_.empty() && pumps_.empty()) return false;
   bool moved = false;
   while (!turns_.empty()) {
     VerbsStream* const stream = turns_.back();
@@ -316,8 +317,12 @@ bool VerbsEndpoint::take_turns() noexcept {
 }
 
 bool VerbsEndpoint::progress() noexcept {
-  std::vector<std::shared_ptr<void>> buried;  // end behind the polls of this turn
-  if (!buried_.empty()) buried.swap(buried_);
+  if (buried_.empty()) return poll_and_turn();
+  const auto buried = std::exchange(buried_, {});  // end behind the polls of this turn
+  return poll_and_turn();
+}
+
+bool VerbsEndpoint::poll_and_turn() noexcept {
   int count = kPollAtOnce;
   bool moved = false;
   for (int round = 0; round < kPollBudget && count == kPollAtOnce; ++round) moved |= (count = poll()) != 0;

@@ -114,6 +114,7 @@ class VerbsEndpoint final : public Endpoint {
   void on_completions() noexcept;
   Connection::Owner* owner(std::uint32_t number) noexcept;
   int poll() noexcept;  // how many completions
+  bool poll_and_turn() noexcept;
   bool take_turns() noexcept;
   void tick() noexcept;
   void release(Served& served) noexcept;

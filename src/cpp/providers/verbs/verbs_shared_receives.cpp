@@ -8,8 +8,7 @@
 namespace fab::verbs {
 
 SharedReceives::SharedReceives(VerbsEndpoint& endpoint, const Device& device, std::uint32_t slots)
-    : endpoint_(endpoint),
-      slots_(slots),
+    : slots_(slots),
       memory_(Mapping::anonymous(std::size_t{slots} * VerbsStream::kSlotBytes)),
       mr_(library().reg_mr(&endpoint.stream_domain(), memory_.data(), memory_.size(),
                            IBV_ACCESS_LOCAL_WRITE)) {

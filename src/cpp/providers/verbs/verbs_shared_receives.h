@@ -30,7 +30,6 @@ class SharedReceives final : public Connection::Owner {
   void on_completion(const ibv_wc& completion) override;
   bool post(std::uint32_t number) noexcept;
 
-  VerbsEndpoint& endpoint_;
   const std::uint32_t slots_;
   std::uint32_t work_number_ = 0;
   Mapping memory_;
