@@ -238,7 +238,8 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) {
   static_cast<Course&>(request) = {.after = after, .offset = whole.before, .whole = whole.length};
   if (is_atomic(transfer.op)) {
     if (transfer.atomic != AtomicOp::atomic_read)
-      gather(local_of(transfer), reinterpret_cast<std::byte*>(&request.operand), 8);
+      std::memcpy(&request.operand, transfer.piece_count ? transfer.local_pieces->iov_base : transfer.local,
+                  8);
     if (transfer.op == OpCode::compare_atomic) std::memcpy(&request.compare, transfer.compare, 8);
   }
   if (!staged) return Way::devices;
@@ -452,7 +453,7 @@ void Direct::settle_front(Errc error) noexcept {
   release(front);
   requests_.drop_front();
   if (unposted_) --unposted_;
-  services_.on_settled();
+  ++counts.settled;
   if (operation)
     operation->settle(error, error == Errc::ok ? length : 0);
   else if (error != Errc::ok)

@@ -23,11 +23,10 @@ class Direct final : public Connection::Owner {
     std::function<Session*()> session;          // of the stream; null once it ended
     std::function<std::uint64_t()> token;       // of the peer; 0: not known yet
     std::function<std::uint64_t()> by_session;  // transfers that were given to it and have settled
-    std::function<void()> on_settled;           // one more transfer
     std::function<void()> on_hidden;   // one that went through the session on behalf of this object settled
     std::function<void()> on_posted;   // the session got something to send
     std::function<void()> on_waiting;  // work is left for pump()
-    PathCounts& counts;                // bytes and errors
+    PathCounts& counts;                // all but those posted
   };
   Direct(VerbsEndpoint& endpoint, Whereabouts peer, Services services);
   ~Direct();

@@ -19,7 +19,6 @@ VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& wher
               {.session = [this] { return state() == Errc::ok ? stream_.session() : nullptr; },
                .token = [this] { return stream_.token(); },
                .by_session = [this] { return session_settled(); },
-               .on_settled = [this] { ++direct_counts_.settled; },
                .on_hidden = [this] { ++hidden_settled_; },
                .on_posted = [this] { stream_.posted(true); },
                .on_waiting = [this] { endpoint_.pump_later(*this); },

@@ -24,18 +24,6 @@ std::unique_ptr<RegistrationCache> open_cache_of(const DomainOptions& options, c
 
 }  // namespace
 
-std::uint64_t Description::length() const noexcept {
-  std::uint64_t sum = 0;
-  for (std::size_t i = 0; i < piece_count; ++i) sum += pieces[i].length;
-  return sum;
-}
-
-Description::Place Description::at(std::uint64_t offset) const noexcept {
-  const Piece* piece = pieces.data();
-  for (; offset >= piece->length; ++piece) offset -= piece->length;
-  return {piece->address + offset, piece->length - offset, piece->rkey};
-}
-
 void Description::encode(std::byte* out) const noexcept {
   WireWriter writer;
   writer.put(kVersion).put(piece_count).put(static_cast<std::uint8_t>(atomics)).put(std::uint8_t{0});

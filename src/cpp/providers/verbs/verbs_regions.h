@@ -35,14 +35,22 @@ struct Description {
   std::uint8_t piece_count = 0;
   std::array<Piece, kMostPieces> pieces{};
 
-  std::uint64_t length() const noexcept;
+  std::uint64_t length() const noexcept {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < piece_count; ++i) sum += pieces[i].length;
+    return sum;
+  }
   // The place of `offset`, which is less than length().
   struct Place {
     std::uint64_t address = 0;
     std::uint64_t left = 0;  // bytes from there on in one piece
     std::uint32_t rkey = 0;
   };
-  Place at(std::uint64_t offset) const noexcept;
+  Place at(std::uint64_t offset) const noexcept {
+    const Piece* piece = pieces.data();
+    for (; offset >= piece->length; ++piece) offset -= piece->length;
+    return {piece->address + offset, piece->length - offset, piece->rkey};
+  }
   void encode(std::byte* out) const noexcept;  // kDescriptionBytes
   static std::optional<Description> decode(const std::byte* in) noexcept;
 };
