@@ -1,6 +1,6 @@
 """Runs a command on a machine with RDMA devices, where there are none: a guest with Linux's software RDMA drivers.
 
-    python tests/rdma/guest.py [--cpus N] [--memory MIB] [--timeout S] [--memlock KIB] [--share DIR]...
+    python tests/rdma/guest.py [--cpus N | --exact] [--memory MIB] [--timeout S] [--memlock KIB] [--share DIR]...
                                [--peer SHELLCMD] -- COMMAND...
     python tests/rdma/guest.py --prepare
 
@@ -136,6 +136,7 @@ def run(
     peer: str | None = None,
     *,
     cpus: int = 2,
+    exact: bool = False,
     memory: int = 2048,
     timeout: float = 600,
     share: Sequence[Path | str] = (),
@@ -143,8 +144,9 @@ def run(
 ) -> int:
     """Boots a guest, with `peer` two, and returns the exit status that the module describes. Output is streamed.
 
-    memory: MiB of each guest. timeout: seconds from the start of the guests. share: folders that the guests really write to.
-    memlock: KiB that a process may lock, which soft-iWARP asks root for, too. Raises NoGuest.
+    exact: the guest has one processor, on which every instruction takes 4 ns by its own clock. memory: MiB of each guest.
+    timeout: seconds from the start of the guests. share: folders that the guests really write to. memlock: KiB that a process
+    may lock, which soft-iWARP asks root for, too. Raises NoGuest.
     """
     folders = [Path(folder).resolve(strict=True) for folder in share]
     cache = prepare()
@@ -152,12 +154,15 @@ def run(
     no_siw = cache / "no-siw"
     if no_siw.exists():
         say(f"no siw0: {no_siw.read_text()}")
+    if exact:
+        cpus = 1
     with contextlib.ExitStack() as stack:
         control = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdma-guest-")))
         shutil.copy(INIT, control / "init")
         machine = ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"]
         machine += ["-machine", "q35", "-cpu", "max,la57=off", "-smp", str(cpus), "-m", str(memory)]
-        machine += ["-accel", "tcg,thread=multi"]
+        machine += ["-accel", "tcg,thread=single" if exact else "tcg,thread=multi"]
+        machine += ["-icount", "shift=2"] if exact else []
         machine += ["-kernel", str(cache / "kernel"), "-initrd", str(cache / "initrd")]
         machine += shared("host", "/", ",readonly=on") + shared("control", control)
         for number, folder in enumerate(folders):
@@ -196,6 +201,9 @@ def main() -> int:
     )
     parser.add_argument("--prepare", action="store_true", help="fetch the kernel anew; run nothing")
     parser.add_argument("--cpus", type=int, default=2, help="of each guest (2)")
+    parser.add_argument(
+        "--exact", action="store_true", help="one processor that takes 4 ns for every instruction"
+    )
     parser.add_argument("--memory", type=int, default=2048, metavar="MIB", help="of each guest (2048)")
     parser.add_argument("--timeout", type=float, default=600, metavar="S", help="seconds for all of it (600)")
     parser.add_argument(
