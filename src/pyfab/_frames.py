@@ -7,6 +7,7 @@ know the same token (HMAC-SHA256 over both nonces; the token itself does not tra
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import ipaddress
@@ -169,6 +170,14 @@ class Channel:
     def close(self) -> None:
         """Ends the connection."""
         self._socket.close()
+
+    def hang_up(self, deadline: Deadline) -> None:
+        """Ends the connection once the other side has done so, too, or at the deadline. What it still says is lost."""
+        with self._socket, contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            self._arm(deadline)
+            while self._socket.recv(1 << 16):
+                self._arm(deadline)
 
     def _exactly(self, size: int, deadline: Deadline) -> bytes:
         data = bytearray(size)

@@ -195,6 +195,8 @@ class TestListener:
                     ["latency"], ["shm", "tcp"], [8], peer=listener.address, token="secret", **QUICK
                 )
                 assert len(table) == 8
+                come, gone = (sum(line.endswith(word) for line in lines) for word in ("come", "gone"))
+                assert come == gone > 0  # nobody who comes next is refused
 
     def test_keeps_out_who_would_disturb(self) -> None:
         with bench.Listener() as listener:

@@ -59,6 +59,7 @@ class Session:
         self._stamp = 0x1000  # every request stamps its buffer with a number that no earlier one used
         with contextlib.ExitStack() as undo:
             undo.callback(channel.close)
+            undo.push(self._part)
             domain = undo.enter_context(_open(links, host, token))
             self._endpoint = undo.enter_context(domain.endpoint())
             told = self._ask(
@@ -106,7 +107,7 @@ class Session:
         return taken
 
     def close(self) -> None:
-        """Ends the session, and with it the target's side."""
+        """Ends the session, and with it the target's side: a listener is free for the next run."""
         self._undo.close()
 
     def __enter__(self) -> Session:
@@ -115,7 +116,11 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._undo.__exit__(kind, error, trace)
+
+    def _part(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:  # otherwise the target may wait for what does not come
+            self._channel.hang_up(Deadline(_ANSWER))
 
     def _ask(self, request: Header) -> Header:
         self._channel.send(request, deadline=Deadline(_ANSWER))
