@@ -41,12 +41,16 @@ from guest_kernel import NoGuest, prepare, program, say
 INIT = Path(__file__).with_name("guest_init.sh")
 TIMED_OUT, NO_GUEST = 124, 125
 PEER_GRACE = 10  # seconds that the peer may go on when the command has ended
+BOOT, BOOTS = 120, 3  # seconds after which a guest that does not run is started anew, at most so many times
 
 
 def shared(tag: str, folder: Path | str, more: str = "") -> list[str]:
     """QEMU's arguments for a folder that the guest mounts by its tag."""
     path = str(folder).replace(",", ",,")
     return ["-virtfs", f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{more}"]
+
+
+SIGNS = ("up0", "up1", "ready")  # files by which guests tell of themselves
 
 
 class Guest:
@@ -89,8 +93,16 @@ class Guest:
                 sink.write(data)
                 sink.flush()
         with contextlib.suppress(FileNotFoundError):  # nobody waits for a guest that has ended
-            for name in ("up0", "up1", "ready"):
+            for name in SIGNS:
                 (self._control / name).touch()
+
+    def runs(self, deadline: float) -> bool:
+        """Whether it has booted, or ended, by that time."""
+        while not (self._control / f"up{self._rank}").exists() and self._process.poll() is None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.1)
+        return True
 
     def wait(self, timeout: float) -> int | None:
         """What the command ended with; None if it runs on after `timeout` seconds."""
@@ -173,15 +185,26 @@ def run(
         words += f" shares={len(folders)} memlock={memlock}"
         words += f" siw={'' if no_siw.exists() else 'y'} peer={'y' if peer else ''}"
 
-        cables = [socket.socketpair() for _ in range(2)] if peer else []
-        for end in itertools.chain(*cables):
-            stack.callback(end.close)
-        guests: list[Guest] = []
-        for rank, what in enumerate([command, ["sh", "-c", peer]] if peer else [command]):
+        commands = [command, ["sh", "-c", peer]] if peer else [command]
+        for rank, what in enumerate(commands):
             (control / f"command{rank}").write_text(script(rank, what))
-            arguments = [*machine, "-append", f"{words} rank={rank}"]
-            guests.append(Guest(rank, control, arguments, [cable[rank] for cable in cables]))
-            stack.callback(guests[-1].close)
+        for boot in range(1, BOOTS + 1):
+            running = stack.enter_context(contextlib.ExitStack())
+            cables = [socket.socketpair() for _ in range(2)] if peer else []
+            for end in itertools.chain(*cables):
+                running.callback(end.close)
+            guests: list[Guest] = []
+            for rank in range(len(commands)):
+                arguments = [*machine, "-append", f"{words} rank={rank}"]
+                guests.append(Guest(rank, control, arguments, [cable[rank] for cable in cables]))
+                running.callback(guests[-1].close)
+            patience = time.monotonic() + BOOT
+            if boot == BOOTS or patience > deadline or all(started.runs(patience) for started in guests):
+                break
+            say(f"a guest does not run after {BOOT} s: started anew; {guests[0].last_words()}")
+            running.close()
+            for name in SIGNS:
+                (control / name).unlink(missing_ok=True)
 
         status = guests[0].wait(deadline - time.monotonic())
         if status is None:

@@ -33,8 +33,8 @@ rdma link add rxe0 type rxe netdev eth0
 until grep -qs ffff:0a4f:000$me /sys/class/infiniband/rxe0/ports/1/gids/*; do sleep 0.1; done
 
 listens() { ss -Hltn | grep -q . || rdma resource show cm_id | grep -q LISTEN; }
+touch /run/guest/up$rank
 if [ "$peer" ]; then
-  touch /run/guest/up$rank
   until [ -e /run/guest/up$other ]; do sleep 0.1; done
   if [ $rank = 0 ]; then
     until [ -e /run/guest/ready ]; do sleep 0.1; done

@@ -140,6 +140,14 @@ def test_two_guests_write_into_each_others_memory_over_siw0(kernel: Path):
     assert len(re.findall(r"^ping data: rdma-ping-\d", done.stdout, re.MULTILINE)) == 5, done.stdout
 
 
+def test_a_guest_that_does_not_come_up_is_started_anew(monkeypatch, capfd):
+    monkeypatch.setattr(
+        guest, "BOOT", 0.2
+    )  # so that none comes up in time, but for the last one, which has all of it
+    assert guest.run(["true"], timeout=LIMIT) == 0
+    assert capfd.readouterr().err.count("started anew") == guest.BOOTS - 1
+
+
 @pytest.mark.timeout(800)
 @pytest.mark.parametrize("device", ["rxe0", "siw0"])
 def test_the_conformance_subset_passes_between_two_guests(kernel: Path, device: str):
