@@ -141,9 +141,7 @@ def test_two_guests_write_into_each_others_memory_over_siw0(kernel: Path):
 
 
 def test_a_guest_that_does_not_come_up_is_started_anew(monkeypatch, capfd):
-    monkeypatch.setattr(
-        guest, "BOOT", 0.2
-    )  # so that none comes up in time, but for the last one, which has all of it
+    monkeypatch.setattr(guest, "BOOT", 0.2)  # too short for all but the last, which has all the time
     assert guest.run(["true"], timeout=LIMIT) == 0
     assert capfd.readouterr().err.count("started anew") == guest.BOOTS - 1
 
