@@ -41,6 +41,7 @@ from guest_kernel import NoGuest, prepare, program, say
 INIT = Path(__file__).with_name("guest_init.sh")
 TIMED_OUT, NO_GUEST = 124, 125
 PEER_GRACE = 10  # seconds that the peer may go on when the command has ended
+SIGNS = ("up0", "up1", "ready")  # files by which guests tell of themselves
 BOOT, BOOTS = 120, 3  # seconds after which a guest that does not run is started anew, at most so many times
 
 
@@ -48,9 +49,6 @@ def shared(tag: str, folder: Path | str, more: str = "") -> list[str]:
     """QEMU's arguments for a folder that the guest mounts by its tag."""
     path = str(folder).replace(",", ",,")
     return ["-virtfs", f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{more}"]
-
-
-SIGNS = ("up0", "up1", "ready")  # files by which guests tell of themselves
 
 
 class Guest:
@@ -98,10 +96,12 @@ class Guest:
 
     def runs(self, deadline: float) -> bool:
         """Whether it has booted, or ended, by that time."""
-        while not (self._control / f"up{self._rank}").exists() and self._process.poll() is None:
+        while not (self._control / f"up{self._rank}").exists():
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(0.1)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.1)
+                return True
         return True
 
     def wait(self, timeout: float) -> int | None:
@@ -166,13 +166,12 @@ def run(
     no_siw = cache / "no-siw"
     if no_siw.exists():
         say(f"no siw0: {no_siw.read_text()}")
-    if exact:
-        cpus = 1
+    processors = 1 if exact else cpus
     with contextlib.ExitStack() as stack:
         control = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdma-guest-")))
         shutil.copy(INIT, control / "init")
         machine = ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"]
-        machine += ["-machine", "q35", "-cpu", "max,la57=off", "-smp", str(cpus), "-m", str(memory)]
+        machine += ["-machine", "q35", "-cpu", "max,la57=off", "-smp", str(processors), "-m", str(memory)]
         machine += ["-accel", "tcg,thread=single" if exact else "tcg,thread=multi"]
         machine += ["-icount", "shift=2"] if exact else []
         machine += ["-kernel", str(cache / "kernel"), "-initrd", str(cache / "initrd")]
@@ -199,9 +198,14 @@ def run(
                 guests.append(Guest(rank, control, arguments, [cable[rank] for cable in cables]))
                 running.callback(guests[-1].close)
             patience = time.monotonic() + BOOT
-            if boot == BOOTS or patience > deadline or all(started.runs(patience) for started in guests):
+            if boot == BOOTS or patience > deadline:
                 break
-            say(f"a guest does not run after {BOOT} s: started anew; {guests[0].last_words()}")
+            late = [started for started in guests if not started.runs(patience)]
+            if not late:
+                break
+            say(
+                f"a guest does not run after {BOOT} s, and is started anew; its last words:\n{late[0].last_words()}"
+            )
             running.close()
             for name in SIGNS:
                 (control / name).unlink(missing_ok=True)
@@ -223,8 +227,9 @@ def main() -> int:
         usage="guest.py [OPTION...] -- COMMAND...",
     )
     parser.add_argument("--prepare", action="store_true", help="fetch the kernel anew; run nothing")
-    parser.add_argument("--cpus", type=int, default=2, help="of each guest (2)")
-    parser.add_argument(
+    clock = parser.add_mutually_exclusive_group()
+    clock.add_argument("--cpus", type=int, default=2, help="of each guest (2)")
+    clock.add_argument(
         "--exact", action="store_true", help="one processor that takes 4 ns for every instruction"
     )
     parser.add_argument("--memory", type=int, default=2048, metavar="MIB", help="of each guest (2048)")

@@ -59,7 +59,7 @@ class Session:
         self._stamp = 0x1000  # every request stamps its buffer with a number that no earlier one used
         with contextlib.ExitStack() as undo:
             undo.callback(channel.close)
-            undo.push(self._part)
+            undo.push(self._hang_up)
             domain = undo.enter_context(_open(links, host, token))
             self._endpoint = undo.enter_context(domain.endpoint())
             told = self._ask(
@@ -118,7 +118,7 @@ class Session:
     ) -> None:
         self._undo.__exit__(kind, error, trace)
 
-    def _part(self, kind: type[BaseException] | None, *_: object) -> None:
+    def _hang_up(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:  # otherwise the target may wait for what does not come
             self._channel.hang_up(Deadline(_ANSWER))
 
