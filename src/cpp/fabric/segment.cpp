@@ -55,28 +55,38 @@ Segment Segment::attach(const ProcessId& owner, int fd, const std::uint8_t (&dom
   return segment;
 }
 
+namespace {
+
+// Takes a slot that is free or whose process is dead: of any number who try, one succeeds, and a claimant
+// that dies at any moment leaves a slot that the next one takes.
+bool claim(AccessSlot& slot, std::uint64_t claimant) {
+  std::uint64_t owner = slot.owner.load();
+  const ProcessId process = SlotOwner::unpack(owner);
+  if (owner != 0 && process_start_time(process.pid) == process.start_time) return false;
+  if (!slot.owner.compare_exchange_strong(owner, claimant | SlotOwner::kClaiming)) return false;
+  slot.active.store(0);
+  slot.channel_fd.store(-1);
+  slot.channel_epoch.fetch_add(1);
+  return true;
+}
+
+}  // namespace
+
 int Segment::claim_slot(const ProcessId& claimant) const {
+  const std::uint64_t owner = SlotOwner::pack(claimant);
   for (std::uint32_t i = 0; i < kMaxSlots; ++i) {
-    AccessSlot& slot = slots()[i];
-    std::int32_t pid = slot.pid.load();
-    const bool free = pid == 0;
-    // A slot whose owner died is taken over by whoever clears its start time; with start time 0 it is just
-    // being claimed or freed, and left alone.
-    std::uint64_t start_time = slot.start_time.load();
-    const bool dead = !free && start_time != 0 && process_start_time(pid) != start_time;
-    if (!free && !dead) continue;
-    if (dead && !slot.start_time.compare_exchange_strong(start_time, 0)) continue;
-    if (!slot.pid.compare_exchange_strong(pid, claimant.pid)) continue;
-    slot.active.store(0);
-    slot.channel_fd.store(-1);
-    slot.channel_epoch.fetch_add(1);
-    slot.start_time.store(claimant.start_time);
+    if (!claim(slots()[i], owner)) continue;
+    slots()[i].owner.store(owner);
     auto& used = header().slots_used;
     for (std::uint32_t seen = used.load(); seen <= i && !used.compare_exchange_weak(seen, i + 1);) {
     }
     return static_cast<int>(i);
   }
   return -1;
+}
+
+void Segment::free_if_dead(AccessSlot& slot) const {
+  if (slot.owner.load() != 0 && claim(slot, SlotOwner::pack(this_process()))) slot.owner.store(0);
 }
 
 bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {
@@ -88,15 +98,10 @@ bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {
     constexpr unsigned kEager = 64;
     for (unsigned round = 1; slot.active.load(std::memory_order_seq_cst) == std::uint64_t{index} + 1;
          ++round) {
-      std::uint64_t start_time = slot.start_time.load();
-      if (round % kEager == 0 && start_time != 0 && process_start_time(slot.pid.load()) != start_time &&
-          slot.start_time.compare_exchange_strong(start_time, 0)) {
-        slot.active.store(0);
-        slot.pid.store(0);
-        break;
-      }
       if (round < kEager) {
         std::this_thread::yield();
+      } else if (round % kEager == 0) {
+        free_if_dead(slot);
       } else if (deadline.passed()) {
         return false;
       } else {
@@ -110,7 +115,8 @@ bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {
 std::int32_t Segment::user_of(std::uint32_t index) const {
   const std::uint32_t used = std::min(header().slots_used.load(), kMaxSlots);
   for (std::uint32_t i = 0; i < used; ++i)
-    if (slots()[i].active.load() == std::uint64_t{index} + 1) return slots()[i].pid.load();
+    if (slots()[i].active.load() == std::uint64_t{index} + 1)
+      return SlotOwner::unpack(slots()[i].owner.load()).pid;
   return 0;
 }
 

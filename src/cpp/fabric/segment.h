@@ -18,7 +18,7 @@ namespace fab {
 // slots, counters and the region table. All offsets are fixed; pages cost memory only once used. Everything
 // in it may be written by any process of the user, so readers check indices and lengths before use.
 inline constexpr std::uint64_t kSegmentMagic = 0x31676573'62616670;  // "pfabseg1"
-inline constexpr std::uint32_t kSegmentVersion = 3;
+inline constexpr std::uint32_t kSegmentVersion = 4;
 inline constexpr std::uint32_t kMaxContexts = 64;
 inline constexpr std::uint32_t kMaxSlots = 4096;
 inline constexpr std::uint32_t kMaxCounters = 65536;
@@ -33,11 +33,23 @@ struct alignas(64) ContextCell {
   std::atomic<std::uint64_t> doorbell;
 };
 
+// A process as one word: process numbers have 22 bits, and start times do not outgrow 41.
+struct SlotOwner {
+  static constexpr unsigned kPidBits = 22;
+  static constexpr std::uint64_t kClaiming = std::uint64_t{1} << 63;  // what the last owner left is there
+
+  static constexpr std::uint64_t pack(const ProcessId& process) noexcept {
+    return (process.start_time << kPidBits | static_cast<std::uint32_t>(process.pid)) & ~kClaiming;
+  }
+  static constexpr ProcessId unpack(std::uint64_t word) noexcept {
+    return {static_cast<std::int32_t>(word & ((1U << kPidBits) - 1)), (word & ~kClaiming) >> kPidBits};
+  }
+};
+
 // One for each context of another process (or of this one) that moves bytes in and out of the domain's memory
 // itself.
 struct alignas(128) AccessSlot {
-  std::atomic<std::int32_t> pid;  // 0: free; claimed by compare-and-swap
-  std::atomic<std::uint64_t> start_time;
+  std::atomic<std::uint64_t> owner;  // a SlotOwner, 0: free; one word, so that nobody sees half a claim
   // Index + 1 of the region being accessed, 0 if none. A region is not taken away while a slot of a living
   // process shows it.
   std::atomic<std::uint64_t> active;
@@ -100,6 +112,8 @@ class Segment {
 
   // Claims a free slot for this process, or one whose process is dead. -1: all kMaxSlots are in use.
   int claim_slot(const ProcessId& claimant) const;
+  // Frees a slot if its process is dead.
+  void free_if_dead(AccessSlot& slot) const;
   // Waits until no living process accesses region `index`; false: out of time. Slots of dead processes are
   // freed on the way.
   bool wait_unused(std::uint32_t index, Deadline deadline) const;

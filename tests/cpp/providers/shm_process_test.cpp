@@ -293,9 +293,9 @@ TEST_CASE("what a dead initiator left behind is cleared away, and the target goe
           static_cast<ssize_t>(out.bytes().size()));
   CHECK(initiator.hear(1) == "+");
   const AccessSlot& slot = side.domain->segment().slots()[0];
-  CHECK(slot.pid.load() == initiator.pid());
+  CHECK(SlotOwner::unpack(slot.owner.load()).pid == initiator.pid());
   initiator.end();
-  CHECK(side.context->wait([&] { return slot.pid.load() == 0; }, Deadline::in_seconds(30)));
+  CHECK(side.context->wait([&] { return slot.owner.load() == 0; }, Deadline::in_seconds(30)));
 
   Side other("ring");
   std::uint64_t word = 9;
@@ -370,9 +370,13 @@ TEST_CASE("slots of dead processes are taken over by one claimant each") {
   const std::uint8_t id[16] = {1};
   Segment segment = Segment::create(id);
   constexpr int kThreads = 4, kEach = 25;
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 100; ++round) {
     Child dead([&](const Child::Report& report) {
-      for (int i = 0; i < kThreads * kEach; ++i) segment.claim_slot(this_process());
+      for (int i = 0; i < kThreads * kEach; ++i) {
+        AccessSlot& slot = segment.slots()[segment.claim_slot(this_process())];
+        if (i % 2) slot.owner.fetch_or(SlotOwner::kClaiming);  // as one that dies before it has the slot
+        slot.active.store(1);
+      }
       report("!");
     });
     dead.hear(1);
@@ -392,10 +396,9 @@ TEST_CASE("slots of dead processes are taken over by one claimant each") {
     CHECK(segment.header().slots_used.load() <= kThreads * kEach + kThreads);
     for (const int index : all) {
       AccessSlot& slot = segment.slots()[index];
-      CHECK(slot.pid.load() == this_process().pid);
-      CHECK(slot.start_time.load() == this_process().start_time);
-      slot.start_time.store(0);
-      slot.pid.store(0);
+      CHECK(slot.owner.load() == SlotOwner::pack(this_process()));
+      CHECK(slot.active.load() == 0);
+      slot.owner.store(0);
     }
   }
 }

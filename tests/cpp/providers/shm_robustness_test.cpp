@@ -113,7 +113,7 @@ TEST_CASE("nothing is left behind: descriptors, mappings and slots after many op
   CHECK(settled(files, maps));
   const Segment& segment = b.domain->segment();
   for (std::uint32_t i = 0; i < segment.header().slots_used.load(); ++i)
-    CHECK(segment.slots()[i].pid.load() == 0);
+    CHECK(segment.slots()[i].owner.load() == 0);
   CHECK(segment.header().slots_used.load() <= 2);
 }
 
@@ -288,7 +288,7 @@ TEST_CASE(
       // The channel as a third party with the same rights could open it.
       const AccessSlot* slot = nullptr;
       for (std::uint32_t i = 0; i < b.domain->segment().header().slots_used.load(); ++i)
-        if (b.domain->segment().slots()[i].pid.load() != 0) slot = &b.domain->segment().slots()[i];
+        if (b.domain->segment().slots()[i].owner.load() != 0) slot = &b.domain->segment().slots()[i];
       REQUIRE(slot);
       Mapping bytes = Mapping::shared(slot->channel_fd.load(), 0, shm::kChannelBytes);
       auto& header = *reinterpret_cast<shm::ChannelHeader*>(bytes.data());

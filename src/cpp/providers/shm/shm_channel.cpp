@@ -90,7 +90,7 @@ std::unique_ptr<Channel> Channel::create(std::shared_ptr<Neighbour> peer, std::u
 
 Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell, const std::uint8_t (&domain_id)[16],
                              const AuthKeys& keys) {
-  const ProcessId claimant{slot.pid.load(), slot.start_time.load()};
+  const ProcessId claimant = SlotOwner::unpack(slot.owner.load());
   const auto refuse = [&](const char* why) {
     return Error(Errc::protocol, "the channel of process " + std::to_string(claimant.pid) + " " + why);
   };

@@ -227,7 +227,7 @@ void ShmEndpoint::forget(std::uint32_t index) noexcept {
 bool ShmEndpoint::stands(const Served& served) const noexcept {
   const AccessSlot& slot = domain_.segment.slots()[served.slot];
   return slot.channel_epoch.load(std::memory_order_acquire) == served.epoch &&
-         slot.pid.load() == served.channel->peer().address().process.pid;
+         slot.owner.load() == SlotOwner::pack(served.channel->peer().address().process);
 }
 
 void ShmEndpoint::look_for_channels() noexcept {
@@ -240,8 +240,9 @@ void ShmEndpoint::look_for_channels() noexcept {
   for (std::uint32_t i = 0; i < used; ++i) {
     const AccessSlot& slot = domain_.segment.slots()[i];
     const std::uint32_t epoch = slot.channel_epoch.load(std::memory_order_acquire);
-    if (slot.pid.load() == 0 || slot.channel_fd.load(std::memory_order_acquire) < 0 ||
-        slot.target_context != self_.cell)
+    const std::uint64_t owner = slot.owner.load();
+    if (owner == 0 || (owner & SlotOwner::kClaiming) != 0 ||
+        slot.channel_fd.load(std::memory_order_acquire) < 0 || slot.target_context != self_.cell)
       continue;
     if (std::ranges::any_of(served_, [&](const Served& served) { return served.slot == i; })) continue;
     try {
@@ -264,10 +265,7 @@ void ShmEndpoint::drop_lost() noexcept {
   drop_served([&](const Served& served) {
     if (!served.channel->peer().gone()) return false;
     served.channel->move();  // what it left behind
-    std::int32_t pid = served.channel->peer().address().process.pid;
-    AccessSlot& slot = domain_.segment.slots()[served.slot];
-    // The next claimant clears the rest.
-    if (slot.channel_epoch.load() == served.epoch) slot.pid.compare_exchange_strong(pid, 0);
+    domain_.segment.free_if_dead(domain_.segment.slots()[served.slot]);
     return true;
   });
   for (ShmPath* path : paths_) path->check(Clock::now(), std::chrono::nanoseconds::max());

@@ -105,8 +105,7 @@ ShmPath::~ShmPath() {
     slot_.channel_epoch.fetch_add(1);
   }
   slot_.active.store(0);
-  slot_.start_time.store(0);
-  slot_.pid.store(0);
+  slot_.owner.store(0);
   if (announced && !peer_->gone()) peer_->wake(cell_, work::kChannels);
 }
 
