@@ -13,14 +13,14 @@ class RingQueue {
  public:
   std::size_t size() const noexcept { return count_; }
   bool empty() const noexcept { return count_ == 0; }
-  T& operator[](std::size_t i) noexcept { return slots_[(head_ + i) & (slots_.size() - 1)]; }
-  const T& operator[](std::size_t i) const noexcept { return slots_[(head_ + i) & (slots_.size() - 1)]; }
+  T& operator[](std::size_t i) noexcept { return slots_[(head_ + i) & (capacity_ - 1)]; }
+  const T& operator[](std::size_t i) const noexcept { return slots_[(head_ + i) & (capacity_ - 1)]; }
   T& front() noexcept { return (*this)[0]; }
   T& back() noexcept { return (*this)[count_ - 1]; }
 
   // A new element, as T{} made it or as drop_front() left it.
   T& push_back() {
-    if (count_ == slots_.size()) grow();
+    if (count_ == capacity_) grow();
     return (*this)[count_++];
   }
   T& push_back(T value) { return push_back() = std::move(value); }
@@ -29,7 +29,7 @@ class RingQueue {
     drop_front();
   }
   void drop_front() noexcept {
-    head_ = (head_ + 1) & (slots_.size() - 1);
+    head_ = (head_ + 1) & (capacity_ - 1);
     --count_;
   }
   void clear() noexcept {
@@ -38,12 +38,14 @@ class RingQueue {
 
  private:
   void grow() {
-    std::vector<T> larger(slots_.empty() ? 16 : slots_.size() * 2);
+    std::vector<T> larger(slots_.empty() ? 16 : capacity_ * 2);
     for (std::size_t i = 0; i < count_; ++i) larger[i] = std::move((*this)[i]);
     slots_ = std::move(larger);
+    capacity_ = slots_.size();
     head_ = 0;
   }
-  std::vector<T> slots_;  // a power of two, or none
+  std::vector<T> slots_;      // a power of two, or none
+  std::size_t capacity_ = 0;  // their number, which a vector would have to divide for
   std::size_t head_ = 0, count_ = 0;
 };
 

@@ -120,7 +120,6 @@ void Direct::on_answer(Question& question) noexcept {
 }
 
 bool Direct::connect() {
-  if (link_ == Link::connected) return true;
   const std::uint64_t token = services_.token();
   if (link_ != Link::none || token == 0) return false;
   connection_ = std::make_unique<Connection>(
@@ -157,8 +156,7 @@ bool Direct::tick() noexcept {
   return link_ == Link::connecting;
 }
 
-std::pair<Direct::Known*, bool> Direct::look_up(std::uint64_t key) {
-  if (recent_.second && recent_.first == key) return {recent_.second, false};
+std::pair<Direct::Known*, bool> Direct::find(std::uint64_t key) {
   if (known_.size() >= kMostKnown) forget_all();
   const auto [found, first] = known_.try_emplace(key);
   recent_ = {key, &found->second};
@@ -207,7 +205,7 @@ Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
     const Description::Place place = region.at(offset);
     if (!region.atomics || place.address % 8 != 0 || place.left < 8) return {Way::session};
   }
-  if (!connect()) return {link_ == Link::ended || !waits ? Way::session : Way::later};
+  if (!connected()) return {link_ == Link::ended || !waits ? Way::session : Way::later};
   if (!staged && transfer.piece_count > 1) {
     for (std::size_t i = 0; i < transfer.piece_count; ++i) {
       const iovec& piece = transfer.local_pieces[i];
@@ -373,7 +371,7 @@ bool Direct::pump() noexcept {
     if (next.fate == Request::Fate::devices) {
       if (link_ == Link::ended)
         next.fate = Request::Fate::session;
-      else if (!connect() || posted_ - completed_ >= kDepth)
+      else if (!connected() || posted_ - completed_ >= kDepth)
         break;
       else {
         post(next, moved);
@@ -460,20 +458,12 @@ void Direct::settle_front(Errc error) noexcept {
     endpoint_.services().completions.push_remote({.context = context, .error = error, .flags = flags});
 }
 
-void Direct::settle_completed() noexcept {
-  while (!requests_.empty()) {
-    const Request& front = requests_.front();
-    if (front.after > by_session_) {
-      by_session_ = services_.by_session();
-      if (front.after > by_session_) return;
-    }
-    if (front.fate == Request::Fate::lost) {
-      settle_front(Errc::peer_lost);
-      continue;
-    }
-    if (front.fate != Request::Fate::devices || front.last == 0 || front.last > completed_) return;
-    settle_front(Errc::ok);
-  }
+bool Direct::front_ended() noexcept {
+  const Request& front = requests_.front();
+  const bool posted = front.fate == Request::Fate::devices && front.last != 0 && front.last <= completed_;
+  if (!posted && front.fate != Request::Fate::lost) return false;
+  if (front.after > by_session_) by_session_ = services_.by_session();
+  return front.after <= by_session_;
 }
 
 // --- the connection

@@ -102,13 +102,18 @@ class Direct final : public Connection::Owner {
   void ask(std::uint64_t key, Known& known);
   void on_answer(Question& question) noexcept;
   void on_repeated(const Completion& outcome) noexcept;
+  bool connected() { return link_ == Link::connected || connect(); }
   bool connect();
   struct Choice {
     Way way;
     const std::shared_ptr<const Description>* region = nullptr;  // where it is `devices`
   };
   Choice choose(const Transfer& transfer, bool staged);
-  std::pair<Known*, bool> look_up(std::uint64_t key);  // and whether it is new
+  std::pair<Known*, bool> look_up(std::uint64_t key) {  // and whether it is new
+    if (recent_.second && recent_.first == key) return {recent_.second, false};
+    return find(key);
+  }
+  std::pair<Known*, bool> find(std::uint64_t key);
   void forget_all() noexcept;
   bool decide(Request& request);
   bool reach_local(Request& request);
@@ -117,7 +122,11 @@ class Direct final : public Connection::Owner {
   bool repeat_front() noexcept;
   void give_up_call() noexcept;
   void settle_front(Errc error) noexcept;
-  void settle_completed() noexcept;
+  bool front_ended() noexcept;
+  void settle_completed() noexcept {
+    while (!requests_.empty() && front_ended())
+      settle_front(requests_.front().fate == Request::Fate::lost ? Errc::peer_lost : Errc::ok);
+  }
   void release(Request& request) noexcept;
   void break_off(bool refused) noexcept;
 
