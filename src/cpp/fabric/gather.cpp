@@ -29,16 +29,15 @@ bool holder_gone(Errc error) noexcept {
 
 GatherPlan::GatherPlan(std::vector<std::uint64_t> starts, std::vector<Field> fields, std::uint32_t holders)
     : starts_(std::move(starts)),
+      shards_per_sample_(static_cast<double>(shards()) /
+                         static_cast<double>(std::max<std::uint64_t>(size(), 1))),
+      last_shard_(static_cast<std::uint32_t>(shards() - 1)),
       fields_(std::move(fields)),
       holders_(holders),
       lost_at_(new std::atomic<Clock::rep>[holders]()),
       read_(new std::atomic<std::uint64_t>[holders]()) {}
 
-std::uint32_t GatherPlan::shard_of(std::uint64_t sample) const noexcept {
-  // Shards are about equal more often than not.
-  const std::size_t shards = this->shards();
-  const std::size_t guess = std::min<std::size_t>(sample / (size() / shards + 1), shards - 1);
-  if (starts_[guess] <= sample && sample < starts_[guess + 1]) return static_cast<std::uint32_t>(guess);
+std::uint32_t GatherPlan::search(std::uint64_t sample) const noexcept {
   const auto after = std::ranges::upper_bound(starts_, sample);
   return static_cast<std::uint32_t>(after - starts_.begin() - 1);
 }
