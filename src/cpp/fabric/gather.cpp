@@ -219,28 +219,28 @@ void GatherJob::send(Request& request) noexcept {
                   auto& ended = static_cast<Request&>(operation);
                   ended.job->ended(ended);
                 });
-  Transfer batch[kBatch];
   Transfer row{};
   row.operation = &request;
   row.op = OpCode::read;
   row.delivery = Delivery::delivery;
   row.key = place.key;
+  row.length = what.row;
   if (goes_past_caches(what.row)) row.flags = transfer_flag::kPastCaches;
+  Transfer batch[kBatch];
+  std::fill_n(batch, std::min(kBatch, rows.size()), row);
   for (std::size_t done = 0; done < rows.size();) {
     const std::size_t now = std::min(kBatch, rows.size() - done);
     for (std::size_t i = 0; i < now; ++i) {
       const std::uint32_t slot = rows[done + i];
       const std::uint64_t number = samples_[slot] - start;
       if (what.row) {
-        row.local = to.data + slot * what.row;
-        row.remote = place.remote + number * what.row;
-        row.length = what.row;
+        batch[i].local = to.data + slot * what.row;
+        batch[i].remote = place.remote + number * what.row;
       } else {
-        row.local = to.data + to.offsets[slot];
-        row.remote = place.remote + from.offsets[number];
-        row.length = to.offsets[slot + 1] - to.offsets[slot];
+        batch[i].local = to.data + to.offsets[slot];
+        batch[i].remote = place.remote + from.offsets[number];
+        batch[i].length = to.offsets[slot + 1] - to.offsets[slot];
       }
-      batch[i] = row;
     }
     std::span<const Transfer> rest(batch, now);
     try {

@@ -152,8 +152,8 @@ class Engine:
         places = [(self.handles[rank], copies[rank].regions[number], rank) for rank in self.order[shard]]
         return None, size, table, places if size else []
 
-    def start(self, indices: ArrayLike, out: Batch | None, in_place: bool) -> Gathered:
-        """Begins. `in_place`: this thread posts and copies, before this returns."""
+    def start(self, indices: ArrayLike, out: Batch | None, most_in_place: int = -1) -> Gathered:
+        """Begins. Up to `most_in_place` samples, this thread posts and copies, before this returns."""
         indices = np.asarray(indices)
         count = indices.size
         if count == 0:
@@ -172,7 +172,7 @@ class Engine:
             else:
                 batch[name] = values = self._array(target, given, count)
                 outputs.append(values)
-        begun = self._gatherer.start(indices, outputs, in_place)
+        begun = self._gatherer.start(indices, outputs, count <= most_in_place)
         for (name, target), table in zip(self._ragged, begun.offsets, strict=True):
             offsets = table.view(np.int64)
             batch[name] = Ragged._of(batch[name], offsets if target.row == 1 else offsets // target.row)

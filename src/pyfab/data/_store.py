@@ -197,7 +197,7 @@ class ShardedStore:
         self._check()
         waited = self.timeout if timeout is _DEFAULT else timeout
         start = time.perf_counter()
-        gathered = self._engine().start(indices, out, np.size(indices) <= _MOST_IN_PLACE)
+        gathered = self._engine().start(indices, out, _MOST_IN_PLACE)
         batch = gathered.result(waited)
         self._metrics.count(gathered, time.perf_counter() - start)
         return batch
@@ -205,7 +205,7 @@ class ShardedStore:
     def gather_async(self, indices: ArrayLike, out: Batch | None = None) -> Gathered:
         """Starts the same on a thread of the library, and returns at once: an Operation whose result is the batch."""
         self._check()
-        gathered = self._engine().start(indices, out, False)
+        gathered = self._engine().start(indices, out)
         self._metrics.count(gathered)
         return gathered
 
