@@ -7,20 +7,29 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <optional>
 
 namespace fab {
 
-std::uint64_t process_start_time(std::int32_t pid) noexcept {
+namespace {
+
+// 0: there is no such process; none: that cannot be found out now, for want of a descriptor or of memory.
+std::optional<std::uint64_t> find_start_time(std::int32_t pid) noexcept {
+  const auto failure = []() -> std::optional<std::uint64_t> {
+    if (errno == ENOENT || errno == ESRCH) return 0;
+    return {};
+  };
   char path[32];
   std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
   const OwnFd file(::open(path, O_RDONLY | O_CLOEXEC));
-  if (!file.valid()) return 0;
+  if (!file.valid()) return failure();
   char text[1024];
   const auto length = ::read(file.get(), text, sizeof text - 1);
-  if (length <= 0) return 0;
+  if (length < 0) return failure();
   text[length] = 0;
   // The command name may hold anything, so fields are counted from its closing parenthesis.
   const char* field = std::strrchr(text, ')');
@@ -28,6 +37,14 @@ std::uint64_t process_start_time(std::int32_t pid) noexcept {
   constexpr int kStartTime = 22, kCommand = 2;
   for (int i = kCommand; i < kStartTime && field; ++i) field = std::strchr(field + 1, ' ');
   return field ? std::strtoull(field + 1, nullptr, 10) : 0;
+}
+
+}  // namespace
+
+std::uint64_t process_start_time(std::int32_t pid) noexcept { return find_start_time(pid).value_or(0); }
+
+bool process_ended(const ProcessId& id) noexcept {
+  return find_start_time(id.pid).value_or(id.start_time) != id.start_time;
 }
 
 std::uint32_t fork_generation() noexcept {

@@ -17,6 +17,8 @@ struct ProcessId {
 ProcessId this_process();
 // Start time of `pid`, or 0 if there is no such process (a zombie counts as none).
 std::uint64_t process_start_time(std::int32_t pid) noexcept;
+// Whether it is certain that the process has ended.
+bool process_ended(const ProcessId& id) noexcept;
 
 // 0 in the process that loaded the library, one more in each generation of children made by fork(). Cheap.
 std::uint32_t fork_generation() noexcept;

@@ -61,8 +61,7 @@ namespace {
 // that dies at any moment leaves a slot that the next one takes.
 bool claim(AccessSlot& slot, std::uint64_t claimant) {
   std::uint64_t owner = slot.owner.load();
-  const ProcessId process = SlotOwner::unpack(owner);
-  if (owner != 0 && process_start_time(process.pid) == process.start_time) return false;
+  if (owner != 0 && !process_ended(SlotOwner::unpack(owner))) return false;
   if (!slot.owner.compare_exchange_strong(owner, claimant | SlotOwner::kClaiming)) return false;
   slot.active.store(0);
   slot.channel_fd.store(-1);
@@ -86,7 +85,9 @@ int Segment::claim_slot(const ProcessId& claimant) const {
 }
 
 void Segment::free_if_dead(AccessSlot& slot) const {
-  if (slot.owner.load() != 0 && claim(slot, SlotOwner::pack(this_process()))) slot.owner.store(0);
+  const ProcessId self = this_process();
+  if (self.start_time != 0 && slot.owner.load() != 0 && claim(slot, SlotOwner::pack(self)))
+    slot.owner.store(0);
 }
 
 bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {
@@ -98,6 +99,7 @@ bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {
     constexpr unsigned kEager = 64;
     for (unsigned round = 1; slot.active.load(std::memory_order_seq_cst) == std::uint64_t{index} + 1;
          ++round) {
+      if (slot.owner.load() & SlotOwner::kClaiming) break;  // it was a dead process that showed it
       if (round < kEager) {
         std::this_thread::yield();
       } else if (round % kEager == 0) {

@@ -36,7 +36,7 @@ struct alignas(64) ContextCell {
 // A process as one word: process numbers have 22 bits, and start times do not outgrow 41.
 struct SlotOwner {
   static constexpr unsigned kPidBits = 22;
-  static constexpr std::uint64_t kClaiming = std::uint64_t{1} << 63;  // what the last owner left is there
+  static constexpr std::uint64_t kClaiming = std::uint64_t{1} << 63;  // all else is still the last owner's
 
   static constexpr std::uint64_t pack(const ProcessId& process) noexcept {
     return (process.start_time << kPidBits | static_cast<std::uint32_t>(process.pid)) & ~kClaiming;
@@ -55,7 +55,7 @@ struct alignas(128) AccessSlot {
   std::atomic<std::uint64_t> active;
   // Where the claimant's messages are: see shm_layout.h.
   std::atomic<std::int32_t> channel_fd;
-  std::atomic<std::uint32_t> channel_epoch;  // raised after channel_fd changed
+  std::atomic<std::uint32_t> channel_epoch;  // raised after channel_fd was taken back: another is another's
   std::uint32_t target_context;
 };
 

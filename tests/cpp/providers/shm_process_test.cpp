@@ -3,6 +3,7 @@
 #include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -401,4 +402,20 @@ TEST_CASE("slots of dead processes are taken over by one claimant each") {
       slot.owner.store(0);
     }
   }
+}
+
+TEST_CASE("a process that has no descriptor left takes no slot of a living one") {
+  const std::uint8_t id[16] = {1};
+  Segment segment = Segment::create(id);
+  const int mine = segment.claim_slot(this_process());
+  Child poor([&](const Child::Report& report) {
+    const ProcessId self = this_process();
+    const rlimit none{0, 0};
+    if (::setrlimit(RLIMIT_NOFILE, &none) != 0) return report("?");
+    segment.free_if_dead(segment.slots()[mine]);
+    const int index = segment.claim_slot(self);
+    report(index >= 0 && index != mine ? "+" : "-");
+  });
+  CHECK(poor.hear(1) == "+");
+  CHECK(segment.slots()[mine].owner.load() == SlotOwner::pack(this_process()));
 }

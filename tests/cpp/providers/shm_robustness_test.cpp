@@ -1,9 +1,11 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <thread>
 
 #include "fabric/frame.h"
 #include "providers/shm/shm_channel.h"
@@ -165,7 +167,6 @@ TEST_CASE("channels that are none get no answer and harm nobody") {
     AccessSlot& slot = segment.slots()[segment.claim_slot(this_process())];
     slot.target_context = address.cell;
     slot.channel_fd.store(fd);
-    slot.channel_epoch.fetch_add(1);
     segment.header().contexts[address.cell].work.fetch_or(shm::work::kChannels);
   };
   offer(0);
@@ -240,7 +241,6 @@ TEST_CASE("a channel is taken from who proves one of the keys for this very chan
     AccessSlot& slot = segment.slots()[segment.claim_slot(this_process())];
     slot.target_context = there.cell;
     slot.channel_fd.store(channel.file.get());
-    slot.channel_epoch.fetch_add(1);
     segment.header().contexts[there.cell].work.fetch_or(shm::work::kChannels);
   };
   const auto proof = [&](const std::string& secret, const shm::Address& from, std::uint16_t context,
@@ -322,4 +322,26 @@ TEST_CASE(
     CHECK(healthy.put(healthy.knows(b), memory.region->key(), 0, &word, 8) == Errc::ok);
     CHECK(std::memcmp(memory.data(), &word, 8) == 0);
   }
+}
+
+TEST_CASE("channels that are opened at the same time are all served, each from the beginning") {
+  constexpr int kThreads = 3, kRounds = 500;
+  Side b;
+  auto memory = b.own(8 * kThreads);
+  std::atomic<int> running = kThreads, wrong = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t)
+    threads.emplace_back([&, t] {
+      Side a("ring");
+      for (std::uint64_t round = 0; round < kRounds; ++round) {
+        const PeerId peer = a.knows(b);
+        if (a.put(peer, memory.region->key(), static_cast<std::uint64_t>(t) * 8, &round, 8) != Errc::ok)
+          ++wrong;
+        a.peers->remove(peer);  // the next one is another path, with a slot and a channel of its own
+      }
+      --running;
+    });
+  while (running != 0) b.context->progress();
+  for (auto& thread : threads) thread.join();
+  CHECK(wrong == 0);
 }

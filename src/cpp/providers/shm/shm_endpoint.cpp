@@ -247,6 +247,8 @@ void ShmEndpoint::look_for_channels() noexcept {
     if (std::ranges::any_of(served_, [&](const Served& served) { return served.slot == i; })) continue;
     try {
       Channel::Offer offer = Channel::open(slot, self_.cell, domain_.domain_id, services_.keys);
+      // What was opened may have been a mixture of two owners'. The later one will wake this context.
+      if (slot.owner.load() != owner || slot.channel_epoch.load() != epoch) continue;
       Part part{link_, offer.initiator_context, offer.initiator.encode()};
       auto peer = neighbour(offer.initiator);
       auto services = session_services(served_counts_, std::move(part), offer.key);

@@ -410,7 +410,6 @@ Channel* ShmPath::open_channel() noexcept try {
     channel_->session().sender().known_as(id_);
     slot_.target_context = cell_;
     slot_.channel_fd.store(channel_->fd(), std::memory_order_release);
-    slot_.channel_epoch.fetch_add(1, std::memory_order_release);
     peer_->wake(cell_, work::kChannels);
   }
   endpoint_.expect_answers();
