@@ -84,7 +84,7 @@ int Segment::claim_slot(const ProcessId& claimant) const {
   return -1;
 }
 
-void Segment::free_if_dead(AccessSlot& slot) const {
+void Segment::free_if_dead(AccessSlot& slot) {
   const ProcessId self = this_process();
   if (self.start_time != 0 && slot.owner.load() != 0 && claim(slot, SlotOwner::pack(self)))
     slot.owner.store(0);

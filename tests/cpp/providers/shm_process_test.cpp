@@ -412,7 +412,7 @@ TEST_CASE("a process that has no descriptor left takes no slot of a living one")
     const ProcessId self = this_process();
     const rlimit none{0, 0};
     if (::setrlimit(RLIMIT_NOFILE, &none) != 0) return report("?");
-    segment.free_if_dead(segment.slots()[mine]);
+    Segment::free_if_dead(segment.slots()[mine]);
     const int index = segment.claim_slot(self);
     report(index >= 0 && index != mine ? "+" : "-");
   });

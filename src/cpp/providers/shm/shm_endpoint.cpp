@@ -267,7 +267,7 @@ void ShmEndpoint::drop_lost() noexcept {
   drop_served([&](const Served& served) {
     if (!served.channel->peer().gone()) return false;
     served.channel->move();  // what it left behind
-    domain_.segment.free_if_dead(domain_.segment.slots()[served.slot]);
+    Segment::free_if_dead(domain_.segment.slots()[served.slot]);
     return true;
   });
   for (ShmPath* path : paths_) path->check(Clock::now(), std::chrono::nanoseconds::max());
