@@ -8,6 +8,11 @@ namespace fab {
 
 using Clock = std::chrono::steady_clock;
 
+// Seconds of a setting, which may be huge.
+inline std::chrono::nanoseconds in_nanoseconds(double seconds) noexcept {
+  return std::chrono::nanoseconds(static_cast<long long>(std::clamp(seconds, 0.0, 1e9) * 1e9));
+}
+
 // A point in time to give up at, passed by value. Default: never.
 class Deadline {
  public:

@@ -17,10 +17,11 @@ class ReadyCall final : public ReadyHandler {
       : poller_(poller), fd_(fd), call_(std::move(call)) {
     poller_.add(fd_, EPOLLIN, *this);
   }
-  ~ReadyCall() override { poller_.remove(fd_, *this); }
+  ~ReadyCall() override { end(); }
   ReadyCall(const ReadyCall&) = delete;
   ReadyCall& operator=(const ReadyCall&) = delete;
 
+  void end() noexcept { poller_.remove(fd_, *this); }  // no call any more
   void on_ready(std::uint32_t) noexcept override { call_(); }
   void pause(bool on) noexcept { poller_.modify(fd_, on ? 0u : static_cast<std::uint32_t>(EPOLLIN), *this); }
 

@@ -2,10 +2,8 @@
 
 #include <fcntl.h>
 #include <sys/epoll.h>
-#include <sys/timerfd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "base/deadline.h"
@@ -17,13 +15,18 @@
 namespace fab::shm {
 namespace {
 
-constexpr int kChecksPerDeadline = 4;
+constexpr int kChecksPerDeadline = 8;
 
 }  // namespace
 
 ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices& domain, std::string link,
                          CopyMode mode)
-    : services_(services), domain_(domain), link_(std::move(link)), mode_(mode), waker_(services.poller) {
+    : services_(services),
+      domain_(domain),
+      link_(std::move(link)),
+      mode_(mode),
+      waker_(services.poller),
+      ticker_(services.poller, [this] { check_answers(); }) {
   const Digest host = sha256(host_identity());
   std::memcpy(self_.host, host.data(), sizeof self_.host);
   self_.process = this_process();
@@ -35,9 +38,7 @@ ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices&
   check_call(::pipe2(ends, O_NONBLOCK | O_CLOEXEC), "pipe2");
   doorbell_.reset(ends[0]);
   doorbell_end_.reset(ends[1]);
-  timer_.reset(check_call(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create"));
   services_.poller.add(doorbell_.get(), EPOLLIN, *this);
-  services_.poller.add(timer_.get(), EPOLLIN, *this);
   const std::uint64_t former = cell().doorbell.load() & ~kDoorbellFd;
   cell().doorbell.store(former + kDoorbellFd + 1 + static_cast<std::uint64_t>(doorbell_end_.get()) + 1);
   if (cell().work.load() != 0) waker_.wake();  // raised while nobody could ring
@@ -47,7 +48,6 @@ ShmEndpoint::~ShmEndpoint() {
   cell().doorbell.fetch_and(~kDoorbellFd);  // before the pipe is closed and its number used again
   cell().sleeping.store(0);
   services_.poller.remove(doorbell_.get(), *this);
-  services_.poller.remove(timer_.get(), *this);
 }
 
 std::vector<Part> ShmEndpoint::parts() const { return {{link_, services_.context, self_.encode()}}; }
@@ -203,8 +203,6 @@ bool ShmEndpoint::arm() noexcept {
 void ShmEndpoint::on_ready(std::uint32_t) noexcept {
   char rung[64];
   [[maybe_unused]] const auto got = ::read(doorbell_.get(), rung, sizeof rung);
-  std::uint64_t ticks;
-  if (::read(timer_.get(), &ticks, sizeof ticks) > 0) check_answers();
   // The doorbell is silent now, so what rang must be done by whoever silenced it.
   progress();
 }
@@ -270,30 +268,21 @@ void ShmEndpoint::drop_lost() noexcept {
     Segment::free_if_dead(domain_.segment.slots()[served.slot]);
     return true;
   });
-  for (ShmPath* path : paths_) path->check(Clock::now(), std::chrono::nanoseconds::max());
+  for (ShmPath* path : paths_) path->check(ticker_.attended(), std::chrono::nanoseconds::max());
 }
 
 // --- peers that do not answer
 
-void ShmEndpoint::expect_answers() {
-  if (timer_runs_) return;
-  const double period = std::clamp(domain_.options.peer_deadline / kChecksPerDeadline, 0.01, 3600.0);
-  const auto whole = std::floor(period);
-  const timespec span{static_cast<time_t>(whole), static_cast<long>((period - whole) * 1e9)};
-  const itimerspec timer{span, span};
-  check_call(::timerfd_settime(timer_.get(), 0, &timer, nullptr), "timerfd_settime");
-  timer_runs_ = true;
+void ShmEndpoint::expect_answers() noexcept {
+  ticker_.start(std::clamp(domain_.options.peer_deadline / kChecksPerDeadline, 0.01, 1.0));
 }
 
 void ShmEndpoint::check_answers() noexcept {
-  const auto patience = std::chrono::nanoseconds(
-      static_cast<std::int64_t>(std::clamp(domain_.options.peer_deadline, 0.0, 1e9) * 1e9));
+  progress();  // what has arrived counts, also what came while this process did not run
+  const auto patience = in_nanoseconds(domain_.options.peer_deadline);
   bool owed = false;
-  for (ShmPath* path : paths_) owed |= path->check(Clock::now(), patience);
-  if (owed) return;
-  timer_runs_ = false;
-  constexpr itimerspec kOff{};
-  ::timerfd_settime(timer_.get(), 0, &kOff, nullptr);
+  for (ShmPath* path : paths_) owed |= path->check(ticker_.attended(), patience);
+  if (!owed) ticker_.stop();
 }
 
 }  // namespace fab::shm

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/ticker.h"
 #include "fabric/provider.h"
 #include "providers/shm/shm_attach.h"
 #include "providers/shm/shm_channel.h"
@@ -50,7 +51,7 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   // For a session with the endpoint that `part` names, under the key of this index.
   Session::Services session_services(PathCounts& counts, Part part, std::size_t key);
   void continue_later() noexcept;  // progress() shall be called again
-  void expect_answers();           // watch for peers that do not answer
+  void expect_answers() noexcept;  // watch for peers that do not answer
   void tell_lost(PeerId peer, Errc why) noexcept;
   // Until when paths that end may wait for their peers to read: one time for those that end together.
   Deadline farewell() noexcept;
@@ -84,9 +85,9 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   const std::string link_;
   const CopyMode mode_;
   Address self_;
-  OwnFd doorbell_, doorbell_end_, timer_;
+  OwnFd doorbell_, doorbell_end_;
   Waker waker_;
-  bool timer_runs_ = false;
+  Ticker ticker_;
   std::optional<Clock::time_point> farewell_;  // when the last one began
   bool more_ = false;                          // left over by the last progress()
   mutable bool someone_left_ = false;

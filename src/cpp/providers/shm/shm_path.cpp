@@ -419,7 +419,7 @@ Channel* ShmPath::open_channel() noexcept try {
   return nullptr;
 }
 
-bool ShmPath::check(std::chrono::steady_clock::time_point now, std::chrono::nanoseconds patience) noexcept {
+bool ShmPath::check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience) noexcept {
   if (state_ != Errc::ok) return false;
   if (peer_->gone() || (channel_ && !peer_->serves(cell_))) {
     lose(Errc::peer_lost);

@@ -44,7 +44,7 @@ class ShmPath final : public Path {
   Channel* channel() noexcept { return channel_.get(); }
   // Gives up if the process or the context behind it is gone, or, at `now`, has not answered for `patience`.
   // True while an answer is owed.
-  bool check(std::chrono::steady_clock::time_point now, std::chrono::nanoseconds patience) noexcept;
+  bool check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience) noexcept;
 
  private:
   struct Waiting {
@@ -90,7 +90,7 @@ class ShmPath final : public Path {
   std::unique_ptr<Channel> channel_;
   bool owed_ = false;  // an answer, when last checked
   std::uint64_t heard_ = 0;
-  std::chrono::steady_clock::time_point heard_at_;
+  std::chrono::nanoseconds heard_at_{};  // as `now` of check()
 };
 
 }  // namespace fab::shm

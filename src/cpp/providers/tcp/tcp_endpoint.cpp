@@ -89,8 +89,8 @@ TcpEndpoint::~TcpEndpoint() {
   }
 }
 
-Deadline TcpEndpoint::handshake_deadline() const {
-  return Deadline::in_seconds(std::min(kHandshakeSeconds, domain_.options.peer_deadline));
+std::chrono::nanoseconds TcpEndpoint::handshake_until() const noexcept {
+  return attended() + in_nanoseconds(std::min(kHandshakeSeconds, domain_.options.peer_deadline));
 }
 
 double TcpEndpoint::deadline(bool rail) const noexcept {
@@ -189,7 +189,7 @@ void TcpEndpoint::accept() noexcept {
     if (callers_.size() >= kMostCallers) continue;
     tune_tcp(socket.get(), domain_.options.peer_deadline);
     callers_.push_back(std::make_unique<IncomingHandshake>(services_.poller, identity_, std::move(socket),
-                                                           handshake_deadline(),
+                                                           handshake_until(),
                                                            [this](Handshake& caller) { on_caller(caller); }));
     watch();
   }
@@ -200,10 +200,7 @@ void TcpEndpoint::on_caller(Handshake& told) {
       std::ranges::find_if(callers_, [&](const auto& caller) { return caller.get() == &told; });
   std::unique_ptr<IncomingHandshake> caller = std::move(*found);
   callers_.erase(found);
-  if (caller->arrived())
-    admit(std::move(caller));
-  else
-    bury(std::move(caller));
+  if (caller->arrived()) admit(std::move(caller));
 }
 
 void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept {
@@ -215,7 +212,7 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept {
     const std::shared_ptr<TcpStream> known = found->second;
     if (known->open()) {
       // A call that crossed the one that won; or the peer lost the connection and we have not noticed.
-      if (known->peer_number() == hello.stream) return bury(std::move(caller));
+      if (known->peer_number() == hello.stream) return;
       known->fail(Errc::peer_lost);
     } else if (known->connecting() && identity_.id < hello.from) {
       return known->park(std::move(caller));  // the call of the smaller id goes first
@@ -229,7 +226,6 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept {
     kept->adopt(caller->take_socket(), hello.stream);
   else if (!kept->connecting())
     kept->fail(Errc::peer_lost);
-  bury(std::move(caller));
 }
 
 void TcpEndpoint::listen_again() noexcept {
@@ -314,7 +310,7 @@ void TcpEndpoint::watch() noexcept {
 void TcpEndpoint::tick() noexcept {
   if (!listening_) listen_again();
   bool more = !callers_.empty() || !listening_;
-  std::erase_if(callers_, [](const auto& caller) { return caller->expired(); });
+  for (std::size_t i = callers_.size(); i-- > 0;) callers_[i]->tick(attended());  // may leave callers_
   std::vector<std::shared_ptr<TcpStream>> streams;  // they may end, and leave streams_, on the way
   streams.reserve(streams_.size());
   for (const auto& [key, stream] : streams_) streams.push_back(stream);

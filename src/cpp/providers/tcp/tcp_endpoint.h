@@ -33,7 +33,8 @@ class TcpEndpoint final : public Endpoint {
   const EndpointServices& services() const noexcept { return services_; }
   const Identity& identity() const noexcept { return identity_; }
   const std::string& link() const noexcept { return identity_.part.link; }
-  Deadline handshake_deadline() const;
+  std::chrono::nanoseconds attended() const noexcept { return ticker_.attended(); }
+  std::chrono::nanoseconds handshake_until() const noexcept;  // of attended()
   // Seconds without a sign of life until a stream counts as lost.
   double deadline(bool rail) const noexcept;
   // The peer's addresses that can be reached from here, best first.
@@ -43,9 +44,12 @@ class TcpEndpoint final : public Endpoint {
   void send_later(TcpStream& stream) noexcept;                     // with the next turn
   void watch() noexcept;  // calls tick() of streams from time to time
   void retire(TcpStream& stream) noexcept;
-  // Destroys it once nothing of it runs any more.
-  void bury(std::shared_ptr<void> dead) noexcept {
-    if (dead) buried_.push_back(std::move(dead));
+  // Takes it out of the poller, and destroys it once nothing of it runs any more.
+  template <class Dead>
+  void bury(std::shared_ptr<Dead> dead) noexcept {
+    if (!dead) return;
+    dead->rest();
+    buried_.push_back(std::move(dead));
   }
 
  private:
@@ -63,6 +67,7 @@ class TcpEndpoint final : public Endpoint {
     Listener(TcpEndpoint& endpoint, OwnFd listening)
         : socket(std::move(listening)),
           on_call(endpoint.services_.poller, socket.get(), [&endpoint] { endpoint.accept(); }) {}
+    void rest() noexcept { on_call.end(); }
     OwnFd socket;
     ReadyCall on_call;
   };

@@ -1,5 +1,6 @@
 #include "providers/tcp/tcp_handshake.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 
 #include <cerrno>
@@ -10,7 +11,7 @@
 
 namespace fab::tcp {
 
-Handshake::Handshake(Poller& poller, const Identity& self, Deadline deadline, Told told)
+Handshake::Handshake(Poller& poller, const Identity& self, Attended deadline, Told told)
     : poller_(poller), self_(self), deadline_(deadline), told_(std::move(told)) {}
 
 Handshake::~Handshake() { unwatch(); }
@@ -39,12 +40,31 @@ OwnFd Handshake::take_socket() noexcept {
 }
 
 void Handshake::on_ready(std::uint32_t) noexcept {
-  if (arrived_ || error_ != Errc::ok) return;
+  if (decided()) return;
+  look();
+  if (decided()) tell();
+}
+
+void Handshake::tick(Attended now) noexcept {
+  if (!decided()) {
+    if (now < deadline_) return;
+    pollfd watched{socket_.get(), static_cast<short>(connected_ ? POLLIN : POLLOUT), 0};
+    if (::poll(&watched, 1, 0) > 0) look();
+    if (!decided()) fail(Errc::unreachable);
+  }
+  tell();
+}
+
+void Handshake::look() noexcept {
   if (!connected_)
     on_connected();
   else
     read();
-  if (arrived_ || error_ != Errc::ok) told_(*this);
+}
+
+// The last thing that is done here: the owner may destroy this object.
+void Handshake::tell() noexcept {
+  if (const Told told = std::exchange(told_, nullptr)) told(*this);
 }
 
 void Handshake::read() noexcept {
@@ -83,7 +103,7 @@ void Handshake::fail(Errc error) noexcept {
 
 OutgoingHandshake::OutgoingHandshake(Poller& poller, const Identity& self, std::size_t key,
                                      const Whereabouts& peer, std::vector<SocketAddress> addresses,
-                                     std::uint64_t stream, Deadline deadline, Told told)
+                                     std::uint64_t stream, Attended deadline, Told told)
     : Handshake(poller, self, deadline, std::move(told)),
       secret_((*self.keys)[key].secret),
       addresses_(std::move(addresses)) {
@@ -138,7 +158,7 @@ void OutgoingHandshake::on_message(HelloType type, std::string_view body) {
   arrive();
 }
 
-IncomingHandshake::IncomingHandshake(Poller& poller, const Identity& self, OwnFd socket, Deadline deadline,
+IncomingHandshake::IncomingHandshake(Poller& poller, const Identity& self, OwnFd socket, Attended deadline,
                                      Told told)
     : Handshake(poller, self, deadline, std::move(told)) {
   connected_ = true;

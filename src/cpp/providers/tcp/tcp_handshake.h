@@ -1,9 +1,9 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
 
-#include "base/deadline.h"
 #include "base/poller.h"
 #include "fabric/hello.h"
 
@@ -18,18 +18,20 @@ struct Identity {
 
 // The exchange before a connection carries frames: hello → welcome, or, with a key, hello → challenge → proof
 // → welcome. Whoever calls proves itself first, so that a stranger learns nothing. Reads not a byte beyond
-// its own messages. Tells its owner once, from on_ready(), that it arrived or failed; the owner must not
-// destroy it there.
+// its own messages. Tells its owner once, from on_ready() or tick(), that it arrived or failed; the owner may
+// destroy it there, and that ends its events as well.
 class Handshake : public ReadyHandler {
  public:
   using Told = std::function<void(Handshake&)>;
+  using Attended = std::chrono::nanoseconds;  // Ticker::attended()
   ~Handshake() override;
   Handshake(const Handshake&) = delete;
   Handshake& operator=(const Handshake&) = delete;
 
   bool arrived() const noexcept { return arrived_; }
   Errc error() const noexcept { return error_; }  // why it failed
-  bool expired() const { return deadline_.passed(); }
+  // Gives up where the time is over and what has arrived by now does not complete it.
+  void tick(Attended now) noexcept;
   std::uint64_t peer_stream() const noexcept { return peer_stream_; }
   int socket() const noexcept { return socket_.get(); }
   OwnFd take_socket() noexcept;  // no longer watched by this object
@@ -37,7 +39,7 @@ class Handshake : public ReadyHandler {
   void on_ready(std::uint32_t events) noexcept override;
 
  protected:
-  Handshake(Poller& poller, const Identity& self, Deadline deadline, Told told);
+  Handshake(Poller& poller, const Identity& self, Attended deadline, Told told);
   bool watch(OwnFd socket, std::uint32_t events) noexcept;
   void unwatch() noexcept;
   virtual void on_connected() {}
@@ -55,10 +57,13 @@ class Handshake : public ReadyHandler {
   Errc error_ = Errc::ok;
 
  private:
+  bool decided() const noexcept { return arrived_ || error_ != Errc::ok; }
+  void look() noexcept;
   void read() noexcept;
+  void tell() noexcept;
 
-  const Deadline deadline_;
-  const Told told_;
+  const Attended deadline_;
+  Told told_;
   std::string buffer_;  // one message, so far
 };
 
@@ -67,7 +72,7 @@ class OutgoingHandshake final : public Handshake {
  public:
   // `key`: the index of the one to prove.
   OutgoingHandshake(Poller& poller, const Identity& self, std::size_t key, const Whereabouts& peer,
-                    std::vector<SocketAddress> addresses, std::uint64_t stream, Deadline deadline, Told told);
+                    std::vector<SocketAddress> addresses, std::uint64_t stream, Attended deadline, Told told);
   // Starts; false if every address failed at once.
   bool start() noexcept;
 
@@ -85,7 +90,7 @@ class OutgoingHandshake final : public Handshake {
 // Answers a caller. Once it arrived, the owner says welcome() or drops it.
 class IncomingHandshake final : public Handshake {
  public:
-  IncomingHandshake(Poller& poller, const Identity& self, OwnFd socket, Deadline deadline, Told told);
+  IncomingHandshake(Poller& poller, const Identity& self, OwnFd socket, Attended deadline, Told told);
   const Hello& hello() const noexcept { return hello_; }
   std::size_t key() const noexcept { return key_; }  // index of the one that the caller proved
   // The last message; false if the caller is gone.

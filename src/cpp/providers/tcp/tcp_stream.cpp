@@ -53,7 +53,7 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where, std::s
                 .flows = endpoint.services().flows,
                 .on_cut = [this] { fail(Errc::peer_lost); }}) {}
 
-TcpStream::~TcpStream() { close_socket(); }
+TcpStream::~TcpStream() { rest(); }
 
 std::string TcpStream::remote() const {
   if (open()) return peer_address(socket_.get()).text();
@@ -63,7 +63,7 @@ std::string TcpStream::remote() const {
 void TcpStream::connect() {
   attempt_ = std::make_unique<OutgoingHandshake>(
       endpoint_->services().poller, endpoint_->identity(), key_, where_, TcpEndpoint::routes_to(where_),
-      number_, endpoint_->handshake_deadline(), [this](Handshake& attempt) { on_attempt(attempt); });
+      number_, endpoint_->handshake_until(), [this](Handshake& attempt) { on_attempt(attempt); });
   endpoint_->watch();
   if (!attempt_->start()) attempt_failed(Errc::unreachable);
 }
@@ -76,7 +76,7 @@ void TcpStream::on_attempt(Handshake& attempt) {
 }
 
 void TcpStream::attempt_failed(Errc error) {
-  endpoint_->bury(std::move(attempt_));
+  attempt_.reset();
   if (parked_)
     endpoint_->admit(std::move(parked_));
   else
@@ -84,17 +84,13 @@ void TcpStream::attempt_failed(Errc error) {
 }
 
 void TcpStream::park(std::unique_ptr<IncomingHandshake> caller) {
-  endpoint_->bury(std::move(parked_));
   parked_ = std::move(caller);
   parked_->rest();
 }
 
-// Its events of this round, such as the end of a call that the peer's own has made needless, mean nothing
-// any more.
 void TcpStream::end_calls() noexcept {
-  if (attempt_) attempt_->rest();
-  endpoint_->bury(std::move(attempt_));
-  endpoint_->bury(std::move(parked_));
+  attempt_.reset();
+  parked_.reset();
 }
 
 void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) {
@@ -240,12 +236,12 @@ void TcpStream::forget(std::uint32_t region) noexcept {
 }
 
 bool TcpStream::tick() noexcept {
-  if (attempt_ && attempt_->expired()) {
-    attempt_failed(Errc::unreachable);
+  const auto now = endpoint_->attended();
+  if (attempt_) {
+    attempt_->tick(now);
     return state_ == Errc::ok;
   }
   if (!open()) return connecting();
-  const auto now = Clock::now();
   const bool waits = session_.outstanding() != 0 || session_.announces();
   if (!std::exchange(waited_at_tick_, waits) || !waits ||
       std::exchange(received_at_tick_, received_) != received_) {
@@ -255,8 +251,8 @@ bool TcpStream::tick() noexcept {
   const double quiet = std::chrono::duration<double>(now - quiet_since_).count();
   const double deadline = endpoint_->deadline(session_.rail());
   if (quiet >= deadline) {
-    fail(Errc::peer_lost);
-    return false;
+    if (!receive()) fail(Errc::peer_lost);
+    return state_ == Errc::ok;
   }
   if (quiet >= deadline / 3) {
     session_.ping();
@@ -265,7 +261,8 @@ bool TcpStream::tick() noexcept {
   return true;
 }
 
-void TcpStream::close_socket() noexcept {
+void TcpStream::rest() noexcept {
+  end_calls();
   if (open() && endpoint_) endpoint_->services().poller.remove(socket_.get(), *this);
   socket_.reset();
 }
@@ -310,8 +307,7 @@ void TcpStream::await_close(Deadline deadline) noexcept {
 void TcpStream::detach(Errc error) noexcept {
   if (state_ != Errc::ok) return;
   state_ = error;
-  close_socket();
-  end_calls();
+  rest();
   endpoint_ = nullptr;
   session_.fail(error);
 }

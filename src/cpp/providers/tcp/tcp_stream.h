@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/deadline.h"
+#include "base/poller.h"
 #include "fabric/session.h"
 #include "providers/tcp/tcp_handshake.h"
 
@@ -46,6 +47,8 @@ class TcpStream final : public ReadyHandler {
   // Looks after deadlines; true if there is still something to look after.
   bool tick() noexcept;
   void fail(Errc error) noexcept;
+  // Ends its connection and its calls: nothing is told to it any more.
+  void rest() noexcept;
   // Before the endpoint ends: sends what waits and closes this direction if the peer may not have read
   // messages of this side, which a close with unread bytes here would make the kernel throw away; then waits
   // for the peer to close as well.
@@ -61,7 +64,6 @@ class TcpStream final : public ReadyHandler {
   void on_attempt(Handshake& attempt);
   void attempt_failed(Errc error);
   void end_calls() noexcept;
-  void close_socket() noexcept;
   void on_output() noexcept;
   bool take_in() noexcept;
   void wait_writable(bool on) noexcept;
@@ -86,7 +88,7 @@ class TcpStream final : public ReadyHandler {
 
   std::uint64_t received_ = 0, received_at_tick_ = 0;  // bytes
   bool waited_at_tick_ = false;                        // for answers
-  Clock::time_point quiet_since_{};
+  std::chrono::nanoseconds quiet_since_{};             // Ticker::attended()
 };
 
 }  // namespace fab::tcp

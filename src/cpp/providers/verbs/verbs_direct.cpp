@@ -124,7 +124,7 @@ bool Direct::connect() {
   if (link_ != Link::none || token == 0) return false;
   connection_ = std::make_unique<Connection>(
       endpoint_, *this, Connection::Depth{kDepth, 0, kInline, endpoint_.protection_domain()});
-  call_until_ = endpoint_.handshake_deadline();
+  call_until_ = endpoint_.handshake_until();
   endpoint_.watch();
   for (const SocketAddress& address : VerbsEndpoint::routes_to(peer_)) {
     if (address.v6() != endpoint_.address().v6()) continue;
@@ -146,12 +146,13 @@ void Direct::give_up_call() noexcept {
 }
 
 bool Direct::tick() noexcept {
-  if (link_ == Link::connecting && call_until_.passed()) {
+  if (link_ == Link::connecting && endpoint_.attended() >= call_until_) {
     failed_calls_ = kMostDirectCalls;
     give_up_call();
   }
   // As answers to a stream's first message: on_closed() repeats what was posted.
-  if (link_ == Link::connected && endpoint_.iwarp() && !proven_useful_ && posted_ != 0 && answer_.passed())
+  if (link_ == Link::connected && endpoint_.iwarp() && !proven_useful_ && posted_ != 0 &&
+      endpoint_.attended() >= answer_until_)
     on_closed(Errc::peer_lost);
   return link_ == Link::connecting;
 }
@@ -329,7 +330,7 @@ void Direct::post(Request& request, bool& moved) noexcept {
     place = {.addr = local, .length = static_cast<std::uint32_t>(length), .lkey = local_key};
     ibv_send_wr& work = chain_[chained_];
     work = {};
-    if (posted_++ == 0) answer_ = Deadline::in_seconds(VerbsStream::kAnswerSeconds);
+    if (posted_++ == 0) answer_until_ = endpoint_.attended() + VerbsStream::kAnswerTime;
     work.wr_id = connection_->work_id(static_cast<std::uint32_t>(posted_), false);
     work.sg_list = &place;
     work.num_sge = 1;

@@ -135,9 +135,10 @@ class Direct final : public Connection::Owner {
   const Services services_;
   std::unique_ptr<Connection> connection_;
   Link link_ = Link::none;
-  unsigned failed_calls_ = 0;     // one after the other
-  Deadline call_until_, answer_;  // of the connection, of its first request
-  bool proven_useful_ = false;    // the connection did something
+  unsigned failed_calls_ = 0;  // one after the other
+  // Of the connection, of its first request: by VerbsEndpoint::attended().
+  std::chrono::nanoseconds call_until_{}, answer_until_{};
+  bool proven_useful_ = false;  // the connection did something
   bool send_failed_ = false;
   std::uint64_t signs_ = 0;
   std::uint64_t by_session_ = 0;  // as last asked

@@ -128,8 +128,8 @@ std::uint8_t VerbsEndpoint::reads_begun() const noexcept {
   return static_cast<std::uint8_t>(std::clamp(shared_.device.limits.max_qp_init_rd_atom, 1, 128));
 }
 
-Deadline VerbsEndpoint::handshake_deadline() const {
-  return Deadline::in_seconds(std::min(kHandshakeSeconds, domain_.options.peer_deadline));
+std::chrono::nanoseconds VerbsEndpoint::handshake_until() const noexcept {
+  return attended() + in_nanoseconds(std::min(kHandshakeSeconds, domain_.options.peer_deadline));
 }
 
 double VerbsEndpoint::deadline(bool rail) const noexcept {
@@ -371,6 +371,9 @@ void VerbsEndpoint::watch() noexcept {
 }
 
 void VerbsEndpoint::tick() noexcept {
+  // What has arrived counts, also what came while this process did not run.
+  on_cm();
+  progress();
   bool more = false;
   std::vector<std::shared_ptr<VerbsLink>> links;  // they may end, and leave links_, on the way
   links.reserve(links_.size());

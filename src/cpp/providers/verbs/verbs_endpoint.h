@@ -69,7 +69,8 @@ class VerbsEndpoint final : public Endpoint {
   std::uint64_t max_message() const noexcept { return max_message_; }
   std::uint8_t reads_served() const noexcept;  // at once, of one connection
   std::uint8_t reads_begun() const noexcept;
-  Deadline handshake_deadline() const;
+  std::chrono::nanoseconds attended() const noexcept { return ticker_.attended(); }
+  std::chrono::nanoseconds handshake_until() const noexcept;  // of attended()
   double deadline(bool rail) const noexcept;  // seconds without a sign of life until a peer counts as lost
   static std::vector<SocketAddress> routes_to(const Whereabouts& peer);
 

@@ -52,7 +52,7 @@ class VerbsLink final {
   std::uint64_t refused_ = 0;         // posted when the link had failed
   mutable RingQueue<Run> runs_;
   mutable std::uint64_t direct_used_ = 0, session_used_ = 0, settled_ = 0;
-  Clock::time_point heard_at_ = Clock::now();
+  std::chrono::nanoseconds heard_at_{};  // VerbsEndpoint::attended()
   std::uint64_t heard_ = 0;
   bool waited_ = false;
 };

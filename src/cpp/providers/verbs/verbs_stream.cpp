@@ -26,7 +26,7 @@ VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, 
 }
 
 VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Told told)
-    : endpoint_(endpoint), told_(std::move(told)), caller_(false) {}
+    : endpoint_(endpoint), told_(std::move(told)), caller_(false), told_at_(endpoint.attended()) {}
 
 VerbsStream::~VerbsStream() {
   connection_.reset();
@@ -64,7 +64,7 @@ std::string VerbsStream::remote() const {
 // --- connecting
 
 bool VerbsStream::call() {
-  handshake_ = endpoint_.handshake_deadline();
+  handshake_until_ = endpoint_.handshake_until();
   endpoint_.watch();
   return dial();
 }
@@ -77,7 +77,7 @@ void VerbsStream::make_connection() {
 
 bool VerbsStream::dial() {
   ++calls_;
-  answer_ = Deadline::in_seconds(kAnswerSeconds);
+  answer_until_ = endpoint_.attended() + kAnswerTime;
   connection_.reset();
   mr_.reset();
   proven_ = false;
@@ -91,7 +91,7 @@ bool VerbsStream::dial() {
 }
 
 bool VerbsStream::answer(OwnId id, const rdma_conn_param& asked) noexcept {
-  handshake_ = endpoint_.handshake_deadline();
+  handshake_until_ = endpoint_.handshake_until();
   endpoint_.watch();
   make_connection();
   return connection_->answer(std::move(id), asked);
@@ -131,7 +131,7 @@ void VerbsStream::on_closed(Errc why) {
 // A busy machine, or a software device, refuses a call now and then that it takes a moment later. And where
 // siw is the device, one answer in a hundred never leaves the queue of a pair that has just connected.
 bool VerbsStream::dial_again() {
-  return caller_ && !open_ && calls_ < kMostStreamCalls && !handshake_.passed() && dial();
+  return caller_ && !open_ && calls_ < kMostStreamCalls && endpoint_.attended() < handshake_until_ && dial();
 }
 
 void VerbsStream::say(const std::string& hello) noexcept {
@@ -398,11 +398,11 @@ void VerbsStream::forget(std::uint32_t region) noexcept {
 bool VerbsStream::tick() noexcept {
   if (state_ != Errc::ok) return false;
   if (!open_) {
-    if (answer_.passed()) dial_again();
-    if (handshake_.passed()) fail(Errc::unreachable);
+    if (endpoint_.attended() >= answer_until_) dial_again();
+    if (endpoint_.attended() >= handshake_until_) fail(Errc::unreachable);
     return state_ == Errc::ok;
   }
-  const auto now = Clock::now();
+  const auto now = endpoint_.attended();
   if (broken_ != Errc::ok) {
     fail(broken_);
     return false;

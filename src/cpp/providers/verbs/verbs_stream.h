@@ -61,7 +61,7 @@ class VerbsStream final : public Connection::Owner {
   static constexpr std::size_t kSlotBytes = 16 * 1024;
 
   // How long the first answer over a new connection may take until another connection is tried.
-  static constexpr double kAnswerSeconds = 1.25;
+  static constexpr std::chrono::milliseconds kAnswerTime{1250};
 
   bool waiting = false;  // for its turn: kept by the endpoint
 
@@ -113,7 +113,7 @@ class VerbsStream final : public Connection::Owner {
   bool open_ = false;
   Errc broken_ = Errc::ok;  // found while sending
   bool receiving_ = false;
-  Deadline handshake_, answer_;  // of all calls; of this one
+  std::chrono::nanoseconds handshake_until_{}, answer_until_{};  // of all calls; of this one
 
   Hello hello_;
   Nonce challenge_{};
@@ -127,7 +127,7 @@ class VerbsStream final : public Connection::Owner {
 
   std::uint64_t received_ = 0, received_at_tick_ = 0;  // messages
   bool waited_at_tick_ = false, others_wait_ = false;
-  Clock::time_point quiet_since_{}, told_at_ = Clock::now();
+  std::chrono::nanoseconds quiet_since_{}, told_at_{};  // VerbsEndpoint::attended()
 };
 
 }  // namespace fab::verbs
