@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import operator
 import struct
 import sys
 import threading
@@ -29,6 +30,7 @@ from pyfab._errors import (
     PeerLostError,
     UnreachableError,
 )
+from pyfab._ordering import Ordering, Turn
 from pyfab._region import MemoryRegion
 from pyfab._transport_settings import (
     REFUSED_MODES,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "Registration", "RemoteHandle", "Transport", "TransportPeer"]
 
 _AGAIN = 11
+_A_TURN = 0.01  # seconds
 _MODULES = 8  # keys that a handle has room for
 _HANDLE = struct.Struct(f"<4sIQQQ{_MODULES}Q")  # magic, rights, length, address, local descriptor, keys
 _MAGIC = b"PFH1"
@@ -55,6 +58,10 @@ HANDLE_SIZE = _HANDLE.size
 
 Callback = Callable[["FabricError | None", Any, Any], object]
 Handler = Callable[["TransportPeer | None", bytes], object]
+Start = Callable[
+    [Context, int, tuple[int, int]], Operation
+]  # of what counts it, the peer and the place there
+Then = tuple[Callback | None, Any, Any]  # what follows the end, with both values of the user
 
 
 class Outcome(enum.Enum):
@@ -126,10 +133,10 @@ class TransportPeer:
         self.data: Any = None  # the user's
         self._transport = transport
         self._handles: list[int | None] = []  # by module
-        self._scopes: dict[tuple[int, int], Context] = {}  # (module, context) → what counts its operations
-        self._ordered: dict[
-            int, deque[Callable[[], Any]]
-        ] = {}  # order tag → operations that wait for their turn
+        # (module, context, whether it waits for room) → what counts its operations
+        self._scopes: dict[tuple[int, int, bool], Context] = {}
+        self._ordering = Ordering(self._full)
+        self._unstarted: FabricError | None = None  # what failed in its turn, for the next flush
         self._lock = threading.Lock()
 
     @property
@@ -140,16 +147,37 @@ class TransportPeer:
     @property
     def outstanding(self) -> int:
         """Operations that have not ended."""
-        waiting = sum(len(waiters) for waiters in list(self._ordered.values()))
-        return waiting + sum(scope._outstanding for scope in list(self._scopes.values()))
+        return self._ordering.waiting + sum(scope._outstanding for scope in list(self._scopes.values()))
 
-    def _scope(self, module: _Module, number: int) -> Context:
-        key = module.number, number
+    def _scope(self, module: _Module, number: int, wait: bool = False) -> Context:
+        key = module.number, number, wait
         found = self._scopes.get(key)
         if found is None:
             with self._lock:
-                found = self._scopes.setdefault(key, module.endpoint.context(number)._scope(no_wait=True))
+                found = self._scopes.setdefault(key, module.endpoint.context(number)._scope(no_wait=not wait))
         return found
+
+    def _full(self, order: int) -> None:
+        """An ordered operation whose turn has come found no room.
+
+        Under manual progress the next call tries again. Otherwise a thread waits for room, because whoever was told of an end
+        may be the one that moves things.
+        """
+        if not self._transport._manual:
+            waiting = threading.Thread(
+                target=self._ordering.advance,
+                args=(order,),
+                kwargs={"wait": True},
+                name="pyfab-ordered",
+                daemon=True,
+            )
+            try:
+                waiting.start()
+            except RuntimeError:  # there is no other thread to be had
+                pass
+            else:
+                return
+        self._transport._stalled[self, order] = None
 
     def __repr__(self) -> str:
         return f"<TransportPeer {'reachable' if self.reachable else 'unreachable: ' + self.why}>"
@@ -207,6 +235,7 @@ class Transport:
         self._by_handle: dict[tuple[int, int], TransportPeer] = {}
         self._handlers: dict[int, Handler] = {}
         self._receives = 0
+        self._stalled: dict[tuple[TransportPeer, int], None] = {}  # orders that wait for room
         self._lock = threading.Lock()
         self._addresses = itertools.count(1)  # of registrations, where they are not virtual
         self.candidates: list[Candidate] = []
@@ -379,7 +408,8 @@ class Transport:
     ) -> Outcome:
         """Moves `local` to `address`; complete when it is visible there. Its buffer is the library's until then.
 
-        order: puts and gets to one peer with the same number, if not 0, happen one after the other.
+        order: puts and gets to one peer with the same number, if not 0, happen one after the other. One that cannot be started
+        when its turn comes ends with the error that the call would have raised, and the next one follows.
         """
         return self._move(
             "write", peer, local, address, handle, local_handle, order, (callback, context, data)
@@ -474,7 +504,7 @@ class Transport:
         handle: RemoteHandle,
         local_handle: Registration | None,
         order: int,
-        then: tuple[Callback | None, Any, Any],
+        then: Then,
     ) -> Outcome:
         nbytes = memoryview(local).nbytes
         limits = self._modules[0].limits
@@ -488,115 +518,160 @@ class Transport:
             return getattr(scope, how)(local, to, place)  # type: ignore[no-any-return]
 
         if order:
-            return self._in_turn(
-                peer,
-                order,
-                lambda after: self._start(peer, start, address, handle, local_handle, after),
-                then,
-            )
+            return self._in_turn(peer, operator.index(order), start, address, handle, local_handle, then)
         return self._start(peer, start, address, handle, local_handle, then)
 
     def _in_turn(
         self,
         peer: TransportPeer,
         order: int,
-        begin: Callable[[tuple[Callback | None, Any, Any]], Outcome],
-        then: tuple[Callback | None, Any, Any],
+        start: Start,
+        address: int,
+        handle: RemoteHandle,
+        local_handle: Registration | None,
+        then: Then,
     ) -> Outcome:
         """Starts an operation when those before it with the same order have ended."""
+        module = self._usable(peer)
+        number = module.context()
 
-        def turn() -> Outcome:
-            outcome = begin((ended, None, None))
-            if outcome is Outcome.DONE:
-                ended(None, None, None)
-            return outcome
+        def begin(accepted: bool, wait: bool) -> Operation | None:
+            return self._begin(peer, start, address, handle, number, accepted=accepted, wait=wait)
 
-        def ended(error: FabricError | None, _: Any, __: Any) -> None:
-            _tell(then, error)
-            with peer._lock:
-                waiting = peer._ordered[order]
-                waiting.popleft()
-                following = waiting[0] if waiting else None
-            while following is not None and following() is Outcome.TRY_AGAIN:
-                self.progress()
+        def follow(operation: Operation) -> None:
+            self._follow(operation, module, number, peer, local_handle, then, order)
 
-        with peer._lock:
-            waiting = peer._ordered.setdefault(order, deque())
-            if len(waiting) >= self.tunables.queue_depth:
-                return Outcome.TRY_AGAIN
-            waiting.append(turn)
-            first = len(waiting) == 1
-        if not first:
-            return Outcome.QUEUED
-        outcome = turn()
-        if outcome is Outcome.TRY_AGAIN:
-            with peer._lock:
-                waiting.remove(turn)
-            return outcome
-        return Outcome.QUEUED  # the callback has told, or will
+        def fail(error: BaseException) -> None:
+            why = error
+            if not isinstance(why, FabricError):
+                why = InvalidArgumentError(
+                    f"the operation could not be started: {type(error).__name__}: {error}"
+                )
+                why.__cause__ = error
+            if peer._unstarted is None:
+                peer._unstarted = why
+            module.events[number].append(lambda: self._finish(peer, local_handle, why, then))
+            if not self._manual:
+                self._tell(module, number, sys.maxsize)
+
+        self._use(local_handle, 1)
+        taken = False
+        try:
+            taken = peer._ordering.enter(order, Turn(begin, follow, fail), self.tunables.queue_depth)
+        finally:
+            if not taken:
+                self._use(local_handle, -1)
+        return Outcome.QUEUED if taken else Outcome.TRY_AGAIN
 
     def _start(
         self,
         peer: TransportPeer,
-        start: Callable[[Context, int, tuple[int, int]], Operation],
+        start: Start,
         address: int,
         handle: RemoteHandle,
         local_handle: Registration | None,
-        then: tuple[Callback | None, Any, Any],
+        then: Then,
     ) -> Outcome:
+        module = self._usable(peer)
+        number = module.context()
+        operation = self._begin(peer, start, address, handle, number)
+        if operation is None:
+            return Outcome.TRY_AGAIN
+        if operation.done() and operation._failure is None:
+            return Outcome.DONE
+        self._use(local_handle, 1)
+        self._follow(operation, module, number, peer, local_handle, then)
+        return Outcome.QUEUED
+
+    def _begin(
+        self,
+        peer: TransportPeer,
+        start: Start,
+        address: int,
+        handle: RemoteHandle,
+        number: int,
+        *,
+        accepted: bool = False,
+        wait: bool = False,
+    ) -> Operation | None:
+        """Posts an operation through context `number`. None: the way is full; wait: it waits for room.
+
+        accepted: the user was told that it is QUEUED, so `queue_depth` does not refuse it any more.
+        """
         if self.tunables.mode == "two_sided":
             raise NotSupportedError(
                 'put, get and atomics are off: the transport was made with mode="two_sided"'
             )
         module = self._usable(peer)
-        number = module.context()
-        scope = peer._scope(module, number)
-        if scope._outstanding >= self.tunables.progress_threshold:
-            self.progress()
-        if scope._outstanding >= self.tunables.queue_depth:
-            return Outcome.TRY_AGAIN
+        scope = peer._scope(module, number, wait)
+        if not accepted:
+            if scope._outstanding >= self.tunables.progress_threshold:
+                self.progress()
+            if scope._outstanding >= self.tunables.queue_depth:
+                return None
         to = peer._handles[module.number]
         assert to is not None
         try:
-            operation = start(scope, to, handle._place(module, module.number, address))
+            return start(scope, to, handle._place(module, module.number, address))
         except FabricError as error:
-            if error.errno == _AGAIN:
-                return Outcome.TRY_AGAIN
+            if error.errno == _AGAIN and not wait:
+                return None
             if isinstance(error, UnreachableError | PeerLostError):
                 self._lost(peer, error)
             raise
-        if operation.done() and operation._failure is None:
-            return Outcome.DONE
-        if local_handle is not None:
-            with self._lock:
-                local_handle._uses += 1
+
+    def _follow(
+        self,
+        operation: Operation,
+        module: _Module,
+        number: int,
+        peer: TransportPeer,
+        local_handle: Registration | None,
+        then: Then,
+        order: int = 0,
+    ) -> None:
+        """Sees to it that the user is told of the end, and that those behind it in its order go on."""
 
         def ended(ended: Operation) -> None:
             error = ended._failure
-            module.events[number].append(lambda: self._finish(peer, local_handle, error, then))
+            if order:
+                peer._ordering.followed(order, ended)
+            module.events[number].append(lambda: self._finish(peer, local_handle, error, then, order))
             if not self._manual:
                 self._tell(module, number, sys.maxsize)
 
         operation.add_done_callback(ended)
-        return Outcome.QUEUED
+
+    def _use(self, handle: Registration | None, difference: int) -> None:
+        if handle is not None:
+            with self._lock:
+                handle._uses += difference
 
     def _finish(
         self,
         peer: TransportPeer,
         local_handle: Registration | None,
         error: Any,
-        then: tuple[Callback | None, Any, Any],
+        then: Then,
+        order: int = 0,
     ) -> None:
-        if local_handle is not None:
-            with self._lock:
-                local_handle._uses -= 1
-        if isinstance(error, PeerLostError | UnreachableError):
-            self._lost(peer, error)
-        _tell(then, error)
+        self._use(local_handle, -1)
+        try:
+            if isinstance(error, PeerLostError | UnreachableError):
+                self._lost(peer, error)
+            callback, context, data = then
+            if callback is not None:
+                callback(error, context, data)
+        finally:
+            if order:
+                peer._ordering.advance(order)
 
     def _lost(self, peer: TransportPeer, error: FabricError) -> None:
         if self.on_error is not None:
-            self.on_error(peer, error)
+            try:
+                self.on_error(peer, error)
+            except Exception as raised:
+                _report(raised, self.on_error)
 
     def _usable(self, peer: TransportPeer) -> _Module:
         self._check()
@@ -616,6 +691,9 @@ class Transport:
         turn, once around.
         """
         self._check()
+        for peer, order in list(self._stalled):
+            self._stalled.pop((peer, order), None)
+            peer._ordering.advance(order)
         return sum(self._progress(module) for module in self._modules)
 
     def _progress(self, module: _Module) -> int:
@@ -656,23 +734,36 @@ class Transport:
         """
         self._check()
         deadline = Deadline(timeout)
+        failed: list[FabricError] = []
         for target in [peer] if peer is not None else list(self._peers.values()):
-            while any(target._ordered.values()):  # they start one after the other
-                if deadline.over:
-                    raise OperationTimeout(f"ordered operations are still outstanding after {deadline}")
-                self._wait_a_turn(target)
+            self._flush_ordered(target, deadline, failed)
             for scope in list(target._scopes.values()):
-                scope._flush_scope(deadline.remaining(), callbacks)
+                _flush(scope, deadline.remaining(), callbacks, failed)
+            unstarted, target._unstarted = target._unstarted, None
+            if unstarted is not None:
+                failed.append(unstarted)
         if self._manual:
             for module in self._modules:
                 for number in range(module.endpoint.contexts):
                     self._tell(module, number, sys.maxsize)
+        if failed:
+            raise failed[0]
 
-    def _wait_a_turn(self, peer: TransportPeer) -> None:
-        for scope in list(peer._scopes.values()):
-            with suppress(OperationTimeout):
-                scope._flush_scope(0.01, False)
-        self.progress()
+    def _flush_ordered(self, peer: TransportPeer, deadline: Deadline, failed: list[FabricError]) -> None:
+        """Waits until the ordered operations that were accepted have ended: they start one after the other."""
+        ordering = peer._ordering
+        goals = ordering.goals()
+        while not ordering.reached(goals, 0):
+            if deadline.over:
+                raise OperationTimeout(f"ordered operations are still outstanding after {deadline}")
+            busy = [scope for scope in list(peer._scopes.values()) if scope._outstanding]
+            for scope in busy:
+                with suppress(OperationTimeout):
+                    _flush(scope, _A_TURN, False, failed)
+            # In a callback nobody else starts the next ones: they follow the callbacks of those before them.
+            ordering.advance_all()
+            if not busy:
+                ordering.reached(goals, _A_TURN)
 
     # --- messages
 
@@ -730,13 +821,7 @@ class Transport:
                 return Outcome.TRY_AGAIN
             raise
 
-        def ended(ended: Operation) -> None:
-            error = ended._failure
-            module.events[number].append(lambda: self._finish(peer, None, error, (callback, context, data)))
-            if not self._manual:
-                self._tell(module, number, sys.maxsize)
-
-        operation.add_done_callback(ended)
+        self._follow(operation, module, number, peer, None, (callback, context, data))
         return Outcome.QUEUED
 
     def _post_receives(self) -> None:
@@ -780,7 +865,17 @@ class Transport:
         if self._closed:
             return
         self._closed = True
+        contexts = [
+            (module, number) for module in self._modules for number in range(module.endpoint.contexts)
+        ]
         self._resources.close()
+        # What has not been told, or not been started, is told of the end.
+        for module, number in contexts:
+            self._tell(module, number, sys.maxsize)
+        for peer in list(self._peers.values()):
+            peer._ordering.advance_all()
+        for module, number in contexts:
+            self._tell(module, number, sys.maxsize)
 
     def __enter__(self) -> Transport:
         return self
@@ -811,10 +906,14 @@ def _report(error: Exception, where: object) -> None:
     sys.unraisablehook(what)
 
 
-def _tell(then: tuple[Callback | None, Any, Any], error: FabricError | None) -> None:
-    callback, context, data = then
-    if callback is not None:
-        callback(error, context, data)
+def _flush(scope: Context, timeout: float | None, callbacks: bool, failed: list[FabricError]) -> None:
+    """Waits for the operations of a scope and adds what the first of them failed with; raises what is wrong with the wait."""
+    try:
+        scope._flush_scope(timeout, callbacks)
+    except (BusyError, ClosedError, OperationTimeout):
+        raise
+    except FabricError as error:
+        failed.append(error)
 
 
 def _names_in(name: bytes) -> list[bytes]:
