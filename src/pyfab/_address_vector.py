@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pyfab import _core, _resolver
+from pyfab._buffers import bytes_of
 from pyfab._enums import ADDR_NOTAVAIL, AVType, InsertFlag
 from pyfab._errors import (
     AccessDeniedError,
@@ -353,7 +354,7 @@ class AddressVector(Owned):
         if isinstance(item, bytes):
             return item
         if isinstance(item, bytearray | memoryview):
-            return bytes(item)
+            return bytes_of("address", item)
         if isinstance(item, str) and (self.addr_format == "str" or item.startswith("fi_")):
             try:
                 return _core.parse_address(item)
@@ -493,7 +494,7 @@ class AddressVector(Owned):
         With `size`: (what fits into so many bytes with the end mark of C, the size that all of it needs) (AV-42, AV-44).
         """
         self._check_open()
-        text = address if isinstance(address, str) else _core.print_address(bytes(address))
+        text = address if isinstance(address, str) else _core.print_address(bytes_of("address", address))
         if size is None:
             return text
         if size < 0:
@@ -551,7 +552,7 @@ class AddressVector(Owned):
         if self.name is not None:
             raise NotSupportedError("authorization keys are not kept in address vectors with a name")
         size = self._domain._auth_key_size
-        key = bytes(memoryview(key))
+        key = bytes_of("key", key)
         if not key or (size and len(key) != size):
             raise InvalidArgumentError(
                 f"an authorization key of this domain has {size or 'at least one'} bytes (auth_key_size)"
@@ -579,12 +580,12 @@ class AddressVector(Owned):
             raise InvalidArgumentError(f"{handle} is not the handle of an authorization key")
         return key
 
-    def _keys_now(self, only: bytes | None) -> list[tuple[bytes, int]]:
+    def _keys_now(self, only: bytes = b"") -> list[tuple[bytes, int]]:
         """The keys that an endpoint takes when it is enabled, or `only` that one, each with 1 + its handle (AV-77)."""
         return [
             (key, handle + 1)
             for handle, key in enumerate(self._auth_keys)
-            if key is not None and only in (None, key)
+            if key is not None and only in (b"", key)
         ]
 
     def _remove_auth_key(self, handle: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyfab._errors import InvalidArgumentError, NotSupportedError
 
-__all__ = ["Range", "array_of", "pieces_of"]
+__all__ = ["Range", "array_of", "auth_key_of", "bytes_of", "pieces_of"]
 
 _ON_THE_CPU = {1, 3, 11}  # kDLCPU, and memory of the host that CUDA or ROCm have pinned
 _DEVICES = {
@@ -40,6 +40,33 @@ def _refuse_device(what: str, device: str) -> NotSupportedError:
         " tensor.cpu()), or export it as a dma-buf (CUDA: cuMemGetHandleForAddressRange with"
         " CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD) and register pyfab.DmaBuf(fd) over an RDMA device"
     )
+
+
+def bytes_of(name: str, value: Any) -> bytes:
+    """A copy of what a buffer holds, for the argument of that name. InvalidArgumentError for what is no buffer.
+
+    Not bytes(value): that makes so many zeroes of a number.
+    """
+    try:
+        with memoryview(value) as view:
+            return view.tobytes()
+    except (TypeError, BufferError):
+        raise InvalidArgumentError(
+            f"{name}: it is bytes, or another buffer, not a {type(value).__name__}"
+        ) from None
+
+
+def auth_key_of(value: Any) -> bytes:
+    """The authorization key of a domain or an endpoint as the core takes it: empty for None, and for nothing else.
+
+    An empty key would ask nothing of anybody, so it is refused rather than taken for None.
+    """
+    if value is None:
+        return b""
+    key = bytes_of("auth_key", value)
+    if not key:
+        raise InvalidArgumentError("auth_key: a key has at least one byte; None stands for no key of its own")
+    return key
 
 
 def array_of(thing: Any) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 from pyfab import _core
 from pyfab._address_vector import FORMATS, AddressVector
+from pyfab._buffers import auth_key_of, bytes_of
 from pyfab._endpoint import Endpoint
 from pyfab._enums import KEY_NOTAVAIL, Access, AVType, Caps, MRFlag, MRMode, flag_names
 from pyfab._errors import BadFlagsError, BusyError, InvalidArgumentError, NotSupportedError
@@ -116,11 +117,12 @@ class Domain:
                 raise InvalidArgumentError(f"mr_cache={mr_cache!r}: it is True, False or None")
             settings["mr_cache"] = mr_cache
         self._peer_deadline = deadlines["peer_deadline"]
+        self._auth_key = auth_key_of(auth_key)
         in_force = bits_in_force(mode)
         self._core = _core.open_domain(
             str(spec or ""),
             int(in_force),
-            bytes(auth_key or b""),
+            self._auth_key,
             strict_keys,
             progress == "manual",
             deadlines["peer_deadline"],
@@ -132,7 +134,6 @@ class Domain:
         )
         if self._core.cache_warning:
             warnings.warn(self._core.cache_warning, RuntimeWarning, stacklevel=2)
-        self._auth_key = bytes(auth_key or b"")
         info = make_info(self._core.info, mode)
         self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
         self._registering = threading.Lock()  # guards _registered
@@ -254,7 +255,7 @@ class Domain:
             raise InvalidArgumentError(
                 f"a raw key is what raw_attr() gave, or its bytes, not a {type(raw).__name__}"
             )
-        return self._core.map_key(bytes(raw))
+        return self._core.map_key(bytes_of("raw", raw))
 
     def unmap_key(self, key: int) -> None:
         """Ends a mapping. InvalidArgumentError if map_raw() did not give `key`, or it was unmapped before (MR-53)."""
@@ -317,9 +318,10 @@ class Domain:
     ) -> Endpoint:
         self._core.check_open()
         own_av, own_cq = av is None, cq is None
-        auth_keys = [] if av is None else av._keys_now(auth_key)
-        if auth_key and not auth_keys:
-            auth_keys = [(bytes(auth_key), 0)]
+        own_key = auth_key_of(auth_key)
+        auth_keys = [] if av is None else av._keys_now(own_key)
+        if own_key and not auth_keys:
+            auth_keys = [(own_key, 0)]
         return Endpoint(
             self,
             self.address_vector() if av is None else av,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pyfab import _core
-from pyfab._buffers import Range, array_of, pieces_of
+from pyfab._buffers import Range, array_of, bytes_of, pieces_of
 from pyfab._core import RemoteRegion
 from pyfab._dmabuf import DmaBuf, mapped_core
 from pyfab._endpoint import Endpoint
@@ -107,6 +107,7 @@ class MemoryRegion(_core.Exporter):
                 pieces += pieces_of(item, domain.info.mr_iov_limit)
             else:
                 pieces.append((item.address, item.length) if isinstance(item, Range) else item)
+        auth_key = b"" if attr.auth_key is None else bytes_of("auth_key", attr.auth_key)
         memory = shared_memory_of(pieces[0]) if len(pieces) == 1 else None
         offset = 0
         if memory is not None:
@@ -131,7 +132,7 @@ class MemoryRegion(_core.Exporter):
             int(attr.access),
             attr.key,
             int(attr.flags),
-            b"" if domain._old_keys else bytes(attr.auth_key or b""),
+            b"" if domain._old_keys else auth_key,
             memory,
             offset,
             coherent,

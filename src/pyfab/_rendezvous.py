@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pyfab import _rendezvous_tcp
+from pyfab._buffers import bytes_of
 from pyfab._deadline import Deadline
 from pyfab._errors import InvalidArgumentError, OperationTimeout
 from pyfab._frames import split_address
@@ -65,7 +66,7 @@ def _through_communicator(communicator: Any, rank: int, size: int, value: bytes)
         raise InvalidArgumentError(
             f"rank {rank} of {size}, but the communicator says {communicator.Get_rank()} of {communicator.Get_size()}"
         )
-    return [bytes(part) for part in communicator.allgather(value)]
+    return [bytes_of("allgather()", part) for part in communicator.allgather(value)]
 
 
 _meetings: dict[int, int] = {}  # id of a store → meetings that this process had there
@@ -85,7 +86,7 @@ def _through_store(store: Any, rank: int, size: int, value: bytes, deadline: Dea
             raise OperationTimeout(
                 f"{ranks_text([other], size)} did not arrive in the store within {deadline}: {error}"
             ) from error
-        values.append(bytes(store.get(key)))
+        values.append(bytes_of("store.get()", store.get(key)))
     return values
 
 
@@ -111,7 +112,7 @@ def _through_torch(rank: int, size: int, value: bytes, deadline: Deadline) -> li
             arrived = [r for r in range(size) if store.add(f"{place}/{r}/here", 0)]
             raise incomplete(arrived, size, deadline, "torch's store")
         time.sleep(_POLL)
-    return [bytes(store.get(f"{place}/{r}")) for r in range(size)]
+    return [bytes_of("store.get()", store.get(f"{place}/{r}")) for r in range(size)]
 
 
 _torch_stores: dict[

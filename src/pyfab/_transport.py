@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
+from pyfab._buffers import bytes_of
 from pyfab._core import Context, Operation
 from pyfab._deadline import Deadline
 from pyfab._domain import Domain
@@ -795,7 +796,7 @@ class Transport:
             raise NotSupportedError('messages are off: the transport was made with mode="one_sided"')
         if not 0 <= tag <= 255:
             raise InvalidArgumentError(f"tag={tag}: it is an int from 0 to 255")
-        body = bytes(message)
+        body = bytes_of("message", message)
         if len(body) > self.tunables.message_size:
             return Outcome.NOT_POSSIBLE
         module = self._usable(peer)

@@ -64,3 +64,47 @@ def test_a_domain_with_a_key_does_not_trust_one_without(combination: Combination
         handle = endpoint.av.insert(open_peer.address)
         assert isinstance(failure(lambda: endpoint.write(np.ones(8), handle, exposed.remote)), REFUSED)
         assert not exposed.content().any()
+
+
+@pytest.mark.req("MR-68", "AV-76")
+@pytest.mark.parametrize("wrong", [8, 0, True, "secret", [1, 2]], ids=repr)
+def test_what_is_no_key_is_refused(wrong):
+    """A number is no key of so many zeroes, which anybody could guess."""
+    with (
+        pyfab.Domain("shm", auth_key=bytearray(b"the key of the domain"), av_auth_keys=True) as domain,
+        domain.address_vector() as av,
+    ):
+        for use in (
+            lambda: pyfab.Domain("shm", auth_key=wrong),
+            lambda: domain.register(np.zeros(8), pyfab.Access.REMOTE, auth_key=wrong),
+            lambda: domain.endpoint(auth_key=wrong),
+            lambda: domain.endpoint(av, auth_key=wrong),
+            lambda: av.insert_auth_key(wrong),
+        ):
+            with pytest.raises(pyfab.InvalidArgumentError, match="key"):
+                use()
+
+
+@pytest.mark.req("MR-68")
+def test_an_empty_key_is_not_taken_for_none():
+    """As an unset variable gives it: whoever passes a key means that others are kept out."""
+    with pytest.raises(pyfab.InvalidArgumentError, match="at least one byte"):
+        pyfab.Domain("shm", auth_key=b"")
+    with pyfab.Domain("shm") as domain, pytest.raises(pyfab.InvalidArgumentError, match="at least one byte"):
+        domain.endpoint(auth_key=b"")
+
+
+def test_a_number_is_no_buffer():
+    """Nor so many zeroes, wherever bytes are taken."""
+    with (
+        pyfab.Domain("shm") as domain,
+        domain.address_vector() as av,
+        pyfab.Transport("shm") as transport,
+    ):
+        for use in (
+            lambda: av.straddr(8),
+            lambda: domain.map_raw(8),
+            lambda: transport.send(transport.peer(transport.name), 1, 8),
+        ):
+            with pytest.raises(pyfab.InvalidArgumentError, match="int"):
+                use()

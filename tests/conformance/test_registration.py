@@ -148,6 +148,7 @@ def test_a_failure_that_is_found_later_is_an_error_entry(domain):
         assert events.read_error() is None
         assert events.read() is None
         assert not region.enabled
+        assert region.key == pyfab.KEY_NOTAVAIL
         for use in (lambda: region.remote, lambda: region.desc, region.enable):
             with pytest.raises(pyfab.FabricError) as failure:
                 use()

@@ -269,7 +269,8 @@ std::uint32_t MemoryRegion::index() const {
 }
 
 std::uint64_t MemoryRegion::key() const noexcept {
-  return mode(mr_mode::kRaw) || state() == State::registering ? kNoKey : key_;
+  const State now = state();
+  return mode(mr_mode::kRaw) || now == State::registering || now == State::failed ? kNoKey : key_;
 }
 
 std::string MemoryRegion::raw_key() const {

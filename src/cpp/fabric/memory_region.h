@@ -64,7 +64,7 @@ class MemoryRegion final {
     check_usable();
     return id_;
   }
-  // kNoKey without remote rights, while registering, and in RAW mode.
+  // kNoKey without remote rights, while registering, after that failed, and in RAW mode.
   std::uint64_t key() const noexcept;
   std::string raw_key()
       const;  // DomainCore::raw_key_size() bytes (fi_mr_raw_attr(3)); throws Error(bad_state, access)

@@ -133,7 +133,7 @@ class ShardedStore:
         """The way of a process that holds nothing."""
         self._check()
         with ExitStack() as undo:
-            domain = undo.enter_context(Domain(**self._options, auth_key=self._secret))
+            domain = undo.enter_context(Domain(**self._options, auth_key=self._secret or None))
             endpoint = undo.enter_context(domain.endpoint())
             handles = [endpoint.av.insert(address) for address in self._layout.addresses]
             inner = ExitStack()
