@@ -6,11 +6,14 @@ import os
 import stat
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pyfab
 import pytest
+from litmus import litmus, rounds
 from pyfab import Access, AVType, _core
 from pyfab.testing import Peer, Target
 from support import TIMEOUT
@@ -150,6 +153,41 @@ def test_the_file_is_private_and_goes_with_the_last(domain, peer, name):
     assert not path.exists()
 
 
+def write_own(av: pyfab.AddressVector, address: bytes, turns: int) -> list[int]:
+    """Inserts the same address again and again and removes every third of its handles; those that are left."""
+    kept: list[int] = []
+    for turn in range(turns):
+        kept.append(av.insert(address))
+        if turn % 3 == 2:
+            av.remove(kept.pop(turn % len(kept)))
+    return kept
+
+
+def write_there(target: Target, address: bytes, turns: int) -> list[int]:
+    return write_own(target.shared_av, address, turns)  # type: ignore[attr-defined]
+
+
+@litmus
+@pytest.mark.req("AV-70")
+def test_writers_of_many_processes_and_threads(domain, addresses, name):
+    """Nobody gets the handle of another, and behind each is what its writer put there."""
+    turns = rounds(3000)
+    with domain.address_vector(name=name) as av, ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        peers = [stack.enter_context(Peer("shm+tcp", where="process")) for _ in range(3)]
+        for peer in peers:
+            peer.run(open_there, name)
+        for peer, address in zip(peers, addresses, strict=False):
+            peer.start(write_there, address, turns)
+        here = [pool.submit(write_own, av, address, turns) for address in addresses[3:5]]
+        owned = [peer.finish() for peer in peers] + [future.result(TIMEOUT) for future in here]
+        expected = {
+            handle: address for handles, address in zip(owned, addresses, strict=False) for handle in handles
+        }
+        assert len(expected) == sum(len(handles) for handles in owned)
+        assert dict(av) == expected
+        assert len(av) == len(expected)
+
+
 def insert_for_ever(target: Target, addresses: list[bytes]) -> None:
     while True:
         target.shared_av.remove(target.shared_av.insert(addresses)[0])  # type: ignore[attr-defined]
@@ -157,19 +195,26 @@ def insert_for_ever(target: Target, addresses: list[bytes]) -> None:
 
 @pytest.mark.req("AV-70")
 def test_a_writer_is_killed(domain, addresses, name):
-    """A few times here; the C++ tests do it by the hundred."""
-    with domain.address_vector(name=name) as av:
+    """While another goes on. A few times here; the C++ tests do it by the hundred."""
+    with domain.address_vector(name=name) as av, Peer("shm+tcp", where="process") as other:
+        other.run(open_there, name)
+        theirs: set[int] = set()
         for _ in range(4):
             before = len(av)
             with Peer("shm+tcp", where="process") as victim:
                 victim.run(open_there, name)
-                victim.start(insert_for_ever, addresses)
+                victim.start(insert_for_ever, addresses[1:])
+                other.start(write_there, addresses[0], 500)
                 deadline = time.monotonic() + TIMEOUT
-                while len(av) < before + 100:
+                while len(av) < before + 500:
                     assert time.monotonic() < deadline
                 victim.kill()
+            handles = other.finish()
+            assert theirs.isdisjoint(handles)
+            theirs.update(handles)
+            assert {handle for handle, address in av if address == addresses[0]} == theirs
             lowest = next(handle for handle in range(len(av) + 1) if handle not in av)
-            assert av.insert(addresses[0]) == lowest
+            assert av.insert(addresses[1]) == lowest
             assert len(list(av)) == len(av)
             assert {address for _, address in av} <= set(addresses)
 

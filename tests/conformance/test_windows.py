@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -674,6 +675,59 @@ def flush_under_load(group: pyfab.Group, way: Way) -> None:
 @pytest.mark.req("WIN-55")
 def test_flush_ends_while_another_thread_posts(crew: Crew) -> None:
     crew.run(flush_under_load)
+
+
+def sleeps(thread: threading.Thread) -> bool:
+    """Whether it waits in the kernel."""
+    return Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def flush_before_a_large_put(group: pyfab.Group, way: Way, pid: int, flush: Callable[..., None]) -> bool:
+    """Whether it ever ends before the put. The target stands still until a flush has begun and a large put has come after it, which takes its time."""
+    with way.window(group, 1 << 23) as window:
+        large = np.ones(1 << 23, np.int64)
+
+        def ends_first() -> bool:
+            later: list[pyfab.Operation] = []
+            outlived: list[bool] = []
+
+            def wait() -> None:
+                flush(group, window)
+                outlived.append(not later[0].done())
+
+            os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED)
+            try:
+                window[1].put(large[:1], np.s_[:1])
+                flushing = threading.Thread(target=wait)
+                flushing.start()
+                while not sleeps(flushing):
+                    time.sleep(0)
+                later.append(window[1].put(large))
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            flushing.join(TIMEOUT)
+            later[0].result(TIMEOUT)
+            return outlived == [True]
+
+        # A thread that slept too soon, or was not woken soon enough, proves nothing.
+        return group.rank == 0 and any(ends_first() for _ in range(20))
+
+
+def flush_window(_group: pyfab.Group, window: pyfab.Window) -> None:
+    window.flush(1, timeout=TIMEOUT)
+
+
+def flush_endpoint(group: pyfab.Group, _window: pyfab.Window) -> None:
+    group.endpoint.flush(group._handles[1], timeout=TIMEOUT)
+
+
+@pytest.mark.req("WIN-55")
+@pytest.mark.parametrize("flush", [flush_window, flush_endpoint])
+def test_flush_does_not_wait_for_what_is_posted_after_it(crew: Crew, flush: Callable[..., None]) -> None:
+    if crew.way.name not in ("ring", "tcp"):
+        pytest.skip("here the initiator moves the bytes, whether or not the target stands still")
+    assert crew.run(flush_before_a_large_put, crew.pid(1), flush)[0]
 
 
 def threads_flush(group: pyfab.Group, way: Way) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import warnings
 
@@ -35,6 +36,16 @@ def count(_target, seconds):
 def sleep(_target, seconds):
     time.sleep(seconds)
     return 1
+
+
+def insert(target, address):
+    return target.endpoint.av.insert(address)
+
+
+def read_one(target, handle, remote):
+    """The kind of error, or None."""
+    error = target.endpoint.read(np.zeros(1, np.uint8), handle, remote[:1]).exception(TIMEOUT)
+    return error and type(error).__name__
 
 
 def rounds(endpoint, handle, exposed, number):
@@ -199,6 +210,59 @@ def test_a_region_closes_in_time_though_a_peer_is_stopped_in_a_copy(station, spe
     memory[:] = 0
     assert peer.finish() == "KeyRejectedError"
     assert not memory.any()
+
+
+def put_rising(target, address, remote):
+    """Fills the region with one number after another, until it is refused."""
+    peer = target.endpoint.av.insert(address)
+    content = np.zeros(remote.nbytes, np.uint8)
+    while True:
+        content += 1
+        error = target.endpoint.write(content, peer, remote).exception(TIMEOUT)
+        if error is not None:
+            return type(error).__name__
+
+
+def caught_in_a_copy(peer, memory):
+    """Stops a peer that fills the memory; whether it moved bytes at that moment, and not between two steps of a put."""
+    step = 1 << 20
+    former = memory[0]
+    while memory[0] == former:
+        pass
+    peer.suspend()
+    done = int(np.argmax(memory != memory[0]))
+    if done % step:
+        return True
+    peer.resume()
+    return False
+
+
+@pytest.mark.req("MR-65")
+@pytest.mark.skipif(bool(OTHER), reason="about memory that peers of this node reach directly")
+def test_a_refresh_waits_for_who_is_inside_and_refuses_others(station):
+    here = station("shm", shm_copy="mapped", mr_mode=pyfab.MRMode.MMU_NOTIFY, peer_deadline=TIMEOUT)
+    (inside, _), (outside, _) = here.peer(), here.peer()
+    to_here = outside.run(insert, here.endpoint.address)
+    memory = here.domain.alloc(16 << 20, np.uint8)
+    with here.domain.register(memory, pyfab.Access.REMOTE) as region:
+        inside.start(put_rising, here.endpoint.address, region.remote)
+        deadline = time.monotonic() + TIMEOUT
+        while not caught_in_a_copy(inside, memory):
+            assert time.monotonic() < deadline
+        refreshing = threading.Thread(target=region.refresh)
+        refreshing.start()
+        try:
+            while outside.run(read_one, to_here, region.remote) is None:
+                assert time.monotonic() < deadline
+            for _ in range(100):
+                assert outside.run(read_one, to_here, region.remote) == "KeyRejectedError"
+            assert refreshing.is_alive()
+        finally:
+            inside.resume()
+        refreshing.join(TIMEOUT)
+        assert not refreshing.is_alive()
+        assert outside.run(read_one, to_here, region.remote) is None
+    assert inside.finish() == "KeyRejectedError"
 
 
 @pytest.mark.skipif(bool(OTHER), reason="about memory that peers of this node reach directly")
