@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
 import mmap
+import platform
+import struct
 import sys
 import threading
 from typing import ClassVar
@@ -238,6 +242,81 @@ def test_what_was_committed_is_in_the_file_after_the_target_was_killed(spec, tmp
     assert np.array_equal(content[1000:301_000], data)
     assert np.array_equal(content[8:16], data[:8])
     assert content[:8].view(np.int64) == 77
+
+
+class Refused(ctypes.Structure):
+    """A program for the kernel's filter of system calls (seccomp(2)): which msync() fails with EIO."""
+
+    _fields_: ClassVar = [("count", ctypes.c_ushort), ("code", ctypes.c_char_p)]
+
+    def __init__(self, call, start, length):
+        number, first, second, flags = 0, 16, 24, 32  # where the data that it looks at has them
+        load, equal, at_least, has_bit, end = 0x20, 0x15, 0x35, 0x45, 0x06
+        allow, fail = 0x7FFF0000, 0x00050000 | errno.EIO
+        steps = [
+            (load, number, 0, 0),
+            (equal, call, 0, 9),
+            (load, first, 0, 0),
+            (equal, start & 0xFFFFFFFF, 0, 7),
+            (load, first + 4, 0, 0),
+            (equal, start >> 32, 0, 5),
+            (load, second, 0, 0),
+            (at_least, length, 0, 3),
+            (load, flags, 0, 0),
+            (has_bit, 4, 0, 1),  # MS_SYNC
+            (end, fail, 0, 0),
+            (end, allow, 0, 0),
+        ]
+        code = b"".join(struct.pack("=HBBI", code, yes, no, value) for code, value, yes, no in steps)
+        super().__init__(len(steps), code)
+
+
+def refuse_to_sync(target, offset, length):
+    """From now on the kernel does not store the pages of these bytes of the mapped file; False: it has no such filter."""
+    address = target.kept["file"][1].address + offset
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    filter_calls, msync = {"x86_64": (317, 26), "aarch64": (277, 227)}[platform.machine()]
+    libc = ctypes.CDLL(None)
+    no_new_privileges, set_filter, for_all_threads = 38, 1, 1
+    return (
+        libc.prctl(no_new_privileges, 1, 0, 0, 0) == 0
+        and libc.syscall(
+            filter_calls,
+            set_filter,
+            for_all_threads,
+            ctypes.byref(Refused(msync, start, address + length - start)),
+        )
+        == 0
+    )
+
+
+@pytest.mark.req("MR-69")
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "aarch64"), reason="numbers of system calls are not known"
+)
+@pytest.mark.parametrize("spec", SPECS)
+def test_commit_has_the_kernel_store_the_pages(spec, tmp_path):
+    """Killing the target takes no page from the file; what the kernel was asked for tells, because here it refuses."""
+    path = tmp_path / "persistent"
+    path.write_bytes(bytes(1 << 20))
+    data = np.ones(20_000, np.uint8)
+    with pyfab.Domain(spec) as domain, domain.endpoint() as endpoint, Peer(spec) as peer:
+        handle = endpoint.av.insert(peer.address)
+        remote = peer.run(map_file, str(path), MRFlag.PMEM)
+        place, word = remote[100_008:120_008], (8, remote.key)
+        one = np.ones(1, np.int64)
+        commit = {"flags": Delivery.COMMIT}
+        endpoint.write(data, handle, place, **commit).result(TIMEOUT)
+        endpoint.atomic(pyfab.AtomicOp.SUM, one, handle, word, **commit).result(TIMEOUT)
+        if not peer.run(refuse_to_sync, 100_008, 20_000):
+            pytest.skip("system calls cannot be filtered here")
+        assert endpoint.write(data, handle, place, **commit).exception(TIMEOUT)
+        endpoint.write(data, handle, place).result(TIMEOUT)
+        endpoint.atomic(pyfab.AtomicOp.SUM, one, handle, word, **commit).result(TIMEOUT)
+        assert peer.run(refuse_to_sync, 8, 8)
+        assert endpoint.atomic(pyfab.AtomicOp.SUM, one, handle, word, **commit).exception(TIMEOUT)
+        endpoint.atomic(pyfab.AtomicOp.SUM, one, handle, word).result(TIMEOUT)
+        peer.kill()
 
 
 @pytest.mark.req("MR-69")

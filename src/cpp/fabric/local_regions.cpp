@@ -56,6 +56,7 @@ const BufferList* LocalRegions::find(std::uint32_t context) const noexcept {
 }
 
 std::size_t LocalRegions::first_outside(std::span<const Triplet> segments) const noexcept {
+  if (segments.empty()) return 0;
   const std::shared_lock lock(mutex_);
   const auto bad = std::ranges::find_if(segments, [&](const Triplet& segment) {
     if (segment.segment_length == 0) return false;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 
 import numpy as np
@@ -220,6 +221,27 @@ MATCHING = [  # (tag, ignore) of the receive, tag of the message, whether they f
     ((0, 0), None, False),
     ((0, ALL), None, False),
 ]
+
+
+@pytest.mark.req("LNX-32")
+@pytest.mark.parametrize("tagged", [True, False])
+def test_a_message_goes_to_the_oldest_receive_that_takes_it(pair, tagged):
+    """However the receives differ in what else they would take, and whatever stands before them."""
+    tag, some_bits = (0x12, 0x0F) if tagged else (None, 0)
+    kinds = [
+        {"peer": peer, "ignore": ignore} for peer in (ADDR_UNSPEC, pair.handle) for ignore in {0, some_bits}
+    ]
+    other = post(pair.endpoint, 1, 0x7F)
+    for order in itertools.permutations(kinds):
+        posted = [
+            post(pair.endpoint, 1, tag, kind["peer"], **({"ignore": kind["ignore"]} if tagged else {}))
+            for kind in order
+        ]
+        for number in range(len(order)):
+            pair.peer.run(send_there, bytes([number]), pair.handle_there, tag)
+        assert [told(one)[0].tolist() for one in posted] == [[number] for number in range(len(order))], order
+    pair.peer.run(send_there, b"x", pair.handle_there, 0x7F)
+    told(other)
 
 
 @pytest.mark.req("LNX-32")
