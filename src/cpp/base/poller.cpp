@@ -39,8 +39,12 @@ int Poller::dispatch() noexcept {
   if (count <= 0) return 0;
   for (int i = 0; i < count; ++i) round_[i] = events[i].data.ptr;
   round_size_ = count;
-  for (int i = 0; i < count; ++i)
-    if (round_[i]) static_cast<ReadyHandler*>(round_[i])->on_ready(events[i].events);
+  // Each is the first one now and then: handlers may share something that the first ones use up.
+  const auto first = static_cast<int>(rounds_++ % static_cast<unsigned>(count));
+  for (int i = 0; i < count; ++i) {
+    const int at = (first + i) % count;
+    if (round_[at]) static_cast<ReadyHandler*>(round_[at])->on_ready(events[at].events);
+  }
   round_size_ = 0;
   return count;
 }

@@ -41,6 +41,7 @@ class Poller {
   OwnFd epoll_;
   void* round_[kBatch] = {};  // handlers of the round in dispatch(), nulled by remove()
   int round_size_ = 0;
+  unsigned rounds_ = 0;
 };
 
 // An eventfd that wakes a sleeper of a Poller. Waking again before the next dispatch() costs no system call,

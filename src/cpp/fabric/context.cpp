@@ -39,6 +39,7 @@ Context::Context(Domain& domain, Parameters parameters)
                                     .peers = *parameters_.peers,
                                     .receives = receives_,
                                     .links = links_,
+                                    .slice = slice_,
                                     .wake_domain = parameters_.wake_domain});
 }
 
@@ -171,13 +172,15 @@ Path& Context::find_path(PeerId peer) {
 class Context::Turn {
  public:
   explicit Turn(Context& context) : Turn(context, Lock(context.mutex_)) {}
-  Turn(Context& context, Lock lock) : context_(context), lock_(std::move(lock)) {}
+  Turn(Context& context, Lock lock) : context_(context), lock_(std::move(lock)) { context_.slice_.begin(); }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
   ~Turn() {
     if (context_.followers_) context_.followers_wake_.notify_all();  // one may wait for what settled in place
     if (context_.asleep_.load(std::memory_order_relaxed)) context_.kick();
+    const bool gives_way = context_.owes_lock();
     context_.unlock_and_notify(lock_);
+    if (gives_way) context_.mutex_.give_way();
   }
 
  private:
@@ -191,23 +194,52 @@ void Context::check_process() const {
                 "the endpoint was opened by the parent process, before a fork; open one in this process");
 }
 
-std::size_t Context::post_to(PeerId peer, std::span<const Transfer> batch) {
-  Path& path = path_to(peer);
-  if (!parameters_.rules->active()) return path.post(batch);
-  std::vector<Transfer> translated;
-  return path.post(parameters_.rules->apply(batch, translated, parameters_.exempt));
+// At the end of a turn: whether the lock has to go to those who wait for it. Turns that are short may follow
+// each other until they make a slice, because handing the lock over takes longer than they do.
+bool Context::owes_lock() noexcept {
+  if (!mutex_.wanted()) {
+    moved_before_others_ = 0;
+    return false;
+  }
+  moved_before_others_ += slice_.used();
+  if (moved_before_others_ < Slice::kBytes) return false;
+  moved_before_others_ = 0;
+  return true;
+}
+
+std::size_t Context::post_slice(PeerId peer, std::span<const Transfer> slice) {
+  const std::size_t taken = path_to(peer).post(slice);
+  slice_.spend(slice.first(taken));
+  return taken;
 }
 
 std::size_t Context::post(PeerId peer, std::span<const Transfer> batch) {
-  const Turn turn(*this);
-  return post_to(peer, batch);
+  std::vector<Transfer> translated;
+  if (parameters_.rules->active()) batch = parameters_.rules->apply(batch, translated, parameters_.exempt);
+  std::size_t posted = 0;
+  do {
+    const auto slice = batch.subspan(posted, Slice::front(batch.subspan(posted)));
+    const Turn turn(*this);
+    std::size_t taken = 0;
+    try {
+      taken = post_slice(peer, slice);
+    } catch (...) {
+      if (posted == 0) throw;  // otherwise the next call says it
+    }
+    posted += taken;
+    if (taken < slice.size()) break;
+  } while (posted < batch.size());
+  return posted;
 }
 
 std::optional<std::size_t> Context::try_post(PeerId peer, std::span<const Transfer> batch) {
+  if (Slice::front(batch) < batch.size()) return std::nullopt;
+  std::vector<Transfer> translated;
+  if (parameters_.rules->active()) batch = parameters_.rules->apply(batch, translated, parameters_.exempt);
   Lock lock(mutex_, std::try_to_lock);
   if (!lock) return std::nullopt;
   const Turn turn(*this, std::move(lock));
-  return post_to(peer, batch);
+  return post_slice(peer, batch);
 }
 
 void Context::abandon(Operation& operation, std::uint32_t parts, Errc error) {
@@ -336,10 +368,12 @@ LinkBook Context::link_counters() const {
 }
 
 bool Context::move(bool look) noexcept {
-  bool moved = endpoint_ && endpoint_->progress();
+  slice_.begin();
   // However much moves, the poller has its turns: timers, ends of processes, connections.
+  bool moved = turns_ >= kPollerTurns && look_at_poller();
+  moved |= endpoint_ && endpoint_->progress();
   turns_ += moved ? kTurnsOfMove : 1;
-  if (turns_ >= kPollerTurns || (look && !moved)) moved |= look_at_poller();
+  if (look && !moved) moved = look_at_poller();
   if (moved && followers_) followers_wake_.notify_all();
   return moved;
 }
@@ -448,12 +482,21 @@ bool Context::flushed(std::vector<FlushGoal>& goals, Deadline deadline) {
 void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadline) {
   led_ = true;
   Clock::time_point start, idle_since, last, polled;  // since the first look at the clock
-  bool finished = false, announced = false, moved = false;
+  bool finished = false, announced = false, moved = false, polls = false;
   for (unsigned turn = 1;; ++turn) {
-    moved |= move(false);
+    // What the poller tells of and what the links look after by themselves take turns, each with a slice.
+    if (polls) {
+      slice_.begin();
+      const bool found = look_at_poller();
+      poller_period_ = found ? kLeastPollerPeriod : std::min(kMostPollerPeriod, poller_period_ * 2);
+      moved |= found;
+    } else {
+      moved |= move(false);
+    }
+    const bool polled_now = std::exchange(polls, false);
     finished = done();
     if (finished) break;
-    if (turn < clock_turns_) continue;
+    if (turn < clock_turns_ && !slice_.spent()) continue;
     turn = 0;
     const auto now = Clock::now();
     if (start == Clock::time_point())
@@ -467,11 +510,9 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
       announced = true;
       staying_.store(true, std::memory_order_seq_cst);
     }
-    if (now - polled >= poller_period_) {
+    if (!polled_now && now - polled >= poller_period_) {
       polled = now;
-      const bool found = look_at_poller();
-      poller_period_ = found ? kLeastPollerPeriod : std::min(kMostPollerPeriod, poller_period_ * 2);
-      moved |= found;
+      polls = true;
     }
     if (std::exchange(moved, false)) idle_since = now;
     if (notice_ || now - idle_since >= spin_ || deadline.passed()) break;
@@ -534,6 +575,7 @@ Context::Rest Context::arm() noexcept {
   Lock lock(mutex_, std::try_to_lock);
   // A leader may stop without having slept, and then nothing would be armed.
   if (!lock || led_) return Rest::in_use;
+  slice_.begin();
   if (endpoint_ && !endpoint_->arm()) return Rest::work_left;
   armed_.store(true, std::memory_order_relaxed);
   return Rest::allowed;

@@ -21,6 +21,7 @@
 #include "fabric/post_rules.h"
 #include "fabric/provider.h"
 #include "fabric/receive_queue.h"
+#include "fabric/slice.h"
 
 namespace fab {
 
@@ -55,12 +56,13 @@ class Context final {
   AddressVector& peers() noexcept { return *parameters_.peers; }
   CompletionQueue& completions() noexcept { return *parameters_.completions; }
 
-  // Posts a prefix of `batch` to `peer`, opening the path on first use; returns its length. Throws
+  // Posts a prefix of `batch` to `peer`, opening the path on first use; returns its length. Others who want
+  // the lock get it after each slice. Throws
   // Error(invalid) for an unknown handle or for local memory that breaks the rules of the domain,
   // Error(unreachable) where no link leads there and Error(closed)
   // after close(); nothing was posted then.
   std::size_t post(PeerId peer, std::span<const Transfer> batch);
-  // The same, unless somebody holds the lock.
+  // The same for what is no more than a slice, unless somebody holds the lock.
   std::optional<std::size_t> try_post(PeerId peer, std::span<const Transfer> batch);
   // Settles parts of an operation that were never posted.
   void abandon(Operation& operation, std::uint32_t parts, Errc error);
@@ -157,10 +159,11 @@ class Context final {
   std::size_t key_to(PeerId index) const;  // under which it is reached; throws
   Path& path_to(PeerId peer);
   Path& find_path(PeerId peer);
-  std::size_t post_to(PeerId peer, std::span<const Transfer> batch);
+  std::size_t post_slice(PeerId peer, std::span<const Transfer> slice);
   // `look`: also at the poller.
   bool move(bool look = true) noexcept;
   bool look_at_poller() noexcept;
+  bool owes_lock() noexcept;
   void count_caller(int difference) noexcept;
   void lead(Lock& lock, const std::function<bool()>& done, Deadline deadline);
   void unlock_and_notify(Lock& lock);
@@ -171,6 +174,8 @@ class Context final {
   Waker waker_{poller_};
 
   mutable Mutex mutex_;  // guards all down to spin_
+  Slice slice_;
+  std::uint64_t moved_before_others_ = 0;  // bytes, in turns since others began to wait for the lock
   LinkBook links_;
   ReceiveQueue receives_;
   std::unique_ptr<Endpoint> endpoint_;

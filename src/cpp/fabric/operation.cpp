@@ -11,7 +11,9 @@ void Operation::withdraw() noexcept {
 }
 
 void Operation::abandon(std::uint32_t parts, Errc error) noexcept {
-  for (; parts; --parts) settle(error, 0);
+  if (parts == 0) return;
+  open_parts_ -= parts - 1;
+  settle(error, 0);
 }
 
 void Operation::end_receive(const Completion& what) noexcept {

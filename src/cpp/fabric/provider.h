@@ -15,6 +15,7 @@
 #include "fabric/link_counters.h"
 #include "fabric/name.h"
 #include "fabric/segment.h"
+#include "fabric/slice.h"
 #include "fabric/sync_types.h"
 #include "fabric/types.h"
 
@@ -80,6 +81,7 @@ struct EndpointServices {
   const AddressVector& peers;
   ReceiveQueue& receives;
   LinkBook& links;
+  Slice& slice;  // of the present turn: what moves bytes spends it, and stops where it is spent
   std::function<void()>
       wake_domain;             // wakes those who wait for a counter of the domain (after raise_counters)
   FlowTable* flows = nullptr;  // of linked endpoints, whose links may be rails
@@ -112,7 +114,7 @@ class Path {
   virtual std::uint64_t resolve(const RemoteRegion& region) = 0;
   // Takes a prefix of `batch` and returns its length; short means full: make progress, then post the rest.
   // What was taken starts in order and settles its operation once, maybe before this returns. Whatever is
-  // wrong with a transfer is its outcome.
+  // wrong with a transfer is its outcome. A batch is at most a slice, or one transfer.
   virtual std::size_t post(std::span<const Transfer> batch) noexcept = 0;
   // ok, or why nothing more will move on this path: then all that was taken has settled, and the context
   // opens a new one.
@@ -136,7 +138,8 @@ class Endpoint {
   // have nothing in common.
   virtual std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target,
                                         std::size_t key) = 0;
-  // Moves what can be moved without waiting; true if anything moved.
+  // Moves what can be moved without waiting, as far as the slice goes; true if anything moved. Sides that
+  // share the slice take turns in being first.
   virtual bool progress() noexcept = 0;
   // Before the context sleeps on its poller. False: there is work, do not sleep. True: whatever comes now
   // wakes the poller.

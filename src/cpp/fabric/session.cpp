@@ -47,6 +47,7 @@ std::size_t Session::output(iovec* out, std::size_t max) noexcept {
 bool Session::has_output() const noexcept { return !broken_ && !output_.empty(); }
 
 void Session::sent(std::size_t bytes) noexcept {
+  if (services_.slice) services_.slice->spend(bytes);
   output_.sent(bytes);
   for (; handed_over_ < requests_.size() && requests_[handed_over_].end <= output_.requests_sent();
        ++handed_over_) {
@@ -93,7 +94,9 @@ std::size_t Session::input(iovec* out, std::size_t max) noexcept {
 }
 
 Errc Session::received(std::size_t bytes) noexcept {
+  const std::uint64_t frames = frames_;
   const Errc error = take_in(bytes);
+  if (services_.slice) services_.slice->spend(bytes, frames_ - frames);
   run_fetches();
   return error;
 }
@@ -134,6 +137,7 @@ Errc Session::consume() noexcept {
     if (whole) needed_ += frame_.length;
     if (available < needed_) return Errc::ok;
     taken_ += kHeader;
+    ++frames_;
     if (const Errc error = on_frame(at + kHeader); error != Errc::ok) return error;
     if (output_.waiting(Lane::answers) + output_.waiting_ranges() > kMostWaitingAnswers ||
         output_.copied(Lane::answers) > kMostCopiedAnswers)

@@ -28,8 +28,8 @@ class MemoryReader {
   struct Read {
     std::span<const iovec> from{};
     PieceCursor to{};
-    std::uint64_t length = 0;            // bytes
-    Errc outcome = Errc::not_supported;  // that: not possible here, nothing was read
+    std::uint64_t begin = 0, length = 0;  // bytes, on either side
+    Errc outcome = Errc::not_supported;   // that: not possible here, nothing was read
   };
   virtual ~MemoryReader() = default;
   virtual void read(std::span<Read> reads) noexcept = 0;
@@ -79,6 +79,8 @@ class Session final : private MessageOrigin, private Flow::Carrier {
     std::uint16_t cell;              // of the context, which regions may be bound to
     PathCounts& counts;  // kept for the path; `settled` counts answers, whenever an operation settled
     const std::function<void()>& wake_domain;
+    Slice* slice = nullptr;  // spent by what is sent, received and read; the owner stops where it is spent
+    std::function<void()> on_more{};     // the slice was spent: go_on() in the next turn
     AccessObserver* observer = nullptr;  // of regions that are kObserved
     std::function<void()> on_output{};   // there is something to send, outside of post() and received()
     MemoryReader* reader = nullptr;      // both ends have one, or neither
@@ -110,6 +112,8 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   std::size_t input(iovec* out, std::size_t max = 2) noexcept;
   // ok, or why the connection must go: protocol (the peer sent nonsense) or no_memory.
   Errc received(std::size_t bytes) noexcept;
+  // In a turn after Services::on_more.
+  void go_on() noexcept { run_fetches(); }
   // After a round of received(): queues the gathered ack, if any.
   void end_turn() noexcept;
 
@@ -194,6 +198,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   struct Fetch {
     Pull pull{};
     std::vector<iovec> where{};
+    std::uint64_t done = 0;  // bytes that were read
   };
 
   // initiator
@@ -228,6 +233,8 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   bool announce(const Transfer& transfer, FrameHeader header);
   void end_send(Operation* operation, std::uint64_t length, Errc error) noexcept;
   void run_fetches() noexcept;
+  void read_fetches() noexcept;
+  bool slice_spent() const noexcept { return services_.slice && services_.slice->spent(); }
   void start_pull(Pull pull);
   void finish_pull(Errc error) noexcept;
   void end_fetch(const Pull& pull, Errc error) noexcept;
@@ -280,7 +287,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   std::uint64_t window_used_ = 0;                           // of kMessageWindow, by messages of this side
   std::unordered_map<std::uint64_t, Announced> announced_;  // by number
   std::uint64_t next_announced_ = 1;
-  std::vector<Fetch> fetches_;     // to be read in one go
+  std::vector<Fetch> fetches_;     // to be read in one go, or slice by slice
   std::uint64_t fetch_bytes_ = 0;  // of them
   RingQueue<Pull> pulls_;          // among requests_, in the same order
   RingQueue<Pull> waiting_pulls_;  // for a place there
@@ -307,6 +314,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   bool long_frames_ =
       false;  // the peer is sending long payloads: read header by header, so that they need no copy
   bool broken_ = false;
+  std::uint64_t frames_ = 0;  // that came
 };
 
 }  // namespace fab

@@ -18,7 +18,6 @@ constexpr std::size_t kCopy = 256;                // longer payloads are sent fr
 constexpr std::size_t kCopyPieces = 16 * 1024;    // unless they lie in many pieces
 constexpr std::size_t kCopyInject = 64 * 1024;    // or the caller wants the buffer back
 constexpr std::uint64_t kLongestRow = 64 * 1024;  // of a get that shares a request with others
-constexpr auto kHints = transfer_flag::kWillWait | transfer_flag::kPastCaches;
 
 bool wants_data(OpCode op) noexcept {
   return op == OpCode::read || op == OpCode::fetch_atomic || op == OpCode::compare_atomic ||
@@ -31,7 +30,7 @@ std::size_t rows_at_front(std::span<const Transfer> batch) noexcept {
   std::uint64_t total = 0;
   for (const Transfer& transfer : batch.first(std::min(batch.size(), kMaxRows))) {
     if (transfer.op != OpCode::read || transfer.key != batch.front().key || transfer.piece_count != 0 ||
-        (transfer.flags & ~kHints) != 0 || transfer.length > kLongestRow ||
+        (transfer.flags & ~transfer_flag::kPastCaches) != 0 || transfer.length > kLongestRow ||
         transfer.length > kMaxRowsBytes - total || check_copied(transfer) != Errc::ok)
       break;
     total += transfer.length;

@@ -295,28 +295,48 @@ void Session::fetch(const Message& message, const Matched& matched) noexcept {
 
 void Session::run_fetches() noexcept {
   if (fetches_.empty()) return;
+  while (!fetches_.empty() && !slice_spent()) read_fetches();
+  if (!fetches_.empty() && services_.on_more) services_.on_more();
+  if (services_.on_output) services_.on_output();
+}
+
+// The first of them, together, and of the last one as much as the slice holds.
+void Session::read_fetches() noexcept {
   MemoryReader::Read reads[kMostFetches];
-  std::size_t readable = 0;
+  std::size_t readable = 0, begun = 0;
+  std::uint64_t left = services_.slice ? services_.slice->left() : ~std::uint64_t{0}, bytes = 0;
   for (const Fetch& fetch : fetches_) {
+    if (begun == kMostFetches || left == 0) break;
+    ++begun;
     const Matched& matched = fetch.pull.matched;
-    if (flow_ && !(fetch.pull.id & kStreamOnly)) flow_->fetching(fetch.pull.id, matched);
-    if (matched.room != 0 && services_.reader && !fetch.where.empty())
-      reads[readable++] = {fetch.where, matched.landing, matched.room};
+    if (fetch.done == 0 && flow_ && !(fetch.pull.id & kStreamOnly)) flow_->fetching(fetch.pull.id, matched);
+    if (matched.room == 0 || !services_.reader || fetch.where.empty()) continue;
+    const std::uint64_t length = std::min(matched.room - fetch.done, left);
+    reads[readable++] = {fetch.where, matched.landing, fetch.done, length};
+    left -= length;
+    bytes += length;
   }
   if (readable) services_.reader->read({reads, readable});
+  if (services_.slice) services_.slice->spend(bytes, begun);
   readable = 0;
-  for (const Fetch& fetch : fetches_) {
-    Errc outcome = Errc::ok;
-    if (fetch.pull.matched.room != 0)
-      outcome = services_.reader && !fetch.where.empty() ? reads[readable++].outcome : Errc::not_supported;
+  std::size_t ended = 0;
+  for (; ended < begun; ++ended) {
+    Fetch& fetch = fetches_[ended];
+    const bool read = fetch.pull.matched.room != 0 && services_.reader && !fetch.where.empty();
+    Errc outcome = fetch.pull.matched.room == 0 ? Errc::ok : Errc::not_supported;
+    if (read) {
+      outcome = reads[readable].outcome;
+      fetch.done += reads[readable++].length;
+    }
     if (outcome == Errc::not_supported)
       start_pull(fetch.pull);
-    else
+    else if (outcome != Errc::ok || !read || fetch.done == fetch.pull.matched.room)
       end_fetch(fetch.pull, outcome);
+    else
+      break;
   }
-  fetches_.clear();
+  fetches_.erase(fetches_.begin(), fetches_.begin() + static_cast<std::ptrdiff_t>(ended));
   fetch_bytes_ = 0;
-  if (services_.on_output) services_.on_output();
 }
 
 void Session::start_pull(Pull pull) {

@@ -100,7 +100,6 @@ inline constexpr std::uint32_t kRma = 1, kRead = 2, kWrite = 4, kAtomic = 8, kRe
 
 namespace transfer_flag {
 inline constexpr std::uint16_t kRemoteData = 1;    // deliver Transfer::data to the target's completion queue
-inline constexpr std::uint16_t kWillWait = 2;      // the caller waits at once: do the work in place
 inline constexpr std::uint16_t kTagged = 4;        // sends: a tagged message
 inline constexpr std::uint16_t kUnordered = 8;     // sends: may overtake others where there are rails
 inline constexpr std::uint16_t kPastCaches = 256;  // a part of more than any cache holds: copies go past them

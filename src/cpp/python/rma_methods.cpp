@@ -112,8 +112,6 @@ void move_now(const char* name, OpCode op, ContextHandle& handle, LocalBuffer lo
   Operation& operation = call->operation;
   const std::uint64_t nbytes = call->local.nbytes;
   plan(call->posts, op, operation, call->local, target, Delivery::delivery, nullptr);
-  call->posts.single.flags |= transfer_flag::kWillWait;
-  for (Transfer& transfer : call->posts.many) transfer.flags |= transfer_flag::kWillWait;
   const auto posts = call->posts.all();
   operation.begin(static_cast<std::uint32_t>(posts.size()), 0, completion_flags(op), nullptr, nullptr,
                   nullptr);

@@ -129,6 +129,7 @@ struct Lent {
   AddressVector peers;
   ReceiveQueue receives;
   LinkBook links;
+  Slice slice;
   const AuthKeys keys = AuthKeys(1);
   EndpointServices services(std::uint16_t context) {
     return {.context = context,
@@ -140,6 +141,7 @@ struct Lent {
             .peers = peers,
             .receives = receives,
             .links = links,
+            .slice = slice,
             .wake_domain = [] {}};
   }
 };

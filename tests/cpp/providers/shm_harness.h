@@ -105,7 +105,6 @@ class Side {
     made.local = static_cast<std::byte*>(local);
     made.length = length;
     made.delivery = delivery;
-    made.flags = transfer_flag::kWillWait;
     return made;
   }
 

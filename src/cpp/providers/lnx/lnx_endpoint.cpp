@@ -213,7 +213,9 @@ void LinkedEndpoint::has_work(Rails& rails) noexcept {
 bool LinkedEndpoint::progress() noexcept {
   serving_ = true;
   bool moved = false;
-  for (const Opened& link : links_) moved |= link.endpoint->progress();
+  ++turns_;
+  for (std::size_t i = 0; i < links_.size(); ++i)  // whoever comes first may spend the slice
+    moved |= links_[(turns_ + i) % links_.size()].endpoint->progress();
   serving_ = false;
   if (!work_.empty() || time_is_up_) moved |= serve_rails();
   return moved;

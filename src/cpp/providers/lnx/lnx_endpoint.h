@@ -53,6 +53,7 @@ class LinkedEndpoint final : public Endpoint {
   bool time_is_up_ = false;
   bool serving_ = false;  // somebody will look at work_
   std::size_t sweep_at_ = 64;
+  std::size_t turns_ = 0;
   std::unique_ptr<Timer> timer_;
 };
 

@@ -16,8 +16,6 @@
 namespace fab::shm {
 namespace {
 
-constexpr std::size_t kSlice = 1024 * 1024;  // bytes in per move(), so that no channel holds up the others
-
 ChannelHeader& header_of(const Mapping& mapping) noexcept {
   return *reinterpret_cast<ChannelHeader*>(mapping.data());
 }
@@ -53,6 +51,8 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, s
       in_(initiator ? header_of(mapping_).to_initiator : header_of(mapping_).to_target,
           ring_bytes(mapping_, !initiator)),
       initiator_(initiator),
+      slice_(*services.slice),
+      on_more_(services.on_more),
       messages_out_(messages_of(mapping_)),
       messages_in_(messages_of(mapping_)) {
   services.on_output = [this] {
@@ -142,7 +142,7 @@ bool Channel::take_in() noexcept {
   std::size_t taken = 0;
   pending_ = false;
   while (error_ == Errc::ok && in_.readable()) {
-    if (taken >= kSlice) {
+    if (slice_.spent()) {
       pending_ = true;
       break;
     }
@@ -172,6 +172,10 @@ bool Channel::send_out() noexcept {
   iovec pieces[kPieces];
   std::size_t most = kPieces;
   while (const std::size_t count = session_->output(pieces, most)) {
+    if (slice_.spent()) {
+      on_more_();
+      break;
+    }
     tsan_rings.release();
     std::size_t done = 0;
     if (!guarded([&] { done = out_.write(pieces, count); })) {
@@ -201,6 +205,8 @@ bool Channel::move() noexcept {
     in = true;
     if (!initiator_) take_messages();
   }
+  pending_ |= !initiator_ && messages_in_.ready();
+  session_->go_on();
   moving_ = false;
   if (closed && !pending_ && error_ == Errc::ok) error_ = Errc::peer_lost;
   const bool out = error_ == Errc::ok && send_out();
@@ -237,10 +243,10 @@ bool Channel::come_to(std::uint32_t number) noexcept {
 }
 
 bool Channel::take_messages() noexcept {
-  constexpr unsigned kAtOnce = kCells;  // all that a peer which is gone can have left
   unsigned taken = 0;
-  while (taken < kAtOnce && error_ == Errc::ok && messages_in_.ready()) {
+  while (!slice_.spent() && error_ == Errc::ok && messages_in_.ready()) {
     ++taken;
+    slice_.spend(0);
     take_message();
   }
   if (taken == 0) return false;
@@ -264,8 +270,8 @@ struct Pairs {
   // False: not all of it has room.
   bool add(const MemoryReader::Read& read, std::uint64_t done) noexcept {
     PieceCursor from(read.from.data(), read.from.size()), to = read.to;
-    from.skip(done);
-    to.skip(done);
+    from.skip(read.begin + done);
+    to.skip(read.begin + done);
     for (std::uint64_t left = read.length - done; left;) {
       if (count == kMost) return false;
       const iovec remote = from.here(left);

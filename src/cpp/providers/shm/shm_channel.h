@@ -90,6 +90,8 @@ class Channel final : private MemoryReader, private SmallMessages {
   RingWriter out_;
   RingReader in_;
   const bool initiator_;
+  Slice& slice_;
+  const std::function<void()> on_more_;
   MessageWriter messages_out_;  // the initiator's
   MessageReader messages_in_;   // the target's
   std::unique_ptr<Session> session_;

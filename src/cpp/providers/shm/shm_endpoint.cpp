@@ -119,6 +119,8 @@ Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, s
           .cell = services_.cell,
           .counts = counts,
           .wake_domain = services_.wake_domain,
+          .slice = &services_.slice,
+          .on_more = [this] { continue_later(); },
           .observer = domain_.observer,
           .largest_message = kLargestMessage};
 }
@@ -138,7 +140,9 @@ void ShmEndpoint::tell_lost(PeerId peer, Errc why) noexcept try {
 
 bool ShmEndpoint::take_messages() noexcept {
   bool any = false;
-  for (Channel* channel : polled_) any |= channel && channel->take_messages();
+  ++next_taken_;
+  for (std::size_t i = 0; i < polled_.size(); ++i)
+    if (Channel* const channel = polled_[(next_taken_ + i) % polled_.size()]) any |= channel->take_messages();
   if (any) drop_served([](const Served& served) { return served.channel->error() != Errc::ok; });
   return any;
 }
@@ -167,24 +171,61 @@ void ShmEndpoint::drop_served(Gone gone) noexcept {
 
 bool ShmEndpoint::progress() noexcept {
   if (someone_left_) drop_lost();
-  const bool messages = take_messages();
   const std::uint32_t bits =
       cell().work.load(std::memory_order_relaxed) ? cell().work.exchange(0, std::memory_order_seq_cst) : 0;
-  if (bits == 0 && !more_) return messages;
+  if (bits == 0 && !more_) return take_messages();
   if ((bits & work::kChannels) != 0) look_for_channels();
   more_ = false;
-  for (Served& served : served_) {
-    served.channel->move();
-    if (served.channel->took_messages()) poll(*served.channel);
-    more_ |= served.channel->pending();
-  }
-  drop_served([](const Served& served) { return served.channel->error() != Errc::ok; });
-  for (ShmPath* path : paths_) {
-    path->progress();
-    more_ |= path->busy();
-  }
+  constexpr unsigned kKinds = 3;  // any of which may spend the slice
+  for (unsigned i = 0; i < kKinds; ++i) switch ((turns_ + i) % kKinds) {
+      case 0:
+        take_messages();
+        break;
+      case 1:
+        move_served();
+        break;
+      default:
+        move_paths();
+    }
+  ++turns_;
   if (more_) waker_.wake();  // whoever drives next goes on
   return true;
+}
+
+namespace {
+
+// Lets them move, in turn, until the slice is spent; whether more is to be done.
+template <class Movers, class Move>
+bool move_in_turn(Movers& movers, std::size_t& next, const Slice& slice, Move move) noexcept {
+  const std::size_t count = movers.size(), first = next;
+  bool more = false;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t at = (first + i) % count;
+    if (slice.spent()) {
+      next = at;
+      return true;
+    }
+    more |= move(movers[at]);
+  }
+  return more;
+}
+
+}  // namespace
+
+void ShmEndpoint::move_served() noexcept {
+  more_ |= move_in_turn(served_, next_served_, services_.slice, [this](Served& served) {
+    served.channel->move();
+    if (served.channel->took_messages()) poll(*served.channel);
+    return served.channel->pending();
+  });
+  drop_served([](const Served& served) { return served.channel->error() != Errc::ok; });
+}
+
+void ShmEndpoint::move_paths() noexcept {
+  more_ |= move_in_turn(paths_, next_path_, services_.slice, [](ShmPath* path) {
+    path->progress();
+    return path->busy();
+  });
 }
 
 void ShmEndpoint::continue_later() noexcept {
@@ -228,10 +269,20 @@ bool ShmEndpoint::stands(const Served& served) const noexcept {
          slot.owner.load() == SlotOwner::pack(served.channel->peer().address().process);
 }
 
+// What a neighbour left behind is as much as a channel holds: that is many slices, but not one of them twice.
+void ShmEndpoint::take_rest(Channel& channel) noexcept {
+  constexpr int kMostSlices = 64;
+  for (int i = 0; i < kMostSlices; ++i) {
+    services_.slice.begin();
+    channel.move();
+    if (!channel.pending()) return;
+  }
+}
+
 void ShmEndpoint::look_for_channels() noexcept {
   drop_served([&](const Served& served) {
     if (stands(served)) return false;
-    served.channel->move();  // what it left behind
+    take_rest(*served.channel);
     return true;
   });
   const std::uint32_t used = std::min(domain_.segment.header().slots_used.load(), kMaxSlots);
@@ -264,7 +315,7 @@ void ShmEndpoint::drop_lost() noexcept {
   someone_left_ = false;
   drop_served([&](const Served& served) {
     if (!served.channel->peer().gone()) return false;
-    served.channel->move();  // what it left behind
+    take_rest(*served.channel);
     Segment::free_if_dead(domain_.segment.slots()[served.slot]);
     return true;
   });

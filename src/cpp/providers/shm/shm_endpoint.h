@@ -48,6 +48,7 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   // Whether memory of other processes may be reached by cross-memory attach.
   bool reads_directly() const noexcept { return mode_.attach; }
   AttachBatch& attach_batch() noexcept { return attach_batch_; }
+  Slice& slice() noexcept { return services_.slice; }
   // For a session with the endpoint that `part` names, under the key of this index.
   Session::Services session_services(PathCounts& counts, Part part, std::size_t key);
   void continue_later() noexcept;  // progress() shall be called again
@@ -73,8 +74,11 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   void look_for_channels() noexcept;
   bool take_messages() noexcept;
   void poll(Channel& channel) noexcept;
+  void move_served() noexcept;
+  void move_paths() noexcept;
   template <class Gone>
   void drop_served(Gone gone) noexcept;
+  void take_rest(Channel& channel) noexcept;
   bool stands(const Served& served) const noexcept;
   void drop_lost() noexcept;
   void check_answers() noexcept;
@@ -90,6 +94,9 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   Ticker ticker_;
   std::optional<Clock::time_point> farewell_;  // when the last one began
   bool more_ = false;                          // left over by the last progress()
+  // Who comes first in the next turn, since whoever does may spend the slice.
+  std::size_t next_served_ = 0, next_path_ = 0, next_taken_ = 0;
+  unsigned turns_ = 0;
   mutable bool someone_left_ = false;
   mutable std::vector<std::shared_ptr<Neighbour>> neighbours_;
   std::vector<ShmPath*> paths_;

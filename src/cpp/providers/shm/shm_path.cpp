@@ -14,10 +14,9 @@
 namespace fab::shm {
 namespace {
 
-constexpr std::uint64_t kAnnouncedSlice =
-    1024 * 1024;  // bytes moved under one announcement, so that a region closes soon
-constexpr std::size_t kMostAnnounced = 256;             // transfers, likewise
-constexpr std::uint64_t kLarge = 2 * 1024 * 1024;       // moved by progress() unless the caller waits anyway
+// What is longer than a slice is moved by progress(). No more than a slice moves under one announcement
+// either, so that a region closes soon.
+constexpr std::uint64_t kAnnouncedSlice = Slice::kBytes;
 constexpr std::uint64_t kStreaming = 16 * 1024 * 1024;  // more than its share of any cache
 constexpr std::uint64_t kSmall = 16 * 1024;  // rather goes through a busy channel than waits for it
 constexpr std::size_t kMostWaiting = 1024;
@@ -115,8 +114,11 @@ void ShmPath::await_reader() noexcept {
   const Address& self = endpoint_.address();
   if (cell_ == self.cell && std::ranges::equal(peer_->address().domain_id, self.domain_id)) return;
   const Deadline deadline = endpoint_.farewell();
-  for (channel_->flush(); channel_->unread() && !peer_->gone() && peer_->serves(cell_) && !deadline.passed();
-       channel_->flush())
+  const auto flush = [this] {
+    endpoint_.slice().begin();
+    channel_->flush();
+  };
+  for (flush(); channel_->unread() && !peer_->gone() && peer_->serves(cell_) && !deadline.passed(); flush())
     std::this_thread::sleep_for(kLook);
 }
 
@@ -163,8 +165,8 @@ std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
       ++taken;
       waiting_.push_back({next});
       blocked_ = !channel_idle();
-      if ((waiting_.size() == 1 && next.length < kLarge) || (next.flags & transfer_flag::kWillWait) != 0)
-        while (!blocked_ && !waiting_.empty() && state_ == Errc::ok) advance();
+      if (waiting_.size() == 1 && next.length <= kAnnouncedSlice)
+        while (!blocked_ && !waiting_.empty() && state_ == Errc::ok && !endpoint_.slice().spent()) advance();
     }
   }
   if (channel_) channel_->flush();
@@ -208,7 +210,7 @@ std::size_t ShmPath::run(std::span<const Transfer> batch) noexcept {
 std::size_t ShmPath::run_mapped(std::span<const Transfer> batch, const KnownRegion& region) noexcept {
   std::uint64_t bytes = 0;
   std::size_t done = 0;
-  for (const Transfer& transfer : batch.first(std::min(batch.size(), kMostAnnounced))) {
+  for (const Transfer& transfer : batch) {
     if (transfer.op == OpCode::read && done + 1 < batch.size()) {
       const Transfer& next = batch[done + 1];
       if (next.remote < region.length) prefetch_memory(region.memory + next.remote, next.length);
@@ -300,7 +302,10 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
   if (waiting.moved != 0 && region && region->state != waiting.state) verdict = Errc::key_rejected;
   if (verdict != Errc::ok) return Step::done;
   waiting.state = region->state;
-  if (const std::uint64_t slice = std::min(kAnnouncedSlice, transfer.length - waiting.moved)) {
+  const std::uint64_t slice =
+      std::min({kAnnouncedSlice, endpoint_.slice().left(), transfer.length - waiting.moved});
+  endpoint_.slice().spend(slice);
+  if (slice) {
     verdict = region->way == Way::mapped ? move_slice(transfer, *region, offset, waiting.moved, slice)
                                          : attach_slice(transfer, *region, offset, waiting.moved, slice);
     if (verdict == Errc::not_supported && region->way == Way::attach) {
@@ -331,7 +336,8 @@ Errc ShmPath::attach_slice(const Transfer& transfer, const KnownRegion& region, 
   return stopped == Errc::ok ? calls.verdict(0) : stopped;
 }
 
-// Goes on with the first waiting transfer; true if anything was done.
+// Goes on with the first waiting transfer, as far as the slice goes, which is not spent; true if anything was
+// done.
 bool ShmPath::advance() noexcept {
   Waiting& first = waiting_.front();
   if (first.moved == 0 && by_channel(first.transfer)) {
@@ -340,6 +346,7 @@ bool ShmPath::advance() noexcept {
     const bool sent = channel && channel->session().post({&first.transfer, 1}) != 0;
     blocked_ = !sent;
     if (sent) {
+      endpoint_.slice().spend(0);
       waiting_.pop_front();
       channel->flush();
     } else {
@@ -374,9 +381,11 @@ bool ShmPath::progress() noexcept {
     lose(Errc::peer_lost);
     return true;
   }
-  // One slice a turn; what is small goes along.
-  for (std::uint64_t bytes = 0; !waiting_.empty() && bytes < kAnnouncedSlice;) {
-    bytes += std::min(kAnnouncedSlice, waiting_.front().transfer.length) + 64;
+  while (!waiting_.empty()) {
+    if (endpoint_.slice().spent()) {
+      endpoint_.continue_later();
+      break;
+    }
     if (!advance()) break;
     moved = true;
   }

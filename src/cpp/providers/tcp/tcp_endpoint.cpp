@@ -244,7 +244,9 @@ bool TcpEndpoint::progress() noexcept {
   const bool sent = flush_unsent();
   if (++turn_ % kPollerTurn == 0) return false;
   bool moved = sent, blocked = false;
-  for (TcpStream* stream : std::array(hot_)) {
+  const auto hot = hot_;
+  for (std::size_t i = 0; i < hot.size() && !services_.slice.spent(); ++i) {
+    TcpStream* const stream = hot[(turn_ + i) % hot.size()];  // whoever comes first may spend the slice
     if (!stream || std::ranges::find(hot_, stream) == hot_.end()) continue;  // retired meanwhile
     blocked |= stream->write_blocked();
     if (stream->receive())

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 #include <utility>
@@ -17,10 +18,18 @@
 namespace fab::tcp {
 namespace {
 
-constexpr std::size_t kPieces = 256;                   // of one sendmsg or recvmsg
-constexpr std::size_t kSendAtOnce = 64 * 1024;         // queued bytes that no longer wait for company
-constexpr std::size_t kFlushBudget = 8 * 1024 * 1024;  // bytes until others get a turn
-constexpr int kReceiveBudget = 32;                     // system calls, likewise
+constexpr std::size_t kPieces = 256;            // of one sendmsg or recvmsg
+constexpr std::size_t kSendAtOnce = 64 * 1024;  // queued bytes that no longer wait for company
+
+// As many of the pieces, and as much of the last one, as the slice holds; their bytes.
+std::size_t cut(std::span<iovec> pieces, const Slice& slice, std::size_t& count) noexcept {
+  std::size_t bytes = 0;
+  for (count = 0; count < pieces.size() && bytes < slice.left(); ++count) {
+    pieces[count].iov_len = std::min<std::size_t>(pieces[count].iov_len, slice.left() - bytes);
+    bytes += pieces[count].iov_len;
+  }
+  return bytes;
+}
 
 // What the address vector may hold of a peer: its part of a bundle, or where it listens.
 std::vector<Part> names_of(const Part& part, const Whereabouts& where) {
@@ -48,6 +57,7 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where, std::s
                 .cell = endpoint.services().cell,
                 .counts = counts_,
                 .wake_domain = endpoint.services().wake_domain,
+                .slice = &endpoint.services().slice,
                 .observer = endpoint.domain().observer,
                 .on_output = [this] { on_output(); },
                 .flows = endpoint.services().flows,
@@ -132,16 +142,16 @@ std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
 }
 
 bool TcpStream::flush() noexcept {
+  const Slice* const slice = endpoint_ ? &endpoint_->services().slice : nullptr;
   std::size_t sent = 0;
   std::size_t most = kPieces;
-  while (open() && !send_ended_ && sent < kFlushBudget) {
+  while (open() && !send_ended_ && !slice->spent()) {
     iovec pieces[kPieces];
     msghdr message{};
     message.msg_iov = pieces;
-    message.msg_iovlen = session_.output(pieces, most);
+    const std::size_t offered =
+        cut(std::span(pieces, session_.output(pieces, most)), *slice, message.msg_iovlen);
     if (message.msg_iovlen == 0) break;
-    std::size_t offered = 0;
-    for (std::size_t i = 0; i < message.msg_iovlen; ++i) offered += pieces[i].iov_len;
     const auto taken =
         message.msg_iovlen == 1
             ? ::send(socket_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT | MSG_NOSIGNAL)
@@ -189,13 +199,13 @@ bool TcpStream::receive() noexcept {
 bool TcpStream::take_in() noexcept {
   bool any = false;
   std::size_t most = kPieces;
-  for (int round = 0; round < kReceiveBudget; ++round) {
+  const Slice& slice = endpoint_->services().slice;
+  while (!slice.spent()) {
     iovec pieces[kPieces];
     msghdr message{};
     message.msg_iov = pieces;
-    message.msg_iovlen = session_.input(pieces, most);
-    std::size_t offered = 0;
-    for (std::size_t i = 0; i < message.msg_iovlen; ++i) offered += pieces[i].iov_len;
+    const std::size_t offered =
+        cut(std::span(pieces, session_.input(pieces, most)), slice, message.msg_iovlen);
     const bool one = message.msg_iovlen == 1;
     const auto got = one ? ::recv(socket_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT)
                          : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
@@ -284,10 +294,13 @@ void TcpStream::fail(Errc error) noexcept {
 }
 
 void TcpStream::begin_close(Deadline deadline) noexcept {
+  Slice& slice = endpoint_->services().slice;
+  slice.begin();
   flush();
   while (open() && !send_ended_ && session_.owes_messages() && session_.has_output() && !deadline.passed()) {
     pollfd watched{socket_.get(), POLLOUT, 0};
     ::poll(&watched, 1, deadline.poll_ms());
+    slice.begin();
     flush();
   }
   closing_ = open() && session_.owes_messages();

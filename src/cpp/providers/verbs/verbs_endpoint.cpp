@@ -15,7 +15,6 @@ constexpr std::uint32_t kFirstRoom = 16384;  // completions
 constexpr std::int32_t kStages = 256;
 constexpr int kBacklog = 1024;
 constexpr int kPollAtOnce = 32;
-constexpr int kPollBudget = 8;  // times that
 constexpr std::size_t kMostServed = 65536;
 constexpr std::ptrdiff_t kMostStrangers = 128;  // callers that have not finished their handshake
 constexpr unsigned kAcknowledgeAt = 64;
@@ -98,6 +97,7 @@ VerbsEndpoint::~VerbsEndpoint() {
     return any;
   };
   while (busy() && !deadline.passed()) {
+    services_.slice.begin();
     for (const auto& [id, link] : links_) link->stream().flush();
     poll();
     take_turns();
@@ -300,9 +300,9 @@ int VerbsEndpoint::poll() noexcept {
 bool VerbsEndpoint::take_turns() noexcept {
   if (turns_.empty() && pumps_.empty()) return false;
   bool moved = false;
-  while (!turns_.empty()) {
-    VerbsStream* const stream = turns_.back();
-    turns_.pop_back();
+  while (!turns_.empty() && !services_.slice.spent()) {
+    VerbsStream* const stream = turns_.front();
+    turns_.erase(turns_.begin());
     stream->waiting = false;
     stream->end_turn();
     moved = true;
@@ -325,7 +325,7 @@ bool VerbsEndpoint::progress() noexcept {
 bool VerbsEndpoint::poll_and_turn() noexcept {
   int count = kPollAtOnce;
   bool moved = false;
-  for (int round = 0; round < kPollBudget && count == kPollAtOnce; ++round) moved |= (count = poll()) != 0;
+  while (count == kPollAtOnce && !services_.slice.spent()) moved |= (count = poll()) != 0;
   return take_turns() || moved;
 }
 

@@ -44,6 +44,7 @@ void VerbsStream::make_session(Part peer) {
       .cell = endpoint_.services().cell,
       .counts = counts_,
       .wake_domain = endpoint_.services().wake_domain,
+      .slice = &endpoint_.services().slice,
       .observer = endpoint_.domain().observer,
       .on_output = [this] { on_output(); },
       .device = &endpoint_.regions(),

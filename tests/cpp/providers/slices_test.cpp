@@ -1,0 +1,239 @@
+// One turn under a context's lock moves one slice, on every link, and others come in between.
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <functional>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "fabric/slice.h"
+#include "providers/shm_harness.h"
+#include "providers/tcp_harness.h"
+
+using namespace fab;
+using namespace fab::test;
+
+namespace {
+
+constexpr std::uint64_t kLong = 16 * Slice::kBytes;
+constexpr std::uint64_t kStaging =
+    64 * 1024;  // one read of a stream may go past the end of a slice by so much
+
+DomainOptions manual() {
+  DomainOptions options;
+  options.manual_progress = true;
+  return options;
+}
+
+// Memory that is filled from its beginning with what is not zero, and how far it was filled in one turn.
+class Filling {
+ public:
+  Filling(const std::byte* memory, std::uint64_t length) : memory_(memory), length_(length) {}
+  void look() {
+    std::uint64_t now = filled_;
+    while (now < length_ && memory_[now] != std::byte{0}) now = std::min(length_, now + 4096);
+    most_ = std::max(most_, now - filled_);
+    filled_ = now;
+  }
+  std::uint64_t most() const { return most_; }
+  std::uint64_t filled() const { return filled_; }
+
+ private:
+  const std::byte* memory_;
+  std::uint64_t length_, filled_ = 0, most_ = 0;
+};
+
+// A transfer that nobody waits for.
+struct Started {
+  Operation operation;
+  Started(Context& context, PeerId peer, Transfer transfer) {
+    operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    transfer.operation = &operation;
+    REQUIRE(context.post(peer, {&transfer, 1}) == 1);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a slice is as much of a batch as fits, and one transfer at least") {
+  std::vector<Transfer> batch(200);
+  CHECK(Slice::front({}) == 0);
+  CHECK(Slice::front(batch) == Slice::kTransfers);
+  for (Transfer& transfer : batch) transfer.length = Slice::kBytes / 4;
+  CHECK(Slice::front(batch) == 4);
+  batch[0].length = 100 * Slice::kBytes;
+  CHECK(Slice::front(batch) == 1);
+  batch[0].length = 8;
+  batch[1].length = Slice::kBytes;
+  CHECK(Slice::front(batch) == 1);
+}
+
+TEST_CASE("over shared memory a turn moves a slice of a long transfer, and peers are served in between") {
+  for (const char* copy : {"mapped", "cma", "ring"}) {
+    for (const OpCode op : {OpCode::write, OpCode::read}) {
+      CAPTURE(copy);
+      CAPTURE(static_cast<int>(op));
+      Side a(copy, manual()), b(copy, manual());
+      const PeerId to_b = a.knows(b), to_a = b.knows(a);
+      Side::Memory far = b.alloc(kLong), counter = a.own(4096);
+      std::vector<std::byte> near(kLong);
+      std::byte* const source = op == OpCode::write ? near.data() : far.data();
+      std::fill_n(source, kLong, std::byte{1});
+
+      std::uint64_t one = 1, before = 0;
+      Transfer add = Side::transfer(OpCode::fetch_atomic, counter.region->remote().key, 0, &one, 8);
+      add.atomic = AtomicOp::sum;
+      add.type = DataType::u64;
+      add.result = reinterpret_cast<std::byte*>(&before);
+      const Started adding(*b.context, to_a, add);
+      const Started moving(*a.context, to_b,
+                           Side::transfer(op, far.region->remote().key, 0, near.data(), kLong));
+      Filling filling(op == OpCode::write ? far.data() : near.data(), kLong);
+      filling.look();
+      bool served_meanwhile = false;
+      int turns = 0;
+      for (; !moving.operation.done() && turns < 100'000; ++turns) {
+        a.context->progress();
+        filling.look();
+        b.context->progress();
+        filling.look();
+        served_meanwhile |= adding.operation.done() && !moving.operation.done();
+      }
+      CHECK(moving.operation.completion().error == Errc::ok);
+      CHECK(filling.filled() == kLong);
+      CHECK(filling.most() <= Slice::kBytes);
+      CHECK(turns >= 15);
+      CHECK(served_meanwhile);
+    }
+  }
+}
+
+TEST_CASE("a long message is taken slice by slice") {
+  Side a("auto", manual()), b("auto", manual());
+  const PeerId to_b = a.knows(b);
+  for (const bool expected : {true, false}) {
+    CAPTURE(expected);
+    std::vector<std::byte> near(kLong, std::byte{1}), far(kLong);
+    Operation received;
+    received.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    Receive receive;
+    receive.operation = &received;
+    receive.local = far.data();
+    receive.length = far.size();
+    Filling filling(far.data(), kLong);
+    if (expected) b.context->receive(receive);
+    const Started sending(*a.context, to_b,
+                          Side::transfer(OpCode::send, 0, 0, near.data(), kLong, Delivery::transmit));
+    for (int turns = 0; !expected && b.context->message_sizes().unexpected == 0 && turns < 1000; ++turns)
+      b.context->progress();
+    if (!expected) b.context->receive(receive);
+    filling.look();
+    for (int turns = 0; !received.done() && turns < 1000; ++turns) {
+      b.context->progress();
+      filling.look();
+    }
+    CHECK(received.done());
+    CHECK(received.completion().error == Errc::ok);
+    CHECK(filling.most() <= Slice::kBytes);
+    CHECK(far == near);
+    for (int turns = 0; !sending.operation.done() && turns < 1000; ++turns) {
+      b.context->progress();
+      a.context->progress();
+    }
+    CHECK(sending.operation.done());
+  }
+}
+
+TEST_CASE("over tcp a turn takes in a slice") {
+  Node a(manual(), 4096), b(manual(), kLong);
+  const PeerId peer = a.peers->insert(b.name());
+  std::vector<std::byte> near(kLong, std::byte{1});
+  Call put(OpCode::write, b.region->remote().key, 0, near.data(), kLong);
+  put.start(a, peer);
+  Filling filling(b.memory.data(), kLong);
+  for (const auto deadline = Deadline::in_seconds(60); !put.operation.done() && !deadline.passed();) {
+    for (int i = 0; i < 8; ++i) a.context->progress();  // as much as the socket holds
+    b.context->progress();
+    filling.look();
+  }
+  CHECK(put.operation.done());
+  CHECK(put.operation.completion().error == Errc::ok);
+  CHECK(filling.most() <= Slice::kBytes + kStaging);
+}
+
+TEST_CASE("whoever waits for the lock gets it between two slices of one call") {
+  constexpr std::size_t kPuts = 1000, kEach = 64 * 1024;
+  static std::atomic<int> begun, at_the_end, entered;
+  Side a, b;
+  const PeerId peer = a.knows(b);
+  Side::Memory far = b.alloc(kEach), unrelated;
+  std::vector<std::byte> near(kEach);
+  Operation first, middle, last;
+  // At the first put the other thread is asked to come; did it, before the last one?
+  bool came_between = false;
+  for (int round = 0; round < 200 && !came_between; ++round) {
+    begun = at_the_end = entered = 0;
+    first.begin(1, 0, 0, nullptr, nullptr, [](Operation&) noexcept { begun = 1; });
+    middle.begin(kPuts - 2, 0, 0, nullptr, nullptr, nullptr);
+    last.begin(1, 0, 0, nullptr, nullptr, [](Operation&) noexcept { at_the_end = 1 + entered; });
+    std::vector<Transfer> puts(
+        kPuts, Side::transfer(OpCode::write, far.region->remote().key, 0, near.data(), kEach));
+    for (Transfer& put : puts) put.operation = &middle;
+    puts.front().operation = &first;
+    puts.back().operation = &last;
+    std::thread other([&] {
+      while (begun == 0) {
+      }
+      a.context->locked([](Endpoint&) { entered = 1; });
+    });
+    CHECK(a.context->post(peer, puts) == kPuts);
+    other.join();
+    REQUIRE(a.context->wait([&] { return last.done() && middle.done(); }, Deadline::in_seconds(30)));
+    came_between = at_the_end == 2;
+  }
+  CHECK(came_between);
+}
+
+TEST_CASE("while a thread moves a long put, its regions close and peers are served") {
+  constexpr std::uint64_t kVeryLong = 256 * Slice::kBytes;
+  Side a("auto"), b("auto");
+  const PeerId to_b = a.knows(b), to_a = b.knows(a);
+  Side::Memory far = b.alloc(kVeryLong), counter = a.own(4096);
+  // All pieces are of the same memory.
+  std::vector<std::byte> near(Slice::kBytes, std::byte{1});
+  const std::vector<iovec> pieces(kVeryLong / near.size(), {near.data(), near.size()});
+  static std::atomic<bool> over;
+  bool closed_meanwhile = false;
+  std::uint64_t served_meanwhile = 0;
+  std::uint64_t before = 0;
+  REQUIRE(b.fetch_add(to_a, counter.region->remote().key, 0, 1, before) == Errc::ok);
+  for (int round = 0; round < 20 && !(closed_meanwhile && served_meanwhile >= 3); ++round) {
+    std::fill_n(far.data(), near.size(), std::byte{0});
+    Side::Memory unrelated = a.own(4096);
+    over = false;
+    Operation operation;
+    operation.begin(1, 0, 0, nullptr, nullptr, [](Operation&) noexcept { over = true; });  // under the lock
+    std::thread putting([&] {
+      Transfer put = Side::transfer(OpCode::write, far.region->remote().key, 0, nullptr, kVeryLong);
+      put.operation = &operation;
+      put.local_pieces = pieces.data();
+      put.piece_count = static_cast<std::uint16_t>(pieces.size());
+      CHECK(a.context->post(to_b, {&put, 1}) == 1);
+      CHECK(a.context->wait([&] { return operation.done(); }, Deadline::in_seconds(30)));
+    });
+    while (std::atomic_ref(far.data()[near.size() - 1]).load() == std::byte{0}) std::this_thread::yield();
+    unrelated.region->close(Deadline::in_seconds(30));
+    closed_meanwhile |= !over;
+    std::uint64_t served = 0;
+    while (!over) {
+      REQUIRE(b.fetch_add(to_a, counter.region->remote().key, 0, 1, before) == Errc::ok);
+      served += over ? 0 : 1;
+    }
+    served_meanwhile = std::max(served_meanwhile, served);
+    putting.join();
+  }
+  CHECK(closed_meanwhile);
+  CHECK(served_meanwhile >= 3);
+}
