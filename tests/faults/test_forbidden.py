@@ -226,3 +226,63 @@ def test_without_descriptors(spec):
         assert "open files" in target.run(open_until_it_fails)
         endpoint.write(np.full(10, 2.0), handle, exposed.remote).result(TIMEOUT)
         assert (exposed.content() == 2).all()
+
+
+WITH_FEW_DESCRIPTORS = """
+import errno, os, resource, sys
+import numpy as np, pyfab
+spec, address, remote = sys.argv[1], bytes.fromhex(sys.argv[2]), bytes.fromhex(sys.argv[3])
+remote = pyfab.RemoteRegion.from_bytes(remote)
+
+def put():
+    with pyfab.Domain(spec, peer_deadline=20) as domain, domain.endpoint() as endpoint:
+        handle = endpoint.av.insert(address)
+        endpoint.write(np.ones(8), handle, remote).result(60)
+        # What needs the peer's help, so that over shared memory a channel is opened.
+        endpoint.atomic(pyfab.AtomicOp.SUM, np.ones(1), handle, remote[:1]).result(60)
+        return endpoint.report(handle)[0].partition(".")[0]
+
+def find_out(left):
+    "What this process says while so many descriptors are left, and once there are more again."
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + left, hard))
+    try:
+        said = put()
+    except OSError as error:
+        said = f"{errno.errorcode.get(error.errno, error.errno)}: {error}"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    print(left, said, "then", put(), flush=True)
+
+for left in range(40):
+    child = os.fork()  # each finds things out for the first time
+    if child == 0:
+        find_out(left)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status:
+        sys.exit(f"with {left} descriptors: status {status}")
+"""
+
+
+@pytest.mark.parametrize("spec", ["shm", "tcp", "shm+tcp"])
+def test_a_lack_of_descriptors_is_called_so_and_passes(spec):
+    """Wherever they run out; nothing that could not be looked at then is remembered."""
+    with Peer(spec) as target:
+        exposed = target.expose(np.zeros(8))
+        run = subprocess.run(
+            [sys.executable, "-c", WITH_FEW_DESCRIPTORS, spec]
+            + [target.address.hex(), exposed.remote.to_bytes().hex()],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+    assert (run.returncode, run.stderr) == (0, ""), run.stdout
+    found = [line.split(maxsplit=1)[1].rsplit(" then ", 1) for line in run.stdout.splitlines()]
+    usual = spec.partition("+")[0]
+    assert {then for _said, then in found} == {usual}
+    said = [said for said, _then in found]
+    assert said[-1] == usual
+    for text in said:
+        assert text in ("shm", "tcp") or (text.startswith("EMFILE") and "open files" in text)

@@ -32,6 +32,11 @@ class OwnFd {
   int fd_ = -1;
 };
 
+// Whether a system call failed for want of what others may give back at any time: descriptors or memory.
+inline bool is_shortage(int error) noexcept {
+  return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS;
+}
+
 // For set-up code: throws std::system_error with errno when a system call answered -1.
 template <class T>
 T check_call(T result, const char* what) {

@@ -4,9 +4,11 @@
 #include <net/if.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <system_error>
 
 namespace fab {
 namespace {
@@ -52,7 +54,10 @@ void describe_device(Interface& interface) {
 std::vector<Interface> list_interfaces() {
   std::map<std::string, Interface> found;
   ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return {};
+  if (::getifaddrs(&list) != 0) {
+    if (is_shortage(errno)) throw std::system_error(errno, std::generic_category(), "getifaddrs");
+    return {};
+  }
   for (const ifaddrs* at = list; at; at = at->ifa_next) {
     if (!at->ifa_addr || (at->ifa_addr->sa_family != AF_INET && at->ifa_addr->sa_family != AF_INET6))
       continue;

@@ -19,7 +19,7 @@ struct Interface {
   std::uint64_t speed_bits_per_second = 0;
 };
 
-// Loopback first, then by name.
+// Loopback first, then by name. Throws std::system_error for want of descriptors or memory.
 std::vector<Interface> list_interfaces();
 
 }  // namespace fab

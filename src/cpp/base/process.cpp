@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,17 +11,21 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <optional>
+#include <string>
+#include <system_error>
 
 namespace fab {
 
 namespace {
 
-// 0: there is no such process; none: that cannot be found out now, for want of a descriptor or of memory.
+// 0: there is no such process; none: that cannot be found out now, and errno says why.
 std::optional<std::uint64_t> find_start_time(std::int32_t pid) noexcept {
-  const auto failure = []() -> std::optional<std::uint64_t> {
-    if (errno == ENOENT || errno == ESRCH) return 0;
+  const auto failure = [pid]() -> std::optional<std::uint64_t> {
+    const int error = errno;
+    // Where there is no /proc, nobody has a file there.
+    if ((error == ENOENT || error == ESRCH) && ::kill(pid, 0) != 0 && errno == ESRCH) return 0;
+    errno = error;
     return {};
   };
   char path[32];
@@ -41,7 +46,10 @@ std::optional<std::uint64_t> find_start_time(std::int32_t pid) noexcept {
 
 }  // namespace
 
-std::uint64_t process_start_time(std::int32_t pid) noexcept { return find_start_time(pid).value_or(0); }
+std::uint64_t process_start_time(std::int32_t pid) {
+  if (const auto found = find_start_time(pid)) return *found;
+  throw std::system_error(errno, std::generic_category(), "/proc/" + std::to_string(pid) + "/stat");
+}
 
 bool process_ended(const ProcessId& id) noexcept {
   return find_start_time(id.pid).value_or(id.start_time) != id.start_time;
@@ -54,10 +62,17 @@ std::uint32_t fork_generation() noexcept {
   return generation.load(std::memory_order_relaxed);
 }
 
-ProcessId this_process() { return {::getpid(), process_start_time(::getpid())}; }
+ProcessId this_process() {
+  const auto start_time = find_start_time(::getpid());
+  if (!start_time && is_shortage(errno))
+    throw std::system_error(errno, std::generic_category(), "/proc/self/stat");
+  return {::getpid(), start_time.value_or(0)};
+}
 
 ProcessWatch::ProcessWatch(const ProcessId& id)
     : pidfd_(static_cast<int>(::syscall(SYS_pidfd_open, id.pid, 0))) {
+  if (!pidfd_.valid() && errno != ESRCH)
+    throw std::system_error(errno, std::generic_category(), "pidfd_open");
   if (pidfd_.valid() && process_start_time(id.pid) != id.start_time) pidfd_.reset();
 }
 
@@ -65,19 +80,6 @@ bool ProcessWatch::alive() const noexcept {
   if (!pidfd_.valid()) return false;
   pollfd poll{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
   return ::poll(&poll, 1, 0) == 0;
-}
-
-const std::string& host_identity() {
-  static const std::string identity = [] {
-    std::string text;
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
-    for (const char* space : {"/proc/self/ns/pid", "/proc/self/ns/user"}) {
-      char link[64] = {};
-      if (::readlink(space, link, sizeof link - 1) > 0) text.append("/").append(link);
-    }
-    return text + "/" + std::to_string(::geteuid());
-  }();
-  return identity;
 }
 
 }  // namespace fab

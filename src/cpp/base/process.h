@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "base/fd.h"
 
@@ -14,9 +13,11 @@ struct ProcessId {
   friend bool operator==(const ProcessId&, const ProcessId&) = default;
 };
 
+// The start time is 0 where there is no /proc. Throws std::system_error for want of descriptors or memory.
 ProcessId this_process();
-// Start time of `pid`, or 0 if there is no such process (a zombie counts as none).
-std::uint64_t process_start_time(std::int32_t pid) noexcept;
+// Start time of `pid`, or 0 if there is no such process (a zombie counts as none). Throws std::system_error
+// where that cannot be found out.
+std::uint64_t process_start_time(std::int32_t pid);
 // Whether it is certain that the process has ended.
 bool process_ended(const ProcessId& id) noexcept;
 
@@ -27,7 +28,8 @@ std::uint32_t fork_generation() noexcept;
 class ProcessWatch {
  public:
   ProcessWatch() = default;
-  // Not alive from the start if the process is gone or is another one by now.
+  // Not alive from the start if the process is gone or is another one by now. Throws std::system_error where
+  // that cannot be found out.
   explicit ProcessWatch(const ProcessId& id);
   bool alive() const noexcept;
   int fd() const noexcept {
@@ -37,9 +39,5 @@ class ProcessWatch {
  private:
   OwnFd pidfd_;
 };
-
-// Two processes with equal text share kernel, process numbers and user: boot id, pid and user name spaces,
-// uid.
-const std::string& host_identity();
 
 }  // namespace fab

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <stdexcept>
 #include <system_error>
 
@@ -163,20 +162,10 @@ void tune_tcp(int fd, double deadline) noexcept {
   set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::clamp(deadline * 1000, 100.0, 2e9)));
 }
 
-bool has_route(const SocketAddress& address) noexcept {
+bool has_route(const SocketAddress& address) {
   const OwnFd probe(::socket(address.get()->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!probe.valid() && is_shortage(errno)) throw std::system_error(errno, std::generic_category(), "socket");
   return probe.valid() && ::connect(probe.get(), address.get(), address.length()) == 0;
-}
-
-const std::string& network_identity() {
-  static const std::string identity = [] {
-    std::string text;
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
-    char link[64] = {};
-    if (::readlink("/proc/self/ns/net", link, sizeof link - 1) > 0) text.append("/").append(link);
-    return text;
-  }();
-  return identity;
 }
 
 }  // namespace fab

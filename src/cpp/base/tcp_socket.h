@@ -51,10 +51,8 @@ SocketAddress peer_address(int fd) noexcept;
 // Sends at once, and gives up on a silent peer after about `deadline` seconds.
 void tune_tcp(int fd, double deadline) noexcept;
 
-// Whether this host has a route there. Sends nothing.
-bool has_route(const SocketAddress& address) noexcept;
-
-// Two processes with equal text share their loopback network: boot id and network name space.
-const std::string& network_identity();
+// Whether this host has a route there. Sends nothing. Throws std::system_error for want of descriptors or
+// memory.
+bool has_route(const SocketAddress& address);
 
 }  // namespace fab

@@ -1,5 +1,9 @@
 #include "fabric/error.h"
 
+#include <cerrno>
+#include <new>
+#include <system_error>
+
 namespace fab {
 namespace {
 
@@ -20,6 +24,7 @@ constexpr Row kRows[] = {
     {Errc::bounds, "FI_EFAULT", "outside of the region, or memory that is gone or that only devices reach"},
     {Errc::busy, "FI_EBUSY", "others still use the object"},
     {Errc::invalid, "FI_EINVAL", "invalid argument"},
+    {Errc::too_many_files, "FI_EMFILE", "too many open files: no descriptor is left"},
     {Errc::not_supported_here, "FI_ENOSYS", "not available in this configuration"},
     {Errc::no_message, "FI_ENOMSG", "no message that fits waits"},
     {Errc::no_data, "FI_ENODATA", "nothing matches the request"},
@@ -57,5 +62,26 @@ const Row& row(Errc code) noexcept {
 
 const char* name(Errc code) noexcept { return row(code).name; }
 const char* describe(Errc code) noexcept { return row(code).text; }
+
+Errc shortage_or(int error, Errc otherwise) noexcept {
+  switch (error) {
+    case EMFILE:
+    case ENFILE:
+      return Errc::too_many_files;
+    case ENOMEM:
+    case ENOBUFS:
+      return Errc::no_memory;
+    default:
+      return otherwise;
+  }
+}
+
+Errc shortage_or(const std::exception& error, Errc otherwise) noexcept {
+  if (dynamic_cast<const std::bad_alloc*>(&error)) return Errc::no_memory;
+  if (const auto* system = dynamic_cast<const std::system_error*>(&error))
+    return shortage_or(system->code().value(), otherwise);
+  const auto* ours = dynamic_cast<const Error*>(&error);
+  return ours ? shortage_or(static_cast<int>(ours->code()), otherwise) : otherwise;
+}
 
 }  // namespace fab

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -18,6 +19,7 @@ enum class Errc : int {
   bounds = 14,              // EFAULT: outside of the region, or memory that is not there
   busy = 16,                // EBUSY
   invalid = 22,             // EINVAL
+  too_many_files = 24,      // EMFILE: no descriptor is left, of this process or of the system
   not_supported_here = 38,  // ENOSYS
   no_message = 42,          // ENOMSG: none waits that fits
   no_data = 61,             // ENODATA: discovery found no match
@@ -46,6 +48,11 @@ enum class Errc : int {
 
 const char* name(Errc code) noexcept;      // "FI_ENOKEY"
 const char* describe(Errc code) noexcept;  // one clause: what it means for an operation
+
+// too_many_files or no_memory if that is what a system call or an exception tells of, else `otherwise`: what
+// only lacks something for now is not taken for a peer that is gone, or for a wrong argument.
+Errc shortage_or(int error, Errc otherwise) noexcept;
+Errc shortage_or(const std::exception& error, Errc otherwise) noexcept;
 
 // Set-up and control calls throw this; data-path outcomes are completions.
 class Error : public std::runtime_error {

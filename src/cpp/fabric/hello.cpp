@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/identity.h"
 #include "base/wire.h"
 
 namespace fab {

@@ -91,6 +91,7 @@ struct EndpointServices {
 struct Reach {
   bool ok = false;
   std::string why;
+  Errc error = Errc::unreachable;  // where not ok: or too_many_files, no_memory
 };
 
 // How the bytes to one peer go, for reports.
@@ -179,7 +180,8 @@ class Provider {
  public:
   virtual ~Provider() = default;
   virtual std::string_view name() const noexcept = 0;
-  // All that could be opened, also what cannot be used here, with the reason. Never throws.
+  // All that could be opened, also what cannot be used here, with the reason. Throws std::system_error only
+  // for want of descriptors or memory.
   virtual std::vector<Info> discover() const = 0;
   // Why discovery finds nothing, where it does: what to look at.
   virtual std::string problem() const = 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -39,8 +40,10 @@ Segment Segment::attach(const ProcessId& owner, int fd, const std::uint8_t (&dom
   Segment segment;
   segment.file_.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!segment.file_.valid()) {
-    if (errno == ENOENT) throw refuse("has closed its domain");
-    throw refuse(std::string("does not let this process map its memory (") + std::strerror(errno) +
+    const int error = errno;
+    if (error == ENOENT) throw refuse("has closed its domain");
+    if (is_shortage(error)) throw std::system_error(error, std::generic_category(), "open " + path);
+    throw refuse(std::string("does not let this process map its memory (") + std::strerror(error) +
                  "): same user, and not hardened by PR_SET_DUMPABLE?");
   }
   struct stat status;
@@ -84,10 +87,12 @@ int Segment::claim_slot(const ProcessId& claimant) const {
   return -1;
 }
 
-void Segment::free_if_dead(AccessSlot& slot) {
+void Segment::free_if_dead(AccessSlot& slot) noexcept try {
   const ProcessId self = this_process();
   if (self.start_time != 0 && slot.owner.load() != 0 && claim(slot, SlotOwner::pack(self)))
     slot.owner.store(0);
+} catch (const std::system_error&) {
+  return;  // no descriptor to look by: whoever looks next frees it
 }
 
 bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {

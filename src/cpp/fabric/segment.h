@@ -113,7 +113,7 @@ class Segment {
   // Claims a free slot for this process, or one whose process is dead. -1: all kMaxSlots are in use.
   int claim_slot(const ProcessId& claimant) const;
   // Frees a slot if its process is dead.
-  static void free_if_dead(AccessSlot& slot);
+  static void free_if_dead(AccessSlot& slot) noexcept;
   // Waits until no living process accesses region `index`; false: out of time. Slots of dead processes are
   // freed on the way.
   bool wait_unused(std::uint32_t index, Deadline deadline) const;

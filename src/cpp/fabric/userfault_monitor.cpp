@@ -43,6 +43,8 @@ OwnFd open_userfaultfd() {
     if (device.valid())
       fd = OwnFd(::ioctl(device.get(), USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
   }
+  if (!fd.valid() && is_shortage(error))
+    throw std::system_error(error, std::generic_category(), "userfaultfd");
   if (!fd.valid())
     throw Error(Errc::not_supported,
                 "userfaultfd cannot be opened: " + std::generic_category().message(error) +

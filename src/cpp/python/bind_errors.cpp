@@ -19,7 +19,8 @@ py::object class_for(Errc code) {
   return py::reinterpret_borrow<py::object>(found ? found : base_class);
 }
 
-void raise(Errc code, const std::string& message) {
+void raise(Errc code, std::string message) {
+  if (code == Errc::too_many_files) message += "; close some files, or raise the limit (`ulimit -n`)";
   const py::object error = make_error(code, message);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
 }
@@ -31,7 +32,7 @@ void translate(std::exception_ptr thrown) {  // NOLINT(performance-unnecessary-v
   } catch (const Error& error) {
     raise(error.code(), error.what());
   } catch (const std::system_error& error) {
-    raise(static_cast<Errc>(error.code().value()), error.what());
+    raise(shortage_or(error, static_cast<Errc>(error.code().value())), error.what());
   }
 }
 
@@ -49,7 +50,7 @@ void set_python_error() noexcept {
   } catch (const Error& error) {
     raise(error.code(), error.what());
   } catch (const std::system_error& error) {
-    raise(static_cast<Errc>(error.code().value()), error.what());
+    raise(shortage_or(error, static_cast<Errc>(error.code().value())), error.what());
   } catch (const py::cast_error&) {
     PyErr_SetString(PyExc_TypeError, "an argument has the wrong type or is out of range");
   } catch (const py::builtin_exception& error) {

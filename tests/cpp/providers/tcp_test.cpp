@@ -170,6 +170,30 @@ TEST_CASE("a call that the peer's own has made needless ends without touching wh
   CHECK(put.outcome(a) == Errc::peer_lost);
 }
 
+TEST_CASE("a caller proves its key once, however often it is asked") {
+  Node a(keyed("secret"));
+  const OwnFd listener = listen_tcp(parse_socket_address("127.0.0.1", 0));
+  Whereabouts where{.network = this_network(), .addresses = {local_address(listener.get())}};
+  where.id.fill(3);
+  std::uint64_t value = 1;
+  Call put(OpCode::write, a.region->key(), 0, &value, 8);
+  put.start(a, a.peers->insert(Name{{Part{"tcp.0", 0, where.encode()}}}.encode()));
+  OwnFd call;
+  while (!call.valid()) call = OwnFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const std::string asked = encode_challenge(Nonce{1}) + encode_challenge(Nonce{2});
+  REQUIRE(::send(call.get(), asked.data(), asked.size(), 0) == static_cast<ssize_t>(asked.size()));
+  CHECK(put.outcome(a) == Errc::protocol);
+  unsigned proofs = 0;
+  for (std::string header(kHelloHeader, '\0'); read_all(call.get(), header.data(), header.size());) {
+    const auto parsed = HelloHeader::parse(header);
+    REQUIRE(parsed);
+    std::string body(parsed->length, '\0');
+    REQUIRE(read_all(call.get(), body.data(), body.size()));
+    proofs += parsed->type == HelloType::proof;
+  }
+  CHECK(proofs == 1);
+}
+
 TEST_CASE("who lacks the key is refused, and nothing moves") {
   Node locked(keyed("secret")), same(keyed("secret")), other(keyed("wrong")), open;
   std::uint64_t value = 5;

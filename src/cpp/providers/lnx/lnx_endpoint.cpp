@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <system_error>
 
 #include "base/random.h"
 #include "fabric/address_vector.h"
@@ -80,13 +81,35 @@ std::vector<Part> LinkedEndpoint::parts() const {
   return all;
 }
 
+namespace {
+
+// Why links were not taken. One that lacks something for now decides what the whole is called.
+struct Reasons {
+  std::string text;
+  Errc error = Errc::unreachable;
+
+  void add(const std::string& why, Errc code) {
+    text += (text.empty() ? "" : "; ") + why;
+    if (code != Errc::unreachable && error == Errc::unreachable) error = code;
+  }
+  void add(const std::exception& thrown) { add(thrown.what(), shortage_or(thrown, Errc::unreachable)); }
+};
+
+Reach look(const Endpoint& endpoint, const Name& peer, std::uint16_t target, std::size_t key) try {
+  return endpoint.reaches(peer, target, key);
+} catch (const std::system_error& error) {
+  return {false, error.what(), shortage_or(error, Errc::unreachable)};
+}
+
+}  // namespace
+
 Reach LinkedEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t key) const {
   Reach best;
-  std::string reasons;
+  Reasons reasons;
   for (const Opened& link : links_) {
-    const Reach reach = link.endpoint->reaches(peer, target, key);
+    const Reach reach = look(*link.endpoint, peer, target, key);
     if (!reach.ok) {
-      reasons += (reasons.empty() ? "" : "; ") + reach.why;
+      reasons.add(reach.why, reach.error);
     } else if (!best.ok) {
       best = reach;
       if (!link.network) break;
@@ -94,31 +117,28 @@ Reach LinkedEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_
       best.why += ", " + reach.why;  // another rail
     }
   }
-  if (!best.ok) return {false, reasons};
-  if (!reasons.empty()) best.why += "; not taken: " + reasons;
+  if (!best.ok) return {false, reasons.text, reasons.error};
+  if (!reasons.text.empty()) best.why += "; not taken: " + reasons.text;
   return best;
 }
 
 std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
                                               std::size_t key) {
-  std::string reasons;
-  const auto add_reason = [&](const std::string& reason) {
-    reasons += (reasons.empty() ? "" : "; ") + reason;
-  };
+  Reasons reasons;
   std::vector<Endpoint*> reached, named;  // over network links; those that the peer's name speaks of
   for (const Opened& link : links_) {
     Endpoint* const endpoint = link.endpoint.get();
     if (link.network && peer.find(endpoint->parts().front().link, target)) named.push_back(endpoint);
-    const Reach reach = endpoint->reaches(peer, target, key);
+    const Reach reach = look(*endpoint, peer, target, key);
     if (!reach.ok) {
-      add_reason(reach.why);
+      reasons.add(reach.why, reach.error);
     } else if (link.network) {
       reached.push_back(endpoint);
     } else if (reached.empty()) {
       try {
         return endpoint->connect(id, peer, target, key);
       } catch (const std::runtime_error& error) {  // Error, or std::system_error: out of descriptors
-        add_reason(error.what());
+        reasons.add(error);
       }
     }
   }
@@ -128,10 +148,10 @@ std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::
     try {
       return endpoint->connect(id, peer, target, key);
     } catch (const std::runtime_error& error) {
-      add_reason(error.what());
+      reasons.add(error);
     }
   }
-  throw Error(Errc::unreachable, "no link reaches peer " + std::to_string(id) + ": " + reasons);
+  throw Error(reasons.error, "no link reaches peer " + std::to_string(id) + ": " + reasons.text);
 }
 
 std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer, std::uint16_t target,

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/deadline.h"
+#include "base/identity.h"
 #include "base/sha256.h"
 #include "fabric/address_vector.h"
 #include "fabric/event_queue.h"
@@ -85,7 +86,7 @@ Reach ShmEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t k
   look_up(peer, target, key);
   return {true, "same node"};
 } catch (const std::exception& error) {
-  return {false, error.what()};
+  return {false, error.what(), shortage_or(error, Errc::unreachable)};
 }
 
 std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
@@ -98,7 +99,7 @@ std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uin
   return std::make_unique<ShmPath>(*this, id, found, *peer.find(link_, target),
                                    ShmPath::Entry{cell, key, auth}, found->segment().slots()[slot]);
 } catch (const std::exception& error) {
-  throw Error(Errc::unreachable, "no path over " + link_ + ": " + error.what());
+  throw Error(shortage_or(error, Errc::unreachable), "no path over " + link_ + ": " + error.what());
 }
 
 Deadline ShmEndpoint::farewell() noexcept {

@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 #include <sys/stat.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <ctime>
 #include <utility>
@@ -78,6 +79,7 @@ void Neighbour::wake(std::uint32_t cell_index, std::uint32_t bits) noexcept {
     // takes the number back before it closes the pipe: a number that is still there was the doorbell when it
     // was opened. An owner that has changed it meanwhile looks at `work` afterwards.
     bell.fd = open(static_cast<int>((doorbell & kDoorbellFd) - 1), O_RDWR | O_NONBLOCK);
+    hindrance_ = bell.fd.valid() ? 0 : errno;
     struct stat status;
     const bool usable = bell.fd.valid() && ::fstat(bell.fd.get(), &status) == 0 && S_ISFIFO(status.st_mode) &&
                         cell.doorbell.load() == doorbell && watch_.alive();

@@ -9,6 +9,7 @@
 #include "base/mapping.h"
 #include "base/poller.h"
 #include "base/process.h"
+#include "fabric/error.h"
 #include "fabric/segment.h"
 #include "providers/shm/shm_layout.h"
 
@@ -44,6 +45,9 @@ class Neighbour final : public ReadyHandler {
   void watch();
   // Lets a context of the neighbour look at `bits`, waking it if need be.
   void wake(std::uint32_t cell, std::uint32_t bits) noexcept;
+  // Why the last doorbell could not be rung, where that was for want of descriptors or memory; else
+  // `otherwise`.
+  Errc hindrance_or(Errc otherwise) const noexcept { return shortage_or(hindrance_, otherwise); }
   bool sleeps(std::uint32_t cell) noexcept {
     return segment_.header().contexts[cell % kMaxContexts].sleeping.load(std::memory_order_relaxed) != 0;
   }
@@ -68,6 +72,7 @@ class Neighbour final : public ReadyHandler {
   bool& left_;
   bool watched_ = false;
   bool gone_ = false;
+  int hindrance_ = 0;  // errno
   std::int64_t next_look_ = 0;
   std::array<Doorbell, kMaxContexts> doorbells_;
   std::vector<std::weak_ptr<const MappedFile>> files_;

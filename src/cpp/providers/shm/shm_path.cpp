@@ -420,11 +420,15 @@ Channel* ShmPath::open_channel() noexcept try {
     slot_.target_context = cell_;
     slot_.channel_fd.store(channel_->fd(), std::memory_order_release);
     peer_->wake(cell_, work::kChannels);
+    if (const Errc hindrance = peer_->hindrance_or(Errc::ok); hindrance != Errc::ok) {
+      lose(hindrance);
+      return nullptr;
+    }
   }
   endpoint_.expect_answers();
   return channel_.get();
-} catch (...) {
-  lose(Errc::no_memory);  // no descriptor or no memory for the channel
+} catch (const std::exception& error) {
+  lose(shortage_or(error, Errc::no_memory));
   return nullptr;
 }
 
@@ -442,7 +446,7 @@ bool ShmPath::check(std::chrono::nanoseconds now, std::chrono::nanoseconds patie
     heard_ = heard;
     heard_at_ = now;
   } else if (now - heard_at_ >= patience) {
-    lose(Errc::peer_lost);
+    lose(peer_->hindrance_or(Errc::peer_lost));
     return false;
   } else {
     peer_->wake(cell_, work::kChannels);  // a doorbell that could not be opened before may open now

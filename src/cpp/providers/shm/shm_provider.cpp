@@ -4,6 +4,9 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <system_error>
+
+#include "base/identity.h"
 #include "base/mapping.h"
 #include "base/process.h"
 #include "base/sha256.h"
@@ -20,7 +23,8 @@ std::string why_unusable() {
     const std::string path = "/proc/self/fd/" + std::to_string(file.get());
     const OwnFd opened(check_call(::open(path.c_str(), O_RDWR | O_CLOEXEC), ("open " + path).c_str()));
     Mapping::shared(opened.get(), 0, page_size());
-  } catch (const std::exception& error) {
+  } catch (const std::system_error& error) {
+    if (is_shortage(error.code().value())) throw;
     return std::string(error.what()) + "; shm needs memfd_create(2) and a mounted /proc";
   }
   // The kernel shows the descriptors of such a process to itself and to root only.

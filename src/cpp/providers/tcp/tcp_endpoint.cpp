@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <system_error>
 
+#include "base/identity.h"
 #include "base/interfaces.h"
 #include "base/random.h"
 #include "fabric/socket_name.h"
@@ -38,7 +39,7 @@ OwnFd listen_or_explain(const SocketAddress& address) try {
     case EADDRNOTAVAIL:
       throw Error(Errc::invalid, what + "; tcp_listen takes an address of this machine");
     default:
-      throw Error(Errc::invalid, what);
+      throw Error(shortage_or(error, Errc::invalid), what);
   }
 }
 
@@ -158,6 +159,7 @@ std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uin
   if (const Reach reach = reaches(peer, target, key); !reach.ok || !where)
     throw Error(Errc::unreachable,
                 "peer " + std::to_string(id) + " cannot be reached over tcp: " + reach.why);
+  std::vector<SocketAddress> routes = routes_to(*where);
   auto& slot = stream_to(*where, key);
   std::shared_ptr<TcpStream> stream = slot;
   if (!stream) {
@@ -165,7 +167,7 @@ std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uin
     stream = slot =
         std::make_shared<TcpStream>(*this, part ? *part : *peer.find(kSocketLink, 0), *where, key);
     stream->known_as(id);
-    stream->connect();
+    stream->connect(std::move(routes));
   } else {
     stream->known_as(id);
   }

@@ -116,11 +116,17 @@ OutgoingHandshake::OutgoingHandshake(Poller& poller, const Identity& self, std::
 }
 
 bool OutgoingHandshake::start() noexcept {
+  Errc reason = Errc::unreachable;
   while (next_ < addresses_.size()) {
     OwnFd socket = connect_tcp(addresses_[next_++]);
-    if (socket.valid() && watch(std::move(socket), EPOLLOUT)) return true;
+    if (!socket.valid())
+      reason = shortage_or(errno, reason);
+    else if (watch(std::move(socket), EPOLLOUT))
+      return true;
+    else
+      reason = Errc::no_memory;
   }
-  fail(Errc::unreachable);
+  fail(reason);
   return false;
 }
 
@@ -141,18 +147,19 @@ void OutgoingHandshake::on_message(HelloType type, std::string_view body) {
   if (type == HelloType::refuse) return fail(parse_refuse(body).value_or(Errc::protocol));
   if (type == HelloType::challenge) {
     const auto challenge = parse_challenge(body);
-    if (!challenge) return fail(Errc::protocol);
+    if (!challenge || challenge_) return fail(Errc::protocol);
     if (!hello_.keyed) return fail(Errc::key_rejected);
-    challenge_ = *challenge;
-    return send(encode_proof(proof_of(Role::initiator, secret_, hello_, challenge_, 0, hello_.to)));
+    challenge_ = challenge;
+    return send(encode_proof(proof_of(Role::initiator, secret_, hello_, *challenge_, 0, hello_.to)));
   }
   // A port that is free again may be given to this very call, which then hears itself (simultaneous open, RFC
   // 9293).
   if (type == HelloType::hello) return fail(Errc::unreachable);
   const auto welcome = type == HelloType::welcome ? Welcome::parse(body) : std::nullopt;
   if (!welcome || (hello_.to != kAnybody && hello_.to != welcome->id)) return fail(Errc::protocol);
-  if (hello_.keyed && !same(welcome->proof, proof_of(Role::acceptor, secret_, hello_, challenge_,
-                                                     welcome->stream, welcome->id)))
+  if (hello_.keyed &&
+      (!challenge_ || !same(welcome->proof, proof_of(Role::acceptor, secret_, hello_, *challenge_,
+                                                     welcome->stream, welcome->id))))
     return fail(Errc::key_rejected);
   peer_stream_ = welcome->stream;
   arrive();

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "base/poller.h"
@@ -82,7 +83,7 @@ class OutgoingHandshake final : public Handshake {
 
   const std::string& secret_;
   Hello hello_;
-  Nonce challenge_{};
+  std::optional<Nonce> challenge_;  // answered, the only one: who is called cannot make this side prove more
   const std::vector<SocketAddress> addresses_;
   std::size_t next_ = 0;
 };

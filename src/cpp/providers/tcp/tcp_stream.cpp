@@ -70,12 +70,12 @@ std::string TcpStream::remote() const {
   return where_.addresses.front().text();
 }
 
-void TcpStream::connect() {
+void TcpStream::connect(std::vector<SocketAddress> routes) {
   attempt_ = std::make_unique<OutgoingHandshake>(
-      endpoint_->services().poller, endpoint_->identity(), key_, where_, TcpEndpoint::routes_to(where_),
-      number_, endpoint_->handshake_until(), [this](Handshake& attempt) { on_attempt(attempt); });
+      endpoint_->services().poller, endpoint_->identity(), key_, where_, std::move(routes), number_,
+      endpoint_->handshake_until(), [this](Handshake& attempt) { on_attempt(attempt); });
   endpoint_->watch();
-  if (!attempt_->start()) attempt_failed(Errc::unreachable);
+  if (!attempt_->start()) attempt_failed(attempt_->error());
 }
 
 void TcpStream::on_attempt(Handshake& attempt) {

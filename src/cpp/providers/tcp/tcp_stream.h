@@ -28,7 +28,7 @@ class TcpStream final : public ReadyHandler {
   std::string remote() const;
 
   // --- connecting
-  void connect();
+  void connect(std::vector<SocketAddress> routes);
   bool connecting() const noexcept { return attempt_ != nullptr; }
   bool open() const noexcept { return socket_.valid(); }
   void adopt(OwnFd socket, std::uint64_t peer_number);

@@ -112,11 +112,12 @@ void prepare(const Device& device) {
   static std::mutex mutex;
   static std::set<const ibv_context*> prepared;
   const std::lock_guard lock(mutex);
-  if (device.limits.vendor_id != kSoftIwarp || !prepared.insert(device.context).second) return;
-  library().create_cq(device.context, kRefusedOffset / kEntryBytes + 1, nullptr, nullptr, 0);
+  if (device.limits.vendor_id != kSoftIwarp || prepared.contains(device.context)) return;
+  if (library().create_cq(device.context, kRefusedOffset / kEntryBytes + 1, nullptr, nullptr, 0))
+    prepared.insert(device.context);
 }
 
-std::vector<Device> list_devices() noexcept try {
+std::vector<Device> list_devices() try {
   std::vector<Device> devices;
   std::error_code error;  // nothing there: no need for the libraries
   if (std::filesystem::is_empty("/sys/class/infiniband", error) || error) return devices;
@@ -125,7 +126,10 @@ std::vector<Device> list_devices() noexcept try {
   if (!find_library() || opened_in != fork_generation()) return devices;
   int count = 0;
   ibv_context** const contexts = library().get_devices(&count);
-  if (!contexts) return devices;
+  if (!contexts) {
+    if (is_shortage(errno)) throw std::system_error(errno, std::generic_category(), "rdma_get_devices");
+    return devices;
+  }
   const auto addresses = addresses_by_port();
   for (int i = 0; i < count; ++i) {
     const std::string name = library().get_device_name(contexts[i]->device);
@@ -146,7 +150,8 @@ std::vector<Device> list_devices() noexcept try {
   library().free_devices(contexts);  // the list; rdma_cm keeps the devices open
   std::ranges::sort(devices, {}, &Device::name);
   return devices;
-} catch (const std::exception&) {
+} catch (const std::exception& error) {
+  if (shortage_or(error, Errc::ok) != Errc::ok) throw;
   return {};
 }
 
@@ -157,7 +162,7 @@ void refuse(const Device& device, const std::string& what) {
   if (error == ENOMEM && ::getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY)
     message += "; this process may lock " + std::to_string(locked.rlim_cur / 1024) +
                " KiB of memory, raise that limit (ulimit -l)";
-  throw Error(Errc::no_memory, message);
+  throw Error(shortage_or(error, Errc::no_memory), message);
 }
 
 std::vector<Gid> list_gids(const Device& device) {

@@ -43,7 +43,7 @@ SocketAddress address_of_gid(const Device& device, const std::string& index);
 [[noreturn]] void refuse(const Device& device, const std::string& what);
 
 // Never throws; none where there are none. Looks at this machine only.
-std::vector<Device> list_devices() noexcept;
+std::vector<Device> list_devices();
 
 // To be called before anything is made with the device: covers for the lifetime of the process what its
 // driver gets wrong.

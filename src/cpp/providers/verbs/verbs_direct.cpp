@@ -126,13 +126,11 @@ bool Direct::connect() {
       endpoint_, *this, Connection::Depth{kDepth, 0, kInline, endpoint_.protection_domain()});
   call_until_ = endpoint_.handshake_until();
   endpoint_.watch();
-  for (const SocketAddress& address : VerbsEndpoint::routes_to(peer_)) {
-    if (address.v6() != endpoint_.address().v6()) continue;
+  if (const auto route = endpoint_.route_to(peer_)) {
     link_ = Link::connecting;
-    if (connection_->call(endpoint_.address(), address,
+    if (connection_->call(endpoint_.address(), *route,
                           {.purpose = Word::Purpose::memory, .to = peer_.id, .token = token}))
       return false;
-    break;
   }
   give_up_call();
   return false;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <system_error>
 
 #include "base/random.h"
 #include "fabric/error.h"
@@ -137,11 +138,21 @@ double VerbsEndpoint::deadline(bool rail) const noexcept {
   return rail ? std::min(options.rail_deadline, options.peer_deadline) : options.peer_deadline;
 }
 
-std::vector<SocketAddress> VerbsEndpoint::routes_to(const Whereabouts& peer) {
-  std::vector<SocketAddress> routes;
+namespace {
+
+std::optional<SocketAddress> find_route(const Whereabouts& peer, const SocketAddress& from) {
   for (const SocketAddress& address : peer.addresses)
-    if (!address.wildcard() && !address.loopback() && has_route(address)) routes.push_back(address);
-  return routes;
+    if (address.v6() == from.v6() && !address.wildcard() && !address.loopback() && has_route(address))
+      return address;
+  return {};
+}
+
+}  // namespace
+
+std::optional<SocketAddress> VerbsEndpoint::route_to(const Whereabouts& peer) const noexcept try {
+  return find_route(peer, address_);
+} catch (const std::system_error&) {
+  return {};
 }
 
 Reach VerbsEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) const {
@@ -149,9 +160,8 @@ Reach VerbsEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t
   if (!part) return {false, "the peer has no " + link() + " link"};
   const auto where = Whereabouts::parse(part->bytes);
   if (!where) return {false, "the peer's name holds no valid verbs part"};
-  for (const SocketAddress& address : routes_to(*where))
-    if (address.v6() == address_.v6())
-      return {true, std::string("RDMA by ") + shared_.device.name + " to " + address.text()};
+  if (const auto route = find_route(*where, address_))
+    return {true, std::string("RDMA by ") + shared_.device.name + " to " + route->text()};
   return {false,
           "no route from " + address_.host() + " to the RDMA address " + where->addresses.front().text()};
 }

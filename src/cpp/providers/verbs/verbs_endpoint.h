@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -72,7 +73,9 @@ class VerbsEndpoint final : public Endpoint {
   std::chrono::nanoseconds attended() const noexcept { return ticker_.attended(); }
   std::chrono::nanoseconds handshake_until() const noexcept;  // of attended()
   double deadline(bool rail) const noexcept;  // seconds without a sign of life until a peer counts as lost
-  static std::vector<SocketAddress> routes_to(const Whereabouts& peer);
+  // The first address of the peer that this device may reach; none as well while no descriptor is left to
+  // look by.
+  std::optional<SocketAddress> route_to(const Whereabouts& peer) const noexcept;
 
   // Completions of work requests with this number go to `owner`.
   std::uint32_t enlist(Connection::Owner& owner);

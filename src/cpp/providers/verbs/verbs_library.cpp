@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
+#include <mutex>
+
 namespace fab::verbs {
 namespace {
 
@@ -17,7 +20,8 @@ Opened open_libraries() {
   const auto open = [&](const char* name, const char* package) -> void* {
     void* handle = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!handle)
-      opened.problem = std::string(name) + " cannot be opened; install it (Debian: " + package + ")";
+      opened.problem =
+          std::string(name) + " cannot be opened (" + ::dlerror() + "); install it (Debian: " + package + ")";
     return handle;
   };
   void* const verbs = open("libibverbs.so.1", "libibverbs1 ibverbs-providers");
@@ -75,14 +79,37 @@ Opened open_libraries() {
   return opened;
 }
 
-const Opened& opened() noexcept {
-  static const Opened once = open_libraries();
-  return once;
+// What failed once may work later, as when a descriptor is there again.
+class Libraries {
+ public:
+  const Library* find() noexcept {
+    if (const Library* library = usable_.load(std::memory_order_acquire)) return library;
+    const std::lock_guard lock(mutex_);
+    if (opened_.usable) return &opened_.library;
+    opened_ = open_libraries();
+    if (!opened_.usable) return nullptr;
+    usable_.store(&opened_.library, std::memory_order_release);
+    return &opened_.library;
+  }
+  std::string problem() {
+    const std::lock_guard lock(mutex_);
+    return opened_.problem;
+  }
+
+ private:
+  std::mutex mutex_;
+  Opened opened_;
+  std::atomic<const Library*> usable_{nullptr};
+};
+
+Libraries& libraries() noexcept {
+  static Libraries all;
+  return all;
 }
 
 }  // namespace
 
-const Library* find_library() noexcept { return opened().usable ? &opened().library : nullptr; }
-const std::string& library_problem() noexcept { return opened().problem; }
+const Library* find_library() noexcept { return libraries().find(); }
+std::string library_problem() { return libraries().problem(); }
 
 }  // namespace fab::verbs

@@ -60,7 +60,7 @@ struct Library {
 
 // Null where the libraries cannot be used; then library_problem() says why and what to do.
 const Library* find_library() noexcept;
-const std::string& library_problem() noexcept;
+std::string library_problem();
 // For those who hold an object of it.
 inline const Library& library() noexcept { return *find_library(); }
 

@@ -81,14 +81,12 @@ bool VerbsStream::dial() {
   answer_until_ = endpoint_.attended() + kAnswerTime;
   connection_.reset();
   mr_.reset();
-  proven_ = false;
+  challenge_.reset();
   free_slots_ = credits_ = kSlots;
   next_slot_ = owed_ = 0;
   make_connection();
-  for (const SocketAddress& address : VerbsEndpoint::routes_to(where_))
-    if (address.v6() == endpoint_.address().v6())
-      return connection_->call(endpoint_.address(), address, {.to = where_.id});
-  return false;
+  const auto route = endpoint_.route_to(where_);
+  return route && connection_->call(endpoint_.address(), *route, {.to = where_.id});
 }
 
 bool VerbsStream::answer(OwnId id, const rdma_conn_param& asked) noexcept {
@@ -149,14 +147,14 @@ Errc VerbsStream::on_hello(std::string_view message) {
   if (!greeted_) return header->type == HelloType::hello ? called_by(body) : Errc::protocol;
   const auto proof = header->type == HelloType::proof ? parse_proof(body) : std::nullopt;
   const Identity& self = endpoint_.identity();
-  if (!proof) return Errc::protocol;
-  const auto key = proven_key(*self.keys, *proof, hello_, challenge_, self.id);
+  if (!proof || !challenge_) return Errc::protocol;
+  const auto key = proven_key(*self.keys, *proof, hello_, *challenge_, self.id);
   if (!key) {
     refuse(Errc::key_rejected);
     return state_;
   }
   key_ = *key;
-  admit(proof_of(fab::Role::acceptor, secret(), hello_, challenge_, token_, self.id));
+  admit(proof_of(fab::Role::acceptor, secret(), hello_, *challenge_, token_, self.id));
   return state_;
 }
 
@@ -173,8 +171,8 @@ Errc VerbsStream::called_by(std::string_view body) {
   } else if (hello_.keyed == self.keys->front().secret.empty()) {
     refuse(Errc::key_rejected);
   } else if (hello_.keyed) {
-    fill_random(challenge_.data(), challenge_.size());
-    say(encode_challenge(challenge_));
+    fill_random(challenge_.emplace().data(), challenge_->size());
+    say(encode_challenge(*challenge_));
   } else {
     admit({});
   }
@@ -199,17 +197,17 @@ Errc VerbsStream::answered(HelloType type, std::string_view body) {
   if (type == HelloType::refuse) return parse_refuse(body).value_or(Errc::protocol);
   if (type == HelloType::challenge) {
     const auto challenge = parse_challenge(body);
-    if (!challenge || proven_) return Errc::protocol;
+    if (!challenge || challenge_) return Errc::protocol;
     if (!hello_.keyed) return Errc::key_rejected;
-    challenge_ = *challenge;
-    proven_ = true;
-    say(encode_proof(proof_of(fab::Role::initiator, secret(), hello_, challenge_, 0, hello_.to)));
+    challenge_ = challenge;
+    say(encode_proof(proof_of(fab::Role::initiator, secret(), hello_, *challenge_, 0, hello_.to)));
     return state_;
   }
   const auto welcome = type == HelloType::welcome ? Welcome::parse(body) : std::nullopt;
   if (!welcome || welcome->id != hello_.to || welcome->stream == 0) return Errc::protocol;
-  if (hello_.keyed && (!proven_ || !same(welcome->proof, proof_of(fab::Role::acceptor, secret(), hello_,
-                                                                  challenge_, welcome->stream, hello_.to))))
+  if (hello_.keyed &&
+      (!challenge_ || !same(welcome->proof, proof_of(fab::Role::acceptor, secret(), hello_, *challenge_,
+                                                     welcome->stream, hello_.to))))
     return Errc::key_rejected;
   token_ = welcome->stream;
   become_open();

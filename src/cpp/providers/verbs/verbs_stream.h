@@ -116,8 +116,8 @@ class VerbsStream final : public Connection::Owner {
   std::chrono::nanoseconds handshake_until_{}, answer_until_{};  // of all calls; of this one
 
   Hello hello_;
-  Nonce challenge_{};
-  bool proven_ = false, greeted_ = false, refused_ = false;
+  std::optional<Nonce> challenge_;  // the only one: of the called side, or answered by the caller
+  bool greeted_ = false, refused_ = false;
   std::uint64_t token_ = 0;
 
   std::uint32_t free_slots_ = kSlots;  // free ones, used in turn: sends complete in order
