@@ -269,10 +269,9 @@ for left in range(40):
 def test_a_lack_of_descriptors_is_called_so_and_passes(spec):
     """Wherever they run out; nothing that could not be looked at then is remembered."""
     with Peer(spec) as target:
-        exposed = target.expose(np.zeros(8))
+        remote = target.expose(np.zeros(8)).remote.to_bytes().hex()
         run = subprocess.run(
-            [sys.executable, "-c", WITH_FEW_DESCRIPTORS, spec]
-            + [target.address.hex(), exposed.remote.to_bytes().hex()],
+            [sys.executable, "-c", WITH_FEW_DESCRIPTORS, spec, target.address.hex(), remote],
             capture_output=True,
             text=True,
             timeout=TIMEOUT,
