@@ -31,7 +31,7 @@ def open_domain(
     manual_progress: bool,
     peer_deadline: SupportsFloat,
     rail_deadline: SupportsFloat,
-    rail_policy: Callable[..., Sequence[float] | None] | None,
+    rail_policy: RailPolicy | None,
     mr_key_size: SupportsIndex,
     non_coherent: tuple[bool, SupportsIndex, bool] | None,
     settings: dict[str, str],
@@ -87,6 +87,9 @@ class Gatherer:
     def bytes_read(self) -> list[int]: ...
     def lost(self) -> list[int]: ...
     def close(self) -> None: ...
+
+class RailPolicy:
+    def __init__(self, function: Callable[..., Sequence[float] | None]) -> None: ...
 
 class DomainCore:
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
@@ -396,6 +399,7 @@ class Context:
         max_group_id: SupportsIndex,
         directed: bool,
         exempt: bool,
+        kept: Any,
     ) -> None: ...
     def socket_names(self) -> list[bytes]: ...
     def parts(self) -> list[tuple[str, int, bytes]]: ...

@@ -119,6 +119,8 @@ class Domain:
         self._peer_deadline = deadlines["peer_deadline"]
         self._auth_key = auth_key_of(auth_key)
         in_force = bits_in_force(mode)
+        # The core asks it as long as something in Python can start operations of this domain.
+        self._rail_policy = None if rail_policy is None else _core.RailPolicy(rail_policy)
         self._core = _core.open_domain(
             str(spec or ""),
             int(in_force),
@@ -127,7 +129,7 @@ class Domain:
             progress == "manual",
             deadlines["peer_deadline"],
             deadlines["rail_deadline"],
-            rail_policy,
+            self._rail_policy,
             mr_key_size,
             None if coherent and not checker else (cache == "cpu", min(cache_line, 2**32 - 1), bool(checker)),
             {name: str(value) for name, value in settings.items()},

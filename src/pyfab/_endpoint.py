@@ -108,6 +108,7 @@ class Endpoint(_Operations):
                         domain.info.max_group_id,
                         bool(caps & Caps.DIRECTED_RECV),
                         exempt,
+                        domain._rail_policy,
                     )
                 )
             self._address = self._make_address()

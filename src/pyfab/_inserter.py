@@ -24,17 +24,16 @@ _calls = itertools.count(1)
 class Inserter:
     """The insertions of one address vector that are under way, and the thread that does them.
 
-    The thread starts with the first insertion and ends with the vector. Under manual progress there is none: whoever reads the
-    event queue does the work.
+    The thread lives as long as there are any, so that it keeps nothing that nobody uses. Under manual progress there is none:
+    whoever reads the event queue does the work.
     """
 
     def __init__(self, domain: Domain, av: AddressVector, abort: bool) -> None:
         self.events: EventQueue | None = None
         self._domain, self._av, self._abort = domain, av, abort
         self._waiting: deque[tuple[Any, ...]] = deque()
-        self._changed = threading.Condition()
+        self._changed = threading.Lock()
         self._working = threading.Lock()
-        self._stopping = False
         self._thread: threading.Thread | None = None
 
     def bind(self, events: EventQueue) -> None:
@@ -61,7 +60,6 @@ class Inserter:
             if self._thread is None and not self._domain._manual:
                 self._thread = threading.Thread(target=self._run, name="pyfab-insert", daemon=True)
                 self._thread.start()
-            self._changed.notify()
 
     def work(self) -> None:
         """Does what is waiting."""
@@ -72,8 +70,8 @@ class Inserter:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._stopping)
                 if not self._waiting:
+                    self._thread = None
                     return
             self.work()
 
@@ -119,10 +117,8 @@ class Inserter:
         return handles, errors
 
     def stop(self) -> None:
-        """Finishes what is waiting and ends the thread."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        """Finishes what is waiting."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
         self.work()

@@ -8,6 +8,7 @@ import operator
 import struct
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -834,24 +835,32 @@ class Transport:
                     self._receives += 1
 
     def _post_receive(self, module: _Module, number: int, buffer: NDArray[np.uint8]) -> None:
-        operation = module.endpoint.context(number).recv(buffer)
+        # A receive that waits is no reason to keep a transport that nobody has.
+        receiver = weakref.WeakMethod(self._received)
+        which = module.number
 
-        def arrived(received: Operation) -> None:
-            error = received.exception(0)
-            if self._closed or (error is not None and error.errno in (9, 125)):
-                return
-            message = b"" if error is not None else buffer[: received.result(0).nbytes].tobytes()
-            source = -1 if error is not None else int(received.result(0).source)
-            try:
-                self._post_receive(module, number, buffer)
-            except ClosedError:
-                return
-            if len(message) >= _HEADER.size:
-                module.events[number].append(lambda: self._deliver(module, source, message))
-                if not self._manual:
-                    self._tell(module, number, sys.maxsize)
+        def arrived(operation: Operation) -> None:
+            received = receiver()
+            if received is not None:
+                received(operation, which, number, buffer)
 
-        operation.add_done_callback(arrived)
+        module.endpoint.context(number).recv(buffer).add_done_callback(arrived)
+
+    def _received(self, operation: Operation, which: int, number: int, buffer: NDArray[np.uint8]) -> None:
+        module = self._modules[which]
+        error = operation.exception(0)
+        if self._closed or (error is not None and error.errno in (9, 125)):
+            return
+        message = b"" if error is not None else buffer[: operation.result(0).nbytes].tobytes()
+        source = -1 if error is not None else int(operation.result(0).source)
+        try:
+            self._post_receive(module, number, buffer)
+        except ClosedError:
+            return
+        if len(message) >= _HEADER.size:
+            module.events[number].append(lambda: self._deliver(module, source, message))
+            if not self._manual:
+                self._tell(module, number, sys.maxsize)
 
     def _deliver(self, module: _Module, source: int, message: bytes) -> None:
         tag, length = _HEADER.unpack_from(message)

@@ -64,6 +64,32 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
+// For types whose instances hold objects of Python's: lets the collector find cycles through them.
+// T has `int traverse(visitproc, void*) const`, which visits the objects that this instance owns and neither
+// locks, waits nor allocates, and `void clear()`, which lets go of them. What it visits must change only
+// under the GIL (on free-threaded CPython: while no thread is stopped for the collector); objects that other
+// owners in C++ share are not visited.
+template <class T>
+py::custom_type_setup holds_objects() {
+  return py::custom_type_setup([](PyHeapTypeObject* heap) {
+    static constexpr auto kValue = [](PyObject* self) -> T* {
+      if (!py::detail::is_holder_constructed(self)) return nullptr;  // __init__ has not returned
+      return reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder().value_ptr<T>();
+    };
+    PyTypeObject& type = heap->ht_type;
+    type.tp_flags |= Py_TPFLAGS_HAVE_GC;
+    type.tp_traverse = [](PyObject* self, visitproc visit, void* arg) -> int {
+      Py_VISIT(Py_TYPE(self));
+      const T* value = kValue(self);
+      return value ? value->traverse(visit, arg) : 0;
+    };
+    type.tp_clear = [](PyObject* self) -> int {
+      if (T* value = kValue(self)) value->clear();
+      return 0;
+    };
+  });
+}
+
 // Runs `wait(deadline)` without the GIL until it returns true or the time is over, looking for signals in
 // between (Ctrl-C works within 100 ms). Throws py::error_already_set for an exception of a signal handler.
 bool wait_interruptibly(const std::function<bool(Deadline)>& wait, Deadline deadline);

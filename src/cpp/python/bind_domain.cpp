@@ -100,15 +100,56 @@ py::list info_list(const std::vector<Info>& infos) {
   return out;
 }
 
-// Whoever drops it last may hold no GIL.
-RailPolicy policy_from(py::function function) {
-  const std::shared_ptr<py::function> kept(new py::function(std::move(function)), [](py::function* last) {
+// The function of a policy. Python owns it, by a PolicyOwner, so that the collector sees to whom it leads,
+// perhaps back to the domain; the core, whose domain may live on in operations, finds none after that.
+class PolicySlot {
+ public:
+  explicit PolicySlot(py::function function) noexcept : function_(function.release().ptr()) {}
+  ~PolicySlot() = default;  // empty by then: its owner has gone
+  PolicySlot(const PolicySlot&) = delete;
+  PolicySlot& operator=(const PolicySlot&) = delete;
+
+  // With the GIL. Nothing that takes time happens under the lock, and nothing that runs code of Python's.
+  py::object get() const {
+    const std::lock_guard lock(mutex_);
+    return py::reinterpret_borrow<py::object>(function_.load());
+  }
+  PyObject* look() const noexcept { return function_.load(); }
+  void clear() noexcept {
+    PyObject* last;
+    {
+      const std::lock_guard lock(mutex_);
+      last = function_.exchange(nullptr);
+    }
+    Py_XDECREF(last);
+  }
+
+ private:
+  mutable std::mutex mutex_;  // between looking at the function and taking a reference
+  std::atomic<PyObject*> function_;
+};
+
+// Held by everything in Python that can start operations of the domain.
+struct PolicyOwner {
+  explicit PolicyOwner(py::function function) : slot(std::make_shared<PolicySlot>(std::move(function))) {}
+  ~PolicyOwner() { clear(); }
+  PolicyOwner(const PolicyOwner&) = delete;
+  PolicyOwner& operator=(const PolicyOwner&) = delete;
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(slot->look());
+    return 0;
+  }
+  void clear() const noexcept { slot->clear(); }
+
+  const std::shared_ptr<PolicySlot> slot;
+};
+
+RailPolicy policy_from(const std::shared_ptr<PolicySlot>& slot) {
+  return [slot](std::uint64_t peer, const std::vector<std::string>& links) {
     const py::gil_scoped_acquire gil;
-    delete last;
-  });
-  return [kept](std::uint64_t peer, const std::vector<std::string>& links) {
-    const py::gil_scoped_acquire gil;
-    const py::object weights = (*kept)(peer, links);
+    const py::object function = slot->get();
+    if (!function) return std::vector<double>{};
+    const py::object weights = function(peer, links);
     if (weights.is_none()) return std::vector<double>{};
     try {
       return weights.cast<std::vector<double>>();
@@ -174,6 +215,10 @@ void bind_domain(py::module_& m) {
       .def("progress", &DomainCore::progress, py::call_guard<WithoutGil>())
       .def("close", &DomainCore::close, py::arg("force"), py::call_guard<WithoutGil>());
 
+  py::class_<PolicyOwner>(m, "RailPolicy", holds_objects<PolicyOwner>(),
+                          "The function that a domain asks about its rails, as long as this object is there.")
+      .def(py::init<py::function>(), py::arg("function"));
+
   m.def("close_all", &close_all,
         "Closes every domain of this process that is still open. For the end of the interpreter.");
   m.def(
@@ -184,9 +229,8 @@ void bind_domain(py::module_& m) {
   m.def(
       "open_domain",
       [](const std::string& spec, std::uint32_t mode, const std::string& auth_key, bool strict_keys,
-         bool manual_progress, double peer_deadline, double rail_deadline,
-         std::optional<py::function> rail_policy, std::uint32_t mr_key_size,
-         const std::optional<std::tuple<bool, std::uint32_t, bool>>& non_coherent,
+         bool manual_progress, double peer_deadline, double rail_deadline, const PolicyOwner* rail_policy,
+         std::uint32_t mr_key_size, const std::optional<std::tuple<bool, std::uint32_t, bool>>& non_coherent,
          std::map<std::string, std::string> settings) {
         DomainOptions options;
         options.mr_mode = mode;
@@ -195,7 +239,7 @@ void bind_domain(py::module_& m) {
         options.manual_progress = manual_progress;
         options.peer_deadline = peer_deadline;
         options.rail_deadline = rail_deadline;
-        if (rail_policy) options.rail_policy = policy_from(std::move(*rail_policy));
+        if (rail_policy) options.rail_policy = policy_from(rail_policy->slot);
         options.mr_key_size = mr_key_size;
         if (non_coherent) {
           const auto [at_cpu, line, check] = *non_coherent;

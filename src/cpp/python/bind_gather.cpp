@@ -46,6 +46,13 @@ struct Begun {
   py::object operation;
   py::list offsets;  // byte offsets of the samples, of each ragged field in turn
   std::shared_ptr<GatherJob> job;
+
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(operation.ptr());
+    Py_VISIT(offsets.ptr());
+    return 0;
+  }
+  void clear() { const py::object last = std::exchange(operation, py::none()); }
 };
 
 class Gatherer {
@@ -66,6 +73,13 @@ class Gatherer {
   Gatherer& operator=(const Gatherer&) = delete;
 
   // Bytes of these samples of a ragged field.
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(context_.ptr());
+    Py_VISIT(kept_.ptr());
+    return 0;
+  }
+  void clear() noexcept {}  // the context and the list are cleared themselves
+
   std::uint64_t measure(std::size_t field, const py::object& indices) const {
     const auto samples = samples_from(indices, plan_->size());
     if (field >= plan_->fields().size() || plan_->fields()[field].row != 0)
@@ -194,7 +208,7 @@ py::array_t<std::int64_t> shuffled(std::uint64_t size, std::uint64_t seed, std::
 }  // namespace
 
 void bind_gather(py::module_& m) {
-  py::class_<Begun>(m, "Gather", "A gather that has begun.")
+  py::class_<Begun>(m, "Gather", holds_objects<Begun>(), "A gather that has begun.")
       .def_readonly("operation", &Begun::operation)
       .def_readonly("offsets", &Begun::offsets)
       .def(
@@ -212,7 +226,8 @@ void bind_gather(py::module_& m) {
             return py::make_tuple(part.field, part.shard, part.holder);
           },
           "(field, shard, holder) of what failed first, or of something that is still open; None without.");
-  py::class_<Gatherer>(m, "Gatherer", "Reads samples by number from shards that several processes hold.")
+  py::class_<Gatherer>(m, "Gatherer", holds_objects<Gatherer>(),
+                       "Reads samples by number from shards that several processes hold.")
       .def(py::init<py::object, const std::vector<std::uint64_t>&, const py::list&, std::uint32_t>(),
            py::arg("context"), py::arg("starts"), py::arg("fields"), py::arg("holders"),
            "fields: (bytes of a sample or 0, sources); a source, one a shard: (local array or None, nbytes, "

@@ -47,6 +47,7 @@ std::unique_ptr<ContextHandle> ContextHandle::scope(bool never_waits) const {
   handle->queue = queue;
   handle->finished = finished;
   handle->objects = objects;
+  handle->kept = kept;
   handle->shared = shared;
   handle->manual = manual;
   handle->tally = std::make_shared<Tally>();
@@ -256,17 +257,19 @@ OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer
 }
 
 void bind_context(py::module_& m) {
-  py::class_<ContextHandle> type(m, "Context",
+  py::class_<ContextHandle> type(m, "Context", holds_objects<ContextHandle>(),
                                  "One transmit and receive side of an endpoint, with one lock.");
   type.def(py::init([](const std::shared_ptr<DomainCore>& domain, int index, std::uint32_t number,
                        const std::vector<std::pair<std::string, std::uint32_t>>& keys, bool counts,
                        const std::shared_ptr<AddressVector>& peers,
                        const std::shared_ptr<CompletionQueue>& queue, const py::dict& objects,
-                       unsigned rx_bits, std::uint64_t max_group_id, bool directed, bool exempt) {
+                       unsigned rx_bits, std::uint64_t max_group_id, bool directed, bool exempt,
+                       py::object kept) {
              auto handle = std::make_unique<ContextHandle>();
              handle->domain = domain;
              handle->queue = queue;
              handle->objects = objects;
+             handle->kept = std::move(kept);
              handle->manual = domain->options().manual_progress;
              const auto events = domain->open_event_queue();
              std::vector<DomainCore::EndpointTraits::Key> taken;
@@ -290,7 +293,7 @@ void bind_context(py::module_& m) {
            }),
            py::arg("domain"), py::arg("index"), py::arg("number"), py::arg("keys"), py::arg("counts"),
            py::arg("peers"), py::arg("queue"), py::arg("objects"), py::arg("rx_bits"),
-           py::arg("max_group_id"), py::arg("directed"), py::arg("exempt"))
+           py::arg("max_group_id"), py::arg("directed"), py::arg("exempt"), py::arg("kept"))
       .def("parts",
            [](const ContextHandle& handle) {
              handle.check_open();

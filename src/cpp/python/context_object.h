@@ -30,7 +30,19 @@ struct ContextHandle {
   std::shared_ptr<Tally> tally;
   bool no_wait = false;  // where the path is full, Error(again) and nothing started
 
+  py::object kept;  // alive as long as operations can be started here
+
   ~ContextHandle();
+  // The operations that are in flight are not visited: they keep themselves until they have ended.
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(objects.ptr());
+    Py_VISIT(kept.ptr());
+    return 0;
+  }
+  void clear() {
+    const py::dict last_objects = std::exchange(objects, py::dict());
+    const py::object last_kept = std::exchange(kept, py::object());
+  }
   void close();
   // Another handle of the same context, with a tally of its own.
   std::unique_ptr<ContextHandle> scope(bool never_waits) const;

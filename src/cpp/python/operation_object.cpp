@@ -41,10 +41,22 @@ struct CompletionObject {
 
 CompletionObject& completion_of(PyObject* self) { return *reinterpret_cast<CompletionObject*>(self); }
 
+int completion_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(completion_of(self).context);
+  Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
+  return 0;
+}
+
+int completion_clear(PyObject* self) {
+  Py_CLEAR(completion_of(self).context);
+  return 0;
+}
+
 void completion_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
   PyTypeObject* type = Py_TYPE(self);
-  Py_XDECREF(completion_of(self).context);
-  PyObject_Free(self);
+  completion_clear(self);
+  PyObject_GC_Del(self);
   Py_DECREF(type);
 }
 
@@ -75,8 +87,12 @@ PyObject* completion_number(PyObject* self, void*) {
 }
 
 PyGetSetDef completion_getset[] = {
-    {"context", [](PyObject* self, void*) { return Py_NewRef(completion_of(self).context); }, nullptr,
-     "What the caller gave as context, or None.", nullptr},
+    {"context",
+     [](PyObject* self, void*) {
+       PyObject* context = completion_of(self).context;
+       return Py_NewRef(context ? context : Py_None);  // null: the collector has cleared it
+     },
+     nullptr, "What the caller gave as context, or None.", nullptr},
     {"flags", completion_flags_get, nullptr, "CompletionFlag: the kind of operation.", nullptr},
     {"nbytes", completion_number<&Completion::length>, nullptr, "Bytes moved.", nullptr},
     {"data", completion_number<&Completion::data>, nullptr, "Remote data of the peer's write; 0 without.",
@@ -98,8 +114,8 @@ PyObject* completion_repr(PyObject* self) {
   const Completion& value = completion_of(self).value;
   PyObject* text = PyUnicode_FromFormat(
       "Completion(context=%R, flags=%R, nbytes=%llu, data=%llu, tag=%llu, source=%lld%s%s)",
-      completion_of(self).context, flags, value.length, value.data, value.tag,
-      static_cast<long long>(value.source),
+      completion_of(self).context ? completion_of(self).context : Py_None, flags, value.length, value.data,
+      value.tag, static_cast<long long>(value.source),
       value.error == Errc::ok ? "" : ", error=", value.error == Errc::ok ? "" : name(value.error));
   Py_DECREF(flags);
   return text;
@@ -107,13 +123,16 @@ PyObject* completion_repr(PyObject* self) {
 
 PyType_Slot completion_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(completion_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(completion_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(completion_clear)},
     {Py_tp_getset, completion_getset},
     {Py_tp_repr, reinterpret_cast<void*>(completion_repr)},
     {Py_tp_doc, const_cast<char*>("How an operation ended, or what a peer did to this process. Immutable.")},
     {0, nullptr}};
 PyType_Spec completion_spec = {
     "pyfab.Completion", sizeof(CompletionObject), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE, completion_slots};
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    completion_slots};
 
 // ---------------------------------------------------------------------------------------------- Operation
 
@@ -543,6 +562,9 @@ void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t contex
 void keep_context(OperationObject& operation, PyObject* context) noexcept {
   operation.user_context = Py_NewRef(context);
   track(operation);
+  // It may lead back to the endpoint, so it is let go of at once when the operation has ended, and not when
+  // somebody calls the endpoint next.
+  if (PyObject_IS_GC(context)) operation.wants_notice.store(true);
 }
 
 void launched(OperationObject& operation, std::vector<LocalBuffer> buffers) {
@@ -559,10 +581,11 @@ void launched(OperationObject& operation, std::vector<LocalBuffer> buffers) {
 }
 
 PyObject* make_completion(const Completion& completion, PyObject* context) {
-  auto* object = PyObject_New(CompletionObject, completion_type);
+  auto* object = PyObject_GC_New(CompletionObject, completion_type);
   if (!object) return nullptr;
   object->value = completion;
   object->context = context ? Py_NewRef(context) : PyLong_FromUnsignedLongLong(completion.context);
+  if (context && PyObject_IS_GC(context)) PyObject_GC_Track(object);  // numbers lead nowhere
   return reinterpret_cast<PyObject*>(object);
 }
 
