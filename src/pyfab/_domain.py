@@ -20,7 +20,7 @@ from pyfab._address_vector import FORMATS, AddressVector
 from pyfab._buffers import auth_key_of, bytes_of
 from pyfab._endpoint import Endpoint
 from pyfab._enums import KEY_NOTAVAIL, Access, AVType, Caps, MRFlag, MRMode, flag_names
-from pyfab._errors import BadFlagsError, BusyError, InvalidArgumentError, NotSupportedError
+from pyfab._errors import BadFlagsError, BusyError, FabricError, InvalidArgumentError, NotSupportedError
 from pyfab._info import Info, bits_in_force, make_info
 from pyfab._pictures import Drawing, DrawnRegion, regions_map
 from pyfab._queues import CompletionQueue, Counter, EventQueue
@@ -450,7 +450,11 @@ class Domain:
             for peer, _ in endpoint.av:
                 counts = endpoint.counts(peer)
                 if counts["posted"]:
-                    peers.append({"peer": peer, "link": endpoint.report(peer)[0], **counts})
+                    try:
+                        link = endpoint.report(peer)[0]
+                    except FabricError:  # it has ended, or moved out of reach
+                        link = "-"
+                    peers.append({"peer": peer, "link": link, **counts})
         return DomainStats(
             regions=self._core.regions,
             peers=peers,

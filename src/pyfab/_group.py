@@ -93,7 +93,7 @@ class Group:
             self._open(domain, contexts, undo)
             cards = [json.loads(value) for value in exchange(rendezvous, rank, size, self._card(), timeout)]
             self._meet(cards, Deadline(timeout))
-            self._resources = Shared(undo.pop_all())
+            self._resources = Shared(undo.pop_all(), self.endpoint.av).share(self._handles)
 
     def _begin(self, rank: int, size: int, timeout: float | None) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
@@ -285,7 +285,7 @@ class Group:
         except BaseException:
             control.close()
             raise
-        group._resources = self._resources.share()
+        group._resources = self._resources.share(group._handles)
         return group
 
     @classmethod
@@ -314,7 +314,7 @@ class Group:
             group._begin(len(values[0]["cards"]) + number, len(cards), timeout)
             group.epoch = values[0]["epoch"]
             group._meet(cards, deadline)
-            group._resources = Shared(undo.pop_all())
+            group._resources = Shared(undo.pop_all(), group.endpoint.av).share(group._handles)
         return group
 
     def links(self) -> Links:
@@ -370,14 +370,17 @@ class Group:
 
     def _meet(self, cards: list[Any], deadline: Deadline, known: tuple[int, ...] = ()) -> None:
         """Fills the address vector with those that are not `known` by their handles yet, and waits for all."""
-        added = tuple(
-            self.endpoint.av.insert(base64.b64decode(card["address"])) for card in cards[len(known) :]
-        )
-        self._handles = known + added
-        remotes = [RemoteRegion.from_bytes(base64.b64decode(card["control"])) for card in cards]
-        self._control.connect(self.rank, remotes, self._handles)
-        self._hosts = [str(card["host"]) for card in cards]
-        self._control.barrier(deadline.remaining())
+        with contextlib.ExitStack() as undo:
+            added = []
+            for card in cards[len(known) :]:
+                added.append(self.endpoint.av.insert(base64.b64decode(card["address"])))
+                undo.callback(self.endpoint.av.remove, added[-1])
+            self._handles = known + tuple(added)
+            remotes = [RemoteRegion.from_bytes(base64.b64decode(card["control"])) for card in cards]
+            self._control.connect(self.rank, remotes, self._handles)
+            self._hosts = [str(card["host"]) for card in cards]
+            self._control.barrier(deadline.remaining())
+            undo.pop_all()
 
     def _descend(self, control: Control, rank: int, ranks: list[int], controls: list[bytes]) -> Group:
         """A group of some of these ranks over the same endpoint, before anyone has waited for another."""
@@ -388,7 +391,7 @@ class Group:
         group._handles = tuple(self._handles[r] for r in ranks)
         group._hosts = [self._hosts[r] for r in ranks]
         group._control.connect(rank, [RemoteRegion.from_bytes(data) for data in controls], group._handles)
-        group._resources = self._resources.share()
+        group._resources = self._resources.share(group._handles)
         return group
 
     def _end(self, wait: bool) -> None:
@@ -411,7 +414,7 @@ class Group:
         finally:
             self._windows.clear()
             self._control.close()
-            self._resources.release()
+            self._resources.release(self._handles)
 
     def _memory_barrier(self) -> None:
         with self._barrier_lock:  # an atomic exchange with acquire and release order

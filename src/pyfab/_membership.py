@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from pyfab._errors import FabricError, OperationTimeout
+from pyfab._errors import ClosedError, FabricError, OperationTimeout
 from pyfab._ranks import ranks_text
 
 if TYPE_CHECKING:
+    from pyfab._address_vector import AddressVector
     from pyfab._control import Control
     from pyfab._deadline import Deadline
 
@@ -19,23 +22,36 @@ _PAUSES = 0.001, 0.05  # seconds between looks at the others' views: at first, a
 
 
 class Shared:
-    """Resources that are closed by the last of the groups that use them."""
+    """What several groups use, each until it ends.
 
-    def __init__(self, resources: ExitStack) -> None:
-        self._resources, self._users = resources, 1
+    The peers' handles: one that no group has any more is taken out of the address vector, and with it all that is kept for the
+    peer. And resources, which the last of the groups closes.
+    """
+
+    def __init__(self, resources: ExitStack, av: AddressVector) -> None:
+        self._resources, self._av, self._users = resources, av, 0
+        self._handles: Counter[int] = Counter()  # how many groups have each
         self._lock = threading.Lock()
 
-    def share(self) -> Shared:
+    def share(self, handles: Iterable[int]) -> Shared:
         with self._lock:
             self._users += 1
+            self._handles.update(handles)
         return self
 
-    def release(self) -> None:
+    def release(self, handles: Iterable[int]) -> None:
         with self._lock:
             self._users -= 1
+            self._handles.subtract(handles)
+            unused = [handle for handle, users in self._handles.items() if users == 0]
+            for handle in unused:
+                del self._handles[handle]
             last = self._users == 0
         if last:
             self._resources.close()
+        else:
+            with suppress(ClosedError):  # the domain, which is its opener's to close at any time
+                self._av.remove(unused)
 
 
 def agree(

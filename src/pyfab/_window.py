@@ -407,8 +407,9 @@ class Window(_core.WindowCore):
         """Local."""
         if not self._closed:
             self._closed = True
-            self._peers = []
             self._resources.close()
+            # These know the window: without them it goes, with its memory, as soon as nobody else has it.
+            self._peers, self._arrays, self._mapped = [], [], {}
 
 
 class _Opened:

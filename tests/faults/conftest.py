@@ -15,13 +15,13 @@ class Station:
     """A local endpoint and any number of peers, all with a short deadline."""
 
     def __init__(self, stack: ExitStack, spec: str, **settings) -> None:
-        self._stack, self._spec, self._settings = stack, spec, {"peer_deadline": DEADLINE, **settings}
-        self.domain = stack.enter_context(pyfab.Domain(spec, **self._settings))
+        self._stack, self._spec, self.settings = stack, spec, {"peer_deadline": DEADLINE, **settings}
+        self.domain = stack.enter_context(pyfab.Domain(spec, **self.settings))
         self.endpoint = stack.enter_context(self.domain.endpoint())
 
     def peer(self, **settings) -> tuple[Peer, int]:
         """A process, and its handle here."""
-        peer = self._stack.enter_context(Peer(self._spec, **{**self._settings, **settings}))
+        peer = self._stack.enter_context(Peer(self._spec, **{**self.settings, **settings}))
         return peer, self.endpoint.av.insert(peer.address)
 
 

@@ -152,6 +152,76 @@ def test_processes_join(start_ranks: StartRanks, start: Start, tmp_path: Path) -
         assert outputs[rank] == f"{rank} 4 1 {everyone}\n{4 if rank == 3 else 0}\n", outputs
 
 
+COMING_AND_GOING = """
+import collections, gc, os, re, signal, sys, time, pyfab
+spec, place, how, cycles = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+
+def visit(number):
+    group = pyfab.Group.join(f"file://{place}/{number}", 0, 1, spec, timeout=30)
+    window = group.window(shape=4, dtype=int)
+    window[0][0] = number
+    window.fence()
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.leave()
+
+def kept():
+    found = collections.Counter()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[re.sub("[0-9]+", "", os.readlink(f"/proc/self/fd/{name}"))] += 1
+        except FileNotFoundError:  # the listing itself
+            pass
+    for line in open("/proc/self/maps"):
+        if "memfd" in line:
+            found["map of " + line.split(maxsplit=5)[5]] += 1
+    return found
+
+visitors = []  # processes that wait for their turn: forked before there is anything to inherit
+for number in range(cycles):
+    wait, go = os.pipe()
+    visitors.append((os.fork(), go))
+    if visitors[-1][0] == 0:
+        os.close(go)
+        os.read(wait, 1)
+        visit(number)
+        os._exit(0)
+    os.close(wait)
+gc.disable()  # nothing may wait for it
+group = pyfab.Group(0, 1, domain=spec, timeout=30)
+for number, (pid, go) in enumerate(visitors):
+    os.write(go, b"x")
+    larger = group.admit(f"file://{place}/{number}", 1)
+    window = larger.window(shape=4, dtype=int)
+    window[1][0] = number
+    window.fence()
+    os.waitpid(pid, 0)
+    smaller = larger.shrink()
+    assert (smaller.size, smaller.lost) == (1, (1,))
+    group.close()
+    group = smaller
+    del larger, smaller, window
+    if number == 4:
+        early = kept()
+for _, go in visitors:
+    os.close(go)
+early["pipe:[]"] -= cycles
+end = time.monotonic() + 30
+while (late := kept()) - early and time.monotonic() < end:
+    time.sleep(0.01)  # the kernel tells of the last one's end when it likes
+print(dict(late - early), len(group.endpoint.av), [p for p in os.listdir(place) if p.isdigit()])
+group.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["leave", "kill"])
+def test_members_that_left_keep_nothing(links: str, how: str, start: Start, tmp_path: Path) -> None:
+    """As many descriptors and mappings after twenty have come and gone as after five."""
+    process = start(COMING_AND_GOING, links, str(tmp_path), how, "20")
+    output, _ = process.communicate(timeout=60)
+    assert output == "{} 1 []\n"
+
+
 class Store:
     """What torch.distributed has as TCPStore, for threads."""
 

@@ -301,7 +301,24 @@ PeerId AddressVector::insert_now(std::string_view address, const Extra& extra) {
   return index;
 }
 
+void AddressVector::watch(std::weak_ptr<PeerWatcher> watcher) {
+  const std::lock_guard lock(watchers_mutex_);
+  std::erase_if(watchers_, [](const auto& known) { return known.expired(); });
+  watchers_.push_back(std::move(watcher));
+}
+
 void AddressVector::remove(PeerId peer) {
+  const std::uint64_t index = remove_now(peer);
+  std::vector<std::weak_ptr<PeerWatcher>> watchers;
+  {
+    const std::lock_guard lock(watchers_mutex_);
+    watchers = watchers_;
+  }
+  for (const auto& watcher : watchers)
+    if (const auto told = watcher.lock()) told->removed(index);
+}
+
+std::uint64_t AddressVector::remove_now(PeerId peer) {
   check_writable();
   const Writing turn(*this);
   const std::uint64_t index = existing(peer);
@@ -324,6 +341,7 @@ void AddressVector::remove(PeerId peer) {
   vacancies_.add(index);
   memory_->header().live.fetch_sub(1, std::memory_order_relaxed);
   changed();
+  return index;
 }
 
 // After a writer died: entries say what is there, and all else follows from them.

@@ -33,6 +33,15 @@ struct AddressVectorOptions {
   std::uint32_t type = 2;  // kept for others that open the same named vector
 };
 
+// Who keeps something for the peers of an address vector.
+class PeerWatcher {
+ public:
+  virtual ~PeerWatcher() = default;
+  // This process took the peer out. Called without a lock, from any thread; its index may have been given
+  // anew.
+  virtual void removed(std::uint64_t index) noexcept = 0;
+};
+
 // A table of peers: handle → address (fi_av(3)). The index in a handle is the lowest that was free (AV-11).
 // Reading takes no lock; insertion and removal take turns, one address at a time, at about a microsecond.
 // Where the memory is a file, all of this holds among its processes. Layout: docs/address-vectors.md.
@@ -69,6 +78,8 @@ class AddressVector final {
   void insert(std::span<const std::string_view> addresses, const std::function<Extra(std::size_t)>& extra,
               const Done& done);
   void remove(PeerId peer);  // throws Error(invalid) for a handle that is not there
+  // From now on tells of removals.
+  void watch(std::weak_ptr<PeerWatcher> watcher);
 
   // --- by handle: the receive context in it is ignored (AV-41); one with a peer group is no entry's handle
   std::string lookup(PeerId peer) const;  // throws Error(invalid)
@@ -114,6 +125,7 @@ class AddressVector final {
   std::string_view checked(std::string_view address, std::string& canonical,
                            std::vector<PartView>& parts) const;
   PeerId insert_now(std::string_view address, const Extra& extra);  // in the caller's turn
+  std::uint64_t remove_now(PeerId peer);                            // its index
   void check_writable() const;
   void repair();
   bool read(std::uint64_t index, std::string& out) const;  // false: vacant
@@ -134,6 +146,8 @@ class AddressVector final {
   PeerIndex index_;
   PeerRuns runs_;
   PeerVacancies vacancies_;
+  std::mutex watchers_mutex_;
+  std::vector<std::weak_ptr<PeerWatcher>> watchers_;
   mutable std::mutex key_ids_mutex_;
   std::map<std::uint32_t, PeerId> key_user_ids_;  // keys are of one process: their ids are not in `memory_`
 };

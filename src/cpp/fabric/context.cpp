@@ -40,6 +40,7 @@ Context::Context(Domain& domain, Parameters parameters)
                                     .receives = receives_,
                                     .links = links_,
                                     .slice = slice_,
+                                    .path_ended = path_ended_,
                                     .wake_domain = parameters_.wake_domain});
 }
 
@@ -65,6 +66,7 @@ void Context::close() {
   last_path_ = nullptr;
   paths_.clear();
   named_paths_.clear();
+  leaving_.clear();
   endpoint_.reset();
   followers_wake_.notify_all();
   kick();
@@ -97,6 +99,17 @@ std::uint64_t named(const PeerTarget& target) noexcept {
 }
 
 }  // namespace
+
+template <class Visit>
+void Context::visit_paths(Visit&& visit) {
+  for (std::uint64_t i = 0; i < paths_.size(); ++i)
+    if (paths_[i].path) visit(PeerTarget{.index = i}, paths_[i]);
+  for (auto& [number, there] : named_paths_)
+    if (there.path)
+      visit(PeerTarget{.index = number & kMaxPeers,
+                       .rx_context = static_cast<std::uint32_t>(number >> kPeerIndexBits)},
+            there);
+}
 
 Context::Peer* Context::known(const PeerTarget& target) {
   if (target.rx_context == 0) return target.index < paths_.size() ? &paths_[target.index] : nullptr;
@@ -153,6 +166,7 @@ Path& Context::find_path(PeerId peer) {
   if (target.rx_context == 0 && target.index >= paths_.size()) paths_.resize(target.index + 1);
   Peer& slot = target.rx_context == 0 ? paths_[target.index] : named_paths_[named(target)];
   slot.path.reset();  // of another peer by now, or lost: a new one may work again
+  slot.ended = false;
   const Name name = parameters_.peers->name(target.index);
   const std::size_t key = key_to(target.index);
   try {
@@ -167,6 +181,73 @@ Path& Context::find_path(PeerId peer) {
   slot.generation = generation;
   slot.serial = ++paths_opened_;
   return *slot.path;
+}
+
+// --- paths that are not needed any more
+
+// What is left of a path that ended: what it did. All else, the descriptors above all, goes at once, however
+// long the next post to the peer is in coming.
+class Context::EndedPath final : public Path {
+ public:
+  explicit EndedPath(const Path& former)
+      : state_(former.state()), counts_(former.counts()), report_(former.report()) {}
+  std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }
+  std::size_t post(std::span<const Transfer>) noexcept override { return 0; }  // nobody posts to one
+  Errc state() const noexcept override { return state_; }
+  bool idle() const noexcept override { return true; }
+  PathCounts counts() const noexcept override { return counts_; }
+  PathReport report() const override { return report_; }
+
+ private:
+  const Errc state_;
+  const PathCounts counts_;
+  const PathReport report_;
+};
+
+void Context::end(Peer& peer) noexcept {
+  std::unique_ptr<Path> remains;
+  try {
+    remains = std::make_unique<EndedPath>(*peer.path);
+  } catch (const std::bad_alloc&) {  // then nobody knows what it did
+  }
+  peer.ended = remains != nullptr;
+  peer.path = std::move(remains);
+}
+
+// Of a peer that was removed; false: something is under way.
+bool Context::let_go(const PeerTarget& target) noexcept {
+  Peer* const there = known(target);
+  if (!there || !there->path || there->generation == parameters_.peers->generation(target.index)) return true;
+  if (!there->path->idle()) return false;
+  there->path.reset();
+  there->ended = false;
+  return true;
+}
+
+void Context::tidy() noexcept {
+  last_path_ = nullptr;
+  if (std::exchange(path_ended_, false))
+    visit_paths([](const PeerTarget&, Peer& there) {
+      if (!there.ended && there.path->state() != Errc::ok) end(there);
+    });
+  std::erase_if(leaving_, [this](const PeerTarget& target) { return let_go(target); });
+}
+
+void Context::removed(std::uint64_t index) noexcept {
+  if (fork_generation_ != fork_generation()) return;
+  const std::lock_guard lock(mutex_);
+  last_path_ = nullptr;
+  const auto leave = [&](const PeerTarget& target) {
+    if (let_go(target)) return;
+    try {
+      leaving_.push_back(target);
+    } catch (const std::bad_alloc&) {  // it goes when its place is given to another peer
+    }
+  };
+  leave({.index = index});
+  for (const auto& [number, there] : named_paths_)
+    if ((number & kMaxPeers) == index)
+      leave({.index = index, .rx_context = static_cast<std::uint32_t>(number >> kPeerIndexBits)});
 }
 
 class Context::Turn {
@@ -374,6 +455,7 @@ bool Context::move(bool look) noexcept {
   moved |= endpoint_ && endpoint_->progress();
   turns_ += moved ? kTurnsOfMove : 1;
   if (look && !moved) moved = look_at_poller();
+  if (path_ended_ || (moved && !leaving_.empty())) tidy();
   if (moved && followers_) followers_wake_.notify_all();
   return moved;
 }
@@ -446,17 +528,11 @@ std::vector<Context::FlushGoal> Context::flush_goals(PeerId peer) {
   check_process();
   std::vector<FlushGoal> goals;
   const std::lock_guard lock(mutex_);
-  const auto add = [&](const PeerTarget& target, const Peer& there) {
-    if (there.path) goals.push_back({target, there.serial, there.path->counts().posted});
-  };
   const std::uint64_t only = take_apart(peer, parameters_.rx_bits).index;
-  for (std::uint64_t i = 0; i < paths_.size(); ++i)
-    if (peer == kNoPeer || only == i) add({.index = i}, paths_[i]);
-  for (const auto& [number, there] : named_paths_) {
-    const PeerTarget target{.index = number & kMaxPeers,
-                            .rx_context = static_cast<std::uint32_t>(number >> kPeerIndexBits)};
-    if (peer == kNoPeer || only == target.index) add(target, there);
-  }
+  visit_paths([&](const PeerTarget& target, const Peer& there) {
+    if (peer == kNoPeer || only == target.index)
+      goals.push_back({target, there.serial, there.path->counts().posted});
+  });
   return goals;
 }
 
@@ -565,6 +641,7 @@ void Context::locked(const std::function<void(Endpoint&)>& work) {
 }
 
 void Context::unlock_and_notify(Lock& lock) {
+  if (path_ended_) tidy();
   const bool notice = std::exchange(notice_, false);
   lock.unlock();
   if (notice && on_notice) on_notice();

@@ -29,7 +29,7 @@ namespace fab {
 // path; threads that use one are safe. Whoever waits drives it: the first waiter leads (polls, then sleeps in
 // the kernel), the others follow. While somebody leads, the domain's progress thread leaves the context
 // alone.
-class Context final {
+class Context final : public PeerWatcher {
  public:
   struct Parameters {
     std::uint16_t index = 0;  // within the endpoint that the user opened
@@ -47,7 +47,7 @@ class Context final {
     std::function<void()> wake_domain;
   };
   Context(Domain& domain, Parameters parameters);
-  ~Context();
+  ~Context() override;
 
   std::uint16_t index() const noexcept { return parameters_.index; }
   std::uint16_t cell() const noexcept { return parameters_.cell; }
@@ -69,7 +69,7 @@ class Context final {
   // Settles a part of an operation that moved without this context.
   void settle(Operation& operation, Errc error, std::uint64_t bytes);
   std::uint64_t resolve(PeerId peer, const RemoteRegion& region);
-  PathCounts counts(PeerId peer);  // of the path now open; zero if none is
+  PathCounts counts(PeerId peer);  // of the path now open, or that ended last; zero if there was none
   PathReport report(PeerId peer);  // opens the path if need be
   Reach reaches(PeerId peer) const;
   // The endpoint's key that the address vector has under this AddressVector::auth(); throws Error(invalid).
@@ -119,6 +119,8 @@ class Context final {
   void kick() noexcept;
   // Runs `work` with the lock held, unless the context is closed.
   void locked(const std::function<void(Endpoint&)>& work);
+  // The path to the peer goes as soon as nothing is under way on it.
+  void removed(std::uint64_t index) noexcept override;
   // Ends the endpoint: what is outstanding settles with an error. Idempotent.
   void close();
 
@@ -145,6 +147,7 @@ class Context final {
   struct Peer {
     std::unique_ptr<Path> path;
     std::uint32_t generation = 0;
+    bool ended = false;        // `path` is an EndedPath
     std::uint64_t serial = 0;  // tells a path from an earlier one to the same peer
   };
   using Mutex = YieldingMutex<std::mutex>;
@@ -160,6 +163,12 @@ class Context final {
   Path& path_to(PeerId peer);
   Path& find_path(PeerId peer);
   std::size_t post_slice(PeerId peer, std::span<const Transfer> slice);
+  class EndedPath;
+  template <class Visit>
+  void visit_paths(Visit&& visit);  // with the target and the Peer
+  static void end(Peer& peer) noexcept;
+  bool let_go(const PeerTarget& target) noexcept;
+  void tidy() noexcept;
   // `look`: also at the poller.
   bool move(bool look = true) noexcept;
   bool look_at_poller() noexcept;
@@ -182,6 +191,8 @@ class Context final {
   std::vector<Peer> paths_;                              // by index
   std::unordered_map<std::uint64_t, Peer> named_paths_;  // to receive contexts other than the first, likewise
   std::uint64_t paths_opened_ = 0;
+  bool path_ended_ = false;          // EndpointServices::path_ended
+  std::vector<PeerTarget> leaving_;  // removed, when something was still under way
   // The path that was asked for last, as long as the address vector does not change.
   PeerId last_peer_ = kNoPeer;
   Path* last_path_ = nullptr;

@@ -175,6 +175,7 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
                                                                 if (const auto self = weak.lock())
                                                                   self->kick();
                                                               }});
+  context->peers().watch(context);
   contexts_.push_back(context);
   choose_lead();
   if (thread_) thread_->add(context);

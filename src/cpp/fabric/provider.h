@@ -82,6 +82,9 @@ struct EndpointServices {
   ReceiveQueue& receives;
   LinkBook& links;
   Slice& slice;  // of the present turn: what moves bytes spends it, and stops where it is spent
+  // To be set when the state() of a path stops being ok: the context lets go of the path before its turn
+  // ends.
+  bool& path_ended;
   std::function<void()>
       wake_domain;             // wakes those who wait for a counter of the domain (after raise_counters)
   FlowTable* flows = nullptr;  // of linked endpoints, whose links may be rails
@@ -120,6 +123,8 @@ class Path {
   // ok, or why nothing more will move on this path: then all that was taken has settled, and the context
   // opens a new one.
   virtual Errc state() const noexcept = 0;
+  // Whether nothing is under way, so that nothing is lost when the path is destroyed.
+  virtual bool idle() const noexcept = 0;
   virtual PathCounts counts() const noexcept = 0;
   virtual PathReport report() const = 0;
 };

@@ -71,7 +71,7 @@ class ShardedStore:
         self._setup(os.getpid())
         placed = holders(group._hosts, replicas)
         with ExitStack() as undo:
-            undo.callback(group._resources.share().release)
+            undo.callback(group._resources.share(group._handles).release, group._handles)
             opened = _Opened(group, undo)
             self._memory: Memory | None = Memory(group.domain, memory_limit, spill_folder)
             given = fields if callable(fields) else lambda: fields

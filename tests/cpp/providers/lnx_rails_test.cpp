@@ -72,6 +72,7 @@ class StreamPath final : public Path {
     return stream_->near.session.post(batch);
   }
   Errc state() const noexcept override { return stream_->near.state; }
+  bool idle() const noexcept override { return true; }
   PathCounts counts() const noexcept override { return stream_->near.counts; }
   PathReport report() const override { return {"test", "test"}; }
 

@@ -130,6 +130,7 @@ struct Lent {
   ReceiveQueue receives;
   LinkBook links;
   Slice slice;
+  bool path_ended = false;
   const AuthKeys keys = AuthKeys(1);
   EndpointServices services(std::uint16_t context) {
     return {.context = context,
@@ -142,6 +143,7 @@ struct Lent {
             .receives = receives,
             .links = links,
             .slice = slice,
+            .path_ended = path_ended,
             .wake_domain = [] {}};
   }
 };

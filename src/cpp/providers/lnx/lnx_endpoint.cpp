@@ -204,6 +204,7 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
                                                 .on_work = [this](Rails& some) { has_work(some); },
                                                 .on_lost =
                                                     [this](PeerId lost, Errc error) {
+                                                      services_.path_ended = true;
                                                       services_.events.push({.type = EventType::peer_lost,
                                                                              .error = error,
                                                                              .peer = lost,

@@ -176,6 +176,10 @@ class RailedPath final : public Path {
   std::uint64_t resolve(const RemoteRegion& region) override { return rails_->resolve(region); }
   std::size_t post(std::span<const Transfer> batch) noexcept override { return rails_->post(batch); }
   Errc state() const noexcept override { return rails_->state(); }
+  bool idle() const noexcept override {
+    const PathCounts all = counts();
+    return all.posted == all.settled;
+  }
   PathCounts counts() const noexcept override { return rails_->counts(); }
   PathReport report() const override { return rails_->report(); }
 

@@ -54,13 +54,15 @@ ShmEndpoint::~ShmEndpoint() {
 std::vector<Part> ShmEndpoint::parts() const { return {{link_, services_.context, self_.encode()}}; }
 
 std::shared_ptr<Neighbour> ShmEndpoint::neighbour(const Address& address) const {
-  for (const auto& known : neighbours_)
-    if (!known->gone() && known->address().process == address.process &&
+  for (const auto& weak : neighbours_)
+    if (auto known = weak.lock();
+        known && !known->gone() && known->address().process == address.process &&
         std::memcmp(known->address().domain_id, address.domain_id, sizeof address.domain_id) == 0)
       return known;
-  std::erase_if(neighbours_, [](const auto& known) { return known.use_count() == 1; });
-  neighbours_.push_back(std::make_shared<Neighbour>(address, services_.poller, someone_left_));
-  return neighbours_.back();
+  std::erase_if(neighbours_, [](const auto& known) { return known.expired(); });
+  auto made = std::make_shared<Neighbour>(address, services_.poller, someone_left_);
+  neighbours_.push_back(made);
+  return looked_at_ = std::move(made);
 }
 
 // The neighbour behind a name; throws Error with the reason why there is none.
@@ -92,6 +94,8 @@ Reach ShmEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t k
 std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
                                            std::size_t key) try {
   const auto [found, cell, auth] = look_up(peer, target, key);
+  looked_at_.reset();
+  found->watch();  // what is kept of a peer goes with it, whether or not anybody asks for it again
   const int slot = found->segment().claim_slot(self_.process);
   if (slot < 0)
     throw Error(Errc::unreachable, "all " + std::to_string(kMaxSlots) + " access slots of process " +
@@ -126,7 +130,9 @@ Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, s
           .largest_message = kLargestMessage};
 }
 
-void ShmEndpoint::tell_lost(PeerId peer, Errc why) noexcept try {
+void ShmEndpoint::path_ended(PeerId peer, Errc why) noexcept try {
+  services_.path_ended = true;
+  if (why == Errc::canceled) return;
   services_.events.push({.type = EventType::peer_lost,
                          .error = why,
                          .peer = peer,
@@ -301,6 +307,7 @@ void ShmEndpoint::look_for_channels() noexcept {
       if (slot.owner.load() != owner || slot.channel_epoch.load() != epoch) continue;
       Part part{link_, offer.initiator_context, offer.initiator.encode()};
       auto peer = neighbour(offer.initiator);
+      looked_at_.reset();
       auto services = session_services(served_counts_, std::move(part), offer.key);
       served_.push_back(
           {i, epoch,

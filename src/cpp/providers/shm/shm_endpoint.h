@@ -53,7 +53,7 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   Session::Services session_services(PathCounts& counts, Part part, std::size_t key);
   void continue_later() noexcept;  // progress() shall be called again
   void expect_answers() noexcept;  // watch for peers that do not answer
-  void tell_lost(PeerId peer, Errc why) noexcept;
+  void path_ended(PeerId peer, Errc why) noexcept;
   // Until when paths that end may wait for their peers to read: one time for those that end together.
   Deadline farewell() noexcept;
 
@@ -98,7 +98,9 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   std::size_t next_served_ = 0, next_path_ = 0, next_taken_ = 0;
   unsigned turns_ = 0;
   mutable bool someone_left_ = false;
-  mutable std::vector<std::shared_ptr<Neighbour>> neighbours_;
+  // Those that paths and channels hold, and the one that was looked at last: whoever looks may want a path.
+  mutable std::vector<std::weak_ptr<Neighbour>> neighbours_;
+  mutable std::shared_ptr<Neighbour> looked_at_;
   std::vector<ShmPath*> paths_;
   PathCounts served_counts_;
   std::vector<Served> served_;

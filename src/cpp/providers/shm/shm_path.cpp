@@ -479,7 +479,7 @@ void ShmPath::lose(Errc why) noexcept {
   state_ = why;
   if (channel_) channel_->session().fail(why);
   for (; !waiting_.empty(); waiting_.pop_front()) settle(waiting_.front().transfer, why);
-  if (why != Errc::canceled) endpoint_.tell_lost(id_, why);
+  endpoint_.path_ended(id_, why);
 }
 
 }  // namespace fab::shm

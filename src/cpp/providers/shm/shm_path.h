@@ -34,6 +34,9 @@ class ShmPath final : public Path {
   std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }
   std::size_t post(std::span<const Transfer> batch) noexcept override;
   Errc state() const noexcept override { return state_; }
+  bool idle() const noexcept override {
+    return counts_.posted == counts_.settled && channel_idle() && !(channel_ && channel_->unread());
+  }
   PathCounts counts() const noexcept override { return counts_; }
   PathReport report() const override;
 

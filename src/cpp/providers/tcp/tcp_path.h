@@ -17,6 +17,7 @@ class TcpPath final : public Path {
   std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }
   std::size_t post(std::span<const Transfer> batch) noexcept override { return stream_->post(batch); }
   Errc state() const noexcept override { return stream_->state(); }
+  bool idle() const noexcept override { return counts().posted == counts().settled; }
   PathCounts counts() const noexcept override { return stream_->counts(); }
   PathReport report() const override { return {link_, stream_->remote()}; }
 

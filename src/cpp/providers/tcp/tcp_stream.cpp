@@ -283,6 +283,7 @@ void TcpStream::fail(Errc error) noexcept {
   const PeerId peer = session_.sender().handle();
   const bool rail = session_.rail(), stood = open();
   endpoint.retire(*this);
+  endpoint.services().path_ended = true;
   detach(error);
   if (peer != kNoPeer && (stood || !rail))
     endpoint.services().events.push({.type = rail ? EventType::link_lost : EventType::peer_lost,

@@ -69,6 +69,10 @@ class VerbsPath final : public Path {
   }
   std::size_t post(std::span<const Transfer> batch) noexcept override { return link_->post(batch); }
   Errc state() const noexcept override { return link_->state(); }
+  bool idle() const noexcept override {
+    const PathCounts all = counts();
+    return all.posted == all.settled;
+  }
   PathCounts counts() const noexcept override { return link_->counts(); }
   PathReport report() const override { return {tag_, link_->remote()}; }
 

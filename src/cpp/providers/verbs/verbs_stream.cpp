@@ -435,6 +435,7 @@ bool VerbsStream::tick() noexcept {
 void VerbsStream::fail(Errc error) noexcept {
   if (state_ != Errc::ok) return;
   state_ = error;
+  endpoint_.services().path_ended = true;
   const bool stood = std::exchange(open_, false);
   const PeerId peer = session_ ? session_->sender().handle() : kNoPeer;
   const bool rail = session_ && session_->rail();
