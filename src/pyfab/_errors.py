@@ -120,6 +120,12 @@ class UnreachableError(FabricError, ConnectionError):
 
 
 class PeerLostError(FabricError, ConnectionError):
+    """The peer's process or link has gone. What was outstanding may have happened or not.
+
+    The death of a process on this node is noticed within 10 ms, a loss over the network when a system tells of it, and any
+    within the domain's `peer_deadline`. What succeeded shortly before, the peer may not have lived to see.
+    """
+
     code = 104
 
 

@@ -162,8 +162,7 @@ def test_each_capability_is_tested_by_itself() -> None:
         whole = info().caps
         taken, verdicts = candidates(Tunables(), found=[info(caps=whole & ~bit)])
         assert taken == []
-        assert bit.name is not None
-        assert bit.name in verdicts[0].reason
+        assert str(bit.name) in verdicts[0].reason
 
 
 @pytest.mark.req("WIN-3")
@@ -1201,8 +1200,17 @@ def test_a_peer_that_dies_concerns_nobody_else(way: Way) -> None:
                 ] += 1
             except (pyfab.PeerLostError, pyfab.UnreachableError):
                 outcomes["refused"] += 1
-        with pytest.raises((pyfab.PeerLostError, pyfab.UnreachableError)):
-            living.transport.wait(living.transport.put, dying, data, handle.address, handle, timeout=TIMEOUT)
+
+        def refused() -> bool:
+            try:
+                living.transport.wait(
+                    living.transport.put, dying, data, handle.address, handle, timeout=TIMEOUT
+                )
+            except (pyfab.PeerLostError, pyfab.UnreachableError):
+                return True
+            return False
+
+        wait_for(refused)  # what is put into mapped memory succeeds until the death is noticed
         try:
             living.transport.flush(dying, TIMEOUT)
         except ConnectionError:

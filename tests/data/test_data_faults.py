@@ -26,11 +26,11 @@ def reads_on(group: pyfab.Group, folder: str) -> list[str]:
             wait_for(Path(folder) / "never")
         wait_for(Path(folder) / "killed")
         mine = np.arange(TOTAL)[: sum(COUNTS[:2])]
-        try:
-            store.gather(np.arange(TOTAL))
-        except (pyfab.PeerLostError, pyfab.UnreachableError) as error:
-            told.append(str(error))
-        assert told
+        while not told:  # mapped memory of one that has just died can still be read
+            try:
+                store.gather(np.arange(TOTAL))
+            except (pyfab.PeerLostError, pyfab.UnreachableError) as error:
+                told.append(str(error))
         check(store.gather(mine), mine, TOTAL)  # others' samples are as good as before
         gathered = store.gather_async(np.arange(TOTAL))
         assert isinstance(gathered.exception(30), ConnectionError)
