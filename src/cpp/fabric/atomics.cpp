@@ -95,7 +95,7 @@ T combine(AtomicOp op, T old, T operand, T compare) noexcept {
 // Element types of one size share their bits' atomic type, so that all of them are atomic among each other.
 template <class T>
 void apply(AtomicOp op, std::byte* target, std::size_t count, const std::byte* operand,
-           const std::byte* compare, std::byte* result) noexcept {
+           const std::byte* compare, std::byte* result, bool& modified) noexcept {
   using Bits =
       std::conditional_t<sizeof(T) == 8, std::uint64_t,
                          std::conditional_t<sizeof(T) == 4, std::uint32_t,
@@ -114,14 +114,18 @@ void apply(AtomicOp op, std::byte* target, std::size_t count, const std::byte* o
       old = cell.load();
     } else if (op == AtomicOp::atomic_write) {
       old = cell.exchange(__builtin_bit_cast(Bits, value));
+      modified = true;  // like a put of the same bytes
     } else if (kInteger<T> && op == AtomicOp::sum) {
       old = cell.fetch_add(__builtin_bit_cast(Bits, value));
+      modified |= value != T{};
     } else {
       const T comparand = compare ? load(compare, i) : T{};
       old = cell.load();
-      while (!cell.compare_exchange_weak(
-          old, __builtin_bit_cast(Bits, combine(op, as_value(old), value, comparand)))) {
-      }
+      Bits next;
+      do {
+        next = __builtin_bit_cast(Bits, combine(op, as_value(old), value, comparand));
+      } while (!cell.compare_exchange_weak(old, next));
+      modified |= next != old;
     }
     if (result) std::memcpy(result + i * sizeof(T), &old, sizeof(T));
   }
@@ -138,7 +142,9 @@ bool atomic_supported(AtomicOp op, DataType type) noexcept {
 }
 
 Errc apply_atomic(AtomicOp op, DataType type, std::byte* target, std::size_t length, const std::byte* operand,
-                  const std::byte* compare, std::byte* result) noexcept {
+                  const std::byte* compare, std::byte* result, bool* modified) noexcept {
+  bool ignored = false;
+  bool& changed = modified ? *modified : ignored;
   if (!atomic_supported(op, type)) return Errc::not_supported;
   const std::size_t size = size_of(type);
   if (reinterpret_cast<std::uintptr_t>(target) % size != 0 || length % size != 0) return Errc::invalid;
@@ -146,34 +152,34 @@ Errc apply_atomic(AtomicOp op, DataType type, std::byte* target, std::size_t len
   const std::size_t count = length / size;
   switch (type) {
     case DataType::i8:
-      apply<std::int8_t>(op, target, count, operand, compare, result);
+      apply<std::int8_t>(op, target, count, operand, compare, result, changed);
       break;
     case DataType::u8:
-      apply<std::uint8_t>(op, target, count, operand, compare, result);
+      apply<std::uint8_t>(op, target, count, operand, compare, result, changed);
       break;
     case DataType::i16:
-      apply<std::int16_t>(op, target, count, operand, compare, result);
+      apply<std::int16_t>(op, target, count, operand, compare, result, changed);
       break;
     case DataType::u16:
-      apply<std::uint16_t>(op, target, count, operand, compare, result);
+      apply<std::uint16_t>(op, target, count, operand, compare, result, changed);
       break;
     case DataType::i32:
-      apply<std::int32_t>(op, target, count, operand, compare, result);
+      apply<std::int32_t>(op, target, count, operand, compare, result, changed);
       break;
     case DataType::u32:
-      apply<std::uint32_t>(op, target, count, operand, compare, result);
+      apply<std::uint32_t>(op, target, count, operand, compare, result, changed);
       break;
     case DataType::i64:
-      apply<std::int64_t>(op, target, count, operand, compare, result);
+      apply<std::int64_t>(op, target, count, operand, compare, result, changed);
       break;
     case DataType::u64:
-      apply<std::uint64_t>(op, target, count, operand, compare, result);
+      apply<std::uint64_t>(op, target, count, operand, compare, result, changed);
       break;
     case DataType::f32:
-      apply<float>(op, target, count, operand, compare, result);
+      apply<float>(op, target, count, operand, compare, result, changed);
       break;
     case DataType::f64:
-      apply<double>(op, target, count, operand, compare, result);
+      apply<double>(op, target, count, operand, compare, result, changed);
       break;
   }
   return Errc::ok;

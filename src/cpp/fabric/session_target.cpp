@@ -320,12 +320,13 @@ Errc Session::apply(const Admitted& target, const std::byte* payload, std::byte*
   if (services_.device) services_.device->claim_atomics(target.region);
   const std::byte* compare = frame_.type == FrameType::compare ? payload + frame_.total : nullptr;
   std::size_t done = 0;
+  bool modified = false;
   for (std::size_t i = 0; i < count; ++i) {
     Errc error = Errc::ok;
     const bool there = guarded([&] {
       error = apply_atomic(op, type, static_cast<std::byte*>(pieces[i].iov_base), pieces[i].iov_len,
                            payload + (op == AtomicOp::atomic_read ? 0 : done),
-                           compare ? compare + done : nullptr, result ? result + done : nullptr);
+                           compare ? compare + done : nullptr, result ? result + done : nullptr, &modified);
     });
     if (!there) return Errc::bounds;
     if (error != Errc::ok) return error;
@@ -333,10 +334,9 @@ Errc Session::apply(const Admitted& target, const std::byte* payload, std::byte*
   }
   Errc outcome = Errc::ok;
   if (frame_.flags & frame_flag::kCommit) outcome = make_durable(target, frame_.total);
-  const bool modified = outcome == Errc::ok && op != AtomicOp::atomic_read;
-  if (modified) {
-    tell_stored(target, OpCode::atomic);
-    count_write(entry);
+  if (outcome == Errc::ok) {
+    if (op != AtomicOp::atomic_read) tell_stored(target, OpCode::atomic);
+    if (modified) count_write(entry);
   }
   return outcome;
 }

@@ -31,11 +31,6 @@ bool simple(const Transfer& transfer) noexcept {
          (transfer.flags & transfer_flag::kRemoteData) == 0 && transfer.delivery != Delivery::commit;
 }
 
-bool modifies(const Transfer& transfer) noexcept {
-  return transfer.op != OpCode::read &&
-         (transfer.op == OpCode::write || transfer.atomic != AtomicOp::atomic_read);
-}
-
 // Calls `use(piece, size)` for the pieces of local memory from byte `from` on, `length` bytes of them.
 template <class Use>
 void each_local(const Transfer& transfer, std::uint64_t from, std::uint64_t length, Use use) noexcept {
@@ -68,14 +63,15 @@ std::size_t local_slice(const Transfer& transfer, std::uint64_t from, std::uint6
 
 // An atomic whose operands lie in several pieces.
 [[gnu::noinline]] Errc gathered_atomic(const Transfer& transfer, std::byte* target, const std::byte* compare,
-                                       std::byte* result) noexcept {
+                                       std::byte* result, bool* modified) noexcept {
   std::byte operands[kMaxAtomicBytes];
   std::size_t filled = 0;
   each_local(transfer, 0, transfer.length, [&](const std::byte* piece, std::size_t size) {
     std::memcpy(operands + filled, piece, size);
     filled += size;
   });
-  return apply_atomic(transfer.atomic, transfer.type, target, transfer.length, operands, compare, result);
+  return apply_atomic(transfer.atomic, transfer.type, target, transfer.length, operands, compare, result,
+                      modified);
 }
 
 }  // namespace
@@ -286,8 +282,10 @@ Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region, st
   }
   const std::byte* compare = transfer.op == OpCode::compare_atomic ? transfer.compare : nullptr;
   std::byte* result = transfer.op == OpCode::atomic ? nullptr : transfer.result;
-  if (transfer.piece_count != 0) return gathered_atomic(transfer, remote, compare, result);
-  return apply_atomic(transfer.atomic, transfer.type, remote, length, transfer.local, compare, result);
+  modified_ = false;
+  if (transfer.piece_count != 0) return gathered_atomic(transfer, remote, compare, result, &modified_);
+  return apply_atomic(transfer.atomic, transfer.type, remote, length, transfer.local, compare, result,
+                      &modified_);
 }
 
 // --- what takes more than one step
@@ -302,8 +300,11 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
   if (waiting.moved != 0 && region && region->state != waiting.state) verdict = Errc::key_rejected;
   if (verdict != Errc::ok) return Step::done;
   waiting.state = region->state;
+  // An atomic is never cut.
   const std::uint64_t slice =
-      std::min({kAnnouncedSlice, endpoint_.slice().left(), transfer.length - waiting.moved});
+      is_put_or_get(transfer)
+          ? std::min({kAnnouncedSlice, endpoint_.slice().left(), transfer.length - waiting.moved})
+          : transfer.length;
   endpoint_.slice().spend(slice);
   if (slice) {
     verdict = region->way == Way::mapped ? move_slice(transfer, *region, offset, waiting.moved, slice)
@@ -457,7 +458,8 @@ bool ShmPath::check(std::chrono::nanoseconds now, std::chrono::nanoseconds patie
 // --- outcomes
 
 void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcept {
-  if (region.entry->counters[0] == 0 || !modifies(transfer)) return;
+  if (region.entry->counters[0] == 0 || transfer.op == OpCode::read) return;
+  if (transfer.op != OpCode::write && (transfer.length == 0 || !modified_)) return;
   Segment& segment = peer_->segment();
   if (raise_counters(segment, *region.entry, visitor_.port))
     peer_->wake(segment.header().waiter_cell.load(), work::kLook);

@@ -62,8 +62,8 @@ class ShmPath final : public Path {
   std::size_t run(std::span<const Transfer> batch) noexcept;
   std::size_t run_mapped(std::span<const Transfer> batch, const KnownRegion& region) noexcept;
   std::size_t run_attach(std::span<const Transfer> batch, const KnownRegion& region) noexcept;
-  static Errc move_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
-                         std::uint64_t from, std::uint64_t length) noexcept;
+  Errc move_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
+                  std::uint64_t from, std::uint64_t length) noexcept;
   Errc attach_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
                     std::uint64_t from, std::uint64_t length) noexcept;
   Step step(Waiting& waiting, Errc& verdict) noexcept;
@@ -89,7 +89,8 @@ class ShmPath final : public Path {
   Errc state_ = Errc::ok;
   PathCounts counts_;
   RingQueue<Waiting> waiting_;
-  bool blocked_ = false;  // the first of them waits for the channel
+  bool modified_ = false;  // the last atomic that move_slice() applied has changed something
+  bool blocked_ = false;   // the first of them waits for the channel
   std::unique_ptr<Channel> channel_;
   bool owed_ = false;  // an answer, when last checked
   std::uint64_t heard_ = 0;

@@ -76,6 +76,43 @@ def test_atomics_that_write_count_one(pair, counted):
     assert pair.peer.run(count) == 3
 
 
+@pytest.mark.req("MR-57", "MR-58")
+@pytest.mark.parametrize("elements", [1, 7])
+def test_atomics_that_change_nothing_do_not_count(pair, counted, elements):
+    """A compare-and-swap that does not swap, a minimum that is there already: as long as no element changes."""
+
+    def run(op, operand, compare=None):
+        operands = np.full(elements, operand, np.int64)
+        result, remote = np.zeros(elements, np.int64), counted.remote[:elements]
+        before = pair.peer.run(count)
+        if compare is not None:
+            comparands = np.full(elements, compare, np.int64)
+            started = pair.endpoint.compare_atomic(op, operands, comparands, result, pair.handle, remote)
+        else:
+            started = pair.endpoint.fetch_atomic(op, operands, result, pair.handle, remote)
+        started.result(TIMEOUT)
+        return pair.peer.run(count) - before
+
+    counted.store(5)
+    for op, operand, compare in (
+        (AtomicOp.CSWAP, 9, 4), (AtomicOp.CSWAP_NE, 9, 5), (AtomicOp.CSWAP_LT, 9, 5), (AtomicOp.MSWAP, 5, 7),
+        (AtomicOp.MIN, 6, None), (AtomicOp.MAX, 5, None), (AtomicOp.BOR, 4, None), (AtomicOp.BAND, 7, None),
+        (AtomicOp.BXOR, 0, None), (AtomicOp.SUM, 0, None), (AtomicOp.PROD, 1, None), (AtomicOp.ATOMIC_READ, 1, None),
+    ):  # fmt: skip
+        assert run(op, operand, compare) == 0, op
+    for op, operand, compare in (
+        (AtomicOp.CSWAP, 4, 5), (AtomicOp.MIN, 3, None), (AtomicOp.MAX, 8, None), (AtomicOp.BOR, 1, None),
+        (AtomicOp.SUM, 1, None), (AtomicOp.ATOMIC_WRITE, 10, None), (AtomicOp.ATOMIC_WRITE, 10, None),
+    ):  # fmt: skip
+        assert run(op, operand, compare) == 1, op
+    # One element of several is enough.
+    values = np.full(elements, 10, np.int64)
+    values[-1] = 11
+    before = pair.peer.run(count)
+    pair.endpoint.atomic(AtomicOp.MAX, values, pair.handle, counted.remote[:elements]).result(TIMEOUT)
+    assert pair.peer.run(count) - before == 1
+
+
 @pytest.mark.req("MR-57")
 def test_puts_with_remote_data_count_one(pair, counted):
     for number in range(10):
