@@ -1,4 +1,4 @@
-"""The processes that `spawn` starts: each runs one function as a rank and tells its outcome through a pipe."""
+"""The processes that `spawn` starts: each runs one function as a rank and tells its parent the outcome."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import ctypes
 import os
 import pickle
 import signal
+import socket
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyfab import _trace
 from pyfab._group import Group
+from pyfab._spawn_meeting import Meeting, read_file, tell_outcome
 
 _PR_SET_PDEATHSIG = 1
 
@@ -29,7 +30,6 @@ class Task(NamedTuple):
     args: tuple[Any, ...]
     size: int
     links: str | Mapping[str, Any] | None
-    rendezvous: str
     timeout: float
 
 
@@ -41,22 +41,26 @@ class Outcome(NamedTuple):
     trace: str = ""
 
 
-def child(task: str, rank: str, pipe: str, parent: str) -> None:
+def child(task: str, rank: str, line: str, parent: str) -> None:
     """The body of a fresh interpreter."""
     bind_to(int(parent))
+    to_parent = socket.socket(fileno=int(line))
+    to_parent.set_inheritable(False)
     try:
-        loaded: Task = pickle.loads(Path(task).read_bytes())
+        loaded: Task = pickle.loads(read_file(int(task)))
+        os.close(int(task))
     except BaseException as error:
-        _Report(int(pipe)).failed(error)
+        _Report(to_parent).failed(error)
     else:
-        run(loaded, int(rank), int(pipe), int(parent))
+        run(loaded, int(rank), to_parent, int(parent))
 
 
-def run(task: Task, rank: int, pipe: int, parent: int) -> None:
+def run(task: Task, rank: int, line: socket.socket, parent: int) -> None:
     bind_to(parent)
-    report = _Report(pipe)
+    report = _Report(line)
     try:
-        with Group(rank, task.size, task.rendezvous, task.links, timeout=task.timeout) as group:
+        meeting = Meeting(line, rank, task.size, task.timeout)
+        with Group(rank, task.size, meeting, task.links, timeout=task.timeout) as group:
             try:
                 value = task.fn(group, *task.args)
             except BaseException as error:
@@ -74,10 +78,10 @@ def run(task: Task, rank: int, pipe: int, parent: int) -> None:
 
 
 class _Report:
-    """The child's end of its pipe: the first outcome counts."""
+    """The child's end of its stream: the first outcome counts."""
 
-    def __init__(self, pipe: int) -> None:
-        self._pipe: int | None = pipe
+    def __init__(self, line: socket.socket) -> None:
+        self._line: socket.socket | None = line
 
     def failed(self, error: BaseException) -> None:
         trace = traceback.format_exc()
@@ -90,16 +94,15 @@ class _Report:
         )
 
     def send(self, outcome: Outcome) -> None:
-        if self._pipe is None:
+        if self._line is None:
             return
         try:
             data = pickle.dumps(outcome)
         except Exception as error:
             message = f"the result, a {type(outcome.value).__name__}, cannot be pickled: {error}"
             data = pickle.dumps(Outcome(error=TypeError(message), trace=traceback.format_exc()))
-        with open(self._pipe, "wb") as stream:
-            self._pipe = None
-            stream.write(data)
+        line, self._line = self._line, None
+        tell_outcome(line, data)
 
 
 def fork(body: Callable[[], None]) -> int:

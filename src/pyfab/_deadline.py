@@ -1,4 +1,4 @@
-"""A moment until which something may take."""
+"""A moment until which something may take, and looking for what nobody tells of."""
 
 from __future__ import annotations
 
@@ -30,3 +30,26 @@ class Deadline:
 
     def __str__(self) -> str:
         return "for ever" if self.timeout is None else f"{self.timeout:g} s"
+
+
+class Looks:
+    """Pauses between looks at something that nobody tells of.
+
+    They are short at first, then a twentieth of the time waited and at most a second: waiting costs next to nothing, however many
+    processes wait, and makes no one late by more than that.
+    """
+
+    _FIRST, _SHARE, _LONGEST = 0.002, 0.05, 1.0
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline, self._start = deadline, time.monotonic()
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the first look."""
+        return time.monotonic() - self._start
+
+    def pause(self) -> None:
+        """Until the next look, or until the deadline."""
+        longest = min(max(self._FIRST, self._SHARE * self.waited), self._LONGEST)
+        time.sleep(self._deadline.remaining(longest) or 0)

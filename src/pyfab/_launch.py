@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyfab._errors import AccessDeniedError, InvalidArgumentError
+from pyfab._errors import AccessDeniedError, InvalidArgumentError, make_error
 from pyfab._frames import join_address
 
 _RANK_VARIABLES = (  # launcher, rank, size
@@ -98,8 +99,15 @@ def _several_nodes(env: Mapping[str, str]) -> bool:
 def _private_folder() -> Path:
     """A folder under the system's temporary folder that only this user can enter."""
     folder = Path(tempfile.gettempdir()) / f"pyfab-{os.geteuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise make_error(
+            error.errno or errno.EIO,
+            f"the ranks cannot meet in {folder}: {error.strerror}; set PYFAB_RENDEZVOUS, or TMPDIR to a folder that"
+            " can be written",
+        ) from error
     if found.st_uid != os.geteuid() or found.st_mode & 0o077 or folder.is_symlink():
         raise AccessDeniedError(
             f"{folder} is not this user's own (mode 0700); remove it, or set PYFAB_RENDEZVOUS"

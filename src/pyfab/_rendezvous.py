@@ -10,7 +10,6 @@ A communicator       Anything with mpi4py's ``allgather``.
 from __future__ import annotations
 
 import os
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,11 @@ from urllib.parse import unquote, urlsplit
 
 from pyfab import _rendezvous_tcp
 from pyfab._buffers import bytes_of
-from pyfab._deadline import Deadline
+from pyfab._deadline import Deadline, Looks
 from pyfab._errors import InvalidArgumentError, OperationTimeout
 from pyfab._frames import split_address
 from pyfab._ranks import incomplete, ranks_text
 from pyfab._rendezvous_folder import through_folder
-
-_POLL = 0.05  # seconds between looks into torch's store
 
 
 def exchange(rendezvous: Any, rank: int, size: int, value: bytes, timeout: float | None) -> list[bytes]:
@@ -105,13 +102,14 @@ def _through_torch(rank: int, size: int, value: bytes, deadline: Deadline) -> li
     store.set(f"{place}/{rank}", value)
     store.add(f"{place}/{rank}/here", 1)
     store.add(f"{place}/here", 1)
+    looks = Looks(deadline)
     while (
         store.add(f"{place}/here", 0) < size
     ):  # every version of torch has add(); wait() cannot be given up safely in old ones
         if deadline.over:
             arrived = [r for r in range(size) if store.add(f"{place}/{r}/here", 0)]
             raise incomplete(arrived, size, deadline, "torch's store")
-        time.sleep(_POLL)
+        looks.pause()
     return [bytes_of("store.get()", store.get(f"{place}/{r}")) for r in range(size)]
 
 

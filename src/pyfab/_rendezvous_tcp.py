@@ -9,16 +9,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from typing import Any
 
-from pyfab._deadline import Deadline
+from pyfab._deadline import Deadline, Looks
 from pyfab._errors import AccessDeniedError, InvalidArgumentError, OperationTimeout
 from pyfab._frames import Channel, WrongToken, join_address, token_from_environment
 from pyfab._ranks import incomplete
 
 _MAX_VALUE = 1 << 20  # bytes per rank
-_RETRY = 0.05  # seconds between attempts to connect
 
 
 class _Meeting:
@@ -129,6 +127,7 @@ def _answer(connection: socket.socket, meeting: _Meeting, token: str) -> None:
 def call(host: str, port: int, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
     where = f"tcp://{join_address(host, port)}"
     token, problem = token_from_environment(), "no time to try"
+    looks = Looks(deadline)
     while not deadline.over:
         try:
             channel = Channel.connect(host, port, token, deadline)
@@ -151,7 +150,7 @@ def call(host: str, port: int, rank: int, size: int, value: bytes, deadline: Dea
             raise
         except OSError as error:
             problem = error.strerror or str(error)
-        time.sleep(min(_RETRY, deadline.remaining(_RETRY) or 0))
+        looks.pause()
     raise OperationTimeout(f"rank 0 of {size} did not answer at {where} within {deadline}: {problem}")
 
 

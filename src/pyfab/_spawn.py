@@ -9,20 +9,21 @@ import pickle
 import select
 import selectors
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from pyfab._child import LEAVE_CTRL_C, Outcome, Task, fork, run
 from pyfab._deadline import Deadline
 from pyfab._errors import InvalidArgumentError, OperationTimeout, PeerLostError
 from pyfab._ranks import ranks_text
+from pyfab._spawn_meeting import Absence, Spoken, answer, memory_file
 
 _GRACE = 2.0  # seconds from SIGTERM to SIGKILL
+_MEETING = 60.0  # seconds that ranks wait for each other, unless the caller says how long all may take
 
 
 class RemoteTraceback(Exception):
@@ -52,17 +53,15 @@ def spawn(
     if n < 1:
         raise InvalidArgumentError(f"n={n}: at least one process")
     deadline = Deadline(timeout)
-    with tempfile.TemporaryDirectory(prefix="pyfab-spawn-") as folder:
-        task = Task(fn, args, n, links, f"file://{folder}/meeting", timeout or 60)
-        children, complete = _Children(), False
-        try:
-            start = _starter(task, Path(folder))
-            for rank in range(n):
-                children.start(rank, start)
-            outcomes = children.outcomes(deadline)
-            complete = len(outcomes) == n
-        finally:
-            children.end(patient=complete)
+    task = Task(fn, args, n, links, timeout or _MEETING)
+    children, complete = _Children(n), False
+    with contextlib.ExitStack() as undo:
+        undo.callback(lambda: children.end(patient=complete))
+        start = _starter(task, undo)
+        for rank in range(n):
+            children.start(rank, start)
+        outcomes = children.outcomes(deadline, Deadline(task.timeout))
+        complete = len(outcomes) == n
     failed = {rank: outcome for rank, outcome in outcomes.items() if outcome.error is not None}
     if failed:
         rank = min(failed, key=lambda r: (isinstance(failed[r].error, (PeerLostError, OperationTimeout)), r))
@@ -76,46 +75,59 @@ def spawn(
 
 
 class _Children:
-    """The processes of one call, by the pipes that their outcomes come through."""
+    """The processes of one call, and the streams to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self._size = size
         self._pids: dict[int, int] = {}  # by rank; removed when reaped
-        self._pipes: dict[int, int] = {}  # by rank: read ends
+        self._lines: dict[int, socket.socket] = {}  # by rank
 
-    def start(self, rank: int, start: Callable[[int, int], int]) -> None:
-        mine, theirs = os.pipe()
-        try:
+    def start(self, rank: int, start: Callable[[int, socket.socket], int]) -> None:
+        mine, theirs = socket.socketpair()
+        self._lines[rank] = mine
+        with theirs:
             self._pids[rank] = start(rank, theirs)
-        except BaseException:
-            os.close(mine)
-            raise
-        finally:
-            os.close(theirs)
-        self._pipes[rank] = mine
 
-    def outcomes(self, deadline: Deadline) -> dict[int, Outcome]:
-        """Outcomes by rank: of all, or of those that had come when one failed or the time was over."""
+    def outcomes(self, deadline: Deadline, meeting: Deadline) -> dict[int, Outcome]:
+        """Outcomes by rank: of all, or of those that had come when one failed or the time was over.
+
+        On the way the ranks meet, or hear who has not come in time.
+        """
         outcomes: dict[int, Outcome] = {}
-        received: dict[int, bytearray] = {rank: bytearray() for rank in self._pipes}
+        spoken = {rank: Spoken() for rank in self._lines}
+        met = False
         with selectors.DefaultSelector() as selector:
-            for rank, pipe in self._pipes.items():
-                selector.register(pipe, selectors.EVENT_READ, rank)
+            for rank, line in self._lines.items():
+                selector.register(line, selectors.EVENT_READ, rank)
             while selector.get_map():
-                ready = selector.select(deadline.remaining())
-                if not ready:
+                ready = selector.select(deadline.remaining(None if met else meeting.remaining()))
+                if not ready and (met or deadline.over):
                     break
                 for key, _ in ready:
-                    data = os.read(key.fd, 1 << 20)
-                    received[key.data] += data
+                    rank = key.data
+                    data = _receive(self._lines[rank])
+                    spoken[rank].add(data)
                     if not data:
-                        selector.unregister(key.fd)
-                        outcomes[key.data] = self._outcome(key.data, bytes(received[key.data]))
+                        selector.unregister(key.fileobj)
+                        outcomes[rank] = self._outcome(rank, spoken[rank].outcome)
+                if not met:
+                    met = self._let_meet(spoken, meeting)
                 if any(outcome.error is not None for outcome in outcomes.values()):
                     break
         return outcomes
 
-    def _outcome(self, rank: int, data: bytes) -> Outcome:
-        if data:
+    def _let_meet(self, spoken: Mapping[int, Spoken], meeting: Deadline) -> bool:
+        values = {rank: said.value for rank, said in spoken.items() if said.value is not None}
+        if len(values) == self._size:
+            answer(self._lines, [values[rank] for rank in range(self._size)])
+        elif meeting.over:
+            answer({rank: self._lines[rank] for rank in values}, Absence(sorted(values)))
+        else:
+            return False
+        return True
+
+    def _outcome(self, rank: int, data: bytes | None) -> Outcome:
+        if data is not None:
             try:
                 outcome = pickle.loads(data)
             except Exception as error:
@@ -132,8 +144,8 @@ class _Children:
 
     def end(self, *, patient: bool) -> None:
         """Reaps all that are left: those that end by themselves if `patient`, then by SIGTERM, then by SIGKILL."""
-        for pipe in self._pipes.values():
-            os.close(pipe)
+        for line in self._lines.values():
+            line.close()
         if patient:
             self._reap(_GRACE)
         for number, patience in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, None)):
@@ -152,8 +164,15 @@ class _Children:
                 del self._pids[rank]
 
 
-def _starter(task: Task, folder: Path) -> Callable[[int, int], int]:
-    """A function (rank, pipe) → pid that starts one child."""
+def _receive(line: socket.socket) -> bytes:
+    try:
+        return line.recv(1 << 20)
+    except ConnectionError:  # it ended before it had read all
+        return b""
+
+
+def _starter(task: Task, undo: contextlib.ExitStack) -> Callable[[int, socket.socket], int]:
+    """A function (rank, stream) → pid that starts one child. What is open for that is closed by `undo`."""
     fn = task.fn
     importable = getattr(fn, "__module__", "__main__") != "__main__" and "<" not in getattr(
         fn, "__qualname__", "<"
@@ -162,13 +181,14 @@ def _starter(task: Task, folder: Path) -> Callable[[int, int], int]:
         with contextlib.suppress(Exception):
             data = pickle.dumps(task)
             if b"__main__" not in data:
-                (folder / "task").write_bytes(data)
-                return lambda rank, pipe: _start_interpreter(folder / "task", rank, pipe)
+                file = memory_file(data)
+                undo.callback(os.close, file)
+                return lambda rank, line: _start_interpreter(file, rank, line.fileno())
     parent = os.getpid()
-    return lambda rank, pipe: fork(lambda: run(task, rank, pipe, parent))
+    return lambda rank, line: fork(lambda: run(task, rank, line, parent))
 
 
-def _start_interpreter(task: Path, rank: int, pipe: int) -> int:
+def _start_interpreter(task: int, rank: int, line: int) -> int:
     program = LEAVE_CTRL_C + (
         "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
         "from pyfab._child import child; child(*sys.argv[2:])"
@@ -181,10 +201,10 @@ def _start_interpreter(task: Path, rank: int, pipe: int) -> int:
             json.dumps(sys.path),
             str(task),
             str(rank),
-            str(pipe),
+            str(line),
             str(os.getpid()),
         ],
-        pass_fds=[pipe],
+        pass_fds=[task, line],
         stdin=subprocess.DEVNULL,
     )
     process.returncode = 0  # reaped by _Children, by pid

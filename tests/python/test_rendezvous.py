@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shutil
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import types
@@ -15,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyfab._errors import AccessDeniedError, InvalidArgumentError, OperationTimeout
+from pyfab._errors import AccessDeniedError, FabricError, InvalidArgumentError, OperationTimeout
 from pyfab._rendezvous import exchange
 
 
@@ -275,3 +278,53 @@ def test_torch_is_not_needed_until_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(InvalidArgumentError, match="package torch"):
         exchange("torch", 0, 2, b"", 1)
+
+
+UNUSABLE = """
+import errno, sys
+from pathlib import Path
+from pyfab import FabricError
+from pyfab._rendezvous import exchange
+folder = Path(sys.argv[1])
+try:
+    with open(folder / "filler", "wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+except OSError:  # full now, or nothing can be written anyway
+    pass
+try:
+    exchange(f"file://{folder}", 0, 2, bytes(100), 20)
+except FabricError as error:
+    print(errno.errorcode[error.errno], error)
+print([path.name for path in folder.iterdir() if path.name != "filler"])
+"""
+
+
+@pytest.mark.parametrize("option,name", [("size=64k", "ENOSPC"), ("ro", "EROFS")])
+def test_a_folder_that_cannot_be_written_is_told(option: str, name: str, tmp_path: Path) -> None:
+    """In a name space of its own, so that nobody else sees what is mounted."""
+    mounting = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mount = f"mount -t tmpfs -o {option} none {tmp_path}"
+    if subprocess.run([*mounting, mount], capture_output=True, timeout=60, check=False).returncode:
+        pytest.skip("this machine does not let a user mount in a name space of his own")
+    ran = subprocess.run(
+        [*mounting, f'{mount} && exec "$@"', "sh", sys.executable, "-c", UNUSABLE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    found = re.fullmatch(r"(\w+) rank 0 of 2 cannot meet .*; .*PYFAB_RENDEZVOUS .*\n\[\]\n", ran.stdout)
+    assert found, ran.stdout + ran.stderr
+    assert found[1] == name
+
+
+def test_a_folder_that_goes_while_ranks_wait_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "meeting"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(exchange, f"file://{folder}", 0, 2, b"", 60)
+        while not (folder / "0-2").exists():
+            assert not waiting.done()
+        shutil.rmtree(folder)
+        with pytest.raises(FabricError, match=r"rank 0 of 2 cannot meet .*leave the folder alone"):
+            waiting.result()

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pyfab
 import pytest
+from pyfab._child import bind_to, fork
 from pyfab._spawn import RemoteTraceback
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -219,3 +220,53 @@ def test_interrupting_the_caller_ends_all(start: Start) -> None:
 def test_at_least_one_process(n: int) -> None:
     with pytest.raises(pyfab.InvalidArgumentError, match="at least one"):
         pyfab.spawn(who, n)
+
+
+FRESH = r"""
+import os, sys, threading
+sys.path.insert(0, sys.argv[1])
+import pyfab, waiting
+pyfab.spawn(waiting.wait, 2, links="shm")
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_of_a_caller_that_is_ended(
+    ending: signal.Signals, start: Start, tmp_path: Path
+) -> None:
+    """Neither processes nor anything in the file system, whatever ends it."""
+    (tmp_path / "waiting.py").write_text(KILLED.replace("pyfab.spawn", "#"))
+    (tmp_path / "tmp").mkdir()
+    caller = start(FRESH, str(tmp_path), TMPDIR=str(tmp_path / "tmp"))
+    assert caller.stdout is not None
+    children = [psutil.Process(int(caller.stdout.readline())) for _ in range(2)]
+    caller.send_signal(ending)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_many_ranks() -> None:
+    """As many as PYFAB_SPAWN_RANKS; the waiting ones leave the processors to those that start."""
+    n = int(os.environ.get("PYFAB_SPAWN_RANKS", "24"))
+    assert pyfab.spawn(who, n, links="shm", timeout=300) == [(rank, n) for rank in range(n)]
+
+
+def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks wait for the others no longer than the meeting may take."""
+    monkeypatch.setattr("pyfab._spawn._MEETING", 0.5)
+    started = pyfab._spawn._starter  # type: ignore[attr-defined]
+
+    def without_rank_one(*args: Any) -> Any:
+        start = started(*args)
+        parent = os.getpid()
+
+        def body() -> None:
+            bind_to(parent)
+            threading.Event().wait()
+
+        return lambda rank, line: fork(body) if rank == 1 else start(rank, line)
+
+    monkeypatch.setattr("pyfab._spawn._starter", without_rank_one)
+    with pytest.raises(pyfab.OperationTimeout, match=r"rank 1 of 3 did not arrive"):
+        pyfab.spawn(lambda _: None, 3, links="shm")
