@@ -260,6 +260,12 @@ void MemoryRegion::check_usable() const {
   }
 }
 
+std::unique_lock<SmallMutex> MemoryRegion::lock_usable() {
+  std::unique_lock lock(mutex_);
+  check_usable();  // under the lock: close() gives the entry in the table away
+  return lock;
+}
+
 std::uint32_t MemoryRegion::index() const {
   if (index_ == kNoEntry)
     throw Error(Errc::access,
@@ -280,9 +286,8 @@ std::string MemoryRegion::raw_key() const {
 }
 
 RemoteRegion MemoryRegion::remote() {
-  check_usable();
+  const auto lock = lock_usable();
   index();
-  const std::lock_guard lock(mutex_);
   if (!enrolled_) {
     domain_->domain().enroll(*this);
     enrolled_ = true;
@@ -298,14 +303,13 @@ RemoteRegion MemoryRegion::remote() {
 }
 
 void MemoryRegion::bind(std::shared_ptr<Counter> counter) {
-  check_usable();
+  const auto lock = lock_usable();
   if (index_ == kNoEntry)
     throw Error(Errc::invalid, "the region grants no remote rights, so there is nothing to count");
   if (mode(mr_mode::kRmaEvent) && !waits_for_counter())
     throw Error(
         Errc::invalid,
         "in this domain (MRMode.RMA_EVENT) only regions registered with MRFlag.RMA_EVENT take counters");
-  const std::lock_guard lock(mutex_);
   if (starts_disabled_ && enabled_.load())
     throw Error(Errc::bad_state, "the region is enabled; counters are bound before enable()");
   auto& counters = rare().counters;
@@ -316,10 +320,9 @@ void MemoryRegion::bind(std::shared_ptr<Counter> counter) {
 }
 
 void MemoryRegion::bind_endpoint(std::uint32_t endpoint) {
-  check_usable();
+  const auto lock = lock_usable();
   if (!mode(mr_mode::kEndpoint))
     throw Error(Errc::invalid, "regions are bound to endpoints only in domains opened with MRMode.ENDPOINT");
-  const std::lock_guard lock(mutex_);
   if (enabled_.load())
     throw Error(Errc::bad_state, "the region is enabled; an endpoint is bound before enable()");
   if (endpoint_bound_)
@@ -329,9 +332,8 @@ void MemoryRegion::bind_endpoint(std::uint32_t endpoint) {
 }
 
 void MemoryRegion::enable() {
-  check_usable();
+  const auto lock = lock_usable();
   if (!starts_disabled_) return;
-  const std::lock_guard lock(mutex_);
   if (enabled_.load()) throw Error(Errc::bad_state, "the region is enabled already");
   if (mode(mr_mode::kEndpoint) && !endpoint_bound_)
     throw Error(Errc::bad_state, "bind an endpoint before enable() (MRMode.ENDPOINT)");
@@ -342,7 +344,7 @@ void MemoryRegion::enable() {
 }
 
 bool MemoryRegion::refresh(std::span<const RegionSpan> parts, Deadline deadline) {
-  check_usable();
+  const auto lock = lock_usable();
   const RegionSpan all{0, length()};
   if (parts.empty()) parts = {&all, 1};
   for (const RegionSpan& part : parts)
@@ -351,7 +353,6 @@ bool MemoryRegion::refresh(std::span<const RegionSpan> parts, Deadline deadline)
                                      " + " + std::to_string(part.length) + ") is not inside the region of " +
                                      std::to_string(all.length) + " bytes");
   if (index_ == kNoEntry || !mode(mr_mode::kMmuNotify)) return true;
-  const std::lock_guard lock(mutex_);
   refreshing_ = true;  // also if time runs out: nobody may use the old spans any more
   domain_->regions().set_enabled(index_, false);
   domain_->interrupt_accesses(index_);

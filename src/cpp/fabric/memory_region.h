@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -118,6 +119,8 @@ class MemoryRegion final {
   void lease_memory(const std::string& auth_key);
   Errc open_to_peers() noexcept;
   void check_usable() const;
+  // The lock of a region that is usable, and stays so until it is released; throws Error(bad_state, closed).
+  [[nodiscard]] std::unique_lock<SmallMutex> lock_usable();
   std::uint32_t index() const;  // throws Error(access) without remote rights
   bool mode(std::uint32_t bits) const noexcept;
   bool waits_for_counter() const noexcept;
@@ -139,8 +142,8 @@ class MemoryRegion final {
   bool starts_disabled_ = false;
   std::atomic<bool> enabled_{false};
   std::atomic<State> state_{State::registering};
-  SmallMutex mutex_;  // guards what follows and `rare_`; one thread at a time in close(), refresh(), bind(),
-                      // enable()
+  SmallMutex mutex_;  // guards what follows and `rare_`; one thread at a time changes a region or its entry
+                      // in the table
   bool endpoint_bound_ = false;
   bool enrolled_ = false;
   bool refreshing_ = false;
