@@ -20,6 +20,19 @@ bool must_be_copied(const Transfer& transfer) noexcept {
 
 }  // namespace
 
+bool lacks_local(const Transfer& transfer) noexcept {
+  if (transfer.length == 0 || (transfer.flags & transfer_flag::kStriped) != 0) return false;
+  if (is_atomic(transfer.op)) {
+    if (transfer.op != OpCode::atomic && !transfer.result) return true;
+    if (transfer.op == OpCode::compare_atomic && !transfer.compare) return true;
+    if (transfer.atomic == AtomicOp::atomic_read) return false;
+  }
+  if (transfer.piece_count == 0) return !transfer.local;
+  return !transfer.local_pieces ||
+         std::ranges::any_of(std::span(transfer.local_pieces, transfer.piece_count),
+                             [](const iovec& piece) { return !piece.iov_base && piece.iov_len != 0; });
+}
+
 bool hides_local(const Transfer& transfer) noexcept {
   if (!DmaBuf::any_hidden() || (transfer.flags & transfer_flag::kStriped) != 0) return false;
   const bool atomic = is_atomic(transfer.op);
@@ -38,7 +51,9 @@ Errc check_copied(const Transfer& transfer) noexcept {
 
 Errc check_transfer(const Transfer& transfer) noexcept {
   if (transfer.piece_count > kMaxPieces) return Errc::invalid;
+  const Errc memory = lacks_local(transfer) ? Errc::bounds : Errc::ok;
   if (transfer.piece_count) {
+    if (!transfer.local_pieces) return Errc::bounds;
     std::uint64_t bytes = 0;
     for (std::size_t i = 0; i < transfer.piece_count; ++i) bytes += transfer.local_pieces[i].iov_len;
     if (bytes != transfer.length) return Errc::invalid;
@@ -52,7 +67,7 @@ Errc check_transfer(const Transfer& transfer) noexcept {
     case OpCode::fence:
     case OpCode::settled:
     case OpCode::describe:
-      return Errc::ok;
+      return memory;
     case OpCode::atomic:
     case OpCode::fetch_atomic:
     case OpCode::compare_atomic:
@@ -65,7 +80,7 @@ Errc check_transfer(const Transfer& transfer) noexcept {
   if (transfer.length % size_of(transfer.type) != 0) return Errc::invalid;
   if ((transfer.op == OpCode::compare_atomic) != needs_compare(transfer.atomic)) return Errc::invalid;
   if (transfer.op == OpCode::atomic && transfer.atomic == AtomicOp::atomic_read) return Errc::invalid;
-  return Errc::ok;
+  return memory;
 }
 
 }  // namespace fab

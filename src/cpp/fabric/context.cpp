@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string>
 
+#include "fabric/check_transfer.h"
+
 namespace fab {
 namespace {
 
@@ -371,6 +373,14 @@ void Context::check_source(const Receive& receive) const {
 }
 
 void Context::check_local(const Receive& receive) const {
+  Transfer landing{};  // a receive needs its memory as a send does
+  landing.op = OpCode::send;
+  landing.length = receive.length;
+  landing.piece_count = receive.piece_count;
+  receive.piece_count ? void(landing.local_pieces = receive.pieces) : void(landing.local = receive.local);
+  if (lacks_local(landing))
+    throw Error(Errc::bounds, "the memory for " + std::to_string(receive.length) +
+                                  " bytes to be received is at a null address; give the address of a buffer");
   if (parameters_.exempt) return;
   const iovec whole{receive.piece_count ? nullptr : receive.local, static_cast<std::size_t>(receive.length)};
   parameters_.rules->check_receive(receive.piece_count ? std::span(receive.pieces, receive.piece_count)

@@ -127,7 +127,7 @@ PathReport ShmPath::report() const {
 
 inline Errc ShmPath::judge(const Transfer& transfer, const KnownRegion& region,
                            std::uint64_t& offset) const noexcept {
-  if (transfer.piece_count != 0 || !is_put_or_get(transfer) || DmaBuf::any_hidden())
+  if (transfer.piece_count != 0 || !transfer.local || !is_put_or_get(transfer) || DmaBuf::any_hidden())
     if (const Errc wrong = check_copied(transfer); wrong != Errc::ok) return wrong;
   return known_.view().judge(*region.entry, transfer.key, region.state, transfer.op, transfer.remote,
                              transfer.length, visitor_, offset);

@@ -177,7 +177,8 @@ Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
              : transfer.op != OpCode::read && (transfer.op != OpCode::write || endpoint_.iwarp()))
     return {Way::session};
   // Of an update in one buffer native() knows the rest.
-  if (atomic && transfer.piece_count == 0 ? hides_local(transfer) : check_transfer(transfer) != Errc::ok)
+  if (atomic && transfer.piece_count == 0 ? lacks_local(transfer) || hides_local(transfer)
+                                          : check_transfer(transfer) != Errc::ok)
     return {Way::session};
 
   const auto [there, first] = look_up(transfer.key);
