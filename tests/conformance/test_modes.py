@@ -901,7 +901,8 @@ def only_given_away():
 
 
 @pytest.mark.req("MR-84")
-def test_other_threads_run_while_memory_is_registered(only_given_away):
+@pytest.mark.usefixtures("only_given_away")
+def test_other_threads_run_while_memory_is_registered():
     """The look at the pages goes through all mappings below them, of which there are many here."""
     memory, below = Reserved(1), Reserved(20_000)
     memory.back()

@@ -683,7 +683,7 @@ def sleeps(thread: threading.Thread) -> bool:
 
 
 def flush_before_a_large_put(group: pyfab.Group, way: Way, pid: int, flush: Callable[..., None]) -> bool:
-    """Whether it ever ends before the put. The target stands still until a flush has begun and a large put has come after it, which takes its time."""
+    """Whether a flush ends before a large put that came after it; the target stands still until both have begun."""
     with way.window(group, 1 << 23) as window:
         large = np.ones(1 << 23, np.int64)
 
