@@ -336,6 +336,139 @@ TEST_CASE("one buffer for many messages") {
   }
 }
 
+TEST_CASE("a buffer for many takes what waits already, up to its last byte") {
+  AddressVector peers;
+  Peer peer(peers, 0);
+  for (const bool waiting : {true, false})
+    for (const std::string last : {"", "hij", "hijk"}) {
+      CAPTURE(waiting);
+      CAPTURE(last);
+      ReceiveQueue queue;
+      Origin origin(queue);
+      Posted many(tagged(7), 10, 3), next(tagged(7), 10);
+      const auto post = [&] {
+        queue.post(many.receive);
+        queue.post(next.receive);
+      };
+      if (!waiting) post();
+      origin.arrive(head(7, 4), peer, "abcd");
+      origin.arrive(head(7, 3), peer, "efg");  // as much is left as was asked for
+      if (!last.empty()) origin.arrive(head(7, last.size()), peer, last);
+      if (waiting) post();
+      CHECK(many.done() == !last.empty());
+      CHECK(many.bytes == (last == "hij" ? "abcdefghij" : "abcdefg..."));
+      CHECK(next.done() == (last == "hijk"));
+      CHECK(next.bytes.substr(0, 4) == (last == "hijk" ? "hijk" : "...."));
+      CHECK(queue.cancel(many.operation) == last.empty());
+      CHECK(queue.cancel(next.operation) == (last != "hijk"));
+      // What is posted now has nothing of those before.
+      Posted another(tagged(7), 4);
+      queue.post(another.receive);
+      origin.arrive(head(7, 2), peer, "kl");
+      CHECK(another.bytes == "kl..");
+      CHECK(queue.sizes().posted == 0);
+      CHECK(queue.sizes().unexpected == 0);
+    }
+}
+
+TEST_CASE(
+    "without directed receives anybody's message will do, and of an untagged receive the tag does not "
+    "count") {
+  AddressVector peers;
+  Peer peer(peers, 0), other(peers, 1);
+  peers.insert(peer.name());
+  const PeerId second = peers.insert(other.name());
+  ReceiveQueue queue(false);
+  Origin origin(queue);
+  Posted from_other(tagged(7, 0, second)), waits_for_other(tagged(8, 0, second)), untagged({.tag = 3});
+  queue.post(from_other.receive);
+  origin.arrive(head(7), peer, "ab");
+  CHECK(from_other.done());
+  origin.arrive(head(8), peer, "cd");
+  queue.post(waits_for_other.receive);
+  CHECK(waits_for_other.done());
+  queue.post(untagged.receive);
+  origin.arrive({.length = 2}, peer, "ef");
+  CHECK(untagged.done());
+}
+
+TEST_CASE("what a completion and the queue tell of messages") {
+  AddressVector peers;
+  Peer peer(peers, 0);
+  ReceiveQueue queue;
+  Origin origin(queue);
+  Posted with_data(tagged(1)), plain(tagged(2)), later(tagged(3));
+  queue.post(with_data.receive);
+  queue.post(plain.receive);
+  CHECK(queue.sizes().posted == 2);
+  origin.arrive({.tag = 1, .length = 2, .data = 77, .tagged = true, .has_data = true}, peer, "ab");
+  origin.arrive(head(2), peer, "cd");
+  CHECK(with_data.completion().data == 77);
+  CHECK((with_data.completion().flags & completion_flag::kRemoteData) != 0);
+  CHECK((plain.completion().flags & completion_flag::kRemoteData) == 0);
+  CHECK((plain.completion().flags & completion_flag::kMultiReceive) == 0);
+  CHECK(plain.completion().overflow == 0);
+  origin.arrive(head(3), peer, "ef");
+  CHECK(queue.sizes().unexpected == 1);
+  queue.post(later.receive);
+  const ReceiveQueue::Sizes sizes = queue.sizes();
+  CHECK(sizes.posted == 0);
+  CHECK(sizes.unexpected == 0);
+  CHECK(sizes.matched_posted == 2);
+  CHECK(sizes.matched_unexpected == 1);
+  CHECK(sizes.posted_lengths.longest == 2);
+  CHECK(sizes.unexpected_lengths.longest == 1);
+  origin.arrive(head(3), peer, "gh");
+  Posted claimed({});
+  REQUIRE(queue.receive_claimed(queue.claim(tagged(3)), claimed.receive));
+  CHECK(queue.sizes().matched_unexpected == 2);
+}
+
+TEST_CASE("a claimed message that is not wanted goes, as does one that closing finds") {
+  AddressVector peers;
+  Peer peer(peers, 0);
+  ReceiveQueue queue;
+  Origin origin(queue);
+  CHECK(queue.claim(tagged(7)) == 0);
+  CHECK_FALSE(queue.discard(tagged(7)));
+  origin.arrive(head(7, 4), peer, "abcd");
+  origin.announce(head(7, 4), peer, 9);
+  origin.announce(head(7, 4), peer, 10);
+  const auto arrived = queue.claim(tagged(7)), announced = queue.claim(tagged(7));
+  CHECK(queue.claim(tagged(7)) != 0);
+  CHECK(queue.discard_claimed(arrived));
+  CHECK(origin.buffered == 0);
+  CHECK(origin.released.empty());
+  CHECK(queue.discard_claimed(announced));
+  CHECK(origin.released == std::vector<std::uint64_t>{9});
+  CHECK_FALSE(queue.discard_claimed(announced));
+  queue.drop_all();
+  CHECK(origin.released == std::vector<std::uint64_t>{9});
+}
+
+TEST_CASE("another origin goes on with what was announced, but for what means nothing to it") {
+  AddressVector peers;
+  Peer peer(peers, 0);
+  ReceiveQueue queue;
+  Origin heir(queue), third(queue);
+  {
+    Origin origin(queue);
+    for (const std::uint64_t id : {std::uint64_t{1}, 2 | kStreamOnly, std::uint64_t{3}, std::uint64_t{4}})
+      origin.announce(head(7, 1), peer, id);
+    queue.adopt(heir, 3, third);  // not its own
+    queue.adopt(origin, 4, third);
+    queue.leave(origin, &heir);
+  }
+  CHECK(queue.sizes().unexpected == 3);
+  Posted posted[] = {Posted(tagged(7), 1), Posted(tagged(7), 1), Posted(tagged(7), 1)};
+  for (Posted& one : posted) {
+    queue.post(one.receive);
+    CHECK(one.done());
+  }
+  CHECK(heir.released == std::vector<std::uint64_t>{1, 3});
+  CHECK(third.released == std::vector<std::uint64_t>{4});
+}
+
 TEST_CASE("peek looks, claim hides, discard drops") {
   AddressVector peers;
   Peer peer(peers, 0);
