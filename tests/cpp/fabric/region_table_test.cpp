@@ -254,6 +254,7 @@ TEST_CASE("blocks of pieces and spans belong to one region each, and are used ag
   std::vector<std::uint32_t> freed{block_of(second), area.table.entry(second).spans_block};
   CHECK(freed[0] != freed[1]);
   close(area.table, second);
+  close(area.table, insert(area.table, 1, {memory, 8}));  // which has none, where that one was
   std::vector<std::uint32_t> again{block_of(insert_vector(1, low)), block_of(insert_vector(2, low))};
   std::ranges::sort(freed);
   std::ranges::sort(again);
@@ -265,6 +266,18 @@ TEST_CASE("blocks of pieces and spans belong to one region each, and are used ag
   CHECK(area.table.find(1 << 20) == -1);
   close(area.table, first);
   insert_vector(1 << 20, low);
+}
+
+TEST_CASE("two buffers are several, and give their block back") {
+  Area area;
+  const iovec buffers[] = {{memory, 8}, {memory + 100, 8}};
+  for (std::uint32_t round = 0; round <= RegionView::kPieceBlocks; ++round) {
+    const auto index = area.table.insert({.key = 1, .buffers = buffers, .access = access::kRemote});
+    iovec out[RegionView::kMaxRegionPieces];
+    REQUIRE(area.table.pieces(area.table.entry(index), 8, 8, out) == 1);
+    REQUIRE(out[0].iov_base == memory + 100);
+    close(area.table, index);
+  }
 }
 
 TEST_CASE("keys that the table chooses are random, or count through those of their length") {
