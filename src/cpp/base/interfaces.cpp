@@ -59,12 +59,13 @@ std::vector<Interface> list_interfaces() {
     return {};
   }
   for (const ifaddrs* at = list; at; at = at->ifa_next) {
-    if (!at->ifa_addr || (at->ifa_addr->sa_family != AF_INET && at->ifa_addr->sa_family != AF_INET6))
-      continue;
+    const int family = at->ifa_addr ? at->ifa_addr->sa_family : AF_UNSPEC;
+    if (family != AF_INET && family != AF_INET6 && family != AF_PACKET) continue;
     Interface& interface = found[at->ifa_name];
     interface.name = at->ifa_name;
     interface.loopback = at->ifa_flags & IFF_LOOPBACK;
     interface.up = at->ifa_flags & IFF_UP;
+    if (family == AF_PACKET) continue;  // tells of those that have no address
     const SocketAddress address(
         at->ifa_addr, at->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
     if (!address.link_local()) interface.addresses.push_back(address);

@@ -117,11 +117,16 @@ SocketAddress parse_socket_address(const std::string& text, std::uint16_t defaul
   return address;
 }
 
-OwnFd listen_tcp(const SocketAddress& address) {
+OwnFd listen_tcp(const SocketAddress& address, const std::string& absent) {
   OwnFd fd(check_call(::socket(address.get()->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0),
                       "socket"));
   set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
   if (address.v6()) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
+  if (!absent.empty()) set_option(fd.get(), IPPROTO_IP, IP_FREEBIND, 1);  // of IPv6 as well
+  if (!absent.empty() && address.wildcard())                              // never on other interfaces
+    check_call(::setsockopt(fd.get(), SOL_SOCKET, SO_BINDTODEVICE, absent.data(),
+                            static_cast<socklen_t>(absent.size())),
+               "SO_BINDTODEVICE");
   if (::bind(fd.get(), address.get(), address.length()) == 0 && ::listen(fd.get(), SOMAXCONN) == 0) return fd;
   throw std::system_error(errno, std::generic_category(), "listen on " + address.text());
 }

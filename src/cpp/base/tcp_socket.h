@@ -41,8 +41,9 @@ class SocketAddress {
 // std::invalid_argument.
 SocketAddress parse_socket_address(const std::string& text, std::uint16_t default_port);
 
-// A listening, non-blocking socket. Throws std::system_error.
-OwnFd listen_tcp(const SocketAddress& address);
+// A listening, non-blocking socket. `absent`: an interface that is down or has no address yet, to which the
+// address belongs, or of whose every address a wildcard stands for. Throws std::system_error.
+OwnFd listen_tcp(const SocketAddress& address, const std::string& absent = {});
 // A non-blocking socket whose connection is under way; invalid with errno set if it failed at once.
 OwnFd connect_tcp(const SocketAddress& address) noexcept;
 SocketAddress local_address(int fd) noexcept;

@@ -28,6 +28,7 @@ enum class OpCode : std::uint8_t {
   // Of rails (docs/rails.md), for paths over a Session only.
   join,     // this path carries requests of flow (key, remote); `data`: Incarnation
   fence,    // the flow's rail of Incarnation `data` is dead
+  probe,    // `length` bytes of nothing there, as many as `remote` says back
   settled,  // outcomes of all numbers below `data`, and of announced message `remote`, are known
   // Of paths over a Session whose device reaches memory by itself.
   describe,  // what it needs for the region with this key, kDescriptionBytes of it
@@ -181,6 +182,7 @@ struct Info {
   std::vector<std::string> links;  // specs of the leaves: {"shm", "tcp:lo"}
   bool usable = true;
   std::string why;           // if not usable: the reason and what to do
+  bool absent = false;       // that reason is a port that is down or has no address, which may change
   std::string not_linkable;  // why it cannot be one link of several; empty: it can
 };
 

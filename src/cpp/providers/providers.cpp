@@ -83,6 +83,10 @@ std::vector<Leaves> choices_of(const lnx::LinkPart& part) {
                                      listed(infos, [](const Info& info) { return info.domain; }));
     choices.front().push_back({&provider, *found});
   }
+  // Of several ports one that is down is a rail that is down, as long as another one works.
+  Leaves& named = choices.front();
+  if (std::ranges::any_of(named, [](const Leaf& leaf) { return leaf.info.usable; }))
+    for (Leaf& leaf : named) leaf.info.usable |= leaf.info.absent;
   return choices;
 }
 

@@ -21,7 +21,9 @@ std::uint16_t parse_port(const std::string& text) {
 
 SocketAddress address_to_listen_on(const Info& info, const DomainOptions& options) try {
   const std::uint16_t port = parse_port(options.setting("tcp_port", "0"));
-  return parse_socket_address(options.setting("tcp_listen", info.src_addr), port);
+  const std::string everywhere = "0.0.0.0";  // on an interface that has no address yet
+  return parse_socket_address(
+      options.setting("tcp_listen", info.src_addr.empty() ? everywhere : info.src_addr), port);
 } catch (const std::invalid_argument& error) {
   throw Error(Errc::invalid, std::string("tcp_listen: ") + error.what());
 }
@@ -54,7 +56,8 @@ std::unique_ptr<Endpoint> TcpDomain::open_endpoint(const EndpointServices& servi
                                      "smaller tcp_port");
     listen = listen.with_port(static_cast<std::uint16_t>(listen.port() + services.context));
   }
-  return std::make_unique<TcpEndpoint>(services_, services, link_, listen);
+  return std::make_unique<TcpEndpoint>(services_, services, link_, listen,
+                                       info_.absent ? info_.domain : std::string());
 }
 
 }  // namespace fab::tcp

@@ -26,8 +26,8 @@ std::string reason_of(const std::system_error& error, const SocketAddress& addre
   return "cannot listen on " + address.text() + ": " + error.code().message();
 }
 
-OwnFd listen_or_explain(const SocketAddress& address) try {
-  return listen_tcp(address);
+OwnFd listen_or_explain(const SocketAddress& address, const std::string& absent) try {
+  return listen_tcp(address, absent);
 } catch (const std::system_error& error) {
   const std::string what = reason_of(error, address);
   switch (error.code().value()) {
@@ -43,9 +43,10 @@ OwnFd listen_or_explain(const SocketAddress& address) try {
   }
 }
 
-// Where peers can call: for a wildcard, all addresses of the machine.
-std::vector<SocketAddress> advertised(const SocketAddress& bound) {
-  if (!bound.wildcard()) return {bound};
+// Where peers can call: for a wildcard, all addresses of the machine; of an interface that has none yet,
+// nowhere, so that this side calls them.
+std::vector<SocketAddress> advertised(const SocketAddress& bound, const std::string& absent) {
+  if (!bound.wildcard() || !absent.empty()) return {bound};
   std::vector<SocketAddress> all;
   for (const Interface& interface : list_interfaces())
     for (const SocketAddress& address : interface.addresses)
@@ -70,13 +71,15 @@ EndpointId choose_id(const SocketAddress& wanted) {
 }  // namespace
 
 TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& services, std::string link,
-                         const SocketAddress& listen)
+                         const SocketAddress& listen, std::string absent)
     : domain_(domain),
       services_(services),
-      listener_(std::make_shared<Listener>(*this, listen_or_explain(listen))),
+      absent_(std::move(absent)),
+      listener_(std::make_shared<Listener>(*this, listen_or_explain(listen, absent_))),
       listens_at_(local_address(listener_->socket.get())),
       ticker_(services.poller, [this] { tick(); }) {
-  Whereabouts where{.id = choose_id(listen), .network = this_network(), .addresses = advertised(listens_at_)};
+  Whereabouts where{
+      .id = choose_id(listen), .network = this_network(), .addresses = advertised(listens_at_, absent_)};
   identity_ = {where.id, {std::move(link), services.context, where.encode()}, &services.keys};
 }
 
@@ -156,7 +159,11 @@ std::shared_ptr<TcpStream>& TcpEndpoint::stream_to(const Whereabouts& where, std
 std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
                                            std::size_t key) {
   const auto where = find(peer, target);
-  if (const Reach reach = reaches(peer, target, key); !reach.ok || !where)
+  // A peer that called is reached, also one that could not be called.
+  const auto there = where ? streams_.find({where->id, key, false}) : streams_.end();
+  const bool called =
+      there != streams_.end() && where->id != kAnybody && there->second && there->second->open();
+  if (const Reach reach = reaches(peer, target, key); (!reach.ok && !called) || !where)
     throw Error(Errc::unreachable,
                 "peer " + std::to_string(id) + " cannot be reached over tcp: " + reach.why);
   std::vector<SocketAddress> routes = routes_to(*where);
@@ -234,7 +241,7 @@ void TcpEndpoint::listen_again() noexcept {
   listening_ = true;
   if (listener_) return listener_->on_call.pause(false);
   try {
-    listener_ = std::make_shared<Listener>(*this, listen_tcp(listens_at_));
+    listener_ = std::make_shared<Listener>(*this, listen_tcp(listens_at_, absent_));
   } catch (const std::exception&) {  // somebody else has the port, or no descriptor is left: tried again
     listening_ = false;
     watch();

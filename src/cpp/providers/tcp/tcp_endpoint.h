@@ -15,9 +15,9 @@ namespace fab::tcp {
 // talks to, and each key.
 class TcpEndpoint final : public Endpoint {
  public:
-  // Listens on `listen`; port 0 lets the system choose. Throws Error.
+  // Listens on `listen`; port 0 lets the system choose. `absent`: as of listen_tcp(). Throws Error.
   TcpEndpoint(const DomainServices& domain, const EndpointServices& services, std::string link,
-              const SocketAddress& listen);
+              const SocketAddress& listen, std::string absent);
   ~TcpEndpoint() override;
 
   std::vector<Part> parts() const override { return {identity_.part}; }
@@ -83,6 +83,7 @@ class TcpEndpoint final : public Endpoint {
   const DomainServices domain_;
   const EndpointServices services_;
   Identity identity_;
+  const std::string absent_;
   std::shared_ptr<Listener> listener_;  // null while it is broken and another cannot be opened
   const SocketAddress listens_at_;
   Ticker ticker_;

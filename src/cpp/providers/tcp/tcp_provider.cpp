@@ -56,6 +56,7 @@ class TcpProvider final : public Provider {
         info.why = interface.name + " is down; bring it up";
       }
     }
+    info.absent = !info.usable;
     return info;
   }
 };
