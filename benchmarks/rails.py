@@ -1,10 +1,15 @@
 """Rails beside one link: throttled network cards alone and together, and what linking costs a small put.
 
 python benchmarks/rails.py            # about a minute; needs what tests/netns.py needs (root, iproute2, nftables)
+python benchmarks/rails.py --sick     # two minutes
 
 Bandwidth: two machines made of name spaces, joined by rails of 1, 2 and 3 Gbit/s; a 64 MiB put over each alone and over all of
 them, in rounds. Latency: an 8-byte put, complete on return, over one link and over a linked domain that chose the same link,
 interleaved in one process; the ratio is taken within a round, in both orders of opening them.
+
+Sick rails (--sick): two rails, of which the preferred one is healthy, slow, loses packets, or flaps. Small puts, large puts and
+atomics over both, from a second after the first of them on, and the slowest operation; ratios are to the healthy rail alone,
+in the same run.
 """
 
 from __future__ import annotations
@@ -14,8 +19,11 @@ import json
 import math
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyfab
@@ -60,8 +68,9 @@ import numpy as np, pyfab
 domain = pyfab.Domain(sys.argv[1])
 endpoint = domain.endpoint()
 array = np.zeros(int(sys.argv[2]), np.uint8)
-region = domain.register(array, pyfab.Access.REMOTE)
-print(json.dumps({"address": endpoint.address.hex(), "memory": region.remote.to_bytes().hex()}), flush=True)
+regions = [domain.register(memory, pyfab.Access.REMOTE) for memory in (array, np.zeros(1, np.int64))]
+remotes = [region.remote.to_bytes().hex() for region in regions]
+print(json.dumps({"address": endpoint.address.hex(), "memory": remotes[0], "sums": remotes[1]}), flush=True)
 sys.stdin.read()
 """
 
@@ -86,6 +95,118 @@ def bandwidth(rounds: int) -> None:
             print(f"  {spec:14}" + "".join(f"  {name} {medians[name]:5.2f}{shares[name]}" for name in alone))
             for name in alone:
                 alone[name] += medians[name]
+
+
+SICK_SPEC = "tcp:r0,r1"
+SICK_INITIATOR = """
+import collections, json, time
+import numpy as np, pyfab
+
+domain = pyfab.Domain(sys.argv[1])
+endpoint = domain.endpoint()
+told = json.loads(sys.argv[2])
+seconds = float(sys.argv[3])
+peer = endpoint.av.insert(bytes.fromhex(told["address"]))
+memory, sums = (pyfab.RemoteRegion.from_bytes(bytes.fromhex(told[name])) for name in ("memory", "sums"))
+page, large = np.ones(4096, np.uint8), np.ones(16 << 20, np.uint8)
+one, former = np.ones(1, np.int64), np.zeros(1, np.int64)
+
+def flow(post, window, adapts):
+    # Operations a second and the slowest one, in seconds, from `adapts` seconds on.
+    under_way, count, slowest = collections.deque(), 0, 0.0
+    begin, start = time.perf_counter(), None
+    while True:
+        while len(under_way) < window:
+            under_way.append((time.perf_counter(), post()))
+        posted, operation = under_way.popleft()
+        operation.result(60)
+        now = time.perf_counter()
+        if start is not None:
+            count, slowest = count + 1, max(slowest, now - posted)
+            if now - start >= seconds:
+                break
+        elif now - begin >= adapts:
+            start = now
+    for _, operation in under_way:
+        operation.result(60)
+    return count / (now - start), slowest
+
+kinds = {
+    "puts": (lambda: endpoint.write(page, peer, memory[: page.nbytes]), 64),
+    "large": (lambda: endpoint.write(large, peer, memory), 1),
+    "atomics": (lambda: endpoint.fetch_atomic(pyfab.AtomicOp.SUM, one, former, peer, sums), 1),
+}
+figures = {name: flow(post, window, 1.0) for name, (post, window) in kinds.items()}
+print(json.dumps({"figures": figures, "report": endpoint.report(peer)[1]}))
+"""
+
+
+def part_of(rate: str, divisor: int) -> str:
+    unit = rate.lstrip("0123456789.")
+    bits = float(rate.removesuffix(unit)) * {"gbit": 1e9, "mbit": 1e6, "kbit": 1e3}[unit]
+    return f"{bits / divisor:.0f}bit"
+
+
+def sick_cases(rate: str) -> dict[str, Callable[[Bench], None]]:
+    return {
+        "both healthy": lambda _bench: None,
+        "preferred at 1/100": lambda bench: bench.node(1).rate(0, part_of(rate, 100)),
+        "preferred at 1/2000": lambda bench: bench.node(1).rate(0, part_of(rate, 2000)),
+        "drops over 1200 B": lambda bench: bench.node(1).drop_longer(0, 1200),
+        "loses 10 %": lambda bench: bench.node(1).drop(0, 100),
+        "flaps every 200 ms": lambda _bench: None,
+        "the other drops": lambda bench: bench.node(1).drop_longer(1, 1200),
+    }
+
+
+def flap(bench: Bench, over: threading.Event) -> None:
+    while not over.wait(0.2):
+        bench.node(1).unplug(0)
+        over.wait(0.2)
+        bench.node(1).plug(0)
+
+
+def sick_flows(bench: Bench, spec: str, seconds: float, flaps: bool) -> dict[str, Any]:
+    target = bench.node(1).popen(TARGET, spec, str(16 << 20))
+    assert target.stdout
+    over = threading.Event()
+    flapping = threading.Thread(target=flap, args=(bench, over))
+    if flaps:
+        flapping.start()
+    try:
+        told = bench.node(0).run(SICK_INITIATOR, spec, target.stdout.readline(), str(seconds), timeout=300)
+    finally:
+        over.set()
+        if flaps:
+            flapping.join()
+        target.communicate()
+    result: dict[str, Any] = json.loads(told)
+    return result
+
+
+def sick(rate: str, seconds: float, only: list[str]) -> None:
+    kinds = {
+        "puts": ("Mbit/s", 4096 * 8 / 1e6),
+        "large": ("Gbit/s", (16 << 20) * 8 / 1e9),
+        "atomics": ("/s", 1.0),
+    }
+    print(
+        f"Two rails of {rate}: 4 kB puts, 16 MiB puts, fetching atomics; = ratio to one of them alone; slowest in ms"
+    )
+    for name, befall in sick_cases(rate).items():
+        if only and not any(word in name for word in only):
+            continue
+        with Bench(nodes=2, rails=2, rates=[rate] * 2) as bench:
+            alone = sick_flows(bench, "tcp:r1", seconds, False)["figures"]
+            befall(bench)
+            both = sick_flows(bench, SICK_SPEC, seconds, "flaps" in name)
+        cells = []
+        for kind, (unit, scale) in kinds.items():
+            (reached, slowest), (wanted, _) = both["figures"][kind], alone[kind]
+            cells.append(
+                f"{kind} {reached * scale:8.2f} {unit} = {reached / wanted:5.2f}, {slowest * 1e3:6.1f}"
+            )
+        print(f"  {name:20} " + "   ".join(cells) + f"   [{both['report']}]", flush=True)
 
 
 def put_times(specs: tuple[str, str], rounds: int) -> list[list[float]]:
@@ -136,8 +257,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--sick", action="store_true", help="only what sick rails cost")
+    parser.add_argument("--rate", default="2gbit", help="of a healthy rail, for --sick")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a measurement, for --sick")
+    parser.add_argument("--only", nargs="*", default=[], help="words of the names of cases, for --sick")
+    options = parser.parse_args()
+    rounds = options.rounds
     reason = unavailable()
+    if options.sick:
+        if reason:
+            print(f"no machines of name spaces: {reason}")
+        else:
+            sick(options.rate, options.seconds, options.only)
+        return
     if reason:
         print(f"no machines of name spaces: {reason}")
     else:

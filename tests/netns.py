@@ -101,6 +101,7 @@ class Node:
         self._bench = bench
         self._space = _Namespace(host, bench._switch)
         self._dropped: dict[int, int] = {}
+        self._longest: dict[int, int] = {}
 
     @property
     def interfaces(self) -> list[str]:
@@ -146,6 +147,10 @@ class Node:
         """A `Peer` whose process runs here; its `pid` is that of the process in front."""
         return Peer(spec, launcher=self.command, **options)
 
+    def call(self, *command: str) -> str:
+        """The output of a command with the network of this node."""
+        return self._space.call(*command)
+
     # --- what can happen to a NIC
 
     def rate(self, rail: int, rate: str) -> None:
@@ -157,10 +162,23 @@ class Node:
     def drop(self, rail: int, permille: int) -> None:
         """Loses arriving packets at random; 0: none any more."""
         self._dropped[rail] = permille
+        self._filter()
+
+    def drop_longer(self, rail: int, length: int) -> None:
+        """Loses arriving packets of more than `length` bytes, as behind a router that tells nobody; 0: none any more."""
+        self._longest[rail] = length
+        self._filter()
+
+    def _filter(self) -> None:
         rules = [
             f'iifname "r{rail}" numgen random mod 1000 <= {count - 1} drop'
             for rail, count in self._dropped.items()
             if count
+        ]
+        rules += [
+            f'iifname "r{rail}" meta length > {length} drop'
+            for rail, length in self._longest.items()
+            if length
         ]
         lines = ["table inet bench", "delete table inet bench", "table inet bench {", "chain arriving {"]
         lines += ["type filter hook prerouting priority raw", *rules, "}", "}", ""]

@@ -55,10 +55,10 @@ class Domain:
     "auto" serves peers from a thread of the library, "manual" only inside calls. peer_deadline: seconds without a sign of life
     until a peer counts as lost; rail_deadline: likewise, one of several network links to it. rail_policy(peer, links): called
     when a peer is first used over several network links; returns a share for each, 0 for none, or None to let their bandwidth
-    decide; it calls nothing of the domain. coherent=False: emulates memory that needs `sync_rdma_read` and `sync_rdma_write`,
-    with a cache of lines of `cache_line` bytes at the "device" or the "cpu"; checker=True does so too and reports calls that are
-    missing, late or needless. settings: of the providers, for instance tcp_listen="10.0.0.5", shm_copy="ring";
-    lnx_disable_shm and lnx_use_srq come before $FI_LNX_DISABLE_SHM and $FI_LNX_USE_SRQ (docs/links.md).
+    decide; it may use the domain, but not that peer. coherent=False: emulates memory that needs `sync_rdma_read` and
+    `sync_rdma_write`, with a cache of lines of `cache_line` bytes at the "device" or the "cpu"; checker=True does so too and
+    reports calls that are missing, late or needless. settings: of the providers, for instance tcp_listen="10.0.0.5",
+    shm_copy="ring"; lnx_disable_shm and lnx_use_srq come before $FI_LNX_DISABLE_SHM and $FI_LNX_USE_SRQ (docs/links.md).
     mr_cache: whether memory stays registered with the device for the next region on it; None: if $FI_MR_CACHE_MONITOR names a
     monitor. The settings mr_cache_monitor, mr_cache_max_size, mr_cache_max_count and mr_cache_merge_regions come before the
     variables $FI_MR_CACHE_*; RuntimeWarning where a cache is wanted and cannot be had.

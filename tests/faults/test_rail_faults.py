@@ -265,6 +265,109 @@ def test_a_policy_that_makes_no_sense_is_an_error_of_the_call(answer):
 
 
 @pytest.mark.req("LNX-62")
+def test_a_policy_may_use_the_endpoint():
+    """It is called without a lock: it posts to others and waits, throws, and closes the endpoint."""
+    what_to_do = []
+
+    def policy(peer, _links):
+        return what_to_do.pop()(peer) if what_to_do else None
+
+    with (
+        Peer(RAILS) as one,
+        Peer(RAILS) as two,
+        pyfab.Domain(RAILS, rail_policy=policy) as domain,
+        domain.endpoint() as endpoint,
+    ):
+        handles = [endpoint.av.insert(peer.address) for peer in (one, two)]
+        exposed = [peer.expose(np.zeros(8)) for peer in (one, two)]
+
+        def put(index, value):
+            endpoint.write(np.full(8, float(value)), handles[index], exposed[index].remote).result(TIMEOUT)
+
+        def throws(_peer):
+            raise KeyError("of the policy")
+
+        what_to_do.append(throws)
+        with pytest.raises(KeyError, match="of the policy"):
+            put(0, 1)
+        what_to_do.append(lambda _peer: put(0, 2))
+        with pytest.raises(pyfab.InvalidArgumentError, match="uses that peer itself"):
+            put(0, 3)
+        what_to_do.append(lambda _peer: put(1, 4))
+        put(0, 5)
+        assert [place.content().tolist() for place in exposed] == [[5] * 8, [4] * 8]
+
+    with Peer(RAILS) as peer, pyfab.Domain(RAILS, rail_policy=policy) as domain:
+        endpoint = domain.endpoint()
+        handle = endpoint.av.insert(peer.address)
+        remote = peer.expose(np.zeros(8)).remote
+        what_to_do.append(lambda _peer: endpoint.close())
+        with pytest.raises(pyfab.ClosedError):
+            endpoint.write(np.ones(8), handle, remote)
+
+
+def message(target, handle):
+    target.endpoint.tsend(np.ones(8, np.uint8), handle, ORDERED_TAG).result(TIMEOUT)
+
+
+def receives_of_links(target):
+    return {row.link: row.receives for row in target.endpoint.link_stats()}
+
+
+def report(target, handle):
+    return target.endpoint.report(handle)[1]
+
+
+def second_rail(_peer, _links):
+    return [0, 1]
+
+
+@pytest.mark.req("LNX-62")
+def test_replies_take_the_rail_on_which_the_first_message_came():
+    """Also where this side counts its rails in another way than the peer does."""
+    with Peer(RAILS, where="thread", rail_policy=second_rail) as asks, Peer(RAILS) as answers:
+        there, here = asks.run(insert, answers.address), answers.run(insert, asks.address)
+        answers.run(take, [8])
+        asks.run(message, there)
+        assert answers.run(taken) == [(8, [1])]
+        assert answers.run(receives_of_links) == {"tcp.1": 1}
+        deadline = time.monotonic() + TIMEOUT
+        while "joining" in (told := answers.run(report, here)) or "down" in told:
+            assert time.monotonic() < deadline, told
+        asks.run(take, [8])
+        answers.run(message, here)
+        assert asks.run(taken) == [(8, [1])]
+        assert asks.run(receives_of_links).get("tcp.0", 0) == 0
+        assert asks.run(receives_of_links)["tcp.1"] == 1
+
+
+@pytest.mark.req("LNX-62")
+def test_ordered_messages_take_one_rail_and_unordered_ones_any(joined):
+    peer, endpoint, handle = joined
+    count, size = 60, 200_000
+
+    def send_all(flags):
+        before = peer.run(receives_of_links)
+        peer.run(take, [size] * count)
+        sends = [
+            endpoint.tsend(np.full(size, i, np.uint8), handle, ORDERED_TAG, flags=flags) for i in range(count)
+        ]
+        for send in sends:
+            send.result(TIMEOUT)
+        came = [values for _, values in peer.run(taken)]
+        after = peer.run(receives_of_links)
+        return came, {link: after[link] - before.get(link, 0) for link in after}
+
+    came, links = send_all(pyfab.SendFlag(0))
+    assert came == [[i] for i in range(count)]
+    assert sorted(links.values())[:-1] in ([], [0])  # all over one
+    came, links = send_all(pyfab.SendFlag.UNORDERED)
+    assert sorted(came) == [[i] for i in range(count)]
+    assert sum(links.values()) == count
+    assert min(links.values()) > 0 and len(links) == 2
+
+
+@pytest.mark.req("LNX-62")
 def test_unordered_messages_all_arrive_once(joined):
     peer, endpoint, handle = joined
     sizes = [100_000] * 40

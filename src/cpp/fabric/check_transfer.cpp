@@ -65,6 +65,7 @@ Errc check_transfer(const Transfer& transfer) noexcept {
     case OpCode::send:
     case OpCode::join:
     case OpCode::fence:
+    case OpCode::probe:
     case OpCode::settled:
     case OpCode::describe:
       return memory;

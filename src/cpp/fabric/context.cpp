@@ -144,6 +144,65 @@ std::size_t Context::key_to(PeerId index) const {
                                  ": insert it with InsertFlag.AUTH_KEY and the handle of one of them");
 }
 
+class Context::Turn {
+ public:
+  explicit Turn(Context& context) : Turn(context, Lock(context.mutex_)) {}
+  Turn(Context& context, Lock lock) : context_(context), lock_(std::move(lock)) { context_.slice_.begin(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() {
+    if (context_.followers_) context_.followers_wake_.notify_all();  // one may wait for what settled in place
+    if (context_.asleep_.load(std::memory_order_relaxed)) context_.kick();
+    const bool gives_way = context_.owes_lock();
+    context_.unlock_and_notify(lock_);
+    if (gives_way) context_.mutex_.give_way();
+  }
+
+ private:
+  Context& context_;
+  Lock lock_;
+};
+
+namespace {
+
+// What this thread asks the user about.
+struct Asking {
+  const Context* context;
+  PeerId peer;
+  const Asking* outer;
+};
+thread_local const Asking* asking_now = nullptr;
+
+}  // namespace
+
+template <class Call>
+auto Context::asking(const Call& call) {
+  for (;;) {
+    std::optional<Unanswered> unanswered;
+    try {
+      return call();
+    } catch (const Unanswered& thrown) {
+      unanswered = thrown;
+    }
+    ask(*unanswered);
+  }
+}
+
+void Context::ask(const Unanswered& unanswered) {
+  struct Now {
+    explicit Now(const Asking& asking) { asking_now = &asking; }
+    ~Now() { asking_now = asking_now->outer; }
+  };
+  const Asking asking{this, unanswered.peer, asking_now};
+  std::vector<double> shares;
+  {
+    const Now now(asking);
+    shares = unanswered.question();
+  }
+  const Turn turn(*this);
+  if (endpoint_) endpoint_->answer(unanswered.name, unanswered.target, unanswered.key, std::move(shares));
+}
+
 Path& Context::path_to(PeerId peer) {
   const std::uint64_t changes = parameters_.peers->changes();
   if (peer != last_peer_ || changes != last_changes_ || !last_path_ || last_path_->state() != Errc::ok) {
@@ -171,6 +230,14 @@ Path& Context::find_path(PeerId peer) {
   slot.ended = false;
   const Name name = parameters_.peers->name(target.index);
   const std::size_t key = key_to(target.index);
+  if (auto question = endpoint_->question(target.index, name, context_of(target, name), key)) {
+    for (const Asking* asked = asking_now; asked; asked = asked->outer)
+      if (asked->context == this && asked->peer == target.index)
+        throw Error(Errc::invalid,
+                    "rail_policy was called for peer " + std::to_string(target.index) +
+                        " and uses that peer itself; it must return before the peer can be used");
+    throw Unanswered{std::move(question), target.index, name, context_of(target, name), key};
+  }
   try {
     slot.path = endpoint_->connect(target.index, name, context_of(target, name), key);
   } catch (const Error& error) {
@@ -252,25 +319,6 @@ void Context::removed(std::uint64_t index) noexcept {
       leave({.index = index, .rx_context = static_cast<std::uint32_t>(number >> kPeerIndexBits)});
 }
 
-class Context::Turn {
- public:
-  explicit Turn(Context& context) : Turn(context, Lock(context.mutex_)) {}
-  Turn(Context& context, Lock lock) : context_(context), lock_(std::move(lock)) { context_.slice_.begin(); }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-  ~Turn() {
-    if (context_.followers_) context_.followers_wake_.notify_all();  // one may wait for what settled in place
-    if (context_.asleep_.load(std::memory_order_relaxed)) context_.kick();
-    const bool gives_way = context_.owes_lock();
-    context_.unlock_and_notify(lock_);
-    if (gives_way) context_.mutex_.give_way();
-  }
-
- private:
-  Context& context_;
-  Lock lock_;
-};
-
 void Context::check_process() const {
   if (fork_generation_ != fork_generation())
     throw Error(Errc::closed,
@@ -302,10 +350,12 @@ std::size_t Context::post(PeerId peer, std::span<const Transfer> batch) {
   std::size_t posted = 0;
   do {
     const auto slice = batch.subspan(posted, Slice::front(batch.subspan(posted)));
-    const Turn turn(*this);
     std::size_t taken = 0;
     try {
-      taken = post_slice(peer, slice);
+      taken = asking([&] {
+        const Turn turn(*this);
+        return post_slice(peer, slice);
+      });
     } catch (...) {
       if (posted == 0) throw;  // otherwise the next call says it
     }
@@ -315,7 +365,7 @@ std::size_t Context::post(PeerId peer, std::span<const Transfer> batch) {
   return posted;
 }
 
-std::optional<std::size_t> Context::try_post(PeerId peer, std::span<const Transfer> batch) {
+std::optional<std::size_t> Context::try_post(PeerId peer, std::span<const Transfer> batch) try {
   if (Slice::front(batch) < batch.size()) return std::nullopt;
   std::vector<Transfer> translated;
   if (parameters_.rules->active()) batch = parameters_.rules->apply(batch, translated, parameters_.exempt);
@@ -323,6 +373,8 @@ std::optional<std::size_t> Context::try_post(PeerId peer, std::span<const Transf
   if (!lock) return std::nullopt;
   const Turn turn(*this, std::move(lock));
   return post_slice(peer, batch);
+} catch (const Unanswered&) {
+  return std::nullopt;
 }
 
 void Context::abandon(Operation& operation, std::uint32_t parts, Errc error) {
@@ -337,8 +389,10 @@ void Context::settle(Operation& operation, Errc error, std::uint64_t bytes) {
 
 std::uint64_t Context::resolve(PeerId peer, const RemoteRegion& region) {
   check_process();
-  const Turn turn(*this);
-  return path_to(peer).resolve(region);
+  return asking([&] {
+    const Turn turn(*this);
+    return path_to(peer).resolve(region);
+  });
 }
 
 PathCounts Context::counts(PeerId peer) {
@@ -350,8 +404,10 @@ PathCounts Context::counts(PeerId peer) {
 
 PathReport Context::report(PeerId peer) {
   check_process();
-  const Turn turn(*this);
-  return path_to(peer).report();
+  return asking([&] {
+    const Turn turn(*this);
+    return path_to(peer).report();
+  });
 }
 
 Reach Context::reaches(PeerId peer) const {

@@ -62,7 +62,7 @@ class Context final : public PeerWatcher {
   // Error(unreachable) where no link leads there and Error(closed)
   // after close(); nothing was posted then.
   std::size_t post(PeerId peer, std::span<const Transfer> batch);
-  // The same for what is no more than a slice, unless somebody holds the lock.
+  // The same for what is no more than a slice, unless somebody holds the lock or the user has to be asked.
   std::optional<std::size_t> try_post(PeerId peer, std::span<const Transfer> batch);
   // Settles parts of an operation that were never posted.
   void abandon(Operation& operation, std::uint32_t parts, Errc error);
@@ -160,6 +160,18 @@ class Context final : public PeerWatcher {
   Peer* known(const PeerTarget& target);
   std::uint16_t context_of(const PeerTarget& target, const Name& peer) const noexcept;
   std::size_t key_to(PeerId index) const;  // under which it is reached; throws
+  // What find_path() throws where the user has to be asked first.
+  struct Unanswered {
+    Endpoint::Question question;
+    PeerId peer;
+    Name name;
+    std::uint16_t target;
+    std::size_t key;
+  };
+  // Calls what uses a path, without the lock, and asks the user as often as that takes.
+  template <class Call>
+  auto asking(const Call& call);
+  void ask(const Unanswered& unanswered);
   Path& path_to(PeerId peer);
   Path& find_path(PeerId peer);
   std::size_t post_slice(PeerId peer, std::span<const Transfer> slice);

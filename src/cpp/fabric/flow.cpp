@@ -60,9 +60,7 @@ void Flow::cut_all() noexcept {
 }
 
 void Flow::message_came(const Carrier& carrier) noexcept {
-  if (message_slot_) return;
-  const auto at = std::ranges::find(rails_, &carrier, &Rail::carrier);
-  if (at != rails_.end()) message_slot_ = static_cast<std::uint32_t>(at - rails_.begin());
+  if (message_link_.empty()) message_link_ = carrier.link();
 }
 
 // --- outcomes
@@ -187,11 +185,11 @@ std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shar
       .first->second.flow;
 }
 
-std::optional<std::uint32_t> FlowTable::message_slot(PeerId peer) const noexcept {
+std::string FlowTable::message_link(PeerId peer) const {
   for (const auto& [id, entry] : flows_)
     if (!entry.flow->alone_since() && entry.flow->initiator().handle() == peer)
-      return entry.flow->message_slot();
-  return std::nullopt;
+      return entry.flow->message_link();
+  return {};
 }
 
 Clock::time_point FlowTable::expire() noexcept {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -43,6 +44,7 @@ class Flow final : public MessageOrigin {
   class Carrier {
    public:
     virtual void cut() noexcept = 0;
+    virtual const std::string& link() const noexcept = 0;  // "tcp.0"
     // Goes on with an announced message that met its receive on another rail.
     virtual void resume(std::uint64_t number, const Matched& matched) noexcept = 0;
 
@@ -72,8 +74,8 @@ class Flow final : public MessageOrigin {
   std::optional<Clock::time_point> alone_since() const noexcept { return alone_since_; }
   bool over() const noexcept { return over_ && alone_since_; }
   std::size_t result_bytes() const noexcept { return result_bytes_; }
-  // The slot on which the first message came.
-  std::optional<std::uint32_t> message_slot() const noexcept { return message_slot_; }
+  // The link on which the first message came; empty: none came.
+  const std::string& message_link() const noexcept { return message_link_; }
   Sender& initiator() noexcept { return *initiator_; }
   void message_came(const Carrier& carrier) noexcept;
 
@@ -127,7 +129,7 @@ class Flow final : public MessageOrigin {
   const std::function<void()> on_alone_;
   std::vector<Rail> rails_;
   std::optional<Clock::time_point> alone_since_ = Clock::now();
-  std::optional<std::uint32_t> message_slot_;
+  std::string message_link_;
   // Of numbers from mark_ on: runs that succeeded without a result, by their first number, with the one
   // behind the last; and the others.
   std::map<std::uint64_t, std::uint64_t> done_;
@@ -148,8 +150,8 @@ class FlowTable {
   // Null: it is over, or of somebody who came under another key, or not known though `must_know` says that it
   // was, or they are too many.
   std::shared_ptr<Flow> open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator);
-  // The rail on which this peer's messages come.
-  std::optional<std::uint32_t> message_slot(PeerId peer) const noexcept;
+  // The link on which this peer's messages come; empty: none came.
+  std::string message_link(PeerId peer) const;
   // Ends flows whose peers have been gone for long; returns when to call it again.
   Clock::time_point expire() noexcept;
 

@@ -61,6 +61,8 @@ std::uint8_t flags_of(FrameType type) noexcept {
       return kOfAll | kStripe;
     case FrameType::join:
       return kRejoin;
+    case FrameType::probe:
+      return 0;
     default:
       return kOfAll;
   }
@@ -148,6 +150,8 @@ bool decode(const std::byte* in, FrameHeader& header) noexcept {
     case FrameType::rows:
       return header.length != 0 && header.length % kRowBytes == 0 && header.length <= kMaxRows * kRowBytes &&
              header.total <= kMaxRowsBytes;
+    case FrameType::probe:
+      return header.length <= kMaxProbe && header.total <= kMaxProbe;
     case FrameType::join:
     case FrameType::fence:
     case FrameType::settled:

@@ -28,10 +28,12 @@ enum class FrameType : std::uint8_t {
                   // of kDescriptionBytes, whose form is its link's
   rows = 14,      // asks for several ranges of the region `key`, `total` bytes in all; payload: where each
                   // begins and its length; answered by data, one range after the other
-  ack = 16,       // the oldest `total` unanswered requests succeeded
-  fail = 17,      // the oldest unanswered request failed with Errc `data`
-  data = 18,     // part of the answer to the oldest unanswered request, which it completes when kLast is set;
-                 // maybe empty
+  probe = 15,  // payload that nobody reads, at most kMaxProbe bytes; answered by `total` such bytes of data,
+               // at most kMaxProbe, or if that is 0 like a write
+  ack = 16,    // the oldest `total` unanswered requests succeeded
+  fail = 17,   // the oldest unanswered request failed with Errc `data`
+  data = 18,   // part of the answer to the oldest unanswered request, which it completes when kLast is set;
+               // maybe empty
   release = 19,  // the peer's announced message `id` is done with: 0, or Errc `data`
   credit = 20,   // `total` bytes of buffered messages are free again
   ping = 32,     // answered by pong
@@ -81,6 +83,7 @@ inline constexpr std::size_t kDescriptionBytes = 128;
 inline constexpr std::size_t kRowBytes = 16;              // a range: where it begins, its length
 inline constexpr std::size_t kMaxRows = 256;              // in one request
 inline constexpr std::uint64_t kMaxRowsBytes = 1u << 20;  // all of them
+inline constexpr std::size_t kMaxProbe = 64 * 1024;       // bytes of a probe in one direction
 
 // Whether this is a request that happens once, however often it comes: it has a number.
 constexpr bool happens_once(const FrameHeader& frame) noexcept {

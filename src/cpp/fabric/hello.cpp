@@ -9,7 +9,7 @@ namespace fab {
 namespace {
 
 constexpr std::uint32_t kHelloMagic = 0x31746670;  // "pft1"
-constexpr std::uint16_t kHelloVersion = 1;
+constexpr std::uint16_t kHelloVersion = 2;
 constexpr std::uint8_t kPartVersion = 1;
 constexpr std::size_t kMaxAddresses = 64;
 

@@ -32,8 +32,8 @@ class MemoryRegion;
 class ReceiveQueue;
 
 // Chooses the rails to a peer: takes their links in order of preference and returns each one's share (0:
-// none), or nothing: then their bandwidth decides. Called when a peer is first used, under a context's lock;
-// may throw.
+// none), or nothing: then their bandwidth decides. Called when a peer is first used, by whoever uses it and
+// without any lock; may throw.
 using RailPolicy =
     std::function<std::vector<double>(std::uint64_t peer, const std::vector<std::string>& links)>;
 
@@ -127,6 +127,9 @@ class Path {
   virtual bool idle() const noexcept = 0;
   virtual PathCounts counts() const noexcept = 0;
   virtual PathReport report() const = 0;
+  // Gives the way up, for all who share it, where it may be a rail: what was taken settles with an error,
+  // nothing more is stored here, and state() tells. Not to be called from within the path.
+  virtual void cut() noexcept {}
 };
 
 // A local port, driven by one context.
@@ -144,6 +147,11 @@ class Endpoint {
   // have nothing in common.
   virtual std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target,
                                         std::size_t key) = 0;
+  // What the user has to be asked before connect(); null: nothing. The question is asked without the lock,
+  // and its answer handed to answer(), for the next connect() to this peer.
+  using Question = std::function<std::vector<double>()>;
+  virtual Question question(PeerId, const Name&, std::uint16_t, std::size_t) const { return {}; }
+  virtual void answer(const Name&, std::uint16_t, std::size_t, std::vector<double>) {}
   // Moves what can be moved without waiting, as far as the slice goes; true if anything moved. Sides that
   // share the slice take turns in being first.
   virtual bool progress() noexcept = 0;

@@ -189,6 +189,10 @@ Errc Session::on_frame(const std::byte* payload) noexcept {
       return on_fence();
     case FrameType::settled:
       return on_settled();
+    case FrameType::probe:
+      sink_ = Sink::drain;
+      payload_left_ = frame_.length;
+      return payload_left_ ? Errc::ok : end_payload();
     case FrameType::ack:
       return on_ack();
     case FrameType::fail:
@@ -233,6 +237,8 @@ Errc Session::end_payload() noexcept {
   if (frame_.type == FrameType::write) {
     write_.done += frame_.length;
     if (last) end_write();
+  } else if (frame_.type == FrameType::probe) {
+    end_probe();
   } else {
     requests_.front().got += frame_.length;
     if (last) finish_oldest(Errc::ok);

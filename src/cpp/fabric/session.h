@@ -216,6 +216,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   // target
   Admitted admit(OpCode op) const noexcept;
   Errc on_write() noexcept;
+  void end_probe();
   void end_write() noexcept;
   void on_read();
   Errc on_rows(const std::byte* payload);
@@ -244,6 +245,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   Errc on_fence();
   Errc on_settled();
   void cut() noexcept override;
+  const std::string& link() const noexcept override { return services_.sender->link(); }
   void resume(std::uint64_t number, const Matched& matched) noexcept override;
   bool in_order() const noexcept;
   bool buffer(std::uint64_t cost) noexcept;  // false: more than the peer may send

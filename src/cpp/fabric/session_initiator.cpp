@@ -105,6 +105,12 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
       output_.append_header(Lane::requests,
                             {.type = FrameType::describe, .key = transfer.key, .total = kDescriptionBytes});
       request.landing = local_of(transfer);
+    } else if (transfer.op == OpCode::probe) {
+      request.length = transfer.remote;
+      output_.append_header(Lane::requests, {.type = FrameType::probe,
+                                             .length = static_cast<std::uint32_t>(transfer.length),
+                                             .total = transfer.remote});
+      if (transfer.length != 0) output_.zeros(transfer.length);
     } else if (transfer.op == OpCode::settled) {
       output_.append_header(Lane::requests,
                             {.type = FrameType::settled, .total = transfer.data, .id = transfer.remote});
@@ -274,7 +280,7 @@ void Session::settle(const Request& request, Errc error) noexcept {
   ++counts.settled;
   if (error != Errc::ok) ++counts.errors;
   if (error == Errc::ok && request.op != OpCode::read && request.op != OpCode::receive &&
-      request.op != OpCode::describe)
+      request.op != OpCode::describe && request.op != OpCode::probe)
     counts.bytes_out += request.length;
   if (error == Errc::ok && wants_data(request.op) && request.op != OpCode::describe)
     counts.bytes_in += request.length;
@@ -302,7 +308,10 @@ void Session::finish_oldest(Errc error) noexcept {
 }
 
 // Whether an answer may come at all, and whether it must bring data.
-bool Session::awaits_data() const noexcept { return wants_data(requests_[0].op); }
+bool Session::awaits_data() const noexcept {
+  const Request& request = requests_[0];
+  return request.op == OpCode::probe ? request.length != 0 : wants_data(request.op);
+}
 
 Errc Session::on_ack() noexcept {
   for (std::uint64_t i = 0; i < frame_.total; ++i) {
@@ -324,7 +333,7 @@ Errc Session::on_data() noexcept {
   const std::uint64_t left = request.length - request.got;
   if (frame_.length > left || ((frame_.flags & frame_flag::kLast) && frame_.length != left))
     return Errc::protocol;
-  sink_ = request.error == Errc::ok ? Sink::landing : Sink::drain;
+  sink_ = request.error == Errc::ok && request.op != OpCode::probe ? Sink::landing : Sink::drain;
   payload_left_ = frame_.length;
   return payload_left_ ? Errc::ok : end_payload();
 }

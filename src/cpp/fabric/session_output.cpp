@@ -32,6 +32,13 @@ void SessionOutput::user_payload(const FrameHeader& first, const PieceCursor& so
   requests_queued_ += first.total + (frames - 1) * sizeof(FrameHeader);
 }
 
+void SessionOutput::zeros(std::uint64_t length) {
+  of(Lane::requests)
+      .items.push_back(
+          {.source = Source::zero, .serial = next_serial_++, .left = length, .frame_left = length});
+  requests_queued_ += length;
+}
+
 void SessionOutput::region_payload(std::uint32_t region, std::uint64_t offset, std::uint64_t length) {
   Item item{
       .source = Source::region, .serial = next_serial_++, .region = region, .left = length, .offset = offset};

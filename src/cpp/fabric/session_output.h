@@ -32,6 +32,8 @@ class SessionOutput {
   // The payload of the put whose first header was just appended; further headers, if it is longer than a
   // frame, are made here.
   void user_payload(const FrameHeader& first, const PieceCursor& source);
+  // The payload of a request that means nothing.
+  void zeros(std::uint64_t length);
   // A whole answer from a region's memory: data frames, then one without payload that marks the end.
   void region_payload(std::uint32_t region, std::uint64_t offset, std::uint64_t length);
   // The same of several ranges, one after the other, of at most kMaxPayload bytes together.

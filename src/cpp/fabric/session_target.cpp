@@ -132,6 +132,17 @@ void Session::end_write() noexcept {
   answer(outcome);
 }
 
+void Session::end_probe() {
+  if (frame_.total == 0) return answer(Errc::ok);
+  flush_acks();
+  std::byte* at = output_.append(Lane::answers, kHeaderBytes + frame_.total);
+  encode({.type = FrameType::data,
+          .flags = frame_flag::kLast,
+          .length = static_cast<std::uint32_t>(frame_.total)},
+         at);
+  std::memset(at + kHeaderBytes, 0, frame_.total);
+}
+
 // --- requests that happen once
 
 const Flow::Outcome* Session::done_before() const noexcept {

@@ -17,6 +17,8 @@ struct Carrier final : Flow::Carrier {
     if (flow) flow->leave(*this);
   }
   void resume(std::uint64_t, const Matched&) noexcept override { ++resumed; }
+  const std::string& link() const noexcept override { return name; }
+  std::string name = "test.0";
   Flow* flow = nullptr;
   int cuts = 0, resumed = 0;
 };

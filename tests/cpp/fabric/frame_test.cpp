@@ -44,7 +44,12 @@ TEST_CASE("headers have their documented bytes") {
 
 TEST_CASE("what no peer may send is refused") {
   CHECK_FALSE(accepted({.type = FrameType{0}}));
-  CHECK_FALSE(accepted({.type = FrameType{15}}));
+  CHECK_FALSE(accepted({.type = FrameType{21}}));
+  CHECK(accepted({.type = FrameType::probe, .length = kMaxProbe, .total = kMaxProbe}));
+  CHECK(accepted({.type = FrameType::probe}));
+  CHECK_FALSE(accepted({.type = FrameType::probe, .length = kMaxProbe + 1}));
+  CHECK_FALSE(accepted({.type = FrameType::probe, .total = kMaxProbe + 1}));
+  CHECK_FALSE(accepted({.type = FrameType::probe, .flags = frame_flag::kLast}));
   CHECK(accepted({.type = FrameType::rows, .length = kRowBytes, .key = 3, .total = kMaxRowsBytes}));
   CHECK(accepted({.type = FrameType::rows, .length = kMaxRows * kRowBytes}));
   CHECK_FALSE(accepted({.type = FrameType::rows, .length = 0}));

@@ -31,6 +31,7 @@ struct Ground {  // one process
   AddressVector peers;
   ReceiveQueue receives;
   FlowTable flows{receives, 60, [] {}};
+  Errc refuses = Errc::ok;  // stripes, as soon as they are posted
 };
 
 struct End {
@@ -59,8 +60,9 @@ struct End {
 };
 
 struct Stream {
-  Stream(Ground& near_ground, Ground& far_ground, std::uint8_t link)
-      : near(near_ground, link), far(far_ground, link) {}
+  Stream(Ground& near_ground, Ground& far_ground, std::uint8_t number)
+      : link(number), near(near_ground, number), far(far_ground, number) {}
+  const std::uint8_t link;
   End near, far;
 };
 
@@ -69,12 +71,18 @@ class StreamPath final : public Path {
   explicit StreamPath(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
   std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }
   std::size_t post(std::span<const Transfer> batch) noexcept override {
+    const Errc refused = stream_->near.ground.refuses;
+    if (refused != Errc::ok && (batch.front().flags & transfer_flag::kStripe)) {
+      batch.front().operation->settle(refused, 0);
+      return 1;
+    }
     return stream_->near.session.post(batch);
   }
   Errc state() const noexcept override { return stream_->near.state; }
   bool idle() const noexcept override { return true; }
   PathCounts counts() const noexcept override { return stream_->near.counts; }
   PathReport report() const override { return {"test", "test"}; }
+  void cut() noexcept override { stream_->near.end(Errc::peer_lost); }
 
  private:
   std::shared_ptr<Stream> stream_;
@@ -108,8 +116,9 @@ class World {
     rails = std::make_unique<Rails>(Rails::Parameters{.completions = near.completions,
                                                       .peer_deadline = 60,
                                                       .on_work = [this](Rails&) { work_ = true; },
+                                                      .on_watch = [](Clock::time_point) {},
                                                       .on_lost = [](PeerId, Errc) {},
-                                                      .preferred = std::nullopt,
+                                                      .preferred = {},
                                                       .peers = near.peers,
                                                       .peer = 0,
                                                       .flow = {seed, 1},
@@ -125,9 +134,10 @@ class World {
 
   void step() {
     if (std::exchange(work_, false)) rails->pump();  // as an endpoint does: nobody else calls it
-    if (!rails->complete()) rails->tick();
+    if (!rails->at_rest()) rails->tick();
     if (streams.empty()) return;
     const auto stream = streams[random() % streams.size()];
+    if (stream->link == frozen) return;
     send(stream->near);
     send(stream->far);
     receive(stream->near, stream->far);
@@ -163,6 +173,7 @@ class World {
   Ground near{1}, far{2};
   std::vector<std::shared_ptr<Stream>> streams;
   std::unique_ptr<Rails> rails;
+  std::optional<std::uint8_t> frozen;  // link over which nothing gets, for as long as that is set
 
  private:
   void send(End& from) {
@@ -407,4 +418,77 @@ TEST_CASE("a message that nobody receives holds up nothing else") {
   }
   CHECK(!stuck.operation.done());
   CHECK(world.rails->counts().settled == 0);
+}
+
+TEST_CASE("a rail that takes requests and answers none is set aside, and what it held is never stored") {
+  const auto reported = [](const World& world, const char* words) {
+    return world.rails->report().how.find(words) != std::string::npos;
+  };
+  for (unsigned seed = 1; seed <= rounds(4); ++seed) {
+    CAPTURE(seed);
+    std::list<Op> ops;
+    World world(seed, 2);
+    Bytes place(600'000), sum(8);
+    const std::uint64_t key = expose(world.far, place), sum_key = expose(world.far, sum);
+    const auto settle = [&] {
+      REQUIRE(world.until(
+          [&] { return std::ranges::all_of(ops, [](const Op& op) { return op.operation.done(); }); }));
+      for (const Op& op : ops) REQUIRE(op.operation.completion().error == Errc::ok);
+      ops.clear();
+    };
+    const auto post = [&](int value) {
+      for (const std::size_t size : {600'000, 100}) {
+        Op& put = ops.emplace_back(OpCode::write, key, 0, filled(size, value));
+        REQUIRE(world.rails->post({&put.transfer, 1}) == 1);
+      }
+      ops.emplace_back(OpCode::write, 0, 0, Bytes()).add(sum_key);
+      REQUIRE(world.rails->post({&ops.back().transfer, 1}) == 1);
+    };
+    post(1);
+    settle();
+    // Some of it is on its way when the rail stands still.
+    post(2);
+    for (auto steps = world.random() % 40; steps; --steps) world.step();
+    world.frozen = static_cast<std::uint8_t>(seed % 2);
+    settle();
+    for (int value = 3; !reported(world, "set aside"); value = 3) {
+      post(value);
+      settle();
+    }
+    post(4);
+    settle();
+    world.frozen.reset();
+    REQUIRE(world.until([&] { return !reported(world, "set aside"); }));
+    const auto no_more_of_it = [&] {
+      return std::ranges::all_of(world.streams, [](const auto& some) {
+        return some->near.state == Errc::ok || some->near.wire.empty();
+      });
+    };
+    REQUIRE(world.until(no_more_of_it));
+    CHECK(std::all_of(place.begin() + 100, place.end(), [](std::byte byte) { return byte == std::byte{4}; }));
+    std::int64_t adds;
+    std::memcpy(&adds, sum.data(), 8);
+    post(5);
+    settle();
+    std::int64_t more;
+    std::memcpy(&more, sum.data(), 8);
+    CHECK(more == adds + 1);
+  }
+}
+
+TEST_CASE("transfers whose stripes end while they are posted") {
+  std::deque<Op> ops;
+  World world(17, 2);
+  Bytes place(300'000);
+  const std::uint64_t key = expose(world.far, place);
+  world.near.refuses = Errc::bounds;
+  // More than are kept for others: some are freed when they end.
+  for (int i = 0; i < 600; ++i) {
+    ops.emplace_back(OpCode::read, key, 0, Bytes(place.size()));
+    REQUIRE(world.rails->post({&ops.back().transfer, 1}) == 1);
+  }
+  REQUIRE(world.until(
+      [&] { return std::ranges::all_of(ops, [](const Op& op) { return op.operation.done(); }); }));
+  for (const Op& op : ops) CHECK(op.operation.completion().error == Errc::bounds);
+  CHECK(world.rails->counts().settled == ops.size());
 }

@@ -37,7 +37,7 @@ TEST_CASE("strangers who talk nonsense, or nothing, disturb nobody") {
     for (char& c : noise) c = static_cast<char>(random());
     if (i % 2)
       noise.replace(0, std::min<std::size_t>(noise.size(), 8),
-                    std::string("pft1\1\0\1\0", 8).substr(0, noise.size()));
+                    std::string("pft1\2\0\1\0", 8).substr(0, noise.size()));
     if (i % 4) [[maybe_unused]]
       const auto sent = ::send(socket.get(), noise.data(), noise.size(), MSG_NOSIGNAL);
     strangers.push_back(std::move(socket));

@@ -122,13 +122,53 @@ Reach LinkedEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_
   return best;
 }
 
+std::vector<Endpoint*> LinkedEndpoint::rails_to(const Name& peer, std::uint16_t target,
+                                                std::size_t key) const {
+  std::vector<Endpoint*> named;  // that the peer's name speaks of, also those that are down now
+  bool reached = false;
+  for (const Opened& link : links_) {
+    Endpoint* const endpoint = link.endpoint.get();
+    const bool reaches = look(*endpoint, peer, target, key).ok;
+    if (reaches && !link.network && !reached) return {};
+    reached |= reaches && link.network;
+    if (link.network && named.size() < kMaxRails && peer.find(endpoint->parts().front().link, target))
+      named.push_back(endpoint);
+  }
+  // Whoever is known by a bare socket address has one place only.
+  return reached && named.size() > 1 ? named : std::vector<Endpoint*>{};
+}
+
+// Two handles of one peer share its rails, as they share its streams.
+std::string LinkedEndpoint::place_of(const Name& peer, std::uint16_t target, std::size_t key) {
+  std::string place = std::to_string(key) + ":" + std::to_string(target);
+  for (const Part& part : peer.parts)
+    if (part.context == target) place.append(part.link).append(part.bytes);
+  return place;
+}
+
+Endpoint::Question LinkedEndpoint::question(PeerId id, const Name& peer, std::uint16_t target,
+                                            std::size_t key) const {
+  if (!options_.rail_policy) return {};
+  const std::string place = place_of(peer, target, key);
+  const auto found = rails_.find(place);
+  if (answers_.contains(place) || (found != rails_.end() && found->second->state() == Errc::ok)) return {};
+  std::vector<std::string> tags;
+  for (const Endpoint* endpoint : rails_to(peer, target, key)) tags.push_back(endpoint->parts().front().link);
+  if (tags.empty()) return {};
+  return [policy = options_.rail_policy, id, tags = std::move(tags)] { return policy(id, tags); };
+}
+
+void LinkedEndpoint::answer(const Name& peer, std::uint16_t target, std::size_t key,
+                            std::vector<double> shares) {
+  answers_.insert_or_assign(place_of(peer, target, key), std::move(shares));
+}
+
 std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
                                               std::size_t key) {
   Reasons reasons;
-  std::vector<Endpoint*> reached, named;  // over network links; those that the peer's name speaks of
+  std::vector<Endpoint*> reached;  // over network links
   for (const Opened& link : links_) {
     Endpoint* const endpoint = link.endpoint.get();
-    if (link.network && peer.find(endpoint->parts().front().link, target)) named.push_back(endpoint);
     const Reach reach = look(*endpoint, peer, target, key);
     if (!reach.ok) {
       reasons.add(reach.why, reach.error);
@@ -142,8 +182,8 @@ std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::
       }
     }
   }
-  // Also over links that are down now. Whoever is known by a bare socket address has one place only.
-  if (!reached.empty() && named.size() > 1) return connect_rails(id, peer, target, key, named);
+  if (const auto named = rails_to(peer, target, key); !named.empty())
+    return connect_rails(id, peer, target, key, named);
   for (Endpoint* endpoint : reached) {
     try {
       return endpoint->connect(id, peer, target, key);
@@ -156,23 +196,16 @@ std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::
 
 std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer, std::uint16_t target,
                                                     std::size_t key, const std::vector<Endpoint*>& named) {
-  // Two handles of one peer share its rails, as they share its streams.
-  std::string place = std::to_string(key) + ":" + std::to_string(target);
-  for (const Part& part : peer.parts)
-    if (part.context == target) place.append(part.link).append(part.bytes);
+  const std::string place = place_of(peer, target, key);
   if (const auto found = rails_.find(place); found != rails_.end() && found->second->state() == Errc::ok) {
     found->second->known_as(id);
     return std::make_unique<RailedPath>(found->second);
   }
 
   std::vector<Rails::Link> links;
-  for (Endpoint* endpoint : named)
-    if (links.size() < kMaxRails) links.push_back({endpoint, endpoint->parts().front().link});
-  if (options_.rail_policy) {
-    std::vector<std::string> tags;
-    tags.reserve(links.size());
-    for (const Rails::Link& link : links) tags.push_back(link.tag);
-    const std::vector<double> weights = options_.rail_policy(id, tags);
+  for (Endpoint* endpoint : named) links.push_back({endpoint, endpoint->parts().front().link});
+  if (const auto answer = answers_.extract(place)) {
+    const std::vector<double>& weights = answer.mapped();
     if (!weights.empty()) {
       if (weights.size() != links.size() || !std::ranges::all_of(weights, [](double w) { return w >= 0; }) ||
           std::ranges::all_of(weights, [](double w) { return w == 0; }))
@@ -198,28 +231,28 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
     });
     sweep_at_ = 2 * rails_.size() + 64;
   }
-  const auto rails =
-      std::make_shared<Rails>(Rails::Parameters{.completions = services_.completions,
-                                                .peer_deadline = options_.peer_deadline,
-                                                .on_work = [this](Rails& some) { has_work(some); },
-                                                .on_lost =
-                                                    [this](PeerId lost, Errc error) {
-                                                      services_.path_ended = true;
-                                                      services_.events.push({.type = EventType::peer_lost,
-                                                                             .error = error,
-                                                                             .peer = lost,
-                                                                             .context = 0,
-                                                                             .data = 0,
-                                                                             .text = describe(error)});
-                                                    },
-                                                .preferred = flows_.message_slot(id),
-                                                .peers = services_.peers,
-                                                .peer = id,
-                                                .flow = flow,
-                                                .name = peer,
-                                                .target = target,
-                                                .key = key},
-                              links);
+  const auto rails = std::make_shared<Rails>(
+      Rails::Parameters{.completions = services_.completions,
+                        .peer_deadline = options_.peer_deadline,
+                        .on_work = [this](Rails& some) { has_work(some); },
+                        .on_watch = [this](Clock::time_point when) { timer_->no_later_than(when); },
+                        .on_lost =
+                            [this](PeerId lost, Errc error) {
+                              services_.events.push({.type = EventType::peer_lost,
+                                                     .error = error,
+                                                     .peer = lost,
+                                                     .context = 0,
+                                                     .data = 0,
+                                                     .text = describe(error)});
+                            },
+                        .preferred = flows_.message_link(id),
+                        .peers = services_.peers,
+                        .peer = id,
+                        .flow = flow,
+                        .name = peer,
+                        .target = target,
+                        .key = key},
+      links);
   rails_.emplace(place, rails);
   has_work(*rails);
   return std::make_unique<RailedPath>(rails);
@@ -251,7 +284,7 @@ bool LinkedEndpoint::serve_rails() noexcept {
   serving_ = true;
   bool moved = false;
   const auto tick = [this](Rails& rails) {
-    if (!rails.complete()) timer_->no_later_than(rails.tick());
+    if (!rails.at_rest()) timer_->no_later_than(rails.tick());
   };
   for (Rails* rails : std::exchange(work_, {})) {
     moved |= rails->pump();

@@ -28,6 +28,8 @@ class LinkedEndpoint final : public Endpoint {
   std::vector<Part> parts() const override;
   Reach reaches(const Name& peer, std::uint16_t target, std::size_t key) const override;
   std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) override;
+  Question question(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) const override;
+  void answer(const Name& peer, std::uint16_t target, std::size_t key, std::vector<double> shares) override;
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t region) noexcept override;
@@ -38,6 +40,9 @@ class LinkedEndpoint final : public Endpoint {
     std::unique_ptr<Endpoint> endpoint;
     bool network;
   };
+  static std::string place_of(const Name& peer, std::uint16_t target, std::size_t key);
+  // The links that become rails to the peer; none where one way leads there.
+  std::vector<Endpoint*> rails_to(const Name& peer, std::uint16_t target, std::size_t key) const;
   std::unique_ptr<Path> connect_rails(PeerId id, const Name& peer, std::uint16_t target, std::size_t key,
                                       const std::vector<Endpoint*>& named);
   void has_work(Rails& rails) noexcept;
@@ -48,6 +53,7 @@ class LinkedEndpoint final : public Endpoint {
   FlowTable flows_;
   std::vector<Opened> links_;
   std::map<std::string, std::shared_ptr<Rails>> rails_;  // by the key and the peer's parts
+  std::map<std::string, std::vector<double>> answers_;   // likewise: shares for the next connect()
   std::vector<std::shared_ptr<Rails>> ended_;            // until the links hold nothing of them
   std::vector<Rails*> work_;                             // those to be pumped
   bool time_is_up_ = false;

@@ -8,6 +8,7 @@
 #include "fabric/check_transfer.h"
 #include "fabric/completion_queue.h"
 #include "fabric/local_memory.h"
+#include "providers/lnx/lnx_rail.h"
 
 namespace fab::lnx {
 namespace {
@@ -25,14 +26,26 @@ constexpr std::size_t kBatch = 32;
 constexpr std::uint64_t kSettledAtOnce = 64;
 constexpr double kMeasured = 0.3;       // weight of the newest measurement
 constexpr double kMeasuredFor = 0.004;  // seconds at least: acknowledgements come in bunches
-constexpr Clock::duration kFirstPause = milliseconds(20), kLongestPause = milliseconds(1000),
+constexpr Clock::duration kLongestPause = milliseconds(1000),
                           kLongestOfNew = milliseconds(30'000);  // a link that never led anywhere
+constexpr double kLongestStripe = 0.05;                          // seconds
 constexpr unsigned kFirstTries = 3;                              // to reach a peer that was never reached
 constexpr Clock::duration kGrace = milliseconds(1000);  // for rails that were refused, when none is left
 
 constexpr std::uint64_t kMostResults = Flow::kMostResults / 2;  // result_cost() of all that is not settled
 
 bool moves_data(OpCode op) noexcept { return op == OpCode::write || op == OpCode::read; }
+
+constexpr double kLeastShare = 0.1;  // of the best rail's bandwidth: less is not worth its last stripe
+constexpr unsigned kStrikes = 3;     // such measurements in a row
+
+std::uint64_t bytes_out(const Transfer& transfer) noexcept {
+  return transfer.op == OpCode::read ? 0 : transfer.length;
+}
+std::uint64_t bytes_back(const Transfer& transfer) noexcept {
+  const bool fetches = transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic;
+  return transfer.op == OpCode::read || fetches ? transfer.length : 0;
+}
 
 // What the peer has to keep of an outcome, beside runs of plain successes; bytes.
 constexpr std::uint64_t kRecord = kMostResults / Flow::kMostUnsettled;
@@ -41,47 +54,11 @@ std::uint64_t result_cost(const Transfer& transfer) noexcept {
   return fetches ? 2 * kRecord + transfer.length : 0;
 }
 
-}  // namespace
-
-// What was posted on a rail.
-struct Rails::Part final : FlowOperation {
-  Rails* rails = nullptr;
-  Request* request = nullptr;
-  std::uint32_t slot = 0;
-  PartKind kind = PartKind::whole;
-  std::uint64_t length = 0;
-  std::vector<iovec> pieces;
-};
-
-namespace {
-
 bool announced_now(const auto& request) noexcept {
   return !request.sent_small && (request.announced || (request.whole && request.whole->announced));
 }
 
 }  // namespace
-
-struct Rails::Rail {
-  enum class State { down, joining, up };
-  Link link;
-  std::uint32_t slot = 0;
-  State state = State::down;
-  std::unique_ptr<Path> path{};
-  std::uint32_t incarnation = 0;
-  std::uint32_t last_dead = 0;          // incarnation
-  std::vector<std::uint64_t> fences{};  // to be sent before anything else
-  unsigned parts = 0;                   // with the link,
-  unsigned wholes = 0, stripes = 0;     // of them requests, or their ends, and stripes
-  std::uint64_t bytes = 0;              // likewise
-  double rate = 0;                      // bytes per second; 0: not measured yet
-  Clock::time_point busy_since{};       // with stripes, or since the last measurement
-  std::uint64_t busy_bytes = 0;         // that arrived since then
-  bool was_up = false;                  // ever
-  Errc refused = Errc::ok;              // why the peer did not let it join
-  unsigned failures = 0;                // since a rail was up
-  Clock::time_point retry_at{};
-  Clock::duration pause = kFirstPause;
-};
 
 Rails::Rails(Parameters parameters, const std::vector<Link>& links)
     : parameters_(std::move(parameters)),
@@ -113,6 +90,12 @@ Rails::Rail& Rails::rail_of(const Part& part) noexcept { return *rails_[part.slo
 unsigned Rails::up() const noexcept {
   return static_cast<unsigned>(
       std::ranges::count_if(rails_, [](const auto& rail) { return rail->state == Rail::State::up; }));
+}
+
+bool Rails::at_rest() const noexcept {
+  return !watched_ && parts_open_ == 0 && std::ranges::all_of(rails_, [](const auto& rail) {
+    return rail->up() && rail->aside == Clock::duration::zero();
+  });
 }
 
 void Rails::notice() noexcept {
@@ -160,6 +143,7 @@ std::size_t Rails::post(std::span<const Transfer> batch) noexcept {
     }
     waiting_.push_back(&request);
   }
+  watch();
   pump();
   return taken;
 }
@@ -226,6 +210,8 @@ std::unique_ptr<Rails::Part> Rails::new_part(Request* request) {
   }
   part->rails = this;
   part->request = request;
+  part->out = part->back = 0;
+  part->trial = 0;
   part->announced = request && request->announced;
   part->begin(1, 0, 0, nullptr, nullptr, &Rails::on_part);
   return part;
@@ -253,6 +239,8 @@ Transfer Rails::transfer_of(Request& request, Part& part) noexcept {
 void Rails::track(Part& part) noexcept {
   Rail& rail = rail_of(part);
   ++parts_open_;
+  part.posted = Clock::now();
+  rail.under_way.push_back(part);
   ++rail.parts;
   rail.bytes += part.length;
   if (part.kind == PartKind::stripe) ++rail.stripes;
@@ -261,9 +249,10 @@ void Rails::track(Part& part) noexcept {
   if (part.kind == PartKind::whole) part.request->whole = &part;
 }
 
-void Rails::untrack(const Part& part) noexcept {
+void Rails::untrack(Part& part) noexcept {
   Rail& rail = rail_of(part);
   --parts_open_;
+  rail.under_way.erase(part);
   --rail.parts;
   rail.bytes -= part.length;
   if (part.kind == PartKind::stripe) --rail.stripes;
@@ -282,9 +271,14 @@ void Rails::part_ended(Part& part) noexcept {
   std::unique_ptr<Part> owned(&part);
   Rail& rail = rail_of(part);
   const Errc error = part.completion().error;
+  const auto now = Clock::now();
   untrack(part);
+  tally(rail, part, now);
+  rail.ended_at = now;
   if (part.kind == PartKind::join) {
     join_ended(rail, error);
+  } else if (part.kind == PartKind::probe) {
+    probe_ended(rail, part, error, now);
   } else if (part.kind == PartKind::note) {
     note_ended(part, error);
     if (error != Errc::ok || !waiting_.empty()) notice();
@@ -302,7 +296,7 @@ void Rails::part_ended(Part& part) noexcept {
       if (request.error == Errc::ok) request.error = error;
       if (error == Errc::ok && part.kind == PartKind::stripe) {
         request.stored += part.length;
-        measure(rail, part);
+        measure(rail, part, now);
       }
       finish_if_over(request);
     }
@@ -322,15 +316,21 @@ void Rails::finish_if_over(Request& request) noexcept {
   finish(request);
 }
 
-void Rails::measure(Rail& rail, const Part& part) noexcept {
+void Rails::measure(Rail& rail, const Part& part, Clock::time_point now) noexcept {
   rail.busy_bytes += part.length;
-  const auto now = Clock::now();
   const double span = std::chrono::duration<double>(now - rail.busy_since).count();
   if (span < kMeasuredFor) return;
   const double rate = static_cast<double>(rail.busy_bytes) / span;
   rail.rate = rail.rate == 0 ? rate : rail.rate + kMeasured * (rate - rail.rate);
   rail.busy_since = now;
   rail.busy_bytes = 0;
+  double best = 0;
+  for (const auto& other : rails_)
+    if (other->up()) best = std::max(best, other->rate);
+  rail.strikes = rail.rate < kLeastShare * best ? rail.strikes + 1 : 0;
+  if (rail.strikes < kStrikes) return;
+  rail.sick = true;
+  notice();
 }
 
 double Rails::weight(const Rail& rail) const noexcept {
@@ -368,18 +368,28 @@ void Rails::connect(Rail& rail) noexcept {
 void Rails::join_ended(Rail& rail, Errc error) noexcept {
   notice();
   if (error == Errc::ok) {
-    if (up() == 0) up_since_ = Clock::now();
-    rail.state = Rail::State::up;
-    rail.was_up = true;
-    rail.pause = kFirstPause;
-    established_ = true;
-    for (const auto& other : rails_)
-      if (other->state != Rail::State::up && other->last_dead != 0)
-        rail.fences.push_back(RailNumber{other->slot, other->last_dead}.packed());
+    if (rail.out && up() != 0)
+      rail.state = Rail::State::aside;
+    else
+      rise(rail);
     return;
   }
   last_error_ = error;
   if (rail.path && rail.path->state() == Errc::ok && !ending_) rail.refused = error;
+}
+
+void Rails::rise(Rail& rail) noexcept {
+  rail.rose_at = Clock::now();
+  if (up() == 0) up_since_ = rail.rose_at;
+  rail.state = Rail::State::up;
+  rail.was_up = true;
+  rail.out = rail.sick = rail.asked = false;
+  rail.strikes = 0;
+  rail.pause = kFirstPause;
+  established_ = true;
+  for (const auto& other : rails_)
+    if (!other->up() && other->last_dead != 0)
+      rail.fences.push_back(RailNumber{other->slot, other->last_dead}.packed());
 }
 
 // The rail stands, but the peer knows nothing of what went before: it forgot a flow that had no rails for
@@ -405,10 +415,15 @@ void Rails::lose(Rail& rail) noexcept {
   rail.path.reset();
   rail.failures = was_up ? 0 : rail.failures + 1;
   rail.fences.clear();
+  rail.asked = false;
   if (primary_ == &rail) primary_ = nullptr;
+  if (was_up || &rail == tried_) end_trial();
   notice();
   const auto now = Clock::now();
-  rail.retry_at = was_up ? now : now + rail.pause;
+  if (rail.out && up() != 0)
+    rail.retry_at = now + rail.aside;
+  else
+    rail.retry_at = was_up ? now : now + rail.pause;
   rail.pause = was_up ? kFirstPause : std::min(2 * rail.pause, rail.was_up ? kLongestPause : kLongestOfNew);
   if (!was_up) return;
   bool any = false;
@@ -419,9 +434,14 @@ void Rails::lose(Rail& rail) noexcept {
   }
   if (any) return;
   for (const auto& other : rails_) {
+    if (other->state == Rail::State::aside) {  // better than none
+      rise(*other);
+      any = true;
+    }
     other->retry_at = std::min(other->retry_at, now);
     other->pause = kFirstPause;
   }
+  if (any) return;
   // A rail that comes up and carries nothing is none.
   if (!std::exchange(answered_, false) && now - up_since_ < kGrace) return;
   lost_since_ = now;
@@ -473,6 +493,7 @@ Clock::time_point Rails::tick() noexcept {
   if (state_ != Errc::ok) return Clock::time_point::max();
   const auto now = Clock::now();
   look_after_rails();
+  judge(now);
   auto next = Clock::time_point::max();
   bool joining = false, all_tried = true;
   const unsigned enough = established_ ? 1 : kFirstTries;
@@ -482,6 +503,7 @@ Clock::time_point Rails::tick() noexcept {
     if (!established_ || rail->was_up) all_tried &= rail->failures >= enough;
     if (rail->state == Rail::State::down) next = std::min(next, rail->retry_at);
   }
+  next = std::min(next, next_look(now));
   if (up() != 0) return next;
   const auto seconds = [](double span) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(span));
@@ -539,19 +561,22 @@ bool Rails::usable(Rail& rail) noexcept {
   return true;
 }
 
-// The first rail that is up, as soon as nothing is under way on the one before. False: none can be had now.
+// The first rail that is up and trusted, or else up, as soon as nothing is under way on the one before.
+// False: none can be had now.
 bool Rails::choose_primary() noexcept {
   Rail* best = nullptr;
-  if (parameters_.preferred && *parameters_.preferred < rails_.size())
-    best = rails_[*parameters_.preferred].get();
+  const auto consider = [&](Rail& rail) {
+    if ((!best || (rail.trusted && !best->trusted)) && usable(rail)) best = &rail;
+  };
+  for (const auto& rail : rails_)
+    if (rail->link.tag == parameters_.preferred) consider(*rail);
   for (const auto& rail : rails_) {
-    if (best && usable(*best)) break;
-    best = rail.get();
+    if (best && best->trusted) break;
+    consider(*rail);
   }
   if (primary_ && primary_ != best && primary_->wholes != 0) return usable(*primary_);
-  if (!usable(*best)) return false;
-  primary_ = best;
-  return true;
+  if (best) primary_ = best;
+  return best != nullptr;
 }
 
 // The one that will be done first with so much more.
@@ -594,6 +619,7 @@ bool Rails::send_whole() noexcept {
     Rail* const rail = rail_for(first);
     if (!rail) break;
     Transfer batch[kBatch];
+    bool raced[kBatch];
     std::size_t count = 0;
     for (; count < kBatch && count < waiting_.size(); ++count) {
       Request& request = *waiting_[count];
@@ -602,7 +628,10 @@ bool Rails::send_whole() noexcept {
       part->kind = PartKind::whole;
       part->slot = rail->slot;
       part->length = request.transfer.length;
+      part->out = bytes_out(request.transfer);
+      part->back = bytes_back(request.transfer);
       track(*part);
+      raced[count] = enters_race(*rail, *part);
       if (rail != primary_ && request.transfer.op == OpCode::write) {
         request.unordered_open = true;
         ++unordered_open_;
@@ -612,11 +641,14 @@ bool Rails::send_whole() noexcept {
     waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(count));
     const std::size_t posted = rail->path->post({batch, count});
     moved |= posted != 0;
+    for (std::size_t i = 0; i < posted; ++i)
+      if (raced[i]) shadow(bytes_out(batch[i]), bytes_back(batch[i]));
     if (posted == count) continue;
     for (std::size_t i = count; i-- > posted;) {
       std::unique_ptr<Part> part(static_cast<Part*>(batch[i].operation));
       Request& request = *part->request;
       untrack(*part);
+      if (raced[i]) scratch(*part);
       if (std::exchange(request.unordered_open, false)) --unordered_open_;
       waiting_.push_front(&request);
       spare_parts_.push_back(std::move(part));
@@ -635,7 +667,11 @@ bool Rails::send_stripe(Request& request, Rail& rail) noexcept {
   Range range = hole ? request.holes.back() : Range{request.next, length - request.next};
   const double share = weight(rail) / all / kStripesAhead;
   const auto fair = static_cast<std::uint64_t>(static_cast<double>(length - request.next) * share);
-  const std::uint64_t most = rail.rate > 0 || rail.link.weight > 0 ? kMostStripe : kFirstStripe;
+  const auto most = rail.rate > 0
+                        ? static_cast<std::uint64_t>(std::clamp(rail.rate * kLongestStripe,
+                                                                double{kLeastStripe}, double{kMostStripe}))
+                    : rail.link.weight > 0 ? kMostStripe
+                                           : kFirstStripe;
   const std::uint64_t size = std::clamp(fair / 4096 * 4096, kLeastStripe, most);
   // What would leave a crumb takes it along.
   if (range.length > size + kLeastStripe / 2) range.length = size;
@@ -644,6 +680,7 @@ bool Rails::send_stripe(Request& request, Rail& rail) noexcept {
   part->kind = PartKind::stripe;
   part->offset = range.offset;
   part->whole = length;
+  (request.transfer.op == OpCode::read ? part->back : part->out) = range.length;
   if (rail.stripes == 0) {
     rail.busy_since = Clock::now();
     rail.busy_bytes = 0;
@@ -701,6 +738,7 @@ bool Rails::send_stripes() noexcept {
   const auto has_room = [this](const auto& rail) { return rail->stripes < kStripesAhead && usable(*rail); };
   for (std::size_t i = 0; i < striping_.size();) {
     Request& request = *striping_[i];
+    ++request.parts;  // what is posted may end at once, and the request with it
     const bool failed = request.error != Errc::ok;
     if (!failed && request.stored == request.transfer.length && !request.end_sent) moved |= send_end(request);
     const auto has_more = [&request] {
@@ -713,6 +751,7 @@ bool Rails::send_stripes() noexcept {
         if (has_room(rail) && has_more()) any |= send_stripe(request, *rail);
       moved |= any;
     }
+    --request.parts;
     finish_if_over(request);  // takes it out of the list
     if (i < striping_.size() && striping_[i] == &request) ++i;
   }
@@ -807,7 +846,7 @@ PathReport Rails::report() const {
     if (!report.how.empty()) report.how += "; ";
     report.how += rail->link.tag + " ";
     if (rail->state != Rail::State::up) {
-      report.how += rail->state == Rail::State::joining ? "joining" : "down";
+      report.how += rail->out ? "set aside" : rail->state == Rail::State::joining ? "joining" : "down";
       continue;
     }
     char rate[48] = "";

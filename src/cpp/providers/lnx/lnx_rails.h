@@ -20,11 +20,12 @@ namespace fab::lnx {
 class Rails final {
  public:
   struct Parameters {
-    CompletionQueue& completions;               // for errors of what was injected
-    double peer_deadline;                       // seconds, as in DomainOptions
-    std::function<void(Rails&)> on_work;        // pump() has something to do, or tick()
-    std::function<void(PeerId, Errc)> on_lost;  // the peer, as far as anybody can tell
-    std::optional<std::uint32_t> preferred;     // the rail for what is ordered, if it is up
+    CompletionQueue& completions;                     // for errors of what was injected
+    double peer_deadline;                             // seconds, as in DomainOptions
+    std::function<void(Rails&)> on_work;              // pump() has something to do, or tick()
+    std::function<void(Clock::time_point)> on_watch;  // tick() wants to be called then
+    std::function<void(PeerId, Errc)> on_lost;        // the peer, as far as anybody can tell
+    std::string preferred;  // link for what is ordered, if it is up; empty: the first
     const AddressVector& peers;
     PeerId peer;
     FlowId flow;  // greater than that of former rails to this peer
@@ -64,13 +65,13 @@ class Rails final {
   // The endpoint closes: from now on nothing is repeated, and the peer may forget this side.
   void begin_end() noexcept;
   void fail(Errc error) noexcept;
-  bool complete() const noexcept { return up() == rails_.size(); }  // no rail is down
+  bool at_rest() const noexcept;  // tick() has nothing to look after
   // Whether the links hold nothing of it any more.
   bool idle() const noexcept { return parts_open_ == 0; }
 
  private:
   struct Part;
-  enum class PartKind { whole, stripe, end, join, fence, note };
+  enum class PartKind { whole, stripe, end, join, fence, note, probe };
   struct Rail;
   struct Range {
     std::uint64_t offset, length;
@@ -99,6 +100,11 @@ class Rails final {
     std::uint32_t flags = 0;
   };
 
+  // Rails are compared by what they do at the same time: a race of the primary rail against the others, or an
+  // exam of one that was set aside.
+  enum class Trial { none, race, exam };
+  enum class ProbeKind { sign_of_life, witness, trial };
+
   static void on_part(Operation& operation) noexcept;
   void part_ended(Part& part) noexcept;
   void join_ended(Rail& rail, Errc error) noexcept;
@@ -114,6 +120,26 @@ class Rails final {
   void connect(Rail& rail) noexcept;
   void begin_anew(Rail& rail) noexcept;
   void lose(Rail& rail) noexcept;
+  void rise(Rail& rail) noexcept;
+
+  // --- sick rails: lnx_rail_health.cpp
+  void judge(Clock::time_point now) noexcept;
+  void forgive(Rail& rail, Clock::time_point now) noexcept;
+  bool stalls(Rail& rail, Clock::time_point now) noexcept;
+  void set_aside(Rail& rail) noexcept;
+  void watch() noexcept;
+  Clock::time_point next_look(Clock::time_point now) noexcept;
+  bool post_probe(Rail& rail, std::uint64_t out, std::uint64_t back, ProbeKind kind) noexcept;
+  void probe_ended(Rail& rail, const Part& probe, Errc error, Clock::time_point now) noexcept;
+  void tally(Rail& rail, const Part& part, Clock::time_point now) noexcept;
+  void begin_trial(Trial trial, Rail& tried, Clock::time_point now) noexcept;
+  void end_trial() noexcept;
+  bool enters_race(Rail& rail, Part& part) noexcept;
+  void scratch(Part& part) noexcept;
+  void shadow(std::uint64_t out, std::uint64_t back) noexcept;
+  void judge_race(Clock::time_point now) noexcept;
+  void sit_exam(Clock::time_point now) noexcept;
+
   bool send_notes() noexcept;
   bool usable(Rail& rail) noexcept;
   bool choose_primary() noexcept;
@@ -128,10 +154,10 @@ class Rails final {
   bool post_control(Rail& rail, PartKind kind, Transfer transfer) noexcept;
   bool post_part(Rail& rail, std::unique_ptr<Part> part, const Transfer& transfer) noexcept;
   void track(Part& part) noexcept;
-  void untrack(const Part& part) noexcept;
+  void untrack(Part& part) noexcept;
   std::unique_ptr<Part> new_part(Request* request);
   double weight(const Rail& rail) const noexcept;
-  static void measure(Rail& rail, const Part& part) noexcept;
+  void measure(Rail& rail, const Part& part, Clock::time_point now) noexcept;
   Rail& rail_of(const Part& part) noexcept;
   unsigned up() const noexcept;
 
@@ -161,6 +187,17 @@ class Rails final {
   bool answered_ = false;           // anything, since the last rail was lost
   bool ending_ = false;
   bool noticed_ = false;
+
+  Trial trial_ = Trial::none;
+  Rail *tried_ = nullptr, *examiner_ = nullptr;
+  std::uint32_t trial_number_ = 0;  // tells its parts from those of others
+  Clock::time_point trial_since_{};
+  unsigned trial_parts_ = 0;      // of a race: still to be posted; of an exam: for each of both rails
+  unsigned races_lost_ = 0;       // by the primary rail, one after the other
+  Clock::time_point race_at_{};   // when the next race may begin,
+  Clock::duration race_pause_{};  // and how long that is after the last one
+  bool watched_ = false;          // tick() will be called
+
   Clock::time_point lost_since_;  // no rail is up
   Clock::time_point up_since_{};  // one of them is
   Errc last_error_ = Errc::unreachable;

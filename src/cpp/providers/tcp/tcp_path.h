@@ -20,6 +20,7 @@ class TcpPath final : public Path {
   bool idle() const noexcept override { return counts().posted == counts().settled; }
   PathCounts counts() const noexcept override { return stream_->counts(); }
   PathReport report() const override { return {link_, stream_->remote()}; }
+  void cut() noexcept override { stream_->fail(Errc::peer_lost); }
 
  private:
   std::shared_ptr<TcpStream> stream_;

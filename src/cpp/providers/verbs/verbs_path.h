@@ -75,6 +75,7 @@ class VerbsPath final : public Path {
   }
   PathCounts counts() const noexcept override { return link_->counts(); }
   PathReport report() const override { return {tag_, link_->remote()}; }
+  void cut() noexcept override { link_->fail(Errc::peer_lost); }
 
  private:
   std::shared_ptr<VerbsLink> link_;

@@ -1,0 +1,134 @@
+"""Rails that are slow, lose packets or swallow large ones: their traffic moves to the other rail, and back when they are well."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from netns import TIMEOUT, Bench
+from pyfab import AtomicOp
+
+LINKS = "tcp:r0,r1"
+RATE = "200mbit"
+
+
+def insert(target, address):
+    return target.endpoint.av.insert(address)
+
+
+def report(target, handle):
+    return target.endpoint.report(handle)[1]
+
+
+def mixed_traffic(target, handle, memory, sums, turn):
+    """Small puts, large ones and atomics, and messages that nobody has asked for yet."""
+    page = np.full(4096, turn % 256, np.uint8)
+    operations = [target.endpoint.write(page, handle, memory[i * 4096 : (i + 1) * 4096]) for i in range(16)]
+    large = np.full(memory.nbytes, turn % 256, np.uint8)
+    operations.append(target.endpoint.write(large, handle, memory))
+    landing = np.zeros(1, np.int64)
+    for _ in range(20):
+        target.endpoint.fetch_atomic(AtomicOp.SUM, np.ones(1, np.int64), landing, handle, sums).result(
+            TIMEOUT
+        )
+    for operation in operations:
+        operation.result(TIMEOUT)
+    back = np.empty_like(large)
+    target.endpoint.read(back, handle, memory).result(TIMEOUT)
+    assert (back == large).all()
+    return int(landing[0])
+
+
+def send(target, handle, count):
+    for number in range(count):
+        target.endpoint.send(np.array([number]), handle).result(TIMEOUT)
+
+
+def receive(target, count):
+    landing = np.zeros(1, np.int64)
+    numbers = []
+    for _ in range(count):
+        target.endpoint.recv(landing).result(TIMEOUT)
+        numbers.append(int(landing[0]))
+    return numbers, {row.link: row.receives for row in target.endpoint.link_stats()}
+
+
+SICKNESSES = {
+    "slow": (lambda node: node.rate(0, "1mbit"), lambda node: node.rate(0, RATE)),
+    "swallows": (lambda node: node.drop_longer(0, 1200), lambda node: node.drop_longer(0, 0)),
+    "loses": (lambda node: node.drop(0, 300), lambda node: node.drop(0, 0)),
+}
+
+
+@pytest.mark.req("LNX-62", "LNX-64")
+@pytest.mark.parametrize("side", [0, 1], ids=["here", "there"])
+@pytest.mark.parametrize("sickness", SICKNESSES)
+def test_traffic_leaves_a_sick_rail_and_comes_back(sickness, side):
+    befall, heal = SICKNESSES[sickness]
+    with (
+        Bench(nodes=2, rails=2, rates=[RATE] * 2) as bench,
+        bench.node(0).peer(LINKS) as near,
+        bench.node(1).peer(LINKS) as far,
+    ):
+        handle = near.run(insert, far.address)
+        place, sums = far.expose(np.zeros(1 << 20, np.uint8)), far.expose(np.zeros(1, np.int64))
+        remotes = place.remote, sums.remote
+        turn = 0
+
+        def run():
+            nonlocal turn
+            turn += 1
+            assert near.run(mixed_traffic, handle, *remotes, turn) == 20 * turn - 1
+
+        run()
+        befall(bench.node(side))
+        deadline = time.monotonic() + TIMEOUT
+        while "tcp.0 set aside" not in near.run(report, handle):
+            assert time.monotonic() < deadline, near.run(report, handle)
+            run()
+        near.run(send, handle, 8)
+        numbers, links = far.run(receive, 8)
+        assert numbers == list(range(8))
+        assert links["tcp.1"] >= 7, links  # one may have been sent while the rail passed by chance
+        heal(bench.node(side))
+        while "set aside" in (told := near.run(report, handle)) or "joining" in told or "down" in told:
+            assert time.monotonic() < deadline, told
+            run()
+        run()
+        assert sums.content() == [20 * turn]
+        assert (place.content() == turn % 256).all()
+
+
+@pytest.mark.parametrize("absence", ["down", "no address"])
+def test_a_named_port_that_is_absent_at_the_start_is_a_rail_that_is_down(absence):
+    with Bench(nodes=2, rails=2) as bench:
+        node = bench.node(0)
+        if absence == "down":
+            node.link_down(1)
+        else:
+            node.call("ip", "address", "flush", "dev", "r1")
+        with node.peer(LINKS) as near, bench.node(1).peer(LINKS) as far:
+            ways = [(near, near.run(insert, far.address)), (far, far.run(insert, near.address))]
+            places = [peer.expose(np.zeros(1 << 20, np.uint8)) for peer in (far, near)]
+
+            def put_all(value):
+                content = np.full(1 << 20, value, np.uint8)
+                for (peer, handle), place in zip(ways, places, strict=True):
+                    peer.run(put, handle, place.remote, content)
+                    assert (place.content() == value).all()
+
+            put_all(1)
+            assert all("tcp.1 " in peer.run(report, handle) for peer, handle in ways)
+            if absence == "down":
+                node.link_up(1)
+            else:
+                node.call("ip", "address", "add", f"{node.address(1)}/24", "dev", "r1")
+            deadline = time.monotonic() + TIMEOUT
+            while not all("tcp.1 10.77.1." in peer.run(report, handle) for peer, handle in ways):
+                assert time.monotonic() < deadline, [peer.run(report, handle) for peer, handle in ways]
+                put_all(2)
+
+
+def put(target, handle, remote, content):
+    target.endpoint.write(content, handle, remote).result(TIMEOUT)
