@@ -200,7 +200,7 @@ void Context::ask(const Unanswered& unanswered) {
     shares = unanswered.question();
   }
   const Turn turn(*this);
-  if (endpoint_) endpoint_->answer(unanswered.name, unanswered.target, unanswered.key, std::move(shares));
+  if (endpoint_) endpoint_->answer(unanswered.name, unanswered.target, unanswered.key, shares);
 }
 
 Path& Context::path_to(PeerId peer) {

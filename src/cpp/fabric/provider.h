@@ -151,7 +151,7 @@ class Endpoint {
   // and its answer handed to answer(), for the next connect() to this peer.
   using Question = std::function<std::vector<double>()>;
   virtual Question question(PeerId, const Name&, std::uint16_t, std::size_t) const { return {}; }
-  virtual void answer(const Name&, std::uint16_t, std::size_t, std::vector<double>) {}
+  virtual void answer(const Name&, std::uint16_t, std::size_t, const std::vector<double>&) {}
   // Moves what can be moved without waiting, as far as the slice goes; true if anything moved. Sides that
   // share the slice take turns in being first.
   virtual bool progress() noexcept = 0;

@@ -159,8 +159,8 @@ Endpoint::Question LinkedEndpoint::question(PeerId id, const Name& peer, std::ui
 }
 
 void LinkedEndpoint::answer(const Name& peer, std::uint16_t target, std::size_t key,
-                            std::vector<double> shares) {
-  answers_.insert_or_assign(place_of(peer, target, key), std::move(shares));
+                            const std::vector<double>& shares) {
+  answers_.insert_or_assign(place_of(peer, target, key), shares);
 }
 
 std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,

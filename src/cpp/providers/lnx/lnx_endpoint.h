@@ -29,7 +29,8 @@ class LinkedEndpoint final : public Endpoint {
   Reach reaches(const Name& peer, std::uint16_t target, std::size_t key) const override;
   std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) override;
   Question question(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) const override;
-  void answer(const Name& peer, std::uint16_t target, std::size_t key, std::vector<double> shares) override;
+  void answer(const Name& peer, std::uint16_t target, std::size_t key,
+              const std::vector<double>& shares) override;
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t region) noexcept override;

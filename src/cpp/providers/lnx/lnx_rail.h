@@ -65,6 +65,12 @@ struct Rails::Rail {
   Clock::duration owed{};        // and how long it owed one of them
 
   bool up() const noexcept { return state == State::up; }
+  // Not counting announced messages: whoever receives them takes his time. Null: it owes nothing.
+  const Part* oldest_owed() const noexcept {
+    const Part* oldest = under_way.front();
+    while (oldest && oldest->announced) oldest = oldest->order.next;
+    return oldest;
+  }
   // Since when it has owed `part`: not while it was at what comes before.
   Clock::time_point owes_since(const Part& part) const noexcept { return std::max(part.posted, ended_at); }
 };

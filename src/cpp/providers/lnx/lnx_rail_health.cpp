@@ -53,8 +53,12 @@ Clock::time_point Rails::next_look(Clock::time_point now) noexcept {
     const auto forgiven = rail->rose_at + (rail->trusted ? kForgottenAfter : kTrustedAfter) * rail->aside;
     next = std::min(next, std::max(forgiven, now + kLook));
   }
-  watched_ = parts_open_ != 0 && rails_.size() > 1;
-  return watched_ ? std::min(next, now + kLook) : next;
+  if (parts_open_ == 0 || rails_.size() < 2) {
+    watched_ = false;
+    return next;
+  }
+  watched_ = std::ranges::any_of(rails_, [](const auto& rail) { return rail->oldest_owed() != nullptr; });
+  return std::min(next, now + (watched_ ? kLook : kSignOfLife));
 }
 
 void Rails::judge(Clock::time_point now) noexcept {
@@ -100,8 +104,7 @@ void Rails::set_aside(Rail& rail) noexcept {
 // Whether it owes something for much longer than others take, whatever keeps this process or the peer from
 // its work: that shows in others as well.
 bool Rails::stalls(Rail& rail, Clock::time_point now) noexcept {
-  const Part* oldest = rail.under_way.front();
-  while (oldest && oldest->announced) oldest = oldest->order.next;  // whoever receives it takes his time
+  const Part* const oldest = rail.oldest_owed();
   if (!oldest) {
     rail.suspected_since = {};
     if (!rail.under_way.empty() && now - rail.ended_at > kSignOfLife)

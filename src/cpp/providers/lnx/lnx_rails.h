@@ -124,7 +124,7 @@ class Rails final {
 
   // --- sick rails: lnx_rail_health.cpp
   void judge(Clock::time_point now) noexcept;
-  void forgive(Rail& rail, Clock::time_point now) noexcept;
+  static void forgive(Rail& rail, Clock::time_point now) noexcept;
   bool stalls(Rail& rail, Clock::time_point now) noexcept;
   void set_aside(Rail& rail) noexcept;
   void watch() noexcept;
