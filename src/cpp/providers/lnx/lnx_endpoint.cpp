@@ -238,6 +238,7 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
                         .on_watch = [this](Clock::time_point when) { timer_->no_later_than(when); },
                         .on_lost =
                             [this](PeerId lost, Errc error) {
+                              services_.path_ended = true;
                               services_.events.push({.type = EventType::peer_lost,
                                                      .error = error,
                                                      .peer = lost,
