@@ -24,7 +24,7 @@ from pyfab._errors import BadFlagsError, BusyError, FabricError, InvalidArgument
 from pyfab._info import Info, bits_in_force, make_info
 from pyfab._pictures import Drawing, DrawnRegion, regions_map
 from pyfab._queues import CompletionQueue, Counter, EventQueue
-from pyfab._region import MemoryRegion, MRAttr, RawKey, RemoteRegion
+from pyfab._region import AuthKeys, MemoryRegion, MRAttr, RawKey, RemoteRegion
 from pyfab._stats import CacheStats, DomainStats, html_table
 from pyfab._sync import SyncLog, SyncReport, SyncStats, synchronise
 
@@ -193,7 +193,7 @@ class Domain:
         key: int | None = None,
         offset: int = 0,
         flags: MRFlag = _NO_FLAGS,
-        auth_key: bytes | None = None,
+        auth_key: AuthKeys = None,
         context: object = None,
     ) -> MemoryRegion:
         """Registers memory without copying it, usable by peers at once.
@@ -203,7 +203,9 @@ class Domain:
         It is kept alive until the region closes. access: what peers and local operations may do. key: any 64-bit int of your
         choice that peers may use without an exchange; None lets the library choose. offset: must be 0 (MR-4). flags:
         MRFlag.PMEM for memory mapped from a file, MRFlag.RMA_EVENT for a region with counters. auth_key: what the endpoints of
-        peers must have; None: the domain's.
+        peers must have; None: the domain's. Of several keys in a list one is enough. An address vector stands for all keys that
+        it has when the region is enabled, that is when this call returns, or by enable() where the region starts disabled; with
+        MRFlag.AUTH_KEY, (address vector, handle) for one of them.
 
         After bind(event_queue) the region is usable once its event was read; `context` comes with that event (MR-44 … MR-49).
         """
@@ -227,8 +229,10 @@ class Domain:
             )
         if attr.key is not None and not 0 <= operator.index(attr.key) < 2**64:
             raise InvalidArgumentError(f"key={attr.key}: a key is an int from 0 to 2**64 - 2")
-        if int(attr.flags) & ~int(MRFlag.PMEM | MRFlag.RMA_EVENT):
-            raise BadFlagsError(f"flags={attr.flags!r}: a region takes MRFlag.PMEM, MRFlag.RMA_EVENT or none")
+        if int(attr.flags) & ~int(MRFlag.PMEM | MRFlag.RMA_EVENT | MRFlag.AUTH_KEY):
+            raise BadFlagsError(
+                f"flags={attr.flags!r}: a region takes MRFlag.PMEM, MRFlag.RMA_EVENT, MRFlag.AUTH_KEY or none"
+            )
         if attr.flags & MRFlag.PMEM and not self._info.caps & Caps.RMA_PMEM:
             raise BadFlagsError("MRFlag.PMEM: the domain was opened without Caps.RMA_PMEM")
         return MemoryRegion(self, attr)

@@ -87,6 +87,7 @@ class MRFlag(enum.IntFlag):
 
     PMEM = 1  # backed by a file: peers may ask for Delivery.COMMIT
     RMA_EVENT = 2  # in MRMode.RMA_EVENT: starts disabled, takes counters
+    AUTH_KEY = 1 << 12  # auth_key is (address vector, handle of an authorization key)
 
 
 class InsertFlag(enum.IntFlag):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pyfab import _core
+from pyfab._address_vector import AddressVector
 from pyfab._buffers import Range, array_of, bytes_of, pieces_of
 from pyfab._core import RemoteRegion
 from pyfab._dmabuf import DmaBuf, mapped_core
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["MRAttr", "MemoryRegion", "Range", "RawKey", "RegionSlice", "RemoteRegion"]
 
 _NO_FLAGS = MRFlag(0)
+AuthKeys = bytes | Sequence[bytes] | AddressVector | tuple[AddressVector, int] | None
+"""A key, several of which a peer needs one, those of an address vector, or, with MRFlag.AUTH_KEY, one of them by its handle."""
 _NOT_HERE = 38
 
 
@@ -47,7 +50,7 @@ class MRAttr:
     key: int | None = None
     offset: int = 0
     flags: MRFlag = _NO_FLAGS
-    auth_key: bytes | None = None
+    auth_key: AuthKeys = None
     context: object = None
 
 
@@ -64,6 +67,33 @@ def shared_memory_of(array: object) -> _core.SharedMemory | None:
     while isinstance(array, np.ndarray | memoryview):
         array = array.base if isinstance(array, np.ndarray) else array.obj
     return array if isinstance(array, _core.SharedMemory) else None
+
+
+def _auth_keys(domain: Domain, given: object, by_handle: bool) -> list[bytes]:
+    """The keys of a region, of which peers need one, from what register() got as auth_key; none: the domain's."""
+    if by_handle:
+        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], AddressVector)):
+            raise InvalidArgumentError(
+                "MRFlag.AUTH_KEY: auth_key is (address vector, handle that insert_auth_key() gave)"
+            )
+        _check_vector(domain, given[0])
+        return [given[0]._auth_key(given[1])]
+    if isinstance(given, AddressVector):
+        _check_vector(domain, given)
+        return [key for key, _ in given._keys_now()]
+    if isinstance(given, list | tuple):
+        if not given:
+            raise InvalidArgumentError(
+                "auth_key: an empty list would let nobody in; None stands for the domain's key"
+            )
+        return [bytes_of("auth_key", key) for key in given]
+    return [] if given is None else [key for key in (bytes_of("auth_key", given),) if key]
+
+
+def _check_vector(domain: Domain, av: AddressVector) -> None:
+    av._check_open()
+    if av._domain is not domain:
+        raise InvalidArgumentError("auth_key: the address vector belongs to another domain")
 
 
 class RegionSlice(NamedTuple):
@@ -107,7 +137,10 @@ class MemoryRegion(_core.Exporter):
                 pieces += pieces_of(item, domain.info.mr_iov_limit)
             else:
                 pieces.append((item.address, item.length) if isinstance(item, Range) else item)
-        auth_key = b"" if attr.auth_key is None else bytes_of("auth_key", attr.auth_key)
+        by_handle = bool(attr.flags & MRFlag.AUTH_KEY)
+        auth_keys = [] if domain._old_keys else _auth_keys(domain, attr.auth_key, by_handle)
+        # Keys that come to the vector until a region that starts disabled is enabled count as well.
+        self._keys_of = attr.auth_key if isinstance(attr.auth_key, AddressVector) else None
         memory = shared_memory_of(pieces[0]) if len(pieces) == 1 else None
         offset = 0
         if memory is not None:
@@ -131,8 +164,8 @@ class MemoryRegion(_core.Exporter):
             pieces,
             int(attr.access),
             attr.key,
-            int(attr.flags),
-            b"" if domain._old_keys else auth_key,
+            int(attr.flags & ~MRFlag.AUTH_KEY),
+            auth_keys,
             memory,
             offset,
             coherent,
@@ -218,7 +251,7 @@ class MemoryRegion(_core.Exporter):
     def bind(self, other: Counter | Endpoint, events: RMAEvent | int = 0) -> None:
         """Binds a counter, with RMAEvent.REMOTE_WRITE, or, in MRMode.ENDPOINT, the endpoint that peers must use.
 
-        A counter rises by one per remote write or modifying atomic, after its data (MR-57 … MR-63): an ATOMIC_WRITE, and any other
+        A counter rises by one per remote write or modifying atomic, after its data (MR-57 … MR-63): ATOMIC_WRITE, and any other
         that has changed an element. A compare-and-swap that did not swap, or a maximum that was there already, does not count.
         FabricError FI_EOPBADSTATE once enable() was called.
         """
@@ -252,6 +285,8 @@ class MemoryRegion(_core.Exporter):
         Those are all regions in MRMode.ENDPOINT, and those registered with MRFlag.RMA_EVENT in MRMode.RMA_EVENT. In other
         modes this changes nothing. FabricError FI_EOPBADSTATE if something is still to be bound, or if it is enabled.
         """
+        if self._keys_of is not None and not self._domain._old_keys and not self.enabled:
+            self._core.admit(_auth_keys(self._domain, self._keys_of, False))
         self._core.enable()
 
     def refresh(self, ranges: Sequence[tuple[int, int]] | None = None, flags: int = 0) -> None:

@@ -154,6 +154,60 @@ def test_a_region_is_for_peers_of_its_key(many: Many):
         regions[key][0][:] = 0
 
 
+@pytest.mark.req("AV-77", "AV-79")
+def test_a_region_takes_several_keys(many: Many):
+    """In a list, as those of an address vector, or one by its handle, which counts as such only with its flag."""
+    many.open("a", own=A)
+    many.open("b", own=B)
+    cases = [([A, B], {}, "ab"), (many.av, {}, "ab"), ([b"stranger", B], {}, "b")]
+    flag = {"flags": pyfab.MRFlag.AUTH_KEY}
+    cases += [((many.av, many.a), flag, "a"), ((many.av, many.b), flag, "b")]
+    for keys, options, open_to in cases:
+        memory = many.domain.alloc((8,)) if many.alloc else np.zeros(8)
+        with many.domain.register(memory, pyfab.Access.REMOTE, auth_key=keys, **options) as region:
+            for number, name in enumerate("ab", 1):
+                expected = None if name in open_to else pyfab.KeyRejectedError
+                assert put(many, name, region, float(number)) is expected
+                assert put(many, name, region, float(number), data=7) is expected
+                assert (memory == number).all() == (name in open_to)
+    later = many.av.insert_auth_key(b"later, as long")
+    memory = np.zeros(8)
+    for wrong, options in (
+        ((many.av, many.a), {}), (many.a, {}), (many.a, flag), ((many.av, 99), flag), (many.av, flag), ([], {}), ([8], {}),
+    ):  # fmt: skip
+        with pytest.raises(pyfab.InvalidArgumentError):
+            many.domain.register(memory, pyfab.Access.REMOTE, auth_key=wrong, **options)
+    many.av.remove(later, flags=KEYED)
+
+
+@pytest.mark.req("AV-77")
+def test_a_region_takes_the_keys_that_are_there_when_it_is_enabled():
+    with (
+        pyfab.Domain("shm", av_auth_keys=True, mr_mode=pyfab.MRMode.ENDPOINT) as domain,
+        pyfab.Domain("shm", av_auth_keys=True) as other,
+        domain.address_vector() as av,
+    ):
+        av.insert_auth_key(A)
+        memory = np.zeros(8)
+        region = domain.register(memory, pyfab.Access.REMOTE, auth_key=av)
+        av.insert_auth_key(B)
+        late = b"not there yet"
+        with domain.endpoint(av) as endpoint, region:
+            region.bind(endpoint)
+            region.enable()
+            av.insert_auth_key(late)
+            for key, taken in ((A, True), (B, True), (late, False)):
+                with other.endpoint(auth_key=key) as peer:
+                    try:
+                        peer.write(np.ones(8), peer.av.insert(endpoint.address), region.remote).result(
+                            TIMEOUT
+                        )
+                    except REFUSED:
+                        assert not taken
+                    else:
+                        assert taken
+
+
 def reach(target, name, what, remote, key):
     endpoint, us = target.kept[name]
     if what == "read":

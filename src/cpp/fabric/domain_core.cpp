@@ -67,6 +67,22 @@ std::uint32_t DomainCore::auth_number(const std::string& auth_key) {
   return static_cast<std::uint32_t>(found - auth_keys_.begin()) + 1;
 }
 
+std::uint32_t DomainCore::auth_of(std::span<const std::string> auth_keys) {
+  if (auth_keys.empty()) return 0;
+  if (auth_keys.size() == 1) return auth_number(auth_keys.front());
+  std::uint32_t set = kAuthSet;
+  for (const std::string& auth_key : auth_keys) {
+    const std::uint32_t number = auth_number(auth_key);
+    if (number > kMostInAuthSet)
+      throw Error(Errc::too_big, "regions for several authorization keys take the first " +
+                                     std::to_string(kMostInAuthSet) +
+                                     " that the domain has seen, and this is number " +
+                                     std::to_string(number) + "; register the memory once for each key");
+    set |= 1u << number;
+  }
+  return set;
+}
+
 AuthKeys DomainCore::keys_of(const EndpointTraits& traits) {
   AuthKeys keys;
   for (const auto& [secret, auth] : traits.keys) {

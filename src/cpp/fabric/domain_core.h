@@ -56,6 +56,8 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   PostRules& post_rules() noexcept { return post_rules_; }
   // The number of an authorization key (Visitor::auth).
   std::uint32_t auth_number(const std::string& auth_key);
+  // RegionEntry::auth of a region for whoever has one of the keys; for the domain's if there are none.
+  std::uint32_t auth_of(std::span<const std::string> auth_keys);
   // `length` bytes of zeroed, page-aligned memory that peers on the node map; freed with the last holder.
   std::shared_ptr<SharedMemory> allocate(std::uint64_t length) const;
   std::shared_ptr<Counter> open_counter();

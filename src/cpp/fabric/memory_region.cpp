@@ -27,6 +27,14 @@ Error unbacked() {
           "(MRMode.ALLOCATED); map it before it is registered"};
 }
 
+// Tells several keys from each other, and from one.
+std::string joined(const std::vector<std::string>& auth_keys) {
+  if (auth_keys.size() == 1) return auth_keys.front();
+  std::string all;
+  for (const std::string& auth_key : auth_keys) all += std::to_string(auth_key.size()) + ':' + auth_key;
+  return all;
+}
+
 }  // namespace
 
 MemoryRegion::MemoryRegion(std::shared_ptr<DomainCore> domain, Parameters parameters)
@@ -41,10 +49,10 @@ MemoryRegion::MemoryRegion(std::shared_ptr<DomainCore> domain, Parameters parame
   check_hidden();
   starts_disabled_ = mode(mr_mode::kEndpoint) || waits_for_counter();
   if (asynchronous_) {
-    if (!parameters.auth_key.empty()) rare().auth_key = parameters.auth_key;
+    if (!parameters.auth_keys.empty()) rare().auth_key = joined(parameters.auth_keys);
   } else {
     if (mode(mr_mode::kAllocated) && !fully_backed()) throw unbacked();
-    lease_memory(parameters.auth_key);
+    lease_memory(joined(parameters.auth_keys));
   }
   LocalRegions& locals = domain_->local_regions();
   id_ = locals.insert(buffers_);
@@ -79,7 +87,7 @@ void MemoryRegion::show_to_peers(const Parameters& parameters) {
                (std::ranges::any_of(buffers(), &DmaBuf::any_in, range_of) ? region_flag::kOwnPages : 0),
       .file = parameters.file,
       .file_offset = parameters.file_offset,
-      .auth = domain_->auth_number(parameters.auth_key),
+      .auth = domain_->auth_of(parameters.auth_keys),
       .enabled = at_once};
   const bool emulates = domain_->emulation() && !parameters.coherent;
   index_ = table.insert(emulates ? emulate(record) : record);
@@ -329,6 +337,14 @@ void MemoryRegion::bind_endpoint(std::uint32_t endpoint) {
     throw Error(Errc::bad_state, "the region is bound to an endpoint already, and takes one");
   if (index_ != kNoEntry) domain_->regions().bind_endpoint(index_, endpoint);
   endpoint_bound_ = true;
+}
+
+void MemoryRegion::admit(std::span<const std::string> auth_keys) {
+  check_usable();
+  const std::uint32_t auth = domain_->auth_of(auth_keys);
+  const std::lock_guard lock(mutex_);
+  if (enabled_.load()) throw Error(Errc::bad_state, "the region is enabled already");
+  if (index_ != kNoEntry) domain_->regions().set_auth(index_, auth);
 }
 
 void MemoryRegion::enable() {

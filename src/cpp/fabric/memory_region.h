@@ -36,8 +36,9 @@ class MemoryRegion final {
     std::uint32_t access = 0;
     std::uint64_t requested_key = kNoKey;  // kNoKey: the library chooses
     std::uint32_t flags = 0;               // region_flag
-    std::string auth_key{};                // that the endpoints of peers must have; empty: the domain's
-    std::int32_t file = -1;                // for memory from DomainCore::allocate
+    // One of them the endpoints of peers must have; empty: the domain's.
+    std::vector<std::string> auth_keys{};
+    std::int32_t file = -1;  // for memory from DomainCore::allocate
     std::uint64_t file_offset = 0;
     bool coherent = false;  // also in a non-coherent domain: memory that the emulated cache does not hold
     std::shared_ptr<void> keep_alive;  // what owns the memory
@@ -87,6 +88,9 @@ class MemoryRegion final {
   void bind(std::shared_ptr<Counter> counter);
   // ENDPOINT mode: only requests through this endpoint reach the region (MR-39).
   void bind_endpoint(std::uint32_t endpoint);
+  // Puts other keys in the place of those given at the registration. Throws Error(bad_state) once it is
+  // enabled.
+  void admit(std::span<const std::string> auth_keys);
   // Opens a region that started disabled (MR-38 … MR-40). Throws Error(bad_state) if something is still to be
   // bound, or if it is open already; nothing happens in modes that never disable.
   void enable();
@@ -105,7 +109,7 @@ class MemoryRegion final {
  private:
   // What few regions have.
   struct Rare {
-    std::string auth_key;                      // until an asynchronous registration completes
+    std::string auth_key;                      // of the leases, until an asynchronous registration completes
     std::shared_ptr<EmulatedRegion> emulated;  // where CPU and peers do not share the memory
     std::vector<std::shared_ptr<Counter>> counters;
     std::vector<RegistrationCache::Lease> leases;  // one for each buffer, where the domain has a cache

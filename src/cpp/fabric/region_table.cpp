@@ -69,7 +69,7 @@ Errc RegionView::judge(const RegionEntry& entry, std::uint64_t key, std::uint64_
   if (status_of(now) != RegionStatus::enabled || (state != 0 && state != now) ||
       entry.key.load(std::memory_order_relaxed) != key)
     return Errc::key_rejected;
-  if (entry.auth != visitor.auth) return Errc::key_rejected;
+  if (!admits(entry.auth, visitor.auth)) return Errc::key_rejected;
   if (entry.endpoint != 0 && entry.endpoint != visitor.port.endpoint.load(std::memory_order_relaxed))
     return Errc::key_rejected;
   const std::uint32_t needed = op == OpCode::read ? access::kRemoteRead : access::kRemoteWrite;

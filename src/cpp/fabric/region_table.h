@@ -28,11 +28,16 @@ struct alignas(128) RegionEntry {
   std::uint32_t endpoint;     // Port::endpoint that the region is bound to; 0: any
   std::atomic<std::uint32_t>
       counters[8];      // 1 + indices of counters that remote writes raise; 0 ends the list; may grow
-  std::uint32_t auth;   // Visitor::auth that is needed
+  std::uint32_t auth;   // Visitor::auth that is needed; with kAuthSet, one bit for each that is enough
   std::uint32_t spans;  // region_flag::kSpans: how many
   std::uint32_t spans_block;
 };
 static_assert(sizeof(RegionEntry) == 128);
+inline constexpr std::uint32_t kAuthSet = 1u << 31;  // in RegionEntry::auth
+inline constexpr std::uint32_t kMostInAuthSet = 30;  // the highest number that fits
+constexpr bool admits(std::uint32_t auth, std::uint32_t shown) noexcept {
+  return (auth & kAuthSet) == 0 ? shown == auth : shown <= kMostInAuthSet && ((auth >> shown) & 1) != 0;
+}
 
 namespace region_flag {
 inline constexpr std::uint32_t kPersistent = 1;
@@ -152,6 +157,9 @@ class RegionTable final : public RegionView {
   // Restricts a region that is not enabled, and that nobody accesses, to `spans` of it, ordered and apart
   // from each other. Throws Error(too_big) beyond kMaxRegionPieces.
   void set_spans(std::uint32_t index, std::span<const RegionSpan> spans);
+  void set_auth(std::uint32_t index, std::uint32_t auth) noexcept {
+    entry(index).auth = auth;
+  }  // while disabled
   // In two steps: after start_close() nobody new gets in; the caller waits until all are out, then calls
   // finish_close().
   void start_close(std::uint32_t index);

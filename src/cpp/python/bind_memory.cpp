@@ -49,7 +49,7 @@ iovec export_buffer(Exporters& exporters, py::handle object, bool writable) {
 std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>& domain,
                                               const py::list& buffers, std::uint32_t access,
                                               const py::object& key, std::uint32_t flags,
-                                              const std::string& auth_key,
+                                              std::vector<std::string> auth_keys,
                                               const std::shared_ptr<SharedMemory>& memory,
                                               std::uint64_t file_offset, bool coherent, bool exempt) {
   domain->check_open();
@@ -70,7 +70,7 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
   }
   parameters.access = access;
   parameters.flags = flags;
-  parameters.auth_key = auth_key;
+  parameters.auth_keys = std::move(auth_keys);
   parameters.coherent = coherent;
   parameters.exempt = exempt;
   if (!key.is_none()) {
@@ -163,6 +163,10 @@ void bind_memory(py::module_& m) {
       .def_property_readonly("closed", &MemoryRegion::closed)
       .def("bind", &MemoryRegion::bind, py::arg("counter"))
       .def("bind_endpoint", &MemoryRegion::bind_endpoint, py::arg("number"))
+      .def(
+          "admit",
+          [](MemoryRegion& region, const std::vector<std::string>& auth_keys) { region.admit(auth_keys); },
+          py::arg("auth_keys"))
       .def("enable", &MemoryRegion::enable)
       .def(
           "refresh",
@@ -196,7 +200,7 @@ void bind_memory(py::module_& m) {
           py::arg("dtype"), py::arg("shape"));
 
   m.def("register_memory", &register_memory, py::arg("domain"), py::arg("buffers"), py::arg("access"),
-        py::arg("key"), py::arg("flags"), py::arg("auth_key"), py::arg("memory").none(true),
+        py::arg("key"), py::arg("flags"), py::arg("auth_keys"), py::arg("memory").none(true),
         py::arg("file_offset"), py::arg("coherent"), py::arg("exempt"));
 }
 

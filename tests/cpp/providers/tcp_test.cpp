@@ -217,7 +217,7 @@ TEST_CASE("with several keys each opens the door, has its own stream and its own
   MemoryRegion::Parameters parameters;
   parameters.buffers = {{target.memory.data(), 64}};
   parameters.access = access::kAll;
-  parameters.auth_key = "second";
+  parameters.auth_keys = {"second"};
   const auto region = target.core->register_memory(std::move(parameters));
   std::uint64_t value = 5;
   const auto attempt = [&](Node& from, std::uint32_t auth) {
