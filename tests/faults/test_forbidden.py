@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -285,3 +286,85 @@ def test_a_lack_of_descriptors_is_called_so_and_passes(spec):
     assert said[-1] == usual
     for text in said:
         assert text in ("shm", "tcp") or (text.startswith("EMFILE") and "open files" in text)
+
+
+# A process that was started this way has fewer capabilities than this one, which may look into it, but not the reverse.
+WITH_LESS = ("setpriv", "--bounding-set", "-sys_ptrace,-sys_nice")
+
+
+def may_start_with_less() -> bool:
+    probe = [*WITH_LESS, sys.executable, "-c", ""]
+    if shutil.which(WITH_LESS[0]) is None:
+        return False
+    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+
+
+needs_setpriv = pytest.mark.skipif(
+    os.geteuid() != 0 or not may_start_with_less(),
+    reason="only root can start a process with fewer capabilities, by setpriv (util-linux)",
+)
+
+
+def data_that_came(target):
+    target.endpoint.cq.wait(TIMEOUT)
+    return [entry.data for entry in target.endpoint.cq.read()]
+
+
+@needs_setpriv
+@pytest.mark.parametrize("target_has", ["less", "more"])
+def test_peers_of_other_capabilities_are_reached_over_the_network(target_has):
+    """Over shared memory each side has to open what the other one has; where one may not, that is no link."""
+    less, all_of_them = {"launcher": WITH_LESS}, {}
+    of_target, of_initiator = (less, all_of_them) if target_has == "less" else (all_of_them, less)
+    with Peer("shm+tcp", **of_target) as target, Peer("shm+tcp", **of_initiator) as initiator:
+        exposed = target.expose(np.zeros(1000, np.int64))
+        handle = initiator.run(insert, target.address)
+        link, _how, why = initiator.run(put_get_add, handle, exposed.remote)
+        assert link.partition(".")[0] == "tcp"
+        assert "capabilities" in why or "not permitted" in why or "Permission denied" in why
+        initiator.run(put_with_data, handle, exposed.remote, 77)
+        assert target.run(data_that_came) == [77]
+
+
+@needs_setpriv
+def test_a_peer_that_could_not_answer_is_refused_with_the_reason():
+    with Peer("shm", launcher=WITH_LESS) as target, Peer("shm") as initiator:
+        exposed = target.expose(np.zeros(1000, np.int64))
+        handle = initiator.run(insert, target.address)
+        with pytest.raises(pyfab.UnreachableError, match="capabilities"):
+            initiator.run(put_with_data, handle, exposed.remote, 77)
+
+
+def put_with_data(target, handle, remote, data):
+    target.endpoint.write(np.ones(1000, np.int64), handle, remote, data=data).result(TIMEOUT)
+
+
+WITHOUT_PROC = """
+import ctypes, os, sys
+import numpy as np, pyfab
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x00020000) != 0:  # a mount name space of our own
+    sys.exit(77)
+libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None)  # private
+if libc.mount(b"none", b"/proc", b"tmpfs", 0, None) != 0:
+    sys.exit(77)
+with pyfab.Domain("shm+tcp") as domain, domain.endpoint() as endpoint, domain.endpoint() as other:
+    array = np.zeros(8)
+    with domain.register(array, pyfab.Access.REMOTE) as region:
+        handle = endpoint.av.insert(other.address)
+        endpoint.write(np.ones(8), handle, region.remote).result(60)
+        assert array.all()
+    print(*endpoint.report(handle))
+"""
+
+
+def test_without_proc_the_network_is_used():
+    """Shared memory needs it; the report says that this is why."""
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PROC], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    if run.returncode == 77:
+        pytest.skip("this process may not mount")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith("tcp")
+    assert "/proc" in run.stdout

@@ -4,9 +4,11 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -53,6 +55,51 @@ std::uint64_t process_start_time(std::int32_t pid) {
 
 bool process_ended(const ProcessId& id) noexcept {
   return find_start_time(id.pid).value_or(id.start_time) != id.start_time;
+}
+
+namespace {
+
+// What /proc/PID/status says of a process's rights; nothing if it cannot be read.
+struct Rights {
+  std::array<unsigned long, 8> ids{};  // real, effective, saved, of the file system: users, then groups
+  std::uint64_t permitted = 0, effective = 0;
+
+  static std::optional<Rights> of(const std::string& process) {
+    const std::string path = "/proc/" + process + "/status";
+    const OwnFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file.valid() && is_shortage(errno)) throw std::system_error(errno, std::generic_category(), path);
+    std::array<char, 4096> bytes;
+    const auto length = file.valid() ? ::read(file.get(), bytes.data(), bytes.size()) : -1;
+    if (length <= 0) return {};
+    const std::string text(bytes.data(), static_cast<std::size_t>(length));
+    const auto value = [&](const char* name) -> const char* {
+      const auto found = text.find(name);
+      return found == std::string::npos ? "" : text.c_str() + found + std::strlen(name);
+    };
+    Rights rights;
+    auto* ids = rights.ids.data();
+    const auto read_ids = [&](const char* from) {
+      return std::sscanf(from, "%lu %lu %lu %lu", ids, ids + 1, ids + 2, ids + 3) == 4;
+    };
+    if (!read_ids(value("\nUid:"))) return {};
+    ids += 4;
+    if (!read_ids(value("\nGid:"))) return {};
+    rights.permitted = std::strtoull(value("\nCapPrm:"), nullptr, 16);
+    rights.effective = std::strtoull(value("\nCapEff:"), nullptr, 16);
+    return rights;
+  }
+};
+
+}  // namespace
+
+bool may_open_ours(std::int32_t pid) {
+  constexpr std::uint64_t kPtrace = 1u << 19;  // CAP_SYS_PTRACE
+  const auto theirs = Rights::of(std::to_string(pid)), ours = Rights::of("self");
+  if (!theirs || !ours || (theirs->effective & kPtrace) != 0) return true;
+  const unsigned long user = theirs->ids[3], group = theirs->ids[7];
+  for (std::size_t i = 0; i < 3; ++i)
+    if (ours->ids[i] != user || ours->ids[4 + i] != group) return false;
+  return ::prctl(PR_GET_DUMPABLE) == 1 && (ours->permitted & ~theirs->effective) == 0;
 }
 
 std::uint32_t fork_generation() noexcept {

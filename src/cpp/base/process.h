@@ -21,6 +21,11 @@ std::uint64_t process_start_time(std::int32_t pid);
 // Whether it is certain that the process has ended.
 bool process_ended(const ProcessId& id) noexcept;
 
+// Whether the kernel lets process `pid`, of the same user name space, open what this process has open,
+// through /proc: users, groups and capabilities decide (ptrace(2), "Ptrace access mode checking"). Security
+// modules may forbid what this says is allowed. Throws std::system_error for want of descriptors or memory.
+bool may_open_ours(std::int32_t pid);
+
 // 0 in the process that loaded the library, one more in each generation of children made by fork(). Cheap.
 std::uint32_t fork_generation() noexcept;
 

@@ -9,6 +9,7 @@
 #include "providers/lnx/link_settings.h"
 #include "providers/lnx/link_spec.h"
 #include "providers/lnx/lnx_provider.h"
+#include "providers/lnx/missing_link.h"
 #include "providers/shm/shm_provider.h"
 #include "providers/tcp/tcp_provider.h"
 #if FAB_HAS_VERBS
@@ -179,8 +180,9 @@ std::unique_ptr<Domain> open_leaves(const Leaves& leaves, const DomainServices& 
   lent.linked = leaves.size() > 1;
   for (const Leaf& leaf : leaves) {
     const auto provider = leaf.provider->name();
-    domains.push_back(leaf.provider->open(
-        leaf.info, std::string(provider) + "." + std::to_string(ordinals[provider]++), lent));
+    std::string link = std::string(provider) + "." + std::to_string(ordinals[provider]++);
+    domains.push_back(leaf.info.usable || !lent.linked ? leaf.provider->open(leaf.info, std::move(link), lent)
+                                                       : lnx::make_missing_link(leaf.info, std::move(link)));
   }
   return domains.size() == 1 ? std::move(domains.front())
                              : lnx::make_linked_domain(std::move(domains), services.options);

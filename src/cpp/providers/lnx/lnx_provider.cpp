@@ -83,6 +83,10 @@ Info combine(const std::vector<Info>& links) {
   all.links.clear();
   all.fabric.clear();
   all.domain.clear();
+  all.usable = true;
+  all.why.clear();
+  bool any = false;
+  std::string missing;
   constexpr std::uint64_t kEither = caps::kLocalComm | caps::kRemoteComm;  // whom a link reaches adds up
   std::uint64_t reach = 0;
   for (const Info& link : links) {
@@ -104,10 +108,19 @@ Info combine(const std::vector<Info>& links) {
     all.links.insert(all.links.end(), link.links.begin(), link.links.end());
     all.fabric += (all.fabric.empty() ? "" : "+") + link.fabric;
     all.domain += (all.domain.empty() ? "" : "+") + link.domain;
-    if (!link.usable && all.usable) {
+    any |= link.usable;
+    if (link.usable) continue;
+    const std::string why = link.provider + ": " + link.why;
+    missing += (missing.empty() ? "" : "; ") + why;
+    // Without shared memory, peers on the node are reached over the network.
+    if (!link.nics.empty() && all.usable) {
       all.usable = false;
-      all.why = link.provider + ": " + link.why;
+      all.why = why;
     }
+  }
+  if (!any) {
+    all.usable = false;
+    all.why = missing;
   }
   all.caps = (all.caps & ~kEither) | reach;
   return all;

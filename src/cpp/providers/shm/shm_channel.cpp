@@ -62,6 +62,13 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, s
   services.beside = this;
   session_ = std::make_unique<Session>(std::move(services));
   peer_->watch();
+  if (initiator_) return;
+  header_of(mapping_).taken.store(1);
+  peer_->wake(peer_cell_, work::kLook);
+}
+
+bool Channel::taken() const noexcept {
+  return header_of(mapping_).taken.load(std::memory_order_acquire) != 0;
 }
 
 Channel::~Channel() {

@@ -64,6 +64,9 @@ class Channel final : private MemoryReader, private SmallMessages {
     return session_->owes_messages() &&
            (!out_.all_read() || !messages_out_.all_taken() || session_->has_output());
   }
+  // Initiator: whether the target has the channel open, so that what is put into it arrives as long as it
+  // lives.
+  bool taken() const noexcept;
   // ok, or why nothing moves any more: protocol (the peer sent nonsense), peer_lost (the peer closed the
   // channel).
   Errc error() const noexcept { return error_; }

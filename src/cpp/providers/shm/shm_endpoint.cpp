@@ -75,12 +75,20 @@ ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target, 
   if (std::memcmp(address->host, self_.host, sizeof self_.host) != 0)
     throw refuse("other host, container or user: no shared memory");
   auto found = neighbour(*address);
+  const std::string who = "process " + std::to_string(address->process.pid);
+  if (!may_open_ours(address->process.pid))
+    throw refuse(who +
+                 " may not open memory of this one, so it could not answer: give both the same group and "
+                 "the same capabilities (see CapPrm and CapEff in /proc/PID/status)");
+  if (domain_.linked && found->left_channel())
+    throw refuse(who +
+                 " did not take the channel that this one opened to it; may it open files of this one in "
+                 "/proc?");
   if (!found->serves(address->cell)) throw refuse("the peer has closed its endpoint");
   const auto auth = authorized(found->segment(), address->cell, services_.keys[key].secret);
   if (!auth)
     throw Error(Errc::key_rejected,
-                "process " + std::to_string(address->process.pid) +
-                    " has opened its endpoint with another auth_key; give both the same one");
+                who + " has opened its endpoint with another auth_key; give both the same one");
   return {std::move(found), address->cell, *auth};
 }
 

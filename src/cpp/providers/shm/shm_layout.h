@@ -63,7 +63,7 @@ inline constexpr std::uint64_t kDoorbellFd = 0xffffffff;  // the half of Context
 
 // A channel: a memory file made by the initiator, announced in its access slot of the target's segment.
 inline constexpr std::uint64_t kChannelMagic = 0x316e6863'62616670;  // "pfabchn1"
-inline constexpr std::uint32_t kChannelVersion = 4;
+inline constexpr std::uint32_t kChannelVersion = 5;
 inline constexpr std::size_t kRingBytes = 256 * 1024;
 
 struct ChannelHeader {
@@ -75,6 +75,7 @@ struct ChannelHeader {
   std::uint8_t target_domain[16];
   std::atomic<std::uint32_t> closed;  // by either side, after its last message
   std::uint8_t proof[32];  // by the initiator, of the key that it comes under (channel_proof); or zero
+  std::atomic<std::uint32_t> taken;  // by the target, once it has the channel open
   RingIndices to_target, to_initiator;
   MessageIndices messages;
 };
@@ -85,7 +86,7 @@ inline constexpr std::size_t kChannelBytes = kBesideOffset + kBesideBytes;
 
 static_assert(sizeof(ChannelHeader) <= kRingsOffset);
 static_assert(offsetof(ChannelHeader, initiator) == 16 && offsetof(ChannelHeader, target_domain) == 66);
-static_assert(offsetof(ChannelHeader, proof) == 88);
+static_assert(offsetof(ChannelHeader, proof) == 88 && offsetof(ChannelHeader, taken) == 120);
 static_assert(offsetof(ChannelHeader, to_target) == 128 && sizeof(RingIndices) == 192);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
               std::atomic<std::uint32_t>::is_always_lock_free);

@@ -56,6 +56,14 @@ class Neighbour final : public ReadyHandler {
   std::shared_ptr<const MappedFile> map(int number, std::uint64_t size) noexcept;
   void on_ready(std::uint32_t events) noexcept override;
 
+  // Whether it looked for channels since the last wake() for them.
+  bool looked_for_channels(std::uint32_t cell) const noexcept {
+    return (segment_.header().contexts[cell % kMaxContexts].work.load() & work::kChannels) == 0;
+  }
+  // It looked, and did not take a channel of this process.
+  void leave_channel() noexcept { left_channel_ = true; }
+  bool left_channel() const noexcept { return left_channel_; }
+
  private:
   struct Doorbell {
     std::uint64_t seen = 0;  // ContextCell::doorbell
@@ -73,6 +81,7 @@ class Neighbour final : public ReadyHandler {
   bool watched_ = false;
   bool gone_ = false;
   int hindrance_ = 0;  // errno
+  bool left_channel_ = false;
   std::int64_t next_look_ = 0;
   std::array<Doorbell, kMaxContexts> doorbells_;
   std::vector<std::weak_ptr<const MappedFile>> files_;

@@ -320,7 +320,9 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
   }
   if ((transfer.flags & transfer_flag::kRemoteData) != 0) {
     Channel* channel = open_channel();
-    if (!channel || !channel->session().post_notify(transfer.data, transfer.length)) return Step::blocked;
+    // Nothing answers a notice, so its operation waits until the target is known to take what comes.
+    if (!channel || !channel->taken() || !channel->session().post_notify(transfer.data, transfer.length))
+      return Step::blocked;
     channel->flush();
   }
   count(transfer, *region);
@@ -447,7 +449,9 @@ bool ShmPath::check(std::chrono::nanoseconds now, std::chrono::nanoseconds patie
     heard_ = heard;
     heard_at_ = now;
   } else if (now - heard_at_ >= patience) {
-    lose(peer_->hindrance_or(Errc::peer_lost));
+    const bool left = !channel_->taken() && peer_->looked_for_channels(cell_);
+    if (left) peer_->leave_channel();  // another link may lead to it
+    lose(peer_->hindrance_or(left ? Errc::unreachable : Errc::peer_lost));
     return false;
   } else {
     peer_->wake(cell_, work::kChannels);  // a doorbell that could not be opened before may open now
