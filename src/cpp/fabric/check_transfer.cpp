@@ -22,6 +22,7 @@ bool must_be_copied(const Transfer& transfer) noexcept {
 
 bool lacks_local(const Transfer& transfer) noexcept {
   if (transfer.length == 0 || (transfer.flags & transfer_flag::kStriped) != 0) return false;
+  if (transfer.op == OpCode::probe) return false;  // its bytes mean nothing and lie nowhere
   if (is_atomic(transfer.op)) {
     if (transfer.op != OpCode::atomic && !transfer.result) return true;
     if (transfer.op == OpCode::compare_atomic && !transfer.compare) return true;

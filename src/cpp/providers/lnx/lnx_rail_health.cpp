@@ -179,6 +179,7 @@ void Rails::probe_ended(Rail& rail, const Part& probe, Errc error, Clock::time_p
 // Before Rail::ended_at tells of `part`.
 void Rails::tally(Rail& rail, const Part& part, Clock::time_point now) noexcept {
   if (part.trial == 0 || part.trial != trial_number_ || trial_ == Trial::none) return;
+  if (part.kind == PartKind::probe && part.completion().error != Errc::ok) return;  // shows nothing
   ++rail.done;
   if (!part.announced) rail.owed += now - rail.owes_since(part);
 }
