@@ -133,7 +133,7 @@ class Delivery(enum.IntFlag):
     """How far an operation must have come to count as complete (fi_cq(3)); DELIVERY is the default, of messages TRANSMIT."""
 
     INJECT = 1  # the local buffer may be reused
-    TRANSMIT = 2  # handed to the link
+    TRANSMIT = 2  # the peer's node has it: it no longer depends on this process
     DELIVERY = 4  # visible at the target
     COMMIT = 8  # durable at the target; the region must be registered with MRFlag.PMEM
 

@@ -52,10 +52,22 @@ void Session::sent(std::size_t bytes) noexcept {
   for (; handed_over_ < requests_.size() && requests_[handed_over_].end <= output_.requests_sent();
        ++handed_over_) {
     Request& request = requests_[handed_over_];
-    const bool early = request.delivery <= Delivery::transmit && request.operation && !request.local;
-    if (early && request.error == Errc::ok)
-      std::exchange(request.operation, nullptr)->settle(Errc::ok, request.length);
+    settle_early(request);
   }
+  messages_sent();
+}
+
+// Of a request that is with the stream.
+void Session::settle_early(Request& request) noexcept {
+  const bool reached = request.delivery == Delivery::inject ||
+                       (request.delivery == Delivery::transmit && handover_ == Handover::at_once);
+  if (reached && request.operation && !request.local && request.error == Errc::ok)
+    std::exchange(request.operation, nullptr)->settle(Errc::ok, request.length);
+}
+
+void Session::held() noexcept {
+  handover_ = Handover::at_once;
+  for (std::size_t i = 0; i < handed_over_; ++i) settle_early(requests_[i]);
   messages_sent();
 }
 
@@ -283,6 +295,7 @@ void Session::fail(Errc error) noexcept {
   output_.clear();
   write_ = {};
   acks_ = 0;
+  acks_of_requests_ = false;
   payload_left_ = 0;
   taken_ = filled_ = direct_ = handed_over_ = 0;
   result_bytes_ = 0;

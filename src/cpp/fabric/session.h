@@ -35,6 +35,31 @@ class MemoryReader {
   virtual void read(std::span<Read> reads) noexcept = 0;
 };
 
+// Where both ends of a stream share memory: which of them was first, when the receiver of an announced
+// message has its bytes while the sender gives up. The second one goes by it, so that both are told the same,
+// and the sender's memory is not taken for the message once the sender may use it again.
+class AnnouncementLedger {
+ public:
+  virtual ~AnnouncementLedger() = default;
+  // The sender's side. A number for another announcement, at most kMaxOutstanding at a time.
+  virtual std::uint64_t open() noexcept = 0;
+  // The receiver released it.
+  virtual void end(std::uint64_t number) noexcept = 0;
+  // Takes it back, before anybody is told that it is lost. False: the receiver was first.
+  virtual bool revoke(std::uint64_t number) noexcept = 0;
+  // The receiver's side. Whether the sender has not taken it back so far.
+  virtual bool stands(std::uint64_t number) const noexcept = 0;
+  // The bytes are here, or nobody wants them. False: the sender was first, and they may be anything.
+  virtual bool take(std::uint64_t number) noexcept = 0;
+};
+
+// When the peer has what was handed to a stream, whatever becomes of this process: Delivery::transmit.
+enum class Handover : std::uint8_t {
+  at_once,       // it lies in the peer's memory
+  when_held,     // it will, once the peer holds that memory: Session::held()
+  when_answered  // it may lie in buffers that go with this process
+};
+
 // A faster way for small messages beside a stream. Both ends have one, or neither.
 class SmallMessages {
  public:
@@ -85,6 +110,8 @@ class Session final : private MessageOrigin, private Flow::Carrier {
     std::function<void()> on_output{};   // there is something to send, outside of post() and received()
     MemoryReader* reader = nullptr;      // both ends have one, or neither
     SmallMessages* beside = nullptr;
+    AnnouncementLedger* ledger = nullptr;  // both ends have one, or neither
+    Handover handover = Handover::at_once;
     std::size_t largest_message = kMaxMessage;  // bytes; longer ones are announced
     DeviceAccess* device = nullptr;
     FlowTable* flows = nullptr;      // where streams may be rails
@@ -116,12 +143,19 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   void go_on() noexcept { run_fetches(); }
   // After a round of received(): queues the gathered ack, if any.
   void end_turn() noexcept;
+  // Whether all that is gathered is of messages, and not of many.
+  bool acks_can_wait() const noexcept {
+    constexpr std::uint64_t kMany = 32;
+    return acks_ != 0 && acks_ < kMany && !acks_of_requests_;
+  }
 
   // A message that came beside the stream; nothing but its head is known.
   Errc accept(Matched& arrived, const std::byte* payload) noexcept;
 
   // --- control
   Sender& sender() noexcept { return *services_.sender; }
+  // Whether the peer has something to do for this side: nothing is heard of one that cannot.
+  bool awaits_peer() const noexcept { return outstanding() != 0 || !announced_.empty() || !sending_.empty(); }
   bool announces() const noexcept { return !announced_.empty(); }  // messages, to the peer
   bool rail() const noexcept { return joined_ || flow_; }          // one of several ways to the peer
   // Whether the peer may not have read all messages of this side.
@@ -134,6 +168,11 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   bool output_fault() noexcept;
   bool input_fault() noexcept;
   void ping() noexcept;  // asks for a sign of life
+  // From now on the peer has what is handed to the stream, and what was (Handover).
+  void held() noexcept;
+  // The peer has told that the requests are lost which have no answer yet: none of them is served any more.
+  // Messages that it counts as sent are still taken.
+  void peer_gave_up() noexcept { peer_gave_up_ = true; }
 
  private:
   // Gets that went as one request, because one followed the other.
@@ -176,7 +215,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   enum class Sink : std::uint8_t { region, landing, drain };
   using Lane = SessionOutput::Lane;
 
-  // A small message that is not with the stream yet.
+  // A small message that the peer does not have yet.
   struct Sending {
     Operation* operation = nullptr;
     std::uint64_t length = 0;
@@ -208,6 +247,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   void settle_rows(const Request& request, Errc error) noexcept;
   void read_again() noexcept;
   void settle(const Request& request, Errc error) noexcept;
+  void settle_early(Request& request) noexcept;
   void finish_oldest(Errc error) noexcept;
   bool awaits_data() const noexcept;
   Errc on_ack() noexcept;
@@ -236,6 +276,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   void run_fetches() noexcept;
   void read_fetches() noexcept;
   bool slice_spent() const noexcept { return services_.slice && services_.slice->spent(); }
+  bool stands(std::uint64_t id) const noexcept;  // an announcement of the peer
   void start_pull(Pull pull);
   void finish_pull(Errc error) noexcept;
   void end_fetch(const Pull& pull, Errc error) noexcept;
@@ -275,6 +316,8 @@ class Session final : private MessageOrigin, private Flow::Carrier {
     return sink_ == Sink::landing ? requests_.front().landing : region_cursor_;
   }
 
+  Delivery level_of(const Transfer& transfer) const noexcept;
+
   const Services services_;
   const Visitor visitor_{services_.segment.port(services_.cell), services_.sender->key().number};
   SessionOutput output_;
@@ -300,9 +343,12 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   bool joined_ = false;         // as a rail of a flow of this side
   std::shared_ptr<Flow> flow_;  // of the peer, whose rail this is
   bool failing_ = false;
+  Handover handover_ = services_.handover;
+  bool peer_gave_up_ = false;
 
   IncomingWrite write_;
-  std::uint64_t acks_ = 0;  // successes not yet told
+  std::uint64_t acks_ = 0;         // successes not yet told
+  bool acks_of_requests_ = false;  // not only of messages
 
   std::unique_ptr<std::byte[]> staging_;
   std::size_t taken_ = 0, filled_ = 0;        // of staging_

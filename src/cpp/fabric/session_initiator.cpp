@@ -54,6 +54,13 @@ void mark_part(const Transfer& transfer, FrameHeader& header) noexcept {
 
 }  // namespace
 
+// What the operation waits for, in terms of the stream.
+Delivery Session::level_of(const Transfer& transfer) const noexcept {
+  if (wants_data(transfer.op)) return Delivery::delivery;
+  const bool answered = transfer.delivery == Delivery::transmit && handover_ == Handover::when_answered;
+  return answered ? Delivery::delivery : transfer.delivery;
+}
+
 std::size_t Session::outstanding() const noexcept { return requests_.size() + again_.size(); }
 
 std::size_t Session::post(std::span<const Transfer> batch) noexcept {
@@ -80,7 +87,7 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
     ++services_.counts.posted;
     Request request{.operation = transfer.operation,
                     .op = transfer.op,
-                    .delivery = wants_data(transfer.op) ? Delivery::delivery : transfer.delivery,
+                    .delivery = level_of(transfer),
                     .error = check_copied(transfer),
                     .length = transfer.length};
     if (request.delivery <= Delivery::transmit) {

@@ -91,12 +91,15 @@ bool Session::post_beside(const Transfer& transfer) noexcept {
       !services_.beside->push(transfer))
     return false;
   window_used_ += transfer.length + kMessageOverhead;
-  end_send(transfer.operation, transfer.length, Errc::ok);
+  if (transfer.delivery == Delivery::transmit && handover_ != Handover::at_once)
+    sending_.push_back({transfer.operation, transfer.length, output_.requests_queued()});
+  else
+    end_send(transfer.operation, transfer.length, Errc::ok);
   return true;
 }
 
 bool Session::post_small(const Transfer& transfer, FrameHeader header) {
-  const bool acknowledged = transfer.delivery == Delivery::delivery;
+  const bool acknowledged = level_of(transfer) == Delivery::delivery;
   if (services_.beside) header.remote |= std::uint64_t{services_.beside->number()} << 32;
   if (acknowledged) header.flags |= frame_flag::kAcknowledge;
   std::byte* at = output_.append(Lane::requests, kHeaderBytes + transfer.length);
@@ -120,7 +123,7 @@ bool Session::announce(const Transfer& transfer, FrameHeader header) {
   if (header.id != 0)
     static_cast<FlowOperation&>(*transfer.operation).announced = true;
   else
-    header.id = kStreamOnly | next_announced_++;
+    header.id = kStreamOnly | (services_.ledger ? services_.ledger->open() : next_announced_++);
   Announced& entry = announced_[header.id];
   entry = {.operation = transfer.operation, .source = local_of(transfer), .length = transfer.length};
   iovec whole{transfer.local, static_cast<std::size_t>(transfer.length)};
@@ -156,6 +159,7 @@ bool Session::announce(const Transfer& transfer, FrameHeader header) {
 }
 
 void Session::messages_sent() noexcept {
+  if (handover_ != Handover::at_once) return;
   while (!sending_.empty() && sending_.front().end <= output_.requests_sent()) {
     const Sending sent = sending_.front();
     sending_.pop_front();
@@ -179,6 +183,7 @@ Errc Session::on_release() noexcept {
   if (found->second.answer != 0 && output_.holds(found->second.answer)) return Errc::protocol;
   const Announced ended = std::move(found->second);
   announced_.erase(found);
+  if (services_.ledger) services_.ledger->end(frame_.id);
   end_send(ended.operation, ended.length, static_cast<Errc>(frame_.data));
   return Errc::ok;
 }
@@ -229,6 +234,10 @@ Errc Session::on_message(const std::byte* payload) noexcept {
   Matched arrived{.head = head_of(frame_)};
   const std::uint64_t cost = arrived.head.length + kMessageOverhead;
   if (!buffer(cost)) return Errc::protocol;
+  if (peer_gave_up_ && (frame_.flags & frame_flag::kAcknowledge)) {
+    consumed(cost);
+    return Errc::ok;
+  }
   const bool numbered = flow_ && frame_.id != 0;
   if (numbered) flow_->message_came(*this);
   if (numbered && (flow_->known(frame_.id) || flow_->was_announced(frame_.id))) {
@@ -303,31 +312,33 @@ void Session::run_fetches() noexcept {
 // The first of them, together, and of the last one as much as the slice holds.
 void Session::read_fetches() noexcept {
   MemoryReader::Read reads[kMostFetches];
+  MemoryReader::Read* read_of[kMostFetches] = {};
   std::size_t readable = 0, begun = 0;
   std::uint64_t left = services_.slice ? services_.slice->left() : ~std::uint64_t{0}, bytes = 0;
   for (const Fetch& fetch : fetches_) {
     if (begun == kMostFetches || left == 0) break;
-    ++begun;
+    const std::size_t at = begun++;
     const Matched& matched = fetch.pull.matched;
     if (fetch.done == 0 && flow_ && !(fetch.pull.id & kStreamOnly)) flow_->fetching(fetch.pull.id, matched);
-    if (matched.room == 0 || !services_.reader || fetch.where.empty()) continue;
+    if (matched.room == 0 || !services_.reader || fetch.where.empty() || !stands(fetch.pull.id)) continue;
     const std::uint64_t length = std::min(matched.room - fetch.done, left);
-    reads[readable++] = {fetch.where, matched.landing, fetch.done, length};
+    read_of[at] = &reads[readable++];
+    *read_of[at] = {fetch.where, matched.landing, fetch.done, length};
     left -= length;
     bytes += length;
   }
   if (readable) services_.reader->read({reads, readable});
   if (services_.slice) services_.slice->spend(bytes, begun);
-  readable = 0;
   std::size_t ended = 0;
   for (; ended < begun; ++ended) {
     Fetch& fetch = fetches_[ended];
-    const bool read = fetch.pull.matched.room != 0 && services_.reader && !fetch.where.empty();
+    const MemoryReader::Read* const read = read_of[ended];
     Errc outcome = fetch.pull.matched.room == 0 ? Errc::ok : Errc::not_supported;
     if (read) {
-      outcome = reads[readable].outcome;
-      fetch.done += reads[readable++].length;
+      outcome = read->outcome;
+      fetch.done += read->length;
     }
+    if (!stands(fetch.pull.id)) outcome = Errc::peer_lost;
     if (outcome == Errc::not_supported)
       start_pull(fetch.pull);
     else if (outcome != Errc::ok || !read || fetch.done == fetch.pull.matched.room)
@@ -359,7 +370,12 @@ void Session::finish_pull(Errc error) noexcept {
   end_fetch(pull, error);
 }
 
+bool Session::stands(std::uint64_t id) const noexcept {
+  return !services_.ledger || services_.ledger->stands(id);
+}
+
 void Session::end_fetch(const Pull& pull, Errc error) noexcept {
+  if (error == Errc::ok && services_.ledger && !services_.ledger->take(pull.id)) error = Errc::peer_lost;
   if (flow_ && !(pull.id & kStreamOnly)) {
     if (failing_) return;  // it goes on with the next announcement
     flow_->done(pull.id, error);
@@ -383,6 +399,7 @@ void Session::tell_release(std::uint64_t id, Errc error) {
 
 void Session::release(const Message& message) noexcept {
   if (flow_ && !(message.id & kStreamOnly)) flow_->done(message.id, Errc::ok);
+  if (services_.ledger) services_.ledger->take(message.id);
   tell_release(message.id, Errc::ok);
   if (services_.on_output) services_.on_output();
 }
@@ -402,7 +419,10 @@ void Session::fail_messages(Errc error) noexcept {
   window_used_ = buffered_ = uncredited_ = 0;
   announcements_ = 0;
   for (; !sending_.empty(); sending_.pop_front()) end_send(sending_.front().operation, 0, error);
-  for (const auto& [id, entry] : std::exchange(announced_, {})) end_send(entry.operation, 0, error);
+  for (const auto& [id, entry] : std::exchange(announced_, {})) {
+    const bool taken = services_.ledger && !services_.ledger->revoke(id);
+    end_send(entry.operation, taken ? entry.length : 0, taken ? Errc::ok : error);
+  }
   for (; !waiting_pulls_.empty(); waiting_pulls_.pop_front()) end_fetch(waiting_pulls_.front(), error);
   for (const Fetch& fetch : std::exchange(fetches_, {})) end_fetch(fetch.pull, error);
 }

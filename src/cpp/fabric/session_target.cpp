@@ -36,6 +36,7 @@ OpCode op_of(FrameType type) noexcept {
 
 // Judges the whole range of frame_, or of what it is a stripe of.
 Session::Admitted Session::admit(OpCode op) const noexcept {
+  if (peer_gave_up_) return {.error = Errc::peer_lost};
   const RegionView regions = services_.segment.regions();
   const std::int64_t found = regions.find(frame_.key);
   if (found < 0) return {.error = Errc::key_rejected};
@@ -65,11 +66,13 @@ void Session::flush_acks() {
   if (acks_ == 0) return;
   output_.append_header(Lane::answers, {.type = FrameType::ack, .total = acks_});
   acks_ = 0;
+  acks_of_requests_ = false;
 }
 
 void Session::answer(Errc outcome) {
   if (outcome == Errc::ok) {
     ++acks_;
+    acks_of_requests_ |= frame_.type != FrameType::message;
     return;
   }
   flush_acks();
@@ -99,6 +102,7 @@ Errc Session::on_write() noexcept {
   if (frame_.length > left || last != (frame_.length == left)) return Errc::protocol;
 
   Admitted& target = write_.target;
+  if (peer_gave_up_ && target.error == Errc::ok) target.error = Errc::peer_lost;
   sink_ = Sink::drain;
   if (target.error == Errc::ok) {
     const RegionView regions = services_.segment.regions();

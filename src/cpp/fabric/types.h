@@ -70,7 +70,7 @@ constexpr std::size_t size_of(DataType type) noexcept {
 // How far an operation must have come to count as complete (fi_cq(3)).
 enum class Delivery : std::uint8_t {
   inject,    // the local buffer may be reused
-  transmit,  // handed to the link
+  transmit,  // the peer's node has it: it outlives this process
   delivery,  // visible at the target: the default
   commit,    // durable at the target; needs a region registered as persistent
 };

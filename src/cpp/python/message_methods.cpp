@@ -471,9 +471,11 @@ PyMethodDef message_methods[] = {
      "local is kept alive and must not change until it is done. peer: a handle, maybe with a group or "
      "receive context. "
      "data: 64 bits that go along.\n"
-     "flags: Delivery.TRANSMIT, the default: done when the link has it; DELIVERY: when the peer's library "
-     "has it. Messages "
-     "to one peer\nmatch in the order of sending, but those with SendFlag.UNORDERED."},
+     "flags: Delivery.TRANSMIT, the default: once done, it arrives whatever becomes of this process; "
+     "DELIVERY: the peer's library\nhas taken it in; INJECT: `local` may be used again, and the message goes "
+     "with this process unless that closes the endpoint.\nMessages to one peer match in the order of "
+     "sending, "
+     "but those with SendFlag.UNORDERED."},
     {"tsend", method(tsend_method), METH_FASTCALL | METH_KEYWORDS,
      "tsend($self, /, local, peer, tag, data=None, context=None, flags=None)\n--\n\nsend() with a 64-bit "
      "tag."},

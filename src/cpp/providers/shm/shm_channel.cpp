@@ -55,24 +55,26 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, s
       on_more_(services.on_more),
       messages_out_(messages_of(mapping_)),
       messages_in_(messages_of(mapping_)) {
-  services.on_output = [this] {
+  services.on_output = [this, told = std::move(services.on_output)] {
+    if (told) told();
     if (!moving_) flush();
   };
   if (reads_directly) services.reader = this;
   services.beside = this;
+  services.ledger = this;
+  // What lies in a process goes with it in any case.
+  held_ = !initiator_ || peer_->address().process == this_process();
+  services.handover = held_ ? Handover::at_once : Handover::when_held;
   session_ = std::make_unique<Session>(std::move(services));
   peer_->watch();
-  if (initiator_) return;
-  header_of(mapping_).taken.store(1);
-  peer_->wake(peer_cell_, work::kLook);
 }
 
 bool Channel::taken() const noexcept {
-  return header_of(mapping_).taken.load(std::memory_order_acquire) != 0;
+  return header_of(mapping_).hold.load(std::memory_order_acquire) == Hold::both;
 }
 
 Channel::~Channel() {
-  header_of(mapping_).closed.store(1);
+  header_of(mapping_).closed.fetch_or(initiator_ ? closed_by::kInitiator : closed_by::kTarget);
   peer_->wake(peer_cell_, work::kLook);
 }
 
@@ -114,6 +116,8 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell, const s
   offer.mapping = Mapping::shared(offer.file.get(), 0, kChannelBytes);
   const ChannelHeader& header = header_of(offer.mapping);
   if (header.magic != kChannelMagic || header.version != kChannelVersion) throw refuse("has another layout");
+  // Whoever began again at the front of its rings would receive what was received before.
+  if ((header.closed.load() & closed_by::kTarget) != 0) throw refuse("was closed here");
   const auto initiator = Address::decode(std::string(header.initiator, sizeof header.initiator));
   if (!initiator || initiator->process != claimant) throw refuse("names another process");
   if (header.target_cell != cell || std::memcmp(header.target_domain, domain_id, sizeof domain_id) != 0)
@@ -138,10 +142,47 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell, const s
 
 std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<Neighbour> peer,
                                          Session::Services services, bool reads_directly) {
+  Hold hold = Hold::initiator;
+  if (!header_of(offer.mapping).hold.compare_exchange_strong(hold, Hold::both))
+    throw Error(Errc::peer_lost, "process " + std::to_string(peer->address().process.pid) + " has given up");
   const std::uint16_t cell = offer.initiator.cell;
-  return std::unique_ptr<Channel>(new Channel(std::move(offer.file), std::move(offer.mapping),
-                                              std::move(peer), cell, false, std::move(services),
-                                              reads_directly));
+  std::unique_ptr<Channel> channel(new Channel(std::move(offer.file), std::move(offer.mapping),
+                                               std::move(peer), cell, false, std::move(services),
+                                               reads_directly));
+  channel->peer_->wake(cell, work::kLook);  // who waits for that
+  return channel;
+}
+
+// Whether the target has the file by now.
+void Channel::look_at_hold() noexcept {
+  if (held_ || header_of(mapping_).hold.load(std::memory_order_acquire) != Hold::both) return;
+  held_ = true;
+  session_->held();
+}
+
+void Channel::give_up(Errc why) noexcept {
+  ChannelHeader& header = header_of(mapping_);
+  Hold hold = Hold::initiator;
+  if (!held_ && !header.hold.compare_exchange_strong(hold, Hold::nobody)) look_at_hold();
+  if (why != Errc::canceled) header.given_up.store(1);
+  session_->fail(why);
+}
+
+bool Channel::check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience, bool more) noexcept {
+  flush();
+  const bool owes = more || session_->awaits_peer();
+  switch (liveness_.look(owes, received_ + out_.seen_read(), now, patience)) {
+    case Liveness::Verdict::lost:
+      if (error_ == Errc::ok) error_ = Errc::peer_lost;
+      return false;
+    case Liveness::Verdict::ask:
+      session_->ping();
+      flush();
+      break;
+    case Liveness::Verdict::well:
+      break;
+  }
+  return owes;
 }
 
 bool Channel::take_in() noexcept {
@@ -154,6 +195,7 @@ bool Channel::take_in() noexcept {
       break;
     }
     tsan_rings.acquire();
+    if (header_of(mapping_).given_up.load(std::memory_order_acquire) != 0) session_->peer_gave_up();
     iovec places[2];
     const std::size_t count = session_->input(places);
     std::size_t got = 0;
@@ -205,6 +247,7 @@ bool Channel::send_out() noexcept {
 
 bool Channel::move() noexcept {
   const bool closed = header_of(mapping_).closed.load(std::memory_order_acquire) != 0;
+  look_at_hold();
   moving_ = true;
   // What went beside the ring may have waited for what came through it, and is not told of again.
   bool in = !initiator_ && take_messages();
@@ -263,7 +306,40 @@ bool Channel::take_messages() noexcept {
   return true;
 }
 
-// --- announced messages of the peer
+// --- announced messages
+
+AnnouncementCells& Channel::announcements() const noexcept {
+  return *reinterpret_cast<AnnouncementCells*>(mapping_.data() + kAnnouncementsOffset);
+}
+
+// Numbers follow each other, but for those whose cell is in use.
+std::uint64_t Channel::open() noexcept {
+  while (announced_.test(next_announced_ % kMaxOutstanding)) ++next_announced_;
+  announced_.set(next_announced_ % kMaxOutstanding);
+  return next_announced_++;
+}
+
+void Channel::end(std::uint64_t number) noexcept { announced_.reset(number % kMaxOutstanding); }
+
+bool Channel::revoke(std::uint64_t number) noexcept {
+  announced_.reset(number % kMaxOutstanding);
+  auto& cell = announcements().taken[number % kMaxOutstanding];
+  return cell.exchange(AnnouncementCells::kRevoked) != number;
+}
+
+bool Channel::stands(std::uint64_t number) const noexcept {
+  const auto& cell = announcements().taken[number % kMaxOutstanding];
+  return cell.load(std::memory_order_acquire) != AnnouncementCells::kRevoked;
+}
+
+// The bytes were read before: an exchange orders them, on both sides.
+bool Channel::take(std::uint64_t number) noexcept {
+  auto& cell = announcements().taken[number % kMaxOutstanding];
+  std::uint64_t seen = cell.load();
+  while (seen != AnnouncementCells::kRevoked)
+    if (cell.compare_exchange_weak(seen, number)) return true;
+  return false;
+}
 
 namespace {
 
@@ -302,6 +378,8 @@ void Channel::read(std::span<Read> reads) noexcept {
   } else if (reads.size() == 1 || !read_together(reads)) {
     for (Read& read : reads) read.outcome = read_one(read);
   }
+  if (peer_->gone())  // this process may have been stopped for long in between
+    for (Read& read : reads) read.outcome = Errc::peer_lost;
 }
 
 // All in one call; false: there is something about one of them.

@@ -1,10 +1,14 @@
 #pragma once
 
+#include <bitset>
+#include <chrono>
 #include <functional>
 #include <memory>
 
+#include "base/deadline.h"
 #include "base/mapping.h"
 #include "base/sha256.h"
+#include "fabric/liveness.h"
 #include "fabric/session.h"
 #include "providers/shm/shm_layout.h"
 #include "providers/shm/shm_neighbour.h"
@@ -17,7 +21,7 @@ Digest channel_proof(const std::string& secret, const Address& initiator, std::u
                      std::uint16_t target_cell, const std::uint8_t (&target_domain)[16]);
 
 // One session over two rings in a shared memory file: what a peer must do itself goes this way.
-class Channel final : private MemoryReader, private SmallMessages {
+class Channel final : private MemoryReader, private SmallMessages, private AnnouncementLedger {
  public:
   // The initiator's side; throws std::system_error. `reads_directly`: messages may be read by cross-memory
   // attach. `self` is its own address, `context` its Part::context; the key that it proves is that of the
@@ -34,10 +38,11 @@ class Channel final : private MemoryReader, private SmallMessages {
     std::size_t key;  // index of the one that the initiator proved
   };
   // Opens the channel that `slot` announces to context `cell` of `domain_id`; throws Error(protocol) if it is
-  // none, Error(key_rejected) if its maker has none of `keys`.
+  // none, or one that this context has closed, Error(key_rejected) if its maker has none of `keys`.
   static Offer open(const AccessSlot& slot, std::uint16_t cell, const std::uint8_t (&domain_id)[16],
                     const AuthKeys& keys);
-  // The target's side.
+  // The target's side. What the initiator has sent outlives it from now on. Throws Error(peer_lost) if it has
+  // given up meanwhile.
   static std::unique_ptr<Channel> accept(Offer offer, std::shared_ptr<Neighbour> peer,
                                          Session::Services services, bool reads_directly);
 
@@ -70,12 +75,23 @@ class Channel final : private MemoryReader, private SmallMessages {
   // ok, or why nothing moves any more: protocol (the peer sent nonsense), peer_lost (the peer closed the
   // channel).
   Errc error() const noexcept { return error_; }
-  // Grows with each sign of life from the peer.
-  std::uint64_t heard() const noexcept { return received_ + out_.seen_read(); }
+  // To be called several times per `patience`: error() is peer_lost afterwards if the peer owes something, as
+  // it does if `more` waits for it, and was silent for that long. True while it owes something.
+  bool check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience, bool more) noexcept;
+  // The initiator gives up: everything outstanding settles with `why`, or, where the target was first, with
+  // its outcome.
+  void give_up(Errc why) noexcept;
 
  private:
   Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
           bool initiator, Session::Services services, bool reads_directly);
+  AnnouncementCells& announcements() const noexcept;
+  std::uint64_t open() noexcept override;
+  void end(std::uint64_t number) noexcept override;
+  bool revoke(std::uint64_t number) noexcept override;
+  bool stands(std::uint64_t number) const noexcept override;
+  bool take(std::uint64_t number) noexcept override;
+  void look_at_hold() noexcept;
   void read(std::span<Read> reads) noexcept override;
   bool read_together(std::span<Read> reads) const noexcept;
   Errc read_one(const Read& read) const noexcept;
@@ -98,6 +114,10 @@ class Channel final : private MemoryReader, private SmallMessages {
   MessageWriter messages_out_;  // the initiator's
   MessageReader messages_in_;   // the target's
   std::unique_ptr<Session> session_;
+  std::bitset<kMaxOutstanding> announced_;  // the initiator's, by number modulo that
+  std::uint64_t next_announced_ = 1;
+  bool held_ = false;  // the target has the file, as far as the initiator knows
+  Liveness liveness_;
   std::uint64_t received_ = 0;
   bool took_messages_ = false;
   bool moving_ = false;

@@ -317,6 +317,7 @@ void ShmEndpoint::look_for_channels() noexcept {
       auto peer = neighbour(offer.initiator);
       looked_at_.reset();
       auto services = session_services(served_counts_, std::move(part), offer.key);
+      services.on_output = [this] { expect_answers(); };  // it may ask for an announced message
       served_.push_back(
           {i, epoch,
            Channel::accept(std::move(offer), std::move(peer), std::move(services), reads_directly())});
@@ -349,6 +350,8 @@ void ShmEndpoint::check_answers() noexcept {
   const auto patience = in_nanoseconds(domain_.options.peer_deadline);
   bool owed = false;
   for (ShmPath* path : paths_) owed |= path->check(ticker_.attended(), patience);
+  for (Served& served : served_) owed |= served.channel->check(ticker_.attended(), patience, false);
+  drop_served([](const Served& served) { return served.channel->error() != Errc::ok; });
   if (!owed) ticker_.stop();
 }
 

@@ -11,6 +11,7 @@
 #include "base/process.h"
 #include "base/spsc_ring.h"
 #include "base/wire.h"
+#include "fabric/frame.h"
 #include "providers/shm/shm_messages.h"
 
 // The bytes that processes agree on: the shm part of a name, and the channel. The segment is in
@@ -63,8 +64,26 @@ inline constexpr std::uint64_t kDoorbellFd = 0xffffffff;  // the half of Context
 
 // A channel: a memory file made by the initiator, announced in its access slot of the target's segment.
 inline constexpr std::uint64_t kChannelMagic = 0x316e6863'62616670;  // "pfabchn1"
-inline constexpr std::uint32_t kChannelVersion = 5;
+inline constexpr std::uint32_t kChannelVersion = 6;
 inline constexpr std::size_t kRingBytes = 256 * 1024;
+
+namespace closed_by {
+inline constexpr std::uint32_t kInitiator = 1, kTarget = 2;
+}
+
+// Whose the file is, decided once: what lies in it outlives its maker as soon as the target has it mapped.
+enum class Hold : std::uint32_t {
+  initiator,  // at first
+  both,       // by the target, which has mapped it
+  nobody      // by the initiator, which gave up before: the target does not take it any more
+};
+
+// Announcements of the initiator, by their number modulo kMaxOutstanding: the number of the last one that the
+// target took, or kRevoked.
+struct AnnouncementCells {
+  static constexpr std::uint64_t kRevoked = ~std::uint64_t{0};
+  std::atomic<std::uint64_t> taken[kMaxOutstanding];
+};
 
 struct ChannelHeader {
   std::uint64_t magic;
@@ -73,22 +92,26 @@ struct ChannelHeader {
   std::uint16_t target_cell;
   char initiator[Address::kSize];
   std::uint8_t target_domain[16];
-  std::atomic<std::uint32_t> closed;  // by either side, after its last message
+  std::atomic<std::uint32_t> closed;  // bits of closed_by, after the last message of that side
   std::uint8_t proof[32];  // by the initiator, of the key that it comes under (channel_proof); or zero
-  std::atomic<std::uint32_t> taken;  // by the target, once it has the channel open
+  std::atomic<Hold> hold;
+  // By the initiator, before it tells that its unanswered requests are lost: the target serves none of them
+  // any more.
+  std::atomic<std::uint32_t> given_up;
   RingIndices to_target, to_initiator;
   MessageIndices messages;
 };
-inline constexpr std::size_t kRingsOffset = 4096;
+inline constexpr std::size_t kAnnouncementsOffset = 4096;
+inline constexpr std::size_t kRingsOffset = kAnnouncementsOffset + sizeof(AnnouncementCells);
 inline constexpr std::size_t kCellsOffset = kRingsOffset + 2 * kRingBytes;
 inline constexpr std::size_t kBesideOffset = kCellsOffset + kCells * sizeof(MessageCell);
 inline constexpr std::size_t kChannelBytes = kBesideOffset + kBesideBytes;
 
-static_assert(sizeof(ChannelHeader) <= kRingsOffset);
+static_assert(sizeof(ChannelHeader) <= kAnnouncementsOffset);
 static_assert(offsetof(ChannelHeader, initiator) == 16 && offsetof(ChannelHeader, target_domain) == 66);
-static_assert(offsetof(ChannelHeader, proof) == 88 && offsetof(ChannelHeader, taken) == 120);
+static_assert(offsetof(ChannelHeader, proof) == 88 && offsetof(ChannelHeader, hold) == 120);
 static_assert(offsetof(ChannelHeader, to_target) == 128 && sizeof(RingIndices) == 192);
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
+static_assert(std::atomic<Hold>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free &&
               std::atomic<std::uint32_t>::is_always_lock_free);
 
 }  // namespace fab::shm

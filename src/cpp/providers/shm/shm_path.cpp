@@ -442,21 +442,16 @@ bool ShmPath::check(std::chrono::nanoseconds now, std::chrono::nanoseconds patie
     return false;
   }
   if (!channel_) return false;
-  channel_->flush();
-  const bool owed = !channel_idle() || !waiting_.empty() || channel_->session().has_output();
-  const std::uint64_t heard = channel_->heard();
-  if (!owed || !owed_ || heard != heard_) {
-    heard_ = heard;
-    heard_at_ = now;
-  } else if (now - heard_at_ >= patience) {
+  const bool owed = channel_->check(now, patience, !waiting_.empty() || channel_->session().has_output());
+  if (channel_->error() != Errc::ok) {
     const bool left = !channel_->taken() && peer_->looked_for_channels(cell_);
     if (left) peer_->leave_channel();  // another link may lead to it
-    lose(peer_->hindrance_or(left ? Errc::unreachable : Errc::peer_lost));
-    return false;
-  } else {
+    const Errc silence = peer_->hindrance_or(left ? Errc::unreachable : Errc::peer_lost);
+    lose(channel_->error() == Errc::peer_lost ? silence : channel_->error());
+  } else if (owed) {
     peer_->wake(cell_, work::kChannels);  // a doorbell that could not be opened before may open now
   }
-  return owed_ = owed;
+  return owed;
 }
 
 // --- outcomes
@@ -483,7 +478,7 @@ inline void ShmPath::settle(const Transfer& transfer, Errc outcome) noexcept {
 void ShmPath::lose(Errc why) noexcept {
   if (state_ != Errc::ok) return;
   state_ = why;
-  if (channel_) channel_->session().fail(why);
+  if (channel_) channel_->give_up(why);
   for (; !waiting_.empty(); waiting_.pop_front()) settle(waiting_.front().transfer, why);
   endpoint_.path_ended(id_, why);
 }

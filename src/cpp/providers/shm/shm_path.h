@@ -92,9 +92,6 @@ class ShmPath final : public Path {
   bool modified_ = false;  // the last atomic that move_slice() applied has changed something
   bool blocked_ = false;   // the first of them waits for the channel
   std::unique_ptr<Channel> channel_;
-  bool owed_ = false;  // an answer, when last checked
-  std::uint64_t heard_ = 0;
-  std::chrono::nanoseconds heard_at_{};  // as `now` of check()
 };
 
 }  // namespace fab::shm

@@ -250,9 +250,8 @@ void TcpEndpoint::listen_again() noexcept {
 
 bool TcpEndpoint::progress() noexcept {
   buried_.clear();
-  const bool sent = flush_unsent();
+  bool moved = flush(unsent_), blocked = false;
   if (++turn_ % kPollerTurn == 0) return false;
-  bool moved = sent, blocked = false;
   const auto hot = hot_;
   for (std::size_t i = 0; i < hot.size() && !services_.slice.spent(); ++i) {
     TcpStream* const stream = hot[(turn_ + i) % hot.size()];  // whoever comes first may spend the slice
@@ -263,19 +262,21 @@ bool TcpEndpoint::progress() noexcept {
     else if (++stream->idle_polls > kCoolAfter)
       std::ranges::replace(hot_, stream, nullptr);
   }
+  if (!moved) moved = flush(unhurried_);
   return moved && !blocked;  // the poller tells when a full socket takes more
 }
 
 bool TcpEndpoint::arm() noexcept {
-  flush_unsent();
+  flush(unsent_);
+  flush(unhurried_);
   return true;
 }
 
-bool TcpEndpoint::flush_unsent() noexcept {
+bool TcpEndpoint::flush(std::vector<TcpStream*>& streams) noexcept {
   bool moved = false;
-  while (!unsent_.empty()) {
-    TcpStream* stream = unsent_.back();
-    unsent_.pop_back();
+  while (!streams.empty()) {
+    TcpStream* stream = streams.back();
+    streams.pop_back();
     stream->unsent = false;
     moved |= stream->flush();
   }
@@ -286,6 +287,10 @@ void TcpEndpoint::send_later(TcpStream& stream) noexcept {
   if (stream.unsent) return;
   stream.unsent = true;
   unsent_.push_back(&stream);
+}
+
+void TcpEndpoint::send_when_idle(TcpStream& stream) noexcept {
+  if (std::ranges::find(unhurried_, &stream) == unhurried_.end()) unhurried_.push_back(&stream);
 }
 
 void TcpEndpoint::heat(TcpStream& stream) noexcept {
@@ -305,6 +310,7 @@ void TcpEndpoint::forget(std::uint32_t region) noexcept {
 void TcpEndpoint::retire(TcpStream& stream) noexcept {
   std::ranges::replace(hot_, &stream, nullptr);
   std::erase(unsent_, &stream);
+  std::erase(unhurried_, &stream);
   for (auto at = streams_.begin(); at != streams_.end(); ++at)
     if (at->second.get() == &stream) {
       bury(std::move(at->second));

@@ -42,7 +42,8 @@ class TcpEndpoint final : public Endpoint {
   void admit(std::unique_ptr<IncomingHandshake> caller) noexcept;  // gives it to the stream of its endpoint
   void heat(TcpStream& stream) noexcept;                           // looks at it first from now on
   void send_later(TcpStream& stream) noexcept;                     // with the next turn
-  void watch() noexcept;  // calls tick() of streams from time to time
+  void send_when_idle(TcpStream& stream) noexcept;  // with the next turn in which nothing comes
+  void watch() noexcept;                            // calls tick() of streams from time to time
   void retire(TcpStream& stream) noexcept;
   // Takes it out of the poller, and destroys it once nothing of it runs any more.
   template <class Dead>
@@ -75,7 +76,7 @@ class TcpEndpoint final : public Endpoint {
   void listen_again() noexcept;
   void on_caller(Handshake& told);
   void tick() noexcept;
-  bool flush_unsent() noexcept;
+  static bool flush(std::vector<TcpStream*>& streams) noexcept;
   // What a name says about this link; a bare socket address says no more than where.
   std::optional<Whereabouts> find(const Name& peer, std::uint16_t target) const;
   std::shared_ptr<TcpStream>& stream_to(const Whereabouts& where, std::size_t key);
@@ -92,7 +93,7 @@ class TcpEndpoint final : public Endpoint {
   std::map<StreamKey, std::shared_ptr<TcpStream>> streams_;
   std::vector<std::unique_ptr<IncomingHandshake>> callers_;
   std::array<TcpStream*, 4> hot_{};  // polled without asking the poller
-  std::vector<TcpStream*> unsent_;
+  std::vector<TcpStream*> unsent_, unhurried_;
   std::vector<std::shared_ptr<void>> buried_;
   unsigned turn_ = 0;
 };

@@ -60,6 +60,7 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where, std::s
                 .slice = &endpoint.services().slice,
                 .observer = endpoint.domain().observer,
                 .on_output = [this] { on_output(); },
+                .handover = Handover::when_answered,
                 .flows = endpoint.services().flows,
                 .on_cut = [this] { fail(Errc::peer_lost); }}) {}
 
@@ -145,6 +146,7 @@ bool TcpStream::flush() noexcept {
   const Slice* const slice = endpoint_ ? &endpoint_->services().slice : nullptr;
   std::size_t sent = 0;
   std::size_t most = kPieces;
+  session_.end_turn();  // acks that waited for company
   while (open() && !send_ended_ && !slice->spent()) {
     iovec pieces[kPieces];
     msghdr message{};
@@ -231,7 +233,12 @@ bool TcpStream::take_in() noexcept {
   }
   if (!any) return false;
   endpoint_->heat(*this);
-  session_.end_turn();
+  // Whoever receives a message often answers by another one, which takes the ack along, or receives more of
+  // them. The turn without either of these may never come under manual progress.
+  if (session_.acks_can_wait() && !endpoint_->domain().options.manual_progress)
+    endpoint_->send_when_idle(*this);
+  else
+    session_.end_turn();
   return true;
 }
 

@@ -47,6 +47,7 @@ void VerbsStream::make_session(Part peer) {
       .slice = &endpoint_.services().slice,
       .observer = endpoint_.domain().observer,
       .on_output = [this] { on_output(); },
+      .handover = Handover::when_answered,
       .device = &endpoint_.regions(),
       .flows = endpoint_.services().flows,
       .on_cut = [this] { fail(Errc::peer_lost); }});
