@@ -12,7 +12,8 @@ class Liveness {
   enum class Verdict : std::uint8_t { well, ask, lost };
   // To be called several times per `patience`. `owes`: this side waits for the peer. `heard`: any number that
   // changes with each sign of life. `now`: as Ticker::attended(). `ask`: it is time to ask for one.
-  Verdict look(bool owes, std::uint64_t heard, std::chrono::nanoseconds now, std::chrono::nanoseconds patience) {
+  Verdict look(bool owes, std::uint64_t heard, std::chrono::nanoseconds now,
+               std::chrono::nanoseconds patience) {
     const bool silent = std::exchange(heard_, heard) == heard;
     if (!std::exchange(owed_, owes) || !owes || !silent) quiet_since_ = now;
     const auto quiet = now - quiet_since_;

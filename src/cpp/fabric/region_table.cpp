@@ -42,7 +42,8 @@ RegionPiece* RegionView::piece_block(std::uint32_t block) const noexcept {
 
 std::int64_t RegionView::find(std::uint64_t key) const noexcept {
   for (;;) {
-    const std::uint32_t size = area_header().index_size.load(std::memory_order_acquire) % kIndexSizes;
+    const std::uint64_t in_force = area_header().index.load(std::memory_order_acquire);
+    const std::uint32_t size = AreaHeader::size_of(in_force);
     const auto* slots = index(size);
     const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
     // The bound matters only where another process wrote nonsense: the owner keeps half of the slots free.
@@ -58,7 +59,8 @@ std::int64_t RegionView::find(std::uint64_t key) const noexcept {
           status_of(candidate.state.load(std::memory_order_acquire)) != RegionStatus::vacant)
         return number - 1;
     }
-    if (area_header().index_size.load(std::memory_order_acquire) % kIndexSizes == size) return -1;
+    // Filled anew meanwhile, maybe in the same place: what was looked at was torn.
+    if (area_header().index.load(std::memory_order_acquire) == in_force) return -1;
   }
 }
 
@@ -120,7 +122,7 @@ std::uint64_t RegionTable::choose_key(std::uint32_t size) {
 }
 
 void RegionTable::fetch_ahead(std::uint64_t key) const noexcept {
-  const std::uint32_t size = area_header().index_size.load(std::memory_order_relaxed);
+  const std::uint32_t size = index_size();
   const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
   __builtin_prefetch(&index(size)[mix(key) & mask], 1);
 }
@@ -151,9 +153,7 @@ std::uint32_t RegionTable::insert(const RegionRecord& record) {
   const bool vector = record.buffers.size() > 1;
   if (free_entries_.empty() && entries_used_ == kMaxRegions)
     throw Error(Errc::no_memory, "all " + std::to_string(kMaxRegions) + " regions of the domain are in use");
-  if ((index_filled_ + 1) * 2 >
-      (kFirstIndexSlots << area_header().index_size.load(std::memory_order_relaxed)))
-    grow_index();
+  if ((index_filled_ + 1) * 2 > (kFirstIndexSlots << index_size())) grow_index();
 
   const std::uint32_t block = vector ? take_block() : 0;
 
@@ -193,7 +193,7 @@ std::uint32_t RegionTable::insert(const RegionRecord& record) {
 }
 
 void RegionTable::insert_key(std::uint64_t key, std::uint32_t entry_index) {
-  const std::uint32_t size = area_header().index_size.load(std::memory_order_relaxed);
+  const std::uint32_t size = index_size();
   auto* slots = index(size);
   const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
   const std::uint64_t mixed = mix(key);
@@ -209,7 +209,7 @@ void RegionTable::insert_key(std::uint64_t key, std::uint32_t entry_index) {
 // Fills the next larger index, or, if it is tombstones that fill this one, an equally full one of the next
 // size, and only then shows it to readers; who reads the old one and misses looks again.
 void RegionTable::grow_index() {
-  const std::uint32_t size = area_header().index_size.load(std::memory_order_relaxed);
+  const std::uint32_t size = index_size();
   const auto* old = index(size);
   const std::uint64_t old_slots = std::uint64_t{kFirstIndexSlots} << size;
   const bool crowded = std::uint64_t{live_.load(std::memory_order_relaxed)} * 4 > old_slots;
@@ -228,7 +228,7 @@ void RegionTable::grow_index() {
     slots[at & mask].store(slot, std::memory_order_release);
     ++index_filled_;
   }
-  area_header().index_size.store(next, std::memory_order_release);
+  area_header().show(next);
 }
 
 void RegionTable::bind_counter(std::uint32_t index, std::uint32_t counter) {
@@ -275,7 +275,7 @@ void RegionTable::start_close(std::uint32_t index) {
 void RegionTable::finish_close(std::uint32_t entry_index) {
   const std::lock_guard lock(mutex_);
   RegionEntry& closing = entry(entry_index);
-  const std::uint32_t size = area_header().index_size.load(std::memory_order_relaxed);
+  const std::uint32_t size = index_size();
   auto* slots = index(size);
   const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
   const std::uint64_t mixed = mix(closing.key.load(std::memory_order_relaxed));

@@ -114,8 +114,21 @@ class RegionView {
 
  protected:
   struct AreaHeader {
-    std::atomic<std::uint32_t> index_size;  // which of the kIndexSizes key indices is in force
+    // Which of the kIndexSizes key indices is in force and, above that, how often it has changed: one that
+    // comes back is not taken for the one before.
+    std::atomic<std::uint64_t> index;
+    static constexpr unsigned kSizeBits = 8;
+    static std::uint32_t size_of(std::uint64_t word) noexcept {
+      return static_cast<std::uint32_t>(word & ((1U << kSizeBits) - 1)) % kIndexSizes;
+    }
+    void show(std::uint32_t size) noexcept {
+      const std::uint64_t changes = index.load(std::memory_order_relaxed) >> kSizeBits;
+      index.store((changes + 1) << kSizeBits | size, std::memory_order_release);
+    }
   };
+  std::uint32_t index_size() const noexcept {
+    return AreaHeader::size_of(area_header().index.load(std::memory_order_relaxed));
+  }
   AreaHeader& area_header() const noexcept { return *reinterpret_cast<AreaHeader*>(area_); }
   std::atomic<std::uint32_t>* index(std::uint32_t size) const noexcept;
   RegionPiece* piece_block(std::uint32_t block) const noexcept;

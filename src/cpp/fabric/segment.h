@@ -18,7 +18,7 @@ namespace fab {
 // slots, counters and the region table. All offsets are fixed; pages cost memory only once used. Everything
 // in it may be written by any process of the user, so readers check indices and lengths before use.
 inline constexpr std::uint64_t kSegmentMagic = 0x31676573'62616670;  // "pfabseg1"
-inline constexpr std::uint32_t kSegmentVersion = 5;
+inline constexpr std::uint32_t kSegmentVersion = 6;
 inline constexpr std::uint32_t kMaxContexts = 64;
 inline constexpr std::uint32_t kMaxSlots = 4096;
 inline constexpr std::uint32_t kMaxCounters = 65536;

@@ -155,9 +155,17 @@ std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<Neighbour>
 
 // Whether the target has the file by now.
 void Channel::look_at_hold() noexcept {
-  if (held_ || header_of(mapping_).hold.load(std::memory_order_acquire) != Hold::both) return;
+  if (held_ || !taken()) return;
   held_ = true;
   session_->held();
+}
+
+bool Channel::unread() const noexcept {
+  if (!session_->owes_messages()) return false;
+  if (session_->has_output()) return true;
+  // What lies in a file that the target holds stays to be read, but for announcements: their bytes are here.
+  const bool stays = taken() && !session_->announces();
+  return !stays && (!out_.all_read() || !messages_out_.all_taken());
 }
 
 void Channel::give_up(Errc why) noexcept {

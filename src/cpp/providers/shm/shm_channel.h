@@ -64,11 +64,8 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   bool took_messages() noexcept { return std::exchange(took_messages_, false); }  // since asked last
   // Target: whether the initiator may leave out to tell of such messages while this context is awake.
   void poll_messages(bool on) noexcept { messages_in_.poll(on); }
-  // Initiator: whether the target has yet to take in what was sent, messages among it.
-  bool unread() const noexcept {
-    return session_->owes_messages() &&
-           (!out_.all_read() || !messages_out_.all_taken() || session_->has_output());
-  }
+  // Initiator: whether messages would go with this end of the channel.
+  bool unread() const noexcept;
   // Initiator: whether the target has the channel open, so that what is put into it arrives as long as it
   // lives.
   bool taken() const noexcept;

@@ -109,7 +109,10 @@ std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uin
     throw Error(Errc::unreachable, "all " + std::to_string(kMaxSlots) + " access slots of process " +
                                        std::to_string(found->address().process.pid) + " are in use");
   return std::make_unique<ShmPath>(*this, id, found, *peer.find(link_, target),
-                                   ShmPath::Entry{cell, key, auth}, found->segment().slots()[slot]);
+                                   ShmPath::Entry{cell, key, auth},
+                                   ClaimedSlot(&found->segment().slots()[slot]));
+} catch (const Error& error) {
+  throw Error(error.code(), "no path over " + link_ + ": " + error.what());
 } catch (const std::exception& error) {
   throw Error(shortage_or(error, Errc::unreachable), "no path over " + link_ + ": " + error.what());
 }

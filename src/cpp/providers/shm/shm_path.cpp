@@ -77,15 +77,16 @@ std::size_t local_slice(const Transfer& transfer, std::uint64_t from, std::uint6
 }  // namespace
 
 ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> peer, Part part,
-                 const Entry& entry, AccessSlot& slot)
+                 const Entry& entry, ClaimedSlot slot)
     : endpoint_(endpoint),
       id_(id),
       peer_(std::move(peer)),
+      claimed_(std::move(slot)),
       part_(std::move(part)),
       cell_(entry.cell),
       key_(entry.key),
       visitor_{peer_->segment().port(entry.cell), entry.auth},
-      slot_(slot),
+      slot_(*claimed_),
       known_(*peer_, endpoint.copy_mode()) {
   endpoint_.add(*this);
 }
@@ -99,8 +100,6 @@ ShmPath::~ShmPath() {
     slot_.channel_fd.store(-1);
     slot_.channel_epoch.fetch_add(1);
   }
-  slot_.active.store(0);
-  slot_.owner.store(0);
   if (announced && !peer_->gone()) peer_->wake(cell_, work::kChannels);
 }
 

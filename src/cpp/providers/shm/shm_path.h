@@ -14,6 +14,15 @@ namespace fab::shm {
 
 class ShmEndpoint;
 
+// A slot of the neighbour's segment that this process has claimed, until it is free again.
+struct FreeSlot {
+  void operator()(AccessSlot* slot) const noexcept {
+    slot->active.store(0);
+    slot->owner.store(0);
+  }
+};
+using ClaimedSlot = std::unique_ptr<AccessSlot, FreeSlot>;
+
 // The way to one context of a neighbour. What this process can do itself is done in post(): puts and gets,
 // and atomics on mapped memory. The rest goes through the channel. Transfers settle in the order in which
 // they were posted: while the channel owes answers, small ones go through it as well, and larger ones wait
@@ -28,7 +37,7 @@ class ShmPath final : public Path {
   };
   // `part`: of the neighbour's name.
   ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> peer, Part part, const Entry& entry,
-          AccessSlot& slot);
+          ClaimedSlot slot);
   ~ShmPath() override;
 
   std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }
@@ -80,6 +89,7 @@ class ShmPath final : public Path {
   ShmEndpoint& endpoint_;
   const PeerId id_;
   std::shared_ptr<Neighbour> peer_;
+  const ClaimedSlot claimed_;
   const Part part_;
   const std::uint16_t cell_;
   const std::size_t key_;
