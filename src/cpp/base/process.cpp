@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -11,7 +10,9 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -77,13 +78,16 @@ struct Rights {
       return found == std::string::npos ? "" : text.c_str() + found + std::strlen(name);
     };
     Rights rights;
-    auto* ids = rights.ids.data();
-    const auto read_ids = [&](const char* from) {
-      return std::sscanf(from, "%lu %lu %lu %lu", ids, ids + 1, ids + 2, ids + 3) == 4;
+    const auto read_ids = [&](const char* from, std::size_t first) {
+      for (std::size_t i = first; i < first + 4; ++i) {
+        char* end = nullptr;
+        rights.ids.at(i) = std::strtoul(from, &end, 10);
+        if (end == from) return false;
+        from = end;
+      }
+      return true;
     };
-    if (!read_ids(value("\nUid:"))) return {};
-    ids += 4;
-    if (!read_ids(value("\nGid:"))) return {};
+    if (!read_ids(value("\nUid:"), 0) || !read_ids(value("\nGid:"), 4)) return {};
     rights.permitted = std::strtoull(value("\nCapPrm:"), nullptr, 16);
     rights.effective = std::strtoull(value("\nCapEff:"), nullptr, 16);
     return rights;

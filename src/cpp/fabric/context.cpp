@@ -178,29 +178,29 @@ thread_local const Asking* asking_now = nullptr;
 template <class Call>
 auto Context::asking(const Call& call) {
   for (;;) {
-    std::optional<Unanswered> unanswered;
+    std::optional<Unasked> unasked;
     try {
       return call();
     } catch (const Unanswered& thrown) {
-      unanswered = thrown;
+      unasked = thrown.unasked;
     }
-    ask(*unanswered);
+    ask(*unasked);
   }
 }
 
-void Context::ask(const Unanswered& unanswered) {
+void Context::ask(const Unasked& unasked) {
   struct Now {
     explicit Now(const Asking& asking) { asking_now = &asking; }
     ~Now() { asking_now = asking_now->outer; }
   };
-  const Asking asking{this, unanswered.peer, asking_now};
+  const Asking asking{this, unasked.peer, asking_now};
   std::vector<double> shares;
   {
     const Now now(asking);
-    shares = unanswered.question();
+    shares = unasked.question();
   }
   const Turn turn(*this);
-  if (endpoint_) endpoint_->answer(unanswered.name, unanswered.target, unanswered.key, shares);
+  if (endpoint_) endpoint_->answer(unasked.name, unasked.target, unasked.key, shares);
 }
 
 Path& Context::path_to(PeerId peer) {
@@ -236,7 +236,7 @@ Path& Context::find_path(PeerId peer) {
         throw Error(Errc::invalid,
                     "rail_policy was called for peer " + std::to_string(target.index) +
                         " and uses that peer itself; it must return before the peer can be used");
-    throw Unanswered{std::move(question), target.index, name, context_of(target, name), key};
+    throw Unanswered({std::move(question), target.index, name, context_of(target, name), key});
   }
   try {
     slot.path = endpoint_->connect(target.index, name, context_of(target, name), key);
@@ -274,13 +274,13 @@ class Context::EndedPath final : public Path {
 };
 
 void Context::end(Peer& peer) noexcept {
-  std::unique_ptr<Path> remains;
   try {
-    remains = std::make_unique<EndedPath>(*peer.path);
-  } catch (const std::bad_alloc&) {  // then nobody knows what it did
+    peer.path = std::make_unique<EndedPath>(*peer.path);
+    peer.ended = true;
+  } catch (const std::bad_alloc&) {
+    peer.path.reset();  // then nobody knows what it did
+    peer.ended = false;
   }
-  peer.ended = remains != nullptr;
-  peer.path = std::move(remains);
 }
 
 // Of a peer that was removed; false: something is under way.
@@ -307,10 +307,10 @@ void Context::removed(std::uint64_t index) noexcept {
   const std::lock_guard lock(mutex_);
   last_path_ = nullptr;
   const auto leave = [&](const PeerTarget& target) {
-    if (let_go(target)) return;
     try {
-      leaving_.push_back(target);
-    } catch (const std::bad_alloc&) {  // it goes when its place is given to another peer
+      if (!let_go(target)) leaving_.push_back(target);
+    } catch (const std::bad_alloc&) {
+      return;  // it goes when its place is given to another peer
     }
   };
   leave({.index = index});

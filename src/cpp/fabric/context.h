@@ -2,11 +2,13 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/deadline.h"
@@ -160,18 +162,23 @@ class Context final : public PeerWatcher {
   Peer* known(const PeerTarget& target);
   std::uint16_t context_of(const PeerTarget& target, const Name& peer) const noexcept;
   std::size_t key_to(PeerId index) const;  // under which it is reached; throws
-  // What find_path() throws where the user has to be asked first.
-  struct Unanswered {
+  // What the user has to be asked before there can be a path.
+  struct Unasked {
     Endpoint::Question question;
     PeerId peer;
     Name name;
     std::uint16_t target;
     std::size_t key;
   };
+  // What find_path() throws then.
+  struct Unanswered : std::exception {
+    explicit Unanswered(Unasked what) : unasked(std::move(what)) {}
+    Unasked unasked;
+  };
   // Calls what uses a path, without the lock, and asks the user as often as that takes.
   template <class Call>
   auto asking(const Call& call);
-  void ask(const Unanswered& unanswered);
+  void ask(const Unasked& unasked);
   Path& path_to(PeerId peer);
   Path& find_path(PeerId peer);
   std::size_t post_slice(PeerId peer, std::span<const Transfer> slice);

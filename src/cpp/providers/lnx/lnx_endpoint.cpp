@@ -203,6 +203,7 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
   }
 
   std::vector<Rails::Link> links;
+  links.reserve(named.size());
   for (Endpoint* endpoint : named) links.push_back({endpoint, endpoint->parts().front().link});
   if (const auto answer = answers_.extract(place)) {
     const std::vector<double>& weights = answer.mapped();

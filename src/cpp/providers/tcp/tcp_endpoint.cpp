@@ -160,10 +160,12 @@ std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uin
                                            std::size_t key) {
   const auto where = find(peer, target);
   // A peer that called is reached, also one that could not be called.
-  const auto there = where ? streams_.find({where->id, key, false}) : streams_.end();
-  const bool called =
-      there != streams_.end() && where->id != kAnybody && there->second && there->second->open();
-  if (const Reach reach = reaches(peer, target, key); (!reach.ok && !called) || !where)
+  const auto called = [&] {
+    if (!where || where->id == kAnybody) return false;
+    const auto there = streams_.find({where->id, key, false});
+    return there != streams_.end() && there->second && there->second->open();
+  };
+  if (const Reach reach = reaches(peer, target, key); !where || (!reach.ok && !called()))
     throw Error(Errc::unreachable,
                 "peer " + std::to_string(id) + " cannot be reached over tcp: " + reach.why);
   std::vector<SocketAddress> routes = routes_to(*where);
