@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-SECONDS = float(os.environ.get("FAB_SECONDS", 30))  # of faults, over each link
+SECONDS = float(os.environ.get("FAB_SECONDS", 15))  # of faults, over each link
 AROUND = 200  # for the start, and until all is settled and judged, at most
 
 
 @pytest.mark.timeout(SECONDS + AROUND + 60)
-@pytest.mark.parametrize("links", ["tcp"])
+@pytest.mark.parametrize("links", ["tcp", "shm+tcp"])
 def test_members_are_killed_stopped_and_starved(links):
     command = [sys.executable, Path(__file__).parent / "run.py", "--links", links, "--seconds", str(SECONDS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + AROUND, check=False)
