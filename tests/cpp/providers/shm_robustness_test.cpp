@@ -1,12 +1,16 @@
 #include <doctest/doctest.h>
+#include <fcntl.h>
 
 #include <array>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <string>
 #include <thread>
 
+#include "base/fd.h"
+#include "base/mapping.h"
 #include "fabric/frame.h"
 #include "providers/shm/shm_channel.h"
 #include "providers/shm/shm_layout.h"
@@ -290,7 +294,10 @@ TEST_CASE(
       for (std::uint32_t i = 0; i < b.domain->segment().header().slots_used.load(); ++i)
         if (b.domain->segment().slots()[i].owner.load() != 0) slot = &b.domain->segment().slots()[i];
       REQUIRE(slot);
-      Mapping bytes = Mapping::shared(slot->channel_fd.load(), 0, shm::kChannelBytes);
+      const std::string path = "/proc/self/fd/" + std::to_string(slot->channel_fd.load());
+      const OwnFd file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+      REQUIRE(file.valid());
+      Mapping bytes = Mapping::shared(file.get(), 0, shm::kChannelBytes);
       auto& header = *reinterpret_cast<shm::ChannelHeader*>(bytes.data());
       auto& ring = to_target ? header.to_target : header.to_initiator;
       std::byte* data = bytes.data() + shm::kRingsOffset + (to_target ? 0 : shm::kRingBytes);
