@@ -86,3 +86,36 @@ def test_many_initiators_on_one_target():
     finally:
         for peer in peers:
             peer.close()
+
+
+def test_a_post_that_waits_for_room_is_lost_with_the_path_that_it_waits_for():
+    """It does not fill one path after another, each for as long as it takes until the stopped peer counts as lost."""
+    rows = 500_000
+    with (
+        Peer("tcp", where="process", peer_deadline=0.5) as target,
+        pyfab.Domain("tcp", peer_deadline=0.5) as domain,
+        domain.endpoint() as endpoint,
+    ):
+        remote = target.run(expose_zeros, 1)
+        handle = endpoint.av.insert(target.address)
+        source = np.ones(1, np.int64)
+        endpoint.put(source, handle, remote)
+        outcomes: list[BaseException | None] = []
+
+        def write_all() -> None:
+            operation = endpoint.write_many(handle, remote, source, np.zeros(rows, np.int64), 0, 8)
+            outcomes.append(operation.exception(TIMEOUT))
+
+        target.suspend()
+        try:
+            writing = threading.Thread(target=write_all)
+            writing.start()
+            writing.join(15)  # one path after another would take about a minute
+            in_time = not writing.is_alive()
+        finally:
+            target.resume()
+            writing.join()
+        assert in_time
+        assert isinstance(outcomes[0], pyfab.PeerLostError)
+        assert [type(entry.error) for entry in endpoint.cq.read(max=10)] == [pyfab.PeerLostError]
+        endpoint.put(source, handle, remote)  # a later post opens a new path

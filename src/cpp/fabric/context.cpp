@@ -338,13 +338,26 @@ bool Context::owes_lock() noexcept {
   return true;
 }
 
-std::size_t Context::post_slice(PeerId peer, std::span<const Transfer> slice) {
+std::uint64_t Context::standing(PeerId peer) {
+  const PeerTarget target = this->target(peer);
+  const Peer* there = known(target);
+  const bool stands = there && there->path && there->path->state() == Errc::ok &&
+                      there->generation == parameters_.peers->generation(target.index);
+  return stands ? there->serial : 0;
+}
+
+std::size_t Context::post_slice(PeerId peer, std::span<const Transfer> slice, Room& room) {
+  if (room.path != 0 && standing(peer) != room.path) {
+    room.ended = true;
+    return 0;
+  }
   const std::size_t taken = path_to(peer).post(slice);
+  room.path = taken ? 0 : standing(peer);
   slice_.spend(slice.first(taken));
   return taken;
 }
 
-std::size_t Context::post(PeerId peer, std::span<const Transfer> batch) {
+std::size_t Context::post(PeerId peer, std::span<const Transfer> batch, Room& room) {
   std::vector<Transfer> translated;
   if (parameters_.rules->active()) batch = parameters_.rules->apply(batch, translated, parameters_.exempt);
   std::size_t posted = 0;
@@ -354,7 +367,7 @@ std::size_t Context::post(PeerId peer, std::span<const Transfer> batch) {
     try {
       taken = asking([&] {
         const Turn turn(*this);
-        return post_slice(peer, slice);
+        return post_slice(peer, slice, room);
       });
     } catch (...) {
       if (posted == 0) throw;  // otherwise the next call says it
@@ -365,14 +378,14 @@ std::size_t Context::post(PeerId peer, std::span<const Transfer> batch) {
   return posted;
 }
 
-std::optional<std::size_t> Context::try_post(PeerId peer, std::span<const Transfer> batch) try {
+std::optional<std::size_t> Context::try_post(PeerId peer, std::span<const Transfer> batch, Room& room) try {
   if (Slice::front(batch) < batch.size()) return std::nullopt;
   std::vector<Transfer> translated;
   if (parameters_.rules->active()) batch = parameters_.rules->apply(batch, translated, parameters_.exempt);
   Lock lock(mutex_, std::try_to_lock);
   if (!lock) return std::nullopt;
   const Turn turn(*this, std::move(lock));
-  return post_slice(peer, batch);
+  return post_slice(peer, batch, room);
 } catch (const Unanswered&) {
   return std::nullopt;
 }

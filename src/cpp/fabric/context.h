@@ -63,9 +63,21 @@ class Context final : public PeerWatcher {
   // Error(invalid) for an unknown handle or for local memory that breaks the rules of the domain,
   // Error(unreachable) where no link leads there and Error(closed)
   // after close(); nothing was posted then.
-  std::size_t post(PeerId peer, std::span<const Transfer> batch);
+  //
+  // Who found a path full and tries again passes the same Room. Once that path has ended, nothing more is
+  // posted: the post shares the fate of all that the path had taken, instead of waiting for one path after
+  // another, each for as long as it takes until a peer counts as lost.
+  struct Room {
+    std::uint64_t path = 0;  // Peer::serial of the one that was full
+    bool ended = false;
+  };
+  std::size_t post(PeerId peer, std::span<const Transfer> batch, Room& room);
+  std::size_t post(PeerId peer, std::span<const Transfer> batch) {
+    Room room;
+    return post(peer, batch, room);
+  }
   // The same for what is no more than a slice, unless somebody holds the lock or the user has to be asked.
-  std::optional<std::size_t> try_post(PeerId peer, std::span<const Transfer> batch);
+  std::optional<std::size_t> try_post(PeerId peer, std::span<const Transfer> batch, Room& room);
   // Settles parts of an operation that were never posted.
   void abandon(Operation& operation, std::uint32_t parts, Errc error);
   // Settles a part of an operation that moved without this context.
@@ -181,7 +193,8 @@ class Context final : public PeerWatcher {
   void ask(const Unasked& unasked);
   Path& path_to(PeerId peer);
   Path& find_path(PeerId peer);
-  std::size_t post_slice(PeerId peer, std::span<const Transfer> slice);
+  std::size_t post_slice(PeerId peer, std::span<const Transfer> slice, Room& room);
+  std::uint64_t standing(PeerId peer);  // Peer::serial of the path that can be used now; 0: there is none
   class EndedPath;
   template <class Visit>
   void visit_paths(Visit&& visit);  // with the target and the Peer

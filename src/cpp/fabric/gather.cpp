@@ -244,9 +244,11 @@ void GatherJob::send(Request& request) noexcept {
     }
     std::span<const Transfer> rest(batch, now);
     try {
+      Context::Room room;
       for (unsigned fruitless = 0; !rest.empty();) {
-        const std::size_t taken = context_->post(place.peer, rest);
+        const std::size_t taken = context_->post(place.peer, rest, room);
         rest = rest.subspan(taken);
+        if (room.ended) throw Error(Errc::peer_lost, "the path that was waited for has ended");
         fruitless = taken ? 0 : fruitless + 1;
         if (taken) continue;
         // Full: one turn of progress, with a nap once that did not help for long.

@@ -183,21 +183,26 @@ std::uint64_t context_number(ContextHandle& handle, PyObject* context) {
   return number;
 }
 
-void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation,
+bool post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation,
               bool long_work, bool first) {
   constexpr int kEagerTurns = 1000;
   Context& context = *handle.context;
   bool started = false;
+  Context::Room room;
   for (int fruitless = 0; !batch.empty();) {
     std::size_t taken = 0;
     try {
       std::optional<std::size_t> tried;
-      if (!long_work && fruitless == 0) tried = context.try_post(peer, batch);
+      if (!long_work && fruitless == 0) tried = context.try_post(peer, batch, room);
       if (tried) {
         taken = *tried;
       } else {
         const WithoutGil without_gil;
-        taken = context.post(peer, batch);
+        taken = context.post(peer, batch, room);
+        if (room.ended) {
+          context.abandon(operation, static_cast<std::uint32_t>(batch.size()), Errc::peer_lost);
+          return false;
+        }
         if (taken == 0 && handle.no_wait && first && !started)
           throw Error(Errc::again,
                       "the way to peer " + std::to_string(peer) +
@@ -222,6 +227,7 @@ void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batc
     started |= taken != 0;
     fruitless = taken ? 0 : fruitless + 1;
   }
+  return true;
 }
 
 void post_operation(ContextHandle& handle, std::span<const Transfer> batch, OperationObject& operation,

@@ -71,7 +71,9 @@ void check_fit(const LocalBuffer& local, const Target& target, const char* what)
 
 // Posts all of `batch`, waiting for room where the path is full. Throws after having settled what was not
 // posted; if that is the whole operation (`first`: no batch of it came before), it leaves no queue entry.
-void post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation,
+// False: the path ended while it was full. Then what was not posted has settled as what the path had taken,
+// with peer_lost.
+bool post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation,
               bool long_work, bool first = true);
 
 inline constexpr std::uint64_t kLongWork =

@@ -106,7 +106,8 @@ PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* cons
     row.delivery = delivery;
     row.key = target.key;
     const bool long_work = count > 4096 || operation->nbytes > 64 * 1024;
-    for (std::size_t done = 0; done < count;) {
+    bool stands = true;
+    for (std::size_t done = 0; done < count && stands;) {
       const std::size_t now = std::min(batch.size(), count - done);
       for (std::size_t i = 0; i < now; ++i) {
         row.local = local.data + here[done + i];
@@ -115,7 +116,7 @@ PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* cons
         batch[i] = row;
       }
       try {
-        post_all(handle, peer, {batch.data(), now}, operation->core, long_work, done == 0);
+        stands = post_all(handle, peer, {batch.data(), now}, operation->core, long_work, done == 0);
       } catch (...) {
         WithoutGil::run([&] {
           handle.context->abandon(operation->core, static_cast<std::uint32_t>(count - done - now) + 1,
@@ -127,6 +128,10 @@ PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* cons
         throw;
       }
       done += now;
+      if (!stands && done < count)
+        WithoutGil::run([&] {
+          handle.context->abandon(operation->core, static_cast<std::uint32_t>(count - done), Errc::peer_lost);
+        });
     }
     WithoutGil::run([&] { handle.context->abandon(operation->core, 1, Errc::ok); });
     if (operation->phase.load() != OperationObject::kSettled) {
