@@ -160,6 +160,7 @@ class CompletionFlag(enum.IntFlag):
     MULTI_RECV = 1024  # the memory of a receive for many messages is free again
     MORE = 2048  # more entries of the same operation follow
     AUTH_KEY = 4096  # source stands for the authorization key of a sender that is not in the address vector
+    LATE = 8192  # an error of an operation that had been told complete, at a level that does not wait for the other side
 
 
 class AtomicOp(enum.IntEnum):

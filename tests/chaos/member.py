@@ -332,10 +332,10 @@ class Member:
 
     def take(self, entry: Any) -> None:
         context = entry.context
-        if isinstance(context, int):
+        if pyfab.CompletionFlag.LATE in entry.flags:
             # An operation at a weak level had its entry when its bytes had left; this one tells that they were lost after that.
             self.late_errors += 1
-            if entry.error is None or self.late_errors > self.weak:
+            if entry.error is None or context is not None or self.late_errors > self.weak:
                 self.fail(f"an entry of an operation that had one already: {entry}")
         elif isinstance(context, Posted):
             context.entries += 1

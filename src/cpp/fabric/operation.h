@@ -54,6 +54,11 @@ class Operation {
   // The rest of the parts will not happen (they were not posted).
   void abandon(std::uint32_t parts, Errc error) noexcept;
 
+  // Flags of the entry for an error that comes after the operation was settled ahead of the answer.
+  std::uint32_t late_flags() const noexcept {
+    return completion_.flags | (queue_ ? completion_flag::kLate : 0);
+  }
+
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   const Completion& completion() const noexcept { return completion_; }  // valid once done()
 

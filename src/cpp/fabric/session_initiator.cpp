@@ -92,7 +92,7 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
                     .length = transfer.length};
     if (request.delivery <= Delivery::transmit) {
       request.context = transfer.operation->completion().context;
-      request.flags = transfer.operation->completion().flags;
+      request.flags = transfer.operation->late_flags();
     }
     if (request.error != Errc::ok) {
       request.local = true;

@@ -96,7 +96,8 @@ inline constexpr std::uint32_t kRma = 1, kRead = 2, kWrite = 4, kAtomic = 8, kRe
                                kRemoteData = 32, kMessage = 64, kTagged = 128, kSend = 256, kRecv = 512,
                                kMultiReceive = 1024,  // the memory of a receive for many is free again
     kMore = 2048,                                     // more entries of the same operation follow
-    kAuthKey = 4096;  // the source stands for the authorization key of somebody who is not in the vector
+    kAuthKey = 4096,  // the source stands for the authorization key of somebody who is not in the vector
+    kLate = 8192;     // of an operation that had its entry before: what it was told to have done was lost
 }
 
 namespace transfer_flag {

@@ -33,9 +33,12 @@ void bind_queues(py::module_& m) {
               if (entry.context == kNoContext || (entry.flags & completion_flag::kRemoteWrite) != 0) {
                 context = py::none();
               } else if (entry.context > kNoContext) {
+                // The object goes with the operation's own entry. What is told late finds none, and takes
+                // none away from an operation that still has parts under way.
                 const py::int_ number(entry.context);
-                const bool more = (entry.flags & completion_flag::kMore) != 0;
-                context = objects.attr(more ? "get" : "pop")(number, number);
+                const bool more = (entry.flags & (completion_flag::kMore | completion_flag::kLate)) != 0;
+                context =
+                    more ? objects.attr("get")(number, py::none()) : objects.attr("pop")(number, py::none());
               }
               out.append(py::reinterpret_steal<py::object>(make_completion(entry, context.ptr())));
             }

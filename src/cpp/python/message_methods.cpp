@@ -433,7 +433,7 @@ PyObject* inject_message(PyObject* self, PyObject* buffer, PyObject* to, PyObjec
     Operation operation;
     Transfer transfer = message_of(handle, local, peer, tag, data, Delivery::inject);
     transfer.operation = &operation;
-    operation.begin(1, 0, completion_flags(OpCode::send), nullptr, nullptr, nullptr);
+    operation.begin(1, kNoContext, completion_flags(OpCode::send), nullptr, nullptr, nullptr);
     post_all(handle, peer, {&transfer, 1}, operation, false);
     if (!operation.done()) {
       const WithoutGil without_gil;

@@ -205,8 +205,8 @@ PyObject* inject(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
     Operation operation;
     Plan posts;
     plan(posts, OpCode::write, operation, local, target, Delivery::inject, given[3]);
-    operation.begin(static_cast<std::uint32_t>(posts.all().size()), 0, completion_flags(OpCode::write),
-                    nullptr, nullptr, nullptr);
+    operation.begin(static_cast<std::uint32_t>(posts.all().size()), kNoContext,
+                    completion_flags(OpCode::write), nullptr, nullptr, nullptr);
     post_all(handle, peer, posts.all(), operation, false);
     if (!operation.done()) {
       const WithoutGil without_gil;

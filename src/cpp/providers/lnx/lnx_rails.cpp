@@ -134,7 +134,7 @@ std::size_t Rails::post(std::span<const Transfer> batch) noexcept {
     const bool reads = transfer.op == OpCode::read || result_cost(transfer) != 0;
     if (transfer.delivery == Delivery::inject && !reads) {
       request.context = transfer.operation->completion().context;
-      request.flags = transfer.operation->completion().flags;
+      request.flags = transfer.operation->late_flags();
       request.copy = std::make_unique_for_overwrite<std::byte[]>(transfer.length);
       gather(local_of(transfer), request.copy.get(), transfer.length);
       request.transfer.local = request.copy.get();

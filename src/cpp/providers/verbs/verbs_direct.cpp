@@ -255,7 +255,7 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) {
   if (transfer.delivery == Delivery::inject &&
       (transfer.op == OpCode::write || transfer.op == OpCode::atomic)) {
     request.context = transfer.operation->completion().context;
-    request.flags = transfer.operation->completion().flags;
+    request.flags = transfer.operation->late_flags();
     std::exchange(request.transfer.operation, nullptr)->settle(Errc::ok, transfer.length);
   }
   return Way::devices;

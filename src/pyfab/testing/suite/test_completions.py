@@ -88,6 +88,37 @@ def test_the_queue_tells_of_every_operation_once(pair, exposed):
     assert pair.endpoint.cq.read(max=10) == []
 
 
+@pytest.mark.parametrize("context", [object(), 5, None], ids=["object", "number", "none"])
+@pytest.mark.parametrize("level", [Delivery.INJECT, Delivery.TRANSMIT])
+def test_an_error_after_the_entry_of_its_operation_says_that_it_is_late(pair, level, context):
+    drain(pair.endpoint.cq)
+    operation = refused(pair, flags=level, context=context)
+    told = operation.exception(TIMEOUT)
+    pair.endpoint.flush(timeout=TIMEOUT)
+    entry, *late = pair.endpoint.cq.read(max=10)
+    assert entry.context is context
+    assert type(entry.error) is type(told)
+    assert CompletionFlag.LATE not in entry.flags
+    assert len(late) == (told is None)  # a refusal is never lost, and never told twice
+    for report in late:
+        assert CompletionFlag.LATE in report.flags
+        assert isinstance(report.error, pyfab.KeyRejectedError)
+        assert report.context == (5 if context == 5 else None)
+
+
+def test_the_error_of_an_injected_write_is_its_only_entry(pair):
+    drain(pair.endpoint.cq)
+    try:
+        pair.endpoint.inject(np.arange(2), pair.handle, (0, 0x6E6F6B6579))
+    except pyfab.KeyRejectedError:
+        return  # over shared memory this side finds out
+    pair.endpoint.flush(timeout=TIMEOUT)
+    (entry,) = pair.endpoint.cq.read(max=10)
+    assert isinstance(entry.error, pyfab.KeyRejectedError)
+    assert entry.context is None
+    assert CompletionFlag.LATE not in entry.flags
+
+
 def test_the_queue_keeps_the_order_of_one_peer(pair, exposed):
     for number in range(500):
         pair.endpoint.write(np.arange(8), pair.handle, exposed.remote[:8], context=number)
