@@ -420,7 +420,6 @@ class Domain:
         self._synchronise(segments, write_side=True)
 
     def _synchronise(self, segments: Any, *, write_side: bool, deliberate: bool = True) -> None:
-        self._core.check_open()
         found = synchronise(self, segments, write_side=write_side, deliberate=deliberate)
         if found and self._sync_log is not None:
             self._sync_log.warn(self._sync_log.add(found))

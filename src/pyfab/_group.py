@@ -37,11 +37,16 @@ from pyfab._window import Window
 
 
 class Link(NamedTuple):
-    """How the bytes to one peer go."""
+    """How the bytes to one peer go.
+
+    `path` is "direct" where this process or a device moves them to and from the peer's memory, and "messages" where they go in
+    messages that the peer's library carries out; on shared memory it is what the last transfer took.
+    """
 
     peer: int
     host: str
     link: str
+    path: str
     how: str
     why: str
 
@@ -355,9 +360,10 @@ class Group:
 
     def _link(self, peer: int) -> Link:
         try:
-            return Link(peer, self._hosts[peer], *self.endpoint.report(self._handles[peer]))
+            link, how, why = self.endpoint.report(self._handles[peer])
         except FabricError as error:
-            return Link(peer, self._hosts[peer], "-", "-", str(error))
+            return Link(peer, self._hosts[peer], "-", "-", "-", str(error))
+        return Link(peer, self._hosts[peer], link, _path(link, how), how, why)
 
     def _card(self, control: Control | None = None) -> bytes:
         """What the others need to know of this rank."""
@@ -427,3 +433,9 @@ class Group:
     def _timeout(self, timeout: float | None) -> float | None:
         """-1 stands for the group's own timeout."""
         return self.timeout if timeout == -1 else timeout
+
+
+def _path(link: str, how: str) -> str:
+    """`Link.path`, of what the endpoint reports: a link or several rails, and how the bytes go there."""
+    providers = {rail.partition(".")[0] for rail in link.split("+")}
+    return "messages" if "tcp" in providers or how == "ring" else "direct"

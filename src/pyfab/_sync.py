@@ -8,7 +8,7 @@ import os
 import struct
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["SyncReport", "SyncStats", "SyncWarning", "Triplet"]
 
 _PACKED = struct.Struct("=QII")  # address, length, context
+_NATIVE = struct.Struct("=QQQ")  # context, address, length
 _PACKAGE = str(Path(__file__).parent) + os.sep
 _NO_REGION = 0  # a context that no region has
 
@@ -44,6 +45,9 @@ class Triplet:
             value = getattr(self, name)
             if not 0 <= operator.index(value) < 1 << bits:
                 raise InvalidArgumentError(f"{name}={value}: it is an int of {bits} bits, not negative")
+        # As the core takes it: calls in a loop are to cost next to nothing where they are not needed.
+        native = _NATIVE.pack(self.lmr_context, self.virtual_address, self.segment_length)
+        object.__setattr__(self, "_native", native)
 
     def pack(self) -> bytes:
         """The 16 bytes of DAT 2.0, in this machine's byte order. InvalidArgumentError for a length of 4 GiB or more."""
@@ -146,13 +150,21 @@ def synchronise(
     domain: Domain, segments: Any, *, write_side: bool, deliberate: bool
 ) -> list[tuple[Any, ...]]:
     """One call, for either side. Returns what the checker has to say of it."""
+    owners: Sequence[int]
+    if type(segments) is list:
+        owners = range(len(segments))
+        try:
+            found = _core.synchronise_plain(domain._core, write_side, segments, deliberate, Triplet)
+        except InvalidArgumentError as error:
+            raise _of_segment(error, owners) from None
+        if found is not None:
+            return found
+    domain._core.check_open()
     triplets, owners = _triplets(domain, segments)
     try:
         return _core.synchronise(domain._core, write_side, triplets, deliberate)
     except InvalidArgumentError as error:
-        if error.index is None:
-            raise
-        raise _bad_segment(owners[error.index], str(error.strerror)) from None
+        raise _of_segment(error, owners) from None
 
 
 def _triplets(domain: Domain, segments: Any) -> tuple[list[tuple[int, int, int]], list[int]]:
@@ -219,6 +231,11 @@ def runs(array: NDArray[Any]) -> tuple[list[int], int]:
     for stride, extent in reversed(gaps):
         starts = np.add.outer(starts, np.arange(extent, dtype=np.uint64) * np.uint64(stride)).ravel()
     return starts.tolist(), run
+
+
+def _of_segment(error: InvalidArgumentError, owners: Sequence[int]) -> InvalidArgumentError:
+    """The core's error, which counts triplets, in terms of what the caller passed."""
+    return error if error.index is None else _bad_segment(owners[error.index], str(error.strerror))
 
 
 def _bad_segment(number: int, reason: str) -> InvalidArgumentError:

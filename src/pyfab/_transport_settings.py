@@ -94,6 +94,9 @@ def _parse(name: str, text: str, default: Any) -> Any:
     return text
 
 
+_BY_LATENCY = ("shm", "verbs", "tcp")
+
+
 class Candidate(NamedTuple):
     """One link that was looked at: what it is, whether it is taken, and why or why not."""
 
@@ -137,7 +140,9 @@ def candidates(
         if not reason:
             taken[device] = info
         verdicts.append(Candidate(info.spec, not reason, reason or "reliable, with put, get and atomics"))
-    return [taken[name] for name in sorted(taken, key=_order)], verdicts
+    return [
+        taken[name] for name in sorted(taken, key=lambda name: (_latency_rank(taken[name]), name))
+    ], verdicts
 
 
 def device_of(info: Info) -> str:
@@ -145,8 +150,10 @@ def device_of(info: Info) -> str:
     return info.nic.name if info.nic else info.links[0]
 
 
-def _order(device: str) -> tuple[bool, str]:
-    return (not device.startswith("shm"), device)  # within the node comes first
+def _latency_rank(info: Info) -> int:
+    """The lower, the sooner a small put is there: through memory, by a device, by messages that the target carries out."""
+    provider = info.links[0].partition(":")[0]
+    return _BY_LATENCY.index(provider) if provider in _BY_LATENCY else len(_BY_LATENCY)
 
 
 def _objection(info: Info, tunables: Tunables, mr_mode: MRMode) -> str:

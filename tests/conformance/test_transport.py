@@ -21,7 +21,7 @@ import pyfab
 import pytest
 from crew import WAYS, Way
 from litmus import rounds
-from pyfab import Access, AtomicOp, MRMode, Outcome, Transport
+from pyfab import Access, AtomicOp, MRMode, Outcome, Transport, _core
 from pyfab._transport import HANDLE_SIZE
 from pyfab._transport_settings import Limits, Tunables, candidates, contexts_for, slice_of
 from pyfab.testing import Peer, Target
@@ -201,6 +201,19 @@ def test_processes_of_a_node_share_the_devices_out() -> None:
     uneven = [slice_of(range(5), rank, 3) for rank in range(3)]
     assert sorted(number for share in uneven for number in share) == list(range(5))
     assert slice_of(["only"], 3, 4) == ["only"]
+
+
+@pytest.mark.req("WIN-74")
+def test_devices_stand_in_the_order_of_their_latency() -> None:
+    """Whatever they are called, and in whatever order they were found."""
+    nics = {"tcp:a0": "a0", "tcp:z0": "z0", "verbs:m0": "m0", "verbs:y0": "y0"}
+    found = [
+        info(links=(link,), nics=(nic,), nic=nic)
+        for link, nic in ((link, pyfab.Nic(name, "", "", 0, 0, "up")) for link, name in nics.items())
+    ] + [info(links=("shm",))]
+    for order in (found, found[::-1]):
+        taken, _ = candidates(Tunables(), found=order)
+        assert [entry.links[0] for entry in taken] == ["shm", "verbs:m0", "verbs:y0", "tcp:a0", "tcp:z0"]
 
 
 @pytest.mark.req("WIN-7", "WIN-28")
@@ -849,7 +862,7 @@ def test_numbers_of_contexts() -> None:
         assert contexts_for(Tunables(contexts=4), [1]) == 1
 
 
-@pytest.mark.req("WIN-44", "WIN-45")
+@pytest.mark.req("WIN-44")
 def test_threads_keep_their_contexts() -> None:
     with Transport(["shm", "tcp"], contexts=4) as transport:
         seen: list[list[int]] = []
@@ -868,6 +881,41 @@ def test_threads_keep_their_contexts() -> None:
             thread.join()
         for module in range(2):
             assert Counter(numbers[module] for numbers in seen) == dict.fromkeys(range(4), 2)
+
+
+@pytest.mark.req("WIN-45")
+@pytest.mark.parametrize("progress", ["auto", "manual"])
+def test_two_threads_never_progress_one_context_at_the_same_time(progress: str) -> None:
+    """Threads that share contexts post, wait, flush and make progress; a watch in the core looks for overlaps."""
+    with Transport(["shm", "tcp"], contexts=2, progress=progress) as transport:
+        myself = transport.peer(transport.name)
+        memory = np.zeros(8, np.int64)
+        registration = transport.register(memory, Access.REMOTE)
+        failed: list[BaseException] = []
+
+        def work(number: int) -> None:
+            value = np.zeros(1, np.int64)
+            place = registration.address + 8 * number
+            try:
+                for turn in range(rounds(100)):
+                    value[0] = turn
+                    transport.wait(transport.put, myself, value, place, registration, timeout=TIMEOUT)
+                    transport.progress()
+                    transport.flush(timeout=TIMEOUT)
+                    assert memory[number] == turn
+            except BaseException as error:
+                failed.append(error)
+
+        _core.start_overlap_watch()
+        try:
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            overlaps = _core.stop_overlap_watch()
+        assert (failed, overlaps) == ([], 0)
 
 
 @pytest.mark.req("WIN-46")

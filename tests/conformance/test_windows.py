@@ -541,16 +541,20 @@ def test_an_allocation_that_fails_is_told_to_all(crew: Crew) -> None:
     assert all("rank 1 could not open its part" in errors[rank] for rank in (0, 2, 3))
 
 
-def links_are_told(group: pyfab.Group, _: Way) -> list[tuple[str, str]]:
-    return [(row.link.split(".")[0], row.how) for row in group.links()]
+def links_are_told(group: pyfab.Group, way: Way) -> list[tuple[str, str, str]]:
+    with way.window(group, group.size) as window:
+        for peer in group.peers:
+            window[peer][group.rank] = 1
+        return [(row.link.split(".")[0], row.path, row.how) for row in group.links()]
 
 
 @pytest.mark.req("WIN-74")
 def test_neighbours_are_reached_through_memory(crew: Crew) -> None:
     wanted = "tcp" if crew.way.name == "tcp" else "shm"
+    path = "messages" if crew.way.name in ("tcp", "ring") else "direct"
     for rows in crew.run(links_are_told):
         assert len(rows) == SIZE - 1
-        assert all(link == wanted and how for link, how in rows)
+        assert all((link, taken) == (wanted, path) and how for link, taken, how in rows)
 
 
 # --- completion

@@ -90,9 +90,9 @@ def test_links_say_who_is_reached_how(links: str) -> None:
         assert [row.peer for row in table] == [peer for peer in range(3) if peer != rank]
         assert all(row.link.split(".")[0] == links.split("+")[0] for row in table)
         assert all(row.how and row.why and row.host for row in table)
-        assert repr(table).splitlines()[0].split() == ["peer", "host", "link", "how", "why"]
+        assert repr(table).splitlines()[0].split() == ["peer", "host", "link", "path", "how", "why"]
         assert table._repr_html_().count("<tr>") == 3
-        assert table.records()[0].keys() == {"peer", "host", "link", "how", "why"}
+        assert table.records()[0].keys() == {"peer", "host", "link", "path", "how", "why"}
 
 
 DYING = """

@@ -347,6 +347,7 @@ std::uint64_t Context::standing(PeerId peer) {
 }
 
 std::size_t Context::post_slice(PeerId peer, std::span<const Transfer> slice, Room& room) {
+  const OverlapWatch::Visit visit(moving_);
   if (room.path != 0 && standing(peer) != room.path) {
     room.ended = true;
     return 0;
@@ -528,6 +529,7 @@ LinkBook Context::link_counters() const {
 }
 
 bool Context::move(bool look) noexcept {
+  const OverlapWatch::Visit visit(moving_);
   slice_.begin();
   // However much moves, the poller has its turns: timers, ends of processes, connections.
   bool moved = turns_ >= kPollerTurns && look_at_poller();
@@ -540,6 +542,7 @@ bool Context::move(bool look) noexcept {
 }
 
 bool Context::look_at_poller() noexcept {
+  const OverlapWatch::Visit visit(moving_);
   turns_ = 0;
   if (poller_.dispatch() == 0) return false;
   // What was ready may have been all that would wake somebody else who sleeps on the poller.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/overlap_watch.h"
 #include "base/poller.h"
 #include "base/process.h"
 #include "base/yielding_mutex.h"
@@ -213,6 +214,8 @@ class Context final : public PeerWatcher {
   const std::uint32_t fork_generation_ = fork_generation();
   Poller poller_;
   Waker waker_{poller_};
+
+  OverlapWatch moving_;  // of what the lock keeps apart, for tests
 
   mutable Mutex mutex_;  // guards all down to spin_
   Slice slice_;

@@ -1,4 +1,8 @@
 #include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+#include <span>
 #include <tuple>
 
 #include "python/bind.h"
@@ -18,6 +22,24 @@ std::vector<Triplet> triplets_from(const py::list& segments) {
   return triplets;
 }
 
+// Segments of the type `plain` hold their numbers ready in native form, so that ten of them cost little more
+// than the call. nullopt: there is one of another type.
+std::optional<std::vector<Triplet>> plain_triplets_from(const py::list& segments, const py::type& plain) {
+  static PyObject* const name = PyUnicode_InternFromString("_native");
+  std::vector<Triplet> triplets;
+  triplets.reserve(segments.size());
+  for (const py::handle segment : segments) {
+    if (reinterpret_cast<PyObject*>(Py_TYPE(segment.ptr())) != plain.ptr()) return std::nullopt;
+    const auto native = py::reinterpret_steal<py::object>(PyObject_GetAttr(segment.ptr(), name));
+    if (!native) throw py::error_already_set();
+    std::array<std::uint64_t, 3> numbers{};
+    if (!PyBytes_Check(native.ptr()) || PyBytes_GET_SIZE(native.ptr()) != sizeof numbers) return std::nullopt;
+    std::memcpy(numbers.data(), PyBytes_AS_STRING(native.ptr()), sizeof numbers);
+    triplets.push_back({static_cast<std::uint32_t>(numbers[0]), numbers[1], numbers[2]});
+  }
+  return triplets;
+}
+
 py::list reports_list(const SyncReports& reports) {
   static constexpr const char* kKinds[] = {"missing", "late", "needless"};
   static constexpr const char* kEvents[] = {"get", "put", "atomic", "sync_rdma_read", "sync_rdma_write"};
@@ -29,8 +51,8 @@ py::list reports_list(const SyncReports& reports) {
   return out;
 }
 
-py::list synchronise(DomainCore& domain, bool write_side, const py::list& segments, bool deliberate) {
-  const auto triplets = triplets_from(segments);
+py::list synchronise(DomainCore& domain, bool write_side, std::span<const Triplet> triplets,
+                     bool deliberate) {
   const auto call = [&] {
     return write_side ? domain.sync_rdma_write(triplets, deliberate)
                       : domain.sync_rdma_read(triplets, deliberate);
@@ -85,10 +107,25 @@ std::vector<Fields> triplets_of(const MemoryRegion& region, std::uint64_t offset
 }  // namespace
 
 void bind_sync(py::module_& m) {
-  m.def("synchronise", &synchronise, py::arg("domain"), py::arg("write_side"), py::arg("segments"),
-        py::arg("deliberate"),
-        "Segments are (lmr_context, address, length). Returns the checker's reports: (kind, side, region, "
-        "start, end, operation). A refused segment is the error's index.");
+  m.def(
+      "synchronise",
+      [](DomainCore& domain, bool write_side, const py::list& segments, bool deliberate) {
+        return synchronise(domain, write_side, triplets_from(segments), deliberate);
+      },
+      py::arg("domain"), py::arg("write_side"), py::arg("segments"), py::arg("deliberate"),
+      "Segments are (lmr_context, address, length). Returns the checker's reports: (kind, side, region, "
+      "start, end, operation). A refused segment is the error's index.");
+  m.def(
+      "synchronise_plain",
+      [](DomainCore& domain, bool write_side, const py::list& segments, bool deliberate,
+         const py::type& plain) -> std::optional<py::list> {
+        const auto triplets = plain_triplets_from(segments, plain);
+        if (!triplets) return std::nullopt;
+        return synchronise(domain, write_side, *triplets, deliberate);
+      },
+      py::arg("domain"), py::arg("write_side"), py::arg("segments"), py::arg("deliberate"), py::arg("plain"),
+      "The same for segments of the type `plain`, which have (lmr_context, address, length) as 24 bytes in "
+      "_native; None, and nothing was done, if there is another among them.");
   m.def(
       "missing_syncs",
       [](DomainCore& domain, bool open) {

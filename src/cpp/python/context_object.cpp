@@ -263,6 +263,9 @@ OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer
 }
 
 void bind_context(py::module_& m) {
+  m.def("start_overlap_watch", &OverlapWatch::start,
+        "For tests: notes from now on when two threads move one context at the same time.");
+  m.def("stop_overlap_watch", &OverlapWatch::stop, "How often that happened since it was started.");
   py::class_<ContextHandle> type(m, "Context", holds_objects<ContextHandle>(),
                                  "One transmit and receive side of an endpoint, with one lock.");
   type.def(py::init([](const std::shared_ptr<DomainCore>& domain, int index, std::uint32_t number,
