@@ -12,7 +12,7 @@ from pyfab.testing import Peer
 from test_killed import free_port
 from test_stopped import TIMEOUT
 
-PATIENCE = 2  # seconds of peer_deadline: the test, too, has to act within it
+PATIENCE = 4  # seconds of peer_deadline: the test, too, has to act within it, also beside other work
 
 
 def wait_until(happened: Callable[[], bool], what: str) -> None:
