@@ -13,20 +13,20 @@ class OverlapWatch {
  public:
   // For all sections of the process. What is counted begins anew.
   static void start() noexcept {
-    overlaps_.store(0, std::memory_order_relaxed);
-    on_.store(true, std::memory_order_relaxed);
+    overlaps.store(0, std::memory_order_relaxed);
+    watching.store(true, std::memory_order_relaxed);
   }
   // How often a thread came while another was inside, since start().
   static std::uint64_t stop() noexcept {
-    on_.store(false, std::memory_order_relaxed);
-    return overlaps_.load(std::memory_order_relaxed);
+    watching.store(false, std::memory_order_relaxed);
+    return overlaps.load(std::memory_order_relaxed);
   }
 
   // A thread's stay in the section, which may be nested.
   class Visit {
    public:
     explicit Visit(OverlapWatch& section) noexcept {
-      if (on_.load(std::memory_order_relaxed)) [[unlikely]]
+      if (watching.load(std::memory_order_relaxed)) [[unlikely]]
         enter(section);
     }
     Visit(const Visit&) = delete;
@@ -44,15 +44,15 @@ class OverlapWatch {
         entered_ = &section;
         std::this_thread::yield();  // to those whom the lock does not keep out
       } else if (inside != &self) {
-        overlaps_.fetch_add(1, std::memory_order_relaxed);
+        overlaps.fetch_add(1, std::memory_order_relaxed);
       }
     }
     OverlapWatch* entered_ = nullptr;  // to be left
   };
 
  private:
-  static inline std::atomic<bool> on_{false};
-  static inline std::atomic<std::uint64_t> overlaps_{0};
+  static inline std::atomic<bool> watching{false};
+  static inline std::atomic<std::uint64_t> overlaps{0};
   std::atomic<const void*> visitor_{nullptr};
 };
 
