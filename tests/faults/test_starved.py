@@ -54,9 +54,8 @@ def outlive_deadline() -> None:
     time.sleep(1.2 * PATIENCE)
 
 
-def test_a_welcome_that_came_while_the_caller_did_not_run_counts(pair):
-    """The call's deadline is over when the process goes on, and the answer has long been there."""
-    target, initiator, port = pair
+def write_by_a_caller_that_is_away(target, initiator, port: int, answer: str) -> None:
+    """The initiator does not run from its first word until its deadline is over and the answer lies there."""
     exposed = target.expose(np.zeros(8))
     target.suspend()
     try:
@@ -66,10 +65,15 @@ def test_a_welcome_that_came_while_the_caller_did_not_run_counts(pair):
         outlive_deadline()
     finally:
         target.resume()
-    wait_until(lambda: unread(port, at_listener=False) > 0, "the welcome")
+    wait_until(lambda: unread(port, at_listener=False) > 0, answer)
     initiator.resume()
     assert initiator.finish() is None
     assert exposed.content().all()
+
+
+def test_a_welcome_that_came_while_the_caller_did_not_run_counts(pair):
+    """The call's deadline is over when the process goes on, and the answer has long been there."""
+    write_by_a_caller_that_is_away(*pair, "the welcome")
 
 
 def test_a_challenge_that_came_while_the_caller_did_not_run_counts():
@@ -79,19 +83,7 @@ def test_a_challenge_that_came_while_the_caller_did_not_run_counts():
         Peer("tcp", auth_key=b"secret", tcp_listen=f"127.0.0.1:{port}") as target,
         Peer("tcp", auth_key=b"secret", peer_deadline=PATIENCE) as initiator,
     ):
-        exposed = target.expose(np.zeros(8))
-        target.suspend()
-        try:
-            initiator.start(write, target.address, exposed.remote)
-            wait_until(lambda: unread(port, at_listener=True) > 0, "the caller's first word")
-            initiator.suspend()
-            outlive_deadline()
-        finally:
-            target.resume()
-        wait_until(lambda: unread(port, at_listener=False) > 0, "the challenge")
-        initiator.resume()
-        assert initiator.finish() is None
-        assert exposed.content().all()
+        write_by_a_caller_that_is_away(target, initiator, port, "the challenge")
 
 
 def test_a_proof_that_came_while_the_called_one_did_not_run_counts():
