@@ -8,7 +8,6 @@
 namespace fab {
 namespace {
 
-constexpr std::uint32_t kUserIds = 2;
 constexpr std::size_t kPerTurn = 64;  // addresses, before other writers may
 
 std::vector<PartView>& scratch_parts() {
@@ -20,24 +19,23 @@ std::vector<std::uint32_t>& scratch_hashes() {
   return hashes;
 }
 
-std::uint32_t traits_of(const AddressVectorOptions& options) noexcept {
-  return options.user_ids ? kUserIds : 0;
+std::unique_ptr<PeerMemory> described(std::unique_ptr<PeerMemory> memory,
+                                      const AddressVectorOptions& options) {
+  describe(memory->header(), options);
+  return memory;
 }
 
-void describe_in(PeerHeader& header, const AddressVectorOptions& options) {
-  if (header.magic == kPeerMagic) return;
+}  // namespace
+
+void describe(PeerHeader& header, const AddressVectorOptions& options) {
   header.seed = random_u64();
   header.version = kPeerMemoryVersion;
   header.format = static_cast<std::uint32_t>(options.format);
   header.rx_bits = options.rx_bits;
-  header.traits = traits_of(options);
+  header.user_ids = options.user_ids;
   header.type = options.type;
-  header.ep_per_node = std::min<std::uint32_t>(options.ep_per_node, 65535);
-  header.max_group = options.max_group;
-  header.magic = kPeerMagic;
+  header.ep_per_node = options.ep_per_node;
 }
-
-}  // namespace
 
 // The writers' turn. Whoever finds that the one before died in his puts things right first.
 class AddressVector::Writing {
@@ -55,7 +53,8 @@ class AddressVector::Writing {
   const PeerMemory::Lock lock_;
 };
 
-AddressVector::AddressVector(Options options) : AddressVector(options, make_private_peer_memory()) {}
+AddressVector::AddressVector(Options options)
+    : AddressVector(options, described(make_private_peer_memory(), options)) {}
 
 AddressVector::AddressVector(Options options, std::unique_ptr<PeerMemory> memory)
     : options_(options),
@@ -72,7 +71,6 @@ AddressVector::AddressVector(Options options, std::unique_ptr<PeerMemory> memory
                                    (options_.max_group ? " and the peer group" : "") +
                                    " a handle has room for " +
                                    std::to_string(max_rx_bits(options_.max_group)) + " (AV-51)");
-  if (memory_->writable()) describe_in(memory_->header(), options_);
 }
 
 void AddressVector::refuse(PeerId peer) {
@@ -107,57 +105,45 @@ std::uint32_t AddressVector::generation(PeerId index) const noexcept {
 }
 
 // A reader looks at the generation before and after: whoever frees a record has cleared it before.
-bool AddressVector::read(std::uint64_t index, std::string& out) const {
-  const PeerEntry* entry = index < end() ? entries_.find(index) : nullptr;
-  if (entry) {
-    std::uint32_t generation = entry->generation.load(std::memory_order_acquire);
-    while (generation != 0) {
+std::size_t AddressVector::read(std::uint64_t index, std::span<char> out) const {
+  if (index >= end()) return 0;
+  if (const PeerEntry* entry = entries_.find(index)) {
+    while (const std::uint32_t generation = entry->generation.load(std::memory_order_acquire)) {
       const PeerRecords::Stored stored{entry->form.load(std::memory_order_relaxed) & kFormMask,
                                        entry->record.load(std::memory_order_relaxed)};
       const std::size_t length = records_.read(stored, out.data(), out.size());
       std::atomic_thread_fence(std::memory_order_acquire);
-      const std::uint32_t still = entry->generation.load(std::memory_order_relaxed);
-      if (still == generation) {
-        if (length == 0) return false;  // a damaged file
-        const bool complete = length <= out.size();
-        out.resize(length);
-        if (complete) return true;
-        continue;
-      }
-      generation = still;
+      if (entry->generation.load(std::memory_order_relaxed) == generation) return length;
     }
-    if (entry->form.load(std::memory_order_relaxed) & kFormTouched) return false;
+    if (entry->form.load(std::memory_order_relaxed) & kFormTouched) return 0;
   }
   PeerRuns::Packed packed;
-  out.assign(packed.data(), runs_.address(index, packed));
+  const std::size_t length = runs_.address(index, packed);
+  if (length <= out.size()) std::copy_n(packed.begin(), length, out.begin());
+  return length;
+}
+
+bool AddressVector::read(std::uint64_t index, std::string& out) const {
+  for (bool complete = false; !complete;) {
+    const std::size_t length = read(index, std::span(out));
+    complete = length <= out.size();
+    out.resize(length);
+  }
   return !out.empty();
 }
 
 std::string AddressVector::lookup(PeerId peer) const {
-  const std::uint64_t index = existing(peer);
+  const auto index = index_of(peer);
   std::string address(256, '\0');
-  if (!read(index, address)) refuse(peer);
+  if (!index || !read(*index, address)) refuse(peer);
   return address;
 }
 
 std::size_t AddressVector::lookup(PeerId peer, std::span<char> out) const {
   const auto index = index_of(peer);
-  const PeerEntry* entry = index && *index < end() ? entries_.find(*index) : nullptr;
-  const std::uint32_t generation = entry ? entry->generation.load(std::memory_order_acquire) : 0;
-  const std::uint32_t form = entry ? entry->form.load(std::memory_order_relaxed) : 0;
-  if (generation) {
-    const PeerRecords::Stored stored{form & kFormMask, entry->record.load(std::memory_order_relaxed)};
-    const std::size_t length = records_.read(stored, out.data(), out.size());
-    std::atomic_thread_fence(std::memory_order_acquire);
-    if (length && length <= out.size() && entry->generation.load(std::memory_order_relaxed) == generation)
-      return length;
-  } else if (index && *index < end() && !(form & kFormTouched)) {
-    PeerRuns::Packed packed;
-    if (const std::size_t length = runs_.address(*index, packed)) {
-      std::copy_n(packed.begin(), std::min(length, out.size()), out.begin());
-      return length;
-    }
-  }
+  const std::size_t length = index ? read(*index, out) : 0;
+  if (length == 0) refuse(peer);
+  if (length <= out.size()) return length;
   const std::string address = lookup(peer);
   std::copy_n(address.begin(), std::min(address.size(), out.size()), out.begin());
   return address.size();
@@ -324,8 +310,7 @@ std::uint64_t AddressVector::remove_now(PeerId peer) {
   const std::uint64_t index = existing(peer);
   PeerEntry& entry = entries_.make(index);
   if (entry.generation.load(std::memory_order_relaxed) != 0) {
-    thread_local std::string address;
-    address.resize(std::max<std::size_t>(address.capacity(), 256));
+    std::string address;
     auto& hashes = scratch_hashes();
     hashes.clear();
     if (read(index, address)) hashes_of(address, hashes);

@@ -33,6 +33,9 @@ struct AddressVectorOptions {
   std::uint32_t type = 2;  // kept for others that open the same named vector
 };
 
+// Writes what the header of its memory says of a vector, but for the magic number, which comes last.
+void describe(PeerHeader& header, const AddressVectorOptions& options);
+
 // Who keeps something for the peers of an address vector.
 class PeerWatcher {
  public:
@@ -49,7 +52,7 @@ class AddressVector final {
  public:
   using Options = AddressVectorOptions;
   explicit AddressVector(Options options = {});
-  // On memory of another kind, whose header says the same as `options` or nothing yet.
+  // On memory of another kind, whose header says the same as `options`.
   AddressVector(Options options, std::unique_ptr<PeerMemory> memory);
   AddressVector(const AddressVector&) = delete;
   AddressVector& operator=(const AddressVector&) = delete;
@@ -128,7 +131,9 @@ class AddressVector final {
   std::uint64_t remove_now(PeerId peer);                            // its index
   void check_writable() const;
   void repair();
-  bool read(std::uint64_t index, std::string& out) const;  // false: vacant
+  // Length of the address, 0 where there is none; its bytes are in `out` if there is room for all.
+  std::size_t read(std::uint64_t index, std::span<char> out) const;
+  bool read(std::uint64_t index, std::string& out) const;  // whatever its length; false: there is none
   void hashes_of(std::string_view address, std::vector<std::uint32_t>& hashes) const;
   bool holds(std::uint64_t index, const Part& part) const;
   bool is_there(std::string_view address, std::uint32_t hash) const;

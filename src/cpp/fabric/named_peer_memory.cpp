@@ -14,7 +14,6 @@
 
 #include "base/fd.h"
 #include "base/process.h"
-#include "base/random.h"
 #include "base/sha256.h"
 #include "fabric/error.h"
 
@@ -140,14 +139,7 @@ void reserve(int fd, std::uint64_t from, std::uint64_t bytes) {
 }
 
 void initialise(PeerHeader& header, const VectorName& name, const AddressVectorOptions& options) {
-  header.seed = random_u64();
-  header.version = kPeerMemoryVersion;
-  header.format = static_cast<std::uint32_t>(options.format);
-  header.rx_bits = options.rx_bits;
-  header.type = options.type;
-  header.traits = options.user_ids ? 2u : 0u;
-  header.ep_per_node = std::min<std::uint32_t>(options.ep_per_node, 65535);
-  header.max_group = options.max_group;
+  describe(header, options);
   header.map_address =
       name.map_address ? name.map_address : (std::uint64_t{1} << 44) | ((header.seed & 0xffff) << 24);
   header.file_length.store(header_bytes(), std::memory_order_relaxed);
@@ -166,7 +158,7 @@ void check(const PeerHeader& header, const VectorName& name, const AddressVector
   if (header.rx_bits != options.rx_bits)
     refuse("was made with rx_ctx_bits=" + std::to_string(header.rx_bits) + ", not " +
            std::to_string(options.rx_bits));
-  if ((header.traits & 2u) != (options.user_ids ? 2u : 0u)) refuse("was made with another user_id");
+  if ((header.user_ids != 0) != options.user_ids) refuse("was made with another user_id");
   // More peers than there is room for them: then looking through them would take for ever.
   std::uint64_t room = 0;
   for (const PeerRun& run : header.run)

@@ -51,13 +51,13 @@ struct PeerRun {
 inline constexpr unsigned kMaxShapes = 256, kMaxRuns = 64, kRecordClasses = 64;
 
 inline constexpr std::uint64_t kPeerMagic = 0x3176612d62617966;  // "fyab-av1"
-inline constexpr std::uint32_t kPeerMemoryVersion = 2;
+inline constexpr std::uint32_t kPeerMemoryVersion = 3;
 
 struct PeerHeader {
   // --- written once
   std::uint64_t magic, seed;
-  std::uint32_t version, format, rx_bits, traits, type, ep_per_node;
-  std::uint64_t max_group, map_address;
+  std::uint32_t version, format, rx_bits, user_ids, type, ep_per_node;
+  std::uint64_t map_address;
   // --- of writers: nonzero while one is inside; read after its death
   std::atomic<std::uint32_t> writing;
   std::atomic<std::uint32_t> next_generation;
