@@ -15,7 +15,7 @@ std::uint64_t hash_of(bool tagged, std::uint32_t group, std::uint64_t tag) noexc
   return mix(tag + (std::uint64_t{group} << 40) + (tagged ? 0x517CC1B727220A95u : 0));
 }
 
-std::uint64_t with_source(std::uint64_t hash, PeerId source) noexcept { return mix(hash + source + 1); }
+std::uint64_t with_source(std::uint64_t hash, PeerId source) noexcept { return mix(hash + source); }
 
 std::uint64_t hash_of(const MatchRule& rule) noexcept { return hash_of(rule.tagged, rule.group, rule.tag); }
 std::uint64_t hash_of(const MessageHead& head) noexcept { return hash_of(head.tagged, head.group, head.tag); }

@@ -1,5 +1,3 @@
-#include "fabric/receive_queue.h"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -9,101 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "fabric/address_vector.h"
-#include "fabric/completion_queue.h"
-#include "fabric/operation.h"
+#include "message_peers.h"
 
 using namespace fab;
-
-namespace {
-
-// A peer: in the address vector, or not.
-struct Peer {
-  Part part;
-  std::shared_ptr<Sender> sender;
-  Peer(const AddressVector& peers, int number, const AuthKey& key = kNoAuthKey)
-      : part{"test.0", 0, "peer " + std::to_string(number)},
-        sender(std::make_shared<Sender>(peers, std::vector<Part>{part}, key)) {}
-  std::string name() const { return Name{{part}}.encode(); }
-};
-
-// Where messages of the tests come from; announced ones are filled with their id.
-class Origin final : public MessageOrigin {
- public:
-  explicit Origin(ReceiveQueue& queue) : queue_(queue) {}
-  ~Origin() { queue_.leave(*this); }
-
-  // As a session does it.
-  void arrive(const MessageHead& head, Peer& from, const std::string& bytes) {
-    buffered += bytes.size() + kMessageOverhead;
-    if (Matched matched{.head = head}; queue_.match(matched, *from.sender)) {
-      store_message(matched, reinterpret_cast<const std::byte*>(bytes.data()));
-      consumed(bytes.size() + kMessageOverhead);
-      return ReceiveQueue::finish(matched, Errc::ok);
-    }
-    auto message = std::make_unique<Message>();
-    message->head = head;
-    message->sender = from.sender;
-    message->origin = this;
-    message->bytes = std::make_unique<std::byte[]>(bytes.size());
-    std::memcpy(message->bytes.get(), bytes.data(), bytes.size());
-    queue_.keep(std::move(message));
-  }
-  void announce(const MessageHead& head, Peer& from, std::uint64_t id) {
-    Message message;
-    message.head = head;
-    message.sender = from.sender;
-    message.origin = this;
-    message.announced = true;
-    message.id = id;
-    if (Matched matched{.head = head}; queue_.match(matched, *from.sender)) return fetch(message, matched);
-    queue_.keep(std::make_unique<Message>(std::move(message)));
-  }
-  void fetch(const Message& message, const Matched& matched) noexcept override {
-    const std::vector<std::byte> bytes(matched.room, static_cast<std::byte>(message.id));
-    store_message(matched, bytes.data());
-    released.push_back(message.id);
-    ReceiveQueue::finish(matched, Errc::ok);
-  }
-  void release(const Message& message) noexcept override { released.push_back(message.id); }
-  void consumed(std::uint64_t bytes) noexcept override { buffered -= bytes; }
-
-  std::uint64_t buffered = 0;
-  std::vector<std::uint64_t> released;
-
- private:
-  ReceiveQueue& queue_;
-};
-
-struct Posted {
-  explicit Posted(const MatchRule& rule, std::size_t size = 16, std::uint64_t least_room = 0,
-                  CompletionQueue* completions = nullptr, std::uint64_t context = 5)
-      : bytes(size, '.') {
-    operation.begin(1, context, completion_flag::kMessage | completion_flag::kRecv, completions, nullptr,
-                    nullptr);
-    receive.operation = &operation;
-    receive.local = reinterpret_cast<std::byte*>(bytes.data());
-    receive.length = size;
-    receive.rule = rule;
-    receive.least_room = least_room;
-  }
-  bool done() const { return operation.done(); }
-  const Completion& completion() const { return operation.completion(); }
-  std::string bytes;
-  Operation operation;
-  Receive receive;
-};
-
-MatchRule tagged(std::uint64_t tag, std::uint64_t ignore = 0, PeerId source = kNoPeer,
-                 std::uint32_t group = 0) {
-  return {.tag = tag, .ignore = ignore, .source = source, .group = group, .tagged = true};
-}
-
-MessageHead head(std::uint64_t tag, std::uint64_t length = 2, std::uint32_t group = 0) {
-  return {.tag = tag, .length = length, .group = group, .tagged = true};
-}
-
-}  // namespace
 
 TEST_CASE("the matching rule, with the receive first and with the message first") {
   struct Case {
@@ -294,83 +200,6 @@ TEST_CASE("cancel gives exactly one outcome and the memory back") {
   CHECK(entries[1].error == Errc::ok);
 }
 
-TEST_CASE("one buffer for many messages") {
-  AddressVector peers;
-  Peer peer(peers, 0);
-  ReceiveQueue queue;
-  Origin origin(queue);
-  CompletionQueue completions(8, CompletionQueue::WhenFull::forget_oldest);
-  origin.arrive(head(7, 3), peer, "abc");
-  Posted many(tagged(7), 10, 3, &completions), next(tagged(7), 10, 0, &completions);
-  queue.post(many.receive);
-  queue.post(next.receive);
-  origin.arrive(head(7, 2), peer, "de");
-  CHECK_FALSE(many.done());
-  SUBCASE("it ends when less than asked for is left") {
-    origin.arrive(head(7, 3), peer, "fgh");
-    REQUIRE(many.done());
-    CHECK(many.bytes == "abcdefgh..");
-    CHECK(many.completion().length == 8);
-    Completion entries[8];
-    REQUIRE(completions.read(entries) == 4);
-    for (int i = 0; i < 3; ++i) {
-      constexpr std::uint64_t kOffsets[] = {0, 3, 5}, kLengths[] = {3, 2, 3};
-      CHECK(entries[i].offset == kOffsets[i]);
-      CHECK(entries[i].length == kLengths[i]);
-      CHECK((entries[i].flags & completion_flag::kMore) != 0);
-    }
-    CHECK((entries[3].flags & completion_flag::kMultiReceive) != 0);
-  }
-  SUBCASE("or when the next message does not fit, which then goes on to the next receive whole") {
-    origin.announce(head(7, 6), peer, 'z');
-    REQUIRE(many.done());
-    CHECK(many.completion().error == Errc::ok);
-    CHECK(many.completion().length == 5);
-    REQUIRE(next.done());
-    CHECK(next.bytes == "zzzzzz....");
-  }
-  SUBCASE("canceled in between it keeps what came") {
-    CHECK(queue.cancel(many.operation));
-    CHECK(many.completion().error == Errc::canceled);
-    CHECK(many.bytes == "abcde.....");
-  }
-}
-
-TEST_CASE("a buffer for many takes what waits already, up to its last byte") {
-  AddressVector peers;
-  Peer peer(peers, 0);
-  for (const bool waiting : {true, false})
-    for (const std::string last : {"", "hij", "hijk"}) {
-      CAPTURE(waiting);
-      CAPTURE(last);
-      ReceiveQueue queue;
-      Origin origin(queue);
-      Posted many(tagged(7), 10, 3), next(tagged(7), 10);
-      const auto post = [&] {
-        queue.post(many.receive);
-        queue.post(next.receive);
-      };
-      if (!waiting) post();
-      origin.arrive(head(7, 4), peer, "abcd");
-      origin.arrive(head(7, 3), peer, "efg");  // as much is left as was asked for
-      if (!last.empty()) origin.arrive(head(7, last.size()), peer, last);
-      if (waiting) post();
-      CHECK(many.done() == !last.empty());
-      CHECK(many.bytes == (last == "hij" ? "abcdefghij" : "abcdefg..."));
-      CHECK(next.done() == (last == "hijk"));
-      CHECK(next.bytes.substr(0, 4) == (last == "hijk" ? "hijk" : "...."));
-      CHECK(queue.cancel(many.operation) == last.empty());
-      CHECK(queue.cancel(next.operation) == (last != "hijk"));
-      // What is posted now has nothing of those before.
-      Posted another(tagged(7), 4);
-      queue.post(another.receive);
-      origin.arrive(head(7, 2), peer, "kl");
-      CHECK(another.bytes == "kl..");
-      CHECK(queue.sizes().posted == 0);
-      CHECK(queue.sizes().unexpected == 0);
-    }
-}
-
 TEST_CASE(
     "without directed receives anybody's message will do, and of an untagged receive the tag does not "
     "count") {
@@ -378,9 +207,11 @@ TEST_CASE(
   Peer peer(peers, 0), other(peers, 1);
   peers.insert(peer.name());
   const PeerId second = peers.insert(other.name());
+  const AuthKey key{"secret", 1, {}};
   ReceiveQueue queue(false);
   Origin origin(queue);
   Posted from_other(tagged(7, 0, second)), waits_for_other(tagged(8, 0, second)), untagged({.tag = 3});
+  from_other.receive.rule.key = &key;
   queue.post(from_other.receive);
   origin.arrive(head(7), peer, "ab");
   CHECK(from_other.done());
@@ -390,38 +221,6 @@ TEST_CASE(
   queue.post(untagged.receive);
   origin.arrive({.length = 2}, peer, "ef");
   CHECK(untagged.done());
-}
-
-TEST_CASE("what a completion and the queue tell of messages") {
-  AddressVector peers;
-  Peer peer(peers, 0);
-  ReceiveQueue queue;
-  Origin origin(queue);
-  Posted with_data(tagged(1)), plain(tagged(2)), later(tagged(3));
-  queue.post(with_data.receive);
-  queue.post(plain.receive);
-  CHECK(queue.sizes().posted == 2);
-  origin.arrive({.tag = 1, .length = 2, .data = 77, .tagged = true, .has_data = true}, peer, "ab");
-  origin.arrive(head(2), peer, "cd");
-  CHECK(with_data.completion().data == 77);
-  CHECK((with_data.completion().flags & completion_flag::kRemoteData) != 0);
-  CHECK((plain.completion().flags & completion_flag::kRemoteData) == 0);
-  CHECK((plain.completion().flags & completion_flag::kMultiReceive) == 0);
-  CHECK(plain.completion().overflow == 0);
-  origin.arrive(head(3), peer, "ef");
-  CHECK(queue.sizes().unexpected == 1);
-  queue.post(later.receive);
-  const ReceiveQueue::Sizes sizes = queue.sizes();
-  CHECK(sizes.posted == 0);
-  CHECK(sizes.unexpected == 0);
-  CHECK(sizes.matched_posted == 2);
-  CHECK(sizes.matched_unexpected == 1);
-  CHECK(sizes.posted_lengths.longest == 2);
-  CHECK(sizes.unexpected_lengths.longest == 1);
-  origin.arrive(head(3), peer, "gh");
-  Posted claimed({});
-  REQUIRE(queue.receive_claimed(queue.claim(tagged(3)), claimed.receive));
-  CHECK(queue.sizes().matched_unexpected == 2);
 }
 
 TEST_CASE("a claimed message that is not wanted goes, as does one that closing finds") {
