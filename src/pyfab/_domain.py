@@ -388,13 +388,9 @@ class Domain:
         self._core.check_open()
         return CompletionQueue(self, size, False)
 
-    def event_queue(self, size: int = 1024) -> EventQueue:
-        """A queue of events, for `Endpoint.bind`, `Domain.bind` and `AddressVector.bind`.
-
-        size: how many lost peers and links it has room for until somebody reads.
-        """
+    def event_queue(self) -> EventQueue:
         self._core.check_open()
-        return EventQueue(self, size)
+        return EventQueue(self)
 
     def counter(self) -> Counter:
         self._core.check_open()

@@ -24,6 +24,11 @@ constexpr std::uint64_t state_of(std::uint64_t generation, RegionStatus status) 
   return generation << 2 | static_cast<std::uint64_t>(status);
 }
 
+// Of the places of an index of this size.
+std::uint64_t mask_of(std::uint32_t size) noexcept {
+  return (std::uint64_t{RegionView::kFirstIndexSlots} << size) - 1;
+}
+
 }  // namespace
 
 RegionEntry& RegionView::entry(std::uint32_t index) const noexcept {
@@ -31,7 +36,7 @@ RegionEntry& RegionView::entry(std::uint32_t index) const noexcept {
 }
 
 std::atomic<std::uint32_t>* RegionView::index(std::uint32_t size) const noexcept {
-  const std::size_t before = std::size_t{kFirstIndexSlots} * ((std::size_t{1} << size) - 1);
+  const std::size_t before = mask_of(size) - mask_of(0);  // slots of the smaller ones
   return reinterpret_cast<std::atomic<std::uint32_t>*>(area_ + 4096) + before;
 }
 
@@ -45,19 +50,19 @@ std::int64_t RegionView::find(std::uint64_t key) const noexcept {
     const std::uint64_t in_force = area_header().index.load(std::memory_order_acquire);
     const std::uint32_t size = AreaHeader::size_of(in_force);
     const auto* slots = index(size);
-    const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
+    const std::uint64_t mask = mask_of(size);
     // The bound matters only where another process wrote nonsense: the owner keeps half of the slots free.
     const std::uint64_t mixed = mix(key);
     const std::uint32_t tag = tag_of(mixed);
     for (std::uint64_t probe = 0, at = mixed; probe <= mask; ++probe, ++at) {
       const std::uint32_t slot = slots[at & mask].load(std::memory_order_acquire);
       if (slot == 0) break;
-      const std::uint32_t number = slot & kNumberMask;
-      if ((slot & ~kNumberMask) != tag || number == 0 || number > kMaxRegions) continue;
-      const RegionEntry& candidate = entry(number - 1);
+      const std::uint32_t number = (slot & kNumberMask) - 1;
+      if ((slot & ~kNumberMask) != tag || number >= kMaxRegions) continue;
+      const RegionEntry& candidate = entry(number);
       if (candidate.key.load(std::memory_order_relaxed) == key &&
           status_of(candidate.state.load(std::memory_order_acquire)) != RegionStatus::vacant)
-        return number - 1;
+        return number;
     }
     // Filled anew meanwhile, maybe in the same place: what was looked at was torn.
     if (area_header().index.load(std::memory_order_acquire) == in_force) return -1;
@@ -123,8 +128,7 @@ std::uint64_t RegionTable::choose_key(std::uint32_t size) {
 
 void RegionTable::fetch_ahead(std::uint64_t key) const noexcept {
   const std::uint32_t size = index_size();
-  const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
-  __builtin_prefetch(&index(size)[mix(key) & mask], 1);
+  __builtin_prefetch(&index(size)[mix(key) & mask_of(size)], 1);
 }
 
 std::uint32_t RegionTable::take_block() {
@@ -195,7 +199,7 @@ std::uint32_t RegionTable::insert(const RegionRecord& record) {
 void RegionTable::insert_key(std::uint64_t key, std::uint32_t entry_index) {
   const std::uint32_t size = index_size();
   auto* slots = index(size);
-  const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
+  const std::uint64_t mask = mask_of(size);
   const std::uint64_t mixed = mix(key);
   for (std::uint64_t at = mixed;; ++at) {
     const std::uint32_t slot = slots[at & mask].load(std::memory_order_relaxed);
@@ -217,7 +221,7 @@ void RegionTable::grow_index() {
   // suffices.
   const std::uint32_t next = size + 1 < kIndexSizes && (crowded || size == 0) ? size + 1 : size - 1;
   auto* slots = index(next);
-  const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << next) - 1;
+  const std::uint64_t mask = mask_of(next);
   for (std::uint64_t i = 0; i <= mask; ++i) slots[i].store(0, std::memory_order_relaxed);
   index_filled_ = 0;
   for (std::uint64_t i = 0; i < old_slots; ++i) {
@@ -277,7 +281,7 @@ void RegionTable::finish_close(std::uint32_t entry_index) {
   RegionEntry& closing = entry(entry_index);
   const std::uint32_t size = index_size();
   auto* slots = index(size);
-  const std::uint64_t mask = (std::uint64_t{kFirstIndexSlots} << size) - 1;
+  const std::uint64_t mask = mask_of(size);
   const std::uint64_t mixed = mix(closing.key.load(std::memory_order_relaxed));
   std::uint64_t at = mixed;
   while (slots[at & mask].load(std::memory_order_relaxed) != (tag_of(mixed) | (entry_index + 1))) ++at;
