@@ -388,9 +388,13 @@ class Domain:
         self._core.check_open()
         return CompletionQueue(self, size, False)
 
-    def event_queue(self) -> EventQueue:
+    def event_queue(self, size: int = 1024) -> EventQueue:
+        """A queue of events, for `Endpoint.bind`, `Domain.bind` and `AddressVector.bind`.
+
+        size: how many lost peers and links it has room for until somebody reads.
+        """
         self._core.check_open()
-        return EventQueue(self)
+        return EventQueue(self, size)
 
     def counter(self) -> Counter:
         self._core.check_open()

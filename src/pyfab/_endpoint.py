@@ -16,7 +16,7 @@ from pyfab._table import Table
 if TYPE_CHECKING:
     from pyfab._address_vector import AddressVector
     from pyfab._domain import Domain
-    from pyfab._queues import CompletionQueue
+    from pyfab._queues import CompletionQueue, EventQueue
 
 __all__ = ["Context", "Endpoint", "Operation"]
 
@@ -91,6 +91,7 @@ class Endpoint(_Operations):
         # Keys of the address vector that it was enabled with.
         self._auth_handles = frozenset(number - 1 for _, number in auth_keys if number)
         self._contexts: list[Context] = []
+        self._events: EventQueue | None = None
         self._number = domain._core.next_endpoint_number()
         try:
             for index in range(contexts):
@@ -161,6 +162,24 @@ class Endpoint(_Operations):
     @property
     def closed(self) -> bool:
         return self._contexts[0].closed
+
+    def bind(self, event_queue: EventQueue | None) -> None:
+        """From now on `event_queue` is told of peers and links that are lost; None: nobody is, and nothing is kept.
+
+        Any number of endpoints share a queue. A queue that is closed is bound to nothing any more.
+        """
+        if self.closed:
+            raise ClosedError("the endpoint is closed")
+        if event_queue is not None:
+            event_queue._check_open()
+            if event_queue._domain is not self._domain:
+                raise InvalidArgumentError("the event queue belongs to another domain than the endpoint")
+            event_queue._endpoints.add(self)
+        if self._events is not None and self._events is not event_queue:
+            self._events._endpoints.discard(self)
+        self._events = event_queue
+        for context in self._contexts:
+            context._bind_events(None if event_queue is None else event_queue._core)
 
     def context(self, index: int) -> Context:
         """The `index`-th context: the same operations, with a lock of its own."""

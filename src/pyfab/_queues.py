@@ -178,10 +178,19 @@ class Counter(Owned):
 
 
 class EventType(enum.IntEnum):
+    """What an event tells of."""
+
     PEER_LOST = 0
+    """A peer is gone, ended, or stopped answering: what was outstanding to it has failed."""
     LINK_LOST = 1
+    """One of several links to a peer, a rail, is dead or was set aside; the others do its work."""
     REGISTERED = 2
+    """A registration has ended (`Domain.bind`)."""
     INSERTED = 3
+    """An insertion has ended (`AddressVector.bind`)."""
+
+
+_LOSSES = (EventType.PEER_LOST, EventType.LINK_LOST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,12 +199,17 @@ class Event:
 
     type: EventType
     errno: int
+    """Why, of a loss or of an error entry; 0 where all went well."""
     peer: int
+    """Handle of the peer that is lost, or to which a link is."""
     context: object
     data: int
     text: str
+    """`errno` in words."""
     fid: Any = None
     """The object that the event is of: the region of EventType.REGISTERED, the address vector of EventType.INSERTED."""
+    link: str = ""
+    """The link over which a loss was found, as `Endpoint.report` names it; "" for a peer that all its rails have lost."""
 
     @property
     def name(self) -> str:
@@ -204,20 +218,36 @@ class Event:
 
 
 class EventQueue(Owned):
-    """Events of a domain's objects, in order. Unbounded. Safe from any thread."""
+    """Events of a domain's objects, in the order in which they were told. Safe from any thread.
 
-    def __init__(self, domain: Domain) -> None:
+    `Endpoint.bind` brings lost peers and links, `Domain.bind` the ends of registrations, `AddressVector.bind` those of
+    insertions. Losses come uncalled for, so that there is room for `size` of them; those that find none are counted, and
+    read() tells how many. What a program called for itself always has room.
+    """
+
+    def __init__(self, domain: Domain, size: int) -> None:
+        if size < 1:
+            raise InvalidArgumentError(
+                f"an event queue of size {size}: it needs room for at least one lost peer or link"
+            )
         super().__init__(domain)
-        self._core = domain._core.open_event_queue()
+        self._core = domain._core.open_event_queue(size)
+        self._endpoints: weakref.WeakSet[Any] = weakref.WeakSet()  # that are bound to it
         self._error: Event | None = None
         self._reading = threading.Lock()
         self._workers: weakref.WeakSet[Any] = (
             weakref.WeakSet()
         )  # what reading does first, under manual progress
 
+    @property
+    def size(self) -> int:
+        """Lost peers and links that the queue has room for."""
+        return self._core.size
+
     def read(self, timeout: float | None = 0) -> Event | None:
         """The oldest event, after waiting up to `timeout` seconds; None if there is none.
 
+        FabricError FI_EOVERRUN once after losses found no room: any peer may be gone then.
         FabricError FI_EAVAIL if a registration or insertion failed and that comes next: read_error() gives it.
         """
         self._check_open()
@@ -231,7 +261,7 @@ class EventQueue(Owned):
                 if entry is None:
                     return None
                 event = self._make(EventType(entry[0]), *entry[1:])
-                if event.type == EventType.PEER_LOST or event.errno == 0:
+                if event.type in _LOSSES or event.errno == 0:
                     return event
                 self._error = event
             raise FabricError(
@@ -245,14 +275,16 @@ class EventQueue(Owned):
             error, self._error = self._error, None
         return error
 
-    def _make(self, type: EventType, errno: int, peer: int, context: int, data: int, text: str) -> Event:
+    def _make(
+        self, type: EventType, errno: int, peer: int, context: int, data: int, text: str, link: str
+    ) -> Event:
         if type == EventType.INSERTED:
             with self._domain._registering:
                 calls = self._domain._insertions
                 of, vector = calls[context] if errno else calls.pop(context)
             return Event(type, errno, peer, of, data, text, vector)
         if type != EventType.REGISTERED:
-            return Event(type, errno, peer, context, data, text)
+            return Event(type, errno, peer, None, data, text, link=link)
         with self._domain._registering:
             region = self._domain._registered.pop(data, None)
         return Event(type, errno, peer, region and region.context, data, text, region)
@@ -260,4 +292,7 @@ class EventQueue(Owned):
     def _end(self) -> None:
         if self._domain._registration_events is self:
             self._domain.bind(None)
+        for endpoint in list(self._endpoints):
+            if not endpoint.closed:
+                endpoint.bind(None)
         super()._end()

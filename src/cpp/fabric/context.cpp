@@ -37,7 +37,7 @@ Context::Context(Domain& domain, Parameters parameters)
                                     .keys = parameters_.keys,
                                     .poller = poller_,
                                     .completions = *parameters_.completions,
-                                    .events = *parameters_.events,
+                                    .events = events_,
                                     .peers = *parameters_.peers,
                                     .receives = receives_,
                                     .links = links_,
@@ -714,6 +714,11 @@ void Context::lead(Lock& lock, const std::function<bool()>& done, Deadline deadl
 void Context::kick() noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (asleep_.load(std::memory_order_relaxed)) waker_.wake();
+}
+
+void Context::bind(std::shared_ptr<EventQueue> events) {
+  const Lock lock(mutex_);
+  events_.bind(std::move(events));
 }
 
 void Context::locked(const std::function<void(Endpoint&)>& work) {

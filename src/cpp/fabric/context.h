@@ -46,7 +46,6 @@ class Context final : public PeerWatcher {
     bool shared_receives = true;   // false: they must (LNX-48)
     std::shared_ptr<AddressVector> peers;
     std::shared_ptr<CompletionQueue> completions;
-    std::shared_ptr<EventQueue> events;
     std::function<void()> wake_domain;
   };
   Context(Domain& domain, Parameters parameters);
@@ -130,6 +129,8 @@ class Context final : public PeerWatcher {
   // Moves what can be moved without waiting; false if nothing moved or if somebody else is driving. Who calls
   // it all the time need not `look` at the poller, which is a system call, in each turn.
   bool progress(bool look = true);
+  // From now on `events` are told of peers and links that are lost; null: nobody is.
+  void bind(std::shared_ptr<EventQueue> events);
   // Wakes a leader that sleeps; callable from any thread, with or without the lock.
   void kick() noexcept;
   // Runs `work` with the lock held, unless the context is closed.
@@ -221,6 +222,7 @@ class Context final : public PeerWatcher {
   Slice slice_;
   std::uint64_t moved_before_others_ = 0;  // bytes, in turns since others began to wait for the lock
   LinkBook links_;
+  EventOutlet events_;
   ReceiveQueue receives_;
   std::unique_ptr<Endpoint> endpoint_;
   std::vector<Peer> paths_;                              // by index

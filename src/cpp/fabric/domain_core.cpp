@@ -139,9 +139,9 @@ std::shared_ptr<Counter> DomainCore::open_counter() {
   return counter;
 }
 
-std::shared_ptr<EventQueue> DomainCore::open_event_queue() {
+std::shared_ptr<EventQueue> DomainCore::open_event_queue(std::size_t losses) {
   check_open();
-  auto queue = std::make_shared<EventQueue>();
+  auto queue = std::make_shared<EventQueue>(losses);
   queue->wakeup().set([weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->kick();
   });
@@ -186,11 +186,11 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
                                                               .shared_receives = options_.shared_receives,
                                                               .peers = std::move(peers),
                                                               .completions = std::move(completions),
-                                                              .events = std::move(events),
                                                               .wake_domain = [weak = weak_from_this()] {
                                                                 if (const auto self = weak.lock())
                                                                   self->kick();
                                                               }});
+  context->bind(std::move(events));
   context->peers().watch(context);
   contexts_.push_back(context);
   choose_lead();

@@ -61,7 +61,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // `length` bytes of zeroed, page-aligned memory that peers on the node map; freed with the last holder.
   std::shared_ptr<SharedMemory> allocate(std::uint64_t length) const;
   std::shared_ptr<Counter> open_counter();
-  std::shared_ptr<EventQueue> open_event_queue();
+  std::shared_ptr<EventQueue> open_event_queue(std::size_t losses = EventQueue::kLosses);
   std::shared_ptr<CompletionQueue> open_completion_queue(std::size_t size,
                                                          CompletionQueue::WhenFull when_full);
   // What the contexts of one endpoint have in common.
@@ -82,7 +82,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::shared_ptr<Context> open_context(std::uint16_t index, const EndpointTraits& traits,
                                         std::shared_ptr<AddressVector> peers,
                                         std::shared_ptr<CompletionQueue> completions,
-                                        std::shared_ptr<EventQueue> events);
+                                        std::shared_ptr<EventQueue> events = nullptr);
   // Ends the context: everything outstanding fails with `canceled`.
   void close_context(Context& context);
 

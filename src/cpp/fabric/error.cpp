@@ -45,7 +45,7 @@ constexpr Row kRows[] = {
     {Errc::no_event_queue, "FI_ENOEQ", "no event queue is bound"},
     {Errc::other_domain, "FI_EDOMAIN", "the object belongs to another domain"},
     {Errc::no_completion_queue, "FI_ENOCQ", "no completion queue is bound"},
-    {Errc::overrun, "FI_EOVERRUN", "the completion queue was full and lost entries"},
+    {Errc::overrun, "FI_EOVERRUN", "the queue was full and lost entries"},
     {Errc::truncated, "FI_ETRUNC", "the message was longer than the buffer"},
     {Errc::no_key, "FI_ENOKEY", "the key is in use"},
     {Errc::no_address_vector, "FI_ENOAV", "no address vector is bound"},

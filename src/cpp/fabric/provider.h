@@ -26,7 +26,7 @@ namespace fab {
 class AccessObserver;
 class AddressVector;
 class CompletionQueue;
-class EventQueue;
+class EventOutlet;
 class FlowTable;
 class MemoryRegion;
 class ReceiveQueue;
@@ -77,7 +77,7 @@ struct EndpointServices {
   const AuthKeys& keys;   // of which peers must prove one
   Poller& poller;         // for descriptors that shall wake the context
   CompletionQueue& completions;
-  EventQueue& events;
+  EventOutlet& events;
   const AddressVector& peers;
   ReceiveQueue& receives;
   LinkBook& links;

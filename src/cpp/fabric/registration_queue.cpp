@@ -19,28 +19,36 @@ std::shared_ptr<EventQueue> RegistrationQueue::bound() const {
 }
 
 void RegistrationQueue::push(std::shared_ptr<MemoryRegion> region, std::shared_ptr<EventQueue> events) {
-  const std::lock_guard lock(state_->mutex);
-  state_->waiting.push_back({std::move(region), std::move(events)});
-  if (!threaded_) return;
-  if (!thread_.joinable()) thread_ = start_quiet_thread("pyfab-register", [state = state_] { run(state); });
-  state_->wake.notify_one();
+  std::list<Waiting> made;
+  made.push_back({std::move(region), std::move(events), EventQueue::make_place()});
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (!state_->stop) {
+      if (threaded_ && !thread_.joinable())
+        thread_ = start_quiet_thread("pyfab-register", [state = state_] { run(state); });
+      state_->waiting.splice(state_->waiting.end(), made);
+      if (threaded_) state_->wake.notify_one();
+      return;
+    }
+  }
+  complete(std::move(made.front()));  // nobody else comes to do it
 }
 
-void RegistrationQueue::complete(const Waiting& waiting) {
-  const Errc outcome = waiting.region->complete();
-  waiting.events->push({.type = EventType::registered,
-                        .error = outcome,
-                        .data = waiting.region->id(),
-                        .text = outcome == Errc::ok ? "" : describe(outcome)});
+void RegistrationQueue::complete(Waiting waiting) noexcept {
+  Event& event = waiting.place.front();
+  event.type = EventType::registered;
+  event.error = waiting.region->complete();
+  event.data = waiting.region->id();
+  waiting.events->push(std::move(waiting.place));
 }
 
 void RegistrationQueue::work() {
   std::unique_lock lock(state_->mutex);
   while (!threaded_ && !state_->waiting.empty()) {
-    const Waiting next = std::move(state_->waiting.front());
+    Waiting next = std::move(state_->waiting.front());
     state_->waiting.pop_front();
     lock.unlock();
-    complete(next);
+    complete(std::move(next));
     lock.lock();
   }
 }
@@ -53,8 +61,7 @@ void RegistrationQueue::run(const std::shared_ptr<State>& state) {
     Waiting next = std::move(state->waiting.front());
     state->waiting.pop_front();
     lock.unlock();
-    complete(next);
-    next = {};  // may be the last reference: not under the lock
+    complete(std::move(next));  // drops what may be the last reference: not under the lock
     lock.lock();
   }
 }

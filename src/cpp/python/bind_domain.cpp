@@ -204,7 +204,7 @@ void bind_domain(py::module_& m) {
           "unmap_key", [](DomainCore& domain, std::uint64_t key) { domain.post_rules().unmap_key(key); },
           py::arg("key"))
       .def("open_counter", &DomainCore::open_counter)
-      .def("open_event_queue", &DomainCore::open_event_queue)
+      .def("open_event_queue", &DomainCore::open_event_queue, py::arg("losses"))
       .def(
           "open_completion_queue",
           [](DomainCore& domain, std::size_t size, bool forget_oldest) {

@@ -69,6 +69,7 @@ void bind_queues(py::module_& m) {
           py::arg("domain"), py::arg("threshold"), py::arg("timeout"));
 
   py::class_<EventQueue, std::shared_ptr<EventQueue>>(m, "EventQueueCore")
+      .def_property_readonly("size", &EventQueue::size)
       .def(
           "push_inserted",
           [](EventQueue& queue, int error, std::uint64_t call, std::uint64_t data, std::string text) {
@@ -84,7 +85,7 @@ void bind_queues(py::module_& m) {
              const auto event = queue.read();
              if (!event) return py::none();
              return py::make_tuple(static_cast<int>(event->type), static_cast<int>(event->error), event->peer,
-                                   event->context, event->data, event->text);
+                                   event->context, event->data, event->text, event->link());
            })
       .def(
           "wait",

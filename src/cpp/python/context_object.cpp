@@ -280,7 +280,6 @@ void bind_context(py::module_& m) {
              handle->objects = objects;
              handle->kept = std::move(kept);
              handle->manual = domain->options().manual_progress;
-             const auto events = domain->open_event_queue();
              std::vector<DomainCore::EndpointTraits::Key> taken;
              taken.reserve(keys.size());
              for (const auto& [secret, auth] : keys) taken.push_back({secret, auth});
@@ -288,8 +287,7 @@ void bind_context(py::module_& m) {
                const WithoutGil without_gil;
                handle->context = domain->open_context(
                    static_cast<std::uint16_t>(index),
-                   {number, std::move(taken), counts, rx_bits, max_group_id, directed, exempt}, peers, queue,
-                   events);
+                   {number, std::move(taken), counts, rx_bits, max_group_id, directed, exempt}, peers, queue);
              }
              handle->origin = std::make_shared<const Origin>(
                  Origin{handle->context, handle->finished, nullptr, handle->manual});
@@ -303,6 +301,14 @@ void bind_context(py::module_& m) {
            py::arg("domain"), py::arg("index"), py::arg("number"), py::arg("keys"), py::arg("counts"),
            py::arg("peers"), py::arg("queue"), py::arg("objects"), py::arg("rx_bits"),
            py::arg("max_group_id"), py::arg("directed"), py::arg("exempt"), py::arg("kept"))
+      .def(
+          "_bind_events",
+          [](const ContextHandle& handle, std::shared_ptr<EventQueue> events) {
+            handle.check_open();
+            WithoutGil::run([&] { handle.context->bind(std::move(events)); });
+          },
+          py::arg("events").none(true),
+          "From now on this queue is told of lost peers and links; None: none is.")
       .def("parts",
            [](const ContextHandle& handle) {
              handle.check_open();

@@ -125,5 +125,43 @@ TEST_CASE("insertion from several threads gives distinct handles") {
     }
 }
 
+TEST_CASE("events come in the order in which they were told, losses with the words of their error") {
+  EventQueue queue;
+  CHECK(queue.empty());
+  CHECK_FALSE(queue.read());
+  queue.tell_lost({.type = EventType::link_lost, .error = Errc::no_memory, .peer = 7, .link = "tcp.1"});
+  queue.push({.type = EventType::inserted, .data = 3});
+  queue.push({.type = EventType::inserted, .error = Errc::invalid, .text = "too short"});
+  queue.tell_lost({.peer = 8});
+  CHECK_FALSE(queue.empty());
+  const auto link = queue.read();
+  REQUIRE(link);
+  CHECK(link->type == EventType::link_lost);
+  CHECK(link->peer == 7);
+  CHECK(link->link() == "tcp.1");
+  CHECK(link->text == describe(Errc::no_memory));
+  CHECK(queue.read()->data == 3);
+  CHECK(queue.read()->text == "too short");
+  const auto peer = queue.read();
+  CHECK(peer->type == EventType::peer_lost);
+  CHECK(peer->error == Errc::peer_lost);
+  CHECK(peer->link().empty());
+  CHECK(queue.empty());
+}
+
+TEST_CASE("losses without room are counted and told once; there is room again for each that was read") {
+  EventQueue queue(2);
+  for (PeerId peer = 0; peer < 5; ++peer) queue.tell_lost({.peer = peer, .link = std::string(100, 'x')});
+  queue.push({.type = EventType::registered, .data = 9});
+  CHECK_THROWS_WITH_AS(queue.read(), doctest::Contains("3 more"), Error);
+  CHECK(queue.read()->peer == 0);
+  queue.tell_lost({.peer = 5});
+  CHECK(queue.read()->peer == 1);
+  CHECK(queue.read()->data == 9);
+  CHECK(queue.read()->peer == 5);
+  CHECK_FALSE(queue.read());
+  CHECK_THROWS_AS(EventQueue(0), Error);
+}
+
 }  // namespace
 }  // namespace fab

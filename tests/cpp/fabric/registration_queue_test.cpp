@@ -95,5 +95,20 @@ TEST_CASE("without a queue registration is synchronous again; what waits is comp
   CHECK(waiting->state() == MemoryRegion::State::open);
 }
 
+TEST_CASE("what comes when the queue has stopped is completed at once, with its event") {
+  for (const bool threaded : {true, false}) {
+    Side side = threaded ? Side() : manual();
+    side.domain->registrations().bind(side.events);
+    side.domain->registrations().stop();
+    const auto region = begin(side);
+    CHECK(region->state() == MemoryRegion::State::open);
+    const auto event = side.events->read();
+    REQUIRE(event);
+    CHECK(event->data == region->id());
+    CHECK_FALSE(side.events->read());
+    CHECK(region->close({}));
+  }
+}
+
 }  // namespace
 }  // namespace fab

@@ -125,7 +125,7 @@ std::unique_ptr<Domain> link_all(Book& book) {
 struct Lent {
   Poller poller;
   CompletionQueue completions{16, CompletionQueue::WhenFull::refuse};
-  EventQueue events;
+  EventOutlet events;
   AddressVector peers;
   ReceiveQueue receives;
   LinkBook links;

@@ -240,12 +240,7 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
                         .on_lost =
                             [this](PeerId lost, Errc error) {
                               services_.path_ended = true;
-                              services_.events.push({.type = EventType::peer_lost,
-                                                     .error = error,
-                                                     .peer = lost,
-                                                     .context = 0,
-                                                     .data = 0,
-                                                     .text = describe(error)});
+                              services_.events.tell_lost({.error = error, .peer = lost});
                             },
                         .preferred = flows_.message_link(id),
                         .peers = services_.peers,

@@ -141,17 +141,10 @@ Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, s
           .largest_message = kLargestMessage};
 }
 
-void ShmEndpoint::path_ended(PeerId peer, Errc why) noexcept try {
+void ShmEndpoint::path_ended(PeerId peer, Errc why) noexcept {
   services_.path_ended = true;
   if (why == Errc::canceled) return;
-  services_.events.push({.type = EventType::peer_lost,
-                         .error = why,
-                         .peer = peer,
-                         .context = 0,
-                         .data = 0,
-                         .text = describe(why)});
-} catch (const std::bad_alloc&) {
-  return;  // the operations say it, too
+  services_.events.tell_lost({.error = why, .peer = peer, .link = link_});
 }
 
 // --- progress

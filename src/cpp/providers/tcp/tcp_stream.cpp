@@ -292,13 +292,11 @@ void TcpStream::fail(Errc error) noexcept {
   endpoint.retire(*this);
   endpoint.services().path_ended = true;
   detach(error);
-  if (peer != kNoPeer && (stood || !rail))
-    endpoint.services().events.push({.type = rail ? EventType::link_lost : EventType::peer_lost,
-                                     .error = error,
-                                     .peer = peer,
-                                     .context = 0,
-                                     .data = 0,
-                                     .text = describe(error)});
+  if (peer != kNoPeer && stood)
+    endpoint.services().events.tell_lost({.type = rail ? EventType::link_lost : EventType::peer_lost,
+                                          .error = error,
+                                          .peer = peer,
+                                          .link = endpoint.link()});
 }
 
 void TcpStream::begin_close(Deadline deadline) noexcept {

@@ -443,13 +443,11 @@ void VerbsStream::fail(Errc error) noexcept {
   connection_.reset();
   mr_.reset();
   if (session_) session_->fail(error);
-  if (peer != kNoPeer && (stood || !rail) && error != Errc::canceled)
-    endpoint_.services().events.push({.type = rail ? EventType::link_lost : EventType::peer_lost,
-                                      .error = error,
-                                      .peer = peer,
-                                      .context = 0,
-                                      .data = 0,
-                                      .text = describe(error)});
+  if (peer != kNoPeer && stood && error != Errc::canceled)
+    endpoint_.services().events.tell_lost({.type = rail ? EventType::link_lost : EventType::peer_lost,
+                                           .error = error,
+                                           .peer = peer,
+                                           .link = endpoint_.link()});
   told_.on_failed(error);
 }
 

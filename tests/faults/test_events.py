@@ -1,0 +1,167 @@
+"""What an event queue is told of peers that are killed and of rails that are cut, and of how much of it there is room for."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pyfab
+import pytest
+from pyfab import AtomicOp, EventType
+from test_killed import GONE, insert
+from test_stopped import TIMEOUT
+
+from rails import RAILS, WHY_NOT, cut
+
+SPECS = ["shm", "tcp", "shm+tcp", *([RAILS] if RAILS else [])]
+OVER = {"shm": "shm.", "tcp": "tcp.", "shm+tcp": "shm."}  # the link that is lost with the peer; of rails none
+
+
+def add_one(endpoint, handle, exposed):
+    """An update that only a living peer makes; what became of it."""
+    one, old = np.ones(1, np.int64), np.zeros(1, np.int64)
+    try:
+        return endpoint.fetch_atomic(AtomicOp.SUM, one, old, handle, exposed.remote).exception(TIMEOUT)
+    except pyfab.FabricError as error:
+        return error
+
+
+def use(here):
+    """A peer that was used, its handle, and what it exposes."""
+    peer, handle = here.peer()
+    exposed = peer.expose(np.zeros(1, np.int64))
+    assert add_one(here.endpoint, handle, exposed) is None
+    return peer, handle, exposed
+
+
+def kill(here, peer, handle, exposed):
+    """Returns once this side knows."""
+    peer.kill()
+    while (error := add_one(here.endpoint, handle, exposed)) is None:
+        pass
+    assert isinstance(error, GONE)
+
+
+def of_peers(events):
+    """The losses of peers that are told, after those of links."""
+    while (event := events.read(TIMEOUT)) is not None and event.type == EventType.LINK_LOST:
+        pass
+    assert event is not None, "no event came"
+    return event
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_killed_peer_is_told(station, spec):
+    here = station(spec, peer_deadline=20)
+    with here.domain.event_queue() as events:
+        here.endpoint.bind(events)
+        _, survivor, kept = use(here)
+        peer, handle, exposed = use(here)
+        assert events.read() is None
+        kill(here, peer, handle, exposed)
+        event = of_peers(events)
+        assert event.type == EventType.PEER_LOST
+        assert event.peer == handle
+        assert event.errno in (errno.ECONNRESET, errno.EHOSTUNREACH)
+        assert event.text
+        assert event.link.startswith(OVER.get(spec, ""))
+        assert event.link or spec == RAILS
+        assert isinstance(add_one(here.endpoint, handle, exposed), GONE)
+        assert events.read() is None, "a loss is told once"
+        assert add_one(here.endpoint, survivor, kept) is None
+
+
+@pytest.mark.parametrize("spec", ["tcp", "shm"])
+def test_a_killed_peer_that_nobody_uses_is_told(station, spec):
+    """Who waits for the event learns of the death from it, with nothing under way."""
+    here = station(spec, peer_deadline=20)
+    events = here.domain.event_queue()
+    here.endpoint.bind(events)
+    peer, handle, _ = use(here)
+    peer.kill()
+    event = events.read(TIMEOUT)
+    assert event is not None
+    assert (event.type, event.peer) == (EventType.PEER_LOST, handle)
+
+
+@pytest.mark.skipif(RAILS is None, reason=WHY_NOT)
+def test_a_cut_rail_is_told_and_its_peer_is_not(station):
+    here = station(RAILS, peer_deadline=20)
+    events = here.domain.event_queue()
+    here.endpoint.bind(events)
+    peer, handle, exposed = use(here)
+    # What is large goes over all rails.
+    large = peer.expose(np.zeros(3_000_000, np.uint8))
+    data = np.ones(3_000_000, np.uint8)
+    here.endpoint.write(data, handle, large.remote).result(TIMEOUT)
+    peer.run(insert, here.endpoint.address)
+    while (event := events.read()) is None:  # the peer's process keeps its connections: these are of rails
+        assert cut(1) >= 0
+        here.endpoint.write(data, handle, large.remote).result(TIMEOUT)
+    assert event.type == EventType.LINK_LOST
+    assert event.peer == handle
+    assert event.link in ("tcp.0", "tcp.1")
+    assert event.errno == errno.ECONNRESET
+    assert add_one(here.endpoint, handle, exposed) is None
+
+
+def test_without_a_queue_nothing_is_kept(station):
+    here = station("tcp", peer_deadline=20)
+    events = here.domain.event_queue()
+    first, second = use(here), use(here)
+    kill(here, *first)
+    here.endpoint.bind(events)
+    assert events.read() is None
+    here.endpoint.bind(None)
+    kill(here, *second)
+    assert events.read() is None
+
+
+def test_losses_without_room_are_counted(station):
+    here = station("tcp", peer_deadline=20)
+    with pytest.raises(pyfab.InvalidArgumentError, match="at least one"):
+        here.domain.event_queue(size=0)
+    events = here.domain.event_queue(size=2)
+    assert events.size == 2
+    here.endpoint.bind(events)
+    victims = [use(here) for _ in range(4)]
+    for victim in victims:
+        kill(here, *victim)
+    # What the program calls for itself has room all the same.
+    here.domain.bind(events)
+    region = here.domain.register(np.zeros(8, np.uint8), pyfab.Access.REMOTE, context="own")
+    with pytest.raises(pyfab.FabricError, match="2 more are not in it") as raised:
+        events.read(TIMEOUT)
+    assert raised.value.name == "FI_EOVERRUN"
+    assert [events.read().peer for _ in range(2)] == [handle for _, handle, _ in victims[:2]]
+    assert events.read(TIMEOUT).fid is region
+    assert events.read() is None
+    region.close()
+    kill(here, *use(here))  # there is room again
+    assert events.read().type == EventType.PEER_LOST
+
+
+def test_endpoints_share_a_queue_and_a_closed_one_is_bound_to_nothing(station):
+    here = station("tcp", peer_deadline=20)
+    events = here.domain.event_queue()
+    with (
+        here.domain.endpoint() as other,
+        pyfab.Domain("tcp") as elsewhere,
+        elsewhere.event_queue() as foreign,
+        pytest.raises(pyfab.InvalidArgumentError, match="another domain"),
+    ):
+        other.bind(foreign)
+    with here.domain.endpoint(av=here.endpoint.av) as other:
+        peer, handle, exposed = use(here)
+        assert add_one(other, handle, exposed) is None
+        for endpoint in (here.endpoint, other):
+            endpoint.bind(events)
+        peer.kill()
+        assert [of_peers(events).peer for _ in range(2)] == [handle, handle]
+        last = use(here)
+        events.close()
+        kill(here, *last)
+        with pytest.raises(pyfab.ClosedError):
+            other.bind(events)
+    with pytest.raises(pyfab.ClosedError, match="endpoint"):
+        other.bind(None)
