@@ -7,7 +7,7 @@
 namespace fab {
 
 // A first-in, first-out queue over a circular array that grows by doubling and is then reused: no allocation
-// per element. References stay valid until the next push_back().
+// per element. References stay valid until the next push_back() or reserve().
 template <class T>
 class RingQueue {
  public:
@@ -18,6 +18,11 @@ class RingQueue {
   T& front() noexcept { return (*this)[0]; }
   T& back() noexcept { return (*this)[count_ - 1]; }
 
+  // From now on push_back() does not throw, up to so many elements. Throws std::bad_alloc, and nothing has
+  // changed.
+  void reserve(std::size_t size) {
+    while (capacity_ < size) grow();
+  }
   // A new element, as T{} made it or as drop_front() left it.
   T& push_back() {
     if (count_ == capacity_) grow();

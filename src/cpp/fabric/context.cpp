@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <thread>
 
 #include "fabric/check_transfer.h"
 
@@ -43,7 +44,8 @@ Context::Context(Domain& domain, Parameters parameters)
                                     .links = links_,
                                     .slice = slice_,
                                     .path_ended = path_ended_,
-                                    .wake_domain = parameters_.wake_domain});
+                                    .wake_domain = parameters_.wake_domain,
+                                    .lingerers = &lingerers_});
 }
 
 Context::~Context() {
@@ -59,15 +61,39 @@ Context::~Context() {
   for (auto& [target, peer] : named_paths_) {
     [[maybe_unused]] auto* const path = peer.path.release();
   }
+  for (auto& [target, peer] : replaced_) {
+    [[maybe_unused]] auto* const path = peer.path.release();
+  }
   [[maybe_unused]] auto* const endpoint = endpoint_.release();
+}
+
+// Messages that count as sent survive that this side goes, as far as their receivers read them soon. Others
+// get the lock in between.
+void Context::linger(Lock& lock) {
+  constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
+  constexpr microseconds kLook(20);
+  const Deadline deadline = Deadline::in(kFarewell);
+  const auto anybody = [this] {
+    slice_.begin();
+    bool any = false;
+    for (Lingerer* const one : lingerers_) any |= one->lingers();
+    return any;
+  };
+  while (anybody() && !deadline.passed()) {
+    lock.unlock();
+    std::this_thread::sleep_for(kLook);
+    lock.lock();
+  }
 }
 
 void Context::close() {
   Lock lock(mutex_);
+  linger(lock);
   receives_.drop_all();
   last_path_ = nullptr;
   paths_.clear();
   named_paths_.clear();
+  replaced_.clear();
   leaving_.clear();
   endpoint_.reset();
   followers_wake_.notify_all();
@@ -226,7 +252,10 @@ Path& Context::find_path(PeerId peer) {
                                    " is not in the address vector (never inserted, or removed)");
   if (target.rx_context == 0 && target.index >= paths_.size()) paths_.resize(target.index + 1);
   Peer& slot = target.rx_context == 0 ? paths_[target.index] : named_paths_[named(target)];
-  slot.path.reset();  // of another peer by now, or lost: a new one may work again
+  // It is another peer's by now, or lost: then a new one may work again.
+  if (slot.path && slot.path->state() == Errc::ok && !slot.path->idle())
+    replaced_.emplace_back(target, std::move(slot));
+  slot.path.reset();
   slot.ended = false;
   const Name name = parameters_.peers->name(target.index);
   const std::size_t key = key_to(target.index);
@@ -300,6 +329,9 @@ void Context::tidy() noexcept {
       if (!there.ended && there.path->state() != Errc::ok) end(there);
     });
   std::erase_if(leaving_, [this](const PeerTarget& target) { return let_go(target); });
+  std::erase_if(replaced_, [](const auto& former) {
+    return former.second.path->state() != Errc::ok || former.second.path->idle();
+  });
 }
 
 void Context::removed(std::uint64_t index) noexcept {
@@ -536,7 +568,7 @@ bool Context::move(bool look) noexcept {
   moved |= endpoint_ && endpoint_->progress();
   turns_ += moved ? kTurnsOfMove : 1;
   if (look && !moved) moved = look_at_poller();
-  if (path_ended_ || (moved && !leaving_.empty())) tidy();
+  if (path_ended_ || (moved && !(leaving_.empty() && replaced_.empty()))) tidy();
   if (moved && followers_) followers_wake_.notify_all();
   return moved;
 }
@@ -615,7 +647,18 @@ std::vector<Context::FlushGoal> Context::flush_goals(PeerId peer) {
     if (peer == kNoPeer || only == target.index)
       goals.push_back({target, there.serial, there.path->counts().posted});
   });
+  for (const auto& [target, there] : replaced_)
+    if (peer == kNoPeer) goals.push_back({target, there.serial, there.path->counts().posted});
   return goals;
+}
+
+// The path that is meant, if it has not gone: then it had settled all it took.
+const Path* Context::find(const FlushGoal& goal) {
+  const Peer* there = known(goal.peer);
+  if (there && there->path && there->serial == goal.path) return there->path.get();
+  for (const auto& [target, former] : replaced_)
+    if (former.serial == goal.path) return former.path.get();
+  return nullptr;
 }
 
 bool Context::flushed(std::vector<FlushGoal>& goals, Deadline deadline) {
@@ -623,11 +666,8 @@ bool Context::flushed(std::vector<FlushGoal>& goals, Deadline deadline) {
       [&] {
         while (!goals.empty()) {
           const FlushGoal& goal = goals.back();
-          // A path that was replaced had settled all it took.
-          const Peer* there = known(goal.peer);
-          if (there && there->path && there->serial == goal.path &&
-              there->path->counts().settled < goal.settled)
-            return false;
+          const Path* const path = find(goal);
+          if (path && path->counts().settled < goal.settled) return false;
           goals.pop_back();
         }
         return true;

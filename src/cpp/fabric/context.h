@@ -201,6 +201,8 @@ class Context final : public PeerWatcher {
   template <class Visit>
   void visit_paths(Visit&& visit);  // with the target and the Peer
   static void end(Peer& peer) noexcept;
+  const Path* find(const FlushGoal& goal);
+  void linger(Lock& lock);
   bool let_go(const PeerTarget& target) noexcept;
   void tidy() noexcept;
   // `look`: also at the poller.
@@ -227,6 +229,9 @@ class Context final : public PeerWatcher {
   std::unique_ptr<Endpoint> endpoint_;
   std::vector<Peer> paths_;                              // by index
   std::unordered_map<std::uint64_t, Peer> named_paths_;  // to receive contexts other than the first, likewise
+  std::vector<std::pair<PeerTarget, Peer>>
+      replaced_;  // by paths to other peers, when something was under way
+  std::vector<Lingerer*> lingerers_;
   std::uint64_t paths_opened_ = 0;
   bool path_ended_ = false;          // EndpointServices::path_ended
   std::vector<PeerTarget> leaving_;  // removed, when something was still under way

@@ -192,9 +192,10 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
                                                               }});
   context->bind(std::move(events));
   context->peers().watch(context);
+  contexts_.reserve(contexts_.size() + 1);
+  if (thread_) thread_->add(context);
   contexts_.push_back(context);
   choose_lead();
-  if (thread_) thread_->add(context);
   return context;
 }
 
@@ -270,12 +271,8 @@ bool DomainCore::wait(const std::function<bool()>& done, Deadline deadline) {
 
 void DomainCore::progress() {
   registrations_.work();
-  std::vector<std::shared_ptr<Context>> contexts;
-  {
-    const std::lock_guard lock(mutex_);
-    contexts = contexts_;
-  }
-  for (const auto& context : contexts) context->progress();
+  for (auto context = context_from(0); context; context = context_from(context->cell() + std::size_t{1}))
+    context->progress();
 }
 
 void DomainCore::choose_lead() {
@@ -296,13 +293,19 @@ void DomainCore::start_retiring(std::uint32_t index) {
   interrupt_accesses(index);
 }
 
+// The open context with the smallest cell from `cell` on. So they can be visited while others come and go,
+// and without memory for a list of them.
+std::shared_ptr<Context> DomainCore::context_from(std::size_t cell) const {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<Context> next;
+  for (const auto& context : contexts_)
+    if (context->cell() >= cell && (!next || context->cell() < next->cell())) next = context;
+  return next;
+}
+
 void DomainCore::interrupt_accesses(std::uint32_t index) {
-  std::vector<std::shared_ptr<Context>> contexts;
-  {
-    const std::lock_guard lock(mutex_);
-    contexts = contexts_;
-  }
-  for (const auto& context : contexts) context->locked([&](Endpoint& endpoint) { endpoint.forget(index); });
+  for (auto context = context_from(0); context; context = context_from(context->cell() + std::size_t{1}))
+    context->locked([&](Endpoint& endpoint) { endpoint.forget(index); });
   domain_->forget(index);
 }
 
@@ -315,15 +318,13 @@ bool DomainCore::retired(std::uint32_t index, Deadline deadline) {
 
 void DomainCore::close(bool force) {
   if (closed() || inherited()) return;
-  std::vector<std::shared_ptr<Context>> contexts;
   {
     const std::lock_guard lock(mutex_);
-    contexts = contexts_;
     if (!force && post_rules_.mapped_keys() != 0)
       throw Error(Errc::busy, "the domain still has " + std::to_string(post_rules_.mapped_keys()) +
                                   " mapped keys; unmap them first (unmap_key)");
-    if (!force && (!contexts.empty() || regions_.size() != 0))
-      throw Error(Errc::busy, "the domain still has " + std::to_string(contexts.size()) +
+    if (!force && (!contexts_.empty() || regions_.size() != 0))
+      throw Error(Errc::busy, "the domain still has " + std::to_string(contexts_.size()) +
                                   " open endpoint contexts and " + std::to_string(regions_.size()) +
                                   " regions that peers can reach; close them first");
     if (closed_.exchange(true)) return;
@@ -331,7 +332,7 @@ void DomainCore::close(bool force) {
   segment_.header().closed.store(1);
   registrations_.stop();
   if (cache_.cache) cache_.cache->clear();
-  for (const auto& context : contexts) close_context(*context);
+  while (const auto context = first_context()) close_context(*context);
   std::unique_lock lock(mutex_);
   auto thread = std::move(thread_);
   if (thread && thread->is_this_thread()) {

@@ -142,6 +142,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   AuthKeys keys_of(const EndpointTraits& traits);
   SyncReports synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate);
   std::shared_ptr<Context> first_context() const;
+  std::shared_ptr<Context> context_from(std::size_t cell) const;
   void choose_lead();
 
   mutable std::mutex

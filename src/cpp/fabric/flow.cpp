@@ -21,7 +21,6 @@ Flow::~Flow() {
 
 bool Flow::join(RailNumber rail, Carrier& carrier) noexcept {
   if (rail.slot >= kMaxRails) return false;
-  if (rail.slot >= rails_.size()) rails_.resize(rail.slot + 1);
   if (rail.incarnation <= rails_[rail.slot].incarnation) return false;
   Carrier* const former = rails_[rail.slot].carrier;
   rails_[rail.slot] = {rail.incarnation, &carrier};
@@ -32,7 +31,6 @@ bool Flow::join(RailNumber rail, Carrier& carrier) noexcept {
 
 bool Flow::fence(RailNumber rail, const Carrier& from) noexcept {
   if (rail.slot >= kMaxRails) return false;
-  if (rail.slot >= rails_.size()) rails_.resize(rail.slot + 1);
   Rail& there = rails_[rail.slot];
   if (there.incarnation > rail.incarnation) return true;  // it has come back since
   there.incarnation = rail.incarnation;
@@ -59,7 +57,7 @@ void Flow::cut_all() noexcept {
     if (rail.carrier) rail.carrier->cut();
 }
 
-void Flow::message_came(const Carrier& carrier) noexcept {
+void Flow::message_came(const Carrier& carrier) {
   if (message_link_.empty()) message_link_ = carrier.link();
 }
 
@@ -80,15 +78,35 @@ bool Flow::may_come(std::uint64_t number) const noexcept {
   return room || known(number);
 }
 
+void Flow::make_room(std::size_t result) {
+  if (!spare_run_) {
+    Runs one{{0, 0}};
+    spare_run_ = one.extract(one.begin());
+  }
+  if (!spare_outcome_) {
+    Outcomes one;
+    one.try_emplace(0);
+    spare_outcome_ = one.extract(one.begin());
+  }
+  spare_outcome_.mapped().result.reserve(result);
+}
+
 void Flow::record(std::uint64_t number, Errc error, std::span<const std::byte> result) {
+  make_room(result.size());
   if (error != Errc::ok || !result.empty()) {
     result_bytes_ += result.size();
-    outcomes_.insert_or_assign(number, Outcome{error, {result.begin(), result.end()}});
+    spare_outcome_.key() = number;
+    spare_outcome_.mapped().error = error;
+    spare_outcome_.mapped().result.assign(result.begin(), result.end());
+    if (auto known = outcomes_.insert(std::move(spare_outcome_)); !known.inserted)
+      known.position->second = std::move(known.node.mapped());
     return;
   }
   auto after = done_.upper_bound(number);
   if (after == done_.begin() || std::prev(after)->second != number) {
-    done_.emplace_hint(after, number, number + 1);
+    spare_run_.key() = number;
+    spare_run_.mapped() = number + 1;
+    done_.insert(after, std::move(spare_run_));
   } else {
     ++std::prev(after)->second;
   }
@@ -110,15 +128,16 @@ void Flow::settled(std::uint64_t mark) noexcept {
     outcomes_.erase(outcomes_.begin());
   }
   while (!done_.empty() && done_.begin()->first < mark) {
-    const std::uint64_t end = done_.begin()->second;
-    done_.erase(done_.begin());
-    if (end > mark) done_.emplace(mark, end);
+    auto run = done_.extract(done_.begin());
+    if (run.mapped() <= mark) continue;
+    run.key() = mark;
+    done_.insert(std::move(run));
   }
 }
 
 // --- announced messages
 
-Flow::Announced Flow::announce(std::uint64_t number, Carrier& carrier, MessageOrigin& origin) noexcept {
+Flow::Announced Flow::announce(std::uint64_t number, Carrier& carrier, MessageOrigin& origin) {
   const auto found = messages_.find(number);
   if (found == messages_.end()) {
     if (messages_.size() >= kMostAnnounced) return Announced::refused;
@@ -139,19 +158,23 @@ Flow::Announced Flow::announce(std::uint64_t number, Carrier& carrier, MessageOr
   return Announced::waiting;
 }
 
-void Flow::fetching(std::uint64_t number, const Matched& matched) { messages_[number].matched = matched; }
-
-void Flow::done(std::uint64_t number, Errc error) {
-  Message& message = messages_[number];
-  message.matched.reset();
-  message.outcome = error;
+// All of it was announced.
+void Flow::fetching(std::uint64_t number, const Matched& matched) noexcept {
+  if (const auto found = messages_.find(number); found != messages_.end()) found->second.matched = matched;
 }
 
-void Flow::message_settled(std::uint64_t number) noexcept {
+void Flow::done(std::uint64_t number, Errc error) noexcept {
+  const auto found = messages_.find(number);
+  if (found == messages_.end()) return;
+  found->second.matched.reset();
+  found->second.outcome = error;
+}
+
+void Flow::message_settled(std::uint64_t number) {
   const auto found = messages_.find(number);
   if (found == messages_.end() || !found->second.outcome) return;
-  messages_.erase(found);
   if (number >= mark_ && !known(number)) record(number, Errc::ok);  // joins the runs on both sides
+  messages_.erase(found);
 }
 
 Errc Flow::message_outcome(std::uint64_t number) const noexcept {
@@ -160,7 +183,7 @@ Errc Flow::message_outcome(std::uint64_t number) const noexcept {
 }
 
 void Flow::fetch(const fab::Message& message, const Matched& matched) noexcept {
-  messages_[message.id].matched = matched;
+  fetching(message.id, matched);
 }
 
 void Flow::release(const fab::Message& message) noexcept { done(message.id, Errc::ok); }
@@ -174,8 +197,9 @@ std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shar
     if (&entry.flow->initiator().key() != &initiator->key()) return nullptr;  // another one's flow
     if (id.epoch == entry.epoch) return entry.flow;
     if (id.epoch < entry.epoch || must_know) return nullptr;
-    const auto former = std::move(entry.flow);
-    entry = {id.epoch, std::make_shared<Flow>(receives_, initiator, on_alone_)};
+    auto flow = std::make_shared<Flow>(receives_, initiator, on_alone_);
+    const auto former = std::exchange(entry.flow, std::move(flow));
+    entry.epoch = id.epoch;
     former->cut_all();
     return entry.flow;
   }
@@ -198,16 +222,21 @@ Clock::time_point FlowTable::expire() noexcept {
   auto next = Clock::time_point::max();
   std::map<Clock::time_point, std::uint64_t> alone;  // those that stay, oldest first
   std::size_t bytes = 0;
-  for (auto at = flows_.begin(); at != flows_.end();) {
+  for (auto next_at = flows_.begin(); next_at != flows_.end();) {
+    const auto at = next_at++;
     const Flow& flow = *at->second.flow;
     const auto since = flow.alone_since();
     const bool over = flow.over() || (since && now - *since > keep);
     if (since && !over) {
       next = std::min(next, *since + keep);
       bytes += flow.result_bytes();
-      alone.emplace(*since, at->first);
+      try {
+        alone.emplace(*since, at->first);
+      } catch (const std::bad_alloc&) {
+        continue;  // it stays for now
+      }
     }
-    at = over ? flows_.erase(at) : std::next(at);
+    if (over) flows_.erase(at);
   }
   for (; !alone.empty() && (alone.size() > kMostAlone || bytes > Flow::kMostResults);
        alone.erase(alone.begin())) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -77,7 +78,7 @@ class Flow final : public MessageOrigin {
   // The link on which the first message came; empty: none came.
   const std::string& message_link() const noexcept { return message_link_; }
   Sender& initiator() noexcept { return *initiator_; }
-  void message_came(const Carrier& carrier) noexcept;
+  void message_came(const Carrier& carrier);
 
   // --- outcomes of requests that happen once
   struct Outcome {
@@ -90,6 +91,8 @@ class Flow final : public MessageOrigin {
   // Whether a request of this number may still come, and there is room for its outcome.
   bool may_come(std::uint64_t number) const noexcept;
   void record(std::uint64_t number, Errc error, std::span<const std::byte> result = {});
+  // For the outcome of one more, with so many bytes of result, so that the next record() does not throw.
+  void make_room(std::size_t result);
   // The initiator knows the outcomes of all below `mark`.
   void settled(std::uint64_t mark) noexcept;
 
@@ -101,12 +104,13 @@ class Flow final : public MessageOrigin {
     done,     // over: message_outcome()
     refused,  // stands on another living rail, or they are too many
   };
-  Announced announce(std::uint64_t number, Carrier& carrier, MessageOrigin& origin) noexcept;
+  // Throws std::bad_alloc, and nothing has happened then.
+  Announced announce(std::uint64_t number, Carrier& carrier, MessageOrigin& origin);
   Errc message_outcome(std::uint64_t number) const noexcept;
   bool was_announced(std::uint64_t number) const noexcept { return messages_.contains(number); }
-  void fetching(std::uint64_t number, const Matched& matched);  // it met a receive
-  void done(std::uint64_t number, Errc error);                  // received, or not wanted
-  void message_settled(std::uint64_t number) noexcept;          // the initiator knows that
+  void fetching(std::uint64_t number, const Matched& matched) noexcept;  // it met a receive
+  void done(std::uint64_t number, Errc error) noexcept;                  // received, or not wanted
+  void message_settled(std::uint64_t number);                            // the initiator knows that
 
   // While their rails are gone.
   void fetch(const Message& message, const Matched& matched) noexcept override;
@@ -127,13 +131,17 @@ class Flow final : public MessageOrigin {
   ReceiveQueue& receives_;
   const std::shared_ptr<Sender> initiator_;
   const std::function<void()> on_alone_;
-  std::vector<Rail> rails_;
+  std::array<Rail, kMaxRails> rails_;
   std::optional<Clock::time_point> alone_since_ = Clock::now();
   std::string message_link_;
   // Of numbers from mark_ on: runs that succeeded without a result, by their first number, with the one
   // behind the last; and the others.
-  std::map<std::uint64_t, std::uint64_t> done_;
-  std::map<std::uint64_t, Outcome> outcomes_;
+  using Runs = std::map<std::uint64_t, std::uint64_t>;
+  using Outcomes = std::map<std::uint64_t, Outcome>;
+  Runs done_;
+  Outcomes outcomes_;
+  Runs::node_type spare_run_;  // for the next of either
+  Outcomes::node_type spare_outcome_;
   std::size_t result_bytes_ = 0;
   std::uint64_t mark_ = 0;
   bool over_ = false;

@@ -61,7 +61,8 @@ struct GatherJob::Request : Operation {
   std::uint32_t field = 0, shard = 0;
   std::uint32_t place = 0;  // in the source's places
   std::uint32_t tried = 0;
-  bool ran = false;  // failed and open requests are told apart by it
+  Request* next = nullptr;  // in unposted_
+  bool ran = false;         // failed and open requests are told apart by it
 };
 
 GatherJob::GatherJob(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Context> context,
@@ -78,6 +79,7 @@ GatherJob::GatherJob(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Con
     if (first_[shard] != first_[shard + 1]) request_count_ += plan_->fields().size();
   requests_ = std::make_unique<Request[]>(request_count_);
   std::size_t next = 0;
+  Request** last = &unposted_;
   for (std::uint32_t shard = 0; shard < plan_->shards(); ++shard) {
     if (first_[shard] == first_[shard + 1]) continue;
     for (std::uint32_t field = 0; field < plan_->fields().size(); ++field) {
@@ -85,7 +87,8 @@ GatherJob::GatherJob(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Con
       request.job = this;
       request.field = field;
       request.shard = shard;
-      unposted_.push_back(&request);
+      *last = &request;
+      last = &request.next;
     }
   }
   open_ = request_count_;
@@ -144,13 +147,14 @@ bool GatherJob::troubled(Part& out) const {
 }
 
 void GatherJob::post() noexcept {
-  std::vector<Request*> requests;
+  Request* first;
   {
     const std::lock_guard lock(mutex_);
-    requests.swap(unposted_);
+    first = std::exchange(unposted_, nullptr);
     ++open_;
   }
-  for (Request* request : requests) {
+  while (first) {
+    Request* const request = std::exchange(first, std::exchange(first->next, nullptr));
     if (source(*request).places.empty()) {
       copy(request->field, request->shard);
       const std::lock_guard lock(mutex_);
@@ -267,8 +271,14 @@ void GatherJob::send(Request& request) noexcept {
   }
 }
 
+// False: nobody will call post().
+bool GatherJob::ask_for_post() noexcept try {
+  return again_(shared_from_this());
+} catch (const std::exception&) {
+  return false;  // there is no memory for that
+}
+
 // Under the context's lock.
-// NOLINTNEXTLINE(bugprone-exception-escape): only for want of memory
 void GatherJob::ended(Request& request) noexcept {
   const Errc error = request.completion().error;
   const GatherPlan::Source& from = source(request);
@@ -278,12 +288,15 @@ void GatherJob::ended(Request& request) noexcept {
     plan_->lose(holder);
     if (request.place + 1 < from.places.size()) {
       request.tried = request.place + 1;
-      unposted_.push_back(&request);
+      request.next = std::exchange(unposted_, &request);
       const auto self = shared_from_this();  // whoever posts it may end it, before the lock is taken again
       lock.unlock();
-      if (again_(self)) return;
+      if (ask_for_post()) return;
       lock.lock();
-      if (std::erase(unposted_, &request) == 0) return;  // somebody has posted it meanwhile
+      Request** at = &unposted_;
+      while (*at && *at != &request) at = &(*at)->next;
+      if (!*at) return;  // somebody has posted it meanwhile
+      *at = std::exchange(request.next, nullptr);
     }
   }
   request.ran = true;
@@ -303,29 +316,29 @@ void GatherJob::ended(Request& request) noexcept {
 
 // --------------------------------------------------------------------------------------------- GatherWorker
 
-bool GatherWorker::submit(std::shared_ptr<GatherJob> job) {
+bool GatherWorker::submit(std::shared_ptr<GatherJob> job) noexcept try {
   const std::lock_guard lock(state_->mutex);
   if (state_->stop) return false;
-  if (!thread_.joinable()) try {
-      thread_ = start_quiet_thread("pyfab-gather", [state = state_] {
-        std::unique_lock guard(state->mutex);
-        for (;;) {
-          state->wake.wait(guard, [&] { return state->stop || !state->waiting.empty(); });
-          if (state->waiting.empty()) return;
-          auto next = std::move(state->waiting.front());
-          state->waiting.pop_front();
-          guard.unlock();
-          next->post();
-          next.reset();
-          guard.lock();
-        }
-      });
-    } catch (const std::system_error&) {
-      return false;  // the system's limit of threads
-    }
+  if (!thread_.joinable()) {
+    thread_ = start_quiet_thread("pyfab-gather", [state = state_] {
+      std::unique_lock guard(state->mutex);
+      for (;;) {
+        state->wake.wait(guard, [&] { return state->stop || !state->waiting.empty(); });
+        if (state->waiting.empty()) return;
+        auto next = std::move(state->waiting.front());
+        state->waiting.pop_front();
+        guard.unlock();
+        next->post();
+        next.reset();
+        guard.lock();
+      }
+    });
+  }
   state_->waiting.push_back(std::move(job));
   state_->wake.notify_one();
   return true;
+} catch (const std::exception&) {
+  return false;  // memory, or the system's limit of threads
 }
 
 void GatherWorker::stop() noexcept {

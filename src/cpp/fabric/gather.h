@@ -130,6 +130,7 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
   void copy(std::uint32_t field, std::uint32_t shard) noexcept;
   void send(Request& request) noexcept;
   void ended(Request& request) noexcept;
+  bool ask_for_post() noexcept;
   const GatherPlan::Source& source(const Request& request) const noexcept;
   // The first place from `from` on whose holder is not known to be lost; else `from`.
   std::uint32_t choose(const GatherPlan::Source& source, std::uint32_t from) const noexcept;
@@ -148,8 +149,8 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
   mutable std::mutex mutex_;  // guards what follows; may be taken under the context's lock, never around it
   mutable std::condition_variable was_posted_;
   bool posted_ = false;
-  std::vector<Request*> unposted_;
-  std::size_t open_ = 0;  // requests without an outcome, and one for post() while it runs
+  Request* unposted_ = nullptr;  // the first; Request::next
+  std::size_t open_ = 0;         // requests without an outcome, and one for post() while it runs
   std::uint64_t bytes_ = 0;
   Errc error_ = Errc::ok;
   Part failed_{};
@@ -162,9 +163,9 @@ class GatherWorker final {
   ~GatherWorker() { stop(); }
   GatherWorker(const GatherWorker&) = delete;
   GatherWorker& operator=(const GatherWorker&) = delete;
-  // Starts the thread on first use. False after stop(), or where no thread is to be had: nothing will be
-  // done.
-  bool submit(std::shared_ptr<GatherJob> job);
+  // Starts the thread on first use. False after stop(), or where no thread or no memory is to be had: nothing
+  // will be done.
+  bool submit(std::shared_ptr<GatherJob> job) noexcept;
   void stop() noexcept;  // posts what waits; after the context was closed it ends with an error
 
  private:

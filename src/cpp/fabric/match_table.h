@@ -57,8 +57,12 @@ class MatchTable {
 
   // The nodes of this hash, and maybe others.
   const Chain& chain(std::uint64_t hash) const noexcept { return chains_[hash & (chains_.size() - 1)]; }
-  void insert(T& node) {
+  // For one more, so that the next insert() does not throw.
+  void make_room() {
     if (size_ == chains_.size()) grow();
+  }
+  void insert(T& node) {
+    make_room();
     chains_[node.hash & (chains_.size() - 1)].push_back(node);
     ++size_;
   }

@@ -26,8 +26,9 @@ constexpr auto kMostServed = microseconds(1000);      // at a stretch, before ot
 // One context as the thread sees it.
 class ProgressThread::Slot final : public ReadyHandler {
  public:
+  // Masked until take_back() has armed the context.
   Slot(Poller& poller, std::shared_ptr<Context> context) : poller_(poller), context_(std::move(context)) {
-    poller_.add(context_->poll_fd(), EPOLLIN, *this);
+    poller_.add(context_->poll_fd(), 0, *this);
   }
   ~Slot() override { poller_.remove(context_->poll_fd(), *this); }
 
@@ -38,7 +39,7 @@ class ProgressThread::Slot final : public ReadyHandler {
   }
   bool retired() const noexcept { return retired_; }
 
-  Context& context() noexcept { return *context_; }
+  Context& context() const noexcept { return *context_; }
   bool masked() const noexcept { return masked_; }
   bool unfinished() const noexcept { return unfinished_; }  // serve() stopped in the middle of work
 
@@ -92,7 +93,7 @@ class ProgressThread::Slot final : public ReadyHandler {
   Poller& poller_;
   std::shared_ptr<Context> context_;
   microseconds linger_ = kLinger;
-  bool masked_ = false;
+  bool masked_ = true;
   bool unfinished_ = false;
   bool retired_ = false;
 };
@@ -106,9 +107,11 @@ ProgressThread::~ProgressThread() {
 }
 
 void ProgressThread::add(std::shared_ptr<Context> context) {
-  context->set_hand_back([this] { waker_.wake(); });
+  std::list<Slot> arrival;
+  Slot& slot = arrival.emplace_back(poller_, std::move(context));
+  slot.context().set_hand_back([this] { waker_.wake(); });
   const std::lock_guard lock(arrivals_mutex_);
-  arrivals_.push_back(std::move(context));
+  arrivals_.splice(arrivals_.end(), arrival);
   waker_.wake();
 }
 
@@ -116,26 +119,26 @@ void ProgressThread::remove(Context& context) {
   context.set_hand_back(nullptr);
   {
     const std::lock_guard lock(arrivals_mutex_);
-    std::erase_if(arrivals_, [&](const auto& arrival) { return arrival.get() == &context; });
+    std::erase_if(arrivals_, [&](const Slot& slot) { return &slot.context() == &context; });
   }
   const std::lock_guard lock(mutex_);
   if (is_this_thread()) {
-    for (const auto& slot : slots_)
-      if (&slot->context() == &context) slot->retire();
+    for (Slot& slot : slots_)
+      if (&slot.context() == &context) slot.retire();
   } else {
-    std::erase_if(slots_, [&](const auto& slot) { return &slot->context() == &context; });
+    std::erase_if(slots_, [&](const Slot& slot) { return &slot.context() == &context; });
   }
 }
 
 ProgressThread::Again ProgressThread::take_back() {
   Again again = Again::never;
-  for (const auto& slot : slots_) {
-    if (slot->retired() || (!slot->masked() && slot->context().armed())) continue;
-    switch (slot->context().driver()) {
+  for (Slot& slot : slots_) {
+    if (slot.retired() || (!slot.masked() && slot.context().armed())) continue;
+    switch (slot.context().driver()) {
       case Context::Driver::nobody:
-        slot->mask(false);
-        slot->serve();
-        if (slot->masked()) again = std::max(again, slot->unfinished() ? Again::at_once : Again::soon);
+        slot.mask(false);
+        slot.serve();
+        if (slot.masked()) again = std::max(again, slot.unfinished() ? Again::at_once : Again::soon);
         break;
       case Context::Driver::spinning_caller:
         again = std::max(again, Again::soon);
@@ -163,14 +166,10 @@ void ProgressThread::run() {
     poller_.dispatch();  // first: it silences the waker, and what was told by that is looked at below
     {
       const std::lock_guard arrivals_lock(arrivals_mutex_);
-      for (auto& context : arrivals_) {
-        slots_.push_back(std::make_unique<Slot>(poller_, std::move(context)));
-        slots_.back()->mask(true);  // until take_back() has armed it
-      }
-      arrivals_.clear();
+      slots_.splice(slots_.end(), arrivals_);
     }
     again = take_back();
-    std::erase_if(slots_, [](const auto& slot) { return slot->retired(); });
+    std::erase_if(slots_, [](const Slot& slot) { return slot.retired(); });
   }
 }
 

@@ -1,10 +1,10 @@
 #pragma once
 
 #include <atomic>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 #include "base/poller.h"
 #include "base/yielding_mutex.h"
@@ -38,10 +38,10 @@ class ProgressThread final {
   Poller poller_;
   Waker waker_{poller_};
   YieldingMutex<std::recursive_mutex> mutex_;  // guards slots_; held while the thread works on them
-  std::vector<std::unique_ptr<Slot>> slots_;
+  std::list<Slot> slots_;
   std::mutex
       arrivals_mutex_;  // apart, because mutex_ may be held while a callback waits for the caller of add()
-  std::vector<std::shared_ptr<Context>> arrivals_;
+  std::list<Slot> arrivals_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

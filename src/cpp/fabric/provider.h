@@ -69,6 +69,16 @@ struct DomainServices {
   AccessObserver* observer = nullptr;  // of regions that are kObserved; for Session::Services
 };
 
+// Has taken messages that count as sent, and would go with this side while their receiver has not read them.
+class Lingerer {
+ public:
+  // Sends what it can; whether it has to stay for the receiver.
+  virtual bool lingers() noexcept = 0;
+
+ protected:
+  ~Lingerer() = default;
+};
+
 // What a context lends to the endpoints that it drives. The endpoint, its paths and all that is lent here are
 // used under the context's lock only; everything outlives the endpoint.
 struct EndpointServices {
@@ -88,6 +98,8 @@ struct EndpointServices {
   std::function<void()>
       wake_domain;             // wakes those who wait for a counter of the domain (after raise_counters)
   FlowTable* flows = nullptr;  // of linked endpoints, whose links may be rails
+  // Who is in it is given a while when the context closes; the lock is not held all the time.
+  std::vector<Lingerer*>* lingerers = nullptr;
 };
 
 // Whether a peer can be reached, and in words why or why not ("same node, memory mapped", "other host").

@@ -242,7 +242,7 @@ void ReceiveQueue::use(Posted& posted, Matched& arrived, Source source) noexcept
   if (posted.receive.length - posted.filled < posted.receive.least_room) retire(posted, Errc::ok);
 }
 
-bool ReceiveQueue::match(Matched& arrived, Sender& sender) {
+bool ReceiveQueue::match(Matched& arrived, Sender& sender) noexcept {
   const PeerId from = posted_ ? sender.handle() : kNoPeer;
   while (posted_) {
     Posted* posted = find_posted(arrived.head, from, sender.key());

@@ -135,9 +135,11 @@ class ReceiveQueue {
   // --- origins
   // Finds the oldest posted receive that fits `arrived.head`, which is then no longer posted, and fills in
   // the rest of `arrived`. False: none fits.
-  bool match(Matched& arrived, Sender& sender);
-  // No receive wanted it.
+  bool match(Matched& arrived, Sender& sender) noexcept;
+  // No receive wanted it. Throws std::bad_alloc, unless there was made room for it: then nothing has
+  // happened.
   void keep(std::unique_ptr<Message> message);
+  void make_room() { unexpected_.make_room(); }
   // The bytes of a matched message are in place, or `error` tells why they are not.
   static void finish(const Matched& matched, Errc error) noexcept;
   // `origin` ends: what it announced goes, or, unless it is kStreamOnly, stays as announced by `heir`.

@@ -131,11 +131,21 @@ void RegionTable::fetch_ahead(std::uint64_t key) const noexcept {
   __builtin_prefetch(&index(size)[mix(key) & mask_of(size)], 1);
 }
 
+namespace {
+
+// So that giving back what is taken needs no memory.
+void make_room(std::vector<std::uint32_t>& free, std::size_t all) {
+  if (free.capacity() < all) free.reserve(std::max(all, free.capacity() * 2));
+}
+
+}  // namespace
+
 std::uint32_t RegionTable::take_block() {
   if (free_blocks_.empty()) {
     if (blocks_used_ == kPieceBlocks)
       throw Error(Errc::no_memory,
                   "all " + std::to_string(kPieceBlocks) + " regions of several buffers or spans are in use");
+    make_room(free_blocks_, blocks_used_ + 1);
     return blocks_used_++;
   }
   const std::uint32_t block = free_blocks_.back();
@@ -159,6 +169,7 @@ std::uint32_t RegionTable::insert(const RegionRecord& record) {
     throw Error(Errc::no_memory, "all " + std::to_string(kMaxRegions) + " regions of the domain are in use");
   if ((index_filled_ + 1) * 2 > (kFirstIndexSlots << index_size())) grow_index();
 
+  if (free_entries_.empty()) make_room(free_entries_, entries_used_ + 1);
   const std::uint32_t block = vector ? take_block() : 0;
 
   std::uint32_t index = entries_used_;
@@ -276,7 +287,7 @@ void RegionTable::start_close(std::uint32_t index) {
                    std::memory_order_seq_cst);
 }
 
-void RegionTable::finish_close(std::uint32_t entry_index) {
+void RegionTable::finish_close(std::uint32_t entry_index) noexcept {
   const std::lock_guard lock(mutex_);
   RegionEntry& closing = entry(entry_index);
   const std::uint32_t size = index_size();

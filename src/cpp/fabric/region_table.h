@@ -176,7 +176,7 @@ class RegionTable final : public RegionView {
   // In two steps: after start_close() nobody new gets in; the caller waits until all are out, then calls
   // finish_close().
   void start_close(std::uint32_t index);
-  void finish_close(std::uint32_t index);
+  void finish_close(std::uint32_t index) noexcept;
   std::uint32_t size() const noexcept { return live_.load(std::memory_order_relaxed); }
 
  private:

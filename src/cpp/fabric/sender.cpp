@@ -1,5 +1,7 @@
 #include "fabric/sender.h"
 
+#include <new>
+
 namespace fab {
 
 void Sender::known_as(PeerId peer) noexcept {
@@ -24,7 +26,12 @@ PeerId Sender::find() const {
 void Sender::look_again() noexcept {
   seen_ = peers_.changes();
   if (handle_ == kNoPeer || peers_.generation(handle_) != generation_) {
-    handle_ = peers_.size() != 0 ? find() : kNoPeer;
+    try {
+      handle_ = peers_.size() != 0 ? find() : kNoPeer;
+    } catch (const std::bad_alloc&) {
+      handle_ = kNoPeer;  // nobody that is known, until it is asked for again
+      seen_ = ~std::uint64_t{0};
+    }
     generation_ = handle_ == kNoPeer ? 0 : peers_.generation(handle_);
   }
   if (handle_ != kNoPeer)

@@ -39,9 +39,12 @@ Session::Session(Services services)
 
 Session::~Session() { fail(Errc::peer_lost); }
 
-std::size_t Session::output(iovec* out, std::size_t max) noexcept {
+std::size_t Session::output(iovec* out, std::size_t max) noexcept try {
   tsan_puts.release();
   return broken_ ? 0 : output_.output(out, max);
+} catch (const std::bad_alloc&) {
+  broken_ = true;
+  return 0;
 }
 
 bool Session::has_output() const noexcept { return !broken_ && !output_.empty(); }
@@ -107,13 +110,18 @@ std::size_t Session::input(iovec* out, std::size_t max) noexcept {
 
 Errc Session::received(std::size_t bytes) noexcept {
   const std::uint64_t frames = frames_;
-  const Errc error = take_in(bytes);
+  Errc error = Errc::ok;
+  try {
+    error = take_in(bytes);
+  } catch (const std::bad_alloc&) {
+    broken_ = true;
+  }
   if (services_.slice) services_.slice->spend(bytes, frames_ - frames);
   run_fetches();
-  return error;
+  return error == Errc::ok && broken_ ? Errc::no_memory : error;
 }
 
-Errc Session::take_in(std::size_t bytes) noexcept {
+Errc Session::take_in(std::size_t bytes) {
   tsan_stores.acquire();
   if (const std::size_t direct = std::min(bytes, direct_)) {
     sink_cursor().skip(direct);
@@ -127,18 +135,18 @@ Errc Session::take_in(std::size_t bytes) noexcept {
   return consume();
 }
 
-Errc Session::consume() noexcept {
-  for (;;) {
+Errc Session::consume() {
+  while (!broken_) {
     const std::size_t available = filled_ - taken_;
     if (payload_left_) {
-      if (available == 0) return broken_ ? Errc::no_memory : Errc::ok;
+      if (available == 0) return Errc::ok;
       store(std::min<std::size_t>(available, payload_left_));
       if (payload_left_ == 0)
         if (const Errc error = end_payload(); error != Errc::ok) return error;
       continue;
     }
     needed_ = kHeader;
-    if (available < kHeader) return broken_ ? Errc::no_memory : Errc::ok;
+    if (available < kHeader) return Errc::ok;
     const std::byte* at = staging_.get() + taken_;
     if (!decode(at, frame_)) return Errc::protocol;
     if (frame_.length >= kLongFrame)
@@ -156,9 +164,10 @@ Errc Session::consume() noexcept {
       return Errc::protocol;  // more requests than a peer may have outstanding
     needed_ = kHeader;
   }
+  return Errc::no_memory;
 }
 
-Errc Session::on_frame(const std::byte* payload) noexcept {
+Errc Session::on_frame(const std::byte* payload) {
   const bool request = frame_.type < FrameType::ack;
   if (request && write_.open && frame_.type != FrameType::write) return Errc::protocol;
   if (happens_once(frame_) && !(flow_ && flow_->may_come(frame_.id))) return Errc::protocol;
@@ -212,7 +221,7 @@ Errc Session::on_frame(const std::byte* payload) noexcept {
     case FrameType::data:
       return on_data();
     case FrameType::ping:
-      output_.append_header(Lane::answers, {.type = FrameType::pong});
+      tell({.type = FrameType::pong});
       return Errc::ok;
     case FrameType::pong:
       return Errc::ok;
@@ -244,7 +253,7 @@ void Session::store(std::size_t bytes) noexcept {
   }
 }
 
-Errc Session::end_payload() noexcept {
+Errc Session::end_payload() {
   const bool last = frame_.flags & frame_flag::kLast;
   if (frame_.type == FrameType::write) {
     write_.done += frame_.length;
@@ -260,7 +269,14 @@ Errc Session::end_payload() noexcept {
 
 void Session::end_turn() noexcept { flush_acks(); }
 
-void Session::ping() noexcept { output_.append_header(Lane::answers, {.type = FrameType::ping}); }
+void Session::ping() noexcept { tell({.type = FrameType::ping}); }
+
+// Queues a frame for the peer. Who cannot tell it what it waits for gives the stream up.
+void Session::tell(const FrameHeader& header) noexcept try {
+  output_.append_header(Lane::answers, header);
+} catch (const std::bad_alloc&) {
+  broken_ = true;
+}
 
 void Session::forget(std::uint32_t region) noexcept {
   if (!output_.forget(region)) broken_ = true;

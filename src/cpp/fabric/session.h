@@ -123,12 +123,17 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   Session& operator=(const Session&) = delete;
 
   // --- initiator
-  std::size_t post(
-      std::span<const Transfer> batch) noexcept;  // as Path::post; short when the limits are reached
-  bool post_notify(std::uint64_t data, std::uint64_t length) noexcept;  // false: full
+  // As Path::post; short when the limits are reached. A transfer for which there is no memory waits as for
+  // room while something is outstanding, and fails with no_memory otherwise.
+  std::size_t post(std::span<const Transfer> batch) noexcept;
+  bool post_notify(std::uint64_t data, std::uint64_t length) noexcept;  // false: full, or no memory
   std::size_t outstanding() const noexcept;                             // requests without an answer
 
   // --- byte stream
+  // Whether memory was lacking for what the peer is owed, so that the owner has to end the stream with
+  // no_memory. Nothing is sent from then on. received() and accept() tell it, too; in between, on_output() is
+  // called.
+  bool broken() const noexcept { return broken_; }
   // What to send next, at most `max` pieces, which stay valid until sent() or fail(); 0 if there is nothing.
   std::size_t output(iovec* out, std::size_t max) noexcept;
   void sent(std::size_t bytes) noexcept;
@@ -150,6 +155,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   }
 
   // A message that came beside the stream; nothing but its head is known.
+  // Tells as received() does.
   Errc accept(Matched& arrived, const std::byte* payload) noexcept;
 
   // --- control
@@ -240,24 +246,28 @@ class Session final : private MessageOrigin, private Flow::Carrier {
     std::uint64_t done = 0;  // bytes that were read
   };
 
-  // initiator
+  // initiator. What posts throws std::bad_alloc, and has done nothing then.
+  std::size_t post_front(std::span<const Transfer> batch);
+  bool refuse(const Transfer& transfer) noexcept;
+  void post_request(const Transfer& transfer, Request& request);
   void post_write(const Transfer& transfer, Request& request);
   void post_atomic(const Transfer& transfer, Request& request);
   void post_rows(std::span<const Transfer> run);
   void settle_rows(const Request& request, Errc error) noexcept;
-  void read_again() noexcept;
+  void read_again();
   void settle(const Request& request, Errc error) noexcept;
   void settle_early(Request& request) noexcept;
-  void finish_oldest(Errc error) noexcept;
+  void finish_oldest(Errc error);
   bool awaits_data() const noexcept;
-  Errc on_ack() noexcept;
-  Errc on_fail() noexcept;
-  Errc on_data() noexcept;
-  // target
+  Errc on_ack();
+  Errc on_fail();
+  Errc on_data();
+  // target. What serves a frame throws std::bad_alloc; the stream ends then, and has not changed anything
+  // twice or halfway.
   Admitted admit(OpCode op) const noexcept;
-  Errc on_write() noexcept;
+  Errc on_write();
   void end_probe();
-  void end_write() noexcept;
+  void end_write();
   void on_read();
   Errc on_rows(const std::byte* payload);
   void on_describe();
@@ -272,16 +282,20 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   bool post_beside(const Transfer& transfer) noexcept;  // false: has to go through the stream
   bool post_small(const Transfer& transfer, FrameHeader header);
   bool announce(const Transfer& transfer, FrameHeader header);
+  std::byte* hold_announced(FrameHeader& header, Announced entry);
   void end_send(Operation* operation, std::uint64_t length, Errc error) noexcept;
+  void begin_fetch(const Matched& matched, std::uint64_t id, std::vector<iovec> where) noexcept;
   void run_fetches() noexcept;
   void read_fetches() noexcept;
   bool slice_spent() const noexcept { return services_.slice && services_.slice->spent(); }
   bool stands(std::uint64_t id) const noexcept;  // an announcement of the peer
-  void start_pull(Pull pull);
+  void start_pull(const Pull& pull);
+  void pull(const Pull& what) noexcept;
   void finish_pull(Errc error) noexcept;
   void end_fetch(const Pull& pull, Errc error) noexcept;
   const Flow::Outcome* done_before() const noexcept;
-  void remember(Errc outcome, std::span<const std::byte> result = {});
+  void prepare_to_remember(std::size_t result);
+  void remember(Errc outcome, std::span<const std::byte> result = {}) noexcept;
   Errc on_join();
   Errc on_fence();
   Errc on_settled();
@@ -290,27 +304,29 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   void resume(std::uint64_t number, const Matched& matched) noexcept override;
   bool in_order() const noexcept;
   bool buffer(std::uint64_t cost) noexcept;  // false: more than the peer may send
-  void deliver_message(Matched& arrived, const std::byte* payload) noexcept;
-  Errc on_message(const std::byte* payload) noexcept;
+  void deliver_message(Matched& arrived, const std::byte* payload);
+  Errc on_message(const std::byte* payload);
   Errc on_announce(const std::byte* payload);
   Errc on_pull();
   Errc on_release() noexcept;
   Errc on_credit() noexcept;
-  void tell_release(std::uint64_t id, Errc error);
+  void tell_release(std::uint64_t id, Errc error) noexcept;
   void fetch(const Message& message, const Matched& matched) noexcept override;
   void release(const Message& message) noexcept override;
   void consumed(std::uint64_t bytes) noexcept override;
   void messages_sent() noexcept;
   void fail_messages(Errc error) noexcept;
-  void answer(Errc outcome);
+  void tell(const FrameHeader& header) noexcept;
+  void answer(Errc outcome) noexcept;
+  std::byte* answer_room();
   void answer_data(const std::byte* content);
   void answer_copy(std::uint32_t region, std::span<const SessionOutput::Range> ranges, std::byte* content);
-  void flush_acks();
+  void flush_acks() noexcept;
   // stream
-  Errc take_in(std::size_t bytes) noexcept;
-  Errc consume() noexcept;
-  Errc on_frame(const std::byte* payload) noexcept;
-  Errc end_payload() noexcept;
+  Errc take_in(std::size_t bytes);
+  Errc consume();
+  Errc on_frame(const std::byte* payload);
+  Errc end_payload();
   void store(std::size_t bytes) noexcept;
   PieceCursor& sink_cursor() noexcept {
     return sink_ == Sink::landing ? requests_.front().landing : region_cursor_;
@@ -332,7 +348,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
   std::uint64_t window_used_ = 0;                           // of kMessageWindow, by messages of this side
   std::unordered_map<std::uint64_t, Announced> announced_;  // by number
   std::uint64_t next_announced_ = 1;
-  std::vector<Fetch> fetches_;     // to be read in one go, or slice by slice
+  RingQueue<Fetch> fetches_;       // to be read in one go, or slice by slice
   std::uint64_t fetch_bytes_ = 0;  // of them
   RingQueue<Pull> pulls_;          // among requests_, in the same order
   RingQueue<Pull> waiting_pulls_;  // for a place there

@@ -72,58 +72,91 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
         output_.copied(Lane::requests) >= kMostCopied ||
         (fetches && result_bytes_ + kMaxAtomicBytes > kMaxResultBytes))
       break;
-    if (transfer.op == OpCode::send) {
-      if (!post_message(transfer)) break;
-      ++posted;
-      ++services_.counts.posted;
-      continue;
+    std::size_t taken = 0;
+    try {
+      taken = post_front(batch.subspan(posted));
+    } catch (const std::bad_alloc&) {
+      taken = refuse(transfer) ? 1 : 0;
     }
-    if (const std::size_t rows = rows_at_front(batch.subspan(posted)); rows > 1) {
-      post_rows(batch.subspan(posted, rows));
-      posted += rows;
-      continue;
-    }
-    ++posted;
+    if (taken == 0) break;
+    posted += taken;
+  }
+  return posted;
+}
+
+// A transfer for which there is no memory; false: it may be tried again, as others have yet to be answered.
+bool Session::refuse(const Transfer& transfer) noexcept {
+  if (!requests_.empty()) return false;
+  ++services_.counts.posted;
+  settle({.operation = transfer.operation, .op = transfer.op}, Errc::no_memory);
+  return true;
+}
+
+// Takes what the batch begins with; returns how many transfers that is, 0 if there is no room.
+std::size_t Session::post_front(std::span<const Transfer> batch) {
+  const Transfer& transfer = batch.front();
+  requests_.reserve(requests_.size() + 1);
+  if (transfer.op == OpCode::send) {
+    if (!post_message(transfer)) return 0;
     ++services_.counts.posted;
-    Request request{.operation = transfer.operation,
-                    .op = transfer.op,
-                    .delivery = level_of(transfer),
-                    .error = check_copied(transfer),
-                    .length = transfer.length};
-    if (request.delivery <= Delivery::transmit) {
-      request.context = transfer.operation->completion().context;
-      request.flags = transfer.operation->late_flags();
-    }
-    if (request.error != Errc::ok) {
-      request.local = true;
-      if (requests_.empty()) {
-        settle(request, request.error);
-        continue;
-      }
-    } else if (transfer.op == OpCode::write) {
-      post_write(transfer, request);
-    } else if (transfer.op == OpCode::read) {
+    return 1;
+  }
+  if (const std::size_t rows = rows_at_front(batch); rows > 1) {
+    post_rows(batch.first(rows));
+    return rows;
+  }
+  Request request{.operation = transfer.operation,
+                  .op = transfer.op,
+                  .delivery = level_of(transfer),
+                  .error = check_copied(transfer),
+                  .length = transfer.length};
+  if (request.delivery <= Delivery::transmit) {
+    request.context = transfer.operation->completion().context;
+    request.flags = transfer.operation->late_flags();
+  }
+  request.local = request.error != Errc::ok;
+  if (!request.local) post_request(transfer, request);
+  ++services_.counts.posted;
+  if (request.local && requests_.empty()) {
+    settle(request, request.error);
+    return 1;
+  }
+  request.end = output_.requests_queued();
+  requests_.push_back(std::move(request));
+  return 1;
+}
+
+// Queues the frames of a request.
+void Session::post_request(const Transfer& transfer, Request& request) {
+  switch (transfer.op) {
+    case OpCode::write:
+      return post_write(transfer, request);
+    case OpCode::read: {
       FrameHeader header{
           .type = FrameType::read, .key = transfer.key, .remote = transfer.remote, .total = transfer.length};
       mark_part(transfer, header);
       output_.append_header(Lane::requests, header);
       request.landing = local_of(transfer);
-    } else if (transfer.op == OpCode::describe) {
+      return;
+    }
+    case OpCode::describe:
       output_.append_header(Lane::requests,
                             {.type = FrameType::describe, .key = transfer.key, .total = kDescriptionBytes});
       request.landing = local_of(transfer);
-    } else if (transfer.op == OpCode::probe) {
+      return;
+    case OpCode::probe:
       request.length = transfer.remote;
       output_.append_header(Lane::requests, {.type = FrameType::probe,
                                              .length = static_cast<std::uint32_t>(transfer.length),
                                              .total = transfer.remote});
       if (transfer.length != 0) output_.zeros(transfer.length);
-    } else if (transfer.op == OpCode::settled) {
-      output_.append_header(Lane::requests,
-                            {.type = FrameType::settled, .total = transfer.data, .id = transfer.remote});
-    } else if (transfer.op == OpCode::join || transfer.op == OpCode::fence) {
+      return;
+    case OpCode::settled:
+      return output_.append_header(
+          Lane::requests, {.type = FrameType::settled, .total = transfer.data, .id = transfer.remote});
+    case OpCode::join:
+    case OpCode::fence: {
       const bool joins = transfer.op == OpCode::join;
-      joined_ |= joins;
       output_.append_header(
           Lane::requests,
           {.type = joins ? FrameType::join : FrameType::fence,
@@ -131,18 +164,15 @@ std::size_t Session::post(std::span<const Transfer> batch) noexcept {
            .key = transfer.key,
            .remote = transfer.remote,
            .data = transfer.data});
-    } else {
-      post_atomic(transfer, request);
+      joined_ |= joins;
+      return;
     }
-    request.end = output_.requests_queued();
-    requests_.push_back(std::move(request));
+    default:
+      return post_atomic(transfer, request);
   }
-  return posted;
 }
 
 void Session::post_rows(std::span<const Transfer> run) {
-  services_.counts.posted += run.size();
-  asked_rows_ += run.size();
   auto rows = std::make_unique<Rows>();
   rows->key = run.front().key;
   rows->rows.reserve(run.size());
@@ -169,13 +199,21 @@ void Session::post_rows(std::span<const Transfer> run) {
   request.landing = PieceCursor(rows->places.data(), rows->places.size());
   request.rows = std::move(rows);
   requests_.push_back(std::move(request));
+  services_.counts.posted += run.size();
+  asked_rows_ += run.size();
 }
 
 // One range out of bounds, or one landing place that is not there, is no reason for the others to fail: then
 // each is asked for by itself.
 void Session::settle_rows(const Request& request, Errc error) noexcept {
   PathCounts& counts = services_.counts;
-  const bool again = error == Errc::bounds && !failing_;
+  bool again = error == Errc::bounds && !failing_;
+  try {
+    if (again) again_.reserve(again_.size() + request.rows->rows.size());
+  } catch (const std::bad_alloc&) {
+    again = false;
+    error = Errc::no_memory;  // whichever of them is out of bounds
+  }
   asked_rows_ -= request.rows->rows.size();
   for (std::size_t i = 0; i < request.rows->rows.size(); ++i) {
     const Row& row = request.rows->rows[i];
@@ -196,9 +234,10 @@ void Session::settle_rows(const Request& request, Errc error) noexcept {
   }
 }
 
-void Session::read_again() noexcept {
+void Session::read_again() {
   for (; !again_.empty() && requests_.size() + asked_rows_ < kMaxOutstanding; again_.pop_front()) {
     const Transfer& row = again_.front();
+    requests_.reserve(requests_.size() + 1);
     output_.append_header(
         Lane::requests, {.type = FrameType::read, .key = row.key, .remote = row.remote, .total = row.length});
     requests_.push_back({.operation = row.operation,
@@ -274,10 +313,12 @@ void Session::post_atomic(const Transfer& transfer, Request& request) {
   }
 }
 
-bool Session::post_notify(std::uint64_t data, std::uint64_t length) noexcept {
+bool Session::post_notify(std::uint64_t data, std::uint64_t length) noexcept try {
   if (broken_ || output_.copied(Lane::requests) >= kMostCopied) return false;
   output_.append_header(Lane::requests, {.type = FrameType::notify, .total = length, .data = data});
   return true;
+} catch (const std::bad_alloc&) {
+  return false;
 }
 
 // The operation may be gone once it is settled.
@@ -298,7 +339,7 @@ void Session::settle(const Request& request, Errc error) noexcept {
     services_.completions.push_remote({.context = request.context, .error = error, .flags = request.flags});
 }
 
-void Session::finish_oldest(Errc error) noexcept {
+void Session::finish_oldest(Errc error) {
   do {
     const Request request = std::move(requests_.front());
     requests_.pop_front();
@@ -308,9 +349,9 @@ void Session::finish_oldest(Errc error) noexcept {
   } while (!requests_.empty() && requests_.front().local);
   read_again();
   while (!waiting_pulls_.empty() && requests_.size() < kMaxOutstanding) {
-    Pull pull = waiting_pulls_.front();
+    const Pull next = waiting_pulls_.front();
     waiting_pulls_.pop_front();
-    start_pull(pull);
+    pull(next);
   }
 }
 
@@ -320,7 +361,7 @@ bool Session::awaits_data() const noexcept {
   return request.op == OpCode::probe ? request.length != 0 : wants_data(request.op);
 }
 
-Errc Session::on_ack() noexcept {
+Errc Session::on_ack() {
   for (std::uint64_t i = 0; i < frame_.total; ++i) {
     if (handed_over_ == 0 || awaits_data()) return Errc::protocol;
     finish_oldest(Errc::ok);
@@ -328,13 +369,13 @@ Errc Session::on_ack() noexcept {
   return Errc::ok;
 }
 
-Errc Session::on_fail() noexcept {
+Errc Session::on_fail() {
   if (handed_over_ == 0) return Errc::protocol;
   finish_oldest(static_cast<Errc>(frame_.data));
   return Errc::ok;
 }
 
-Errc Session::on_data() noexcept {
+Errc Session::on_data() {
   if (handed_over_ == 0 || !awaits_data()) return Errc::protocol;
   const Request& request = requests_.front();
   const std::uint64_t left = request.length - request.got;

@@ -59,6 +59,7 @@ bool Session::post_message(const Transfer& transfer) {
     return true;
   }
   LinkCounters* const link = services_.sender->counters();
+  sending_.reserve(sending_.size() + 1);
   const bool small = transfer.length <= services_.largest_message &&
                      window_used_ + transfer.length + kMessageOverhead <= kMessageWindow;
   if (small && post_beside(transfer)) {
@@ -100,9 +101,10 @@ bool Session::post_beside(const Transfer& transfer) noexcept {
 
 bool Session::post_small(const Transfer& transfer, FrameHeader header) {
   const bool acknowledged = level_of(transfer) == Delivery::delivery;
-  if (services_.beside) header.remote |= std::uint64_t{services_.beside->number()} << 32;
   if (acknowledged) header.flags |= frame_flag::kAcknowledge;
   std::byte* at = output_.append(Lane::requests, kHeaderBytes + transfer.length);
+  // Only now: a number that never comes would keep the peer from all that follow.
+  if (services_.beside) header.remote |= std::uint64_t{services_.beside->number()} << 32;
   encode(header, at);
   gather(local_of(transfer), at + kHeaderBytes, transfer.length);
   window_used_ += transfer.length + kMessageOverhead;
@@ -120,16 +122,12 @@ bool Session::post_small(const Transfer& transfer, FrameHeader header) {
 
 bool Session::announce(const Transfer& transfer, FrameHeader header) {
   if (announced_.size() == kMaxOutstanding) return false;
-  if (header.id != 0)
-    static_cast<FlowOperation&>(*transfer.operation).announced = true;
-  else
-    header.id = kStreamOnly | (services_.ledger ? services_.ledger->open() : next_announced_++);
-  Announced& entry = announced_[header.id];
-  entry = {.operation = transfer.operation, .source = local_of(transfer), .length = transfer.length};
+  Announced entry{.operation = transfer.operation, .source = local_of(transfer), .length = transfer.length};
   iovec whole{transfer.local, static_cast<std::size_t>(transfer.length)};
   const iovec* pieces = transfer.piece_count ? transfer.local_pieces : &whole;
   std::size_t count = transfer.piece_count ? transfer.piece_count : 1;
-  if (transfer.delivery == Delivery::inject) {
+  const bool injects = transfer.delivery == Delivery::inject;
+  if (injects) {
     entry.copy = std::make_unique_for_overwrite<std::byte[]>(transfer.length);
     gather(entry.source, entry.copy.get(), transfer.length);
     entry.source = PieceCursor(entry.copy.get());
@@ -137,7 +135,6 @@ bool Session::announce(const Transfer& transfer, FrameHeader header) {
     pieces = &whole;
     count = 1;
     entry.operation = nullptr;
-    transfer.operation->settle(Errc::ok, transfer.length);
   }
   const bool readable = std::ranges::none_of(std::span(pieces, count), [](const iovec& piece) {
     return DmaBuf::any_in(
@@ -145,9 +142,10 @@ bool Session::announce(const Transfer& transfer, FrameHeader header) {
   });
   if (!services_.reader || count > kMaxAnnouncedPieces || !readable) count = 0;
   header.type = FrameType::announce;
-  if (services_.beside) header.remote |= std::uint64_t{services_.beside->number()} << 32;
   header.length = static_cast<std::uint32_t>(count * kPieceBytes);
-  std::byte* at = output_.append(Lane::requests, kHeaderBytes + header.length);
+  std::byte* at = hold_announced(header, std::move(entry));
+  if (!(header.id & kStreamOnly)) static_cast<FlowOperation&>(*transfer.operation).announced = true;
+  if (services_.beside) header.remote |= std::uint64_t{services_.beside->number()} << 32;
   encode(header, at);
   at += kHeaderBytes;
   for (std::size_t i = 0; i < count; ++i, at += kPieceBytes) {
@@ -155,7 +153,22 @@ bool Session::announce(const Transfer& transfer, FrameHeader header) {
                                     to_little(std::uint64_t{pieces[i].iov_len})};
     std::memcpy(at, words, sizeof words);
   }
+  if (injects) transfer.operation->settle(Errc::ok, transfer.length);
   return true;
+}
+
+// Notes an announced message, under a number of the stream if it has none, and makes room for its frame.
+std::byte* Session::hold_announced(FrameHeader& header, Announced entry) {
+  const bool of_stream = header.id == 0;
+  if (of_stream) header.id = kStreamOnly | (services_.ledger ? services_.ledger->open() : next_announced_++);
+  try {
+    announced_.insert_or_assign(header.id, std::move(entry));
+    return output_.append(Lane::requests, kHeaderBytes + header.length);
+  } catch (...) {
+    announced_.erase(header.id);
+    if (of_stream && services_.ledger) services_.ledger->end(header.id);
+    throw;
+  }
 }
 
 void Session::messages_sent() noexcept {
@@ -208,7 +221,7 @@ bool Session::buffer(std::uint64_t cost) noexcept {
 }
 
 // A small one, which was counted as buffered.
-void Session::deliver_message(Matched& arrived, const std::byte* payload) noexcept {
+void Session::deliver_message(Matched& arrived, const std::byte* payload) {
   const std::uint64_t length = arrived.head.length;
   if (services_.receives.match(arrived, *services_.sender)) {
     const bool stored = store_message(arrived, payload);
@@ -226,11 +239,15 @@ void Session::deliver_message(Matched& arrived, const std::byte* payload) noexce
 
 Errc Session::accept(Matched& arrived, const std::byte* payload) noexcept {
   if (!buffer(arrived.head.length + kMessageOverhead)) return Errc::protocol;
-  deliver_message(arrived, payload);
-  return Errc::ok;
+  try {
+    deliver_message(arrived, payload);
+  } catch (const std::bad_alloc&) {
+    broken_ = true;
+  }
+  return broken_ ? Errc::no_memory : Errc::ok;
 }
 
-Errc Session::on_message(const std::byte* payload) noexcept {
+Errc Session::on_message(const std::byte* payload) {
   Matched arrived{.head = head_of(frame_)};
   const std::uint64_t cost = arrived.head.length + kMessageOverhead;
   if (!buffer(cost)) return Errc::protocol;
@@ -243,15 +260,36 @@ Errc Session::on_message(const std::byte* payload) noexcept {
   if (numbered && (flow_->known(frame_.id) || flow_->was_announced(frame_.id))) {
     consumed(cost);
   } else {
-    if (numbered) remember(Errc::ok);
+    if (numbered) prepare_to_remember(0);
     deliver_message(arrived, payload);
+    if (numbered) remember(Errc::ok);
   }
   if (frame_.flags & frame_flag::kAcknowledge) answer(Errc::ok);
   return Errc::ok;
 }
 
+// All that may lack memory comes before anybody hears of the message.
 Errc Session::on_announce(const std::byte* payload) {
   if (++announcements_ > kMaxOutstanding) return Errc::protocol;
+  auto message = std::make_unique<Message>();
+  message->head = head_of(frame_);
+  message->sender = services_.sender;
+  message->origin = this;
+  message->announced = true;
+  message->id = frame_.id;
+  std::uint64_t described = 0;
+  for (std::size_t i = 0; i < frame_.length / kPieceBytes; ++i, payload += kPieceBytes) {
+    std::uint64_t words[2];
+    std::memcpy(words, payload, sizeof words);
+    const std::uint64_t length = to_little(words[1]);
+    if (length > message->head.length - described) return Errc::protocol;
+    described += length;
+    message->where.push_back(
+        {reinterpret_cast<void*>(to_little(words[0])), static_cast<std::size_t>(length)});
+  }
+  if (!message->where.empty() && described != message->head.length) return Errc::protocol;
+  fetches_.reserve(fetches_.size() + 1);
+  services_.receives.make_room();
   if (flow_ && !(frame_.id & kStreamOnly)) {
     flow_->message_came(*this);
     switch (flow_->announce(frame_.id, *this, *this)) {
@@ -269,36 +307,35 @@ Errc Session::on_announce(const std::byte* payload) {
   } else if (!(frame_.id & kStreamOnly)) {
     return Errc::protocol;
   }
-  Message message;
-  message.head = head_of(frame_);
-  message.sender = services_.sender;
-  message.origin = this;
-  message.announced = true;
-  message.id = frame_.id;
-  std::uint64_t described = 0;
-  for (std::size_t i = 0; i < frame_.length / kPieceBytes; ++i, payload += kPieceBytes) {
-    std::uint64_t words[2];
-    std::memcpy(words, payload, sizeof words);
-    const std::uint64_t length = to_little(words[1]);
-    if (length > message.head.length - described) return Errc::protocol;
-    described += length;
-    message.where.push_back({reinterpret_cast<void*>(to_little(words[0])), static_cast<std::size_t>(length)});
-  }
-  if (!message.where.empty() && described != message.head.length) return Errc::protocol;
-  Matched matched{.head = message.head};
+  Matched matched{.head = message->head};
   if (!services_.receives.match(matched, *services_.sender)) {
-    services_.receives.keep(std::make_unique<Message>(std::move(message)));
+    services_.receives.keep(std::move(message));
     return Errc::ok;
   }
-  fetches_.push_back({{message.id, matched}, std::move(message.where)});
-  fetch_bytes_ += matched.room;
+  begin_fetch(matched, message->id, std::move(message->where));
   // Those that came together are read together, where that saves something.
   if (!services_.reader || fetches_.size() == kMostFetches || fetch_bytes_ >= kMostFetchBytes) run_fetches();
   return Errc::ok;
 }
 
+// There is room in fetches_.
+void Session::begin_fetch(const Matched& matched, std::uint64_t id, std::vector<iovec> where) noexcept {
+  if (flow_ && !(id & kStreamOnly)) flow_->fetching(id, matched);
+  fetches_.push_back({{id, matched}, std::move(where)});
+  fetch_bytes_ += matched.room;
+}
+
 void Session::fetch(const Message& message, const Matched& matched) noexcept {
-  fetches_.push_back({{message.id, matched}, message.where});
+  std::vector<iovec> where;
+  try {
+    fetches_.reserve(fetches_.size() + 1);
+    where = message.where;
+  } catch (const std::bad_alloc&) {
+    end_fetch({message.id, matched}, Errc::no_memory);
+    if (services_.on_output) services_.on_output();
+    return;
+  }
+  begin_fetch(matched, message.id, std::move(where));
   run_fetches();
 }
 
@@ -315,53 +352,54 @@ void Session::read_fetches() noexcept {
   MemoryReader::Read* read_of[kMostFetches] = {};
   std::size_t readable = 0, begun = 0;
   std::uint64_t left = services_.slice ? services_.slice->left() : ~std::uint64_t{0}, bytes = 0;
-  for (const Fetch& fetch : fetches_) {
-    if (begun == kMostFetches || left == 0) break;
-    const std::size_t at = begun++;
+  for (; begun < std::min(fetches_.size(), kMostFetches) && left != 0; ++begun) {
+    const Fetch& fetch = fetches_[begun];
     const Matched& matched = fetch.pull.matched;
-    if (fetch.done == 0 && flow_ && !(fetch.pull.id & kStreamOnly)) flow_->fetching(fetch.pull.id, matched);
     if (matched.room == 0 || !services_.reader || fetch.where.empty() || !stands(fetch.pull.id)) continue;
     const std::uint64_t length = std::min(matched.room - fetch.done, left);
-    read_of[at] = &reads[readable++];
-    *read_of[at] = {fetch.where, matched.landing, fetch.done, length};
+    read_of[begun] = &reads[readable++];
+    *read_of[begun] = {fetch.where, matched.landing, fetch.done, length};
     left -= length;
     bytes += length;
   }
   if (readable) services_.reader->read({reads, readable});
   if (services_.slice) services_.slice->spend(bytes, begun);
-  std::size_t ended = 0;
-  for (; ended < begun; ++ended) {
-    Fetch& fetch = fetches_[ended];
-    const MemoryReader::Read* const read = read_of[ended];
+  for (std::size_t i = 0; i < begun; ++i) {
+    Fetch& fetch = fetches_.front();
+    const MemoryReader::Read* const read = read_of[i];
     Errc outcome = fetch.pull.matched.room == 0 ? Errc::ok : Errc::not_supported;
     if (read) {
       outcome = read->outcome;
       fetch.done += read->length;
     }
     if (!stands(fetch.pull.id)) outcome = Errc::peer_lost;
-    if (outcome == Errc::not_supported)
-      start_pull(fetch.pull);
-    else if (outcome != Errc::ok || !read || fetch.done == fetch.pull.matched.room)
-      end_fetch(fetch.pull, outcome);
-    else
-      break;
+    if (outcome == Errc::ok && read && fetch.done != fetch.pull.matched.room) break;
+    const Pull ended = fetch.pull;
+    fetches_.pop_front();
+    outcome == Errc::not_supported ? pull(ended) : end_fetch(ended, outcome);
   }
-  fetches_.erase(fetches_.begin(), fetches_.begin() + static_cast<std::ptrdiff_t>(ended));
   fetch_bytes_ = 0;
 }
 
-void Session::start_pull(Pull pull) {
+void Session::start_pull(const Pull& pull) {
   if (requests_.size() >= kMaxOutstanding) {
     waiting_pulls_.push_back(pull);
     return;
   }
-  ++services_.counts.posted;
+  requests_.reserve(requests_.size() + 1);
+  pulls_.reserve(pulls_.size() + 1);
   output_.append_header(Lane::requests, {.type = FrameType::pull, .total = pull.matched.room, .id = pull.id});
+  ++services_.counts.posted;
   requests_.push_back({.op = OpCode::receive,
                        .length = pull.matched.room,
                        .end = output_.requests_queued(),
                        .landing = pull.matched.landing});
   pulls_.push_back(pull);
+}
+
+// The same where the message is lost if there is no memory to ask for it.
+void Session::pull(const Pull& what) noexcept try { start_pull(what); } catch (const std::bad_alloc&) {
+  end_fetch(what, Errc::no_memory);
 }
 
 void Session::finish_pull(Errc error) noexcept {
@@ -380,7 +418,7 @@ void Session::end_fetch(const Pull& pull, Errc error) noexcept {
     if (failing_) return;  // it goes on with the next announcement
     flow_->done(pull.id, error);
   }
-  tell_release(pull.id, error);
+  if (!failing_) tell_release(pull.id, error);
   ReceiveQueue::finish(pull.matched, error);
 }
 
@@ -388,13 +426,12 @@ void Session::resume(std::uint64_t number, const Matched& matched) noexcept {
   if (matched.room == 0)
     end_fetch({number, matched}, Errc::ok);
   else
-    start_pull({number, matched});
+    pull({number, matched});
 }
 
-void Session::tell_release(std::uint64_t id, Errc error) {
+void Session::tell_release(std::uint64_t id, Errc error) noexcept {
   --announcements_;
-  output_.append_header(Lane::answers,
-                        {.type = FrameType::release, .data = static_cast<std::uint64_t>(error), .id = id});
+  tell({.type = FrameType::release, .data = static_cast<std::uint64_t>(error), .id = id});
 }
 
 void Session::release(const Message& message) noexcept {
@@ -408,7 +445,7 @@ void Session::consumed(std::uint64_t bytes) noexcept {
   buffered_ -= bytes;
   uncredited_ += bytes;
   if (uncredited_ < kCreditAtOnce) return;
-  output_.append_header(Lane::answers, {.type = FrameType::credit, .total = std::exchange(uncredited_, 0)});
+  tell({.type = FrameType::credit, .total = std::exchange(uncredited_, 0)});
   if (services_.on_output) services_.on_output();
 }
 
@@ -424,7 +461,7 @@ void Session::fail_messages(Errc error) noexcept {
     end_send(entry.operation, taken ? entry.length : 0, taken ? Errc::ok : error);
   }
   for (; !waiting_pulls_.empty(); waiting_pulls_.pop_front()) end_fetch(waiting_pulls_.front(), error);
-  for (const Fetch& fetch : std::exchange(fetches_, {})) end_fetch(fetch.pull, error);
+  for (; !fetches_.empty(); fetches_.pop_front()) end_fetch(fetches_.front().pull, error);
 }
 
 }  // namespace fab

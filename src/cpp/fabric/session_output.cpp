@@ -15,6 +15,7 @@ alignas(64) constexpr std::byte kZeros[64 * 1024] = {};
 
 std::byte* SessionOutput::append(Lane lane, std::size_t bytes) {
   LaneQueue& queue = of(lane);
+  queue.items.reserve(queue.items.size() + 2);  // one may follow as its payload
   std::byte* at = queue.bytes.append(bytes);
   if (queue.items.empty() || queue.items.back().source != Source::copied) queue.items.push_back({});
   queue.items.back().left += bytes;
@@ -22,7 +23,7 @@ std::byte* SessionOutput::append(Lane lane, std::size_t bytes) {
   return at;
 }
 
-void SessionOutput::user_payload(const FrameHeader& first, const PieceCursor& source) {
+void SessionOutput::user_payload(const FrameHeader& first, const PieceCursor& source) noexcept {
   const std::uint64_t frames = (first.total + kMaxPayload - 1) / kMaxPayload;
   Item item{
       .source = Source::user, .serial = next_serial_++, .left = first.total, .frame_left = first.length};
@@ -32,7 +33,7 @@ void SessionOutput::user_payload(const FrameHeader& first, const PieceCursor& so
   requests_queued_ += first.total + (frames - 1) * sizeof(FrameHeader);
 }
 
-void SessionOutput::zeros(std::uint64_t length) {
+void SessionOutput::zeros(std::uint64_t length) noexcept {
   of(Lane::requests)
       .items.push_back(
           {.source = Source::zero, .serial = next_serial_++, .left = length, .frame_left = length});
@@ -269,7 +270,7 @@ void SessionOutput::end_answer(std::uint32_t serial, Errc error) noexcept {
   }
 }
 
-bool SessionOutput::forget(std::uint32_t index) {
+bool SessionOutput::forget(std::uint32_t index) noexcept {
   for (std::size_t i = 0; i < staged_.size(); ++i) {
     if (staged_[i].source != Source::region || staged_[i].region != index || staged_[i].length == 0) continue;
     end_answer(staged_[i].serial, Errc::key_rejected);

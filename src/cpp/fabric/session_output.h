@@ -22,18 +22,21 @@ class SessionOutput {
  public:
   enum class Lane : std::uint8_t { answers, requests };
 
-  explicit SessionOutput(RegionView regions) noexcept : regions_(regions) {}
+  explicit SessionOutput(RegionView regions) : regions_(regions) { staged_.reserve(kUsuallyStaged); }
 
-  // Room for whole frames that the caller fills at once, or for a request's header before user_payload().
+  // What queues something throws std::bad_alloc, and has done nothing then.
+  //
+  // Room for whole frames that the caller fills at once, or for a request's header before user_payload() or
+  // zeros().
   std::byte* append(Lane lane, std::size_t bytes);
   void append_header(Lane lane, const FrameHeader& header) {
     encode(header, append(lane, sizeof(FrameHeader)));
   }
   // The payload of the put whose first header was just appended; further headers, if it is longer than a
   // frame, are made here.
-  void user_payload(const FrameHeader& first, const PieceCursor& source);
+  void user_payload(const FrameHeader& first, const PieceCursor& source) noexcept;
   // The payload of a request that means nothing.
-  void zeros(std::uint64_t length);
+  void zeros(std::uint64_t length) noexcept;
   // A whole answer from a region's memory: data frames, then one without payload that marks the end.
   void region_payload(std::uint32_t region, std::uint64_t offset, std::uint64_t length);
   // The same of several ranges, one after the other, of at most kMaxPayload bytes together.
@@ -46,7 +49,7 @@ class SessionOutput {
   std::uint32_t message_payload(const PieceCursor& source, std::uint64_t length);
   bool holds(std::uint32_t serial) const noexcept;
 
-  // As in Session.
+  // As in Session. Throws std::bad_alloc; what is queued can then only be cleared.
   std::size_t output(iovec* out, std::size_t max);
   void sent(std::size_t bytes) noexcept;
   bool empty() const noexcept {
@@ -64,7 +67,7 @@ class SessionOutput {
 
   // Sends no more from region `index`: a part in the middle is finished from a copy, the answer ends with
   // `fail`. False: no memory for the copy, and the stream must end.
-  bool forget(std::uint32_t index);
+  bool forget(std::uint32_t index) noexcept;
   // The memory that is next to be sent is not there: zeros go instead, and an answer ends with `fail`. Tells
   // whose it was.
   enum class Fault { none, request, answer };
@@ -101,6 +104,7 @@ class SessionOutput {
   };
   static constexpr std::size_t kHeaders = 64;
   static constexpr std::size_t kStagedBytes = 1 << 20;
+  static constexpr std::size_t kUsuallyStaged = 64;  // pieces
 
   LaneQueue& of(Lane lane) noexcept { return lanes_[static_cast<std::size_t>(lane)]; }
   const LaneQueue& of(Lane lane) const noexcept { return lanes_[static_cast<std::size_t>(lane)]; }

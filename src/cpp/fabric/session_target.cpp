@@ -62,25 +62,24 @@ void Session::tell_stored(const Admitted& target, OpCode op) const noexcept {
     services_.observer->stored(target.region, op, target.offset, frame_.total);
 }
 
-void Session::flush_acks() {
+void Session::flush_acks() noexcept {
   if (acks_ == 0) return;
-  output_.append_header(Lane::answers, {.type = FrameType::ack, .total = acks_});
+  tell({.type = FrameType::ack, .total = acks_});
   acks_ = 0;
   acks_of_requests_ = false;
 }
 
-void Session::answer(Errc outcome) {
+void Session::answer(Errc outcome) noexcept {
   if (outcome == Errc::ok) {
     ++acks_;
     acks_of_requests_ |= frame_.type != FrameType::message;
     return;
   }
   flush_acks();
-  output_.append_header(Lane::answers,
-                        {.type = FrameType::fail, .data = static_cast<std::uint64_t>(outcome)});
+  tell({.type = FrameType::fail, .data = static_cast<std::uint64_t>(outcome)});
 }
 
-Errc Session::on_write() noexcept {
+Errc Session::on_write() {
   if (!write_.open) {
     write_ = {.open = true, .first = frame_};
     if (const auto* known = done_before()) {
@@ -119,9 +118,10 @@ Errc Session::on_write() noexcept {
   return payload_left_ ? Errc::ok : end_payload();
 }
 
-void Session::end_write() noexcept {
+void Session::end_write() {
   write_.open = false;
   if (write_.before) return answer(*write_.before);
+  prepare_to_remember(0);
   const Admitted& target = write_.target;
   Errc outcome = target.error;
   const bool stripe = frame_.flags & frame_flag::kStripe;
@@ -138,13 +138,7 @@ void Session::end_write() noexcept {
 
 void Session::end_probe() {
   if (frame_.total == 0) return answer(Errc::ok);
-  flush_acks();
-  std::byte* at = output_.append(Lane::answers, kHeaderBytes + frame_.total);
-  encode({.type = FrameType::data,
-          .flags = frame_flag::kLast,
-          .length = static_cast<std::uint32_t>(frame_.total)},
-         at);
-  std::memset(at + kHeaderBytes, 0, frame_.total);
+  std::memset(answer_room(), 0, frame_.total);
 }
 
 // --- requests that happen once
@@ -153,7 +147,12 @@ const Flow::Outcome* Session::done_before() const noexcept {
   return happens_once(frame_) ? flow_->outcome(frame_.id) : nullptr;
 }
 
-void Session::remember(Errc outcome, std::span<const std::byte> result) {
+// Before it is done: once it was, nothing may keep its outcome from being remembered.
+void Session::prepare_to_remember(std::size_t result) {
+  if (happens_once(frame_)) flow_->make_room(result);
+}
+
+void Session::remember(Errc outcome, std::span<const std::byte> result) noexcept {
   if (happens_once(frame_)) flow_->record(frame_.id, outcome, result);
 }
 
@@ -287,16 +286,18 @@ void Session::on_describe() {
   answer_data(content);
 }
 
-// The content of frame_'s range, in one frame.
-void Session::answer_data(const std::byte* content) {
+// Where the content goes of an answer to frame_ in one frame, as many bytes as it asks for.
+std::byte* Session::answer_room() {
   flush_acks();
   std::byte* at = output_.append(Lane::answers, kHeaderBytes + frame_.total);
   encode({.type = FrameType::data,
           .flags = frame_flag::kLast,
           .length = static_cast<std::uint32_t>(frame_.total)},
          at);
-  std::memcpy(at + kHeaderBytes, content, frame_.total);
+  return at + kHeaderBytes;
 }
+
+void Session::answer_data(const std::byte* content) { std::memcpy(answer_room(), content, frame_.total); }
 
 void Session::on_atomic(const std::byte* payload) {
   const bool fetches = frame_.type != FrameType::atomic;
@@ -304,6 +305,7 @@ void Session::on_atomic(const std::byte* payload) {
     if (known->error != Errc::ok || !fetches) return answer(known->error);
     return known->result.size() == frame_.total ? answer_data(known->result.data()) : answer(Errc::protocol);
   }
+  prepare_to_remember(fetches ? frame_.total : 0);
   std::byte result[kMaxAtomicBytes];
   const Admitted target = admit(op_of(frame_.type));
   const Errc outcome =

@@ -142,13 +142,15 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell, const s
 
 std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<Neighbour> peer,
                                          Session::Services services, bool reads_directly) {
-  Hold hold = Hold::initiator;
-  if (!header_of(offer.mapping).hold.compare_exchange_strong(hold, Hold::both))
-    throw Error(Errc::peer_lost, "process " + std::to_string(peer->address().process.pid) + " has given up");
   const std::uint16_t cell = offer.initiator.cell;
   std::unique_ptr<Channel> channel(new Channel(std::move(offer.file), std::move(offer.mapping),
                                                std::move(peer), cell, false, std::move(services),
                                                reads_directly));
+  // Last of all: from now on the initiator relies on it.
+  Hold hold = Hold::initiator;
+  if (!header_of(channel->mapping_).hold.compare_exchange_strong(hold, Hold::both))
+    throw Error(Errc::peer_lost,
+                "process " + std::to_string(channel->peer().address().process.pid) + " has given up");
   channel->peer_->wake(cell, work::kLook);  // who waits for that
   return channel;
 }
@@ -158,6 +160,13 @@ void Channel::look_at_hold() noexcept {
   if (held_ || !taken()) return;
   held_ = true;
   session_->held();
+}
+
+// Whether the session had to stop for want of memory.
+void Channel::look_at_memory() noexcept {
+  if (error_ != Errc::ok || !session_->broken()) return;
+  error_ = Errc::no_memory;
+  on_more_();  // who looks after channels sees it in its next turn
 }
 
 bool Channel::unread() const noexcept {
@@ -268,6 +277,7 @@ bool Channel::move() noexcept {
   moving_ = false;
   if (closed && !pending_ && error_ == Errc::ok) error_ = Errc::peer_lost;
   const bool out = error_ == Errc::ok && send_out();
+  look_at_memory();
   return in || out;
 }
 
@@ -424,6 +434,7 @@ void Channel::flush() noexcept {
     if (!messages_out_.polled() || peer_->sleeps(peer_cell_)) peer_->wake(peer_cell_, work::kLook);
   }
   if (error_ == Errc::ok && session_->has_output()) send_out();
+  look_at_memory();
 }
 
 }  // namespace fab::shm

@@ -89,6 +89,7 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   bool stands(std::uint64_t number) const noexcept override;
   bool take(std::uint64_t number) noexcept override;
   void look_at_hold() noexcept;
+  void look_at_memory() noexcept;
   void read(std::span<Read> reads) noexcept override;
   bool read_together(std::span<Read> reads) const noexcept;
   Errc read_one(const Read& read) const noexcept;

@@ -43,9 +43,11 @@ ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices&
   const std::uint64_t former = cell().doorbell.load() & ~kDoorbellFd;
   cell().doorbell.store(former + kDoorbellFd + 1 + static_cast<std::uint64_t>(doorbell_end_.get()) + 1);
   if (cell().work.load() != 0) waker_.wake();  // raised while nobody could ring
+  if (services_.lingerers) services_.lingerers->push_back(this);
 }
 
 ShmEndpoint::~ShmEndpoint() {
+  if (services_.lingerers) std::erase(*services_.lingerers, static_cast<Lingerer*>(this));
   cell().doorbell.fetch_and(~kDoorbellFd);  // before the pipe is closed and its number used again
   cell().sleeping.store(0);
   services_.poller.remove(doorbell_.get(), *this);
@@ -117,15 +119,6 @@ std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uin
   throw Error(shortage_or(error, Errc::unreachable), "no path over " + link_ + ": " + error.what());
 }
 
-Deadline ShmEndpoint::farewell() noexcept {
-  constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
-  constexpr std::chrono::seconds kTogether(1);
-  const auto now = Clock::now();
-  if (!farewell_ || now - *farewell_ > kTogether) farewell_ = now;
-  return Deadline::in(
-      std::max(std::chrono::nanoseconds(0), std::chrono::nanoseconds(*farewell_ + kFarewell - now)));
-}
-
 Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, std::size_t key) {
   return {.segment = domain_.segment,
           .completions = services_.completions,
@@ -143,7 +136,10 @@ Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, s
 
 void ShmEndpoint::path_ended(PeerId peer, Errc why) noexcept {
   services_.path_ended = true;
-  if (why == Errc::canceled) return;
+  if (why != Errc::canceled) tell_lost(peer, why);
+}
+
+void ShmEndpoint::tell_lost(PeerId peer, Errc why) noexcept {
   services_.events.tell_lost({.error = why, .peer = peer, .link = link_});
 }
 
@@ -154,7 +150,7 @@ bool ShmEndpoint::take_messages() noexcept {
   ++next_taken_;
   for (std::size_t i = 0; i < polled_.size(); ++i)
     if (Channel* const channel = polled_[(next_taken_ + i) % polled_.size()]) any |= channel->take_messages();
-  if (any) drop_served([](const Served& served) { return served.channel->error() != Errc::ok; });
+  if (any) drop_broken();
   return any;
 }
 
@@ -178,6 +174,21 @@ void ShmEndpoint::drop_served(Gone gone) noexcept {
     std::ranges::replace(polled_, served.channel.get(), nullptr);
     return true;
   });
+}
+
+// Nobody else is told that this side gave a peer's messages up for want of memory.
+void ShmEndpoint::drop_broken() noexcept {
+  drop_served([this](const Served& served) {
+    const Errc error = served.channel->error();
+    if (error == Errc::no_memory) tell_lost(served.channel->session().sender().handle(), error);
+    return error != Errc::ok;
+  });
+}
+
+bool ShmEndpoint::lingers() noexcept {
+  bool any = false;
+  for (ShmPath* path : paths_) any |= path->lingers();
+  return any;
 }
 
 bool ShmEndpoint::progress() noexcept {
@@ -229,7 +240,7 @@ void ShmEndpoint::move_served() noexcept {
     if (served.channel->took_messages()) poll(*served.channel);
     return served.channel->pending();
   });
-  drop_served([](const Served& served) { return served.channel->error() != Errc::ok; });
+  drop_broken();
 }
 
 void ShmEndpoint::move_paths() noexcept {
@@ -314,6 +325,7 @@ void ShmEndpoint::look_for_channels() noexcept {
       looked_at_.reset();
       auto services = session_services(served_counts_, std::move(part), offer.key);
       services.on_output = [this] { expect_answers(); };  // it may ask for an announced message
+      served_.reserve(served_.size() + 1);                // what was accepted is served
       served_.push_back(
           {i, epoch,
            Channel::accept(std::move(offer), std::move(peer), std::move(services), reads_directly())});
@@ -347,7 +359,7 @@ void ShmEndpoint::check_answers() noexcept {
   bool owed = false;
   for (ShmPath* path : paths_) owed |= path->check(ticker_.attended(), patience);
   for (Served& served : served_) owed |= served.channel->check(ticker_.attended(), patience, false);
-  drop_served([](const Served& served) { return served.channel->error() != Errc::ok; });
+  drop_broken();
   if (!owed) ticker_.stop();
 }
 

@@ -3,12 +3,10 @@
 #include <array>
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/ticker.h"
 #include "fabric/provider.h"
 #include "providers/shm/shm_attach.h"
@@ -23,7 +21,7 @@ class ShmPath;
 
 // One context of a domain: its doorbell, the neighbours that it knows, and the channels that others opened to
 // it.
-class ShmEndpoint final : public Endpoint, private ReadyHandler {
+class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandler {
  public:
   ShmEndpoint(const EndpointServices& services, const DomainServices& domain, std::string link,
               CopyMode mode);
@@ -54,8 +52,6 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   void continue_later() noexcept;  // progress() shall be called again
   void expect_answers() noexcept;  // watch for peers that do not answer
   void path_ended(PeerId peer, Errc why) noexcept;
-  // Until when paths that end may wait for their peers to read: one time for those that end together.
-  Deadline farewell() noexcept;
 
  private:
   // A channel that a neighbour opened to this context.
@@ -82,6 +78,9 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   bool stands(const Served& served) const noexcept;
   void drop_lost() noexcept;
   void check_answers() noexcept;
+  bool lingers() noexcept override;
+  void tell_lost(PeerId peer, Errc why) noexcept;
+  void drop_broken() noexcept;
   void on_ready(std::uint32_t events) noexcept override;
 
   const EndpointServices services_;
@@ -92,8 +91,7 @@ class ShmEndpoint final : public Endpoint, private ReadyHandler {
   OwnFd doorbell_, doorbell_end_;
   Waker waker_;
   Ticker ticker_;
-  std::optional<Clock::time_point> farewell_;  // when the last one began
-  bool more_ = false;                          // left over by the last progress()
+  bool more_ = false;  // left over by the last progress()
   // Who comes first in the next turn, since whoever does may spend the slice.
   std::size_t next_served_ = 0, next_path_ = 0, next_taken_ = 0;
   unsigned turns_ = 0;

@@ -1,9 +1,7 @@
 #include "providers/shm/shm_path.h"
 
 #include <algorithm>
-#include <thread>
 
-#include "base/deadline.h"
 #include "fabric/atomics.h"
 #include "fabric/check_transfer.h"
 #include "fabric/copy_memory.h"
@@ -92,7 +90,6 @@ ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> pe
 }
 
 ShmPath::~ShmPath() {
-  if (state_ == Errc::ok && channel_) await_reader();
   if (state_ == Errc::ok) lose(Errc::canceled);
   endpoint_.remove(*this);
   const bool announced = channel_ != nullptr;
@@ -104,17 +101,12 @@ ShmPath::~ShmPath() {
 }
 
 // The channel goes with this path; messages that were complete must not go with it.
-void ShmPath::await_reader() noexcept {
-  constexpr std::chrono::microseconds kLook(20);
+bool ShmPath::lingers() noexcept {
+  if (state_ != Errc::ok || !channel_) return false;
   const Address& self = endpoint_.address();
-  if (cell_ == self.cell && std::ranges::equal(peer_->address().domain_id, self.domain_id)) return;
-  const Deadline deadline = endpoint_.farewell();
-  const auto flush = [this] {
-    endpoint_.slice().begin();
-    channel_->flush();
-  };
-  for (flush(); channel_->unread() && !peer_->gone() && peer_->serves(cell_) && !deadline.passed(); flush())
-    std::this_thread::sleep_for(kLook);
+  if (cell_ == self.cell && std::ranges::equal(peer_->address().domain_id, self.domain_id)) return false;
+  channel_->flush();
+  return channel_->unread() && !peer_->gone() && peer_->serves(cell_);
 }
 
 PathReport ShmPath::report() const {
@@ -156,9 +148,15 @@ std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
       taken += sent;
     } else {
       if (waiting_.size() == kMostWaiting) break;
+      if (!wait(next)) {
+        if (!waiting_.empty() || !channel_idle()) break;  // there may be memory once these are done
+        ++counts_.posted;
+        ++taken;
+        settle(next, Errc::no_memory);
+        continue;
+      }
       ++counts_.posted;
       ++taken;
-      waiting_.push_back({next});
       blocked_ = !channel_idle();
       if (waiting_.size() == 1 && next.length <= kAnnouncedSlice)
         while (!blocked_ && !waiting_.empty() && state_ == Errc::ok && !endpoint_.slice().spent()) advance();
@@ -288,6 +286,14 @@ Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region, st
 }
 
 // --- what takes more than one step
+
+// False: there is no memory for that.
+bool ShmPath::wait(const Transfer& transfer) noexcept try {
+  waiting_.push_back({transfer});
+  return true;
+} catch (const std::bad_alloc&) {
+  return false;
+}
 
 // Moves the next slice of a transfer. After Step::done, `verdict` is its outcome.
 ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {

@@ -54,6 +54,7 @@ class ShmPath final : public Path {
   // Whether progress() can go on at once; otherwise whatever lets it go on wakes the context.
   bool busy() const noexcept { return (!waiting_.empty() && !blocked_) || (channel_ && channel_->pending()); }
   Channel* channel() noexcept { return channel_.get(); }
+  bool lingers() noexcept;  // as Lingerer
   // Gives up if the process or the context behind it is gone, or, at `now`, has not answered for `patience`.
   // True while an answer is owed.
   bool check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience) noexcept;
@@ -81,9 +82,9 @@ class ShmPath final : public Path {
   bool channel_idle() const noexcept { return !channel_ || channel_->session().outstanding() == 0; }
   Channel* open_channel() noexcept;
 
+  bool wait(const Transfer& transfer) noexcept;
   void settle(const Transfer& transfer, Errc outcome) noexcept;
   void count(const Transfer& transfer, const KnownRegion& region) noexcept;
-  void await_reader() noexcept;
   void lose(Errc why) noexcept;
 
   ShmEndpoint& endpoint_;

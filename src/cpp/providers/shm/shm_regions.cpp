@@ -16,7 +16,18 @@ KnownRegions::KnownRegions(Neighbour& peer, CopyMode mode)
       last_way_(mode_.attach ? Way::attach : Way::ring),
       known_(kFirstKnown) {}
 
-KnownRegion* KnownRegions::look_up(std::uint64_t key, Access& access) {
+// False: there is no memory for a larger table.
+bool KnownRegions::grow() noexcept try {
+  std::vector<KnownRegion> before(known_.size() * 2);
+  before.swap(known_);
+  for (KnownRegion& old : before)
+    if (old.entry) place(old.key) = std::move(old);
+  return true;
+} catch (const std::bad_alloc&) {
+  return false;
+}
+
+KnownRegion* KnownRegions::look_up(std::uint64_t key, Access& access) noexcept {
   const std::int64_t index = view_.find(key);
   if (index < 0) return nullptr;
   KnownRegion known;
@@ -30,18 +41,14 @@ KnownRegion* KnownRegions::look_up(std::uint64_t key, Access& access) {
     return nullptr;
   known.way = last_way_ = way_to(known);
   // Regions that meet in one place would be mapped again and again: make more room, within limits.
-  while (place(key).entry && place(key).key != key && known_.size() < kMostKnown) {
-    std::vector<KnownRegion> before(known_.size() * 2);
-    before.swap(known_);
-    for (KnownRegion& old : before)
-      if (old.entry) place(old.key) = std::move(old);
+  while (place(key).entry && place(key).key != key && known_.size() < kMostKnown && grow()) {
   }
   KnownRegion& slot = place(key);
   slot = std::move(known);
   return &slot;
 }
 
-Way KnownRegions::way_to(KnownRegion& known) {
+Way KnownRegions::way_to(KnownRegion& known) noexcept {
   const RegionEntry& entry = *known.entry;
   if (entry.flags & (region_flag::kObserved | region_flag::kOwnPages)) return Way::ring;
   const std::uint64_t offset = entry.file_offset, length = entry.length;

@@ -49,7 +49,7 @@ class KnownRegions {
   KnownRegions(Neighbour& peer, CopyMode mode);
 
   // Announces an access to the region with `key`; null if there is none. Good until the next call.
-  KnownRegion* enter(std::uint64_t key, Access& access) {
+  KnownRegion* enter(std::uint64_t key, Access& access) noexcept {
     KnownRegion& known = place(key);
     if (known.key == key && known.entry) {
       access.announce(known.index);
@@ -74,8 +74,9 @@ class KnownRegions {
   KnownRegion& place(std::uint64_t key) noexcept {
     return known_[(key * 0x9E3779B97F4A7C15ull >> 32) & (known_.size() - 1)];
   }
-  KnownRegion* look_up(std::uint64_t key, Access& access);
-  Way way_to(KnownRegion& known);
+  KnownRegion* look_up(std::uint64_t key, Access& access) noexcept;
+  bool grow() noexcept;
+  Way way_to(KnownRegion& known) noexcept;
   void drop_stale() noexcept;
 
   Neighbour& peer_;
