@@ -139,6 +139,19 @@ TEST_CASE("an entry that claims too many pieces or spans leads into no block of 
   CHECK(verdict(other, 4) == Errc::ok);
 }
 
+TEST_CASE("a block of spans goes with the region that has it, and no other") {
+  Area area;
+  const iovec pieces[] = {{area.memory, 8}, {area.memory + 100, 8}};
+  const RegionSpan span{0, 4};
+  const std::uint32_t with = area.insert(1), without = area.insert(2);
+  area.table.set_spans(with, {&span, 1});
+  const std::uint32_t block = area.entry(with).spans_block;
+  area.close(with);
+  area.close(without);
+  CHECK(area.entry(area.insert_vector(3, pieces)).piece_block == block);
+  CHECK(area.entry(area.insert_vector(4, pieces)).piece_block != block);
+}
+
 TEST_CASE("an index full of nonsense has an end") {
   Area area;
   const std::uint32_t entry = area.insert(5);

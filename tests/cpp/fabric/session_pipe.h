@@ -8,16 +8,30 @@
 #include <string>
 #include <vector>
 
+#include "fabric/access_observer.h"
 #include "fabric/address_vector.h"
 #include "fabric/operation.h"
 #include "fabric/session.h"
+#include "fabric/slice.h"
 
 // Two sessions joined by byte streams in memory, which are cut at random places.
 namespace fab::test {
 
+// What a side has besides its stream.
+struct Helpers {
+  DeviceAccess* device = nullptr;
+  AccessObserver* observer = nullptr;
+  MemoryReader* reader = nullptr;
+  AnnouncementLedger* ledger = nullptr;
+  LinkCounters* counters = nullptr;
+  Slice* slice = nullptr;
+  std::function<void()> on_more{}, on_output{};
+  Handover handover = Handover::at_once;
+};
+
 struct Side {
-  explicit Side(std::uint8_t number, DeviceAccess* access = nullptr)
-      : domain_id{number}, segment(Segment::create(domain_id)), device(access) {
+  explicit Side(std::uint8_t number, Helpers have = {})
+      : domain_id{number}, segment(Segment::create(domain_id)), helpers(std::move(have)) {
     segment.header().ports.of[0].events.store(1);
   }
 
@@ -42,7 +56,7 @@ struct Side {
 
   std::uint8_t domain_id[16];
   Segment segment;
-  DeviceAccess* device;
+  Helpers helpers;
   RegionTable regions{segment.region_area()};
   CompletionQueue completions{1024, CompletionQueue::WhenFull::forget_oldest};
   PathCounts counts;
@@ -53,11 +67,19 @@ struct Side {
   Session session{{.segment = segment,
                    .completions = completions,
                    .receives = receives,
-                   .sender = std::make_shared<Sender>(peers, std::vector<Part>{{"test.0", 0, "peer"}}),
+                   .sender = std::make_shared<Sender>(peers, std::vector<Part>{{"test.0", 0, "peer"}},
+                                                      kNoAuthKey, helpers.counters),
                    .cell = 0,
                    .counts = counts,
                    .wake_domain = wake,
-                   .device = device}};
+                   .slice = helpers.slice,
+                   .on_more = helpers.on_more,
+                   .observer = helpers.observer,
+                   .on_output = helpers.on_output,
+                   .reader = helpers.reader,
+                   .ledger = helpers.ledger,
+                   .handover = helpers.handover,
+                   .device = helpers.device}};
   std::uint32_t last_region = 0;
   std::string wire;  // sent by this side, not yet received by the other one
 };
@@ -99,7 +121,8 @@ inline Errc take_off_wire(std::mt19937& random, std::string& wire, Session& to) 
 
 class Pipe {
  public:
-  explicit Pipe(unsigned seed, DeviceAccess* device_of_b = nullptr) : random(seed), b(2, device_of_b) {}
+  explicit Pipe(unsigned seed, Helpers of_b = {}, Helpers of_a = {})
+      : random(seed), a(1, std::move(of_a)), b(2, std::move(of_b)) {}
 
   // Lengths of all sizes, small ones as often as large ones.
   std::size_t some_length(std::size_t most) {
@@ -133,7 +156,7 @@ class Pipe {
   }
 
   std::mt19937 random;
-  Side a{1}, b;
+  Side a, b;
 };
 
 inline iovec piece(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }

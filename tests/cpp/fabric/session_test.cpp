@@ -5,6 +5,7 @@
 
 #include <list>
 
+#include "base/mapping.h"
 #include "fabric/session_pipe.h"
 
 using namespace fab;
@@ -289,7 +290,7 @@ TEST_CASE("a region is described to those who may reach it, and the CPU takes it
   } device;
   alignas(8) std::uint64_t word = 5, step = 2, former = 0;
   device.word = &word;
-  Pipe pipe(12, &device);
+  Pipe pipe(12, {.device = &device});
   const auto key = pipe.b.expose({{&word, 8}}, access::kRemoteWrite);
   std::vector<std::byte> told(kDescriptionBytes);
   const auto ask = [&](std::uint64_t of) {
@@ -425,10 +426,11 @@ TEST_CASE("closing a region in the middle of transfers ends them with an error, 
     CAPTURE(seed);
     Pipe pipe(seed);
     const std::size_t size = seed % 10 ? 60'000 : 9'000'000;
-    auto memory = std::make_unique<Bytes>(random_bytes(pipe.random, size));
-    const Bytes content = *memory;
+    const Bytes content = random_bytes(pipe.random, size);
+    const Mapping memory = Mapping::anonymous(size);
+    std::memcpy(memory.data(), content.data(), size);
     Bytes kept(1000), reading(size), writing(size, std::byte{1}), small(100, std::byte{2});
-    const auto key = pipe.b.expose({piece(*memory, 0, size / 2), piece(*memory, size / 2, size - size / 2)});
+    const auto key = pipe.b.expose({{memory.data(), size / 2}, {memory.data() + size / 2, size - size / 2}});
     const auto region = pipe.b.last_region;
     const auto kept_key = pipe.b.expose({piece(kept)});
     std::list<Probe> probes;
@@ -441,7 +443,8 @@ TEST_CASE("closing a region in the middle of transfers ends them with an error, 
     const auto turns = pipe.random() % 12;
     for (std::size_t i = 0; i < turns; ++i) REQUIRE(pipe.turn() == Errc::ok);
     pipe.b.close(region);
-    memory.reset();  // whoever touches it from here on is caught by the address sanitizer
+    REQUIRE(::mprotect(memory.data(), size, PROT_NONE) ==
+            0);  // whoever reads it from here on ends the process
     REQUIRE(pipe.run() == Errc::ok);
     for (const Probe& probe : probes) {
       REQUIRE(probe.done());
