@@ -179,7 +179,6 @@ bool SessionOutput::stage(Lane lane) {
     case Source::zero:
       if (item.frame_left == 0) {
         item.next.length = next_length();
-        item.next.flags = static_cast<std::uint8_t>(item.next.flags & ~frame_flag::kLast);
         if (item.next.length == item.left) item.next.flags |= frame_flag::kLast;
         if (!stage_header(lane, item)) return false;
         item.frame_left = item.next.length;
@@ -287,7 +286,6 @@ bool SessionOutput::forget(std::uint32_t index) noexcept {
   for (std::size_t i = 0; i < items.size(); ++i)
     if (items[i].source == Source::region && items[i].region == index)
       end_answer(items[i].serial, Errc::key_rejected);
-  sent(0);
   return true;
 }
 
@@ -311,7 +309,6 @@ SessionOutput::Fault SessionOutput::fault() noexcept {
     piece.source = Source::zero;
     piece.data = kZeros;
   }
-  sent(0);
   return request ? Fault::request : Fault::answer;
 }
 
