@@ -233,6 +233,8 @@ TEST_CASE("what goes with an address goes away with it, and every change is coun
   CHECK(changed());
   CHECK(vector.reported_of_key(3) == 80);
   CHECK(vector.reported_of_key(4) == kNoPeer);
+  vector.set_key_user_id(3, std::nullopt);
+  CHECK(vector.reported_of_key(3) == kNoPeer);
   vector.remove(1);
   CHECK(changed());
   CHECK(vector.insert(socket_of(2)) == 1);
@@ -244,6 +246,7 @@ TEST_CASE("what goes with an address goes away with it, and every change is coun
 
   AddressVector plain;
   CHECK(plain.reported_of_key(3) == 2);  // the index of the key
+  CHECK(error_of([&] { plain.set_key_user_id(3, 1); }).first == Errc::invalid);
   plain.insert(name_of(1));
   CHECK(plain.auth(0) == 0);
   CHECK(plain.find(part_of(1), 0) == 0);
