@@ -10,7 +10,9 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <fstream>
 #include <functional>
+#include <string>
 #include <thread>
 
 #include "fabric/counter.h"
@@ -88,13 +90,15 @@ class Child {
 // A process with mapped and with own memory, both of kSize bytes, that does nothing for its peers by itself.
 class Target : public Child {
  public:
-  Target()
-      : Child([](const Report& report) {
+  // `then`: what it does afterwards.
+  explicit Target(const std::function<void()>& then = [] {})
+      : Child([&then](const Report& report) {
           static Side side;
           static auto mapped = side.alloc(kSize), own = side.own(kSize);
           WireWriter out;
           out.put(mapped.region->key()).put(own.region->key()).put_bytes(side.name());
           report(WireWriter().put_bytes(out.bytes()).take());
+          then();
         }) {
     const std::string size = hear(4);
     const std::string bytes = hear(WireReader(size).get<std::uint32_t>());
@@ -239,6 +243,47 @@ TEST_CASE("a killed target is noticed on the direct way") {
       outcome = error.code();
     }
     CHECK((outcome == Errc::peer_lost || outcome == Errc::unreachable));
+  }
+}
+
+TEST_CASE("a target that has become another program is gone") {
+  for (const auto& way : kWays) {
+    CAPTURE(way);
+    int ends[2];
+    REQUIRE(::pipe(ends) == 0);
+    const OwnFd from(ends[0]), to(ends[1]);
+    Target target([&] {
+      char go;
+      if (::read(from.get(), &go, 1) == 1) ::execl("/bin/sleep", "sleep", "1000", nullptr);
+      ::_exit(1);
+    });
+    Side side(way);
+    const PeerId peer = side.peers->insert(target.name);
+    std::uint64_t value = 1;
+    const auto put = [&](std::uint64_t key) {
+      return side.run(peer, {side.transfer(OpCode::write, key, 0, &value, 8)}, 5);
+    };
+    if (way != "ring") REQUIRE(put(target.own_key).error == Errc::ok);
+    if (way == "auto" || way == "mapped") REQUIRE(put(target.mapped_key).error == Errc::ok);
+    const std::string program = "/proc/" + std::to_string(target.pid()) + "/comm";
+    REQUIRE(::write(to.get(), "x", 1) == 1);
+    const auto is_sleep = [&] {
+      std::ifstream file(program);
+      std::string name;
+      return std::getline(file, name) && name == "sleep";
+    };
+    const auto patience = Deadline::in_seconds(30);
+    while (!is_sleep() && !patience.passed()) ::usleep(1000);
+    REQUIRE(is_sleep());
+    // The first puts after that may find what is still mapped.
+    Errc outcome = Errc::ok;
+    while ((outcome == Errc::ok || outcome == Errc::bounds) && !patience.passed()) try {
+        outcome = put(target.mapped_key).error;
+      } catch (const Error& error) {
+        outcome = error.code();
+      }
+    CHECK((outcome == Errc::peer_lost || outcome == Errc::unreachable));
+    CHECK_FALSE(side.context->reaches(peer).ok);
   }
 }
 

@@ -16,6 +16,12 @@ constexpr std::int64_t kLookPeriod = 10'000'000;  // ns; the kernel does not reu
 
 }  // namespace
 
+FileId FileId::of(int fd) {
+  struct stat status;
+  check_call(::fstat(fd, &status), "fstat");
+  return {status.st_dev, status.st_ino};
+}
+
 Neighbour::Neighbour(const Address& address, Poller& poller, bool& left)
     : address_(address),
       segment_(Segment::attach(address.process, address.segment_fd, address.domain_id)),
@@ -40,7 +46,20 @@ std::int64_t Neighbour::coarse_clock() noexcept {
 
 void Neighbour::look(std::int64_t now) noexcept {
   next_look_ = now + kLookPeriod;
-  if (!gone_) gone_ = !watch_.alive();
+  if (!gone_) gone_ = !watch_.alive() || !holds_segment();
+}
+
+// A process that calls execve keeps its number and its start time, and loses the descriptor of its segment.
+// What may not be looked at counts as held, and so does that of a process whose first thread has ended, which
+// shows nothing.
+bool Neighbour::holds_segment() const noexcept {
+  char path[48];
+  struct stat status;
+  std::snprintf(path, sizeof path, "/proc/%d/fd/%d", address_.process.pid, address_.segment_fd);
+  if (::stat(path, &status) == 0) return FileId{status.st_dev, status.st_ino} == file_;
+  if (errno != ENOENT) return true;
+  std::snprintf(path, sizeof path, "/proc/%d/exe", address_.process.pid);
+  return ::stat(path, &status) != 0;
 }
 
 bool Neighbour::serves(std::uint16_t cell) const noexcept {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
 #include <chrono>
 #include <memory>
@@ -21,6 +23,14 @@ struct MappedFile {
   Mapping mapping;
 };
 
+// What tells a file apart from all others that there are.
+struct FileId {
+  dev_t device = 0;
+  ino_t inode = 0;
+  static FileId of(int fd);  // throws std::system_error
+  friend bool operator==(const FileId&, const FileId&) = default;
+};
+
 // Another domain on this node (or one of this process) as one endpoint sees it: its segment, its files, its
 // doorbells, its life.
 class Neighbour final : public ReadyHandler {
@@ -34,7 +44,8 @@ class Neighbour final : public ReadyHandler {
 
   const Address& address() const noexcept { return address_; }
   Segment& segment() noexcept { return segment_; }
-  // Whether the process ended or closed its domain. Looks at the process at most every 10 ms.
+  // Whether the process ended, became another program or closed its domain. Looks at the process at most
+  // every 10 ms.
   bool gone() noexcept {
     if (segment_.header().closed.load(std::memory_order_relaxed) != 0) gone_ = true;
     if (const auto now = coarse_clock(); now >= next_look_) look(now);
@@ -71,10 +82,12 @@ class Neighbour final : public ReadyHandler {
   };
   static std::int64_t coarse_clock() noexcept;  // ns
   void look(std::int64_t now) noexcept;
+  bool holds_segment() const noexcept;
   OwnFd open(int fd, int flags) const noexcept;
 
   const Address address_;
   Segment segment_;
+  const FileId file_ = FileId::of(segment_.fd());  // of the segment
   ProcessWatch watch_;
   Poller& poller_;
   bool& left_;
