@@ -195,3 +195,39 @@ TEST_CASE("contexts over shared memory survive the failure of each allocation") 
     CHECK(made > 20);
   }
 }
+
+// With the progress threads of the domains, whose allocations count as well, and from the opening of the
+// domains on.
+TEST_CASE("domains that are driven by their threads survive the failure of each allocation") {
+  const auto made = with_each_failing(
+      [](FailingMemory& memory) {
+        std::vector<Errc> outcomes;
+        outcomes.reserve(8);
+        {
+          const FailingMemory::Scope scope(memory);
+          try {
+            DomainOptions options;
+            options.peer_deadline = 0.5;
+            Side a("auto", options), b("auto", options);
+            auto region = b.own(4096);
+            const PeerId peer = a.knows(b);
+            std::uint64_t value = 7, former = 0;
+            const std::uint64_t key = region.region->key();
+            outcomes.push_back(a.put(peer, key, 0, &value, 8));
+            outcomes.push_back(a.fetch_add(peer, key, 0, 1, former));
+            outcomes.push_back(a.get(peer, key, 0, &value, 8));
+            if (outcomes == std::vector{Errc::ok, Errc::ok, Errc::ok}) {
+              const FailingMemory::Spared spared;
+              CHECK(former == 7);
+              CHECK(value == 8);
+            }
+          } catch (const std::exception&) {
+            outcomes.push_back(Errc::no_memory);
+          }
+        }
+        CHECK(std::ranges::find(outcomes, Errc::timeout) == outcomes.end());
+        if (!memory.failed()) CHECK(outcomes == std::vector{Errc::ok, Errc::ok, Errc::ok});
+      },
+      FailingMemory::Of::process);
+  CHECK(made > 20);
+}
