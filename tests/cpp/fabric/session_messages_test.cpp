@@ -114,6 +114,39 @@ TEST_CASE("what nobody receives costs the receiver a bounded amount, and the res
   CHECK_FALSE(pipe.a.session.announces());
 }
 
+TEST_CASE("a completion tells what the sender said of the message, and no more") {
+  for (const std::size_t length : {std::size_t{10}, std::size_t{30'000}})
+    for (const bool data : {true, false}) {
+      CAPTURE(length);
+      CAPTURE(data);
+      Pipe pipe(2);
+      Send send(Bytes(length), 0x123456789ABCDEF0);
+      send.probe.transfer.data = 99;
+      if (data) send.probe.transfer.flags |= transfer_flag::kRemoteData;
+      Landing landing(length, 0x123456789ABCDEF0);
+      pipe.b.receives.post(landing.receive);
+      REQUIRE(send.probe.post(pipe.a) == 1);
+      REQUIRE(pipe.run() == Errc::ok);
+      REQUIRE(landing.operation.done());
+      constexpr std::uint32_t kRecv = completion_flag::kMessage | completion_flag::kRecv;
+      CHECK(landing.completion().flags == (data ? kRecv | completion_flag::kRemoteData : kRecv));
+      CHECK(landing.completion().data == (data ? 99 : 0));
+      CHECK(landing.completion().tag == 0x123456789ABCDEF0);
+    }
+}
+
+TEST_CASE("as many messages may be announced, one after the other, as anybody likes") {
+  Pipe pipe(3);
+  for (std::size_t i = 0; i <= kMaxOutstanding; ++i) {
+    Send send(Bytes(20'000), 7);
+    Landing landing(0, 7);
+    pipe.b.receives.post(landing.receive);
+    REQUIRE(send.probe.post(pipe.a) == 1);
+    REQUIRE(pipe.run() == Errc::ok);
+    REQUIRE(landing.operation.done());
+  }
+}
+
 TEST_CASE("a discarded message is over for its sender") {
   Pipe pipe(4);
   Send large(Bytes(100'000), 7);
@@ -204,6 +237,46 @@ TEST_CASE("frames that no peer sends end the connection and nothing else") {
   CHECK(sent({.type = FrameType::message, .remote = 1 << 24}) == Errc::protocol);
   CHECK(sent({.type = FrameType::announce, .total = 5}) == Errc::protocol);
   CHECK(sent({.type = FrameType::announce, .length = 8, .total = 5, .id = 1}) == Errc::protocol);
+}
+
+TEST_CASE("who asks for a message asks once, and releases it when it has come") {
+  for (const bool early : {true, false}) {
+    Pipe pipe(9);
+    Send send(Bytes(100'000), 7);
+    REQUIRE(send.probe.post(pipe.a) == 1);
+    while (pipe.a.session.has_output()) pipe.send(pipe.a);
+    FrameHeader announced;
+    REQUIRE(decode(reinterpret_cast<const std::byte*>(pipe.a.wire.data()), announced));
+    const auto hears = [&](FrameHeader header) {
+      char bytes[sizeof(FrameHeader)];
+      header.id = announced.id;
+      encode(header, reinterpret_cast<std::byte*>(bytes));
+      pipe.b.wire.assign(bytes, sizeof bytes);
+      Errc error = Errc::ok;
+      while (error == Errc::ok && !pipe.b.wire.empty()) error = pipe.receive(pipe.b, pipe.a);
+      return error;
+    };
+    CHECK(hears({.type = FrameType::pull, .total = 100'000}) == Errc::ok);
+    if (early) {
+      CHECK(hears({.type = FrameType::release}) == Errc::protocol);
+      CHECK_FALSE(send.probe.done());
+    } else {
+      CHECK(hears({.type = FrameType::pull, .total = 100'000}) == Errc::protocol);
+    }
+  }
+}
+
+TEST_CASE("more than the window of messages beside the stream ends the connection") {
+  Side side(1);
+  const Bytes bytes(kMaxMessage);
+  Errc error = Errc::ok;
+  std::uint64_t count = 0;
+  for (; error == Errc::ok && count < 1000; ++count) {
+    Matched arrived{.head = {.length = kMaxMessage}};
+    error = side.session.accept(arrived, bytes.data());
+  }
+  CHECK(error == Errc::protocol);
+  CHECK(count == kMessageWindow / (kMaxMessage + kMessageOverhead) + 1);
 }
 
 TEST_CASE("more than the window of messages ends the connection") {
