@@ -144,6 +144,30 @@ TEST_CASE("a rail takes the place of the one before, and a later flow that of a 
   CHECK(!table.open({.peer = 7, .epoch = 2}, true, somebody(peers)));
 }
 
+TEST_CASE("a stream becomes a rail of a flow, then of a later one, and not of one that is over") {
+  ReceiveQueue receives;
+  FlowTable table(receives, 100, [] {});
+  Pipe pipe(1, {.flows = &table}), plain(1);
+  const auto join = [](Pipe& over, std::uint64_t epoch, std::uint32_t incarnation) {
+    Probe probe(OpCode::join, 7, epoch, nullptr, 0);
+    probe.transfer.data = RailNumber{.slot = 0, .incarnation = incarnation}.packed();
+    REQUIRE(probe.post(over.a) == 1);
+    REQUIRE(over.run() == Errc::ok);
+    return probe.error();
+  };
+  CHECK(join(plain, 1, 1) == Errc::not_supported);
+  CHECK_FALSE(pipe.b.session.rail());
+  CHECK(join(pipe, 1, 1) == Errc::ok);
+  CHECK(pipe.b.session.rail());
+  AddressVector peers;
+  const auto first = table.open({.peer = 7, .epoch = 1}, true, somebody(peers));
+  REQUIRE(first);
+  CHECK(!first->alone_since());
+  CHECK(join(pipe, 2, 1) == Errc::ok);
+  CHECK(first->alone_since());
+  CHECK(join(pipe, 1, 2) == Errc::peer_lost);
+}
+
 TEST_CASE("mutated streams of rails end in an error or in answers") {
   std::mt19937 random(17);
   std::vector<std::byte> memory(20'000);

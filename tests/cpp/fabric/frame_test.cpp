@@ -162,6 +162,44 @@ TEST_CASE("answers that answer nothing, or wrongly, end the session") {
   CHECK(verdict({fail}, 0, 1, false) == std::pair(Errc::protocol, false));
 }
 
+TEST_CASE("the parts of a put belong together, and end where it ends") {
+  std::vector<std::byte> memory(100);
+  const auto verdict = [&](std::vector<FrameHeader> parts) {
+    Pipe pipe(1);
+    const std::uint64_t key = pipe.b.expose({piece(memory)});
+    for (FrameHeader& part : parts) {
+      part.type = FrameType::write;
+      part.key = part.key ? part.key : key;
+      std::byte bytes[48];
+      encode(part, bytes);
+      pipe.a.wire.append(reinterpret_cast<const char*>(bytes), sizeof bytes).append(part.length, 'x');
+    }
+    Errc error = Errc::ok;
+    while (error == Errc::ok && !pipe.a.wire.empty()) error = pipe.receive(pipe.a, pipe.b);
+    return error;
+  };
+  const FrameHeader first{.length = 10, .total = 20},
+      last{.flags = frame_flag::kLast, .length = 10, .total = 20};
+  CHECK(verdict({first, last}) == Errc::ok);
+  FrameHeader other = last;
+  other.key = 5;
+  CHECK(verdict({first, other}) == Errc::protocol);
+  (other = last).remote = 1;
+  CHECK(verdict({first, other}) == Errc::protocol);
+  (other = last).total = 21;
+  CHECK(verdict({first, other}) == Errc::protocol);
+  (other = last).data = 1;
+  CHECK(verdict({first, other}) == Errc::protocol);
+  (other = last).flags |= frame_flag::kRemoteData;
+  CHECK(verdict({first, other}) == Errc::protocol);
+  (other = last).length = 11;
+  CHECK(verdict({first, other}) == Errc::protocol);
+  (other = last).length = 9;
+  CHECK(verdict({first, other}) == Errc::protocol);
+  (other = last).flags = 0;
+  CHECK(verdict({first, other}) == Errc::protocol);
+}
+
 TEST_CASE("a peer that does not fetch its answers is cut off before they pile up") {
   std::vector<std::byte> memory(100'000);
   for (const std::uint64_t length : {8u, 256u, 50'000u}) {

@@ -7,8 +7,15 @@ using namespace fab::test;
 
 TEST_CASE(
     "a region that goes is not read any more: what has begun ends from a copy, the rest with a reason") {
-  for (const std::size_t sent : {std::size_t{0}, std::size_t{20}, kHeaderBytes, kHeaderBytes + 100,
-                                 kHeaderBytes + 9'999, kHeaderBytes + 10'000}) {
+  for (const auto& [sent, max] :
+       std::vector<std::pair<std::size_t, std::size_t>>{{0, 16},
+                                                        {0, 1},
+                                                        {20, 16},
+                                                        {20, 1},
+                                                        {kHeaderBytes, 16},
+                                                        {kHeaderBytes + 100, 16},
+                                                        {kHeaderBytes + 9'999, 16},
+                                                        {kHeaderBytes + 10'000, 16}}) {
     CAPTURE(sent);
     Out out;
     const Mapping memory = Mapping::anonymous(12'000);
@@ -19,7 +26,7 @@ TEST_CASE(
     out.output.region_payload(other, 0, 500);
     out.output.region_payload(region, {{0, 10}, {5'000, 20}, {11'990, 10}}, 40);
     CHECK(out.output.waiting_ranges() == 3);
-    REQUIRE(out.send(sent) == sent);
+    REQUIRE(out.send(sent, max) == sent);
     REQUIRE(out.output.forget(region));
     take_away(memory);
     out.send_all();

@@ -25,6 +25,7 @@ struct Helpers {
   AnnouncementLedger* ledger = nullptr;
   LinkCounters* counters = nullptr;
   Slice* slice = nullptr;
+  FlowTable* flows = nullptr;
   std::function<void()> on_more{}, on_output{};
   Handover handover = Handover::at_once;
 };
@@ -79,7 +80,8 @@ struct Side {
                    .reader = helpers.reader,
                    .ledger = helpers.ledger,
                    .handover = helpers.handover,
-                   .device = helpers.device}};
+                   .device = helpers.device,
+                   .flows = helpers.flows}};
   std::uint32_t last_region = 0;
   std::string wire;  // sent by this side, not yet received by the other one
 };

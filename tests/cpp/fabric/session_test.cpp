@@ -333,6 +333,13 @@ TEST_CASE("an atomic element that straddles buffers, or is misaligned, is refuse
     REQUIRE(pipe.run() == Errc::ok);
     CHECK(probe.error() == Errc::invalid);
   }
+  const auto half = pipe.b.expose({{low, 8}, {high + 4, 16}});  // what comes first is well aligned
+  Probe probe(OpCode::atomic, half, 0, reinterpret_cast<std::byte*>(operand), 16);
+  probe.transfer.atomic = AtomicOp::sum;
+  probe.transfer.type = DataType::u64;
+  REQUIRE(probe.post(pipe.a) == 1);
+  REQUIRE(pipe.run() == Errc::ok);
+  CHECK(probe.error() == Errc::invalid);
   for (const std::byte value : low) CHECK(value == std::byte{0});
   for (const std::byte value : high) CHECK(value == std::byte{0});
 }
