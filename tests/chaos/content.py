@@ -39,7 +39,7 @@ def write_message(memory: np.ndarray, header: Header) -> None:
     """Fills all of `memory`."""
     body = pattern(header.rank, header.incarnation, header.sequence, header.length - HEADER)
     memory[HEADER : header.length] = body
-    memory[:HEADER] = np.frombuffer(_HEADER.pack(_MAGIC, *header, zlib.crc32(body)), np.uint8)
+    memory[:HEADER] = np.frombuffer(_HEADER.pack(_MAGIC, *header, zlib.crc32(body.data)), np.uint8)
 
 
 def read_message(memory: np.ndarray, nbytes: int) -> Header:
@@ -59,7 +59,7 @@ def read_message(memory: np.ndarray, nbytes: int) -> Header:
             f"{len(wrong)} wrong bytes, from {wrong[0]} to {wrong[-1]} of the body, of {header}; there: "
             f"{body[wrong[0] : wrong[0] + 16].tobytes()!r}"
         )
-    if zlib.crc32(body) != checksum:
+    if zlib.crc32(body.data) != checksum:
         raise ValueError(f"the checksum is not that of the bytes: {header}")
     if (memory[nbytes : nbytes + 64] != POISON).any():
         raise ValueError(f"bytes behind the end of {header}")

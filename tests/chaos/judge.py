@@ -169,7 +169,8 @@ def _among(values: np.ndarray, sorted_ones: np.ndarray) -> np.ndarray:
     if not len(sorted_ones):
         return np.zeros(len(values), bool)
     places = np.searchsorted(sorted_ones, values)
-    return sorted_ones[np.minimum(places, len(sorted_ones) - 1)] == values
+    found: np.ndarray = sorted_ones[np.minimum(places, len(sorted_ones) - 1)] == values
+    return found
 
 
 def _by_target(records: np.ndarray) -> dict[Key, np.ndarray]:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -161,9 +162,9 @@ class Supervisor:
             self.log(f"{member} is there")
             if seconds := self.newcomers.pop(member.rank, 0):
                 self.at(0.03, lambda: self.stop(member, "stopped newcomer", seconds))
-            for other in self.others(member):
-                self.send(member, "meet", *other.key, other.address, other.commons)
-                self.send(other, "meet", *member.key, member.address, member.commons)
+            for known in self.others(member):
+                self.send(member, "meet", *known.key, known.address, known.commons)
+                self.send(known, "meet", *member.key, member.address, member.commons)
         elif name == "slot":
             rank, number, remotes = rest
             member.slots_given.add((rank, number))
@@ -345,7 +346,7 @@ class Supervisor:
             return
         self.log("everybody knows everybody")
         for fault in faults:
-            self.at(fault.start, lambda fault=fault: self.begin_fault(fault))
+            self.at(fault.start, partial(self.begin_fault, fault))
         end = time.monotonic() + self.options.seconds
         while time.monotonic() < end and not self.broken:
             self.turn()

@@ -15,8 +15,9 @@ AROUND = 200  # for the start, and until all is settled and judged, at most
 
 @pytest.mark.timeout(SECONDS + AROUND + 60)
 @pytest.mark.parametrize("links", ["tcp", "shm+tcp"])
-def test_members_are_killed_stopped_and_starved(links):
-    command = [sys.executable, Path(__file__).parent / "run.py", "--links", links, "--seconds", str(SECONDS)]
+def test_members_are_killed_stopped_and_starved(links: str) -> None:
+    program = str(Path(__file__).parent / "run.py")
+    command = [sys.executable, program, "--links", links, "--seconds", str(SECONDS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + AROUND, check=False)
     print(done.stdout, done.stderr)
     assert done.returncode == 0

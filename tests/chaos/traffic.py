@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -251,15 +252,9 @@ class Traffic(Issuer):
         """Once nobody is in trouble any more, everybody is reached, and what is written is what is read."""
         for link in list(self.member.links.values()):
             for block in link.blocks:
-                self.until_done(
-                    link, f"get the block of {block.size}", lambda b=block, to=link: self.get(to, b, True)
-                )
-                self.until_done(
-                    link, f"put a block of {block.size}", lambda b=block, to=link: self.put(to, b, None)
-                )
-                self.until_done(
-                    link, f"get the block of {block.size}", lambda b=block, to=link: self.get(to, b, True)
-                )
+                self.until_done(link, f"get the block of {block.size}", partial(self.get, link, block, True))
+                self.until_done(link, f"put a block of {block.size}", partial(self.put, link, block, None))
+                self.until_done(link, f"get the block of {block.size}", partial(self.get, link, block, True))
 
     def until_done(self, link: Link, what: str, start: Callable[[], bool]) -> None:
         """A path that broke long ago may be noticed only now, by one operation that fails."""
