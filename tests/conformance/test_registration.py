@@ -310,11 +310,13 @@ def test_commit_has_the_kernel_store_the_pages(spec, tmp_path):
         endpoint.atomic(pyfab.AtomicOp.SUM, one, handle, word, **commit).result(TIMEOUT)
         if not peer.run(refuse_to_sync, 100_008, 20_000):
             pytest.skip("system calls cannot be filtered here")
-        assert endpoint.write(data, handle, place, **commit).exception(TIMEOUT)
+        error = endpoint.write(data, handle, place, **commit).exception(TIMEOUT)
+        assert (error.errno, error.name) == (errno.EIO, "FI_EIO")
         endpoint.write(data, handle, place).result(TIMEOUT)
         endpoint.atomic(pyfab.AtomicOp.SUM, one, handle, word, **commit).result(TIMEOUT)
         assert peer.run(refuse_to_sync, 8, 8)
-        assert endpoint.atomic(pyfab.AtomicOp.SUM, one, handle, word, **commit).exception(TIMEOUT)
+        error = endpoint.atomic(pyfab.AtomicOp.SUM, one, handle, word, **commit).exception(TIMEOUT)
+        assert error.errno == errno.EIO and "the storage" in str(error)
         endpoint.atomic(pyfab.AtomicOp.SUM, one, handle, word).result(TIMEOUT)
         peer.kill()
 

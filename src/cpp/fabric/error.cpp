@@ -16,6 +16,7 @@ struct Row {
 constexpr Row kRows[] = {
     {Errc::ok, "FI_SUCCESS", "success"},
     {Errc::not_found, "FI_ENOENT", "there is no such thing"},
+    {Errc::io, "FI_EIO", "the storage behind the memory failed: see the log of the system that has it"},
     {Errc::too_big, "FI_E2BIG", "more than the limit"},
     {Errc::closed, "FI_EBADF", "the object is closed"},
     {Errc::again, "FI_EAGAIN", "full for now"},

@@ -11,6 +11,7 @@ namespace fab {
 enum class Errc : int {
   ok = 0,
   not_found = 2,            // ENOENT
+  io = 5,                   // EIO: the storage behind memory failed
   too_big = 7,              // E2BIG
   closed = 9,               // EBADF: used after close, or inherited over fork
   again = 11,               // EAGAIN: full, nothing was taken

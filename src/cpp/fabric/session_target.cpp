@@ -366,7 +366,7 @@ Errc Session::make_durable(const Admitted& target, std::uint64_t length) const n
     const auto address = reinterpret_cast<std::uintptr_t>(pieces[i].iov_base);
     const std::uintptr_t start = address / page_size() * page_size();
     if (::msync(reinterpret_cast<void*>(start), address + pieces[i].iov_len - start, MS_SYNC) != 0)
-      return errno == ENOMEM ? Errc::bounds : Errc::invalid;
+      return errno == ENOMEM ? Errc::bounds : Errc::io;
   }
   return Errc::ok;
 }
