@@ -206,6 +206,12 @@ class _Module:
         return number
 
 
+class _Here(threading.local):
+    """What holds for the calling thread."""
+
+    telling = False  # it is inside a callback or a handler
+
+
 class Transport:
     """One-sided operations, atomics and small messages to peers, over every usable device of this process.
 
@@ -239,6 +245,7 @@ class Transport:
         self._receives = 0
         self._stalled: dict[tuple[TransportPeer, int], None] = {}  # orders that wait for room
         self._lock = threading.Lock()
+        self._here = _Here()
         self._addresses = itertools.count(1)  # of registrations, where they are not virtual
         self.candidates: list[Candidate] = []
         self._modules: list[_Module] = []
@@ -472,7 +479,15 @@ class Transport:
     def wait(
         self, call: Callable[..., Outcome], *args: Any, timeout: float | None = None, **kwargs: Any
     ) -> None:
-        """Repeats a call of this transport until it is not TRY_AGAIN, and waits for its end. Raises what it failed with."""
+        """Repeats a call of this transport until it is not TRY_AGAIN, and waits for its end. Raises what it failed with.
+
+        In a callback or a handler it is for manual progress alone: otherwise the end would be told only after they had returned
+        (BusyError). There give the call a callback of its own, or `flush`.
+        """
+        if self._here.telling and not self._manual:
+            raise BusyError(
+                "wait() inside a callback or a handler would wait for itself; give the call a callback, or flush()"
+            )
         deadline = Deadline(timeout)
         ended = threading.Event()
         failed: list[FabricError | None] = []
@@ -714,17 +729,21 @@ class Transport:
 
     def _tell(self, module: _Module, number: int, at_most: int) -> None:
         """Runs what follows the ends of operations. An exception there is reported and hides no other end."""
-        for _ in range(min(at_most, len(module.events[number]))):
-            try:
-                event = module.events[number].popleft()
-            except IndexError:  # another thread was faster
-                return
-            with self._lock:
-                module.told[number] += 1
-            try:
-                event()
-            except Exception as error:
-                _report(error, event)
+        former, self._here.telling = self._here.telling, True
+        try:
+            for _ in range(min(at_most, len(module.events[number]))):
+                try:
+                    event = module.events[number].popleft()
+                except IndexError:  # another thread was faster
+                    return
+                with self._lock:
+                    module.told[number] += 1
+                try:
+                    event()
+                except Exception as error:
+                    _report(error, event)
+        finally:
+            self._here.telling = former
 
     def flush(
         self, peer: TransportPeer | None = None, timeout: float | None = None, *, callbacks: bool = False

@@ -1069,6 +1069,40 @@ def test_callbacks_post_flush_and_deregister(sides: Sides) -> None:
     assert problems == []
 
 
+@pytest.mark.req("WIN-50")
+@pytest.mark.parametrize("progress", ["auto", "manual"])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_waiting_inside_a_callback(way: Way, progress: str) -> None:
+    """Under manual progress it moves things itself; otherwise it would wait for its own callback, so it is refused."""
+    found: list[Any] = []
+
+    def callback(*_: Any) -> None:
+        try:
+            sides.transport.wait(
+                sides.transport.put, sides.peer, b"\1", sides.at, sides.handle, timeout=TIMEOUT
+            )
+            found.append("done")
+        except pyfab.FabricError as error:
+            found.append(error)
+
+    with Sides(way, progress=progress) as sides:
+        # Outside of the memory: every way tells of the failure by callback.
+        outside = sides.at + (1 << 20)
+        assert (
+            sides.transport.put(sides.peer, b"x", outside, sides.handle, callback=callback) is Outcome.QUEUED
+        )
+        wait_for(lambda: sides.transport.progress() or found)
+        if progress == "manual":
+            assert found == ["done"]
+        else:
+            assert isinstance(found[0], pyfab.BusyError) and "wait for itself" in str(found[0])
+            with pytest.raises(pyfab.BoundsError):
+                sides.transport.flush(timeout=TIMEOUT)
+            sides.transport.wait(
+                sides.transport.put, sides.peer, b"\1", sides.at, sides.handle, timeout=TIMEOUT
+            )
+
+
 @pytest.mark.req("WIN-51")
 def test_signals_during_a_flush_do_no_harm(sides: Sides) -> None:
     hits: list[int] = []
