@@ -10,7 +10,6 @@ import linecache
 import os
 import signal
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable
@@ -47,7 +46,6 @@ class CellRanks:
 
     def __init__(self, size: int, links: str, shell: Any) -> None:
         self.size, self.links = size, links
-        self._folder = tempfile.TemporaryDirectory(prefix="pyfab-cells-")
         self._meetings = 0
         self._pids: dict[int, int] = {}  # by rank
         self._pipes: list[Connection] = []
@@ -81,18 +79,17 @@ class CellRanks:
     def meet(self) -> list[Report]:
         """Makes the ranks a group: before the first cell, and to have a sound one after a cell that failed."""
         self._meetings += 1
-        return self._ask(("meet", f"file://{self._folder.name}/{self._meetings}"), None)
+        return self._ask(("meet", self._meetings), None)
 
     def run(self, source: str, timeout: float | None) -> list[Report]:
         """What each rank did with the cell. Interrupts those that are late: after `timeout` seconds, or after one failed."""
         return self._ask(("run", source), timeout)
 
-    def _ask(self, request: tuple[str, str], timeout: float | None) -> list[Report]:
+    def _ask(self, request: tuple[str, Any], timeout: float | None) -> list[Report]:
         reports = [Report() for _ in range(self.size)]
+        values: dict[int, bytes] = {}  # by rank: what those that meet have for the others
         busy = {pipe: rank for rank, pipe in enumerate(self._pipes)}
-        for pipe in self._pipes:
-            with suppress(BrokenPipeError):  # a rank that has ended is heard of below
-                pipe.send(request)
+        self._tell(*request)
         deadline, told = Deadline(timeout), False
         late = "" if timeout is None else f"after {timeout:g} s"
         while busy:
@@ -101,8 +98,10 @@ class CellRanks:
             except KeyboardInterrupt:
                 ready, late = [], "by Ctrl-C"
             for spoken in [pipe for pipe in busy if pipe in ready]:
-                if not _receive(spoken, reports[busy[spoken]]):
+                if not _receive(spoken, busy[spoken], reports[busy[spoken]], values):
                     del busy[spoken]
+            if len(values) == self.size:
+                self._tell("values", (self._meetings, [values.pop(rank) for rank in range(self.size)]))
             if not ready and told:
                 break
             if not ready:
@@ -124,6 +123,11 @@ class CellRanks:
             self.end(patient=False)
         return reports
 
+    def _tell(self, kind: str, content: Any) -> None:
+        for pipe in self._pipes:
+            with suppress(BrokenPipeError):  # a rank that has ended is heard of when it is listened to
+                pipe.send((kind, content))
+
     def end(self, *, patient: bool = True) -> None:
         """Ends the processes: lets them close their group if `patient`, and kills what is left. Ending twice is harmless."""
         for pipe in self._pipes:
@@ -136,11 +140,10 @@ class CellRanks:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         self._pids, self._pipes = {}, []
-        self._folder.cleanup()
 
 
-def _receive(pipe: Connection, report: Report) -> bool:
-    """One message of a rank; False if it was the last."""
+def _receive(pipe: Connection, rank: int, report: Report, values: dict[int, bytes]) -> bool:
+    """One message of a rank, which is added to its report or to `values`; False if it was the last."""
     try:
         kind, content = pipe.recv()
     except (EOFError, ConnectionError):
@@ -149,8 +152,34 @@ def _receive(pipe: Connection, report: Report) -> bool:
     if kind == "end":
         report.error = content
         return False
-    report.outputs.append((kind, content))
+    if kind == "value":
+        values[rank] = content
+    else:
+        report.outputs.append((kind, content))
     return True
+
+
+class _Meeting:
+    """How the ranks meet: through the parent, so that nothing is in the file system. To a group, it is a communicator."""
+
+    def __init__(
+        self, number: int, rank: int, size: int, pipe: Connection, tell: Callable[[str, Any], None]
+    ) -> None:
+        self._number, self._rank, self._size, self._pipe, self._tell = number, rank, size, pipe, tell
+
+    def Get_rank(self) -> int:
+        return self._rank
+
+    def Get_size(self) -> int:
+        return self._size
+
+    def allgather(self, value: bytes) -> list[bytes]:
+        self._tell("value", value)
+        while True:
+            kind, content = self._pipe.recv()
+            if (kind, content[0]) == ("values", self._number):
+                values: list[bytes] = content[1]
+                return values
 
 
 class _Rank:
@@ -179,6 +208,8 @@ class _Rank:
                 kind, content = self._pipe.recv()
             except (EOFError, ConnectionError):
                 break
+            if kind == "values":  # of a meeting that this rank was interrupted in
+                continue
             error = _attempt(self._meet if kind == "meet" else self._run, content)
             sys.stdout.flush()
             sys.stderr.flush()
@@ -186,10 +217,11 @@ class _Rank:
         if self._group is not None:
             self._group.__exit__(None, None, None)  # with its windows
 
-    def _meet(self, rendezvous: str) -> None:
+    def _meet(self, number: int) -> None:
         if self._group is not None:
             self._group.leave()
-        self._group = self._names["group"] = pyfab.Group(self._rank, self._size, rendezvous, self._links)
+        meeting = _Meeting(number, self._rank, self._size, self._pipe, self._tell)
+        self._group = self._names["group"] = pyfab.Group(self._rank, self._size, meeting, self._links)
 
     def _run(self, source: str) -> None:
         self._cells += 1
@@ -237,7 +269,7 @@ class _Sender(io.RawIOBase):
         return len(data)
 
 
-def _attempt(work: Callable[[str], None], argument: str) -> str | None:
+def _attempt(work: Callable[[Any], None], argument: Any) -> str | None:
     """Does it interruptibly; the traceback of what it raised, without this module's frames."""
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)

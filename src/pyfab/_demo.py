@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyfab._group import Group
 from pyfab._spawn import spawn
+from pyfab._spawn_meeting import memory_file
 from pyfab._window import Window
 from rich.box import SIMPLE_HEAD
 from rich.columns import Columns
@@ -47,8 +49,8 @@ def demo(data: Path | None, procs: int, links: str, console: Console) -> dict[st
 
     {"data", "shape", "dtype", "procs", "links": [figures of each, or "error"], "verified": whether every byte and sum was right}
     """
-    with tempfile.TemporaryDirectory(prefix="pyfab-demo-") as folder:
-        array, path, title = _source(data, Path(folder))
+    with contextlib.ExitStack() as undo:
+        array, path, title = _source(data, undo)
         if len(array) < procs:
             raise ValueError(
                 f"{title} has {len(array)} rows; at least one for each of the {procs} processes is needed"
@@ -70,7 +72,7 @@ def demo(data: Path | None, procs: int, links: str, console: Console) -> dict[st
         told = {"data": title, "shape": array.shape, "dtype": str(array.dtype), "procs": procs}
         for spec in _specs(links):
             try:
-                visits: list[Visit] = spawn(visit, procs, str(path), links=spec, timeout=_TIMEOUT)
+                visits: list[Visit] = spawn(visit, procs, path, links=spec, timeout=_TIMEOUT)
             except Exception as error:
                 figures.append({"links": spec, "error": f"{type(error).__name__}: {error}"})
                 print(f"pyfab demo: {spec}: {figures[-1]['error']}", file=sys.stderr)
@@ -147,8 +149,8 @@ def _shuffled(rows: int, row_bytes: int, rank: int, done: list[float]) -> Iterat
             return
 
 
-def _source(data: Path | None, folder: Path) -> tuple[NDArray[Any], Path, str]:
-    """The array, a .npy file of it for the processes, and its name."""
+def _source(data: Path | None, undo: contextlib.ExitStack) -> tuple[NDArray[Any], str, str]:
+    """The array, a .npy file of it for the processes, which is there until `undo`, and its name."""
     if data is None:
         with resources.files("pyfab.datasets").joinpath("digits.npz").open("rb") as stream:
             array = np.load(stream)["images"]
@@ -157,13 +159,15 @@ def _source(data: Path | None, folder: Path) -> tuple[NDArray[Any], Path, str]:
         title = data.name
         if data.suffix == ".npy":
             array = _load_npy(data)
-            return array, data.absolute(), title
+            return array, str(data.absolute()), title
         if data.suffix != ".csv":
             raise ValueError(f"{data}: give a .npy or a .csv file")
         array = _load_csv(data)
-    path = folder / "data.npy"
-    np.save(path, array)
-    return array, path, title
+    file = memory_file(b"")
+    undo.callback(os.close, file)
+    with open(file, "wb", closefd=False) as stream:
+        np.save(stream, array)
+    return array, f"/proc/{os.getpid()}/fd/{file}", title
 
 
 def _load_npy(path: Path) -> NDArray[Any]:

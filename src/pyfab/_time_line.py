@@ -6,8 +6,8 @@ import contextlib
 import itertools
 import json
 import os
-import secrets
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +19,50 @@ from pyfab._endpoint import Endpoint
 _encode = json.JSONEncoder(check_circular=False, default=str).encode
 
 
+class Record:
+    """What processes have written to `place`. The file has no name, so it goes with the processes that have it open."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="pyfab-trace-")  # noqa: SIM115 - this is one itself
+        found = os.fstat(self._file.fileno())
+        self.place = f"/proc/{os.getpid()}/fd/{self._file.fileno()}:{found.st_dev}:{found.st_ino}"
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Those of all processes, each in its order."""
+        self._file.seek(0)
+        for line in self._file:
+            with contextlib.suppress(ValueError):  # an event that its process was killed in
+                yield json.loads(line)
+
+
+def open_record(place: str) -> int | None:
+    """A descriptor to append to the record; None if the process that made it has it no more."""
+    path, *identity = place.split(":")
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    found = os.fstat(file)
+    if identity == [str(found.st_dev), str(found.st_ino)]:
+        return file
+    os.close(file)  # another file has got the number since
+    return None
+
+
 class TimeLine:
-    """The time line of this process: a file of its own in `folder`, made when there is something to tell.
+    """The time line of this process, in the record at `place`, which is opened when there is something to tell.
 
     Each event is written at once, so that a process which is killed leaves what it did.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, place: str) -> None:
+        self._place = place
         self._names: dict[int, tuple[int, int]] = {}  # id of a context → (endpoint's number, index)
         self._file: int | None = None
         self.restart()
@@ -108,16 +144,18 @@ class TimeLine:
     def _add(self, event: dict[str, Any]) -> None:
         with self._lock:
             if self._file is None:
-                self._file = self._new_file()
-        os.write(self._file, (_encode(event) + "\n").encode())
+                self._file = self._open()
+        self._write(self._file, event)
 
-    def _new_file(self) -> int:
-        name = f"{self.pid}-{secrets.token_hex(4)}.jsonl"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        try:
-            file = os.open(self._folder / name, flags, 0o600)
-        except FileNotFoundError:  # this process outlives the trace
-            return os.open(os.devnull, flags)
+    @staticmethod
+    def _write(file: int, event: dict[str, Any]) -> None:
+        # The line begins here, and not where another process was killed in the middle of one.
+        os.write(file, ("\n" + _encode(event)).encode())
+
+    def _open(self) -> int:
+        file = open_record(self._place)
+        if file is None:  # this process outlives the trace
+            return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         script = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
         about = {
             "ph": "M",
@@ -126,7 +164,7 @@ class TimeLine:
             "tid": 0,
             "args": {"name": script},
         }
-        os.write(file, (_encode(about) + "\n").encode())
+        self._write(file, about)
         return file
 
     def _thread(self) -> int:
@@ -137,18 +175,17 @@ class TimeLine:
         return thread
 
 
-def merge(folder: Path, path: Path) -> int:
-    """Makes one trace of the files in `folder`; returns the number of operations in it."""
+def merge(record: Record, path: Path) -> tuple[int, int]:
+    """Makes a trace of a record; returns the number of operations in it, and of processes."""
     events, names = [], {}
-    for part in folder.glob("*.jsonl"):
-        for event in _read(part):
-            if event["ph"] == "M":
-                names[event["pid"], event["tid"], event["name"]] = event  # the last one counts
-            else:
-                end = event.pop("end", None)
-                events.append(event)
-                if end is not None:
-                    events.append({**event, "ph": "e", "ts": end, "args": {}})
+    for event in record.events():
+        if event["ph"] == "M":
+            names[event["pid"], event["tid"], event["name"]] = event  # the last one counts
+        else:
+            end = event.pop("end", None)
+            events.append(event)
+            if end is not None:
+                events.append({**event, "ph": "e", "ts": end, "args": {}})
     events.sort(key=lambda event: event["ts"])
     start = events[0]["ts"] if events else 0.0
     for event in events:
@@ -162,10 +199,5 @@ def merge(folder: Path, path: Path) -> int:
         json.dump(
             {"traceEvents": [*names.values(), *events], "displayTimeUnit": "ns", "otherData": about}, stream
         )
-    return sum(event["ph"] == "b" and event["cat"] == "operation" for event in events)
-
-
-def _read(part: Path) -> Iterator[dict[str, Any]]:
-    for line in part.read_text().splitlines():
-        with contextlib.suppress(ValueError):  # the last line of a process that was killed
-            yield json.loads(line)
+    operations = sum(event["ph"] == "b" and event["cat"] == "operation" for event in events)
+    return operations, len({process for process, _, _ in names})

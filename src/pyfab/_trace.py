@@ -11,8 +11,8 @@ An operation begins when its call begins. It ends when its call returns if it is
 runs: the thread that serves the endpoint calls that as soon as the operation is complete and Python's lock is free. So the time
 is an upper bound, whenever the program itself looks.
 
-`pyfab.trace` names a folder in $PYFAB_TRACE. Every process that imports pyfab with that variable set, or is forked by one that
-records, writes a file there, and these are merged in the end.
+`pyfab.trace` names a place in $PYFAB_TRACE. Every process that imports pyfab with that variable set, or is forked by one that
+records, writes there, and what they wrote is merged in the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import gc
 import math
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,13 +37,13 @@ from pyfab._enums import ADDR_NOTAVAIL, ADDR_UNSPEC
 from pyfab._errors import BusyError, FabricError
 from pyfab._group import Group
 from pyfab._remote_array import CheckedRemoteArray, RemoteArray
-from pyfab._time_line import TimeLine, merge
+from pyfab._time_line import Record, TimeLine, merge, open_record
 from pyfab._window import Window
 
 __all__ = ["VARIABLE", "finish", "start", "stop", "trace"]
 
 VARIABLE = "PYFAB_TRACE"
-"""Names the folder into which processes that import pyfab record."""
+"""Says where processes that import pyfab record."""
 
 _GROUP_MODULES = ("pyfab._control", "pyfab._cells", "pyfab._parts")
 
@@ -110,21 +109,21 @@ def trace(path: str | Path) -> Iterator[None]:
         raise BusyError("this process is being traced already")
     path = Path(path)
     path.touch()  # fails now rather than when all is over
-    with tempfile.TemporaryDirectory(prefix="pyfab-trace-") as folder:
-        os.environ[VARIABLE] = folder
-        start(Path(folder))
+    with Record() as record:
+        os.environ[VARIABLE] = record.place
+        start(record.place)
         try:
             yield
         finally:
             os.environ.pop(VARIABLE, None)
             stop()
-            merge(Path(folder), path)
+            merge(record, path)
 
 
-def start(folder: Path) -> None:
-    """Begins to record into a new file in `folder`."""
+def start(place: str) -> None:
+    """Begins to record into the record at `place`."""
     global _recorder
-    _recorder = TimeLine(folder)
+    _recorder = TimeLine(place)
     for name, (peer, local) in _CONTEXT.items():
         _replace(_core.Context, name, _of_context(name, getattr(_core.Context, name), peer, local))
     for name, kind in _ARRAY.items():
@@ -379,9 +378,11 @@ def _forked() -> None:
 
 
 def _from_environment() -> None:
-    folder = os.environ.get(VARIABLE)
-    if folder and Path(folder).is_dir():
-        start(Path(folder))
+    place = os.environ.get(VARIABLE)
+    file = open_record(place) if place else None
+    if place and file is not None:
+        os.close(file)
+        start(place)
 
 
 atexit.register(finish)

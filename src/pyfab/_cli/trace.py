@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Does it; the exit status is the program's, as a shell gives it."""
-    from pyfab._time_line import merge
+    from pyfab._time_line import Record, merge
     from pyfab._trace import VARIABLE
 
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
@@ -54,19 +53,18 @@ def run(options: argparse.Namespace) -> int:
     if program[0].endswith(".py"):
         program = [sys.executable, *program]
     options.output.touch()
-    with tempfile.TemporaryDirectory(prefix="pyfab-trace-") as folder:
+    with Record() as record:
         former = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the program's to deal with
         try:
             process = subprocess.Popen(
                 program,
-                env=os.environ | {VARIABLE: folder},
+                env=os.environ | {VARIABLE: record.place},
                 preexec_fn=lambda: signal.signal(signal.SIGINT, former),
             )
             status = status_of(process)
         finally:
             signal.signal(signal.SIGINT, former)
-        processes = len(list(Path(folder).glob("*.jsonl")))
-        operations = merge(Path(folder), options.output)
+        operations, processes = merge(record, options.output)
     told = {"trace": str(options.output), "operations": operations, "processes": processes, "status": status}
     if options.json:
         print(json.dumps(told), file=sys.stderr)
