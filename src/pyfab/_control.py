@@ -12,6 +12,10 @@ log2(size) rounds everyone has heard of everyone. Numbers only grow and writing 
 timed out is carried on by calling it again. A counter of remote writes wakes the waiting rank; no one polls, except for
 peers that may have died.
 
+To ask a peer is to connect to it, so a rank that waits does not ask everybody, which would cost a group the square of its size.
+It asks the rank that it waits for, whose cells tell which rank that one waits for in an earlier round, and so on until one that
+has not come; and one more at each look, since a rank that stays away may know of a death that the one who waits does not.
+
 What a rank shows is read by the others between two barriers. The boxes are used in turn, so one barrier per exchange is enough:
 who enters barrier n + 1 has read what was shown in barrier n, and box n % 2 is written again for barrier n + 2. A rank that
 timed out while it read goes on reading when the call is repeated.
@@ -19,6 +23,7 @@ timed out while it read goes on reading when the call is repeated.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +48,11 @@ _VIEW_AT = _CELLS * 8 + 2 * _BOX
 _VIEW_HEAD = 1024  # bytes: number, length of the successor, the successor; then a byte for each rank
 _SHOWN, _REGION = 0, 1  # kinds: the bytes themselves, or the region that holds them
 _ANSWER = 0.01  # seconds that each of them has to answer before the next is looked at
-_LOOK = 0.25  # seconds of waiting until peers are asked for a sign of life, and between later questions
+# A rank that waits asks its peers for a sign of life after so many seconds, and again:
+_LOOK, _LONGEST = 0.25, 2.0  # at least, at most; between them
+_PER_RANK = 0.004  # this for each rank, as all may ask
+_SHARE = 0.05  # or this share of the time waited
+_NAMED = 64  # how many are asked at most to name those that did not come
 
 
 class Control:
@@ -69,7 +78,8 @@ class Control:
         self._unread = False
         self._shown = (0, b"")  # the barrier for which a box was last filled, and what the others find there
         self._large: list[MemoryRegion | None] = [None, None]  # what the boxes refer to
-        # To peers: which barrier have they entered?
+        self._asked = 0  # the last rank that was asked in its turn
+        # To peers: what is in their cells?
         self._questions: dict[int, tuple[Operation, NDArray[np.uint8]]] = {}
 
     @property
@@ -243,42 +253,86 @@ class Control:
 
     def _await(self, source: int, cell: int, number: int, deadline: Deadline) -> None:
         """Waits until `source` has written `number` into `cell`."""
+        began = time.monotonic()
         while True:
             seen = self._arrivals.value  # before the cell: what arrives after this raises it further
             if self._cells[cell] >= number:
                 return
+            pauses = _LOOK, _PER_RANK * self._size, _SHARE * (time.monotonic() - began)
+            look = min(max(pauses), _LONGEST)
             try:
-                self._arrivals.wait(seen + 1, deadline.remaining(at_most=_LOOK))
+                self._arrivals.wait(seen + 1, deadline.remaining(at_most=look))
             except OperationTimeout:
-                absent = self._absent(number)
+                last = self._last_in_line(source, number)
                 if deadline.over:
+                    absent = self._absent([last, *range(self._size)][:_NAMED], number)
                     late = ranks_text(absent, self._size) if absent else f"rank {source}"
                     verb = "did not come" if absent else "came, but did not go on"
                     raise OperationTimeout(f"barrier: {late} {verb} within {deadline}") from None
+                self._asked = (self._asked + 1) % self._size
+                self._absent([self._asked], number)
 
-    def _absent(self, number: int) -> list[int]:
-        """Ranks that, as far as is known, have not entered barrier `number`. Raises PeerLostError if some have died."""
-        absent: list[int] = []
-        lost: dict[int, FabricError] = {}
-        for rank in range(self._size):
-            if rank == self._rank:
-                continue
+    def _last_in_line(self, source: int, number: int) -> int:
+        """Whom `source` waits for in barrier `number`, or the one that this waits for, and so on.
+
+        PeerLostError if one of them has died, or if the last one has found that another has.
+        """
+        rounds = (self._size - 1).bit_length()
+        try:
+            for _ in range(rounds):
+                cells = self._ask(source)
+                if cells is None or cells[0] < number:
+                    break
+                behind = np.flatnonzero(cells[1 : 1 + rounds] < number)
+                if not len(behind):  # it goes on
+                    return source
+                source = (source - (1 << int(behind[0]))) % self._size
+            view = self.view_of(source)
+        except FabricError as error:  # dead, or its group is closed
+            raise self._losses(source, error) from error
+        dead = set(range(self._size)) - view[1] if view is not None and view[0] else set()
+        if dead:
+            raise PeerLostError(
+                f"{ranks_text(dead, self._size)} ended, left the group or can no longer be reached, as rank {source} found"
+            )
+        return source
+
+    def _absent(self, ranks: Iterable[int], number: int) -> list[int]:
+        """Those of `ranks` that, as far as is known, have not entered barrier `number`. PeerLostError if one has died."""
+        absent = set()
+        for rank in ranks:
             try:
-                if rank not in self._questions:
-                    self._questions[rank] = self._look(rank, 0, 8)
-                operation, answer = self._questions[rank]
-                operation.result(_ANSWER)
-            except OperationTimeout:
-                absent.append(rank)
+                cells = self._ask(rank)
             except FabricError as error:  # dead, or its group is closed
-                lost[rank] = error
-            else:
-                if answer.view(np.uint64)[0] < number:
-                    absent.append(rank)
-                    del self._questions[rank]  # ask again next time
-        if lost:
-            raise _lost(lost, self._size)
-        return absent
+                raise self._losses(rank, error) from error
+            if cells is None or cells[0] < number:
+                absent.add(rank)
+        return sorted(absent)
+
+    def _losses(self, first: int, error: FabricError) -> PeerLostError:
+        """What to raise when `first` was found dead: others may be too, one of which is the cause of the rest."""
+        lost = {first: error}
+        for rank in range(min(self._size, _NAMED)):
+            try:
+                if rank not in lost:
+                    self._ask(rank)
+            except FabricError as another:
+                lost[rank] = another
+        return _lost(lost, self._size)
+
+    def _ask(self, rank: int) -> NDArray[np.uint64] | None:
+        """A rank's cells; None if it does not answer at once. Raises FabricError if it is gone."""
+        if rank == self._rank:
+            return self._cells
+        if rank not in self._questions:
+            self._questions[rank] = self._look(rank, 0, _CELLS * 8)
+        operation, answer = self._questions[rank]
+        try:
+            operation.result(_ANSWER)
+        except OperationTimeout:
+            return None
+        del self._questions[rank]  # ask again next time
+        return answer.view(np.uint64)
 
 
 def _lost(errors: dict[int, FabricError], size: int) -> PeerLostError:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +132,66 @@ with pyfab.Domain(sys.argv[1], progress="manual") as domain, pyfab.Group.from_en
 def test_groups_progress_without_a_thread(links: str, start_ranks: StartRanks) -> None:
     for process in start_ranks(MANUAL, 3, links):
         assert process.communicate(timeout=60)[0] == "[0.0, 1.0, 2.0] [0, 1, 2]\n"
+
+
+def look_often(group: pyfab.Group, looks: Any) -> tuple[int, int]:
+    """Rank 0 comes to the barrier when each of the others has looked several times why it waits."""
+    control = group._control
+    asked: set[int] = set()
+    look_at, last_in_line = control._look, control._last_in_line
+
+    def noted(rank: int, *where: int) -> Any:
+        if looks[group.rank] < LOOKS:
+            asked.add(rank)
+        return look_at(rank, *where)
+
+    def counted(*line: int) -> int:
+        found = last_in_line(*line)
+        if looks[group.rank] < LOOKS:
+            looks[group.rank] += 1
+        return found
+
+    control._look, control._last_in_line = noted, counted  # type: ignore[method-assign]
+    while group.rank == 0 and min(looks[1:]) < LOOKS:
+        time.sleep(0.01)
+    group.barrier(60)
+    return len(asked), looks[group.rank]
+
+
+LOOKS = 3
+
+
+def test_ranks_that_wait_ask_few_of_the_others() -> None:
+    """Whoever asks connects: if all asked all, waiting would cost a group the square of its size."""
+    size = 24
+    looks = mmap.mmap(-1, size)
+    for asked, looked in pyfab.spawn(lambda group: look_often(group, looks), size, links="shm")[1:]:
+        assert looked == LOOKS
+        assert asked < size // 2
+
+
+HIDDEN = """
+import os, signal, sys, pyfab
+with pyfab.Group.from_env(sys.argv[1], timeout=60) as group:
+    group.barrier()
+    if group.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        if group.rank == 3:  # it stays away from the barrier, so the others wait for it, and knows of the death
+            print(*group.shrink().lost)
+        else:
+            group.barrier()
+    except pyfab.PeerLostError as error:
+        print(error)
+        print(*group.shrink().lost)
+"""
+
+
+def test_ranks_that_wait_hear_of_a_death_from_those_that_stay_away(start_ranks: StartRanks) -> None:
+    ranks = start_ranks(HIDDEN, 4, "shm")
+    for rank in (0, 1, 3):
+        output, _ = ranks[rank].communicate(timeout=60)
+        assert output.splitlines()[-1] == "2", output
 
 
 STOPPED = """
