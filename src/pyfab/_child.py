@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pyfab import _trace
 from pyfab._group import Group
-from pyfab._spawn_meeting import Meeting, read_file, tell_outcome
+from pyfab._spawn_meeting import Meeting, tell_outcome
 
 _PR_SET_PDEATHSIG = 1
 
@@ -41,20 +41,6 @@ class Outcome(NamedTuple):
     trace: str = ""
 
 
-def child(task: str, rank: str, line: str, parent: str) -> None:
-    """The body of a fresh interpreter."""
-    bind_to(int(parent))
-    to_parent = socket.socket(fileno=int(line))
-    to_parent.set_inheritable(False)
-    try:
-        loaded: Task = pickle.loads(read_file(int(task)))
-        os.close(int(task))
-    except BaseException as error:
-        _Report(to_parent).failed(error)
-    else:
-        run(loaded, int(rank), to_parent, int(parent))
-
-
 def run(task: Task, rank: int, line: socket.socket, parent: int) -> None:
     bind_to(parent)
     report = _Report(line)
@@ -75,6 +61,11 @@ def run(task: Task, rank: int, line: socket.socket, parent: int) -> None:
         _trace.finish()
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def report_failure(line: socket.socket, error: BaseException) -> None:
+    """Tells the parent that a rank ended with `error` before its function was known."""
+    _Report(line).failed(error)
 
 
 class _Report:

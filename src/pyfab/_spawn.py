@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
-import select
 import selectors
-import signal
 import socket
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pyfab._child import LEAVE_CTRL_C, Outcome, Task, fork, run
+from pyfab._child import Outcome, Task, run
 from pyfab._deadline import Deadline
 from pyfab._errors import InvalidArgumentError, OperationTimeout, PeerLostError
 from pyfab._ranks import ranks_text
-from pyfab._spawn_meeting import Absence, Spoken, answer, memory_file
+from pyfab._spawn_meeting import Absence, Spoken, answer
+from pyfab._spawn_processes import Forked, Processes, Served
 
-_GRACE = 2.0  # seconds from SIGTERM to SIGKILL
 _MEETING = 60.0  # seconds that ranks wait for each other, unless the caller says how long all may take
 
 
@@ -42,9 +37,11 @@ def spawn(
 ) -> list[Any]:
     """Runs ``fn(group, *args)`` in `n` processes of this machine, rank 0 to n - 1 of one group, and returns the results by rank.
 
-    What can be pickled without naming ``__main__`` runs in fresh interpreters: there the module of `fn` is imported, the calling
-    script is not run again. Functions of scripts and notebooks, lambdas and local functions run in forked children, which
-    inherit everything but cannot use the caller's pyfab objects (ClosedError). Results are pickled.
+    What can be pickled without naming ``__main__`` runs in a fresh interpreter: there the module of `fn` is imported, the calling
+    script is not run again. One interpreter imports NumPy and pyfab for all ranks, which are forks of it: each has memory,
+    imports and random numbers of its own; the seed of ``hash()`` is the same for all. Functions of scripts and notebooks,
+    lambdas and local functions run in forks of the caller, which inherit everything but cannot use the caller's pyfab objects
+    (ClosedError). Results are pickled.
 
     If a rank raises, the others are ended and its exception is raised here, with its traceback as the cause: that of the
     lowest rank, save that a rank which only lost its peer or waited in vain comes after one with another error.
@@ -54,14 +51,13 @@ def spawn(
         raise InvalidArgumentError(f"n={n}: at least one process")
     deadline = Deadline(timeout)
     task = Task(fn, args, n, links, timeout or _MEETING)
-    children, complete = _Children(n), False
-    with contextlib.ExitStack() as undo:
-        undo.callback(lambda: children.end(patient=complete))
-        start = _starter(task, undo)
-        for rank in range(n):
-            children.start(rank, start)
+    children, complete = _Children(n, _processes(task)), False
+    try:
+        children.start()
         outcomes = children.outcomes(deadline, Deadline(task.timeout))
         complete = len(outcomes) == n
+    finally:
+        children.end(patient=complete)
     failed = {rank: outcome for rank, outcome in outcomes.items() if outcome.error is not None}
     if failed:
         rank = min(failed, key=lambda r: (isinstance(failed[r].error, (PeerLostError, OperationTimeout)), r))
@@ -77,16 +73,17 @@ def spawn(
 class _Children:
     """The processes of one call, and the streams to them."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._pids: dict[int, int] = {}  # by rank; removed when reaped
+    def __init__(self, size: int, processes: Processes) -> None:
+        self._size, self._processes = size, processes
         self._lines: dict[int, socket.socket] = {}  # by rank
 
-    def start(self, rank: int, start: Callable[[int, socket.socket], int]) -> None:
-        mine, theirs = socket.socketpair()
-        self._lines[rank] = mine
-        with theirs:
-            self._pids[rank] = start(rank, theirs)
+    def start(self) -> None:
+        with contextlib.ExitStack() as undo:
+            theirs = []
+            for rank in range(self._size):
+                self._lines[rank], line = socket.socketpair()
+                theirs.append(undo.enter_context(line))
+            self._processes.start(theirs)
 
     def outcomes(self, deadline: Deadline, meeting: Deadline) -> dict[int, Outcome]:
         """Outcomes by rank: of all, or of those that had come when one failed or the time was over.
@@ -135,33 +132,16 @@ class _Children:
                 return Outcome(error=unreadable, trace=traceback.format_exc())
             assert isinstance(outcome, Outcome)
             return outcome
-        status = os.waitstatus_to_exitcode(os.waitpid(self._pids.pop(rank), 0)[1])
-        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         return Outcome(
-            error=ChildProcessError(f"rank {rank} ended without a result ({how})"),
+            error=ChildProcessError(f"rank {rank} ended without a result ({self._processes.status(rank)})"),
             trace="it left no traceback",
         )
 
     def end(self, *, patient: bool) -> None:
-        """Reaps all that are left: those that end by themselves if `patient`, then by SIGTERM, then by SIGKILL."""
+        """Ends all that are left, by themselves if `patient`; see `Processes.end`."""
         for line in self._lines.values():
             line.close()
-        if patient:
-            self._reap(_GRACE)
-        for number, patience in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, None)):
-            for pid in self._pids.values():
-                os.kill(pid, number)
-            self._reap(patience)
-
-    def _reap(self, timeout: float | None) -> None:
-        deadline = Deadline(timeout)
-        for rank, pid in list(self._pids.items()):
-            process = os.pidfd_open(pid)
-            ended, _, _ = select.select([process], [], [], deadline.remaining())
-            os.close(process)
-            if ended:
-                os.waitpid(pid, 0)
-                del self._pids[rank]
+        self._processes.end(patient=patient)
 
 
 def _receive(line: socket.socket) -> bytes:
@@ -171,8 +151,7 @@ def _receive(line: socket.socket) -> bytes:
         return b""
 
 
-def _starter(task: Task, undo: contextlib.ExitStack) -> Callable[[int, socket.socket], int]:
-    """A function (rank, stream) → pid that starts one child. What is open for that is closed by `undo`."""
+def _processes(task: Task) -> Processes:
     fn = task.fn
     importable = getattr(fn, "__module__", "__main__") != "__main__" and "<" not in getattr(
         fn, "__qualname__", "<"
@@ -181,31 +160,6 @@ def _starter(task: Task, undo: contextlib.ExitStack) -> Callable[[int, socket.so
         with contextlib.suppress(Exception):
             data = pickle.dumps(task)
             if b"__main__" not in data:
-                file = memory_file(data)
-                undo.callback(os.close, file)
-                return lambda rank, line: _start_interpreter(file, rank, line.fileno())
+                return Served(data)
     parent = os.getpid()
-    return lambda rank, line: fork(lambda: run(task, rank, line, parent))
-
-
-def _start_interpreter(task: int, rank: int, line: int) -> int:
-    program = LEAVE_CTRL_C + (
-        "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-        "from pyfab._child import child; child(*sys.argv[2:])"
-    )
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            program,
-            json.dumps(sys.path),
-            str(task),
-            str(rank),
-            str(line),
-            str(os.getpid()),
-        ],
-        pass_fds=[task, line],
-        stdin=subprocess.DEVNULL,
-    )
-    process.returncode = 0  # reaped by _Children, by pid
-    return process.pid
+    return Forked(lambda rank, line: run(task, rank, line, parent))

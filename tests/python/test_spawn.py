@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pyfab
 import pytest
-from pyfab._child import bind_to, fork
+from pyfab._child import bind_to
 from pyfab._spawn import RemoteTraceback
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -161,6 +164,94 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == []
 
 
+def draw(_: pyfab.Group) -> tuple[float, float]:
+    return random.random(), float(np.random.random())  # noqa: NPY002 - the state that processes have
+
+
+def test_ranks_draw_different_numbers() -> None:
+    """Forks have the state of what they were forked from, unless somebody sees to that."""
+    drawn = pyfab.spawn(draw, 3, links="shm")
+    assert len({ours for ours, _ in drawn}) == len({numpys for _, numpys in drawn}) == 3
+
+
+def leave_work_for_the_end(group: pyfab.Group, folder: str) -> None:
+    def work() -> None:
+        threading.main_thread().join()
+        Path(folder, f"thread of {group.rank}").touch()
+
+    threading.Thread(target=work).start()
+    atexit.register(Path(folder, f"exit of {group.rank}").touch)
+
+
+def test_ranks_end_as_interpreters_do(tmp_path: Path) -> None:
+    pyfab.spawn(leave_work_for_the_end, 2, str(tmp_path), links="shm")
+    done = sorted(path.name for path in tmp_path.iterdir())
+    assert done == ["exit of 0", "exit of 1", "thread of 0", "thread of 1"]
+
+
+def kill_what_it_was_forked_from(group: pyfab.Group) -> None:
+    group.barrier()
+    if group.rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    threading.Event().wait()
+
+
+def test_ranks_that_lose_what_they_were_forked_from() -> None:
+    with pytest.raises(ChildProcessError, match=r"with the process that it was forked from: .*SIGKILL"):
+        pyfab.spawn(kill_what_it_was_forked_from, 2, links="shm")
+
+
+ONE_FORK = """
+import errno, os
+fork, left = os.fork, [1]
+def fork_once():
+    if not left:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+    left.pop()
+    return fork()
+os.fork = fork_once
+"""
+
+
+def test_a_rank_that_cannot_be_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(ONE_FORK)  # which fresh interpreters import
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(BlockingIOError, match="no more processes") as caught:
+        pyfab.spawn(who, 2, links="shm")
+    assert "rank 1 of 2" in str(caught.value.__cause__)
+
+
+SCARCE = """
+import os, resource, sys, warnings
+warnings.simplefilter("always", ResourceWarning)
+sys.path.insert(0, sys.argv[1])
+import many, pyfab
+def descriptors():
+    return sorted(os.listdir("/proc/self/fd"))
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+before = descriptors()
+for limit in range(len(before), 200, 3):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        found = pyfab.spawn(many.meet_and_add, 3, links="shm")
+    except OSError:  # here, in the process that forks the ranks, or in one of them
+        found = None
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert descriptors() == before
+    if found:
+        break
+print(limit > len(before), found)
+"""
+
+
+def test_spent_descriptors_are_an_error(start: Start) -> None:
+    """Wherever they run out, spawn ends with an error, and keeps none."""
+    caller = start(SCARCE, str(Path(__file__).parent))
+    output, _ = caller.communicate(timeout=100)
+    assert output.splitlines()[-1] == "True [3, 3, 3]", output
+    assert "ResourceWarning" not in output
+
+
 def test_descriptors_stay_flat() -> None:
     pyfab.spawn(who, 2, links="shm")
     before = psutil.Process().num_fds()
@@ -246,27 +337,17 @@ def test_nothing_is_left_of_a_caller_that_is_ended(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_many_ranks() -> None:
-    """As many as PYFAB_SPAWN_RANKS; the waiting ones leave the processors to those that start."""
-    n = int(os.environ.get("PYFAB_SPAWN_RANKS", "24"))
-    assert pyfab.spawn(who, n, links="shm", timeout=300) == [(rank, n) for rank in range(n)]
-
-
 def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks wait for the others no longer than the meeting may take."""
     monkeypatch.setattr("pyfab._spawn._MEETING", 0.5)
-    started = pyfab._spawn._starter  # type: ignore[attr-defined]
+    run = pyfab._spawn.run  # type: ignore[attr-defined]
 
-    def without_rank_one(*args: Any) -> Any:
-        start = started(*args)
-        parent = os.getpid()
-
-        def body() -> None:
+    def without_rank_one(task: Any, rank: int, line: Any, parent: int) -> None:
+        if rank == 1:
             bind_to(parent)
             threading.Event().wait()
+        run(task, rank, line, parent)
 
-        return lambda rank, line: fork(body) if rank == 1 else start(rank, line)
-
-    monkeypatch.setattr("pyfab._spawn._starter", without_rank_one)
+    monkeypatch.setattr("pyfab._spawn.run", without_rank_one)
     with pytest.raises(pyfab.OperationTimeout, match=r"rank 1 of 3 did not arrive"):
         pyfab.spawn(lambda _: None, 3, links="shm")
