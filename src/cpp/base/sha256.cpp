@@ -59,7 +59,7 @@ Digest sha256(std::string_view bytes) noexcept {
   return digest;
 }
 
-Digest hmac_sha256(std::string_view key, std::string_view message) noexcept {
+Digest hmac_sha256(std::string_view key, std::string_view message) {
   unsigned char block[64] = {};
   if (key.size() > sizeof block) {
     const Digest digest = sha256(key);

@@ -141,19 +141,19 @@ Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) 
   return {false, "no route to " + where->addresses.front().text()};
 }
 
-// The stream to a peer, or the place for it. Of a peer that is known by its address only, one that it called
+// The stream to a peer; null: there is none. Of a peer that is known by its address only, one that it called
 // with will do.
-std::shared_ptr<TcpStream>& TcpEndpoint::stream_to(const Whereabouts& where, std::size_t wanted_key) {
-  if (where.id != kAnybody) return streams_[{where.id, wanted_key, false}];
+std::shared_ptr<TcpStream> TcpEndpoint::stream_to(const Whereabouts& where, std::size_t wanted_key) const {
+  if (const auto found = streams_.find(key_of(where, wanted_key)); found != streams_.end())
+    return found->second;
+  if (where.id != kAnybody) return nullptr;
   const std::string wanted = where.addresses.front().text();
-  if (const auto called = streams_.find({kAnybody, wanted_key, false, wanted}); called != streams_.end())
-    return called->second;
-  for (auto& [key, stream] : streams_)
-    if (!key.to_self && key.key == wanted_key && stream && stream->open() &&
+  for (const auto& [key, stream] : streams_)
+    if (!key.to_self && key.key == wanted_key && stream->open() &&
         std::ranges::any_of(stream->where().addresses,
                             [&](const SocketAddress& address) { return address.text() == wanted; }))
       return stream;
-  return streams_[{kAnybody, wanted_key, false, wanted}];
+  return nullptr;
 }
 
 std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
@@ -162,25 +162,24 @@ std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uin
   // A peer that called is reached, also one that could not be called.
   const auto called = [&] {
     if (!where || where->id == kAnybody) return false;
-    const auto there = streams_.find({where->id, key, false});
-    return there != streams_.end() && there->second && there->second->open();
+    const auto there = streams_.find(key_of(*where, key));
+    return there != streams_.end() && there->second->open();
   };
   if (const Reach reach = reaches(peer, target, key); !where || (!reach.ok && !called()))
     throw Error(Errc::unreachable,
                 "peer " + std::to_string(id) + " cannot be reached over tcp: " + reach.why);
   std::vector<SocketAddress> routes = routes_to(*where);
-  auto& slot = stream_to(*where, key);
-  std::shared_ptr<TcpStream> stream = slot;
-  if (!stream) {
+  std::shared_ptr<TcpStream> stream = stream_to(*where, key);
+  const bool known = stream != nullptr;
+  if (!known) {
     const Part* part = peer.find(link(), target);
-    stream = slot =
-        std::make_shared<TcpStream>(*this, part ? *part : *peer.find(kSocketLink, 0), *where, key);
-    stream->known_as(id);
-    stream->connect(std::move(routes));
-  } else {
-    stream->known_as(id);
+    stream = std::make_shared<TcpStream>(*this, part ? *part : *peer.find(kSocketLink, 0), *where, key);
   }
-  return std::make_unique<TcpPath>(std::move(stream), link());
+  auto path = std::make_unique<TcpPath>(stream, link());
+  if (!known) streams_.emplace(key_of(*where, key), stream);
+  stream->known_as(id);
+  if (!known) stream->connect(std::move(routes));
+  return path;
 }
 
 void TcpEndpoint::accept() noexcept {
@@ -188,7 +187,8 @@ void TcpEndpoint::accept() noexcept {
     OwnFd socket(::accept4(listener_->socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket.valid()) {
       if (errno == EINVAL) {  // somebody has shut it down
-        bury(std::move(listener_));
+        listener_->rest();
+        broken_listener_ = std::move(listener_);
         listen_again();
       } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         listener_->on_call.pause(true);  // the caller keeps it readable until there are descriptors
@@ -197,16 +197,21 @@ void TcpEndpoint::accept() noexcept {
       }
       return;
     }
-    if (callers_.size() >= kMostCallers) continue;
-    tune_tcp(socket.get(), domain_.options.peer_deadline);
-    callers_.push_back(std::make_unique<IncomingHandshake>(services_.poller, identity_, std::move(socket),
-                                                           handshake_until(),
-                                                           [this](Handshake& caller) { on_caller(caller); }));
-    watch();
+    if (callers_.size() < kMostCallers) greet(std::move(socket));
   }
 }
 
-void TcpEndpoint::on_caller(Handshake& told) {
+void TcpEndpoint::greet(OwnFd socket) noexcept try {
+  tune_tcp(socket.get(), domain_.options.peer_deadline);
+  callers_.push_back(std::make_unique<IncomingHandshake>(services_.poller, identity_, std::move(socket),
+                                                         handshake_until(),
+                                                         [this](Handshake& caller) { on_caller(caller); }));
+  watch();
+} catch (const std::exception&) {
+  return;  // no memory for one more: the caller finds its connection closed
+}
+
+void TcpEndpoint::on_caller(Handshake& told) noexcept {
   const auto found =
       std::ranges::find_if(callers_, [&](const auto& caller) { return caller.get() == &told; });
   std::unique_ptr<IncomingHandshake> caller = std::move(*found);
@@ -214,29 +219,33 @@ void TcpEndpoint::on_caller(Handshake& told) {
   if (caller->arrived()) admit(std::move(caller));
 }
 
-void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept {
+void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept try {
   const Hello& hello = caller->hello();
   const bool self = hello.from == identity_.id;
   const StreamKey key{hello.from, caller->key(), self,
                       hello.to == kAnybody ? local_address(caller->socket()).text() : std::string()};
+  std::shared_ptr<TcpStream> stream;
   if (const auto found = streams_.find(key); found != streams_.end()) {
-    const std::shared_ptr<TcpStream> known = found->second;
-    if (known->open()) {
+    stream = found->second;
+    if (stream->open()) {
       // A call that crossed the one that won; or the peer lost the connection and we have not noticed.
-      if (known->peer_number() == hello.stream) return;
-      known->fail(Errc::peer_lost);
-    } else if (known->connecting() && identity_.id < hello.from) {
-      return known->park(std::move(caller));  // the call of the smaller id goes first
+      if (stream->peer_number() == hello.stream) return;
+      stream->fail(Errc::peer_lost);
+      stream.reset();
+    } else if (stream->connecting() && identity_.id < hello.from) {
+      return stream->park(std::move(caller));  // the call of the smaller id goes first
     }
   }
-  auto& stream = streams_[key];
-  if (!stream) stream = std::make_shared<TcpStream>(*this, hello.part, hello.where, caller->key());
-  const std::shared_ptr<TcpStream> kept = stream;
-  const bool welcomed = caller->welcome(kept->number());
-  if (welcomed)
-    kept->adopt(caller->take_socket(), hello.stream);
-  else if (!kept->connecting())
-    kept->fail(Errc::peer_lost);
+  if (!stream) {
+    stream = std::make_shared<TcpStream>(*this, hello.part, hello.where, caller->key());
+    streams_.emplace(key, stream);
+  }
+  if (caller->welcome(stream->number()))
+    stream->adopt(caller->take_socket(), hello.stream);
+  else if (!stream->connecting())
+    stream->fail(caller->error() == Errc::no_memory ? Errc::no_memory : Errc::peer_lost);
+} catch (const std::exception&) {
+  return;  // no memory
 }
 
 void TcpEndpoint::listen_again() noexcept {
@@ -251,7 +260,8 @@ void TcpEndpoint::listen_again() noexcept {
 }
 
 bool TcpEndpoint::progress() noexcept {
-  buried_.clear();
+  ended_.clear();
+  broken_listener_.reset();
   bool moved = flush(unsent_), blocked = false;
   if (++turn_ % kPollerTurn == 0) return false;
   const auto hot = hot_;
@@ -274,26 +284,16 @@ bool TcpEndpoint::arm() noexcept {
   return true;
 }
 
-bool TcpEndpoint::flush(std::vector<TcpStream*>& streams) noexcept {
+template <class List>
+bool TcpEndpoint::flush(List& streams) noexcept {
   bool moved = false;
-  while (!streams.empty()) {
-    TcpStream* stream = streams.back();
-    streams.pop_back();
-    stream->unsent = false;
-    moved |= stream->flush();
-  }
+  while (!streams.empty()) moved |= streams.pop_front().send();
   return moved;
 }
 
-void TcpEndpoint::send_later(TcpStream& stream) noexcept {
-  if (stream.unsent) return;
-  stream.unsent = true;
-  unsent_.push_back(&stream);
-}
+void TcpEndpoint::send_later(TcpStream& stream) noexcept { unsent_.push_back(stream); }
 
-void TcpEndpoint::send_when_idle(TcpStream& stream) noexcept {
-  if (std::ranges::find(unhurried_, &stream) == unhurried_.end()) unhurried_.push_back(&stream);
-}
+void TcpEndpoint::send_when_idle(TcpStream& stream) noexcept { unhurried_.push_back(stream); }
 
 void TcpEndpoint::heat(TcpStream& stream) noexcept {
   stream.idle_polls = 0;
@@ -311,14 +311,14 @@ void TcpEndpoint::forget(std::uint32_t region) noexcept {
 
 void TcpEndpoint::retire(TcpStream& stream) noexcept {
   std::ranges::replace(hot_, &stream, nullptr);
-  std::erase(unsent_, &stream);
-  std::erase(unhurried_, &stream);
-  for (auto at = streams_.begin(); at != streams_.end(); ++at)
-    if (at->second.get() == &stream) {
-      bury(std::move(at->second));
-      streams_.erase(at);
-      return;
-    }
+  unsent_.erase(stream);
+  unhurried_.erase(stream);
+  stream.rest();
+  const auto at =
+      std::ranges::find_if(streams_, [&](const auto& entry) { return entry.second.get() == &stream; });
+  if (at == streams_.end()) return;
+  if (at == next_tick_) ++next_tick_;
+  ended_.insert(streams_.extract(at));
 }
 
 void TcpEndpoint::watch() noexcept {
@@ -330,11 +330,8 @@ void TcpEndpoint::tick() noexcept {
   if (!listening_) listen_again();
   bool more = !callers_.empty() || !listening_;
   for (std::size_t i = callers_.size(); i-- > 0;) callers_[i]->tick(attended());  // may leave callers_
-  std::vector<std::shared_ptr<TcpStream>> streams;  // they may end, and leave streams_, on the way
-  streams.reserve(streams_.size());
-  for (const auto& [key, stream] : streams_) streams.push_back(stream);
-  for (const auto& stream : streams)
-    if (stream->state() == Errc::ok) more |= stream->tick();
+  // They, and others, may end on the way.
+  for (next_tick_ = streams_.begin(); next_tick_ != streams_.end();) more |= (next_tick_++)->second->tick();
   if (!more) ticker_.stop();
 }
 

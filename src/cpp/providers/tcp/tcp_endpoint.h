@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/linked_list.h"
 #include "base/ticker.h"
 #include "fabric/provider.h"
 #include "providers/tcp/tcp_stream.h"
@@ -39,19 +40,14 @@ class TcpEndpoint final : public Endpoint {
   double deadline(bool rail) const noexcept;
   // The peer's addresses that can be reached from here, best first.
   static std::vector<SocketAddress> routes_to(const Whereabouts& peer);
-  void admit(std::unique_ptr<IncomingHandshake> caller) noexcept;  // gives it to the stream of its endpoint
-  void heat(TcpStream& stream) noexcept;                           // looks at it first from now on
-  void send_later(TcpStream& stream) noexcept;                     // with the next turn
+  // Gives it to the stream of its endpoint. Without memory for that the caller finds its connection closed.
+  void admit(std::unique_ptr<IncomingHandshake> caller) noexcept;
+  void heat(TcpStream& stream) noexcept;            // looks at it first from now on
+  void send_later(TcpStream& stream) noexcept;      // with the next turn
   void send_when_idle(TcpStream& stream) noexcept;  // with the next turn in which nothing comes
   void watch() noexcept;                            // calls tick() of streams from time to time
-  void retire(TcpStream& stream) noexcept;
   // Takes it out of the poller, and destroys it once nothing of it runs any more.
-  template <class Dead>
-  void bury(std::shared_ptr<Dead> dead) noexcept {
-    if (!dead) return;
-    dead->rest();
-    buried_.push_back(std::move(dead));
-  }
+  void retire(TcpStream& stream) noexcept;
 
  private:
   struct StreamKey {
@@ -62,6 +58,10 @@ class TcpEndpoint final : public Endpoint {
     std::string address{};
     auto operator<=>(const StreamKey&) const = default;
   };
+
+  static StreamKey key_of(const Whereabouts& peer, std::size_t key) {
+    return {peer.id, key, false, peer.id == kAnybody ? peer.addresses.front().text() : std::string()};
+  }
 
   // What accepts calls, and tells of them.
   struct Listener {
@@ -74,12 +74,14 @@ class TcpEndpoint final : public Endpoint {
   };
   void accept() noexcept;
   void listen_again() noexcept;
-  void on_caller(Handshake& told);
+  void greet(OwnFd socket) noexcept;
+  void on_caller(Handshake& told) noexcept;
   void tick() noexcept;
-  static bool flush(std::vector<TcpStream*>& streams) noexcept;
+  template <class List>
+  static bool flush(List& streams) noexcept;
   // What a name says about this link; a bare socket address says no more than where.
   std::optional<Whereabouts> find(const Name& peer, std::uint16_t target) const;
-  std::shared_ptr<TcpStream>& stream_to(const Whereabouts& where, std::size_t key);
+  std::shared_ptr<TcpStream> stream_to(const Whereabouts& where, std::size_t key) const;
 
   const DomainServices domain_;
   const EndpointServices services_;
@@ -90,11 +92,16 @@ class TcpEndpoint final : public Endpoint {
   Ticker ticker_;
   bool listening_ = true;  // false while no descriptor is left, or no listener
 
-  std::map<StreamKey, std::shared_ptr<TcpStream>> streams_;
+  using Streams = std::map<StreamKey, std::shared_ptr<TcpStream>>;
+  Streams streams_;
+  Streams::iterator next_tick_ = streams_.end();  // of the present round of ticks
+  // Those that ended keep the places that they had among streams_, so that ending takes no memory.
+  std::multimap<StreamKey, std::shared_ptr<TcpStream>> ended_;
+  std::shared_ptr<Listener> broken_listener_;  // until nothing of it runs any more
   std::vector<std::unique_ptr<IncomingHandshake>> callers_;
   std::array<TcpStream*, 4> hot_{};  // polled without asking the poller
-  std::vector<TcpStream*> unsent_, unhurried_;
-  std::vector<std::shared_ptr<void>> buried_;
+  LinkedList<TcpStream, Unsent> unsent_;
+  LinkedList<TcpStream, Unhurried> unhurried_;
   unsigned turn_ = 0;
 };
 

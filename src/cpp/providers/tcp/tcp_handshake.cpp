@@ -21,8 +21,8 @@ bool Handshake::watch(OwnFd socket, std::uint32_t events) noexcept try {
   poller_.add(socket.get(), events, *this);
   socket_ = std::move(socket);
   return true;
-} catch (const std::system_error&) {
-  return false;  // the system's limit of watched descriptors
+} catch (const std::exception&) {
+  return false;  // no memory, or the system's limit of watched descriptors
 }
 
 void Handshake::unwatch() noexcept {
@@ -55,11 +55,13 @@ void Handshake::tick(Attended now) noexcept {
   tell();
 }
 
-void Handshake::look() noexcept {
+void Handshake::look() noexcept try {
   if (!connected_)
     on_connected();
   else
     read();
+} catch (const std::exception&) {
+  fail(Errc::no_memory);
 }
 
 // The last thing that is done here: the owner may destroy this object.
@@ -67,7 +69,7 @@ void Handshake::tell() noexcept {
   if (const Told told = std::exchange(told_, nullptr)) told(*this);
 }
 
-void Handshake::read() noexcept {
+void Handshake::read() {
   while (!arrived_ && error_ == Errc::ok) {
     std::size_t size = kHelloHeader;
     if (buffer_.size() >= kHelloHeader) {
@@ -196,18 +198,21 @@ void IncomingHandshake::on_hello(std::string_view body) {
   send(encode_challenge(challenge_));
 }
 
-void IncomingHandshake::refuse(Errc reason) noexcept {
+void IncomingHandshake::refuse(Errc reason) {
   send(encode_refuse(reason));
   fail(reason);
 }
 
-bool IncomingHandshake::welcome(std::uint64_t stream) noexcept {
+bool IncomingHandshake::welcome(std::uint64_t stream) noexcept try {
   Welcome welcome{.stream = stream, .id = self_.id, .proof = {}};
   if (hello_.keyed)
     welcome.proof =
         proof_of(Role::acceptor, (*self_.keys)[key_].secret, hello_, challenge_, stream, self_.id);
   send(welcome.encode());
   return error_ == Errc::ok;
+} catch (const std::exception&) {
+  fail(Errc::no_memory);
+  return false;
 }
 
 }  // namespace fab::tcp

@@ -43,6 +43,7 @@ class Handshake : public ReadyHandler {
   Handshake(Poller& poller, const Identity& self, Attended deadline, Told told);
   bool watch(OwnFd socket, std::uint32_t events) noexcept;
   void unwatch() noexcept;
+  // An exception ends the exchange: no memory.
   virtual void on_connected() {}
   virtual void on_message(HelloType type, std::string_view body) = 0;
   void send(const std::string& message) noexcept;
@@ -60,7 +61,7 @@ class Handshake : public ReadyHandler {
  private:
   bool decided() const noexcept { return arrived_ || error_ != Errc::ok; }
   void look() noexcept;
-  void read() noexcept;
+  void read();
   void tell() noexcept;
 
   const Attended deadline_;
@@ -94,13 +95,13 @@ class IncomingHandshake final : public Handshake {
   IncomingHandshake(Poller& poller, const Identity& self, OwnFd socket, Attended deadline, Told told);
   const Hello& hello() const noexcept { return hello_; }
   std::size_t key() const noexcept { return key_; }  // index of the one that the caller proved
-  // The last message; false if the caller is gone.
+  // The last message; false, with error(), if the caller is gone, or no memory is left.
   bool welcome(std::uint64_t stream) noexcept;
 
  private:
   void on_message(HelloType type, std::string_view body) override;
   void on_hello(std::string_view body);
-  void refuse(Errc reason) noexcept;
+  void refuse(Errc reason);
 
   Hello hello_;
   std::size_t key_ = 0;

@@ -71,30 +71,33 @@ std::string TcpStream::remote() const {
   return where_.addresses.front().text();
 }
 
-void TcpStream::connect(std::vector<SocketAddress> routes) {
+void TcpStream::connect(std::vector<SocketAddress> routes) noexcept try {
   attempt_ = std::make_unique<OutgoingHandshake>(
       endpoint_->services().poller, endpoint_->identity(), key_, where_, std::move(routes), number_,
       endpoint_->handshake_until(), [this](Handshake& attempt) { on_attempt(attempt); });
   endpoint_->watch();
   if (!attempt_->start()) attempt_failed(attempt_->error());
+} catch (const std::exception&) {
+  fail(Errc::no_memory);
 }
 
-void TcpStream::on_attempt(Handshake& attempt) {
+void TcpStream::on_attempt(Handshake& attempt) noexcept {
   if (attempt.arrived())
     adopt(attempt.take_socket(), attempt.peer_stream());
   else
     attempt_failed(attempt.error());
 }
 
-void TcpStream::attempt_failed(Errc error) {
+void TcpStream::attempt_failed(Errc error) noexcept {
   attempt_.reset();
-  if (parked_)
+  if (parked_) {
     endpoint_->admit(std::move(parked_));
-  else
-    fail(error);
+    error = Errc::no_memory;  // unless that was successful
+  }
+  if (!open()) fail(error);
 }
 
-void TcpStream::park(std::unique_ptr<IncomingHandshake> caller) {
+void TcpStream::park(std::unique_ptr<IncomingHandshake> caller) noexcept {
   parked_ = std::move(caller);
   parked_->rest();
 }
@@ -104,18 +107,18 @@ void TcpStream::end_calls() noexcept {
   parked_.reset();
 }
 
-void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) {
+void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) noexcept {
   end_calls();
   peer_number_ = peer_number;
   tune_tcp(socket.get(), endpoint_->domain().options.peer_deadline);
   try {
     endpoint_->services().poller.add(socket.get(), EPOLLIN, *this);
-  } catch (const std::system_error&) {
-    return fail(Errc::no_memory);  // the system's limit of watched descriptors
+  } catch (const std::exception&) {
+    return fail(Errc::no_memory);  // or the system's limit of watched descriptors
   }
   socket_ = std::move(socket);
   endpoint_->heat(*this);
-  flush();
+  send();
 }
 
 std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
@@ -128,14 +131,15 @@ std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
   }
   const bool alone = session_.outstanding() == 0;
   const std::size_t posted = session_.post(batch);
-  if (posted == 0) return 0;
+  end_if_broken();
+  if (posted == 0 || state_ != Errc::ok) return posted;
   endpoint_->watch();
   endpoint_->heat(*this);
   if (open() && !write_blocked_) {
     // With something under way, its answer gives the next turn, and what gathers until then shares a system
     // call.
     if (alone || session_.queued() >= kSendAtOnce)
-      flush();
+      send();
     else
       endpoint_->send_later(*this);
   }
@@ -173,7 +177,18 @@ bool TcpStream::flush() noexcept {
     }
   }
   wait_writable(session_.has_output() && !send_ended_);
+  if (session_.broken() && endpoint_) endpoint_->send_later(*this);
   return sent != 0;
+}
+
+bool TcpStream::send() noexcept {
+  const bool sent = flush();
+  end_if_broken();
+  return sent;
+}
+
+void TcpStream::end_if_broken() noexcept {
+  if (session_.broken()) fail(Errc::no_memory);
 }
 
 void TcpStream::wait_writable(bool on) noexcept {
@@ -186,7 +201,10 @@ void TcpStream::wait_writable(bool on) noexcept {
 void TcpStream::on_output() noexcept {
   if (!endpoint_) return;
   endpoint_->watch();
-  if (!receiving_ && open() && !write_blocked_) flush();
+  if (session_.broken())
+    endpoint_->send_later(*this);
+  else if (!receiving_ && open() && !write_blocked_)
+    flush();
 }
 
 bool TcpStream::receive() noexcept {
@@ -195,6 +213,7 @@ bool TcpStream::receive() noexcept {
   const bool any = take_in();
   receiving_ = false;
   if (any && open() && !write_blocked_ && session_.has_output()) flush();
+  end_if_broken();
   return any;
 }
 
@@ -244,12 +263,12 @@ bool TcpStream::take_in() noexcept {
 
 void TcpStream::on_ready(std::uint32_t events) noexcept {
   if (events & ~static_cast<std::uint32_t>(EPOLLOUT)) receive();
-  if (open() && (events & EPOLLOUT)) flush();
+  if (open() && (events & EPOLLOUT)) send();
 }
 
 void TcpStream::forget(std::uint32_t region) noexcept {
   session_.forget(region);
-  if (open() && !write_blocked_ && session_.has_output()) endpoint_->send_later(*this);
+  if (session_.broken() || (open() && !write_blocked_ && session_.has_output())) endpoint_->send_later(*this);
 }
 
 bool TcpStream::tick() noexcept {
@@ -273,9 +292,9 @@ bool TcpStream::tick() noexcept {
   }
   if (quiet >= deadline / 3) {
     session_.ping();
-    if (!write_blocked_) flush();
+    if (!write_blocked_) send();
   }
-  return true;
+  return state_ == Errc::ok;
 }
 
 void TcpStream::rest() noexcept {

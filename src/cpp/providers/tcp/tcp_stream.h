@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/deadline.h"
+#include "base/linked_list.h"
 #include "base/poller.h"
 #include "fabric/session.h"
 #include "providers/tcp/tcp_handshake.h"
@@ -12,10 +13,14 @@ namespace fab::tcp {
 
 class TcpEndpoint;
 
+// Lists of streams that have something to send, and of those that have nothing but acks.
+struct Unsent;
+struct Unhurried;
+
 // All that goes between this endpoint and one other under one authorization key: the session and, once there
 // is one, its connection. Whoever calls first, both directions share it. What is posted before the connection
 // stands waits in the session.
-class TcpStream final : public ReadyHandler {
+class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linked<Unhurried> {
  public:
   TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key);
   ~TcpStream() override;
@@ -28,18 +33,19 @@ class TcpStream final : public ReadyHandler {
   std::string remote() const;
 
   // --- connecting
-  void connect(std::vector<SocketAddress> routes);
+  void connect(std::vector<SocketAddress> routes) noexcept;
   bool connecting() const noexcept { return attempt_ != nullptr; }
   bool open() const noexcept { return socket_.valid(); }
-  void adopt(OwnFd socket, std::uint64_t peer_number);
+  void adopt(OwnFd socket, std::uint64_t peer_number) noexcept;
   // Two calls cross and ours goes first: the other one waits for what becomes of it.
-  void park(std::unique_ptr<IncomingHandshake> caller);
+  void park(std::unique_ptr<IncomingHandshake> caller) noexcept;
   void known_as(PeerId peer) noexcept { session_.sender().known_as(peer); }
 
   // --- data path
   std::size_t post(std::span<const Transfer> batch) noexcept;
   bool receive() noexcept;  // what has come; true if anything, maybe the end
   bool flush() noexcept;    // what the socket takes now; true if anything
+  bool send() noexcept;     // likewise, not from within the session: ends the stream where that cannot go on
   bool write_blocked() const noexcept { return write_blocked_; }
   void forget(std::uint32_t region) noexcept;
   void on_ready(std::uint32_t events) noexcept override;
@@ -58,14 +64,14 @@ class TcpStream final : public ReadyHandler {
   void detach(Errc error) noexcept;
 
   unsigned idle_polls = 0;  // kept by the endpoint
-  bool unsent = false;      // likewise
 
  private:
-  void on_attempt(Handshake& attempt);
-  void attempt_failed(Errc error);
+  void on_attempt(Handshake& attempt) noexcept;
+  void attempt_failed(Errc error) noexcept;
   void end_calls() noexcept;
   void on_output() noexcept;
   bool take_in() noexcept;
+  void end_if_broken() noexcept;
   void wait_writable(bool on) noexcept;
 
   TcpEndpoint* endpoint_;  // null once detached

@@ -21,10 +21,16 @@ constexpr std::uint8_t kNotReadyTimer = 12;   // 0.64 ms; rdma_cm leaves 655 ms
 }  // namespace
 
 void Word::encode(char* out) const noexcept {
-  WireWriter writer;
-  writer.put(kMagic).put(std::uint8_t{1}).put(static_cast<std::uint8_t>(purpose)).put(std::uint16_t{0});
-  writer.raw({reinterpret_cast<const char*>(to.data()), to.size()}).put(token);
-  writer.bytes().copy(out, kBytes);
+  const auto put = [&out](const auto& value) {
+    std::memcpy(out, &value, sizeof value);
+    out += sizeof value;
+  };
+  put(to_little(kMagic));
+  put(std::uint8_t{1});
+  put(purpose);
+  put(std::uint16_t{0});
+  put(to);
+  put(to_little(token));
 }
 
 std::optional<Word> Word::decode(std::string_view bytes) noexcept {
@@ -41,7 +47,11 @@ std::optional<Word> Word::decode(std::string_view bytes) noexcept {
 }
 
 Connection::Connection(VerbsEndpoint& endpoint, Owner& owner, const Depth& depth)
-    : endpoint_(endpoint), owner_(owner), depth_(depth), work_number_(endpoint.enlist(owner)) {}
+    : endpoint_(endpoint),
+      owner_(owner),
+      depth_(depth),
+      late_id_(depth.shared_receives ? std::make_shared<LateId>() : nullptr),
+      work_number_(endpoint.enlist(owner)) {}
 
 Connection::~Connection() {
   endpoint_.strike(work_number_);
@@ -51,7 +61,8 @@ Connection::~Connection() {
     // What it took of shared receives must have been polled when the queue pair goes: drivers drop the rest.
     if (depth_.shared_receives && id_->qp) {
       depth_.shared_receives->leave(id_->qp->qp_num);
-      endpoint_.bury(std::shared_ptr<rdma_cm_id>(id_.release(), DestroyId{}));
+      late_id_->id = std::move(id_);
+      endpoint_.bury(std::move(late_id_));
     }
     id_.reset();
   }

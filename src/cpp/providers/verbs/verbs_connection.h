@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 
@@ -13,6 +14,13 @@ namespace fab::verbs {
 
 class SharedReceives;
 class VerbsEndpoint;
+
+// What an endpoint destroys behind the present turn, because it may still be running (VerbsEndpoint::bury).
+// The list of them is made of themselves, so that ending takes no memory.
+struct Buried {
+  virtual ~Buried() = default;
+  std::shared_ptr<Buried> next{};
+};
 
 // What a call says before there is a connection: rdma_cm's private data.
 struct Word {
@@ -36,12 +44,12 @@ class Connection final {
   // `owner` is told of the connection, and of completions by the id that begin() gives work requests.
   class Owner {
    public:
-    virtual bool on_made() {
+    virtual bool on_made() noexcept {
       return true;
     }  // the queue pair is there: receives may be posted. False: give up
-    virtual void on_connected() = 0;
-    virtual void on_closed(Errc why) = 0;  // once; not after the owner let go of it
-    virtual void on_completion(const ibv_wc& completion) = 0;
+    virtual void on_connected() noexcept = 0;
+    virtual void on_closed(Errc why) noexcept = 0;  // once; not after the owner let go of it
+    virtual void on_completion(const ibv_wc& completion) noexcept = 0;
 
    protected:
     ~Owner() = default;
@@ -86,7 +94,11 @@ class Connection final {
   VerbsEndpoint& endpoint_;
   Owner& owner_;
   const Depth depth_;
+  struct LateId final : Buried {
+    OwnId id;
+  };
   OwnId id_;
+  std::shared_ptr<LateId> late_id_;  // where it goes at the end, if it has to outlive this
   std::uint32_t work_number_ = 0;
   std::uint32_t inline_bytes_ = 0;
   std::uint32_t room_ = 0;  // taken in the completion queue

@@ -64,6 +64,7 @@ bool refusal(ibv_wc_status status) noexcept {
 Direct::Direct(VerbsEndpoint& endpoint, Whereabouts peer, Services services)
     : endpoint_(endpoint), peer_(std::move(peer)), services_(std::move(services)) {
   repeat_.asker = this;
+  requests_.reserve(1);
 }
 
 Direct::~Direct() { fail(Errc::canceled); }
@@ -73,7 +74,7 @@ Direct::~Direct() { fail(Errc::canceled); }
 void Direct::ask(std::uint64_t key, Known& known) {
   Session* const session = services_.session();
   if (!session) return;
-  auto question = std::make_unique<Question>();
+  auto question = std::make_shared<Question>();
   question->asker = this;
   question->key = key;
   question->begin(1, 0, 0, nullptr, nullptr, [](Operation& done) noexcept {
@@ -87,8 +88,8 @@ void Direct::ask(std::uint64_t key, Known& known) {
   transfer.length = kDescriptionBytes;
   transfer.op = OpCode::describe;
   transfer.delivery = Delivery::delivery;
-  known.state = Known::State::asked;
   questions_.push_back(std::move(question));
+  known.state = Known::State::asked;
   if (session->post({&transfer, 1}) == 0) {  // full: another time
     questions_.pop_back();
     known.state = Known::State::seen;
@@ -104,19 +105,22 @@ void Direct::on_answer(Question& question) noexcept {
   if (found == questions_.end()) return;
   const Errc error = question.completion().error;
   if (const auto known = known_.find(question.key); known != known_.end()) {
-    auto told = error == Errc::ok ? Description::decode(question.answer) : std::nullopt;
-    if (told) {
-      known->second.state = Known::State::told;
-      known->second.description = std::make_shared<const Description>(*told);
-    } else if (error == Errc::key_rejected) {
-      known->second.state = Known::State::unknown;
-    } else {
-      known->second.state = Known::State::messages;
-    }
+    learn(known->second, error, question.answer);
   }
-  endpoint_.bury(std::shared_ptr<void>(std::move(*found)));
+  endpoint_.bury(std::move(*found));
   questions_.erase(found);
   services_.on_waiting();
+}
+
+void Direct::learn(Known& known, Errc error, const std::byte* answer) noexcept try {
+  const auto told = error == Errc::ok ? Description::decode(answer) : std::nullopt;
+  if (told) known.description = std::make_shared<const Description>(*told);
+  known.state = told                          ? Known::State::told
+                : error == Errc::key_rejected ? Known::State::unknown
+                : error == Errc::no_memory    ? Known::State::seen
+                                              : Known::State::messages;
+} catch (const std::exception&) {
+  known.state = Known::State::seen;  // asked again at its next use
 }
 
 bool Direct::connect() {
@@ -219,9 +223,26 @@ Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
 
 // --- transfers
 
-Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) {
+Direct::Way Direct::refuse(const Transfer& transfer, std::uint64_t after) noexcept try {
+  if (failed_) return Way::later;
+  requests_.reserve(requests_.size() + 1);
+  Request& request = requests_.push_back();
+  request.transfer = transfer;
+  static_cast<Course&>(request) = {.after = after, .fate = Request::Fate::lost, .error = Errc::no_memory};
+  return Way::devices;
+} catch (const std::exception&) {
+  return Way::later;  // for the place of one that is under way
+}
+
+Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept {
   const bool staged = stages(transfer);
-  const Choice chosen = choose(transfer, staged);
+  Choice chosen{Way::session};
+  try {
+    chosen = choose(transfer, staged);
+    if (chosen.way != Way::session) requests_.reserve(requests_.size() + 1);
+  } catch (const std::exception&) {
+    return refuse(transfer, after);
+  }
   if (chosen.way == Way::session) return Way::session;
   if (failed_ || requests_.size() >= kMostRequests) return Way::later;
   // What is small and waits for a slot has to come again; the rest waits here until more is known.
@@ -262,13 +283,17 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) {
 }
 
 // False: more has to be known first.
-bool Direct::decide(Request& request) {
+bool Direct::decide(Request& request) noexcept try {
   const Choice chosen = choose(request.transfer, request.staged >= 0);
   if (chosen.way == Way::later) return false;
   request.fate = Request::Fate::session;
   if (chosen.way == Way::session) return true;
   request.region = *chosen.region;
   if (request.staged >= 0 || reach_local(request)) request.fate = Request::Fate::devices;
+  return true;
+} catch (const std::exception&) {
+  request.fate = Request::Fate::lost;
+  request.error = Errc::no_memory;
   return true;
 }
 
@@ -468,18 +493,18 @@ bool Direct::front_ended() noexcept {
 
 // --- the connection
 
-void Direct::on_connected() {
+void Direct::on_connected() noexcept {
   link_ = Link::connected;
   ++signs_;
   services_.on_waiting();
 }
 
-void Direct::on_closed(Errc) {
+void Direct::on_closed(Errc) noexcept {
   if (link_ == Link::connecting || !proven_useful_) give_up_call();
   break_off(false);
 }
 
-void Direct::on_completion(const ibv_wc& completion) {
+void Direct::on_completion(const ibv_wc& completion) noexcept {
   // Numbers are of 31 bits on the way.
   const std::uint32_t behind =
       (static_cast<std::uint32_t>(posted_) - Connection::number_of(completion)) & 0x7FFFFFFF;
@@ -514,10 +539,12 @@ void Direct::break_off(bool refused) noexcept {
     if (request.fate != Request::Fate::devices) continue;
     if (begun && !key) key = request.transfer.key;
     // What a device refuses it has not begun, nor what came behind. Otherwise nobody knows.
-    if (begun && !refused && is_atomic(request.transfer.op))
+    if (begun && !refused && is_atomic(request.transfer.op)) {
       request.fate = Request::Fate::lost;
-    else if (key && request.transfer.key == *key)
+      request.error = Errc::peer_lost;
+    } else if (key && request.transfer.key == *key) {
       request.fate = Request::Fate::session;
+    }
   }
   if (key) {
     known_.erase(*key);

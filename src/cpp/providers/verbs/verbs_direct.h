@@ -35,7 +35,8 @@ class Direct final : public Connection::Owner {
   // taken; through the session; or nowhere until there is room. What was taken settles when so many of those
   // given to the session have.
   enum class Way { devices, session, later };
-  Way take(const Transfer& transfer, std::uint64_t after);
+  // What there is no memory for is taken, and settles in its turn with no_memory.
+  Way take(const Transfer& transfer, std::uint64_t after) noexcept;
   // Processors of the peer do not reach the region with this key: what goes there waits for the devices.
   void expect_hidden(std::uint64_t key) { known_[key].hidden = true; }
   bool pump() noexcept;  // posts what was taken; true if anything
@@ -61,7 +62,7 @@ class Direct final : public Connection::Owner {
     bool hidden = false;  // from the peer's processors
   };
   // A question of the session's. Its hook notes the answer.
-  struct Question : Operation {
+  struct Question : Operation, Buried {
     Direct* asker = nullptr;
     std::uint64_t key = 0;
     std::byte answer[kDescriptionBytes];
@@ -85,8 +86,9 @@ class Direct final : public Connection::Owner {
       devices,    // the devices do it
       session,    // the peer has to judge it
       repeated,   // the session has it
-      lost,       // an update that may have happened or not
+      lost,       // nothing more happens: `error` is its outcome
     } fate = Fate::undecided;
+    Errc error = Errc::ok;
   };
   struct Request : Course {
     Transfer transfer{};
@@ -95,12 +97,13 @@ class Direct final : public Connection::Owner {
   };
   enum class Link { none, connecting, connected, ended };
 
-  void on_connected() override;
-  void on_closed(Errc why) override;
-  void on_completion(const ibv_wc& completion) override;
+  void on_connected() noexcept override;
+  void on_closed(Errc why) noexcept override;
+  void on_completion(const ibv_wc& completion) noexcept override;
 
-  void ask(std::uint64_t key, Known& known);
+  void ask(std::uint64_t key, Known& known);  // has no effect if it throws
   void on_answer(Question& question) noexcept;
+  static void learn(Known& known, Errc error, const std::byte* answer) noexcept;
   void on_repeated(const Completion& outcome) noexcept;
   bool connected() { return link_ == Link::connected || connect(); }
   bool connect();
@@ -115,7 +118,8 @@ class Direct final : public Connection::Owner {
   }
   std::pair<Known*, bool> find(std::uint64_t key);
   void forget_all() noexcept;
-  bool decide(Request& request);
+  Way refuse(const Transfer& transfer, std::uint64_t after) noexcept;
+  bool decide(Request& request) noexcept;
   bool reach_local(Request& request);
   void post(Request& request, bool& moved) noexcept;
   bool send_chain() noexcept;
@@ -124,8 +128,7 @@ class Direct final : public Connection::Owner {
   void settle_front(Errc error) noexcept;
   bool front_ended() noexcept;
   void settle_completed() noexcept {
-    while (!requests_.empty() && front_ended())
-      settle_front(requests_.front().fate == Request::Fate::lost ? Errc::peer_lost : Errc::ok);
+    while (!requests_.empty() && front_ended()) settle_front(requests_.front().error);
   }
   void release(Request& request) noexcept;
   void break_off(bool refused) noexcept;
@@ -144,11 +147,11 @@ class Direct final : public Connection::Owner {
   std::uint64_t by_session_ = 0;  // as last asked
   std::unordered_map<std::uint64_t, Known> known_;
   std::pair<std::uint64_t, Known*> recent_{};  // of them
-  std::vector<std::unique_ptr<Question>> questions_;
+  std::vector<std::shared_ptr<Question>> questions_;
   Repeat repeat_;
 
-  RingQueue<Request> requests_;               // not settled, oldest first
-  std::size_t unposted_ = 0;                  // index of the first of them that is not posted completely
+  RingQueue<Request> requests_;  // not settled, oldest first; has a place for one from the beginning
+  std::size_t unposted_ = 0;     // index of the first of them that is not posted completely
   std::uint64_t posted_ = 0, completed_ = 0;  // work requests
   ibv_send_wr chain_[32];
   ibv_sge places_[32];

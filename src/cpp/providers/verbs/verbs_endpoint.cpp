@@ -31,22 +31,20 @@ void make_nonblocking(int fd) {
 
 // A stream that was called, and the connection by which the caller's device reaches memory here: it needs
 // nobody's attention until it ends.
-struct VerbsEndpoint::Served final : public Connection::Owner {
+struct VerbsEndpoint::Served final : public Connection::Owner, public Buried {
   explicit Served(VerbsEndpoint& of)
       : endpoint(of),
         stream(of,
                {.on_open = [] {}, .on_turn = [] {}, .on_failed = [this](Errc) { endpoint.release(*this); }}) {
   }
-  bool serve_memory(OwnId id, const rdma_conn_param& asked) {
+  void serve_memory(OwnId id, const rdma_conn_param& asked) {
     memory = std::make_unique<Connection>(endpoint, *this,
                                           Connection::Depth{1, 0, 0, endpoint.protection_domain()});
-    if (memory->answer(std::move(id), asked)) return true;
-    memory.reset();
-    return false;
+    if (!memory->answer(std::move(id), asked)) memory.reset();
   }
-  void on_connected() override {}
-  void on_closed(Errc) override { memory.reset(); }
-  void on_completion(const ibv_wc&) override {}
+  void on_connected() noexcept override {}
+  void on_closed(Errc) noexcept override { memory.reset(); }
+  void on_completion(const ibv_wc&) noexcept override {}
 
   VerbsEndpoint& endpoint;
   VerbsStream stream;
@@ -105,7 +103,7 @@ VerbsEndpoint::~VerbsEndpoint() {
   }
   for (const auto& [id, link] : std::exchange(links_, {})) link->fail(Errc::canceled);
   for (const auto& served : std::exchange(served_, {})) served->stream.fail(Errc::canceled);
-  while (!buried_.empty()) std::exchange(buried_, {});
+  while (buried_) end(std::move(buried_));
   if (unacknowledged_) library().ack_cq_events(queue_.get(), unacknowledged_);
 }
 
@@ -151,7 +149,7 @@ std::optional<SocketAddress> find_route(const Whereabouts& peer, const SocketAdd
 
 std::optional<SocketAddress> VerbsEndpoint::route_to(const Whereabouts& peer) const noexcept try {
   return find_route(peer, address_);
-} catch (const std::system_error&) {
+} catch (const std::exception&) {
   return {};
 }
 
@@ -179,9 +177,11 @@ std::unique_ptr<Path> VerbsEndpoint::connect(PeerId id, const Name& peer, std::u
     link->known_as(id);
   } else {
     link = std::make_shared<VerbsLink>(*this, part, where, key);
+    auto path = std::make_unique<VerbsPath>(link, this->link());
     links_.emplace(std::pair(where.id, key), link);
     link->known_as(id);
     link->call();
+    return path;
   }
   return std::make_unique<VerbsPath>(std::move(link), this->link());
 }
@@ -194,12 +194,14 @@ void VerbsEndpoint::on_cm() noexcept {
     const rdma_cm_event_type type = event->event;
     rdma_cm_id* const id = event->id;
     rdma_conn_param asked = event->param.conn;
-    std::string said;
+    char said[256];  // the event's own goes when it is acknowledged; its length is of 8 bits
+    std::size_t length = 0;
     if (type == RDMA_CM_EVENT_CONNECT_REQUEST && asked.private_data)
-      said.assign(static_cast<const char*>(asked.private_data), asked.private_data_len);
+      length = std::string_view(static_cast<const char*>(asked.private_data), asked.private_data_len)
+                   .copy(said, sizeof said);
     library().ack_cm_event(event);
     if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
-      on_call(OwnId(id), asked, said);
+      on_call(OwnId(id), asked, {said, length});
       continue;
     }
     // What came before the end is still to be read.
@@ -231,21 +233,28 @@ void VerbsEndpoint::on_call(OwnId id, const rdma_conn_param& asked, std::string_
   if (strangers >= kMostStrangers) return reject();
   auto served = std::make_shared<Served>(*this);
   served_.push_back(served);
-  if (!served->stream.answer(std::move(id), asked)) served->stream.fail(Errc::no_memory);
+  if (const Errc error = served->stream.answer(std::move(id), asked); error != Errc::ok)
+    served->stream.fail(error);
 } catch (const std::exception&) {
   return;  // no memory for one more: the caller finds itself rejected
 }
 
 void VerbsEndpoint::supersede(const VerbsStream& by) noexcept {
-  for (const auto& served : std::vector(served_))
-    if (&served->stream != &by && served->stream.open() && served->stream.where().id == by.where().id &&
-        served->stream.key() == by.key())
-      served->stream.fail(Errc::peer_lost);
+  visit_served([&](VerbsStream& stream) {
+    if (&stream != &by && stream.open() && stream.where().id == by.where().id && stream.key() == by.key())
+      stream.fail(Errc::peer_lost);
+  });
+}
+
+template <class Visit>
+void VerbsEndpoint::visit_served(Visit visit) noexcept {
+  for (std::size_t i = served_.size(); i-- > 0;)
+    if (i < served_.size()) visit(served_[i]->stream);
 }
 
 void VerbsEndpoint::release(Served& served) noexcept {
   served.memory.reset();
-  std::erase(turns_, &served.stream);
+  turns_.erase(served.stream);
   const auto found = std::ranges::find(served_, &served, [](const auto& owned) { return owned.get(); });
   if (found == served_.end()) return;
   bury(std::move(*found));
@@ -253,14 +262,14 @@ void VerbsEndpoint::release(Served& served) noexcept {
 }
 
 void VerbsEndpoint::retire(VerbsLink& link) noexcept {
-  std::erase(turns_, &link.stream());
-  std::erase(pumps_, &link);
-  for (auto at = links_.begin(); at != links_.end(); ++at)
-    if (at->second.get() == &link) {
-      bury(std::move(at->second));
-      links_.erase(at);
-      return;
-    }
+  turns_.erase(link.stream());
+  pumps_.erase(link);
+  const auto at =
+      std::ranges::find_if(links_, [&](const auto& entry) { return entry.second.get() == &link; });
+  if (at == links_.end()) return;
+  if (at == next_tick_) ++next_tick_;
+  bury(std::move(at->second));
+  links_.erase(at);
 }
 
 // --- completions
@@ -311,25 +320,26 @@ bool VerbsEndpoint::take_turns() noexcept {
   if (turns_.empty() && pumps_.empty()) return false;
   bool moved = false;
   while (!turns_.empty() && !services_.slice.spent()) {
-    VerbsStream* const stream = turns_.front();
-    turns_.erase(turns_.begin());
-    stream->waiting = false;
-    stream->end_turn();
+    turns_.pop_front().end_turn();
     moved = true;
   }
-  pumped_.swap(pumps_);
-  for (VerbsLink* link : pumped_) {
-    link->waiting = false;
-    moved |= link->pump();
-  }
-  pumped_.clear();
+  LinkedList<VerbsLink, LinkPumps> now;  // what comes meanwhile is for the next turn
+  now.take(pumps_);
+  while (!now.empty()) moved |= now.pop_front().pump();
   return moved || !turns_.empty() || !pumps_.empty();
 }
 
 bool VerbsEndpoint::progress() noexcept {
-  if (buried_.empty()) return poll_and_turn();
-  const auto buried = std::exchange(buried_, {});  // end behind the polls of this turn
-  return poll_and_turn();
+  if (!buried_) return poll_and_turn();
+  std::shared_ptr<Buried> buried = std::move(buried_);  // end behind the polls of this turn
+  const bool moved = poll_and_turn();
+  end(std::move(buried));
+  return moved;
+}
+
+// One after the other: a chain of them would end itself by recursion.
+void VerbsEndpoint::end(std::shared_ptr<Buried> buried) noexcept {
+  while (buried) buried = std::move(buried->next);
 }
 
 bool VerbsEndpoint::poll_and_turn() noexcept {
@@ -361,13 +371,11 @@ void VerbsEndpoint::on_completions() noexcept {
 }
 
 void VerbsEndpoint::turn_later(VerbsStream& stream) noexcept {
-  if (stream.state() != Errc::ok || std::exchange(stream.waiting, true)) return;
-  turns_.push_back(&stream);
+  if (stream.state() == Errc::ok) turns_.push_back(stream);
 }
 
 void VerbsEndpoint::pump_later(VerbsLink& link) noexcept {
-  if (link.state() != Errc::ok || std::exchange(link.waiting, true)) return;
-  pumps_.push_back(&link);
+  if (link.state() == Errc::ok) pumps_.push_back(link);
 }
 
 void VerbsEndpoint::forget(std::uint32_t region) noexcept {
@@ -385,11 +393,9 @@ void VerbsEndpoint::tick() noexcept {
   on_cm();
   progress();
   bool more = false;
-  std::vector<std::shared_ptr<VerbsLink>> links;  // they may end, and leave links_, on the way
-  links.reserve(links_.size());
-  for (const auto& [id, link] : links_) links.push_back(link);
-  for (const auto& link : links) more |= link->tick();
-  for (const auto& served : std::vector(served_)) more |= served->stream.tick();
+  // They, and others, may end on the way; none is destroyed before the next progress().
+  for (next_tick_ = links_.begin(); next_tick_ != links_.end();) more |= (next_tick_++)->second->tick();
+  visit_served([&](VerbsStream& stream) { more |= stream.tick(); });
   take_turns();
   if (!more) ticker_.stop();
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/linked_list.h"
 #include "base/mapping.h"
 #include "base/ticker.h"
 #include "fabric/hello.h"
@@ -73,8 +74,8 @@ class VerbsEndpoint final : public Endpoint {
   std::chrono::nanoseconds attended() const noexcept { return ticker_.attended(); }
   std::chrono::nanoseconds handshake_until() const noexcept;  // of attended()
   double deadline(bool rail) const noexcept;  // seconds without a sign of life until a peer counts as lost
-  // The first address of the peer that this device may reach; none as well while no descriptor is left to
-  // look by.
+  // The first address of the peer that this device may reach; none as well while no descriptor or memory is
+  // left to look by.
   std::optional<SocketAddress> route_to(const Whereabouts& peer) const noexcept;
 
   // Completions of work requests with this number go to `owner`.
@@ -91,7 +92,7 @@ class VerbsEndpoint final : public Endpoint {
   static constexpr std::size_t kStageBytes = 4096;
   bool stage_free() const noexcept { return !free_stages_.empty(); }
   std::int32_t take_stage() noexcept;
-  void give_stage(std::int32_t slot) noexcept { free_stages_.push_back(slot); }
+  void give_stage(std::int32_t slot) noexcept { free_stages_.push_back(slot); }  // there was room for it
   std::byte* stage(std::int32_t slot) noexcept {
     return staging_.data() + static_cast<std::size_t>(slot) * kStageBytes;
   }
@@ -104,8 +105,10 @@ class VerbsEndpoint final : public Endpoint {
   void watch() noexcept;  // calls tick() from time to time
   void retire(VerbsLink& link) noexcept;
   // Destroys it once nothing of it runs any more.
-  void bury(std::shared_ptr<void> dead) noexcept {
-    if (dead) buried_.push_back(std::move(dead));
+  void bury(std::shared_ptr<Buried> dead) noexcept {
+    if (!dead) return;
+    dead->next = std::move(buried_);
+    buried_ = std::move(dead);
   }
 
  private:
@@ -120,6 +123,10 @@ class VerbsEndpoint final : public Endpoint {
   int poll() noexcept;  // how many completions
   bool poll_and_turn() noexcept;
   bool take_turns() noexcept;
+  static void end(std::shared_ptr<Buried> buried) noexcept;
+  // Calls it with each stream that serves, which may end on the way, as may others.
+  template <class Visit>
+  void visit_served(Visit visit) noexcept;
   void tick() noexcept;
   void release(Served& served) noexcept;
 
@@ -147,11 +154,13 @@ class VerbsEndpoint final : public Endpoint {
   std::unordered_map<std::uint32_t, Connection::Owner*> owners_;
   std::pair<std::uint32_t, Connection::Owner*> recent_{};  // of them
   std::uint32_t next_number_ = 1;
-  std::map<std::pair<EndpointId, std::size_t>, std::shared_ptr<VerbsLink>> links_;  // by peer and key
+  using Links = std::map<std::pair<EndpointId, std::size_t>, std::shared_ptr<VerbsLink>>;
+  Links links_;                               // by peer and key
+  Links::iterator next_tick_ = links_.end();  // of the present round of ticks
   std::vector<std::shared_ptr<Served>> served_;
-  std::vector<VerbsStream*> turns_;
-  std::vector<VerbsLink*> pumps_, pumped_;  // those of the next turn, of this one
-  std::vector<std::shared_ptr<void>> buried_;
+  LinkedList<VerbsStream, StreamTurns> turns_;
+  LinkedList<VerbsLink, LinkPumps> pumps_;
+  std::shared_ptr<Buried> buried_;
 };
 
 }  // namespace fab::verbs

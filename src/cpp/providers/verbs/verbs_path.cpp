@@ -22,20 +22,34 @@ VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& wher
                .on_hidden = [this] { ++hidden_settled_; },
                .on_posted = [this] { stream_.posted(true); },
                .on_waiting = [this] { endpoint_.pump_later(*this); },
-               .counts = direct_counts_}) {}
+               .counts = direct_counts_}) {
+  runs_.reserve(1);
+}
 
 VerbsLink::~VerbsLink() { fail(Errc::canceled); }
 
-void VerbsLink::call() {
-  if (!stream_.call()) stream_.fail(Errc::unreachable);
+void VerbsLink::call() noexcept {
+  if (const Errc error = stream_.call(); error != Errc::ok) stream_.fail(error);
 }
 
-void VerbsLink::on_stream_failed(Errc error) {
+void VerbsLink::on_stream_failed(Errc error) noexcept {
   direct_.fail(error);
   endpoint_.retire(*this);
 }
 
-void VerbsLink::ran(bool direct, std::uint64_t count) {
+// Before anything is posted, so that what was posted can be noted. False: no memory; what settles makes room.
+bool VerbsLink::room_for_run() noexcept {
+  const std::size_t before = runs_.size();
+  try {
+    runs_.reserve(before + 1);
+    return true;
+  } catch (const std::exception&) {
+    advance();
+  }
+  return runs_.size() < before;
+}
+
+void VerbsLink::ran(bool direct, std::uint64_t count) noexcept {
   if (count == 0) return;
   if (!runs_.empty() && runs_.back().direct == direct) {
     runs_.back().count += count;
@@ -89,7 +103,7 @@ std::size_t VerbsLink::post(std::span<const Transfer> batch) noexcept {
   const bool alone = stream_.session()->outstanding() == 0;
   const std::uint64_t by_session = by_session_;
   std::size_t posted = 0;
-  while (posted < batch.size() && state() == Errc::ok) {
+  while (posted < batch.size() && state() == Errc::ok && room_for_run()) {
     const Direct::Way way = direct_.take(batch[posted], last_rma_);
     if (way == Direct::Way::devices) {
       ++direct_counts_.posted;

@@ -9,14 +9,16 @@
 
 namespace fab::verbs {
 
+struct LinkPumps;  // list of links that wait for pump()
+
 // Everything that this endpoint has under way with one other, under one authorization key: what devices do,
 // and the stream for the rest. The handles of one peer share it.
-class VerbsLink final {
+class VerbsLink final : public Buried, public Linked<LinkPumps> {
  public:
   VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& where, std::size_t key);
-  ~VerbsLink();
+  ~VerbsLink() override;
 
-  void call();
+  void call() noexcept;
   void expect_hidden(std::uint64_t key) { direct_.expect_hidden(key); }
   std::size_t post(std::span<const Transfer> batch) noexcept;
   bool pump() noexcept;
@@ -28,8 +30,6 @@ class VerbsLink final {
   void fail(Errc error) noexcept { stream_.fail(error); }
   bool tick() noexcept;
 
-  bool waiting = false;  // for pump(): kept by the endpoint
-
  private:
   // Transfers that followed each other the same way. Each way settles in order: together they say how many
   // have settled of those that were posted first.
@@ -37,10 +37,11 @@ class VerbsLink final {
     bool direct = false;
     std::uint64_t count = 0;
   };
-  void ran(bool direct, std::uint64_t count);
+  bool room_for_run() noexcept;
+  void ran(bool direct, std::uint64_t count) noexcept;
   void advance() const noexcept;
   std::uint64_t session_settled() const noexcept { return stream_.counts().settled - hidden_settled_; }
-  void on_stream_failed(Errc error);
+  void on_stream_failed(Errc error) noexcept;
 
   VerbsEndpoint& endpoint_;
   PathCounts direct_counts_;
@@ -50,7 +51,7 @@ class VerbsLink final {
   std::uint64_t by_session_ = 0;      // posted to it
   std::uint64_t last_rma_ = 0;        // of them up to the last that was no message
   std::uint64_t refused_ = 0;         // posted when the link had failed
-  mutable RingQueue<Run> runs_;
+  mutable RingQueue<Run> runs_;       // has a place for one from the beginning
   mutable std::uint64_t direct_used_ = 0, session_used_ = 0, settled_ = 0;
   std::chrono::nanoseconds heard_at_{};  // VerbsEndpoint::attended()
   std::uint64_t heard_ = 0;

@@ -24,7 +24,7 @@ std::unique_ptr<RegistrationCache> open_cache_of(const DomainOptions& options, c
 
 }  // namespace
 
-void Description::encode(std::byte* out) const noexcept {
+void Description::encode(std::byte* out) const {
   WireWriter writer;
   writer.put(kVersion).put(piece_count).put(static_cast<std::uint8_t>(atomics)).put(std::uint8_t{0});
   writer.put(access).put(base);

@@ -51,7 +51,7 @@ struct Description {
     for (; offset >= piece->length; ++piece) offset -= piece->length;
     return {piece->address + offset, piece->length - offset, piece->rkey};
   }
-  void encode(std::byte* out) const noexcept;  // kDescriptionBytes
+  void encode(std::byte* out) const;  // kDescriptionBytes
   static std::optional<Description> decode(const std::byte* in) noexcept;
 };
 

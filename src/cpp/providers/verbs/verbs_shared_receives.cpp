@@ -33,7 +33,7 @@ const std::byte* SharedReceives::slot(std::uint32_t number) const noexcept {
   return memory_.data() + std::size_t{number % slots_} * VerbsStream::kSlotBytes;
 }
 
-void SharedReceives::on_completion(const ibv_wc& completion) {
+void SharedReceives::on_completion(const ibv_wc& completion) noexcept {
   if (const auto found = owners_.find(completion.qp_num); found != owners_.end())
     found->second->on_completion(completion);
   post(Connection::number_of(completion) % slots_);

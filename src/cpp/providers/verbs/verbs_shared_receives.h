@@ -25,9 +25,9 @@ class SharedReceives final : public Connection::Owner {
   const std::byte* slot(std::uint32_t number) const noexcept;
 
  private:
-  void on_connected() override {}
-  void on_closed(Errc) override {}
-  void on_completion(const ibv_wc& completion) override;
+  void on_connected() noexcept override {}
+  void on_closed(Errc) noexcept override {}
+  void on_completion(const ibv_wc& completion) noexcept override;
   bool post(std::uint32_t number) noexcept;
 
   const std::uint32_t slots_;

@@ -65,7 +65,7 @@ std::string VerbsStream::remote() const {
 
 // --- connecting
 
-bool VerbsStream::call() {
+Errc VerbsStream::call() noexcept {
   handshake_until_ = endpoint_.handshake_until();
   endpoint_.watch();
   return dial();
@@ -77,7 +77,7 @@ void VerbsStream::make_connection() {
       Connection::Depth{kSlots, kSlots, 0, endpoint_.stream_domain(), endpoint_.shared_receives()});
 }
 
-bool VerbsStream::dial() {
+Errc VerbsStream::dial() noexcept try {
   ++calls_;
   answer_until_ = endpoint_.attended() + kAnswerTime;
   connection_.reset();
@@ -87,17 +87,22 @@ bool VerbsStream::dial() {
   next_slot_ = owed_ = 0;
   make_connection();
   const auto route = endpoint_.route_to(where_);
-  return route && connection_->call(endpoint_.address(), *route, {.to = where_.id});
+  const bool called = route && connection_->call(endpoint_.address(), *route, {.to = where_.id});
+  return called ? Errc::ok : Errc::unreachable;
+} catch (const std::exception&) {
+  return Errc::no_memory;
 }
 
-bool VerbsStream::answer(OwnId id, const rdma_conn_param& asked) noexcept {
+Errc VerbsStream::answer(OwnId id, const rdma_conn_param& asked) noexcept try {
   handshake_until_ = endpoint_.handshake_until();
   endpoint_.watch();
   make_connection();
-  return connection_->answer(std::move(id), asked);
+  return connection_->answer(std::move(id), asked) ? Errc::ok : Errc::no_memory;
+} catch (const std::exception&) {
+  return Errc::no_memory;
 }
 
-bool VerbsStream::on_made() try {
+bool VerbsStream::on_made() noexcept try {
   const bool shared = endpoint_.shared_receives() != nullptr;
   memory_ = Mapping::anonymous(std::size_t{shared ? 1u : 2u} * kSlots * kSlotBytes);
   mr_.reset(
@@ -111,7 +116,7 @@ bool VerbsStream::on_made() try {
   return false;
 }
 
-void VerbsStream::on_connected() {
+void VerbsStream::on_connected() noexcept try {
   if (!caller_) return;
   const Identity& self = endpoint_.identity();
   hello_.from = self.id;
@@ -121,17 +126,20 @@ void VerbsStream::on_connected() {
   hello_.part = self.part;
   fill_random(hello_.nonce.data(), hello_.nonce.size());
   say(hello_.encode());
+} catch (const std::exception&) {
+  fail(Errc::no_memory);
 }
 
-void VerbsStream::on_closed(Errc why) {
+void VerbsStream::on_closed(Errc why) noexcept {
   if (dial_again()) return;
   fail(open_ ? Errc::peer_lost : why);
 }
 
 // A busy machine, or a software device, refuses a call now and then that it takes a moment later. And where
 // siw is the device, one answer in a hundred never leaves the queue of a pair that has just connected.
-bool VerbsStream::dial_again() {
-  return caller_ && !open_ && calls_ < kMostStreamCalls && endpoint_.attended() < handshake_until_ && dial();
+bool VerbsStream::dial_again() noexcept {
+  return caller_ && !open_ && calls_ < kMostStreamCalls && endpoint_.attended() < handshake_until_ &&
+         dial() == Errc::ok;
 }
 
 void VerbsStream::say(const std::string& hello) noexcept {
@@ -296,6 +304,7 @@ bool VerbsStream::flush() noexcept {
     if (!post(slot, Kind::frames, bytes)) broken_ = Errc::peer_lost;
     sent = true;
   }
+  if (session_->broken()) broken_ = Errc::no_memory;
   if (broken_ == Errc::ok && owed_ >= kSlots / 2) tell();
   if (broken_ != Errc::ok) {
     endpoint_.turn_later(*this);
@@ -318,7 +327,7 @@ void VerbsStream::posted(bool alone) noexcept {
     endpoint_.turn_later(*this);
 }
 
-void VerbsStream::on_completion(const ibv_wc& completion) {
+void VerbsStream::on_completion(const ibv_wc& completion) noexcept {
   if (state_ != Errc::ok) return;
   if (completion.status != IBV_WC_SUCCESS) return on_closed(Errc::unreachable);
   if (!Connection::is_receive(completion)) {
@@ -392,21 +401,22 @@ void VerbsStream::end_turn() noexcept {
 void VerbsStream::forget(std::uint32_t region) noexcept {
   if (!session_) return;
   session_->forget(region);
-  if (session_->has_output()) endpoint_.turn_later(*this);
+  if (session_->has_output() || session_->broken()) endpoint_.turn_later(*this);
 }
 
 bool VerbsStream::tick() noexcept {
   if (state_ != Errc::ok) return false;
+  if (session_ && session_->broken()) broken_ = Errc::no_memory;
+  if (broken_ != Errc::ok) {
+    fail(broken_);
+    return false;
+  }
   if (!open_) {
     if (endpoint_.attended() >= answer_until_) dial_again();
     if (endpoint_.attended() >= handshake_until_) fail(Errc::unreachable);
     return state_ == Errc::ok;
   }
   const auto now = endpoint_.attended();
-  if (broken_ != Errc::ok) {
-    fail(broken_);
-    return false;
-  }
   const bool waits =
       session_->outstanding() != 0 || session_->announces() || (caller_ && session_->has_output());
   if (!std::exchange(waited_at_tick_, waits) || !waits ||

@@ -6,17 +6,20 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/linked_list.h"
 #include "base/mapping.h"
 #include "fabric/session.h"
 #include "providers/verbs/verbs_connection.h"
 
 namespace fab::verbs {
 
+struct StreamTurns;  // list of streams that wait for their turn
+
 // Frames between two endpoints, as messages of a queue pair: a session's byte stream, cut into pieces of
 // kSlotBytes that travel from slot to slot. A side sends no more than the other one has slots for, and is
 // told with every message how many were emptied. Whoever calls has the requests, whoever is called answers
 // them: each direction has its stream. Begins with a handshake (docs/wire.md).
-class VerbsStream final : public Connection::Owner {
+class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
  public:
   // `on_open`, `on_failed`: once each; on_failed when the session has settled all it had. `on_turn`: after
   // each turn in which something moved.
@@ -30,8 +33,9 @@ class VerbsStream final : public Connection::Owner {
   VerbsStream(VerbsEndpoint& endpoint, Told told);  // is called
   ~VerbsStream();
 
-  bool call();
-  bool answer(OwnId id, const rdma_conn_param& asked) noexcept;
+  // ok, or why that failed at once.
+  Errc call() noexcept;
+  Errc answer(OwnId id, const rdma_conn_param& asked) noexcept;
 
   Session* session() noexcept {
     return session_.get();
@@ -63,22 +67,20 @@ class VerbsStream final : public Connection::Owner {
   // How long the first answer over a new connection may take until another connection is tried.
   static constexpr std::chrono::milliseconds kAnswerTime{1250};
 
-  bool waiting = false;  // for its turn: kept by the endpoint
-
  private:
   static constexpr std::uint32_t kSlots = 16;
   static constexpr std::size_t kHeader = 8;  // emptied slots (4), kind (1), zero
 
   enum class Kind : std::uint8_t { frames = 0, handshake = 1 };
 
-  bool on_made() override;
-  void on_connected() override;
-  void on_closed(Errc why) override;
-  void on_completion(const ibv_wc& completion) override;
+  bool on_made() noexcept override;
+  void on_connected() noexcept override;
+  void on_closed(Errc why) noexcept override;
+  void on_completion(const ibv_wc& completion) noexcept override;
 
   void make_connection();
-  bool dial();
-  bool dial_again();
+  Errc dial() noexcept;
+  bool dial_again() noexcept;
   void make_session(Part peer);
   bool post_receive(std::uint32_t slot) noexcept;
   bool post(std::uint32_t slot, Kind kind, std::size_t bytes) noexcept;

@@ -1,0 +1,62 @@
+#pragma once
+
+namespace fab {
+
+template <class T, class Tag>
+class LinkedList;
+
+// A place in a list, within the object that is to be in it: base class of T for a LinkedList<T, Tag>.
+// Whatever ends leaves its lists.
+template <class Tag>
+class Linked {
+ public:
+  Linked() noexcept = default;
+  ~Linked() { unlink(); }
+  Linked(const Linked&) = delete;
+  Linked& operator=(const Linked&) = delete;
+
+ private:
+  template <class, class>
+  friend class LinkedList;
+
+  void unlink() noexcept {
+    before_->after_ = after_;
+    after_->before_ = before_;
+    before_ = after_ = this;
+  }
+  Linked *before_ = this, *after_ = this;  // in a ring with the list's own
+};
+
+// First-in, first-out, of objects that are owned elsewhere, each at most once. Takes no memory, so that
+// putting something into it cannot fail.
+template <class T, class Tag>
+class LinkedList {
+ public:
+  ~LinkedList() {
+    while (!empty()) pop_front();
+  }
+  bool empty() const noexcept { return end_.after_ == &end_; }
+  // No effect on what is in it already, or in another list of this kind.
+  void push_back(T& item) noexcept {
+    Linked<Tag>& link = item;
+    if (link.after_ != &link) return;
+    link.before_ = end_.before_;
+    link.after_ = &end_;
+    link.before_->after_ = end_.before_ = &link;
+  }
+  T& pop_front() noexcept {
+    Linked<Tag>& first = *end_.after_;
+    first.unlink();
+    return static_cast<T&>(first);
+  }
+  static void erase(T& item) noexcept { static_cast<Linked<Tag>&>(item).unlink(); }
+  // All that is in `other`, which is empty then.
+  void take(LinkedList& other) noexcept {
+    while (!other.empty()) push_back(other.pop_front());
+  }
+
+ private:
+  Linked<Tag> end_;
+};
+
+}  // namespace fab
