@@ -37,6 +37,12 @@ class IntrusiveList {
     (last_ ? (last_->*link).next : first_) = &node;
     last_ = &node;
   }
+  void insert_after(T* before, T& node) noexcept {  // null: in front of all
+    T* const after = before ? (before->*link).next : first_;
+    (node.*link) = {before, after};
+    (before ? (before->*link).next : first_) = &node;
+    (after ? (after->*link).previous : last_) = &node;
+  }
   void erase(T& node) noexcept {
     const ListLink<T> at = node.*link;
     (at.previous ? (at.previous->*link).next : first_) = at.next;

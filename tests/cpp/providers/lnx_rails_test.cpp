@@ -114,9 +114,12 @@ class World {
       all.push_back({endpoints_.back().get(), "test." + std::to_string(i)});
     }
     rails = std::make_unique<Rails>(Rails::Parameters{.completions = near.completions,
+                                                      .slice = slice,
                                                       .peer_deadline = 60,
+                                                      .clock = [this] { return now; },
+                                                      .attended = [this] { return now; },
                                                       .on_work = [this](Rails&) { work_ = true; },
-                                                      .on_watch = [](Clock::time_point) {},
+                                                      .on_watch = [] {},
                                                       .on_lost = [](PeerId, Errc) {},
                                                       .preferred = {},
                                                       .peers = near.peers,
@@ -133,6 +136,8 @@ class World {
   }
 
   void step() {
+    now += std::chrono::microseconds(20);
+    slice.begin();
     if (std::exchange(work_, false)) rails->pump();  // as an endpoint does: nobody else calls it
     if (!rails->at_rest()) rails->tick();
     if (streams.empty()) return;
@@ -172,8 +177,10 @@ class World {
   std::mt19937 random;
   Ground near{1}, far{2};
   std::vector<std::shared_ptr<Stream>> streams;
+  Slice slice;
   std::unique_ptr<Rails> rails;
-  std::optional<std::uint8_t> frozen;  // link over which nothing gets, for as long as that is set
+  std::optional<std::uint8_t> frozen;            // link over which nothing gets, for as long as that is set
+  Clock::time_point now{std::chrono::hours(1)};  // a step takes 20 us
 
  private:
   void send(End& from) {

@@ -56,7 +56,8 @@ LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointSer
       options_(options),
       flows_(services.receives, options.peer_deadline + 2 * options.rail_deadline,
              [this] { timer_->no_later_than(Clock::now()); }),
-      timer_(std::make_unique<Timer>(services.poller, *this)) {
+      timer_(std::make_unique<Timer>(services.poller, *this)),
+      looks_(services.poller, [this] { on_look(); }) {
   EndpointServices lent = services;
   lent.flows = &flows_;
   for (const Link& link : links) links_.push_back({link.domain->open_endpoint(lent), link.network});
@@ -217,26 +218,43 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
       std::erase_if(links, [](const Rails::Link& link) { return link.weight == 0; });
     }
   }
-  FlowId flow{random_u64(), 1};
-  if (const auto former = rails_.find(place); former != rails_.end()) {
-    flow = {former->second->flow().peer, former->second->flow().epoch + 1};
-    ended_.push_back(std::move(former->second));
-    rails_.erase(former);
-  }
   if (rails_.size() >= sweep_at_) {  // now and then, those whose handles are gone
     std::erase_if(rails_, [this](const auto& entry) {
       const auto& [name, some] = entry;
       const bool over = some->forgotten() && some.use_count() == 1;
-      if (over) std::erase(work_, some.get());
+      if (over && some->has_work()) work_.erase(*some);
       return over;
     });
     sweep_at_ = 2 * rails_.size() + 64;
   }
-  const auto rails = std::make_shared<Rails>(
+  FlowId flow{random_u64(), 1};
+  const auto [found, fresh] = rails_.try_emplace(place);
+  std::shared_ptr<Rails>& entry = found->second;
+  if (!fresh) flow = {entry->flow().peer, entry->flow().epoch + 1};
+  try {
+    ended_.reserve(ended_.size() + 1);
+    auto rails = new_rails(id, peer, target, key, flow, links);
+    if (!fresh) ended_.push_back(std::move(entry));
+    entry = std::move(rails);
+  } catch (...) {
+    if (fresh) rails_.erase(found);
+    throw;
+  }
+  has_work(*entry);
+  return std::make_unique<RailedPath>(entry);
+}
+
+std::shared_ptr<Rails> LinkedEndpoint::new_rails(PeerId id, const Name& peer, std::uint16_t target,
+                                                 std::size_t key, FlowId flow,
+                                                 const std::vector<Rails::Link>& links) {
+  return std::make_shared<Rails>(
       Rails::Parameters{.completions = services_.completions,
+                        .slice = services_.slice,
                         .peer_deadline = options_.peer_deadline,
+                        .clock = [] { return Clock::now(); },
+                        .attended = [this] { return Clock::time_point(looks_.attended()); },
                         .on_work = [this](Rails& some) { has_work(some); },
-                        .on_watch = [this](Clock::time_point when) { timer_->no_later_than(when); },
+                        .on_watch = [this] { looks_.start(Rails::kLook); },
                         .on_lost =
                             [this](PeerId lost, Errc error) {
                               services_.path_ended = true;
@@ -250,23 +268,22 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
                         .target = target,
                         .key = key},
       links);
-  rails_.emplace(place, rails);
-  has_work(*rails);
-  return std::make_unique<RailedPath>(rails);
 }
 
 // Whoever drives the context looks after it. Others may not: then the timer does.
 void LinkedEndpoint::has_work(Rails& rails) noexcept {
-  work_.push_back(&rails);
+  work_.push_back(rails);
   if (!serving_) timer_->no_later_than(Clock::now());
 }
 
 bool LinkedEndpoint::progress() noexcept {
-  serving_ = true;
   bool moved = false;
-  ++turns_;
-  for (std::size_t i = 0; i < links_.size(); ++i)  // whoever comes first may spend the slice
-    moved |= links_[(turns_ + i) % links_.size()].endpoint->progress();
+  const std::size_t sides = links_.size() + 1;  // rails are one: whoever comes first may spend the slice
+  const std::size_t first = turns_++ % sides;
+  if (first == links_.size() && !work_.empty()) moved |= serve_rails();
+  serving_ = true;
+  for (std::size_t i = 0; i < links_.size(); ++i)
+    moved |= links_[(first + i) % links_.size()].endpoint->progress();
   serving_ = false;
   if (!work_.empty() || time_is_up_) moved |= serve_rails();
   return moved;
@@ -280,25 +297,45 @@ bool LinkedEndpoint::arm() noexcept {
 bool LinkedEndpoint::serve_rails() noexcept {
   serving_ = true;
   bool moved = false;
-  const auto tick = [this](Rails& rails) {
-    if (!rails.at_rest()) timer_->no_later_than(rails.tick());
-  };
-  for (Rails* rails : std::exchange(work_, {})) {
+  // Those for which the slice does not suffice are the first ones of the next turn.
+  auto todo = std::exchange(work_, {});
+  while (Rails* const rails = todo.front()) {
+    if (services_.slice.spent()) break;
+    todo.erase(*rails);
     moved |= rails->pump();
     tick(*rails);
   }
+  while (Rails* const rails = work_.front()) {
+    work_.erase(*rails);
+    todo.push_back(*rails);
+  }
+  work_ = todo;
   if (std::exchange(time_is_up_, false)) {
     for (const auto& [key, rails] : rails_) tick(*rails);
     timer_->no_later_than(flows_.expire());
   }
   std::erase_if(ended_, [this](const auto& rails) {
     const bool over = rails->idle() && rails.use_count() == 1;
-    if (over) std::erase(work_, rails.get());
+    if (over && rails->has_work()) work_.erase(*rails);
     return over;
   });
   serving_ = false;
   if (!work_.empty()) timer_->no_later_than(Clock::now());
   return moved || !work_.empty();
+}
+
+void LinkedEndpoint::tick(Rails& rails) noexcept {
+  if (!rails.at_rest()) timer_->no_later_than(rails.tick());
+}
+
+// Runs in time in which this process looked.
+void LinkedEndpoint::on_look() noexcept {
+  bool watched = false;
+  for (const auto& [key, rails] : rails_) {
+    tick(*rails);
+    watched |= rails->watched();
+  }
+  if (!watched) looks_.stop();
 }
 
 void LinkedEndpoint::forget(std::uint32_t region) noexcept {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/ticker.h"
 #include "fabric/flow.h"
 #include "fabric/provider.h"
 #include "providers/lnx/lnx_rails.h"
@@ -46,8 +47,12 @@ class LinkedEndpoint final : public Endpoint {
   std::vector<Endpoint*> rails_to(const Name& peer, std::uint16_t target, std::size_t key) const;
   std::unique_ptr<Path> connect_rails(PeerId id, const Name& peer, std::uint16_t target, std::size_t key,
                                       const std::vector<Endpoint*>& named);
+  std::shared_ptr<Rails> new_rails(PeerId id, const Name& peer, std::uint16_t target, std::size_t key,
+                                   FlowId flow, const std::vector<Rails::Link>& links);
   void has_work(Rails& rails) noexcept;
   bool serve_rails() noexcept;
+  void tick(Rails& rails) noexcept;
+  void on_look() noexcept;
 
   const EndpointServices services_;
   const DomainOptions& options_;
@@ -56,12 +61,13 @@ class LinkedEndpoint final : public Endpoint {
   std::map<std::string, std::shared_ptr<Rails>> rails_;  // by the key and the peer's parts
   std::map<std::string, std::vector<double>> answers_;   // likewise: shares for the next connect()
   std::vector<std::shared_ptr<Rails>> ended_;            // until the links hold nothing of them
-  std::vector<Rails*> work_;                             // those to be pumped
+  IntrusiveList<Rails, &Rails::work> work_;              // those to be pumped
   bool time_is_up_ = false;
   bool serving_ = false;  // somebody will look at work_
   std::size_t sweep_at_ = 64;
   std::size_t turns_ = 0;
   std::unique_ptr<Timer> timer_;
+  Ticker looks_;  // at rails that are watched
 };
 
 }  // namespace fab::lnx

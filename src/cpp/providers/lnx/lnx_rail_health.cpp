@@ -1,6 +1,7 @@
 // Which rails are sick, and what becomes of them: docs/rails.md.
 
 #include <algorithm>
+#include <new>
 
 #include "fabric/frame.h"
 #include "providers/lnx/lnx_rail.h"
@@ -11,7 +12,7 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr Clock::duration kLook = milliseconds(20);  // between looks while something is under way
+constexpr Clock::duration kLeastWait = milliseconds(20);
 constexpr Clock::duration kSuspected =
     milliseconds(40);  // that a rail may owe something until others are asked,
 constexpr Clock::duration kPatience = milliseconds(100);     // and until it is set aside
@@ -39,32 +40,35 @@ constexpr int kTrustedAfter = 40, kForgottenAfter = 80;  // times as long as it 
 
 // --- looking
 
-// tick() is called as long as there is something to look at.
+// tick() is called every kLook as long as there is something to look at.
 void Rails::watch() noexcept {
-  if (watched_ || rails_.size() < 2) return;
-  watched_ = true;
-  parameters_.on_watch(Clock::now() + kLook);
+  if (std::exchange(watched_, true)) return;
+  parameters_.on_watch();
 }
 
-Clock::time_point Rails::next_look(Clock::time_point now) noexcept {
+// Beside what is watched.
+Clock::time_point Rails::next_look() noexcept {
+  const auto now = parameters_.clock();
   auto next = Clock::time_point::max();
   for (const auto& rail : rails_) {
     if (!rail->up() || rail->aside == Clock::duration::zero()) continue;
     const auto forgiven = rail->rose_at + (rail->trusted ? kForgottenAfter : kTrustedAfter) * rail->aside;
-    next = std::min(next, std::max(forgiven, now + kLook));
+    next = std::min(next, std::max(forgiven, now + kLeastWait));
   }
-  if (parts_open_ == 0 || rails_.size() < 2) {
-    watched_ = false;
-    return next;
-  }
-  watched_ = std::ranges::any_of(rails_, [](const auto& rail) { return rail->oldest_owed() != nullptr; });
-  return std::min(next, now + (watched_ ? kLook : kSignOfLife));
+  const bool owes =
+      std::ranges::any_of(rails_, [](const auto& rail) { return rail->oldest_owed() != nullptr; });
+  watched_ = false;
+  if (up() == 0 || (rails_.size() > 1 && owes))
+    watch();
+  else if (parts_open_ != 0 && rails_.size() > 1)
+    next = std::min(next, now + kSignOfLife);
+  return next;
 }
 
 void Rails::judge(Clock::time_point now) noexcept {
   if (ending_) return;
   for (const auto& rail : rails_)
-    if (rail->up()) forgive(*rail, now);
+    if (rail->up()) forgive(*rail);
   if (up() > 1)
     for (const auto& rail : rails_)
       if (rail->up() && stalls(*rail, now)) rail->sick = true;
@@ -76,27 +80,34 @@ void Rails::judge(Clock::time_point now) noexcept {
     const auto aside = std::ranges::find(rails_, Rail::State::aside, &Rail::state);
     if (aside != rails_.end()) {
       end_trial();
-      begin_trial(Trial::exam, **aside, now);
+      begin_trial(Trial::exam, **aside);
     }
   }
   if (trial_ == Trial::exam) sit_exam(now);
-  if (trial_ == Trial::none && primary_ && primary_->up() && up() > 1 && now >= race_at_)
-    begin_trial(Trial::race, *primary_, now);
+  if (trial_ == Trial::none && primary_ && primary_->up() && up() > 1 && parameters_.clock() >= race_at_)
+    begin_trial(Trial::race, *primary_);
 }
 
-void Rails::forgive(Rail& rail, Clock::time_point now) noexcept {
+void Rails::forgive(Rail& rail) noexcept {
   if (rail.aside == Clock::duration::zero()) return;
+  const auto now = parameters_.clock();
   if (now - rail.rose_at >= kTrustedAfter * rail.aside) rail.trusted = true;
   if (now - rail.rose_at >= kForgottenAfter * rail.aside) rail.aside = {};
 }
 
-// Cuts its stream: what it held comes back as lost, and goes over other rails behind a fence.
-void Rails::set_aside(Rail& rail) noexcept {
+// It is believed again only after an exam, and with small requests only after it has behaved for long; each
+// time for longer.
+void Rails::doubt(Rail& rail) noexcept {
   rail.aside = rail.aside == Clock::duration::zero() ? kFirstAside
                                                      : std::min(kAsideGrowth * rail.aside, kLongestAside);
   rail.out = true;
   rail.trusted = false;
   rail.rate = 0;
+}
+
+// Cuts its stream: what it held comes back as lost, and goes over other rails behind a fence.
+void Rails::set_aside(Rail& rail) noexcept {
+  doubt(rail);
   rail.path->cut();
   look_after_rails();
 }
@@ -107,8 +118,10 @@ bool Rails::stalls(Rail& rail, Clock::time_point now) noexcept {
   const Part* const oldest = rail.oldest_owed();
   if (!oldest) {
     rail.suspected_since = {};
-    if (!rail.under_way.empty() && now - rail.ended_at > kSignOfLife)
+    if (const auto clock = parameters_.clock(); !rail.under_way.empty() && clock >= rail.sign_at) {
+      rail.sign_at = clock + kSignOfLife;
       post_probe(rail, 1, 1, ProbeKind::sign_of_life);
+    }
     return false;
   }
   const auto since = rail.owes_since(*oldest);
@@ -142,8 +155,13 @@ bool Rails::stalls(Rail& rail, Clock::time_point now) noexcept {
 // --- probes
 
 bool Rails::post_probe(Rail& rail, std::uint64_t out, std::uint64_t back, ProbeKind kind) noexcept {
-  std::unique_ptr<Part> part = new_part(nullptr);
-  part->kind = PartKind::probe;
+  Part* part = spare_probes_.front();
+  if (part)
+    spare_probes_.erase(*part);
+  else
+    part = new (std::nothrow) Part;
+  if (!part) return false;
+  begin(*part, PartKind::probe, rail, nullptr);
   part->probe = kind;
   part->out = out;
   part->back = back;
@@ -153,16 +171,18 @@ bool Rails::post_probe(Rail& rail, std::uint64_t out, std::uint64_t back, ProbeK
   }
   Transfer probe{};
   probe.op = OpCode::probe;
-  probe.operation = part.get();
+  probe.operation = part;
   probe.length = out;
   probe.remote = back;
   probe.delivery = Delivery::delivery;
-  if (post_part(rail, std::move(part), probe)) return true;
+  if (post_part(rail, *part, probe)) return true;
+  spare_probes_.push_back(*part);
   if (kind == ProbeKind::trial) --rail.begun;
   return false;
 }
 
-void Rails::probe_ended(Rail& rail, const Part& probe, Errc error, Clock::time_point now) noexcept {
+void Rails::probe_ended(Rail& rail, Part& probe, Errc error, Clock::time_point now) noexcept {
+  spare_probes_.push_back(probe);
   if (probe.probe == ProbeKind::witness) {
     rail.asked = false;
     if (error == Errc::ok) {
@@ -184,12 +204,12 @@ void Rails::tally(Rail& rail, const Part& part, Clock::time_point now) noexcept 
   if (!part.announced) rail.owed += now - rail.owes_since(part);
 }
 
-void Rails::begin_trial(Trial trial, Rail& tried, Clock::time_point now) noexcept {
+void Rails::begin_trial(Trial trial, Rail& tried) noexcept {
   trial_ = trial;
   tried_ = &tried;
   examiner_ = nullptr;
   if (++trial_number_ == 0) ++trial_number_;
-  trial_since_ = now;
+  trial_since_ = parameters_.attended();
   trial_parts_ = trial == Trial::race ? kRaceParts : kExamParts;
   for (const auto& rail : rails_) {
     rail->begun = rail->done = 0;
@@ -240,7 +260,7 @@ void Rails::judge_race(Clock::time_point now) noexcept {
   races_lost_ = lost ? races_lost_ + 1 : 0;
   race_pause_ =
       lost ? kFirstRacePause : std::min(std::max(kFirstRacePause, 2 * race_pause_), kLongestRacePause);
-  race_at_ = now + (lost ? Clock::duration::zero() : race_pause_);
+  race_at_ = parameters_.clock() + (lost ? Clock::duration::zero() : race_pause_);
   if (races_lost_ == kRacesLost) {
     races_lost_ = 0;
     tried_->sick = true;

@@ -1,12 +1,15 @@
 #include "providers/lnx/lnx_rails.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
+#include <new>
 #include <stdexcept>
 
 #include "fabric/address_vector.h"
 #include "fabric/check_transfer.h"
 #include "fabric/completion_queue.h"
+#include "fabric/error.h"
 #include "fabric/local_memory.h"
 #include "providers/lnx/lnx_rail.h"
 
@@ -18,9 +21,9 @@ using std::chrono::milliseconds;
 constexpr std::uint64_t kStriped = 256 * 1024;  // bytes of a put or get from which on it is cut into stripes
 constexpr std::uint64_t kMedium = 16 * 1024;    // and from which on it may leave the primary rail
 constexpr std::uint64_t kLeastStripe = 64 * 1024, kFirstStripe = 256 * 1024, kMostStripe = 4 << 20;
-constexpr unsigned kStripesAhead = 2;      // on one rail
-constexpr std::uint16_t kMostPieces = 64;  // of a local vector that is cut
-constexpr std::size_t kMostOpen = 4096;    // requests
+constexpr std::size_t kMostOpen = 4096;  // requests
+constexpr std::size_t kMostHoles = 64;   // of a striped one
+static_assert(kMostHoles >= kStripesAhead * kMaxRails);
 constexpr std::size_t kMostSpare = 256;
 constexpr std::size_t kBatch = 32;
 constexpr std::uint64_t kSettledAtOnce = 64;
@@ -31,6 +34,9 @@ constexpr Clock::duration kLongestPause = milliseconds(1000),
 constexpr double kLongestStripe = 0.05;                          // seconds
 constexpr unsigned kFirstTries = 3;                              // to reach a peer that was never reached
 constexpr Clock::duration kGrace = milliseconds(1000);  // for rails that were refused, when none is left
+constexpr Clock::duration kLate = milliseconds(500);    // that a rail may rise after another one
+constexpr unsigned kLossesForgiven = 2;  // of a rail that carried, in a row, each soon after it rose
+constexpr Clock::duration kSoon = milliseconds(10'000);
 
 constexpr std::uint64_t kMostResults = Flow::kMostResults / 2;  // result_cost() of all that is not settled
 
@@ -54,10 +60,6 @@ std::uint64_t result_cost(const Transfer& transfer) noexcept {
   return fetches ? 2 * kRecord + transfer.length : 0;
 }
 
-bool announced_now(const auto& request) noexcept {
-  return !request.sent_small && (request.announced || (request.whole && request.whole->announced));
-}
-
 }  // namespace
 
 Rails::Rails(Parameters parameters, const std::vector<Link>& links)
@@ -65,17 +67,33 @@ Rails::Rails(Parameters parameters, const std::vector<Link>& links)
       peer_(parameters_.peer),
       generation_(parameters_.peers.generation(peer_)),
       flow_(parameters_.flow),
-      lost_since_(Clock::now()) {
-  for (const Link& link : links) {
-    rails_.push_back(
-        std::make_unique<Rail>(Rail{.link = link, .slot = static_cast<std::uint32_t>(rails_.size())}));
-    connect(*rails_.back());
+      lost_since_(parameters_.attended()) {
+  rails_.reserve(links.size());
+  for (const Link& link : links)
+    rails_.push_back(std::make_unique<Rail>(link, static_cast<std::uint32_t>(rails_.size()), links.size()));
+  // From here on parts are under way, which name this object.
+  for (const auto& rail : rails_) {
+    rail->missed_since = parameters_.clock();
+    connect(*rail);
   }
 }
 
 Rails::~Rails() {
   ending_ = true;
   fail(Errc::canceled);
+  for (const auto& rail : rails_) rail->path.reset();
+  while (Request* request = notes_.front()) {
+    leave_queue(*request);
+    delete request;
+  }
+  while (Request* request = spare_.front()) {
+    spare_.erase(*request);
+    delete request;
+  }
+  while (Part* part = spare_probes_.front()) {
+    spare_probes_.erase(*part);
+    delete part;
+  }
 }
 
 bool Rails::known() const noexcept { return parameters_.peers.generation(peer_) == generation_; }
@@ -117,49 +135,95 @@ std::size_t Rails::post(std::span<const Transfer> batch) noexcept {
     if (live_ >= kMostOpen) break;
     ++taken;
     ++counts_.posted;
-    if (const Errc wrong = state_ != Errc::ok ? state_ : check_transfer(transfer); wrong != Errc::ok) {
+    Errc wrong = state_ != Errc::ok ? state_ : check_transfer(transfer);
+    Request* const request = wrong == Errc::ok ? new_request(transfer) : nullptr;
+    if (wrong == Errc::ok && !request) wrong = Errc::no_memory;
+    if (wrong != Errc::ok) {
       ++counts_.errors;
       transfer.operation->settle(wrong, 0);
       continue;
     }
-    Request& request = new_request();
-    request.transfer = transfer;
-    request.place = counts_.posted;
-    const bool data = transfer.flags & transfer_flag::kRemoteData;
-    const bool free = transfer.op == OpCode::send && (transfer.flags & transfer_flag::kUnordered);
-    request.ordered = !free && (!moves_data(transfer.op) || (transfer.op == OpCode::write && data));
-    request.striped = moves_data(transfer.op) && transfer.length >= kStriped &&
-                      transfer.piece_count <= kMostPieces &&
-                      transfer.remote + transfer.length >= transfer.remote;  // else the peer refuses it
-    const bool reads = transfer.op == OpCode::read || result_cost(transfer) != 0;
-    if (transfer.delivery == Delivery::inject && !reads) {
-      request.context = transfer.operation->completion().context;
-      request.flags = transfer.operation->late_flags();
-      request.copy = std::make_unique_for_overwrite<std::byte[]>(transfer.length);
-      gather(local_of(transfer), request.copy.get(), transfer.length);
-      request.transfer.local = request.copy.get();
-      request.transfer.piece_count = 0;
-      std::exchange(request.transfer.operation, nullptr)->settle(Errc::ok, transfer.length);
-    }
-    waiting_.push_back(&request);
+    request->place = counts_.posted;
+    ++live_;
+    open_.push_back(*request);
+    enqueue(*request, Queue::waiting);
+    if (request->copy) std::exchange(request->transfer.operation, nullptr)->settle(Errc::ok, transfer.length);
   }
-  watch();
+  if (rails_.size() > 1) watch();
   pump();
   return taken;
 }
 
-Rails::Request& Rails::new_request() {
-  std::unique_ptr<Request> owned;
-  if (spare_.empty()) {
-    owned = std::make_unique<Request>();
+// With all the memory that it will need. Null: there is none.
+Rails::Request* Rails::new_request(const Transfer& transfer) noexcept try {
+  std::unique_ptr<Request> request(spare_.front());
+  if (request) {
+    spare_.erase(*request);
+    --spares_;
+    std::destroy_at(request.get());
+    std::construct_at(request.get());
   } else {
-    owned = std::move(spare_.back());
-    spare_.pop_back();
-    *owned = {};
+    request = std::make_unique<Request>();
   }
-  ++live_;
-  open_.push_back(*owned);
-  return *owned.release();
+  request->transfer = transfer;
+  const bool data = transfer.flags & transfer_flag::kRemoteData;
+  const bool free = transfer.op == OpCode::send && (transfer.flags & transfer_flag::kUnordered);
+  request->ordered = !free && (!moves_data(transfer.op) || (transfer.op == OpCode::write && data));
+  request->striped = moves_data(transfer.op) && transfer.length >= kStriped &&
+                     transfer.piece_count <= kMostPieces &&
+                     transfer.remote + transfer.length >= transfer.remote;  // else the peer refuses it
+  if (request->striped) request->holes.reserve(kMostHoles);
+  const bool reads = transfer.op == OpCode::read || result_cost(transfer) != 0;
+  if (transfer.delivery == Delivery::inject && !reads) {
+    request->copy = std::make_unique_for_overwrite<std::byte[]>(transfer.length);
+    request->context = transfer.operation->completion().context;
+    request->flags = transfer.operation->late_flags();
+    gather(local_of(transfer), request->copy.get(), transfer.length);
+    request->transfer.local = request->copy.get();
+    request->transfer.piece_count = 0;
+  }
+  return request.release();
+} catch (const std::bad_alloc&) {
+  return nullptr;
+}
+
+void Rails::recycle(Request& request) noexcept {
+  std::unique_ptr<Request> owned(&request);
+  if (spares_ >= kMostSpare) return;
+  request.copy.reset();
+  request.holes = {};
+  spare_.push_back(*owned.release());
+  ++spares_;
+}
+
+// --- where requests wait
+
+Rails::Requests& Rails::list(Queue queue) noexcept {
+  return queue == Queue::waiting ? waiting_ : queue == Queue::striping ? striping_ : notes_;
+}
+
+void Rails::leave_queue(Request& request) noexcept {
+  if (requeued_ == &request) requeued_ = nullptr;
+  if (request.in != Queue::none) list(request.in).erase(request);
+  request.in = Queue::none;
+}
+
+void Rails::enqueue(Request& request, Queue queue) noexcept {
+  leave_queue(request);
+  request.in = queue;
+  list(queue).push_back(request);
+}
+
+// In its place among those that wait. They mostly come back in order.
+void Rails::requeue(Request& request) noexcept {
+  leave_queue(request);
+  Request* before = requeued_ && requeued_->place < request.place ? requeued_ : nullptr;
+  for (Request* next = before ? before->queue.next : waiting_.front(); next && next->place < request.place;
+       next = next->queue.next)
+    before = next;
+  request.in = Queue::waiting;
+  waiting_.insert_after(before, request);
+  requeued_ = &request;
 }
 
 // What was posted settles in any order; told is how far all of it has.
@@ -171,11 +235,10 @@ PathCounts Rails::counts() const noexcept {
 }
 
 void Rails::finish(Request& request) noexcept {
-  std::unique_ptr<Request> owned(&request);
   request.over = true;
+  leave_queue(request);
   open_.erase(request);
   --live_;
-  if (request.striped) std::erase(striping_, &request);
   const std::uint64_t length = request.error == Errc::ok ? request.transfer.length : 0;
   if (request.error != Errc::ok)
     ++counts_.errors;
@@ -186,41 +249,35 @@ void Rails::finish(Request& request) noexcept {
     results_ += 2 * kRecord;
     last_result_ = std::max(last_result_, request.number);
   }
-  if (request.announced) known_messages_.push_back(request.number);
   if (request.number != 0) ++unsettled_;
   if (request.transfer.operation)
     request.transfer.operation->settle(request.error, length);
   else if (request.error != Errc::ok)
     parameters_.completions.push_remote(
         {.context = request.context, .error = request.error, .flags = request.flags});
-  if (spare_.size() >= kMostSpare) return;
-  owned->copy.reset();
-  spare_.push_back(std::move(owned));
+  if (request.announced)
+    enqueue(request, Queue::notes);
+  else
+    recycle(request);
 }
 
 // --- parts
 
-std::unique_ptr<Rails::Part> Rails::new_part(Request* request) {
-  std::unique_ptr<Part> part;
-  if (spare_parts_.empty()) {
-    part = std::make_unique<Part>();
-  } else {
-    part = std::move(spare_parts_.back());
-    spare_parts_.pop_back();
-  }
-  part->rails = this;
-  part->request = request;
-  part->out = part->back = 0;
-  part->trial = 0;
-  part->announced = request && request->announced;
-  part->begin(1, 0, 0, nullptr, nullptr, &Rails::on_part);
-  return part;
+void Rails::begin(Part& part, PartKind kind, const Rail& rail, Request* request) noexcept {
+  part.rails = this;
+  part.request = request;
+  part.slot = rail.slot;
+  part.kind = kind;
+  part.length = part.out = part.back = 0;
+  part.trial = 0;
+  part.announced = kind == PartKind::whole && request->announced;
+  part.begin(1, 0, 0, nullptr, nullptr, &Rails::on_part);
 }
 
 // The request as it goes over a rail, with its number.
-Transfer Rails::transfer_of(Request& request, Part& part) noexcept {
+Transfer Rails::transfer_of(Request& request) noexcept {
   Transfer transfer = request.transfer;
-  transfer.operation = &part;
+  transfer.operation = &request.part;
   transfer.flags &= transfer_flag::kRemoteData | transfer_flag::kTagged;
   if (transfer.delivery != Delivery::commit) transfer.delivery = Delivery::delivery;
   if (transfer.op == OpCode::read) return transfer;
@@ -232,33 +289,33 @@ Transfer Rails::transfer_of(Request& request, Part& part) noexcept {
       last_result_ = request.number;
     }
   }
-  part.number = request.number;
+  request.part.number = request.number;
   return transfer;
 }
 
 void Rails::track(Part& part) noexcept {
   Rail& rail = rail_of(part);
   ++parts_open_;
-  part.posted = Clock::now();
+  part.under_way = true;
+  part.posted = parameters_.attended();
   rail.under_way.push_back(part);
   ++rail.parts;
   rail.bytes += part.length;
   if (part.kind == PartKind::stripe) ++rail.stripes;
   if (part.kind == PartKind::whole || part.kind == PartKind::end) ++rail.wholes;
   if (part.request) ++part.request->parts;
-  if (part.kind == PartKind::whole) part.request->whole = &part;
 }
 
 void Rails::untrack(Part& part) noexcept {
   Rail& rail = rail_of(part);
   --parts_open_;
+  part.under_way = false;
   rail.under_way.erase(part);
   --rail.parts;
   rail.bytes -= part.length;
   if (part.kind == PartKind::stripe) --rail.stripes;
   if (part.kind == PartKind::whole || part.kind == PartKind::end) --rail.wholes;
   if (part.request) --part.request->parts;
-  if (part.kind == PartKind::whole) part.request->whole = nullptr;
 }
 
 void Rails::on_part(Operation& operation) noexcept {
@@ -268,43 +325,68 @@ void Rails::on_part(Operation& operation) noexcept {
 
 // Runs inside of a link's path, which may be at its end: only notes what is to be done.
 void Rails::part_ended(Part& part) noexcept {
-  std::unique_ptr<Part> owned(&part);
   Rail& rail = rail_of(part);
   const Errc error = part.completion().error;
-  const auto now = Clock::now();
+  const auto now = parameters_.attended();
   untrack(part);
   tally(rail, part, now);
   rail.ended_at = now;
-  if (part.kind == PartKind::join) {
-    join_ended(rail, error);
-  } else if (part.kind == PartKind::probe) {
-    probe_ended(rail, part, error, now);
-  } else if (part.kind == PartKind::note) {
-    note_ended(part, error);
-    if (error != Errc::ok || !waiting_.empty()) notice();
-  } else if (part.kind != PartKind::fence) {
-    Request& request = *part.request;
-    request.announced |= part.announced;
-    request.sent_small |= request.transfer.op == OpCode::send && !part.announced;
-    const bool striped = request.striped;
-    const bool lost = error != Errc::ok && !ending_ && (!rail.path || rail.path->state() != Errc::ok);
-    if (lost) {
-      ++request.parts;
-      lost_.push_back(owned.release());
-    } else {
-      if (error == Errc::ok) answered_ = true;
-      if (request.error == Errc::ok) request.error = error;
-      if (error == Errc::ok && part.kind == PartKind::stripe) {
-        request.stored += part.length;
-        measure(rail, part, now);
-      }
-      finish_if_over(request);
-    }
-    if (lost || striped || !waiting_.empty() || !striping_.empty() || unsettled_ >= kSettledAtOnce ||
-        !known_messages_.empty())
-      notice();
+  switch (part.kind) {
+    case PartKind::join:
+      join_ended(rail, error);
+      break;
+    case PartKind::probe:
+      probe_ended(rail, part, error, now);
+      break;
+    case PartKind::note:
+      note_ended(part, error);
+      break;
+    case PartKind::fence:
+      if (error != Errc::ok && !ending_) rail.broken = true;  // what goes on would not be fenced off
+      if (rail.broken || rail.unfenced != 0) notice();
+      break;
+    case PartKind::whole:
+    case PartKind::end:
+    case PartKind::stripe:
+      request_part_ended(rail, part, error);
   }
-  if (owned) spare_parts_.push_back(std::move(owned));
+}
+
+void Rails::request_part_ended(Rail& rail, Part& part, Errc error) noexcept {
+  Request& request = *part.request;
+  request.announced |= part.announced;
+  request.sent_small |= request.transfer.op == OpCode::send && !part.announced;
+  const bool striped = request.striped;
+  const bool lost = error != Errc::ok && !ending_ && !rail.stands();
+  if (lost) {
+    lose(part);
+  } else {
+    if (error == Errc::ok) answered_ = true;
+    if (request.error == Errc::ok) request.error = error;
+    if (error == Errc::ok && part.kind == PartKind::stripe) {
+      request.stored += part.length;
+      measure(rail, part);
+    }
+    finish_if_over(request);
+  }
+  if (lost || striped || !waiting_.empty() || !striping_.empty() || unsettled_ >= kSettledAtOnce ||
+      !notes_.empty())
+    notice();
+}
+
+// With its rail. It waits again, in its place.
+void Rails::lose(Part& part) noexcept {
+  Request& request = *part.request;
+  lost_some_ = true;
+  if (part.kind == PartKind::stripe) {
+    request.holes.push_back({part.offset, part.length});
+  } else if (part.kind == PartKind::end) {
+    request.end_sent = false;
+  } else {
+    if (std::exchange(request.unordered_open, false)) --unordered_open_;
+    requeue(request);
+  }
+  if (request.error != Errc::ok) finish_if_over(request);  // an error of another stripe, or of all
 }
 
 void Rails::finish_if_over(Request& request) noexcept {
@@ -316,7 +398,8 @@ void Rails::finish_if_over(Request& request) noexcept {
   finish(request);
 }
 
-void Rails::measure(Rail& rail, const Part& part, Clock::time_point now) noexcept {
+void Rails::measure(Rail& rail, const Part& part) noexcept {
+  const auto now = parameters_.clock();
   rail.busy_bytes += part.length;
   const double span = std::chrono::duration<double>(now - rail.busy_since).count();
   if (span < kMeasuredFor) return;
@@ -346,12 +429,13 @@ double Rails::weight(const Rail& rail) const noexcept {
 void Rails::connect(Rail& rail) noexcept {
   rail.state = Rail::State::joining;
   ++rail.incarnation;
-  rail.fences.clear();
+  rail.unfenced = 0;
+  rail.broken = false;
   try {
     rail.path = rail.link.endpoint->connect(known() ? peer_ : kNoPeer, parameters_.name, parameters_.target,
                                             parameters_.key);
-  } catch (const std::exception&) {  // nothing leads there now, or no descriptor is left
-    last_error_ = Errc::unreachable;
+  } catch (const std::exception& error) {  // nothing leads there now, or no descriptor or memory is left
+    last_error_ = shortage_or(error, Errc::unreachable);
     lose(rail);
     if (established_) --rail.failures;  // the peer may well be there
     return;
@@ -362,25 +446,41 @@ void Rails::connect(Rail& rail) noexcept {
   join.remote = flow_.epoch;
   join.data = RailNumber{rail.slot, rail.incarnation}.packed();
   join.flags = established_ ? transfer_flag::kRejoin : std::uint16_t{0};
-  if (!post_control(rail, PartKind::join, join)) lose(rail);
+  if (!post_control(rail, rail.join, PartKind::join, join)) lose(rail);
 }
 
 void Rails::join_ended(Rail& rail, Errc error) noexcept {
   notice();
   if (error == Errc::ok) {
-    if (rail.out && up() != 0)
+    const auto others = earliest_up();
+    // It may flap: what it needed all that time for, it may need again.
+    if (others && !rail.out && parameters_.clock() - std::max(rail.missed_since, *others) > kLate)
+      doubt(rail);
+    if (rail.out && others)
       rail.state = Rail::State::aside;
     else
       rise(rail);
     return;
   }
   last_error_ = error;
-  if (rail.path && rail.path->state() == Errc::ok && !ending_) rail.refused = error;
+  if (!rail.path || rail.path->state() != Errc::ok || ending_) return;
+  if (error == Errc::no_memory)
+    rail.broken = true;
+  else
+    rail.refused = error;
+}
+
+// Since when a rail is up, if one is.
+std::optional<Clock::time_point> Rails::earliest_up() const noexcept {
+  std::optional<Clock::time_point> earliest;
+  for (const auto& rail : rails_)
+    if (rail->up()) earliest = std::min(rail->rose_at, earliest.value_or(Clock::time_point::max()));
+  return earliest;
 }
 
 void Rails::rise(Rail& rail) noexcept {
-  rail.rose_at = Clock::now();
-  if (up() == 0) up_since_ = rail.rose_at;
+  rail.rose_at = parameters_.clock();
+  if (up() == 0) up_since_ = parameters_.attended();
   rail.state = Rail::State::up;
   rail.was_up = true;
   rail.out = rail.sick = rail.asked = false;
@@ -388,8 +488,7 @@ void Rails::rise(Rail& rail) noexcept {
   rail.pause = kFirstPause;
   established_ = true;
   for (const auto& other : rails_)
-    if (!other->up() && other->last_dead != 0)
-      rail.fences.push_back(RailNumber{other->slot, other->last_dead}.packed());
+    if (!other->up() && other->last_dead != 0) rail.unfenced |= 1u << other->slot;
 }
 
 // The rail stands, but the peer knows nothing of what went before: it forgot a flow that had no rails for
@@ -402,98 +501,84 @@ void Rails::begin_anew(Rail& rail) noexcept {
   if (verdict_ != Errc::ok) return;
   ++flow_.epoch;
   established_ = false;
-  known_messages_.clear();
+  while (Request* note = notes_.front()) {
+    leave_queue(*note);
+    recycle(*note);
+  }
   lose(rail);
-  rail.retry_at = Clock::now();
+  rail.retry_at = parameters_.clock();
 }
 
 void Rails::lose(Rail& rail) noexcept {
   const bool was_up = rail.state == Rail::State::up;
+  const auto now = parameters_.clock();
   rail.state = Rail::State::down;
   rail.last_dead = rail.incarnation;
   rail.refused = Errc::ok;
   rail.path.reset();
   rail.failures = was_up ? 0 : rail.failures + 1;
-  rail.fences.clear();
-  rail.asked = false;
+  rail.unfenced = 0;
+  rail.asked = rail.broken = false;
   if (primary_ == &rail) primary_ = nullptr;
   if (was_up || &rail == tried_) end_trial();
   notice();
-  const auto now = Clock::now();
+  if (was_up) {
+    rail.missed_since = now;
+    rail.losses = now - rail.rose_at < kSoon ? rail.losses + 1 : 1;
+    if (!rail.out && rail.losses > kLossesForgiven && up() != 0) doubt(rail);
+  }
   if (rail.out && up() != 0)
     rail.retry_at = now + rail.aside;
   else
     rail.retry_at = was_up ? now : now + rail.pause;
   rail.pause = was_up ? kFirstPause : std::min(2 * rail.pause, rail.was_up ? kLongestPause : kLongestOfNew);
   if (!was_up) return;
-  bool any = false;
-  for (const auto& other : rails_) {
-    if (other->state != Rail::State::up) continue;
-    any = true;
-    other->fences.push_back(RailNumber{rail.slot, rail.incarnation}.packed());
+  for (const auto& other : rails_)
+    if (other->up()) other->unfenced |= 1u << rail.slot;
+  if (up() == 0) lost_last(now);
+}
+
+// No rail is up any more.
+void Rails::lost_last(Clock::time_point now) noexcept {
+  for (const auto& rail : rails_) {
+    if (rail->state == Rail::State::aside) rise(*rail);  // better than none
+    rail->retry_at = std::min(rail->retry_at, now);
+    rail->pause = kFirstPause;
   }
-  if (any) return;
-  for (const auto& other : rails_) {
-    if (other->state == Rail::State::aside) {  // better than none
-      rise(*other);
-      any = true;
-    }
-    other->retry_at = std::min(other->retry_at, now);
-    other->pause = kFirstPause;
-  }
-  if (any) return;
+  if (up() != 0) return;
+  watch();
   // A rail that comes up and carries nothing is none.
-  if (!std::exchange(answered_, false) && now - up_since_ < kGrace) return;
-  lost_since_ = now;
-  for (const auto& other : rails_) other->failures = 0;
+  const auto attended = parameters_.attended();
+  if (!std::exchange(answered_, false) && attended - up_since_ < kGrace) return;
+  lost_since_ = attended;
+  for (const auto& rail : rails_) rail->failures = 0;
 }
 
 bool Rails::look_after_rails() noexcept {
   bool moved = false;
   for (const auto& rail : rails_) {
     if (!rail->path) continue;
-    if (rail->path->state() == Errc::ok) {
+    if (rail->stands()) {
       if (rail->refused != Errc::ok) begin_anew(*rail);
       continue;
     }
-    if (rail->state == Rail::State::up) last_error_ = rail->path->state();
+    if (rail->state == Rail::State::up) last_error_ = rail->broken ? Errc::no_memory : rail->path->state();
+    if (rail->broken) rail->path->cut();
     lose(*rail);
     moved = true;
   }
+  lost_some_ = false;  // fences stand before what goes out now
   return moved;
 }
 
-// What was lost with its rail waits again, in its place.
-bool Rails::repeat_lost() noexcept {
-  if (lost_.empty()) return false;
-  for (Part* part : std::exchange(lost_, {})) {
-    std::unique_ptr<Part> owned(part);
-    Request& request = *part->request;
-    --request.parts;
-    switch (part->kind) {
-      case PartKind::stripe:
-        request.holes.push_back({part->offset, part->length});
-        break;
-      case PartKind::end:
-        request.end_sent = false;
-        break;
-      default: {
-        if (std::exchange(request.unordered_open, false)) --unordered_open_;
-        const auto place = std::ranges::lower_bound(waiting_, request.place, {}, &Request::place);
-        waiting_.insert(place, &request);
-      }
-    }
-    spare_parts_.push_back(std::move(owned));
-    if (request.error != Errc::ok) finish_if_over(request);  // an error of another stripe
-  }
-  return true;
-}
-
 Clock::time_point Rails::tick() noexcept {
-  if (state_ != Errc::ok) return Clock::time_point::max();
-  const auto now = Clock::now();
+  if (state_ != Errc::ok) {
+    watched_ = false;
+    return Clock::time_point::max();
+  }
+  const auto now = parameters_.clock(), attended = parameters_.attended();
   look_after_rails();
-  judge(now);
+  judge(attended);
   auto next = Clock::time_point::max();
   bool joining = false, all_tried = true;
   const unsigned enough = established_ ? 1 : kFirstTries;
@@ -503,62 +588,58 @@ Clock::time_point Rails::tick() noexcept {
     if (!established_ || rail->was_up) all_tried &= rail->failures >= enough;
     if (rail->state == Rail::State::down) next = std::min(next, rail->retry_at);
   }
-  next = std::min(next, next_look(now));
+  next = std::min(next, next_look());
   if (up() != 0) return next;
-  const auto seconds = [](double span) {
-    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(span));
-  };
-  const auto last = lost_since_ + seconds(parameters_.peer_deadline);
+  const auto last = lost_since_ + in_nanoseconds(parameters_.peer_deadline);
   const auto refused = established_ ? std::min(lost_since_ + kGrace, last) : lost_since_;
-  if (now >= last || (all_tried && !joining && now >= refused)) {
+  if (attended >= last || (all_tried && !joining && attended >= refused)) {
     verdict_ = established_ ? Errc::peer_lost : last_error_;
     notice();
     return now;
   }
-  return std::min({next, last, std::max(refused, now + milliseconds(5))});
+  return std::min(next,
+                  now + std::clamp<Clock::duration>(refused - attended, milliseconds(5), milliseconds(20)));
 }
 
 // --- out to the links
 
-// False: the link takes no more now, and the part is gone.
-bool Rails::post_part(Rail& rail, std::unique_ptr<Part> part, const Transfer& transfer) noexcept {
-  part->slot = rail.slot;
-  part->length = part->kind == PartKind::stripe ? transfer.length : 0;
-  track(*part);
-  if (rail.path->post({&transfer, 1}) == 1) {
-    [[maybe_unused]] Part* const with_the_link = part.release();  // on_part() takes it back, or did
-    return true;
-  }
-  untrack(*part);
-  spare_parts_.push_back(std::move(part));
+// False: the link takes no more now.
+bool Rails::post_part(Rail& rail, Part& part, const Transfer& transfer) noexcept {
+  part.length = part.kind == PartKind::stripe ? transfer.length : 0;
+  track(part);
+  parameters_.slice.spend(0);
+  if (rail.path->post({&transfer, 1}) == 1) return true;  // on_part() tells its end, or did
+  untrack(part);
   return false;
 }
 
 // What rails tell each other, the same way. The part keeps what a note said.
-bool Rails::post_control(Rail& rail, PartKind kind, Transfer transfer) noexcept {
-  std::unique_ptr<Part> part = new_part(nullptr);
-  part->kind = kind;
-  part->number = transfer.data;
-  part->offset = transfer.remote;
-  transfer.operation = part.get();
+bool Rails::post_control(Rail& rail, Part& part, PartKind kind, Transfer transfer,
+                         Request* request) noexcept {
+  begin(part, kind, rail, request);
+  part.number = transfer.data;
+  part.offset = transfer.remote;
+  transfer.operation = &part;
   transfer.delivery = Delivery::delivery;
-  return post_part(rail, std::move(part), transfer);
+  return post_part(rail, part, transfer);
 }
 
 // Whether it takes requests: nothing goes before the fences.
 bool Rails::usable(Rail& rail) noexcept {
-  if (rail.state != Rail::State::up || rail.path->state() != Errc::ok) return false;
-  while (!rail.fences.empty()) {
+  while (!lost_some_ && rail.up() && rail.stands()) {
+    if (rail.unfenced == 0) return true;
+    const auto slot = static_cast<std::uint32_t>(std::countr_zero(rail.unfenced));
+    Part& part = rail.fences[slot];
+    if (part.under_way) return false;  // for an earlier stream
     Transfer fence{};
     fence.op = OpCode::fence;
-    fence.data = rail.fences.back();
-    rail.fences.pop_back();
-    if (!post_control(rail, PartKind::fence, fence)) {
-      rail.fences.push_back(fence.data);
-      return false;
-    }
+    fence.data = RailNumber{slot, rails_[slot]->last_dead}.packed();
+    rail.unfenced &= ~(1u << slot);
+    if (post_control(rail, part, PartKind::fence, fence)) continue;
+    rail.unfenced |= 1u << slot;
+    return false;
   }
-  return true;
+  return false;
 }
 
 // The first rail that is up and trusted, or else up, as soon as nothing is under way on the one before.
@@ -604,67 +685,72 @@ Rails::Rail* Rails::rail_for(const Request& request) noexcept {
 
 bool Rails::send_whole() noexcept {
   bool moved = false;
-  while (!waiting_.empty()) {
-    Request& first = *waiting_.front();
-    if (first.striped) {
-      if (first.ordered && unordered_open_ != 0) break;
-      first.unordered_open = first.transfer.op == OpCode::write;
-      if (first.unordered_open) ++unordered_open_;
-      waiting_.pop_front();
-      striping_.push_back(&first);
+  while (Request* const first = waiting_.front()) {
+    if (parameters_.slice.spent()) break;
+    if (first->striped) {
+      if (first->ordered && unordered_open_ != 0) break;
+      first->unordered_open = first->transfer.op == OpCode::write;
+      if (first->unordered_open) ++unordered_open_;
+      enqueue(*first, Queue::striping);
       moved = true;
       continue;
     }
     if (!choose_primary()) break;
-    Rail* const rail = rail_for(first);
+    Rail* const rail = rail_for(*first);
     if (!rail) break;
-    Transfer batch[kBatch];
-    bool raced[kBatch];
-    std::size_t count = 0;
-    for (; count < kBatch && count < waiting_.size(); ++count) {
-      Request& request = *waiting_[count];
-      if (count && (request.striped || rail_for(request) != rail)) break;
-      std::unique_ptr<Part> part = new_part(&request);
-      part->kind = PartKind::whole;
-      part->slot = rail->slot;
-      part->length = request.transfer.length;
-      part->out = bytes_out(request.transfer);
-      part->back = bytes_back(request.transfer);
-      track(*part);
-      raced[count] = enters_race(*rail, *part);
-      if (rail != primary_ && request.transfer.op == OpCode::write) {
-        request.unordered_open = true;
-        ++unordered_open_;
-      }
-      batch[count] = transfer_of(request, *part.release());
-    }
-    waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(count));
-    const std::size_t posted = rail->path->post({batch, count});
-    moved |= posted != 0;
-    for (std::size_t i = 0; i < posted; ++i)
-      if (raced[i]) shadow(bytes_out(batch[i]), bytes_back(batch[i]));
-    if (posted == count) continue;
-    for (std::size_t i = count; i-- > posted;) {
-      std::unique_ptr<Part> part(static_cast<Part*>(batch[i].operation));
-      Request& request = *part->request;
-      untrack(*part);
-      if (raced[i]) scratch(*part);
-      if (std::exchange(request.unordered_open, false)) --unordered_open_;
-      waiting_.push_front(&request);
-      spare_parts_.push_back(std::move(part));
-    }
-    break;
+    bool full = false;
+    moved |= send_batch(*rail, full);
+    if (full) break;
   }
   return moved;
 }
 
-bool Rails::send_stripe(Request& request, Rail& rail) noexcept {
+// As many of the first requests as take this rail. True if any went.
+bool Rails::send_batch(Rail& rail, bool& full) noexcept {
+  Transfer batch[kBatch];
+  bool raced[kBatch];
+  std::size_t count = 0;
+  for (Request* next = waiting_.front(); count < kBatch && next; ++count) {
+    Request& request = *next;
+    if (count && (request.striped || parameters_.slice.spent() || rail_for(request) != &rail)) break;
+    next = request.queue.next;
+    leave_queue(request);
+    Part& part = request.part;
+    begin(part, PartKind::whole, rail, &request);
+    part.length = request.transfer.length;
+    part.out = bytes_out(request.transfer);
+    part.back = bytes_back(request.transfer);
+    track(part);
+    parameters_.slice.spend(0);
+    raced[count] = enters_race(rail, part);
+    if (&rail != primary_ && request.transfer.op == OpCode::write) {
+      request.unordered_open = true;
+      ++unordered_open_;
+    }
+    batch[count] = transfer_of(request);
+  }
+  const std::size_t posted = rail.path->post({batch, count});
+  for (std::size_t i = 0; i < posted; ++i)
+    if (raced[i]) shadow(bytes_out(batch[i]), bytes_back(batch[i]));
+  for (std::size_t i = posted; i < count; ++i) {
+    auto& part = static_cast<Part&>(*batch[i].operation);
+    Request& request = *part.request;
+    untrack(part);
+    if (raced[i]) scratch(part);
+    if (std::exchange(request.unordered_open, false)) --unordered_open_;
+    requeue(request);
+  }
+  full = posted < count;
+  return posted != 0;
+}
+
+// The next one to go over this rail, which is then given away.
+Rails::Range Rails::next_range(Request& request, const Rail& rail) noexcept {
   double all = 0;
   for (const auto& other : rails_)
-    if (other->state == Rail::State::up) all += weight(*other);
+    if (other->up()) all += weight(*other);
   const std::uint64_t length = request.transfer.length;
-  const bool hole = !request.holes.empty();
-  Range range = hole ? request.holes.back() : Range{request.next, length - request.next};
+  Range rest{request.next, length - request.next};
   const double share = weight(rail) / all / kStripesAhead;
   const auto fair = static_cast<std::uint64_t>(static_cast<double>(length - request.next) * share);
   const auto most = rail.rate > 0
@@ -673,21 +759,33 @@ bool Rails::send_stripe(Request& request, Rail& rail) noexcept {
                     : rail.link.weight > 0 ? kMostStripe
                                            : kFirstStripe;
   const std::uint64_t size = std::clamp(fair / 4096 * 4096, kLeastStripe, most);
-  // What would leave a crumb takes it along.
-  if (range.length > size + kLeastStripe / 2) range.length = size;
+  const bool hole = !request.holes.empty();
+  Range& there = hole ? request.holes.back() : rest;
+  Range range = there;
+  // What would leave a crumb takes it along, and so does what would leave a hole that has no place.
+  const bool place = !hole || request.holes.size() + request.parts < kMostHoles;
+  if (place && range.length > size + kLeastStripe / 2) range.length = size;
+  there = {range.offset + range.length, there.length - range.length};
+  if (!hole)
+    request.next += range.length;
+  else if (there.length == 0)
+    request.holes.pop_back();
+  return range;
+}
 
-  std::unique_ptr<Part> part = new_part(&request);
-  part->kind = PartKind::stripe;
+bool Rails::send_stripe(Request& request, Rail& rail) noexcept {
+  const auto part = std::ranges::find(rail.stripe_parts, false, &Part::under_way);
+  begin(*part, PartKind::stripe, rail, &request);
+  const Range range = next_range(request, rail);  // what may come back at once must find it taken
   part->offset = range.offset;
-  part->whole = length;
+  part->whole = request.transfer.length;
   (request.transfer.op == OpCode::read ? part->back : part->out) = range.length;
   if (rail.stripes == 0) {
-    rail.busy_since = Clock::now();
+    rail.busy_since = parameters_.clock();
     rail.busy_bytes = 0;
   }
-  part->pieces.clear();
   Transfer transfer = request.transfer;
-  transfer.operation = part.get();
+  transfer.operation = &*part;
   if (transfer.delivery != Delivery::commit) transfer.delivery = Delivery::delivery;
   transfer.flags = transfer_flag::kStripe;
   transfer.remote += range.offset;
@@ -697,24 +795,16 @@ bool Rails::send_stripe(Request& request, Rail& rail) noexcept {
   } else {
     PieceCursor at = local_of(request.transfer);
     at.skip(range.offset);
-    for (std::uint64_t left = range.length; left;) {
-      const iovec piece = at.here(left);
-      part->pieces.push_back(piece);
-      at.advance(piece.iov_len);
-      left -= piece.iov_len;
+    std::uint16_t count = 0;
+    for (std::uint64_t left = range.length; left; ++count) {
+      part->pieces[count] = at.here(left);
+      at.advance(part->pieces[count].iov_len);
+      left -= part->pieces[count].iov_len;
     }
     transfer.local_pieces = part->pieces.data();
-    transfer.piece_count = static_cast<std::uint16_t>(part->pieces.size());
+    transfer.piece_count = count;
   }
-  // What may come back at once must find the range taken.
-  if (hole) {
-    Range& left = request.holes.back();
-    left = {left.offset + range.length, left.length - range.length};
-    if (left.length == 0) request.holes.pop_back();
-  } else {
-    request.next += range.length;
-  }
-  if (post_part(rail, std::move(part), transfer)) return true;
+  if (post_part(rail, *part, transfer)) return true;
   request.holes.push_back(range);
   return false;
 }
@@ -722,22 +812,23 @@ bool Rails::send_stripe(Request& request, Rail& rail) noexcept {
 // All stripes are stored: what happens once.
 bool Rails::send_end(Request& request) noexcept {
   if (!choose_primary()) return false;
-  std::unique_ptr<Part> part = new_part(&request);
-  part->kind = PartKind::end;
-  Transfer transfer = transfer_of(request, *part);
+  begin(request.part, PartKind::end, *primary_, &request);
+  Transfer transfer = transfer_of(request);
   transfer.flags |= transfer_flag::kStriped;
   if (transfer.piece_count == 0) transfer.local = nullptr;
   request.end_sent = true;
-  if (post_part(*primary_, std::move(part), transfer)) return true;
+  if (post_part(*primary_, request.part, transfer)) return true;
   request.end_sent = false;
   return false;
 }
 
 bool Rails::send_stripes() noexcept {
   bool moved = false;
-  const auto has_room = [this](const auto& rail) { return rail->stripes < kStripesAhead && usable(*rail); };
-  for (std::size_t i = 0; i < striping_.size();) {
-    Request& request = *striping_[i];
+  const auto has_room = [this](const auto& rail) {
+    return rail->stripes < kStripesAhead && !parameters_.slice.spent() && usable(*rail);
+  };
+  for (Request* at = striping_.front(); at && !parameters_.slice.spent();) {
+    Request& request = *at;
     ++request.parts;  // what is posted may end at once, and the request with it
     const bool failed = request.error != Errc::ok;
     if (!failed && request.stored == request.transfer.length && !request.end_sent) moved |= send_end(request);
@@ -748,12 +839,12 @@ bool Rails::send_stripes() noexcept {
     while (any && has_more()) {
       any = false;
       for (const auto& rail : rails_)
-        if (has_room(rail) && has_more()) any |= send_stripe(request, *rail);
+        if (has_more() && has_room(rail)) any |= send_stripe(request, *rail);
       moved |= any;
     }
     --request.parts;
+    at = request.queue.next;
     finish_if_over(request);  // takes it out of the list
-    if (i < striping_.size() && striping_[i] == &request) ++i;
   }
   return moved;
 }
@@ -761,48 +852,58 @@ bool Rails::send_stripes() noexcept {
 // What the peer need not remember any longer.
 bool Rails::send_notes() noexcept {
   const bool full = results_ >= kMostResults && unsettled_ != 0;
-  if (known_messages_.empty() && unsettled_ < kSettledAtOnce && !full) return false;
+  const bool marks = (unsettled_ >= kSettledAtOnce || full) && !mark_part_.under_way;
+  if (notes_.empty() && !marks) return false;
   const auto rail = std::ranges::find_if(rails_, [this](const auto& some) { return usable(*some); });
   if (rail == rails_.end()) return false;
   std::uint64_t mark = next_number_;
   for (const Request& request : open_)
-    if (request.number != 0 && !announced_now(request)) mark = std::min(mark, request.number);
-  do {
-    Transfer note{};
-    note.op = OpCode::settled;
-    note.data = mark;
-    if (!known_messages_.empty()) {
-      note.remote = known_messages_.back();
-      known_messages_.pop_back();
+    if (request.number != 0 && !request.announced_now()) mark = std::min(mark, request.number);
+  bool sent = notes_.empty() && send_note(**rail, mark_part_, mark, nullptr);
+  while (Request* const message = notes_.front()) {
+    if (parameters_.slice.spent() || !usable(**rail)) break;
+    leave_queue(*message);
+    if (send_note(**rail, message->part, mark, message)) {
+      sent = true;
+      continue;
     }
-    if (!usable(**rail) || !post_control(**rail, PartKind::note, note)) {
-      if (note.remote != 0) known_messages_.push_back(note.remote);
-      return true;
-    }
-  } while (!known_messages_.empty());
-  unsettled_ = 0;
-  return true;
+    enqueue(*message, Queue::notes);
+    break;
+  }
+  if (sent) unsettled_ = 0;
+  return sent;
+}
+
+bool Rails::send_note(Rail& rail, Part& part, std::uint64_t mark, Request* message) noexcept {
+  Transfer note{};
+  note.op = OpCode::settled;
+  note.data = mark;
+  note.remote = message ? message->number : 0;
+  return post_control(rail, part, PartKind::note, note, message);
 }
 
 // The peer knows it, or it was lost with its rail.
-void Rails::note_ended(const Part& note, Errc error) noexcept {
+void Rails::note_ended(Part& note, Errc error) noexcept {
+  Request* const message = note.request;
   if (error == Errc::ok) {
     if (note.number > last_result_) results_ = 0;
-    return;
+    if (message) recycle(*message);
+  } else {
+    unsettled_ = std::max(unsettled_, kSettledAtOnce);
+    if (message) enqueue(*message, Queue::notes);
   }
-  if (note.offset != 0) known_messages_.push_back(note.offset);
-  unsettled_ = std::max(unsettled_, kSettledAtOnce);
+  if (error == Errc::peer_lost || !waiting_.empty()) notice();
 }
 
 void Rails::begin_end() noexcept {
   pump();
   ending_ = true;
   for (const auto& rail : rails_) {
-    if (rail->state != Rail::State::up || rail->path->state() != Errc::ok) continue;
+    if (!rail->up() || !rail->stands()) continue;
     Transfer farewell{};
     farewell.op = OpCode::settled;
     farewell.data = Flow::kOver;
-    post_control(*rail, PartKind::fence, farewell);  // whatever becomes of it
+    post_control(*rail, rail->join, PartKind::fence, farewell);  // whatever becomes of it
   }
 }
 
@@ -813,10 +914,10 @@ bool Rails::pump() noexcept {
     fail(verdict_ != Errc::ok ? verdict_ : state_);
     return moved;
   }
-  moved |= repeat_lost();
   moved |= send_notes();  // may let more go
   moved |= send_whole();
   moved |= send_stripes();
+  if (parameters_.slice.spent() && (!waiting_.empty() || !striping_.empty() || !notes_.empty())) notice();
   return moved;
 }
 
@@ -824,12 +925,6 @@ void Rails::fail(Errc error) noexcept {
   if (state_ == Errc::ok) {
     state_ = error;
     if (known() && established_ && !ending_) parameters_.on_lost(peer_, error);
-  }
-  waiting_.clear();
-  striping_.clear();
-  for (Part* part : std::exchange(lost_, {})) {
-    --part->request->parts;
-    spare_parts_.emplace_back(part);
   }
   for (auto at = open_.begin(); at != open_.end();) {
     Request& request = *at;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -12,20 +11,27 @@
 #include "fabric/match_table.h"
 #include "fabric/operation.h"
 #include "fabric/provider.h"
+#include "fabric/slice.h"
 
 namespace fab::lnx {
 
 // Several network links to one peer, used as one: the sending side of docs/rails.md. Used under its context's
-// lock.
+// lock. A request brings all the memory that it needs on its way, so that one that was accepted can be moved,
+// repeated and ended without asking for more.
 class Rails final {
  public:
   struct Parameters {
-    CompletionQueue& completions;                     // for errors of what was injected
-    double peer_deadline;                             // seconds, as in DomainOptions
-    std::function<void(Rails&)> on_work;              // pump() has something to do, or tick()
-    std::function<void(Clock::time_point)> on_watch;  // tick() wants to be called then
-    std::function<void(PeerId, Errc)> on_lost;        // the peer, as far as anybody can tell
-    std::string preferred;  // link for what is ordered, if it is up; empty: the first
+    CompletionQueue& completions;              // for errors of what was injected
+    Slice& slice;                              // of the present turn
+    double peer_deadline;                      // seconds, as in DomainOptions
+    std::function<Clock::time_point()> clock;  // by which rails are tried again
+    // By which silence is judged: as Ticker::attended(), so that an absence of this process is nobody's
+    // fault. It goes on while something is watched.
+    std::function<Clock::time_point()> attended;
+    std::function<void(Rails&)> on_work;        // pump() has something to do, or tick()
+    std::function<void()> on_watch;             // tick() wants to be called every kLook as long as watched()
+    std::function<void(PeerId, Errc)> on_lost;  // the peer, as far as anybody can tell
+    std::string preferred;                      // link for what is ordered, if it is up; empty: the first
     const AddressVector& peers;
     PeerId peer;
     FlowId flow;  // greater than that of former rails to this peer
@@ -59,6 +65,7 @@ class Rails final {
 
   // Posts what waits, as far as the rails take it; true if anything moved.
   bool pump() noexcept;
+  bool has_work() const noexcept { return noticed_; }  // on_work was called, and pump() was not
   std::uint64_t resolve(const RemoteRegion& region);
   // Tries rails that are down, and gives up when none is left. Returns when it wants to be called again.
   Clock::time_point tick() noexcept;
@@ -66,24 +73,48 @@ class Rails final {
   void begin_end() noexcept;
   void fail(Errc error) noexcept;
   bool at_rest() const noexcept;  // tick() has nothing to look after
+  bool watched() const noexcept { return watched_; }
+  static constexpr double kLook = 0.02;  // seconds
   // Whether the links hold nothing of it any more.
   bool idle() const noexcept { return parts_open_ == 0; }
+  ListLink<Rails> work;  // of whoever on_work tells
 
  private:
-  struct Part;
-  enum class PartKind { whole, stripe, end, join, fence, note, probe };
+  struct Request;
   struct Rail;
+  enum class PartKind { whole, stripe, end, join, fence, note, probe };
+  enum class ProbeKind { sign_of_life, witness, trial };
+  // Rails are compared by what they do at the same time: a race of the primary rail against the others, or an
+  // exam of one that was set aside.
+  enum class Trial { none, race, exam };
+  enum class Queue { none, waiting, striping, notes };
+
+  // What is posted on a rail.
+  struct Part : FlowOperation {
+    Rails* rails = nullptr;
+    Request* request = nullptr;
+    std::uint32_t slot = 0;
+    PartKind kind = PartKind::whole;
+    ProbeKind probe = ProbeKind::sign_of_life;
+    bool under_way = false;           // with the link
+    std::uint64_t length = 0;         // of a stripe or a whole
+    std::uint64_t out = 0, back = 0;  // bytes that it moves to the peer and from there
+    ListLink<Part> order;
+    Clock::time_point posted{};  // attended
+    std::uint32_t trial = 0;     // of which it is a part; 0: of none
+  };
   struct Range {
     std::uint64_t offset, length;
   };
-  // A transfer of the user.
+  // A transfer of the user. One that was announced becomes the note by which the peer may forget it.
   struct Request {
     Transfer transfer{};
     std::uint64_t place = 0;   // in the order of posting, from 1 on
     std::uint64_t number = 0;  // in the flow, from the first time on that it, or its end, is sent
-    ListLink<Request> age;
+    ListLink<Request> age, queue;
+    Queue in = Queue::none;
     Errc error = Errc::ok;
-    unsigned parts = 0;  // with the links, or lost with one
+    unsigned parts = 0;  // with the links
     bool ordered = false;
     bool striped = false;
     bool unordered_open = false;  // a put that is counted in unordered_open_
@@ -91,48 +122,53 @@ class Rails final {
     bool announced = false;
     bool sent_small = false;  // once: the peer may know it as a message that is not announced
     bool over = false;
-    const Part* whole = nullptr;        // with a link, as a whole
     std::uint64_t next = 0;             // striped: bytes that were given to a rail once
     std::uint64_t stored = 0;           // striped: bytes that arrived
-    std::vector<Range> holes;           // striped: lost with a rail
+    std::vector<Range> holes;           // striped: lost with a rail; at most kMostHoles
     std::unique_ptr<std::byte[]> copy;  // of an injected one
     std::uint64_t context = 0;          // likewise: for an error
     std::uint32_t flags = 0;
-  };
+    Part part;  // the whole, or the end of a striped one, or a note
 
-  // Rails are compared by what they do at the same time: a race of the primary rail against the others, or an
-  // exam of one that was set aside.
-  enum class Trial { none, race, exam };
-  enum class ProbeKind { sign_of_life, witness, trial };
+    bool announced_now() const noexcept {
+      return !sent_small && (announced || (part.under_way && part.kind == PartKind::whole && part.announced));
+    }
+  };
+  using Requests = IntrusiveList<Request, &Request::queue>;
+  using Parts = IntrusiveList<Part, &Part::order>;
 
   static void on_part(Operation& operation) noexcept;
   void part_ended(Part& part) noexcept;
+  void request_part_ended(Rail& rail, Part& part, Errc error) noexcept;
+  void lose(Part& part) noexcept;
   void join_ended(Rail& rail, Errc error) noexcept;
   void finish(Request& request) noexcept;
   void finish_if_over(Request& request) noexcept;
   void notice() noexcept;
 
-  void note_ended(const Part& note, Errc error) noexcept;
+  void note_ended(Part& note, Errc error) noexcept;
   bool known() const noexcept;
 
-  bool repeat_lost() noexcept;
   bool look_after_rails() noexcept;
   void connect(Rail& rail) noexcept;
   void begin_anew(Rail& rail) noexcept;
   void lose(Rail& rail) noexcept;
+  void lost_last(Clock::time_point now) noexcept;
   void rise(Rail& rail) noexcept;
+  std::optional<Clock::time_point> earliest_up() const noexcept;
 
   // --- sick rails: lnx_rail_health.cpp
   void judge(Clock::time_point now) noexcept;
-  static void forgive(Rail& rail, Clock::time_point now) noexcept;
+  void forgive(Rail& rail) noexcept;
   bool stalls(Rail& rail, Clock::time_point now) noexcept;
+  static void doubt(Rail& rail) noexcept;
   void set_aside(Rail& rail) noexcept;
   void watch() noexcept;
-  Clock::time_point next_look(Clock::time_point now) noexcept;
+  Clock::time_point next_look() noexcept;
   bool post_probe(Rail& rail, std::uint64_t out, std::uint64_t back, ProbeKind kind) noexcept;
-  void probe_ended(Rail& rail, const Part& probe, Errc error, Clock::time_point now) noexcept;
+  void probe_ended(Rail& rail, Part& probe, Errc error, Clock::time_point now) noexcept;
   void tally(Rail& rail, const Part& part, Clock::time_point now) noexcept;
-  void begin_trial(Trial trial, Rail& tried, Clock::time_point now) noexcept;
+  void begin_trial(Trial trial, Rail& tried) noexcept;
   void end_trial() noexcept;
   bool enters_race(Rail& rail, Part& part) noexcept;
   void scratch(Part& part) noexcept;
@@ -141,23 +177,32 @@ class Rails final {
   void sit_exam(Clock::time_point now) noexcept;
 
   bool send_notes() noexcept;
+  bool send_note(Rail& rail, Part& part, std::uint64_t mark, Request* message) noexcept;
   bool usable(Rail& rail) noexcept;
   bool choose_primary() noexcept;
   Rail* best_rail(std::uint64_t bytes) noexcept;
   Rail* rail_for(const Request& request) noexcept;
   bool send_whole() noexcept;
+  bool send_batch(Rail& rail, bool& full) noexcept;
   bool send_stripes() noexcept;
   bool send_stripe(Request& request, Rail& rail) noexcept;
+  Range next_range(Request& request, const Rail& rail) noexcept;
   bool send_end(Request& request) noexcept;
-  Transfer transfer_of(Request& request, Part& part) noexcept;
-  Request& new_request();
-  bool post_control(Rail& rail, PartKind kind, Transfer transfer) noexcept;
-  bool post_part(Rail& rail, std::unique_ptr<Part> part, const Transfer& transfer) noexcept;
+  Transfer transfer_of(Request& request) noexcept;
+  Request* new_request(const Transfer& transfer) noexcept;
+  void recycle(Request& request) noexcept;
+  Requests& list(Queue queue) noexcept;
+  void leave_queue(Request& request) noexcept;
+  void enqueue(Request& request, Queue queue) noexcept;
+  void requeue(Request& request) noexcept;
+  void begin(Part& part, PartKind kind, const Rail& rail, Request* request) noexcept;
+  bool post_part(Rail& rail, Part& part, const Transfer& transfer) noexcept;
+  bool post_control(Rail& rail, Part& part, PartKind kind, Transfer transfer,
+                    Request* request = nullptr) noexcept;
   void track(Part& part) noexcept;
   void untrack(Part& part) noexcept;
-  std::unique_ptr<Part> new_part(Request* request);
   double weight(const Rail& rail) const noexcept;
-  void measure(Rail& rail, const Part& part, Clock::time_point now) noexcept;
+  void measure(Rail& rail, const Part& part) noexcept;
   Rail& rail_of(const Part& part) noexcept;
   unsigned up() const noexcept;
 
@@ -169,13 +214,15 @@ class Rails final {
   Rail* primary_ = nullptr;  // of what is ordered
 
   IntrusiveList<Request, &Request::age> open_;  // not over, in the order of posting; owns them
-  std::vector<std::unique_ptr<Request>> spare_;
   std::size_t live_ = 0;
-  std::deque<Request*> waiting_;   // for a rail, as a whole; in order
-  std::deque<Request*> striping_;  // in order
-  std::vector<Part*> lost_;        // ended with their rail
-  std::vector<std::unique_ptr<Part>> spare_parts_;
-  std::vector<std::uint64_t> known_messages_;  // announced ones whose end the peer may forget
+  Requests waiting_;   // for a rail, as a whole; in order
+  Requests striping_;  // in order
+  Requests notes_;     // were announced messages: the peer may forget them; owns them
+  Requests spare_;     // owns them
+  std::size_t spares_ = 0;
+  Request* requeued_ = nullptr;  // the last one, if it is still in waiting_
+  Part mark_part_;               // of a note that is of no message
+  Parts spare_probes_;           // owns them
 
   std::uint64_t next_number_ = 1;
   std::uint64_t unsettled_ = 0;     // numbers that ended since the peer was told
@@ -185,21 +232,22 @@ class Rails final {
   std::uint64_t last_result_ = 0;   // and the last number of that kind
   bool established_ = false;        // a rail has been up
   bool answered_ = false;           // anything, since the last rail was lost
+  bool lost_some_ = false;          // with a rail: nothing goes out before look_after_rails() fenced it off
   bool ending_ = false;
   bool noticed_ = false;
 
   Trial trial_ = Trial::none;
   Rail *tried_ = nullptr, *examiner_ = nullptr;
-  std::uint32_t trial_number_ = 0;  // tells its parts from those of others
-  Clock::time_point trial_since_{};
-  unsigned trial_parts_ = 0;      // of a race: still to be posted; of an exam: for each of both rails
-  unsigned races_lost_ = 0;       // by the primary rail, one after the other
-  Clock::time_point race_at_{};   // when the next race may begin,
-  Clock::duration race_pause_{};  // and how long that is after the last one
-  bool watched_ = false;          // tick() will be called
+  std::uint32_t trial_number_ = 0;   // tells its parts from those of others
+  Clock::time_point trial_since_{};  // attended
+  unsigned trial_parts_ = 0;         // of a race: still to be posted; of an exam: for each of both rails
+  unsigned races_lost_ = 0;          // by the primary rail, one after the other
+  Clock::time_point race_at_{};      // when the next race may begin,
+  Clock::duration race_pause_{};     // and how long that is after the last one
+  bool watched_ = false;             // tick() will be called
 
-  Clock::time_point lost_since_;  // no rail is up
-  Clock::time_point up_since_{};  // one of them is
+  Clock::time_point lost_since_;  // no rail is up; attended
+  Clock::time_point up_since_{};  // one of them is; attended
   Errc last_error_ = Errc::unreachable;
   Errc verdict_ = Errc::ok;  // why the next pump() ends it
   Errc state_ = Errc::ok;
