@@ -24,9 +24,15 @@ bool Flow::join(RailNumber rail, Carrier& carrier) noexcept {
   if (rail.incarnation <= rails_[rail.slot].incarnation) return false;
   Carrier* const former = rails_[rail.slot].carrier;
   rails_[rail.slot] = {rail.incarnation, &carrier};
+  alone_ = false;
   alone_since_.reset();
   if (former) former->cut();
   return true;
+}
+
+std::optional<std::chrono::nanoseconds> Flow::alone_since(std::chrono::nanoseconds now) noexcept {
+  if (alone_ && !alone_since_) alone_since_ = now;
+  return alone_since_;
 }
 
 bool Flow::fence(RailNumber rail, const Carrier& from) noexcept {
@@ -47,9 +53,7 @@ void Flow::leave(const Carrier& carrier) noexcept {
   }
   for (auto& [number, message] : messages_)
     if (message.carrier == &carrier) message.carrier = nullptr;
-  if (any || alone_since_) return;
-  alone_since_ = Clock::now();
-  on_alone_();
+  if (!any && !std::exchange(alone_, true)) on_alone_();
 }
 
 void Flow::cut_all() noexcept {
@@ -204,6 +208,7 @@ std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shar
     return entry.flow;
   }
   if (must_know || flows_.size() >= kMost) return nullptr;
+  if (alone_.capacity() <= flows_.size()) alone_.reserve(2 * flows_.size() + 1);
   on_alone_();  // until somebody joins
   return flows_.emplace(id.peer, Entry{id.epoch, std::make_shared<Flow>(receives_, initiator, on_alone_)})
       .first->second.flow;
@@ -211,40 +216,33 @@ std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shar
 
 std::string FlowTable::message_link(PeerId peer) const {
   for (const auto& [id, entry] : flows_)
-    if (!entry.flow->alone_since() && entry.flow->initiator().handle() == peer)
-      return entry.flow->message_link();
+    if (!entry.flow->alone() && entry.flow->initiator().handle() == peer) return entry.flow->message_link();
   return {};
 }
 
-Clock::time_point FlowTable::expire() noexcept {
-  const auto keep = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(keep_));
-  const auto now = Clock::now();
-  auto next = Clock::time_point::max();
-  std::map<Clock::time_point, std::uint64_t> alone;  // those that stay, oldest first
+bool FlowTable::expire(std::chrono::nanoseconds now) noexcept {
+  alone_.clear();
   std::size_t bytes = 0;
-  for (auto next_at = flows_.begin(); next_at != flows_.end();) {
-    const auto at = next_at++;
-    const Flow& flow = *at->second.flow;
-    const auto since = flow.alone_since();
-    const bool over = flow.over() || (since && now - *since > keep);
+  for (auto at = flows_.begin(); at != flows_.end();) {
+    Flow& flow = *at->second.flow;
+    const auto since = flow.alone_since(now);
+    const bool over = flow.over() || (since && now - *since > keep_);
     if (since && !over) {
-      next = std::min(next, *since + keep);
       bytes += flow.result_bytes();
-      try {
-        alone.emplace(*since, at->first);
-      } catch (const std::bad_alloc&) {
-        continue;  // it stays for now
-      }
+      alone_.emplace_back(*since, at->first);
     }
-    if (over) flows_.erase(at);
+    at = over ? flows_.erase(at) : std::next(at);
   }
-  for (; !alone.empty() && (alone.size() > kMostAlone || bytes > Flow::kMostResults);
-       alone.erase(alone.begin())) {
-    const auto oldest = flows_.find(alone.begin()->second);
+  std::size_t left = alone_.size();
+  if (left > kMostAlone || bytes > Flow::kMostResults) std::ranges::sort(alone_);  // oldest first
+  for (const auto& [since, peer] : alone_) {
+    if (left <= kMostAlone && bytes <= Flow::kMostResults) break;
+    const auto oldest = flows_.find(peer);
     bytes -= oldest->second.flow->result_bytes();
     flows_.erase(oldest);
+    --left;
   }
-  return next;
+  return left != 0;
 }
 
 }  // namespace fab

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -71,9 +72,10 @@ class Flow final : public MessageOrigin {
   bool fence(RailNumber rail, const Carrier& from) noexcept;
   void leave(const Carrier& carrier) noexcept;
   void cut_all() noexcept;
-  // Since when no rail is left, if none is.
-  std::optional<Clock::time_point> alone_since() const noexcept { return alone_since_; }
-  bool over() const noexcept { return over_ && alone_since_; }
+  bool alone() const noexcept { return alone_; }  // no rail is left
+  // Since when it is, if it is, by the caller's clock: as far as he saw it, who asks from time to time.
+  std::optional<std::chrono::nanoseconds> alone_since(std::chrono::nanoseconds now) noexcept;
+  bool over() const noexcept { return over_ && alone_; }
   std::size_t result_bytes() const noexcept { return result_bytes_; }
   // The link on which the first message came; empty: none came.
   const std::string& message_link() const noexcept { return message_link_; }
@@ -132,7 +134,8 @@ class Flow final : public MessageOrigin {
   const std::shared_ptr<Sender> initiator_;
   const std::function<void()> on_alone_;
   std::array<Rail, kMaxRails> rails_;
-  std::optional<Clock::time_point> alone_since_ = Clock::now();
+  bool alone_ = true;
+  std::optional<std::chrono::nanoseconds> alone_since_;
   std::string message_link_;
   // Of numbers from mark_ on: runs that succeeded without a result, by their first number, with the one
   // behind the last; and the others.
@@ -151,17 +154,19 @@ class Flow final : public MessageOrigin {
 // The flows of a context.
 class FlowTable {
  public:
-  // `keep`: seconds for which a flow without rails is remembered. `on_alone`: next_expiry() is sooner.
+  // `keep`: seconds for which a flow without rails is remembered. `on_alone`: expire() is to be called, now
+  // and from time to time.
   FlowTable(ReceiveQueue& receives, double keep, std::function<void()> on_alone)
-      : receives_(receives), keep_(keep), on_alone_(std::move(on_alone)) {}
+      : receives_(receives), keep_(in_nanoseconds(keep)), on_alone_(std::move(on_alone)) {}
 
   // Null: it is over, or of somebody who came under another key, or not known though `must_know` says that it
   // was, or they are too many.
   std::shared_ptr<Flow> open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator);
   // The link on which this peer's messages come; empty: none came.
   std::string message_link(PeerId peer) const;
-  // Ends flows whose peers have been gone for long; returns when to call it again.
-  Clock::time_point expire() noexcept;
+  // Ends flows whose peers have been gone for long; true while it has to be called again. `now`: as
+  // Ticker::attended(), so that peers are not blamed for an absence of this process.
+  bool expire(std::chrono::nanoseconds now) noexcept;
 
  private:
   static constexpr std::size_t kMost = 65536, kMostAlone = 4096;
@@ -170,9 +175,11 @@ class FlowTable {
     std::shared_ptr<Flow> flow;
   };
   ReceiveQueue& receives_;
-  const double keep_;
+  const std::chrono::nanoseconds keep_;
   const std::function<void()> on_alone_;
   std::unordered_map<std::uint64_t, Entry> flows_;  // by FlowId::peer
+  // Of expire(), which must not ask for memory: has room for all flows.
+  std::vector<std::pair<std::chrono::nanoseconds, std::uint64_t>> alone_;
 };
 
 }  // namespace fab

@@ -118,7 +118,7 @@ TEST_CASE("a rail takes the place of the one before, and a later flow that of a 
   Carrier first, second, third;
   first.flow = second.flow = third.flow = flow.get();
   REQUIRE(flow->join({.slot = 0, .incarnation = 1}, first));
-  CHECK(!flow->alone_since());
+  CHECK(!flow->alone());
   REQUIRE(flow->join({.slot = 0, .incarnation = 2}, second));
   CHECK(first.cuts == 1);
   CHECK(!flow->join({.slot = 0, .incarnation = 2}, third));  // nobody comes twice
@@ -139,8 +139,8 @@ TEST_CASE("a rail takes the place of the one before, and a later flow that of a 
   CHECK(alone == 2);
   CHECK(!table.open({.peer = 7, .epoch = 1}, false, somebody(peers)));  // of a call that came late
   CHECK(!table.open({.peer = 8, .epoch = 1}, true, somebody(peers)));
-  while (table.expire() != Clock::time_point::max()) {
-  }
+  CHECK(table.expire(std::chrono::nanoseconds(0)));
+  CHECK(!table.expire(std::chrono::nanoseconds(1)));
   CHECK(!table.open({.peer = 7, .epoch = 2}, true, somebody(peers)));
 }
 
@@ -162,10 +162,33 @@ TEST_CASE("a stream becomes a rail of a flow, then of a later one, and not of on
   AddressVector peers;
   const auto first = table.open({.peer = 7, .epoch = 1}, true, somebody(peers));
   REQUIRE(first);
-  CHECK(!first->alone_since());
+  CHECK(!first->alone());
   CHECK(join(pipe, 2, 1) == Errc::ok);
-  CHECK(first->alone_since());
+  CHECK(first->alone());
   CHECK(join(pipe, 1, 2) == Errc::peer_lost);
+}
+
+TEST_CASE("a flow without rails is forgotten after a time in which this process looked, not before") {
+  using std::chrono::milliseconds;
+  AddressVector peers;
+  ReceiveQueue receives;
+  FlowTable table(receives, 10, [] {});
+  const FlowId id{.peer = 7, .epoch = 1};
+  const auto flow = table.open(id, false, somebody(peers));
+  Carrier carrier;
+  REQUIRE(flow->join({.slot = 0, .incarnation = 1}, carrier));
+  CHECK(!table.expire(milliseconds(50'000)));  // it has a rail
+  flow->leave(carrier);
+  CHECK(table.expire(milliseconds(50'000)));  // by a clock that stood still since
+  CHECK(table.expire(milliseconds(60'000)));
+  CHECK(table.open(id, true, somebody(peers)) == flow);
+  REQUIRE(flow->join({.slot = 0, .incarnation = 2}, carrier));
+  flow->leave(carrier);
+  CHECK(table.expire(milliseconds(60'001)));  // counts from then on
+  CHECK(table.expire(milliseconds(70'001)));
+  CHECK(table.open(id, true, somebody(peers)) == flow);
+  CHECK(!table.expire(milliseconds(70'002)));
+  CHECK(!table.open(id, true, somebody(peers)));
 }
 
 TEST_CASE("mutated streams of rails end in an error or in answers") {

@@ -14,6 +14,11 @@
 #include "fabric/event_queue.h"
 
 namespace fab::lnx {
+namespace {
+
+constexpr double kExpiryLook = 0.5;  // seconds
+
+}  // namespace
 
 // Runs out once, at a time that may be changed until then.
 class LinkedEndpoint::Timer final : public ReadyHandler {
@@ -55,9 +60,13 @@ LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointSer
     : services_(services),
       options_(options),
       flows_(services.receives, options.peer_deadline + 2 * options.rail_deadline,
-             [this] { timer_->no_later_than(Clock::now()); }),
+             [this] {
+               timer_->no_later_than(Clock::now());
+               expiry_.start(kExpiryLook);
+             }),
       timer_(std::make_unique<Timer>(services.poller, *this)),
-      looks_(services.poller, [this] { on_look(); }) {
+      looks_(services.poller, [this] { on_look(); }),
+      expiry_(services.poller, [this] { expire(); }) {
   EndpointServices lent = services;
   lent.flows = &flows_;
   for (const Link& link : links) links_.push_back({link.domain->open_endpoint(lent), link.network});
@@ -312,7 +321,7 @@ bool LinkedEndpoint::serve_rails() noexcept {
   work_ = todo;
   if (std::exchange(time_is_up_, false)) {
     for (const auto& [key, rails] : rails_) tick(*rails);
-    timer_->no_later_than(flows_.expire());
+    expire();
   }
   std::erase_if(ended_, [this](const auto& rails) {
     const bool over = rails->idle() && rails.use_count() == 1;
@@ -326,6 +335,10 @@ bool LinkedEndpoint::serve_rails() noexcept {
 
 void LinkedEndpoint::tick(Rails& rails) noexcept {
   if (!rails.at_rest()) timer_->no_later_than(rails.tick());
+}
+
+void LinkedEndpoint::expire() noexcept {
+  if (!flows_.expire(expiry_.attended())) expiry_.stop();
 }
 
 // Runs in time in which this process looked.

@@ -53,6 +53,7 @@ class LinkedEndpoint final : public Endpoint {
   bool serve_rails() noexcept;
   void tick(Rails& rails) noexcept;
   void on_look() noexcept;
+  void expire() noexcept;
 
   const EndpointServices services_;
   const DomainOptions& options_;
@@ -67,7 +68,8 @@ class LinkedEndpoint final : public Endpoint {
   std::size_t sweep_at_ = 64;
   std::size_t turns_ = 0;
   std::unique_ptr<Timer> timer_;
-  Ticker looks_;  // at rails that are watched
+  Ticker looks_;   // at rails that are watched
+  Ticker expiry_;  // of flows without rails
 };
 
 }  // namespace fab::lnx
