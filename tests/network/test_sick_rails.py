@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import numpy as np
+import psutil
 import pytest
 from netns import TIMEOUT, Bench
 from pyfab import AtomicOp
@@ -132,3 +134,35 @@ def test_a_named_port_that_is_absent_at_the_start_is_a_rail_that_is_down(absence
 
 def put(target, handle, remote, content):
     target.endpoint.write(content, handle, remote).result(TIMEOUT)
+
+
+def put_and_report(target, handle, remote, content):
+    """The outcome of a put that begins while no rail is up, which is told before."""
+    target.endpoint.write(content, handle, remote)
+    while any(f"tcp.{rail} 10." in report(target, handle) for rail in range(2)):
+        time.sleep(0.01)
+    target.tell("no rail")
+    target.endpoint.write(content, handle, remote).result(TIMEOUT)
+
+
+def test_a_process_that_was_stopped_blames_no_peer_for_it():
+    with (
+        Bench(nodes=2, rails=2) as bench,
+        bench.node(0).peer(LINKS, peer_deadline=4.0, rail_deadline=1.0) as near,
+        bench.node(1).peer(LINKS, peer_deadline=60.0, rail_deadline=1.0) as far,
+    ):
+        handle = near.run(insert, far.address)
+        place = far.expose(np.zeros(4096, np.uint8))
+        near.run(put, handle, place.remote, np.full(4096, 1, np.uint8))
+        for rail in range(2):
+            bench.node(1).unplug(rail)
+        near.start(put_and_report, handle, place.remote, np.full(4096, 2, np.uint8))
+        assert near.finish() == "no rail"
+        process = psutil.Process(near.pid).children(recursive=True)[-1]
+        process.send_signal(signal.SIGSTOP)
+        for rail in range(2):
+            bench.node(1).plug(rail)
+        time.sleep(6)  # longer than the deadline: the peer has answered the call meanwhile
+        process.send_signal(signal.SIGCONT)
+        near.finish()
+        assert (place.content() == 2).all()
