@@ -252,8 +252,8 @@ class MemoryRegion(_core.Exporter):
         """Binds a counter, with RMAEvent.REMOTE_WRITE, or, in MRMode.ENDPOINT, the endpoint that peers must use.
 
         A counter rises by one per remote write or modifying atomic, after its data (MR-57 … MR-63): ATOMIC_WRITE, and any other
-        that has changed an element. A compare-and-swap that did not swap, or a maximum that was there already, does not count.
-        FabricError FI_EOPBADSTATE once enable() was called.
+        that has changed an element, once however many elements there are. A compare-and-swap that did not swap, or a maximum that
+        was there already, does not count. FabricError FI_EOPBADSTATE once enable() was called.
         """
         self._check_open()
         if other._domain is not self._domain:

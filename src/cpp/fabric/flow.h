@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "fabric/array_counts.h"
 #include "fabric/receive_queue.h"
 
 // What the target of requests that come over several rails remembers, so that a request that is repeated on
@@ -98,6 +99,8 @@ class Flow final : public MessageOrigin {
   // The initiator knows the outcomes of all below `mark`.
   void settled(std::uint64_t mark) noexcept;
 
+  ArrayCounts& arrays() noexcept { return arrays_; }
+
   // --- announced messages
   enum class Announced {
     unknown,  // announced for the first time
@@ -146,6 +149,7 @@ class Flow final : public MessageOrigin {
   Runs::node_type spare_run_;  // for the next of either
   Outcomes::node_type spare_outcome_;
   std::size_t result_bytes_ = 0;
+  ArrayCounts arrays_;
   std::uint64_t mark_ = 0;
   bool over_ = false;
   std::unordered_map<std::uint64_t, Message> messages_;  // announced

@@ -10,6 +10,12 @@ void Operation::withdraw() noexcept {
   queue_ = nullptr;
 }
 
+void Operation::begin_array() noexcept {
+  static std::atomic<std::uint32_t> latest{0};
+  do array_ = ++latest;
+  while (array_ == 0);
+}
+
 void Operation::abandon(std::uint32_t parts, Errc error) noexcept {
   if (parts == 0) return;
   open_parts_ -= parts - 1;

@@ -51,6 +51,10 @@ class Operation {
   void tell(const Completion& what) noexcept;
   // Nothing was posted: the outcome is the caller's exception, not a queue entry.
   void withdraw() noexcept;
+  // Its parts are the pieces of one array, an atomic on which counts once at the target.
+  void begin_array() noexcept;
+  std::uint32_t array() const noexcept { return array_; }  // a number of its own in this process; 0: no array
+  void belongs_to(std::uint32_t array) noexcept { array_ = array; }  // a part that is an operation itself
   // The rest of the parts will not happen (they were not posted).
   void abandon(std::uint32_t parts, Errc error) noexcept;
 
@@ -67,6 +71,7 @@ class Operation {
 
   std::atomic<bool> done_{true};
   std::uint32_t open_parts_ = 0;
+  std::uint32_t array_ = 0;
   Completion completion_;
   CompletionQueue* queue_ = nullptr;
   Counter* counter_ = nullptr;

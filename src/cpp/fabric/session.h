@@ -358,6 +358,7 @@ class Session final : private MessageOrigin, private Flow::Carrier {
 
   bool joined_ = false;         // as a rail of a flow of this side
   std::shared_ptr<Flow> flow_;  // of the peer, whose rail this is
+  ArrayCounts arrays_;          // of the peer, where there are no rails
   bool failing_ = false;
   Handover handover_ = services_.handover;
   bool peer_gave_up_ = false;

@@ -300,6 +300,10 @@ void Session::post_atomic(const Transfer& transfer, Request& request) {
                      .remote = transfer.remote,
                      .total = transfer.length};
   mark_part(transfer, header);
+  if (transfer.flags & transfer_flag::kPiece) {
+    header.data = transfer.operation->array();
+    if (transfer.flags & transfer_flag::kLastPiece) header.flags |= frame_flag::kLast;
+  }
   encode(header, at);
   gather(local_of(transfer), at + kHeaderBytes, operand);
   if (compares)

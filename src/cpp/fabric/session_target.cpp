@@ -353,6 +353,11 @@ Errc Session::apply(const Admitted& target, const std::byte* payload, std::byte*
   if (frame_.flags & frame_flag::kCommit) outcome = make_durable(target, frame_.total);
   if (outcome == Errc::ok) {
     if (op != AtomicOp::atomic_read) tell_stored(target, OpCode::atomic);
+    if (frame_.data != 0) {  // of an array
+      ArrayCounts& arrays = flow_ ? flow_->arrays() : arrays_;
+      modified =
+          arrays.applied(static_cast<std::uint32_t>(frame_.data), frame_.flags & frame_flag::kLast, modified);
+    }
     if (modified) count_write(entry);
   }
   return outcome;

@@ -105,6 +105,9 @@ inline constexpr std::uint16_t kRemoteData = 1;    // deliver Transfer::data to 
 inline constexpr std::uint16_t kTagged = 4;        // sends: a tagged message
 inline constexpr std::uint16_t kUnordered = 8;     // sends: may overtake others where there are rails
 inline constexpr std::uint16_t kPastCaches = 256;  // a part of more than any cache holds: copies go past them
+inline constexpr std::uint16_t kPiece =
+    512;  // atomics: one of the pieces of Operation::array, which count as one
+inline constexpr std::uint16_t kLastPiece = 1024;  // and the last of them
 // Of rails; `operation` is a FlowOperation.
 inline constexpr std::uint16_t kNumbered = 16;  // happens once, however often it is sent
 inline constexpr std::uint16_t kStripe = 32;    // a part of a larger put or get: neither counts nor tells
@@ -179,6 +182,7 @@ struct Info {
   std::uint64_t max_rma_size = ~std::uint64_t{0};
   std::uint32_t max_contexts = 64;
   std::uint64_t max_group_id = 0;
+  std::uint32_t delivery = 15;  // the levels that an operation may ask for: a bit for each Delivery
   std::vector<NicInfo> nics;
   std::vector<std::string> links;  // specs of the leaves: {"shm", "tcp:lo"}
   bool usable = true;

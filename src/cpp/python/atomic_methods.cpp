@@ -162,6 +162,11 @@ PyObject* start_atomic(const char* name, OpCode code, PyObject* self, const Give
       WithoutGil::run([&] { handle.context->abandon(operation->core, 1, Errc::ok); });
       return reinterpret_cast<PyObject*>(operation);
     }
+    if (batch.size() > 1) {
+      operation->core.begin_array();
+      for (Transfer& part : batch) part.flags |= transfer_flag::kPiece;
+      batch.back().flags |= transfer_flag::kLastPiece;
+    }
     begin(*operation, static_cast<std::uint32_t>(batch.size()), context_number(handle, given.context),
           handle.queue.get());
     LocalBuffer buffers[] = {std::move(operand), std::move(compare), std::move(result)};

@@ -32,6 +32,7 @@ py::dict info_dict(const Info& info) {
   out["max_rma_size"] = info.max_rma_size;
   out["max_contexts"] = info.max_contexts;
   out["max_group_id"] = info.max_group_id;
+  out["delivery"] = info.delivery;
   out["links"] = info.links;
   out["usable"] = info.usable;
   out["why"] = info.why;
@@ -177,7 +178,7 @@ void bind_domain(py::module_& m) {
                              [](const DomainCore& domain) { return domain.registration_cache().warning; })
       .def_property_readonly("raw_key_size", &DomainCore::raw_key_size)
       .def("check_open", &DomainCore::check_open)
-      .def("allocate", &DomainCore::allocate, py::arg("nbytes"))
+      .def("allocate", &DomainCore::allocate, py::arg("nbytes"), py::call_guard<WithoutGil>())
       .def("next_endpoint_number", &DomainCore::next_endpoint_number)
       .def(
           "bind_registrations",
@@ -222,10 +223,13 @@ void bind_domain(py::module_& m) {
   m.def("close_all", &close_all,
         "Closes every domain of this process that is still open. For the end of the interpreter.");
   m.def(
-      "discover", [] { return info_list(discover()); },
+      "discover", [] { return info_list(WithoutGil::run([] { return discover(); })); },
       "Every provider and device of this build, usable here or not, as dicts.");
   m.def("configured_links", &configured_links, "$FI_LNX_PROV_LINKS, or an empty string.");
-  m.def("find_links", [](const std::string& spec) { return info_list(find_links(spec)); }, py::arg("spec"));
+  m.def(
+      "find_links",
+      [](const std::string& spec) { return info_list(WithoutGil::run([&] { return find_links(spec); })); },
+      py::arg("spec"));
   m.def(
       "open_domain",
       [](const std::string& spec, std::uint32_t mode, const std::string& auth_key, bool strict_keys,

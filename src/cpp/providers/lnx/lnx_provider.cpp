@@ -95,6 +95,7 @@ Info combine(const std::vector<Info>& links) {
                   link.provider + " cannot be linked with other providers: " + link.not_linkable);
     reach |= link.caps & kEither;
     all.caps &= link.caps | kEither;
+    all.delivery &= link.delivery;
     all.mr_mode |= link.mr_mode;
     all.mr_key_size = std::min(all.mr_key_size, link.mr_key_size);
     all.mr_iov_limit = std::min(all.mr_iov_limit, link.mr_iov_limit);

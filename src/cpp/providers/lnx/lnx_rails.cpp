@@ -166,6 +166,7 @@ Rails::Request* Rails::new_request(const Transfer& transfer) noexcept try {
     request = std::make_unique<Request>();
   }
   request->transfer = transfer;
+  request->part.belongs_to(transfer.operation->array());
   const bool data = transfer.flags & transfer_flag::kRemoteData;
   const bool free = transfer.op == OpCode::send && (transfer.flags & transfer_flag::kUnordered);
   request->ordered = !free && (!moves_data(transfer.op) || (transfer.op == OpCode::write && data));
@@ -278,7 +279,8 @@ void Rails::begin(Part& part, PartKind kind, const Rail& rail, Request* request)
 Transfer Rails::transfer_of(Request& request) noexcept {
   Transfer transfer = request.transfer;
   transfer.operation = &request.part;
-  transfer.flags &= transfer_flag::kRemoteData | transfer_flag::kTagged;
+  transfer.flags &= transfer_flag::kRemoteData | transfer_flag::kTagged | transfer_flag::kPiece |
+                    transfer_flag::kLastPiece;
   if (transfer.delivery != Delivery::commit) transfer.delivery = Delivery::delivery;
   if (transfer.op == OpCode::read) return transfer;
   transfer.flags |= transfer_flag::kNumbered;

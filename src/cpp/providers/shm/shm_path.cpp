@@ -463,7 +463,13 @@ bool ShmPath::check(std::chrono::nanoseconds now, std::chrono::nanoseconds patie
 
 void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcept {
   if (region.entry->counters[0] == 0 || transfer.op == OpCode::read) return;
-  if (transfer.op != OpCode::write && (transfer.length == 0 || !modified_)) return;
+  if (transfer.op != OpCode::write) {
+    bool counts = transfer.length != 0 && modified_;
+    if (transfer.flags & transfer_flag::kPiece)
+      counts =
+          arrays_.applied(transfer.operation->array(), transfer.flags & transfer_flag::kLastPiece, counts);
+    if (!counts) return;
+  }
   Segment& segment = peer_->segment();
   if (raise_counters(segment, *region.entry, visitor_.port))
     peer_->wake(segment.header().waiter_cell.load(), work::kLook);

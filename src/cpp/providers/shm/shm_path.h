@@ -101,6 +101,7 @@ class ShmPath final : public Path {
   PathCounts counts_;
   RingQueue<Waiting> waiting_;
   bool modified_ = false;  // the last atomic that move_slice() applied has changed something
+  ArrayCounts arrays_;     // of atomics that move_slice() applied
   bool blocked_ = false;   // the first of them waits for the channel
   std::unique_ptr<Channel> channel_;
 };

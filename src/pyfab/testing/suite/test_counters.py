@@ -113,6 +113,67 @@ def test_atomics_that_change_nothing_do_not_count(pair, counted, elements):
     assert pair.peer.run(count) - before == 1
 
 
+def operands(counted, elements, other):
+    """The operands of an array of which the target has all but `other` already, room for results, and the place."""
+    counted.store(5)
+    values = np.full(elements, 5, np.int64)
+    if other is not None:
+        values[other] = 6
+    return values, np.zeros(elements, np.int64), counted.remote[:elements]
+
+
+@pytest.mark.req("MR-57", "MR-58")
+@pytest.mark.parametrize("elements", [2048, 2049, 70_000])
+@pytest.mark.parametrize("where", ["first", "last", "everywhere", "nowhere"])
+def test_an_atomic_on_an_array_counts_one(pair, counted, elements, where):
+    """However many pieces it is moved in, and in whichever of them an element changes."""
+    change = {"first": 0, "last": elements - 1, "everywhere": slice(None), "nowhere": None}[where]
+    values, result, remote = operands(counted, elements, change)
+    expected = 0 if change is None else 1
+    pair.endpoint.atomic(AtomicOp.MAX, values, pair.handle, remote).result(TIMEOUT)
+    assert pair.peer.run(count) == expected
+    counted.store(5)
+    pair.endpoint.fetch_atomic(AtomicOp.BOR, values, result, pair.handle, remote).result(TIMEOUT)
+    assert pair.peer.run(count) == 2 * expected
+    assert (result == 5).all()
+    counted.store(5)
+    pair.endpoint.compare_atomic(
+        AtomicOp.CSWAP, values, np.full(elements, 5), result, pair.handle, remote
+    ).result(TIMEOUT)
+    assert pair.peer.run(count) == 3 * expected
+
+
+@pytest.mark.req("MR-57")
+def test_atomics_on_arrays_that_mix_count_one_each(pair, counted):
+    """Threads whose pieces go in between each other's, beside atomics on single elements."""
+    ones, each = np.ones(70_000, np.int64), 8
+
+    def work():
+        for number in range(each):
+            pair.endpoint.atomic(AtomicOp.SUM, ones, pair.handle, counted.remote[: ones.size]).result(TIMEOUT)
+            pair.endpoint.atomic(
+                AtomicOp.SUM, ones[:1], pair.handle, counted.remote[number : number + 1]
+            ).result(TIMEOUT)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert pair.peer.run(count) == 3 * 2 * each
+
+
+@pytest.mark.req("MR-57")
+def test_an_array_that_runs_out_of_the_region_counts_nothing(pair, counted):
+    ones = np.ones(10_000, np.int64)
+    offset = (1 << 20) - 4 * 16384
+    refused = pair.endpoint.atomic(AtomicOp.SUM, ones, pair.handle, (offset, counted.key))
+    assert isinstance(refused.exception(TIMEOUT), pyfab.BoundsError)
+    assert pair.peer.run(count) == 0
+    pair.endpoint.atomic(AtomicOp.SUM, ones, pair.handle, counted.remote[: ones.size]).result(TIMEOUT)
+    assert pair.peer.run(count) == 1
+
+
 @pytest.mark.req("MR-57")
 def test_puts_with_remote_data_count_one(pair, counted):
     for number in range(10):
