@@ -41,8 +41,9 @@ class Window(_core.WindowCore):
 
     ``window[peer]`` is the peer's array (`RemoteArray`), `local` this rank's own. What peers write appears in `local` without any
     call here, unless the domain is non-coherent (see `sync`). How the ranks agree on when is theirs to choose: `fence`; `post`,
-    `start`, `complete` and `wait`; `lock` and `unlock`; the counters of notified puts; barriers; or the data itself. Operations
-    need no epoch, unless the window was made with ``epochs=True``: then those outside of one raise EpochError.
+    `start`, `complete` and `wait`; `lock` and `unlock`; the counters of notified puts; barriers; or the data itself. A window is
+    open inside a passive epoch on all ranks, which lasts until it closes, so that operations and flushes need no other. With
+    ``epochs=True`` there is none: operations outside of those that the program opens raise EpochError.
 
     Collective methods are called by all ranks in the same order. -1 as a timeout stands for the group's. Thread-safe, apart from
     the collective methods and the ends of epochs that other threads use.
@@ -180,8 +181,8 @@ class Window(_core.WindowCore):
         """Waits until all that this rank has started through this window, towards `peer` or all, is visible there.
 
         What other windows or peers have outstanding does not matter, nor what is started meanwhile. Raises the error of the first
-        operation that failed, unless the program has seen it already. callbacks: waits also until their callbacks have been
-        called; not to be asked for inside of one (BusyError).
+        operation that failed, unless the program had seen it before this call. callbacks: waits also until their callbacks have
+        been called; not to be asked for inside of one (BusyError).
         """
         self._check()
         if self._checked and not (

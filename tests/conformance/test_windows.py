@@ -626,6 +626,23 @@ def test_flush_raises_what_nobody_has_seen(crew: Crew) -> None:
     crew.run(failures_are_raised)
 
 
+@pytest.mark.req("WIN-56")
+def test_a_flush_raises_what_a_callback_has_seen_meanwhile(tmp_path: Path) -> None:
+    """Under manual progress the operation fails within the flush."""
+    links = {"spec": "tcp", "progress": "manual"}
+    with (
+        pyfab.Group(0, 1, f"file://{tmp_path}/meeting", links, timeout=TIMEOUT) as group,
+        group.window(np.zeros(8), access=pyfab.Access.REMOTE_READ) as window,
+    ):
+        seen: list[Any] = []
+        window[0].put(np.ones(8)).add_done_callback(lambda operation: seen.append(operation.exception(0)))
+        assert seen == []
+        with pytest.raises(pyfab.AccessDeniedError):
+            window.flush(callbacks=True)
+        assert [type(error) for error in seen] == [pyfab.AccessDeniedError]
+        window.flush()  # told once
+
+
 def callbacks_are_called(group: pyfab.Group, way: Way) -> None:
     with way.window(group, 4) as window:
         if group.rank == 1:

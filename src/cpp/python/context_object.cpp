@@ -59,7 +59,12 @@ std::unique_ptr<ContextHandle> ContextHandle::scope(bool never_waits) const {
 bool ContextHandle::flush_scope(Deadline deadline, bool callbacks) {
   if (callbacks && finished->inside())
     throw Error(Errc::busy, "flush(callbacks=True) inside a callback would wait for itself; use flush()");
-  const std::uint64_t goal = tally->latest();
+  struct Flush {
+    Tally& tally;
+    const std::uint64_t goal = tally.begin_flush();
+    ~Flush() { tally.end_flush(); }
+  } const flush{*tally};
+  const std::uint64_t goal = flush.goal;
   if (!tally->ended(goal) &&
       !wait_interruptibly(
           [&](Deadline until) { return context->wait([&] { return tally->ended(goal); }, until); }, deadline))
@@ -336,6 +341,14 @@ void bind_context(py::module_& m) {
           },
           py::arg("peer"),
           "(link, how, why): which link leads to the peer, how the bytes go, and why this one.")
+      .def(
+          "_reaches",
+          [](ContextHandle& handle, const py::object& peer) {
+            handle.check_open();
+            const PeerId id = peer_from(peer.ptr());
+            return WithoutGil::run([&] { return handle.context->reaches(id).ok; });
+          },
+          py::arg("peer"), "Whether a link leads to the peer, as far as can be told without asking it.")
       .def(
           "counts",
           [](ContextHandle& handle, const py::object& peer) {

@@ -34,7 +34,9 @@ void Tally::fail(Entry& entry, Failure failure) noexcept {
 
 void Tally::seen(std::uint64_t number) noexcept {
   const std::lock_guard lock(mutex_);
-  std::erase_if(failures_, [&](const Failure& failure) { return failure.number == number; });
+  for (Failure& failure : failures_)
+    if (failure.number == number) failure.seen = true;
+  if (flushes_ == 0) std::erase_if(failures_, [](const Failure& failure) { return failure.seen; });
 }
 
 void Tally::expect_call(Entry& entry) {
@@ -49,9 +51,15 @@ void Tally::called(std::uint64_t number) noexcept {
   call_ended_.notify_all();
 }
 
-std::uint64_t Tally::latest() const noexcept {
+std::uint64_t Tally::begin_flush() noexcept {
   const std::lock_guard lock(mutex_);
+  ++flushes_;
   return latest_;
+}
+
+void Tally::end_flush() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (--flushes_ == 0) std::erase_if(failures_, [](const Failure& failure) { return failure.seen; });
 }
 
 std::size_t Tally::open() const noexcept {

@@ -31,24 +31,28 @@ class Tally {
     Errc error;
     std::uint64_t nbytes, remote, key;
     PeerId peer;
+    bool seen = false;  // while a flush was under way
   };
 
   void enter(Entry& entry);
   void leave(Entry& entry) noexcept;
   // It failed; also of one that ended before it was in flight.
   void fail(Entry& entry, Failure failure) noexcept;
-  // The caller has seen how operation `number` failed.
+  // The caller has seen how operation `number` failed. A flush that covers it tells of it all the same.
   void seen(std::uint64_t number) noexcept;
   // Its callbacks are to come; those of operation `number` have been called.
   void expect_call(Entry& entry);
   void called(std::uint64_t number) noexcept;
 
-  std::uint64_t latest() const noexcept;  // the highest number
+  // Begins a flush of all operations up to the number that it returns; end_flush() follows.
+  std::uint64_t begin_flush() noexcept;
+  void end_flush() noexcept;
   std::size_t open() const noexcept;
   bool ended(std::uint64_t up_to) const noexcept;                  // all operations up to that number
   bool called_all(std::uint64_t up_to) const noexcept;             // their callbacks
   bool wait_called(std::uint64_t up_to, Deadline deadline) const;  // the same, or out of time
-  // The first failure that nobody has seen, of operations up to that number; forgets it and the others.
+  // The first failure of operations up to that number that nobody has seen before the flush; forgets it and
+  // the others.
   std::optional<Failure> take_failure(std::uint64_t up_to);
 
  private:
@@ -63,6 +67,7 @@ class Tally {
   Entry *first_ = nullptr, *last_ = nullptr;
   std::size_t open_ = 0;
   std::uint64_t latest_ = 0;
+  std::size_t flushes_ = 0;  // under way
   std::vector<Failure> failures_;
   std::multiset<std::uint64_t> uncalled_;
 };
