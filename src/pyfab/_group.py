@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from numpy.typing import DTypeLike, NDArray
-from pyfab import _launch, _objects
+from pyfab import _core, _launch, _objects, _path_choice
 from pyfab._control import Control
 from pyfab._deadline import Deadline
 from pyfab._domain import Domain
@@ -386,7 +386,40 @@ class Group:
             self._control.connect(self.rank, remotes, self._handles)
             self._hosts = [str(card["host"]) for card in cards]
             self._control.barrier(deadline.remaining())
+            addresses = [base64.b64decode(card["address"]) for card in cards]
+            # All see the same addresses, so all or none of them ask each other.
+            if any(map(_path_choice.mixed, addresses)):
+                self._leave_links_out(addresses, added, remotes, deadline, undo)
             undo.pop_all()
+
+    def _leave_links_out(
+        self,
+        addresses: list[bytes],
+        added: list[int],
+        remotes: list[RemoteRegion],
+        deadline: Deadline,
+        undo: contextlib.ExitStack,
+    ) -> None:
+        """Takes a link whose device moves bytes itself for all peers or for none, so that all windows are alike to all ranks.
+
+        Where it does not lead to all, all are reached by the messages of the other links.
+        """
+        av, own = self.endpoint.av, addresses[self.rank]
+        found = _path_choice.not_to_all(av, self.endpoint.context(0), addresses, own)
+        left_out = set(itertools.chain(*self.allgather(found, deadline.remaining())))
+        if not left_out:
+            return
+        handles = []
+        for address in addresses:
+            links = _core.address_links(address)
+            kept = [link for link in links if link not in left_out]
+            handles.append(av.insert(_core.restrict_address(address, kept or links)))
+            undo.callback(av.remove, handles[-1])
+        self._control.connect(self.rank, remotes, tuple(handles))
+        self._handles = tuple(handles)
+        self._control.barrier(deadline.remaining())
+        undo.pop_all()
+        av.remove(added)
 
     def _descend(self, control: Control, rank: int, ranks: list[int], controls: list[bytes]) -> Group:
         """A group of some of these ranks over the same endpoint, before anyone has waited for another."""

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from pyfab import _core
-from pyfab._enums import Caps, EPType, MRMode
+from pyfab._enums import Caps, Delivery, EPType, MRMode
 from pyfab._errors import FabricError, InvalidArgumentError
 
 __all__ = ["Info", "Nic", "getinfo"]
@@ -51,6 +51,8 @@ class Info:
     needs_sync_rdma_write: bool = False
     nics: tuple[Nic, ...] = ()  # of all links
     ep_type: EPType = EPType.RDM
+    # The levels of completion that an operation may ask for; DELIVERY is the one that makes what was put visible.
+    delivery: Delivery = Delivery.INJECT | Delivery.TRANSMIT | Delivery.DELIVERY | Delivery.COMMIT
     mode: int = 0  # bits of what a program must do for the provider: none (LNX-13)
 
     @property
@@ -99,6 +101,7 @@ def make_info(fields: dict[str, Any], mr_mode: MRMode | None = None) -> Info:
         max_rma_size=fields["max_rma_size"],
         max_contexts=fields["max_contexts"],
         max_group_id=fields["max_group_id"],
+        delivery=Delivery(fields["delivery"]),
         nic=nics[0] if nics else None,
         links=tuple(fields["links"]),
         nics=nics,

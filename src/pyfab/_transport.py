@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from pyfab._buffers import bytes_of
 from pyfab._core import Context, Operation
 from pyfab._deadline import Deadline
+from pyfab._dmabuf import DmaBuf
 from pyfab._domain import Domain
 from pyfab._enums import Access, AtomicOp, MRMode
 from pyfab._errors import (
@@ -33,6 +34,7 @@ from pyfab._errors import (
     UnreachableError,
 )
 from pyfab._ordering import Ordering, Turn
+from pyfab._path_choice import measure, moves_itself, rank
 from pyfab._region import MemoryRegion
 from pyfab._transport_settings import (
     REFUSED_MODES,
@@ -54,7 +56,7 @@ _A_TURN = 0.01  # seconds
 _MODULES = 8  # keys that a handle has room for
 _HANDLE = struct.Struct(f"<4sIQQQ{_MODULES}Q")  # magic, rights, length, address, local descriptor, keys
 _MAGIC = b"PFH1"
-_CARD = b"PFT1"
+_CARD = b"PFT2"
 _HEADER = struct.Struct("<BxxxI")  # of a message: tag, length
 HANDLE_SIZE = _HANDLE.size
 
@@ -87,7 +89,7 @@ class RemoteHandle:
         self.access = Access(access & int(Access.ALL))
 
     def _place(self, module: _Module, number: int, address: int) -> tuple[int, int]:
-        """(address, key) for the core, of an address that the user gave."""
+        """(address, key) for the core, of an address that the user gave; `number`: of the peer's module."""
         return address - (0 if module.virtual else self.address), self._keys[number % _MODULES]
 
     def __repr__(self) -> str:
@@ -133,8 +135,12 @@ class TransportPeer:
         self.name = name
         self.why = ""
         self.data: Any = None  # the user's
+        # Seconds of a small get, by module; measured where several lead to the peer.
+        self.latency: dict[int, float] = {}
         self._transport = transport
         self._handles: list[int | None] = []  # by module
+        self._modules = 1  # that it has itself
+        self._chosen: _Module | None = None  # which operations take; None: to be chosen anew
         # (module, context, whether it waits for room) → what counts its operations
         self._scopes: dict[tuple[int, int, bool], Context] = {}
         self._ordering = Ordering(self._full)
@@ -145,6 +151,11 @@ class TransportPeer:
     def reachable(self) -> bool:
         """Whether one of the modules leads there."""
         return any(handle is not None for handle in self._handles)
+
+    @property
+    def link(self) -> str:
+        """The link that operations take: through memory on this node, else the fastest; "" where none leads there."""
+        return self._transport._usable(self).domain.info.spec if self.reachable else ""
 
     @property
     def outstanding(self) -> int:
@@ -192,6 +203,8 @@ class _Module:
         self.number, self.domain = number, domain
         self.endpoint = domain.endpoint(contexts=contexts)
         self.virtual = bool(domain.info.mr_mode & (MRMode.VIRT_ADDR | MRMode.BASIC))
+        self.shared = domain.info.links == ("shm",)
+        self.direct = all(map(moves_itself, domain.info.links))
         self.limits = Limits.of(domain.info, tunables)
         self.events = [deque[Callable[[], None]]() for _ in range(contexts)]  # by context: ends to be told
         self.told = [0] * contexts  # of them, since progress() asked
@@ -249,7 +262,7 @@ class Transport:
         self._addresses = itertools.count(1)  # of registrations, where they are not virtual
         self.candidates: list[Candidate] = []
         self._modules: list[_Module] = []
-        options = {"mr_mode": mr_mode, **(domain or {})}
+        options = {"mr_mode": mr_mode, "mr_cache": True, **(domain or {})}
         if self.tunables.progress != "unspecified":
             options["progress"] = self.tunables.progress
         self._manual = options.get("progress") == "manual"
@@ -265,6 +278,9 @@ class Transport:
                 self._modules.append(module)
             if self.tunables.mode != "one_sided":
                 self._post_receives()
+            self._beacon = self.register(
+                np.zeros(8, np.uint8), Access.REMOTE_READ
+            )  # whose reading peers time
             self._resources = undo.pop_all()
 
     def _links(
@@ -321,7 +337,12 @@ class Transport:
         """What peers make a `TransportPeer` of."""
         self._check()
         names = [module.endpoint.address for module in self._modules]
-        return _CARD + struct.pack("<H", len(names)) + b"".join(struct.pack("<I", len(n)) + n for n in names)
+        return (
+            _CARD
+            + self._beacon.to_bytes()
+            + struct.pack("<H", len(names))
+            + b"".join(struct.pack("<I", len(n)) + n for n in names)
+        )
 
     # --- peers
 
@@ -335,7 +356,7 @@ class Transport:
             if name in self._peers:
                 return self._peers[name]
             peer = self._peers[name] = TransportPeer(self, name)
-            names = _names_in(name)
+            names, beacon = _names_in(name)
             if not names:
                 peer.why = "its name is damaged, or names no module"
             for module in self._modules:
@@ -347,7 +368,28 @@ class Transport:
                 except (FabricError, ValueError) as error:
                     peer.why = str(error)
                 peer._handles.append(handle)
-            return peer
+            peer._modules = len(names) or 1
+            self._choose_anew(peer)
+        several = [m for m, handle in zip(self._modules, peer._handles, strict=True) if handle is not None]
+        if beacon and len(several) > 1:
+            for module in several:
+                self._time(peer, module, beacon)
+        return peer
+
+    def _choose_anew(self, peer: TransportPeer) -> None:
+        """Also for the others: a link that does not lead to all counts for less."""
+        for known in (peer, *self._peers.values()):
+            known._chosen = None
+
+    def _time(self, peer: TransportPeer, module: _Module, beacon: RemoteHandle) -> None:
+        def told(seconds: float) -> None:
+            peer.latency[module.number] = seconds
+            peer._chosen = None
+
+        handle = peer._handles[module.number]
+        assert handle is not None
+        place = beacon._place(module, module.number % peer._modules, beacon.address)
+        measure(module.endpoint.context(0), handle, place, told)
 
     def remove(self, peer: TransportPeer, timeout: float | None = None) -> list[FabricError]:
         """Waits until nothing is outstanding towards the peer and forgets it. What went wrong is returned, not raised."""
@@ -366,14 +408,22 @@ class Transport:
                     except FabricError as error:
                         errors.append(error)
             peer._handles = [None] * len(self._modules)
+            self._choose_anew(peer)
             peer.why = "it was removed"
         return errors
 
     # --- memory
 
     def register(self, buffer: Any, access: Access) -> Registration:
-        """Registers memory with every module. `access` says what peers, and local operations, may do with it."""
+        """Registers memory with every module. `access` says what peers, and local operations, may do with it.
+
+        The same memory again is found in the registration cache. Memory of a device, as a DmaBuf, is registered with the device.
+        """
         self._check()
+        if isinstance(buffer, DmaBuf) and not self.tunables.device_memory:
+            raise NotSupportedError(
+                "memory of devices is off: the transport was made with device_memory=False"
+            )
         with ExitStack() as undo:
             regions = []
             for module in self._modules:
@@ -416,6 +466,8 @@ class Transport:
         data: Any = None,
     ) -> Outcome:
         """Moves `local` to `address`; complete when it is visible there. Its buffer is the library's until then.
+
+        One of no bytes moves nothing and is QUEUED like others, so that its callback is called once.
 
         order: puts and gets to one peer with the same number, if not 0, happen one after the other. One that cannot be started
         when its turn comes ends with the error that the call would have raised, and the next one follows.
@@ -524,19 +576,17 @@ class Transport:
         then: Then,
     ) -> Outcome:
         nbytes = memoryview(local).nbytes
-        limits = self._modules[0].limits
+        limits = self._usable(peer).limits
         if nbytes > (limits.max_put if how == "write" else limits.max_get):
             return Outcome.NOT_POSSIBLE
-        if nbytes == 0:
-            self._usable(peer)
-            return Outcome.DONE
 
         def start(scope: Context, to: int, place: tuple[int, int]) -> Operation:
             return getattr(scope, how)(local, to, place)  # type: ignore[no-any-return]
 
         if order:
             return self._in_turn(peer, operator.index(order), start, address, handle, local_handle, then)
-        return self._start(peer, start, address, handle, local_handle, then)
+        # One of no bytes always tells its end by the callback, even where the call itself has seen it.
+        return self._start(peer, start, address, handle, local_handle, then, told=nbytes == 0)
 
     def _in_turn(
         self,
@@ -553,7 +603,7 @@ class Transport:
         number = module.context()
 
         def begin(accepted: bool, wait: bool) -> Operation | None:
-            return self._begin(peer, start, address, handle, number, accepted=accepted, wait=wait)
+            return self._begin(peer, start, address, handle, module, number, accepted=accepted, wait=wait)
 
         def follow(operation: Operation) -> None:
             self._follow(operation, module, number, peer, local_handle, then, order)
@@ -588,13 +638,16 @@ class Transport:
         handle: RemoteHandle,
         local_handle: Registration | None,
         then: Then,
+        *,
+        told: bool = False,
     ) -> Outcome:
+        """told: the callback tells the end, also of what is complete at once."""
         module = self._usable(peer)
         number = module.context()
-        operation = self._begin(peer, start, address, handle, number)
+        operation = self._begin(peer, start, address, handle, module, number)
         if operation is None:
             return Outcome.TRY_AGAIN
-        if operation.done() and operation._failure is None:
+        if operation.done() and operation._failure is None and not told:
             return Outcome.DONE
         self._use(local_handle, 1)
         self._follow(operation, module, number, peer, local_handle, then)
@@ -606,12 +659,13 @@ class Transport:
         start: Start,
         address: int,
         handle: RemoteHandle,
+        module: _Module,
         number: int,
         *,
         accepted: bool = False,
         wait: bool = False,
     ) -> Operation | None:
-        """Posts an operation through context `number`. None: the way is full; wait: it waits for room.
+        """Posts an operation through context `number` of a module. None: the way is full; wait: it waits for room.
 
         accepted: the user was told that it is QUEUED, so `queue_depth` does not refuse it any more.
         """
@@ -619,7 +673,6 @@ class Transport:
             raise NotSupportedError(
                 'put, get and atomics are off: the transport was made with mode="two_sided"'
             )
-        module = self._usable(peer)
         scope = peer._scope(module, number, wait)
         if not accepted:
             if scope._outstanding >= self.tunables.progress_threshold:
@@ -629,7 +682,7 @@ class Transport:
         to = peer._handles[module.number]
         assert to is not None
         try:
-            return start(scope, to, handle._place(module, module.number, address))
+            return start(scope, to, handle._place(module, module.number % peer._modules, address))
         except FabricError as error:
             if error.errno == _AGAIN and not wait:
                 return None
@@ -694,10 +747,30 @@ class Transport:
         self._check()
         if peer._transport is not self:
             raise InvalidArgumentError("the peer belongs to another transport")
-        for module in self._modules:
-            if peer._handles and peer._handles[module.number] is not None:
-                return module
-        raise UnreachableError(f"the peer cannot be reached: {peer.why}")
+        if peer._chosen is None:
+            peer._chosen = self._choose(peer)
+        return peer._chosen
+
+    def _choose(self, peer: TransportPeer) -> _Module:
+        """Through memory on this node; else a device that moves bytes itself, to all; else messages. Of equals the fastest."""
+        leading = [m for m, handle in zip(self._modules, peer._handles, strict=False) if handle is not None]
+        if not leading:
+            raise UnreachableError(f"the peer cannot be reached: {peer.why}")
+        if len(leading) == 1:
+            return leading[0]
+        far = [
+            other._handles
+            for other in list(self._peers.values())
+            if other.reachable
+            and not any(self._modules[i].shared and h is not None for i, h in enumerate(other._handles))
+        ]
+        timed = all(module.number in peer.latency for module in leading)
+
+        def place(module: _Module) -> tuple[bool, bool, float]:
+            to_all = module.direct and all(handles[module.number] is not None for handles in far)
+            return rank(module.shared, to_all, peer.latency[module.number] if timed else module.number)
+
+        return min(leading, key=place)
 
     # --- completion
 
@@ -945,19 +1018,25 @@ def _flush(scope: Context, timeout: float | None, callbacks: bool, failed: list[
         failed.append(error)
 
 
-def _names_in(name: bytes) -> list[bytes]:
-    """The endpoint names in a transport's name; none if it is damaged."""
-    if len(name) < 6 or name[:4] != _CARD:
-        return []
-    (count,) = struct.unpack_from("<H", name, 4)
-    names, at = [], 6
+def _names_in(name: bytes) -> tuple[list[bytes], RemoteHandle | None]:
+    """The endpoint names in a transport's name, and its beacon; none if it is damaged."""
+    nothing: tuple[list[bytes], None] = [], None
+    at = len(_CARD) + HANDLE_SIZE
+    if len(name) < at + 2 or name[:4] != _CARD:
+        return nothing
+    try:
+        beacon = RemoteHandle(name[len(_CARD) : at])
+    except InvalidArgumentError:
+        return nothing
+    (count,) = struct.unpack_from("<H", name, at)
+    names, at = [], at + 2
     for _ in range(count):
         if at + 4 > len(name):
-            return []
+            return nothing
         (length,) = struct.unpack_from("<I", name, at)
         at += 4
         if length > len(name) - at:
-            return []
+            return nothing
         names.append(name[at : at + length])
         at += length
-    return names if at == len(name) else []
+    return (names, beacon) if at == len(name) and names else nothing

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pyfab import _core
-from pyfab._enums import Caps, EPType, MRMode
+from pyfab._enums import Caps, Delivery, EPType, MRMode
 from pyfab._errors import InvalidArgumentError
 from pyfab._info import Info, make_info
 
@@ -166,6 +166,8 @@ def _objection(info: Info, tunables: Tunables, mr_mode: MRMode) -> str:
         return f"its endpoints are {info.ep_type.name}, not reliable and unconnected"
     if info.caps & _NEEDED != _NEEDED:
         return f"it lacks {_NEEDED & ~info.caps!r}"
+    if not info.delivery & Delivery.DELIVERY:
+        return "its completions do not say that what was put is visible (Delivery.DELIVERY)"
     refused = (mr_mode | info.mr_mode) & REFUSED_MODES
     return f"it demands {refused!r}, which a transport does not meet" if refused else ""
 

@@ -1,5 +1,8 @@
+#include <algorithm>
+
 #include "fabric/address_vector.h"
 #include "fabric/domain_core.h"
+#include "fabric/name.h"
 #include "fabric/named_peer_memory.h"
 #include "python/bind.h"
 
@@ -134,6 +137,24 @@ void bind_address_vector(py::module_& m) {
   m.def(
       "print_address", [](const py::bytes& address) { return print_address(std::string_view(address)); },
       py::arg("address"), "As text; an empty string for what has no known format.");
+  m.def(
+      "address_links",
+      [](const py::bytes& address) {
+        std::vector<std::string> links;
+        for (const Part& part : Name::decode(std::string_view(address)).parts)
+          if (std::ranges::find(links, part.link) == links.end()) links.push_back(part.link);
+        return links;
+      },
+      py::arg("address"), "The links that an address has parts of: \"tcp.0\".");
+  m.def(
+      "restrict_address",
+      [](const py::bytes& address, const std::vector<std::string>& links) {
+        Name name = Name::decode(std::string_view(address));
+        std::erase_if(name.parts,
+                      [&](const Part& part) { return std::ranges::find(links, part.link) == links.end(); });
+        return py::bytes(name.encode());
+      },
+      py::arg("address"), py::arg("links"), "The same with the parts of these links alone.");
   m.def(
       "parse_address", [](const std::string& text) { return py::bytes(parse_address(text)); },
       py::arg("text"));

@@ -1,0 +1,92 @@
+"""Which way to a peer is taken: through memory, by a device that leads to all peers, or by messages; of equals the fastest."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyfab
+import pytest
+from pyfab import Transport, _path_choice
+
+from rails import RAILS, WHY_NOT
+
+TIMEOUT = 60
+
+
+@pytest.mark.req("WIN-74")
+def test_ways_in_order() -> None:
+    rank = _path_choice.rank
+    ways = [rank(True, False, 9.0), rank(False, True, 1.0), rank(False, True, 2.0), rank(False, False, 0.1)]
+    assert ways == sorted(ways)
+    assert [_path_choice.moves_itself(link) for link in ("verbs:mlx5_0", "verbs.1", "tcp.0", "shm")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.req("WIN-74")
+def test_a_device_that_does_not_lead_to_all_counts_as_any_other() -> None:
+    with Transport(["tcp", "tcp"]) as transport, Transport(["tcp", "shm"]) as half:
+        near = transport.peer(transport.name)
+        deadline = time.monotonic() + TIMEOUT
+        while len(near.latency) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert all(0 < seconds < TIMEOUT for seconds in near.latency.values())
+        near.latency.update({0: 1.0, 1: 2.0})
+        transport._modules[1].direct = True
+        near._chosen = None
+        assert transport._usable(near) is transport._modules[1], "slower, but it moves the bytes itself"
+        other = transport.peer(half.name)
+        assert other.reachable
+        assert transport._usable(near) is transport._modules[0], "one peer is not reached by the device"
+        transport.remove(other, TIMEOUT)
+        assert transport._usable(near) is transport._modules[1]
+
+
+@pytest.mark.req("WIN-74")
+def test_shared_memory_comes_first() -> None:
+    with Transport(["tcp", "shm"]) as transport:
+        myself = transport.peer(transport.name)
+        assert myself.link == "shm"
+        memory = np.zeros(8, np.int64)
+        registration = transport.register(memory, pyfab.Access.REMOTE)
+        transport.wait(
+            transport.put, myself, np.arange(8), registration.address, registration, timeout=TIMEOUT
+        )
+        assert memory.tolist() == list(range(8))
+
+
+@pytest.mark.skipif(RAILS is None, reason=WHY_NOT)
+@pytest.mark.req("WIN-74")
+@pytest.mark.parametrize("lacking", [None, 2])
+def test_a_link_is_for_all_members_of_a_group_or_for_none(
+    lacking: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As a device that moves bytes itself; here it is a tcp link that is taken for one."""
+    monkeypatch.setattr(_path_choice, "moves_itself", lambda link: link == "tcp.1")
+    meeting = f"file://{tmp_path}/meeting"
+    together = threading.Barrier(3)
+
+    def member(rank: int) -> list[str]:
+        spec = RAILS if rank != lacking else "tcp:lo"
+        with pyfab.Group(rank, 3, meeting, spec, timeout=TIMEOUT) as group:
+            with group.window(shape=3, dtype=np.int64) as window:
+                for peer in group.peers:
+                    window[peer][rank] = rank + 1
+                window.fence()
+                assert window.local.tolist() == [1 * (rank != 0), 2 * (rank != 1), 3 * (rank != 2)]
+                links = [row.link for row in group.links()]
+                together.wait(TIMEOUT)
+            return links
+
+    with ThreadPoolExecutor(3) as pool:
+        told = [future.result(TIMEOUT) for future in [pool.submit(member, rank) for rank in range(3)]]
+    expected = "tcp.0" if lacking is not None else "tcp.0+tcp.1"
+    assert told == [[expected] * 2] * 3
