@@ -378,6 +378,10 @@ class AddressVector(Owned):
         if flags & (InsertFlag.USER_ID | InsertFlag.AUTH_KEY):
             inputs = [int(value) & _ALL_ONES for value in fi_addr]  # type: ignore[union-attr]
         if self._inserter is not None:
+            if fi_addr is None and self.type == AVType.MAP:
+                raise InvalidArgumentError(
+                    "fi_addr is missing: an asynchronous map tells its handles nowhere else, and they are not predictable"
+                )
             self._inserter.push(items, flags, inputs, fi_addr, context)
             return 0
         handles, errors = self._insert_now(list(items), flags, inputs)

@@ -19,7 +19,7 @@ from pyfab import _core
 from pyfab._address_vector import FORMATS, AddressVector
 from pyfab._buffers import auth_key_of, bytes_of
 from pyfab._endpoint import Endpoint
-from pyfab._enums import KEY_NOTAVAIL, Access, AVType, Caps, MRFlag, MRMode, flag_names
+from pyfab._enums import KEY_NOTAVAIL, Access, AVFlag, AVType, Caps, MRFlag, MRMode, flag_names
 from pyfab._errors import BadFlagsError, BusyError, FabricError, InvalidArgumentError, NotSupportedError
 from pyfab._info import Info, bits_in_force, make_info
 from pyfab._pictures import Drawing, DrawnRegion, regions_map
@@ -355,6 +355,7 @@ class Domain:
         asynchronous: bool = False,
         duplicates: Literal["allow", "reject"] = "allow",
         on_error: Literal["continue", "abort"] = "continue",
+        flags: AVFlag | int = 0,
     ) -> AddressVector:
         """A table of peers. All arguments can be read back as attributes.
 
@@ -364,9 +365,13 @@ class Domain:
         be there. map_addr: 0 lets the library choose. symmetric: consecutive socket addresses take next to no memory. user_id:
         completions report what set_user_id() said. asynchronous: insertions tell an event queue, see bind(); on_error: whether
         they go on behind an address that fails, or cancel the rest of their call. duplicates: "reject" refuses an address that
-        is there already (FI_EALREADY); otherwise each insertion gives a handle of its own.
+        is there already (FI_EALREADY); otherwise each insertion gives a handle of its own. flags: AVFlag, beside the keywords
+        that say the same.
         """
         self._core.check_open()
+        if int(flags) & ~int(~AVFlag(0)):
+            raise BadFlagsError(f"flags={flags!r}: an address vector is opened with those of AVFlag")
+        flags = AVFlag(flags)
         return AddressVector(
             self,
             type,
@@ -374,11 +379,11 @@ class Domain:
             ep_per_node=ep_per_node,
             rx_ctx_bits=rx_ctx_bits,
             name=name,
-            read_only=read_only,
+            read_only=read_only or AVFlag.READ in flags,
             map_addr=map_addr,
-            symmetric=symmetric,
-            user_id=user_id,
-            asynchronous=asynchronous,
+            symmetric=symmetric or AVFlag.SYMMETRIC in flags,
+            user_id=user_id or AVFlag.USER_ID in flags,
+            asynchronous=asynchronous or AVFlag.EVENT in flags,
             duplicates=duplicates,
             on_error=on_error,
         )

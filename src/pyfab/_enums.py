@@ -21,6 +21,7 @@ __all__ = [
     "FI_MR_VIRT_ADDR",
     "FI_RAW_MR",
     "KEY_NOTAVAIL",
+    "AVFlag",
     "AVType",
     "Access",
     "AtomicOp",
@@ -185,6 +186,15 @@ class AtomicOp(enum.IntEnum):
     CSWAP_GE = 16
     CSWAP_GT = 17
     MSWAP = 18
+
+
+class AVFlag(enum.IntFlag):
+    """How an address vector is opened (fi_av_open(3)): the same as the keyword of each."""
+
+    EVENT = 1  # asynchronous
+    READ = 2  # read_only
+    SYMMETRIC = 4  # symmetric
+    USER_ID = 8  # user_id
 
 
 class AVType(enum.IntEnum):

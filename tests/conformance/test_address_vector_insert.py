@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pyfab
 import pytest
-from pyfab import AVType, InsertFlag, _resolver
+from pyfab import AVFlag, AVType, InsertFlag, _resolver
 
 NOTAVAIL = pyfab.ADDR_NOTAVAIL
 BAD = b"not an address"
@@ -83,6 +83,17 @@ class TestAttributes:
                 domain.address_vector(AVType.MAP)
             assert domain.address_vector().type == AVType.TABLE
 
+    @pytest.mark.req("AV-1", "AV-3")
+    def test_flags_say_the_same_as_the_keywords(self, domain):
+        flags = AVFlag.EVENT | AVFlag.SYMMETRIC | AVFlag.USER_ID
+        with domain.address_vector(flags=flags) as av:
+            assert (av.asynchronous, av.symmetric, av.user_id, av.read_only) == (True, True, True, False)
+        with pytest.raises(pyfab.InvalidArgumentError, match="read_only"):
+            domain.address_vector(flags=AVFlag.READ)
+        for unknown in (16, 1 << 40, AVFlag.READ | 32):
+            with pytest.raises(pyfab.BadFlagsError):
+                domain.address_vector(flags=unknown)
+
     @pytest.mark.req("AV-51")
     def test_more_bits_than_a_handle_has(self, domain):
         domain.address_vector(rx_ctx_bits=8)
@@ -137,6 +148,28 @@ class TestInsert:
             with pytest.raises(pyfab.InvalidArgumentError):
                 av.insert(some(1), flags=flag)
         assert len(av) == 2
+
+    @pytest.mark.req("AV-13")
+    def test_an_asynchronous_map_needs_the_array(self, domain):
+        with domain.event_queue() as events:
+            for kind in (AVType.MAP, AVType.TABLE):
+                with domain.address_vector(kind, asynchronous=True) as av:
+                    av.bind(events)
+                    if kind == AVType.MAP:
+                        for insert in (
+                            lambda: av.insert(some(2)),
+                            lambda: av.insert_service("127.0.0.1", "80"),
+                        ):
+                            with pytest.raises(pyfab.InvalidArgumentError, match="fi_addr"):
+                                insert()
+                        assert len(av) == 0
+                        handles = [0, 0]
+                        av.insert(some(2), fi_addr=handles)
+                    else:
+                        av.insert(some(2))
+                    assert read(events).data == 2
+                    if kind == AVType.MAP:
+                        assert [av.lookup(handle) for handle in handles] == some(2)
 
     @pytest.mark.req("AV-15")
     def test_outcomes_in_the_context(self, av):
