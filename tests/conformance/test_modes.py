@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pyfab
@@ -234,6 +235,20 @@ def test_chosen_keys_do_not_come_back_soon(size):
                 del recent[next(iter(recent))]
 
 
+@pytest.mark.req("MR-21")
+def test_a_key_that_was_chosen_is_stale_once_closed(open_pair):
+    pair = open_pair(mr_mode=MRMode.PROV_KEY)
+    stale = []
+    for _ in range(50):
+        exposed = pair.expose(np.zeros(8, np.int64))
+        stale.append(exposed.key)
+        exposed.close()
+    living = pair.expose(np.zeros(8, np.int64))
+    for key in stale:
+        assert isinstance(error_of(pair.endpoint.write(ONE, pair.handle, (0, key))), pyfab.KeyRejectedError)
+    assert not living.content().any()
+
+
 # --- addressing
 
 
@@ -450,6 +465,54 @@ def test_local_memory_is_registered_in_local_mode(open_pair):
     with pytest.raises(pyfab.InvalidArgumentError):
         pair.endpoint.fetch_atomic(AtomicOp.SUM, memory[:1], memory[1:2], pair.handle, exposed.remote[:1])
     assert np.array_equal(exposed.content(), np.arange(8))
+
+
+@pytest.mark.req("MR-23")
+def test_each_local_use_needs_its_right(open_pair):
+    """Every use against every right alone: memory with another right than the one is refused, and nothing is posted."""
+    pair = open_pair(mr_mode=MRMode.LOCAL)
+    exposed = pair.expose(np.zeros(8, np.int64))
+    remote, scratch = exposed.remote[:1], {}
+    for right in (Access.SEND, Access.RECV, Access.READ, Access.WRITE, Access.REMOTE):
+        memory = np.ones(1, np.int64)
+        scratch[right] = memory, pair.register(memory, right)
+    full = np.ones(4, np.int64)
+    region = pair.register(full, Access.LOCAL)
+    one, other, result = full[:1], full[1:2], full[2:3]
+    endpoint, handle, to_self = pair.endpoint, pair.handle, pair.endpoint.av.insert(pair.endpoint.address)
+    uses = {
+        "put": (Access.WRITE, lambda m: endpoint.write(m, handle, remote)),
+        "get": (Access.READ, lambda m: endpoint.read(m, handle, remote)),
+        "atomic": (Access.WRITE, lambda m: endpoint.atomic(AtomicOp.SUM, m, handle, remote)),
+        "operand": (Access.WRITE, lambda m: endpoint.fetch_atomic(AtomicOp.SUM, m, result, handle, remote)),
+        "result": (Access.READ, lambda m: endpoint.fetch_atomic(AtomicOp.SUM, one, m, handle, remote)),
+        "comparand": (
+            Access.WRITE,
+            lambda m: endpoint.compare_atomic(AtomicOp.CSWAP, one, m, result, handle, remote),
+        ),
+        "former": (
+            Access.READ,
+            lambda m: endpoint.compare_atomic(AtomicOp.CSWAP, one, other, m, handle, remote),
+        ),
+        "message": (Access.SEND, lambda m: endpoint.tsend(m, to_self, 7)),
+        "receive": (Access.RECV, lambda m: endpoint.trecv(m, 7)),
+    }
+    for name, (needed, use) in uses.items():
+        for right, (memory, _) in scratch.items():
+            if right & needed:
+                continue
+            with pytest.raises(pyfab.InvalidArgumentError, match=needed.name):
+                use(memory)
+        started = use(scratch[needed][0])
+        if name == "message":
+            sent = started
+        elif name == "receive":
+            started.result(TIMEOUT)
+            sent.result(TIMEOUT)
+        else:
+            started.result(TIMEOUT)
+    endpoint.av.remove(to_self)
+    region.close()
 
 
 @pytest.mark.req("MR-31")
@@ -931,13 +994,31 @@ def test_other_threads_run_while_memory_is_registered():
         region.close()
         return ran
 
+    def refresh():
+        """What else takes the region waits for it."""
+        while not stop.is_set():
+            region.refresh()
+
+    def bind():
+        with suppress(pyfab.FabricError):  # there is room for a few
+            region.bind(counter, RMAEvent.REMOTE_WRITE)
+
     thread = threading.Thread(target=count)
-    with pyfab.Domain("shm", mr_mode=MRMode.ALLOCATED | MRMode.MMU_NOTIFY) as domain:
+    with (
+        pyfab.Domain("shm", mr_mode=MRMode.ALLOCATED | MRMode.MMU_NOTIFY) as domain,
+        domain.counter() as counter,
+    ):
         thread.start()
         try:
             until_one_ran(register)
             with domain.register(memory.range, Access.REMOTE) as region:
                 until_one_ran(lambda: ran_during(region.refresh)[0])
+                refreshing = threading.Thread(target=refresh)
+                refreshing.start()
+                for call in (lambda: region.remote, bind, region.enable):
+                    until_one_ran(lambda call=call: ran_during(call)[0])
+                stop.set()
+                refreshing.join()
         finally:
             stop.set()
             thread.join()

@@ -101,6 +101,26 @@ def test_bytes_are_bounded(links, by, monkeypatch):
 
 
 @pytest.mark.req("MR-71")
+def test_bytes_in_use_are_bounded_with_the_idle_ones(links):
+    """What somebody uses cannot leave, so less stays that nobody does."""
+    limit = 1 << 20
+    with opened(links, mr_cache_max_size=limit) as (domain, _):
+        idle = [np.zeros(300_000, np.uint8) for _ in range(3)]
+        for array in idle:
+            registered(domain, array)
+        held = []
+        for used in range(1, 6):
+            held.append(domain.register(np.zeros(250_000, np.uint8), Access.REMOTE))
+            stats = domain.stats().cache
+            assert stats.idle_bytes == max(0, min(3, (limit - used * 250_000) // 300_000)) * 300_000
+            assert stats.cached_bytes == used * 250_000 + stats.idle_bytes
+        for region in held:
+            region.close()
+            assert domain.stats().cache.idle_bytes <= limit
+        assert domain.stats().cache.cached_bytes <= limit
+
+
+@pytest.mark.req("MR-71")
 def test_bytes_are_unlimited_by_default(cached):
     domain, _ = cached
     arrays = [np.zeros(64 << 20, np.uint8) for _ in range(16)]  # 1 GiB that nobody touches

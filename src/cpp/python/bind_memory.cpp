@@ -161,13 +161,13 @@ void bind_memory(py::module_& m) {
       .def_property_readonly("nbytes", &MemoryRegion::length)
       .def_property_readonly("enabled", &MemoryRegion::enabled)
       .def_property_readonly("closed", &MemoryRegion::closed)
-      .def("bind", &MemoryRegion::bind, py::arg("counter"))
-      .def("bind_endpoint", &MemoryRegion::bind_endpoint, py::arg("number"))
+      .def("bind", &MemoryRegion::bind, py::arg("counter"), py::call_guard<WithoutGil>())
+      .def("bind_endpoint", &MemoryRegion::bind_endpoint, py::arg("number"), py::call_guard<WithoutGil>())
       .def(
           "admit",
           [](MemoryRegion& region, const std::vector<std::string>& auth_keys) { region.admit(auth_keys); },
-          py::arg("auth_keys"))
-      .def("enable", &MemoryRegion::enable)
+          py::arg("auth_keys"), py::call_guard<WithoutGil>())
+      .def("enable", &MemoryRegion::enable, py::call_guard<WithoutGil>())
       .def(
           "refresh",
           [](MemoryRegion& region, const std::vector<std::pair<std::uint64_t, std::uint64_t>>& parts) {
@@ -195,7 +195,7 @@ void bind_memory(py::module_& m) {
       .def(
           "remote",
           [](MemoryRegion& region, const py::object& dtype, const std::vector<std::int64_t>& shape) {
-            return RemoteView::of(region.remote(), dtype, shape);
+            return RemoteView::of(WithoutGil::run([&] { return region.remote(); }), dtype, shape);
           },
           py::arg("dtype"), py::arg("shape"));
 
