@@ -59,8 +59,8 @@ class Domain:
     `sync_rdma_write`, with a cache of lines of `cache_line` bytes at the "device" or the "cpu"; checker=True does so too and
     reports calls that are missing, late or needless. settings: of the providers, for instance tcp_listen="10.0.0.5",
     shm_copy="ring"; lnx_disable_shm and lnx_use_srq come before $FI_LNX_DISABLE_SHM and $FI_LNX_USE_SRQ (docs/links.md).
-    mr_cache: whether memory stays registered with the device for the next region on it; None: if $FI_MR_CACHE_MONITOR names a
-    monitor. The settings mr_cache_monitor, mr_cache_max_size, mr_cache_max_count and mr_cache_merge_regions come before the
+    mr_cache: whether memory stays registered with the device for the next region on it; "auto": where that is possible; None: if
+    $FI_MR_CACHE_MONITOR names a monitor. The settings mr_cache_monitor, mr_cache_max_size, mr_cache_max_count and mr_cache_merge_regions come before the
     variables $FI_MR_CACHE_*; RuntimeWarning where a cache is wanted and cannot be had.
 
     Leaving a `with` block closes what the domain still owns. Safe from any thread; a child process of fork() gets ClosedError.
@@ -84,7 +84,7 @@ class Domain:
         cache: Literal["device", "cpu"] = "device",
         cache_line: int = 1,
         checker: bool = False,
-        mr_cache: bool | None = None,
+        mr_cache: bool | Literal["auto"] | None = None,
         addr_format: Literal["bundle", "sockaddr_in", "sockaddr_in6", "str"] | None = None,
         av_type: AVType = AVType.UNSPEC,
         av_auth_keys: bool = False,
@@ -113,8 +113,8 @@ class Domain:
             for name, value in (("peer_deadline", peer_deadline), ("rail_deadline", rail_deadline))
         }
         if mr_cache is not None:
-            if not isinstance(mr_cache, bool):
-                raise InvalidArgumentError(f"mr_cache={mr_cache!r}: it is True, False or None")
+            if not isinstance(mr_cache, bool) and mr_cache != "auto":
+                raise InvalidArgumentError(f'mr_cache={mr_cache!r}: it is True, False, "auto" or None')
             settings["mr_cache"] = mr_cache
         self._peer_deadline = deadlines["peer_deadline"]
         self._auth_key = auth_key_of(auth_key)

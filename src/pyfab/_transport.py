@@ -262,7 +262,7 @@ class Transport:
         self._addresses = itertools.count(1)  # of registrations, where they are not virtual
         self.candidates: list[Candidate] = []
         self._modules: list[_Module] = []
-        options = {"mr_mode": mr_mode, "mr_cache": True, **(domain or {})}
+        options = {"mr_mode": mr_mode, "mr_cache": "auto", **(domain or {})}
         if self.tunables.progress != "unspecified":
             options["progress"] = self.tunables.progress
         self._manual = options.get("progress") == "manual"

@@ -59,7 +59,9 @@ CacheSettings CacheSettings::of(const DomainOptions& options) {
               settings.limits.max_idle);
   settings.limits.merge = is_yes(value_of(options, "mr_cache_merge_regions").text);
   const std::string asked = options.setting("mr_cache", "");
-  settings.wanted = is_yes(asked) || (asked.empty() && !monitor.text.empty());
+  const bool where_possible = asked == "auto";
+  settings.wanted = is_yes(asked) || where_possible || (asked.empty() && !monitor.text.empty());
+  settings.quiet = where_possible && monitor.text.empty();
   settings.monitor = monitor.text.empty() ? "userfaultfd" : monitor.text;
   return settings;
 }
@@ -81,6 +83,7 @@ DomainCache open_cache(const CacheSettings& settings, Enroller enroller) {
     opened.monitor = settings.monitor;
   } catch (const Error& error) {
     if (error.code() != Errc::not_supported) throw;
+    if (settings.quiet) return opened;
     opened.warning = "no registration cache: the monitor " + settings.monitor +
                      " is not available here, because " + error.what() +
                      "; choose another FI_MR_CACHE_MONITOR, or disabled";
