@@ -59,9 +59,9 @@ class Domain:
     `sync_rdma_write`, with a cache of lines of `cache_line` bytes at the "device" or the "cpu"; checker=True does so too and
     reports calls that are missing, late or needless. settings: of the providers, for instance tcp_listen="10.0.0.5",
     shm_copy="ring"; lnx_disable_shm and lnx_use_srq come before $FI_LNX_DISABLE_SHM and $FI_LNX_USE_SRQ (docs/links.md).
-    mr_cache: whether memory stays registered with the device for the next region on it; "auto": where that is possible; None: if
-    $FI_MR_CACHE_MONITOR names a monitor. The settings mr_cache_monitor, mr_cache_max_size, mr_cache_max_count and mr_cache_merge_regions come before the
-    variables $FI_MR_CACHE_*; RuntimeWarning where a cache is wanted and cannot be had.
+    mr_cache: whether memory stays registered with the device for the next region on it; "auto": where that is possible; None:
+    if $FI_MR_CACHE_MONITOR names a monitor. The settings mr_cache_monitor, mr_cache_max_size, mr_cache_max_count and
+    mr_cache_merge_regions come before the variables $FI_MR_CACHE_*; RuntimeWarning where a cache is wanted and cannot be had.
 
     Leaving a `with` block closes what the domain still owns. Safe from any thread; a child process of fork() gets ClosedError.
     """
