@@ -115,7 +115,9 @@ class Supervisor:
         number = 1 + max((n for r, n in self.incarnations if r == rank), default=-1)
         mine, theirs = socket.socketpair()
         domain = {"peer_deadline": self.options.deadline, **self.options.set}
-        if "tcp" in self.options.links:
+        if "," in self.options.links:  # rails: each device has its own address
+            domain["tcp_port"] = str(self.ports[rank])
+        elif "tcp" in self.options.links:
             domain["tcp_listen"] = f"127.0.0.1:{self.ports[rank]}"
         settings = {
             "rank": rank,
