@@ -317,7 +317,7 @@ class AddressVector(Owned):
 
     def _check_insert(self, flags: InsertFlag, sync_err: bool, context: Any) -> None:
         self._check_open()
-        if int(flags) & ~int(~InsertFlag(0)):
+        if int(flags) & ~sum(InsertFlag):
             raise BadFlagsError(f"flags={flags!r}: insert() takes those of InsertFlag (AV-18)")
         flags = InsertFlag(flags)
         if self.read_only:

@@ -23,6 +23,7 @@ import numpy as np
 import pyfab
 from pyfab._child import bind_to, fork
 from pyfab._deadline import Deadline
+from pyfab._spawn_processes import how
 
 _FAILED = "after the failure"
 _GRACE = 2.0  # seconds that ranks have to end after another one failed, and again after they were interrupted
@@ -117,8 +118,7 @@ class CellRanks:
         for rank, report in enumerate(reports):
             if report.lost and rank not in busy.values():
                 code = os.waitstatus_to_exitcode(os.waitpid(self._pids.pop(rank), 0)[1])
-                how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-                report.error = f"the process ended: {how}"
+                report.error = f"the process ended: {how(code)}"
         if any(report.lost for report in reports):
             self.end(patient=False)
         return reports

@@ -369,7 +369,7 @@ class Domain:
         that say the same.
         """
         self._core.check_open()
-        if int(flags) & ~int(~AVFlag(0)):
+        if int(flags) & ~sum(AVFlag):
             raise BadFlagsError(f"flags={flags!r}: an address vector is opened with those of AVFlag")
         flags = AVFlag(flags)
         return AddressVector(

@@ -63,7 +63,7 @@ class Forked:
         self._body(rank, lines[rank])
 
     def status(self, rank: int) -> str:
-        return _how(os.waitstatus_to_exitcode(os.waitpid(self._pids.pop(rank), 0)[1]))
+        return how(os.waitstatus_to_exitcode(os.waitpid(self._pids.pop(rank), 0)[1]))
 
     def end(self, *, patient: bool) -> None:
         if patient:
@@ -87,8 +87,12 @@ class Forked:
                 del self._pids[rank]
 
 
-def _how(status: int) -> str:
-    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+def how(status: int) -> str:
+    """How a process ended, by what `os.waitstatus_to_exitcode` says; real-time signals have no name."""
+    if status >= 0:
+        return f"exit status {status}"
+    known = -status in signal.Signals.__members__.values()
+    return f"killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
 
 
 class Served:
@@ -131,7 +135,7 @@ class Served:
             self._requests.send(_STATUS + str(rank).encode())
             if answer := self._requests.recv(100):
                 return answer.decode()
-        return f"with the process that it was forked from: {_how(self._server.wait())}"
+        return f"with the process that it was forked from: {how(self._server.wait())}"
 
     def end(self, *, patient: bool) -> None:
         if self._requests is not None:
@@ -139,7 +143,11 @@ class Served:
                 if patient:
                     self._requests.send(_END_PATIENTLY)
         if self._server is not None:
-            self._server.wait()
+            try:
+                self._server.wait(3 * _GRACE + 1)
+            except subprocess.TimeoutExpired:  # it was stopped, or hangs while it starts
+                self._server.kill()  # and its ranks with it
+                self._server.wait()
 
 
 def serve(caller: str, task: str, requests: str, *lines: str) -> None:

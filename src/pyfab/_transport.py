@@ -680,7 +680,8 @@ class Transport:
             if scope._outstanding >= self.tunables.queue_depth:
                 return None
         to = peer._handles[module.number]
-        assert to is not None
+        if to is None:  # removed meanwhile
+            raise UnreachableError(f"the peer cannot be reached: {peer.why}")
         try:
             return start(scope, to, handle._place(module, module.number % peer._modules, address))
         except FabricError as error:
@@ -747,9 +748,10 @@ class Transport:
         self._check()
         if peer._transport is not self:
             raise InvalidArgumentError("the peer belongs to another transport")
-        if peer._chosen is None:
-            peer._chosen = self._choose(peer)
-        return peer._chosen
+        chosen = peer._chosen  # which others may reset meanwhile
+        if chosen is None:
+            chosen = peer._chosen = self._choose(peer)
+        return chosen
 
     def _choose(self, peer: TransportPeer) -> _Module:
         """Through memory on this node; else a device that moves bytes itself, to all; else messages. Of equals the fastest."""
@@ -762,6 +764,7 @@ class Transport:
             other._handles
             for other in list(self._peers.values())
             if other.reachable
+            and len(other._handles) == len(self._modules)  # or another thread is inserting it
             and not any(self._modules[i].shared and h is not None for i, h in enumerate(other._handles))
         ]
         timed = all(module.number in peer.latency for module in leading)

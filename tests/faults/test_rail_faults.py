@@ -379,3 +379,30 @@ def test_unordered_messages_all_arrive_once(joined):
     for send in sends:
         send.result(TIMEOUT)
     assert sorted(peer.run(taken)) == [(100 + i, [i]) for i in range(40)]
+
+
+def test_peers_over_the_same_rails_all_get_their_turns():
+    """Also where more is posted to each than one turn moves, again and again, before anybody makes progress."""
+    with (
+        Peer(RAILS) as first,
+        Peer(RAILS) as second,
+        Peer(RAILS) as third,
+        pyfab.Domain(RAILS, progress="manual") as domain,
+        domain.endpoint() as endpoint,
+    ):
+        peers = [endpoint.av.insert(peer.address) for peer in (first, second, third)]
+        targets = [peer.expose(np.zeros(LARGE, np.uint8)) for peer in (first, second, third)]
+        small, large = np.full(64, 7, np.uint8), np.full(LARGE, 7, np.uint8)
+        for peer, target in zip(peers, targets, strict=True):
+            endpoint.write(small, peer, target.remote).result(TIMEOUT)  # the rails stand
+        for turn in range(20):
+            order = [0, 0, 1, 2, 0, 2, 1] if turn % 2 else [2, 1, 1, 0]
+            posted = [
+                endpoint.write(data, peers[index], targets[index].remote)
+                for index in order
+                for data in (large, *[small] * 130)
+            ]
+            for operation in posted:
+                operation.result(TIMEOUT)
+        for target in targets:
+            assert (target.content() == 7).all()

@@ -121,6 +121,8 @@ def leave(group: pyfab.Group, how: str) -> None:
             os._exit(7)
         if how == "SystemExit":
             sys.exit("enough")
+        if how == "nameless":
+            os.kill(os.getpid(), signal.SIGRTMIN + 1)
         os.kill(os.getpid(), signal.SIGKILL)
     group.barrier()
 
@@ -130,6 +132,7 @@ def leave(group: pyfab.Group, how: str) -> None:
     [
         ("exit", r"rank 1 .*exit status 7"),
         ("kill", r"rank 1 .*SIGKILL"),
+        ("nameless", rf"rank 1 .*signal {signal.SIGRTMIN + 1}"),
         ("SystemExit", "SystemExit: enough"),
     ],
 )
@@ -199,6 +202,17 @@ def kill_what_it_was_forked_from(group: pyfab.Group) -> None:
 def test_ranks_that_lose_what_they_were_forked_from() -> None:
     with pytest.raises(ChildProcessError, match=r"with the process that it was forked from: .*SIGKILL"):
         pyfab.spawn(kill_what_it_was_forked_from, 2, links="shm")
+
+
+def stop_what_it_was_forked_from(group: pyfab.Group) -> int:
+    group.barrier()
+    if group.rank == 1:
+        os.kill(os.getppid(), signal.SIGSTOP)
+    return group.rank
+
+
+def test_what_ranks_were_forked_from_may_stop() -> None:
+    assert pyfab.spawn(stop_what_it_was_forked_from, 2, links="shm") == [0, 1]
 
 
 ONE_FORK = """

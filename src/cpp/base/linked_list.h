@@ -36,13 +36,14 @@ class LinkedList {
     while (!empty()) pop_front();
   }
   bool empty() const noexcept { return end_.after_ == &end_; }
-  // No effect on what is in it already, or in another list of this kind.
-  void push_back(T& item) noexcept {
+  // False, and no effect, on what is in it already, or in another list of this kind.
+  bool push_back(T& item) noexcept {
     Linked<Tag>& link = item;
-    if (link.after_ != &link) return;
+    if (link.after_ != &link) return false;
     link.before_ = end_.before_;
     link.after_ = &end_;
     link.before_->after_ = end_.before_ = &link;
+    return true;
   }
   T& pop_front() noexcept {
     Linked<Tag>& first = *end_.after_;

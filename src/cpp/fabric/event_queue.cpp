@@ -13,8 +13,10 @@ bool of_loss(const Event& event) noexcept {
 
 }  // namespace
 
-EventQueue::EventQueue(std::size_t losses) : size_(losses), room_(losses) {
-  if (losses == 0) throw Error(Errc::invalid, "an event queue needs room for at least one loss");
+EventQueue::EventQueue(std::size_t losses) : size_(losses), room_(losses <= kMostLosses ? losses : 0) {
+  if (losses == 0 || losses > kMostLosses)
+    throw Error(Errc::invalid, "an event queue of size " + std::to_string(losses) + ": it takes 1 to " +
+                                   std::to_string(kMostLosses) + " losses");
 }
 
 void EventQueue::push(Place place) noexcept {

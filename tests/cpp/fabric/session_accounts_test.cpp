@@ -173,10 +173,10 @@ TEST_CASE("an observer is told of what comes to its regions, and of what was sto
 
 TEST_CASE("a link counts the messages that it took, by their form") {
   LinkCounters counters;
-  Pipe pipe(5, {}, {.counters = &counters});
   Bytes bytes(20'000);
   const iovec whole = piece(bytes, 0, 30);
-  std::list<Probe> probes;
+  std::list<Probe> probes;  // some are told of their end by that of the pipe
+  Pipe pipe(5, {}, {.counters = &counters});
   for (const std::uint64_t length : {30, 20'000})
     for (unsigned form = 0; form < send_form::kForms; ++form) {
       Probe& probe = probes.emplace_back(OpCode::send, 7, 0, bytes.data(), length);

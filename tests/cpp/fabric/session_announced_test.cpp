@@ -285,9 +285,9 @@ TEST_CASE("an injected message is announced from a copy") {
 }
 
 TEST_CASE("credit for buffered messages comes back in large parts, and the stream is asked to send it") {
+  std::list<Send> sends;  // the last one is told of its end by that of the pipe
   Joined joined;
   Pipe& pipe = joined.pipe;
-  std::list<Send> sends;
   constexpr std::uint64_t kLength = 16'000, kCost = kLength + kMessageOverhead;
   constexpr std::uint64_t kFit = kMessageWindow / kCost, kPart = (kMessageWindow / 4 + kCost - 1) / kCost;
   for (std::uint64_t i = 0; i < kFit + 1; ++i)

@@ -228,11 +228,9 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
     }
   }
   if (rails_.size() >= sweep_at_) {  // now and then, those whose handles are gone
-    std::erase_if(rails_, [this](const auto& entry) {
+    std::erase_if(rails_, [](const auto& entry) {
       const auto& [name, some] = entry;
-      const bool over = some->forgotten() && some.use_count() == 1;
-      if (over && some->has_work()) work_.erase(*some);
-      return over;
+      return some->forgotten() && some.use_count() == 1;
     });
     sweep_at_ = 2 * rails_.size() + 64;
   }
@@ -281,8 +279,7 @@ std::shared_ptr<Rails> LinkedEndpoint::new_rails(PeerId id, const Name& peer, st
 
 // Whoever drives the context looks after it. Others may not: then the timer does.
 void LinkedEndpoint::has_work(Rails& rails) noexcept {
-  work_.push_back(rails);
-  if (!serving_) timer_->no_later_than(Clock::now());
+  if (work_.push_back(rails) && !serving_) timer_->no_later_than(Clock::now());
 }
 
 bool LinkedEndpoint::progress() noexcept {
@@ -307,27 +304,20 @@ bool LinkedEndpoint::serve_rails() noexcept {
   serving_ = true;
   bool moved = false;
   // Those for which the slice does not suffice are the first ones of the next turn.
-  auto todo = std::exchange(work_, {});
-  while (Rails* const rails = todo.front()) {
-    if (services_.slice.spent()) break;
-    todo.erase(*rails);
-    moved |= rails->pump();
-    tick(*rails);
+  LinkedList<Rails, RailsWork> todo;
+  todo.take(work_);
+  while (!todo.empty() && !services_.slice.spent()) {
+    Rails& rails = todo.pop_front();
+    moved |= rails.pump();
+    tick(rails);
   }
-  while (Rails* const rails = work_.front()) {
-    work_.erase(*rails);
-    todo.push_back(*rails);
-  }
-  work_ = todo;
+  todo.take(work_);
+  work_.take(todo);
   if (std::exchange(time_is_up_, false)) {
     for (const auto& [key, rails] : rails_) tick(*rails);
     expire();
   }
-  std::erase_if(ended_, [this](const auto& rails) {
-    const bool over = rails->idle() && rails.use_count() == 1;
-    if (over && rails->has_work()) work_.erase(*rails);
-    return over;
-  });
+  std::erase_if(ended_, [](const auto& rails) { return rails->idle() && rails.use_count() == 1; });
   serving_ = false;
   if (!work_.empty()) timer_->no_later_than(Clock::now());
   return moved || !work_.empty();

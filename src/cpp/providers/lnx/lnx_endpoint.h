@@ -62,7 +62,7 @@ class LinkedEndpoint final : public Endpoint {
   std::map<std::string, std::shared_ptr<Rails>> rails_;  // by the key and the peer's parts
   std::map<std::string, std::vector<double>> answers_;   // likewise: shares for the next connect()
   std::vector<std::shared_ptr<Rails>> ended_;            // until the links hold nothing of them
-  IntrusiveList<Rails, &Rails::work> work_;              // those to be pumped
+  LinkedList<Rails, RailsWork> work_;                    // those to be pumped
   bool time_is_up_ = false;
   bool serving_ = false;  // somebody will look at work_
   std::size_t sweep_at_ = 64;

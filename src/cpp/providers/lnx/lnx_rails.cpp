@@ -279,8 +279,8 @@ void Rails::begin(Part& part, PartKind kind, const Rail& rail, Request* request)
 Transfer Rails::transfer_of(Request& request) noexcept {
   Transfer transfer = request.transfer;
   transfer.operation = &request.part;
-  transfer.flags &= transfer_flag::kRemoteData | transfer_flag::kTagged | transfer_flag::kPiece |
-                    transfer_flag::kLastPiece;
+  transfer.flags &=
+      transfer_flag::kRemoteData | transfer_flag::kTagged | transfer_flag::kPiece | transfer_flag::kLastPiece;
   if (transfer.delivery != Delivery::commit) transfer.delivery = Delivery::delivery;
   if (transfer.op == OpCode::read) return transfer;
   transfer.flags |= transfer_flag::kNumbered;

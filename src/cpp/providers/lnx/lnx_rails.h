@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/linked_list.h"
 #include "fabric/flow.h"
 #include "fabric/match_table.h"
 #include "fabric/operation.h"
@@ -18,7 +19,7 @@ namespace fab::lnx {
 // Several network links to one peer, used as one: the sending side of docs/rails.md. Used under its context's
 // lock. A request brings all the memory that it needs on its way, so that one that was accepted can be moved,
 // repeated and ended without asking for more.
-class Rails final {
+class Rails final : public Linked<struct RailsWork> {
  public:
   struct Parameters {
     CompletionQueue& completions;              // for errors of what was injected
@@ -65,7 +66,6 @@ class Rails final {
 
   // Posts what waits, as far as the rails take it; true if anything moved.
   bool pump() noexcept;
-  bool has_work() const noexcept { return noticed_; }  // on_work was called, and pump() was not
   std::uint64_t resolve(const RemoteRegion& region);
   // Tries rails that are down, and gives up when none is left. Returns when it wants to be called again.
   Clock::time_point tick() noexcept;
@@ -77,7 +77,6 @@ class Rails final {
   static constexpr double kLook = 0.02;  // seconds
   // Whether the links hold nothing of it any more.
   bool idle() const noexcept { return parts_open_ == 0; }
-  ListLink<Rails> work;  // of whoever on_work tells
 
  private:
   struct Request;
@@ -234,7 +233,7 @@ class Rails final {
   bool answered_ = false;           // anything, since the last rail was lost
   bool lost_some_ = false;          // with a rail: nothing goes out before look_after_rails() fenced it off
   bool ending_ = false;
-  bool noticed_ = false;
+  bool noticed_ = false;  // on_work was called, and pump() was not
 
   Trial trial_ = Trial::none;
   Rail *tried_ = nullptr, *examiner_ = nullptr;

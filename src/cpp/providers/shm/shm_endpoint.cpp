@@ -180,7 +180,8 @@ void ShmEndpoint::drop_served(Gone gone) noexcept {
 void ShmEndpoint::drop_broken() noexcept {
   drop_served([this](const Served& served) {
     const Errc error = served.channel->error();
-    if (error == Errc::no_memory) tell_lost(served.channel->session().sender().handle(), error);
+    const PeerId peer = served.channel->session().sender().handle();
+    if (error == Errc::no_memory && peer != kNoPeer) tell_lost(peer, error);
     return error != Errc::ok;
   });
 }
