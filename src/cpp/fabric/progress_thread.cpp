@@ -117,11 +117,11 @@ void ProgressThread::add(std::shared_ptr<Context> context) {
 
 void ProgressThread::remove(Context& context) {
   context.set_hand_back(nullptr);
+  const std::lock_guard lock(mutex_);  // the thread may be dispatching what has just arrived
   {
-    const std::lock_guard lock(arrivals_mutex_);
-    std::erase_if(arrivals_, [&](const Slot& slot) { return &slot.context() == &context; });
+    const std::lock_guard arrivals_lock(arrivals_mutex_);
+    slots_.splice(slots_.end(), arrivals_);
   }
-  const std::lock_guard lock(mutex_);
   if (is_this_thread()) {
     for (Slot& slot : slots_)
       if (&slot.context() == &context) slot.retire();
