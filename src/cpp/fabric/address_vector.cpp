@@ -350,7 +350,7 @@ void AddressVector::repair() {
       hashes_of(address, hashes);
       for (const std::uint32_t hash : hashes) index_.insert(hash, static_cast<std::uint32_t>(index));
     } catch (const Error&) {
-      // Not to be found by its parts: a damaged file.
+      continue;  // not to be found by its parts: a damaged file
     }
   }
   header.live.store(live, std::memory_order_relaxed);

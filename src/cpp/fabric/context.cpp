@@ -254,7 +254,7 @@ Path& Context::find_path(PeerId peer) {
   Peer& slot = target.rx_context == 0 ? paths_[target.index] : named_paths_[named(target)];
   // It is another peer's by now, or lost: then a new one may work again.
   if (slot.path && slot.path->state() == Errc::ok && !slot.path->idle())
-    replaced_.emplace_back(target, std::move(slot));
+    std::swap(replaced_.emplace_back(target, Peer{}).second, slot);
   slot.path.reset();
   slot.ended = false;
   const Name name = parameters_.peers->name(target.index);

@@ -289,7 +289,8 @@ void GatherJob::ended(Request& request) noexcept {
     if (request.place + 1 < from.places.size()) {
       request.tried = request.place + 1;
       request.next = std::exchange(unposted_, &request);
-      const auto self = shared_from_this();  // whoever posts it may end it, before the lock is taken again
+      const auto self =
+          weak_from_this().lock();  // whoever posts it may end it, before the lock is taken again
       lock.unlock();
       if (ask_for_post()) return;
       lock.lock();

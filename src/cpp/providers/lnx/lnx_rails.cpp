@@ -23,7 +23,7 @@ constexpr std::uint64_t kMedium = 16 * 1024;    // and from which on it may leav
 constexpr std::uint64_t kLeastStripe = 64 * 1024, kFirstStripe = 256 * 1024, kMostStripe = 4 << 20;
 constexpr std::size_t kMostOpen = 4096;  // requests
 constexpr std::size_t kMostHoles = 64;   // of a striped one
-static_assert(kMostHoles >= kStripesAhead * kMaxRails);
+static_assert(kMostHoles >= std::size_t{kStripesAhead} * kMaxRails);
 constexpr std::size_t kMostSpare = 256;
 constexpr std::size_t kBatch = 32;
 constexpr std::uint64_t kSettledAtOnce = 64;
@@ -776,7 +776,7 @@ Rails::Range Rails::next_range(Request& request, const Rail& rail) noexcept {
 }
 
 bool Rails::send_stripe(Request& request, Rail& rail) noexcept {
-  const auto part = std::ranges::find(rail.stripe_parts, false, &Part::under_way);
+  auto* const part = std::ranges::find(rail.stripe_parts, false, &Part::under_way);
   begin(*part, PartKind::stripe, rail, &request);
   const Range range = next_range(request, rail);  // what may come back at once must find it taken
   part->offset = range.offset;

@@ -311,8 +311,8 @@ void TcpEndpoint::forget(std::uint32_t region) noexcept {
 
 void TcpEndpoint::retire(TcpStream& stream) noexcept {
   std::ranges::replace(hot_, &stream, nullptr);
-  unsent_.erase(stream);
-  unhurried_.erase(stream);
+  decltype(unsent_)::erase(stream);
+  decltype(unhurried_)::erase(stream);
   stream.rest();
   const auto at =
       std::ranges::find_if(streams_, [&](const auto& entry) { return entry.second.get() == &stream; });

@@ -254,7 +254,7 @@ void VerbsEndpoint::visit_served(Visit visit) noexcept {
 
 void VerbsEndpoint::release(Served& served) noexcept {
   served.memory.reset();
-  turns_.erase(served.stream);
+  decltype(turns_)::erase(served.stream);
   const auto found = std::ranges::find(served_, &served, [](const auto& owned) { return owned.get(); });
   if (found == served_.end()) return;
   bury(std::move(*found));
@@ -262,8 +262,8 @@ void VerbsEndpoint::release(Served& served) noexcept {
 }
 
 void VerbsEndpoint::retire(VerbsLink& link) noexcept {
-  turns_.erase(link.stream());
-  pumps_.erase(link);
+  decltype(turns_)::erase(link.stream());
+  decltype(pumps_)::erase(link);
   const auto at =
       std::ranges::find_if(links_, [&](const auto& entry) { return entry.second.get() == &link; });
   if (at == links_.end()) return;
