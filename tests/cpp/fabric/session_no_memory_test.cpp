@@ -6,6 +6,7 @@
 #include "fabric/local_memory.h"
 #include "fabric/session_pipe.h"
 #include "failing_memory.h"
+#include "once.h"
 
 using namespace fab;
 using namespace fab::test;
@@ -58,21 +59,6 @@ struct Link {
   }
 };
 
-// An operation whose second part is settled by who checks that the first one was settled once.
-struct Once {
-  Once() { operation.begin(2, 0, completion_flag::kRma, nullptr, nullptr, nullptr); }
-  Operation operation;
-  bool posted = true;
-
-  // Its outcome; `again` if it has none, or more than one.
-  Errc outcome() {
-    if (!posted) return Errc::no_memory;
-    if (operation.done()) return Errc::again;
-    operation.settle(Errc::ok, 0);
-    return operation.done() ? operation.completion().error : Errc::again;
-  }
-};
-
 struct Do : Once {
   Do(OpCode op, std::uint64_t key, std::uint64_t remote, std::size_t length,
      Delivery delivery = Delivery::delivery, std::byte fill = std::byte{7})
@@ -100,18 +86,6 @@ struct Do : Once {
   Bytes bytes, result;
   std::vector<iovec> pieces;
   Transfer transfer{};
-};
-
-struct Take : Once {
-  explicit Take(std::uint64_t tag, std::size_t size) : bytes(size) {
-    operation.begin(2, 0, completion_flag::kMessage | completion_flag::kRecv, nullptr, nullptr, nullptr);
-    receive.operation = &operation;
-    receive.local = bytes.data();
-    receive.length = size;
-    receive.rule = {.tag = tag, .tagged = true};
-  }
-  Bytes bytes;
-  Receive receive;
 };
 
 // All that sessions do for each other, in the order in which it is made.

@@ -6,6 +6,7 @@
 #include <list>
 
 #include "failing_memory.h"
+#include "once.h"
 #include "providers/shm_harness.h"
 
 using namespace fab;
@@ -20,23 +21,6 @@ DomainOptions driven_by_hand() {
   options.peer_deadline = 0.2;
   return options;
 }
-
-// An operation whose second part is settled by who checks that the first one was settled once.
-struct Once {
-  explicit Once(std::uint32_t flags = completion_flag::kRma) {
-    operation.begin(2, 0, flags, nullptr, nullptr, nullptr);
-  }
-  Operation operation;
-  bool posted = false;
-
-  // Its outcome; `again` if it has none, or more than one.
-  Errc outcome() {
-    if (!posted) return Errc::no_memory;
-    if (operation.done()) return Errc::again;
-    operation.settle(Errc::ok, 0);
-    return operation.done() ? operation.completion().error : Errc::again;
-  }
-};
 
 struct Do : Once {
   Do(OpCode op, std::uint64_t key, std::uint64_t remote, std::size_t length,
@@ -61,18 +45,6 @@ struct Do : Once {
   Bytes bytes, result;
   std::vector<iovec> pieces;
   Transfer transfer{};
-};
-
-struct Take : Once {
-  Take(std::uint64_t tag, std::size_t size)
-      : Once(completion_flag::kMessage | completion_flag::kRecv), bytes(size) {
-    receive.operation = &operation;
-    receive.local = bytes.data();
-    receive.length = size;
-    receive.rule = {.tag = tag, .tagged = true};
-  }
-  Bytes bytes;
-  Receive receive;
 };
 
 // All that two contexts do for each other, in the order in which it is made.
@@ -119,17 +91,17 @@ struct Course {
   void post(Do& one) {
     try {
       while (a.context->post(peer, {&one.transfer, 1}) == 0) drive();
-      one.posted = true;
     } catch (const std::exception&) {
       one.operation.withdraw();
+      one.posted = false;
     }
   }
   void take(Take& one) {
     try {
       b.context->receive(one.receive);
-      one.posted = true;
     } catch (const std::bad_alloc&) {
       one.operation.withdraw();
+      one.posted = false;
     }
   }
   // Until all that `a` has posted is settled, or nothing has been heard for as long as a peer may take.
