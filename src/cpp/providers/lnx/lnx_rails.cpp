@@ -116,10 +116,7 @@ bool Rails::at_rest() const noexcept {
   });
 }
 
-void Rails::notice() noexcept {
-  if (std::exchange(noticed_, true)) return;
-  parameters_.on_work(*this);
-}
+void Rails::notice() noexcept { parameters_.on_work(*this); }
 
 // --- what the user posts
 
@@ -910,7 +907,6 @@ void Rails::begin_end() noexcept {
 }
 
 bool Rails::pump() noexcept {
-  noticed_ = false;
   bool moved = look_after_rails();
   if (verdict_ != Errc::ok || state_ != Errc::ok) {
     fail(verdict_ != Errc::ok ? verdict_ : state_);

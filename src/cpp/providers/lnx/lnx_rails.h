@@ -233,7 +233,6 @@ class Rails final : public Linked<struct RailsWork> {
   bool answered_ = false;           // anything, since the last rail was lost
   bool lost_some_ = false;          // with a rail: nothing goes out before look_after_rails() fenced it off
   bool ending_ = false;
-  bool noticed_ = false;  // on_work was called, and pump() was not
 
   Trial trial_ = Trial::none;
   Rail *tried_ = nullptr, *examiner_ = nullptr;
