@@ -1,7 +1,4 @@
-"""The dependency rules between the layers hold, and no C++ test is left out of the build.
-
-The order is base <- fabric <- providers/<one> <- providers/providers.cpp <- python <- src/pyfab.
-"""
+"""The dependency rules between the rooms hold, and no C++ test is left out of the build."""
 
 from __future__ import annotations
 
@@ -13,9 +10,43 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CPP = ROOT / "src" / "cpp"
+CPP_TESTS = ROOT / "tests" / "cpp"
 PACKAGE = ROOT / "src" / "pyfab"
 
-LAYERS = ("base", "fabric", "providers", "python")
+# The folders of src/cpp. A file includes what lies in its own room or in one that stands before it.
+ROOMS = (
+    "base",
+    "base/process",
+    "base/network",
+    "base/memory",
+    "base/locks",
+    "base/queues",
+    "base/bytes",
+    "fabric/types",
+    "fabric/noncoherent",
+    "fabric/segment",
+    "fabric/memory",
+    "fabric/address_vector",
+    "fabric/completion",
+    "fabric/messages",
+    "fabric",
+    "fabric/registration",
+    "fabric/domain",
+    "fabric/session",
+    "data",
+    "providers/shm",
+    "providers/tcp",
+    "providers/verbs/device",
+    "providers/verbs",
+    "providers/lnx",
+    "providers",
+    "python",
+    "python/memory",
+    "python/operations",
+    "python/context",
+    "python/domain",
+)
+MOST_FILES = 20  # of a room, beside the rooms in it
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 PYTHON_HEADER = re.compile(r"^(pybind11/|Python\.h$)")
 CONDITION_ON_BUILD = re.compile(r"^\s*#\s*(el)?if.*\bFAB_HAS_", re.MULTILINE)
@@ -33,40 +64,46 @@ def module_name(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
+def room_of(name: str) -> str:
+    """'fabric/session' of 'fabric/session/frame.h'."""
+    return name.rpartition("/")[0]
+
+
 def provider_of(name: str) -> str | None:
-    """'shm' of 'providers/shm/shm_path.h'; None of what belongs to no single provider."""
-    parts = name.split("/")
-    return parts[1] if parts[0] == "providers" and len(parts) > 2 else None
+    """'shm' of 'providers/shm/path.h'; None of what belongs to no single provider."""
+    rooms = room_of(name).split("/")
+    return rooms[1] if rooms[0] == "providers" and len(rooms) > 1 else None
 
 
 def may_include(source: str, header: str) -> bool:
     """Whether a project file may include a project header; both relative to src/cpp."""
-    layer, other = source.split("/")[0], header.split("/")[0]
-    if layer == "providers":
-        if source in {"providers/providers.cpp", "providers/providers.h"}:
-            return other != "python"
-        return other in {"base", "fabric"} or (
-            provider_of(source) is not None and provider_of(header) == provider_of(source)
-        )
-    if layer == "python":
-        return other in {"base", "fabric", "python"} or header == "providers/providers.h"
-    return LAYERS.index(other) <= LAYERS.index(layer)
+    room, other = room_of(source), room_of(header)
+    if provider_of(header) not in {None, provider_of(source)}:
+        return source == "providers/providers.cpp"
+    if room.startswith("python") and other.startswith("providers"):
+        return header == "providers/providers.h"
+    return ROOMS.index(other) <= ROOMS.index(room)
 
 
 @pytest.mark.parametrize(
     "source, header, allowed",
     [
-        ("base/fd.cpp", "base/fd.h", True),
-        ("base/fd.cpp", "fabric/error.h", False),
-        ("fabric/name.cpp", "base/wire.h", True),
-        ("fabric/name.cpp", "providers/providers.h", False),
-        ("providers/lnx/lnx_provider.cpp", "fabric/provider.h", True),
-        ("providers/lnx/lnx_provider.cpp", "providers/shm/shm_path.h", False),
-        ("providers/lnx/lnx_provider.cpp", "providers/providers.h", False),
-        ("providers/providers.cpp", "providers/shm/shm_provider.h", True),
+        ("base/network/poller.cpp", "base/fd.h", True),
+        ("base/fd.h", "base/network/poller.h", False),
+        ("base/fd.cpp", "fabric/types/error.h", False),
+        ("fabric/types/name.cpp", "base/bytes/wire.h", True),
+        ("fabric/types/name.cpp", "fabric/provider.h", False),
+        ("fabric/provider.h", "fabric/types/name.h", True),
+        ("fabric/session/frame.cpp", "fabric/domain/context.h", True),
+        ("fabric/domain/context.cpp", "fabric/session/frame.h", False),
+        ("fabric/types/name.cpp", "providers/providers.h", False),
+        ("providers/lnx/provider.cpp", "fabric/provider.h", True),
+        ("providers/lnx/provider.cpp", "providers/shm/path.h", False),
+        ("providers/lnx/provider.cpp", "providers/providers.h", False),
+        ("providers/providers.cpp", "providers/shm/provider.h", True),
         ("providers/providers.cpp", "python/bind.h", False),
         ("python/module.cpp", "providers/providers.h", True),
-        ("python/module.cpp", "providers/shm/shm_path.h", False),
+        ("python/module.cpp", "providers/shm/path.h", False),
     ],
 )
 def test_the_rule_itself(source, header, allowed):
@@ -74,22 +111,30 @@ def test_the_rule_itself(source, header, allowed):
 
 
 def test_the_core_is_found():
-    assert {cpp_name(path).split("/")[0] for path in SOURCES} <= set(LAYERS)
+    assert {room_of(cpp_name(path)) for path in SOURCES} == set(ROOMS)
     assert MODULES
-    assert SOURCES
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_is_small_enough_to_be_known(room):
+    files = [path for path in SOURCES if room_of(cpp_name(path)) == room]
+    assert len(files) <= MOST_FILES, f"{room} has {len(files)} files: make a room of what belongs together"
+
+
+def test_tests_lie_in_the_rooms_of_what_they_test():
+    rooms = {path.parent.relative_to(CPP_TESTS).as_posix() for path in CPP_TESTS.rglob("*_test.cpp")}
+    assert rooms - {"."} <= set(ROOMS)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=cpp_name)
-def test_includes_follow_the_layers(path):
+def test_includes_follow_the_rooms(path):
     name = cpp_name(path)
     for bracket, header in INCLUDE.findall(path.read_text()):
         if bracket == '"':
             assert (CPP / header).is_file(), f'{name}: "{header}" is not a path below src/cpp'
             assert may_include(name, header), f"{name} may not include {header}"
         else:
-            assert header.split("/")[0] not in LAYERS or not (CPP / header).is_file(), (
-                f"{name}: project header in <{header}>"
-            )
+            assert not (CPP / header).is_file(), f"{name}: project header in <{header}>"
             assert name.startswith("python/") or not PYTHON_HEADER.match(header), (
                 f"{name}: {header} belongs to python/"
             )

@@ -20,8 +20,8 @@
 #include <random>
 #include <vector>
 
-#include "base/wire.h"
-#include "fabric/address_vector.h"
+#include "base/bytes/wire.h"
+#include "fabric/address_vector/address_vector.h"
 
 namespace {
 

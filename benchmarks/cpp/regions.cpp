@@ -21,7 +21,7 @@
 #include <random>
 #include <vector>
 
-#include "providers/shm_harness.h"
+#include "providers/shm/harness.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 // memory, how much more two threads with such memory of their own do, and two threads with a cache each,
 // which share nothing. Built against the library:
 //   g++ -std=c++20 -O3 -Isrc/cpp benchmarks/cpp/registration_cache.cpp libfab.a
-#include "fabric/registration_cache.h"
+#include "fabric/registration/registration_cache.h"
 
 #include <algorithm>
 #include <atomic>

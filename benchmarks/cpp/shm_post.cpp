@@ -14,7 +14,7 @@
 #include <functional>
 #include <thread>
 
-#include "providers/shm_harness.h"
+#include "providers/shm/harness.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "providers/shm_harness.h"
+#include "providers/shm/harness.h"
 
 namespace {
 

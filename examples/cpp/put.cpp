@@ -1,9 +1,9 @@
 // Puts a text into the memory of another process, which does nothing meanwhile, and gets it back.
 //   put [LINKS]      for instance shm, tcp or shm+tcp, the default
-#include <fabric/address_vector.h>
-#include <fabric/domain_core.h>
-#include <fabric/memory_region.h>
-#include <fabric/operation.h>
+#include <fabric/address_vector/address_vector.h>
+#include <fabric/completion/operation.h>
+#include <fabric/domain/domain_core.h>
+#include <fabric/domain/memory_region.h>
 #include <providers/providers.h>
 #include <sys/wait.h>
 #include <unistd.h>

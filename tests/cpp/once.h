@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "fabric/operation.h"
-#include "fabric/receive_queue.h"
+#include "fabric/completion/operation.h"
+#include "fabric/messages/receive_queue.h"
 
 // What tests of outcomes post: each tells whether it was settled once.
 namespace fab::test {

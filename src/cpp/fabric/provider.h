@@ -9,15 +9,15 @@
 #include <string_view>
 #include <vector>
 
-#include "base/address_range.h"
-#include "base/poller.h"
-#include "fabric/auth_key.h"
-#include "fabric/link_counters.h"
-#include "fabric/name.h"
-#include "fabric/segment.h"
-#include "fabric/slice.h"
-#include "fabric/sync_types.h"
-#include "fabric/types.h"
+#include "base/memory/address_range.h"
+#include "base/network/poller.h"
+#include "fabric/memory/slice.h"
+#include "fabric/messages/link_counters.h"
+#include "fabric/segment/segment.h"
+#include "fabric/types/auth_key.h"
+#include "fabric/types/name.h"
+#include "fabric/types/sync_types.h"
+#include "fabric/types/types.h"
 
 // The four interfaces that a provider implements: Provider, Domain, Endpoint, Path. Everything else is
 // shared.

@@ -4,16 +4,16 @@
 #include <cstdlib>
 #include <map>
 
-#include "fabric/cache_settings.h"
+#include "fabric/registration/cache_settings.h"
 #include "providers/lnx/combinations.h"
 #include "providers/lnx/link_settings.h"
 #include "providers/lnx/link_spec.h"
-#include "providers/lnx/lnx_provider.h"
 #include "providers/lnx/missing_link.h"
-#include "providers/shm/shm_provider.h"
-#include "providers/tcp/tcp_provider.h"
+#include "providers/lnx/provider.h"
+#include "providers/shm/provider.h"
+#include "providers/tcp/provider.h"
 #if FAB_HAS_VERBS
-#include "providers/verbs/verbs_provider.h"
+#include "providers/verbs/provider.h"
 #endif
 
 namespace fab {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "fabric/domain_core.h"
+#include "fabric/domain/domain_core.h"
 
 namespace fab {
 

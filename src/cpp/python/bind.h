@@ -10,8 +10,8 @@
 #include <memory>
 #include <string>
 
-#include "fabric/domain_core.h"
-#include "fabric/error.h"
+#include "fabric/domain/domain_core.h"
+#include "fabric/types/error.h"
 
 namespace py = pybind11;
 

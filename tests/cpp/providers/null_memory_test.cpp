@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "providers/shm_harness.h"
-#include "providers/tcp_harness.h"
+#include "providers/shm/harness.h"
+#include "providers/tcp/harness.h"
 
 using namespace fab;
 using namespace fab::test;

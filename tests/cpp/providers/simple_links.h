@@ -5,11 +5,11 @@
 #include <memory>
 #include <vector>
 
-#include "fabric/address_vector.h"
-#include "fabric/completion_queue.h"
-#include "fabric/local_memory.h"
-#include "fabric/operation.h"
-#include "providers/lnx/lnx_rails.h"
+#include "fabric/address_vector/address_vector.h"
+#include "fabric/completion/completion_queue.h"
+#include "fabric/completion/operation.h"
+#include "fabric/memory/local_memory.h"
+#include "providers/lnx/rails.h"
 
 // Links that carry out what rails post, without a stream between: they ask for no memory of their own, and a
 // test says when each of them moves, is full or breaks.

@@ -8,9 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "fabric/slice.h"
-#include "providers/shm_harness.h"
-#include "providers/tcp_harness.h"
+#include "fabric/memory/slice.h"
+#include "providers/shm/harness.h"
+#include "providers/tcp/harness.h"
 
 using namespace fab;
 using namespace fab::test;

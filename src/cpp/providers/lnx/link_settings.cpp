@@ -4,7 +4,7 @@
 #include <cctype>
 #include <cstdlib>
 
-#include "fabric/error.h"
+#include "fabric/types/error.h"
 
 namespace fab::lnx {
 namespace {

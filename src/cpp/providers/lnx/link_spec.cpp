@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "fabric/error.h"
+#include "fabric/types/error.h"
 
 namespace fab::lnx {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "fabric/error.h"
+#include "fabric/types/error.h"
 
 namespace fab::lnx {
 namespace {

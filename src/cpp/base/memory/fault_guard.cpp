@@ -1,0 +1,41 @@
+#include "base/memory/fault_guard.h"
+
+#include <pthread.h>
+#include <ucontext.h>
+
+#include <mutex>
+
+namespace fab {
+namespace {
+
+struct sigaction before_segv, before_bus;
+
+void on_fault(int signal, siginfo_t* info, void* context) {
+  if (sigjmp_buf* exit = detail::fault_exit) {
+    // The jump leaves the handler for good: signals are blocked again as they were where the fault happened.
+    ::pthread_sigmask(SIG_SETMASK, &static_cast<ucontext_t*>(context)->uc_sigmask, nullptr);
+    siglongjmp(*exit, 1);
+  }
+  const struct sigaction& before = signal == SIGBUS ? before_bus : before_segv;
+  if (before.sa_flags & SA_SIGINFO) return before.sa_sigaction(signal, info, context);
+  if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return before.sa_handler(signal);
+  // The access is tried again on return, and ends the process as it would have without the guard.
+  struct sigaction standard{};
+  standard.sa_handler = SIG_DFL;
+  ::sigaction(signal, &standard, nullptr);
+}
+
+}  // namespace
+
+void arm_fault_guard() noexcept {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    struct sigaction action{};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    ::sigaction(SIGSEGV, &action, &before_segv);
+    ::sigaction(SIGBUS, &action, &before_bus);
+  });
+}
+
+}  // namespace fab

@@ -1,0 +1,70 @@
+#include "base/memory/mapping.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+namespace fab {
+
+namespace {
+
+std::byte* map(int fd, std::size_t offset, std::size_t length, int protection, int flags) {
+  void* data = ::mmap(nullptr, length, protection, flags | MAP_NORESERVE, fd, static_cast<off_t>(offset));
+  if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  return static_cast<std::byte*>(data);
+}
+
+}  // namespace
+
+Mapping Mapping::shared(int fd, std::size_t offset, std::size_t length, bool writable) {
+  Mapping mapping;
+  mapping.data_ = map(fd, offset, length, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED);
+  mapping.size_ = length;
+  return mapping;
+}
+
+Mapping Mapping::anonymous(std::size_t length, bool huge_pages) {
+  Mapping mapping;
+  mapping.data_ = map(-1, 0, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
+  mapping.size_ = length;
+  constexpr std::size_t kHugePage = std::size_t{2} << 20;
+  if (huge_pages && length >= kHugePage) ::madvise(mapping.data_, length, MADV_HUGEPAGE);
+  return mapping;
+}
+
+Mapping Mapping::reserved(std::size_t length) {
+  Mapping mapping;
+  mapping.data_ = map(-1, 0, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS);
+  mapping.size_ = length;
+  return mapping;
+}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  if (this != &other) {
+    reset();
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+  }
+  return *this;
+}
+
+void Mapping::reset() noexcept {
+  if (data_) ::munmap(data_, size_);
+  data_ = nullptr;
+  size_ = 0;
+}
+
+OwnFd make_memory_file(const char* name, std::size_t length) {
+  OwnFd fd(check_call(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create"));
+  check_call(::fchmod(fd.get(), 0600), "fchmod");
+  check_call(::ftruncate(fd.get(), static_cast<off_t>(length)), "ftruncate");
+  check_call(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), "fcntl(F_ADD_SEALS)");
+  return fd;
+}
+
+std::size_t page_size() noexcept {
+  static const auto size = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return size;
+}
+
+}  // namespace fab

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "base/queues/ring_queue.h"
+
+namespace fab {
+
+// A queue of bytes in chunks that do not move: appended, then taken for sending, then released, each in
+// order. What is appended in one call is contiguous.
+class ByteQueue {
+ public:
+  std::byte* append(std::size_t size) {
+    if (chunks_.empty() || chunks_.back().size - chunks_.back().filled < size) add_chunk(size);
+    Chunk& chunk = chunks_.back();
+    std::byte* at = chunk.data.get() + chunk.filled;
+    chunk.filled += size;
+    size_ += size;
+    return at;
+  }
+  // The next contiguous bytes that were not taken yet, at most `limit`.
+  std::span<const std::byte> take(std::size_t limit) noexcept {
+    while (taking_ + 1 < chunks_.size() && chunks_[taking_].taken == chunks_[taking_].filled) ++taking_;
+    Chunk& chunk = chunks_[taking_];
+    const std::size_t size = std::min(limit, chunk.filled - chunk.taken);
+    const std::span<const std::byte> bytes(chunk.data.get() + chunk.taken, size);
+    chunk.taken += size;
+    return bytes;
+  }
+  void release(std::size_t size) noexcept {
+    size_ -= size;
+    while (size) {
+      Chunk& chunk = chunks_.front();
+      const std::size_t part = std::min(size, chunk.filled - chunk.released);
+      chunk.released += part;
+      size -= part;
+      if (chunk.released < chunk.filled) return;
+      if (chunks_.size() == 1 && chunk.size == kChunk) {  // starts over in the same, warm bytes
+        chunk.filled = chunk.taken = chunk.released = 0;
+        return;
+      }
+      chunks_.pop_front();
+      if (taking_) --taking_;
+    }
+  }
+  std::size_t size() const noexcept { return size_; }  // appended and not released
+  void clear() noexcept {
+    chunks_.clear();
+    taking_ = size_ = 0;
+  }
+
+ private:
+  static constexpr std::size_t kChunk = 64 * 1024;
+  struct Chunk {
+    std::unique_ptr<std::byte[]> data;
+    std::size_t size = 0, filled = 0, taken = 0, released = 0;
+  };
+  void add_chunk(std::size_t least) {
+    const std::size_t size = std::max(least, kChunk);
+    chunks_.push_back({.data = std::make_unique_for_overwrite<std::byte[]>(size), .size = size});
+  }
+  RingQueue<Chunk> chunks_;
+  std::size_t taking_ = 0;  // index of the chunk that take() stands in
+  std::size_t size_ = 0;
+};
+
+}  // namespace fab

@@ -1,0 +1,183 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/process/process.h"
+#include "fabric/completion/operation.h"
+#include "fabric/types/types.h"
+
+namespace fab {
+
+class Context;
+
+// Where the samples of a data set lie: in shards, each held by one or more processes. Immutable but for what
+// was learned of holders; safe from any thread. Keeps no memory alive.
+class GatherPlan final {
+ public:
+  // A copy of a shard's field in a peer's memory.
+  struct Place {
+    PeerId peer;
+    std::uint64_t key, remote;  // of its first byte, as in a Transfer
+    std::uint32_t holder;       // number of the process, below `holders`
+  };
+  // One field of one shard.
+  struct Source {
+    const std::byte* local = nullptr;        // in this process; then there are no places
+    std::uint64_t nbytes = 0;                // of all its samples
+    const std::uint64_t* offsets = nullptr;  // ragged: where each sample begins and the last ends, in bytes
+    std::vector<Place> places;               // in order of preference
+  };
+  struct Field {
+    std::uint64_t row;            // bytes of a sample; 0: ragged
+    std::vector<Source> sources;  // by shard
+  };
+
+  // starts: the number of each shard's first sample, and the number of all samples at the end.
+  GatherPlan(std::vector<std::uint64_t> starts, std::vector<Field> fields, std::uint32_t holders);
+
+  std::uint64_t size() const noexcept { return starts_.back(); }
+  std::size_t shards() const noexcept { return starts_.size() - 1; }
+  const std::vector<Field>& fields() const noexcept { return fields_; }
+  std::uint64_t start(std::uint32_t shard) const noexcept { return starts_[shard]; }
+  std::uint32_t shard_of(std::uint64_t sample) const noexcept {
+    // Shards are about equal more often than not.
+    const auto guess =
+        std::min(static_cast<std::uint32_t>(static_cast<double>(sample) * shards_per_sample_), last_shard_);
+    if (starts_[guess] <= sample && sample < starts_[guess + 1]) return guess;
+    return search(sample);
+  }
+  // Of samples of a ragged field: out[i] becomes the bytes before the i-th, out[size] all of them.
+  void measure(std::size_t field, std::span<const std::uint64_t> samples, std::uint64_t* out) const noexcept;
+
+  // Whether the last thing that was asked of a process failed because it has gone.
+  bool lost(std::uint32_t holder) const noexcept { return lost_at_[holder].load() != 0; }
+  // Whether not to ask it again yet: for a while after that.
+  bool avoids(std::uint32_t holder) const noexcept {
+    const auto at = lost_at_[holder].load(std::memory_order_relaxed);
+    return at != 0 && Clock::now().time_since_epoch() - Clock::duration(at) < kAvoid;
+  }
+  void lose(std::uint32_t holder) const noexcept {
+    lost_at_[holder] = Clock::now().time_since_epoch().count();
+  }
+  // Samples that were read from a process, all fields counting.
+  void count(std::uint32_t holder, std::uint64_t bytes) const noexcept {
+    if (lost(holder)) lost_at_[holder] = 0;  // it is back
+    read_[holder].fetch_add(bytes, std::memory_order_relaxed);
+  }
+  std::uint64_t bytes_read(std::uint32_t holder) const noexcept { return read_[holder].load(); }
+  std::uint32_t holders() const noexcept { return holders_; }
+  // Samples, once for each field, that came from another holder than the nearest.
+  void count_replicas(std::uint64_t samples) const noexcept { replicas_.fetch_add(samples); }
+  std::uint64_t replica_samples() const noexcept { return replicas_.load(); }
+
+ private:
+  std::uint32_t search(std::uint64_t sample) const noexcept;
+
+  std::vector<std::uint64_t> starts_;
+  double shards_per_sample_;
+  std::uint32_t last_shard_;
+  std::vector<Field> fields_;
+  std::uint32_t holders_;
+  static constexpr std::chrono::seconds kAvoid{30};
+  std::unique_ptr<std::atomic<Clock::rep>[]> lost_at_;
+  std::unique_ptr<std::atomic<std::uint64_t>[]> read_;
+  mutable std::atomic<std::uint64_t> replicas_{0};
+};
+
+// Samples on their way into place: one request per field and shard, and again to another holder where one was
+// lost. Used by shared_ptr: whoever posts holds one, and so does whoever waits, until `outcome` is done.
+class GatherJob final : public std::enable_shared_from_this<GatherJob> {
+ public:
+  struct Output {
+    std::byte* data;                         // where the first sample goes
+    const std::uint64_t* offsets = nullptr;  // ragged: from measure()
+  };
+  // outcome: begun with one part, which settles when all is in place or the first error is certain and
+  // nothing moves any more. again: called under the context's lock when post() is to be called once more;
+  // false: nobody will. The samples are below plan.size(); outputs, one a field, are large enough.
+  GatherJob(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Context> context, Operation& outcome,
+            std::vector<std::uint64_t> samples, std::vector<Output> outputs,
+            std::function<bool(std::shared_ptr<GatherJob>)> again);
+  ~GatherJob();
+
+  // Moves what lies in this process and posts the rest; waits where a path is full. One thread at a time.
+  void post() noexcept;
+  // Until post() has been once: nothing that a context could be driven for comes before. False: out of time.
+  bool wait_posted(Deadline deadline) const;
+
+  struct Part {
+    std::uint32_t field, shard, holder;
+  };
+  // What failed first, or, while it goes on, what is still open.
+  bool troubled(Part& out) const;
+
+ private:
+  struct Request;
+  void group();
+  bool goes_past_caches(std::uint64_t row) const noexcept;
+  void copy(std::uint32_t field, std::uint32_t shard) noexcept;
+  void send(Request& request) noexcept;
+  void ended(Request& request) noexcept;
+  bool ask_for_post() noexcept;
+  const GatherPlan::Source& source(const Request& request) const noexcept;
+  // The first place from `from` on whose holder is not known to be lost; else `from`.
+  std::uint32_t choose(const GatherPlan::Source& source, std::uint32_t from) const noexcept;
+
+  const std::shared_ptr<const GatherPlan> plan_;
+  const std::shared_ptr<Context> context_;
+  Operation& outcome_;
+  const std::vector<std::uint64_t> samples_;
+  const std::vector<Output> outputs_;
+  const std::function<bool(std::shared_ptr<GatherJob>)> again_;
+  std::vector<std::uint32_t> order_;  // places in samples_, by shard
+  std::vector<std::uint32_t> first_;  // of each shard in order_, and the end
+  std::unique_ptr<Request[]> requests_;
+  std::size_t request_count_ = 0;
+
+  mutable std::mutex mutex_;  // guards what follows; may be taken under the context's lock, never around it
+  mutable std::condition_variable was_posted_;
+  bool posted_ = false;
+  Request* unposted_ = nullptr;  // the first; Request::next
+  std::size_t open_ = 0;         // requests without an outcome, and one for post() while it runs
+  std::uint64_t bytes_ = 0;
+  Errc error_ = Errc::ok;
+  Part failed_{};
+};
+
+// Posts jobs on a thread of its own, in order. Safe from any thread.
+class GatherWorker final {
+ public:
+  GatherWorker() = default;
+  ~GatherWorker() { stop(); }
+  GatherWorker(const GatherWorker&) = delete;
+  GatherWorker& operator=(const GatherWorker&) = delete;
+  // Starts the thread on first use. False after stop(), or where no thread or no memory is to be had: nothing
+  // will be done.
+  bool submit(std::shared_ptr<GatherJob> job) noexcept;
+  void stop() noexcept;  // posts what waits; after the context was closed it ends with an error
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::deque<std::shared_ptr<GatherJob>> waiting;
+    bool stop = false;
+  };
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+  const std::uint32_t fork_generation_ = fork_generation();
+  std::thread thread_;
+};
+
+}  // namespace fab

@@ -1,0 +1,35 @@
+#include "fabric/address_vector/peer_memory.h"
+
+#include <mutex>
+#include <vector>
+
+#include "fabric/types/error.h"
+
+namespace fab {
+namespace {
+
+class PrivatePeerMemory final : public PeerMemory {
+ public:
+  PrivatePeerMemory() : owned_(std::make_unique<PeerHeader>()) { header_ = owned_.get(); }
+
+ private:
+  void lock() override { mutex_.lock(); }
+  void unlock() noexcept override { mutex_.unlock(); }
+  std::byte* attach(unsigned, unsigned) const noexcept override { return nullptr; }
+  std::byte* create(unsigned section, unsigned chunk, std::size_t bytes) override {
+    if (chunk >= kPeerChunks) throw Error(Errc::no_memory, "the address vector is full");
+    chunks_.push_back(Mapping::anonymous(bytes));
+    set(section, chunk, chunks_.back().data());
+    return chunks_.back().data();
+  }
+
+  const std::unique_ptr<PeerHeader> owned_;
+  std::mutex mutex_;
+  std::vector<Mapping> chunks_;
+};
+
+}  // namespace
+
+std::unique_ptr<PeerMemory> make_private_peer_memory() { return std::make_unique<PrivatePeerMemory>(); }
+
+}  // namespace fab

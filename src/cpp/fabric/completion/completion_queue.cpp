@@ -1,0 +1,108 @@
+#include "fabric/completion/completion_queue.h"
+
+#include <sys/eventfd.h>
+
+#include <string>
+
+#include "fabric/types/error.h"
+
+namespace fab {
+
+CompletionQueue::CompletionQueue(std::size_t size, WhenFull when_full) : ring_(size), when_full_(when_full) {
+  if (size == 0) throw Error(Errc::invalid, "a completion queue needs room for at least one entry");
+}
+
+bool CompletionQueue::reserve() noexcept {
+  if (when_full_ == WhenFull::forget_oldest) return true;
+  const std::lock_guard lock(mutex_);
+  if (count_ + reserved_ >= ring_.size()) return false;
+  ++reserved_;
+  return true;
+}
+
+void CompletionQueue::unreserve() noexcept {
+  if (when_full_ == WhenFull::forget_oldest) return;
+  const std::lock_guard lock(mutex_);
+  --reserved_;
+}
+
+void CompletionQueue::append(const Completion& completion) noexcept {
+  std::size_t at = head_ + count_;
+  if (at >= ring_.size()) at -= ring_.size();
+  ring_[at] = completion;
+  if (++count_ == 1 && event_.valid()) {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(event_.get(), &one, sizeof one);
+  }
+}
+
+// What a peer did is told nowhere else; the outcome of an own operation is also in the operation.
+bool CompletionQueue::forget_own() noexcept {
+  constexpr std::uint32_t kOfPeers = completion_flag::kRemoteWrite | completion_flag::kMore;
+  const auto at = [&](std::size_t i) -> Completion& { return ring_[(head_ + i) % ring_.size()]; };
+  std::size_t oldest = 0;
+  while (oldest < count_ && (at(oldest).flags & kOfPeers)) ++oldest;
+  if (oldest == count_) return false;
+  for (; oldest; --oldest) at(oldest) = at(oldest - 1);
+  head_ = (head_ + 1) % ring_.size();
+  --count_;
+  return true;
+}
+
+void CompletionQueue::push(const Completion& completion) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (when_full_ == WhenFull::refuse)
+      --reserved_;
+    else if (count_ == ring_.size() && !forget_own())
+      return;
+    append(completion);
+  }
+  wakeup_.notify();
+}
+
+void CompletionQueue::push_remote(const Completion& completion) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    const bool full = count_ + reserved_ >= ring_.size();
+    if (full && (when_full_ == WhenFull::refuse || !forget_own()))
+      ++lost_;
+    else
+      append(completion);
+  }
+  wakeup_.notify();
+}
+
+std::size_t CompletionQueue::read(std::span<Completion> out) {
+  const std::lock_guard lock(mutex_);
+  if (lost_) {
+    const auto lost = std::exchange(lost_, 0);
+    throw Error(Errc::overrun, "the completion queue of " + std::to_string(ring_.size()) +
+                                   " entries was full: " + std::to_string(lost) +
+                                   " entries from peers were lost; read it more often or make it larger");
+  }
+  std::size_t taken = 0;
+  for (; taken < out.size() && count_; ++taken, --count_) {
+    out[taken] = ring_[head_];
+    head_ = head_ + 1 == ring_.size() ? 0 : head_ + 1;
+  }
+  if (count_ == 0 && event_.valid()) {
+    std::uint64_t value;
+    [[maybe_unused]] const auto got = ::read(event_.get(), &value, sizeof value);
+  }
+  return taken;
+}
+
+bool CompletionQueue::empty() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return count_ == 0 && lost_ == 0;
+}
+
+int CompletionQueue::event_fd() {
+  const std::lock_guard lock(mutex_);
+  if (!event_.valid())
+    event_.reset(check_call(::eventfd(count_ ? 1 : 0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd"));
+  return event_.get();
+}
+
+}  // namespace fab

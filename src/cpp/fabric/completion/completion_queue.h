@@ -1,0 +1,49 @@
+#pragma once
+
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/fd.h"
+#include "fabric/completion/wakeup.h"
+#include "fabric/types/types.h"
+
+namespace fab {
+
+// A ring of completions, shared by any number of contexts and threads. When it is full, a queue that the user
+// sized refuses operations before they start (reserve); entries that cannot be refused (remote data) are
+// counted as lost and the next read throws Error(overrun). A queue that an endpoint made for itself forgets
+// its oldest entries instead: the operations hold their outcomes anyway.
+class CompletionQueue final {
+ public:
+  enum class WhenFull { refuse, forget_oldest };
+  CompletionQueue(std::size_t size, WhenFull when_full);
+
+  // For operations: a place that push() will find. False: full.
+  bool reserve() noexcept;
+  void unreserve() noexcept;
+  void push(const Completion& completion) noexcept;         // into a reserved place
+  void push_remote(const Completion& completion) noexcept;  // not announced by reserve()
+
+  // Takes up to out.size() entries, oldest first. Throws Error(overrun) once after entries were lost.
+  std::size_t read(std::span<Completion> out);
+  bool empty() const noexcept;
+  // An eventfd that is readable while there are entries; made on first use.
+  int event_fd();
+  Wakeup& wakeup() noexcept { return wakeup_; }
+  std::size_t size() const noexcept { return ring_.size(); }
+
+ private:
+  void append(const Completion& completion) noexcept;
+  bool forget_own() noexcept;  // false: all entries are of peers
+
+  mutable std::mutex mutex_;
+  std::vector<Completion> ring_;
+  std::size_t head_ = 0, count_ = 0, reserved_ = 0;
+  std::uint64_t lost_ = 0;
+  const WhenFull when_full_;
+  OwnFd event_;
+  Wakeup wakeup_;
+};
+
+}  // namespace fab

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "fabric/completion/wakeup.h"
+#include "fabric/types/types.h"
+
+namespace fab {
+
+enum class EventType : std::uint8_t { peer_lost, link_lost, registered, inserted };
+
+// Something that happened to an object rather than to an operation.
+struct Event {
+  EventType type = EventType::peer_lost;
+  Errc error = Errc::ok;
+  PeerId peer = kNoPeer;
+  std::uint64_t context = 0;
+  std::uint64_t data = 0;
+  std::string text{};  // of the error, where more is known than describe() says
+  std::array<char, 32>
+      link_name{};  // over which the loss was found, ends with a zero; empty: none in particular
+
+  std::string_view link() const noexcept { return link_name.data(); }
+};
+
+// A peer, or one of several links to it, that is gone.
+struct Loss {
+  EventType type = EventType::peer_lost;  // or link_lost
+  Errc error = Errc::peer_lost;
+  PeerId peer = kNoPeer;
+  std::string_view link{};
+};
+
+// Events in the order in which they were told, for the program to read. Thread-safe.
+//
+// Losses come from outside, so their number is limited: the queue has room for some from the beginning, and
+// counts those for which there is none left; the next read tells of them. Events that the program called for
+// itself, one for each call, always have a place.
+class EventQueue final {
+ public:
+  static constexpr std::size_t kLosses = 1024, kMostLosses = 1 << 20;
+  explicit EventQueue(std::size_t losses = kLosses);
+
+  // A place for one event, made when the program calls for what the event will tell the end of.
+  using Place = std::list<Event>;
+  static Place make_place() { return Place(1); }
+  void push(Place place) noexcept;
+  void push(Event event) { push(Place{std::move(event)}); }
+  void tell_lost(const Loss& loss) noexcept;
+
+  // The oldest event. Throws Error(overrun) once after losses had no room.
+  std::optional<Event> read();
+  bool empty() const noexcept;
+  std::size_t size() const noexcept { return size_; }  // losses that it has room for
+  Wakeup& wakeup() noexcept { return wakeup_; }
+
+ private:
+  const std::size_t size_;
+  mutable std::mutex mutex_;
+  std::list<Event> events_;
+  std::list<Event> room_;      // for losses
+  std::uint64_t overrun_ = 0;  // losses that had none
+  Wakeup wakeup_;
+};
+
+// Where a context tells of losses: the queue that the program has bound, or nowhere. Used under the context's
+// lock.
+class EventOutlet final {
+ public:
+  void bind(std::shared_ptr<EventQueue> queue) noexcept { queue_ = std::move(queue); }
+  void tell_lost(const Loss& loss) noexcept {
+    if (queue_) queue_->tell_lost(loss);
+  }
+
+ private:
+  std::shared_ptr<EventQueue> queue_;
+};
+
+}  // namespace fab

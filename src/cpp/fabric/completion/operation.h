@@ -1,0 +1,90 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "fabric/types/types.h"
+
+namespace fab {
+
+class CompletionQueue;
+class Counter;
+
+// One operation of the user: one outcome, however many transfers it became. Owned by whoever started it, who
+// keeps it (and the local memory) alive until done(), and, if it has a hook, until the hook was called.
+// settle() and the hook run under the lock of the context that moves it.
+class Operation {
+ public:
+  // Called once, after done() became true, with the context's lock held: only notes that there is something
+  // to do.
+  using Hook = void (*)(Operation&) noexcept;
+
+  Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  // Prepares for `parts` settlements. `flags` are those of the completion. Queue and counter may be null.
+  void begin(std::uint32_t parts, std::uint64_t context, std::uint32_t flags, CompletionQueue* queue,
+             Counter* counter, Hook hook) noexcept {
+    done_.store(false, std::memory_order_relaxed);
+    open_parts_ = parts;
+    completion_ = {};
+    completion_.context = context;
+    completion_.flags = flags;
+    queue_ = queue;
+    counter_ = counter;
+    hook_ = hook;
+  }
+  void expect_more(std::uint32_t parts) noexcept { open_parts_ += parts; }
+
+  // One part ended. The first error is the operation's.
+  void settle(Errc error, std::uint64_t bytes) noexcept {
+    if (error == Errc::ok)
+      completion_.length += bytes;
+    else if (completion_.error == Errc::ok)
+      completion_.error = error;
+    if (--open_parts_ == 0) finish();
+  }
+  // A part ended that was a message, or a receive for messages: what is told of it.
+  void end_receive(const Completion& what) noexcept;
+  // One message of many, told at once; the part is settled besides.
+  void tell(const Completion& what) noexcept;
+  // Nothing was posted: the outcome is the caller's exception, not a queue entry.
+  void withdraw() noexcept;
+  // Its parts are the pieces of one array, an atomic on which counts once at the target.
+  void begin_array() noexcept;
+  std::uint32_t array() const noexcept { return array_; }  // a number of its own in this process; 0: no array
+  void belongs_to(std::uint32_t array) noexcept { array_ = array; }  // a part that is an operation itself
+  // The rest of the parts will not happen (they were not posted).
+  void abandon(std::uint32_t parts, Errc error) noexcept;
+
+  // Flags of the entry for an error that comes after the operation was settled ahead of the answer.
+  std::uint32_t late_flags() const noexcept {
+    return completion_.flags | (queue_ ? completion_flag::kLate : 0);
+  }
+
+  bool done() const noexcept { return done_.load(std::memory_order_acquire); }
+  const Completion& completion() const noexcept { return completion_; }  // valid once done()
+
+ private:
+  void finish() noexcept;
+
+  std::atomic<bool> done_{true};
+  std::uint32_t open_parts_ = 0;
+  std::uint32_t array_ = 0;
+  Completion completion_;
+  CompletionQueue* queue_ = nullptr;
+  Counter* counter_ = nullptr;
+  Hook hook_ = nullptr;
+};
+
+// Of a transfer with a transfer_flag of rails.
+class FlowOperation : public Operation {
+ public:
+  std::uint64_t number = 0;  // numbered: from 1 on
+  std::uint64_t offset = 0,
+                whole = 0;  // a stripe: where it lies in the whole transfer, and that one's length
+  bool announced = false;   // a message that was announced is announced again
+};
+
+}  // namespace fab

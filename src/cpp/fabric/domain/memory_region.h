@@ -1,0 +1,156 @@
+#pragma once
+
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/locks/small_mutex.h"
+#include "fabric/memory/buffer_list.h"
+#include "fabric/registration/registration_cache.h"
+#include "fabric/segment/region_spans.h"
+#include "fabric/segment/region_table.h"
+#include "fabric/types/name.h"
+#include "fabric/types/types.h"
+
+namespace fab {
+
+class DomainCore;
+class Counter;
+class EmulatedRegion;
+
+// Registered memory: what peers may reach under a key, and, in LOCAL mode, what operations may use. Made by
+// DomainCore::register_memory(), ended by close() or with its last reference; that waits for a peer that is
+// stopped in the middle of an access for `peer_deadline` at most, and then leaves alive for ever what the
+// peer may touch when it goes on. Safe from any thread.
+class MemoryRegion final {
+ public:
+  struct Parameters {
+    BufferList buffers;  // one region, offsets run through them in order
+    std::uint32_t access = 0;
+    std::uint64_t requested_key = kNoKey;  // kNoKey: the library chooses
+    std::uint32_t flags = 0;               // region_flag
+    // One of them the endpoints of peers must have; empty: the domain's.
+    std::vector<std::string> auth_keys{};
+    std::int32_t file = -1;  // for memory from DomainCore::allocate
+    std::uint64_t file_offset = 0;
+    bool coherent = false;  // also in a non-coherent domain: memory that the emulated cache does not hold
+    std::shared_ptr<void> keep_alive;  // what owns the memory
+    bool asynchronous = false;         // complete() is still to be called
+    bool exempt = false;  // from what mr_mode asks of programs: LOCAL, RAW, MMU_NOTIFY, RMA_EVENT, ENDPOINT
+  };
+
+  MemoryRegion(std::shared_ptr<DomainCore> domain, Parameters parameters);
+  ~MemoryRegion();
+  MemoryRegion(const MemoryRegion&) = delete;
+  MemoryRegion& operator=(const MemoryRegion&) = delete;
+
+  // The second half of an asynchronous registration. What fails here leaves a region that can only be closed.
+  Errc complete() noexcept;
+  enum class State : std::uint8_t { registering, open, failed, closing, closed };
+  State state() const noexcept { return state_.load(); }
+  bool closed() const noexcept { return state() >= State::closing; }
+
+  void settle();  // waits until complete() was there; under manual progress, makes it so
+
+  // Names the region among all of this process: in events, in Triplets as lmr_context. Not used again before
+  // 2^32 others were.
+  std::uint32_t id() const noexcept { return id_; }
+  std::uint32_t descriptor() const {  // what operations name local memory by; throws Error(bad_state, closed)
+    check_usable();
+    return id_;
+  }
+  // kNoKey without remote rights, while registering, after that failed, and in RAW mode.
+  std::uint64_t key() const noexcept;
+  std::string raw_key()
+      const;  // DomainCore::raw_key_size() bytes (fi_mr_raw_attr(3)); throws Error(bad_state, access)
+  std::uint64_t base() const noexcept { return mode(mr_mode::kVirtAddr) ? address() : 0; }
+  std::uint64_t address() const noexcept {
+    return reinterpret_cast<std::uint64_t>(buffers_.front().iov_base);
+  }
+  std::uint64_t length() const noexcept { return buffers_.bytes(); }
+  std::uint32_t access() const noexcept { return access_; }
+  std::span<const iovec> buffers() const noexcept { return buffers_.view(); }
+  bool enabled() const noexcept { return state() == State::open && enabled_.load(); }
+  // What keeps the memory alive, for those who use it locally.
+  const std::shared_ptr<void>& keep_alive() const noexcept { return keep_alive_; }
+  DomainCore& domain() const noexcept { return *domain_; }
+
+  // What a peer needs. The first call makes every link of the domain ready to serve the region.
+  RemoteRegion remote();
+  // Counts remote writes (MR-57 … MR-63). Throws Error: invalid, or bad_state after enable().
+  void bind(std::shared_ptr<Counter> counter);
+  // ENDPOINT mode: only requests through this endpoint reach the region (MR-39).
+  void bind_endpoint(std::uint32_t endpoint);
+  // Puts other keys in the place of those given at the registration. Throws Error(bad_state) once it is
+  // enabled.
+  void admit(std::span<const std::string> auth_keys);
+  // Opens a region that started disabled (MR-38 … MR-40). Throws Error(bad_state) if something is still to be
+  // bound, or if it is open already; nothing happens in modes that never disable.
+  void enable();
+  // MMU_NOTIFY mode: looks again which pages of the given parts (none: all) are there; only those are
+  // reachable afterwards. Peers are refused meanwhile (MR-37, MR-64, MR-65). False: out of time, call again.
+  bool refresh(std::span<const RegionSpan> parts, Deadline deadline);
+  // From the first call on no new access starts; true once none is running any more and the memory may go.
+  // False: out of time, call again. True for a region that is closed. Throws Error(busy) while registering.
+  bool close(Deadline deadline);
+  bool released() const noexcept { return state() == State::closed; }  // whether close() returned true
+  // Process id of a peer that close() waits for; 0: there is none any more.
+  std::int32_t peer_inside() const;
+  // Local addresses of [offset, offset + length); throws Error(bounds).
+  std::vector<iovec> slice(std::uint64_t offset, std::uint64_t length) const;
+
+ private:
+  // What few regions have.
+  struct Rare {
+    std::string auth_key;                      // of the leases, until an asynchronous registration completes
+    std::shared_ptr<EmulatedRegion> emulated;  // where CPU and peers do not share the memory
+    std::vector<std::shared_ptr<Counter>> counters;
+    std::vector<RegistrationCache::Lease> leases;  // one for each buffer, where the domain has a cache
+    RegionSpans spans;                             // MMU_NOTIFY mode: what is reachable
+  };
+  static constexpr std::uint32_t kNoEntry = ~0u;
+
+  void check_arguments(const Parameters& parameters) const;
+  void check_hidden() const;
+  void show_to_peers(const Parameters& parameters);
+  void lease_memory(const std::string& auth_key);
+  Errc open_to_peers() noexcept;
+  void check_usable() const;
+  // The lock of a region that is usable, and stays so until it is released; throws Error(bad_state, closed).
+  [[nodiscard]] std::unique_lock<SmallMutex> lock_usable();
+  std::uint32_t index() const;  // throws Error(access) without remote rights
+  bool mode(std::uint32_t bits) const noexcept;
+  bool waits_for_counter() const noexcept;
+  bool fully_backed() const;
+  Rare& rare();
+  const std::shared_ptr<EmulatedRegion>& emulated() const noexcept;
+  RegionRecord emulate(RegionRecord record);
+  RegionSpans backed() const;
+
+  const std::shared_ptr<DomainCore> domain_;
+  BufferList buffers_;
+  std::shared_ptr<void> keep_alive_;
+  std::unique_ptr<Rare> rare_;
+  std::uint64_t key_ = kNoKey;
+  std::uint32_t id_ = 0;
+  std::uint32_t index_ = kNoEntry;  // in the region table
+  const std::uint16_t access_, flags_;
+  const bool asynchronous_, exempt_;
+  bool starts_disabled_ = false;
+  std::atomic<bool> enabled_{false};
+  std::atomic<State> state_{State::registering};
+  SmallMutex mutex_;  // guards what follows and `rare_`; one thread at a time changes a region or its entry
+                      // in the table
+  bool endpoint_bound_ = false;
+  bool enrolled_ = false;
+  bool refreshing_ = false;
+};
+
+}  // namespace fab

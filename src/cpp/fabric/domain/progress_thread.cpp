@@ -1,0 +1,176 @@
+#include "fabric/domain/progress_thread.h"
+
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/deadline.h"
+#include "base/process/quiet_thread.h"
+#include "fabric/domain/context.h"
+
+namespace fab {
+namespace {
+
+using std::chrono::microseconds;
+constexpr auto kLinger = microseconds(30);            // polling after activity, before the thread sleeps
+constexpr auto kThreadYieldsAfter = microseconds(5);  // meanwhile others have the processor in between
+constexpr auto kLookPeriod = microseconds(4);         // between looks at the poller, which is a system call
+constexpr auto kCheckPeriod = microseconds(100);      // for contexts that callers drive
+constexpr auto kMostServed = microseconds(1000);      // at a stretch, before other contexts have their turn
+
+}  // namespace
+
+// One context as the thread sees it.
+class ProgressThread::Slot final : public ReadyHandler {
+ public:
+  // Masked until take_back() has armed the context.
+  Slot(Poller& poller, std::shared_ptr<Context> context) : poller_(poller), context_(std::move(context)) {
+    poller_.add(context_->poll_fd(), 0, *this);
+  }
+  ~Slot() override { poller_.remove(context_->poll_fd(), *this); }
+
+  // The thread itself removes the context while working on it: the slot goes when it is done.
+  void retire() noexcept {
+    retired_ = true;
+    mask(true);
+  }
+  bool retired() const noexcept { return retired_; }
+
+  Context& context() const noexcept { return *context_; }
+  bool masked() const noexcept { return masked_; }
+  bool unfinished() const noexcept { return unfinished_; }  // serve() stopped in the middle of work
+
+  void on_ready(std::uint32_t) noexcept override {
+    if (context_->driver() == Context::Driver::nobody)
+      serve();
+    else
+      mask(true);
+  }
+
+  // Works until nothing moved for a while and the context agrees to sleep, or others are due.
+  void serve() noexcept {
+    const auto start = Clock::now();
+    auto looked = start - kLookPeriod;
+    unfinished_ = false;
+    for (;;) {
+      auto idle_since = Clock::now(), now = idle_since;
+      do {  // at least once: what woke the thread stays ready until it is dispatched
+        if (now - idle_since >= kThreadYieldsAfter) ::sched_yield();
+        if (context_->driver() != Context::Driver::nobody) return mask(true);
+        const bool look = now - looked >= kLookPeriod;
+        if (look) looked = now;
+        const bool moved = context_->progress(look);
+        if (retired_) return;
+        now = Clock::now();
+        if (moved) {
+          idle_since = now;
+          linger_ = kLinger;
+          unfinished_ = idle_since - start > kMostServed;
+          if (unfinished_) return mask(true);
+        }
+      } while (now - idle_since < linger_);
+      linger_ = microseconds(0);  // again only after something moved
+      switch (context_->arm()) {
+        case Context::Rest::allowed:
+          return;
+        case Context::Rest::in_use:
+          return mask(true);  // somebody is at work there for longer: look again soon
+        case Context::Rest::work_left:
+          break;
+      }
+    }
+  }
+
+  void mask(bool on) noexcept {
+    masked_ = on;
+    poller_.modify(context_->poll_fd(), on ? 0u : static_cast<std::uint32_t>(EPOLLIN), *this);
+  }
+
+ private:
+  Poller& poller_;
+  std::shared_ptr<Context> context_;
+  microseconds linger_ = kLinger;
+  bool masked_ = true;
+  bool unfinished_ = false;
+  bool retired_ = false;
+};
+
+ProgressThread::ProgressThread() : thread_(start_quiet_thread("pyfab", [this] { run(); })) {}
+
+ProgressThread::~ProgressThread() {
+  stop_.store(true);
+  waker_.wake();
+  thread_.join();
+}
+
+void ProgressThread::add(std::shared_ptr<Context> context) {
+  std::list<Slot> arrival;
+  Slot& slot = arrival.emplace_back(poller_, std::move(context));
+  slot.context().set_hand_back([this] { waker_.wake(); });
+  const std::lock_guard lock(arrivals_mutex_);
+  arrivals_.splice(arrivals_.end(), arrival);
+  waker_.wake();
+}
+
+void ProgressThread::remove(Context& context) {
+  context.set_hand_back(nullptr);
+  const std::lock_guard lock(mutex_);  // the thread may be dispatching what has just arrived
+  {
+    const std::lock_guard arrivals_lock(arrivals_mutex_);
+    slots_.splice(slots_.end(), arrivals_);
+  }
+  if (is_this_thread()) {
+    for (Slot& slot : slots_)
+      if (&slot.context() == &context) slot.retire();
+  } else {
+    std::erase_if(slots_, [&](const Slot& slot) { return &slot.context() == &context; });
+  }
+}
+
+ProgressThread::Again ProgressThread::take_back() {
+  Again again = Again::never;
+  for (Slot& slot : slots_) {
+    if (slot.retired() || (!slot.masked() && slot.context().armed())) continue;
+    switch (slot.context().driver()) {
+      case Context::Driver::nobody:
+        slot.mask(false);
+        slot.serve();
+        if (slot.masked()) again = std::max(again, slot.unfinished() ? Again::at_once : Again::soon);
+        break;
+      case Context::Driver::spinning_caller:
+        again = std::max(again, Again::soon);
+        break;
+      case Context::Driver::staying_caller:
+        break;  // wakes the thread when it stops driving
+    }
+  }
+  return again;
+}
+
+void ProgressThread::run() {
+  Again again = Again::soon;
+  while (!stop_.load()) {
+    if (again == Again::soon) {
+      timespec timeout{0, std::chrono::nanoseconds(kCheckPeriod).count()};
+      epoll_event event;
+      if (::syscall(SYS_epoll_pwait2, poller_.fd(), &event, 1, &timeout, nullptr, 0) < 0 && errno == ENOSYS)
+        poller_.sleep(1);  // kernels before 5.11
+    } else if (again == Again::never) {
+      poller_.sleep(-1);
+    }
+    mutex_.give_way();
+    const std::lock_guard lock(mutex_);
+    poller_.dispatch();  // first: it silences the waker, and what was told by that is looked at below
+    {
+      const std::lock_guard arrivals_lock(arrivals_mutex_);
+      slots_.splice(slots_.end(), arrivals_);
+    }
+    again = take_back();
+    std::erase_if(slots_, [](const Slot& slot) { return slot.retired(); });
+  }
+}
+
+}  // namespace fab

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <condition_variable>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "fabric/completion/event_queue.h"
+
+namespace fab {
+
+class MemoryRegion;
+
+// Completes registrations behind their callers' back and tells of each with one event (MR-44 … MR-48). With a
+// thread of its own, started on first need, or driven by work() (manual progress). Safe from any thread.
+class RegistrationQueue final {
+ public:
+  explicit RegistrationQueue(bool threaded) : threaded_(threaded) {}
+  ~RegistrationQueue() { stop(); }
+  RegistrationQueue(const RegistrationQueue&) = delete;
+  RegistrationQueue& operator=(const RegistrationQueue&) = delete;
+
+  // From now on registrations are asynchronous and tell `events`; null: synchronous again.
+  void bind(std::shared_ptr<EventQueue> events);
+  std::shared_ptr<EventQueue> bound() const;
+  // The caller has a reference of its own and holds it until the event was told. Has no effect if it throws.
+  void push(std::shared_ptr<MemoryRegion> region, std::shared_ptr<EventQueue> events);
+  void work();  // manual progress: completes what is waiting
+  // Completes what is waiting, then ends the thread. From now on push() completes at once.
+  void stop() noexcept;
+
+ private:
+  struct Waiting {
+    std::shared_ptr<MemoryRegion> region;
+    std::shared_ptr<EventQueue> events;
+    EventQueue::Place place;  // in it
+  };
+  // Shared with the thread, which may drop the last reference to the domain, and so to the queue, itself.
+  struct State {
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::list<Waiting> waiting;
+    bool stop = false;
+  };
+  static void run(const std::shared_ptr<State>& state);
+  static void complete(Waiting waiting) noexcept;
+
+  const bool threaded_;
+  mutable std::mutex mutex_;  // guards bound_
+  std::shared_ptr<EventQueue> bound_;
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+  std::thread thread_;
+};
+
+}  // namespace fab

@@ -1,0 +1,188 @@
+#include "fabric/memory/atomics.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <type_traits>
+
+namespace fab {
+namespace {
+
+template <class T>
+constexpr bool kInteger = std::is_integral_v<T>;
+
+template <class T>
+T arithmetic(AtomicOp op, T old, T operand) noexcept {
+  // Sums and products of integers wrap, so they are done without sign.
+  const auto wrap = [&](auto combine) {
+    if constexpr (kInteger<T>) {
+      using Wide = std::make_unsigned_t<std::common_type_t<T, unsigned>>;
+      return static_cast<T>(combine(static_cast<Wide>(old), static_cast<Wide>(operand)));
+    } else {
+      return static_cast<T>(combine(old, operand));
+    }
+  };
+  switch (op) {
+    case AtomicOp::min:
+      return std::min(old, operand);
+    case AtomicOp::max:
+      return std::max(old, operand);
+    case AtomicOp::sum:
+      return wrap([](auto a, auto b) { return a + b; });
+    case AtomicOp::prod:
+      return wrap([](auto a, auto b) { return a * b; });
+    case AtomicOp::lor:
+      return static_cast<T>(old != T{} || operand != T{});
+    case AtomicOp::land:
+      return static_cast<T>(old != T{} && operand != T{});
+    case AtomicOp::lxor:
+      return static_cast<T>((old != T{}) != (operand != T{}));
+    case AtomicOp::atomic_read:
+      return old;
+    default:
+      return operand;  // atomic_write
+  }
+}
+
+// What the comparing operations store; `compare` is the left side of the relation (fi_atomic(3)).
+template <class T>
+T compared(AtomicOp op, T old, T operand, T compare) noexcept {
+  bool swap = false;
+  switch (op) {
+    case AtomicOp::cswap:
+      swap = compare == old;
+      break;
+    case AtomicOp::cswap_ne:
+      swap = compare != old;
+      break;
+    case AtomicOp::cswap_le:
+      swap = compare <= old;
+      break;
+    case AtomicOp::cswap_lt:
+      swap = compare < old;
+      break;
+    case AtomicOp::cswap_ge:
+      swap = compare >= old;
+      break;
+    case AtomicOp::cswap_gt:
+      swap = compare > old;
+      break;
+    default:
+      break;
+  }
+  return swap ? operand : old;
+}
+
+template <class T>
+T combine(AtomicOp op, T old, T operand, T compare) noexcept {
+  if constexpr (kInteger<T>) {
+    switch (op) {
+      case AtomicOp::bor:
+        return static_cast<T>(old | operand);
+      case AtomicOp::band:
+        return static_cast<T>(old & operand);
+      case AtomicOp::bxor:
+        return static_cast<T>(old ^ operand);
+      case AtomicOp::mswap:
+        return static_cast<T>((operand & compare) | (old & static_cast<T>(~compare)));
+      default:
+        break;
+    }
+  }
+  return needs_compare(op) ? compared(op, old, operand, compare) : arithmetic(op, old, operand);
+}
+
+// Element types of one size share their bits' atomic type, so that all of them are atomic among each other.
+template <class T>
+void apply(AtomicOp op, std::byte* target, std::size_t count, const std::byte* operand,
+           const std::byte* compare, std::byte* result, bool& modified) noexcept {
+  using Bits =
+      std::conditional_t<sizeof(T) == 8, std::uint64_t,
+                         std::conditional_t<sizeof(T) == 4, std::uint32_t,
+                                            std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
+  const auto load = [](const std::byte* from, std::size_t i) {
+    T value;
+    std::memcpy(&value, from + i * sizeof(T), sizeof(T));
+    return value;
+  };
+  const auto as_value = [](Bits bits) { return __builtin_bit_cast(T, bits); };
+  for (std::size_t i = 0; i < count; ++i) {
+    std::atomic_ref<Bits> cell(reinterpret_cast<Bits*>(target)[i]);
+    const T value = op == AtomicOp::atomic_read ? T{} : load(operand, i);
+    Bits old;
+    if (op == AtomicOp::atomic_read) {
+      old = cell.load();
+    } else if (op == AtomicOp::atomic_write) {
+      old = cell.exchange(__builtin_bit_cast(Bits, value));
+      modified = true;  // like a put of the same bytes
+    } else if (kInteger<T> && op == AtomicOp::sum) {
+      old = cell.fetch_add(__builtin_bit_cast(Bits, value));
+      modified |= value != T{};
+    } else {
+      const T comparand = compare ? load(compare, i) : T{};
+      old = cell.load();
+      Bits next;
+      do {
+        next = __builtin_bit_cast(Bits, combine(op, as_value(old), value, comparand));
+      } while (!cell.compare_exchange_weak(old, next));
+      modified |= next != old;
+    }
+    if (result) std::memcpy(result + i * sizeof(T), &old, sizeof(T));
+  }
+}
+
+}  // namespace
+
+bool atomic_supported(AtomicOp op, DataType type) noexcept {
+  if (static_cast<int>(op) >= kAtomicOps || static_cast<int>(type) >= kDataTypes) return false;
+  const bool floating = type == DataType::f32 || type == DataType::f64;
+  const bool bitwise =
+      op == AtomicOp::bor || op == AtomicOp::band || op == AtomicOp::bxor || op == AtomicOp::mswap;
+  return !(floating && bitwise);
+}
+
+Errc apply_atomic(AtomicOp op, DataType type, std::byte* target, std::size_t length, const std::byte* operand,
+                  const std::byte* compare, std::byte* result, bool* modified) noexcept {
+  bool ignored = false;
+  bool& changed = modified ? *modified : ignored;
+  if (!atomic_supported(op, type)) return Errc::not_supported;
+  const std::size_t size = size_of(type);
+  if (reinterpret_cast<std::uintptr_t>(target) % size != 0 || length % size != 0) return Errc::invalid;
+  if (needs_compare(op) && !compare) return Errc::invalid;
+  const std::size_t count = length / size;
+  switch (type) {
+    case DataType::i8:
+      apply<std::int8_t>(op, target, count, operand, compare, result, changed);
+      break;
+    case DataType::u8:
+      apply<std::uint8_t>(op, target, count, operand, compare, result, changed);
+      break;
+    case DataType::i16:
+      apply<std::int16_t>(op, target, count, operand, compare, result, changed);
+      break;
+    case DataType::u16:
+      apply<std::uint16_t>(op, target, count, operand, compare, result, changed);
+      break;
+    case DataType::i32:
+      apply<std::int32_t>(op, target, count, operand, compare, result, changed);
+      break;
+    case DataType::u32:
+      apply<std::uint32_t>(op, target, count, operand, compare, result, changed);
+      break;
+    case DataType::i64:
+      apply<std::int64_t>(op, target, count, operand, compare, result, changed);
+      break;
+    case DataType::u64:
+      apply<std::uint64_t>(op, target, count, operand, compare, result, changed);
+      break;
+    case DataType::f32:
+      apply<float>(op, target, count, operand, compare, result, changed);
+      break;
+    case DataType::f64:
+      apply<double>(op, target, count, operand, compare, result, changed);
+      break;
+  }
+  return Errc::ok;
+}
+
+}  // namespace fab

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "fabric/types/types.h"
+
+namespace fab {
+
+// What a domain demands when transfers are posted: in LOCAL mode that local memory is registered, in RAW mode
+// that keys were mapped. Most domains demand nothing, and then it costs one load. Safe from any thread.
+class PostRules final {
+ public:
+  explicit PostRules(std::uint32_t mr_mode) noexcept;
+
+  bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
+  // Throws Error(invalid) where local memory is not in a region with the right it needs (MR-23, MR-31). Gives
+  // the batch to post: `batch` itself, or `translated`, where keys were mapped ones. `exempt`: the domain
+  // demands nothing; mapped keys stand for what they were mapped to all the same.
+  std::span<const Transfer> apply(std::span<const Transfer> batch, std::vector<Transfer>& translated,
+                                  bool exempt = false) const;
+
+  // Likewise of memory for messages; throws Error(invalid).
+  void check_receive(std::span<const iovec> memory) const;
+
+  // LOCAL mode: memory of region `id`.
+  bool checks_local() const noexcept { return checks_local_; }
+  void add_local(std::uint64_t id, std::span<const iovec> buffers, std::uint32_t access);
+  void remove_local(std::uint64_t id, std::span<const iovec> buffers) noexcept;
+
+  // A number of its own for `key`, to be used in its place (fi_mr_map_raw(3)).
+  std::uint64_t map_key(std::uint64_t key);
+  void unmap_key(std::uint64_t mapped);  // throws Error(invalid) if it is none
+  std::size_t mapped_keys() const noexcept;
+
+ private:
+  struct Local {
+    std::uint64_t length, id;
+    std::uint32_t access;
+  };
+  void check_local(const void* memory, std::uint64_t length, std::uint32_t right) const;
+  void check_transfer_memory(const Transfer& transfer) const;
+
+  const bool checks_local_, only_mapped_;
+  std::atomic<bool> active_;
+  mutable std::shared_mutex mutex_;            // guards what follows
+  std::multimap<std::uint64_t, Local> local_;  // by start address
+  std::uint64_t longest_ = 0;                  // length of the longest that ever was in local_
+  std::unordered_map<std::uint64_t, std::uint64_t> keys_;
+};
+
+}  // namespace fab

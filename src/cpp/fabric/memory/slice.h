@@ -1,0 +1,58 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "fabric/types/types.h"
+
+namespace fab {
+
+// How much may move while a context's lock is held: the rule of all links, which stands here and nowhere
+// else (src/cpp/README.md, "Slices"). One turn under the lock moves one slice; then whoever waits for the
+// lock gets it, and the next turn goes on. So neither a long copy nor a busy peer keeps the context from
+// answering others, from taking new work or from letting go of a region.
+//
+// A Context begins a slice with each turn and lends it to its links (EndpointServices::slice). Whatever moves
+// bytes in a loop spends it, and stops, with the rest still to do, once it is spent(). What cannot be cut,
+// such as the frames that one read brought, may go past the end by itself. Used under the context's lock.
+class Slice {
+ public:
+  static constexpr std::uint64_t kBytes = 1024 * 1024;
+  static constexpr std::size_t kTransfers = 64;  // that many small ones take about as long
+
+  // How many transfers at the front of `batch` make a slice; the first in any case, however long it is.
+  static std::size_t front(std::span<const Transfer> batch) noexcept {
+    if (batch.size() < 2) return batch.size();
+    Slice slice;
+    std::size_t count = 0;
+    for (const Transfer& transfer : batch) {
+      const std::uint64_t cost = cost_of(transfer.length, 1);
+      if (count && cost > slice.left_) break;
+      slice.left_ -= std::min(slice.left_, cost);
+      ++count;
+    }
+    return count;
+  }
+
+  void begin() noexcept { left_ = kBytes; }
+  void spend(std::uint64_t bytes, std::uint64_t transfers = 1) noexcept {
+    left_ -= std::min(left_, cost_of(bytes, transfers));
+  }
+  void spend(std::span<const Transfer> batch) noexcept {
+    for (const Transfer& transfer : batch) spend(transfer.length);
+  }
+  bool spent() const noexcept { return left_ == 0; }
+  std::uint64_t left() const noexcept { return left_; }  // bytes
+  std::uint64_t used() const noexcept { return kBytes - left_; }
+
+ private:
+  static constexpr std::uint64_t cost_of(std::uint64_t bytes, std::uint64_t transfers) noexcept {
+    return std::max(bytes, transfers * (kBytes / kTransfers));
+  }
+
+  std::uint64_t left_ = kBytes;
+};
+
+}  // namespace fab

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "fabric/address_vector/address_vector.h"
+#include "fabric/messages/link_counters.h"
+#include "fabric/types/auth_key.h"
+#include "fabric/types/name.h"
+#include "fabric/types/types.h"
+
+namespace fab {
+
+// What completions say of a sender.
+struct Source {
+  PeerId id = kNoPeer;
+  std::uint32_t flags = 0;  // completion_flag::kAuthKey or none
+};
+
+// Who is at the other end of a session. It may come into the address vector, or leave it, at any time, so it
+// is looked up when somebody asks: by its name and the key that it came under, else by its name without a
+// key. Used under its context's lock.
+class Sender {
+ public:
+  // `names`: the parts by which the address vector may know it. `key`: that it proved; outlives this.
+  // `counters`: of its link, if they are kept.
+  Sender(const AddressVector& peers, std::vector<Part> names, const AuthKey& key = kNoAuthKey,
+         LinkCounters* counters = nullptr)
+      : peers_(peers), names_(std::move(names)), key_(key), counters_(counters) {}
+
+  void known_as(PeerId peer) noexcept;
+  // Its handle, or kNoPeer while it has none.
+  PeerId handle() noexcept {
+    look();
+    return handle_;
+  }
+  // What completions say: its handle or user id (AV-73), or what stands for its key (AV-82).
+  Source reported() noexcept {
+    look();
+    return reported_;
+  }
+  const AuthKey& key() const noexcept { return key_; }
+  const std::string& link() const noexcept { return names_.front().link; }  // "tcp.0"
+  LinkCounters* counters() const noexcept { return counters_; }
+
+ private:
+  void look() noexcept {
+    if (peers_.changes() != seen_) look_again();
+  }
+  void look_again() noexcept;
+  PeerId find() const;
+
+  const AddressVector& peers_;
+  const std::vector<Part> names_;
+  const AuthKey& key_;
+  LinkCounters* const counters_;
+  PeerId handle_ = kNoPeer;
+  Source reported_{};
+  std::uint32_t generation_ = 0;            // of the handle, when it was found
+  std::uint64_t seen_ = ~std::uint64_t{0};  // AddressVector::changes(), when all that was read
+};
+
+}  // namespace fab

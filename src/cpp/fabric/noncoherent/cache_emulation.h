@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+
+#include "fabric/noncoherent/access_observer.h"
+#include "fabric/noncoherent/shadow_memory.h"
+#include "fabric/noncoherent/sync_checker.h"
+#include "fabric/types/sync_types.h"
+
+namespace fab {
+
+// A region of a non-coherent domain that peers reach.
+class EmulatedRegion {
+ public:
+  EmulatedRegion(std::uint32_t context, std::span<const iovec> buffers, bool mappable)
+      : memory_(buffers, mappable), checker_(context) {}
+  std::span<const iovec> device() const noexcept { return memory_.device(); }
+  std::int32_t file() const noexcept { return memory_.file(); }
+  std::uint64_t file_offset() const noexcept { return memory_.file_offset(); }
+
+ private:
+  friend class CacheEmulation;
+  std::mutex mutex_;  // guards all below
+  bool open_ = true;  // the user's memory is there
+  ShadowMemory memory_;
+  SyncChecker checker_;
+};
+
+// What a non-coherent domain is made of: the two views of its regions, and the checker. Safe from any
+// thread.
+class CacheEmulation final : public AccessObserver {
+ public:
+  explicit CacheEmulation(const CacheModel& model);  // throws Error(invalid) for a line that is none
+  const CacheModel& model() const noexcept { return model_; }
+
+  std::shared_ptr<EmulatedRegion> open(std::uint32_t context, std::span<const iovec> buffers, bool mappable);
+  // From here on the accesses of peers to entry `index` of the region table are those to `region`; null:
+  // to none.
+  void watch(std::uint32_t index, const std::shared_ptr<EmulatedRegion>& region);
+  // Peers are out; on return nothing touches the user's memory any more.
+  void close(std::uint32_t context, EmulatedRegion& region);
+
+  // `segments` have been found good; those of regions that are closed meanwhile are passed over. A call that
+  // is not `deliberate` is never needless. Returns what the checker has to say of it.
+  SyncReports synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate);
+  SyncStats stats() const;
+  // Calls that were missing, each told of once: in regions that were closed, and, with `open`, in the others
+  // as if they were now.
+  SyncReports missing(bool open);
+
+  void admitted(std::uint32_t index, OpCode op, std::uint64_t offset, std::uint64_t length) noexcept override;
+  void stored(std::uint32_t index, OpCode op, std::uint64_t offset, std::uint64_t length) noexcept override;
+
+ private:
+  std::shared_ptr<EmulatedRegion> watched(std::uint32_t index) const;
+
+  const CacheModel model_;
+  mutable std::mutex mutex_;  // guards all below; taken before that of a region
+  std::unordered_map<std::uint32_t, std::weak_ptr<EmulatedRegion>> by_context_, by_index_;
+  SyncStats stats_;
+  SyncReports missing_;  // in closed regions
+};
+
+}  // namespace fab

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "base/memory/mapping.h"
+#include "fabric/registration/cache_entry.h"
+
+namespace fab {
+
+// The entries of a cache, and the search for the live one that holds a given range: without a lock, in a time
+// that does not grow with their number, and with a single access to far memory.
+//
+// An entry's size class is the smallest power of two that it fits in, so it lies in one or two blocks of that
+// size. Entries stand in a hash table (open addressing) under the first of these blocks; under the second
+// stands a link to it. A look-up asks once for each size class in use that is large enough. It may miss an
+// entry while others come and go, never find a wrong one: whoever finds nothing looks again under the lock of
+// the owner, which all changes need.
+//
+// An entry keeps its place while it is in use. When a table is half full a larger one takes over, into which
+// the owner moves what is idle; look-ups ask those before it as long as anything is in them.
+class CacheTable {
+ public:
+  using Number = std::uint32_t;  // a place: which table, and where in it
+
+  CacheTable() { open_table(0); }
+  CacheTable(const CacheTable&) = delete;
+  CacheTable& operator=(const CacheTable&) = delete;
+
+  struct Taken {
+    CacheEntry* entry = nullptr;
+    Number number = 0;
+    std::uint64_t before = 0;  // its state before the lease
+  };
+  // An entry that holds `range` (of 1 to 2**47 bytes) and is for `use`, with one lease more; or none.
+  Taken take(AddressRange range, std::uint16_t use) const noexcept;
+  CacheEntry& entry(Number number) const noexcept { return tables_[level_of(number)][place_of(number)]; }
+  CacheEntryDetails& details(Number number) const noexcept {
+    return reinterpret_cast<CacheEntryDetails*>(tables_[level_of(number)].details.data())[place_of(number)];
+  }
+  unsigned newest() const noexcept { return newest_.load(std::memory_order_relaxed); }
+  bool is_newest(Number number) const noexcept { return level_of(number) == newest(); }
+
+  // The rest needs the owner's lock.
+
+  // A new entry with one lease, not live. Throws std::bad_alloc or std::system_error for want of memory.
+  Number allocate(AddressRange range, std::uint16_t use);
+  // Makes look-ups find it, and no longer; whether it is live is up to the caller.
+  void insert(Number number);
+  void erase(Number number);
+  // Ends an entry that is neither in the table nor leased.
+  void free(Number number) noexcept { unclaim(number); }
+  std::vector<Number> overlapping(AddressRange range) const;
+  std::vector<Number> in_older_tables() const;
+
+ private:
+  static constexpr int kSmallest = 6;  // size class of the shortest ranges: 2**6 bytes
+  static int size_class(std::uint64_t length) noexcept {
+    const auto bits = static_cast<int>(std::bit_width(length - 1));
+    return bits < kSmallest ? kSmallest : bits;
+  }
+  static std::uint32_t hash(int size_class, std::uint64_t block, std::uint16_t use) noexcept {
+    std::uint64_t x = (block << 6 | static_cast<unsigned>(size_class)) ^ std::uint64_t{use} << 48;
+    x = (x ^ x >> 32) * 0x9e37'79b9'7f4a'7c15;
+    x = (x ^ x >> 29) * 0xbf58'476d'1ce4'e5b9;
+    return static_cast<std::uint32_t>(x >> 32);
+  }
+
+  // A look-up ends at the first place with state 0, which nothing was put behind.
+  struct Table {
+    Mapping entries, details;
+    std::uint32_t mask = 0;
+    // log2 of the bytes from place to place. Only tables that are too large for a nearby cache put two
+    // entries on a line; among few, threads would disturb each other there.
+    std::uint32_t stride = 6;
+    std::uint32_t taken = 0;    // by entries and links
+    std::uint32_t touched = 0;  // taken now or before
+    CacheEntry& operator[](std::uint32_t i) const noexcept {
+      return *reinterpret_cast<CacheEntry*>(entries.data() + (std::size_t{i & mask} << stride));
+    }
+  };
+  // Level l has 2**(kFewestBits + l) places.
+  static constexpr unsigned kFewestBits = 10, kPlaceBits = 26, kLevels = kPlaceBits - kFewestBits + 1;
+  static constexpr unsigned kFirstDense = 6;
+  static constexpr Number kNoLink = ~Number{0};
+  static constexpr std::uint64_t kFormer = CacheEntry::kQueued;  // state of a place that was taken before
+  static unsigned level_of(Number number) noexcept { return number >> kPlaceBits; }
+  static std::uint32_t place_of(Number number) noexcept { return number & ((1u << kPlaceBits) - 1); }
+
+  Number number_of(const Table& table, std::uint32_t i) const noexcept {
+    return static_cast<Number>(&table - tables_.data()) << kPlaceBits | (i & table.mask);
+  }
+
+  bool search(const Table& table, std::uint32_t hash, AddressRange range, std::uint16_t use,
+              Taken& taken) const noexcept;
+  void open_table(unsigned level);
+  Number claim(std::uint32_t hash);
+  void unclaim(Number number) noexcept;
+
+  std::atomic<unsigned> newest_{0};
+  std::atomic<std::uint32_t> older_{0};    // bit l: something is left in the table of level l
+  std::atomic<std::uint64_t> classes_{0};  // bit k: there are entries of size class k
+  std::array<Table, kLevels> tables_;
+
+  std::uint64_t generation_ = 0;
+  std::array<std::uint32_t, 64> class_sizes_{};
+  std::set<std::tuple<int, std::uint64_t, Number>> in_order_;  // size class, start
+};
+
+}  // namespace fab

@@ -1,0 +1,368 @@
+#include "fabric/registration/registration_cache.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "fabric/types/error.h"
+
+namespace fab {
+namespace {
+
+// Ticks to order uses by: one counter for all threads would be the one line that all of them write to.
+std::uint64_t now() noexcept {
+#ifdef __x86_64__
+  return __builtin_ia32_rdtsc();
+#else
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+#endif
+}
+
+constexpr std::uint64_t kInTable = CacheEntry::kLive | CacheEntry::kQueued;
+constexpr std::uint64_t kLongest = std::uint64_t{1} << 47;  // bytes; no program has more
+
+}  // namespace
+
+RegistrationCache::RegistrationCache(CacheLimits limits, Enroller enroller, MemoryMonitor* monitor)
+    : limits_(limits),
+      enroller_(std::move(enroller)),
+      monitor_(limits.max_idle == 0 ? nullptr : monitor),
+      log_(monitor_ ? &monitor_->log() : nullptr),
+      log_position_(log_ ? log_->announced() : 0) {}
+
+RegistrationCache::~RegistrationCache() {
+  if (!inherited()) clear();
+}
+
+RegistrationCache::Lease RegistrationCache::acquire(AddressRange range, const MemoryUse& use) {
+  if (inherited())
+    throw Error(Errc::closed, "the registration cache belongs to the parent process, before a fork");
+  if (range.length == 0 || range.length > kLongest || range.start + range.length < range.start)
+    throw Error(Errc::invalid, "cannot register " + std::to_string(range.length) + " bytes at address " +
+                                   std::to_string(range.start));
+  if (const auto known = uses_.find(use); known && !something_vanished())
+    if (const auto taken = table_.take(range, *known); taken.entry) return hit(taken);
+  return acquire_new(range, use);
+}
+
+RegistrationCache::Lease RegistrationCache::hit(const CacheTable::Taken& taken) noexcept {
+  count(&Counts::hits, 1);
+  return share(taken);
+}
+
+RegistrationCache::Lease RegistrationCache::share(const CacheTable::Taken& taken) noexcept {
+  if ((taken.before & CacheEntry::kLeases) == 0) count_idle(taken.number, false);
+  return {*this, taken.number};
+}
+
+RegistrationCache::Lease RegistrationCache::acquire_new(AddressRange range, const MemoryUse& use) {
+  Handles gone;
+  struct WithdrawLast {
+    RegistrationCache& cache;
+    const Handles& gone;
+    ~WithdrawLast() { cache.withdraw(gone); }
+  } const withdraw_last{*this, gone};
+
+  std::unique_lock lock(mutex_);
+  drop_vanished(gone);
+  const auto known = uses_.add(use);
+  const std::uint16_t numbered = known.value_or(0);
+  const bool may_keep = monitor_ && known;
+  if (may_keep)
+    if (const auto taken = table_.take(range, numbered); taken.entry) return hit(taken);
+  ++misses_;
+  Enrolment enrolment{.range = may_keep && limits_.merge ? with_neighbours(range, numbered) : range};
+  enrolments_.push_back(&enrolment);
+  lock.unlock();
+
+  // Watched before it is enrolled, so that pages that go meanwhile are noticed.
+  bool watched = false;
+  void* handle = nullptr;
+  const auto enroll = [&] {
+    watched = may_keep && monitor_->watch(enrolment.range);
+    try {
+      handle = enroller_.enroll(enrolment.range, use);
+    } catch (...) {
+      if (watched) monitor_->unwatch(enrolment.range);
+      throw;
+    }
+  };
+  try {
+    try {
+      enroll();
+    } catch (const std::exception&) {
+      if (enrolment.range == range) throw;
+      lock.lock();
+      enrolment.range = range;  // alone it may do
+      lock.unlock();
+      enroll();
+    }
+  } catch (...) {
+    lock.lock();
+    std::erase(enrolments_, &enrolment);
+    throw;
+  }
+
+  lock.lock();
+  drop_vanished(gone);
+  std::erase(enrolments_, &enrolment);
+  const bool keep = watched && !enrolment.vanished;
+  const auto other = keep ? table_.take(range, numbered) : CacheTable::Taken();
+  if (watched && (!keep || other.entry)) monitor_->unwatch(enrolment.range);
+  if (other.entry) {  // another thread was faster
+    gone.push_back(handle);
+    return share(other);
+  }
+  const Number number = make_entry(enrolment.range, numbered, handle);
+  if (keep) {
+    publish(number);
+    if (limits_.merge) replace_within(enrolment.range, number, gone);
+    keep_limits(gone);
+  }
+  return {*this, number};
+}
+
+void RegistrationCache::release(Number number) noexcept {
+  if (inherited()) return;
+  CacheEntry& entry = table_.entry(number);
+  entry.last_use.store(now(), std::memory_order_release);
+  const std::uint64_t length = entry.length();
+  const std::uint64_t before = entry.state.fetch_sub(1, std::memory_order_acq_rel);
+  if ((before & CacheEntry::kLeases) != 1) return;
+  if (before & CacheEntry::kLive) {  // from here on the entry may be gone
+    count(&Counts::idle_count, 1);
+    count(&Counts::idle_bytes, length);
+    if (before & CacheEntry::kQueued && table_.is_newest(number) && !beyond_limits() && !something_vanished())
+      return;
+  }
+  settle(number, before);
+}
+
+// After the last lease ended: what needs the lock.
+void RegistrationCache::settle(Number number, std::uint64_t before) noexcept {
+  Handles gone;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!(before & CacheEntry::kLive)) {
+      retire(number, gone);
+    } else {
+      CacheEntry& entry = table_.entry(number);
+      const std::uint64_t state = entry.state.load(std::memory_order_acquire);
+      constexpr std::uint64_t kUnchanged = CacheEntry::kLive | ~(CacheEntry::kGeneration - 1);
+      if (((state ^ before) & kUnchanged) == 0 && !(state & CacheEntry::kQueued)) {
+        enqueue(number);
+        entry.state.fetch_or(CacheEntry::kQueued, std::memory_order_acq_rel);
+      }
+      if (((state ^ before) & kUnchanged) == 0 && !table_.is_newest(number)) {
+        move_to_newest(number);
+      }
+    }
+    drop_vanished(gone);
+    keep_limits(gone);
+  }
+  withdraw(gone);
+}
+
+void RegistrationCache::enqueue(Number number) {
+  std::uint64_t& queued_use = table_.details(number).queued_use;
+  queued_use = table_.entry(number).last_use.load(std::memory_order_relaxed);
+  queue_.emplace(queued_use, number);
+}
+
+void RegistrationCache::clear() noexcept {
+  if (inherited()) return;
+  Handles gone;
+  {
+    const std::lock_guard lock(mutex_);
+    drop_vanished(gone);
+    const std::uint64_t evictions = evictions_;
+    while (evict_one(gone)) continue;
+    evictions_ = evictions;
+  }
+  withdraw(gone);
+}
+
+CacheStats RegistrationCache::stats() {
+  Handles gone;
+  CacheStats stats;
+  if (!inherited()) {
+    const std::lock_guard lock(mutex_);
+    drop_vanished(gone);
+    stats = {.hits = sum(&Counts::hits),
+             .misses = misses_,
+             .evictions = evictions_,
+             .notifications = notifications_,
+             .cached_bytes = cached_bytes_.load(),
+             .cached_count = cached_count_.load(),
+             .idle_bytes = sum(&Counts::idle_bytes),
+             .idle_count = sum(&Counts::idle_count)};
+    stats.searches = stats.hits + stats.misses;
+  }
+  withdraw(gone);
+  return stats;
+}
+
+void RegistrationCache::withdraw(const Handles& handles) noexcept {
+  for (void* handle : handles) enroller_.withdraw(handle);
+}
+
+CacheTable::Number RegistrationCache::make_entry(AddressRange range, std::uint16_t use, void* handle) {
+  const unsigned newest = table_.newest();
+  const Number number = table_.allocate(range, use);
+  table_.details(number).handle = handle;
+  if (table_.newest() != newest)
+    for (const Number older : table_.in_older_tables()) move_to_newest(older);
+  return number;
+}
+
+// An entry in use stays where it is until it is idle.
+void RegistrationCache::move_to_newest(Number number) {
+  CacheEntry& entry = table_.entry(number);
+  std::uint64_t state = entry.state.load(std::memory_order_acquire);
+  do {
+    if (state & CacheEntry::kLeases) return;
+  } while (!entry.state.compare_exchange_weak(state, state & ~kInTable, std::memory_order_acq_rel,
+                                              std::memory_order_acquire));
+  if (state & CacheEntry::kQueued) queue_.erase({table_.details(number).queued_use, number});
+  table_.erase(number);
+  const Number moved = make_entry(entry.range(), entry.use(), table_.details(number).handle);
+  CacheEntry& there = table_.entry(moved);
+  there.last_use.store(entry.last_use.load(std::memory_order_relaxed), std::memory_order_release);
+  table_.free(number);
+  table_.insert(moved);
+  enqueue(moved);
+  there.state.fetch_add(kInTable - 1, std::memory_order_acq_rel);  // and without the lease
+}
+
+void RegistrationCache::publish(Number number) {
+  table_.insert(number);
+  table_.entry(number).state.fetch_or(CacheEntry::kLive, std::memory_order_acq_rel);
+  cached_count_.fetch_add(1, std::memory_order_relaxed);
+  cached_bytes_.fetch_add(table_.entry(number).length(), std::memory_order_relaxed);
+}
+
+// `range` and all entries for the same use that overlap or touch it, and so on.
+AddressRange RegistrationCache::with_neighbours(AddressRange range, std::uint16_t use) const {
+  const AddressRange alone = range;
+  for (AddressRange before; before != range;) {
+    before = range;
+    const std::uint64_t first = range.start == 0 ? 0 : range.start - 1;
+    for (const Number number : table_.overlapping({.start = first, .length = range.end() + 1 - first})) {
+      const CacheEntry& entry = table_.entry(number);
+      if (entry.use() != use) continue;
+      const AddressRange other = entry.range();
+      const std::uint64_t start = std::min(range.start, other.start);
+      range = {.start = start, .length = std::max(range.end(), other.end()) - start};
+    }
+  }
+  return range.length > limits_.max_bytes ? alone : range;
+}
+
+// Drops what the merged entry `by` stands for from now on.
+void RegistrationCache::replace_within(AddressRange range, Number by, Handles& gone) {
+  const std::uint16_t use = table_.entry(by).use();
+  for (const Number number : table_.overlapping(range)) {
+    const CacheEntry& entry = table_.entry(number);
+    if (number != by && entry.use() == use && range.contains(entry.range())) drop(number, gone);
+  }
+}
+
+// Look-ups do not find it any more. Leases hold; the last one to end retires it.
+void RegistrationCache::drop(Number number, Handles& gone) {
+  forget(number);
+  const std::uint64_t before = table_.entry(number).state.fetch_and(~kInTable, std::memory_order_acq_rel);
+  if (before & CacheEntry::kQueued) queue_.erase({table_.details(number).queued_use, number});
+  if ((before & CacheEntry::kLeases) == 0) {
+    count_idle(number, false);
+    retire(number, gone);
+  }
+}
+
+void RegistrationCache::forget(Number number) {
+  const AddressRange range = table_.entry(number).range();
+  table_.erase(number);
+  cached_count_.fetch_sub(1, std::memory_order_relaxed);
+  cached_bytes_.fetch_sub(range.length, std::memory_order_relaxed);
+  monitor_->unwatch(range);
+}
+
+// For an entry that is not live and has no leases: nobody else touches it.
+void RegistrationCache::retire(Number number, Handles& gone) {
+  gone.push_back(table_.details(number).handle);
+  table_.free(number);
+}
+
+void RegistrationCache::drop_vanished(Handles& gone) {
+  if (!something_vanished()) return;
+  const auto drop_in = [&](AddressRange vanished) {
+    const auto entries = table_.overlapping(vanished);
+    for (const Number number : entries) drop(number, gone);
+    bool any = !entries.empty();
+    for (Enrolment* enrolment : enrolments_)
+      if (enrolment->range.overlaps(vanished)) any = enrolment->vanished = true;
+    if (any) ++notifications_;
+  };
+  log_position_.store(log_->read(log_position_.load(std::memory_order_relaxed), drop_in),
+                      std::memory_order_release);
+}
+
+void RegistrationCache::keep_limits(Handles& gone) {
+  const auto too_many = [&] {
+    if (cached_bytes_.load(std::memory_order_relaxed) > limits_.max_bytes) return true;
+    if (cached_count_.load(std::memory_order_relaxed) <= limits_.max_idle) return false;
+    // Between a release and its being counted another thread may have counted the next use: below 0.
+    const auto idle = static_cast<std::int64_t>(sum(&Counts::idle_count));
+    return std::cmp_greater(idle, limits_.max_idle);
+  };
+  while (too_many() && evict_one(gone)) continue;
+}
+
+// The idle entry whose last use is longest ago, if there is one.
+bool RegistrationCache::evict_one(Handles& gone) {
+  while (!queue_.empty()) {
+    const Number number = queue_.begin()->second;
+    CacheEntry& entry = table_.entry(number);
+    queue_.erase(queue_.begin());
+    for (std::uint64_t state = entry.state.load(std::memory_order_acquire);;) {
+      const bool idle = (state & CacheEntry::kLeases) == 0;
+      if (idle && entry.last_use.load(std::memory_order_relaxed) != table_.details(number).queued_use) {
+        enqueue(number);
+        break;
+      }
+      // In use, it comes back into the queue when it is idle again.
+      const std::uint64_t next = state & ~(CacheEntry::kQueued | (idle ? CacheEntry::kLive : 0));
+      if (!entry.state.compare_exchange_weak(state, next, std::memory_order_acq_rel,
+                                             std::memory_order_acquire))
+        continue;
+      if (!idle) break;
+      forget(number);
+      count_idle(number, false);
+      retire(number, gone);
+      ++evictions_;
+      return true;
+    }
+  }
+  return false;
+}
+
+void RegistrationCache::count(Count which, std::uint64_t difference) noexcept {
+  const unsigned slot = thread_slot();
+  std::atomic<std::uint64_t>& mine = counts_[slot].*which;
+  if (slot < kThreadSlots)
+    mine.store(mine.load(std::memory_order_relaxed) + difference, std::memory_order_relaxed);
+  else
+    mine.fetch_add(difference, std::memory_order_relaxed);
+}
+
+std::uint64_t RegistrationCache::sum(Count which) const noexcept {
+  std::uint64_t total = 0;
+  for (const Counts& counts : counts_) total += (counts.*which).load(std::memory_order_relaxed);
+  return total;
+}
+
+void RegistrationCache::count_idle(Number number, bool idle) noexcept {
+  const std::uint64_t length = table_.entry(number).length();
+  count(&Counts::idle_count, idle ? 1 : ~std::uint64_t{0});
+  count(&Counts::idle_bytes, idle ? length : std::uint64_t{0} - length);
+}
+
+}  // namespace fab

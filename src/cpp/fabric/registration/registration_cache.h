@@ -1,0 +1,165 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/memory/address_range.h"
+#include "base/process/process.h"
+#include "base/process/thread_slot.h"
+#include "fabric/registration/cache_entry.h"
+#include "fabric/registration/cache_table.h"
+#include "fabric/registration/memory_monitor.h"
+
+namespace fab {
+
+// What a device needs to reach memory. `enroll` may throw and be called by several threads at once; nothing
+// of the cache is locked meanwhile.
+struct Enroller {
+  std::function<void*(AddressRange range, const MemoryUse& use)> enroll;
+  std::function<void(void* handle)> withdraw;
+};
+
+struct CacheLimits {
+  std::uint64_t max_bytes = ~std::uint64_t{0};  // of all entries; those in use stay beyond it (MR-71)
+  std::uint64_t max_idle = 1024;                // entries kept though nobody uses them; 0: no caching (MR-72)
+  bool merge = false;                           // neighbours of equal use become one entry (MR-73)
+};
+
+// Entries that are merged into a larger one or whose memory went away count no longer, though their leases
+// hold.
+struct CacheStats {
+  std::uint64_t searches = 0, hits = 0, misses = 0;  // a search is one or the other
+  std::uint64_t evictions = 0;                       // idle entries dropped to keep the limits
+  std::uint64_t notifications = 0;                   // times that memory went away under at least one entry
+  std::uint64_t cached_bytes = 0, cached_count = 0;
+  std::uint64_t idle_bytes = 0, idle_count = 0;  // of these: in nobody's use
+};
+
+// Keeps ranges of memory enrolled after their last user has gone, for the next one (MR-71 … MR-80). An entry
+// serves whoever asks for a range inside it and for equal rights, interface and auth key.
+//
+// Thread-safe. A hit takes no lock and writes to nothing that another thread writes to, except the entry.
+// Memory that goes away is noticed by the monitor, and entries of it are dropped by the next call that comes
+// after; leases on them hold until they end. In a child of fork() leases end without effect and acquire()
+// throws Error(closed).
+class RegistrationCache final {
+ public:
+  // Use of an enrolled range; ends with the object, which the cache outlives.
+  class Lease {
+   public:
+    Lease() = default;
+    Lease(Lease&& other) noexcept : cache_(std::exchange(other.cache_, nullptr)), number_(other.number_) {}
+    Lease& operator=(Lease&& other) noexcept {
+      if (this != &other) {
+        reset();
+        cache_ = std::exchange(other.cache_, nullptr);
+        number_ = other.number_;
+      }
+      return *this;
+    }
+    ~Lease() { reset(); }
+    void* handle() const noexcept {
+      return cache_->table_.details(number_).handle;
+    }  // as the enroller gave it
+    AddressRange range() const noexcept {
+      return cache_->table_.entry(number_).range();
+    }  // all of the entry's
+    void reset() noexcept {
+      if (cache_) std::exchange(cache_, nullptr)->release(number_);
+    }
+
+   private:
+    friend class RegistrationCache;
+    Lease(RegistrationCache& cache, CacheTable::Number number) noexcept : cache_(&cache), number_(number) {}
+    RegistrationCache* cache_ = nullptr;
+    CacheTable::Number number_ = 0;
+  };
+
+  // `monitor` outlives the cache. Without one nothing is kept, because entries could go stale.
+  RegistrationCache(CacheLimits limits, Enroller enroller, MemoryMonitor* monitor);
+  ~RegistrationCache();
+  RegistrationCache(const RegistrationCache&) = delete;
+  RegistrationCache& operator=(const RegistrationCache&) = delete;
+
+  // Throws what the enroller throws, and then keeps nothing.
+  Lease acquire(AddressRange range, const MemoryUse& use);
+  // Withdraws all that is idle.
+  void clear() noexcept;
+  // Exact while no other thread is in the cache.
+  CacheStats stats();
+
+ private:
+  // Written by one thread each, but for the last, which all threads without a slot share.
+  struct alignas(64) Counts {
+    std::atomic<std::uint64_t> hits{0}, idle_count{0}, idle_bytes{0};
+  };
+  using Count = std::atomic<std::uint64_t> Counts::*;
+  using Number = CacheTable::Number;
+  using Handles = std::vector<void*>;  // to be withdrawn once the lock is not held any more
+  struct Enrolment {                   // one that is being made
+    AddressRange range;
+    bool vanished = false;
+  };
+
+  bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
+  bool something_vanished() const noexcept {
+    return log_ && log_->announced() != log_position_.load(std::memory_order_acquire);
+  }
+  bool beyond_limits() const noexcept {
+    return cached_count_.load(std::memory_order_relaxed) > limits_.max_idle ||
+           cached_bytes_.load(std::memory_order_relaxed) > limits_.max_bytes;
+  }
+  void count(Count which, std::uint64_t difference) noexcept;
+  std::uint64_t sum(Count which) const noexcept;
+  void count_idle(Number number, bool idle) noexcept;
+
+  Lease hit(const CacheTable::Taken& taken) noexcept;
+  Lease share(const CacheTable::Taken& taken) noexcept;
+  Lease acquire_new(AddressRange range, const MemoryUse& use);
+  void release(Number number) noexcept;
+  void settle(Number number, std::uint64_t before) noexcept;
+  void withdraw(const Handles& handles) noexcept;
+
+  // All of these under mutex_.
+  Number make_entry(AddressRange range, std::uint16_t use, void* handle);
+  void move_to_newest(Number number);
+  void publish(Number number);
+  AddressRange with_neighbours(AddressRange range, std::uint16_t use) const;
+  void enqueue(Number number);
+  void replace_within(AddressRange range, Number by, Handles& gone);
+  void drop(Number number, Handles& gone);
+  void forget(Number number);
+  void retire(Number number, Handles& gone);
+  void drop_vanished(Handles& gone);
+  void keep_limits(Handles& gone);
+  bool evict_one(Handles& gone);
+
+  const CacheLimits limits_;
+  const Enroller enroller_;
+  MemoryMonitor* const monitor_;
+  const VanishLog* const log_;
+  const std::uint32_t fork_generation_ = fork_generation();
+
+  MemoryUses uses_;
+  CacheTable table_;
+  std::atomic<std::uint64_t> log_position_{0};                    // up to here entries were dropped
+  std::atomic<std::uint64_t> cached_count_{0}, cached_bytes_{0};  // written under mutex_
+  std::array<Counts, kThreadSlots + 1> counts_;
+
+  std::mutex mutex_;  // guards what follows and changes of table_
+  // Idle entries by their last use, and some that were taken into use since: an entry is moved or removed
+  // only when it comes to the front.
+  std::set<std::pair<std::uint64_t, Number>> queue_;
+  std::vector<Enrolment*> enrolments_;
+  std::uint64_t misses_ = 0, evictions_ = 0, notifications_ = 0;
+};
+
+}  // namespace fab

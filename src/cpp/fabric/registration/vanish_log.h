@@ -1,0 +1,67 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <thread>
+
+#include "base/memory/address_range.h"
+
+namespace fab {
+
+// What one thread tells any number of others about memory that is gone, in the order in which it went. Each
+// reader keeps a position of its own; one that falls far behind is told that everything may be gone.
+//
+// The writer never waits, takes no lock and allocates nothing, because the thread that unmaps memory may hold
+// any lock there is, that of malloc included, and waits for the writer. It announces an event before it lets
+// that thread go on: whoever looks after an unmapping call has returned sees the announcement, and waits the
+// moment until the event itself is there.
+class VanishLog {
+ public:
+  VanishLog() = default;
+  VanishLog(const VanishLog&) = delete;
+  VanishLog& operator=(const VanishLog&) = delete;
+
+  // The writer: announce(), then publish() what was announced; an empty range where nothing was.
+  void announce() noexcept { announced_.fetch_add(1); }
+  void publish(AddressRange range) noexcept {
+    const std::uint64_t position = published_.load(std::memory_order_relaxed);
+    Record& record = records_[position % kRecords];
+    record.start.store(range.start, std::memory_order_release);
+    record.length.store(range.length, std::memory_order_release);
+    published_.store(position + 1, std::memory_order_release);
+  }
+
+  // Readers: differs from their position when there is something to read.
+  std::uint64_t announced() const noexcept { return announced_.load(std::memory_order_acquire); }
+  // Calls `vanished(AddressRange)` for every event from `position` on; returns the position after them.
+  template <class Vanished>
+  std::uint64_t read(std::uint64_t position, const Vanished& vanished) const {
+    const std::uint64_t end = announced();
+    while (published_.load(std::memory_order_acquire) < end) std::this_thread::yield();
+    for (; position != end; ++position) {
+      const Record& record = records_[position % kRecords];
+      const AddressRange range{.start = record.start.load(std::memory_order_acquire),
+                               .length = record.length.load(std::memory_order_acquire)};
+      if (announced() - position > kRecords) {  // overwritten, maybe while it was read
+        vanished(kEverything);
+        return end;
+      }
+      vanished(range);
+    }
+    return end;
+  }
+
+  static constexpr AddressRange kEverything{.start = 0, .length = ~std::uint64_t{0}};
+
+ private:
+  static constexpr std::uint64_t kRecords = 1024;
+  struct Record {
+    std::atomic<std::uint64_t> start{0}, length{0};
+  };
+  alignas(64) std::atomic<std::uint64_t> announced_{0};  // alone on its line: every hit in a cache reads it
+  alignas(64) std::atomic<std::uint64_t> published_{0};
+  std::array<Record, kRecords> records_;
+};
+
+}  // namespace fab

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "fabric/segment/region_table.h"
+
+namespace fab {
+
+// A set of a region's bytes, as spans in rising order that neither overlap nor touch.
+class RegionSpans {
+ public:
+  RegionSpans() noexcept = default;
+  explicit RegionSpans(std::vector<RegionSpan> any);  // in any order; may overlap and be empty
+  std::span<const RegionSpan> view() const noexcept { return spans_; }
+
+  friend RegionSpans operator|(const RegionSpans& left, const RegionSpans& right);
+  friend RegionSpans operator&(const RegionSpans& left, const RegionSpans& right);
+  friend RegionSpans operator-(const RegionSpans& left, const RegionSpans& right);
+
+ private:
+  std::vector<RegionSpan> spans_;
+};
+
+}  // namespace fab

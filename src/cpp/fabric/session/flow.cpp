@@ -1,0 +1,248 @@
+#include "fabric/session/flow.h"
+
+#include <algorithm>
+
+#include "fabric/session/frame.h"
+
+namespace fab {
+namespace {
+
+constexpr std::size_t kMostAnnounced = 2 * kMaxOutstanding;
+
+}  // namespace
+
+Flow::~Flow() {
+  receives_.leave(*this);
+  for (auto& [number, message] : messages_)
+    if (message.matched) ReceiveQueue::finish(*message.matched, Errc::peer_lost);
+}
+
+// --- rails
+
+bool Flow::join(RailNumber rail, Carrier& carrier) noexcept {
+  if (rail.slot >= kMaxRails) return false;
+  if (rail.incarnation <= rails_[rail.slot].incarnation) return false;
+  Carrier* const former = rails_[rail.slot].carrier;
+  rails_[rail.slot] = {rail.incarnation, &carrier};
+  alone_ = false;
+  alone_since_.reset();
+  if (former) former->cut();
+  return true;
+}
+
+std::optional<std::chrono::nanoseconds> Flow::alone_since(std::chrono::nanoseconds now) noexcept {
+  if (alone_ && !alone_since_) alone_since_ = now;
+  return alone_since_;
+}
+
+bool Flow::fence(RailNumber rail, const Carrier& from) noexcept {
+  if (rail.slot >= kMaxRails) return false;
+  Rail& there = rails_[rail.slot];
+  if (there.incarnation > rail.incarnation) return true;  // it has come back since
+  there.incarnation = rail.incarnation;
+  if (there.carrier == &from) return false;
+  if (there.carrier) there.carrier->cut();
+  return true;
+}
+
+void Flow::leave(const Carrier& carrier) noexcept {
+  bool any = false;
+  for (Rail& rail : rails_) {
+    if (rail.carrier == &carrier) rail.carrier = nullptr;
+    any |= rail.carrier != nullptr;
+  }
+  for (auto& [number, message] : messages_)
+    if (message.carrier == &carrier) message.carrier = nullptr;
+  if (!any && !std::exchange(alone_, true)) on_alone_();
+}
+
+void Flow::cut_all() noexcept {
+  for (Rail& rail : rails_)
+    if (rail.carrier) rail.carrier->cut();
+}
+
+void Flow::message_came(const Carrier& carrier) {
+  if (message_link_.empty()) message_link_ = carrier.link();
+}
+
+// --- outcomes
+
+const Flow::Outcome* Flow::outcome(std::uint64_t number) const noexcept {
+  static const Outcome success;
+  const auto run = done_.upper_bound(number);
+  if (run != done_.begin() && number < std::prev(run)->second) return &success;
+  const auto found = outcomes_.find(number);
+  return found == outcomes_.end() ? nullptr : &found->second;
+}
+
+bool Flow::may_come(std::uint64_t number) const noexcept {
+  if (number < mark_) return false;
+  const bool room =
+      done_.size() + outcomes_.size() < kMostUnsettled && result_bytes_ + kMaxAtomicBytes <= kMostResults;
+  return room || known(number);
+}
+
+void Flow::make_room(std::size_t result) {
+  if (!spare_run_) {
+    Runs one{{0, 0}};
+    spare_run_ = one.extract(one.begin());
+  }
+  if (!spare_outcome_) {
+    Outcomes one;
+    one.try_emplace(0);
+    spare_outcome_ = one.extract(one.begin());
+  }
+  spare_outcome_.mapped().result.reserve(result);
+}
+
+void Flow::record(std::uint64_t number, Errc error, std::span<const std::byte> result) {
+  make_room(result.size());
+  if (error != Errc::ok || !result.empty()) {
+    result_bytes_ += result.size();
+    spare_outcome_.key() = number;
+    spare_outcome_.mapped().error = error;
+    spare_outcome_.mapped().result.assign(result.begin(), result.end());
+    if (auto known = outcomes_.insert(std::move(spare_outcome_)); !known.inserted)
+      known.position->second = std::move(known.node.mapped());
+    return;
+  }
+  auto after = done_.upper_bound(number);
+  if (after == done_.begin() || std::prev(after)->second != number) {
+    spare_run_.key() = number;
+    spare_run_.mapped() = number + 1;
+    done_.insert(after, std::move(spare_run_));
+  } else {
+    ++std::prev(after)->second;
+  }
+  const auto run = std::prev(after);
+  if (after == done_.end() || after->first != run->second) return;
+  run->second = after->second;  // the gap is closed
+  done_.erase(after);
+}
+
+void Flow::settled(std::uint64_t mark) noexcept {
+  if (mark == kOver) {  // other rails may still bring something
+    over_ = true;
+    return;
+  }
+  if (mark <= mark_) return;  // came over a slower rail than a later one
+  mark_ = mark;
+  while (!outcomes_.empty() && outcomes_.begin()->first < mark) {
+    result_bytes_ -= outcomes_.begin()->second.result.size();
+    outcomes_.erase(outcomes_.begin());
+  }
+  while (!done_.empty() && done_.begin()->first < mark) {
+    auto run = done_.extract(done_.begin());
+    if (run.mapped() <= mark) continue;
+    run.key() = mark;
+    done_.insert(std::move(run));
+  }
+}
+
+// --- announced messages
+
+Flow::Announced Flow::announce(std::uint64_t number, Carrier& carrier, MessageOrigin& origin) {
+  const auto found = messages_.find(number);
+  if (found == messages_.end()) {
+    if (messages_.size() >= kMostAnnounced) return Announced::refused;
+    const bool came_whole = known(number);
+    messages_.emplace(
+        number, Message{.carrier = &carrier, .outcome = came_whole ? std::optional(Errc::ok) : std::nullopt});
+    return came_whole ? Announced::done : Announced::unknown;
+  }
+  Message& message = found->second;
+  if (message.outcome) return Announced::done;
+  if (message.carrier) return Announced::refused;
+  message.carrier = &carrier;
+  if (message.matched) {
+    carrier.resume(number, *message.matched);
+    return Announced::resumed;
+  }
+  receives_.adopt(*this, number, origin);
+  return Announced::waiting;
+}
+
+// All of it was announced.
+void Flow::fetching(std::uint64_t number, const Matched& matched) noexcept {
+  if (const auto found = messages_.find(number); found != messages_.end()) found->second.matched = matched;
+}
+
+void Flow::done(std::uint64_t number, Errc error) noexcept {
+  const auto found = messages_.find(number);
+  if (found == messages_.end()) return;
+  found->second.matched.reset();
+  found->second.outcome = error;
+}
+
+void Flow::message_settled(std::uint64_t number) {
+  const auto found = messages_.find(number);
+  if (found == messages_.end() || !found->second.outcome) return;
+  if (number >= mark_ && !known(number)) record(number, Errc::ok);  // joins the runs on both sides
+  messages_.erase(found);
+}
+
+Errc Flow::message_outcome(std::uint64_t number) const noexcept {
+  const auto found = messages_.find(number);
+  return found == messages_.end() ? Errc::ok : found->second.outcome.value_or(Errc::ok);
+}
+
+void Flow::fetch(const fab::Message& message, const Matched& matched) noexcept {
+  fetching(message.id, matched);
+}
+
+void Flow::release(const fab::Message& message) noexcept { done(message.id, Errc::ok); }
+
+// --- the table
+
+std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator) {
+  const auto found = flows_.find(id.peer);
+  if (found != flows_.end()) {
+    Entry& entry = found->second;
+    if (&entry.flow->initiator().key() != &initiator->key()) return nullptr;  // another one's flow
+    if (id.epoch == entry.epoch) return entry.flow;
+    if (id.epoch < entry.epoch || must_know) return nullptr;
+    auto flow = std::make_shared<Flow>(receives_, initiator, on_alone_);
+    const auto former = std::exchange(entry.flow, std::move(flow));
+    entry.epoch = id.epoch;
+    former->cut_all();
+    return entry.flow;
+  }
+  if (must_know || flows_.size() >= kMost) return nullptr;
+  if (alone_.capacity() <= flows_.size()) alone_.reserve(2 * flows_.size() + 1);
+  on_alone_();  // until somebody joins
+  return flows_.emplace(id.peer, Entry{id.epoch, std::make_shared<Flow>(receives_, initiator, on_alone_)})
+      .first->second.flow;
+}
+
+std::string FlowTable::message_link(PeerId peer) const {
+  for (const auto& [id, entry] : flows_)
+    if (!entry.flow->alone() && entry.flow->initiator().handle() == peer) return entry.flow->message_link();
+  return {};
+}
+
+bool FlowTable::expire(std::chrono::nanoseconds now) noexcept {
+  alone_.clear();
+  std::size_t bytes = 0;
+  for (auto at = flows_.begin(); at != flows_.end();) {
+    Flow& flow = *at->second.flow;
+    const auto since = flow.alone_since(now);
+    const bool over = flow.over() || (since && now - *since > keep_);
+    if (since && !over) {
+      bytes += flow.result_bytes();
+      alone_.emplace_back(*since, at->first);
+    }
+    at = over ? flows_.erase(at) : std::next(at);
+  }
+  std::size_t left = alone_.size();
+  if (left > kMostAlone || bytes > Flow::kMostResults) std::ranges::sort(alone_);  // oldest first
+  for (const auto& [since, peer] : alone_) {
+    if (left <= kMostAlone && bytes <= Flow::kMostResults) break;
+    const auto oldest = flows_.find(peer);
+    bytes -= oldest->second.flow->result_bytes();
+    flows_.erase(oldest);
+    --left;
+  }
+  return left != 0;
+}
+
+}  // namespace fab

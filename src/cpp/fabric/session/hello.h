@@ -1,0 +1,86 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/bytes/sha256.h"
+#include "base/network/tcp_socket.h"
+#include "fabric/types/auth_key.h"
+#include "fabric/types/error.h"
+#include "fabric/types/name.h"
+
+// What network links exchange outside of sessions: a share of a name, and the handshake (docs/wire.md).
+// Parsers take bytes that nobody vouches for and give nothing where something is wrong.
+namespace fab {
+
+using EndpointId = std::array<std::uint8_t, 16>;
+using Nonce = std::array<std::uint8_t, 32>;
+
+// This link's part of a name.
+struct Whereabouts {
+  EndpointId id{};
+  std::array<std::uint8_t, 16> network{};  // hash of network_identity(): whose loopback addresses are meant
+  std::vector<SocketAddress> addresses;
+
+  std::string encode() const;
+  static std::optional<Whereabouts> parse(std::string_view bytes);
+  static bool valid(std::string_view bytes) noexcept;  // whether parse() takes them
+};
+std::array<std::uint8_t, 16> this_network();
+
+enum class HelloType : std::uint8_t { hello = 1, challenge = 2, proof = 3, welcome = 4, refuse = 5 };
+inline constexpr std::size_t kHelloHeader = 12;
+inline constexpr std::size_t kMaxHelloBody = 4096;
+
+// Magic, version, type and length of the body; nothing if it is no header of this protocol version.
+struct HelloHeader {
+  HelloType type{};
+  std::uint32_t length = 0;
+  static std::optional<HelloHeader> parse(std::string_view bytes);
+};
+
+// The initiator's first word. `to` is kAnybody for whoever listens at that address.
+inline constexpr EndpointId kAnybody{};
+struct Hello {
+  EndpointId from{}, to{};
+  std::uint64_t stream =
+      0;  // the sender's number for the stream: another one from the same endpoint replaces it
+  Nonce nonce{};
+  bool keyed = false;
+  Part part;          // of the sender's name
+  Whereabouts where;  // what it says; encode() takes it from there
+
+  std::string encode() const;
+  static std::optional<Hello> parse(std::string_view body);
+};
+
+struct Welcome {
+  std::uint64_t stream = 0;
+  EndpointId id{};  // who answers: the caller may have known no more than an address
+  Digest proof{};   // zero without a key
+
+  std::string encode() const;
+  static std::optional<Welcome> parse(std::string_view body);
+};
+
+std::string encode_challenge(const Nonce& nonce);
+std::optional<Nonce> parse_challenge(std::string_view body);
+std::string encode_proof(const Digest& proof);
+std::optional<Digest> parse_proof(std::string_view body);
+std::string encode_refuse(Errc reason);
+std::optional<Errc> parse_refuse(std::string_view body);
+
+// What a side that has the key can say and nobody else: over both nonces, who is who, and the stream.
+enum class Role : std::uint8_t { initiator = 1, acceptor = 2 };
+Digest proof_of(Role role, const std::string& key, const Hello& hello, const Nonce& challenge,
+                std::uint64_t accepted, const EndpointId& called);
+bool same(const Digest& a, const Digest& b) noexcept;  // in constant time
+// Index of the key under which the caller made its proof; nothing: it is none of them.
+std::optional<std::size_t> proven_key(const AuthKeys& keys, const Digest& proof, const Hello& hello,
+                                      const Nonce& challenge, const EndpointId& called);
+
+}  // namespace fab

@@ -1,0 +1,348 @@
+#include "providers/lnx/endpoint.h"
+
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <system_error>
+
+#include "base/bytes/random.h"
+#include "fabric/address_vector/address_vector.h"
+#include "fabric/completion/event_queue.h"
+#include "fabric/types/error.h"
+
+namespace fab::lnx {
+namespace {
+
+constexpr double kExpiryLook = 0.5;  // seconds
+
+}  // namespace
+
+// Runs out once, at a time that may be changed until then.
+class LinkedEndpoint::Timer final : public ReadyHandler {
+ public:
+  Timer(Poller& poller, LinkedEndpoint& endpoint)
+      : poller_(poller),
+        endpoint_(endpoint),
+        fd_(check_call(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create")) {
+    poller_.add(fd_.get(), EPOLLIN, *this);
+  }
+  ~Timer() override { poller_.remove(fd_.get(), *this); }
+
+  void no_later_than(Clock::time_point when) noexcept {
+    if (when >= set_) return;
+    set_ = when;
+    const auto left = std::max<std::int64_t>(
+        1, std::chrono::duration_cast<std::chrono::nanoseconds>(when - Clock::now()).count());
+    itimerspec timing{};
+    timing.it_value = {left / 1'000'000'000, left % 1'000'000'000};
+    ::timerfd_settime(fd_.get(), 0, &timing, nullptr);
+  }
+  void on_ready(std::uint32_t) noexcept override {
+    std::uint64_t expirations;
+    [[maybe_unused]] const auto got = ::read(fd_.get(), &expirations, sizeof expirations);
+    set_ = Clock::time_point::max();
+    endpoint_.time_is_up_ = true;
+    if (endpoint_.serve_rails()) no_later_than(Clock::now());
+  }
+
+ private:
+  Poller& poller_;
+  LinkedEndpoint& endpoint_;
+  OwnFd fd_;
+  Clock::time_point set_ = Clock::time_point::max();
+};
+
+LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointServices& services,
+                               const DomainOptions& options)
+    : services_(services),
+      options_(options),
+      flows_(services.receives, options.peer_deadline + 2 * options.rail_deadline,
+             [this] {
+               timer_->no_later_than(Clock::now());
+               expiry_.start(kExpiryLook);
+             }),
+      timer_(std::make_unique<Timer>(services.poller, *this)),
+      looks_(services.poller, [this] { on_look(); }),
+      expiry_(services.poller, [this] { expire(); }) {
+  EndpointServices lent = services;
+  lent.flows = &flows_;
+  for (const Link& link : links) links_.push_back({link.domain->open_endpoint(lent), link.network});
+}
+
+LinkedEndpoint::~LinkedEndpoint() {
+  for (const auto& [key, rails] : rails_) rails->begin_end();
+  for (const auto& some : ended_) some->begin_end();
+  links_.clear();  // what is with the links settles
+  for (const auto& [key, rails] : rails_) rails->fail(Errc::canceled);
+}
+
+std::vector<std::string> LinkedEndpoint::socket_names() const {
+  std::vector<std::string> all;
+  for (const Opened& link : links_) std::ranges::move(link.endpoint->socket_names(), std::back_inserter(all));
+  return all;
+}
+
+std::vector<Part> LinkedEndpoint::parts() const {
+  std::vector<Part> all;
+  for (const Opened& link : links_) std::ranges::move(link.endpoint->parts(), std::back_inserter(all));
+  return all;
+}
+
+namespace {
+
+// Why links were not taken. One that lacks something for now decides what the whole is called.
+struct Reasons {
+  std::string text;
+  Errc error = Errc::unreachable;
+
+  void add(const std::string& why, Errc code) {
+    text += (text.empty() ? "" : "; ") + why;
+    if (code != Errc::unreachable && error == Errc::unreachable) error = code;
+  }
+  void add(const std::exception& thrown) { add(thrown.what(), shortage_or(thrown, Errc::unreachable)); }
+};
+
+Reach look(const Endpoint& endpoint, const Name& peer, std::uint16_t target, std::size_t key) try {
+  return endpoint.reaches(peer, target, key);
+} catch (const std::system_error& error) {
+  return {false, error.what(), shortage_or(error, Errc::unreachable)};
+}
+
+}  // namespace
+
+Reach LinkedEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t key) const {
+  Reach best;
+  Reasons reasons;
+  for (const Opened& link : links_) {
+    const Reach reach = look(*link.endpoint, peer, target, key);
+    if (!reach.ok) {
+      reasons.add(reach.why, reach.error);
+    } else if (!best.ok) {
+      best = reach;
+      if (!link.network) break;
+    } else if (link.network) {
+      best.why += ", " + reach.why;  // another rail
+    }
+  }
+  if (!best.ok) return {false, reasons.text, reasons.error};
+  if (!reasons.text.empty()) best.why += "; not taken: " + reasons.text;
+  return best;
+}
+
+std::vector<Endpoint*> LinkedEndpoint::rails_to(const Name& peer, std::uint16_t target,
+                                                std::size_t key) const {
+  std::vector<Endpoint*> named;  // that the peer's name speaks of, also those that are down now
+  bool reached = false;
+  for (const Opened& link : links_) {
+    Endpoint* const endpoint = link.endpoint.get();
+    const bool reaches = look(*endpoint, peer, target, key).ok;
+    if (reaches && !link.network && !reached) return {};
+    reached |= reaches && link.network;
+    if (link.network && named.size() < kMaxRails && peer.find(endpoint->parts().front().link, target))
+      named.push_back(endpoint);
+  }
+  // Whoever is known by a bare socket address has one place only.
+  return reached && named.size() > 1 ? named : std::vector<Endpoint*>{};
+}
+
+// Two handles of one peer share its rails, as they share its streams.
+std::string LinkedEndpoint::place_of(const Name& peer, std::uint16_t target, std::size_t key) {
+  std::string place = std::to_string(key) + ":" + std::to_string(target);
+  for (const Part& part : peer.parts)
+    if (part.context == target) place.append(part.link).append(part.bytes);
+  return place;
+}
+
+Endpoint::Question LinkedEndpoint::question(PeerId id, const Name& peer, std::uint16_t target,
+                                            std::size_t key) const {
+  if (!options_.rail_policy) return {};
+  const std::string place = place_of(peer, target, key);
+  const auto found = rails_.find(place);
+  if (answers_.contains(place) || (found != rails_.end() && found->second->state() == Errc::ok)) return {};
+  std::vector<std::string> tags;
+  for (const Endpoint* endpoint : rails_to(peer, target, key)) tags.push_back(endpoint->parts().front().link);
+  if (tags.empty()) return {};
+  return [policy = options_.rail_policy, id, tags = std::move(tags)] { return policy(id, tags); };
+}
+
+void LinkedEndpoint::answer(const Name& peer, std::uint16_t target, std::size_t key,
+                            const std::vector<double>& shares) {
+  answers_.insert_or_assign(place_of(peer, target, key), shares);
+}
+
+std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
+                                              std::size_t key) {
+  Reasons reasons;
+  std::vector<Endpoint*> reached;  // over network links
+  for (const Opened& link : links_) {
+    Endpoint* const endpoint = link.endpoint.get();
+    const Reach reach = look(*endpoint, peer, target, key);
+    if (!reach.ok) {
+      reasons.add(reach.why, reach.error);
+    } else if (link.network) {
+      reached.push_back(endpoint);
+    } else if (reached.empty()) {
+      try {
+        return endpoint->connect(id, peer, target, key);
+      } catch (const std::runtime_error& error) {  // Error, or std::system_error: out of descriptors
+        reasons.add(error);
+      }
+    }
+  }
+  if (const auto named = rails_to(peer, target, key); !named.empty())
+    return connect_rails(id, peer, target, key, named);
+  for (Endpoint* endpoint : reached) {
+    try {
+      return endpoint->connect(id, peer, target, key);
+    } catch (const std::runtime_error& error) {
+      reasons.add(error);
+    }
+  }
+  throw Error(reasons.error, "no link reaches peer " + std::to_string(id) + ": " + reasons.text);
+}
+
+std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer, std::uint16_t target,
+                                                    std::size_t key, const std::vector<Endpoint*>& named) {
+  const std::string place = place_of(peer, target, key);
+  if (const auto found = rails_.find(place); found != rails_.end() && found->second->state() == Errc::ok) {
+    found->second->known_as(id);
+    return std::make_unique<RailedPath>(found->second);
+  }
+
+  std::vector<Rails::Link> links;
+  links.reserve(named.size());
+  for (Endpoint* endpoint : named) links.push_back({endpoint, endpoint->parts().front().link});
+  if (const auto answer = answers_.extract(place)) {
+    const std::vector<double>& weights = answer.mapped();
+    if (!weights.empty()) {
+      if (weights.size() != links.size() || !std::ranges::all_of(weights, [](double w) { return w >= 0; }) ||
+          std::ranges::all_of(weights, [](double w) { return w == 0; }))
+        throw Error(Errc::invalid, "rail_policy returned " + std::to_string(weights.size()) +
+                                       " weights for " + std::to_string(links.size()) +
+                                       " rails; it must return one for each, none below 0 and one above");
+      for (std::size_t i = 0; i < links.size(); ++i) links[i].weight = weights[i];
+      std::erase_if(links, [](const Rails::Link& link) { return link.weight == 0; });
+    }
+  }
+  if (rails_.size() >= sweep_at_) {  // now and then, those whose handles are gone
+    std::erase_if(rails_, [](const auto& entry) {
+      const auto& [name, some] = entry;
+      return some->forgotten() && some.use_count() == 1;
+    });
+    sweep_at_ = 2 * rails_.size() + 64;
+  }
+  FlowId flow{random_u64(), 1};
+  const auto [found, fresh] = rails_.try_emplace(place);
+  std::shared_ptr<Rails>& entry = found->second;
+  if (!fresh) flow = {entry->flow().peer, entry->flow().epoch + 1};
+  try {
+    ended_.reserve(ended_.size() + 1);
+    auto rails = new_rails(id, peer, target, key, flow, links);
+    if (!fresh) ended_.push_back(std::move(entry));
+    entry = std::move(rails);
+  } catch (...) {
+    if (fresh) rails_.erase(found);
+    throw;
+  }
+  has_work(*entry);
+  return std::make_unique<RailedPath>(entry);
+}
+
+std::shared_ptr<Rails> LinkedEndpoint::new_rails(PeerId id, const Name& peer, std::uint16_t target,
+                                                 std::size_t key, FlowId flow,
+                                                 const std::vector<Rails::Link>& links) {
+  return std::make_shared<Rails>(
+      Rails::Parameters{.completions = services_.completions,
+                        .slice = services_.slice,
+                        .peer_deadline = options_.peer_deadline,
+                        .clock = [] { return Clock::now(); },
+                        .attended = [this] { return Clock::time_point(looks_.attended()); },
+                        .on_work = [this](Rails& some) { has_work(some); },
+                        .on_watch = [this] { looks_.start(Rails::kLook); },
+                        .on_lost =
+                            [this](PeerId lost, Errc error) {
+                              services_.path_ended = true;
+                              services_.events.tell_lost({.error = error, .peer = lost});
+                            },
+                        .preferred = flows_.message_link(id),
+                        .peers = services_.peers,
+                        .peer = id,
+                        .flow = flow,
+                        .name = peer,
+                        .target = target,
+                        .key = key},
+      links);
+}
+
+// Whoever drives the context looks after it. Others may not: then the timer does.
+void LinkedEndpoint::has_work(Rails& rails) noexcept {
+  if (work_.push_back(rails) && !serving_) timer_->no_later_than(Clock::now());
+}
+
+bool LinkedEndpoint::progress() noexcept {
+  bool moved = false;
+  const std::size_t sides = links_.size() + 1;  // rails are one: whoever comes first may spend the slice
+  const std::size_t first = turns_++ % sides;
+  if (first == links_.size() && !work_.empty()) moved |= serve_rails();
+  serving_ = true;
+  for (std::size_t i = 0; i < links_.size(); ++i)
+    moved |= links_[(first + i) % links_.size()].endpoint->progress();
+  serving_ = false;
+  if (!work_.empty() || time_is_up_) moved |= serve_rails();
+  return moved;
+}
+
+bool LinkedEndpoint::arm() noexcept {
+  if ((!work_.empty() || time_is_up_) && serve_rails()) return false;
+  return std::ranges::all_of(links_, [](const Opened& link) { return link.endpoint->arm(); });
+}
+
+bool LinkedEndpoint::serve_rails() noexcept {
+  serving_ = true;
+  bool moved = false;
+  // Those for which the slice does not suffice are the first ones of the next turn.
+  LinkedList<Rails, RailsWork> todo;
+  todo.take(work_);
+  while (!todo.empty() && !services_.slice.spent()) {
+    Rails& rails = todo.pop_front();
+    moved |= rails.pump();
+    tick(rails);
+  }
+  todo.take(work_);
+  work_.take(todo);
+  if (std::exchange(time_is_up_, false)) {
+    for (const auto& [key, rails] : rails_) tick(*rails);
+    expire();
+  }
+  std::erase_if(ended_, [](const auto& rails) { return rails->idle() && rails.use_count() == 1; });
+  serving_ = false;
+  if (!work_.empty()) timer_->no_later_than(Clock::now());
+  return moved || !work_.empty();
+}
+
+void LinkedEndpoint::tick(Rails& rails) noexcept {
+  if (!rails.at_rest()) timer_->no_later_than(rails.tick());
+}
+
+void LinkedEndpoint::expire() noexcept {
+  if (!flows_.expire(expiry_.attended())) expiry_.stop();
+}
+
+// Runs in time in which this process looked.
+void LinkedEndpoint::on_look() noexcept {
+  bool watched = false;
+  for (const auto& [key, rails] : rails_) {
+    tick(*rails);
+    watched |= rails->watched();
+  }
+  if (!watched) looks_.stop();
+}
+
+void LinkedEndpoint::forget(std::uint32_t region) noexcept {
+  for (const Opened& link : links_) link.endpoint->forget(region);
+}
+
+}  // namespace fab::lnx

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/network/ticker.h"
+#include "fabric/provider.h"
+#include "fabric/session/flow.h"
+#include "providers/lnx/rails.h"
+
+namespace fab::lnx {
+
+// An endpoint over the endpoints of all links. Has no queues of its own and translates nothing: it hands out
+// the links' own paths, or rails over several of them.
+class LinkedEndpoint final : public Endpoint {
+ public:
+  struct Link {
+    Domain* domain;
+    bool network;  // goes through a network device, which may fail while the peer lives
+  };
+  LinkedEndpoint(const std::vector<Link>& links, const EndpointServices& services,
+                 const DomainOptions& options);
+  ~LinkedEndpoint() override;
+
+  std::vector<std::string> socket_names() const override;
+  std::vector<Part> parts() const override;
+  Reach reaches(const Name& peer, std::uint16_t target, std::size_t key) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) override;
+  Question question(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) const override;
+  void answer(const Name& peer, std::uint16_t target, std::size_t key,
+              const std::vector<double>& shares) override;
+  bool progress() noexcept override;
+  bool arm() noexcept override;
+  void forget(std::uint32_t region) noexcept override;
+
+ private:
+  class Timer;
+  struct Opened {
+    std::unique_ptr<Endpoint> endpoint;
+    bool network;
+  };
+  static std::string place_of(const Name& peer, std::uint16_t target, std::size_t key);
+  // The links that become rails to the peer; none where one way leads there.
+  std::vector<Endpoint*> rails_to(const Name& peer, std::uint16_t target, std::size_t key) const;
+  std::unique_ptr<Path> connect_rails(PeerId id, const Name& peer, std::uint16_t target, std::size_t key,
+                                      const std::vector<Endpoint*>& named);
+  std::shared_ptr<Rails> new_rails(PeerId id, const Name& peer, std::uint16_t target, std::size_t key,
+                                   FlowId flow, const std::vector<Rails::Link>& links);
+  void has_work(Rails& rails) noexcept;
+  bool serve_rails() noexcept;
+  void tick(Rails& rails) noexcept;
+  void on_look() noexcept;
+  void expire() noexcept;
+
+  const EndpointServices services_;
+  const DomainOptions& options_;
+  FlowTable flows_;
+  std::vector<Opened> links_;
+  std::map<std::string, std::shared_ptr<Rails>> rails_;  // by the key and the peer's parts
+  std::map<std::string, std::vector<double>> answers_;   // likewise: shares for the next connect()
+  std::vector<std::shared_ptr<Rails>> ended_;            // until the links hold nothing of them
+  LinkedList<Rails, RailsWork> work_;                    // those to be pumped
+  bool time_is_up_ = false;
+  bool serving_ = false;  // somebody will look at work_
+  std::size_t sweep_at_ = 64;
+  std::size_t turns_ = 0;
+  std::unique_ptr<Timer> timer_;
+  Ticker looks_;   // at rails that are watched
+  Ticker expiry_;  // of flows without rails
+};
+
+}  // namespace fab::lnx

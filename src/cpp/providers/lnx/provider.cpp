@@ -1,0 +1,135 @@
+#include "providers/lnx/provider.h"
+
+#include <algorithm>
+
+#include "fabric/domain/memory_region.h"
+#include "providers/lnx/endpoint.h"
+
+namespace fab::lnx {
+namespace {
+
+class LinkedDomain final : public Domain {
+ public:
+  LinkedDomain(std::vector<std::unique_ptr<Domain>> links, const DomainOptions& options)
+      : links_(std::move(links)), options_(options) {
+    std::vector<Info> infos;
+    infos.reserve(links_.size());
+    for (const auto& link : links_) infos.push_back(link->info());
+    info_ = combine(infos);
+  }
+
+  const Info& info() const noexcept override { return info_; }
+
+  std::vector<LinkRegistrations> registrations() const override {
+    std::vector<LinkRegistrations> all;
+    for (const auto& link : links_)
+      for (LinkRegistrations& each : link->registrations()) all.push_back(std::move(each));
+    return all;
+  }
+
+  void enroll(MemoryRegion& region) override {
+    for (std::size_t done = 0; done < links_.size(); ++done) {
+      try {
+        links_[done]->enroll(region);
+      } catch (...) {
+        while (done--) links_[done]->withdraw(region);
+        throw;
+      }
+    }
+  }
+
+  void withdraw(MemoryRegion& region) noexcept override {
+    for (const auto& link : links_) link->withdraw(region);
+  }
+
+  void forget(std::uint32_t index) noexcept override {
+    for (const auto& link : links_) link->forget(index);
+  }
+
+  bool reaches_hidden(AddressRange range, bool stores) noexcept override {
+    return std::ranges::any_of(links_, [&](const auto& link) { return link->reaches_hidden(range, stores); });
+  }
+
+  PartCheck part_check() const override {
+    std::vector<PartCheck> checks;
+    checks.reserve(links_.size());
+    for (const auto& link : links_) checks.push_back(link->part_check());
+    return [checks = std::move(checks)](const PartView& part) {
+      bool ours = false;
+      for (const PartCheck& check : checks) ours |= check(part);
+      return ours;
+    };
+  }
+
+  std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override {
+    std::vector<LinkedEndpoint::Link> links;
+    links.reserve(links_.size());
+    for (const auto& link : links_) links.push_back({link.get(), !link->info().nics.empty()});
+    return std::make_unique<LinkedEndpoint>(links, services, options_);
+  }
+
+ private:
+  std::vector<std::unique_ptr<Domain>> links_;
+  const DomainOptions& options_;
+  Info info_;
+};
+
+}  // namespace
+
+Info combine(const std::vector<Info>& links) {
+  Info all = links.front();
+  all.provider = "lnx";
+  all.nics.clear();
+  all.links.clear();
+  all.fabric.clear();
+  all.domain.clear();
+  all.usable = true;
+  all.why.clear();
+  bool any = false;
+  std::string missing;
+  constexpr std::uint64_t kEither = caps::kLocalComm | caps::kRemoteComm;  // whom a link reaches adds up
+  std::uint64_t reach = 0;
+  for (const Info& link : links) {
+    if (!link.not_linkable.empty())
+      throw Error(Errc::invalid,
+                  link.provider + " cannot be linked with other providers: " + link.not_linkable);
+    reach |= link.caps & kEither;
+    all.caps &= link.caps | kEither;
+    all.delivery &= link.delivery;
+    all.mr_mode |= link.mr_mode;
+    all.mr_key_size = std::min(all.mr_key_size, link.mr_key_size);
+    all.mr_iov_limit = std::min(all.mr_iov_limit, link.mr_iov_limit);
+    all.inject_size = std::min(all.inject_size, link.inject_size);
+    all.max_msg_size = std::min(all.max_msg_size, link.max_msg_size);
+    all.max_rma_size = std::min(all.max_rma_size, link.max_rma_size);
+    all.max_contexts = std::min(all.max_contexts, link.max_contexts);
+    all.max_group_id = std::min(all.max_group_id, link.max_group_id);
+    if (all.src_addr.empty()) all.src_addr = link.src_addr;
+    all.nics.insert(all.nics.end(), link.nics.begin(), link.nics.end());
+    all.links.insert(all.links.end(), link.links.begin(), link.links.end());
+    all.fabric += (all.fabric.empty() ? "" : "+") + link.fabric;
+    all.domain += (all.domain.empty() ? "" : "+") + link.domain;
+    any |= link.usable;
+    if (link.usable) continue;
+    const std::string why = link.provider + ": " + link.why;
+    missing += (missing.empty() ? "" : "; ") + why;
+    // Without shared memory, peers on the node are reached over the network.
+    if (!link.nics.empty() && all.usable) {
+      all.usable = false;
+      all.why = why;
+    }
+  }
+  if (!any) {
+    all.usable = false;
+    all.why = missing;
+  }
+  all.caps = (all.caps & ~kEither) | reach;
+  return all;
+}
+
+std::unique_ptr<Domain> make_linked_domain(std::vector<std::unique_ptr<Domain>> links,
+                                           const DomainOptions& options) {
+  return std::make_unique<LinkedDomain>(std::move(links), options);
+}
+
+}  // namespace fab::lnx

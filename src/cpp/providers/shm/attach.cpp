@@ -1,0 +1,68 @@
+#include "providers/shm/attach.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace fab::shm {
+
+bool attach_allowed(std::int32_t pid) noexcept {
+  // An address that nobody has: who may attach learns that it is bad (EFAULT), who may not does not get so
+  // far (EPERM, ENOSYS).
+  char byte;
+  iovec local{&byte, 1}, remote{reinterpret_cast<void*>(8), 1};
+  return ::process_vm_readv(pid ? pid : ::getpid(), &local, 1, &remote, 1, 0) == -1 && errno == EFAULT;
+}
+
+// The remote pieces from `first` on, with neighbours made one: the kernel looks up pages anew for each piece.
+std::size_t AttachBatch::join(std::size_t first) noexcept {
+  std::size_t count = 0;
+  for (std::size_t i = first; i < remote_count_; ++i) {
+    iovec* last = count ? &joined_[count - 1] : nullptr;
+    if (last && static_cast<std::byte*>(last->iov_base) + last->iov_len == remote_[i].iov_base)
+      last->iov_len += remote_[i].iov_len;
+    else
+      joined_[count++] = remote_[i];
+  }
+  return count;
+}
+
+Errc AttachBatch::run() noexcept {
+  std::uint32_t local = 0, remote = 0;
+  for (tried_ = 0; tried_ < transfers_;) {
+    if (local == local_count_ || remote == remote_count_) {  // nothing but empty or refused ones left
+      tried_ = transfers_;
+      break;
+    }
+    const iovec* ours = local_.data() + local;
+    const std::size_t our_count = local_count_ - local, their_count = join(remote);
+    const auto moved = write_ ? ::process_vm_writev(pid_, ours, our_count, joined_.data(), their_count, 0)
+                              : ::process_vm_readv(pid_, ours, our_count, joined_.data(), their_count, 0);
+    Errc failure = Errc::bounds;
+    if (moved < 0) {
+      switch (errno) {
+        case EFAULT:
+          break;
+        case ESRCH:
+          return Errc::peer_lost;
+        case ENOMEM:
+          failure = Errc::no_memory;
+          break;
+        default:
+          return Errc::not_supported;
+      }
+    }
+    // What came in full succeeded. The kernel stops at memory that is not there, so the next one failed.
+    auto left = static_cast<std::uint64_t>(moved < 0 ? 0 : moved);
+    while (tried_ < transfers_ && (parts_[tried_].verdict != Errc::ok || parts_[tried_].length <= left)) {
+      if (parts_[tried_].verdict == Errc::ok) left -= parts_[tried_].length;
+      ++tried_;
+    }
+    if (tried_ < transfers_) parts_[tried_++].verdict = failure;
+    local = parts_[tried_ - 1].local_end;
+    remote = parts_[tried_ - 1].remote_end;
+  }
+  return Errc::ok;
+}
+
+}  // namespace fab::shm

@@ -1,0 +1,440 @@
+#include "providers/shm/channel.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/locks/tsan.h"
+#include "base/memory/fault_guard.h"
+
+namespace fab::shm {
+namespace {
+
+ChannelHeader& header_of(const Mapping& mapping) noexcept {
+  return *reinterpret_cast<ChannelHeader*>(mapping.data());
+}
+
+MessageMemory messages_of(const Mapping& mapping) noexcept {
+  return {header_of(mapping).messages, reinterpret_cast<MessageCell*>(mapping.data() + kCellsOffset),
+          mapping.data() + kBesideOffset};
+}
+
+std::span<std::byte> ring_bytes(const Mapping& mapping, bool to_target) noexcept {
+  return mapping.bytes().subspan(kRingsOffset + (to_target ? 0 : kRingBytes), kRingBytes);
+}
+
+}  // namespace
+
+Digest channel_proof(const std::string& secret, const Address& initiator, std::uint16_t context,
+                     std::uint16_t target_cell, const std::uint8_t (&target_domain)[16]) {
+  if (secret.empty()) return {};
+  WireWriter text;
+  text.raw("pyfab shm channel 1").raw(initiator.encode()).put(context);
+  text.raw({reinterpret_cast<const char*>(target_domain), sizeof target_domain}).put(target_cell);
+  return hmac_sha256(secret, text.take());
+}
+
+Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
+                 bool initiator, Session::Services services, bool reads_directly)
+    : file_(std::move(file)),
+      mapping_(std::move(mapping)),
+      peer_(std::move(peer)),
+      peer_cell_(peer_cell),
+      out_(initiator ? header_of(mapping_).to_target : header_of(mapping_).to_initiator,
+           ring_bytes(mapping_, initiator)),
+      in_(initiator ? header_of(mapping_).to_initiator : header_of(mapping_).to_target,
+          ring_bytes(mapping_, !initiator)),
+      initiator_(initiator),
+      slice_(*services.slice),
+      on_more_(services.on_more),
+      messages_out_(messages_of(mapping_)),
+      messages_in_(messages_of(mapping_)) {
+  services.on_output = [this, told = std::move(services.on_output)] {
+    if (told) told();
+    if (!moving_) flush();
+  };
+  if (reads_directly) services.reader = this;
+  services.beside = this;
+  services.ledger = this;
+  // What lies in a process goes with it in any case.
+  held_ = !initiator_ || peer_->address().process == this_process();
+  services.handover = held_ ? Handover::at_once : Handover::when_held;
+  session_ = std::make_unique<Session>(std::move(services));
+  peer_->watch();
+}
+
+bool Channel::taken() const noexcept {
+  return header_of(mapping_).hold.load(std::memory_order_acquire) == Hold::both;
+}
+
+Channel::~Channel() {
+  header_of(mapping_).closed.fetch_or(initiator_ ? closed_by::kInitiator : closed_by::kTarget);
+  peer_->wake(peer_cell_, work::kLook);
+}
+
+std::unique_ptr<Channel> Channel::create(std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
+                                         const Address& self, std::uint16_t context,
+                                         Session::Services services, bool reads_directly) {
+  OwnFd file = make_memory_file("pyfab-channel", kChannelBytes);
+  Mapping mapping = Mapping::shared(file.get(), 0, kChannelBytes);
+  ChannelHeader& header = header_of(mapping);
+  header.magic = kChannelMagic;
+  header.version = kChannelVersion;
+  header.initiator_context = context;
+  header.target_cell = peer_cell;
+  self.encode().copy(header.initiator, sizeof header.initiator);
+  std::memcpy(header.target_domain, peer->address().domain_id, sizeof header.target_domain);
+  const Digest proof =
+      channel_proof(services.sender->key().secret, self, context, peer_cell, peer->address().domain_id);
+  std::memcpy(header.proof, proof.data(), sizeof header.proof);
+  return std::unique_ptr<Channel>(new Channel(std::move(file), std::move(mapping), std::move(peer), peer_cell,
+                                              true, std::move(services), reads_directly));
+}
+
+Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell, const std::uint8_t (&domain_id)[16],
+                             const AuthKeys& keys) {
+  const ProcessId claimant = SlotOwner::unpack(slot.owner.load());
+  const auto refuse = [&](const char* why) {
+    return Error(Errc::protocol, "the channel of process " + std::to_string(claimant.pid) + " " + why);
+  };
+  const std::string path = "/proc/" + std::to_string(claimant.pid) + "/fd/" +
+                           std::to_string(slot.channel_fd.load(std::memory_order_acquire));
+  Offer offer;
+  offer.file.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  struct stat status;
+  if (!offer.file.valid() || ::fstat(offer.file.get(), &status) != 0) throw refuse("is gone");
+  const int seals = ::fcntl(offer.file.get(), F_GET_SEALS);
+  if (!S_ISREG(status.st_mode) || !std::cmp_equal(status.st_size, kChannelBytes) || seals < 0 ||
+      (seals & F_SEAL_SHRINK) == 0)
+    throw refuse("is no channel");
+  offer.mapping = Mapping::shared(offer.file.get(), 0, kChannelBytes);
+  const ChannelHeader& header = header_of(offer.mapping);
+  if (header.magic != kChannelMagic || header.version != kChannelVersion) throw refuse("has another layout");
+  // Whoever began again at the front of its rings would receive what was received before.
+  if ((header.closed.load() & closed_by::kTarget) != 0) throw refuse("was closed here");
+  const auto initiator = Address::decode(std::string(header.initiator, sizeof header.initiator));
+  if (!initiator || initiator->process != claimant) throw refuse("names another process");
+  if (header.target_cell != cell || std::memcmp(header.target_domain, domain_id, sizeof domain_id) != 0)
+    throw refuse("is for another context");
+  offer.initiator = *initiator;
+  offer.initiator_context = header.initiator_context;
+  Digest proof;  // the initiator may still write to the header: what is judged is what is used
+  std::memcpy(proof.data(), header.proof, sizeof proof);
+  const auto proven = [&](const AuthKey& key) {
+    const Digest expected =
+        channel_proof(key.secret, offer.initiator, offer.initiator_context, cell, domain_id);
+    return equal_in_constant_time({reinterpret_cast<const char*>(expected.data()), expected.size()},
+                                  {reinterpret_cast<const char*>(proof.data()), proof.size()});
+  };
+  const auto key = std::ranges::find_if(keys, proven);
+  if (key == keys.end())
+    throw Error(Errc::key_rejected,
+                "process " + std::to_string(claimant.pid) + " has no authorization key of this context");
+  offer.key = static_cast<std::size_t>(key - keys.begin());
+  return offer;
+}
+
+std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<Neighbour> peer,
+                                         Session::Services services, bool reads_directly) {
+  const std::uint16_t cell = offer.initiator.cell;
+  std::unique_ptr<Channel> channel(new Channel(std::move(offer.file), std::move(offer.mapping),
+                                               std::move(peer), cell, false, std::move(services),
+                                               reads_directly));
+  // Last of all: from now on the initiator relies on it.
+  Hold hold = Hold::initiator;
+  if (!header_of(channel->mapping_).hold.compare_exchange_strong(hold, Hold::both))
+    throw Error(Errc::peer_lost,
+                "process " + std::to_string(channel->peer().address().process.pid) + " has given up");
+  channel->peer_->wake(cell, work::kLook);  // who waits for that
+  return channel;
+}
+
+// Whether the target has the file by now.
+void Channel::look_at_hold() noexcept {
+  if (held_ || !taken()) return;
+  held_ = true;
+  session_->held();
+}
+
+// Whether the session had to stop for want of memory.
+void Channel::look_at_memory() noexcept {
+  if (error_ != Errc::ok || !session_->broken()) return;
+  error_ = Errc::no_memory;
+  on_more_();  // who looks after channels sees it in its next turn
+}
+
+bool Channel::unread() const noexcept {
+  if (!session_->owes_messages()) return false;
+  if (session_->has_output()) return true;
+  // What lies in a file that the target holds stays to be read, but for announcements: their bytes are here.
+  const bool stays = taken() && !session_->announces();
+  return !stays && (!out_.all_read() || !messages_out_.all_taken());
+}
+
+void Channel::give_up(Errc why) noexcept {
+  ChannelHeader& header = header_of(mapping_);
+  Hold hold = Hold::initiator;
+  if (!held_ && !header.hold.compare_exchange_strong(hold, Hold::nobody)) look_at_hold();
+  if (why != Errc::canceled) header.given_up.store(1);
+  session_->fail(why);
+}
+
+bool Channel::check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience, bool more) noexcept {
+  flush();
+  const bool owes = more || session_->awaits_peer();
+  switch (liveness_.look(owes, received_ + out_.seen_read(), now, patience)) {
+    case Liveness::Verdict::lost:
+      if (error_ == Errc::ok) error_ = Errc::peer_lost;
+      return false;
+    case Liveness::Verdict::ask:
+      session_->ping();
+      flush();
+      break;
+    case Liveness::Verdict::well:
+      break;
+  }
+  return owes;
+}
+
+bool Channel::take_in() noexcept {
+  bool tell = false;
+  std::size_t taken = 0;
+  pending_ = false;
+  while (error_ == Errc::ok && in_.readable()) {
+    if (slice_.spent()) {
+      pending_ = true;
+      break;
+    }
+    tsan_rings.acquire();
+    if (header_of(mapping_).given_up.load(std::memory_order_acquire) != 0) session_->peer_gave_up();
+    iovec places[2];
+    const std::size_t count = session_->input(places);
+    std::size_t got = 0;
+    if (!guarded([&] { got = in_.read(places, count); })) {
+      if (session_->input_fault()) continue;
+      error_ = Errc::protocol;
+      break;
+    }
+    taken += got;
+    error_ = session_->received(got);
+    if (in_.writer_waits()) tell = true;
+  }
+  if (in_.broken()) error_ = Errc::protocol;
+  if (taken && error_ == Errc::ok) session_->end_turn();
+  if (tell) peer_->wake(peer_cell_, work::kLook);
+  received_ += taken;
+  return taken != 0;
+}
+
+bool Channel::send_out() noexcept {
+  constexpr std::size_t kPieces = 64;
+  bool sent = false;
+  iovec pieces[kPieces];
+  std::size_t most = kPieces;
+  while (const std::size_t count = session_->output(pieces, most)) {
+    if (slice_.spent()) {
+      on_more_();
+      break;
+    }
+    tsan_rings.release();
+    std::size_t done = 0;
+    if (!guarded([&] { done = out_.write(pieces, count); })) {
+      // One piece at a time, to learn whose memory it is that is not there.
+      if (std::exchange(most, 1) == 1 && !session_->output_fault()) {
+        error_ = Errc::protocol;
+        break;
+      }
+    } else if (done) {
+      session_->sent(done);
+      sent = true;
+    } else if (out_.broken() || !out_.wait_for_room()) {
+      break;
+    }
+  }
+  if (out_.broken()) error_ = Errc::protocol;
+  if (sent) peer_->wake(peer_cell_, work::kLook);
+  return sent;
+}
+
+bool Channel::move() noexcept {
+  const bool closed = header_of(mapping_).closed.load(std::memory_order_acquire) != 0;
+  look_at_hold();
+  moving_ = true;
+  // What went beside the ring may have waited for what came through it, and is not told of again.
+  bool in = !initiator_ && take_messages();
+  if (take_in()) {
+    in = true;
+    if (!initiator_) take_messages();
+  }
+  pending_ |= !initiator_ && messages_in_.ready();
+  session_->go_on();
+  moving_ = false;
+  if (closed && !pending_ && error_ == Errc::ok) error_ = Errc::peer_lost;
+  const bool out = error_ == Errc::ok && send_out();
+  look_at_memory();
+  return in || out;
+}
+
+// --- messages beside the ring
+
+bool Channel::push(const Transfer& transfer) noexcept {
+  if (!initiator_ || !messages_out_.push(transfer)) return false;
+  untold_ = true;
+  return true;
+}
+
+std::uint32_t Channel::number() noexcept { return initiator_ ? messages_out_.skip() : 0; }
+
+bool Channel::take_message() noexcept {
+  Matched arrived;
+  const std::byte* bytes = messages_in_.look(arrived.head);
+  const Errc error = bytes ? session_->accept(arrived, bytes) : Errc::protocol;
+  messages_in_.skip();
+  if (error_ == Errc::ok) error_ = error;
+  return error_ == Errc::ok;
+}
+
+bool Channel::come_to(std::uint32_t number) noexcept {
+  // Only the initiator sends messages, and between two that come through the ring lie no more than cells.
+  if (initiator_ || number - messages_in_.next() > kCells) return false;
+  while (messages_in_.next() != number)
+    if (!messages_in_.ready() || !take_message()) return false;
+  messages_in_.skip();
+  messages_in_.tell_taken();
+  return true;
+}
+
+bool Channel::take_messages() noexcept {
+  unsigned taken = 0;
+  while (!slice_.spent() && error_ == Errc::ok && messages_in_.ready()) {
+    ++taken;
+    slice_.spend(0);
+    take_message();
+  }
+  if (taken == 0) return false;
+  messages_in_.tell_taken();
+  received_ += taken;
+  took_messages_ = true;
+  return true;
+}
+
+// --- announced messages
+
+AnnouncementCells& Channel::announcements() const noexcept {
+  return *reinterpret_cast<AnnouncementCells*>(mapping_.data() + kAnnouncementsOffset);
+}
+
+// Numbers follow each other, but for those whose cell is in use.
+std::uint64_t Channel::open() noexcept {
+  while (announced_.test(next_announced_ % kMaxOutstanding)) ++next_announced_;
+  announced_.set(next_announced_ % kMaxOutstanding);
+  return next_announced_++;
+}
+
+void Channel::end(std::uint64_t number) noexcept { announced_.reset(number % kMaxOutstanding); }
+
+bool Channel::revoke(std::uint64_t number) noexcept {
+  announced_.reset(number % kMaxOutstanding);
+  auto& cell = announcements().taken[number % kMaxOutstanding];
+  return cell.exchange(AnnouncementCells::kRevoked) != number;
+}
+
+bool Channel::stands(std::uint64_t number) const noexcept {
+  const auto& cell = announcements().taken[number % kMaxOutstanding];
+  return cell.load(std::memory_order_acquire) != AnnouncementCells::kRevoked;
+}
+
+// The bytes were read before: an exchange orders them, on both sides.
+bool Channel::take(std::uint64_t number) noexcept {
+  auto& cell = announcements().taken[number % kMaxOutstanding];
+  std::uint64_t seen = cell.load();
+  while (seen != AnnouncementCells::kRevoked)
+    if (cell.compare_exchange_weak(seen, number)) return true;
+  return false;
+}
+
+namespace {
+
+// The places of a read from byte `done` on, as pairs of equal length.
+struct Pairs {
+  static constexpr std::size_t kMost = 64;
+  iovec here[kMost], there[kMost];
+  std::size_t count = 0;
+  std::uint64_t bytes = 0;
+
+  // False: not all of it has room.
+  bool add(const MemoryReader::Read& read, std::uint64_t done) noexcept {
+    PieceCursor from(read.from.data(), read.from.size()), to = read.to;
+    from.skip(read.begin + done);
+    to.skip(read.begin + done);
+    for (std::uint64_t left = read.length - done; left;) {
+      if (count == kMost) return false;
+      const iovec remote = from.here(left);
+      const iovec local = to.here(remote.iov_len);
+      here[count] = local;
+      there[count++] = {remote.iov_base, local.iov_len};
+      from.advance(local.iov_len);
+      to.advance(local.iov_len);
+      left -= local.iov_len;
+      bytes += local.iov_len;
+    }
+    return true;
+  }
+};
+
+}  // namespace
+
+void Channel::read(std::span<Read> reads) noexcept {
+  if (peer_->gone()) {  // and its number may be another process's by now
+    for (Read& read : reads) read.outcome = Errc::peer_lost;
+  } else if (reads.size() == 1 || !read_together(reads)) {
+    for (Read& read : reads) read.outcome = read_one(read);
+  }
+  if (peer_->gone())  // this process may have been stopped for long in between
+    for (Read& read : reads) read.outcome = Errc::peer_lost;
+}
+
+// All in one call; false: there is something about one of them.
+bool Channel::read_together(std::span<Read> reads) const noexcept {
+  Pairs pairs;
+  for (Read& read : reads) {
+    if (!pairs.add(read, 0)) return false;
+    read.outcome = Errc::ok;
+  }
+  const auto moved =
+      ::process_vm_readv(peer_->address().process.pid, pairs.here, pairs.count, pairs.there, pairs.count, 0);
+  return std::cmp_equal(moved, pairs.bytes);
+}
+
+Errc Channel::read_one(const Read& read) const noexcept {
+  for (std::uint64_t done = 0; done < read.length;) {
+    Pairs pairs;
+    pairs.add(read, done);
+    const auto moved = ::process_vm_readv(peer_->address().process.pid, pairs.here, pairs.count, pairs.there,
+                                          pairs.count, 0);
+    if (moved < 0)
+      return errno == EFAULT ? Errc::bounds : errno == ESRCH ? Errc::peer_lost : Errc::not_supported;
+    if (moved == 0) return Errc::bounds;
+    done += static_cast<std::uint64_t>(moved);
+  }
+  return Errc::ok;
+}
+
+void Channel::flush() noexcept {
+  if (untold_) {
+    untold_ = false;
+    // Either this side sees that the other one does not look any more, or the other one sees the messages.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!messages_out_.polled() || peer_->sleeps(peer_cell_)) peer_->wake(peer_cell_, work::kLook);
+  }
+  if (error_ == Errc::ok && session_->has_output()) send_out();
+  look_at_memory();
+}
+
+}  // namespace fab::shm

@@ -1,0 +1,127 @@
+#pragma once
+
+#include <bitset>
+#include <chrono>
+#include <functional>
+#include <memory>
+
+#include "base/bytes/sha256.h"
+#include "base/deadline.h"
+#include "base/memory/mapping.h"
+#include "fabric/session/liveness.h"
+#include "fabric/session/session.h"
+#include "providers/shm/layout.h"
+#include "providers/shm/neighbour.h"
+
+namespace fab::shm {
+
+// What an initiator says in ChannelHeader::proof: that it has this key, and opens this very channel. Zero
+// without a key.
+Digest channel_proof(const std::string& secret, const Address& initiator, std::uint16_t context,
+                     std::uint16_t target_cell, const std::uint8_t (&target_domain)[16]);
+
+// One session over two rings in a shared memory file: what a peer must do itself goes this way.
+class Channel final : private MemoryReader, private SmallMessages, private AnnouncementLedger {
+ public:
+  // The initiator's side; throws std::system_error. `reads_directly`: messages may be read by cross-memory
+  // attach. `self` is its own address, `context` its Part::context; the key that it proves is that of the
+  // sender in `services`.
+  static std::unique_ptr<Channel> create(std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
+                                         const Address& self, std::uint16_t context,
+                                         Session::Services services, bool reads_directly);
+  // A channel file as the target finds it.
+  struct Offer {
+    OwnFd file;
+    Mapping mapping;
+    Address initiator;
+    std::uint16_t initiator_context;
+    std::size_t key;  // index of the one that the initiator proved
+  };
+  // Opens the channel that `slot` announces to context `cell` of `domain_id`; throws Error(protocol) if it is
+  // none, or one that this context has closed, Error(key_rejected) if its maker has none of `keys`.
+  static Offer open(const AccessSlot& slot, std::uint16_t cell, const std::uint8_t (&domain_id)[16],
+                    const AuthKeys& keys);
+  // The target's side. What the initiator has sent outlives it from now on. Throws Error(peer_lost) if it has
+  // given up meanwhile.
+  static std::unique_ptr<Channel> accept(Offer offer, std::shared_ptr<Neighbour> peer,
+                                         Session::Services services, bool reads_directly);
+
+  ~Channel() override;
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  int fd() const noexcept { return file_.get(); }
+  Session& session() noexcept { return *session_; }
+  Neighbour& peer() noexcept { return *peer_; }
+  // Moves bytes between session and rings, both ways; true if any moved. Stops early after a slice: pending()
+  // then.
+  bool move() noexcept;
+  void flush() noexcept;  // only outwards; after posting, too
+  bool pending() const noexcept { return pending_; }
+  // Target: takes in messages that came beside the ring; true if there were any.
+  bool take_messages() noexcept;
+  bool messages_ready() const noexcept { return messages_in_.ready(); }
+  bool took_messages() noexcept { return std::exchange(took_messages_, false); }  // since asked last
+  // Target: whether the initiator may leave out to tell of such messages while this context is awake.
+  void poll_messages(bool on) noexcept { messages_in_.poll(on); }
+  // Initiator: whether messages would go with this end of the channel.
+  bool unread() const noexcept;
+  // Initiator: whether the target has the channel open, so that what is put into it arrives as long as it
+  // lives.
+  bool taken() const noexcept;
+  // ok, or why nothing moves any more: protocol (the peer sent nonsense), peer_lost (the peer closed the
+  // channel).
+  Errc error() const noexcept { return error_; }
+  // To be called several times per `patience`: error() is peer_lost afterwards if the peer owes something, as
+  // it does if `more` waits for it, and was silent for that long. True while it owes something.
+  bool check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience, bool more) noexcept;
+  // The initiator gives up: everything outstanding settles with `why`, or, where the target was first, with
+  // its outcome.
+  void give_up(Errc why) noexcept;
+
+ private:
+  Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
+          bool initiator, Session::Services services, bool reads_directly);
+  AnnouncementCells& announcements() const noexcept;
+  std::uint64_t open() noexcept override;
+  void end(std::uint64_t number) noexcept override;
+  bool revoke(std::uint64_t number) noexcept override;
+  bool stands(std::uint64_t number) const noexcept override;
+  bool take(std::uint64_t number) noexcept override;
+  void look_at_hold() noexcept;
+  void look_at_memory() noexcept;
+  void read(std::span<Read> reads) noexcept override;
+  bool read_together(std::span<Read> reads) const noexcept;
+  Errc read_one(const Read& read) const noexcept;
+  bool push(const Transfer& transfer) noexcept override;
+  std::uint32_t number() noexcept override;
+  bool come_to(std::uint32_t number) noexcept override;
+  bool take_message() noexcept;
+  bool take_in() noexcept;
+  bool send_out() noexcept;
+
+  OwnFd file_;
+  Mapping mapping_;
+  std::shared_ptr<Neighbour> peer_;
+  const std::uint16_t peer_cell_;
+  RingWriter out_;
+  RingReader in_;
+  const bool initiator_;
+  Slice& slice_;
+  const std::function<void()> on_more_;
+  MessageWriter messages_out_;  // the initiator's
+  MessageReader messages_in_;   // the target's
+  std::unique_ptr<Session> session_;
+  std::bitset<kMaxOutstanding> announced_;  // the initiator's, by number modulo that
+  std::uint64_t next_announced_ = 1;
+  bool held_ = false;  // the target has the file, as far as the initiator knows
+  Liveness liveness_;
+  std::uint64_t received_ = 0;
+  bool took_messages_ = false;
+  bool moving_ = false;
+  bool untold_ = false;  // messages beside the ring
+  bool pending_ = false;
+  Errc error_ = Errc::ok;
+};
+
+}  // namespace fab::shm

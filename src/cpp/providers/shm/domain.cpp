@@ -1,0 +1,42 @@
+#include "providers/shm/domain.h"
+
+#include "providers/shm/attach.h"
+#include "providers/shm/layout.h"
+
+namespace fab::shm {
+namespace {
+
+CopyMode parse_copy_mode(const std::string& text) {
+  if (text == "auto") return {true, true};
+  if (text == "mapped") return {true, false};
+  if (text == "cma") return {false, true};
+  if (text == "ring") return {false, false};
+  throw Error(Errc::invalid, "shm_copy is \"" + text + "\"; it takes auto, mapped, cma or ring");
+}
+
+}  // namespace
+
+ShmDomain::ShmDomain(Info info, std::string link, const DomainServices& services)
+    : info_(std::move(info)),
+      link_(std::move(link)),
+      services_(services),
+      mode_(parse_copy_mode(services.options.setting("shm_copy", "auto"))) {
+  if (mode_.attach && !mode_.map && !attach_allowed(0))
+    throw Error(Errc::not_supported,
+                "shm_copy is \"cma\", but the kernel forbids this process cross-memory attach "
+                "(process_vm_readv); use auto");
+}
+
+PartCheck ShmDomain::part_check() const {
+  return [link = link_](const PartView& part) {
+    if (part.link != link) return false;
+    if (Address::decode(part.bytes)) return true;
+    throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
+  };
+}
+
+std::unique_ptr<Endpoint> ShmDomain::open_endpoint(const EndpointServices& services) {
+  return std::make_unique<ShmEndpoint>(services, services_, link_, mode_);
+}
+
+}  // namespace fab::shm

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fabric/provider.h"
+#include "providers/shm/endpoint.h"
+
+namespace fab::shm {
+
+// Shared memory asks nothing of a region: the region table is all that peers need.
+class ShmDomain final : public Domain {
+ public:
+  // Throws Error(invalid, not_supported) for a "shm_copy" that is unknown or that the kernel forbids.
+  ShmDomain(Info info, std::string link, const DomainServices& services);
+
+  const Info& info() const noexcept override { return info_; }
+  std::vector<LinkRegistrations> registrations() const override { return {{.link = link_}}; }
+  void enroll(MemoryRegion&) override {}
+  void withdraw(MemoryRegion&) noexcept override {}
+  void forget(std::uint32_t) noexcept override {}
+  bool reaches_hidden(AddressRange, bool) noexcept override { return false; }
+  PartCheck part_check() const override;
+  std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override;
+
+ private:
+  const Info info_;
+  const std::string link_;
+  const DomainServices services_;
+  CopyMode mode_;
+};
+
+}  // namespace fab::shm

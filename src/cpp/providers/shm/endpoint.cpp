@@ -1,0 +1,367 @@
+#include "providers/shm/endpoint.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/bytes/sha256.h"
+#include "base/deadline.h"
+#include "base/process/identity.h"
+#include "fabric/address_vector/address_vector.h"
+#include "fabric/completion/event_queue.h"
+#include "providers/shm/path.h"
+
+namespace fab::shm {
+namespace {
+
+constexpr int kChecksPerDeadline = 8;
+
+}  // namespace
+
+ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices& domain, std::string link,
+                         CopyMode mode)
+    : services_(services),
+      domain_(domain),
+      link_(std::move(link)),
+      mode_(mode),
+      waker_(services.poller),
+      ticker_(services.poller, [this] { check_answers(); }) {
+  const Digest host = sha256(host_identity());
+  std::memcpy(self_.host, host.data(), sizeof self_.host);
+  self_.process = this_process();
+  self_.segment_fd = domain_.segment.fd();
+  std::memcpy(self_.domain_id, domain_.domain_id, sizeof self_.domain_id);
+  self_.cell = services.cell;
+
+  int ends[2];
+  check_call(::pipe2(ends, O_NONBLOCK | O_CLOEXEC), "pipe2");
+  doorbell_.reset(ends[0]);
+  doorbell_end_.reset(ends[1]);
+  services_.poller.add(doorbell_.get(), EPOLLIN, *this);
+  const std::uint64_t former = cell().doorbell.load() & ~kDoorbellFd;
+  cell().doorbell.store(former + kDoorbellFd + 1 + static_cast<std::uint64_t>(doorbell_end_.get()) + 1);
+  if (cell().work.load() != 0) waker_.wake();  // raised while nobody could ring
+  if (services_.lingerers) services_.lingerers->push_back(this);
+}
+
+ShmEndpoint::~ShmEndpoint() {
+  if (services_.lingerers) std::erase(*services_.lingerers, static_cast<Lingerer*>(this));
+  cell().doorbell.fetch_and(~kDoorbellFd);  // before the pipe is closed and its number used again
+  cell().sleeping.store(0);
+  services_.poller.remove(doorbell_.get(), *this);
+}
+
+std::vector<Part> ShmEndpoint::parts() const { return {{link_, services_.context, self_.encode()}}; }
+
+std::shared_ptr<Neighbour> ShmEndpoint::neighbour(const Address& address) const {
+  for (const auto& weak : neighbours_)
+    if (auto known = weak.lock();
+        known && !known->gone() && known->address().process == address.process &&
+        std::memcmp(known->address().domain_id, address.domain_id, sizeof address.domain_id) == 0)
+      return known;
+  std::erase_if(neighbours_, [](const auto& known) { return known.expired(); });
+  auto made = std::make_shared<Neighbour>(address, services_.poller, someone_left_);
+  neighbours_.push_back(made);
+  return looked_at_ = std::move(made);
+}
+
+// The neighbour behind a name; throws Error with the reason why there is none.
+ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target, std::size_t key) const {
+  const auto refuse = [](const std::string& why) { return Error(Errc::unreachable, why); };
+  const Part* part = peer.find(link_, target);
+  if (!part) throw refuse("the peer has no " + link_ + " link");
+  const auto address = Address::decode(part->bytes);
+  if (!address) throw refuse("the peer's name holds no valid shm part");
+  if (std::memcmp(address->host, self_.host, sizeof self_.host) != 0)
+    throw refuse("other host, container or user: no shared memory");
+  auto found = neighbour(*address);
+  const std::string who = "process " + std::to_string(address->process.pid);
+  if (!may_open_ours(address->process.pid))
+    throw refuse(who +
+                 " may not open memory of this one, so it could not answer: give both the same group and "
+                 "the same capabilities (see CapPrm and CapEff in /proc/PID/status)");
+  if (domain_.linked && found->left_channel())
+    throw refuse(who +
+                 " did not take the channel that this one opened to it; may it open files of this one in "
+                 "/proc?");
+  if (!found->serves(address->cell)) throw refuse("the peer has closed its endpoint");
+  const auto auth = authorized(found->segment(), address->cell, services_.keys[key].secret);
+  if (!auth)
+    throw Error(Errc::key_rejected,
+                who + " has opened its endpoint with another auth_key; give both the same one");
+  return {std::move(found), address->cell, *auth};
+}
+
+Reach ShmEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t key) const try {
+  look_up(peer, target, key);
+  return {true, "same node"};
+} catch (const std::exception& error) {
+  return {false, error.what(), shortage_or(error, Errc::unreachable)};
+}
+
+std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
+                                           std::size_t key) try {
+  const auto [found, cell, auth] = look_up(peer, target, key);
+  looked_at_.reset();
+  found->watch();  // what is kept of a peer goes with it, whether or not anybody asks for it again
+  const int slot = found->segment().claim_slot(self_.process);
+  if (slot < 0)
+    throw Error(Errc::unreachable, "all " + std::to_string(kMaxSlots) + " access slots of process " +
+                                       std::to_string(found->address().process.pid) + " are in use");
+  return std::make_unique<ShmPath>(*this, id, found, *peer.find(link_, target),
+                                   ShmPath::Entry{cell, key, auth},
+                                   ClaimedSlot(&found->segment().slots()[slot]));
+} catch (const Error& error) {
+  throw Error(error.code(), "no path over " + link_ + ": " + error.what());
+} catch (const std::exception& error) {
+  throw Error(shortage_or(error, Errc::unreachable), "no path over " + link_ + ": " + error.what());
+}
+
+Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, std::size_t key) {
+  return {.segment = domain_.segment,
+          .completions = services_.completions,
+          .receives = services_.receives,
+          .sender = std::make_shared<Sender>(services_.peers, std::vector{std::move(part)},
+                                             services_.keys[key], &services_.links[link_]),
+          .cell = services_.cell,
+          .counts = counts,
+          .wake_domain = services_.wake_domain,
+          .slice = &services_.slice,
+          .on_more = [this] { continue_later(); },
+          .observer = domain_.observer,
+          .largest_message = kLargestMessage};
+}
+
+void ShmEndpoint::path_ended(PeerId peer, Errc why) noexcept {
+  services_.path_ended = true;
+  if (why != Errc::canceled) tell_lost(peer, why);
+}
+
+void ShmEndpoint::tell_lost(PeerId peer, Errc why) noexcept {
+  services_.events.tell_lost({.error = why, .peer = peer, .link = link_});
+}
+
+// --- progress
+
+bool ShmEndpoint::take_messages() noexcept {
+  bool any = false;
+  ++next_taken_;
+  for (std::size_t i = 0; i < polled_.size(); ++i)
+    if (Channel* const channel = polled_[(next_taken_ + i) % polled_.size()]) any |= channel->take_messages();
+  if (any) drop_broken();
+  return any;
+}
+
+// From now on looks for messages of this channel in every turn, in place of another one's.
+void ShmEndpoint::poll(Channel& channel) noexcept {
+  if (std::ranges::find(polled_, &channel) != polled_.end()) return;
+  Channel*& place = polled_[next_polled_++ % polled_.size()];
+  if (place) {
+    place->poll_messages(false);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (place->messages_ready()) continue_later();  // came while nobody had to tell of them
+  }
+  place = &channel;
+  channel.poll_messages(true);
+}
+
+template <class Gone>
+void ShmEndpoint::drop_served(Gone gone) noexcept {
+  std::erase_if(served_, [&](const Served& served) {
+    if (!gone(served)) return false;
+    std::ranges::replace(polled_, served.channel.get(), nullptr);
+    return true;
+  });
+}
+
+// Nobody else is told that this side gave a peer's messages up for want of memory.
+void ShmEndpoint::drop_broken() noexcept {
+  drop_served([this](const Served& served) {
+    const Errc error = served.channel->error();
+    const PeerId peer = served.channel->session().sender().handle();
+    if (error == Errc::no_memory && peer != kNoPeer) tell_lost(peer, error);
+    return error != Errc::ok;
+  });
+}
+
+bool ShmEndpoint::lingers() noexcept {
+  bool any = false;
+  for (ShmPath* path : paths_) any |= path->lingers();
+  return any;
+}
+
+bool ShmEndpoint::progress() noexcept {
+  if (someone_left_) drop_lost();
+  const std::uint32_t bits =
+      cell().work.load(std::memory_order_relaxed) ? cell().work.exchange(0, std::memory_order_seq_cst) : 0;
+  if (bits == 0 && !more_) return take_messages();
+  if ((bits & work::kChannels) != 0) look_for_channels();
+  more_ = false;
+  constexpr unsigned kKinds = 3;  // any of which may spend the slice
+  for (unsigned i = 0; i < kKinds; ++i) switch ((turns_ + i) % kKinds) {
+      case 0:
+        take_messages();
+        break;
+      case 1:
+        move_served();
+        break;
+      default:
+        move_paths();
+    }
+  ++turns_;
+  if (more_) waker_.wake();  // whoever drives next goes on
+  return true;
+}
+
+namespace {
+
+// Lets them move, in turn, until the slice is spent; whether more is to be done.
+template <class Movers, class Move>
+bool move_in_turn(Movers& movers, std::size_t& next, const Slice& slice, Move move) noexcept {
+  const std::size_t count = movers.size(), first = next;
+  bool more = false;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t at = (first + i) % count;
+    if (slice.spent()) {
+      next = at;
+      return true;
+    }
+    more |= move(movers[at]);
+  }
+  return more;
+}
+
+}  // namespace
+
+void ShmEndpoint::move_served() noexcept {
+  more_ |= move_in_turn(served_, next_served_, services_.slice, [this](Served& served) {
+    served.channel->move();
+    if (served.channel->took_messages()) poll(*served.channel);
+    return served.channel->pending();
+  });
+  drop_broken();
+}
+
+void ShmEndpoint::move_paths() noexcept {
+  more_ |= move_in_turn(paths_, next_path_, services_.slice, [](ShmPath* path) {
+    path->progress();
+    return path->busy();
+  });
+}
+
+void ShmEndpoint::continue_later() noexcept {
+  more_ = true;
+  waker_.wake();
+}
+
+bool ShmEndpoint::arm() noexcept {
+  cell().sleeping.store(1, std::memory_order_seq_cst);  // whoever raises `work` rings, once
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return !more_ && !someone_left_ && cell().work.load(std::memory_order_seq_cst) == 0 &&
+         std::ranges::none_of(polled_,
+                              [](const Channel* channel) { return channel && channel->messages_ready(); });
+}
+
+void ShmEndpoint::on_ready(std::uint32_t) noexcept {
+  char rung[64];
+  [[maybe_unused]] const auto got = ::read(doorbell_.get(), rung, sizeof rung);
+  // The doorbell is silent now, so what rang must be done by whoever silenced it.
+  progress();
+}
+
+void ShmEndpoint::forget(std::uint32_t index) noexcept {
+  for (Served& served : served_) {
+    served.channel->session().forget(index);
+    served.channel->flush();
+  }
+  for (ShmPath* path : paths_) {
+    if (!path->channel()) continue;
+    path->channel()->session().forget(index);
+    path->channel()->flush();
+  }
+}
+
+// --- channels that others opened
+
+// Whether the slot still announces the channel.
+bool ShmEndpoint::stands(const Served& served) const noexcept {
+  const AccessSlot& slot = domain_.segment.slots()[served.slot];
+  return slot.channel_epoch.load(std::memory_order_acquire) == served.epoch &&
+         slot.owner.load() == SlotOwner::pack(served.channel->peer().address().process);
+}
+
+// What a neighbour left behind is as much as a channel holds: that is many slices, but not one of them twice.
+void ShmEndpoint::take_rest(Channel& channel) noexcept {
+  constexpr int kMostSlices = 64;
+  for (int i = 0; i < kMostSlices; ++i) {
+    services_.slice.begin();
+    channel.move();
+    if (!channel.pending()) return;
+  }
+}
+
+void ShmEndpoint::look_for_channels() noexcept {
+  drop_served([&](const Served& served) {
+    if (stands(served)) return false;
+    take_rest(*served.channel);
+    return true;
+  });
+  const std::uint32_t used = std::min(domain_.segment.header().slots_used.load(), kMaxSlots);
+  for (std::uint32_t i = 0; i < used; ++i) {
+    const AccessSlot& slot = domain_.segment.slots()[i];
+    const std::uint32_t epoch = slot.channel_epoch.load(std::memory_order_acquire);
+    const std::uint64_t owner = slot.owner.load();
+    if (owner == 0 || (owner & SlotOwner::kClaiming) != 0 ||
+        slot.channel_fd.load(std::memory_order_acquire) < 0 || slot.target_context != self_.cell)
+      continue;
+    if (std::ranges::any_of(served_, [&](const Served& served) { return served.slot == i; })) continue;
+    try {
+      Channel::Offer offer = Channel::open(slot, self_.cell, domain_.domain_id, services_.keys);
+      // What was opened may have been a mixture of two owners'. The later one will wake this context.
+      if (slot.owner.load() != owner || slot.channel_epoch.load() != epoch) continue;
+      Part part{link_, offer.initiator_context, offer.initiator.encode()};
+      auto peer = neighbour(offer.initiator);
+      looked_at_.reset();
+      auto services = session_services(served_counts_, std::move(part), offer.key);
+      services.on_output = [this] { expect_answers(); };  // it may ask for an announced message
+      served_.reserve(served_.size() + 1);                // what was accepted is served
+      served_.push_back(
+          {i, epoch,
+           Channel::accept(std::move(offer), std::move(peer), std::move(services), reads_directly())});
+    } catch (const std::exception&) {
+      continue;  // the claimant is gone, not one of ours, or has none of our keys: it gets no answer
+    }
+  }
+}
+
+// Channels and paths of neighbours that ended.
+void ShmEndpoint::drop_lost() noexcept {
+  someone_left_ = false;
+  drop_served([&](const Served& served) {
+    if (!served.channel->peer().gone()) return false;
+    take_rest(*served.channel);
+    Segment::free_if_dead(domain_.segment.slots()[served.slot]);
+    return true;
+  });
+  for (ShmPath* path : paths_) path->check(ticker_.attended(), std::chrono::nanoseconds::max());
+}
+
+// --- peers that do not answer
+
+void ShmEndpoint::expect_answers() noexcept {
+  ticker_.start(std::clamp(domain_.options.peer_deadline / kChecksPerDeadline, 0.01, 1.0));
+}
+
+void ShmEndpoint::check_answers() noexcept {
+  progress();  // what has arrived counts, also what came while this process did not run
+  const auto patience = in_nanoseconds(domain_.options.peer_deadline);
+  bool owed = false;
+  for (ShmPath* path : paths_) owed |= path->check(ticker_.attended(), patience);
+  for (Served& served : served_) owed |= served.channel->check(ticker_.attended(), patience, false);
+  drop_broken();
+  if (!owed) ticker_.stop();
+}
+
+}  // namespace fab::shm

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/network/ticker.h"
+#include "fabric/provider.h"
+#include "providers/shm/attach.h"
+#include "providers/shm/channel.h"
+#include "providers/shm/neighbour.h"
+#include "providers/shm/regions.h"
+
+namespace fab::shm {
+
+class ShmDomain;
+class ShmPath;
+
+// One context of a domain: its doorbell, the neighbours that it knows, and the channels that others opened to
+// it.
+class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandler {
+ public:
+  ShmEndpoint(const EndpointServices& services, const DomainServices& domain, std::string link,
+              CopyMode mode);
+  ~ShmEndpoint() override;
+
+  std::vector<Part> parts() const override;
+  std::vector<std::string> socket_names() const override { return {}; }
+  Reach reaches(const Name& peer, std::uint16_t target, std::size_t key) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) override;
+  bool progress() noexcept override;
+  bool arm() noexcept override;
+  void forget(std::uint32_t index) noexcept override;
+
+  // For its paths.
+  void add(ShmPath& path) { paths_.push_back(&path); }
+  void remove(ShmPath& path) noexcept { std::erase(paths_, &path); }
+  const std::string& link() const noexcept { return link_; }
+  const Address& address() const noexcept { return self_; }
+  std::uint16_t context() const noexcept { return services_.context; }
+  const AuthKey& key(std::size_t index) const noexcept { return services_.keys[index]; }
+  CopyMode copy_mode() const noexcept { return mode_; }
+  // Whether memory of other processes may be reached by cross-memory attach.
+  bool reads_directly() const noexcept { return mode_.attach; }
+  AttachBatch& attach_batch() noexcept { return attach_batch_; }
+  Slice& slice() noexcept { return services_.slice; }
+  // For a session with the endpoint that `part` names, under the key of this index.
+  Session::Services session_services(PathCounts& counts, Part part, std::size_t key);
+  void continue_later() noexcept;  // progress() shall be called again
+  void expect_answers() noexcept;  // watch for peers that do not answer
+  void path_ended(PeerId peer, Errc why) noexcept;
+
+ private:
+  // A channel that a neighbour opened to this context.
+  struct Served {
+    std::uint32_t slot, epoch;
+    std::unique_ptr<Channel> channel;
+  };
+  ContextCell& cell() const noexcept { return domain_.segment.header().contexts[self_.cell]; }
+  std::shared_ptr<Neighbour> neighbour(const Address& address) const;
+  struct Found {
+    std::shared_ptr<Neighbour> neighbour;
+    std::uint16_t cell;
+    std::uint32_t auth;  // Visitor::auth there
+  };
+  Found look_up(const Name& peer, std::uint16_t target, std::size_t key) const;
+  void look_for_channels() noexcept;
+  bool take_messages() noexcept;
+  void poll(Channel& channel) noexcept;
+  void move_served() noexcept;
+  void move_paths() noexcept;
+  template <class Gone>
+  void drop_served(Gone gone) noexcept;
+  void take_rest(Channel& channel) noexcept;
+  bool stands(const Served& served) const noexcept;
+  void drop_lost() noexcept;
+  void check_answers() noexcept;
+  bool lingers() noexcept override;
+  void tell_lost(PeerId peer, Errc why) noexcept;
+  void drop_broken() noexcept;
+  void on_ready(std::uint32_t events) noexcept override;
+
+  const EndpointServices services_;
+  const DomainServices domain_;
+  const std::string link_;
+  const CopyMode mode_;
+  Address self_;
+  OwnFd doorbell_, doorbell_end_;
+  Waker waker_;
+  Ticker ticker_;
+  bool more_ = false;  // left over by the last progress()
+  // Who comes first in the next turn, since whoever does may spend the slice.
+  std::size_t next_served_ = 0, next_path_ = 0, next_taken_ = 0;
+  unsigned turns_ = 0;
+  mutable bool someone_left_ = false;
+  // Those that paths and channels hold, and the one that was looked at last: whoever looks may want a path.
+  mutable std::vector<std::weak_ptr<Neighbour>> neighbours_;
+  mutable std::shared_ptr<Neighbour> looked_at_;
+  std::vector<ShmPath*> paths_;
+  PathCounts served_counts_;
+  std::vector<Served> served_;
+  unsigned next_polled_ = 0;
+  std::array<Channel*, 4> polled_{};  // of served_: where messages come in without being told of
+  AttachBatch attach_batch_;
+};
+
+}  // namespace fab::shm

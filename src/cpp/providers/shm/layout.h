@@ -1,0 +1,117 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/bytes/wire.h"
+#include "base/process/process.h"
+#include "base/queues/spsc_ring.h"
+#include "fabric/session/frame.h"
+#include "providers/shm/messages.h"
+
+// The bytes that processes agree on: the shm part of a name, and the channel. The segment is in
+// fabric/segment/segment.h.
+namespace fab::shm {
+
+// Where a context is: the shm part of a name, 50 bytes.
+struct Address {
+  std::uint8_t host[16] = {};  // digest of host_identity()
+  ProcessId process;
+  std::int32_t segment_fd = -1;  // in that process
+  std::uint8_t domain_id[16] = {};
+  std::uint16_t cell = 0;  // SegmentHeader::contexts
+
+  static constexpr std::size_t kSize = 50;
+
+  std::string encode() const {
+    WireWriter out;
+    out.raw({reinterpret_cast<const char*>(host), sizeof host})
+        .put(process.pid)
+        .put(process.start_time)
+        .put(segment_fd);
+    out.raw({reinterpret_cast<const char*>(domain_id), sizeof domain_id}).put(cell);
+    return out.take();
+  }
+  // Nothing if the bytes are no address.
+  static std::optional<Address> decode(std::string_view bytes) {
+    WireReader in(bytes);
+    Address address;
+    const auto host = in.raw(sizeof address.host);
+    address.process.pid = in.get<std::int32_t>();
+    address.process.start_time = in.get<std::uint64_t>();
+    address.segment_fd = in.get<std::int32_t>();
+    const auto domain = in.raw(sizeof address.domain_id);
+    address.cell = in.get<std::uint16_t>();
+    if (!in.at_end() || address.process.pid <= 0 || address.segment_fd < 0) return {};
+    std::memcpy(address.host, host.data(), sizeof address.host);
+    std::memcpy(address.domain_id, domain.data(), sizeof address.domain_id);
+    return address;
+  }
+};
+
+// Bits of ContextCell::work.
+namespace work {
+inline constexpr std::uint32_t kLook = 1;  // messages, room in a ring, or a counter that somebody waits for
+inline constexpr std::uint32_t kChannels = 2;  // a channel was announced or taken back in an access slot
+}  // namespace work
+
+inline constexpr std::uint64_t kDoorbellFd = 0xffffffff;  // the half of ContextCell::doorbell
+
+// A channel: a memory file made by the initiator, announced in its access slot of the target's segment.
+inline constexpr std::uint64_t kChannelMagic = 0x316e6863'62616670;  // "pfabchn1"
+inline constexpr std::uint32_t kChannelVersion = 6;
+inline constexpr std::size_t kRingBytes = 256 * 1024;
+
+namespace closed_by {
+inline constexpr std::uint32_t kInitiator = 1, kTarget = 2;
+}
+
+// Whose the file is, decided once: what lies in it outlives its maker as soon as the target has it mapped.
+enum class Hold : std::uint32_t {
+  initiator,  // at first
+  both,       // by the target, which has mapped it
+  nobody      // by the initiator, which gave up before: the target does not take it any more
+};
+
+// Announcements of the initiator, by their number modulo kMaxOutstanding: the number of the last one that the
+// target took, or kRevoked.
+struct AnnouncementCells {
+  static constexpr std::uint64_t kRevoked = ~std::uint64_t{0};
+  std::atomic<std::uint64_t> taken[kMaxOutstanding];
+};
+
+struct ChannelHeader {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::uint16_t initiator_context;  // Part::context
+  std::uint16_t target_cell;
+  char initiator[Address::kSize];
+  std::uint8_t target_domain[16];
+  std::atomic<std::uint32_t> closed;  // bits of closed_by, after the last message of that side
+  std::uint8_t proof[32];  // by the initiator, of the key that it comes under (channel_proof); or zero
+  std::atomic<Hold> hold;
+  // By the initiator, before it tells that its unanswered requests are lost: the target serves none of them
+  // any more.
+  std::atomic<std::uint32_t> given_up;
+  RingIndices to_target, to_initiator;
+  MessageIndices messages;
+};
+inline constexpr std::size_t kAnnouncementsOffset = 4096;
+inline constexpr std::size_t kRingsOffset = kAnnouncementsOffset + sizeof(AnnouncementCells);
+inline constexpr std::size_t kCellsOffset = kRingsOffset + 2 * kRingBytes;
+inline constexpr std::size_t kBesideOffset = kCellsOffset + kCells * sizeof(MessageCell);
+inline constexpr std::size_t kChannelBytes = kBesideOffset + kBesideBytes;
+
+static_assert(sizeof(ChannelHeader) <= kAnnouncementsOffset);
+static_assert(offsetof(ChannelHeader, initiator) == 16 && offsetof(ChannelHeader, target_domain) == 66);
+static_assert(offsetof(ChannelHeader, proof) == 88 && offsetof(ChannelHeader, hold) == 120);
+static_assert(offsetof(ChannelHeader, to_target) == 128 && sizeof(RingIndices) == 192);
+static_assert(std::atomic<Hold>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
+
+}  // namespace fab::shm

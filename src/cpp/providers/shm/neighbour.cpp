@@ -1,0 +1,136 @@
+#include "providers/shm/neighbour.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <ctime>
+#include <utility>
+
+namespace fab::shm {
+namespace {
+
+constexpr std::int64_t kLookPeriod = 10'000'000;  // ns; the kernel does not reuse a pid within this time
+
+}  // namespace
+
+FileId FileId::of(int fd) {
+  struct stat status;
+  check_call(::fstat(fd, &status), "fstat");
+  return {status.st_dev, status.st_ino};
+}
+
+Neighbour::Neighbour(const Address& address, Poller& poller, bool& left)
+    : address_(address),
+      segment_(Segment::attach(address.process, address.segment_fd, address.domain_id)),
+      watch_(address.process),
+      poller_(poller),
+      left_(left) {
+  // The watch is of the right process and was made after the segment was opened: so that was the right one,
+  // too.
+  if (!watch_.alive())
+    throw Error(Errc::unreachable, "process " + std::to_string(address.process.pid) + " is gone");
+}
+
+Neighbour::~Neighbour() {
+  if (watched_) poller_.remove(watch_.fd(), *this);
+}
+
+std::int64_t Neighbour::coarse_clock() noexcept {
+  timespec now;
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * 1'000'000'000 + now.tv_nsec;
+}
+
+void Neighbour::look(std::int64_t now) noexcept {
+  next_look_ = now + kLookPeriod;
+  if (!gone_) gone_ = !watch_.alive() || !holds_segment();
+}
+
+// A process that calls execve keeps its number and its start time, and loses the descriptor of its segment.
+// What may not be looked at counts as held, and so does that of a process whose first thread has ended, which
+// shows nothing.
+bool Neighbour::holds_segment() const noexcept {
+  char path[48];
+  struct stat status;
+  std::snprintf(path, sizeof path, "/proc/%d/fd/%d", address_.process.pid, address_.segment_fd);
+  if (::stat(path, &status) == 0) return FileId{status.st_dev, status.st_ino} == file_;
+  if (errno != ENOENT) return true;
+  std::snprintf(path, sizeof path, "/proc/%d/exe", address_.process.pid);
+  return ::stat(path, &status) != 0;
+}
+
+bool Neighbour::serves(std::uint16_t cell) const noexcept {
+  return cell < kMaxContexts && (segment_.header().contexts[cell].doorbell.load() & kDoorbellFd) != 0;
+}
+
+void Neighbour::watch() {
+  if (watched_ || gone_) return;
+  poller_.add(watch_.fd(), EPOLLIN, *this);
+  watched_ = true;
+}
+
+void Neighbour::on_ready(std::uint32_t) noexcept {
+  gone_ = left_ = true;
+  watched_ = false;
+  poller_.remove(watch_.fd(), *this);
+}
+
+OwnFd Neighbour::open(int fd, int flags) const noexcept {
+  char path[48];
+  std::snprintf(path, sizeof path, "/proc/%d/fd/%d", address_.process.pid, fd);
+  return OwnFd(::open(path, flags | O_CLOEXEC));
+}
+
+void Neighbour::wake(std::uint32_t cell_index, std::uint32_t bits) noexcept {
+  if (cell_index >= kMaxContexts) return;
+  ContextCell& cell = segment_.header().contexts[cell_index];
+  cell.work.fetch_or(bits, std::memory_order_seq_cst);
+  // Whoever takes the flag rings; until the owner has answered the doorbell, nobody else needs to.
+  if (cell.sleeping.load(std::memory_order_seq_cst) == 0 || cell.sleeping.exchange(0) == 0) return;
+  const std::uint64_t doorbell = cell.doorbell.load();
+  if ((doorbell & kDoorbellFd) == 0) return;
+  Doorbell& bell = doorbells_[cell_index];
+  if (bell.seen != doorbell) {
+    // Opened for reading as well, so that a write never meets a pipe without a reader (SIGPIPE). The owner
+    // takes the number back before it closes the pipe: a number that is still there was the doorbell when it
+    // was opened. An owner that has changed it meanwhile looks at `work` afterwards.
+    bell.fd = open(static_cast<int>((doorbell & kDoorbellFd) - 1), O_RDWR | O_NONBLOCK);
+    hindrance_ = bell.fd.valid() ? 0 : errno;
+    struct stat status;
+    const bool usable = bell.fd.valid() && ::fstat(bell.fd.get(), &status) == 0 && S_ISFIFO(status.st_mode) &&
+                        cell.doorbell.load() == doorbell && watch_.alive();
+    bell.seen = usable ? doorbell : 0;
+    if (!usable) {
+      bell.fd.reset();
+      cell.sleeping.store(1);  // not rung: the next one tries again
+      return;
+    }
+  }
+  const char ring = 1;
+  [[maybe_unused]] const auto written = ::write(bell.fd.get(), &ring, 1);  // full: it is ringing already
+}
+
+std::shared_ptr<const MappedFile> Neighbour::map(int number, std::uint64_t size) noexcept try {
+  const OwnFd fd = open(number, O_RDWR);
+  struct stat status;
+  if (!fd.valid() || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return nullptr;
+  // A file that can shrink could raise SIGBUS here at any time.
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || std::cmp_less(status.st_size, size)) return nullptr;
+  if (!watch_.alive()) return nullptr;
+  std::erase_if(files_, [](const auto& file) { return file.expired(); });
+  for (const auto& known : files_)
+    if (auto file = known.lock(); file && file->device == status.st_dev && file->inode == status.st_ino)
+      return file;
+  auto file = std::make_shared<const MappedFile>(MappedFile{
+      status.st_dev, status.st_ino, Mapping::shared(fd.get(), 0, static_cast<std::size_t>(status.st_size))});
+  files_.push_back(file);
+  return file;
+} catch (...) {
+  return nullptr;  // no room for the mapping: there are other ways
+}
+
+}  // namespace fab::shm

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/memory/mapping.h"
+#include "base/network/poller.h"
+#include "base/process/process.h"
+#include "fabric/segment/segment.h"
+#include "fabric/types/error.h"
+#include "providers/shm/layout.h"
+
+namespace fab::shm {
+
+// A memory file of a neighbour, mapped here as a whole.
+struct MappedFile {
+  std::uint64_t device, inode;
+  Mapping mapping;
+};
+
+// What tells a file apart from all others that there are.
+struct FileId {
+  dev_t device = 0;
+  ino_t inode = 0;
+  static FileId of(int fd);  // throws std::system_error
+  friend bool operator==(const FileId&, const FileId&) = default;
+};
+
+// Another domain on this node (or one of this process) as one endpoint sees it: its segment, its files, its
+// doorbells, its life.
+class Neighbour final : public ReadyHandler {
+ public:
+  // Throws Error(unreachable) with the reason.
+  // `left` is set when the watched process ends.
+  Neighbour(const Address& address, Poller& poller, bool& left);
+  ~Neighbour() override;
+  Neighbour(const Neighbour&) = delete;
+  Neighbour& operator=(const Neighbour&) = delete;
+
+  const Address& address() const noexcept { return address_; }
+  Segment& segment() noexcept { return segment_; }
+  // Whether the process ended, became another program or closed its domain. Looks at the process at most
+  // every 10 ms.
+  bool gone() noexcept {
+    if (segment_.header().closed.load(std::memory_order_relaxed) != 0) gone_ = true;
+    if (const auto now = coarse_clock(); now >= next_look_) look(now);
+    return gone_;
+  }
+  bool serves(std::uint16_t cell) const noexcept;  // whether the context is open
+  // From now on, the end of the process wakes the poller.
+  void watch();
+  // Lets a context of the neighbour look at `bits`, waking it if need be.
+  void wake(std::uint32_t cell, std::uint32_t bits) noexcept;
+  // Why the last doorbell could not be rung, where that was for want of descriptors or memory; else
+  // `otherwise`.
+  Errc hindrance_or(Errc otherwise) const noexcept { return shortage_or(hindrance_, otherwise); }
+  bool sleeps(std::uint32_t cell) noexcept {
+    return segment_.header().contexts[cell % kMaxContexts].sleeping.load(std::memory_order_relaxed) != 0;
+  }
+  // The memory file behind descriptor `number` of the owner, of which `size` bytes are needed; null if it
+  // cannot be mapped safely.
+  std::shared_ptr<const MappedFile> map(int number, std::uint64_t size) noexcept;
+  void on_ready(std::uint32_t events) noexcept override;
+
+  // Whether it looked for channels since the last wake() for them.
+  bool looked_for_channels(std::uint32_t cell) const noexcept {
+    return (segment_.header().contexts[cell % kMaxContexts].work.load() & work::kChannels) == 0;
+  }
+  // It looked, and did not take a channel of this process.
+  void leave_channel() noexcept { left_channel_ = true; }
+  bool left_channel() const noexcept { return left_channel_; }
+
+ private:
+  struct Doorbell {
+    std::uint64_t seen = 0;  // ContextCell::doorbell
+    OwnFd fd;
+  };
+  static std::int64_t coarse_clock() noexcept;  // ns
+  void look(std::int64_t now) noexcept;
+  bool holds_segment() const noexcept;
+  OwnFd open(int fd, int flags) const noexcept;
+
+  const Address address_;
+  Segment segment_;
+  const FileId file_ = FileId::of(segment_.fd());  // of the segment
+  ProcessWatch watch_;
+  Poller& poller_;
+  bool& left_;
+  bool watched_ = false;
+  bool gone_ = false;
+  int hindrance_ = 0;  // errno
+  bool left_channel_ = false;
+  std::int64_t next_look_ = 0;
+  std::array<Doorbell, kMaxContexts> doorbells_;
+  std::vector<std::weak_ptr<const MappedFile>> files_;
+};
+
+}  // namespace fab::shm

@@ -1,0 +1,497 @@
+#include "providers/shm/path.h"
+
+#include <algorithm>
+
+#include "fabric/completion/operation.h"
+#include "fabric/memory/atomics.h"
+#include "fabric/memory/check_transfer.h"
+#include "fabric/memory/copy_memory.h"
+#include "fabric/memory/dma_buf.h"
+#include "providers/shm/endpoint.h"
+
+namespace fab::shm {
+namespace {
+
+// What is longer than a slice is moved by progress(). No more than a slice moves under one announcement
+// either, so that a region closes soon.
+constexpr std::uint64_t kAnnouncedSlice = Slice::kBytes;
+constexpr std::uint64_t kStreaming = 16 * 1024 * 1024;  // more than its share of any cache
+constexpr std::uint64_t kSmall = 16 * 1024;  // rather goes through a busy channel than waits for it
+constexpr std::size_t kMostWaiting = 1024;
+
+bool is_put_or_get(const Transfer& transfer) noexcept {
+  return transfer.op == OpCode::write || transfer.op == OpCode::read;
+}
+
+// Whether a transfer is done by moving bytes, in one go.
+bool simple(const Transfer& transfer) noexcept {
+  return transfer.length <= kAnnouncedSlice && transfer.op != OpCode::send &&
+         (transfer.flags & transfer_flag::kRemoteData) == 0 && transfer.delivery != Delivery::commit;
+}
+
+// Calls `use(piece, size)` for the pieces of local memory from byte `from` on, `length` bytes of them.
+template <class Use>
+void each_local(const Transfer& transfer, std::uint64_t from, std::uint64_t length, Use use) noexcept {
+  for (std::size_t i = 0; i < transfer.piece_count && length; ++i) {
+    const iovec& piece = transfer.local_pieces[i];
+    if (from >= piece.iov_len) {
+      from -= piece.iov_len;
+      continue;
+    }
+    const std::uint64_t part = std::min<std::uint64_t>(length, piece.iov_len - from);
+    use(static_cast<std::byte*>(piece.iov_base) + from, static_cast<std::size_t>(part));
+    length -= part;
+    from = 0;
+  }
+}
+
+// The same as a vector of at most kMaxPieces; returns how many.
+std::size_t local_slice(const Transfer& transfer, std::uint64_t from, std::uint64_t length,
+                        iovec* out) noexcept {
+  if (length == 0) return 0;
+  if (transfer.piece_count == 0) {
+    out[0] = {transfer.local + from, static_cast<std::size_t>(length)};
+    return 1;
+  }
+  std::size_t count = 0;
+  each_local(transfer, from, length,
+             [&](std::byte* piece, std::size_t size) { out[count++] = {piece, size}; });
+  return count;
+}
+
+// An atomic whose operands lie in several pieces.
+[[gnu::noinline]] Errc gathered_atomic(const Transfer& transfer, std::byte* target, const std::byte* compare,
+                                       std::byte* result, bool* modified) noexcept {
+  std::byte operands[kMaxAtomicBytes];
+  std::size_t filled = 0;
+  each_local(transfer, 0, transfer.length, [&](const std::byte* piece, std::size_t size) {
+    std::memcpy(operands + filled, piece, size);
+    filled += size;
+  });
+  return apply_atomic(transfer.atomic, transfer.type, target, transfer.length, operands, compare, result,
+                      modified);
+}
+
+}  // namespace
+
+ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> peer, Part part,
+                 const Entry& entry, ClaimedSlot slot)
+    : endpoint_(endpoint),
+      id_(id),
+      peer_(std::move(peer)),
+      claimed_(std::move(slot)),
+      part_(std::move(part)),
+      cell_(entry.cell),
+      key_(entry.key),
+      visitor_{peer_->segment().port(entry.cell), entry.auth},
+      slot_(*claimed_),
+      known_(*peer_, endpoint.copy_mode()) {
+  endpoint_.add(*this);
+}
+
+ShmPath::~ShmPath() {
+  if (state_ == Errc::ok) lose(Errc::canceled);
+  endpoint_.remove(*this);
+  const bool announced = channel_ != nullptr;
+  if (announced) {
+    slot_.channel_fd.store(-1);
+    slot_.channel_epoch.fetch_add(1);
+  }
+  if (announced && !peer_->gone()) peer_->wake(cell_, work::kChannels);
+}
+
+// The channel goes with this path; messages that were complete must not go with it.
+bool ShmPath::lingers() noexcept {
+  if (state_ != Errc::ok || !channel_) return false;
+  const Address& self = endpoint_.address();
+  if (cell_ == self.cell && std::ranges::equal(peer_->address().domain_id, self.domain_id)) return false;
+  channel_->flush();
+  return channel_->unread() && !peer_->gone() && peer_->serves(cell_);
+}
+
+PathReport ShmPath::report() const {
+  static constexpr const char* kNames[] = {"mapped", "cross-memory attach", "ring"};
+  return {endpoint_.link(), kNames[static_cast<std::size_t>(known_.last_way())]};
+}
+
+// --- the fast way
+
+inline Errc ShmPath::judge(const Transfer& transfer, const KnownRegion& region,
+                           std::uint64_t& offset) const noexcept {
+  if (transfer.piece_count != 0 || !transfer.local || !is_put_or_get(transfer) || DmaBuf::any_hidden())
+    if (const Errc wrong = check_copied(transfer); wrong != Errc::ok) return wrong;
+  return known_.view().judge(*region.entry, transfer.key, region.state, transfer.op, transfer.remote,
+                             transfer.length, visitor_, offset);
+}
+
+std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
+  if (state_ == Errc::ok && peer_->gone()) lose(Errc::peer_lost);
+  if (!batch.empty() && batch.front().op == OpCode::send && waiting_.empty() && state_ == Errc::ok)
+    if (const std::size_t sent = post_messages(batch)) return sent;
+  const bool waited = busy();
+  std::size_t taken = 0;
+  while (taken < batch.size()) {
+    const auto rest = batch.subspan(taken);
+    const Transfer& next = rest.front();
+    if (state_ != Errc::ok) {
+      ++counts_.posted;
+      settle(next, state_);
+      ++taken;
+    } else if (const std::size_t moved = waiting_.empty() && channel_idle() ? run(rest) : 0) {
+      taken += moved;
+    } else if (state_ != Errc::ok) {
+      continue;  // lost while trying
+    } else if (waiting_.empty() && by_channel(next)) {
+      Channel* channel = open_channel();
+      const std::size_t sent = channel ? channel->session().post(rest.first(1)) : 0;
+      if (sent == 0 && state_ == Errc::ok) break;
+      taken += sent;
+    } else {
+      if (waiting_.size() == kMostWaiting) break;
+      if (!wait(next)) {
+        if (!waiting_.empty() || !channel_idle()) break;  // there may be memory once these are done
+        ++counts_.posted;
+        ++taken;
+        settle(next, Errc::no_memory);
+        continue;
+      }
+      ++counts_.posted;
+      ++taken;
+      blocked_ = !channel_idle();
+      if (waiting_.size() == 1 && next.length <= kAnnouncedSlice)
+        while (!blocked_ && !waiting_.empty() && state_ == Errc::ok && !endpoint_.slice().spent()) advance();
+    }
+  }
+  if (channel_) channel_->flush();
+  if (!waited && busy()) endpoint_.continue_later();
+  return taken;
+}
+
+// The messages that `batch` begins with; 0: the channel takes none now.
+std::size_t ShmPath::post_messages(std::span<const Transfer> batch) noexcept {
+  Channel* channel = open_channel();
+  if (!channel) return 0;
+  std::size_t messages = 1;
+  while (messages < batch.size() && batch[messages].op == OpCode::send) ++messages;
+  const std::size_t sent = channel->session().post(batch.first(messages));
+  channel->flush();
+  return sent;
+}
+
+// Moves the first transfers of `batch`, as far as they are simple and for one region; returns how many. 0:
+// the first is not simple.
+std::size_t ShmPath::run(std::span<const Transfer> batch) noexcept {
+  if (batch.front().op == OpCode::send) return 0;
+  Access access(slot_);
+  const KnownRegion* region = known_.enter(batch.front().key, access);
+  if (!region) {
+    ++counts_.posted;
+    settle(batch.front(), Errc::key_rejected);
+    return 1;
+  }
+  switch (region->way) {
+    case Way::mapped:
+      return run_mapped(batch, *region);
+    case Way::attach:
+      return run_attach(batch, *region);
+    case Way::ring:
+      break;
+  }
+  return 0;
+}
+
+std::size_t ShmPath::run_mapped(std::span<const Transfer> batch, const KnownRegion& region) noexcept {
+  std::uint64_t bytes = 0;
+  std::size_t done = 0;
+  for (const Transfer& transfer : batch) {
+    if (transfer.op == OpCode::read && done + 1 < batch.size()) {
+      const Transfer& next = batch[done + 1];
+      if (next.remote < region.length) prefetch_memory(region.memory + next.remote, next.length);
+    }
+    if (transfer.key != region.key || !simple(transfer) || transfer.length > kAnnouncedSlice - bytes) break;
+    bytes += transfer.length;
+    ++counts_.posted;
+    ++done;
+    std::uint64_t offset;
+    Errc verdict = judge(transfer, region, offset);
+    if (verdict == Errc::ok) verdict = move_slice(transfer, region, offset, 0, transfer.length);
+    if (verdict == Errc::ok) count(transfer, region);
+    settle(transfer, verdict);
+  }
+  return done;
+}
+
+std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegion& region) noexcept {
+  AttachBatch& calls = endpoint_.attach_batch();
+  const OpCode op = batch.front().op;
+  calls.begin(peer_->address().process.pid, op == OpCode::write);
+  std::uint64_t bytes = 0;
+  for (const Transfer& transfer : batch) {
+    if (transfer.key != region.key || transfer.op != op || !is_put_or_get(transfer) || !simple(transfer) ||
+        transfer.length > kAnnouncedSlice - bytes ||
+        !calls.fits(std::max<std::size_t>(transfer.piece_count, 1), region.entry->piece_count))
+      break;
+    bytes += transfer.length;
+    std::uint64_t offset;
+    const Errc verdict = judge(transfer, region, offset);
+    if (verdict != Errc::ok) {
+      calls.add(0, 0, 0, verdict);
+    } else {
+      const std::size_t remote = known_.pieces(region, offset, transfer.length, calls.remote());
+      calls.add(local_slice(transfer, 0, transfer.length, calls.local()), remote, transfer.length, Errc::ok);
+    }
+  }
+  if (calls.size() == 0) return 0;
+  const Errc stopped = calls.run();
+  for (std::size_t i = 0; i < calls.tried(); ++i) {
+    ++counts_.posted;
+    if (calls.verdict(i) == Errc::ok) count(batch[i], region);
+    settle(batch[i], calls.verdict(i));
+  }
+  if (stopped == Errc::peer_lost) lose(Errc::peer_lost);
+  if (stopped == Errc::not_supported) known_.forbid_attach();
+  return calls.tried();
+}
+
+// Moves bytes [from, from + length) of a judged transfer, which starts at `offset` of the region. The access
+// is announced.
+Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
+                         std::uint64_t from, std::uint64_t length) noexcept {
+  // The verdict was made on the owner's words; what is mapped here is certain.
+  if (offset > region.length || from + length > region.length - offset) return Errc::bounds;
+  std::byte* remote = region.memory + offset + from;
+  const bool put = transfer.op == OpCode::write;
+  if (put || transfer.op == OpCode::read) {
+    if (transfer.piece_count == 0) {
+      std::byte* local = transfer.local + from;
+      std::byte* to = put ? remote : local;
+      const std::byte* source = put ? local : remote;
+      const bool streaming =
+          transfer.length >= kStreaming || (transfer.flags & transfer_flag::kPastCaches) != 0;
+      streaming ? copy_streaming(to, source, length) : copy_memory(to, source, length);
+      return Errc::ok;
+    }
+    each_local(transfer, from, length, [&](std::byte* local, std::size_t size) {
+      put ? copy_memory(remote, local, size) : copy_memory(local, remote, size);
+      remote += size;
+    });
+    return Errc::ok;
+  }
+  const std::byte* compare = transfer.op == OpCode::compare_atomic ? transfer.compare : nullptr;
+  std::byte* result = transfer.op == OpCode::atomic ? nullptr : transfer.result;
+  modified_ = false;
+  if (transfer.piece_count != 0) return gathered_atomic(transfer, remote, compare, result, &modified_);
+  return apply_atomic(transfer.atomic, transfer.type, remote, length, transfer.local, compare, result,
+                      &modified_);
+}
+
+// --- what takes more than one step
+
+// False: there is no memory for that.
+bool ShmPath::wait(const Transfer& transfer) noexcept try {
+  waiting_.push_back({transfer});
+  return true;
+} catch (const std::bad_alloc&) {
+  return false;
+}
+
+// Moves the next slice of a transfer. After Step::done, `verdict` is its outcome.
+ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
+  const Transfer& transfer = waiting.transfer;
+  Access access(slot_);
+  const KnownRegion* region = known_.enter(transfer.key, access);
+  std::uint64_t offset = 0;
+  verdict = region ? judge(transfer, *region, offset) : Errc::key_rejected;
+  if (waiting.moved != 0 && region && region->state != waiting.state) verdict = Errc::key_rejected;
+  if (verdict != Errc::ok) return Step::done;
+  waiting.state = region->state;
+  // An atomic is never cut.
+  const std::uint64_t slice =
+      is_put_or_get(transfer)
+          ? std::min({kAnnouncedSlice, endpoint_.slice().left(), transfer.length - waiting.moved})
+          : transfer.length;
+  endpoint_.slice().spend(slice);
+  if (slice) {
+    verdict = region->way == Way::mapped ? move_slice(transfer, *region, offset, waiting.moved, slice)
+                                         : attach_slice(transfer, *region, offset, waiting.moved, slice);
+    if (verdict == Errc::not_supported && region->way == Way::attach) {
+      known_.forbid_attach();
+      waiting.moved = 0;  // all of it goes through the channel
+      return Step::again;
+    }
+    if (verdict != Errc::ok) return Step::done;
+    waiting.moved += slice;
+    if (waiting.moved < transfer.length) return Step::again;
+  }
+  if ((transfer.flags & transfer_flag::kRemoteData) != 0) {
+    Channel* channel = open_channel();
+    // Nothing answers a notice, so its operation waits until the target is known to take what comes.
+    if (!channel || !channel->taken() || !channel->session().post_notify(transfer.data, transfer.length))
+      return Step::blocked;
+    channel->flush();
+  }
+  count(transfer, *region);
+  return Step::done;
+}
+
+Errc ShmPath::attach_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
+                           std::uint64_t from, std::uint64_t length) noexcept {
+  AttachBatch& calls = endpoint_.attach_batch();
+  calls.begin(peer_->address().process.pid, transfer.op == OpCode::write);
+  const std::size_t remote = known_.pieces(region, offset + from, length, calls.remote());
+  calls.add(local_slice(transfer, from, length, calls.local()), remote, length, Errc::ok);
+  const Errc stopped = calls.run();
+  return stopped == Errc::ok ? calls.verdict(0) : stopped;
+}
+
+// Goes on with the first waiting transfer, as far as the slice goes, which is not spent; true if anything was
+// done.
+bool ShmPath::advance() noexcept {
+  Waiting& first = waiting_.front();
+  if (first.moved == 0 && by_channel(first.transfer)) {
+    --counts_.posted;  // the session counts it again
+    Channel* channel = open_channel();
+    const bool sent = channel && channel->session().post({&first.transfer, 1}) != 0;
+    blocked_ = !sent;
+    if (sent) {
+      endpoint_.slice().spend(0);
+      waiting_.pop_front();
+      channel->flush();
+    } else {
+      ++counts_.posted;
+    }
+    return sent;
+  }
+  blocked_ = !channel_idle();
+  if (blocked_) return false;
+  Errc verdict;
+  const Step outcome = step(first, verdict);
+  if (state_ != Errc::ok) return true;  // lost on the way: all is settled
+  blocked_ = outcome == Step::blocked;
+  if (outcome == Step::done) {
+    const Transfer transfer = first.transfer;
+    waiting_.pop_front();
+    settle(transfer, verdict);
+    if (verdict == Errc::peer_lost) lose(Errc::peer_lost);
+  }
+  return !blocked_;
+}
+
+bool ShmPath::progress() noexcept {
+  if (state_ != Errc::ok) return false;
+  bool moved = channel_ && channel_->move();
+  if (channel_ && channel_->error() != Errc::ok) {
+    lose(channel_->error());
+    return true;
+  }
+  if (waiting_.empty()) return moved;
+  if (peer_->gone()) {
+    lose(Errc::peer_lost);
+    return true;
+  }
+  while (!waiting_.empty()) {
+    if (endpoint_.slice().spent()) {
+      endpoint_.continue_later();
+      break;
+    }
+    if (!advance()) break;
+    moved = true;
+  }
+  return moved;
+}
+
+// --- the channel
+
+// Whether a transfer must go through the channel, or had better.
+bool ShmPath::by_channel(const Transfer& transfer) noexcept {
+  if (transfer.delivery == Delivery::commit || transfer.op == OpCode::send) return true;
+  if (!channel_idle() && transfer.length <= kSmall) return true;
+  Access access(slot_);
+  const KnownRegion* region = known_.enter(transfer.key, access);
+  if (!region) return false;
+  return region->way == Way::ring || (region->way == Way::attach && !is_put_or_get(transfer));
+}
+
+Channel* ShmPath::open_channel() noexcept try {
+  // With other keys it is another endpoint that has the place now, which would not take the channel.
+  const bool there =
+      peer_->serves(cell_) &&
+      (channel_ || authorized(peer_->segment(), cell_, endpoint_.key(key_).secret) == visitor_.auth);
+  if (!there) {
+    lose(Errc::peer_lost);
+    return nullptr;
+  }
+  if (!channel_) {
+    channel_ = Channel::create(peer_, cell_, endpoint_.address(), endpoint_.context(),
+                               endpoint_.session_services(counts_, part_, key_), endpoint_.reads_directly());
+    channel_->session().sender().known_as(id_);
+    slot_.target_context = cell_;
+    slot_.channel_fd.store(channel_->fd(), std::memory_order_release);
+    peer_->wake(cell_, work::kChannels);
+    if (const Errc hindrance = peer_->hindrance_or(Errc::ok); hindrance != Errc::ok) {
+      lose(hindrance);
+      return nullptr;
+    }
+  }
+  endpoint_.expect_answers();
+  return channel_.get();
+} catch (const std::exception& error) {
+  lose(shortage_or(error, Errc::no_memory));
+  return nullptr;
+}
+
+bool ShmPath::check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience) noexcept {
+  if (state_ != Errc::ok) return false;
+  if (peer_->gone() || (channel_ && !peer_->serves(cell_))) {
+    lose(Errc::peer_lost);
+    return false;
+  }
+  if (!channel_) return false;
+  const bool owed = channel_->check(now, patience, !waiting_.empty() || channel_->session().has_output());
+  if (channel_->error() != Errc::ok) {
+    const bool left = !channel_->taken() && peer_->looked_for_channels(cell_);
+    if (left) peer_->leave_channel();  // another link may lead to it
+    const Errc silence = peer_->hindrance_or(left ? Errc::unreachable : Errc::peer_lost);
+    lose(channel_->error() == Errc::peer_lost ? silence : channel_->error());
+  } else if (owed) {
+    peer_->wake(cell_, work::kChannels);  // a doorbell that could not be opened before may open now
+  }
+  return owed;
+}
+
+// --- outcomes
+
+void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcept {
+  if (region.entry->counters[0] == 0 || transfer.op == OpCode::read) return;
+  if (transfer.op != OpCode::write) {
+    bool counts = transfer.length != 0 && modified_;
+    if (transfer.flags & transfer_flag::kPiece)
+      counts =
+          arrays_.applied(transfer.operation->array(), transfer.flags & transfer_flag::kLastPiece, counts);
+    if (!counts) return;
+  }
+  Segment& segment = peer_->segment();
+  if (raise_counters(segment, *region.entry, visitor_.port))
+    peer_->wake(segment.header().waiter_cell.load(), work::kLook);
+}
+
+inline void ShmPath::settle(const Transfer& transfer, Errc outcome) noexcept {
+  ++counts_.settled;
+  if (outcome != Errc::ok) {
+    ++counts_.errors;
+  } else {
+    if (transfer.op != OpCode::read) counts_.bytes_out += transfer.length;
+    if (transfer.op != OpCode::write && transfer.op != OpCode::atomic) counts_.bytes_in += transfer.length;
+  }
+  transfer.operation->settle(outcome, transfer.length);
+}
+
+void ShmPath::lose(Errc why) noexcept {
+  if (state_ != Errc::ok) return;
+  state_ = why;
+  if (channel_) channel_->give_up(why);
+  for (; !waiting_.empty(); waiting_.pop_front()) settle(waiting_.front().transfer, why);
+  endpoint_.path_ended(id_, why);
+}
+
+}  // namespace fab::shm

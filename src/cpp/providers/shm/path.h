@@ -1,0 +1,109 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "base/queues/ring_queue.h"
+#include "fabric/provider.h"
+#include "providers/shm/attach.h"
+#include "providers/shm/channel.h"
+#include "providers/shm/neighbour.h"
+#include "providers/shm/regions.h"
+
+namespace fab::shm {
+
+class ShmEndpoint;
+
+// A slot of the neighbour's segment that this process has claimed, until it is free again.
+struct FreeSlot {
+  void operator()(AccessSlot* slot) const noexcept {
+    slot->active.store(0);
+    slot->owner.store(0);
+  }
+};
+using ClaimedSlot = std::unique_ptr<AccessSlot, FreeSlot>;
+
+// The way to one context of a neighbour. What this process can do itself is done in post(): puts and gets,
+// and atomics on mapped memory. The rest goes through the channel. Transfers settle in the order in which
+// they were posted: while the channel owes answers, small ones go through it as well, and larger ones wait
+// until it is idle.
+class ShmPath final : public Path {
+ public:
+  // Which context there, under which key: its index here, and its number there (Visitor::auth).
+  struct Entry {
+    std::uint16_t cell;
+    std::size_t key;
+    std::uint32_t auth;
+  };
+  // `part`: of the neighbour's name.
+  ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> peer, Part part, const Entry& entry,
+          ClaimedSlot slot);
+  ~ShmPath() override;
+
+  std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }
+  std::size_t post(std::span<const Transfer> batch) noexcept override;
+  Errc state() const noexcept override { return state_; }
+  bool idle() const noexcept override {
+    return counts_.posted == counts_.settled && channel_idle() && !(channel_ && channel_->unread());
+  }
+  PathCounts counts() const noexcept override { return counts_; }
+  PathReport report() const override;
+
+  // For the endpoint.
+  bool progress() noexcept;
+  // Whether progress() can go on at once; otherwise whatever lets it go on wakes the context.
+  bool busy() const noexcept { return (!waiting_.empty() && !blocked_) || (channel_ && channel_->pending()); }
+  Channel* channel() noexcept { return channel_.get(); }
+  bool lingers() noexcept;  // as Lingerer
+  // Gives up if the process or the context behind it is gone, or, at `now`, has not answered for `patience`.
+  // True while an answer is owed.
+  bool check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience) noexcept;
+
+ private:
+  struct Waiting {
+    Transfer transfer;
+    std::uint64_t moved = 0;  // bytes
+    std::uint64_t state = 0;  // of the region, when the first of them were moved
+  };
+  enum class Step { done, again, blocked };
+
+  Errc judge(const Transfer& transfer, const KnownRegion& region, std::uint64_t& offset) const noexcept;
+  std::size_t post_messages(std::span<const Transfer> batch) noexcept;
+  std::size_t run(std::span<const Transfer> batch) noexcept;
+  std::size_t run_mapped(std::span<const Transfer> batch, const KnownRegion& region) noexcept;
+  std::size_t run_attach(std::span<const Transfer> batch, const KnownRegion& region) noexcept;
+  Errc move_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
+                  std::uint64_t from, std::uint64_t length) noexcept;
+  Errc attach_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
+                    std::uint64_t from, std::uint64_t length) noexcept;
+  Step step(Waiting& waiting, Errc& verdict) noexcept;
+  bool advance() noexcept;
+  bool by_channel(const Transfer& transfer) noexcept;
+  bool channel_idle() const noexcept { return !channel_ || channel_->session().outstanding() == 0; }
+  Channel* open_channel() noexcept;
+
+  bool wait(const Transfer& transfer) noexcept;
+  void settle(const Transfer& transfer, Errc outcome) noexcept;
+  void count(const Transfer& transfer, const KnownRegion& region) noexcept;
+  void lose(Errc why) noexcept;
+
+  ShmEndpoint& endpoint_;
+  const PeerId id_;
+  std::shared_ptr<Neighbour> peer_;
+  const ClaimedSlot claimed_;
+  const Part part_;
+  const std::uint16_t cell_;
+  const std::size_t key_;
+  const Visitor visitor_;
+  AccessSlot& slot_;
+  KnownRegions known_;
+  Errc state_ = Errc::ok;
+  PathCounts counts_;
+  RingQueue<Waiting> waiting_;
+  bool modified_ = false;  // the last atomic that move_slice() applied has changed something
+  ArrayCounts arrays_;     // of atomics that move_slice() applied
+  bool blocked_ = false;   // the first of them waits for the channel
+  std::unique_ptr<Channel> channel_;
+};
+
+}  // namespace fab::shm

@@ -1,0 +1,338 @@
+#include "providers/tcp/endpoint.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "base/bytes/random.h"
+#include "base/network/interfaces.h"
+#include "base/process/identity.h"
+#include "fabric/address_vector/socket_name.h"
+#include "providers/tcp/path.h"
+
+namespace fab::tcp {
+namespace {
+
+constexpr std::size_t kMostCallers = 1024;  // connections that have not finished their handshake
+constexpr int kAcceptBudget = 32;
+constexpr unsigned kCoolAfter = 100;  // polls in vain
+constexpr unsigned kPollerTurn =
+    16;  // every so many turns belong to the poller, however busy the hot streams are
+constexpr double kHandshakeSeconds = 5;
+constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
+
+std::string reason_of(const std::system_error& error, const SocketAddress& address) {
+  return "cannot listen on " + address.text() + ": " + error.code().message();
+}
+
+OwnFd listen_or_explain(const SocketAddress& address, const std::string& absent) try {
+  return listen_tcp(address, absent);
+} catch (const std::system_error& error) {
+  const std::string what = reason_of(error, address);
+  switch (error.code().value()) {
+    case EADDRINUSE:
+      throw Error(Errc::address_in_use,
+                  what + "; close what listens there, choose another port, or none to let the system choose");
+    case EACCES:
+      throw Error(Errc::access, what + "; choose a port from 1024 on");
+    case EADDRNOTAVAIL:
+      throw Error(Errc::invalid, what + "; tcp_listen takes an address of this machine");
+    default:
+      throw Error(shortage_or(error, Errc::invalid), what);
+  }
+}
+
+// Where peers can call: for a wildcard, all addresses of the machine; of an interface that has none yet,
+// nowhere, so that this side calls them.
+std::vector<SocketAddress> advertised(const SocketAddress& bound, const std::string& absent) {
+  if (!bound.wildcard() || !absent.empty()) return {bound};
+  std::vector<SocketAddress> all;
+  for (const Interface& interface : list_interfaces())
+    for (const SocketAddress& address : interface.addresses)
+      if (interface.up && address.v6() == bound.v6() && all.size() < 64)
+        all.push_back(address.with_port(bound.port()));
+  return all;
+}
+
+// With a port that the user chose, an endpoint that comes back there has the same name. Otherwise every
+// endpoint is another one.
+EndpointId choose_id(const SocketAddress& wanted) {
+  EndpointId id;
+  if (wanted.port() == 0) {
+    fill_random(id.data(), id.size());
+  } else {
+    const Digest digest = sha256("pyfab tcp endpoint " + network_identity() + " " + wanted.text());
+    std::copy_n(digest.begin(), id.size(), id.begin());
+  }
+  return id;
+}
+
+}  // namespace
+
+TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& services, std::string link,
+                         const SocketAddress& listen, std::string absent)
+    : domain_(domain),
+      services_(services),
+      absent_(std::move(absent)),
+      listener_(std::make_shared<Listener>(*this, listen_or_explain(listen, absent_))),
+      listens_at_(local_address(listener_->socket.get())),
+      ticker_(services.poller, [this] { tick(); }) {
+  Whereabouts where{
+      .id = choose_id(listen), .network = this_network(), .addresses = advertised(listens_at_, absent_)};
+  identity_ = {where.id, {std::move(link), services.context, where.encode()}, &services.keys};
+}
+
+TcpEndpoint::~TcpEndpoint() {
+  const auto deadline = Deadline::in(kFarewell);
+  for (const auto& [key, stream] : streams_)
+    if (key.peer != identity_.id) stream->begin_close(deadline);
+  for (const auto& [key, stream] : streams_) {
+    stream->await_close(deadline);
+    stream->detach(Errc::canceled);
+  }
+}
+
+std::chrono::nanoseconds TcpEndpoint::handshake_until() const noexcept {
+  return attended() + in_nanoseconds(std::min(kHandshakeSeconds, domain_.options.peer_deadline));
+}
+
+double TcpEndpoint::deadline(bool rail) const noexcept {
+  const DomainOptions& options = domain_.options;
+  return rail ? std::min(options.rail_deadline, options.peer_deadline) : options.peer_deadline;
+}
+
+std::vector<SocketAddress> TcpEndpoint::routes_to(const Whereabouts& peer) {
+  std::vector<SocketAddress> routes;
+  const bool here = peer.network == this_network();
+  for (const SocketAddress& address : peer.addresses)
+    if (!address.wildcard() && (address.loopback() ? here : has_route(address))) routes.push_back(address);
+  std::ranges::stable_sort(routes, {}, [](const SocketAddress& address) { return !address.loopback(); });
+  return routes;
+}
+
+std::vector<std::string> TcpEndpoint::socket_names() const {
+  std::vector<std::string> names;
+  if (const auto where = Whereabouts::parse(identity_.part.bytes))
+    for (const SocketAddress& address : where->addresses) names.push_back(pack(address));
+  return names;
+}
+
+std::optional<Whereabouts> TcpEndpoint::find(const Name& peer, std::uint16_t target) const {
+  if (const Part* part = peer.find(link(), target)) return Whereabouts::parse(part->bytes);
+  const Part* bare = peer.find(kSocketLink, 0);
+  const auto first = bare ? unpack(bare->bytes) : std::nullopt;
+  const auto address = first ? advance(*first, 0, target) : std::nullopt;  // context i listens i ports on
+  if (!address) return {};
+  return Whereabouts{.id = kAnybody, .network = this_network(), .addresses = {*address}};
+}
+
+Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) const {
+  if (!peer.find(link(), target) && !peer.find(kSocketLink, 0))
+    return {false, "the peer has no " + link() + " link"};
+  const auto where = find(peer, target);
+  if (!where) return {false, "the peer's name holds no valid tcp part"};
+  const auto routes = routes_to(*where);
+  if (!routes.empty()) return {true, "tcp to " + routes.front().text()};
+  if (where->addresses.front().loopback())
+    return {false,
+            "the peer listens on the loopback of another host (or network name space) only; it must name an "
+            "interface, as in \"tcp:eth0\", or set tcp_listen"};
+  return {false, "no route to " + where->addresses.front().text()};
+}
+
+// The stream to a peer; null: there is none. Of a peer that is known by its address only, one that it called
+// with will do.
+std::shared_ptr<TcpStream> TcpEndpoint::stream_to(const Whereabouts& where, std::size_t wanted_key) const {
+  if (const auto found = streams_.find(key_of(where, wanted_key)); found != streams_.end())
+    return found->second;
+  if (where.id != kAnybody) return nullptr;
+  const std::string wanted = where.addresses.front().text();
+  for (const auto& [key, stream] : streams_)
+    if (!key.to_self && key.key == wanted_key && stream->open() &&
+        std::ranges::any_of(stream->where().addresses,
+                            [&](const SocketAddress& address) { return address.text() == wanted; }))
+      return stream;
+  return nullptr;
+}
+
+std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
+                                           std::size_t key) {
+  const auto where = find(peer, target);
+  // A peer that called is reached, also one that could not be called.
+  const auto called = [&] {
+    if (!where || where->id == kAnybody) return false;
+    const auto there = streams_.find(key_of(*where, key));
+    return there != streams_.end() && there->second->open();
+  };
+  if (const Reach reach = reaches(peer, target, key); !where || (!reach.ok && !called()))
+    throw Error(Errc::unreachable,
+                "peer " + std::to_string(id) + " cannot be reached over tcp: " + reach.why);
+  std::vector<SocketAddress> routes = routes_to(*where);
+  std::shared_ptr<TcpStream> stream = stream_to(*where, key);
+  const bool known = stream != nullptr;
+  if (!known) {
+    const Part* part = peer.find(link(), target);
+    stream = std::make_shared<TcpStream>(*this, part ? *part : *peer.find(kSocketLink, 0), *where, key);
+  }
+  auto path = std::make_unique<TcpPath>(stream, link());
+  if (!known) streams_.emplace(key_of(*where, key), stream);
+  stream->known_as(id);
+  if (!known) stream->connect(std::move(routes));
+  return path;
+}
+
+void TcpEndpoint::accept() noexcept {
+  for (int i = 0; i < kAcceptBudget; ++i) {
+    OwnFd socket(::accept4(listener_->socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket.valid()) {
+      if (errno == EINVAL) {  // somebody has shut it down
+        listener_->rest();
+        broken_listener_ = std::move(listener_);
+        listen_again();
+      } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+        listener_->on_call.pause(true);  // the caller keeps it readable until there are descriptors
+        listening_ = false;
+        watch();
+      }
+      return;
+    }
+    if (callers_.size() < kMostCallers) greet(std::move(socket));
+  }
+}
+
+void TcpEndpoint::greet(OwnFd socket) noexcept try {
+  tune_tcp(socket.get(), domain_.options.peer_deadline);
+  callers_.push_back(std::make_unique<IncomingHandshake>(services_.poller, identity_, std::move(socket),
+                                                         handshake_until(),
+                                                         [this](Handshake& caller) { on_caller(caller); }));
+  watch();
+} catch (const std::exception&) {
+  return;  // no memory for one more: the caller finds its connection closed
+}
+
+void TcpEndpoint::on_caller(Handshake& told) noexcept {
+  const auto found =
+      std::ranges::find_if(callers_, [&](const auto& caller) { return caller.get() == &told; });
+  std::unique_ptr<IncomingHandshake> caller = std::move(*found);
+  callers_.erase(found);
+  if (caller->arrived()) admit(std::move(caller));
+}
+
+void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept try {
+  const Hello& hello = caller->hello();
+  const bool self = hello.from == identity_.id;
+  const StreamKey key{hello.from, caller->key(), self,
+                      hello.to == kAnybody ? local_address(caller->socket()).text() : std::string()};
+  std::shared_ptr<TcpStream> stream;
+  if (const auto found = streams_.find(key); found != streams_.end()) {
+    stream = found->second;
+    if (stream->open()) {
+      // A call that crossed the one that won; or the peer lost the connection and we have not noticed.
+      if (stream->peer_number() == hello.stream) return;
+      stream->fail(Errc::peer_lost);
+      stream.reset();
+    } else if (stream->connecting() && identity_.id < hello.from) {
+      return stream->park(std::move(caller));  // the call of the smaller id goes first
+    }
+  }
+  if (!stream) {
+    stream = std::make_shared<TcpStream>(*this, hello.part, hello.where, caller->key());
+    streams_.emplace(key, stream);
+  }
+  if (caller->welcome(stream->number()))
+    stream->adopt(caller->take_socket(), hello.stream);
+  else if (!stream->connecting())
+    stream->fail(caller->error() == Errc::no_memory ? Errc::no_memory : Errc::peer_lost);
+} catch (const std::exception&) {
+  return;  // no memory
+}
+
+void TcpEndpoint::listen_again() noexcept {
+  listening_ = true;
+  if (listener_) return listener_->on_call.pause(false);
+  try {
+    listener_ = std::make_shared<Listener>(*this, listen_tcp(listens_at_, absent_));
+  } catch (const std::exception&) {  // somebody else has the port, or no descriptor is left: tried again
+    listening_ = false;
+    watch();
+  }
+}
+
+bool TcpEndpoint::progress() noexcept {
+  ended_.clear();
+  broken_listener_.reset();
+  bool moved = flush(unsent_), blocked = false;
+  if (++turn_ % kPollerTurn == 0) return false;
+  const auto hot = hot_;
+  for (std::size_t i = 0; i < hot.size() && !services_.slice.spent(); ++i) {
+    TcpStream* const stream = hot[(turn_ + i) % hot.size()];  // whoever comes first may spend the slice
+    if (!stream || std::ranges::find(hot_, stream) == hot_.end()) continue;  // retired meanwhile
+    blocked |= stream->write_blocked();
+    if (stream->receive())
+      moved = true;
+    else if (++stream->idle_polls > kCoolAfter)
+      std::ranges::replace(hot_, stream, nullptr);
+  }
+  if (!moved) moved = flush(unhurried_);
+  return moved && !blocked;  // the poller tells when a full socket takes more
+}
+
+bool TcpEndpoint::arm() noexcept {
+  flush(unsent_);
+  flush(unhurried_);
+  return true;
+}
+
+template <class List>
+bool TcpEndpoint::flush(List& streams) noexcept {
+  bool moved = false;
+  while (!streams.empty()) moved |= streams.pop_front().send();
+  return moved;
+}
+
+void TcpEndpoint::send_later(TcpStream& stream) noexcept { unsent_.push_back(stream); }
+
+void TcpEndpoint::send_when_idle(TcpStream& stream) noexcept { unhurried_.push_back(stream); }
+
+void TcpEndpoint::heat(TcpStream& stream) noexcept {
+  stream.idle_polls = 0;
+  TcpStream** coolest = hot_.data();
+  for (TcpStream*& place : hot_) {
+    if (place == &stream) return;
+    if (!place || (*coolest && place->idle_polls > (*coolest)->idle_polls)) coolest = &place;
+  }
+  if (!*coolest || (*coolest)->idle_polls != 0) *coolest = &stream;
+}
+
+void TcpEndpoint::forget(std::uint32_t region) noexcept {
+  for (const auto& [key, stream] : streams_) stream->forget(region);
+}
+
+void TcpEndpoint::retire(TcpStream& stream) noexcept {
+  std::ranges::replace(hot_, &stream, nullptr);
+  decltype(unsent_)::erase(stream);
+  decltype(unhurried_)::erase(stream);
+  stream.rest();
+  const auto at =
+      std::ranges::find_if(streams_, [&](const auto& entry) { return entry.second.get() == &stream; });
+  if (at == streams_.end()) return;
+  if (at == next_tick_) ++next_tick_;
+  ended_.insert(streams_.extract(at));
+}
+
+void TcpEndpoint::watch() noexcept {
+  const double shortest = std::min(kHandshakeSeconds, deadline(services_.flows != nullptr));
+  ticker_.start(std::clamp(shortest / 8, 0.01, 1.0));
+}
+
+void TcpEndpoint::tick() noexcept {
+  if (!listening_) listen_again();
+  bool more = !callers_.empty() || !listening_;
+  for (std::size_t i = callers_.size(); i-- > 0;) callers_[i]->tick(attended());  // may leave callers_
+  // They, and others, may end on the way.
+  for (next_tick_ = streams_.begin(); next_tick_ != streams_.end();) more |= (next_tick_++)->second->tick();
+  if (!more) ticker_.stop();
+}
+
+}  // namespace fab::tcp

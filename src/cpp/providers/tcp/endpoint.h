@@ -1,0 +1,108 @@
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/network/ticker.h"
+#include "base/queues/linked_list.h"
+#include "fabric/provider.h"
+#include "providers/tcp/stream.h"
+
+namespace fab::tcp {
+
+// A listening port and the streams that came out of it or were begun here: one for each endpoint that it
+// talks to, and each key.
+class TcpEndpoint final : public Endpoint {
+ public:
+  // Listens on `listen`; port 0 lets the system choose. `absent`: as of listen_tcp(). Throws Error.
+  TcpEndpoint(const DomainServices& domain, const EndpointServices& services, std::string link,
+              const SocketAddress& listen, std::string absent);
+  ~TcpEndpoint() override;
+
+  std::vector<Part> parts() const override { return {identity_.part}; }
+  std::vector<std::string> socket_names() const override;
+  Reach reaches(const Name& peer, std::uint16_t target, std::size_t key) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) override;
+  bool progress() noexcept override;
+  bool arm() noexcept override;
+  void forget(std::uint32_t region) noexcept override;
+
+  // --- for its streams
+  const DomainServices& domain() const noexcept { return domain_; }
+  const EndpointServices& services() const noexcept { return services_; }
+  const Identity& identity() const noexcept { return identity_; }
+  const std::string& link() const noexcept { return identity_.part.link; }
+  std::chrono::nanoseconds attended() const noexcept { return ticker_.attended(); }
+  std::chrono::nanoseconds handshake_until() const noexcept;  // of attended()
+  // Seconds without a sign of life until a stream counts as lost.
+  double deadline(bool rail) const noexcept;
+  // The peer's addresses that can be reached from here, best first.
+  static std::vector<SocketAddress> routes_to(const Whereabouts& peer);
+  // Gives it to the stream of its endpoint. Without memory for that the caller finds its connection closed.
+  void admit(std::unique_ptr<IncomingHandshake> caller) noexcept;
+  void heat(TcpStream& stream) noexcept;            // looks at it first from now on
+  void send_later(TcpStream& stream) noexcept;      // with the next turn
+  void send_when_idle(TcpStream& stream) noexcept;  // with the next turn in which nothing comes
+  void watch() noexcept;                            // calls tick() of streams from time to time
+  // Takes it out of the poller, and destroys it once nothing of it runs any more.
+  void retire(TcpStream& stream) noexcept;
+
+ private:
+  struct StreamKey {
+    EndpointId peer;
+    std::size_t key;  // index of the authorization key that it stands under
+    bool to_self;     // the accepting end of a stream to this very endpoint
+    // Where a caller who did not know whom it calls found it; `peer` is kAnybody at the caller's end.
+    std::string address{};
+    auto operator<=>(const StreamKey&) const = default;
+  };
+
+  static StreamKey key_of(const Whereabouts& peer, std::size_t key) {
+    return {peer.id, key, false, peer.id == kAnybody ? peer.addresses.front().text() : std::string()};
+  }
+
+  // What accepts calls, and tells of them.
+  struct Listener {
+    Listener(TcpEndpoint& endpoint, OwnFd listening)
+        : socket(std::move(listening)),
+          on_call(endpoint.services_.poller, socket.get(), [&endpoint] { endpoint.accept(); }) {}
+    void rest() noexcept { on_call.end(); }
+    OwnFd socket;
+    ReadyCall on_call;
+  };
+  void accept() noexcept;
+  void listen_again() noexcept;
+  void greet(OwnFd socket) noexcept;
+  void on_caller(Handshake& told) noexcept;
+  void tick() noexcept;
+  template <class List>
+  static bool flush(List& streams) noexcept;
+  // What a name says about this link; a bare socket address says no more than where.
+  std::optional<Whereabouts> find(const Name& peer, std::uint16_t target) const;
+  std::shared_ptr<TcpStream> stream_to(const Whereabouts& where, std::size_t key) const;
+
+  const DomainServices domain_;
+  const EndpointServices services_;
+  Identity identity_;
+  const std::string absent_;
+  std::shared_ptr<Listener> listener_;  // null while it is broken and another cannot be opened
+  const SocketAddress listens_at_;
+  Ticker ticker_;
+  bool listening_ = true;  // false while no descriptor is left, or no listener
+
+  using Streams = std::map<StreamKey, std::shared_ptr<TcpStream>>;
+  Streams streams_;
+  Streams::iterator next_tick_ = streams_.end();  // of the present round of ticks
+  // Those that ended keep the places that they had among streams_, so that ending takes no memory.
+  std::multimap<StreamKey, std::shared_ptr<TcpStream>> ended_;
+  std::shared_ptr<Listener> broken_listener_;  // until nothing of it runs any more
+  std::vector<std::unique_ptr<IncomingHandshake>> callers_;
+  std::array<TcpStream*, 4> hot_{};  // polled without asking the poller
+  LinkedList<TcpStream, Unsent> unsent_;
+  LinkedList<TcpStream, Unhurried> unhurried_;
+  unsigned turn_ = 0;
+};
+
+}  // namespace fab::tcp

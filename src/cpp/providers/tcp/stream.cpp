@@ -1,0 +1,353 @@
+#include "providers/tcp/stream.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "base/bytes/random.h"
+#include "fabric/address_vector/address_vector.h"
+#include "fabric/address_vector/socket_name.h"
+#include "fabric/completion/event_queue.h"
+#include "fabric/completion/operation.h"
+#include "providers/tcp/endpoint.h"
+
+namespace fab::tcp {
+namespace {
+
+constexpr std::size_t kPieces = 256;            // of one sendmsg or recvmsg
+constexpr std::size_t kSendAtOnce = 64 * 1024;  // queued bytes that no longer wait for company
+
+// As many of the pieces, and as much of the last one, as the slice holds; their bytes.
+std::size_t cut(std::span<iovec> pieces, const Slice& slice, std::size_t& count) noexcept {
+  std::size_t bytes = 0;
+  for (count = 0; count < pieces.size() && bytes < slice.left(); ++count) {
+    pieces[count].iov_len = std::min<std::size_t>(pieces[count].iov_len, slice.left() - bytes);
+    bytes += pieces[count].iov_len;
+  }
+  return bytes;
+}
+
+// What the address vector may hold of a peer: its part of a bundle, or where it listens.
+std::vector<Part> names_of(const Part& part, const Whereabouts& where) {
+  std::vector<Part> names{part};
+  if (part.link != kSocketLink)
+    for (const SocketAddress& address : where.addresses)
+      names.push_back({std::string(kSocketLink), 0, pack(address)});
+  return names;
+}
+
+}  // namespace
+
+TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key)
+    : endpoint_(&endpoint),
+      peer_(std::move(peer)),
+      where_(std::move(where)),
+      key_(key),
+      number_(nonzero_random_u64()),
+      session_({.segment = endpoint.domain().segment,
+                .completions = endpoint.services().completions,
+                .receives = endpoint.services().receives,
+                .sender = std::make_shared<Sender>(endpoint.services().peers, names_of(peer_, where_),
+                                                   endpoint.services().keys[key],
+                                                   &endpoint.services().links[endpoint.link()]),
+                .cell = endpoint.services().cell,
+                .counts = counts_,
+                .wake_domain = endpoint.services().wake_domain,
+                .slice = &endpoint.services().slice,
+                .observer = endpoint.domain().observer,
+                .on_output = [this] { on_output(); },
+                .handover = Handover::when_answered,
+                .flows = endpoint.services().flows,
+                .on_cut = [this] { fail(Errc::peer_lost); }}) {}
+
+TcpStream::~TcpStream() { rest(); }
+
+std::string TcpStream::remote() const {
+  if (open()) return peer_address(socket_.get()).text();
+  return where_.addresses.front().text();
+}
+
+void TcpStream::connect(std::vector<SocketAddress> routes) noexcept try {
+  attempt_ = std::make_unique<OutgoingHandshake>(
+      endpoint_->services().poller, endpoint_->identity(), key_, where_, std::move(routes), number_,
+      endpoint_->handshake_until(), [this](Handshake& attempt) { on_attempt(attempt); });
+  endpoint_->watch();
+  if (!attempt_->start()) attempt_failed(attempt_->error());
+} catch (const std::exception&) {
+  fail(Errc::no_memory);
+}
+
+void TcpStream::on_attempt(Handshake& attempt) noexcept {
+  if (attempt.arrived())
+    adopt(attempt.take_socket(), attempt.peer_stream());
+  else
+    attempt_failed(attempt.error());
+}
+
+void TcpStream::attempt_failed(Errc error) noexcept {
+  attempt_.reset();
+  if (parked_) {
+    endpoint_->admit(std::move(parked_));
+    error = Errc::no_memory;  // unless that was successful
+  }
+  if (!open()) fail(error);
+}
+
+void TcpStream::park(std::unique_ptr<IncomingHandshake> caller) noexcept {
+  parked_ = std::move(caller);
+  parked_->rest();
+}
+
+void TcpStream::end_calls() noexcept {
+  attempt_.reset();
+  parked_.reset();
+}
+
+void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) noexcept {
+  end_calls();
+  peer_number_ = peer_number;
+  tune_tcp(socket.get(), endpoint_->domain().options.peer_deadline);
+  try {
+    endpoint_->services().poller.add(socket.get(), EPOLLIN, *this);
+  } catch (const std::exception&) {
+    return fail(Errc::no_memory);  // or the system's limit of watched descriptors
+  }
+  socket_ = std::move(socket);
+  endpoint_->heat(*this);
+  send();
+}
+
+std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
+  if (state_ != Errc::ok) {
+    for (const Transfer& transfer : batch) transfer.operation->settle(state_, 0);
+    counts_.posted += batch.size();
+    counts_.settled += batch.size();
+    counts_.errors += batch.size();
+    return batch.size();
+  }
+  const bool alone = session_.outstanding() == 0;
+  const std::size_t posted = session_.post(batch);
+  end_if_broken();
+  if (posted == 0 || state_ != Errc::ok) return posted;
+  endpoint_->watch();
+  endpoint_->heat(*this);
+  if (open() && !write_blocked_) {
+    // With something under way, its answer gives the next turn, and what gathers until then shares a system
+    // call.
+    if (alone || session_.queued() >= kSendAtOnce)
+      send();
+    else
+      endpoint_->send_later(*this);
+  }
+  return posted;
+}
+
+bool TcpStream::flush() noexcept {
+  const Slice* const slice = endpoint_ ? &endpoint_->services().slice : nullptr;
+  std::size_t sent = 0;
+  std::size_t most = kPieces;
+  session_.end_turn();  // acks that waited for company
+  while (open() && !send_ended_ && !slice->spent()) {
+    iovec pieces[kPieces];
+    msghdr message{};
+    message.msg_iov = pieces;
+    const std::size_t offered =
+        cut(std::span(pieces, session_.output(pieces, most)), *slice, message.msg_iovlen);
+    if (message.msg_iovlen == 0) break;
+    const auto taken =
+        message.msg_iovlen == 1
+            ? ::send(socket_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT | MSG_NOSIGNAL)
+            : ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (taken >= 0) {
+      session_.sent(static_cast<std::size_t>(taken));
+      sent += static_cast<std::size_t>(taken);
+      if (std::cmp_less(taken, offered)) break;
+    } else if (errno == EFAULT && most > 1) {
+      most = 1;  // to learn whose memory it is that is not there
+    } else if (errno == EAGAIN || errno == ENOBUFS) {
+      break;
+    } else if (errno == EINTR || (errno == EFAULT && session_.output_fault())) {
+      continue;
+    } else {
+      send_ended_ = true;  // what has come before the end is still to be read: receive() finds the end
+    }
+  }
+  wait_writable(session_.has_output() && !send_ended_);
+  if (session_.broken() && endpoint_) endpoint_->send_later(*this);
+  return sent != 0;
+}
+
+bool TcpStream::send() noexcept {
+  const bool sent = flush();
+  end_if_broken();
+  return sent;
+}
+
+void TcpStream::end_if_broken() noexcept {
+  if (session_.broken()) fail(Errc::no_memory);
+}
+
+void TcpStream::wait_writable(bool on) noexcept {
+  if (on == write_blocked_ || !open()) return;
+  write_blocked_ = on;
+  endpoint_->services().poller.modify(socket_.get(), on ? EPOLLIN | EPOLLOUT : EPOLLIN, *this);
+}
+
+// Somebody received or discarded a message: outside of receive() nobody else sends what that asks for.
+void TcpStream::on_output() noexcept {
+  if (!endpoint_) return;
+  endpoint_->watch();
+  if (session_.broken())
+    endpoint_->send_later(*this);
+  else if (!receiving_ && open() && !write_blocked_)
+    flush();
+}
+
+bool TcpStream::receive() noexcept {
+  if (!open()) return false;
+  receiving_ = true;
+  const bool any = take_in();
+  receiving_ = false;
+  if (any && open() && !write_blocked_ && session_.has_output()) flush();
+  end_if_broken();
+  return any;
+}
+
+bool TcpStream::take_in() noexcept {
+  bool any = false;
+  std::size_t most = kPieces;
+  const Slice& slice = endpoint_->services().slice;
+  while (!slice.spent()) {
+    iovec pieces[kPieces];
+    msghdr message{};
+    message.msg_iov = pieces;
+    const std::size_t offered =
+        cut(std::span(pieces, session_.input(pieces, most)), slice, message.msg_iovlen);
+    const bool one = message.msg_iovlen == 1;
+    const auto got = one ? ::recv(socket_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT)
+                         : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    if (got < 0) {
+      if (errno == EFAULT && most > 2) {
+        most = 2;  // to learn whose memory it is that is not there
+        continue;
+      }
+      if (errno == EINTR || (errno == EFAULT && session_.input_fault())) continue;
+      if (errno == EAGAIN) break;
+    }
+    if (got <= 0) {
+      fail(Errc::peer_lost);
+      return true;
+    }
+    any = true;
+    received_ += static_cast<std::size_t>(got);
+    if (const Errc error = session_.received(static_cast<std::size_t>(got)); error != Errc::ok) {
+      fail(error);
+      return true;
+    }
+    if (std::cmp_less(got, offered)) break;
+  }
+  if (!any) return false;
+  endpoint_->heat(*this);
+  // Whoever receives a message often answers by another one, which takes the ack along, or receives more of
+  // them. The turn without either of these may never come under manual progress.
+  if (session_.acks_can_wait() && !endpoint_->domain().options.manual_progress)
+    endpoint_->send_when_idle(*this);
+  else
+    session_.end_turn();
+  return true;
+}
+
+void TcpStream::on_ready(std::uint32_t events) noexcept {
+  if (events & ~static_cast<std::uint32_t>(EPOLLOUT)) receive();
+  if (open() && (events & EPOLLOUT)) send();
+}
+
+void TcpStream::forget(std::uint32_t region) noexcept {
+  session_.forget(region);
+  if (session_.broken() || (open() && !write_blocked_ && session_.has_output())) endpoint_->send_later(*this);
+}
+
+bool TcpStream::tick() noexcept {
+  const auto now = endpoint_->attended();
+  if (attempt_) {
+    attempt_->tick(now);
+    return state_ == Errc::ok;
+  }
+  if (!open()) return connecting();
+  const bool waits = session_.outstanding() != 0 || session_.announces();
+  if (!std::exchange(waited_at_tick_, waits) || !waits ||
+      std::exchange(received_at_tick_, received_) != received_) {
+    quiet_since_ = now;
+    return waits;
+  }
+  const double quiet = std::chrono::duration<double>(now - quiet_since_).count();
+  const double deadline = endpoint_->deadline(session_.rail());
+  if (quiet >= deadline) {
+    if (!receive()) fail(Errc::peer_lost);
+    return state_ == Errc::ok;
+  }
+  if (quiet >= deadline / 3) {
+    session_.ping();
+    if (!write_blocked_) send();
+  }
+  return state_ == Errc::ok;
+}
+
+void TcpStream::rest() noexcept {
+  end_calls();
+  if (open() && endpoint_) endpoint_->services().poller.remove(socket_.get(), *this);
+  socket_.reset();
+}
+
+void TcpStream::fail(Errc error) noexcept {
+  if (state_ != Errc::ok) return;
+  TcpEndpoint& endpoint = *endpoint_;
+  const PeerId peer = session_.sender().handle();
+  const bool rail = session_.rail(), stood = open();
+  endpoint.retire(*this);
+  endpoint.services().path_ended = true;
+  detach(error);
+  if (peer != kNoPeer && stood)
+    endpoint.services().events.tell_lost({.type = rail ? EventType::link_lost : EventType::peer_lost,
+                                          .error = error,
+                                          .peer = peer,
+                                          .link = endpoint.link()});
+}
+
+void TcpStream::begin_close(Deadline deadline) noexcept {
+  Slice& slice = endpoint_->services().slice;
+  slice.begin();
+  flush();
+  while (open() && !send_ended_ && session_.owes_messages() && session_.has_output() && !deadline.passed()) {
+    pollfd watched{socket_.get(), POLLOUT, 0};
+    ::poll(&watched, 1, deadline.poll_ms());
+    slice.begin();
+    flush();
+  }
+  closing_ = open() && session_.owes_messages();
+  if (closing_) ::shutdown(socket_.get(), SHUT_WR);
+}
+
+void TcpStream::await_close(Deadline deadline) noexcept {
+  while (closing_ && !deadline.passed()) {
+    std::byte unread[4096];
+    const auto got = ::recv(socket_.get(), unread, sizeof unread, MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return;
+    pollfd watched{socket_.get(), POLLIN, 0};
+    if (got < 0) ::poll(&watched, 1, deadline.poll_ms());
+  }
+}
+
+void TcpStream::detach(Errc error) noexcept {
+  if (state_ != Errc::ok) return;
+  state_ = error;
+  rest();
+  endpoint_ = nullptr;
+  session_.fail(error);
+}
+
+}  // namespace fab::tcp

@@ -1,0 +1,172 @@
+#include "providers/verbs/connection.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/bytes/wire.h"
+#include "providers/verbs/endpoint.h"
+#include "providers/verbs/shared_receives.h"
+
+namespace fab::verbs {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x31766670;  // "pfv1"
+constexpr int kResolveMs = 2000;
+constexpr std::uint8_t kAckTimeout = 17;  // 4.096 us * 2^17: 0.54 s for each of
+constexpr std::uint8_t kRetries = 7;
+constexpr std::uint8_t kNotReadyRetries = 6;  // who keeps to the credits needs none
+constexpr std::uint8_t kRetryForEver = 7;     // where receives are shared: a deadline ends it
+constexpr std::uint8_t kNotReadyTimer = 12;   // 0.64 ms; rdma_cm leaves 655 ms
+
+}  // namespace
+
+void Word::encode(char* out) const noexcept {
+  const auto put = [&out](const auto& value) {
+    std::memcpy(out, &value, sizeof value);
+    out += sizeof value;
+  };
+  put(to_little(kMagic));
+  put(std::uint8_t{1});
+  put(purpose);
+  put(std::uint16_t{0});
+  put(to);
+  put(to_little(token));
+}
+
+std::optional<Word> Word::decode(std::string_view bytes) noexcept {
+  WireReader reader(bytes.substr(0, std::min(bytes.size(), kBytes)));
+  const bool ours = reader.get<std::uint32_t>() == kMagic && reader.get<std::uint8_t>() == 1;
+  const auto purpose = reader.get<std::uint8_t>();
+  const auto zero = reader.get<std::uint16_t>();
+  Word word{.purpose = static_cast<Purpose>(purpose)};
+  const auto id = reader.raw(word.to.size());
+  word.token = reader.get<std::uint64_t>();
+  if (!ours || !reader.at_end() || zero != 0 || purpose < 1 || purpose > 2) return {};
+  std::ranges::copy(id, word.to.begin());
+  return word;
+}
+
+Connection::Connection(VerbsEndpoint& endpoint, Owner& owner, const Depth& depth)
+    : endpoint_(endpoint),
+      owner_(owner),
+      depth_(depth),
+      late_id_(depth.shared_receives ? std::make_shared<LateId>() : nullptr),
+      work_number_(endpoint.enlist(owner)) {}
+
+Connection::~Connection() {
+  endpoint_.strike(work_number_);
+  if (id_) {
+    id_->context = nullptr;
+    if (connected_) library().disconnect(id_.get());
+    // What it took of shared receives must have been polled when the queue pair goes: drivers drop the rest.
+    if (depth_.shared_receives && id_->qp) {
+      depth_.shared_receives->leave(id_->qp->qp_num);
+      late_id_->id = std::move(id_);
+      endpoint_.bury(std::move(late_id_));
+    }
+    id_.reset();
+  }
+  endpoint_.give_room(room_);
+}
+
+bool Connection::call(const SocketAddress& from, const SocketAddress& to, const Word& word) noexcept {
+  word.encode(word_);
+  rdma_cm_id* made = nullptr;
+  if (library().create_id(endpoint_.events(), &made, this, RDMA_PS_TCP) != 0) return false;
+  id_.reset(made);
+  calling_ = true;
+  std::uint8_t timeout = kAckTimeout;  // a kernel that does not know it takes its own
+  library().set_option(made, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
+  const SocketAddress any_port = from.with_port(0);
+  return library().resolve_addr(made, const_cast<sockaddr*>(any_port.get()), const_cast<sockaddr*>(to.get()),
+                                kResolveMs) == 0;
+}
+
+bool Connection::make_queue_pair() noexcept {
+  const std::uint32_t receives = depth_.shared_receives ? 0 : depth_.receives;
+  const std::uint32_t room = depth_.sends + receives;
+  if (id_->verbs != depth_.protection_domain.context || !endpoint_.take_room(room)) return false;
+  room_ = room;
+  // Devices differ in what they send inline; and none says how much before it is asked for.
+  for (std::uint32_t bytes = depth_.inline_bytes;; bytes /= 2) {
+    ibv_qp_init_attr wanted{};
+    wanted.send_cq = wanted.recv_cq = &endpoint_.completion_queue();
+    wanted.srq = depth_.shared_receives ? &depth_.shared_receives->queue() : nullptr;
+    wanted.qp_type = IBV_QPT_RC;
+    wanted.cap = {.max_send_wr = depth_.sends,
+                  .max_recv_wr = std::max(1u, receives),
+                  .max_send_sge = 1,
+                  .max_recv_sge = 1,
+                  .max_inline_data = bytes};
+    if (library().create_qp(id_.get(), &depth_.protection_domain, &wanted) == 0) {
+      inline_bytes_ = bytes;
+      break;
+    }
+    if (bytes == 0) return false;
+  }
+  if (depth_.shared_receives && !depth_.shared_receives->join(id_->qp->qp_num, owner_)) return false;
+  return owner_.on_made();
+}
+
+bool Connection::begin_connect() noexcept {
+  rdma_conn_param wanted{};
+  wanted.private_data = word_;
+  wanted.private_data_len = Word::kBytes;
+  wanted.responder_resources = endpoint_.reads_served();
+  wanted.initiator_depth = endpoint_.reads_begun();
+  wanted.retry_count = kRetries;
+  wanted.rnr_retry_count = depth_.shared_receives ? kRetryForEver : kNotReadyRetries;
+  return library().connect(id_.get(), &wanted) == 0;
+}
+
+bool Connection::answer(OwnId id, const rdma_conn_param& asked) noexcept {
+  id_ = std::move(id);
+  id_->context = this;
+  if (!make_queue_pair()) return false;
+  rdma_conn_param given{};
+  given.responder_resources = std::min(asked.initiator_depth, endpoint_.reads_served());
+  given.initiator_depth = std::min(asked.responder_resources, endpoint_.reads_begun());
+  given.retry_count = kRetries;
+  given.rnr_retry_count = depth_.shared_receives ? kRetryForEver : kNotReadyRetries;
+  std::uint8_t timeout = kAckTimeout;
+  library().set_option(id_.get(), RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
+  return library().accept(id_.get(), &given) == 0;
+}
+
+void Connection::on_event(rdma_cm_event_type type) noexcept {
+  switch (type) {
+    case RDMA_CM_EVENT_ADDR_RESOLVED:
+      if (library().resolve_route(id_.get(), kResolveMs) != 0) owner_.on_closed(Errc::unreachable);
+      return;
+    case RDMA_CM_EVENT_ROUTE_RESOLVED:
+      if (!make_queue_pair())
+        owner_.on_closed(Errc::no_memory);
+      else if (!begin_connect())
+        owner_.on_closed(Errc::unreachable);
+      return;
+    case RDMA_CM_EVENT_ESTABLISHED:
+      connected_ = true;
+      if (depth_.shared_receives) {
+        ibv_qp_attr timer{};
+        timer.min_rnr_timer = kNotReadyTimer;
+        library().modify_qp(id_->qp, &timer, IBV_QP_MIN_RNR_TIMER);
+      }
+      owner_.on_connected();
+      return;
+    case RDMA_CM_EVENT_ADDR_ERROR:
+    case RDMA_CM_EVENT_ROUTE_ERROR:
+    case RDMA_CM_EVENT_CONNECT_ERROR:
+    case RDMA_CM_EVENT_UNREACHABLE:
+    case RDMA_CM_EVENT_REJECTED:
+      owner_.on_closed(calling_ ? Errc::unreachable : Errc::peer_lost);
+      return;
+    case RDMA_CM_EVENT_DISCONNECTED:
+    case RDMA_CM_EVENT_DEVICE_REMOVAL:
+      owner_.on_closed(Errc::peer_lost);
+      return;
+    default:
+      return;
+  }
+}
+
+}  // namespace fab::verbs

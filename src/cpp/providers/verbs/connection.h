@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "base/network/tcp_socket.h"
+#include "fabric/session/hello.h"
+#include "fabric/types/error.h"
+#include "providers/verbs/device/library.h"
+
+namespace fab::verbs {
+
+class SharedReceives;
+class VerbsEndpoint;
+
+// What an endpoint destroys behind the present turn, because it may still be running (VerbsEndpoint::bury).
+// The list of them is made of themselves, so that ending takes no memory.
+struct Buried {
+  virtual ~Buried() = default;
+  std::shared_ptr<Buried> next{};
+};
+
+// What a call says before there is a connection: rdma_cm's private data.
+struct Word {
+  enum class Purpose : std::uint8_t {
+    stream = 1,  // for frames
+    memory = 2,  // for the caller's device, which reaches memory of the called one; `token` is the stream's
+  };
+  static constexpr std::size_t kBytes = 32;
+  Purpose purpose = Purpose::stream;
+  EndpointId to{};
+  std::uint64_t token = 0;
+
+  void encode(char* out) const noexcept;
+  static std::optional<Word> decode(std::string_view bytes) noexcept;  // more may follow: InfiniBand pads
+};
+
+// A queue pair with the connection that it comes by. Calls and ends without waiting; its owner is told under
+// the context's lock, and may destroy it there.
+class Connection final {
+ public:
+  // `owner` is told of the connection, and of completions by the id that begin() gives work requests.
+  class Owner {
+   public:
+    virtual bool on_made() noexcept {
+      return true;
+    }  // the queue pair is there: receives may be posted. False: give up
+    virtual void on_connected() noexcept = 0;
+    virtual void on_closed(Errc why) noexcept = 0;  // once; not after the owner let go of it
+    virtual void on_completion(const ibv_wc& completion) noexcept = 0;
+
+   protected:
+    ~Owner() = default;
+  };
+  struct Depth {
+    std::uint32_t sends, receives, inline_bytes;
+    ibv_pd& protection_domain;
+    SharedReceives* shared_receives = nullptr;  // where messages arrive, instead of in receives of its own
+  };
+
+  Connection(VerbsEndpoint& endpoint, Owner& owner, const Depth& depth);
+  ~Connection();
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  // False: it failed at once, and the owner is not told.
+  bool call(const SocketAddress& from, const SocketAddress& to, const Word& word) noexcept;
+  bool answer(OwnId id, const rdma_conn_param& asked) noexcept;
+
+  bool connected() const noexcept { return connected_; }
+  ibv_qp* queue_pair() const noexcept { return id_->qp; }
+  std::uint32_t inline_bytes() const noexcept { return inline_bytes_; }
+  // The id of a work request with `number`, of 31 bits.
+  std::uint64_t work_id(std::uint32_t number, bool receive) const noexcept {
+    return work_id(work_number_, number, receive);
+  }
+  static std::uint64_t work_id(std::uint32_t work_number, std::uint32_t number, bool receive) noexcept {
+    return (std::uint64_t{work_number} << 32) | (receive ? 1u << 31 : 0) | (number & 0x7FFFFFFF);
+  }
+  static std::uint32_t number_of(const ibv_wc& completion) noexcept {
+    return static_cast<std::uint32_t>(completion.wr_id) & 0x7FFFFFFF;
+  }
+  static bool is_receive(const ibv_wc& completion) noexcept { return (completion.wr_id >> 31 & 1) != 0; }
+
+  std::uint32_t work_number() const noexcept { return work_number_; }
+  void on_event(rdma_cm_event_type type) noexcept;  // for the endpoint
+
+ private:
+  bool make_queue_pair() noexcept;
+  bool begin_connect() noexcept;
+
+  VerbsEndpoint& endpoint_;
+  Owner& owner_;
+  const Depth depth_;
+  struct LateId final : Buried {
+    OwnId id;
+  };
+  OwnId id_;
+  std::shared_ptr<LateId> late_id_;  // where it goes at the end, if it has to outlive this
+  std::uint32_t work_number_ = 0;
+  std::uint32_t inline_bytes_ = 0;
+  std::uint32_t room_ = 0;  // taken in the completion queue
+  bool calling_ = false, connected_ = false;
+  char word_[Word::kBytes];
+};
+
+}  // namespace fab::verbs

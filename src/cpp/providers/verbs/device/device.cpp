@@ -1,0 +1,235 @@
+#include "providers/verbs/device/device.h"
+
+#include <arpa/inet.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "base/network/interfaces.h"
+#include "base/process/process.h"
+#include "fabric/types/error.h"
+#include "fabric/types/peer_id.h"
+
+namespace fab::verbs {
+namespace {
+
+// As rdma_cm would choose a device and its port for a connection from each of this machine's addresses.
+using Port = std::pair<const ibv_context*, std::uint8_t>;
+std::map<Port, std::vector<SocketAddress>> addresses_by_port() {
+  std::map<Port, std::vector<SocketAddress>> found;
+  const OwnEventChannel events(library().create_event_channel());
+  if (!events) return found;
+  for (const Interface& interface : list_interfaces())
+    for (const SocketAddress& address : interface.addresses) {
+      rdma_cm_id* made = nullptr;
+      if (!interface.up || interface.loopback ||
+          library().create_id(events.get(), &made, nullptr, RDMA_PS_TCP))
+        continue;
+      const OwnId id(made);
+      const SocketAddress any_port = address.with_port(0);
+      if (library().bind_addr(made, const_cast<sockaddr*>(any_port.get())) == 0 && made->verbs)
+        found[{made->verbs, made->port_num}].push_back(address);
+    }
+  return found;
+}
+
+std::string first_line(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::filesystem::path sysfs(const Device& device) {
+  return std::filesystem::path("/sys/class/infiniband") / library().get_device_name(device.context->device);
+}
+
+std::filesystem::path sysfs_port(const Device& device) {
+  return sysfs(device) / "ports" / std::to_string(device.port);
+}
+
+std::string gid_bytes(const SocketAddress& address) {
+  const std::string bytes = address.bytes();
+  return address.v6() ? bytes : std::string(10, '\0') + "\xff\xff" + bytes;
+}
+
+std::uint64_t speed_of(const ibv_port_attr& port) noexcept {
+  static constexpr double kLaneGigabits[] = {2.5, 5, 10, 10, 14.0625, 25.78125, 53.125, 106.25};
+  static constexpr unsigned kLanes[] = {1, 4, 8, 12, 2};
+  const auto bit = [](unsigned value) { return static_cast<unsigned>(std::countr_zero(value)); };
+  if (port.active_speed == 0 || port.active_width == 0) return 0;
+  const unsigned speed = bit(port.active_speed), width = bit(port.active_width);
+  if (speed >= std::size(kLaneGigabits) || width >= std::size(kLanes)) return 0;
+  return static_cast<std::uint64_t>(kLaneGigabits[speed] * 1e9) * kLanes[width];
+}
+
+bool query(Device& device) {
+  ibv_port_attr port{};
+  if (library().query_port(device.context, device.port, reinterpret_cast<_compat_ibv_port_attr*>(&port)) != 0)
+    return false;
+  device.state = port.state;
+  device.mtu = port.active_mtu;
+  device.link_layer = port.link_layer;
+  device.speed_bits_per_second = speed_of(port);
+  device.max_message = port.max_msg_sz;
+  return true;
+}
+
+const char* layer_name(const Device& device) noexcept {
+  if (device.iwarp()) return "iWARP";
+  return device.link_layer == IBV_LINK_LAYER_INFINIBAND ? "InfiniBand" : "RoCE";
+}
+
+std::string problem_of(const Device& device) {
+  if (device.state != IBV_PORT_ACTIVE)
+    return device.name + " has no active port; check the cable and that the interface is up (`rdma link`)";
+  if (device.addresses.empty())
+    return device.name +
+           " has no IP address that connections could be made through; give one to its network interface "
+           "(for InfiniBand: IPoIB; RoCE also needs the GID of that address, see " +
+           (sysfs_port(device) / "gids").string() + ")";
+  return "";
+}
+
+}  // namespace
+
+// rdma-core takes one offset in soft-iWARP's file for a sign of failure, SIW_INVAL_UOBJ_KEY of
+// <rdma/siw-abi.h>. A queue that the kernel places there cannot be had: in a process with a completion queue
+// of 16384 entries the eighth queue pair. A queue that begins at offset 0 and goes beyond covers it.
+void prepare(const Device& device) {
+  constexpr std::uint32_t kSoftIwarp = 0x626d74;  // vendor
+  constexpr int kRefusedOffset = 0x90000, kEntryBytes = 32;
+  static std::mutex mutex;
+  static std::set<const ibv_context*> prepared;
+  const std::lock_guard lock(mutex);
+  if (device.limits.vendor_id != kSoftIwarp || prepared.contains(device.context)) return;
+  if (library().create_cq(device.context, kRefusedOffset / kEntryBytes + 1, nullptr, nullptr, 0))
+    prepared.insert(device.context);
+}
+
+std::vector<Device> list_devices() try {
+  std::vector<Device> devices;
+  std::error_code error;  // nothing there: no need for the libraries
+  if (std::filesystem::is_empty("/sys/class/infiniband", error) || error) return devices;
+  // rdma_cm keeps the devices that it opened: those of the parent process are not for its children.
+  static const std::uint32_t opened_in = fork_generation();
+  if (!find_library() || opened_in != fork_generation()) return devices;
+  int count = 0;
+  ibv_context** const contexts = library().get_devices(&count);
+  if (!contexts) {
+    if (is_shortage(errno)) throw std::system_error(errno, std::generic_category(), "rdma_get_devices");
+    return devices;
+  }
+  const auto addresses = addresses_by_port();
+  for (int i = 0; i < count; ++i) {
+    const std::string name = library().get_device_name(contexts[i]->device);
+    Device device;
+    device.context = contexts[i];
+    if (library().query_device(device.context, &device.limits) != 0) continue;
+    const std::uint8_t ports = device.limits.phys_port_cnt;
+    for (device.port = 1; device.port <= ports; ++device.port) {
+      if (!query(device)) continue;
+      device.name = name;
+      device.alias = name + "/" + std::to_string(device.port);
+      if (ports > 1) std::swap(device.name, device.alias);
+      const auto found = addresses.find({device.context, device.port});
+      device.addresses = found == addresses.end() ? std::vector<SocketAddress>() : found->second;
+      devices.push_back(device);
+    }
+  }
+  library().free_devices(contexts);  // the list; rdma_cm keeps the devices open
+  std::ranges::sort(devices, {}, &Device::name);
+  return devices;
+} catch (const std::exception& error) {
+  if (shortage_or(error, Errc::ok) != Errc::ok) throw;
+  return {};
+}
+
+void refuse(const Device& device, const std::string& what) {
+  const int error = errno;
+  std::string message = "verbs: device " + device.name + " gives no " + what + ": " + std::strerror(error);
+  rlimit locked{};
+  if (error == ENOMEM && ::getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY)
+    message += "; this process may lock " + std::to_string(locked.rlim_cur / 1024) +
+               " KiB of memory, raise that limit (ulimit -l)";
+  throw Error(shortage_or(error, Errc::no_memory), message);
+}
+
+std::vector<Gid> list_gids(const Device& device) {
+  std::vector<Gid> gids;
+  const auto folder = sysfs_port(device);
+  for (int index = 0;; ++index) {
+    const std::string number = std::to_string(index), text = first_line(folder / "gids" / number);
+    if (text.empty()) return gids;
+    std::string bytes(16, '\0');
+    if (::inet_pton(AF_INET6, text.c_str(), bytes.data()) != 1 || bytes == std::string(16, '\0')) continue;
+    gids.push_back({index, std::move(bytes), first_line(folder / "gid_attrs" / "types" / number)});
+  }
+}
+
+SocketAddress address_of_gid(const Device& device, const std::string& index) {
+  std::string there;
+  for (const Gid& gid : list_gids(device))
+    for (const SocketAddress& address : device.addresses) {
+      if (gid.bytes != gid_bytes(address) || gid.type != "RoCE v2") continue;
+      const std::string number = std::to_string(gid.index);
+      if (number == index) return address;
+      there += (there.empty() ? "" : ", ") + number + " (" + address.host() + ", " + gid.type + ")";
+    }
+  throw Error(Errc::invalid,
+              "verbs_gid_index is \"" + index + "\", which is not the GID of an address that " + device.name +
+                  " can be reached at; " +
+                  (there.empty() ? "it has none, leave the setting out" : "there is " + there));
+}
+
+Info describe(const Device& device) {
+  Info info;
+  info.provider = "verbs";
+  info.fabric = device.iwarp()                                   ? "iwarp"
+                : device.link_layer == IBV_LINK_LAYER_INFINIBAND ? "infiniband"
+                                                                 : "roce";
+  info.domain = device.name;
+  info.alias = device.alias;
+  info.addr_format = "bundle";
+  info.caps = caps::kRma | caps::kAtomic | caps::kRead | caps::kWrite | caps::kRemoteRead |
+              caps::kRemoteWrite | caps::kRmaEvent | caps::kRemoteData | caps::kMessage | caps::kTagged |
+              caps::kDirectedReceive | caps::kMultiReceive | caps::kNamedReceive | caps::kRmaPmem |
+              caps::kLocalComm | caps::kRemoteComm;
+  info.max_group_id = kMaxGroupId;
+  info.inject_size = 4096;
+  info.links = {"verbs:" + device.name};
+  const auto folder = sysfs(device);
+  NicInfo nic;
+  nic.name = device.name;
+  nic.speed_bits_per_second = device.speed_bits_per_second;
+  std::error_code error;
+  if (const auto bus = std::filesystem::read_symlink(folder / "device", error); !error)
+    nic.pci_address = bus.filename().string();
+  if (const auto driver = std::filesystem::read_symlink(folder / "device" / "driver", error); !error)
+    nic.driver = driver.filename().string();
+  const std::string node = first_line(folder / "device" / "numa_node");
+  std::from_chars(node.data(), node.data() + node.size(), nic.numa_node);  // none: stays -1
+  nic.state = std::string(device.state == IBV_PORT_ACTIVE ? "up" : "down") + ", " + layer_name(device) +
+              ", MTU " + std::to_string(128u << device.mtu);
+  if (!device.addresses.empty() && !device.iwarp())
+    for (const Gid& gid : list_gids(device))
+      if (gid.bytes == gid_bytes(device.addresses.front()))
+        nic.state += ", GID " + std::to_string(gid.index) + " " + gid.type;
+  info.nics = {std::move(nic)};
+  if (!device.addresses.empty()) info.src_addr = device.addresses.front().host();
+  info.why = problem_of(device);
+  info.usable = info.why.empty();
+  return info;
+}
+
+}  // namespace fab::verbs

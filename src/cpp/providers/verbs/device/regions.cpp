@@ -1,0 +1,271 @@
+#include "providers/verbs/device/regions.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+
+#include "base/bytes/wire.h"
+#include "fabric/memory/dma_buf.h"
+#include "fabric/registration/cache_settings.h"
+#include "fabric/types/error.h"
+
+namespace fab::verbs {
+namespace {
+
+constexpr std::uint8_t kVersion = 1;
+constexpr std::uint32_t kMostSearched = 4096;  // regions, for local memory that no device knows yet
+
+std::unique_ptr<RegistrationCache> open_cache_of(const DomainOptions& options, const Enroller& enroller) {
+  DomainCache opened = open_cache(CacheSettings::of(options), enroller);
+  if (opened.cache) return std::move(opened.cache);
+  return std::make_unique<RegistrationCache>(CacheLimits{.max_idle = 0}, enroller, nullptr);
+}
+
+}  // namespace
+
+void Description::encode(std::byte* out) const {
+  WireWriter writer;
+  writer.put(kVersion).put(piece_count).put(static_cast<std::uint8_t>(atomics)).put(std::uint8_t{0});
+  writer.put(access).put(base);
+  for (std::size_t i = 0; i < piece_count; ++i)
+    writer.put(pieces[i].address).put(pieces[i].length).put(pieces[i].rkey);
+  const std::string bytes = writer.take();
+  std::memset(out, 0, kDescriptionBytes);
+  std::memcpy(out, bytes.data(), std::min(bytes.size(), kDescriptionBytes));
+}
+
+std::optional<Description> Description::decode(const std::byte* in) noexcept {
+  WireReader reader({reinterpret_cast<const char*>(in), kDescriptionBytes});
+  Description told;
+  if (reader.get<std::uint8_t>() != kVersion) return {};
+  told.piece_count = reader.get<std::uint8_t>();
+  told.atomics = reader.get<std::uint8_t>() != 0;
+  reader.get<std::uint8_t>();
+  told.access = reader.get<std::uint32_t>();
+  told.base = reader.get<std::uint64_t>();
+  if (told.piece_count == 0 || told.piece_count > kMostPieces) return {};
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < told.piece_count; ++i) {
+    Piece& piece = told.pieces[i];
+    piece.address = reader.get<std::uint64_t>();
+    piece.length = reader.get<std::uint64_t>();
+    piece.rkey = reader.get<std::uint32_t>();
+    if (piece.length == 0 || piece.address + piece.length < piece.address || sum + piece.length < sum)
+      return {};
+    sum += piece.length;
+  }
+  return reader.ok() ? std::optional(told) : std::nullopt;
+}
+
+ibv_mr* register_memory(const Library& library, ibv_pd& pd, AddressRange range, int access) noexcept {
+  if (const auto place = DmaBuf::find(range)) {
+    errno = EOPNOTSUPP;
+    // Where its pages are is the exporter's affair: on-demand paging is not for it.
+    if (ibv_mr* const made = library.reg_dmabuf_mr
+                                 ? library.reg_dmabuf_mr(&pd, place->offset, range.length, range.start,
+                                                         place->fd.get(), access & ~IBV_ACCESS_ON_DEMAND)
+                                 : nullptr)
+      return made;
+    if (place->hidden) return nullptr;
+  }
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
+  void* const start = reinterpret_cast<void*>(range.start);
+  if ((access & IBV_ACCESS_OPTIONAL_RANGE) == 0) return library.reg_mr(&pd, start, range.length, access);
+  return library.reg_mr_iova2(&pd, start, range.length, range.start, static_cast<unsigned>(access));
+}
+
+DeviceRegions::DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics, int traits,
+                             const DomainOptions& options)
+    : pd_(pd),
+      regions_(regions),
+      traits_(traits),
+      cache_(open_cache_of(options, {.enroll = [this](AddressRange range, const MemoryUse& use) -> void* {
+                                       return enroll(range, use);
+                                     },
+                                     .withdraw = [this](void* mr) { dereg_mr(mr); }})),
+      atomics_(atomics) {}
+
+void* DeviceRegions::enroll(AddressRange range, const MemoryUse& use) {
+  ibv_mr* const made = reg_mr(range, use.rights);
+  if (!made)
+    throw Error(Errc::no_memory, "the device does not take the memory: " + std::string(std::strerror(errno)));
+  ++made_;
+  ++leased_;
+  return made;
+}
+
+void DeviceRegions::dereg_mr(void* mr) noexcept {
+  OwnMr(static_cast<ibv_mr*>(mr)).reset();
+  --leased_;
+}
+
+RegistrationCache::Lease DeviceRegions::lend(const void* at, std::uint64_t length, bool stores) {
+  return cache_->acquire({.start = reinterpret_cast<std::uint64_t>(at), .length = length},
+                         {.rights = static_cast<std::uint16_t>(stores ? IBV_ACCESS_LOCAL_WRITE : 0)});
+}
+
+bool DeviceRegions::takes(AddressRange range, bool stores) noexcept try {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
+  lend(reinterpret_cast<const void*>(range.start), range.length, stores);
+  return true;
+} catch (const std::exception&) {
+  return false;
+}
+
+std::uint32_t DeviceRegions::key_of(const RegistrationCache::Lease& lease) noexcept {
+  return static_cast<const ibv_mr*>(lease.handle())->lkey;
+}
+
+bool DeviceRegions::take(std::uint32_t region, Registered& into) {
+  const RegionEntry& entry = regions_.entry(region);
+  // Accesses that the owner has to see, to allow or to count one by one, come as messages.
+  if ((entry.flags & (region_flag::kObserved | region_flag::kSpans)) != 0 ||
+      entry.counters[0].load(std::memory_order_acquire) != 0 || entry.length == 0)
+    return false;
+  iovec pieces[RegionView::kMaxRegionPieces];
+  const std::size_t count = regions_.pieces(entry, 0, entry.length, pieces);
+  constexpr std::uint32_t kStores = access::kRemoteWrite | access::kWrite | access::kRecv;
+  int rights = (entry.access & kStores) != 0 ? IBV_ACCESS_LOCAL_WRITE : 0;
+  if ((entry.access & access::kRemoteRead) != 0) rights |= IBV_ACCESS_REMOTE_READ;
+  if ((entry.access & access::kRemoteWrite) != 0) rights |= IBV_ACCESS_REMOTE_WRITE;
+  const bool atomics = atomics_ && (entry.access & access::kRemoteWrite) != 0 && !claimed_.contains(region);
+  if (atomics) rights |= IBV_ACCESS_REMOTE_ATOMIC;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (pieces[i].iov_len == 0) continue;
+    const AddressRange range{.start = reinterpret_cast<std::uint64_t>(pieces[i].iov_base),
+                             .length = pieces[i].iov_len};
+    OwnMr mr(reg_mr(range, rights));
+    if (!mr) return false;  // too much, or pages that are not there: messages serve the region
+    into.pieces.push_back({range.start, range.length, std::move(mr)});
+    ++made_;
+  }
+  into.access = entry.access;
+  into.told_atomics = atomics;
+  return true;
+}
+
+DeviceRegions::Registered* DeviceRegions::find(std::uint32_t region) {
+  const std::uint64_t state = regions_.entry(region).state.load(std::memory_order_seq_cst);
+  if (const auto known = registered_.find(region); known != registered_.end()) {
+    if (known->second.state == state) {
+      reused_ += known->second.pieces.size();
+      return &known->second;
+    }
+    registered_.erase(known);
+  }
+  Registered made;
+  made.state = state;
+  if (!take(region, made)) return nullptr;
+  return &registered_.emplace(region, std::move(made)).first->second;
+}
+
+bool DeviceRegions::describe(std::uint32_t region, std::byte* out) noexcept try {
+  const std::lock_guard lock(mutex_);
+  const RegionEntry& entry = regions_.entry(region);
+  if (entry.counters[0].load(std::memory_order_acquire) != 0) {  // bound since
+    registered_.erase(region);
+    return false;
+  }
+  Registered* const registered = find(region);
+  if (!registered || registered->pieces.empty() || registered->pieces.size() > Description::kMostPieces)
+    return false;
+  Description told{.base = entry.base,
+                   .access = registered->access,
+                   .atomics = registered->told_atomics,
+                   .piece_count = static_cast<std::uint8_t>(registered->pieces.size())};
+  for (std::size_t i = 0; i < registered->pieces.size(); ++i) {
+    const Piece& piece = registered->pieces[i];
+    told.pieces[i] = {piece.address, piece.length, piece.mr->rkey};
+  }
+  told.encode(out);
+  return true;
+} catch (const std::exception&) {
+  return false;
+}
+
+// From this processor, which then cannot take its atomics over from the devices.
+bool DeviceRegions::hidden(std::uint32_t region) const noexcept {
+  const RegionEntry& entry = regions_.entry(region);
+  iovec pieces[RegionView::kMaxRegionPieces];
+  const std::size_t count = regions_.pieces(entry, 0, entry.length, pieces);
+  return std::any_of(pieces, pieces + count, [](const iovec& piece) {
+    return DmaBuf::hides({.start = reinterpret_cast<std::uint64_t>(piece.iov_base), .length = piece.iov_len});
+  });
+}
+
+void DeviceRegions::claim_atomics(std::uint32_t region) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!atomics_ || claimed_.contains(region) || hidden(region)) return;
+  try {
+    claimed_.insert(region);
+  } catch (const std::exception&) {
+    atomics_ = false;  // no memory to tell them apart: the CPU takes all
+  }
+  // Whoever was told that its device may update the region meets an unknown key, and asks again.
+  if (const auto known = registered_.find(region); known != registered_.end() && known->second.told_atomics)
+    registered_.erase(known);
+}
+
+void DeviceRegions::forget(std::uint32_t region) noexcept {
+  const std::lock_guard lock(mutex_);
+  claimed_.erase(region);
+  registered_.erase(region);
+  std::erase_if(local_, [region](const auto& entry) { return entry.second.region == region; });
+}
+
+const DeviceRegions::Local* DeviceRegions::search(std::uint64_t at, std::uint64_t length) const noexcept {
+  const auto next = local_.upper_bound(at);
+  if (next == local_.begin()) return nullptr;
+  const auto& [start, local] = *std::prev(next);
+  const bool holds = at - start <= local.length && length <= local.length - (at - start);
+  const bool open = regions_.entry(local.region).state.load(std::memory_order_seq_cst) == local.state;
+  return holds && open ? &local : nullptr;
+}
+
+const DeviceRegions::Local* DeviceRegions::look_for(std::uint64_t at, std::uint64_t length) {
+  iovec pieces[RegionView::kMaxRegionPieces];
+  for (std::uint32_t region = 0; region < kMostSearched; ++region) {
+    const RegionEntry& entry = regions_.entry(region);
+    const std::uint64_t state = entry.state.load(std::memory_order_seq_cst);
+    if (state == 0) break;  // never used, nor those behind it
+    if (status_of(state) != RegionStatus::enabled) continue;
+    const std::size_t count = regions_.pieces(entry, 0, entry.length, pieces);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto start = reinterpret_cast<std::uint64_t>(pieces[i].iov_base);
+      const std::uint64_t size = pieces[i].iov_len;
+      if (at < start || at - start > size || length > size - (at - start)) continue;
+      constexpr std::uint32_t kStores = access::kRemoteWrite | access::kWrite | access::kRecv;
+      Local local{
+          .length = size, .state = state, .region = region, .writable = (entry.access & kStores) != 0};
+      local.lease = lend(pieces[i].iov_base, size, local.writable);
+      return &local_.insert_or_assign(start, std::move(local)).first->second;
+    }
+  }
+  return nullptr;
+}
+
+std::optional<std::uint32_t> DeviceRegions::local_key(const void* at, std::uint64_t length,
+                                                      bool stores) noexcept try {
+  const auto address = reinterpret_cast<std::uint64_t>(at);
+  const std::lock_guard lock(mutex_);
+  const Local* local = search(address, length);
+  if (local)
+    ++reused_;
+  else
+    local = look_for(address, length);
+  if (!local || (stores && !local->writable)) return {};
+  return key_of(local->lease);
+} catch (const std::exception&) {
+  return {};
+}
+
+LinkRegistrations DeviceRegions::registrations(const std::string& link) const {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t hits = cache_->stats().hits;  // first: it drops what has gone with its memory
+  LinkRegistrations counts{.link = link, .held = leased_, .made = made_, .reused = reused_ + hits};
+  for (const auto& [region, registered] : registered_) counts.held += registered.pieces.size();
+  return counts;
+}
+
+}  // namespace fab::verbs

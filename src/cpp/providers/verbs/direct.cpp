@@ -1,0 +1,565 @@
+#include "providers/verbs/direct.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "fabric/completion/completion_queue.h"
+#include "fabric/memory/check_transfer.h"
+#include "fabric/memory/local_memory.h"
+#include "providers/verbs/endpoint.h"
+
+namespace fab::verbs {
+namespace {
+
+constexpr std::uint64_t kAskAt = 8 * 1024;     // bytes: a region worth knowing at its first use
+constexpr std::uint64_t kWaitAt = 32 * 1024;   // bytes: transfers that wait until it is known
+constexpr std::size_t kMostKnown = 64 * 1024;  // regions
+constexpr std::size_t kMostRequests = 4096;
+constexpr std::uint64_t kPage = 4096;           // bytes: the smallest of any peer
+constexpr std::uint64_t kLittle = 256;          // bytes
+constexpr std::uint32_t kInline = 256;          // bytes
+constexpr std::uint64_t kTellAt = 1024 * 1024;  // bytes of a work request that are a sign of life
+constexpr unsigned kMostDirectCalls = 3;        // in vain, one after the other
+
+// Additions and compare-and-swaps of one 8-byte integer are what devices do.
+bool native(const Transfer& transfer) noexcept {
+  if (transfer.length != 8 || transfer.piece_count > 1) return false;
+  if (transfer.type != DataType::i64 && transfer.type != DataType::u64) return false;
+  if (transfer.op == OpCode::compare_atomic) return transfer.atomic == AtomicOp::cswap;
+  return transfer.atomic == AtomicOp::sum ||
+         (transfer.op == OpCode::fetch_atomic && transfer.atomic == AtomicOp::atomic_read);
+}
+
+// Whether it goes from or to a slot of the endpoint's memory.
+bool stages(const Transfer& transfer) noexcept {
+  return is_atomic(transfer.op) || (transfer.length <= VerbsEndpoint::kStageBytes && !hides_local(transfer));
+}
+
+// What a part of a larger put or get is a part of; of another transfer, itself.
+struct Whole {
+  std::uint64_t before = 0, length = 0;
+  explicit Whole(const Transfer& transfer) noexcept : length(transfer.length) {
+    if ((transfer.flags & transfer_flag::kStripe) == 0) return;
+    const auto& part = static_cast<const FlowOperation&>(*transfer.operation);
+    before = part.offset;
+    length = part.whole;
+  }
+};
+
+// By the peer's device, which then begins nothing that came behind. An error here may come when it has.
+bool refusal(ibv_wc_status status) noexcept {
+  switch (status) {
+    case IBV_WC_REM_ACCESS_ERR:
+    case IBV_WC_REM_INV_REQ_ERR:
+    case IBV_WC_REM_OP_ERR:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Direct::Direct(VerbsEndpoint& endpoint, Whereabouts peer, Services services)
+    : endpoint_(endpoint), peer_(std::move(peer)), services_(std::move(services)) {
+  repeat_.asker = this;
+  requests_.reserve(1);
+}
+
+Direct::~Direct() { fail(Errc::canceled); }
+
+// --- regions of the peer
+
+void Direct::ask(std::uint64_t key, Known& known) {
+  Session* const session = services_.session();
+  if (!session) return;
+  auto question = std::make_shared<Question>();
+  question->asker = this;
+  question->key = key;
+  question->begin(1, 0, 0, nullptr, nullptr, [](Operation& done) noexcept {
+    auto& answered = static_cast<Question&>(done);
+    answered.asker->on_answer(answered);
+  });
+  Transfer transfer{};
+  transfer.operation = question.get();
+  transfer.local = question->answer;
+  transfer.key = key;
+  transfer.length = kDescriptionBytes;
+  transfer.op = OpCode::describe;
+  transfer.delivery = Delivery::delivery;
+  questions_.push_back(std::move(question));
+  known.state = Known::State::asked;
+  if (session->post({&transfer, 1}) == 0) {  // full: another time
+    questions_.pop_back();
+    known.state = Known::State::seen;
+    return;
+  }
+  services_.on_posted();
+}
+
+void Direct::on_answer(Question& question) noexcept {
+  services_.on_hidden();
+  ++signs_;
+  const auto found = std::ranges::find(questions_, &question, [](const auto& owned) { return owned.get(); });
+  if (found == questions_.end()) return;
+  const Errc error = question.completion().error;
+  if (const auto known = known_.find(question.key); known != known_.end()) {
+    learn(known->second, error, question.answer);
+  }
+  endpoint_.bury(std::move(*found));
+  questions_.erase(found);
+  services_.on_waiting();
+}
+
+void Direct::learn(Known& known, Errc error, const std::byte* answer) noexcept try {
+  const auto told = error == Errc::ok ? Description::decode(answer) : std::nullopt;
+  if (told) known.description = std::make_shared<const Description>(*told);
+  known.state = told                          ? Known::State::told
+                : error == Errc::key_rejected ? Known::State::unknown
+                : error == Errc::no_memory    ? Known::State::seen
+                                              : Known::State::messages;
+} catch (const std::exception&) {
+  known.state = Known::State::seen;  // asked again at its next use
+}
+
+bool Direct::connect() {
+  const std::uint64_t token = services_.token();
+  if (link_ != Link::none || token == 0) return false;
+  connection_ = std::make_unique<Connection>(
+      endpoint_, *this, Connection::Depth{kDepth, 0, kInline, endpoint_.protection_domain()});
+  call_until_ = endpoint_.handshake_until();
+  endpoint_.watch();
+  if (const auto route = endpoint_.route_to(peer_)) {
+    link_ = Link::connecting;
+    if (connection_->call(endpoint_.address(), *route,
+                          {.purpose = Word::Purpose::memory, .to = peer_.id, .token = token}))
+      return false;
+  }
+  give_up_call();
+  return false;
+}
+
+// Messages do what devices cannot.
+void Direct::give_up_call() noexcept {
+  connection_.reset();
+  link_ = ++failed_calls_ < kMostDirectCalls ? Link::none : Link::ended;
+  services_.on_waiting();
+}
+
+bool Direct::tick() noexcept {
+  if (link_ == Link::connecting && endpoint_.attended() >= call_until_) {
+    failed_calls_ = kMostDirectCalls;
+    give_up_call();
+  }
+  // As answers to a stream's first message: on_closed() repeats what was posted.
+  if (link_ == Link::connected && endpoint_.iwarp() && !proven_useful_ && posted_ != 0 &&
+      endpoint_.attended() >= answer_until_)
+    on_closed(Errc::peer_lost);
+  return link_ == Link::connecting;
+}
+
+std::pair<Direct::Known*, bool> Direct::find(std::uint64_t key) {
+  if (known_.size() >= kMostKnown) forget_all();
+  const auto [found, first] = known_.try_emplace(key);
+  recent_ = {key, &found->second};
+  return {recent_.second, first};
+}
+
+void Direct::forget_all() noexcept {
+  known_.clear();
+  recent_ = {};
+}
+
+// `later`: not known yet, and worth waiting for.
+Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
+  if (failed_ || link_ == Link::ended || transfer.length == 0 || transfer.delivery == Delivery::commit)
+    return {Way::session};
+  if ((transfer.flags & (transfer_flag::kRemoteData | transfer_flag::kStriped)) != 0) return {Way::session};
+  const bool atomic = is_atomic(transfer.op);
+  if (atomic ? !native(transfer) || !endpoint_.atomics()
+             : transfer.op != OpCode::read && (transfer.op != OpCode::write || endpoint_.iwarp()))
+    return {Way::session};
+  // Of an update in one buffer native() knows the rest.
+  if (atomic && transfer.piece_count == 0 ? lacks_local(transfer) || hides_local(transfer)
+                                          : check_transfer(transfer) != Errc::ok)
+    return {Way::session};
+
+  const auto [there, first] = look_up(transfer.key);
+  Known& known = *there;
+  if (known.state == Known::State::messages) return {Way::session};
+  if (known.state == Known::State::unknown) {  // there may be such a region later
+    known.state = Known::State::seen;
+    return {Way::session};
+  }
+  const bool waits = atomic || transfer.length >= kWaitAt || known.hidden || hides_local(transfer);
+  if (known.state == Known::State::seen && (!first || waits || transfer.length >= kAskAt))
+    ask(transfer.key, known);
+  if (known.state != Known::State::told) return {waits ? Way::later : Way::session};
+
+  const Description& region = *known.description;
+  const std::uint32_t needed = transfer.op == OpCode::read ? access::kRemoteRead : access::kRemoteWrite;
+  const Whole whole(transfer);
+  const std::uint64_t offset = transfer.remote - region.base - whole.before;
+  if ((region.access & needed) == 0 || transfer.remote < region.base ||
+      transfer.remote - region.base < whole.before || offset > region.length() ||
+      whole.length > region.length() - offset)
+    return {Way::session};  // where it is refused in words
+  if (atomic) {
+    const Description::Place place = region.at(offset);
+    if (!region.atomics || place.address % 8 != 0 || place.left < 8) return {Way::session};
+  }
+  if (!connected()) return {link_ == Link::ended || !waits ? Way::session : Way::later};
+  if (!staged && transfer.piece_count > 1) {
+    for (std::size_t i = 0; i < transfer.piece_count; ++i) {
+      const iovec& piece = transfer.local_pieces[i];
+      if (piece.iov_len &&
+          !endpoint_.regions().local_key(piece.iov_base, piece.iov_len, transfer.op == OpCode::read))
+        return {Way::session};
+    }
+  }
+  return {Way::devices, &known.description};
+}
+
+// --- transfers
+
+Direct::Way Direct::refuse(const Transfer& transfer, std::uint64_t after) noexcept try {
+  if (failed_) return Way::later;
+  requests_.reserve(requests_.size() + 1);
+  Request& request = requests_.push_back();
+  request.transfer = transfer;
+  static_cast<Course&>(request) = {.after = after, .fate = Request::Fate::lost, .error = Errc::no_memory};
+  return Way::devices;
+} catch (const std::exception&) {
+  return Way::later;  // for the place of one that is under way
+}
+
+Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept {
+  const bool staged = stages(transfer);
+  Choice chosen{Way::session};
+  try {
+    chosen = choose(transfer, staged);
+    if (chosen.way != Way::session) requests_.reserve(requests_.size() + 1);
+  } catch (const std::exception&) {
+    return refuse(transfer, after);
+  }
+  if (chosen.way == Way::session) return Way::session;
+  if (failed_ || requests_.size() >= kMostRequests) return Way::later;
+  // What is small and waits for a slot has to come again; the rest waits here until more is known.
+  if (staged && !endpoint_.stage_free()) {
+    const bool others_have_them = requests_.empty() && !is_atomic(transfer.op);
+    return others_have_them ? Way::session : Way::later;
+  }
+
+  Request& request = requests_.push_back();
+  request.transfer = transfer;
+  const Whole whole(transfer);
+  static_cast<Course&>(request) = {.after = after, .offset = whole.before, .whole = whole.length};
+  if (is_atomic(transfer.op)) {
+    if (transfer.atomic != AtomicOp::atomic_read)
+      std::memcpy(&request.operand, transfer.piece_count ? transfer.local_pieces->iov_base : transfer.local,
+                  8);
+    if (transfer.op == OpCode::compare_atomic) std::memcpy(&request.compare, transfer.compare, 8);
+  }
+  if (!staged) return Way::devices;
+  request.staged = endpoint_.take_stage();
+  request.local_key = endpoint_.stage_key();
+  if (transfer.op == OpCode::write) {
+    gather(local_of(transfer), endpoint_.stage(request.staged), transfer.length);
+    request.transfer.local = endpoint_.stage(request.staged);
+  }
+  if (transfer.op != OpCode::read) request.transfer.piece_count = 0;  // copied
+  if (chosen.way == Way::devices) {
+    if (request.region != *chosen.region) request.region = *chosen.region;
+    request.fate = Request::Fate::devices;
+  }
+  if (transfer.delivery == Delivery::inject &&
+      (transfer.op == OpCode::write || transfer.op == OpCode::atomic)) {
+    request.context = transfer.operation->completion().context;
+    request.flags = transfer.operation->late_flags();
+    std::exchange(request.transfer.operation, nullptr)->settle(Errc::ok, transfer.length);
+  }
+  return Way::devices;
+}
+
+// False: more has to be known first.
+bool Direct::decide(Request& request) noexcept try {
+  const Choice chosen = choose(request.transfer, request.staged >= 0);
+  if (chosen.way == Way::later) return false;
+  request.fate = Request::Fate::session;
+  if (chosen.way == Way::session) return true;
+  request.region = *chosen.region;
+  if (request.staged >= 0 || reach_local(request)) request.fate = Request::Fate::devices;
+  return true;
+} catch (const std::exception&) {
+  request.fate = Request::Fate::lost;
+  request.error = Errc::no_memory;
+  return true;
+}
+
+// Gives the device local memory that it can reach.
+bool Direct::reach_local(Request& request) try {
+  const Transfer& transfer = request.transfer;
+  if (transfer.piece_count > 1) return true;  // each piece has its own key: post()
+  const iovec whole = local_of(transfer).here(transfer.length);
+  const bool stores = transfer.op == OpCode::read;
+  if (const auto key = endpoint_.regions().local_key(whole.iov_base, whole.iov_len, stores)) {
+    request.local_key = *key;
+    return true;
+  }
+  request.own = endpoint_.regions().lend(whole.iov_base, whole.iov_len, stores);
+  request.local_key = DeviceRegions::key_of(request.own);
+  return true;
+} catch (const std::exception&) {
+  return false;
+}
+
+// False: the queue pair takes nothing more.
+bool Direct::send_chain() noexcept {
+  if (chained_ == 0) return true;
+  for (std::size_t i = 0; i + 1 < chained_; ++i) chain_[i].next = &chain_[i + 1];
+  chain_[chained_ - 1].next = nullptr;
+  chain_[chained_ - 1].send_flags |= IBV_SEND_SIGNALED;
+  chained_ = 0;
+  ibv_send_wr* bad = nullptr;
+  return ibv_post_send(connection_->queue_pair(), chain_, &bad) == 0;
+}
+
+void Direct::post(Request& request, bool& moved) noexcept {
+  const Transfer& transfer = request.transfer;
+  const Description& region = *request.region;
+  while (request.posted < transfer.length) {
+    if (posted_ - completed_ >= kDepth) return;
+    // The piece of the region, and of the local memory, that comes next.
+    const Description::Place there = region.at(transfer.remote - region.base + request.posted);
+    std::uint64_t length = std::min({transfer.length - request.posted, there.left, endpoint_.max_message()});
+    std::uint64_t local;
+    std::uint32_t local_key = request.local_key;
+    if (request.staged >= 0) {
+      local = reinterpret_cast<std::uint64_t>(endpoint_.stage(request.staged)) + request.posted;
+    } else {
+      PieceCursor cursor = local_of(transfer);
+      cursor.skip(request.posted);
+      const iovec here = cursor.here(length);
+      length = here.iov_len;
+      local = reinterpret_cast<std::uint64_t>(here.iov_base);
+      if (transfer.piece_count > 1)
+        local_key =
+            endpoint_.regions().local_key(here.iov_base, length, transfer.op == OpCode::read).value_or(0);
+    }
+    // soft-iWARP (Linux 6.1) answers with the wrong page's bytes where some 30 bytes or fewer cross a page
+    // boundary.
+    if (endpoint_.iwarp() && length <= kLittle) length = std::min(length, kPage - there.address % kPage);
+    ibv_sge& place = places_[chained_];
+    place = {.addr = local, .length = static_cast<std::uint32_t>(length), .lkey = local_key};
+    ibv_send_wr& work = chain_[chained_];
+    work = {};
+    if (posted_++ == 0) answer_until_ = endpoint_.attended() + VerbsStream::kAnswerTime;
+    work.wr_id = connection_->work_id(static_cast<std::uint32_t>(posted_), false);
+    work.sg_list = &place;
+    work.num_sge = 1;
+    if (is_atomic(transfer.op)) {
+      work.wr.atomic.remote_addr = there.address;
+      work.wr.atomic.rkey = there.rkey;
+      if (transfer.op == OpCode::compare_atomic) {
+        work.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
+        work.wr.atomic.compare_add = request.compare;
+        work.wr.atomic.swap = request.operand;
+      } else {
+        work.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+        work.wr.atomic.compare_add = request.operand;
+      }
+    } else {
+      work.opcode = transfer.op == OpCode::read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+      work.wr.rdma.remote_addr = there.address;
+      work.wr.rdma.rkey = there.rkey;
+      if (transfer.op == OpCode::write && length <= connection_->inline_bytes() && !hides_local(transfer))
+        work.send_flags |= IBV_SEND_INLINE;
+    }
+    request.posted += length;
+    moved = true;
+    if (length >= kTellAt) work.send_flags |= IBV_SEND_SIGNALED;
+    if (++chained_ == std::size(chain_) && !send_chain()) {
+      send_failed_ = true;
+      return;
+    }
+  }
+  request.last = posted_;
+}
+
+bool Direct::pump() noexcept {
+  settle_completed();
+  bool moved = false;
+  while (!send_failed_ && unposted_ < requests_.size()) {
+    Request& next = requests_[unposted_];
+    if (next.fate == Request::Fate::undecided && !decide(next)) break;
+    if (next.fate == Request::Fate::devices) {
+      if (link_ == Link::ended)
+        next.fate = Request::Fate::session;
+      else if (!connected() || posted_ - completed_ >= kDepth)
+        break;
+      else {
+        post(next, moved);
+        if (next.last == 0) break;
+      }
+    }
+    ++unposted_;
+  }
+  if (link_ == Link::connected && (send_failed_ || !send_chain())) break_off(false);
+  if (!requests_.empty() && requests_.front().fate == Request::Fate::session) moved |= repeat_front();
+  return moved;
+}
+
+// What the peer has to judge goes alone, so that transfers settle in order.
+bool Direct::repeat_front() noexcept {
+  Session* const session = services_.session();
+  if (!session) return false;
+  Request& front = requests_.front();
+  Transfer transfer = front.transfer;
+  repeat_.begin(1, 0, 0, nullptr, nullptr, [](Operation& done) noexcept {
+    static_cast<Repeat&>(done).asker->on_repeated(done.completion());
+  });
+  repeat_.offset = front.offset;
+  repeat_.whole = front.whole;
+  transfer.operation = &repeat_;
+  if (is_atomic(transfer.op)) {  // copied by the session at once
+    transfer.local = reinterpret_cast<std::byte*>(&front.operand);
+    transfer.compare = reinterpret_cast<const std::byte*>(&front.compare);
+  }
+  // To be repeated does no harm: it needs no number.
+  transfer.flags &= static_cast<std::uint16_t>(~transfer_flag::kNumbered);
+  transfer.delivery = std::max(transfer.delivery, Delivery::delivery);
+  front.fate = Request::Fate::repeated;
+  if (session->post({&transfer, 1}) ==
+      0) {  // full: when it has settled something, see VerbsStream::Told::on_turn
+    front.fate = Request::Fate::session;
+    return false;
+  }
+  services_.on_posted();
+  return true;
+}
+
+void Direct::on_repeated(const Completion& outcome) noexcept {
+  services_.on_hidden();
+  if (requests_.empty() || requests_.front().fate != Request::Fate::repeated) return;
+  settle_front(outcome.error);
+  settle_completed();
+  services_.on_waiting();
+}
+
+void Direct::release(Request& request) noexcept {
+  if (request.staged >= 0) endpoint_.give_stage(std::exchange(request.staged, -1));
+  request.own.reset();
+}
+
+// The operation may be gone once it is settled.
+void Direct::settle_front(Errc error) noexcept {
+  Request& front = requests_.front();
+  const Transfer& transfer = front.transfer;
+  Operation* const operation = transfer.operation;
+  const std::uint64_t length = transfer.length;
+  const bool fetches = transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic;
+  PathCounts& counts = services_.counts;
+  if (error != Errc::ok) {
+    ++counts.errors;
+  } else {
+    if (transfer.op != OpCode::read) counts.bytes_out += length;
+    if (transfer.op == OpCode::read || fetches) counts.bytes_in += length;
+    if (front.staged >= 0 && front.fate == Request::Fate::devices) {
+      const std::byte* const bytes = endpoint_.stage(front.staged);
+      if (transfer.op == OpCode::read) scatter(bytes, local_of(transfer), length);
+      if (fetches) std::memcpy(transfer.result, bytes, 8);
+    }
+  }
+  const std::uint64_t context = front.context;
+  const std::uint32_t flags = front.flags;
+  release(front);
+  requests_.drop_front();
+  if (unposted_) --unposted_;
+  ++counts.settled;
+  if (operation)
+    operation->settle(error, error == Errc::ok ? length : 0);
+  else if (error != Errc::ok)
+    endpoint_.services().completions.push_remote({.context = context, .error = error, .flags = flags});
+}
+
+bool Direct::front_ended() noexcept {
+  const Request& front = requests_.front();
+  const bool posted = front.fate == Request::Fate::devices && front.last != 0 && front.last <= completed_;
+  if (!posted && front.fate != Request::Fate::lost) return false;
+  if (front.after > by_session_) by_session_ = services_.by_session();
+  return front.after <= by_session_;
+}
+
+// --- the connection
+
+void Direct::on_connected() noexcept {
+  link_ = Link::connected;
+  ++signs_;
+  services_.on_waiting();
+}
+
+void Direct::on_closed(Errc) noexcept {
+  if (link_ == Link::connecting || !proven_useful_) give_up_call();
+  break_off(false);
+}
+
+void Direct::on_completion(const ibv_wc& completion) noexcept {
+  // Numbers are of 31 bits on the way.
+  const std::uint32_t behind =
+      (static_cast<std::uint32_t>(posted_) - Connection::number_of(completion)) & 0x7FFFFFFF;
+  const std::uint64_t number = posted_ - behind;
+  ++signs_;
+  if (completion.status == IBV_WC_SUCCESS) {
+    proven_useful_ = true;
+    failed_calls_ = 0;
+    completed_ = std::max(completed_, number);
+    settle_completed();
+    if (!requests_.empty()) services_.on_waiting();
+  } else {
+    // Those before it were done.
+    completed_ = std::max(completed_, number - 1);
+    settle_completed();
+    break_off(refusal(completion.status));
+  }
+}
+
+void Direct::break_off(bool refused) noexcept {
+  connection_.reset();
+  if (link_ != Link::ended) link_ = Link::none;
+  send_failed_ = proven_useful_ = false;
+  chained_ = 0;
+  posted_ = completed_ = 0;
+  unposted_ = 0;
+  std::optional<std::uint64_t> key;  // of the one whose turn it was
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    Request& request = requests_[i];
+    const bool begun = std::exchange(request.posted, 0) != 0;
+    request.last = 0;
+    if (request.fate != Request::Fate::devices) continue;
+    if (begun && !key) key = request.transfer.key;
+    // What a device refuses it has not begun, nor what came behind. Otherwise nobody knows.
+    if (begun && !refused && is_atomic(request.transfer.op)) {
+      request.fate = Request::Fate::lost;
+      request.error = Errc::peer_lost;
+    } else if (key && request.transfer.key == *key) {
+      request.fate = Request::Fate::session;
+    }
+  }
+  if (key) {
+    known_.erase(*key);
+    recent_ = {};
+  }
+  settle_completed();
+  services_.on_waiting();
+}
+
+void Direct::fail(Errc error) noexcept {
+  failed_ = true;
+  connection_.reset();
+  link_ = Link::ended;
+  forget_all();
+  while (!requests_.empty()) settle_front(error);
+}
+
+}  // namespace fab::verbs

@@ -1,0 +1,133 @@
+#include "providers/verbs/domain.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstddef>
+#include <cstring>
+
+#include "fabric/session/hello.h"
+#include "fabric/types/error.h"
+#include "providers/verbs/endpoint.h"
+
+namespace fab::verbs {
+namespace {
+
+constexpr std::uint32_t kFewestShared = 16;
+
+// Whether the setting `name` has its second value rather than its first, which is the default.
+bool chosen(const DomainServices& services, const std::string& name, const std::string& first,
+            const std::string& second) {
+  const std::string& given = services.options.setting(name, first);
+  if (given != first && given != second)
+    throw Error(Errc::invalid, name + " is \"" + given + "\"; it must be " + first + " or " + second);
+  return given == second;
+}
+
+SocketAddress chosen_address(const Device& device, const DomainServices& services) {
+  const std::string index = services.options.setting("verbs_gid_index", "");
+  return index.empty() ? device.addresses.front() : address_of_gid(device, index);
+}
+
+std::uint32_t shared_receive_slots(const Device& device, const DomainServices& services) {
+  const std::string given = services.options.setting("verbs_srq", "0");
+  std::uint32_t slots = 0;
+  const char* const end = given.data() + given.size();
+  const auto most = static_cast<std::uint32_t>(std::max(0, device.limits.max_srq_wr));
+  const bool number = std::from_chars(given.data(), end, slots).ptr == end;
+  if (number && slots == 0) return 0;
+  if (device.iwarp())
+    throw Error(
+        Errc::not_supported_here,
+        "verbs_srq is \"" + given + "\", but on " + device.name +
+            " (iWARP) a message for which no slot is free ends the connection; leave the setting out");
+  if (!number || slots < kFewestShared || slots > most)
+    throw Error(Errc::invalid, "verbs_srq is \"" + given + "\"; it must be 0 or a number of slots from " +
+                                   std::to_string(kFewestShared) + " to " + std::to_string(most) +
+                                   ", which " + device.name + " has");
+  return slots;
+}
+
+bool device_atomics(const Device& device, const DomainServices& services) {
+  return !chosen(services, "verbs_atomics", "native", "cpu") && !services.linked && !device.iwarp() &&
+         device.limits.atomic_cap != IBV_ATOMIC_NONE;
+}
+
+// Of its reliable connections: IBV_ODP_SUPPORT_*.
+std::uint32_t on_demand_paging(const Device& device) noexcept {
+  // As ibv_query_device_ex(), which needs the library at link time.
+  const verbs_context* const calls = verbs_get_ctx(device.context);
+  constexpr std::size_t kNeeded = sizeof(verbs_context) - offsetof(verbs_context, query_device_ex);
+  if (!calls || calls->sz < kNeeded || !calls->query_device_ex) return 0;
+  ibv_device_attr_ex limits{};
+  if (calls->query_device_ex(device.context, nullptr, &limits, sizeof limits) != 0) return 0;
+  if ((limits.odp_caps.general_caps & IBV_ODP_SUPPORT) == 0) return 0;
+  return limits.odp_caps.per_transport_caps.rc_odp_caps;
+}
+
+int registration_traits(const Device& device, bool atomics, const DomainServices& services) {
+  int traits = 0;
+  if (chosen(services, "verbs_odp", "off", "on")) {
+    std::uint32_t needed = IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ;
+    if (atomics) needed |= IBV_ODP_SUPPORT_ATOMIC;
+    if ((on_demand_paging(device) & needed) != needed)
+      throw Error(
+          Errc::not_supported_here,
+          "verbs_odp is \"on\", but device " + device.name +
+              " has no on-demand paging for puts, gets and the updates that it does itself; leave the "
+              "setting out, or try verbs_atomics=\"cpu\" with it");
+    traits |= IBV_ACCESS_ON_DEMAND;
+  }
+  if (chosen(services, "verbs_relaxed_ordering", "off", "on")) {
+    if (!library().reg_mr_iova2)
+      throw Error(Errc::not_supported_here,
+                  "verbs_relaxed_ordering is \"on\", but the rdma-core libraries here are older than 28; "
+                  "leave the setting out");
+    traits |= IBV_ACCESS_RELAXED_ORDERING;  // ignored by devices that do not know it
+  }
+  return traits;
+}
+
+ibv_pd* open_protection_domain(const Device& device) {
+  prepare(device);
+  ibv_pd* const opened = library().alloc_pd(device.context);
+  if (!opened)
+    throw Error(Errc::no_memory,
+                "device " + device.name + " gives no protection domain: " + std::strerror(errno));
+  return opened;
+}
+
+}  // namespace
+
+VerbsDomain::VerbsDomain(Device device, Info info, std::string link, const DomainServices& services)
+    : device_(std::move(device)),
+      info_(std::move(info)),
+      link_(std::move(link)),
+      services_(services),
+      address_(chosen_address(device_, services)),
+      atomics_(device_atomics(device_, services)),
+      receive_slots_(shared_receive_slots(device_, services)),
+      streams_(open_protection_domain(device_)),
+      protection_domain_(open_protection_domain(device_)),
+      regions_(*protection_domain_, services.segment.regions(), atomics_,
+               registration_traits(device_, atomics_, services), services.options) {
+  info_.src_addr = address_.host();
+}
+
+PartCheck VerbsDomain::part_check() const {
+  return [link = link_](const PartView& part) {
+    if (part.link != link) return false;
+    if (Whereabouts::valid(part.bytes)) return true;
+    throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
+  };
+}
+
+std::unique_ptr<Endpoint> VerbsDomain::open_endpoint(const EndpointServices& services) {
+  return std::make_unique<VerbsEndpoint>(
+      services_, services,
+      VerbsEndpoint::Shared{device_, address_, *streams_, *protection_domain_, regions_, atomics_,
+                            receive_slots_},
+      link_);
+}
+
+}  // namespace fab::verbs

@@ -1,0 +1,464 @@
+#include "providers/verbs/stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/bytes/random.h"
+#include "base/bytes/wire.h"
+#include "base/memory/fault_guard.h"
+#include "fabric/address_vector/address_vector.h"
+#include "fabric/completion/event_queue.h"
+#include "fabric/memory/copy_memory.h"
+#include "providers/verbs/endpoint.h"
+#include "providers/verbs/shared_receives.h"
+
+namespace fab::verbs {
+namespace {
+
+constexpr unsigned kMostStreamCalls = 4;  // of which all but the last are refused, or not answered in time
+
+}  // namespace
+
+VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key, Told told)
+    : endpoint_(endpoint), told_(std::move(told)), caller_(true), where_(std::move(where)), key_(key) {
+  make_session(std::move(peer));
+}
+
+VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Told told)
+    : endpoint_(endpoint), told_(std::move(told)), caller_(false), told_at_(endpoint.attended()) {}
+
+VerbsStream::~VerbsStream() {
+  connection_.reset();
+  if (session_) session_->fail(Errc::peer_lost);
+}
+
+void VerbsStream::make_session(Part peer) {
+  session_ = std::make_unique<Session>(Session::Services{
+      .segment = endpoint_.domain().segment,
+      .completions = endpoint_.services().completions,
+      .receives = endpoint_.services().receives,
+      .sender = std::make_shared<Sender>(endpoint_.services().peers, std::vector<Part>{std::move(peer)},
+                                         endpoint_.services().keys[key_],
+                                         &endpoint_.services().links[endpoint_.link()]),
+      .cell = endpoint_.services().cell,
+      .counts = counts_,
+      .wake_domain = endpoint_.services().wake_domain,
+      .slice = &endpoint_.services().slice,
+      .observer = endpoint_.domain().observer,
+      .on_output = [this] { on_output(); },
+      .handover = Handover::when_answered,
+      .device = &endpoint_.regions(),
+      .flows = endpoint_.services().flows,
+      .on_cut = [this] { fail(Errc::peer_lost); }});
+}
+
+// Somebody received or discarded a message: outside of on_completion() nobody else sends what that asks for.
+void VerbsStream::on_output() noexcept {
+  endpoint_.watch();
+  if (!receiving_) flush();
+}
+
+std::string VerbsStream::remote() const {
+  return where_.addresses.empty() ? std::string() : where_.addresses.front().text();
+}
+
+// --- connecting
+
+Errc VerbsStream::call() noexcept {
+  handshake_until_ = endpoint_.handshake_until();
+  endpoint_.watch();
+  return dial();
+}
+
+void VerbsStream::make_connection() {
+  connection_ = std::make_unique<Connection>(
+      endpoint_, *this,
+      Connection::Depth{kSlots, kSlots, 0, endpoint_.stream_domain(), endpoint_.shared_receives()});
+}
+
+Errc VerbsStream::dial() noexcept try {
+  ++calls_;
+  answer_until_ = endpoint_.attended() + kAnswerTime;
+  connection_.reset();
+  mr_.reset();
+  challenge_.reset();
+  free_slots_ = credits_ = kSlots;
+  next_slot_ = owed_ = 0;
+  make_connection();
+  const auto route = endpoint_.route_to(where_);
+  const bool called = route && connection_->call(endpoint_.address(), *route, {.to = where_.id});
+  return called ? Errc::ok : Errc::unreachable;
+} catch (const std::exception&) {
+  return Errc::no_memory;
+}
+
+Errc VerbsStream::answer(OwnId id, const rdma_conn_param& asked) noexcept try {
+  handshake_until_ = endpoint_.handshake_until();
+  endpoint_.watch();
+  make_connection();
+  return connection_->answer(std::move(id), asked) ? Errc::ok : Errc::no_memory;
+} catch (const std::exception&) {
+  return Errc::no_memory;
+}
+
+bool VerbsStream::on_made() noexcept try {
+  const bool shared = endpoint_.shared_receives() != nullptr;
+  memory_ = Mapping::anonymous(std::size_t{shared ? 1u : 2u} * kSlots * kSlotBytes);
+  mr_.reset(
+      library().reg_mr(&endpoint_.stream_domain(), memory_.data(), memory_.size(), IBV_ACCESS_LOCAL_WRITE));
+  if (!mr_) return false;
+  if (shared) return true;
+  for (std::uint32_t slot = 0; slot < kSlots; ++slot)
+    if (!post_receive(slot)) return false;
+  return true;
+} catch (const std::exception&) {
+  return false;
+}
+
+void VerbsStream::on_connected() noexcept try {
+  if (!caller_) return;
+  const Identity& self = endpoint_.identity();
+  hello_.from = self.id;
+  hello_.to = where_.id;
+  hello_.stream = nonzero_random_u64();
+  hello_.keyed = !secret().empty();
+  hello_.part = self.part;
+  fill_random(hello_.nonce.data(), hello_.nonce.size());
+  say(hello_.encode());
+} catch (const std::exception&) {
+  fail(Errc::no_memory);
+}
+
+void VerbsStream::on_closed(Errc why) noexcept {
+  if (dial_again()) return;
+  fail(open_ ? Errc::peer_lost : why);
+}
+
+// A busy machine, or a software device, refuses a call now and then that it takes a moment later. And where
+// siw is the device, one answer in a hundred never leaves the queue of a pair that has just connected.
+bool VerbsStream::dial_again() noexcept {
+  return caller_ && !open_ && calls_ < kMostStreamCalls && endpoint_.attended() < handshake_until_ &&
+         dial() == Errc::ok;
+}
+
+void VerbsStream::say(const std::string& hello) noexcept {
+  if (free_slots_ == 0 || credits_ == 0 || hello.size() > kSlotBytes - kHeader) return fail(Errc::protocol);
+  std::memcpy(send_slot(next_slot_) + kHeader, hello.data(), hello.size());
+  if (!post(next_slot_, Kind::handshake, hello.size())) fail(Errc::peer_lost);
+}
+
+Errc VerbsStream::on_hello(std::string_view message) {
+  const auto header = HelloHeader::parse(message.substr(0, std::min(message.size(), kHelloHeader)));
+  if (!header || open_ || refused_ || message.size() != kHelloHeader + header->length) return Errc::protocol;
+  const std::string_view body = message.substr(kHelloHeader);
+  if (caller_) return answered(header->type, body);
+  if (!greeted_) return header->type == HelloType::hello ? called_by(body) : Errc::protocol;
+  const auto proof = header->type == HelloType::proof ? parse_proof(body) : std::nullopt;
+  const Identity& self = endpoint_.identity();
+  if (!proof || !challenge_) return Errc::protocol;
+  const auto key = proven_key(*self.keys, *proof, hello_, *challenge_, self.id);
+  if (!key) {
+    refuse(Errc::key_rejected);
+    return state_;
+  }
+  key_ = *key;
+  admit(proof_of(fab::Role::acceptor, secret(), hello_, *challenge_, token_, self.id));
+  return state_;
+}
+
+Errc VerbsStream::called_by(std::string_view body) {
+  auto hello = Hello::parse(body);
+  const Identity& self = endpoint_.identity();
+  if (!hello || hello->stream == 0) return Errc::protocol;
+  hello_ = std::move(*hello);
+  where_ = hello_.where;
+  greeted_ = true;
+  token_ = nonzero_random_u64();
+  if (hello_.to != self.id) {
+    refuse(Errc::unreachable);
+  } else if (hello_.keyed == self.keys->front().secret.empty()) {
+    refuse(Errc::key_rejected);
+  } else if (hello_.keyed) {
+    fill_random(challenge_.emplace().data(), challenge_->size());
+    say(encode_challenge(*challenge_));
+  } else {
+    admit({});
+  }
+  return state_;
+}
+
+void VerbsStream::refuse(Errc reason) noexcept {
+  refused_ = true;
+  say(encode_refuse(reason));
+}
+
+const std::string& VerbsStream::secret() const noexcept { return endpoint_.services().keys[key_].secret; }
+
+void VerbsStream::admit(const Digest& proof) {
+  endpoint_.supersede(*this);
+  make_session(hello_.part);
+  say(Welcome{.stream = token_, .id = endpoint_.identity().id, .proof = proof}.encode());
+  if (state_ == Errc::ok) become_open();
+}
+
+Errc VerbsStream::answered(HelloType type, std::string_view body) {
+  if (type == HelloType::refuse) return parse_refuse(body).value_or(Errc::protocol);
+  if (type == HelloType::challenge) {
+    const auto challenge = parse_challenge(body);
+    if (!challenge || challenge_) return Errc::protocol;
+    if (!hello_.keyed) return Errc::key_rejected;
+    challenge_ = challenge;
+    say(encode_proof(proof_of(fab::Role::initiator, secret(), hello_, *challenge_, 0, hello_.to)));
+    return state_;
+  }
+  const auto welcome = type == HelloType::welcome ? Welcome::parse(body) : std::nullopt;
+  if (!welcome || welcome->id != hello_.to || welcome->stream == 0) return Errc::protocol;
+  if (hello_.keyed &&
+      (!challenge_ || !same(welcome->proof, proof_of(fab::Role::acceptor, secret(), hello_, *challenge_,
+                                                     welcome->stream, hello_.to))))
+    return Errc::key_rejected;
+  token_ = welcome->stream;
+  become_open();
+  return state_;
+}
+
+void VerbsStream::become_open() noexcept {
+  open_ = true;
+  endpoint_.turn_later(*this);
+  told_.on_open();
+}
+
+// --- slots
+
+bool VerbsStream::post_receive(std::uint32_t slot) noexcept {
+  ibv_sge where{.addr = reinterpret_cast<std::uint64_t>(receive_slot(slot)),
+                .length = static_cast<std::uint32_t>(kSlotBytes),
+                .lkey = mr_->lkey};
+  ibv_recv_wr request{};
+  request.wr_id = connection_->work_id(slot, true);
+  request.sg_list = &where;
+  request.num_sge = 1;
+  ibv_recv_wr* bad;
+  return ibv_post_recv(connection_->queue_pair(), &request, &bad) == 0;
+}
+
+bool VerbsStream::post(std::uint32_t slot, Kind kind, std::size_t bytes) noexcept {
+  std::byte* const at = send_slot(slot);
+  const std::uint32_t emptied = to_little(std::exchange(owed_, 0));
+  std::memset(at, 0, kHeader);
+  std::memcpy(at, &emptied, sizeof emptied);
+  at[4] = static_cast<std::byte>(kind);
+  ibv_sge where{.addr = reinterpret_cast<std::uint64_t>(at),
+                .length = static_cast<std::uint32_t>(kHeader + bytes),
+                .lkey = mr_->lkey};
+  ibv_send_wr request{};
+  request.wr_id = connection_->work_id(slot, false);
+  request.sg_list = &where;
+  request.num_sge = 1;
+  request.opcode = IBV_WR_SEND;
+  request.send_flags = IBV_SEND_SIGNALED;
+  ibv_send_wr* bad;
+  if (ibv_post_send(connection_->queue_pair(), &request, &bad) != 0) return false;
+  next_slot_ = (slot + 1) % kSlots;
+  --free_slots_;
+  --credits_;
+  return true;
+}
+
+// What the session has to send next, as much as a slot holds. 0: nothing, or the stream must end.
+std::size_t VerbsStream::fill(std::byte* to) noexcept {
+  constexpr std::size_t kPieces = 64;
+  std::size_t filled = 0;
+  while (filled < kSlotBytes - kHeader) {
+    iovec pieces[kPieces];
+    const std::size_t count = session_->output(pieces, kPieces);
+    if (count == 0) break;
+    std::size_t done = 0;
+    for (std::size_t i = 0; i < count && filled + done < kSlotBytes - kHeader; ++i) {
+      const std::size_t part = std::min(pieces[i].iov_len, kSlotBytes - kHeader - filled - done);
+      if (!guarded([&] { copy_memory(to + filled + done, pieces[i].iov_base, part); })) {
+        // Whose memory is not there is known of the first piece only.
+        if (i == 0 && done == 0 && !session_->output_fault()) broken_ = Errc::protocol;
+        break;
+      }
+      done += part;
+      if (part < pieces[i].iov_len) break;
+    }
+    if (done) session_->sent(done);
+    filled += done;
+    if (broken_ != Errc::ok) break;
+  }
+  return filled;
+}
+
+// Ends nothing, because it is called from anywhere: what breaks on the way is for end_turn().
+bool VerbsStream::flush() noexcept {
+  if (!open_ || state_ != Errc::ok || broken_ != Errc::ok) return false;
+  bool sent = false;
+  // The last credit is for telling of emptied slots.
+  while (broken_ == Errc::ok && free_slots_ > 0 && credits_ > 1 && session_->has_output()) {
+    const std::uint32_t slot = next_slot_;
+    const std::size_t bytes = fill(send_slot(slot) + kHeader);
+    if (bytes == 0) break;
+    if (!post(slot, Kind::frames, bytes)) broken_ = Errc::peer_lost;
+    sent = true;
+  }
+  if (session_->broken()) broken_ = Errc::no_memory;
+  if (broken_ == Errc::ok && owed_ >= kSlots / 2) tell();
+  if (broken_ != Errc::ok) {
+    endpoint_.turn_later(*this);
+    endpoint_.watch();
+  }
+  return sent;
+}
+
+// A message that says no more than how many slots were emptied.
+void VerbsStream::tell() noexcept {
+  if (free_slots_ > 0 && credits_ > 0 && !post(next_slot_, Kind::frames, 0)) broken_ = Errc::peer_lost;
+}
+
+void VerbsStream::posted(bool alone) noexcept {
+  endpoint_.watch();
+  // With something under way, its answer gives the next turn, and what gathers until then shares a message.
+  if (alone)
+    flush();
+  else
+    endpoint_.turn_later(*this);
+}
+
+void VerbsStream::on_completion(const ibv_wc& completion) noexcept {
+  if (state_ != Errc::ok) return;
+  if (completion.status != IBV_WC_SUCCESS) return on_closed(Errc::unreachable);
+  if (!Connection::is_receive(completion)) {
+    ++free_slots_;
+    if (session_ && (session_->has_output() || owed_ >= kSlots / 2)) endpoint_.turn_later(*this);
+    return;
+  }
+  const std::uint32_t slot = Connection::number_of(completion);
+  const SharedReceives* const shared = endpoint_.shared_receives();
+  ++received_;
+  receiving_ = true;
+  const Errc error = on_message(shared ? shared->slot(slot) : receive_slot(slot), completion.byte_len);
+  receiving_ = false;
+  if (error != Errc::ok) return fail(error);
+  if (state_ != Errc::ok) return;
+  ++owed_;
+  if (!shared && !post_receive(slot)) return fail(Errc::peer_lost);
+  endpoint_.turn_later(*this);
+}
+
+Errc VerbsStream::on_message(const std::byte* bytes, std::size_t length) noexcept {
+  if (length < kHeader || length > kSlotBytes) return Errc::protocol;
+  std::uint32_t emptied;
+  std::memcpy(&emptied, bytes, sizeof emptied);
+  emptied = to_little(emptied);
+  if (emptied > kSlots - credits_) return Errc::protocol;
+  credits_ += emptied;
+  const auto kind = static_cast<Kind>(bytes[4]);
+  bytes += kHeader;
+  length -= kHeader;
+  if (kind == Kind::frames) return open_ ? take(bytes, length) : length ? Errc::protocol : Errc::ok;
+  if (kind != Kind::handshake) return Errc::protocol;
+  try {
+    return on_hello({reinterpret_cast<const char*>(bytes), length});
+  } catch (const std::exception&) {
+    return Errc::no_memory;
+  }
+}
+
+Errc VerbsStream::take(const std::byte* bytes, std::size_t length) noexcept {
+  while (length) {
+    iovec places[2];
+    const std::size_t count = session_->input(places);
+    std::size_t got = 0;
+    bool there = true;
+    for (std::size_t i = 0; i < count && got < length && there; ++i) {
+      const std::size_t part = std::min(places[i].iov_len, length - got);
+      there = guarded([&] { copy_memory(places[i].iov_base, bytes + got, part); });
+      if (there) got += part;
+    }
+    if (!there && got == 0) {
+      if (!session_->input_fault()) return Errc::protocol;
+      continue;
+    }
+    bytes += got;
+    length -= got;
+    if (const Errc error = session_->received(got); error != Errc::ok) return error;
+    if (state_ != Errc::ok) return state_;
+  }
+  return Errc::ok;
+}
+
+void VerbsStream::end_turn() noexcept {
+  if (!open_ || state_ != Errc::ok) return;
+  session_->end_turn();
+  flush();
+  if (broken_ != Errc::ok) return fail(broken_);
+  told_.on_turn();
+}
+
+void VerbsStream::forget(std::uint32_t region) noexcept {
+  if (!session_) return;
+  session_->forget(region);
+  if (session_->has_output() || session_->broken()) endpoint_.turn_later(*this);
+}
+
+bool VerbsStream::tick() noexcept {
+  if (state_ != Errc::ok) return false;
+  if (session_ && session_->broken()) broken_ = Errc::no_memory;
+  if (broken_ != Errc::ok) {
+    fail(broken_);
+    return false;
+  }
+  if (!open_) {
+    if (endpoint_.attended() >= answer_until_) dial_again();
+    if (endpoint_.attended() >= handshake_until_) fail(Errc::unreachable);
+    return state_ == Errc::ok;
+  }
+  const auto now = endpoint_.attended();
+  const bool waits =
+      session_->outstanding() != 0 || session_->announces() || (caller_ && session_->has_output());
+  if (!std::exchange(waited_at_tick_, waits) || !waits ||
+      std::exchange(received_at_tick_, received_) != received_) {
+    // A caller whose machine is gone says nothing any more: the devices find out.
+    if (!caller_ && !waits &&
+        std::chrono::duration<double>(now - told_at_).count() >= endpoint_.deadline(false)) {
+      told_at_ = now;
+      tell();
+    }
+    quiet_since_ = now;
+    return waits || others_wait_ || !caller_;
+  }
+  const double quiet = std::chrono::duration<double>(now - quiet_since_).count();
+  const double deadline = endpoint_.deadline(session_->rail());
+  if (quiet >= deadline) {
+    fail(Errc::peer_lost);
+    return false;
+  }
+  if (quiet >= deadline / 3) {
+    session_->ping();
+    flush();
+  }
+  return true;
+}
+
+void VerbsStream::fail(Errc error) noexcept {
+  if (state_ != Errc::ok) return;
+  state_ = error;
+  endpoint_.services().path_ended = true;
+  const bool stood = std::exchange(open_, false);
+  const PeerId peer = session_ ? session_->sender().handle() : kNoPeer;
+  const bool rail = session_ && session_->rail();
+  connection_.reset();
+  mr_.reset();
+  if (session_) session_->fail(error);
+  if (peer != kNoPeer && stood && error != Errc::canceled)
+    endpoint_.services().events.tell_lost({.type = rail ? EventType::link_lost : EventType::peer_lost,
+                                           .error = error,
+                                           .peer = peer,
+                                           .link = endpoint_.link()});
+  told_.on_failed(error);
+}
+
+}  // namespace fab::verbs

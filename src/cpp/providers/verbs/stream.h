@@ -1,0 +1,135 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/memory/mapping.h"
+#include "base/queues/linked_list.h"
+#include "fabric/session/session.h"
+#include "providers/verbs/connection.h"
+
+namespace fab::verbs {
+
+struct StreamTurns;  // list of streams that wait for their turn
+
+// Frames between two endpoints, as messages of a queue pair: a session's byte stream, cut into pieces of
+// kSlotBytes that travel from slot to slot. A side sends no more than the other one has slots for, and is
+// told with every message how many were emptied. Whoever calls has the requests, whoever is called answers
+// them: each direction has its stream. Begins with a handshake (docs/wire.md).
+class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
+ public:
+  // `on_open`, `on_failed`: once each; on_failed when the session has settled all it had. `on_turn`: after
+  // each turn in which something moved.
+  struct Told {
+    std::function<void()> on_open;
+    std::function<void()> on_turn;
+    std::function<void(Errc)> on_failed;
+  };
+  // Calls, and proves the key of this index.
+  VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key, Told told);
+  VerbsStream(VerbsEndpoint& endpoint, Told told);  // is called
+  ~VerbsStream();
+
+  // ok, or why that failed at once.
+  Errc call() noexcept;
+  Errc answer(OwnId id, const rdma_conn_param& asked) noexcept;
+
+  Session* session() noexcept {
+    return session_.get();
+  }  // null: called, and the caller did not say who it is
+  const PathCounts& counts() const noexcept { return counts_; }
+  Errc state() const noexcept { return state_; }
+  bool open() const noexcept { return open_; }
+  // What a call for a memory connection must know: chosen by the called side, told in its welcome.
+  std::uint64_t token() const noexcept { return token_; }
+  std::string remote() const;
+  std::uint64_t received() const noexcept { return received_; }  // messages
+  const Whereabouts& where() const noexcept { return where_; }
+  std::size_t key() const noexcept { return key_; }  // its index
+
+  void posted(bool alone) noexcept;  // the session has something to send
+  void end_turn() noexcept;          // after a round of completions
+  bool flush() noexcept;
+  void forget(std::uint32_t region) noexcept;
+  void watch_for(bool waits) noexcept { others_wait_ = waits; }  // somebody waits for the peer besides
+  bool tick() noexcept;  // looks after deadlines; true if there is still something to look after
+  void fail(Errc error) noexcept;
+  // Before the endpoint ends: whether messages of this side may not have left the device.
+  bool leaving() const noexcept {
+    return open_ && session_->owes_messages() && (session_->has_output() || free_slots_ != kSlots);
+  }
+
+  static constexpr std::size_t kSlotBytes = 16 * 1024;
+
+  // How long the first answer over a new connection may take until another connection is tried.
+  static constexpr std::chrono::milliseconds kAnswerTime{1250};
+
+ private:
+  static constexpr std::uint32_t kSlots = 16;
+  static constexpr std::size_t kHeader = 8;  // emptied slots (4), kind (1), zero
+
+  enum class Kind : std::uint8_t { frames = 0, handshake = 1 };
+
+  bool on_made() noexcept override;
+  void on_connected() noexcept override;
+  void on_closed(Errc why) noexcept override;
+  void on_completion(const ibv_wc& completion) noexcept override;
+
+  void make_connection();
+  Errc dial() noexcept;
+  bool dial_again() noexcept;
+  void make_session(Part peer);
+  bool post_receive(std::uint32_t slot) noexcept;
+  bool post(std::uint32_t slot, Kind kind, std::size_t bytes) noexcept;
+  std::byte* send_slot(std::uint32_t slot) noexcept { return memory_.data() + slot * kSlotBytes; }
+  std::byte* receive_slot(std::uint32_t slot) noexcept { return send_slot(kSlots + slot); }
+  std::size_t fill(std::byte* to) noexcept;
+  Errc take(const std::byte* bytes, std::size_t length) noexcept;
+  Errc on_message(const std::byte* bytes, std::size_t length) noexcept;
+  void say(const std::string& hello) noexcept;
+  void refuse(Errc reason) noexcept;
+  void on_output() noexcept;
+  void tell() noexcept;
+  Errc on_hello(std::string_view message);
+  Errc called_by(std::string_view body);
+  Errc answered(HelloType type, std::string_view body);
+  void admit(const Digest& proof);
+  const std::string& secret() const noexcept;
+  void become_open() noexcept;
+
+  VerbsEndpoint& endpoint_;
+  const Told told_;
+  const bool caller_;
+  Whereabouts where_;    // the peer
+  std::size_t key_ = 0;  // under which the stream stands
+  PathCounts counts_;
+  std::unique_ptr<Session> session_;
+  Mapping memory_;
+  OwnMr mr_;
+  std::unique_ptr<Connection> connection_;
+  Errc state_ = Errc::ok;
+  unsigned calls_ = 0;
+  bool open_ = false;
+  Errc broken_ = Errc::ok;  // found while sending
+  bool receiving_ = false;
+  std::chrono::nanoseconds handshake_until_{}, answer_until_{};  // of all calls; of this one
+
+  Hello hello_;
+  std::optional<Nonce> challenge_;  // the only one: of the called side, or answered by the caller
+  bool greeted_ = false, refused_ = false;
+  std::uint64_t token_ = 0;
+
+  std::uint32_t free_slots_ = kSlots;  // free ones, used in turn: sends complete in order
+  std::uint32_t next_slot_ = 0;
+  std::uint32_t credits_ = kSlots;  // free slots of the other side
+  std::uint32_t owed_ = 0;          // slots emptied here of which it does not know
+
+  std::uint64_t received_ = 0, received_at_tick_ = 0;  // messages
+  bool waited_at_tick_ = false, others_wait_ = false;
+  std::chrono::nanoseconds quiet_since_{}, told_at_{};  // VerbsEndpoint::attended()
+};
+
+}  // namespace fab::verbs

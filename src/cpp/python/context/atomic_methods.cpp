@@ -1,0 +1,230 @@
+#include <array>
+#include <bit>
+
+#include "fabric/memory/atomics.h"
+#include "python/context/context_object.h"
+
+namespace fab::python {
+
+std::optional<DataType> atomic_type(PyObject* dtype) {
+  const auto* fields = py::detail::array_descriptor_proxy(dtype);
+  if (fields->byteorder == '>') return std::nullopt;  // of this machine is '=' or '|'
+  const auto size = static_cast<std::uint64_t>(itemsize_of(dtype));
+  if (fields->kind == 'i' || fields->kind == 'u') {
+    if (!std::has_single_bit(size) || size > 8) return std::nullopt;
+    return static_cast<DataType>(2 * std::countr_zero(size) + (fields->kind == 'u' ? 1 : 0));
+  }
+  if (fields->kind == 'f' && size == 4) return DataType::f32;
+  if (fields->kind == 'f' && size == 8) return DataType::f64;
+  return std::nullopt;
+}
+
+namespace {
+
+DataType data_type(PyObject* dtype) {
+  if (const auto type = atomic_type(dtype)) return *type;
+  throw Error(Errc::not_supported,
+              "atomics take integers of 1, 2, 4 or 8 bytes, float32 and float64 in native byte order, not " +
+                  py::str(py::handle(dtype)).cast<std::string>());
+}
+
+AtomicOp atomic_op(PyObject* object) {
+  const long value = PyLong_Check(object) ? PyLong_AsLong(object) : -1;
+  if (value < 0 || value >= kAtomicOps) {
+    PyErr_Clear();
+    throw Error(Errc::not_supported, py::repr(object).cast<std::string>() + " is no AtomicOp");
+  }
+  return static_cast<AtomicOp>(value);
+}
+
+// Operands and comparands: an array, or what numpy makes of it in the dtype of the remote array.
+py::array operand_array(PyObject* object, const Target& target, const py::object& dtype) {
+  if (is_array(object)) return py::reinterpret_borrow<py::array>(object);
+  const py::object wanted = dtype ? dtype : (target.view ? target.view->dtype : py::object());
+  return py::module_::import("numpy")
+      .attr("asarray")(py::handle(object), wanted ? wanted : py::none())
+      .cast<py::array>();
+}
+
+// Result and comparand buffers hold as many elements, of the same dtype, as the operands.
+void check_like(const LocalBuffer& buffer, const LocalBuffer& operand, const char* what) {
+  if (!buffer.pieces.empty() || buffer.nbytes != operand.nbytes)
+    throw Error(Errc::invalid, std::string(what) + " has " + std::to_string(buffer.nbytes) +
+                                   " bytes, the operand " + std::to_string(operand.nbytes) +
+                                   "; they must be alike");
+  if (buffer.dtype && buffer.dtype != operand.dtype &&
+      PyObject_RichCompareBool(buffer.dtype, operand.dtype, Py_EQ) != 1) {
+    PyErr_Clear();
+    throw Error(Errc::invalid, std::string(what) + " has dtype " +
+                                   py::str(py::handle(buffer.dtype)).cast<std::string>() + ", the operand " +
+                                   py::str(py::handle(operand.dtype)).cast<std::string>() +
+                                   "; they must be alike");
+  }
+}
+
+void check_form(const char* name, OpCode code, AtomicOp op) {
+  if (needs_compare(op) != (code == OpCode::compare_atomic))
+    throw Error(Errc::not_supported,
+                std::string(name) +
+                    " does not take this operation: comparing ones (CSWAP…, MSWAP) go with "
+                    "compare_atomic, the others with atomic and fetch_atomic");
+  if (op == AtomicOp::atomic_read && code == OpCode::atomic)
+    throw Error(Errc::not_supported, "ATOMIC_READ gives a result: use fetch_atomic");
+}
+
+// Where the elements lie at the target: all in one run, in the runs of a strided view, or in given ones.
+struct Runs {
+  std::vector<std::uint64_t> offsets;  // from `remote`
+  std::uint64_t length = 0;            // bytes of each
+};
+
+Runs runs_of(const Target& target, std::uint64_t nbytes, PyObject* rows) {
+  Runs runs;
+  if (rows && rows != Py_None) {
+    const auto [offsets, length] =
+        py::reinterpret_borrow<py::object>(rows).cast<std::pair<py::array_t<std::uint64_t>, std::uint64_t>>();
+    runs.offsets.assign(offsets.data(), offsets.data() + offsets.size());
+    runs.length = length;
+  } else if (target.view && !target.view->contiguous) {
+    runs.offsets = target.view->runs(runs.length);
+    for (std::uint64_t& offset : runs.offsets) offset -= target.view->offset;
+  } else {
+    runs.offsets = {0};
+    runs.length = nbytes;
+  }
+  return runs;
+}
+
+struct Given {
+  PyObject *op, *operand, *compare, *result, *peer, *remote, *context, *flags, *rows = nullptr,
+                                                                               *brings = nullptr;
+};
+
+PyObject* start_atomic(const char* name, OpCode code, PyObject* self, const Given& given) {
+  OperationObject* operation = nullptr;
+  try {
+    ContextHandle& handle = context_handle(self);
+    handle.check_open();
+    if (!handle.finished->empty()) handle.finished->drain();
+    const AtomicOp op = atomic_op(given.op);
+    const Target target = Target::of(given.remote);
+    const PeerId peer = peer_from(given.peer);
+    check_form(name, code, op);
+
+    const py::array operands = operand_array(given.operand, target, {});
+    LocalBuffer operand = LocalBuffer::of(operands.ptr(), false);
+    const DataType type = data_type(operand.dtype);
+    if (!atomic_supported(op, type))
+      throw Error(Errc::not_supported, std::string(name) + ": bitwise operations take integers, not " +
+                                           py::str(operands.dtype()).cast<std::string>());
+    if (!given.rows) check_fit(operand, target, name);
+    if (target.view && target.view->itemsize != operands.itemsize())
+      throw Error(Errc::invalid, std::string(name) + " takes a remote array of the operand's dtype");
+    LocalBuffer compare, result;
+    if (given.compare) {
+      compare = LocalBuffer::of(operand_array(given.compare, target, operands.dtype()).ptr(), false);
+      check_like(compare, operand, "compare");
+    }
+    if (given.result) {
+      result = LocalBuffer::of(given.result, true);
+      check_like(result, operand, "result");
+    }
+
+    const bool brings = given.brings && PyObject_IsTrue(given.brings) == 1;
+    operation = prepare_operation(handle, code, peer, target, operand.nbytes, given.context, brings);
+    if (brings) operation->value = Py_NewRef(given.result);
+    const Runs runs = runs_of(target, operand.nbytes, given.rows);
+    std::vector<Transfer> batch;
+    std::uint64_t done = 0;
+    for (const std::uint64_t offset : runs.offsets) {
+      // One of no elements still goes to the target, to be judged there.
+      for (std::uint64_t within = 0; within < runs.length || (within == 0 && runs.length == 0);) {
+        Transfer part{};
+        part.operation = &operation->core;
+        part.op = code;
+        part.atomic = op;
+        part.type = type;
+        part.delivery = delivery_from(given.flags);
+        part.key = target.key;
+        part.length = std::min<std::uint64_t>(runs.length - within, kMaxAtomicBytes);
+        part.local = operand.data + done;
+        part.remote = target.remote + offset + within;
+        if (given.compare) part.compare = compare.data + done;
+        if (given.result) part.result = result.data + done;
+        batch.push_back(part);
+        done += part.length;
+        within += part.length;
+        if (runs.length == 0) break;
+      }
+    }
+    if (batch.empty()) {  // no rows: it ends by itself
+      begin(*operation, 1, context_number(handle, given.context), handle.queue.get());
+      WithoutGil::run([&] { handle.context->abandon(operation->core, 1, Errc::ok); });
+      return reinterpret_cast<PyObject*>(operation);
+    }
+    if (batch.size() > 1) {
+      operation->core.begin_array();
+      for (Transfer& part : batch) part.flags |= transfer_flag::kPiece;
+      batch.back().flags |= transfer_flag::kLastPiece;
+    }
+    begin(*operation, static_cast<std::uint32_t>(batch.size()), context_number(handle, given.context),
+          handle.queue.get());
+    LocalBuffer buffers[] = {std::move(operand), std::move(compare), std::move(result)};
+    post_operation(handle, batch, *operation, buffers);
+    return reinterpret_cast<PyObject*>(operation);
+  } catch (...) {
+    set_python_error();
+    Py_XDECREF(reinterpret_cast<PyObject*>(operation));
+    return nullptr;
+  }
+}
+
+PyObject* atomic_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  static const char* const names[] = {"op", "operand", "peer", "remote", "context", "flags", "_rows"};
+  PyObject* a[7];
+  if (!parse_arguments("atomic", names, 4, args, nargs, kwnames, a)) return nullptr;
+  return start_atomic("atomic", OpCode::atomic, self,
+                      {a[0], a[1], nullptr, nullptr, a[2], a[3], a[4], a[5], a[6]});
+}
+
+PyObject* fetch_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  static const char* const names[] = {"op",      "operand", "result", "peer",   "remote",
+                                      "context", "flags",   "_rows",  "_brings"};
+  PyObject* a[9];
+  if (!parse_arguments("fetch_atomic", names, 5, args, nargs, kwnames, a)) return nullptr;
+  return start_atomic("fetch_atomic", OpCode::fetch_atomic, self,
+                      {a[0], a[1], nullptr, a[2], a[3], a[4], a[5], a[6], a[7], a[8]});
+}
+
+PyObject* compare_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  static const char* const names[] = {"op",     "operand", "compare", "result", "peer",
+                                      "remote", "context", "flags",   "_rows",  "_brings"};
+  PyObject* a[10];
+  if (!parse_arguments("compare_atomic", names, 6, args, nargs, kwnames, a)) return nullptr;
+  return start_atomic("compare_atomic", OpCode::compare_atomic, self,
+                      {a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9]});
+}
+
+}  // namespace
+
+PyMethodDef atomic_methods[] = {
+    {"atomic", method(atomic_method), METH_FASTCALL | METH_KEYWORDS,
+     "atomic($self, /, op, operand, peer, remote, context=None, flags=None, _rows=None)\n--\n\n"
+     "Starts `remote[i] = op(remote[i], operand[i])`, each element atomically with respect to all atomics of "
+     "the library on that\n"
+     "memory. operand: an array of integers of 1 to 8 bytes, float32 or float64 (a number takes the remote "
+     "dtype). Misaligned\n"
+     "targets are refused with FI_EINVAL, pairs that do not exist with NotSupportedError."},
+    {"fetch_atomic", method(fetch_method), METH_FASTCALL | METH_KEYWORDS,
+     "fetch_atomic($self, /, op, operand, result, peer, remote, context=None, flags=None, _rows=None, "
+     "_brings=False)\n--\n\n"
+     "As atomic(); the former values go to `result`."},
+    {"compare_atomic", method(compare_method), METH_FASTCALL | METH_KEYWORDS,
+     "compare_atomic($self, /, op, operand, compare, result, peer, remote, context=None, flags=None, "
+     "_rows=None, _brings=False)\n--\n\n"
+     "Starts `if compare[i] REL remote[i]: remote[i] = operand[i]` for the CSWAP family, and the masked swap "
+     "MSWAP; the former values\n"
+     "go to `result`."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace fab::python

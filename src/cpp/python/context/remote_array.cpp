@@ -1,0 +1,494 @@
+// What Python calls RemoteArray, as far as it is called once per operation: usual indices and arrays that are
+// just what they select go straight to the core; everything else is left to its Python subclass (_put,
+// _assign, …).
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "fabric/memory/atomics.h"
+#include "python/context/context_object.h"
+
+namespace fab::python {
+namespace {
+
+struct RemoteArrayObject {
+  PyObject_HEAD PyObject* context;  // owned: a scope
+  PyObject* rank;                   // owned: the number of the peer in its group
+  PyObject* handle;                 // owned: its handle in the address vector
+  PyObject* region;                 // owned RemoteRegion
+  const RemoteView* view;           // of `region`
+  ContextHandle* scope;             // of `context`
+  PeerId peer;
+  DataType type;  // if `atomic`
+  bool atomic;    // elements are updated by atomics
+};
+
+RemoteArrayObject& array_of(PyObject* self) { return *reinterpret_cast<RemoteArrayObject*>(self); }
+
+PyObject* array_new(PyTypeObject* type, PyObject* args, PyObject*) {
+  PyObject *context = nullptr, *handle = nullptr, *rank = nullptr, *region = nullptr, *rest = nullptr;
+  if (!PyArg_ParseTuple(args, "OOOO|O", &context, &handle, &rank, &region, &rest)) return nullptr;
+  const RemoteView* view = remote_view(region);
+  if (!view) {
+    PyErr_SetString(PyExc_TypeError, "a remote array is made of a RemoteRegion");
+    return nullptr;
+  }
+  try {
+    const PeerId peer = peer_from(handle);
+    PyObject* self = type->tp_alloc(type, 0);
+    if (!self) return nullptr;
+    RemoteArrayObject& array = array_of(self);
+    array.context = Py_NewRef(context);
+    array.handle = Py_NewRef(handle);
+    array.rank = Py_NewRef(rank);
+    array.region = Py_NewRef(region);
+    array.view = view;
+    array.scope = &context_handle(context);
+    array.peer = peer;
+    const auto data_type = atomic_type(view->dtype.ptr());
+    array.atomic = data_type.has_value();
+    array.type = data_type.value_or(DataType::i8);
+    return self;
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+int array_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(array_of(self).context);
+  Py_VISIT(array_of(self).region);
+  Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
+  return 0;
+}
+
+void array_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  RemoteArrayObject& array = array_of(self);
+  Py_XDECREF(array.context);
+  Py_XDECREF(array.handle);
+  Py_XDECREF(array.rank);
+  Py_XDECREF(array.region);
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+Target target_of(const RemoteView& part) { return {part.remote(), part.region->key, &part}; }
+
+bool has_ellipsis(PyObject* index) {
+  if (index == Py_Ellipsis) return true;
+  if (!PyTuple_Check(index)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(index); ++i)
+    if (PyTuple_GET_ITEM(index, i) == Py_Ellipsis) return true;
+  return false;
+}
+
+// A Python number as the bytes of one element; false: not a plain one, or of another kind or range.
+bool element_from(PyObject* number, const RemoteArrayObject& array, std::uint64_t& word) {
+  if (!array.atomic) return false;
+  word = 0;
+  if (array.type == DataType::f32 || array.type == DataType::f64) {
+    double value;
+    if (PyFloat_CheckExact(number)) {
+      value = PyFloat_AS_DOUBLE(number);
+    } else if (PyLong_CheckExact(number)) {
+      value = PyLong_AsDouble(number);
+      if (value == -1 && PyErr_Occurred()) return PyErr_Clear(), false;
+    } else {
+      return false;
+    }
+    const auto single = static_cast<float>(value);
+    if (array.type == DataType::f32)
+      std::memcpy(&word, &single, sizeof single);
+    else
+      std::memcpy(&word, &value, sizeof value);
+    return true;
+  }
+  if (!PyLong_CheckExact(number)) return false;
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+  if (overflow) return false;  // rare: large unsigned ones go the long way
+  const auto bits = static_cast<unsigned>(8 * array.view->itemsize);
+  const bool is_unsigned = static_cast<int>(array.type) % 2 != 0;
+  if (is_unsigned ? value < 0 || (bits < 64 && value >> bits != 0)
+                  : bits < 64 && (value < -(1LL << (bits - 1)) || value >= 1LL << (bits - 1)))
+    return false;  // the long way raises what NumPy does
+  std::memcpy(&word, &value, sizeof value);
+  return true;
+}
+
+bool one_element(const RemoteView& part) { return std::cmp_equal(part.nbytes, part.itemsize); }
+
+// Memory of this process that needs nobody to keep it.
+LocalBuffer bare(void* data, std::uint64_t nbytes) {
+  LocalBuffer buffer;
+  buffer.data = static_cast<std::byte*>(data);
+  buffer.nbytes = nbytes;
+  return buffer;
+}
+
+PyObject* array_subscript(PyObject* self, PyObject* index) {
+  try {
+    RemoteArrayObject& array = array_of(self);
+    if (!RemoteView::takes(index)) return PyObject_CallMethod(self, "_select", "(O)", index);
+    const RemoteView part = array.view->at(index);
+    ContextHandle& scope = *array.scope;
+    scope.check_open();
+    if (part.ndim == 0 && array.atomic && !has_ellipsis(index)) {
+      std::uint64_t word = 0;
+      move_now("get", OpCode::read, scope, bare(&word, part.nbytes), array.peer, target_of(part));
+      return make_scalar(&word, part.dtype.ptr());
+    }
+    const auto out =
+        py::reinterpret_steal<py::object>(make_array(part.dtype.ptr(), part.ndim, part.shape.data()));
+    move_now("get", OpCode::read, scope, out.ptr(), array.peer, target_of(part));
+    return has_ellipsis(index) ? Py_NewRef(out.ptr()) : element_or_array(out.ptr());
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+int array_assign(PyObject* self, PyObject* index, PyObject* values) {
+  if (!values) {
+    PyErr_SetString(PyExc_TypeError, "elements of a remote array cannot be deleted");
+    return -1;
+  }
+  try {
+    RemoteArrayObject& array = array_of(self);
+    if (RemoteView::takes(index)) {
+      const RemoteView part = array.view->at(index);
+      std::uint64_t word;
+      if (part.is_like(values)) {
+        move_now("put", OpCode::write, *array.scope, values, array.peer, target_of(part));
+        return 0;
+      }
+      if (one_element(part) && element_from(values, array, word)) {
+        array.scope->check_open();
+        move_now("put", OpCode::write, *array.scope, bare(&word, part.nbytes), array.peer, target_of(part));
+        return 0;
+      }
+    }
+    PyObject* done = PyObject_CallMethod(self, "_assign", "(OO)", index, values);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+  } catch (...) {
+    set_python_error();
+    return -1;
+  }
+}
+
+// Calls the subclass's method with the arguments as they came.
+PyObject* the_long_way(const char* method, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                       PyObject* kwnames) {
+  PyObject* bound = PyObject_GetAttrString(self, method);
+  if (!bound) return nullptr;
+  PyObject* result = PyObject_Vectorcall(bound, args, static_cast<std::size_t>(nargs), kwnames);
+  Py_DECREF(bound);
+  return result;
+}
+
+PyObject* move(const char* name, const char* long_way, OpCode op, PyObject* self, PyObject* const* args,
+               Py_ssize_t nargs, PyObject* kwnames) {
+  try {
+    RemoteArrayObject& array = array_of(self);
+    PyObject* const index = nargs == 2 ? args[1] : Py_Ellipsis;
+    if (!kwnames && (nargs == 1 || nargs == 2) && RemoteView::takes(index)) {
+      const RemoteView part = array.view->at(index);
+      if (part.nbytes != 0 && part.is_like(args[0]))
+        return reinterpret_cast<PyObject*>(
+            start_move(name, op, *array.scope, args[0], array.peer, target_of(part)));
+    }
+    return the_long_way(long_way, self, args, nargs, kwnames);
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+PyObject* array_put(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  return move("put", "_put", OpCode::write, self, args, nargs, kwnames);
+}
+PyObject* array_get(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  return move("get", "_get", OpCode::read, self, args, nargs, kwnames);
+}
+
+// An atomic on arrays that are just what the index selects, or on one element with Python's numbers. Null
+// with no error set: the long way.
+struct Update {
+  OpCode code;
+  AtomicOp op;
+  PyObject *index, *operand, *compare, *out;
+};
+
+PyObject* update(RemoteArrayObject& array, const Update& wanted) {
+  if (!array.atomic || !RemoteView::takes(wanted.index) || !atomic_supported(wanted.op, array.type))
+    return nullptr;
+  const RemoteView part = array.view->at(wanted.index);
+  if (!part.contiguous || part.nbytes == 0 || part.nbytes > kMaxAtomicBytes) return nullptr;
+  const bool fetches = wanted.code != OpCode::atomic;
+  const bool single = one_element(part);
+  std::uint64_t operand = 0, compare = 0;
+  const auto fits = [&](PyObject* values, std::uint64_t& word, bool& number) {
+    number = single && element_from(values, array, word);
+    return number || part.is_like(values);
+  };
+  bool operand_is_number = false, compare_is_number = false;
+  if (!fits(wanted.operand, operand, operand_is_number)) return nullptr;
+  if (wanted.compare && !fits(wanted.compare, compare, compare_is_number)) return nullptr;
+  if (wanted.out && (!part.is_like(wanted.out) || !array_fields(wanted.out).writable)) return nullptr;
+
+  ContextHandle& scope = *array.scope;
+  scope.check_open();
+  if (!scope.finished->empty()) scope.finished->drain();
+  const bool brings = fetches && !wanted.out;
+  const Target target = target_of(part);
+  OperationObject* operation =
+      prepare_operation(scope, wanted.code, array.peer, target, part.nbytes, nullptr, brings);
+  try {
+    std::vector<LocalBuffer> buffers;  // none for numbers
+    Transfer transfer{};
+    transfer.operation = &operation->core;
+    transfer.op = wanted.code;
+    transfer.atomic = wanted.op;
+    transfer.type = array.type;
+    transfer.delivery = Delivery::delivery;
+    transfer.key = target.key;
+    transfer.remote = target.remote;
+    transfer.length = part.nbytes;
+    const auto place = [&](std::size_t i, PyObject* values, bool number, std::uint64_t word) {
+      if (number) {
+        operation->words[i] = word;
+        return reinterpret_cast<std::byte*>(&operation->words[i]);
+      }
+      buffers.push_back(LocalBuffer::of(values, i == 2));
+      return buffers.back().data;
+    };
+    transfer.local = place(0, wanted.operand, operand_is_number, operand);
+    if (wanted.compare) transfer.compare = place(1, wanted.compare, compare_is_number, compare);
+    if (wanted.out) {
+      transfer.result = place(2, wanted.out, false, 0);
+    } else if (fetches && part.ndim == 0) {
+      operation->value_dtype = Py_NewRef(part.dtype.ptr());
+      transfer.result = place(2, nullptr, true, 0);
+    } else if (fetches) {
+      operation->value = make_array(part.dtype.ptr(), part.ndim, part.shape.data());
+      transfer.result = place(2, operation->value, false, 0);
+    }
+    begin(*operation, 1, kNoContext, scope.queue.get());
+    post_operation(scope, {&transfer, 1}, *operation, buffers);
+    return reinterpret_cast<PyObject*>(operation);
+  } catch (...) {
+    Py_DECREF(reinterpret_cast<PyObject*>(operation));
+    throw;
+  }
+}
+
+// The AtomicOp that an argument means if it is one that `update` takes; negative otherwise.
+long plain_op(PyObject* object, bool fetches) {
+  if (!object) return static_cast<long>(AtomicOp::sum);
+  const long value = PyLong_Check(object) ? PyLong_AsLong(object) : -1;
+  if (value < 0) PyErr_Clear();
+  if (value >= kAtomicOps || needs_compare(static_cast<AtomicOp>(value))) return -1;
+  return value == static_cast<long>(AtomicOp::atomic_read) && !fetches ? -1 : value;
+}
+
+PyObject* given_or(PyObject* object, PyObject* otherwise) {
+  return object && object != Py_None ? object : otherwise;
+}
+
+PyObject* array_accumulate(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  static const char* const names[] = {"values", "index", "op"};
+  PyObject* given[3];
+  if (!parse_arguments("accumulate", names, 1, args, nargs, kwnames, given)) return nullptr;
+  try {
+    const long op = plain_op(given[2], false);
+    if (op >= 0)
+      if (PyObject* operation =
+              update(array_of(self), {OpCode::atomic, static_cast<AtomicOp>(op),
+                                      given[1] ? given[1] : Py_Ellipsis, given[0], nullptr, nullptr}))
+        return operation;
+    return the_long_way("_accumulate", self, args, nargs, kwnames);
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+PyObject* array_fetch_add(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  static const char* const names[] = {"values", "index", "out"};
+  PyObject* given[3];
+  if (!parse_arguments("fetch_add", names, 1, args, nargs, kwnames, given)) return nullptr;
+  try {
+    if (PyObject* operation =
+            update(array_of(self), {OpCode::fetch_atomic, AtomicOp::sum, given[1] ? given[1] : Py_Ellipsis,
+                                    given[0], nullptr, given_or(given[2], nullptr)}))
+      return operation;
+    return the_long_way("_fetch_add", self, args, nargs, kwnames);
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+PyObject* array_fetch_accumulate(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  static const char* const names[] = {"values", "index", "op", "out"};
+  PyObject* given[4];
+  if (!parse_arguments("fetch_accumulate", names, 1, args, nargs, kwnames, given)) return nullptr;
+  try {
+    const long op = plain_op(given[2], true);
+    if (op >= 0)
+      if (PyObject* operation = update(array_of(self), {OpCode::fetch_atomic, static_cast<AtomicOp>(op),
+                                                        given[1] ? given[1] : Py_Ellipsis, given[0], nullptr,
+                                                        given_or(given[3], nullptr)}))
+        return operation;
+    return the_long_way("_fetch_accumulate", self, args, nargs, kwnames);
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+PyObject* array_compare_and_swap(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  static const char* const names[] = {"expected", "desired", "index", "out"};
+  PyObject* given[4];
+  if (!parse_arguments("compare_and_swap", names, 2, args, nargs, kwnames, given)) return nullptr;
+  try {
+    if (PyObject* operation = update(
+            array_of(self), {OpCode::compare_atomic, AtomicOp::cswap, given[2] ? given[2] : Py_Ellipsis,
+                             given[1], given[0], given_or(given[3], nullptr)}))
+      return operation;
+    return the_long_way("_compare_and_swap", self, args, nargs, kwnames);
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+PyMethodDef array_methods[] = {
+    {"put", method(array_put), METH_FASTCALL | METH_KEYWORDS,
+     "put($self, /, values, index=Ellipsis, notify=None)\n--\n\n"
+     "Writes `values` to the selected elements. notify: the number of the peer's counter that rises by one "
+     "per "
+     "contiguous\nrun once the values are there."},
+    {"get", method(array_get), METH_FASTCALL | METH_KEYWORDS,
+     "get($self, /, out, index=Ellipsis)\n--\n\n"
+     "Reads the selected elements into `out`, a C-contiguous array of their shape and dtype."},
+    {"accumulate", method(array_accumulate), METH_FASTCALL | METH_KEYWORDS,
+     "accumulate($self, /, values, index=Ellipsis, op=AtomicOp.SUM)\n--\n\n"
+     "Updates each selected element with `op` and its value, atomically by element."},
+    {"fetch_add", method(array_fetch_add), METH_FASTCALL | METH_KEYWORDS,
+     "fetch_add($self, /, values, index=Ellipsis, out=None)\n--\n\n"
+     "Adds to each selected element, atomically by element, and brings what was there before.\n\n"
+     "With `out` returns an Operation, without it a Fetch whose result is the former value or values."},
+    {"fetch_accumulate", method(array_fetch_accumulate), METH_FASTCALL | METH_KEYWORDS,
+     "fetch_accumulate($self, /, values, index=Ellipsis, op=AtomicOp.SUM, out=None)\n--\n\n"
+     "As accumulate(), and brings what was there before, as fetch_add() does."},
+    {"compare_and_swap", method(array_compare_and_swap), METH_FASTCALL | METH_KEYWORDS,
+     "compare_and_swap($self, /, expected, desired, index=Ellipsis, out=None)\n--\n\n"
+     "Where a selected element equals `expected`, sets it to `desired`, atomically; brings what was there "
+     "before, as\nfetch_add() does."},
+    {nullptr, nullptr, 0, nullptr}};
+
+template <PyObject* RemoteArrayObject::* field>
+PyObject* get_field(PyObject* self, void*) {
+  return Py_NewRef(array_of(self).*field);
+}
+
+PyGetSetDef array_getset[] = {
+    {"peer", get_field<&RemoteArrayObject::rank>, nullptr, "The rank that the array belongs to.", nullptr},
+    {"region", get_field<&RemoteArrayObject::region>, nullptr,
+     "What Endpoint operations take for the same memory.", nullptr},
+    {"_context", get_field<&RemoteArrayObject::context>, nullptr, nullptr, nullptr},
+    {"_handle", get_field<&RemoteArrayObject::handle>, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyType_Slot array_slots[] = {{Py_tp_new, reinterpret_cast<void*>(array_new)},
+                             {Py_tp_dealloc, reinterpret_cast<void*>(array_dealloc)},
+                             {Py_tp_traverse, reinterpret_cast<void*>(array_traverse)},
+                             {Py_mp_subscript, reinterpret_cast<void*>(array_subscript)},
+                             {Py_mp_ass_subscript, reinterpret_cast<void*>(array_assign)},
+                             {Py_tp_methods, array_methods},
+                             {Py_tp_getset, array_getset},
+                             {Py_tp_doc, const_cast<char*>("The frequent half of pyfab.RemoteArray.")},
+                             {0, nullptr}};
+PyType_Spec array_spec = {"pyfab._core.RemoteArrayCore", sizeof(RemoteArrayObject), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, array_slots};
+
+// ------------------------------------------------------------------- what Window has for `window[peer]`
+
+struct WindowObject {
+  PyObject_HEAD PyObject* peers;  // owned list by rank, with None where the subclass's _open_peer() makes one
+};
+
+WindowObject& window_of(PyObject* self) { return *reinterpret_cast<WindowObject*>(self); }
+
+int window_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(window_of(self).peers);
+  Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
+  return 0;
+}
+
+int window_clear(PyObject* self) {
+  Py_CLEAR(window_of(self).peers);
+  return 0;
+}
+
+void window_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  window_clear(self);
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject* window_subscript(PyObject* self, PyObject* rank) {
+  PyObject* const peers = window_of(self).peers;
+  if (peers && PyLong_CheckExact(rank)) {
+    const Py_ssize_t number = PyLong_AsSsize_t(rank);
+    if (number == -1) PyErr_Clear();
+    if (number >= 0 && number < PyList_GET_SIZE(peers))
+      if (PyObject* const array = PyList_GET_ITEM(peers, number); array != Py_None) return Py_NewRef(array);
+  }
+  return PyObject_CallMethod(self, "_open_peer", "(O)", rank);
+}
+
+PyGetSetDef window_getset[] = {
+    {"_peers",
+     [](PyObject* self, void*) { return Py_NewRef(window_of(self).peers ? window_of(self).peers : Py_None); },
+     [](PyObject* self, PyObject* peers, void*) {
+       if (!peers || !PyList_CheckExact(peers)) {
+         PyErr_SetString(PyExc_TypeError, "_peers is a list");
+         return -1;
+       }
+       Py_INCREF(peers);
+       Py_XDECREF(std::exchange(window_of(self).peers, peers));
+       return 0;
+     },
+     nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyType_Slot window_slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(window_dealloc)},
+                              {Py_tp_traverse, reinterpret_cast<void*>(window_traverse)},
+                              {Py_tp_clear, reinterpret_cast<void*>(window_clear)},
+                              {Py_mp_subscript, reinterpret_cast<void*>(window_subscript)},
+                              {Py_tp_getset, window_getset},
+                              {Py_tp_doc, const_cast<char*>("The frequent part of pyfab.Window.")},
+                              {0, nullptr}};
+PyType_Spec window_spec = {"pyfab._core.WindowCore", sizeof(WindowObject), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, window_slots};
+
+}  // namespace
+
+void bind_remote_array(py::module_& m) {
+  const auto add = [&](const char* name, PyType_Spec& spec) {
+    PyObject* type = PyType_FromSpec(&spec);
+    if (!type) throw py::error_already_set();
+    m.attr(name) = py::reinterpret_steal<py::object>(type);
+  };
+  add("RemoteArrayCore", array_spec);
+  add("WindowCore", window_spec);
+}
+
+}  // namespace fab::python

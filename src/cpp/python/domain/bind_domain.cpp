@@ -1,0 +1,270 @@
+#include "fabric/memory/raw_key.h"
+#include "providers/providers.h"
+#include "python/bind.h"
+
+namespace fab::python {
+namespace {
+
+py::object nic_dict(const NicInfo& nic) {
+  py::dict out;
+  out["name"] = nic.name;
+  out["driver"] = nic.driver;
+  out["pci_address"] = nic.pci_address;
+  out["state"] = nic.state;
+  out["numa_node"] = nic.numa_node;
+  out["speed_bits_per_second"] = nic.speed_bits_per_second;
+  return out;
+}
+
+py::dict info_dict(const Info& info) {
+  py::dict out;
+  out["provider"] = info.provider;
+  out["fabric"] = info.fabric;
+  out["domain"] = info.domain;
+  out["addr_format"] = info.addr_format;
+  out["src_addr"] = info.src_addr;
+  out["caps"] = info.caps;
+  out["mr_mode"] = info.mr_mode;
+  out["mr_key_size"] = info.mr_key_size;
+  out["mr_iov_limit"] = info.mr_iov_limit;
+  out["inject_size"] = info.inject_size;
+  out["max_msg_size"] = info.max_msg_size;
+  out["max_rma_size"] = info.max_rma_size;
+  out["max_contexts"] = info.max_contexts;
+  out["max_group_id"] = info.max_group_id;
+  out["delivery"] = info.delivery;
+  out["links"] = info.links;
+  out["usable"] = info.usable;
+  out["why"] = info.why;
+  py::list nics;
+  for (const NicInfo& nic : info.nics) nics.append(nic_dict(nic));
+  out["nics"] = nics;
+  return out;
+}
+
+// Every domain that this process opened, so that none outlives the interpreter. Never freed.
+struct OpenedDomains {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<DomainCore>> domains;
+};
+OpenedDomains& opened_domains() {
+  static auto* const opened = new OpenedDomains;
+  return *opened;
+}
+
+void close_all() {
+  const WithoutGil without_gil;
+  std::unique_lock lock(opened_domains().mutex);
+  const auto domains = std::exchange(opened_domains().domains, {});
+  lock.unlock();
+  for (const auto& opened : domains) {
+    if (const auto domain = opened.lock()) domain->close(true);
+  }
+}
+
+py::dict registrations(const DomainCore& domain) {
+  py::dict out;
+  for (const LinkRegistrations& link : domain.domain().registrations()) {
+    py::dict counts;
+    counts["held"] = link.held;
+    counts["made"] = link.made;
+    counts["reused"] = link.reused;
+    out[py::str(link.link)] = counts;
+  }
+  return out;
+}
+
+py::object cache_stats(const DomainCore& domain) {
+  const DomainCache& cache = domain.registration_cache();
+  CacheStats stats;
+  if (cache.cache) {
+    const WithoutGil without_gil;
+    stats = cache.cache->stats();
+  }
+  py::dict out;
+  out["monitor"] = cache.monitor;
+  out["searches"] = stats.searches;
+  out["hits"] = stats.hits;
+  out["misses"] = stats.misses;
+  out["evictions"] = stats.evictions;
+  out["notifications"] = stats.notifications;
+  out["cached_bytes"] = stats.cached_bytes;
+  out["cached_count"] = stats.cached_count;
+  out["idle_bytes"] = stats.idle_bytes;
+  out["idle_count"] = stats.idle_count;
+  return out;
+}
+
+py::list info_list(const std::vector<Info>& infos) {
+  py::list out;
+  for (const Info& info : infos) out.append(info_dict(info));
+  return out;
+}
+
+// The function of a policy. Python owns it, by a PolicyOwner, so that the collector sees to whom it leads,
+// perhaps back to the domain; the core, whose domain may live on in operations, finds none after that.
+class PolicySlot {
+ public:
+  explicit PolicySlot(py::function function) noexcept : function_(function.release().ptr()) {}
+  ~PolicySlot() = default;  // empty by then: its owner has gone
+  PolicySlot(const PolicySlot&) = delete;
+  PolicySlot& operator=(const PolicySlot&) = delete;
+
+  // With the GIL. Nothing that takes time happens under the lock, and nothing that runs code of Python's.
+  py::object get() const {
+    const std::lock_guard lock(mutex_);
+    return py::reinterpret_borrow<py::object>(function_.load());
+  }
+  PyObject* look() const noexcept { return function_.load(); }
+  void clear() noexcept {
+    PyObject* last;
+    {
+      const std::lock_guard lock(mutex_);
+      last = function_.exchange(nullptr);
+    }
+    Py_XDECREF(last);
+  }
+
+ private:
+  mutable std::mutex mutex_;  // between looking at the function and taking a reference
+  std::atomic<PyObject*> function_;
+};
+
+// Held by everything in Python that can start operations of the domain.
+struct PolicyOwner {
+  explicit PolicyOwner(py::function function) : slot(std::make_shared<PolicySlot>(std::move(function))) {}
+  ~PolicyOwner() { clear(); }
+  PolicyOwner(const PolicyOwner&) = delete;
+  PolicyOwner& operator=(const PolicyOwner&) = delete;
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(slot->look());
+    return 0;
+  }
+  void clear() const noexcept { slot->clear(); }
+
+  const std::shared_ptr<PolicySlot> slot;
+};
+
+RailPolicy policy_from(const std::shared_ptr<PolicySlot>& slot) {
+  return [slot](std::uint64_t peer, const std::vector<std::string>& links) {
+    const py::gil_scoped_acquire gil;
+    const py::object function = slot->get();
+    if (!function) return std::vector<double>{};
+    const py::object weights = function(peer, links);
+    if (weights.is_none()) return std::vector<double>{};
+    try {
+      return weights.cast<std::vector<double>>();
+    } catch (const py::cast_error&) {
+      throw Error(Errc::invalid, "rail_policy returned " + std::string(py::repr(weights)) + " for " +
+                                     std::to_string(links.size()) +
+                                     " rails; it returns a number for each, or None");
+    }
+  };
+}
+
+}  // namespace
+
+void bind_domain(py::module_& m) {
+  py::class_<DomainCore, std::shared_ptr<DomainCore>>(m, "DomainCore",
+                                                      py::release_gil_before_calling_cpp_dtor())
+      .def_property_readonly("info", [](const DomainCore& domain) { return info_dict(domain.info()); })
+      .def_property_readonly("closed", &DomainCore::closed)
+      .def_property_readonly("needs_sync_rdma_read", &DomainCore::needs_sync_rdma_read)
+      .def_property_readonly("needs_sync_rdma_write", &DomainCore::needs_sync_rdma_write)
+      .def_property_readonly("regions", [](DomainCore& domain) { return domain.local_regions().size(); })
+      .def_property_readonly("cache_stats", &cache_stats)
+      .def_property_readonly("device_registrations", &registrations)
+      .def_property_readonly("cache_warning",
+                             [](const DomainCore& domain) { return domain.registration_cache().warning; })
+      .def_property_readonly("raw_key_size", &DomainCore::raw_key_size)
+      .def("check_open", &DomainCore::check_open)
+      .def("allocate", &DomainCore::allocate, py::arg("nbytes"), py::call_guard<WithoutGil>())
+      .def("next_endpoint_number", &DomainCore::next_endpoint_number)
+      .def(
+          "bind_registrations",
+          [](DomainCore& domain, std::shared_ptr<EventQueue> events) {
+            domain.registrations().bind(std::move(events));
+          },
+          py::arg("events").none(true), "From now on registrations tell this queue; None: no longer.")
+      .def(
+          "map_key",
+          [](DomainCore& domain, const py::bytes& raw) {
+            const auto key = decode_raw_key(std::string_view(raw));
+            if (!key)
+              throw Error(
+                  Errc::invalid,
+                  "these " + std::to_string(std::string_view(raw).size()) +
+                      " bytes are no raw key, or they were damaged on the way; pass what raw_attr() of "
+                      "the target gave");
+            return domain.post_rules().map_key(*key);
+          },
+          py::arg("raw_key"))
+      .def_property_readonly("mapped_keys",
+                             [](DomainCore& domain) { return domain.post_rules().mapped_keys(); })
+      .def(
+          "unmap_key", [](DomainCore& domain, std::uint64_t key) { domain.post_rules().unmap_key(key); },
+          py::arg("key"))
+      .def("open_counter", &DomainCore::open_counter)
+      .def("open_event_queue", &DomainCore::open_event_queue, py::arg("losses"))
+      .def(
+          "open_completion_queue",
+          [](DomainCore& domain, std::size_t size, bool forget_oldest) {
+            return domain.open_completion_queue(size, forget_oldest ? CompletionQueue::WhenFull::forget_oldest
+                                                                    : CompletionQueue::WhenFull::refuse);
+          },
+          py::arg("size"), py::arg("forget_oldest"))
+      .def("progress", &DomainCore::progress, py::call_guard<WithoutGil>())
+      .def("close", &DomainCore::close, py::arg("force"), py::call_guard<WithoutGil>());
+
+  py::class_<PolicyOwner>(m, "RailPolicy", holds_objects<PolicyOwner>(),
+                          "The function that a domain asks about its rails, as long as this object is there.")
+      .def(py::init<py::function>(), py::arg("function"));
+
+  m.def("close_all", &close_all,
+        "Closes every domain of this process that is still open. For the end of the interpreter.");
+  m.def(
+      "discover", [] { return info_list(WithoutGil::run([] { return discover(); })); },
+      "Every provider and device of this build, usable here or not, as dicts.");
+  m.def("configured_links", &configured_links, "$FI_LNX_PROV_LINKS, or an empty string.");
+  m.def(
+      "find_links",
+      [](const std::string& spec) { return info_list(WithoutGil::run([&] { return find_links(spec); })); },
+      py::arg("spec"));
+  m.def(
+      "open_domain",
+      [](const std::string& spec, std::uint32_t mode, const std::string& auth_key, bool strict_keys,
+         bool manual_progress, double peer_deadline, double rail_deadline, const PolicyOwner* rail_policy,
+         std::uint32_t mr_key_size, const std::optional<std::tuple<bool, std::uint32_t, bool>>& non_coherent,
+         std::map<std::string, std::string> settings) {
+        DomainOptions options;
+        options.mr_mode = mode;
+        options.auth_key = auth_key;
+        options.strict_keys = strict_keys;
+        options.manual_progress = manual_progress;
+        options.peer_deadline = peer_deadline;
+        options.rail_deadline = rail_deadline;
+        if (rail_policy) options.rail_policy = policy_from(rail_policy->slot);
+        options.mr_key_size = mr_key_size;
+        if (non_coherent) {
+          const auto [at_cpu, line, check] = *non_coherent;
+          options.non_coherent = {.place = at_cpu ? CacheModel::Place::cpu : CacheModel::Place::device,
+                                  .line = line,
+                                  .check = check};
+        }
+        options.settings = std::move(settings);
+        std::shared_ptr<DomainCore> domain;
+        {
+          const WithoutGil without_gil;
+          domain = open_domain(spec, std::move(options));
+        }
+        const std::lock_guard lock(opened_domains().mutex);
+        std::erase_if(opened_domains().domains, [](const auto& opened) { return opened.expired(); });
+        opened_domains().domains.push_back(domain);
+        return domain;
+      },
+      py::arg("spec"), py::arg("mr_mode"), py::arg("auth_key"), py::arg("strict_keys"),
+      py::arg("manual_progress"), py::arg("peer_deadline"), py::arg("rail_deadline"), py::arg("rail_policy"),
+      py::arg("mr_key_size"), py::arg("non_coherent"), py::arg("settings"));
+}
+
+}  // namespace fab::python

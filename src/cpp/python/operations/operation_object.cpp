@@ -1,0 +1,652 @@
+#include "python/operations/operation_object.h"
+
+#include <new>
+
+namespace fab::python {
+namespace {
+
+PyTypeObject* operation_type = nullptr;
+PyTypeObject* fetch_type = nullptr;
+PyTypeObject* completion_type = nullptr;
+PyObject* flag_class = nullptr;      // CompletionFlag, set by the package
+PyObject* await_function = nullptr;  // likewise: turns an operation into an iterator for `await`
+
+const char* verb(OpCode op) noexcept {
+  switch (op) {
+    case OpCode::write:
+      return "write";
+    case OpCode::read:
+      return "read";
+    case OpCode::atomic:
+      return "atomic";
+    case OpCode::fetch_atomic:
+      return "fetch_atomic";
+    case OpCode::compare_atomic:
+      return "compare_atomic";
+    case OpCode::send:
+      return "send";
+    case OpCode::receive:
+      return "receive";
+    default:  // nothing that a user starts
+      return "operation";
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- Completion
+
+struct CompletionObject {
+  PyObject_HEAD Completion value;
+  PyObject* context;  // owned
+};
+
+CompletionObject& completion_of(PyObject* self) { return *reinterpret_cast<CompletionObject*>(self); }
+
+int completion_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(completion_of(self).context);
+  Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
+  return 0;
+}
+
+int completion_clear(PyObject* self) {
+  Py_CLEAR(completion_of(self).context);
+  return 0;
+}
+
+void completion_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  PyTypeObject* type = Py_TYPE(self);
+  completion_clear(self);
+  PyObject_GC_Del(self);
+  Py_DECREF(type);
+}
+
+PyObject* completion_flags_get(PyObject* self, void*) {
+  PyObject* number = PyLong_FromUnsignedLong(completion_of(self).value.flags);
+  if (!flag_class || !number) return number;
+  PyObject* flags = PyObject_CallOneArg(flag_class, number);
+  Py_DECREF(number);
+  return flags;
+}
+
+PyObject* completion_error_get(PyObject* self, void*) {
+  const Completion& value = completion_of(self).value;
+  if (value.error == Errc::ok) Py_RETURN_NONE;
+  try {
+    return make_error(value.error, std::string("the operation failed: ") + describe(value.error))
+        .release()
+        .ptr();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+template <std::uint64_t Completion::* field>
+PyObject* completion_number(PyObject* self, void*) {
+  return PyLong_FromUnsignedLongLong(completion_of(self).value.*field);
+}
+
+PyGetSetDef completion_getset[] = {
+    {"context",
+     [](PyObject* self, void*) {
+       PyObject* context = completion_of(self).context;
+       return Py_NewRef(context ? context : Py_None);  // null: the collector has cleared it
+     },
+     nullptr, "What the caller gave as context, or None.", nullptr},
+    {"flags", completion_flags_get, nullptr, "CompletionFlag: the kind of operation.", nullptr},
+    {"nbytes", completion_number<&Completion::length>, nullptr, "Bytes moved.", nullptr},
+    {"data", completion_number<&Completion::data>, nullptr, "Remote data of the peer's write; 0 without.",
+     nullptr},
+    {"tag", completion_number<&Completion::tag>, nullptr, "Tag of a message; 0 without.", nullptr},
+    {"offset", completion_number<&Completion::offset>, nullptr,
+     "Where a message begins in the memory of a receive for many.", nullptr},
+    {"overflow", completion_number<&Completion::overflow>, nullptr,
+     "Bytes of a truncated message that had no room.", nullptr},
+    {"source", completion_number<&Completion::source>, nullptr,
+     "Handle of the peer that caused the entry, or ADDR_NOTAVAIL.", nullptr},
+    {"error", completion_error_get, nullptr, "None, or the exception that tells why the operation failed.",
+     nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyObject* completion_repr(PyObject* self) {
+  PyObject* flags = completion_flags_get(self, nullptr);
+  if (!flags) return nullptr;
+  const Completion& value = completion_of(self).value;
+  PyObject* text = PyUnicode_FromFormat(
+      "Completion(context=%R, flags=%R, nbytes=%llu, data=%llu, tag=%llu, source=%lld%s%s)",
+      completion_of(self).context ? completion_of(self).context : Py_None, flags, value.length, value.data,
+      value.tag, static_cast<long long>(value.source),
+      value.error == Errc::ok ? "" : ", error=", value.error == Errc::ok ? "" : name(value.error));
+  Py_DECREF(flags);
+  return text;
+}
+
+PyType_Slot completion_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(completion_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(completion_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(completion_clear)},
+    {Py_tp_getset, completion_getset},
+    {Py_tp_repr, reinterpret_cast<void*>(completion_repr)},
+    {Py_tp_doc, const_cast<char*>("How an operation ended, or what a peer did to this process. Immutable.")},
+    {0, nullptr}};
+PyType_Spec completion_spec = {
+    "pyfab.Completion", sizeof(CompletionObject), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    completion_slots};
+
+// ---------------------------------------------------------------------------------------------- Operation
+
+OperationObject& operation_of(PyObject* self) { return *reinterpret_cast<OperationObject*>(self); }
+
+OperationObject& owner_of(Operation& core) {
+  constexpr auto kOffset = offsetof(OperationObject, core);
+  return *reinterpret_cast<OperationObject*>(reinterpret_cast<char*>(&core) - kOffset);
+}
+
+void settled_hook(Operation& core) noexcept {
+  OperationObject& operation = owner_of(core);
+  Tally* const tally = operation.origin->tally.get();
+  const Errc error = core.completion().error;
+  // What was never posted is the caller's exception. Told before the exchange: a poster that finds kSettled
+  // may free the operation.
+  if (tally && error != Errc::ok &&
+      (error != Errc::canceled || operation.phase.load() != OperationObject::kPosting))
+    tally->fail(operation.entry,
+                {0, operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer});
+  if (operation.phase.exchange(OperationObject::kSettled) != OperationObject::kInFlight) return;
+  if (tally) tally->leave(operation.entry);
+  if (operation.wants_notice.load()) operation.origin->context->request_notice();
+  operation.origin->finished->push(operation);
+}
+
+void run_callbacks(OperationObject& operation) noexcept {
+  PyObject* callbacks;
+  {
+    const py::scoped_critical_section section(reinterpret_cast<PyObject*>(&operation));
+    callbacks = std::exchange(operation.callbacks, nullptr);
+  }
+  if (!callbacks) return;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(callbacks); ++i) {
+    PyObject* result =
+        PyObject_CallOneArg(PyList_GET_ITEM(callbacks, i), reinterpret_cast<PyObject*>(&operation));
+    if (!result) PyErr_WriteUnraisable(PyList_GET_ITEM(callbacks, i));
+    Py_XDECREF(result);
+  }
+  Py_DECREF(callbacks);
+  if (operation.origin->tally) operation.origin->tally->called(operation.entry.number);
+}
+
+int operation_traverse(PyObject* self, visitproc visit, void* arg) {
+  const OperationObject& operation = operation_of(self);
+  Py_VISIT(operation.user_context);
+  Py_VISIT(operation.callbacks);
+  Py_VISIT(operation.value);
+  Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
+  return 0;
+}
+
+int operation_clear(PyObject* self) {
+  OperationObject& operation = operation_of(self);
+  Py_CLEAR(operation.user_context);
+  Py_CLEAR(operation.callbacks);
+  Py_CLEAR(operation.value);
+  Py_CLEAR(operation.value_dtype);
+  return 0;
+}
+
+// Only operations that hold something of the caller's can be part of a cycle; the others stay unknown to the
+// collector.
+void track(OperationObject& operation) {
+  auto* self = reinterpret_cast<PyObject*>(&operation);
+  if (!PyObject_GC_IsTracked(self)) PyObject_GC_Track(self);
+}
+
+void operation_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  PyTypeObject* type = Py_TYPE(self);
+  OperationObject& operation = operation_of(self);
+  delete operation.buffers;
+  operation_clear(self);
+  operation.origin.~shared_ptr();
+  operation.core.~Operation();
+  PyObject_GC_Del(self);
+  Py_DECREF(type);
+}
+
+// Waits; false with the Python error set (time-out, or a signal handler raised).
+bool wait_done(OperationObject& operation, PyObject* timeout) {
+  if (operation.core.done()) {
+    if (!operation.origin->finished->empty()) operation.origin->finished->drain();  // lets go of the buffers
+    return true;
+  }
+  const Deadline deadline = deadline_from(timeout ? timeout : Py_None);
+  Context& context = *operation.origin->context;
+  const bool done = wait_interruptibly(
+      [&](Deadline until) {
+        return context.wait([&] { return operation.core.done(); }, until) || operation.core.done();
+      },
+      deadline);
+  operation.origin->finished->drain();
+  if (!done)
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(make_error(Errc::timeout, "").ptr())),
+                    make_error(Errc::timeout,
+                               std::string(verb(operation.op)) + " of " + std::to_string(operation.nbytes) +
+                                   " bytes with peer " + std::to_string(operation.peer) +
+                                   " is not complete yet; it goes on, wait again with a longer timeout")
+                        .ptr());
+  return done;
+}
+
+PyObject* timeout_argument(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, const char* function,
+                           bool& ok) {
+  const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+  ok = nargs + named <= 1 &&
+       (named == 0 || PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "timeout") == 0);
+  if (!ok) PyErr_Format(PyExc_TypeError, "%s() takes only timeout", function);
+  return nargs + named == 1 ? args[0] : nullptr;
+}
+
+PyObject* operation_result(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  bool ok = true;
+  PyObject* timeout = timeout_argument(args, nargs, kwnames, "result", ok);
+  if (!ok) return nullptr;
+  OperationObject& operation = operation_of(self);
+  try {
+    if (!wait_done(operation, timeout)) return nullptr;
+    const Completion& completion = operation.core.completion();
+    if (completion.error == Errc::ok) {
+      if (operation.value) return element_or_array(operation.value);
+      if (operation.value_dtype) return make_scalar(&operation.words[2], operation.value_dtype);
+      return make_completion(completion, operation.user_context ? operation.user_context : Py_None);
+    }
+    if (operation.origin->tally) operation.origin->tally->seen(operation.entry.number);
+    raise_failure(operation.op, completion.error, operation.nbytes, operation.remote, operation.key,
+                  operation.peer, operation.origin->context.get());
+  } catch (...) {
+    set_python_error();
+  }
+  return nullptr;
+}
+
+PyObject* operation_exception(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  bool ok = true;
+  PyObject* timeout = timeout_argument(args, nargs, kwnames, "exception", ok);
+  if (!ok) return nullptr;
+  OperationObject& operation = operation_of(self);
+  try {
+    if (!wait_done(operation, timeout)) return nullptr;
+    const Errc error = operation.core.completion().error;
+    if (error == Errc::ok) Py_RETURN_NONE;
+    if (operation.origin->tally) operation.origin->tally->seen(operation.entry.number);
+    return failure(operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer,
+                   operation.origin->context.get())
+        .release()
+        .ptr();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+PyObject* operation_failure(PyObject* self, void*) {
+  const OperationObject& operation = operation_of(self);
+  const Errc error = operation.core.done() ? operation.core.completion().error : Errc::ok;
+  if (error == Errc::ok) Py_RETURN_NONE;
+  try {
+    return failure(operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer,
+                   operation.origin->context.get())
+        .release()
+        .ptr();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+PyObject* operation_done(PyObject* self, PyObject*) {
+  OperationObject& operation = operation_of(self);
+  const bool done = operation.core.done();
+  if (!operation.origin->finished->empty()) operation.origin->finished->drain();
+  return PyBool_FromLong(done);
+}
+
+PyObject* operation_add_done_callback(PyObject* self, PyObject* function) {
+  OperationObject& operation = operation_of(self);
+  if (!PyCallable_Check(function)) {
+    PyErr_SetString(PyExc_TypeError, "add_done_callback() takes a callable");
+    return nullptr;
+  }
+  {
+    const py::scoped_critical_section section(self);
+    if (!operation.callbacks) {
+      operation.callbacks = PyList_New(0);
+      if (operation.callbacks && operation.origin->tally)
+        operation.origin->tally->expect_call(operation.entry);
+    }
+    if (!operation.callbacks) return nullptr;
+    if (PyList_Append(operation.callbacks, function) != 0) return nullptr;
+    track(operation);
+    operation.wants_notice.store(true);
+  }
+  // Settled before it could see the wish: nobody else will run the callbacks.
+  if (operation.core.done()) operation.origin->finished->call_late(operation);
+  Py_RETURN_NONE;
+}
+
+PyObject* operation_await(PyObject* self) {
+  if (!await_function) {
+    PyErr_SetString(PyExc_RuntimeError, "pyfab is not set up");
+    return nullptr;
+  }
+  return PyObject_CallOneArg(await_function, self);
+}
+
+PyObject* operation_repr(PyObject* self) {
+  const OperationObject& operation = operation_of(self);
+  const char* state = "pending";
+  if (operation.core.done())
+    state = operation.core.completion().error == Errc::ok ? "done" : name(operation.core.completion().error);
+  return PyUnicode_FromFormat("<Operation %s of %llu bytes, peer %lld: %s>", verb(operation.op),
+                              static_cast<unsigned long long>(operation.nbytes),
+                              static_cast<long long>(operation.peer), state);
+}
+
+PyObject* operation_cancel(PyObject* self, PyObject*) {
+  OperationObject& operation = operation_of(self);
+  if (operation.op != OpCode::receive || operation.core.done()) Py_RETURN_FALSE;
+  try {
+    bool canceled;
+    {
+      const WithoutGil without_gil;
+      canceled = operation.origin->context->cancel(operation.core);
+    }
+    operation.origin->finished->drain();
+    return PyBool_FromLong(canceled);
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+PyObject* operation_cancelled(PyObject* self, PyObject*) {
+  const Operation& core = operation_of(self).core;
+  return PyBool_FromLong(core.done() && core.completion().error == Errc::canceled);
+}
+
+// For event loops under manual progress: moves what can be moved; on return the descriptor tells of more.
+PyObject* operation_drive(PyObject* self, PyObject*) {
+  OperationObject& operation = operation_of(self);
+  const std::shared_ptr<Context> context = operation.origin->context;
+  try {
+    {
+      const WithoutGil without_gil;
+      do {
+        context->progress();
+      } while (!operation.core.done() && context->arm() == Context::Rest::work_left);
+    }
+    operation.origin->finished->drain();
+    Py_RETURN_NONE;
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+PyMethodDef operation_methods[] = {
+    {"done", operation_done, METH_NOARGS, "done($self, /)\n--\n\nWhether the outcome is known."},
+    {"result", method(operation_result), METH_FASTCALL | METH_KEYWORDS,
+     "result($self, /, timeout=None)\n--\n\nWaits and returns the Completion, or raises what the operation "
+     "failed "
+     "with.\n\n"
+     "timeout is in seconds; OperationTimeout when it is over, and the operation goes on."},
+    {"exception", method(operation_exception), METH_FASTCALL | METH_KEYWORDS,
+     "exception($self, /, timeout=None)\n--\n\nWaits and returns the exception that result() would raise, or "
+     "None."},
+    {"cancel", operation_cancel, METH_NOARGS,
+     "cancel($self, /)\n--\n\nTakes back a receive that has met no message yet, which then ends in "
+     "CanceledError. "
+     "False for all else: what\nwas started at a peer cannot be taken back."},
+    {"cancelled", operation_cancelled, METH_NOARGS,
+     "cancelled($self, /)\n--\n\nWhether it ended in CanceledError."},
+    {"running", [](PyObject* self, PyObject*) { return PyBool_FromLong(!operation_of(self).core.done()); },
+     METH_NOARGS, "running($self, /)\n--\n\nWhether the outcome is still open."},
+    {"add_done_callback", operation_add_done_callback, METH_O,
+     "add_done_callback($self, fn, /)\n--\n\nCalls fn(operation) once it is done: at once if it is, else on "
+     "the "
+     "thread that finds out."},
+    {"_drive", operation_drive, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyGetSetDef operation_getset[] = {
+    {"_poll_fd",
+     [](PyObject* self, void*) { return PyLong_FromLong(operation_of(self).origin->context->poll_fd()); },
+     nullptr, "For event loops under manual progress.", nullptr},
+    {"_failure", operation_failure, nullptr, "What exception() gives at once, without counting as seen.",
+     nullptr},
+    {"_manual", [](PyObject* self, void*) { return PyBool_FromLong(operation_of(self).origin->manual); },
+     nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+// A Fetch has the layout and the methods of an Operation; its result is what it brought.
+PyType_Slot fetch_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(operation_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(operation_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(operation_clear)},
+    {Py_tp_doc,
+     const_cast<char*>("An operation whose result() is what it brought: an array, or a scalar where "
+                       "NumPy would give one.")},
+    {0, nullptr}};
+PyType_Spec fetch_spec = {"pyfab.Fetch", sizeof(OperationObject), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                          fetch_slots};
+
+PyType_Slot operation_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(operation_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(operation_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(operation_clear)},
+    {Py_tp_methods, operation_methods},
+    {Py_tp_getset, operation_getset},
+    {Py_tp_repr, reinterpret_cast<void*>(operation_repr)},
+    {Py_am_await, reinterpret_cast<void*>(operation_await)},
+    {Py_tp_doc,
+     const_cast<char*>(
+         "A started operation: blocking (result), by callback, or `await`. Safe from any thread.")},
+    {0, nullptr}};
+PyType_Spec operation_spec = {
+    "pyfab.Operation", sizeof(OperationObject), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    operation_slots};
+
+}  // namespace
+
+void FinishedList::push(OperationObject& operation) noexcept {
+  operation.next = head_.load(std::memory_order_relaxed);
+  while (!head_.compare_exchange_weak(operation.next, &operation, std::memory_order_release,
+                                      std::memory_order_relaxed)) {
+  }
+}
+
+void FinishedList::drain() noexcept {
+  do {
+    if (draining_.exchange(true)) return;
+    drainer_.store(std::this_thread::get_id());
+    drain_once();
+    drainer_.store({});
+    draining_.store(false);
+  } while (!empty());
+}
+
+void FinishedList::drain_once() noexcept {
+  while (!empty()) {
+    OperationObject* list = head_.exchange(nullptr);
+    OperationObject* oldest_first = nullptr;
+    while (list) {
+      OperationObject* next = list->next;
+      list->next = oldest_first;
+      oldest_first = list;
+      list = next;
+    }
+    while (oldest_first) {
+      OperationObject& operation = *oldest_first;
+      oldest_first = operation.next;
+      delete std::exchange(operation.buffers, nullptr);
+      run_callbacks(operation);
+      Py_DECREF(reinterpret_cast<PyObject*>(&operation));
+    }
+    std::vector<OperationObject*> late;
+    {
+      const std::lock_guard lock(late_mutex_);
+      late.swap(late_operations_);
+      late_.store(false);
+    }
+    for (OperationObject* operation : late) {
+      run_callbacks(*operation);
+      Py_DECREF(reinterpret_cast<PyObject*>(operation));
+    }
+  }
+}
+
+void FinishedList::call_late(OperationObject& operation) {
+  {
+    const std::lock_guard lock(late_mutex_);
+    late_operations_.push_back(&operation);
+    Py_INCREF(reinterpret_cast<PyObject*>(&operation));
+    late_.store(true);
+  }
+  drain();
+}
+
+OperationObject* new_operation(bool brings) noexcept {
+  auto* operation = PyObject_GC_New(OperationObject, brings ? fetch_type : operation_type);
+  if (!operation) return nullptr;
+  new (&operation->core) Operation();
+  new (&operation->phase) std::atomic<int>(OperationObject::kPosting);
+  new (&operation->wants_notice) std::atomic<bool>(false);
+  operation->next = nullptr;
+  new (&operation->origin) std::shared_ptr<const Origin>();
+  new (&operation->entry) Tally::Entry();
+  operation->buffers = nullptr;
+  operation->user_context = nullptr;
+  operation->callbacks = nullptr;
+  operation->value = operation->value_dtype = nullptr;
+  operation->tagged = false;
+  return operation;
+}
+
+std::uint32_t completion_flags(OpCode op) noexcept {
+  switch (op) {
+    case OpCode::write:
+      return completion_flag::kRma | completion_flag::kWrite;
+    case OpCode::read:
+      return completion_flag::kRma | completion_flag::kRead;
+    case OpCode::atomic:
+      return completion_flag::kAtomic | completion_flag::kWrite;
+    case OpCode::send:
+      return completion_flag::kMessage | completion_flag::kSend;
+    case OpCode::receive:
+      return completion_flag::kMessage | completion_flag::kRecv;
+    default:
+      return completion_flag::kAtomic | completion_flag::kRead;
+  }
+}
+
+void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number,
+           CompletionQueue* queue) {
+  if (queue && !queue->reserve())
+    throw Error(Errc::again, "the completion queue of " + std::to_string(queue->size()) +
+                                 " entries is full; read it before posting more, or make it larger");
+  const std::uint32_t flags =
+      completion_flags(operation.op) | (operation.tagged ? completion_flag::kTagged : 0);
+  operation.core.begin(parts, context_number, flags, queue, nullptr, settled_hook);
+}
+
+void keep_context(OperationObject& operation, PyObject* context) noexcept {
+  operation.user_context = Py_NewRef(context);
+  track(operation);
+  // It may lead back to the endpoint, so it is let go of at once when the operation has ended, and not when
+  // somebody calls the endpoint next.
+  if (PyObject_IS_GC(context)) operation.wants_notice.store(true);
+}
+
+void launched(OperationObject& operation, std::vector<LocalBuffer> buffers) {
+  if (operation.phase.load() == OperationObject::kSettled) return;
+  operation.buffers = new std::vector<LocalBuffer>(std::move(buffers));
+  Py_INCREF(reinterpret_cast<PyObject*>(&operation));
+  Tally* const tally = operation.origin->tally.get();
+  if (tally) tally->enter(operation.entry);
+  int expected = OperationObject::kPosting;
+  if (operation.phase.compare_exchange_strong(expected, OperationObject::kInFlight)) return;
+  if (tally) tally->leave(operation.entry);
+  delete std::exchange(operation.buffers, nullptr);
+  Py_DECREF(reinterpret_cast<PyObject*>(&operation));
+}
+
+PyObject* make_completion(const Completion& completion, PyObject* context) {
+  auto* object = PyObject_GC_New(CompletionObject, completion_type);
+  if (!object) return nullptr;
+  object->value = completion;
+  object->context = context ? Py_NewRef(context) : PyLong_FromUnsignedLongLong(completion.context);
+  if (context && PyObject_IS_GC(context)) PyObject_GC_Track(object);  // numbers lead nowhere
+  return reinterpret_cast<PyObject*>(object);
+}
+
+namespace {
+
+std::string way_to(Context& context, PeerId peer) {
+  try {
+    const PathReport report = WithoutGil::run([&] { return context.report(peer); });
+    return " over " + report.link + " (" + report.how + ")";
+  } catch (const std::exception&) {
+    return {};  // the path is gone by now
+  }
+}
+
+}  // namespace
+
+py::object failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key,
+                   PeerId peer, Context* context) {
+  if (op == OpCode::send || op == OpCode::receive) {
+    std::string text = std::string(verb(op)) + " of " + std::to_string(nbytes) + " bytes, tag " +
+                       std::to_string(key) + ", " + (op == OpCode::send ? "to peer " : "from peer ") +
+                       (peer == kNoPeer ? "any" : std::to_string(peer));
+    if (context && op == OpCode::send && error != Errc::peer_lost && error != Errc::canceled)
+      text += way_to(*context, peer);
+    return make_error(error, text + " failed: " + describe(error));
+  }
+  std::string text = std::string(verb(op)) + " of " + std::to_string(nbytes) + " bytes at " +
+                     std::to_string(remote) + " of key " + std::to_string(key) +
+                     (op == OpCode::write || op == OpCode::atomic ? " to peer " : " from peer ") +
+                     std::to_string(static_cast<std::int64_t>(peer));
+  if (context && error != Errc::peer_lost && error != Errc::canceled) text += way_to(*context, peer);
+  return make_error(error, text + " failed: " + describe(error));
+}
+
+void raise_failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key,
+                   PeerId peer, Context* context) {
+  const py::object exception = failure(op, error, nbytes, remote, key, peer, context);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+}
+
+void bind_operation(py::module_& m) {
+  const auto make_type = [](PyType_Spec& spec) {
+    PyObject* type = PyType_FromSpec(&spec);
+    if (!type) throw py::error_already_set();
+    return reinterpret_cast<PyTypeObject*>(type);
+  };
+  completion_type = make_type(completion_spec);
+  operation_type = make_type(operation_spec);
+  PyObject* fetch = PyType_FromSpecWithBases(&fetch_spec, reinterpret_cast<PyObject*>(operation_type));
+  if (!fetch) throw py::error_already_set();
+  fetch_type = reinterpret_cast<PyTypeObject*>(fetch);
+  m.attr("Fetch") = py::reinterpret_borrow<py::object>(fetch);
+  m.attr("Completion") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(completion_type));
+  m.attr("Operation") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(operation_type));
+  m.def(
+      "set_operation_helpers",
+      [](const py::object& flags, const py::object& await) {
+        flag_class = py::object(flags).release().ptr();
+        await_function = py::object(await).release().ptr();
+      },
+      py::arg("flags"), py::arg("await_function"));
+}
+
+}  // namespace fab::python
