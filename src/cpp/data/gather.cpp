@@ -6,7 +6,6 @@
 #include <system_error>
 #include <utility>
 
-#include "base/process/quiet_thread.h"
 #include "fabric/domain/context.h"
 #include "fabric/memory/copy_memory.h"
 
@@ -318,49 +317,11 @@ void GatherJob::ended(Request& request) noexcept {
 // --------------------------------------------------------------------------------------------- GatherWorker
 
 bool GatherWorker::submit(std::shared_ptr<GatherJob> job) noexcept try {
-  const std::lock_guard lock(state_->mutex);
-  if (state_->stop) return false;
-  if (!thread_.joinable()) {
-    thread_ = start_quiet_thread("pyfab-gather", [state = state_] {
-      std::unique_lock guard(state->mutex);
-      for (;;) {
-        state->wake.wait(guard, [&] { return state->stop || !state->waiting.empty(); });
-        if (state->waiting.empty()) return;
-        auto next = std::move(state->waiting.front());
-        state->waiting.pop_front();
-        guard.unlock();
-        next->post();
-        next.reset();
-        guard.lock();
-      }
-    });
-  }
-  state_->waiting.push_back(std::move(job));
-  state_->wake.notify_one();
-  return true;
+  Jobs::Items one;
+  one.push_back(std::move(job));
+  return jobs_.push(one, true);
 } catch (const std::exception&) {
   return false;  // memory, or the system's limit of threads
-}
-
-void GatherWorker::stop() noexcept {
-  if (fork_generation_ != fork_generation()) {  // the thread is the parent's: neither it nor its lock is here
-    if (thread_.joinable()) [[maybe_unused]]
-      auto* const left = new (std::nothrow) std::thread(std::move(thread_));
-    return;
-  }
-  std::thread thread;
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stop = true;
-    thread.swap(thread_);
-  }
-  state_->wake.notify_all();
-  if (!thread.joinable()) return;
-  // Completions are told by the thread that finds them, which may so let go of the last that refers to this.
-  if (thread.get_id() == std::this_thread::get_id())
-    thread.detach();
-  else
-    thread.join();
 }
 
 }  // namespace fab

@@ -5,16 +5,14 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "base/deadline.h"
-#include "base/process/process.h"
+#include "base/process/worker.h"
 #include "fabric/completion/operation.h"
 #include "fabric/types/types.h"
 
@@ -159,25 +157,16 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
 // Posts jobs on a thread of its own, in order. Safe from any thread.
 class GatherWorker final {
  public:
-  GatherWorker() = default;
-  ~GatherWorker() { stop(); }
-  GatherWorker(const GatherWorker&) = delete;
-  GatherWorker& operator=(const GatherWorker&) = delete;
   // Starts the thread on first use. False after stop(), or where no thread or no memory is to be had: nothing
   // will be done.
   bool submit(std::shared_ptr<GatherJob> job) noexcept;
-  void stop() noexcept;  // posts what waits; after the context was closed it ends with an error
+  void stop() noexcept {
+    jobs_.stop();
+  }  // posts what waits; after the context was closed it ends with an error
 
  private:
-  struct State {
-    std::mutex mutex;
-    std::condition_variable wake;
-    std::deque<std::shared_ptr<GatherJob>> waiting;
-    bool stop = false;
-  };
-  const std::shared_ptr<State> state_ = std::make_shared<State>();
-  const std::uint32_t fork_generation_ = fork_generation();
-  std::thread thread_;
+  using Jobs = Worker<std::shared_ptr<GatherJob>>;
+  Jobs jobs_{"pyfab-gather", [](std::shared_ptr<GatherJob> job) noexcept { job->post(); }};
 };
 
 }  // namespace fab

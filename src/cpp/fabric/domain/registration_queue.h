@@ -1,11 +1,9 @@
 #pragma once
 
-#include <condition_variable>
-#include <list>
 #include <memory>
 #include <mutex>
-#include <thread>
 
+#include "base/process/worker.h"
 #include "fabric/completion/event_queue.h"
 
 namespace fab {
@@ -17,9 +15,6 @@ class MemoryRegion;
 class RegistrationQueue final {
  public:
   explicit RegistrationQueue(bool threaded) : threaded_(threaded) {}
-  ~RegistrationQueue() { stop(); }
-  RegistrationQueue(const RegistrationQueue&) = delete;
-  RegistrationQueue& operator=(const RegistrationQueue&) = delete;
 
   // From now on registrations are asynchronous and tell `events`; null: synchronous again.
   void bind(std::shared_ptr<EventQueue> events);
@@ -27,8 +22,8 @@ class RegistrationQueue final {
   // The caller has a reference of its own and holds it until the event was told. Has no effect if it throws.
   void push(std::shared_ptr<MemoryRegion> region, std::shared_ptr<EventQueue> events);
   void work();  // manual progress: completes what is waiting
-  // Completes what is waiting, then ends the thread. From now on push() completes at once.
-  void stop() noexcept;
+  // Completes what is waiting. From now on push() completes at once.
+  void stop() noexcept { worker_.stop(); }
 
  private:
   struct Waiting {
@@ -36,21 +31,12 @@ class RegistrationQueue final {
     std::shared_ptr<EventQueue> events;
     EventQueue::Place place;  // in it
   };
-  // Shared with the thread, which may drop the last reference to the domain, and so to the queue, itself.
-  struct State {
-    std::mutex mutex;
-    std::condition_variable wake;
-    std::list<Waiting> waiting;
-    bool stop = false;
-  };
-  static void run(const std::shared_ptr<State>& state);
   static void complete(Waiting waiting) noexcept;
 
   const bool threaded_;
   mutable std::mutex mutex_;  // guards bound_
   std::shared_ptr<EventQueue> bound_;
-  const std::shared_ptr<State> state_ = std::make_shared<State>();
-  std::thread thread_;
+  Worker<Waiting> worker_{"pyfab-register", &complete};
 };
 
 }  // namespace fab

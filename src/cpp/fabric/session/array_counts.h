@@ -1,9 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
+#include <optional>
 
 namespace fab {
 
@@ -13,30 +14,29 @@ namespace fab {
 class ArrayCounts final {
  public:
   // A piece was applied, and has changed an element or not. True: it is the last one, and the array counts.
-  bool applied(std::uint32_t array, bool last, bool modified) noexcept {
-    Entry* entry = find(array);
-    if (last) return std::exchange(entry ? *entry : none_, {}).modified || modified;
-    if (!entry) entry = find(0);
+  bool applied(std::uint64_t array, bool last, bool modified) noexcept {
+    const auto known = std::ranges::find(entries_, Place(array), &Entry::array);
+    const bool any = modified || (known != entries_.end() && known->modified);
+    if (last) {
+      if (known != entries_.end()) *known = {};
+      return any;
+    }
+    auto entry = known != entries_.end() ? known : std::ranges::find(entries_, Place(), &Entry::array);
     // Arrays that broke off fill the table in time: then one after the other gives way.
-    if (!entry) entry = &(entries_[next_++ % entries_.size()] = {});
-    entry->array = array;
-    entry->modified |= modified;
+    if (entry == entries_.end()) entry = entries_.begin() + next_++ % kMost;
+    *entry = {array, any};
     return false;
   }
 
  private:
+  static constexpr std::size_t kMost = 16;
+  using Place = std::optional<std::uint64_t>;  // the array that has it, whose number a peer may choose
   struct Entry {
-    std::uint32_t array = 0;  // 0: free
+    Place array{};
     bool modified = false;
   };
-  Entry* find(std::uint32_t array) noexcept {
-    for (Entry& entry : entries_)
-      if (entry.array == array) return &entry;
-    return nullptr;
-  }
 
-  std::array<Entry, 16> entries_{};
-  Entry none_{};
+  std::array<Entry, kMost> entries_{};
   std::size_t next_ = 0;
 };
 

@@ -355,8 +355,7 @@ Errc Session::apply(const Admitted& target, const std::byte* payload, std::byte*
     if (op != AtomicOp::atomic_read) tell_stored(target, OpCode::atomic);
     if (frame_.data != 0) {  // of an array
       ArrayCounts& arrays = flow_ ? flow_->arrays() : arrays_;
-      modified =
-          arrays.applied(static_cast<std::uint32_t>(frame_.data), frame_.flags & frame_flag::kLast, modified);
+      modified = arrays.applied(frame_.data, frame_.flags & frame_flag::kLast, modified);
     }
     if (modified) count_write(entry);
   }

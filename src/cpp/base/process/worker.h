@@ -1,0 +1,105 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "base/process/process.h"
+#include "base/process/quiet_thread.h"
+
+namespace fab {
+
+// Handles items one after the other, on a thread of its own that the first one starts, or where drain() is
+// called. Safe from any thread.
+template <class Item>
+class Worker final {
+ public:
+  using Items = std::list<Item>;
+  using Handle = void (*)(Item) noexcept;
+
+  Worker(const char* name, Handle handle) : name_(name), state_(std::make_shared<State>(handle)) {}
+  ~Worker() { stop(); }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // Takes all of `items`. With `thread`, the thread will handle them; throws, and takes nothing, where none
+  // can be had. False, and takes nothing: stopped.
+  bool push(Items& items, bool thread) {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->stop) return false;
+    if (thread && !thread_.joinable()) thread_ = start_quiet_thread(name_, [state = state_] { run(*state); });
+    state_->waiting.splice(state_->waiting.end(), items);
+    if (thread) state_->wake.notify_one();
+    return true;
+  }
+  // Handles what waits, in this thread.
+  void drain() noexcept {
+    const std::shared_ptr<State> state = state_;  // a handler may end the worker
+    std::unique_lock lock(state->mutex);
+    handle_all(*state, lock);
+  }
+  // What waits is handled before this returns, unless a handler calls it. From now on nothing is taken.
+  void stop() noexcept {
+    if (fork_generation_ != fork_generation()) return leave();
+    std::thread thread;
+    {
+      const std::lock_guard lock(state_->mutex);
+      state_->stop = true;
+      thread.swap(thread_);
+    }
+    state_->wake.notify_all();
+    if (!thread.joinable()) return drain();
+    // A handler may let go of the last that refers to the owner of this.
+    if (thread.get_id() == std::this_thread::get_id())
+      thread.detach();
+    else
+      thread.join();
+  }
+
+ private:
+  // Shared with the thread, which may outlive the worker.
+  struct State {
+    explicit State(Handle with) noexcept : handle(with) {}
+    const Handle handle;
+    std::mutex mutex;
+    std::condition_variable wake;
+    Items waiting;
+    bool stop = false;
+  };
+
+  static void handle_all(State& state, std::unique_lock<std::mutex>& lock) noexcept {
+    while (!state.waiting.empty()) {
+      Items next;
+      next.splice(next.begin(), state.waiting, state.waiting.begin());
+      lock.unlock();
+      state.handle(std::move(next.front()));
+      next.clear();  // what it holds goes without the lock
+      lock.lock();
+    }
+  }
+  static void run(State& state) {
+    std::unique_lock lock(state.mutex);
+    for (;;) {
+      state.wake.wait(lock, [&] { return state.stop || !state.waiting.empty(); });
+      if (state.waiting.empty()) return;
+      handle_all(state, lock);
+    }
+  }
+  // In a child of fork() the thread is the parent's, and whoever held the lock is not here to release it.
+  void leave() noexcept {
+    if (thread_.joinable()) [[maybe_unused]]
+      auto* const left = new (std::nothrow) std::thread(std::move(thread_));
+  }
+
+  const char* const name_;
+  const std::uint32_t fork_generation_ = fork_generation();
+  const std::shared_ptr<State> state_;
+  std::thread thread_;
+};
+
+}  // namespace fab
