@@ -1,12 +1,7 @@
 #include "fabric/domain/registration_queue.h"
 
 #include <doctest/doctest.h>
-#include <poll.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <csignal>
-#include <optional>
 #include <set>
 #include <thread>
 
@@ -130,25 +125,6 @@ TEST_CASE("a domain that closes completes what waits, and nothing of it is left"
     CHECK(events->read());
     CHECK(domain.expired());
   }
-}
-
-TEST_CASE("a child of fork() does not wait for the thread, which its parent has") {
-  std::optional<Side> side(std::in_place);
-  side->domain->registrations().bind(side->events);
-  const auto region = begin(*side);
-  region->settle();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    side.reset();
-    ::_exit(0);
-  }
-  const ProcessWatch watch({child, process_start_time(child)});
-  pollfd ended{watch.fd(), POLLIN, 0};
-  CHECK((!watch.alive() || ::poll(&ended, 1, 30'000) == 1));
-  ::kill(child, SIGKILL);
-  int status = 0;
-  CHECK(::waitpid(child, &status, 0) == child);
-  CHECK(status == 0);
 }
 
 }  // namespace
