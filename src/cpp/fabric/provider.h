@@ -11,6 +11,7 @@
 
 #include "base/memory/address_range.h"
 #include "base/network/poller.h"
+#include "base/queues/linked_list.h"
 #include "fabric/memory/slice.h"
 #include "fabric/messages/link_counters.h"
 #include "fabric/segment/segment.h"
@@ -69,8 +70,9 @@ struct DomainServices {
   AccessObserver* observer = nullptr;  // of regions that are kObserved; for Session::Services
 };
 
+struct Lingering;
 // Has taken messages that count as sent, and would go with this side while their receiver has not read them.
-class Lingerer {
+class Lingerer : public Linked<Lingering> {
  public:
   // Sends what it can; whether it has to stay for the receiver.
   virtual bool lingers() noexcept = 0;
@@ -99,7 +101,7 @@ struct EndpointServices {
       wake_domain;             // wakes those who wait for a counter of the domain (after raise_counters)
   FlowTable* flows = nullptr;  // of linked endpoints, whose links may be rails
   // Who is in it is given a while when the context closes; the lock is not held all the time.
-  std::vector<Lingerer*>* lingerers = nullptr;
+  LinkedList<Lingerer, Lingering>* lingerers = nullptr;
 };
 
 // Whether a peer can be reached, and in words why or why not ("same node, memory mapped", "other host").

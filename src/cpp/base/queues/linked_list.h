@@ -32,10 +32,27 @@ class Linked {
 template <class T, class Tag>
 class LinkedList {
  public:
+  // Stands on an object; those that it has passed may leave the list.
+  class Iterator {
+   public:
+    explicit Iterator(const Linked<Tag>* at) noexcept : at_(at) {}
+    T& operator*() const noexcept { return static_cast<T&>(const_cast<Linked<Tag>&>(*at_)); }
+    Iterator& operator++() noexcept {
+      at_ = at_->after_;
+      return *this;
+    }
+    bool operator==(const Iterator&) const noexcept = default;
+
+   private:
+    const Linked<Tag>* at_;
+  };
+
   ~LinkedList() {
     while (!empty()) pop_front();
   }
   bool empty() const noexcept { return end_.after_ == &end_; }
+  Iterator begin() const noexcept { return Iterator(end_.after_); }
+  Iterator end() const noexcept { return Iterator(&end_); }
   // False, and no effect, on what is in it already, or in another list of this kind.
   bool push_back(T& item) noexcept {
     Linked<Tag>& link = item;

@@ -76,7 +76,7 @@ void Context::linger(Lock& lock) {
   const auto anybody = [this] {
     slice_.begin();
     bool any = false;
-    for (Lingerer* const one : lingerers_) any |= one->lingers();
+    for (Lingerer& one : lingerers_) any |= one.lingers();
     return any;
   };
   while (anybody() && !deadline.passed()) {

@@ -231,7 +231,7 @@ class Context final : public PeerWatcher {
   std::unordered_map<std::uint64_t, Peer> named_paths_;  // to receive contexts other than the first, likewise
   std::vector<std::pair<PeerTarget, Peer>>
       replaced_;  // by paths to other peers, when something was under way
-  std::vector<Lingerer*> lingerers_;
+  LinkedList<Lingerer, Lingering> lingerers_;
   std::uint64_t paths_opened_ = 0;
   bool path_ended_ = false;          // EndpointServices::path_ended
   std::vector<PeerTarget> leaving_;  // removed, when something was still under way

@@ -39,15 +39,14 @@ ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices&
   check_call(::pipe2(ends, O_NONBLOCK | O_CLOEXEC), "pipe2");
   doorbell_.reset(ends[0]);
   doorbell_end_.reset(ends[1]);
-  services_.poller.add(doorbell_.get(), EPOLLIN, *this);
+  services_.poller.add(doorbell_.get(), EPOLLIN, *this);  // from here on nothing throws
   const std::uint64_t former = cell().doorbell.load() & ~kDoorbellFd;
   cell().doorbell.store(former + kDoorbellFd + 1 + static_cast<std::uint64_t>(doorbell_end_.get()) + 1);
   if (cell().work.load() != 0) waker_.wake();  // raised while nobody could ring
-  if (services_.lingerers) services_.lingerers->push_back(this);
+  if (services_.lingerers) services_.lingerers->push_back(*this);
 }
 
 ShmEndpoint::~ShmEndpoint() {
-  if (services_.lingerers) std::erase(*services_.lingerers, static_cast<Lingerer*>(this));
   cell().doorbell.fetch_and(~kDoorbellFd);  // before the pipe is closed and its number used again
   cell().sleeping.store(0);
   services_.poller.remove(doorbell_.get(), *this);

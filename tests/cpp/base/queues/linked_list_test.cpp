@@ -50,6 +50,22 @@ TEST_CASE("what ends leaves its list, and a list that ends lets go of what is in
   CHECK(items.empty());
 }
 
+TEST_CASE("a list shows what is in it, some of which may leave meanwhile") {
+  Item a(1), b(2), c(3);
+  Items items;
+  CHECK(items.begin() == items.end());
+  for (Item* item : {&a, &b, &c}) items.push_back(*item);
+  std::vector<int> found;
+  for (auto at = items.begin(); at != items.end();) {
+    Item& item = *at;
+    ++at;
+    found.push_back(item.number);
+    if (item.number == 2) Items::erase(item);
+  }
+  CHECK(found == std::vector{1, 2, 3});
+  CHECK(numbers(items) == std::vector{1, 3});
+}
+
 TEST_CASE("a list takes all of another one, behind its own") {
   Item a(1), b(2), c(3);
   Items items, others;

@@ -22,11 +22,9 @@ struct Farewell {
 
 class LingeringEndpoint final : public Endpoint, private Lingerer {
  public:
-  LingeringEndpoint(const EndpointServices& services, Farewell& farewell)
-      : lingerers_(*services.lingerers), farewell_(farewell) {
-    lingerers_.push_back(this);
+  LingeringEndpoint(const EndpointServices& services, Farewell& farewell) : farewell_(farewell) {
+    services.lingerers->push_back(*this);
   }
-  ~LingeringEndpoint() override { std::erase(lingerers_, static_cast<Lingerer*>(this)); }
   LingeringEndpoint(const LingeringEndpoint&) = delete;
   LingeringEndpoint& operator=(const LingeringEndpoint&) = delete;
 
@@ -46,7 +44,6 @@ class LingeringEndpoint final : public Endpoint, private Lingerer {
     farewell_.begun.notify_all();
     return !farewell_.visited;
   }
-  std::vector<Lingerer*>& lingerers_;
   Farewell& farewell_;
 };
 

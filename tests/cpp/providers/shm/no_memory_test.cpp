@@ -8,6 +8,7 @@
 #include "failing_memory.h"
 #include "once.h"
 #include "providers/shm/harness.h"
+#include "providers/shm/layout.h"
 
 using namespace fab;
 using namespace fab::test;
@@ -166,6 +167,26 @@ TEST_CASE("contexts over shared memory survive the failure of each allocation") 
     });
     CHECK(made > 20);
   }
+}
+
+TEST_CASE("a context that lacks memory to open has never had a doorbell") {
+  Side side("auto", driven_by_hand());
+  const auto peers = std::make_shared<AddressVector>();
+  const auto completions = side.domain->open_completion_queue(16, CompletionQueue::WhenFull::forget_oldest);
+  constexpr std::uint16_t kCell = 1;  // the next one
+  with_each_failing([&](FailingMemory& memory) {
+    std::shared_ptr<Context> opened;
+    try {
+      const FailingMemory::Scope scope(memory);
+      opened = side.domain->open_context(1, {.number = 2}, peers, completions, side.events);
+    } catch (const std::exception&) {
+      CHECK(memory.failed());
+    }
+    CAPTURE(memory.made());
+    const auto& cell = side.domain->segment().header().contexts[kCell];
+    CHECK(((cell.doorbell.load() & shm::kDoorbellFd) != 0) == (opened != nullptr));
+    if (opened) side.domain->close_context(*opened);
+  });
 }
 
 // With the progress threads of the domains, whose allocations count as well, and from the opening of the
