@@ -102,8 +102,10 @@ void Flow::record(std::uint64_t number, Errc error, std::span<const std::byte> r
     spare_outcome_.key() = number;
     spare_outcome_.mapped().error = error;
     spare_outcome_.mapped().result.assign(result.begin(), result.end());
-    if (auto known = outcomes_.insert(std::move(spare_outcome_)); !known.inserted)
+    if (auto known = outcomes_.insert(std::move(spare_outcome_)); !known.inserted) {
+      result_bytes_ -= known.position->second.result.size();
       known.position->second = std::move(known.node.mapped());
+    }
     return;
   }
   auto after = done_.upper_bound(number);
@@ -194,24 +196,42 @@ void Flow::release(const fab::Message& message) noexcept { done(message.id, Errc
 
 // --- the table
 
+// In the order in which they lost their last rail, so that the oldest is the first.
+void FlowTable::stands_alone(std::uint64_t peer) noexcept {
+  if (const auto found = flows_.find(peer); found != flows_.end()) {
+    Alone::erase(found->second);
+    alone_.push_back(found->second);
+  }
+  on_alone_();
+}
+
+void FlowTable::forget(const Entry& entry) noexcept {
+  const std::uint64_t peer = entry.peer;  // goes with the entry
+  flows_.erase(peer);
+}
+
 std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator) {
+  const auto make = [&] {
+    return std::make_shared<Flow>(receives_, initiator, [this, peer = id.peer] { stands_alone(peer); });
+  };
   const auto found = flows_.find(id.peer);
   if (found != flows_.end()) {
     Entry& entry = found->second;
     if (&entry.flow->initiator().key() != &initiator->key()) return nullptr;  // another one's flow
     if (id.epoch == entry.epoch) return entry.flow;
     if (id.epoch < entry.epoch || must_know) return nullptr;
-    auto flow = std::make_shared<Flow>(receives_, initiator, on_alone_);
+    auto flow = make();
     const auto former = std::exchange(entry.flow, std::move(flow));
     entry.epoch = id.epoch;
     former->cut_all();
+    Alone::erase(entry);
+    alone_.push_back(entry);  // until somebody joins
     return entry.flow;
   }
   if (must_know || flows_.size() >= kMost) return nullptr;
-  if (alone_.capacity() <= flows_.size()) alone_.reserve(2 * flows_.size() + 1);
-  on_alone_();  // until somebody joins
-  return flows_.emplace(id.peer, Entry{id.epoch, std::make_shared<Flow>(receives_, initiator, on_alone_)})
-      .first->second.flow;
+  const auto flow = flows_.try_emplace(id.peer, id.peer, id.epoch, make()).first->second.flow;
+  stands_alone(id.peer);
+  return flow;
 }
 
 std::string FlowTable::message_link(PeerId peer) const {
@@ -221,26 +241,24 @@ std::string FlowTable::message_link(PeerId peer) const {
 }
 
 bool FlowTable::expire(std::chrono::nanoseconds now) noexcept {
-  alone_.clear();
-  std::size_t bytes = 0;
-  for (auto at = flows_.begin(); at != flows_.end();) {
-    Flow& flow = *at->second.flow;
-    const auto since = flow.alone_since(now);
-    const bool over = flow.over() || (since && now - *since > keep_);
-    if (since && !over) {
-      bytes += flow.result_bytes();
-      alone_.emplace_back(*since, at->first);
+  std::size_t left = 0, bytes = 0;
+  for (auto at = alone_.begin(); at != alone_.end();) {
+    Entry& entry = *at;
+    ++at;
+    const auto since = entry.flow->alone_since(now);
+    if (!since) {
+      Alone::erase(entry);  // somebody has joined
+    } else if (entry.flow->over() || now - *since > keep_) {
+      forget(entry);
+    } else {
+      ++left;
+      bytes += entry.flow->result_bytes();
     }
-    at = over ? flows_.erase(at) : std::next(at);
   }
-  std::size_t left = alone_.size();
-  if (left > kMostAlone || bytes > Flow::kMostResults) std::ranges::sort(alone_);  // oldest first
-  for (const auto& [since, peer] : alone_) {
-    if (left <= kMostAlone && bytes <= Flow::kMostResults) break;
-    const auto oldest = flows_.find(peer);
-    bytes -= oldest->second.flow->result_bytes();
-    flows_.erase(oldest);
-    --left;
+  for (; left > kMostAlone || bytes > Flow::kMostResults; --left) {
+    const Entry& oldest = alone_.pop_front();
+    bytes -= oldest.flow->result_bytes();
+    forget(oldest);
   }
   return left != 0;
 }

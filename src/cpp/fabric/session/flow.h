@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/queues/linked_list.h"
 #include "fabric/messages/receive_queue.h"
 #include "fabric/session/array_counts.h"
 
@@ -174,16 +175,23 @@ class FlowTable {
 
  private:
   static constexpr std::size_t kMost = 65536, kMostAlone = 4096;
-  struct Entry {
+  struct WithoutRails;
+  struct Entry : Linked<WithoutRails> {
+    Entry(std::uint64_t of, std::uint64_t number, std::shared_ptr<Flow> made)
+        : peer(of), epoch(number), flow(std::move(made)) {}
+    const std::uint64_t peer;
     std::uint64_t epoch;
     std::shared_ptr<Flow> flow;
   };
+  using Alone = LinkedList<Entry, WithoutRails>;
+  void stands_alone(std::uint64_t peer) noexcept;
+  void forget(const Entry& entry) noexcept;
+
   ReceiveQueue& receives_;
   const std::chrono::nanoseconds keep_;
   const std::function<void()> on_alone_;
   std::unordered_map<std::uint64_t, Entry> flows_;  // by FlowId::peer
-  // Of expire(), which must not ask for memory: has room for all flows.
-  std::vector<std::pair<std::chrono::nanoseconds, std::uint64_t>> alone_;
+  Alone alone_;                                     // those without rails; maybe some that have one by now
 };
 
 }  // namespace fab

@@ -82,6 +82,18 @@ TEST_CASE("a flow knows what was done, as a table of everything would") {
   }
 }
 
+TEST_CASE("an outcome that takes the place of another one counts once") {
+  AddressVector peers;
+  ReceiveQueue receives;
+  Flow flow(receives, somebody(peers), [] {});
+  const std::vector<std::byte> result(100);
+  flow.record(5, Errc::ok, result);
+  flow.record(5, Errc::ok, std::span(result).first(40));
+  CHECK(flow.result_bytes() == 40);
+  flow.settled(6);
+  CHECK(flow.result_bytes() == 0);
+}
+
 TEST_CASE("a peer cannot make a flow remember without end") {
   AddressVector peers;
   ReceiveQueue receives;
