@@ -21,6 +21,7 @@ struct Far {
   std::int64_t sum = 0;
   std::uint64_t messages = 0;  // in the order of their tags, from 0 on
   bool in_order = true;
+  std::uint64_t notes = 0;
   std::vector<std::uint8_t> done = std::vector<std::uint8_t>(1 << 16);  // by number
   std::vector<std::int64_t> formers = std::vector<std::int64_t>(1 << 16);
 };
@@ -90,6 +91,7 @@ class SimplePath final : public Path {
       if (!before) far_.formers[part.number] = far_.sum++;
       std::memcpy(transfer.result, &far_.formers[part.number], sizeof(std::int64_t));
     }
+    if (transfer.op == OpCode::settled) ++far_.notes;
     if (transfer.op != OpCode::send) return;
     if (!before) far_.in_order &= transfer.key >= std::exchange(far_.messages, transfer.key + 1);
     part.announced |= transfer.length > 4096;

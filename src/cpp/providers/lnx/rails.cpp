@@ -238,10 +238,12 @@ void Rails::finish(Request& request) noexcept {
   open_.erase(request);
   --live_;
   const std::uint64_t length = request.error == Errc::ok ? request.transfer.length : 0;
-  if (request.error != Errc::ok)
+  if (request.error != Errc::ok) {
     ++counts_.errors;
-  else
-    (request.transfer.op == OpCode::read ? counts_.bytes_in : counts_.bytes_out) += length;
+  } else {
+    counts_.bytes_out += bytes_out(request.transfer);
+    counts_.bytes_in += bytes_back(request.transfer);
+  }
   if (request.unordered_open) --unordered_open_;
   if (request.error != Errc::ok && request.number != 0) {
     results_ += 2 * kRecord;
@@ -853,23 +855,34 @@ bool Rails::send_notes() noexcept {
   const bool full = results_ >= kMostResults && unsettled_ != 0;
   const bool marks = (unsettled_ >= kSettledAtOnce || full) && !mark_part_.under_way;
   if (notes_.empty() && !marks) return false;
-  const auto rail = std::ranges::find_if(rails_, [this](const auto& some) { return usable(*some); });
-  if (rail == rails_.end()) return false;
   std::uint64_t mark = next_number_;
   for (const Request& request : open_)
     if (request.number != 0 && !request.announced_now()) mark = std::min(mark, request.number);
-  bool sent = notes_.empty() && send_note(**rail, mark_part_, mark, nullptr);
-  while (Request* const message = notes_.front()) {
-    if (parameters_.slice.spent() || !usable(**rail)) break;
-    leave_queue(*message);
-    if (send_note(**rail, message->part, mark, message)) {
-      sent = true;
-      continue;
-    }
-    enqueue(*message, Queue::notes);
-    break;
+  const bool of_message = !notes_.empty();
+  bool sent = false;
+  // A rail that takes nothing more keeps no note from the others, or they would gather as long as messages
+  // go.
+  for (const auto& rail : rails_) {
+    if (of_message ? notes_.empty() : sent) break;
+    if (!usable(*rail)) continue;
+    sent |= of_message ? send_notes_on(*rail, mark) : send_note(*rail, mark_part_, mark, nullptr);
   }
   if (sent) unsettled_ = 0;
+  return sent;
+}
+
+// Those of messages, as many as the rail takes; true if any went.
+bool Rails::send_notes_on(Rail& rail, std::uint64_t mark) noexcept {
+  bool sent = false;
+  while (Request* const message = notes_.front()) {
+    if (parameters_.slice.spent() || !usable(rail)) break;
+    leave_queue(*message);
+    if (!send_note(rail, message->part, mark, message)) {
+      enqueue(*message, Queue::notes);
+      break;
+    }
+    sent = true;
+  }
   return sent;
 }
 

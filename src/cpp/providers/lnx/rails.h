@@ -176,6 +176,7 @@ class Rails final : public Linked<struct RailsWork> {
   void sit_exam(Clock::time_point now) noexcept;
 
   bool send_notes() noexcept;
+  bool send_notes_on(Rail& rail, std::uint64_t mark) noexcept;
   bool send_note(Rail& rail, Part& part, std::uint64_t mark, Request* message) noexcept;
   bool usable(Rail& rail) noexcept;
   bool choose_primary() noexcept;

@@ -96,6 +96,71 @@ TEST_CASE("what a slice leaves over is work for the next turn") {
   CHECK(std::ranges::all_of(puts, [](const Put& put) { return put.operation.done(); }));
 }
 
+TEST_CASE("notes of messages go by any rail that takes them") {
+  SimpleRails world;
+  join(world);
+  std::vector<std::byte> bytes(1 << 20);
+  const auto send = [&](Operation& operation, std::uint64_t length) {
+    operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    Transfer transfer{};
+    transfer.operation = &operation;
+    transfer.op = OpCode::send;
+    transfer.flags = transfer_flag::kUnordered;
+    transfer.local = bytes.data();
+    transfer.length = length;
+    transfer.delivery = Delivery::delivery;
+    world.slice.begin();
+    REQUIRE(world.rails->post({&transfer, 1}) == 1);
+  };
+  for (SimpleLink& link : world.links) link.room = 1;
+  std::vector<Operation> sent(1000);
+  Operation stuck;
+  send(stuck, bytes.size());  // the first rail is full from now on
+  for (Operation& operation : sent) {
+    send(operation, 5000);
+    for (int turns = 0; !operation.done() && turns < 10; ++turns) {
+      world.move(1);
+      world.turn();
+    }
+    REQUIRE(operation.done());
+  }
+  CHECK(world.links[0].posts == 2);  // with what joined it
+  CHECK(world.far.notes > sent.size() - 10);
+  world.rails->begin_end();
+  world.rails.reset();
+}
+
+TEST_CASE("rails count what went out and what came back, as every path does") {
+  SimpleRails world;
+  join(world);
+  std::int64_t value = 1, former = 0;
+  const auto run = [&](OpCode op) {
+    Operation operation;
+    operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    Transfer transfer{};
+    transfer.operation = &operation;
+    transfer.op = op;
+    transfer.atomic = AtomicOp::sum;
+    transfer.type = DataType::i64;
+    transfer.local = reinterpret_cast<std::byte*>(&value);
+    transfer.result = reinterpret_cast<std::byte*>(&former);
+    transfer.length = sizeof value;
+    transfer.delivery = Delivery::delivery;
+    REQUIRE(world.rails->post({&transfer, 1}) == 1);
+    for (std::size_t link = 0; link < world.links.size(); ++link) world.move(link);
+    REQUIRE(operation.done());
+  };
+  const auto bytes = [&] {
+    return std::pair(world.rails->counts().bytes_out, world.rails->counts().bytes_in);
+  };
+  run(OpCode::write);
+  CHECK(bytes() == std::pair<std::uint64_t, std::uint64_t>(8, 0));
+  run(OpCode::read);
+  CHECK(bytes() == std::pair<std::uint64_t, std::uint64_t>(8, 8));
+  run(OpCode::fetch_atomic);
+  CHECK(bytes() == std::pair<std::uint64_t, std::uint64_t>(16, 16));
+}
+
 TEST_CASE("a rail is not set aside for a time in which this process was absent") {
   for (const bool absent : {false, true}) {
     CAPTURE(absent);
