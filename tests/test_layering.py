@@ -32,6 +32,7 @@ ROOMS = (
     "fabric",
     "fabric/registration",
     "fabric/domain",
+    "fabric/session/frames",
     "fabric/session",
     "data",
     "providers/shm",
@@ -65,7 +66,7 @@ def module_name(path: Path) -> str:
 
 
 def room_of(name: str) -> str:
-    """'fabric/session' of 'fabric/session/frame.h'."""
+    """'fabric/session' of 'fabric/session/frames/frame.h'."""
     return name.rpartition("/")[0]
 
 
@@ -94,8 +95,8 @@ def may_include(source: str, header: str) -> bool:
         ("fabric/types/name.cpp", "base/bytes/wire.h", True),
         ("fabric/types/name.cpp", "fabric/provider.h", False),
         ("fabric/provider.h", "fabric/types/name.h", True),
-        ("fabric/session/frame.cpp", "fabric/domain/context.h", True),
-        ("fabric/domain/context.cpp", "fabric/session/frame.h", False),
+        ("fabric/session/frames/frame.cpp", "fabric/domain/context.h", True),
+        ("fabric/domain/context.cpp", "fabric/session/frames/frame.h", False),
         ("fabric/types/name.cpp", "providers/providers.h", False),
         ("providers/lnx/provider.cpp", "fabric/provider.h", True),
         ("providers/lnx/provider.cpp", "providers/shm/path.h", False),

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "fabric/session/frame.h"
+#include "fabric/session/frames/frame.h"
 
 namespace fab {
 namespace {

@@ -1,4 +1,4 @@
-// The initiator's side of a Session: requests out, answers in.
+#include "fabric/session/initiator.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,6 @@
 #include "fabric/completion/operation.h"
 #include "fabric/memory/check_transfer.h"
 #include "fabric/memory/local_memory.h"
-#include "fabric/session/session.h"
 
 namespace fab {
 namespace {
@@ -54,53 +53,29 @@ void mark_part(const Transfer& transfer, FrameHeader& header) noexcept {
 
 }  // namespace
 
-// What the operation waits for, in terms of the stream.
-Delivery Session::level_of(const Transfer& transfer) const noexcept {
+Delivery Initiator::level_of(const Transfer& transfer) const noexcept {
   if (wants_data(transfer.op)) return Delivery::delivery;
-  const bool answered = transfer.delivery == Delivery::transmit && handover_ == Handover::when_answered;
+  const bool answered = transfer.delivery == Delivery::transmit && end_.handover == Handover::when_answered;
   return answered ? Delivery::delivery : transfer.delivery;
 }
 
-std::size_t Session::outstanding() const noexcept { return requests_.size() + again_.size(); }
-
-std::size_t Session::post(std::span<const Transfer> batch) noexcept {
-  std::size_t posted = 0;
-  while (posted < batch.size()) {
-    const Transfer& transfer = batch[posted];
-    const bool fetches = is_atomic(transfer.op) && wants_data(transfer.op);
-    if (broken_ || requests_.size() + asked_rows_ >= kMaxOutstanding ||
-        output_.copied(Lane::requests) >= kMostCopied ||
-        (fetches && result_bytes_ + kMaxAtomicBytes > kMaxResultBytes))
-      break;
-    std::size_t taken = 0;
-    try {
-      taken = post_front(batch.subspan(posted));
-    } catch (const std::bad_alloc&) {
-      taken = refuse(transfer) ? 1 : 0;
-    }
-    if (taken == 0) break;
-    posted += taken;
-  }
-  return posted;
+bool Initiator::room_for(const Transfer& transfer) const noexcept {
+  const bool fetches = is_atomic(transfer.op) && wants_data(transfer.op);
+  return !end_.output.broken() && requests_.size() + asked_rows_ < kMaxOutstanding &&
+         end_.output.copied(SessionOutput::Lane::requests) < kMostCopied &&
+         !(fetches && result_bytes_ + kMaxAtomicBytes > kMaxResultBytes);
 }
 
-// A transfer for which there is no memory; false: it may be tried again, as others have yet to be answered.
-bool Session::refuse(const Transfer& transfer) noexcept {
+bool Initiator::refuse(const Transfer& transfer) noexcept {
   if (!requests_.empty()) return false;
-  ++services_.counts.posted;
+  ++end_.services.counts.posted;
   settle({.operation = transfer.operation, .op = transfer.op}, Errc::no_memory);
   return true;
 }
 
-// Takes what the batch begins with; returns how many transfers that is, 0 if there is no room.
-std::size_t Session::post_front(std::span<const Transfer> batch) {
+std::size_t Initiator::post(std::span<const Transfer> batch) {
   const Transfer& transfer = batch.front();
-  requests_.reserve(requests_.size() + 1);
-  if (transfer.op == OpCode::send) {
-    if (!post_message(transfer)) return 0;
-    ++services_.counts.posted;
-    return 1;
-  }
+  reserve();
   if (const std::size_t rows = rows_at_front(batch); rows > 1) {
     post_rows(batch.first(rows));
     return rows;
@@ -116,18 +91,18 @@ std::size_t Session::post_front(std::span<const Transfer> batch) {
   }
   request.local = request.error != Errc::ok;
   if (!request.local) post_request(transfer, request);
-  ++services_.counts.posted;
+  ++end_.services.counts.posted;
   if (request.local && requests_.empty()) {
     settle(request, request.error);
     return 1;
   }
-  request.end = output_.requests_queued();
+  request.end = end_.output.requests_queued();
   requests_.push_back(std::move(request));
   return 1;
 }
 
 // Queues the frames of a request.
-void Session::post_request(const Transfer& transfer, Request& request) {
+void Initiator::post_request(const Transfer& transfer, Request& request) {
   switch (transfer.op) {
     case OpCode::write:
       return post_write(transfer, request);
@@ -135,49 +110,66 @@ void Session::post_request(const Transfer& transfer, Request& request) {
       FrameHeader header{
           .type = FrameType::read, .key = transfer.key, .remote = transfer.remote, .total = transfer.length};
       mark_part(transfer, header);
-      output_.append_header(Lane::requests, header);
+      end_.output.append_header(SessionOutput::Lane::requests, header);
       request.landing = local_of(transfer);
       return;
     }
     case OpCode::describe:
-      output_.append_header(Lane::requests,
-                            {.type = FrameType::describe, .key = transfer.key, .total = kDescriptionBytes});
-      request.landing = local_of(transfer);
-      return;
     case OpCode::probe:
-      request.length = transfer.remote;
-      output_.append_header(Lane::requests, {.type = FrameType::probe,
-                                             .length = static_cast<std::uint32_t>(transfer.length),
-                                             .total = transfer.remote});
-      if (transfer.length != 0) output_.zeros(transfer.length);
-      return;
-    case OpCode::settled:
-      return output_.append_header(
-          Lane::requests, {.type = FrameType::settled, .total = transfer.data, .id = transfer.remote});
     case OpCode::join:
-    case OpCode::fence: {
-      const bool joins = transfer.op == OpCode::join;
-      output_.append_header(
-          Lane::requests,
-          {.type = joins ? FrameType::join : FrameType::fence,
-           .flags = transfer.flags & transfer_flag::kRejoin ? frame_flag::kRejoin : std::uint8_t{0},
-           .key = transfer.key,
-           .remote = transfer.remote,
-           .data = transfer.data});
-      joined_ |= joins;
-      return;
-    }
+    case OpCode::fence:
+    case OpCode::settled:
+      return post_control(transfer, request);
     default:
       return post_atomic(transfer, request);
   }
 }
 
-void Session::post_rows(std::span<const Transfer> run) {
+// Requests of links, about a stream or a region.
+void Initiator::post_control(const Transfer& transfer, Request& request) {
+  switch (transfer.op) {
+    case OpCode::describe:
+      end_.output.append_header(
+          SessionOutput::Lane::requests,
+          {.type = FrameType::describe, .key = transfer.key, .total = kDescriptionBytes});
+      request.landing = local_of(transfer);
+      return;
+    case OpCode::probe:
+      request.length = transfer.remote;
+      end_.output.append_header(SessionOutput::Lane::requests,
+                                {.type = FrameType::probe,
+                                 .length = static_cast<std::uint32_t>(transfer.length),
+                                 .total = transfer.remote});
+      if (transfer.length != 0) end_.output.zeros(transfer.length);
+      return;
+    case OpCode::settled:
+      return end_.output.append_header(
+          SessionOutput::Lane::requests,
+          {.type = FrameType::settled, .total = transfer.data, .id = transfer.remote});
+    case OpCode::join:
+    case OpCode::fence: {
+      const bool joins = transfer.op == OpCode::join;
+      end_.output.append_header(
+          SessionOutput::Lane::requests,
+          {.type = joins ? FrameType::join : FrameType::fence,
+           .flags = transfer.flags & transfer_flag::kRejoin ? frame_flag::kRejoin : std::uint8_t{0},
+           .key = transfer.key,
+           .remote = transfer.remote,
+           .data = transfer.data});
+      if (joins) member_.joins();
+      return;
+    }
+    default:
+      return;
+  }
+}
+
+void Initiator::post_rows(std::span<const Transfer> run) {
   auto rows = std::make_unique<Rows>();
   rows->key = run.front().key;
   rows->rows.reserve(run.size());
   rows->places.reserve(run.size());
-  std::byte* at = output_.append(Lane::requests, kHeaderBytes + run.size() * kRowBytes);
+  std::byte* at = end_.output.append(SessionOutput::Lane::requests, kHeaderBytes + run.size() * kRowBytes);
   std::byte* row = at + kHeaderBytes;
   std::uint64_t total = 0;
   for (const Transfer& transfer : run) {
@@ -194,20 +186,22 @@ void Session::post_rows(std::span<const Transfer> run) {
           .key = rows->key,
           .total = total},
          at);
-  Request request{
-      .op = OpCode::read, .delivery = Delivery::delivery, .length = total, .end = output_.requests_queued()};
+  Request request{.op = OpCode::read,
+                  .delivery = Delivery::delivery,
+                  .length = total,
+                  .end = end_.output.requests_queued()};
   request.landing = PieceCursor(rows->places.data(), rows->places.size());
   request.rows = std::move(rows);
   requests_.push_back(std::move(request));
-  services_.counts.posted += run.size();
+  end_.services.counts.posted += run.size();
   asked_rows_ += run.size();
 }
 
 // One range out of bounds, or one landing place that is not there, is no reason for the others to fail: then
 // each is asked for by itself.
-void Session::settle_rows(const Request& request, Errc error) noexcept {
-  PathCounts& counts = services_.counts;
-  bool again = error == Errc::bounds && !failing_;
+void Initiator::settle_rows(const Request& request, Errc error) noexcept {
+  PathCounts& counts = end_.services.counts;
+  bool again = error == Errc::bounds && !end_.failing;
   try {
     if (again) again_.reserve(again_.size() + request.rows->rows.size());
   } catch (const std::bad_alloc&) {
@@ -234,22 +228,23 @@ void Session::settle_rows(const Request& request, Errc error) noexcept {
   }
 }
 
-void Session::read_again() {
+void Initiator::read_again() {
   for (; !again_.empty() && requests_.size() + asked_rows_ < kMaxOutstanding; again_.pop_front()) {
     const Transfer& row = again_.front();
     requests_.reserve(requests_.size() + 1);
-    output_.append_header(
-        Lane::requests, {.type = FrameType::read, .key = row.key, .remote = row.remote, .total = row.length});
+    end_.output.append_header(
+        SessionOutput::Lane::requests,
+        {.type = FrameType::read, .key = row.key, .remote = row.remote, .total = row.length});
     requests_.push_back({.operation = row.operation,
                          .op = OpCode::read,
                          .delivery = Delivery::delivery,
                          .length = row.length,
-                         .end = output_.requests_queued(),
+                         .end = end_.output.requests_queued(),
                          .landing = local_of(row)});
   }
 }
 
-void Session::post_write(const Transfer& transfer, Request& request) {
+void Initiator::post_write(const Transfer& transfer, Request& request) {
   const bool data = transfer.flags & transfer_flag::kRemoteData,
              durable = transfer.delivery == Delivery::commit;
   FrameHeader header{
@@ -266,31 +261,31 @@ void Session::post_write(const Transfer& transfer, Request& request) {
   if (header.flags & frame_flag::kStriped) {
     header.length = 0;
     request.length = 0;  // its bytes went as stripes
-    return output_.append_header(Lane::requests, header);
+    return end_.output.append_header(SessionOutput::Lane::requests, header);
   }
   const std::size_t copied = transfer.delivery == Delivery::inject ? kCopyInject
                              : transfer.piece_count > 1            ? kCopyPieces
                                                                    : kCopy;
   if (transfer.length > copied) {
-    output_.append_header(Lane::requests, header);
-    output_.user_payload(header, local_of(transfer));
+    end_.output.append_header(SessionOutput::Lane::requests, header);
+    end_.output.user_payload(header, local_of(transfer));
     return;
   }
-  std::byte* at = output_.append(Lane::requests, kHeaderBytes + transfer.length);
+  std::byte* at = end_.output.append(SessionOutput::Lane::requests, kHeaderBytes + transfer.length);
   encode(header, at);
   gather(local_of(transfer), at + kHeaderBytes, transfer.length);
   if (transfer.delivery == Delivery::inject)
     std::exchange(request.operation, nullptr)->settle(Errc::ok, transfer.length);
 }
 
-void Session::post_atomic(const Transfer& transfer, Request& request) {
+void Initiator::post_atomic(const Transfer& transfer, Request& request) {
   const bool compares = transfer.op == OpCode::compare_atomic;
   const std::size_t operand = transfer.atomic == AtomicOp::atomic_read ? 0 : transfer.length;
   const std::size_t length = operand + (compares ? transfer.length : 0);
   const FrameType type = compares                              ? FrameType::compare
                          : transfer.op == OpCode::fetch_atomic ? FrameType::fetch
                                                                : FrameType::atomic;
-  std::byte* at = output_.append(Lane::requests, kHeaderBytes + length);
+  std::byte* at = end_.output.append(SessionOutput::Lane::requests, kHeaderBytes + length);
   FrameHeader header{.type = type,
                      .flags = transfer.delivery == Delivery::commit ? frame_flag::kCommit : std::uint8_t{0},
                      .atomic_op = static_cast<std::uint8_t>(transfer.atomic),
@@ -317,18 +312,19 @@ void Session::post_atomic(const Transfer& transfer, Request& request) {
   }
 }
 
-bool Session::post_notify(std::uint64_t data, std::uint64_t length) noexcept try {
-  if (broken_ || output_.copied(Lane::requests) >= kMostCopied) return false;
-  output_.append_header(Lane::requests, {.type = FrameType::notify, .total = length, .data = data});
+bool Initiator::post_notify(std::uint64_t data, std::uint64_t length) noexcept try {
+  if (end_.output.broken() || end_.output.copied(SessionOutput::Lane::requests) >= kMostCopied) return false;
+  end_.output.append_header(SessionOutput::Lane::requests,
+                            {.type = FrameType::notify, .total = length, .data = data});
   return true;
 } catch (const std::bad_alloc&) {
   return false;
 }
 
 // The operation may be gone once it is settled.
-void Session::settle(const Request& request, Errc error) noexcept {
+void Initiator::settle(const Request& request, Errc error) noexcept {
   if (request.rows) return settle_rows(request, error);
-  PathCounts& counts = services_.counts;
+  PathCounts& counts = end_.services.counts;
   ++counts.settled;
   if (error != Errc::ok) ++counts.errors;
   if (error == Errc::ok && request.op != OpCode::read && request.op != OpCode::receive &&
@@ -336,14 +332,15 @@ void Session::settle(const Request& request, Errc error) noexcept {
     counts.bytes_out += request.length;
   if (error == Errc::ok && wants_data(request.op) && request.op != OpCode::describe)
     counts.bytes_in += request.length;
-  if (request.op == OpCode::receive) return finish_pull(error);
+  if (request.op == OpCode::receive) return puller_->pull_ended(error);
   if (request.operation)
     request.operation->settle(error, error == Errc::ok ? request.length : 0);
   else if (error != Errc::ok)
-    services_.completions.push_remote({.context = request.context, .error = error, .flags = request.flags});
+    end_.services.completions.push_remote(
+        {.context = request.context, .error = error, .flags = request.flags});
 }
 
-void Session::finish_oldest(Errc error) {
+void Initiator::finish_oldest(Errc error) {
   do {
     const Request request = std::move(requests_.front());
     requests_.pop_front();
@@ -352,42 +349,92 @@ void Session::finish_oldest(Errc error) {
     settle(request, request.error != Errc::ok ? request.error : error);
   } while (!requests_.empty() && requests_.front().local);
   read_again();
-  while (!waiting_pulls_.empty() && requests_.size() < kMaxOutstanding) {
-    const Pull next = waiting_pulls_.front();
-    waiting_pulls_.pop_front();
-    pull(next);
-  }
 }
 
 // Whether an answer may come at all, and whether it must bring data.
-bool Session::awaits_data() const noexcept {
+bool Initiator::awaits_data() const noexcept {
   const Request& request = requests_[0];
   return request.op == OpCode::probe ? request.length != 0 : wants_data(request.op);
 }
 
-Errc Session::on_ack() {
-  for (std::uint64_t i = 0; i < frame_.total; ++i) {
+Errc Initiator::on_ack(const FrameHeader& frame) {
+  for (std::uint64_t i = 0; i < frame.total; ++i) {
     if (handed_over_ == 0 || awaits_data()) return Errc::protocol;
     finish_oldest(Errc::ok);
   }
   return Errc::ok;
 }
 
-Errc Session::on_fail() {
+Errc Initiator::on_fail(const FrameHeader& frame) {
   if (handed_over_ == 0) return Errc::protocol;
-  finish_oldest(static_cast<Errc>(frame_.data));
+  finish_oldest(static_cast<Errc>(frame.data));
   return Errc::ok;
 }
 
-Errc Session::on_data() {
+Errc Initiator::on_data(const FrameHeader& frame, Reader& reader) noexcept {
   if (handed_over_ == 0 || !awaits_data()) return Errc::protocol;
   const Request& request = requests_.front();
   const std::uint64_t left = request.length - request.got;
-  if (frame_.length > left || ((frame_.flags & frame_flag::kLast) && frame_.length != left))
+  if (frame.length > left || ((frame.flags & frame_flag::kLast) && frame.length != left))
     return Errc::protocol;
-  sink_ = request.error == Errc::ok && request.op != OpCode::probe ? Sink::landing : Sink::drain;
-  payload_left_ = frame_.length;
-  return payload_left_ ? Errc::ok : end_payload();
+  if (request.error == Errc::ok && request.op != OpCode::probe) reader.land(request.landing);
+  return Errc::ok;
+}
+
+void Initiator::end_data(const FrameHeader& frame, const Reader& reader) {
+  Request& request = requests_.front();
+  request.got += frame.length;
+  request.landing = reader.end();
+  if (reader.faulted()) request.error = Errc::bounds;
+  if (frame.flags & frame_flag::kLast) finish_oldest(Errc::ok);
+}
+
+void Initiator::await_ack(Operation* operation, std::uint64_t length) {
+  requests_.push_back(
+      {.operation = operation, .op = OpCode::send, .length = length, .end = end_.output.requests_queued()});
+}
+
+void Initiator::await_message(const Matched& matched) {
+  requests_.push_back({.op = OpCode::receive,
+                       .length = matched.room,
+                       .end = end_.output.requests_queued(),
+                       .landing = matched.landing});
+}
+
+void Initiator::sent() noexcept {
+  for (; handed_over_ < requests_.size() && requests_[handed_over_].end <= end_.output.requests_sent();
+       ++handed_over_)
+    settle_early(requests_[handed_over_]);
+}
+
+void Initiator::held() noexcept {
+  for (std::size_t i = 0; i < handed_over_; ++i) settle_early(requests_[i]);
+}
+
+// Of a request that is with the stream.
+void Initiator::settle_early(Request& request) noexcept {
+  const bool reached = request.delivery == Delivery::inject ||
+                       (request.delivery == Delivery::transmit && end_.handover == Handover::at_once);
+  if (reached && request.operation && !request.local && request.error == Errc::ok)
+    std::exchange(request.operation, nullptr)->settle(Errc::ok, request.length);
+}
+
+void Initiator::output_fault() noexcept {
+  if (handed_over_ < requests_.size()) requests_[handed_over_].error = Errc::bounds;
+}
+
+void Initiator::fail(Errc error) noexcept {
+  handed_over_ = 0;
+  result_bytes_ = 0;
+  while (!requests_.empty()) {
+    const Request request = std::move(requests_.front());
+    requests_.pop_front();
+    settle(request, request.local ? request.error : error);
+  }
+  for (; !again_.empty(); again_.pop_front()) {
+    const Transfer& row = again_.front();
+    settle({.operation = row.operation, .op = OpCode::read, .length = row.length}, error);
+  }
 }
 
 }  // namespace fab

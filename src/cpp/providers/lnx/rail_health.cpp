@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <new>
 
-#include "fabric/session/frame.h"
+#include "fabric/session/frames/frame.h"
 #include "providers/lnx/rail.h"
 
 namespace fab::lnx {

@@ -11,7 +11,7 @@
 #include "base/bytes/wire.h"
 #include "base/process/process.h"
 #include "base/queues/spsc_ring.h"
-#include "fabric/session/frame.h"
+#include "fabric/session/frames/frame.h"
 #include "providers/shm/messages.h"
 
 // The bytes that processes agree on: the shm part of a name, and the channel. The segment is in

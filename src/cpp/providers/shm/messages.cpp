@@ -2,7 +2,7 @@
 
 #include "base/locks/tsan.h"
 #include "fabric/memory/local_memory.h"
-#include "fabric/session/frame.h"
+#include "fabric/session/frames/frame.h"
 #include "fabric/types/peer_id.h"
 
 namespace fab::shm {

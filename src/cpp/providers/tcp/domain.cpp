@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "fabric/address_vector/socket_name.h"
-#include "fabric/session/hello.h"
+#include "fabric/session/frames/hello.h"
 #include "providers/tcp/endpoint.h"
 
 namespace fab::tcp {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/network/poller.h"
-#include "fabric/session/hello.h"
+#include "fabric/session/frames/hello.h"
 
 namespace fab::tcp {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "base/network/tcp_socket.h"
-#include "fabric/session/hello.h"
+#include "fabric/session/frames/hello.h"
 #include "fabric/types/error.h"
 #include "providers/verbs/device/library.h"
 

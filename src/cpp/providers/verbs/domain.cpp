@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "fabric/session/hello.h"
+#include "fabric/session/frames/hello.h"
 #include "fabric/types/error.h"
 #include "providers/verbs/endpoint.h"
 

@@ -13,7 +13,7 @@
 #include "base/network/ticker.h"
 #include "base/queues/linked_list.h"
 #include "fabric/provider.h"
-#include "fabric/session/hello.h"
+#include "fabric/session/frames/hello.h"
 #include "providers/verbs/device/device.h"
 #include "providers/verbs/device/regions.h"
 #include "providers/verbs/path.h"

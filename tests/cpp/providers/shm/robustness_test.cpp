@@ -11,7 +11,7 @@
 
 #include "base/fd.h"
 #include "base/memory/mapping.h"
-#include "fabric/session/frame.h"
+#include "fabric/session/frames/frame.h"
 #include "providers/shm/channel.h"
 #include "providers/shm/harness.h"
 #include "providers/shm/layout.h"

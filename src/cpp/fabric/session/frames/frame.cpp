@@ -1,4 +1,4 @@
-#include "fabric/session/frame.h"
+#include "fabric/session/frames/frame.h"
 
 #include <cstring>
 

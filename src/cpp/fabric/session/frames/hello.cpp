@@ -1,4 +1,4 @@
-#include "fabric/session/hello.h"
+#include "fabric/session/frames/hello.h"
 
 #include <algorithm>
 

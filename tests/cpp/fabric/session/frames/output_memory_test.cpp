@@ -1,4 +1,4 @@
-#include "fabric/session/output_wire.h"
+#include "fabric/session/frames/output_wire.h"
 
 using namespace fab;
 using namespace fab::test;

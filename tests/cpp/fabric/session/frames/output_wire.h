@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/memory/mapping.h"
-#include "fabric/session/output.h"
+#include "fabric/session/frames/output.h"
 
 // What a session has to send, and the wire that it goes to.
 namespace fab::test {

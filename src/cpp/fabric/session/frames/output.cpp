@@ -1,4 +1,4 @@
-#include "fabric/session/output.h"
+#include "fabric/session/frames/output.h"
 
 #include <algorithm>
 #include <new>

@@ -11,7 +11,7 @@
 #include "base/queues/ring_queue.h"
 #include "fabric/memory/piece_cursor.h"
 #include "fabric/segment/region_table.h"
-#include "fabric/session/frame.h"
+#include "fabric/session/frames/frame.h"
 
 namespace fab {
 
@@ -48,6 +48,11 @@ class SessionOutput {
   // The same from memory of the user, which stays valid while holds() the number returned.
   std::uint32_t message_payload(const PieceCursor& source, std::uint64_t length);
   bool holds(std::uint32_t serial) const noexcept;
+
+  // Memory was lacking for something that the peer is owed: nothing is sent any more, and the stream has to
+  // end.
+  void break_off() noexcept { broken_ = true; }
+  bool broken() const noexcept { return broken_; }
 
   // As in Session. Throws std::bad_alloc; what is queued can then only be cleared.
   std::size_t output(iovec* out, std::size_t max);
@@ -129,6 +134,7 @@ class SessionOutput {
   std::uint64_t requests_queued_ = 0, requests_sent_ = 0;
   std::size_t waiting_ranges_ = 0;  // of items
   bool answer_was_last_ = false;
+  bool broken_ = false;
 };
 
 }  // namespace fab

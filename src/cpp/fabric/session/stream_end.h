@@ -1,0 +1,27 @@
+#pragma once
+
+#include <utility>
+
+#include "fabric/session/frames/answers.h"
+#include "fabric/session/frames/output.h"
+#include "fabric/session/services.h"
+
+namespace fab {
+
+// What the initiator, the target and the messenger of a session have in common: this end of its stream.
+struct StreamEnd {
+  explicit StreamEnd(SessionServices given)
+      : services(std::move(given)),
+        requester{services.segment.port(services.cell), services.sender->key().number},
+        output(services.segment.regions()) {}
+
+  const SessionServices services;
+  const Visitor requester;  // the peer, as regions judge it
+  SessionOutput output;
+  Answers answers{output};
+  Handover handover = services.handover;
+  bool peer_gave_up = false;  // the peer has told that its requests without an answer are lost
+  bool failing = false;       // the stream is being ended: nothing is queued any more
+};
+
+}  // namespace fab
