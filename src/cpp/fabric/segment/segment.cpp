@@ -25,6 +25,7 @@ Segment Segment::create(const std::uint8_t (&domain_id)[16]) {
   const ProcessId self = this_process();
   header.pid = self.pid;
   header.start_time = self.start_time;
+  header.mapped_at = reinterpret_cast<std::uint64_t>(segment.mapping_.data());
   std::memcpy(header.domain_id, domain_id, sizeof header.domain_id);
   fill_random(header.auth_salt, sizeof header.auth_salt);
   header.version = kSegmentVersion;

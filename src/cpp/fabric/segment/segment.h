@@ -18,7 +18,7 @@ namespace fab {
 // slots, counters and the region table. All offsets are fixed; pages cost memory only once used. Everything
 // in it may be written by any process of the user, so readers check indices and lengths before use.
 inline constexpr std::uint64_t kSegmentMagic = 0x31676573'62616670;  // "pfabseg1"
-inline constexpr std::uint32_t kSegmentVersion = 6;
+inline constexpr std::uint32_t kSegmentVersion = 7;
 inline constexpr std::uint32_t kMaxContexts = 64;
 inline constexpr std::uint32_t kMaxSlots = 4096;
 inline constexpr std::uint32_t kMaxCounters = 65536;
@@ -57,6 +57,8 @@ struct alignas(128) AccessSlot {
   std::atomic<std::int32_t> channel_fd;
   std::atomic<std::uint32_t> channel_epoch;  // raised after channel_fd was taken back: another is another's
   std::uint32_t target_context;
+  // Written through the owner's memory, by cross-memory attach, in front of what the claimant puts there.
+  std::atomic<std::uint64_t> proof;
 };
 
 struct alignas(64) CounterCell {
@@ -83,6 +85,7 @@ struct SegmentHeader {
   std::uint64_t start_time;
   std::uint8_t domain_id[16];
   std::uint8_t auth_salt[16];
+  std::uint64_t mapped_at;  // where the owner has this header
   std::atomic<std::uint32_t> closed;
   std::atomic<std::uint32_t> slots_used;   // all slots from here on are free
   std::atomic<std::uint32_t> waiter_cell;  // the context that those lead who wait for a counter
@@ -107,6 +110,11 @@ class Segment {
   std::byte* region_area() const noexcept { return mapping_.data() + kRegionsOffset; }
   RegionView regions() const noexcept { return RegionView(region_area()); }
   int fd() const noexcept { return file_.get(); }
+  // The owner's address of what lies at `here` in this mapping.
+  void* in_owner(const void* here) const noexcept {
+    const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(here) - mapping_.data());
+    return reinterpret_cast<void*>(header().mapped_at + offset);
+  }
 
   const Port& port(std::uint32_t cell) const noexcept { return header().ports.of[cell % kMaxContexts]; }
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <utility>
 
 namespace fab::shm {
 
@@ -14,11 +15,12 @@ bool attach_allowed(std::int32_t pid) noexcept {
   return ::process_vm_readv(pid ? pid : ::getpid(), &local, 1, &remote, 1, 0) == -1 && errno == EFAULT;
 }
 
-// The remote pieces from `first` on, with neighbours made one: the kernel looks up pages anew for each piece.
+// The proof and the remote pieces from `first` on, with neighbours made one: the kernel looks up pages anew
+// for each piece.
 std::size_t AttachBatch::join(std::size_t first) noexcept {
-  std::size_t count = 0;
+  std::size_t count = 1;
   for (std::size_t i = first; i < remote_count_; ++i) {
-    iovec* last = count ? &joined_[count - 1] : nullptr;
+    iovec* last = count > 1 ? &joined_[count - 1] : nullptr;
     if (last && static_cast<std::byte*>(last->iov_base) + last->iov_len == remote_[i].iov_base)
       last->iov_len += remote_[i].iov_len;
     else
@@ -29,20 +31,29 @@ std::size_t AttachBatch::join(std::size_t first) noexcept {
 
 Errc AttachBatch::run() noexcept {
   std::uint32_t local = 0, remote = 0;
+  const bool proves = bytes_ >= proven_from_;
   for (tried_ = 0; tried_ < transfers_;) {
     if (local == local_count_ || remote == remote_count_) {  // nothing but empty or refused ones left
       tried_ = transfers_;
       break;
     }
-    const iovec* ours = local_.data() + local;
-    const std::size_t our_count = local_count_ - local, their_count = join(remote);
-    const auto moved = write_ ? ::process_vm_writev(pid_, ours, our_count, joined_.data(), their_count, 0)
-                              : ::process_vm_readv(pid_, ours, our_count, joined_.data(), their_count, 0);
+    iovec* const ours = local_.data() + local;  // the place of a piece that is done
+    std::size_t our_count = local_count_ - local + 1, their_count = join(remote);
+    const iovec *from = ours, *to = joined_.data();
+    if (proves) {
+      ours[0] = proof_->here(write_);
+      joined_[0] = proof_->there(write_);
+    } else {
+      ++from, ++to, --our_count, --their_count;
+    }
+    const auto moved = write_ ? ::process_vm_writev(proof_->pid(), from, our_count, to, their_count, 0)
+                              : ::process_vm_readv(proof_->pid(), from, our_count, to, their_count, 0);
     Errc failure = Errc::bounds;
     if (moved < 0) {
       switch (errno) {
         case EFAULT:
-          break;
+          if (!proves) break;
+          return Errc::peer_lost;  // the proof is not there
         case ESRCH:
           return Errc::peer_lost;
         case ENOMEM:
@@ -52,8 +63,11 @@ Errc AttachBatch::run() noexcept {
           return Errc::not_supported;
       }
     }
+    const std::size_t proof = proves ? ours[0].iov_len : 0;
+    if (proves && moved >= 0 && (std::cmp_less(moved, proof) || !proof_->holds(write_)))
+      return Errc::peer_lost;
     // What came in full succeeded. The kernel stops at memory that is not there, so the next one failed.
-    auto left = static_cast<std::uint64_t>(moved < 0 ? 0 : moved);
+    std::uint64_t left = moved < 0 ? 0 : static_cast<std::uint64_t>(moved) - proof;
     while (tried_ < transfers_ && (parts_[tried_].verdict != Errc::ok || parts_[tried_].length <= left)) {
       if (parts_[tried_].verdict == Errc::ok) left -= parts_[tried_].length;
       ++tried_;

@@ -41,7 +41,7 @@ Digest channel_proof(const std::string& secret, const Address& initiator, std::u
 }
 
 Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
-                 bool initiator, Session::Services services, bool reads_directly)
+                 bool initiator, Session::Services services, AttachBatch* direct)
     : file_(std::move(file)),
       mapping_(std::move(mapping)),
       peer_(std::move(peer)),
@@ -54,12 +54,14 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, s
       slice_(*services.slice),
       on_more_(services.on_more),
       messages_out_(messages_of(mapping_)),
-      messages_in_(messages_of(mapping_)) {
+      messages_in_(messages_of(mapping_)),
+      direct_(direct),
+      proof_(peer_->address().process.pid, peer_->segment(), peer_->address().domain_id, nullptr) {
   services.on_output = [this, told = std::move(services.on_output)] {
     if (told) told();
     if (!moving_) flush();
   };
-  if (reads_directly) services.reader = this;
+  if (direct_) services.reader = this;
   services.beside = this;
   services.ledger = this;
   // What lies in a process goes with it in any case.
@@ -80,7 +82,7 @@ Channel::~Channel() {
 
 std::unique_ptr<Channel> Channel::create(std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
                                          const Address& self, std::uint16_t context,
-                                         Session::Services services, bool reads_directly) {
+                                         Session::Services services, AttachBatch* direct) {
   OwnFd file = make_memory_file("pyfab-channel", kChannelBytes);
   Mapping mapping = Mapping::shared(file.get(), 0, kChannelBytes);
   ChannelHeader& header = header_of(mapping);
@@ -94,7 +96,7 @@ std::unique_ptr<Channel> Channel::create(std::shared_ptr<Neighbour> peer, std::u
       channel_proof(services.sender->key().secret, self, context, peer_cell, peer->address().domain_id);
   std::memcpy(header.proof, proof.data(), sizeof header.proof);
   return std::unique_ptr<Channel>(new Channel(std::move(file), std::move(mapping), std::move(peer), peer_cell,
-                                              true, std::move(services), reads_directly));
+                                              true, std::move(services), direct));
 }
 
 Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell, const std::uint8_t (&domain_id)[16],
@@ -141,11 +143,10 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell, const s
 }
 
 std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<Neighbour> peer,
-                                         Session::Services services, bool reads_directly) {
+                                         Session::Services services, AttachBatch* direct) {
   const std::uint16_t cell = offer.initiator.cell;
   std::unique_ptr<Channel> channel(new Channel(std::move(offer.file), std::move(offer.mapping),
-                                               std::move(peer), cell, false, std::move(services),
-                                               reads_directly));
+                                               std::move(peer), cell, false, std::move(services), direct));
   // Last of all: from now on the initiator relies on it.
   Hold hold = Hold::initiator;
   if (!header_of(channel->mapping_).hold.compare_exchange_strong(hold, Hold::both))
@@ -361,69 +362,49 @@ bool Channel::take(std::uint64_t number) noexcept {
 
 namespace {
 
-// The places of a read from byte `done` on, as pairs of equal length.
-struct Pairs {
-  static constexpr std::size_t kMost = 64;
-  iovec here[kMost], there[kMost];
+// The pieces of `length` bytes from `begin` on; none where there is no room for all of them.
+std::size_t list_pieces(PieceCursor at, std::uint64_t begin, std::uint64_t length,
+                        std::span<iovec> out) noexcept {
+  at.skip(begin);
   std::size_t count = 0;
-  std::uint64_t bytes = 0;
-
-  // False: not all of it has room.
-  bool add(const MemoryReader::Read& read, std::uint64_t done) noexcept {
-    PieceCursor from(read.from.data(), read.from.size()), to = read.to;
-    from.skip(read.begin + done);
-    to.skip(read.begin + done);
-    for (std::uint64_t left = read.length - done; left;) {
-      if (count == kMost) return false;
-      const iovec remote = from.here(left);
-      const iovec local = to.here(remote.iov_len);
-      here[count] = local;
-      there[count++] = {remote.iov_base, local.iov_len};
-      from.advance(local.iov_len);
-      to.advance(local.iov_len);
-      left -= local.iov_len;
-      bytes += local.iov_len;
-    }
-    return true;
+  while (length != 0) {
+    if (count == out.size()) return 0;
+    out[count] = at.here(length);
+    at.advance(out[count].iov_len);
+    length -= out[count++].iov_len;
   }
-};
+  return count;
+}
 
 }  // namespace
 
 void Channel::read(std::span<Read> reads) noexcept {
-  if (peer_->gone()) {  // and its number may be another process's by now
+  if (peer_->gone())
     for (Read& read : reads) read.outcome = Errc::peer_lost;
-  } else if (reads.size() == 1 || !read_together(reads)) {
-    for (Read& read : reads) read.outcome = read_one(read);
-  }
-  if (peer_->gone())  // this process may have been stopped for long in between
-    for (Read& read : reads) read.outcome = Errc::peer_lost;
+  else
+    while (!reads.empty()) reads = reads.subspan(read_first(reads));
 }
 
-// All in one call; false: there is something about one of them.
-bool Channel::read_together(std::span<Read> reads) const noexcept {
-  Pairs pairs;
-  for (Read& read : reads) {
-    if (!pairs.add(read, 0)) return false;
-    read.outcome = Errc::ok;
+// As many of the first reads as go together; returns how many.
+std::size_t Channel::read_first(std::span<Read> reads) noexcept {
+  direct_->begin(proof_, false, 0);
+  std::size_t count = 0;
+  for (; count < reads.size() && direct_->fits(1, 1); ++count) {
+    const Read& read = reads[count];
+    const PieceCursor from(read.from.data(), read.from.size());
+    const std::size_t local = list_pieces(read.to, read.begin, read.length, direct_->local_room());
+    const std::size_t remote = list_pieces(from, read.begin, read.length, direct_->remote_room());
+    if (local == 0 || remote == 0) break;
+    direct_->add(local, remote, read.length, Errc::ok);
   }
-  const auto moved =
-      ::process_vm_readv(peer_->address().process.pid, pairs.here, pairs.count, pairs.there, pairs.count, 0);
-  return std::cmp_equal(moved, pairs.bytes);
-}
-
-Errc Channel::read_one(const Read& read) const noexcept {
-  for (std::uint64_t done = 0; done < read.length;) {
-    Pairs pairs;
-    pairs.add(read, done);
-    const auto moved = ::process_vm_readv(peer_->address().process.pid, pairs.here, pairs.count, pairs.there,
-                                          pairs.count, 0);
-    if (moved < 0)
-      return errno == EFAULT ? Errc::bounds : errno == ESRCH ? Errc::peer_lost : Errc::not_supported;
-    if (moved == 0) return Errc::bounds;
-    done += static_cast<std::uint64_t>(moved);
+  if (count == 0) {  // more pieces than any call takes
+    reads.front().outcome = Errc::not_supported;
+    return 1;
   }
-  return Errc::ok;
+  const Errc stopped = direct_->run();
+  for (std::size_t i = 0; i < count; ++i)
+    reads[i].outcome = i < direct_->tried() ? direct_->verdict(i) : stopped;
+  return count;
 }
 
 void Channel::flush() noexcept {

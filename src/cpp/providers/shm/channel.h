@@ -10,6 +10,7 @@
 #include "base/memory/mapping.h"
 #include "fabric/session/liveness.h"
 #include "fabric/session/session.h"
+#include "providers/shm/attach.h"
 #include "providers/shm/layout.h"
 #include "providers/shm/neighbour.h"
 
@@ -23,12 +24,12 @@ Digest channel_proof(const std::string& secret, const Address& initiator, std::u
 // One session over two rings in a shared memory file: what a peer must do itself goes this way.
 class Channel final : private MemoryReader, private SmallMessages, private AnnouncementLedger {
  public:
-  // The initiator's side; throws std::system_error. `reads_directly`: messages may be read by cross-memory
-  // attach. `self` is its own address, `context` its Part::context; the key that it proves is that of the
-  // sender in `services`.
+  // The initiator's side; throws std::system_error. `direct`: reads messages by cross-memory
+  // attach; outlives the channel; may be null. `self` is its own address, `context` its Part::context; the
+  // key that it proves is that of the sender in `services`.
   static std::unique_ptr<Channel> create(std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
                                          const Address& self, std::uint16_t context,
-                                         Session::Services services, bool reads_directly);
+                                         Session::Services services, AttachBatch* direct);
   // A channel file as the target finds it.
   struct Offer {
     OwnFd file;
@@ -44,7 +45,7 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   // The target's side. What the initiator has sent outlives it from now on. Throws Error(peer_lost) if it has
   // given up meanwhile.
   static std::unique_ptr<Channel> accept(Offer offer, std::shared_ptr<Neighbour> peer,
-                                         Session::Services services, bool reads_directly);
+                                         Session::Services services, AttachBatch* direct);
 
   ~Channel() override;
   Channel(const Channel&) = delete;
@@ -81,7 +82,7 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
 
  private:
   Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
-          bool initiator, Session::Services services, bool reads_directly);
+          bool initiator, Session::Services services, AttachBatch* direct);
   AnnouncementCells& announcements() const noexcept;
   std::uint64_t open() noexcept override;
   void end(std::uint64_t number) noexcept override;
@@ -91,8 +92,7 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   void look_at_hold() noexcept;
   void look_at_memory() noexcept;
   void read(std::span<Read> reads) noexcept override;
-  bool read_together(std::span<Read> reads) const noexcept;
-  Errc read_one(const Read& read) const noexcept;
+  std::size_t read_first(std::span<Read> reads) noexcept;
   bool push(const Transfer& transfer) noexcept override;
   std::uint32_t number() noexcept override;
   bool come_to(std::uint32_t number) noexcept override;
@@ -111,6 +111,8 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   const std::function<void()> on_more_;
   MessageWriter messages_out_;  // the initiator's
   MessageReader messages_in_;   // the target's
+  AttachBatch* const direct_;
+  AttachProof proof_;
   std::unique_ptr<Session> session_;
   std::bitset<kMaxOutstanding> announced_;  // the initiator's, by number modulo that
   std::uint64_t next_announced_ = 1;

@@ -327,8 +327,7 @@ void ShmEndpoint::look_for_channels() noexcept {
       services.on_output = [this] { expect_answers(); };  // it may ask for an announced message
       served_.reserve(served_.size() + 1);                // what was accepted is served
       served_.push_back(
-          {i, epoch,
-           Channel::accept(std::move(offer), std::move(peer), std::move(services), reads_directly())});
+          {i, epoch, Channel::accept(std::move(offer), std::move(peer), std::move(services), reader())});
     } catch (const std::exception&) {
       continue;  // the claimant is gone, not one of ours, or has none of our keys: it gets no answer
     }

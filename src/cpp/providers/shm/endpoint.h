@@ -43,9 +43,9 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
   std::uint16_t context() const noexcept { return services_.context; }
   const AuthKey& key(std::size_t index) const noexcept { return services_.keys[index]; }
   CopyMode copy_mode() const noexcept { return mode_; }
-  // Whether memory of other processes may be reached by cross-memory attach.
-  bool reads_directly() const noexcept { return mode_.attach; }
   AttachBatch& attach_batch() noexcept { return attach_batch_; }
+  // Null where memory of other processes may not be reached by cross-memory attach.
+  AttachBatch* reader() noexcept { return mode_.attach ? &attach_batch_ : nullptr; }
   Slice& slice() noexcept { return services_.slice; }
   // For a session with the endpoint that `part` names, under the key of this index.
   Session::Services session_services(PathCounts& counts, Part part, std::size_t key);

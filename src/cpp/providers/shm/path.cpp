@@ -45,18 +45,25 @@ void each_local(const Transfer& transfer, std::uint64_t from, std::uint64_t leng
   }
 }
 
-// The same as a vector of at most kMaxPieces; returns how many.
-std::size_t local_slice(const Transfer& transfer, std::uint64_t from, std::uint64_t length,
-                        iovec* out) noexcept {
-  if (length == 0) return 0;
+// The same as a vector, of as many bytes as AttachBatch::kMost pieces have.
+struct LocalSlice {
+  std::size_t pieces = 0;
+  std::uint64_t bytes = 0;
+};
+LocalSlice local_slice(const Transfer& transfer, std::uint64_t from, std::uint64_t length,
+                       iovec* out) noexcept {
+  if (length == 0) return {};
   if (transfer.piece_count == 0) {
     out[0] = {transfer.local + from, static_cast<std::size_t>(length)};
-    return 1;
+    return {1, length};
   }
-  std::size_t count = 0;
-  each_local(transfer, from, length,
-             [&](std::byte* piece, std::size_t size) { out[count++] = {piece, size}; });
-  return count;
+  LocalSlice slice;
+  each_local(transfer, from, length, [&](std::byte* piece, std::size_t size) {
+    if (slice.pieces == AttachBatch::kMost) return;
+    out[slice.pieces++] = {piece, size};
+    slice.bytes += size;
+  });
+  return slice;
 }
 
 // An atomic whose operands lie in several pieces.
@@ -85,7 +92,8 @@ ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> pe
       key_(entry.key),
       visitor_{peer_->segment().port(entry.cell), entry.auth},
       slot_(*claimed_),
-      known_(*peer_, endpoint.copy_mode()) {
+      known_(*peer_, endpoint.copy_mode()),
+      proof_(peer_->address().process.pid, peer_->segment(), peer_->address().domain_id, &slot_) {
   endpoint_.add(*this);
 }
 
@@ -224,7 +232,7 @@ std::size_t ShmPath::run_mapped(std::span<const Transfer> batch, const KnownRegi
 std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegion& region) noexcept {
   AttachBatch& calls = endpoint_.attach_batch();
   const OpCode op = batch.front().op;
-  calls.begin(peer_->address().process.pid, op == OpCode::write);
+  calls.begin(proof_, op == OpCode::write);
   std::uint64_t bytes = 0;
   for (const Transfer& transfer : batch) {
     if (transfer.key != region.key || transfer.op != op || !is_put_or_get(transfer) || !simple(transfer) ||
@@ -238,7 +246,8 @@ std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegi
       calls.add(0, 0, 0, verdict);
     } else {
       const std::size_t remote = known_.pieces(region, offset, transfer.length, calls.remote());
-      calls.add(local_slice(transfer, 0, transfer.length, calls.local()), remote, transfer.length, Errc::ok);
+      const LocalSlice local = local_slice(transfer, 0, transfer.length, calls.local());
+      calls.add(local.pieces, remote, transfer.length, Errc::ok);
     }
   }
   if (calls.size() == 0) return 0;
@@ -337,11 +346,16 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
 Errc ShmPath::attach_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
                            std::uint64_t from, std::uint64_t length) noexcept {
   AttachBatch& calls = endpoint_.attach_batch();
-  calls.begin(peer_->address().process.pid, transfer.op == OpCode::write);
-  const std::size_t remote = known_.pieces(region, offset + from, length, calls.remote());
-  calls.add(local_slice(transfer, from, length, calls.local()), remote, length, Errc::ok);
-  const Errc stopped = calls.run();
-  return stopped == Errc::ok ? calls.verdict(0) : stopped;
+  for (std::uint64_t done = 0; done < length;) {
+    calls.begin(proof_, transfer.op == OpCode::write);
+    const LocalSlice local = local_slice(transfer, from + done, length - done, calls.local());
+    const std::size_t remote = known_.pieces(region, offset + from + done, local.bytes, calls.remote());
+    calls.add(local.pieces, remote, local.bytes, Errc::ok);
+    const Errc stopped = calls.run(), outcome = stopped == Errc::ok ? calls.verdict(0) : stopped;
+    if (outcome != Errc::ok) return outcome;
+    done += local.bytes;
+  }
+  return Errc::ok;
 }
 
 // Goes on with the first waiting transfer, as far as the slice goes, which is not spent; true if anything was
@@ -423,7 +437,7 @@ Channel* ShmPath::open_channel() noexcept try {
   }
   if (!channel_) {
     channel_ = Channel::create(peer_, cell_, endpoint_.address(), endpoint_.context(),
-                               endpoint_.session_services(counts_, part_, key_), endpoint_.reads_directly());
+                               endpoint_.session_services(counts_, part_, key_), endpoint_.reader());
     channel_->session().sender().known_as(id_);
     slot_.target_context = cell_;
     slot_.channel_fd.store(channel_->fd(), std::memory_order_release);

@@ -103,6 +103,7 @@ class ShmPath final : public Path {
   bool modified_ = false;  // the last atomic that move_slice() applied has changed something
   ArrayCounts arrays_;     // of atomics that move_slice() applied
   bool blocked_ = false;   // the first of them waits for the channel
+  AttachProof proof_;
   std::unique_ptr<Channel> channel_;
 };
 

@@ -217,6 +217,28 @@ TEST_CASE("local memory in pieces, and regions of several buffers") {
   }
 }
 
+TEST_CASE("as many pieces of local memory as a transfer may have") {
+  for (const std::string& way : kWays) {
+    CAPTURE(way);
+    Pair pair(way);
+    auto memory = pair.b.own(8 * kMaxPieces);
+    auto bytes = pattern(8 * kMaxPieces, 5);
+    std::vector<iovec> pieces;
+    for (std::size_t i = 0; i < kMaxPieces; ++i) pieces.push_back({bytes.data() + 8 * i, 8});
+    Transfer put = Side::transfer(OpCode::write, memory.region->key(), 0, nullptr, bytes.size());
+    put.local_pieces = pieces.data();
+    put.piece_count = static_cast<std::uint16_t>(pieces.size());
+    REQUIRE(pair.a.run(pair.peer, {put}).error == Errc::ok);
+    CHECK(std::equal(bytes.begin(), bytes.end(), memory.data()));
+    std::ranges::fill(bytes, std::byte{0});
+    put.op = OpCode::read;
+    REQUIRE(pair.a.run(pair.peer, {put}).error == Errc::ok);
+    CHECK(std::equal(bytes.begin(), bytes.end(), memory.data()));
+    CHECK(bytes == pattern(8 * kMaxPieces, 5));
+    if (way == "auto" || way == "cma") CHECK(pair.a.context->report(pair.peer).how != "ring");
+  }
+}
+
 TEST_CASE("atomics: fetched values and results are the same each way") {
   for (const std::string& way : kWays) {
     CAPTURE(way);
