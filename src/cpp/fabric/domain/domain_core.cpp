@@ -4,6 +4,7 @@
 
 #include "base/bytes/random.h"
 #include "base/locks/tsan.h"
+#include "base/process/at_once.h"
 
 namespace fab {
 
@@ -139,7 +140,7 @@ std::shared_ptr<Counter> DomainCore::open_counter() {
   return counter;
 }
 
-std::shared_ptr<EventQueue> DomainCore::open_event_queue(std::size_t losses) {
+std::shared_ptr<EventQueue> DomainCore::open_event_queue(std::int64_t losses) {
   check_open();
   auto queue = std::make_shared<EventQueue>(losses);
   queue->wakeup().set([weak = weak_from_this()] {
@@ -316,6 +317,19 @@ bool DomainCore::retired(std::uint32_t index, Deadline deadline) {
   return true;
 }
 
+// Each gives its peers a while to take in its last messages: all at the same time, unless the threads would
+// wait for this one, which is the progress thread or may hold what callbacks need.
+void DomainCore::close_contexts() {
+  std::vector<std::shared_ptr<Context>> open;
+  const auto self = weak_from_this().lock();  // null: from the destructor
+  if (self) {
+    const std::lock_guard lock(mutex_);
+    if (!thread_ || !thread_->is_this_thread()) open = contexts_;
+  }
+  at_once(open, [this](const std::shared_ptr<Context>& context) { close_context(*context); });
+  while (const auto context = first_context()) close_context(*context);  // what came meanwhile
+}
+
 void DomainCore::close(bool force) {
   if (closed() || inherited()) return;
   {
@@ -332,7 +346,7 @@ void DomainCore::close(bool force) {
   segment_.header().closed.store(1);
   registrations_.stop();
   if (cache_.cache) cache_.cache->clear();
-  while (const auto context = first_context()) close_context(*context);
+  close_contexts();
   std::unique_lock lock(mutex_);
   auto thread = std::move(thread_);
   if (thread && thread->is_this_thread()) {

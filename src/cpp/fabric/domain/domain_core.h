@@ -61,7 +61,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // `length` bytes of zeroed, page-aligned memory that peers on the node map; freed with the last holder.
   std::shared_ptr<SharedMemory> allocate(std::uint64_t length) const;
   std::shared_ptr<Counter> open_counter();
-  std::shared_ptr<EventQueue> open_event_queue(std::size_t losses = EventQueue::kLosses);
+  std::shared_ptr<EventQueue> open_event_queue(std::int64_t losses = EventQueue::kLosses);
   std::shared_ptr<CompletionQueue> open_completion_queue(std::size_t size,
                                                          CompletionQueue::WhenFull when_full);
   // What the contexts of one endpoint have in common.
@@ -142,6 +142,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   AuthKeys keys_of(const EndpointTraits& traits);
   SyncReports synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate);
   std::shared_ptr<Context> first_context() const;
+  void close_contexts();
   std::shared_ptr<Context> context_from(std::size_t cell) const;
   void choose_lead();
 

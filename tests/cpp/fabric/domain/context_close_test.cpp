@@ -1,9 +1,11 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fabric/domain/context.h"
@@ -14,10 +16,10 @@ using fab::test::Side;
 
 namespace {
 
-// What an endpoint that lingers and the test know of each other.
+// What endpoints that linger do, and when they end.
 struct Farewell {
-  std::atomic<bool> begun{false};
-  std::atomic<bool> visited{false};  // by somebody who wanted the context
+  std::function<bool()> lingers;
+  std::function<void()> over = [] {};
 };
 
 class LingeringEndpoint final : public Endpoint, private Lingerer {
@@ -25,6 +27,7 @@ class LingeringEndpoint final : public Endpoint, private Lingerer {
   LingeringEndpoint(const EndpointServices& services, Farewell& farewell) : farewell_(farewell) {
     services.lingerers->push_back(*this);
   }
+  ~LingeringEndpoint() override { farewell_.over(); }
   LingeringEndpoint(const LingeringEndpoint&) = delete;
   LingeringEndpoint& operator=(const LingeringEndpoint&) = delete;
 
@@ -39,11 +42,7 @@ class LingeringEndpoint final : public Endpoint, private Lingerer {
   void forget(std::uint32_t) noexcept override {}
 
  private:
-  bool lingers() noexcept override {
-    farewell_.begun = true;
-    farewell_.begun.notify_all();
-    return !farewell_.visited;
-  }
+  bool lingers() noexcept override { return farewell_.lingers(); }
   Farewell& farewell_;
 };
 
@@ -68,7 +67,12 @@ class LingeringDomain final : public Domain {
 
 // Whether somebody else got a context while it closed and its endpoint waited for that.
 bool others_get_in() {
-  Farewell farewell;
+  std::atomic<bool> begun{false}, visited{false};
+  Farewell farewell{.lingers = [&] {
+    begun = true;
+    begun.notify_all();
+    return !visited;
+  }};
   LingeringDomain domain(farewell);
   const PostRules rules(0);
   Context context(
@@ -77,10 +81,38 @@ bool others_get_in() {
                .completions = std::make_shared<CompletionQueue>(16, CompletionQueue::WhenFull::forget_oldest),
                .wake_domain = [] {}});
   std::thread closing([&] { context.close(); });
-  farewell.begun.wait(false);
-  context.locked([&](Endpoint&) { farewell.visited = true; });
+  begun.wait(false);
+  context.locked([&](Endpoint&) { visited = true; });
   closing.join();
-  return farewell.visited;
+  return visited;
+}
+
+// Whether each context of a domain that closes still waited when all others had begun to.
+bool all_linger_together() {
+  constexpr int kContexts = 4;
+  std::atomic<int> begun{0};
+  std::atomic<bool> alone{false};
+  static thread_local bool counted;  // a context closes on one thread
+  counted = false;
+  Farewell farewell{.lingers =
+                        [&] {
+                          if (!std::exchange(counted, true)) ++begun;
+                          return begun != kContexts;
+                        },
+                    .over =
+                        [&] {
+                          counted = false;
+                          if (begun != kContexts) alone = true;
+                        }};
+  const auto domain = DomainCore::open(
+      [&](const DomainServices&) { return std::make_unique<LingeringDomain>(farewell); }, {});
+  const auto peers = std::make_shared<AddressVector>();
+  const auto completions = domain->open_completion_queue(16, CompletionQueue::WhenFull::forget_oldest);
+  for (std::uint16_t i = 0; i < kContexts; ++i)
+    domain->open_context(i, {.number = 1}, peers, completions, nullptr);
+  domain->close(true);
+  CHECK(begun == kContexts);  // none was left out
+  return !alone;
 }
 
 }  // namespace
@@ -90,6 +122,12 @@ TEST_CASE("whoever wants a context gets it while that waits for its last message
   // A starved machine may let the time for reading pass first, now and then.
   for (int round = 0; round < 10 && !got_in; ++round) got_in = others_get_in();
   CHECK(got_in);
+}
+
+TEST_CASE("the contexts of a domain that closes wait for their last messages at the same time") {
+  bool together = false;
+  for (int round = 0; round < 10 && !together; ++round) together = all_linger_together();
+  CHECK(together);
 }
 
 TEST_CASE("a message that was sent survives that its receiver's handle goes to another peer") {
