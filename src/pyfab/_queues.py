@@ -226,12 +226,8 @@ class EventQueue(Owned):
     """
 
     def __init__(self, domain: Domain, size: int) -> None:
-        if size < 1:
-            raise InvalidArgumentError(
-                f"an event queue of size {size}: it needs room for at least one lost peer or link"
-            )
-        super().__init__(domain)
         self._core = domain._core.open_event_queue(size)
+        super().__init__(domain)
         self._endpoints: weakref.WeakSet[Any] = weakref.WeakSet()  # that are bound to it
         self._error: Event | None = None
         self._reading = threading.Lock()

@@ -119,8 +119,8 @@ def test_without_a_queue_nothing_is_kept(station):
 
 def test_losses_without_room_are_counted(station):
     here = station("tcp", peer_deadline=20)
-    for size in (0, 10**9):
-        with pytest.raises(pyfab.InvalidArgumentError, match=f"size {size}"):
+    for size in (0, -1, 10**9):
+        with pytest.raises(pyfab.InvalidArgumentError, match=f"size {size}: it takes 1 to"):
             here.domain.event_queue(size=size)
     events = here.domain.event_queue(size=2)
     assert events.size == 2

@@ -11,13 +11,16 @@ bool of_loss(const Event& event) noexcept {
   return event.type == EventType::peer_lost || event.type == EventType::link_lost;
 }
 
+std::size_t checked_losses(std::int64_t losses) {
+  if (losses < 1 || losses > EventQueue::kMostLosses)
+    throw Error(Errc::invalid, "an event queue of size " + std::to_string(losses) + ": it takes 1 to " +
+                                   std::to_string(EventQueue::kMostLosses) + " lost peers and links");
+  return static_cast<std::size_t>(losses);
+}
+
 }  // namespace
 
-EventQueue::EventQueue(std::size_t losses) : size_(losses), room_(losses <= kMostLosses ? losses : 0) {
-  if (losses == 0 || losses > kMostLosses)
-    throw Error(Errc::invalid, "an event queue of size " + std::to_string(losses) + ": it takes 1 to " +
-                                   std::to_string(kMostLosses) + " losses");
-}
+EventQueue::EventQueue(std::int64_t losses) : size_(checked_losses(losses)), room_(size_) {}
 
 void EventQueue::push(Place place) noexcept {
   {

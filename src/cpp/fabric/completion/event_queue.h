@@ -47,8 +47,9 @@ struct Loss {
 // itself, one for each call, always have a place.
 class EventQueue final {
  public:
-  static constexpr std::size_t kLosses = 1024, kMostLosses = 1 << 20;
-  explicit EventQueue(std::size_t losses = kLosses);
+  static constexpr std::int64_t kLosses = 1024, kMostLosses = 1 << 20;
+  // With room for so many losses; throws Error(invalid).
+  explicit EventQueue(std::int64_t losses = kLosses);
 
   // A place for one event, made when the program calls for what the event will tell the end of.
   using Place = std::list<Event>;

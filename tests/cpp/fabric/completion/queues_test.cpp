@@ -160,7 +160,8 @@ TEST_CASE("losses without room are counted and told once; there is room again fo
   CHECK(queue.read()->data == 9);
   CHECK(queue.read()->peer == 5);
   CHECK_FALSE(queue.read());
-  CHECK_THROWS_AS(EventQueue(0), Error);
+  for (const std::int64_t size : {std::int64_t{0}, std::int64_t{-1}, EventQueue::kMostLosses + 1, INT64_MIN})
+    CHECK_THROWS_AS(EventQueue{size}, Error);
 }
 
 }  // namespace
