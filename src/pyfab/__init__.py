@@ -19,12 +19,12 @@ except ImportError as error:  # pragma: no cover - depends on a broken installat
         f"`pip install --force-reinstall pyfab-rdma`, or `pip install .` in a checkout ({error})"
     ) from error
 
-from pyfab._address_vector import AddressVector, group_addr, parse_addr, rx_addr
-from pyfab._await import await_operation
-from pyfab._dmabuf import DmaBuf
-from pyfab._domain import Domain
-from pyfab._endpoint import Context, Endpoint, Operation
-from pyfab._enums import (
+from pyfab.core.address_vector import AddressVector, group_addr, parse_addr, rx_addr
+from pyfab.core.awaiting import await_operation
+from pyfab.core.dmabuf import DmaBuf
+from pyfab.core.domain import Domain
+from pyfab.core.endpoint import Context, Endpoint, Operation
+from pyfab.core.enums import (
     ADDR_NOTAVAIL,
     ADDR_UNSPEC,
     FI_LOCAL_MR,
@@ -54,7 +54,7 @@ from pyfab._enums import (
     RMAEvent,
     SendFlag,
 )
-from pyfab._errors import (
+from pyfab.core.errors import (
     AccessDeniedError,
     BadFlagsError,
     BoundsError,
@@ -75,11 +75,8 @@ from pyfab._errors import (
     TruncatedError,
     UnreachableError,
 )
-from pyfab._group import Group
-from pyfab._info import Info, Nic, getinfo
-from pyfab._live import Live, live
-from pyfab._nearness import nearest
-from pyfab._queues import (
+from pyfab.core.info import Info, Nic, getinfo
+from pyfab.core.queues import (
     Completion,
     CompletionQueue,
     Counter,
@@ -87,14 +84,17 @@ from pyfab._queues import (
     EventQueue,
     EventType,
 )
-from pyfab._region import MemoryRegion, MRAttr, Range, RawKey, RegionSlice, RemoteRegion
-from pyfab._remote_array import RemoteArray
-from pyfab._spawn import spawn
-from pyfab._sync import SyncReport, SyncStats, SyncWarning, Triplet
-from pyfab._trace import trace
-from pyfab._transport import Outcome, Registration, RemoteHandle, Transport, TransportPeer
-from pyfab._transport_settings import Tunables
-from pyfab._window import Window
+from pyfab.core.region import MemoryRegion, MRAttr, Range, RawKey, RegionSlice, RemoteRegion
+from pyfab.core.sync import SyncReport, SyncStats, SyncWarning, Triplet
+from pyfab.group.group import Group
+from pyfab.group.remote_array import RemoteArray
+from pyfab.group.window import Window
+from pyfab.launch.spawn import spawn
+from pyfab.notebook.live import Live, live
+from pyfab.tools.nearness import nearest
+from pyfab.tracing.trace import trace
+from pyfab.transport.settings import Tunables
+from pyfab.transport.transport import Outcome, Registration, RemoteHandle, Transport, TransportPeer
 
 __version__: str = _core.__version__
 
@@ -190,6 +190,11 @@ __all__ = [
     "trace",
 ]
 
+# What is public is `pyfab.…` in tracebacks and pickles too, whichever room it is defined in.
+for _name in __all__:
+    if getattr(globals()[_name], "__module__", "").startswith(f"{__name__}.") and not hasattr(_core, _name):
+        globals()[_name].__module__ = __name__
+
 _PARTS = ("bench", "data", "testing", "torch")  # modules that are imported when somebody asks for them
 
 
@@ -204,6 +209,6 @@ _core.set_operation_helpers(CompletionFlag, await_operation)
 
 def load_ipython_extension(shell: object) -> None:
     """``%load_ext pyfab``, which gives a notebook the magics ``%%pyfab`` and ``%pyfab``."""
-    from pyfab._jupyter import load
+    from pyfab.notebook.jupyter import load
 
     load(shell)

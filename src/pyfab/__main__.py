@@ -1,10 +1,10 @@
-"""``python -m pyfab``: the command ``pyfab``; its parts are in `pyfab._cli`."""
+"""``python -m pyfab``: the command ``pyfab``; its parts are in `pyfab.cli`."""
 
 from __future__ import annotations
 
 import sys
 
-from pyfab._cli import main
+from pyfab.cli import main
 
 __all__ = ["main"]
 

@@ -5,7 +5,7 @@ from typing import Any, SupportsFloat, SupportsIndex, TypeAlias, final
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pyfab._enums import InsertFlag
+from pyfab.core.enums import InsertFlag
 from typing_extensions import Buffer, disjoint_base
 
 __version__: str

@@ -7,11 +7,11 @@ import signal
 
 
 def main() -> int:
-    """Runs the command line (`pyfab._cli`). Ctrl-C ends it with status 130 and no traceback, while it is being imported, too."""
+    """Runs the command line (`pyfab.cli`). Ctrl-C ends it with status 130 and no traceback, while it is being imported, too."""
     former = signal.getsignal(signal.SIGINT)
     if former is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # there is nothing to clean up yet
-    from pyfab._cli import main
+    from pyfab.cli import main
 
     signal.signal(signal.SIGINT, former)
     return main()

@@ -10,7 +10,8 @@ import threading
 import numpy as np
 import pyfab
 import pytest
-from pyfab import AVFlag, AVType, InsertFlag, _resolver
+from pyfab import AVFlag, AVType, InsertFlag
+from pyfab.core import resolver as resolving
 
 NOTAVAIL = pyfab.ADDR_NOTAVAIL
 BAD = b"not an address"
@@ -52,7 +53,7 @@ def resolver(monkeypatch):
         host = f"10.9.0.{len(asked)}"
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, int(service or 0)))]
 
-    monkeypatch.setattr(_resolver, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(resolving, "getaddrinfo", getaddrinfo)
     return asked
 
 
@@ -559,7 +560,7 @@ class TestAsynchronous:
             assert let_go.wait(10)
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))]
 
-        monkeypatch.setattr(_resolver, "getaddrinfo", slow)
+        monkeypatch.setattr(resolving, "getaddrinfo", slow)
         av.insert_symmetric("slow", 1, "80", 2, context="first")
         av.insert(some(1), context="second")
         let_go.set()

@@ -22,9 +22,9 @@ import pytest
 from crew import WAYS, Way
 from litmus import rounds
 from pyfab import Access, AtomicOp, MRMode, Outcome, Transport, _core
-from pyfab._transport import HANDLE_SIZE
-from pyfab._transport_settings import Limits, Tunables, candidates, contexts_for, slice_of
 from pyfab.testing import Peer, Target
+from pyfab.transport.settings import Limits, Tunables, candidates, contexts_for, slice_of
+from pyfab.transport.transport import HANDLE_SIZE
 from support import SANITIZED, TIMEOUT
 
 # --- the other side, in a process of its own
@@ -252,7 +252,7 @@ def test_opening_that_fails_leaves_nothing(failing: str, monkeypatch: pytest.Mon
         kind, name = {
             "Domain.endpoint": (pyfab.Domain, "endpoint"),
             "Endpoint.context": (pyfab.Endpoint, "context"),
-            "Transport._post_receive": (pyfab._transport.Transport, "_post_receive"),  # type: ignore[attr-defined]
+            "Transport._post_receive": (pyfab.transport.transport.Transport, "_post_receive"),  # type: ignore[attr-defined]
         }[failing]
         original = getattr(kind, name)
 

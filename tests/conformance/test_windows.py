@@ -16,8 +16,8 @@ import pyfab
 import pytest
 from crew import NON_COHERENT, WAYS, Crew, Way
 from pyfab import AtomicOp
-from pyfab._deadline import Deadline
-from pyfab._epochs import LOCK
+from pyfab.core.deadline import Deadline
+from pyfab.group.epochs import LOCK
 from support import TIMEOUT, Reserved
 
 SIZE = 4

@@ -91,7 +91,7 @@ def test_on_two_machines(folder: Path, environment: dict[str, str], machines: Be
 
 
 def test_every_command_is_shown() -> None:
-    import pyfab._cli
+    import pyfab.cli
 
-    for command in pyfab._cli.command_names():
+    for command in pyfab.cli.command_names():
         assert f"pyfab {command}" in PAGE, command

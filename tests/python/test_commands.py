@@ -148,11 +148,11 @@ def test_errors_are_on_stderr(tmp_path: Path, arguments: list[str]) -> None:
 def test_doctor_where_nothing_is_usable(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from pyfab import _doctor
-    from pyfab._cli import main
+    from pyfab.cli import main
+    from pyfab.tools import doctor
 
-    found = _doctor.report() | {"usable": False}
-    monkeypatch.setattr(_doctor, "report", lambda: found)
+    found = doctor.report() | {"usable": False}
+    monkeypatch.setattr(doctor, "report", lambda: found)
     assert main(["doctor", "--json"]) == 1
     shown = capsys.readouterr()
     assert json.loads(shown.out)["usable"] is False
@@ -161,8 +161,8 @@ def test_doctor_where_nothing_is_usable(
 
 def test_demo_finds_wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The verification itself: a reader that is given other rows than it asked for."""
-    from pyfab import _demo
-    from pyfab._remote_array import RemoteArray
+    from pyfab.group.remote_array import RemoteArray
+    from pyfab.tools import demo
     from rich.console import Console
 
     def take_others(remote: RemoteArray, indices: Any, out: Any = None) -> Any:
@@ -171,10 +171,10 @@ def test_demo_finds_wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     original = RemoteArray.take
     monkeypatch.setattr(RemoteArray, "take", take_others)
     monkeypatch.setattr(
-        _demo, "spawn", lambda _, n, *a, **k: pyfab.spawn(lambda g, *b: _demo.visit(g, *b), n, *a, **k)
+        demo, "spawn", lambda _, n, *a, **k: pyfab.spawn(lambda g, *b: demo.visit(g, *b), n, *a, **k)
     )
     with (Path("/dev/null")).open("w") as nowhere:
-        assert _demo.demo(None, 2, "shm", Console(file=nowhere))["verified"] is False
+        assert demo.demo(None, 2, "shm", Console(file=nowhere))["verified"] is False
 
 
 COMMANDS_THAT_MEND = (
@@ -227,9 +227,9 @@ def test_doctor_as_json() -> None:
 def test_doctor_notices_what_is_forbidden() -> None:
     """In a process that may not be attached to, as in a hardened container."""
     script = (
-        "import ctypes, json; from pyfab import _doctor; libc = ctypes.CDLL(None); "
+        "import ctypes, json; from pyfab.tools import doctor; libc = ctypes.CDLL(None); "
         "libc.prctl(4, 0); libc.prctl(24, 19); "  # PR_SET_DUMPABLE; PR_CAPBSET_DROP: root's probe lacks CAP_SYS_PTRACE
-        "print(json.dumps([c._asdict() for c in _doctor.checks()]))"
+        "print(json.dumps([c._asdict() for c in doctor.checks()]))"
     )
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
@@ -242,9 +242,9 @@ def test_doctor_notices_what_is_forbidden() -> None:
 # What the doctor says of one thing: the command that mends it, or that it is well.
 ASK = """
 import sys
-from pyfab import _doctor
-_doctor._contained = lambda: False
-(check,) = (check for check in _doctor.checks() if check.name == sys.argv[1])
+from pyfab.tools import doctor
+doctor._contained = lambda: False
+(check,) = (check for check in doctor.checks() if check.name == sys.argv[1])
 print(check.mend or check.state)
 """
 
@@ -297,10 +297,10 @@ def test_doctor_reads_the_limit_of_locked_memory() -> None:
     ],
 )
 def test_doctor_reads_the_links(monkeypatch: pytest.MonkeyPatch, links: str, state: str, found: str) -> None:
-    from pyfab import _doctor
+    from pyfab.tools import doctor
 
     monkeypatch.setenv("FI_LNX_PROV_LINKS", links)
-    check = next(check for check in _doctor.checks() if check.name == "links")
+    check = next(check for check in doctor.checks() if check.name == "links")
     assert check.state == state
     assert found in check.found
 
@@ -333,7 +333,7 @@ def test_info_on_narrow_terminals(
     """No word and no number is broken, on a machine with long names."""
     import dataclasses
 
-    from pyfab._cli import main
+    from pyfab.cli import main
 
     shm, tcp = pyfab.getinfo("shm")[0], pyfab.getinfo("tcp:lo")[0]
     told = {"name": "enp65s0f0", "driver": "mlx5_core", "pci_address": "0000:41:00.0"}

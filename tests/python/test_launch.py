@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from pyfab._errors import AccessDeniedError, InvalidArgumentError
-from pyfab._launch import Launch, from_environment
+from pyfab.core.errors import AccessDeniedError, InvalidArgumentError
+from pyfab.meeting.launchers import Launch, from_environment
 
 TORCHRUN = {
     "RANK": "2",

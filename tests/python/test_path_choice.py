@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pyfab
 import pytest
-from pyfab import Transport, _path_choice
+from pyfab import Transport
+from pyfab.group import path_choice
 
 from rails import RAILS, WHY_NOT
 
@@ -19,10 +20,10 @@ TIMEOUT = 60
 
 @pytest.mark.req("WIN-74")
 def test_ways_in_order() -> None:
-    rank = _path_choice.rank
+    rank = path_choice.rank
     ways = [rank(True, False, 9.0), rank(False, True, 1.0), rank(False, True, 2.0), rank(False, False, 0.1)]
     assert ways == sorted(ways)
-    assert [_path_choice.moves_itself(link) for link in ("verbs:mlx5_0", "verbs.1", "tcp.0", "shm")] == [
+    assert [path_choice.moves_itself(link) for link in ("verbs:mlx5_0", "verbs.1", "tcp.0", "shm")] == [
         True,
         True,
         False,
@@ -70,7 +71,7 @@ def test_a_link_is_for_all_members_of_a_group_or_for_none(
     lacking: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As a device that moves bytes itself; here it is a tcp link that is taken for one."""
-    monkeypatch.setattr(_path_choice, "moves_itself", lambda link: link == "tcp.1")
+    monkeypatch.setattr(path_choice, "moves_itself", lambda link: link == "tcp.1")
     meeting = f"file://{tmp_path}/meeting"
     together = threading.Barrier(3)
 

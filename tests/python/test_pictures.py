@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pyfab
 import pytest
-from pyfab._pictures import DrawnLink, bytes_text, topology
+from pyfab.display.pictures import DrawnLink, bytes_text, topology
 
 SVG = "{http://www.w3.org/2000/svg}"
 

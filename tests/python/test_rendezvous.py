@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyfab._errors import AccessDeniedError, FabricError, InvalidArgumentError, OperationTimeout
-from pyfab._rendezvous import exchange
+from pyfab.core.errors import AccessDeniedError, FabricError, InvalidArgumentError, OperationTimeout
+from pyfab.meeting.rendezvous import exchange
 
 
 def free_port() -> int:
@@ -203,8 +203,8 @@ def test_strangers_harm_nobody(sent: bytes) -> None:
     "announced", [{"rank": 7}, {"rank": -1}, {"rank": "1"}, {"rank": [1]}, {"rank": 1, "size": 9}, {}]
 )
 def test_impossible_ranks_are_refused(announced: dict[str, Any]) -> None:
-    from pyfab._deadline import Deadline
-    from pyfab._frames import Channel
+    from pyfab.core.deadline import Deadline
+    from pyfab.meeting.frames import Channel
 
     port = free_port()
     place = f"tcp://127.0.0.1:{port}"
@@ -284,7 +284,7 @@ UNUSABLE = """
 import errno, sys
 from pathlib import Path
 from pyfab import FabricError
-from pyfab._rendezvous import exchange
+from pyfab.meeting.rendezvous import exchange
 folder = Path(sys.argv[1])
 try:
     with open(folder / "filler", "wb", buffering=0) as file:

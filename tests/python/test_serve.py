@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from pyfab._fetch import ArrayClient, parse_selection
-from pyfab._serve import ArrayServer
+from pyfab.tools.fetch import ArrayClient, parse_selection
+from pyfab.tools.serve import ArrayServer
 
 IMAGES = np.arange(200 * 8 * 8, dtype="f4").reshape(200, 8, 8)
 LABELS = np.arange(200, dtype="u1")
@@ -136,7 +136,7 @@ def test_ctrl_c_ends_the_server(serve: Serve, files: dict[str, Path]) -> None:
 def test_over_tcp_alone(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As from another machine."""
     import pyfab
-    from pyfab import _fetch
+    from pyfab.tools import fetch
 
     specs: list[str] = []
 
@@ -144,7 +144,7 @@ def test_over_tcp_alone(address: str, tmp_path: Path, monkeypatch: pytest.Monkey
         specs.append(spec)
         return pyfab.Domain("tcp", **settings)
 
-    monkeypatch.setattr(_fetch, "Domain", over_tcp)
+    monkeypatch.setattr(fetch, "Domain", over_tcp)
     with ArrayClient(address) as client:
         assert np.array_equal(client.fetch("images", np.s_[:, 2], tmp_path / "out.npy"), IMAGES[:, 2])
     assert specs == ["shm+tcp"]
@@ -268,7 +268,7 @@ def test_tokens(files: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_odd_requests_end_only_their_own_connection(address: str) -> None:
-    from pyfab._deadline import Deadline
+    from pyfab.core.deadline import Deadline
 
     with ArrayClient(address) as witness:
         for request in (

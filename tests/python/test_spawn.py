@@ -18,8 +18,8 @@ import numpy as np
 import psutil
 import pyfab
 import pytest
-from pyfab._child import bind_to
-from pyfab._spawn import RemoteTraceback
+from pyfab.launch.child import bind_to
+from pyfab.launch.spawn import RemoteTraceback
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -353,8 +353,8 @@ def test_nothing_is_left_of_a_caller_that_is_ended(
 
 def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks wait for the others no longer than the meeting may take."""
-    monkeypatch.setattr("pyfab._spawn._MEETING", 0.5)
-    run = pyfab._spawn.run  # type: ignore[attr-defined]
+    monkeypatch.setattr("pyfab.launch.spawn._MEETING", 0.5)
+    run = pyfab.launch.spawn.run  # type: ignore[attr-defined]
 
     def without_rank_one(task: Any, rank: int, line: Any, parent: int) -> None:
         if rank == 1:
@@ -362,6 +362,6 @@ def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             threading.Event().wait()
         run(task, rank, line, parent)
 
-    monkeypatch.setattr("pyfab._spawn.run", without_rank_one)
+    monkeypatch.setattr("pyfab.launch.spawn.run", without_rank_one)
     with pytest.raises(pyfab.OperationTimeout, match=r"rank 1 of 3 did not arrive"):
         pyfab.spawn(lambda _: None, 3, links="shm")

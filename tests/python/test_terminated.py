@@ -10,20 +10,20 @@ import psutil
 import pytest
 
 DEMO = """
-import pyfab._demo, threading
+import pyfab.tools.demo, threading
 from pathlib import Path
 from rich.console import Console
 def spawn(visit, procs, path, **options):
     assert Path(path).stat().st_size > 0  # what the processes are to read is there
     print("there", flush=True)
     threading.Event().wait()
-pyfab._demo.spawn = spawn
-pyfab._demo.demo(None, 2, "shm", Console(file=open("/dev/null", "w")))
+pyfab.tools.demo.spawn = spawn
+pyfab.tools.demo.demo(None, 2, "shm", Console(file=open("/dev/null", "w")))
 """
 
 CELLS = """
 import threading, types
-from pyfab._cell_ranks import CellRanks
+from pyfab.notebook.cell_ranks import CellRanks
 shell = types.SimpleNamespace(user_ns={}, display_pub=types.SimpleNamespace(), display_formatter=None)
 ranks = CellRanks(2, "shm", shell)
 assert [report.error for report in ranks.meet() + ranks.run("group.barrier()", 60)] == [None] * 4
@@ -54,7 +54,7 @@ TRACED = (
     RECORDED
     + """
 import os
-from pyfab._child import bind_to
+from pyfab.launch.child import bind_to
 bind_to(os.getppid())
 work()
 """
@@ -63,7 +63,7 @@ work()
 COMMAND = """
 import sys
 from pathlib import Path
-from pyfab._cli import main
+from pyfab.cli import main
 program = Path(sys.argv[1]).with_name("program.py")
 program.write_text(sys.argv[2])
 sys.argv[1:] = ["trace", "-o", sys.argv[1], str(program)]

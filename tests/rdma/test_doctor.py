@@ -14,13 +14,13 @@ pytestmark = [pytest.mark.skipif(bool(SKIPPED), reason=SKIPPED), pytest.mark.slo
 # Prints what is advised after each fault, and the state before and after that was done.
 SCRIPT = """
 import ctypes, json, os, resource, subprocess, sys
-from pyfab import _doctor
+from pyfab.tools import doctor
 
-_doctor._contained = lambda: False
+doctor._contained = lambda: False
 told = []
 
 def look(name):
-    return _doctor._tried(name, _doctor._CHECKS[name])
+    return doctor._tried(name, doctor._CHECKS[name])
 
 def look_without_capability(name):
     # As all users but root: in a child that has given CAP_SYS_PTRACE away, so that its own children lack it, too.
@@ -35,7 +35,7 @@ def look_without_capability(name):
         os.write(write, json.dumps(look(name)).encode())
         os._exit(0)
     os.wait()
-    return _doctor.Check(*json.loads(os.read(read, 4096)))
+    return doctor.Check(*json.loads(os.read(read, 4096)))
 
 def mended(fault, name, look=look):
     before = look(name)

@@ -33,13 +33,13 @@ SIZE = 1 << 20  # bytes
 PROBE = """
 import json, sys
 import pyfab
-from pyfab import _doctor
+from pyfab.tools import doctor
 try:
     pyfab.Domain(sys.argv[1]).endpoint()
     said = ""
 except pyfab.FabricError as error:
     said = str(error)
-print(json.dumps([said, str([_doctor._CHECKS[name]() for name in ("locked memory", "rdma devices")])]))
+print(json.dumps([said, str([doctor._CHECKS[name]() for name in ("locked memory", "rdma devices")])]))
 """
 
 

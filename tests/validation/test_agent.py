@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyfab
 import pytest
-from pyfab._deadline import Deadline
-from pyfab._frames import Channel, split_address
+from pyfab.core.deadline import Deadline
+from pyfab.meeting.frames import Channel, split_address
 from pyfab.testing import Peer, RemoteAgent, Target
 from pyfab.testing.agent import Agent
 

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from hosts import PYTEST, TOKEN, Hosts, Run
-from pyfab._cli import parser
+from pyfab.cli import parser
 from pyfab.testing._expect import Expectation, load
 
 PAGE = (Path(__file__).parents[2] / "docs" / "validation.md").read_text()

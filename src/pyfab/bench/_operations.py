@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyfab._enums import AtomicOp
-from pyfab._errors import FabricError
 from pyfab.bench._timing import Statement, private_memory
+from pyfab.core.enums import AtomicOp
+from pyfab.core.errors import FabricError
 
 if TYPE_CHECKING:
-    from pyfab._endpoint import Endpoint, Operation
-    from pyfab._region import RemoteRegion
+    from pyfab.core.endpoint import Endpoint, Operation
+    from pyfab.core.region import RemoteRegion
 
 Words = NDArray[np.int64]
 

@@ -25,16 +25,16 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from pyfab._child import LEAVE_CTRL_C
-from pyfab._deadline import Deadline
-from pyfab._domain import Domain
-from pyfab._enums import Access
-from pyfab._errors import InvalidArgumentError
-from pyfab._frames import Channel, Header, WrongToken, join_address, listen, open_to, talk_to_each
-from pyfab._region import RemoteRegion
 from pyfab.bench._facts import machine_facts
 from pyfab.bench._operations import MESSAGES, Operations, answer
 from pyfab.bench._timing import Statement, choose_cores, pinned, private_memory, run_statement
+from pyfab.core.deadline import Deadline
+from pyfab.core.domain import Domain
+from pyfab.core.enums import Access
+from pyfab.core.errors import InvalidArgumentError
+from pyfab.core.region import RemoteRegion
+from pyfab.launch.child import LEAVE_CTRL_C
+from pyfab.meeting.frames import Channel, Header, WrongToken, join_address, listen, open_to, talk_to_each
 
 MEMORY = ("mapped", "other")
 """What the target's memory can be: made by the library (`Domain.alloc`), or an ordinary array."""

@@ -9,9 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyfab._errors import InvalidArgumentError
 from pyfab.bench._results import UNITS, Measurement, Measurements
 from pyfab.bench._timing import size_name
+from pyfab.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyfab._errors import InvalidArgumentError
-from pyfab._table import Table
 from pyfab.bench._timing import size_name
+from pyfab.core.errors import InvalidArgumentError
+from pyfab.display.tables import Table
 from rich.console import Group as RichGroup
 from rich.table import Table as RichTable
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pyfab._errors import InvalidArgumentError
 from pyfab.bench._facts import machine_facts
 from pyfab.bench._operations import MESSAGES
 from pyfab.bench._pair import LARGEST, MEMORY, Session, local, new_run, remote
 from pyfab.bench._results import Measurement, Measurements
 from pyfab.bench._timing import calibrate, choose_cores, percentile, pinned, samples_in, speed, warm
+from pyfab.core.errors import InvalidArgumentError
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pyfab import _core
-from pyfab._await import await_operation
-from pyfab._deadline import Deadline
-from pyfab._errors import (
+from pyfab.core.awaiting import await_operation
+from pyfab.core.deadline import Deadline
+from pyfab.core.errors import (
     FabricError,
     InvalidArgumentError,
     KeyRejectedError,
@@ -22,14 +22,14 @@ from pyfab._errors import (
     PeerLostError,
     UnreachableError,
 )
-from pyfab._region import RemoteRegion
+from pyfab.core.region import RemoteRegion
 from pyfab.data._fields import FieldInfo, Ragged, Shard
 from pyfab.data._memory_pool import MemoryPool
 from pyfab.data._placement import by_nearness
 
 if TYPE_CHECKING:
     from pyfab._core import Operation
-    from pyfab._endpoint import Endpoint
+    from pyfab.core.endpoint import Endpoint
 
 Batch = dict[str, Any]
 

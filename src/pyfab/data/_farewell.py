@@ -10,15 +10,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pyfab._cells import open_region
-from pyfab._deadline import Deadline
-from pyfab._enums import Access, AtomicOp
-from pyfab._errors import FabricError, OperationTimeout, PeerLostError, UnreachableError
-from pyfab._region import RemoteRegion
+from pyfab.core.deadline import Deadline
+from pyfab.core.enums import Access, AtomicOp
+from pyfab.core.errors import FabricError, OperationTimeout, PeerLostError, UnreachableError
+from pyfab.core.region import RemoteRegion
+from pyfab.group.cells import open_region
 
 if TYPE_CHECKING:
     from pyfab._core import Operation
-    from pyfab._group import Group
+    from pyfab.group.group import Group
 
 _LOOK = 0.5  # seconds between looks at whether those that are waited for live
 _PATIENCE = 30.0  # seconds without an answer until one counts as gone

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pyfab._buffers import array_of
-from pyfab._errors import InvalidArgumentError
-from pyfab._region import shared_memory_of
+from pyfab.core.buffers import array_of
+from pyfab.core.errors import InvalidArgumentError
+from pyfab.core.region import shared_memory_of
 
 if TYPE_CHECKING:
-    from pyfab._domain import Domain
+    from pyfab.core.domain import Domain
 
 _CHUNK = 64 << 20  # bytes
 

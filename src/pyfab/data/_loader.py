@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyfab._deadline import Deadline
-from pyfab._errors import InvalidArgumentError, OperationTimeout
+from pyfab.core.deadline import Deadline
+from pyfab.core.errors import InvalidArgumentError, OperationTimeout
 from pyfab.data._engine import Batch, Gathered
 from pyfab.data._fields import FieldInfo, Ragged
 from pyfab.data._metrics import Snapshot, percentile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pyfab._errors import InvalidArgumentError
+from pyfab.core.errors import InvalidArgumentError
 
 Replicas = int | Literal["node"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
-from pyfab._errors import InvalidArgumentError
+from pyfab.core.errors import InvalidArgumentError
 from pyfab.data._fields import Ragged
 
 Fields = dict[str, "NDArray[Any] | Ragged"]

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyfab import _core, _launch
-from pyfab._errors import InvalidArgumentError
+from pyfab import _core
+from pyfab.core.errors import InvalidArgumentError
+from pyfab.meeting import launchers
 
 
 class GlobalShuffle:
@@ -178,7 +179,7 @@ def _rank_and_size() -> tuple[int, int]:
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     try:
-        launch = _launch.from_environment()
+        launch = launchers.from_environment()
     except InvalidArgumentError:
         return 0, 1
     return launch.rank, launch.size

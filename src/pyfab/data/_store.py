@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pyfab._cells import open_region
-from pyfab._domain import Domain
-from pyfab._enums import Access
-from pyfab._errors import ClosedError, FabricError, InvalidArgumentError
+from pyfab.core.domain import Domain
+from pyfab.core.enums import Access
+from pyfab.core.errors import ClosedError, FabricError, InvalidArgumentError
 from pyfab.data._engine import Batch, Copy, Engine, Gathered, Layout
 from pyfab.data._farewell import Farewell
 from pyfab.data._fields import FieldInfo, Memory, Shard, checksum, shard_of
 from pyfab.data._metrics import Metrics, Snapshot
 from pyfab.data._placement import Replicas, holders
+from pyfab.group.cells import open_region
 
 if TYPE_CHECKING:
-    from pyfab._group import Group
-    from pyfab._region import MemoryRegion, RemoteRegion
+    from pyfab.core.region import MemoryRegion, RemoteRegion
+    from pyfab.group.group import Group
 
 _DEFAULT: Any = object()
 _MOST_IN_PLACE = 16384  # samples that the caller's thread asks for itself: it cannot be interrupted meanwhile

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyfab
-from pyfab._doctor import report
+from pyfab.tools.doctor import report
 
 
 def facts() -> dict[str, Any]:

@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pyfab
-from pyfab._deadline import Deadline
-from pyfab._errors import AccessDeniedError
-from pyfab._frames import Channel, Header, WrongToken, join_address
+from pyfab.core.deadline import Deadline
+from pyfab.core.errors import AccessDeniedError
+from pyfab.meeting.frames import Channel, Header, WrongToken, join_address
 from pyfab.testing._sides import ENDING
 
 _PATIENCE = 20.0  # seconds that an agent has for each step

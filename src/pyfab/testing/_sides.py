@@ -13,7 +13,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from pyfab._child import LEAVE_CTRL_C
+from pyfab.launch.child import LEAVE_CTRL_C
 from pyfab.testing._target import serve
 
 ENDING = 60  # seconds that a side has for that

@@ -1,6 +1,6 @@
 """``pyfab agent``: runs peers of tests for other hosts.
 
-Every connection begins with both sides proving that they know the token (`pyfab._frames`). Then comes one request:
+Every connection begins with both sides proving that they know the token (`pyfab.meeting.frames`). Then comes one request:
 
     {"op": "facts"}                          → {"facts": ...}: what this machine is
     {"op": "hold"}                           → {}; an agent that was started for somebody ends with this connection
@@ -28,8 +28,8 @@ import threading
 from types import TracebackType
 
 import pyfab
-from pyfab._deadline import Deadline
-from pyfab._frames import Channel, Header, WrongToken, join_address, listen, talk_to_each
+from pyfab.core.deadline import Deadline
+from pyfab.meeting.frames import Channel, Header, WrongToken, join_address, listen, talk_to_each
 from pyfab.testing._facts import facts
 from pyfab.testing._sides import ENDING, start_process, suspend
 
@@ -37,7 +37,7 @@ DEFAULT_PORT = 29480
 _PATIENCE = 10.0  # seconds that a client has for each step
 _UNUSED = 60.0  # seconds that an agent which was started for somebody waits for it
 
-_BIND_TO_AGENT = "from pyfab._child import bind_to; bind_to({parent}); "
+_BIND_TO_AGENT = "from pyfab.launch.child import bind_to; bind_to({parent}); "
 
 
 class Agent:

@@ -12,9 +12,9 @@ import subprocess
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-import pyfab._launch
-from pyfab._frames import join_address, split_address
-from pyfab._rendezvous import exchange
+import pyfab.meeting.launchers
+from pyfab.meeting.frames import join_address, split_address
+from pyfab.meeting.rendezvous import exchange
 from pyfab.testing._remote import RemoteAgent
 from pyfab.testing.agent import Agent
 
@@ -76,7 +76,7 @@ def job(timeout: float = _PATIENCE) -> Iterator[list[RemoteAgent] | None]:
 
     Rank 0 gets the agents of all others, which serve until the end of its block; the others get None after that.
     """
-    launch = pyfab._launch.from_environment()
+    launch = pyfab.meeting.launchers.from_environment()
     if launch.size < 2:
         raise ValueError(f"the job has {launch.size} process; rank 0 tests, the others are its peers")
     if launch.rank:
@@ -96,7 +96,7 @@ def job(timeout: float = _PATIENCE) -> Iterator[list[RemoteAgent] | None]:
         yield agents
 
 
-def _serve(launch: pyfab._launch.Launch, timeout: float) -> None:
+def _serve(launch: pyfab.meeting.launchers.Launch, timeout: float) -> None:
     """A rank that is not 0: an agent, reached at the address by which this host reaches the meeting place."""
     address = _towards(launch.rendezvous)
     # It answers nobody before the meeting, where its port is told and the token of the job is heard.

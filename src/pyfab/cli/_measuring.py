@@ -1,0 +1,211 @@
+"""What `pyfab bench` and `pyfab pingpong` share: a measurement here, with a listener elsewhere, or the listener itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyfab.cli._options import (
+    UsageError,
+    add_file,
+    add_json,
+    add_token,
+    address,
+    check_folder,
+    count,
+    print_json,
+    token,
+)
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyfab.bench import Comparison, Measurements
+
+_SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of both commands."""
+    command.add_argument(
+        "peer",
+        nargs="?",
+        type=address,
+        metavar="HOST:PORT",
+        help="where --listen runs; without: a process of this machine",
+    )
+    command.add_argument(
+        "--listen", type=address, metavar="HOST:PORT", help="be the other side, until Ctrl-C; port 0: any"
+    )
+    add_token(command, "both sides must know it")
+    command.add_argument(
+        "--links",
+        action="append",
+        metavar="SPEC",
+        help="measure over this link; may be repeated (default: shm+tcp). With --listen: use it in place of what is asked for",
+    )
+    command.add_argument(
+        "--sizes", nargs="+", type=size, metavar="BYTES", help="for example 8 4K 1M; multiples of 8"
+    )
+    command.add_argument(
+        "--rounds", type=count, default=10, help="in which all cases take turns (default: 10)"
+    )
+    command.add_argument(
+        "--round-ms", type=float, default=30.0, metavar="MS", help="of one case in one round (default: 30)"
+    )
+    add_json(command)
+    add_file(
+        command, "--plot", type=Path, metavar="FILE", help="draw a .png, .svg, .pdf, or .html in one file"
+    )
+    add_file(command, "--save", type=Path, metavar="RUN.json", help="keep the figures")
+    add_file(command, "--compare", type=Path, metavar="RUN.json", help="show them beside those of a kept run")
+    command.add_argument(
+        "--fail-below",
+        type=float,
+        metavar="SPEED",
+        help="exit status 1 if anything is slower than this times the kept run, for example 0.9",
+    )
+
+
+def size(text: str) -> int:
+    """Bytes of ``8``, ``64K``, ``1M``, ``1G``."""
+    digits = text.rstrip("kKmMgG")
+    factor = _SUFFIXES.get(text[len(digits) :].lower())
+    if factor is None or not digits.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: write bytes as 8, 64K or 1M")
+    if (number := int(digits) * factor) % 8 or number == 0:
+        raise argparse.ArgumentTypeError(f"{text}: sizes are multiples of 8")
+    return number
+
+
+def measure(
+    options: argparse.Namespace,
+    metrics: Sequence[str],
+    operations: Sequence[str] | None,
+    memory: Sequence[str] = ("mapped",),
+) -> int:
+    """Does what the options say; the exit status."""
+    if options.listen is not None:
+        if options.peer is not None:
+            raise UsageError("--listen waits for others: leave the address out")
+        return _listen(options)
+    if options.fail_below is not None and options.compare is None:
+        raise UsageError("--fail-below needs --compare")
+
+    from pyfab import bench
+
+    for file in (options.save, options.plot):
+        check_folder(file)
+    saved = bench.load(options.compare) if options.compare else None
+    if options.plot:
+        from pyfab.bench._plot import check
+
+        check(options.plot)
+    with _Steps() as steps:
+        found = bench.measure(
+            metrics,
+            options.links or "shm+tcp",
+            options.sizes,
+            operations=operations,
+            memory=memory,
+            peer=options.peer,
+            token=token(options),
+            rounds=options.rounds,
+            round_ms=options.round_ms,
+            progress=steps,
+        )
+    if options.save:
+        found.save(options.save)
+    if options.plot:
+        found.write_plot(options.plot)
+    comparison = found.compare(saved) if saved else None
+    _print(found, comparison, options.json)
+    return _judge(comparison, options.fail_below)
+
+
+def _print(found: Measurements, comparison: Comparison | None, as_json: bool) -> None:
+    if as_json:
+        told = found.to_dict()
+        if comparison is not None:
+            told["comparison"] = {
+                "ratios": comparison.records(),
+                "missing": comparison.missing,
+                "changed": comparison.changed,
+            }
+        print_json(told)
+        return
+    console = Console()
+    console.print(found)
+    if comparison is not None:
+        console.print(comparison)
+        for name, (then, now) in comparison.changed.items():
+            console.print(f"{name}: {then} then, {now} now", style="yellow", markup=False)
+        if comparison.missing:
+            console.print(
+                f"not in the kept run: {', '.join(comparison.missing)}", style="yellow", markup=False
+            )
+
+
+def _judge(comparison: Comparison | None, limit: float | None) -> int:
+    if comparison is None or limit is None:
+        return 0
+    if not comparison:
+        raise ValueError(
+            "the kept run has none of these figures; measure the same sizes, links and operations"
+        )
+    slower = comparison.slower_than(limit)
+    for row in slower:
+        name = f"{row.metric} of {row.operation}, {row.size} bytes over {row.links}"
+        print(f"slower: {name}: {row.speed:.2f} times the kept run, not {limit:g}", file=sys.stderr)
+    return 1 if slower else 0
+
+
+def _listen(options: argparse.Namespace) -> int:
+    from pyfab.bench import Listener
+
+    if options.links and len(options.links) > 1:
+        raise UsageError("--listen takes one --links at most")
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    links = options.links[0] if options.links else None
+    with Listener(
+        options.listen, token(options), links, lambda line: print(line, file=sys.stderr)
+    ) as listener:
+        if options.json:
+            print(json.dumps({"listening": listener.address, "open_to": listener.open_to}))
+        else:
+            print(f"listening on {listener.address} to {listener.open_to}")
+        sys.stdout.flush()
+        stop.wait()
+    return 0
+
+
+class _Steps:
+    """A bar on stderr, if that is a terminal."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        # Refreshed between measurements, not by a thread that would disturb them.
+        self._bar = Progress(
+            *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
+        )
+        self._task = self._bar.add_task("measuring", total=None)
+
+    def __call__(self, done: int, steps: int) -> None:
+        self._bar.update(self._task, completed=done, total=steps, refresh=True)
+
+    def __enter__(self) -> _Steps:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()

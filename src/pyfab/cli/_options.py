@@ -1,0 +1,103 @@
+"""Arguments and output that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pyfab.meeting.frames import split_address
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+if TYPE_CHECKING:
+    Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+class UsageError(ValueError):
+    """Wrong usage that the parser does not see: exit status 2."""
+
+
+FILE = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+"""What completes a file's name: `add_argument(...).complete = FILE`."""
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """The option that has the result printed as JSON."""
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def add_file(command: argparse._ActionsContainer, *names: str, **how: Any) -> None:
+    """An argument that is the name of a file."""
+    command.add_argument(*names, **how).complete = FILE  # type: ignore[attr-defined]
+
+
+def add_token(command: argparse.ArgumentParser, text: str) -> None:
+    """The secret that both sides know."""
+    command.add_argument("--token", help=f"{text} (default: $PYFAB_TOKEN)")
+
+
+def token(options: argparse.Namespace) -> str:
+    """What `add_token`'s option says, else the environment."""
+    return str(options.token if options.token is not None else os.environ.get("PYFAB_TOKEN", ""))
+
+
+def address(text: str) -> str:
+    """The type of an argument that is ``host:port``."""
+    try:
+        split_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def status_of(process: subprocess.Popen[Any]) -> int:
+    """Waits for a process; its exit status, as a shell gives it."""
+    status = process.wait()
+    return status if status >= 0 else 128 - status
+
+
+def check_folder(file: Path | None) -> None:
+    """FileNotFoundError if the result cannot lie there, for before the work that it takes."""
+    if file is not None and not file.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file.parent))
+
+
+def count(text: str) -> int:
+    """The type of an argument that is a positive number."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}: at least 1")
+    return number
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(value, indent=2))
+
+
+class TransferProgress:
+    """A bar on stderr, if that is a terminal, that is told the bytes that have arrived and that there are."""
+
+    def __init__(self, title: str) -> None:
+        self._console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        self._bar = Progress(*columns, console=self._console)
+        self._task = self._bar.add_task(escape(title), total=None)
+
+    def __call__(self, arrived: int, total: int) -> None:
+        self._bar.update(self._task, completed=arrived, total=total)
+
+    def __enter__(self) -> TransferProgress:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()

@@ -1,0 +1,130 @@
+"""What counts as memory: buffers, DLPack tensors on the CPU, bare address ranges, and arrays with gaps as their pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyfab.core.errors import InvalidArgumentError, NotSupportedError
+
+__all__ = ["Range", "array_of", "auth_key_of", "bytes_of", "pieces_of"]
+
+_ON_THE_CPU = {1, 3, 11}  # kDLCPU, and memory of the host that CUDA or ROCm have pinned
+_DEVICES = {
+    2: "CUDA",
+    4: "OpenCL",
+    7: "Vulkan",
+    8: "Metal",
+    10: "ROCm",
+    13: "CUDA managed memory",
+    14: "oneAPI",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """A bare range of addresses to register: `length` bytes from `address`, which the caller vouches for and keeps alive.
+
+    Outside of MRMode.ALLOCATED the pages need not be there yet.
+    """
+
+    address: int
+    length: int
+
+
+def _refuse_device(what: str, device: str) -> NotSupportedError:
+    return NotSupportedError(
+        f"the {what} lives in memory of a device ({device}), whose addresses mean nothing here: copy it to the host (for instance"
+        " tensor.cpu()), or export it as a dma-buf (CUDA: cuMemGetHandleForAddressRange with"
+        " CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD) and register pyfab.DmaBuf(fd) over an RDMA device"
+    )
+
+
+def bytes_of(name: str, value: Any) -> bytes:
+    """A copy of what a buffer holds, for the argument of that name. InvalidArgumentError for what is no buffer.
+
+    Not bytes(value): that makes so many zeroes of a number.
+    """
+    try:
+        with memoryview(value) as view:
+            return view.tobytes()
+    except (TypeError, BufferError):
+        raise InvalidArgumentError(
+            f"{name}: it is bytes, or another buffer, not a {type(value).__name__}"
+        ) from None
+
+
+def auth_key_of(value: Any) -> bytes:
+    """The authorization key of a domain or an endpoint as the core takes it: empty for None, and for nothing else.
+
+    An empty key would ask nothing of anybody, so it is refused rather than taken for None.
+    """
+    if value is None:
+        return b""
+    key = bytes_of("auth_key", value)
+    if not key:
+        raise InvalidArgumentError("auth_key: a key has at least one byte; None stands for no key of its own")
+    return key
+
+
+def array_of(thing: Any) -> Any:
+    """The memory of a tensor without a buffer protocol as an array of the same memory; anything else as it is.
+
+    NotSupportedError for memory of a GPU, naming what is missing.
+    """
+    if isinstance(thing, np.ndarray | bytes | bytearray | memoryview):
+        return thing
+    kind = type(thing).__name__
+    device_of = getattr(thing, "__dlpack_device__", None)
+    if device_of is not None:
+        device, number = device_of()
+        if int(device) not in _ON_THE_CPU:
+            raise _refuse_device(
+                kind, f"{_DEVICES.get(int(device), f'DLPack device {int(device)}')} {number}"
+            )
+        if getattr(thing, "requires_grad", False):
+            thing = thing.detach()  # a view: what peers do to the memory is not differentiated
+        if hasattr(thing, "numpy"):
+            array: Any = thing.numpy()  # of torch: writable, which DLPack without a version does not tell
+        else:
+            array = np.from_dlpack(thing)
+        return array
+    if hasattr(thing, "__cuda_array_interface__"):
+        raise _refuse_device(kind, "CUDA")
+    if hasattr(thing, "__array_interface__") and not _has_buffer(thing):
+        return np.asarray(thing)
+    return thing
+
+
+def _has_buffer(thing: Any) -> bool:
+    try:
+        memoryview(thing).release()
+    except TypeError:
+        return False
+    return True
+
+
+def pieces_of(array: NDArray[Any], limit: int) -> list[NDArray[Any]]:
+    """The contiguous pieces of an array with gaps, in C order, each a view.
+
+    InvalidArgumentError if there are more than `limit`.
+    """
+    if array.flags.c_contiguous:
+        return [array]
+    if any(step == 0 and size > 1 for step, size in zip(array.strides, array.shape, strict=True)):
+        raise InvalidArgumentError(
+            "the array is not contiguous and shows some memory more than once (broadcast); register the array behind it"
+        )
+    dense, outer = array.itemsize, array.ndim
+    while outer > 0 and (array.shape[outer - 1] == 1 or array.strides[outer - 1] == dense):
+        outer -= 1
+        dense *= array.shape[outer]
+    count = int(np.prod(array.shape[:outer], dtype=np.int64))
+    if count > limit:
+        raise InvalidArgumentError(
+            f"the array is not contiguous: it has {count} pieces, and one region takes {limit} (info.mr_iov_limit); register"
+            " numpy.ascontiguousarray(a), or the array that it is a view of"
+        )
+    return [array[(*index, ...)] for index in np.ndindex(array.shape[:outer])]

@@ -1,0 +1,129 @@
+"""Memory of devices that the kernel shares as a file."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from pyfab import _core
+from pyfab.core.errors import BusyError, ClosedError, InvalidArgumentError, NotSupportedError
+
+__all__ = ["DmaBuf", "mapped_core"]
+
+
+def mapped_core(core: _core.DmaBufCore) -> _core.DmaBufCore:
+    """What is a buffer; NotSupportedError for what is not mapped."""
+    if core.hidden:
+        raise NotSupportedError(
+            "the exporter of the dma-buf does not let processors map it: only RDMA devices reach it; register it, and name"
+            " it in operations by slices of the region, region[0:n]"
+        )
+    return core
+
+
+class DmaBuf(_core.Exporter):
+    """A dma-buf among the addresses of this process: memory, of a GPU for instance, that its driver exported as a file.
+
+    fd: its file descriptor, which is duplicated and stays the caller's. offset, length: the part that is meant, in bytes; the
+    offset is a multiple of the page size, and without a length all that follows is meant. InvalidArgumentError for what is not
+    within the dma-buf.
+
+    Where the exporter lets processors reach it, it is `mapped`: a buffer of bytes, for NumPy as well, and memory like any
+    other. Where it does not, it is no buffer, and only RDMA devices reach it: register it, and name local memory by slices
+    of the region, `region[0:n]`. What processors have to do there fails with BoundsError (docs/verbs.md).
+
+    close() refuses (BusyError) while arrays or regions use the memory; leaving a `with` block, or dropping the object, lets go
+    of it, and it stays until the last of them has gone. Safe from any thread.
+    """
+
+    def __init__(self, fd: int, offset: int = 0, length: int | None = None) -> None:
+        numbers = (
+            operator.index(fd),
+            operator.index(offset),
+            0 if length is None else operator.index(length),
+        )
+        if min(numbers) < 0 or numbers[0] >= 2**31 or max(numbers) >= 2**63:
+            raise InvalidArgumentError(
+                f"fd={fd}, offset={offset}, length={length}: they are a file descriptor and numbers of bytes, not negative"
+            )
+        self._core: _core.DmaBufCore | None = _core.DmaBufCore(fd, offset, length)
+
+    def _opened(self) -> _core.DmaBufCore:
+        core = self._core
+        if core is None:
+            raise ClosedError("the DmaBuf is closed")
+        return core
+
+    @property
+    def fd(self) -> int:
+        """The duplicate of the file descriptor. It ends with this object."""
+        return self._opened().fd
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the mapped memory."""
+        return self._opened().nbytes
+
+    @property
+    def mapped(self) -> bool:
+        """Whether processors reach the memory, so that it is a buffer."""
+        return not self._opened().hidden
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._core is None
+
+    @contextlib.contextmanager
+    def cpu_access(self, *, write: bool = False) -> Iterator[None]:
+        """Around loads, and stores if `write`, of this process: the exporter makes caches agree (DMA_BUF_IOCTL_SYNC).
+
+        It waits for devices that work on the memory. pyfab's own copies do not call it: where an exporter needs that, call it
+        around what peers do as well. InvalidArgumentError for a file that is no dma-buf; NotSupportedError if it is not mapped.
+        """
+        core = self._only_buffer()
+        core.access(write, True)
+        try:
+            yield
+        finally:
+            core.access(write, False)
+
+    def _only_buffer(self) -> _core.DmaBufCore:
+        return mapped_core(self._opened())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
+        array = np.frombuffer(memoryview(self._only_buffer()), np.uint8)
+        return np.array(array, dtype=dtype) if copy or (dtype is not None and dtype != array.dtype) else array
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def close(self) -> None:
+        """Ends it, with its mapping and its file descriptor. BusyError while arrays, memoryviews or regions use it."""
+        core, self._core = self._core, None
+        if core is None:
+            return
+        user = weakref.ref(core)  # all of them hold the core
+        del core
+        self._core = user()
+        if self._core is not None:
+            raise BusyError("arrays, memoryviews or regions still use the DmaBuf; close or drop them first")
+
+    def __enter__(self) -> DmaBuf:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._core = None
+
+    def __repr__(self) -> str:
+        core = self._core
+        if core is None:
+            return "<DmaBuf closed>"
+        return f"<DmaBuf {core.nbytes} bytes, {'not mapped' if core.hidden else 'mapped'}>"

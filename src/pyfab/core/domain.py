@@ -1,0 +1,545 @@
+"""Domains: an opened link, or several linked ones, with everything made from it."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import math
+import operator
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal, SupportsIndex
+
+import numpy as np
+from numpy.typing import DTypeLike
+from pyfab import _core
+from pyfab.core.address_vector import FORMATS, AddressVector
+from pyfab.core.buffers import auth_key_of, bytes_of
+from pyfab.core.endpoint import Endpoint
+from pyfab.core.enums import KEY_NOTAVAIL, Access, AVFlag, AVType, Caps, MRFlag, MRMode, flag_names
+from pyfab.core.errors import BadFlagsError, BusyError, FabricError, InvalidArgumentError, NotSupportedError
+from pyfab.core.info import Info, bits_in_force, make_info
+from pyfab.core.queues import CompletionQueue, Counter, EventQueue
+from pyfab.core.region import AuthKeys, MemoryRegion, MRAttr, RawKey, RemoteRegion
+from pyfab.core.stats import CacheStats, DomainStats, html_table
+from pyfab.core.sync import SyncLog, SyncReport, SyncStats, synchronise
+from pyfab.display.pictures import Drawing, DrawnRegion, regions_map
+
+__all__ = ["Domain"]
+
+_AUTH_KEYS_SINCE = (1, 5)
+_NO_CAPS, _NO_FLAGS = Caps(0), MRFlag(0)
+_DEFAULT_QUEUE = 4096  # entries of the queue that an endpoint makes for itself
+
+
+def _seconds(name: str, value: float) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise InvalidArgumentError(f"{name}={value!r}: it is a positive number of seconds")
+    return seconds
+
+
+class Domain:
+    """Opens links for communication. Made of it: regions, memory, endpoints, address vectors, queues and counters.
+
+    spec: one provider ("shm", "tcp", "tcp:eth0") or several joined into a linked one ("shm+tcp"), alternatives with "|"; an
+    Info; None takes $FI_LNX_PROV_LINKS, else the best links found. mr_mode: the demands on registered memory that are in force;
+    None takes those of an Info, else none. mr_key_size: bytes of a key, 4 to 8. auth_key: bytes that peers must also have.
+    api_version: below (1, 5), authorization keys of single regions and endpoints are ignored, as fi_mr(3) has it. progress:
+    "auto" serves peers from a thread of the library, "manual" only inside calls. peer_deadline: seconds without a sign of life
+    until a peer counts as lost; rail_deadline: likewise, one of several network links to it. rail_policy(peer, links): called
+    when a peer is first used over several network links; returns a share for each, 0 for none, or None to let their bandwidth
+    decide; it may use the domain, but not that peer. coherent=False: emulates memory that needs `sync_rdma_read` and
+    `sync_rdma_write`, with a cache of lines of `cache_line` bytes at the "device" or the "cpu"; checker=True does so too and
+    reports calls that are missing, late or needless. settings: of the providers, for instance tcp_listen="10.0.0.5",
+    shm_copy="ring"; lnx_disable_shm and lnx_use_srq come before $FI_LNX_DISABLE_SHM and $FI_LNX_USE_SRQ (docs/links.md).
+    mr_cache: whether memory stays registered with the device for the next region on it; "auto": where that is possible; None:
+    if $FI_MR_CACHE_MONITOR names a monitor. The settings mr_cache_monitor, mr_cache_max_size, mr_cache_max_count and
+    mr_cache_merge_regions come before the variables $FI_MR_CACHE_*; RuntimeWarning where a cache is wanted and cannot be had.
+
+    Leaving a `with` block closes what the domain still owns. Safe from any thread; a child process of fork() gets ClosedError.
+    """
+
+    def __init__(
+        self,
+        spec: str | Info | None = None,
+        *,
+        mr_mode: MRMode | None = None,
+        mr_key_size: int = 8,
+        caps: Caps = _NO_CAPS,
+        auth_key: bytes | None = None,
+        strict_keys: bool = False,
+        api_version: tuple[int, int] = (1, 20),
+        progress: Literal["auto", "manual"] = "auto",
+        peer_deadline: float = 10.0,
+        rail_deadline: float = 2.0,
+        rail_policy: Callable[[int, list[str]], Sequence[float] | None] | None = None,
+        coherent: bool = True,
+        cache: Literal["device", "cpu"] = "device",
+        cache_line: int = 1,
+        checker: bool = False,
+        mr_cache: bool | Literal["auto"] | None = None,
+        addr_format: Literal["bundle", "sockaddr_in", "sockaddr_in6", "str"] | None = None,
+        av_type: AVType = AVType.UNSPEC,
+        av_auth_keys: bool = False,
+        auth_key_size: int = 0,
+        **settings: str | int,
+    ) -> None:
+        if str(progress) not in ("auto", "manual"):
+            raise InvalidArgumentError(f'progress={progress!r}: it is "auto" or "manual"')
+        if not 4 <= mr_key_size <= 8:
+            raise InvalidArgumentError(f"mr_key_size={mr_key_size!r}: keys have 4 to 8 bytes")
+        if str(cache) not in ("device", "cpu"):
+            raise InvalidArgumentError(f'cache={cache!r}: it is at the "device" or the "cpu"')
+        if operator.index(cache_line) <= 0:
+            raise InvalidArgumentError(f"cache_line={cache_line}: it is a power of two, in bytes")
+        mode = MRMode(mr_mode or 0)
+        if isinstance(spec, Info):
+            addr_format = addr_format or spec.addr_format  # type: ignore[assignment]
+            mode = spec.mr_mode if mr_mode is None else mode
+            spec = spec.spec
+        elif spec is not None and not str(spec).strip():
+            raise InvalidArgumentError(
+                f"spec={spec!r}: a link is a string such as 'shm', 'tcp:eth0' or 'shm+tcp'"
+            )
+        deadlines = {
+            name: _seconds(name, value)
+            for name, value in (("peer_deadline", peer_deadline), ("rail_deadline", rail_deadline))
+        }
+        if mr_cache is not None:
+            if not isinstance(mr_cache, bool) and mr_cache != "auto":
+                raise InvalidArgumentError(f'mr_cache={mr_cache!r}: it is True, False, "auto" or None')
+            settings["mr_cache"] = mr_cache
+        self._peer_deadline = deadlines["peer_deadline"]
+        self._auth_key = auth_key_of(auth_key)
+        in_force = bits_in_force(mode)
+        # The core asks it as long as something in Python can start operations of this domain.
+        self._rail_policy = None if rail_policy is None else _core.RailPolicy(rail_policy)
+        self._core = _core.open_domain(
+            str(spec or ""),
+            int(in_force),
+            self._auth_key,
+            strict_keys,
+            progress == "manual",
+            deadlines["peer_deadline"],
+            deadlines["rail_deadline"],
+            self._rail_policy,
+            mr_key_size,
+            None if coherent and not checker else (cache == "cpu", min(cache_line, 2**32 - 1), bool(checker)),
+            {name: str(value) for name, value in settings.items()},
+        )
+        if self._core.cache_warning:
+            warnings.warn(self._core.cache_warning, RuntimeWarning, stacklevel=2)
+        info = make_info(self._core.info, mode)
+        self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._registering = threading.Lock()  # guards _registered
+        self._registered: dict[int, MemoryRegion] = {}  # whose event was not read yet
+        self._insertions: dict[
+            int, tuple[object, AddressVector]
+        ] = {}  # calls whose last event was not read yet
+        self._registration_events: EventQueue | None = None
+        self._manual = progress == "manual"
+        self._av_type = AVType(av_type)
+        self._av_auth_keys, self._auth_key_size = bool(av_auth_keys), operator.index(auth_key_size)
+        self._old_keys = tuple(api_version) < _AUTH_KEYS_SINCE
+        if caps & info.caps != caps:
+            self._core.close(True)
+            raise NotSupportedError(f"{info.spec} offers {info.caps!r}, which lacks {caps & ~info.caps!r}")
+        self._info = dataclasses.replace(
+            info,
+            addr_format=self._checked_format(info, addr_format or "bundle"),
+            caps=caps or info.caps,
+            mr_key_size=self._core.raw_key_size,
+            needs_sync_rdma_read=self._core.needs_sync_rdma_read,
+            needs_sync_rdma_write=self._core.needs_sync_rdma_write,
+        )
+        self._sync_log = SyncLog(self) if checker else None
+        self._offers_events = bool(self._info.caps & Caps.RMA_EVENT)
+
+    def _checked_format(self, info: Info, format: str) -> str:
+        wrong = None
+        if format not in FORMATS:
+            wrong = f"it is one of {', '.join(FORMATS)}"
+        elif format != "bundle" and (len(info.links) != 1 or info.links[0].partition(":")[0] != "tcp"):
+            wrong = f'{info.spec} has addresses of format "bundle"; those of sockets belong to one tcp link'
+        elif format in ("sockaddr_in", "sockaddr_in6") and (
+            format == "sockaddr_in6"
+        ) != info.src_addr.startswith("["):
+            wrong = f"{info.spec} listens on {info.src_addr}; name another address in tcp_listen"
+        if wrong:
+            self._core.close(True)
+            raise InvalidArgumentError(f"addr_format={format!r}: {wrong}")
+        return format
+
+    @property
+    def info(self) -> Info:
+        """What was granted when the domain was opened."""
+        return self._info
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._core.closed
+
+    def register(
+        self,
+        buffer: Any,
+        access: Access | None = None,
+        *,
+        key: int | None = None,
+        offset: int = 0,
+        flags: MRFlag = _NO_FLAGS,
+        auth_key: AuthKeys = None,
+        context: object = None,
+    ) -> MemoryRegion:
+        """Registers memory without copying it, usable by peers at once.
+
+        buffer: anything with the buffer protocol, or with DLPack on the CPU; an array with gaps becomes a region of its pieces;
+        a list becomes one region with offsets running through; a `Range` is bare addresses; an `MRAttr` holds all arguments.
+        It is kept alive until the region closes. access: what peers and local operations may do. key: any 64-bit int of your
+        choice that peers may use without an exchange; None lets the library choose. offset: must be 0 (MR-4). flags:
+        MRFlag.PMEM for memory mapped from a file, MRFlag.RMA_EVENT for a region with counters. auth_key: what the endpoints of
+        peers must have; None: the domain's. Of several keys in a list one is enough. An address vector stands for all keys that
+        it has when the region is enabled, that is when this call returns, or by enable() where the region starts disabled; with
+        MRFlag.AUTH_KEY, (address vector, handle) for one of them.
+
+        After bind(event_queue) the region is usable once its event was read; `context` comes with that event (MR-44 … MR-49).
+        """
+        self._core.check_open()
+        if isinstance(buffer, MRAttr):
+            attr = buffer
+        elif access is None:
+            raise TypeError("register() misses the argument 'access': what a key opens is always said")
+        else:
+            attr = MRAttr(
+                buffer, access, key=key, offset=offset, flags=flags, auth_key=auth_key, context=context
+            )
+        if attr.offset != 0:
+            raise InvalidArgumentError(
+                f"offset={attr.offset}: it is reserved and must be 0; slice the buffer instead"
+            )
+        rights: object = attr.access  # whatever the caller gave
+        if not isinstance(rights, int) or rights & ~int(Access.ALL):
+            raise InvalidArgumentError(
+                f"access={attr.access!r}: it is a combination of Access.SEND, RECV, READ, WRITE, REMOTE_READ, REMOTE_WRITE"
+            )
+        if attr.key is not None and not 0 <= operator.index(attr.key) < 2**64:
+            raise InvalidArgumentError(f"key={attr.key}: a key is an int from 0 to 2**64 - 2")
+        if int(attr.flags) & ~int(MRFlag.PMEM | MRFlag.RMA_EVENT | MRFlag.AUTH_KEY):
+            raise BadFlagsError(
+                f"flags={attr.flags!r}: a region takes MRFlag.PMEM, MRFlag.RMA_EVENT, MRFlag.AUTH_KEY or none"
+            )
+        if attr.flags & MRFlag.PMEM and not self._info.caps & Caps.RMA_PMEM:
+            raise BadFlagsError("MRFlag.PMEM: the domain was opened without Caps.RMA_PMEM")
+        return MemoryRegion(self, attr)
+
+    def bind(self, event_queue: EventQueue | None) -> None:
+        """From now on registrations are asynchronous, and each tells `event_queue` of its end. None: synchronous again."""
+        self._core.check_open()
+        if event_queue is not None:
+            event_queue._check_open()
+            if event_queue._domain is not self:
+                raise InvalidArgumentError("the event queue belongs to another domain")
+        self._registration_events = event_queue
+        self._core.bind_registrations(None if event_queue is None else event_queue._core)
+
+    def map_raw(self, raw: RawKey | RemoteRegion | bytes, flags: int = 0) -> int:
+        """A number to use as key for a raw key of a peer, until unmap_key() (MR-52).
+
+        InvalidArgumentError for bytes that are no raw key, or damaged (MR-55).
+        """
+        self._core.check_open()
+        if flags:
+            raise BadFlagsError(f"flags={flags!r}: map_raw() takes none")
+        if isinstance(raw, RawKey | RemoteRegion):
+            raw = raw.key if isinstance(raw, RawKey) else raw.raw_key
+        if not isinstance(raw, bytes | bytearray | memoryview):
+            raise InvalidArgumentError(
+                f"a raw key is what raw_attr() gave, or its bytes, not a {type(raw).__name__}"
+            )
+        return self._core.map_key(bytes_of("raw", raw))
+
+    def unmap_key(self, key: int) -> None:
+        """Ends a mapping. InvalidArgumentError if map_raw() did not give `key`, or it was unmapped before (MR-53)."""
+        self._core.check_open()
+        if not 0 <= operator.index(key) < 2**64:
+            raise InvalidArgumentError(f"key={key}: not a key that map_raw() gave")
+        self._core.unmap_key(key)
+
+    def alloc(
+        self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = float, *, zero: bool = True
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        """A new array in memory that peers on the node map directly once it is registered: the fastest path.
+
+        C-contiguous, page-aligned, and zeroed whatever `zero` says: the kernel gives no other pages. It lives as long as the
+        array, its views and its regions.
+        """
+        del zero
+        dtype = np.dtype(dtype)
+        if dtype.hasobject:
+            raise InvalidArgumentError("cannot allocate an array of Python objects for peers")
+        dims = tuple(operator.index(n) for n in (shape if isinstance(shape, Sequence) else (shape,)))
+        if any(n < 0 for n in dims):
+            raise InvalidArgumentError(f"shape={dims}: dimensions are not negative")
+        nbytes = math.prod(dims) * dtype.itemsize
+        if nbytes >= 2**47:
+            raise InvalidArgumentError(
+                f"shape={dims}, dtype={dtype}: {nbytes} bytes are more than an address space holds"
+            )
+        memory = self._core.allocate(nbytes)
+        return np.asarray(memoryview(memory))[:nbytes].view(dtype).reshape(dims)
+
+    def endpoint(
+        self,
+        av: AddressVector | None = None,
+        cq: CompletionQueue | None = None,
+        *,
+        contexts: int = 1,
+        auth_key: bytes | None = None,
+        caps: Caps = _NO_CAPS,
+    ) -> Endpoint:
+        """Opens an endpoint, enabled on return. Without `av` or `cq` it makes its own.
+
+        auth_key: what peers must have too; None: one of those in `av`, up to 16, else the domain's. caps: all that the domain
+        offers, unless given; remote writes through an endpoint without Caps.RMA_EVENT raise no counters (MR-60), and receives
+        of one without Caps.DIRECTED_RECV take messages from anybody, whatever `peer` they name (LNX-35).
+
+        Its own queue holds the latest entries and forgets older ones; one that you pass refuses operations when it is full.
+        """
+        return self._open_endpoint(av, cq, contexts=contexts, auth_key=auth_key, caps=caps)
+
+    def _open_endpoint(
+        self,
+        av: AddressVector | None = None,
+        cq: CompletionQueue | None = None,
+        *,
+        contexts: int = 1,
+        auth_key: bytes | None = None,
+        caps: Caps = _NO_CAPS,
+        exempt: bool = False,
+    ) -> Endpoint:
+        self._core.check_open()
+        own_av, own_cq = av is None, cq is None
+        own_key = auth_key_of(auth_key)
+        auth_keys = [] if av is None else av._keys_now(own_key)
+        if own_key and not auth_keys:
+            auth_keys = [(own_key, 0)]
+        return Endpoint(
+            self,
+            self.address_vector() if av is None else av,
+            CompletionQueue(self, _DEFAULT_QUEUE, True) if cq is None else cq,
+            contexts,
+            own_av,
+            own_cq,
+            [] if self._old_keys else auth_keys,
+            caps or self._info.caps,
+            exempt,
+        )
+
+    def address_vector(
+        self,
+        type: AVType = AVType.UNSPEC,
+        *,
+        count: int = 0,
+        ep_per_node: int = 0,
+        rx_ctx_bits: int = 0,
+        name: str | None = None,
+        read_only: bool = False,
+        map_addr: int = 0,
+        symmetric: bool = False,
+        user_id: bool = False,
+        asynchronous: bool = False,
+        duplicates: Literal["allow", "reject"] = "allow",
+        on_error: Literal["continue", "abort"] = "continue",
+        flags: AVFlag | int = 0,
+    ) -> AddressVector:
+        """A table of peers. All arguments can be read back as attributes.
+
+        type: how handles are made; here both kinds are indices. count, ep_per_node: hints, never limits. rx_ctx_bits: bits of
+        a handle for the receive context, 2**bits at least the contexts of the endpoints that are meant. name: shared with all
+        processes of this user that open it by this name in a domain of the same name; read_only: never changes it, and it must
+        be there. map_addr: 0 lets the library choose. symmetric: consecutive socket addresses take next to no memory. user_id:
+        completions report what set_user_id() said. asynchronous: insertions tell an event queue, see bind(); on_error: whether
+        they go on behind an address that fails, or cancel the rest of their call. duplicates: "reject" refuses an address that
+        is there already (FI_EALREADY); otherwise each insertion gives a handle of its own. flags: AVFlag, beside the keywords
+        that say the same.
+        """
+        self._core.check_open()
+        if int(flags) & ~sum(AVFlag):
+            raise BadFlagsError(f"flags={flags!r}: an address vector is opened with those of AVFlag")
+        flags = AVFlag(flags)
+        return AddressVector(
+            self,
+            type,
+            count=count,
+            ep_per_node=ep_per_node,
+            rx_ctx_bits=rx_ctx_bits,
+            name=name,
+            read_only=read_only or AVFlag.READ in flags,
+            map_addr=map_addr,
+            symmetric=symmetric or AVFlag.SYMMETRIC in flags,
+            user_id=user_id or AVFlag.USER_ID in flags,
+            asynchronous=asynchronous or AVFlag.EVENT in flags,
+            duplicates=duplicates,
+            on_error=on_error,
+        )
+
+    def completion_queue(self, size: int = 4096) -> CompletionQueue:
+        """A queue with room for `size` entries; operations are refused with FI_EAGAIN while it is full."""
+        self._core.check_open()
+        return CompletionQueue(self, size, False)
+
+    def event_queue(self, size: int = 1024) -> EventQueue:
+        """A queue of events, for `Endpoint.bind`, `Domain.bind` and `AddressVector.bind`.
+
+        size: how many lost peers and links it has room for until somebody reads.
+        """
+        self._core.check_open()
+        return EventQueue(self, size)
+
+    def counter(self) -> Counter:
+        """A new counter, which contexts and regions can be bound to."""
+        self._core.check_open()
+        return Counter(self)
+
+    def progress(self) -> None:
+        """Moves what can be moved without waiting, in every endpoint (manual progress)."""
+        self._core.check_open()
+        self._core.progress()
+
+    def sync_rdma_read(self, segments: Any) -> None:
+        """Shows peers what this process stored: to be called after the stores and before a peer's get.
+
+        segments: a list of regions, slices `mr[8:64]`, arrays within a region (strided ones too) or `Triplet`s. It takes effect
+        before it returns, for stores by any thread that happened before, and promises nothing for other bytes. Where
+        `info.needs_sync_rdma_read` is false it checks its arguments and orders memory accesses, and that is all. ClosedError for
+        a closed domain; InvalidArgumentError, with `index`, for the first segment outside of the open regions of this domain,
+        and then nothing was synchronised. Safe from any thread (SYNC-1 … SYNC-34).
+        """
+        self._synchronise(segments, write_side=False)
+
+    def sync_rdma_write(self, segments: Any) -> None:
+        """Shows this process what peers put: to be called after a put has completed and before local loads or stores there.
+
+        Also to be called after local stores and before a peer puts into the same range. Otherwise like `sync_rdma_read`.
+        """
+        self._synchronise(segments, write_side=True)
+
+    def _synchronise(self, segments: Any, *, write_side: bool, deliberate: bool = True) -> None:
+        found = synchronise(self, segments, write_side=write_side, deliberate=deliberate)
+        if found and self._sync_log is not None:
+            self._sync_log.warn(self._sync_log.add(found))
+
+    @property
+    def sync_stats(self) -> SyncStats:
+        """What the synchronisation calls have done to the emulated cache."""
+        return SyncStats(**_core.sync_stats(self._core))
+
+    @property
+    def sync_reports(self) -> list[SyncReport]:
+        """What the checker has found, oldest first.
+
+        Looking takes stock: puts and gets that wait for their call count as having missed it. What is found otherwise, by a call
+        or by the end of a region, is also a SyncWarning.
+        """
+        if self._sync_log is None:
+            return []
+        self._sync_log.take_stock()
+        return list(self._sync_log.reports)
+
+    def stats(self) -> DomainStats:
+        """Counts of what is open, per endpoint and peer what moved over which link, and of the registration cache.
+
+        "registrations" has for each link how many ranges of memory its device knows ("held"), was ever given ("made"), and had
+        already when they were needed ("reused"): a link registers memory when it first needs it (LNX-59), shm and tcp never.
+        """
+        self._core.check_open()
+        peers = []
+        for endpoint in [item for item in self._owned if isinstance(item, Endpoint) and not item.closed]:
+            for peer, _ in endpoint.av:
+                counts = endpoint.counts(peer)
+                if counts["posted"]:
+                    try:
+                        link = endpoint.report(peer)[0]
+                    except FabricError:  # it has ended, or moved out of reach
+                        link = "-"
+                    peers.append({"peer": peer, "link": link, **counts})
+        return DomainStats(
+            regions=self._core.regions,
+            peers=peers,
+            cache=CacheStats(**self._core.cache_stats),
+            registrations=self._core.device_registrations,
+        )
+
+    def regions_map(self) -> Drawing:
+        """The open regions in the order of their addresses, with sizes, rights, keys and the gaps between, as a picture (SVG)."""
+        self._core.check_open()
+        open_regions = [item for item in self._owned if isinstance(item, MemoryRegion) and not item.closed]
+        return regions_map(
+            DrawnRegion(
+                region.address,
+                region.nbytes,
+                region._what(),
+                flag_names(region.access) or "no rights",
+                "-" if region.key == KEY_NOTAVAIL else f"{region.key:#x}",
+                bool(region.access & Access.REMOTE),
+            )
+            for region in open_regions
+        )
+
+    def close(self) -> None:
+        """Ends the domain. BusyError while endpoints or regions are open; closing twice is harmless."""
+        if self.closed:
+            return
+        busy = [item for item in self._owned if isinstance(item, Endpoint | MemoryRegion) and not item.closed]
+        if busy:
+            raise BusyError(
+                f"the domain still has {len(busy)} open endpoints or regions, for instance {busy[0]!r}; "
+                "close them first, or use `with`"
+            )
+        if self._core.mapped_keys:
+            raise BusyError(
+                f"the domain still has {self._core.mapped_keys} mapped keys; unmap them first (unmap_key)"
+            )
+        self._end()
+
+    def _end(self) -> None:
+        # Regions first: peers are out before anything else goes.
+        order = {MemoryRegion: 0, Endpoint: 1}
+        for item in sorted(self._owned, key=lambda thing: order.get(type(thing), 2)):
+            item._end()
+        self._core.close(True)
+        if self._sync_log is not None:
+            self._sync_log.warn(self._sync_log.take_stock())
+
+    def __enter__(self) -> Domain:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def __repr__(self) -> str:
+        return f"<Domain {self._info.spec}{' closed' if self.closed else ''} regions={self._core.regions}>"
+
+    def _repr_html_(self) -> str:
+        info = self._info
+        rows = {
+            "links": " + ".join(info.links),
+            "mr_mode": flag_names(info.mr_mode) or "SCALABLE",
+            "caps": flag_names(info.caps),
+            "regions": self._core.regions,
+        }
+        table = html_table(f"Domain{' (closed)' if self.closed else ''}", rows)
+        return table + (str(self.regions_map()) if not self.closed and self._core.regions else "")
+
+
+# The progress threads must be gone before the interpreter is.
+atexit.register(_core.close_all)

@@ -1,0 +1,256 @@
+"""Endpoints: where operations start."""
+
+from __future__ import annotations
+
+import html
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pyfab import _core
+from pyfab._core import Context, Operation
+from pyfab.core.enums import Caps
+from pyfab.core.errors import ClosedError, InvalidArgumentError, TooSmallError
+from pyfab.core.stats import LinkStats
+from pyfab.display.tables import Table
+
+if TYPE_CHECKING:
+    from pyfab.core.address_vector import AddressVector
+    from pyfab.core.domain import Domain
+    from pyfab.core.queues import CompletionQueue, EventQueue
+
+__all__ = ["Context", "Endpoint", "Operation"]
+
+_OPERATIONS = (
+    "write",
+    "read",
+    "put",
+    "get",
+    "inject",
+    "write_many",
+    "read_many",
+    "atomic",
+    "fetch_atomic",
+    "compare_atomic",
+    "send",
+    "tsend",
+    "recv",
+    "trecv",
+    "peek",
+    "claim",
+    "discard",
+    "cancel",
+    "message_stats",
+    "flush",
+)
+
+
+if TYPE_CHECKING:
+    _Operations = Context  # the operations as far as types go; at run time they are bound per instance
+else:
+    _Operations = object
+
+
+class Endpoint(_Operations):
+    """A local port with a name, one or more contexts, an address vector and a completion queue. Made by `Domain.endpoint`.
+
+    The operations are those of context 0, bound once, so that a call goes straight to the core; `context(i)` has the same.
+    Safe from any thread; threads that use different contexts do not wait for each other.
+    """
+
+    def __init__(
+        self,
+        domain: Domain,
+        av: AddressVector,
+        cq: CompletionQueue,
+        contexts: int,
+        owns_av: bool,
+        owns_cq: bool,
+        auth_keys: list[tuple[bytes, int]],
+        caps: Caps,
+        exempt: bool,
+    ) -> None:
+        # auth_keys: each with 1 + its handle in `av`, 0 for one from elsewhere; empty: the domain's
+        # exempt: from what mr_mode asks of programs, for groups, which do without
+        limit = domain.info.max_contexts
+        if not 1 <= contexts <= limit:
+            raise InvalidArgumentError(f"contexts={contexts}: this domain gives 1 to {limit} to an endpoint")
+        rx_bits = av.rx_ctx_bits
+        if rx_bits and contexts > 1 << rx_bits:
+            raise InvalidArgumentError(
+                f"contexts={contexts}: the address vector has rx_ctx_bits={rx_bits}, enough for {1 << rx_bits} (AV-47)"
+            )
+        for bound in (av, cq):
+            bound._check_open()
+            if bound._domain is not domain:
+                raise InvalidArgumentError(
+                    f"the {type(bound).__name__} belongs to another domain than the endpoint"
+                )
+        self._domain = domain
+        self._av, self._cq = av, cq
+        self._owns = [bound for bound, own in ((av, owns_av), (cq, owns_cq)) if own]
+        # Keys of the address vector that it was enabled with.
+        self._auth_handles = frozenset(number - 1 for _, number in auth_keys if number)
+        self._contexts: list[Context] = []
+        self._events: EventQueue | None = None
+        self._number = domain._core.next_endpoint_number()
+        try:
+            for index in range(contexts):
+                self._contexts.append(
+                    Context(
+                        domain._core,
+                        index,
+                        self._number,
+                        auth_keys,
+                        bool(caps & Caps.RMA_EVENT),
+                        av._core,
+                        cq._core,
+                        cq._objects,
+                        rx_bits,
+                        domain.info.max_group_id,
+                        bool(caps & Caps.DIRECTED_RECV),
+                        exempt,
+                        domain._rail_policy,
+                    )
+                )
+            self._address = self._make_address()
+        except BaseException:
+            for context in self._contexts:
+                context.close()
+            raise
+        for name in _OPERATIONS:
+            setattr(self, name, getattr(self._contexts[0], name))
+        av._users.add(self)
+        cq._users.add(self)
+        domain._owned.add(self)
+
+    def _make_address(self) -> bytes:
+        format = self._domain.info.addr_format
+        if format == "bundle":
+            return _core.encode_name([part for context in self._contexts for part in context.parts()])
+        address = self._contexts[0].socket_names()[0]
+        return _core.print_address(address) if format == "str" else address  # type: ignore[return-value]
+
+    @property
+    def address(self) -> bytes:
+        """What a peer inserts into its address vector to reach this endpoint: bytes, in a domain of format "str" a string."""
+        if self.closed:
+            raise ClosedError("the endpoint is closed")
+        return self._address
+
+    def getname(self, size: int | None = None) -> bytes:
+        """The address, as fi_getname(3) gives it: TooSmallError(.needed) if `size` is less than its length."""
+        needed = len(self.address)
+        if size is not None and size < needed:
+            error = TooSmallError(f"the address has {needed} bytes, and size={size} was offered")
+            error.needed = needed
+            raise error
+        return self.address
+
+    @property
+    def av(self) -> AddressVector:
+        """The address vector that numbers the peers."""
+        return self._av
+
+    @property
+    def cq(self) -> CompletionQueue:
+        """The completion queue of the first context."""
+        return self._cq
+
+    @property
+    def contexts(self) -> int:
+        """Number of contexts."""
+        return len(self._contexts)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._contexts[0].closed
+
+    def bind(self, event_queue: EventQueue | None) -> None:
+        """From now on `event_queue` is told of peers and links that are lost; None: nobody is, and nothing is kept.
+
+        Any number of endpoints share a queue. A queue that is closed is bound to nothing any more.
+        """
+        if self.closed:
+            raise ClosedError("the endpoint is closed")
+        if event_queue is not None:
+            event_queue._check_open()
+            if event_queue._domain is not self._domain:
+                raise InvalidArgumentError("the event queue belongs to another domain than the endpoint")
+            event_queue._endpoints.add(self)
+        if self._events is not None and self._events is not event_queue:
+            self._events._endpoints.discard(self)
+        self._events = event_queue
+        for context in self._contexts:
+            context._bind_events(None if event_queue is None else event_queue._core)
+
+    def context(self, index: int) -> Context:
+        """The `index`-th context: the same operations, with a lock of its own."""
+        if self.closed:
+            raise ClosedError("the endpoint is closed")
+        if not 0 <= index < len(self._contexts):
+            raise InvalidArgumentError(
+                f"context {index}: the endpoint has contexts 0 to {len(self._contexts) - 1}"
+            )
+        return self._contexts[index]
+
+    def report(self, peer: int) -> tuple[str, str, str]:
+        """(link, how, why): which link leads to the peer, how the bytes go there, and why this link was chosen."""
+        return self.context(0).report(peer)
+
+    def counts(self, peer: int) -> dict[str, int]:
+        """Transfers posted and settled, bytes out and in, and errors with one peer, summed over the contexts."""
+        total: dict[str, int] = {}
+        for context in self._contexts:
+            for name, value in context.counts(peer).items():
+                total[name] = total.get(name, 0) + value
+        return total
+
+    def link_stats(self) -> Table[LinkStats]:
+        """What messages did over each link, summed over the contexts; links that carried none are not shown (LNX-65)."""
+        total: dict[str, LinkStats] = {}
+        for context in self._contexts:
+            for name, counts in context._link_stats().items():
+                total[name] = LinkStats.of(name, counts).plus(total.get(name))
+        return Table(LinkStats, (total[name] for name in sorted(total)), title="messages of each link")
+
+    def progress(self) -> bool:
+        """Moves what can be moved without waiting (manual progress); whether anything moved."""
+        moved = [context.progress() for context in self._contexts]
+        return any(moved)
+
+    def close(self) -> None:
+        """Ends the endpoint: what is outstanding fails with CanceledError. Closing twice is harmless."""
+        if self.closed:
+            return
+        for context in self._contexts:
+            context.close()
+        for bound in self._owns:
+            if not any(not user.closed for user in bound._users):
+                bound.close()
+
+    _end = close
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<Endpoint closed>"
+        return f"<Endpoint {self._domain.info.spec} contexts={len(self._contexts)} peers={len(self._av)}>"
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[Any, ...]] = []
+        for peer, _ in [] if self.closed else self._av:
+            try:
+                rows.append((peer, *self.report(peer)))
+            except OSError as error:
+                rows.append((peer, "-", "-", str(error)))
+        body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+        head = "".join(f"<th>{name}</th>" for name in ("peer", "link", "how", "why"))
+        return f"<table><caption>{html.escape(repr(self))}</caption><tr>{head}</tr>{body}</table>"

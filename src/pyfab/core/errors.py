@@ -1,0 +1,235 @@
+"""The exceptions of the library.
+
+    FabricError (OSError)            .errno, .name ("FI_ENOKEY"); the message says what was asked, found, and what to do
+├── KeyInUseError                the requested key belongs to another region
+├── KeyRejectedError             unknown, closed or disabled key; authorization refused
+├── AccessDeniedError            (PermissionError) the region does not grant this right
+├── BoundsError                  (IndexError) outside of the region or array
+├── BusyError                    others still use the object
+├── BadFlagsError                (ValueError) flags that are not supported
+├── InvalidArgumentError         (ValueError)
+├── TooSmallError                the buffer is too small; .needed
+├── NoEventQueueError            no event queue is bound
+├── UnreachableError             (ConnectionError) no link reaches the peer
+├── PeerLostError                (ConnectionError) the peer is gone or stopped answering
+├── TruncatedError               the message was longer than the buffer
+├── CanceledError                the operation was taken back
+├── OperationTimeout             (TimeoutError) the time is over; the operation goes on
+├── NotSupportedError            not available on this provider or in this mode
+├── EpochError                   (RuntimeError) a call or operation outside of its synchronisation epoch
+├── ClosedError                  (ValueError) the object is closed, or belongs to the parent process
+└── InsertError                  some addresses could not be inserted; .handles, .errors, .count
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyfab import _core
+
+__all__ = [
+    "AccessDeniedError",
+    "BadFlagsError",
+    "BoundsError",
+    "BusyError",
+    "CanceledError",
+    "ClosedError",
+    "EpochError",
+    "FabricError",
+    "InsertError",
+    "InvalidArgumentError",
+    "KeyInUseError",
+    "KeyRejectedError",
+    "NoEventQueueError",
+    "NotSupportedError",
+    "OperationTimeout",
+    "PeerLostError",
+    "TooSmallError",
+    "TruncatedError",
+    "UnreachableError",
+]
+
+
+class FabricError(OSError):
+    """Base of all errors of the library. `errno` is the system's number, or a fabric code from 256 on."""
+
+    code = 0  # what `errno` is when only a message is given
+
+    def __init__(self, *args: Any) -> None:
+        if len(args) == 1:
+            args = (self.code, args[0])
+        super().__init__(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), self.args)
+
+    @property
+    def name(self) -> str:
+        """The code as a name: `FI_EACCES`."""
+        return _core.error_name(self.errno or 0)
+
+    def __str__(self) -> str:
+        return f"{self.strerror} [{self.name}]"
+
+
+class KeyInUseError(FabricError):
+    """A region was to get a key that another one has."""
+
+    code = 266
+
+
+class KeyRejectedError(FabricError):
+    """The target knows no region of that key, or it closed meanwhile."""
+
+    code = 129
+
+
+class AccessDeniedError(FabricError, PermissionError):
+    """The rights of the region, of the process or of a file forbid it."""
+
+    code = 13
+
+
+class BoundsError(FabricError, IndexError):
+    """Bytes outside of the region, or memory that is not there."""
+
+    code = 14
+
+
+class BusyError(FabricError):
+    """Something else still uses it."""
+
+    code = 16
+
+
+class BadFlagsError(FabricError, ValueError):
+    """A flag, or a combination of flags, that is not known here."""
+
+    code = 260
+
+
+class InvalidArgumentError(FabricError, ValueError):
+    """`index` is the place of the first bad item where one list of several is refused whole."""
+
+    code = 22
+    index: int | None = None
+
+
+class TooSmallError(FabricError):
+    """`needed` is the size in bytes that suffices."""
+
+    code = 257
+    needed = 0
+
+
+class NoEventQueueError(FabricError):
+    """It tells of its end by an event, and no event queue is bound."""
+
+    code = 261
+
+
+class UnreachableError(FabricError, ConnectionError):
+    """No link leads to the peer."""
+
+    code = 113
+
+
+class PeerLostError(FabricError, ConnectionError):
+    """The peer's process or link has gone. What was outstanding may have happened or not.
+
+    The death of a process on this node is noticed within 10 ms, a loss over the network when a system tells of it, and any
+    within the domain's `peer_deadline`. What succeeded shortly before, the peer may not have lived to see.
+    """
+
+    code = 104
+
+
+class TruncatedError(FabricError):
+    """A message was longer than the memory that was to receive it."""
+
+    code = 265
+
+
+class CanceledError(FabricError):
+    """It was canceled before it was done."""
+
+    code = 125
+
+
+class OperationTimeout(FabricError, TimeoutError):
+    """The caller's time is over; what was begun goes on."""
+
+    code = 110
+
+
+class NotSupportedError(FabricError):
+    """The link, the memory or this machine does not have it."""
+
+    code = 95
+
+
+class ClosedError(FabricError, ValueError):
+    """The object was closed."""
+
+    code = 9
+
+
+class EpochError(FabricError, RuntimeError):
+    """A window was used outside of the epoch that the call needs, or epochs were opened or ended in the wrong order."""
+
+    code = 258
+
+
+class InsertError(FabricError):
+    """Some addresses could not be inserted.
+
+    `handles` has one entry per address, ADDR_NOTAVAIL where it failed; `errors` one exception or None per address; `count` is
+    the number inserted.
+    """
+
+    code = 22
+
+    def __init__(
+        self, *args: Any, handles: Sequence[int] = (), errors: Sequence[FabricError | None] = ()
+    ) -> None:
+        super().__init__(*args)
+        self.handles = list(handles)
+        self.errors = list(errors)
+
+    @property
+    def count(self) -> int:
+        """How many addresses were inserted all the same."""
+        return sum(error is None for error in self.errors)
+
+
+_CLASSES: dict[int, type[FabricError]] = {
+    kind.code: kind
+    for kind in (
+        KeyInUseError,
+        KeyRejectedError,
+        AccessDeniedError,
+        BoundsError,
+        BusyError,
+        BadFlagsError,
+        InvalidArgumentError,
+        TooSmallError,
+        NoEventQueueError,
+        UnreachableError,
+        PeerLostError,
+        TruncatedError,
+        CanceledError,
+        OperationTimeout,
+        NotSupportedError,
+        ClosedError,
+    )
+}
+_CLASSES |= {38: NotSupportedError, 1: AccessDeniedError}  # ENOSYS, EPERM
+
+
+def make_error(code: int, text: str) -> FabricError:
+    """The exception for a code."""
+    return _CLASSES.get(code, FabricError)(code, text)
+
+
+_core.set_error_classes(_CLASSES, FabricError)

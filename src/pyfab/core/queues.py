@@ -1,0 +1,298 @@
+"""Completion queues, counters and event queues."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import threading
+import weakref
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pyfab import _core
+from pyfab._core import Completion
+from pyfab.core.awaiting import Waiters, wait_readable, wake_all
+from pyfab.core.errors import BusyError, ClosedError, FabricError, InvalidArgumentError, OperationTimeout
+
+if TYPE_CHECKING:
+    from pyfab.core.domain import Domain
+    from typing_extensions import Self
+
+__all__ = ["Completion", "CompletionQueue", "Counter", "Event", "EventQueue"]
+
+
+class Owned:
+    """Something that a domain made: closes once, knows its users, and ends with the domain."""
+
+    def __init__(self, domain: Domain) -> None:
+        self._domain = domain
+        self._closed = False
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
+        domain._owned.add(self)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Ends the object. BusyError while an open endpoint uses it; closing twice is harmless."""
+        if self._closed:
+            return
+        if any(not user.closed for user in self._users):
+            raise BusyError(
+                f"the {type(self).__name__} is bound to an endpoint that is still open; close that first"
+            )
+        self._end()
+
+    def _end(self) -> None:
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the {type(self).__name__} is closed")
+        self._domain._core.check_open()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class CompletionQueue(Owned):
+    """Outcomes of operations and, with remote data, of what peers did. Any number of endpoints and threads share one."""
+
+    def __init__(self, domain: Domain, size: int, forget_oldest: bool) -> None:
+        if size < 1:
+            raise InvalidArgumentError(
+                f"a completion queue of {size} entries: it needs room for at least one"
+            )
+        super().__init__(domain)
+        self._core = domain._core.open_completion_queue(size, forget_oldest)
+        self._objects: dict[int, object] = {}
+        self._waiters: Waiters = set()
+
+    @property
+    def size(self) -> int:
+        """Entries that the queue has room for."""
+        return self._core.size
+
+    def read(self, max: int = 64) -> list[Completion]:
+        """Up to `max` entries, oldest first; empty if there are none. Entries of failed operations carry `.error`.
+
+        FabricError FI_EOVERRUN once after entries from peers were lost because the queue was full.
+        """
+        self._check_open()
+        if max < 0:
+            raise InvalidArgumentError(f"max={max}: it is not negative")
+        self._domain._core.progress()
+        return self._core.read(max, self._objects)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns when there is something to read; OperationTimeout when the time is over."""
+        self._check_open()
+        if not self._core.wait(self._domain._core, timeout):
+            raise OperationTimeout(f"no completion within {timeout} s")
+
+    async def __aiter__(self) -> AsyncIterator[Completion]:
+        """`async for completion in cq`: the entries as they come, without polling, until the queue is closed.
+
+        Several loops and tasks may iterate at once; each entry goes to one of them. Errors as for read().
+        """
+        while not self._closed:
+            for completion in self.read():
+                yield completion
+            if not self._closed:
+                contexts = [context for user in self._users for context in user._contexts]
+                await wait_readable(self.fileno(), contexts, self._waiters)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while there are entries, for select() and event loops. Owned by the queue."""
+        self._check_open()
+        return self._core.fileno()
+
+    def _end(self) -> None:
+        super()._end()
+        wake_all(self._waiters)
+
+    def __repr__(self) -> str:
+        return f"<CompletionQueue size={self.size}{' closed' if self._closed else ''}>"
+
+
+def _count(value: int) -> int:
+    if not 0 <= value < 2**64:
+        raise InvalidArgumentError(f"{value} is no count: counters run from 0 to 2**64 - 1")
+    return value
+
+
+class Counter(Owned):
+    """Counts operations or remote writes; a wait on it needs no entry per operation."""
+
+    def __init__(self, domain: Domain) -> None:
+        super().__init__(domain)
+        self._core = domain._core.open_counter()
+
+    @property
+    def value(self) -> int:
+        """Successes that were counted."""
+        self._check_open()
+        return self._core.value
+
+    @property
+    def errors(self) -> int:
+        """Failures that were counted."""
+        self._check_open()
+        return self._core.errors
+
+    def add(self, amount: int = 1) -> None:
+        """Raises `value`."""
+        self._check_open()
+        self._core.add(_count(amount))
+
+    def set(self, value: int) -> None:
+        """Replaces `value`."""
+        self._check_open()
+        self._core.set(_count(value))
+
+    def wait(self, threshold: int, timeout: float | None = None) -> None:
+        """Returns when the value has reached `threshold`; OperationTimeout when the time is over.
+
+        FabricError FI_EAVAIL if an error is counted while waiting.
+        """
+        self._check_open()
+        if not self._core.wait(self._domain._core, _count(threshold), timeout):
+            raise OperationTimeout(
+                f"the counter is at {self._core.value}, not at {threshold}, after {timeout} s"
+            )
+        if self._core.value < threshold:
+            raise FabricError(
+                259,
+                f"an operation failed while waiting for {threshold}: {self._core.errors} errors, value {self._core.value}",
+            )
+
+    def __repr__(self) -> str:
+        return (
+            "<Counter closed>"
+            if self._closed
+            else f"<Counter value={self._core.value} errors={self._core.errors}>"
+        )
+
+
+class EventType(enum.IntEnum):
+    """What an event tells of."""
+
+    PEER_LOST = 0
+    """A peer is gone, ended, or stopped answering: what was outstanding to it has failed."""
+    LINK_LOST = 1
+    """One of several links to a peer, a rail, is dead or was set aside; the others do its work."""
+    REGISTERED = 2
+    """A registration has ended (`Domain.bind`)."""
+    INSERTED = 3
+    """An insertion has ended (`AddressVector.bind`)."""
+
+
+_LOSSES = (EventType.PEER_LOST, EventType.LINK_LOST)
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that happened to an object rather than to an operation."""
+
+    type: EventType
+    errno: int
+    """Why, of a loss or of an error entry; 0 where all went well."""
+    peer: int
+    """Handle of the peer that is lost, or to which a link is."""
+    context: object
+    data: int
+    text: str
+    """`errno` in words."""
+    fid: Any = None
+    """The object that the event is of: the region of EventType.REGISTERED, the address vector of EventType.INSERTED."""
+    link: str = ""
+    """The link over which a loss was found, as `Endpoint.report` names it; "" for a peer that all its rails have lost."""
+
+    @property
+    def name(self) -> str:
+        """`errno` as a name: "FI_SUCCESS"."""
+        return _core.error_name(self.errno)
+
+
+class EventQueue(Owned):
+    """Events of a domain's objects, in the order in which they were told. Safe from any thread.
+
+    `Endpoint.bind` brings lost peers and links, `Domain.bind` the ends of registrations, `AddressVector.bind` those of
+    insertions. Losses come uncalled for, so that there is room for `size` of them; those that find none are counted, and
+    read() tells how many. What a program called for itself always has room.
+    """
+
+    def __init__(self, domain: Domain, size: int) -> None:
+        self._core = domain._core.open_event_queue(size)
+        super().__init__(domain)
+        self._endpoints: weakref.WeakSet[Any] = weakref.WeakSet()  # that are bound to it
+        self._error: Event | None = None
+        self._reading = threading.Lock()
+        self._workers: weakref.WeakSet[Any] = (
+            weakref.WeakSet()
+        )  # what reading does first, under manual progress
+
+    @property
+    def size(self) -> int:
+        """Lost peers and links that the queue has room for."""
+        return self._core.size
+
+    def read(self, timeout: float | None = 0) -> Event | None:
+        """The oldest event, after waiting up to `timeout` seconds; None if there is none.
+
+        FabricError FI_EOVERRUN once after losses found no room: any peer may be gone then.
+        FabricError FI_EAVAIL if a registration or insertion failed and that comes next: read_error() gives it.
+        """
+        self._check_open()
+        for worker in list(self._workers):
+            worker.work()
+        if self._error is None:
+            self._core.wait(self._domain._core, timeout)
+        with self._reading:
+            if self._error is None:
+                entry = self._core.read()
+                if entry is None:
+                    return None
+                event = self._make(EventType(entry[0]), *entry[1:])
+                if event.type in _LOSSES or event.errno == 0:
+                    return event
+                self._error = event
+            raise FabricError(
+                259, f"{self._error.type.name}: {self._error.text}; read_error() gives the entry"
+            )
+
+    def read_error(self) -> Event | None:
+        """The error entry that read() told of; None if there is none."""
+        self._check_open()
+        with self._reading:
+            error, self._error = self._error, None
+        return error
+
+    def _make(
+        self, type: EventType, errno: int, peer: int, context: int, data: int, text: str, link: str
+    ) -> Event:
+        if type == EventType.INSERTED:
+            with self._domain._registering:
+                calls = self._domain._insertions
+                of, vector = calls[context] if errno else calls.pop(context)
+            return Event(type, errno, peer, of, data, text, vector)
+        if type != EventType.REGISTERED:
+            return Event(type, errno, peer, None, data, text, link=link)
+        with self._domain._registering:
+            region = self._domain._registered.pop(data, None)
+        return Event(type, errno, peer, region and region.context, data, text, region)
+
+    def _end(self) -> None:
+        if self._domain._registration_events is self:
+            self._domain.bind(None)
+        for endpoint in list(self._endpoints):
+            if not endpoint.closed:
+                endpoint.bind(None)
+        super()._end()

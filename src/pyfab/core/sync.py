@@ -1,0 +1,252 @@
+"""Synchronisation of memory that peers see through another cache than this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import os
+import struct
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pyfab import _core
+from pyfab.core.errors import InvalidArgumentError
+from pyfab.core.region import MemoryRegion, RegionSlice
+
+if TYPE_CHECKING:
+    from pyfab.core.domain import Domain
+
+__all__ = ["SyncReport", "SyncStats", "SyncWarning", "Triplet"]
+
+_PACKED = struct.Struct("=QII")  # address, length, context
+_NATIVE = struct.Struct("=QQQ")  # context, address, length
+_PACKAGE = str(Path(__file__).parent) + os.sep
+_NO_REGION = 0  # a context that no region has
+
+
+@dataclasses.dataclass(frozen=True)
+class Triplet:
+    """A range of local memory: `segment_length` bytes from `virtual_address` in the region with `lmr_context`.
+
+    The length has 64 bits. A triplet of length 0 names nothing and is always valid.
+    """
+
+    lmr_context: int
+    virtual_address: int
+    segment_length: int
+
+    def __post_init__(self) -> None:
+        for name, bits in (("lmr_context", 32), ("virtual_address", 64), ("segment_length", 64)):
+            value = getattr(self, name)
+            if not 0 <= operator.index(value) < 1 << bits:
+                raise InvalidArgumentError(f"{name}={value}: it is an int of {bits} bits, not negative")
+        # As the core takes it: calls in a loop are to cost next to nothing where they are not needed.
+        native = _NATIVE.pack(self.lmr_context, self.virtual_address, self.segment_length)
+        object.__setattr__(self, "_native", native)
+
+    def pack(self) -> bytes:
+        """The 16 bytes of DAT 2.0, in this machine's byte order. InvalidArgumentError for a length of 4 GiB or more."""
+        if self.segment_length >= 1 << 32:
+            raise InvalidArgumentError(
+                f"a segment of {self.segment_length} bytes does not fit the 16-byte form, whose lengths have 32 bits; "
+                "split it, or pass the triplet itself"
+            )
+        return _PACKED.pack(self.virtual_address, self.segment_length, self.lmr_context)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Triplet:
+        """The inverse of `pack`."""
+        if len(packed) != _PACKED.size:
+            raise InvalidArgumentError(f"{len(packed)} bytes: a packed triplet has {_PACKED.size}")
+        address, length, context = _PACKED.unpack(packed)
+        return cls(context, address, length)
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncStats:
+    """What the synchronisation calls of a non-coherent domain have done; all 0 on a coherent one."""
+
+    read_calls: int
+    write_calls: int
+    flushes: int  # of the emulated cache, one for each segment
+    invalidations: int
+    bytes_to_device: int
+    bytes_to_cpu: int
+
+
+class SyncWarning(UserWarning):
+    """The checker of a domain found a synchronisation call that was missing, late or needless."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncReport:
+    """What the checker of a domain found.
+
+    `kind` is that of the call in question: missing, or late (too late to be in order), or needless. `side` says whether it is
+    `sync_rdma_read` or `sync_rdma_write`. `range` are the bytes of the region concerned. `operation` is what a peer did there
+    ("get", "put", "atomic") or, if needless, the call itself. `where` is "file:line" of the call, or, for one that is missing,
+    of the registration.
+    """
+
+    kind: Literal["missing", "late", "needless"]
+    side: Literal["read", "write"]
+    region: int  # its lmr_context
+    range: range
+    operation: str
+    where: str
+
+    def __str__(self) -> str:
+        call = f"sync_rdma_{self.side}"
+        found = {
+            "missing": f"a call of {call} is missing",
+            "late": f"a call of {call} came too late",
+            "needless": f"a call of {call} was needless",
+        }[self.kind]
+        about = (
+            "nothing there was changed" if self.kind == "needless" else f"a peer's {self.operation} was there"
+        )
+        return f"{found} for bytes [{self.range.start}, {self.range.stop}) of region {self.region}: {about} ({self.where})"
+
+
+class SyncLog:
+    """What the checker of one domain has found so far."""
+
+    def __init__(self, domain: Domain) -> None:
+        self._domain = domain._core
+        self._registered: dict[int, str] = {}  # lmr_context → where
+        self.reports: list[SyncReport] = []
+
+    def registered(self, region: int) -> None:
+        self._registered[region] = _caller()
+
+    def take_stock(self) -> list[SyncReport]:
+        """Takes up what was missing in closed regions and is missing now in the others."""
+        return self.add(_core.missing_syncs(self._domain, True))
+
+    def closed(self) -> None:
+        """Takes up what was missing in closed regions, and warns of it."""
+        self.warn(self.add(_core.missing_syncs(self._domain, False)))
+
+    def add(self, found: list[tuple[Any, ...]]) -> list[SyncReport]:
+        new = []
+        for kind, side, region, start, end, operation in found:
+            where = self._registered.get(region, "?") if kind == "missing" else _caller()
+            new.append(SyncReport(kind, side, region, range(start, end), operation, where))
+        self.reports += new
+        return new
+
+    def warn(self, reports: list[SyncReport]) -> None:
+        for report in reports:
+            file, _, line = report.where.rpartition(":")
+            warnings.warn_explicit(str(report), SyncWarning, file or "?", int(line) if file else 1)
+
+
+def synchronise(
+    domain: Domain, segments: Any, *, write_side: bool, deliberate: bool
+) -> list[tuple[Any, ...]]:
+    """One call, for either side. Returns what the checker has to say of it."""
+    owners: Sequence[int]
+    if type(segments) is list:
+        owners = range(len(segments))
+        try:
+            found = _core.synchronise_plain(domain._core, write_side, segments, deliberate, Triplet)
+        except InvalidArgumentError as error:
+            raise _of_segment(error, owners) from None
+        if found is not None:
+            return found
+    domain._core.check_open()
+    triplets, owners = _triplets(domain, segments)
+    try:
+        return _core.synchronise(domain._core, write_side, triplets, deliberate)
+    except InvalidArgumentError as error:
+        raise _of_segment(error, owners) from None
+
+
+def _triplets(domain: Domain, segments: Any) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """The triplets of all segments, and which segment each belongs to."""
+    if segments is None:
+        raise InvalidArgumentError("segments is None: pass a list, which may be empty")
+    if isinstance(segments, Triplet | MemoryRegion | RegionSlice | np.ndarray):
+        segments = [segments]
+    triplets: list[tuple[int, int, int]] = []
+    owners: list[int] = []
+    for number, segment in enumerate(segments):
+        if isinstance(segment, Triplet):
+            triplets.append((segment.lmr_context, segment.virtual_address, segment.segment_length))
+        elif isinstance(segment, MemoryRegion):
+            triplets += _core.triplets_of(segment._core, 0, segment.nbytes)
+        elif isinstance(segment, tuple) and len(segment) == 3 and isinstance(segment[0], MemoryRegion):
+            region, offset, length = segment
+            if offset < 0 or length < 0:
+                raise _bad_segment(number, f"offset={offset}, length={length}: neither is negative")
+            triplets += _core.triplets_of(region._core, offset, length)
+        else:
+            triplets += _of_array(domain, _as_array(segment))
+        owners += [number] * (len(triplets) - len(owners))
+    return triplets, owners
+
+
+def _as_array(segment: Any) -> NDArray[Any]:
+    if isinstance(segment, np.ndarray):
+        return segment
+    try:
+        return np.asarray(memoryview(segment))
+    except TypeError:
+        raise TypeError(
+            f"a segment is a region, a slice mr[8:64], an array or other buffer, or a Triplet, not a {type(segment).__name__}"
+        ) from None
+
+
+def _of_array(domain: Domain, array: NDArray[Any]) -> Iterable[tuple[int, int, int]]:
+    """The array's runs, in each of the regions that hold it."""
+    starts, run = runs(array)
+    if not starts:
+        return []
+    contexts = _core.regions_holding(domain._core, starts[0], starts[-1] + run - starts[0])
+    return [(context, start, run) for context in contexts or [_NO_REGION] for start in starts]
+
+
+def runs(array: NDArray[Any]) -> tuple[list[int], int]:
+    """Addresses, in rising order, of the runs of bytes that an array consists of, and their common length."""
+    if array.size == 0 or array.itemsize == 0:
+        return [], 0
+    address = array.__array_interface__["data"][0]
+    run, gaps = array.itemsize, []
+    for stride, extent in sorted(
+        (abs(stride), extent) for stride, extent in zip(array.strides, array.shape, strict=True)
+    ):
+        if stride <= run:  # next to each other, or overlapping
+            run += stride * (extent - 1)
+        else:
+            gaps.append((stride, extent))
+    address += sum(
+        stride * (extent - 1) for stride, extent in zip(array.strides, array.shape, strict=True) if stride < 0
+    )
+    starts = np.array([address], np.uint64)
+    for stride, extent in reversed(gaps):
+        starts = np.add.outer(starts, np.arange(extent, dtype=np.uint64) * np.uint64(stride)).ravel()
+    return starts.tolist(), run
+
+
+def _of_segment(error: InvalidArgumentError, owners: Sequence[int]) -> InvalidArgumentError:
+    """The core's error, which counts triplets, in terms of what the caller passed."""
+    return error if error.index is None else _bad_segment(owners[error.index], str(error.strerror))
+
+
+def _bad_segment(number: int, reason: str) -> InvalidArgumentError:
+    error = InvalidArgumentError(f"segments[{number}]: {reason}")
+    error.index = number
+    return error
+
+
+def _caller() -> str:
+    """Where the program called into the package, as "file:line"."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,234 @@
+"""Words of every rank that the others write: what windows synchronise by.
+
+Each rank has a row of 64-bit cells. A cell that holds a count is written by one rank each, so that writing it twice changes
+nothing; locks are changed by atomics. A counter of remote writes wakes the rank that waits; peers that may have died are asked
+for a sign of life now and then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyfab.core.deadline import Deadline
+from pyfab.core.enums import Access, AtomicOp, RMAEvent
+from pyfab.core.errors import FabricError, OperationTimeout, PeerLostError, UnreachableError
+from pyfab.core.region import MemoryRegion, MRAttr, RemoteRegion
+from pyfab.meeting.ranks import ranks_text
+
+if TYPE_CHECKING:
+    from pyfab.core.domain import Domain
+    from pyfab.core.endpoint import Endpoint, Operation
+    from pyfab.core.queues import Counter
+
+_LOOK = 0.25  # seconds of waiting until peers are asked for a sign of life, and between later questions
+_ANSWER = 0.01  # seconds that each of them has to answer before the next is asked
+_PAUSES = 20e-6, 1e-3  # seconds between looks at a lock that another rank holds: at first, at most
+
+_OWNER = 32  # a lock: bits 0 to 31 the readers, 32 to 62 the writer's rank + 1, 63 a writer that waits
+_WRITER_WAITS = 1 << 63
+_READERS = (1 << _OWNER) - 1
+_ALL_BITS = (1 << 64) - 1
+_GRACE = 1.0  # seconds that an answer may take beyond the deadline of a lock
+_PATIENCE = 200  # looks that a reader stays behind a writer that waits, which may have died
+
+
+def open_region(
+    domain: Domain,
+    memory: Any,
+    access: Access,
+    counter: Counter | None = None,
+    *,
+    coherent: bool = False,
+) -> MemoryRegion:
+    """Registers for peers in any mr_mode, with a counter of what they write."""
+    region = MemoryRegion(domain, MRAttr(memory, access), coherent=coherent, exempt=True)
+    if counter is not None:
+        region.bind(counter, RMAEvent.REMOTE_WRITE)
+    return region
+
+
+class Cells:
+    """The row of one rank. `handles` are the ranks' handles in the address vector."""
+
+    def __init__(
+        self, domain: Domain, endpoint: Endpoint, handles: tuple[int, ...], rank: int, count: int
+    ) -> None:
+        self._endpoint, self._handles, self._rank = endpoint, handles, rank
+        self.words: NDArray[np.uint64] = domain.alloc(count, np.uint64)
+        self._arrivals = domain.counter()
+        # Words that others write while this rank looks at them are not for a cache that must be told of it.
+        self._region = open_region(domain, self.words, Access.REMOTE, self._arrivals, coherent=True)
+        self._remotes: list[RemoteRegion] = []
+
+    @property
+    def remote(self) -> bytes:
+        """What the other ranks need."""
+        return self._region.remote.to_bytes()
+
+    def connect(self, remotes: list[RemoteRegion]) -> None:
+        """Takes the other ranks' cells, by rank."""
+        self._remotes = remotes
+
+    def close(self) -> None:
+        """Local."""
+        self._arrivals.close()
+        self._region._end()
+
+    def store(self, rank: int, cell: int, value: int, deadline: Deadline) -> None:
+        """Sets a cell of `rank`; it is there on return."""
+        if rank == self._rank:
+            self.words[cell] = value
+            self._arrivals.add()
+            return
+        word = np.array([value], np.uint64)
+        self._settle(
+            rank, lambda: self._endpoint.write(word, self._handles[rank], self._at(rank, cell)), deadline
+        )
+
+    def wait(self, wanted: Mapping[int, tuple[int, int]], deadline: Deadline, what: str) -> None:
+        """Until of every rank in `wanted` (cell, value) holds: the own cell, which that rank writes, is at least the value."""
+        while True:
+            seen = self._arrivals.value  # before the cells: what arrives after this raises it further
+            absent = self.missing(wanted)
+            if not absent:
+                return
+            try:
+                self._arrivals.wait(seen + 1, deadline.remaining(at_most=_LOOK))
+            except OperationTimeout:
+                self._check_alive(absent)
+                if deadline.over:
+                    raise OperationTimeout(
+                        f"{what}: {ranks_text(absent, len(self._handles))} did not come within {deadline}"
+                    ) from None
+
+    def missing(self, wanted: Mapping[int, tuple[int, int]]) -> list[int]:
+        """The ranks of `wanted` whose cell has not reached its value."""
+        return [rank for rank, (cell, value) in wanted.items() if int(self.words[cell]) < value]
+
+    def acquire(self, rank: int, cell: int, shared: bool, deadline: Deadline) -> None:
+        """Takes the lock in a cell of `rank`. OperationTimeout and PeerLostError name who holds it."""
+        take = self._enter if shared else self._own
+        pause, looks, looked = _PAUSES[0], 0, time.monotonic()
+        left = deadline.remaining()
+        answers = Deadline(
+            None if left is None else left + _GRACE
+        )  # so that a rank which answers can tell why not
+        while (found := take(rank, cell, looks < _PATIENCE, answers)) is not None:
+            looks += 1
+            holder = ((found & ~_WRITER_WAITS) >> _OWNER) - 1
+            if deadline.over:
+                if not shared:
+                    self._change(rank, cell, AtomicOp.BAND, ~_WRITER_WAITS, deadline=Deadline(_LOOK))
+                held = f"rank {holder} holds it alone" if holder >= 0 else f"{found & _READERS} share it"
+                raise OperationTimeout(f"the lock of rank {rank} is not free within {deadline}: {held}")
+            if time.monotonic() - looked > _LOOK:
+                self._check_alive([rank, *([holder] if holder >= 0 else [])])
+                looked = time.monotonic()
+            time.sleep(pause)  # nothing tells of a word that changes in another rank's memory
+            pause = min(2 * pause, _PAUSES[1])
+
+    def release(self, rank: int, cell: int, shared: bool, deadline: Deadline) -> None:
+        """Gives a lock back."""
+        held = 1 if shared else (self._rank + 1) << _OWNER
+        self._change(rank, cell, AtomicOp.SUM, -held, deadline)
+
+    def _own(self, rank: int, cell: int, _: bool, deadline: Deadline) -> int | None:
+        """Takes a lock alone; None, or what the word was."""
+        mine, found = (self._rank + 1) << _OWNER, 0
+        for free in (0, _WRITER_WAITS):
+            found = self._change(rank, cell, AtomicOp.CSWAP, mine, deadline, compare=free, undo=-mine)
+            if found == free:
+                return None
+            if found & ~_WRITER_WAITS:
+                break
+        if not found & _WRITER_WAITS:
+            self._change(rank, cell, AtomicOp.BOR, _WRITER_WAITS, deadline)
+        return found
+
+    def _enter(self, rank: int, cell: int, polite: bool, deadline: Deadline) -> int | None:
+        """Takes a share of a lock; None, or what the word was."""
+        found = self._change(rank, cell, AtomicOp.SUM, 1, deadline, undo=-1)
+        if (found & ~_WRITER_WAITS) >> _OWNER == 0 and not (polite and found & _WRITER_WAITS):
+            return None
+        self._change(rank, cell, AtomicOp.SUM, -1, deadline)
+        return found
+
+    def _change(
+        self,
+        rank: int,
+        cell: int,
+        op: AtomicOp,
+        value: int,
+        deadline: Deadline,
+        *,
+        compare: int | None = None,
+        undo: int = 0,
+    ) -> int:
+        """One atomic; what the word was. What it does after the deadline is undone by adding `undo`."""
+        operand, former = np.array([value & _ALL_BITS], np.uint64), np.zeros(1, np.uint64)
+        at, handle = self._at(rank, cell), self._handles[rank]
+        started: list[Operation] = []
+
+        def start() -> Operation:
+            if compare is None:
+                started.append(self._endpoint.fetch_atomic(op, operand, former, handle, at))
+            else:
+                expected = np.array([compare], np.uint64)
+                started.append(self._endpoint.compare_atomic(op, operand, expected, former, handle, at))
+            return started[0]
+
+        def take_back(operation: Operation) -> None:
+            if operation.exception(0) is None and compare in (None, int(former[0])):
+                self._endpoint.atomic(AtomicOp.SUM, np.array([undo & _ALL_BITS], np.uint64), handle, at)
+
+        try:
+            self._settle(rank, start, deadline)
+        except OperationTimeout:
+            if undo and started:
+                started[0].add_done_callback(take_back)
+            raise
+        return int(former[0])
+
+    def read(self, rank: int, deadline: Deadline) -> NDArray[np.uint64]:
+        """A copy of a rank's row."""
+        here = np.empty(len(self.words), np.uint64)
+        self._settle(
+            rank, lambda: self._endpoint.read(here, self._handles[rank], self._remotes[rank]), deadline
+        )
+        return here
+
+    def _at(self, rank: int, cell: int) -> RemoteRegion:
+        return self._remotes[rank][cell : cell + 1]
+
+    def _settle(self, rank: int, start: Callable[[], Operation], deadline: Deadline) -> None:
+        size = len(self._handles)
+        try:
+            start().result(deadline.remaining())
+        except OperationTimeout as error:
+            raise OperationTimeout(f"rank {rank} of {size} did not answer within {deadline}") from error
+        except (PeerLostError, UnreachableError) as error:
+            raise PeerLostError(
+                f"{ranks_text([rank], size)} ended or can no longer be reached: {error.strerror}"
+            ) from error
+
+    def _check_alive(self, ranks: list[int]) -> None:
+        """PeerLostError naming those of `ranks` that have ended or closed their side."""
+        lost: dict[int, FabricError] = {}
+        for rank in ranks:
+            here = np.empty(1, np.uint64)
+            try:
+                self._endpoint.read(here, self._handles[rank], self._at(rank, 0)).result(_ANSWER)
+            except OperationTimeout:
+                continue
+            except FabricError as error:
+                lost[rank] = error
+        if lost:
+            reason = next(iter(lost.values()))
+            raise PeerLostError(
+                f"{ranks_text(lost, len(self._handles))} ended, closed the window or can no longer be reached: "
+                f"{reason.strerror}"
+            )

@@ -1,0 +1,348 @@
+"""How a group synchronises and exchanges bytes: one-sidedly, over its own endpoint.
+
+Every rank has a small control window that the others know. Its cells are written by one peer each:
+
+    cell 0        the number of the barrier that this rank has entered
+    cell 1 + k    written by rank - 2**k: the number of the barrier whose round k it has reached
+    box 0, box 1  what this rank shows the others: length, kind, the number of the barrier that it is for, bytes
+    view          what this rank shows when the group breaks up: whom it takes for alive
+
+Barriers are dissemination barriers: in round k a rank writes to rank + 2**k and waits for rank - 2**k, so that after
+log2(size) rounds everyone has heard of everyone. Numbers only grow and writing one twice changes nothing, so a barrier that
+timed out is carried on by calling it again. A counter of remote writes wakes the waiting rank; no one polls, except for
+peers that may have died.
+
+To ask a peer is to connect to it, so a rank that waits does not ask everybody, which would cost a group the square of its size.
+It asks the rank that it waits for, whose cells tell which rank that one waits for in an earlier round, and so on until one that
+has not come; and one more at each look, since a rank that stays away may know of a death that the one who waits does not.
+
+What a rank shows is read by the others between two barriers. The boxes are used in turn, so one barrier per exchange is enough:
+who enters barrier n + 1 has read what was shown in barrier n, and box n % 2 is written again for barrier n + 2. A rank that
+timed out while it read goes on reading when the call is repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyfab.core.deadline import Deadline
+from pyfab.core.enums import Access
+from pyfab.core.errors import (
+    FabricError,
+    InvalidArgumentError,
+    OperationTimeout,
+    PeerLostError,
+    UnreachableError,
+)
+from pyfab.core.region import MemoryRegion, RemoteRegion
+from pyfab.group.cells import open_region
+from pyfab.meeting.ranks import ranks_text
+
+if TYPE_CHECKING:
+    from pyfab.core.domain import Domain
+    from pyfab.core.endpoint import Endpoint, Operation
+
+_CELLS = 64
+_BOX = 4096  # bytes
+_BOX_HEAD = 24  # of them: length, kind, number of the barrier
+_INLINE = _BOX - _BOX_HEAD
+_VIEW_AT = _CELLS * 8 + 2 * _BOX
+_VIEW_HEAD = 1024  # bytes: number, length of the successor, the successor; then a byte for each rank
+_SHOWN, _REGION = 0, 1  # kinds: the bytes themselves, or the region that holds them
+_ANSWER = 0.01  # seconds that each of them has to answer before the next is looked at
+# A rank that waits asks its peers for a sign of life after so many seconds, and again:
+_LOOK, _LONGEST = 0.25, 2.0  # at least, at most; between them
+_PER_RANK = 0.004  # this for each rank, as all may ask
+_SHARE = 0.05  # or this share of the time waited
+_NAMED = 64  # how many are asked at most to name those that did not come
+
+
+class Control:
+    """The control window of one rank; made by its group. Calls are collective, from one thread at a time.
+
+    `capacity` is the number of ranks that a view has room for; the other ranks' must be the same.
+    """
+
+    def __init__(self, domain: Domain, endpoint: Endpoint, capacity: int) -> None:
+        self._domain, self._endpoint, self._rank, self._size = domain, endpoint, 0, 1
+        self._handles: tuple[int, ...] = ()
+        memory = domain.alloc(_VIEW_AT + _VIEW_HEAD + capacity, np.uint8)
+        self._cells: NDArray[np.uint64] = memory[: _CELLS * 8].view(np.uint64)
+        self._boxes = memory[_CELLS * 8 : _VIEW_AT].reshape(2, _BOX)
+        self._view = memory[_VIEW_AT:]
+        self._arrivals = domain.counter()
+        # Words that others write while this rank looks at them are not for a cache that must be told of it.
+        self._region = open_region(domain, memory, Access.REMOTE, self._arrivals, coherent=True)
+        self._remotes: list[RemoteRegion] = []
+        self._barrier = 0  # barriers that this rank has left
+        self._late = 0  # the one that timed out in barrier(), so that nothing was shown for it
+        # Whether the last call met the others, but timed out while it read what they show.
+        self._unread = False
+        self._shown = (0, b"")  # the barrier for which a box was last filled, and what the others find there
+        self._large: list[MemoryRegion | None] = [None, None]  # what the boxes refer to
+        self._asked = 0  # the last rank that was asked in its turn
+        # To peers: what is in their cells?
+        self._questions: dict[int, tuple[Operation, NDArray[np.uint8]]] = {}
+
+    @property
+    def remote(self) -> bytes:
+        """What the other ranks need."""
+        return self._region.remote.to_bytes()
+
+    def connect(self, rank: int, remotes: list[RemoteRegion], handles: tuple[int, ...]) -> None:
+        """Takes everyone's `remote` and handle in the address vector, by rank, before the first call."""
+        self._rank, self._size, self._handles = rank, len(remotes), handles
+        self._remotes = [remote.view(np.uint8, (remote.nbytes,)) for remote in remotes]
+
+    def show_view(self, number: int, alive: Iterable[int], successor: bytes) -> None:
+        """Shows whom this rank takes for alive, and where the control window of its next group is. Local."""
+        listed = list(alive)
+        view = self._view
+        view[:8].view(np.uint64)[0] = 0  # until it is complete
+        view[_VIEW_HEAD:] = 0
+        view[_VIEW_HEAD:][listed] = 1
+        view[8:16].view(np.uint64)[0] = len(successor)
+        view[16 : 16 + len(successor)] = np.frombuffer(successor, np.uint8)
+        view[:8].view(np.uint64)[0] = number
+
+    def view_of(self, rank: int) -> tuple[int, set[int], bytes] | None:
+        """What a rank shows: (number, alive, successor); None if it does not answer. Raises FabricError if it is gone."""
+        if rank == self._rank:
+            view = self._view
+        else:
+            operation, view = self._look(rank, _VIEW_AT, self._remotes[rank].nbytes - _VIEW_AT)
+            try:
+                operation.result(_LOOK)
+            except OperationTimeout:
+                return None
+        number, length = map(int, view[:16].view(np.uint64))
+        alive = set(np.flatnonzero(view[_VIEW_HEAD:]).tolist())
+        return number, alive, view[16 : 16 + min(length, _VIEW_HEAD - 16)].tobytes()
+
+    def barrier(self, timeout: float | None) -> None:
+        """Returns when all ranks have called it."""
+        if self._unread:  # this completes the call that timed out
+            self._unread = False
+        else:
+            try:
+                self._meet(timeout)
+            except OperationTimeout:
+                self._late = self._barrier + 1
+                raise
+
+    def _meet(self, timeout: float | None) -> None:
+        deadline = Deadline(timeout)
+        number = self._barrier + 1
+        self._cells[0] = number
+        message = np.array([number], np.uint64)
+        for k in range((self._size - 1).bit_length()):
+            to, source = (self._rank + (1 << k)) % self._size, (self._rank - (1 << k)) % self._size
+            cell = 8 * (1 + k)
+            operation = self._start(
+                to, self._endpoint.write, message, self._remotes[to].bytes(cell, cell + 8)
+            )
+            self._settle(to, operation, deadline)
+            self._await(source, 1 + k, number, deadline)
+        self._questions.clear()
+        self._barrier = number
+
+    def allgather(self, data: bytes, timeout: float | None) -> list[bytes]:
+        """Everyone's `data`, by rank."""
+        self._show(data)
+        return self._exchange(range(self._size), data, timeout)
+
+    def broadcast(self, data: bytes, root: int, timeout: float | None) -> bytes:
+        """The `data` of `root`."""
+        if self._rank == root:
+            self._show(data)
+        return self._exchange([root], data, timeout)[0]
+
+    def close(self) -> None:
+        """Local: takes the window away from the peers."""
+        self._arrivals.close()
+        for region in [*self._large, self._region]:
+            if region is not None:
+                region._end()
+        self._large = [None, None]
+
+    # Each box is written for the barrier that comes next, unless a call that timed out is being repeated: ranks that came
+    # meanwhile may have read it.
+    def _show(self, data: bytes) -> None:
+        number = self._barrier if self._unread else self._barrier + 1
+        if self._shown == (number, data):
+            return
+        if self._late == number:
+            raise InvalidArgumentError("the last barrier() timed out; repeat it before anything else")
+        if self._shown[0] == number:
+            raise InvalidArgumentError(
+                "the last collective call timed out after it had shown other data, which some ranks may have read already;"
+                " repeat it with the same data, or call barrier() first, which completes it"
+            )
+        which = number % 2
+        former, self._large[which] = self._large[which], None
+        if former is not None:
+            former.close()
+        kind, content = _SHOWN, data
+        if len(data) > _INLINE:
+            region = open_region(self._domain, np.frombuffer(data, np.uint8), Access.REMOTE_READ)
+            self._large[which] = region
+            kind, content = _REGION, region.remote.to_bytes()
+        box = self._boxes[which]
+        box[:_BOX_HEAD].view(np.uint64)[:] = len(content), kind, number
+        box[_BOX_HEAD : _BOX_HEAD + len(content)] = np.frombuffer(content, np.uint8)
+        self._shown = (number, data)
+
+    def _exchange(self, ranks: Iterable[int], own: bytes, timeout: float | None) -> list[bytes]:
+        """Meets the others and reads what `ranks` show."""
+        if not self._unread:
+            self._meet(timeout)
+        self._unread = True
+        try:
+            values = self._read(ranks, own, timeout)
+        except FabricError as error:
+            self._unread = isinstance(error, OperationTimeout)
+            raise
+        self._unread = False
+        return values
+
+    def _read(self, ranks: Iterable[int], own: bytes, timeout: float | None) -> list[bytes]:
+        deadline = Deadline(timeout)
+        start = _CELLS * 8 + (self._barrier % 2) * _BOX
+        values: dict[int, bytes] = {}
+        boxes, large = [], []
+        for rank in ranks:
+            values[rank] = own
+            if rank != self._rank:
+                boxes.append((rank, *self._look(rank, start, _BOX)))
+        for rank, operation, box in boxes:
+            self._settle(rank, operation, deadline)
+            length, kind, number = map(int, box[:_BOX_HEAD].view(np.uint64))
+            if number != self._barrier:
+                raise InvalidArgumentError(
+                    f"rank {rank} of {self._size} shows nothing, because it called another collective method"
+                )
+            values[rank] = box[_BOX_HEAD : _BOX_HEAD + min(length, _INLINE)].tobytes()
+            if kind == _REGION:
+                remote = RemoteRegion.from_bytes(values[rank])
+                content = np.empty(remote.nbytes, np.uint8)
+                large.append((rank, self._start(rank, self._endpoint.read, content, remote), content))
+        for rank, operation, content in large:
+            self._settle(rank, operation, deadline)
+            values[rank] = content.tobytes()
+        return list(values.values())
+
+    def _look(self, rank: int, start: int, nbytes: int) -> tuple[Operation, NDArray[np.uint8]]:
+        """Starts to read a part of a peer's control window."""
+        here = np.zeros(nbytes, np.uint8)
+        remote = self._remotes[rank].bytes(start, start + nbytes)
+        return self._start(rank, self._endpoint.read, here, remote), here
+
+    def _start(
+        self, rank: int, method: Callable[..., Operation], local: NDArray[Any], remote: RemoteRegion
+    ) -> Operation:
+        try:
+            return method(local, self._handles[rank], remote)
+        except (PeerLostError, UnreachableError) as error:
+            raise _lost({rank: error}, self._size) from error
+
+    def _settle(self, rank: int, operation: Operation, deadline: Deadline) -> None:
+        try:
+            operation.result(deadline.remaining())
+        except OperationTimeout as error:
+            raise OperationTimeout(f"rank {rank} of {self._size} did not answer within {deadline}") from error
+        except FabricError as error:
+            raise _lost({rank: error}, self._size) from error
+
+    def _await(self, source: int, cell: int, number: int, deadline: Deadline) -> None:
+        """Waits until `source` has written `number` into `cell`."""
+        began = time.monotonic()
+        while True:
+            seen = self._arrivals.value  # before the cell: what arrives after this raises it further
+            if self._cells[cell] >= number:
+                return
+            pauses = _LOOK, _PER_RANK * self._size, _SHARE * (time.monotonic() - began)
+            look = min(max(pauses), _LONGEST)
+            try:
+                self._arrivals.wait(seen + 1, deadline.remaining(at_most=look))
+            except OperationTimeout:
+                last = self._last_in_line(source, number)
+                if deadline.over:
+                    absent = self._absent([last, *range(self._size)][:_NAMED], number)
+                    late = ranks_text(absent, self._size) if absent else f"rank {source}"
+                    verb = "did not come" if absent else "came, but did not go on"
+                    raise OperationTimeout(f"barrier: {late} {verb} within {deadline}") from None
+                self._asked = (self._asked + 1) % self._size
+                self._absent([self._asked], number)
+
+    def _last_in_line(self, source: int, number: int) -> int:
+        """Whom `source` waits for in barrier `number`, or the one that this waits for, and so on.
+
+        PeerLostError if one of them has died, or if the last one has found that another has.
+        """
+        rounds = (self._size - 1).bit_length()
+        try:
+            for _ in range(rounds):
+                cells = self._ask(source)
+                if cells is None or cells[0] < number:
+                    break
+                behind = np.flatnonzero(cells[1 : 1 + rounds] < number)
+                if not len(behind):  # it goes on
+                    return source
+                source = (source - (1 << int(behind[0]))) % self._size
+            view = self.view_of(source)
+        except FabricError as error:  # dead, or its group is closed
+            raise self._losses(source, error) from error
+        dead = set(range(self._size)) - view[1] if view is not None and view[0] else set()
+        if dead:
+            raise PeerLostError(
+                f"{ranks_text(dead, self._size)} ended, left the group or can no longer be reached, as rank {source} found"
+            )
+        return source
+
+    def _absent(self, ranks: Iterable[int], number: int) -> list[int]:
+        """Those of `ranks` that, as far as is known, have not entered barrier `number`. PeerLostError if one has died."""
+        absent = set()
+        for rank in ranks:
+            try:
+                cells = self._ask(rank)
+            except FabricError as error:  # dead, or its group is closed
+                raise self._losses(rank, error) from error
+            if cells is None or cells[0] < number:
+                absent.add(rank)
+        return sorted(absent)
+
+    def _losses(self, first: int, error: FabricError) -> PeerLostError:
+        """What to raise when `first` was found dead: others may be too, one of which is the cause of the rest."""
+        lost = {first: error}
+        for rank in range(min(self._size, _NAMED)):
+            try:
+                if rank not in lost:
+                    self._ask(rank)
+            except FabricError as another:
+                lost[rank] = another
+        return _lost(lost, self._size)
+
+    def _ask(self, rank: int) -> NDArray[np.uint64] | None:
+        """A rank's cells; None if it does not answer at once. Raises FabricError if it is gone."""
+        if rank == self._rank:
+            return self._cells
+        if rank not in self._questions:
+            self._questions[rank] = self._look(rank, 0, _CELLS * 8)
+        operation, answer = self._questions[rank]
+        try:
+            operation.result(_ANSWER)
+        except OperationTimeout:
+            return None
+        del self._questions[rank]  # ask again next time
+        return answer.view(np.uint64)
+
+
+def _lost(errors: dict[int, FabricError], size: int) -> PeerLostError:
+    reason = next(iter(errors.values()))
+    return PeerLostError(
+        f"{ranks_text(errors, size)} ended, left the group or can no longer be reached: {reason.strerror}"
+    )

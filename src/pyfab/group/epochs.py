@@ -1,0 +1,216 @@
+"""When a window may be used: fences, post/start/complete/wait, and locks.
+
+The cells of a rank: the lock of its part, the lock of updates that need several steps, and per rank how many exposures it has
+opened to this one and how many accesses it has completed on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+from pyfab.core.deadline import Deadline
+from pyfab.core.errors import EpochError, InvalidArgumentError
+from pyfab.group.cells import Cells
+from pyfab.meeting.ranks import ranks_text
+
+LOCK, UPDATE_LOCK, _COUNTS = 0, 1, 2
+
+
+def cell_count(size: int) -> int:
+    """Cells that a group of `size` ranks needs."""
+    return _COUNTS + 2 * size
+
+
+class Held:
+    """Ends an epoch when its `with` block is left."""
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._end = end
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+
+class Epochs:
+    """What one rank has opened, and to whom. Locks of different targets may be taken and released by different threads."""
+
+    def __init__(self, cells: Cells, rank: int, size: int) -> None:
+        self._cells, self._rank, self._size = cells, rank, size
+        self._fenced = False
+        self._locks: dict[int, bool] = {}  # target → whether shared
+        self._all = False
+        self._targets: tuple[int, ...] | None = None  # of start()
+        self._origins: tuple[int, ...] | None = None  # of post()
+        self._posted, self._taken = [0] * size, [0] * size  # exposures opened to, and taken up of, each rank
+        self._completed, self._awaited = (
+            [0] * size,
+            [0] * size,
+        )  # accesses completed on, and waited for of, each
+
+    def allows(self, peer: int) -> bool:
+        """Whether operations on `peer` may be started now."""
+        return self._fenced or self.passive(peer) or (self._targets is not None and peer in self._targets)
+
+    def passive(self, peer: int) -> bool:
+        """Whether `peer` is locked."""
+        return self._all or peer in self._locks
+
+    @property
+    def any_passive(self) -> bool:
+        """Whether anything is locked."""
+        return self._all or bool(self._locks)
+
+    @property
+    def open(self) -> str:
+        """What must end before the window can close, in words; empty if nothing."""
+        if self._locks or self._all:
+            return "a lock is held: unlock() it"
+        if self._targets is not None:
+            return "start() was called without complete()"
+        if self._origins is not None:
+            return "post() was called without wait()"
+        return ""
+
+    # --- locks
+
+    def lock(self, peer: int, shared: bool, deadline: Deadline) -> None:
+        """Begins an epoch with one target."""
+        if self.passive(peer):
+            raise EpochError(f"rank {peer} is locked by this rank already: unlock() it first")
+        self._no_start("lock()")
+        self._cells.acquire(peer, LOCK, shared, deadline)
+        self._locks[peer] = shared
+        self._fenced = False
+
+    def unlock(self, peer: int, deadline: Deadline) -> None:
+        """Ends it."""
+        self._cells.release(peer, LOCK, self._locks.pop(peer), deadline)
+
+    def check_locked(self, peer: int) -> None:
+        """Raises EpochError unless this rank alone is locked."""
+        if peer not in self._locks:
+            hint = ": use unlock_all()" if self._all else ": lock() it first"
+            raise EpochError(f"rank {peer} is not locked by this rank alone{hint}")
+
+    def lock_all(self, deadline: Deadline) -> None:
+        """Begins an epoch with all targets."""
+        if self.any_passive:
+            raise EpochError("a lock is held already: unlock() it before lock_all()")
+        self._no_start("lock_all()")
+        taken: list[int] = []
+        try:
+            # From the own rank on, so that not all begin with rank 0. Shares do not wait for each other.
+            for peer in ((self._rank + step) % self._size for step in range(self._size)):
+                self._cells.acquire(peer, LOCK, True, deadline)
+                taken.append(peer)
+        except BaseException:
+            for peer in taken:
+                self._cells.release(peer, LOCK, True, Deadline(1))
+            raise
+        self._all, self._fenced = True, False
+
+    def unlock_all(self, deadline: Deadline) -> None:
+        """Ends it."""
+        self._all = False
+        for peer in range(self._size):
+            self._cells.release(peer, LOCK, True, deadline)
+
+    def check_locked_all(self) -> None:
+        """Raises EpochError unless all are locked together."""
+        if not self._all:
+            raise EpochError("unlock_all() without lock_all()")
+
+    # --- fences
+
+    def fence(self, last: bool) -> None:
+        """Begins the next epoch between fences, or ends the last one."""
+        self._fenced = not last
+
+    def check_fence(self) -> None:
+        """Raises EpochError inside another kind of epoch."""
+        if self.open:
+            raise EpochError(f"fence() inside another epoch; {self.open}")
+
+    # --- post, start, complete, wait
+
+    def post(self, origins: Iterable[int], deadline: Deadline) -> None:
+        """Lets these ranks begin their epoch with this one."""
+        if self._origins is not None:
+            raise EpochError("post() was called already: wait() for it first")
+        ranks = self._ranks(origins)
+        for rank in ranks:
+            self._cells.store(rank, self._cell(0), self._posted[rank] + 1, deadline)
+            self._posted[rank] += 1
+        self._origins, self._fenced = ranks, False
+
+    def start(self, targets: Iterable[int], deadline: Deadline) -> None:
+        """Begins an epoch with these targets, once each has posted."""
+        self._no_start("start()")
+        if self.any_passive:
+            raise EpochError("start() while a lock is held: unlock() it first")
+        ranks = self._ranks(targets)
+        wanted = {rank: (self._cell(0, rank), self._taken[rank] + 1) for rank in ranks}
+        self._cells.wait(wanted, deadline, "start(): a post()")
+        for rank in ranks:
+            self._taken[rank] += 1
+        self._targets, self._fenced = ranks, False
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """Those of start(). EpochError if there are none."""
+        if self._targets is None:
+            raise EpochError("complete() without start()")
+        return self._targets
+
+    def complete(self, deadline: Deadline) -> None:
+        """Ends what `start` began."""
+        targets, self._targets = self.targets, None
+        for rank in targets:
+            self._completed[rank] += 1
+            self._cells.store(rank, self._cell(1), self._completed[rank], deadline)
+
+    def wait(self, deadline: Deadline) -> None:
+        """Waits until all that `post` named have completed."""
+        self._cells.wait(self._awaiting(), deadline, "wait(): a complete()")
+        self._waited()
+
+    def test(self) -> bool:
+        """Whether they have; then it is as after `wait`."""
+        if self._cells.missing(self._awaiting()):
+            return False
+        self._waited()
+        return True
+
+    def _awaiting(self) -> dict[int, tuple[int, int]]:
+        if self._origins is None:
+            raise EpochError("wait() or test() without post()")
+        return {rank: (self._cell(1, rank), self._awaited[rank] + 1) for rank in self._origins}
+
+    def _waited(self) -> None:
+        assert self._origins is not None
+        for rank in self._origins:
+            self._awaited[rank] += 1
+        self._origins = None
+
+    def _no_start(self, what: str) -> None:
+        if self._targets is not None:
+            raise EpochError(f"{what} between start() and complete()")
+
+    def _cell(self, kind: int, rank: int | None = None) -> int:
+        return _COUNTS + kind * self._size + (self._rank if rank is None else rank)
+
+    def _ranks(self, ranks: Iterable[int] | Any) -> tuple[int, ...]:
+        listed = tuple(dict.fromkeys(ranks if isinstance(ranks, Iterable) else (ranks,)))
+        wrong = [rank for rank in listed if not 0 <= rank < self._size]
+        if wrong:
+            raise InvalidArgumentError(
+                f"{ranks_text(wrong, self._size)}: the ranks are 0 to {self._size - 1}"
+            )
+        return listed

@@ -1,0 +1,476 @@
+"""Processes that work together: who they are, how they meet, what they do together."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+import json
+import socket
+import threading
+import warnings
+from collections.abc import Iterable, Mapping
+from html import escape
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from numpy.typing import DTypeLike, NDArray
+from pyfab import _core
+from pyfab.core.deadline import Deadline
+from pyfab.core.domain import Domain
+from pyfab.core.enums import Access
+from pyfab.core.errors import (
+    BusyError,
+    ClosedError,
+    FabricError,
+    InvalidArgumentError,
+    OperationTimeout,
+    PeerLostError,
+)
+from pyfab.core.region import RemoteRegion
+from pyfab.display.pictures import Drawing, DrawnLink, topology
+from pyfab.display.tables import Table
+from pyfab.group import objects, path_choice
+from pyfab.group.control import Control
+from pyfab.group.membership import CAPACITY, Shared, agree
+from pyfab.group.window import Window
+from pyfab.meeting import launchers
+from pyfab.meeting.rendezvous import exchange
+
+
+class Link(NamedTuple):
+    """How the bytes to one peer go.
+
+    `path` is "direct" where this process or a device moves them to and from the peer's memory, and "messages" where they go in
+    messages that the peer's library carries out; on shared memory it is what the last transfer took.
+    """
+
+    peer: int
+    host: str
+    link: str
+    path: str
+    how: str
+    why: str
+
+
+class Links(Table[Link]):
+    """The links of one rank: a table, and in a notebook a picture besides."""
+
+    def __init__(self, rank: int, hosts: list[str], links: Iterable[Link]) -> None:
+        super().__init__(Link, links, title=f"links of rank {rank}")
+        self.rank, self.hosts = rank, hosts
+
+    def drawn(self) -> list[DrawnLink]:
+        """As `topology` takes them."""
+        return [DrawnLink(self.rank, link.peer, link.link, link.how) for link in self]
+
+    def _repr_html_(self) -> str:
+        return str(topology(self.hosts, self.drawn())) + super()._repr_html_()
+
+
+class Group:
+    """A fixed number of processes, each of which can reach the memory that the others put into windows.
+
+    `rank` and `size` say who this process is; all meet at `rendezvous` (``tcp://host:port``, where rank 0 listens;
+    ``file:///folder``; ``torch``; a store with set, get and wait, such as torch's; or an mpi4py communicator) within `timeout`
+    seconds, which is also the default of later calls. PYFAB_TOKEN, if set, must be the same for all that meet over tcp. `domain`
+    is a Domain, which stays the caller's, or the spec of one to open: between machines name the interface, as in
+    ``"shm+tcp:eth0"``, because an unnamed tcp listens on loopback alone; or all its arguments, as in ``{"spec": "shm",
+    "coherent": False}``. `contexts` is the number of contexts of the endpoint.
+
+    Members come and go by `split`, `shrink` and `admit`, which each make a new group, with an `epoch` one higher.
+
+    Methods marked *collective* are to be called by all ranks in the same order, from one thread at a time. They run over the
+    group's own endpoint; nothing but the start needs the rendezvous.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        rendezvous: Any = "tcp://127.0.0.1:29400",
+        domain: str | Domain | Mapping[str, Any] | None = "shm+tcp",
+        contexts: int = 1,
+        timeout: float | None = 60,
+    ) -> None:
+        if size < 1 or not 0 <= rank < size:
+            raise InvalidArgumentError(f"rank={rank}, size={size}: ranks are 0 to size - 1")
+        self._begin(rank, size, timeout)
+        with contextlib.ExitStack() as undo:
+            self._open(domain, contexts, undo)
+            cards = [json.loads(value) for value in exchange(rendezvous, rank, size, self._card(), timeout)]
+            self._meet(cards, Deadline(timeout))
+            self._resources = Shared(undo.pop_all(), self.endpoint.av).share(self._handles)
+
+    def _begin(self, rank: int, size: int, timeout: float | None) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
+        self.peers: tuple[int, ...] = tuple(r for r in range(size) if r != rank)
+        self.epoch = 0
+        self.lost: tuple[int, ...] = ()
+        self._handles: tuple[int, ...] = ()  # of the ranks, in the address vector
+        self._barrier_lock = threading.Lock()
+        self._windows: list[Window] = []
+        self._closed = False
+
+    def _open(
+        self, domain: str | Domain | Mapping[str, Any] | None, contexts: int, undo: contextlib.ExitStack
+    ) -> None:
+        if isinstance(domain, Domain):
+            self.domain = domain
+        else:
+            options = domain if isinstance(domain, Mapping) else {"spec": domain}
+            self.domain = undo.enter_context(Domain(**options))
+        self.endpoint = undo.enter_context(self.domain._open_endpoint(contexts=contexts, exempt=True))
+        self._control = Control(self.domain, self.endpoint, max(CAPACITY, self.size))
+        undo.callback(lambda: self._control.close())
+
+    @classmethod
+    def from_env(
+        cls,
+        domain: str | Domain | Mapping[str, Any] | None = "shm+tcp",
+        contexts: int = 1,
+        timeout: float | None = 60,
+        *,
+        rendezvous: Any = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Group:
+        """A group as torchrun, mpirun, srun or PYFAB_RANK, PYFAB_SIZE and PYFAB_RENDEZVOUS describe it.
+
+        The meeting place is `rendezvous` if given, then $PYFAB_RENDEZVOUS; then, where MASTER_ADDR and MASTER_PORT are set, the
+        port after MASTER_PORT (torch needs that one for itself); then, on one node, a folder named after the job.
+        """
+        launch = launchers.from_environment(environment, rendezvous)
+        return cls(launch.rank, launch.size, launch.rendezvous, domain, contexts, timeout)
+
+    def barrier(self, timeout: float | None = -1) -> None:
+        """Returns when all ranks have called it. Collective.
+
+        Raises PeerLostError naming a rank that has ended, OperationTimeout naming ranks that did not come; after that one the
+        call may be repeated, and no other collective one works before.
+        """
+        self._check()
+        self._control.barrier(self._timeout(timeout))
+
+    def allgather(self, obj: Any, timeout: float | None = -1) -> list[Any]:
+        """Everyone's `obj`, by rank. Collective.
+
+        Objects of any size travel as JSON where that keeps them, or else as pickles: members of a group are the same program of
+        the same user, so they trust each other's pickles. A call that timed out may be repeated with an equal object, since ranks
+        that came meanwhile have seen the first; with another one it raises InvalidArgumentError. So it does where a rank called
+        another method in place of this one.
+        """
+        self._check()
+        return [
+            objects.decode(data)
+            for data in self._control.allgather(objects.encode(obj), self._timeout(timeout))
+        ]
+
+    def broadcast(self, obj: Any = None, root: int = 0, timeout: float | None = -1) -> Any:
+        """The `obj` of rank `root`; what the others give is ignored. Collective. As for how objects travel, see `allgather`."""
+        self._check()
+        if not 0 <= root < self.size:
+            raise InvalidArgumentError(f"root={root}: ranks are 0 to {self.size - 1}")
+        data = objects.encode(obj) if root == self.rank else b""
+        return objects.decode(self._control.broadcast(data, root, self._timeout(timeout)))
+
+    def window(
+        self,
+        array: NDArray[Any] | None = None,
+        *,
+        shape: int | tuple[int, ...] | None = None,
+        dtype: DTypeLike = float,
+        access: Access = Access.REMOTE,
+        counters: int = 0,
+        epochs: bool = False,
+        dynamic: bool = False,
+        max_parts: int = 64,
+        timeout: float | None = -1,
+    ) -> Window:
+        """Opens memory of every rank to the others. Collective.
+
+        Either `array`, used where it is and kept alive; or `shape` and `dtype` of a zeroed one that peers on the node can map,
+        which is the fastest; or, with `dynamic`, arrays that each rank attaches and detaches later, at most `max_parts` at a
+        time. Shapes and dtypes may differ between ranks. `access` is what the others may do. counters: how many each rank has
+        for notified puts, `Window.counters`. epochs: operations outside of an epoch are refused (EpochError). If one rank fails,
+        all raise: that one its own error, the others one that names it.
+        """
+        self._check()
+        if counters < 0 or (dynamic and max_parts < 1):
+            raise InvalidArgumentError(f"counters={counters}, max_parts={max_parts}: neither is negative")
+        parts = max_parts if dynamic else 0
+        return Window(self, array, shape, dtype, access, self._timeout(timeout), counters, epochs, parts)
+
+    # --- membership
+
+    def split(self, color: Any, key: int = 0, timeout: float | None = -1) -> Group | None:
+        """A group of the ranks that give the same `color`, in the order of `key`, then rank; None for who gives None. Collective.
+
+        It uses the endpoint of this group, and stays usable when this one is closed.
+        """
+        self._check()
+        deadline = Deadline(self._timeout(timeout))
+        control = Control(self.domain, self.endpoint, CAPACITY)
+        try:
+            cards = self.allgather((color, key, control.remote), deadline.remaining())
+            members = [r for r in range(self.size) if color is not None and cards[r][0] == color]
+            ranks = sorted(members, key=lambda r: (cards[r][1], r))
+            if not ranks:
+                control.close()
+                self.barrier(deadline.remaining())
+                return None
+            group = self._descend(control, ranks.index(self.rank), ranks, [cards[r][2] for r in ranks])
+        except BaseException:
+            control.close()
+            raise
+        self.barrier(deadline.remaining())
+        return group
+
+    def shrink(self, timeout: float | None = -1) -> Group:
+        """The group of those that are left when ranks have died or left; `lost` names them by their ranks here.
+
+        Collective among those that are left, each of whom asks everyone for a sign of life until all agree. This group is closed,
+        its windows with it, without waiting. OperationTimeout names ranks that live but did not call it.
+        """
+        self._check()
+        deadline = Deadline(self._timeout(timeout))
+        for window in list(self._windows):
+            window._release()
+        self._windows.clear()
+        former = tuple(range(self.size))
+        alive, number = set(former), 0
+        while True:
+            control = Control(self.domain, self.endpoint, CAPACITY)
+            number += 1
+            try:
+                views = agree(self._control, self.rank, alive, number, control.remote, deadline)
+                ranks = sorted(alive)
+                group = self._descend(control, ranks.index(self.rank), ranks, [views[r] for r in ranks])
+            except BaseException:
+                control.close()
+                raise
+            try:
+                group.barrier(deadline.remaining())
+            except PeerLostError:  # another one, since they agreed
+                group._end(wait=False)
+                continue
+            group.lost = tuple(r for r in former if r not in alive)
+            self._end(wait=False)
+            return group
+
+    def leave(self) -> None:
+        """Ends this rank's membership without waiting for the others, who go on with `shrink`."""
+        self._end(wait=False)
+
+    def admit(self, rendezvous: Any, count: int, timeout: float | None = -1) -> Group:
+        """The group of these ranks and `count` more processes, which call `Group.join` with the same rendezvous. Collective.
+
+        The ranks here stay the same, those that join follow. This group stays usable.
+        """
+        self._check()
+        deadline = Deadline(self._timeout(timeout))
+        control = Control(self.domain, self.endpoint, CAPACITY)
+        try:
+            cards = [json.loads(card) for card in self.allgather(self._card(control), deadline.remaining())]
+            told: Any = None
+            if self.rank == 0:
+                value = json.dumps({"cards": cards, "epoch": self.epoch + 1}).encode()
+                try:
+                    told = [
+                        json.loads(v)
+                        for v in exchange(rendezvous, 0, 1 + count, value, deadline.remaining())[1:]
+                    ]
+                except Exception as error:
+                    told = error
+            told = self.broadcast(told, 0, None)
+            if isinstance(told, Exception):
+                raise told
+            group = object.__new__(Group)
+            group._begin(self.rank, self.size + count, self.timeout)
+            group.domain, group.endpoint, group._control = self.domain, self.endpoint, control
+            group.epoch = self.epoch + 1
+            group._meet(cards + told, deadline, self._handles)
+        except BaseException:
+            control.close()
+            raise
+        group._resources = self._resources.share(group._handles)
+        return group
+
+    @classmethod
+    def join(
+        cls,
+        rendezvous: Any,
+        number: int,
+        count: int,
+        domain: str | Domain | Mapping[str, Any] | None = "shm+tcp",
+        contexts: int = 1,
+        timeout: float | None = 60,
+    ) -> Group:
+        """Becomes a member of a group whose ranks call `admit`, as number 0 to `count` - 1 of those that join."""
+        if not 0 <= number < count:
+            raise InvalidArgumentError(f"number={number}, count={count}: numbers are 0 to count - 1")
+        deadline = Deadline(timeout)
+        group = object.__new__(cls)
+        group._begin(0, 1, timeout)
+        with contextlib.ExitStack() as undo:
+            group._open(domain, contexts, undo)
+            values = [
+                json.loads(v)
+                for v in exchange(rendezvous, 1 + number, 1 + count, group._card(), deadline.remaining())
+            ]
+            cards = values[0]["cards"] + values[1:]
+            group._begin(len(values[0]["cards"]) + number, len(cards), timeout)
+            group.epoch = values[0]["epoch"]
+            group._meet(cards, deadline)
+            group._resources = Shared(undo.pop_all(), group.endpoint.av).share(group._handles)
+        return group
+
+    def links(self) -> Links:
+        """Which peer is reached over which link, and why. Local."""
+        self._check()
+        return Links(self.rank, self._hosts, map(self._link, self.peers))
+
+    def topology(self, timeout: float | None = -1) -> Drawing:
+        """The links between all ranks as a picture (SVG): a line for each pair in the colour of its link. Collective."""
+        return topology(self._hosts, itertools.chain(*self.allgather(self.links().drawn(), timeout)))
+
+    def close(self) -> None:
+        """Waits for the others, so that no one loses memory in use, and ends. Collective, and harmless if repeated.
+
+        Raises BusyError while windows are open. If peers have died, it waits no longer than it takes to notice; RuntimeWarning
+        names those that did not come within the group's timeout.
+        """
+        if self._windows and not self._closed:
+            raise BusyError(f"{len(self._windows)} windows of the group are open; close them first")
+        self._end(wait=True)
+
+    def __enter__(self) -> Group:
+        self._check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the windows, then the group; after an exception without waiting for the others."""
+        self._end(wait=kind is None)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"domain={self.domain!r}"
+        return f"Group(rank={self.rank}, size={self.size}, {state})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>" + ("" if self._closed else self.links()._repr_html_())
+
+    def _link(self, peer: int) -> Link:
+        try:
+            link, how, why = self.endpoint.report(self._handles[peer])
+        except FabricError as error:
+            return Link(peer, self._hosts[peer], "-", "-", "-", str(error))
+        return Link(peer, self._hosts[peer], link, _path(link, how), how, why)
+
+    def _card(self, control: Control | None = None) -> bytes:
+        """What the others need to know of this rank."""
+        card = {
+            "host": socket.gethostname(),
+            "address": base64.b64encode(self.endpoint.address).decode(),
+            "control": base64.b64encode((control or self._control).remote).decode(),
+        }
+        return json.dumps(card).encode()
+
+    def _meet(self, cards: list[Any], deadline: Deadline, known: tuple[int, ...] = ()) -> None:
+        """Fills the address vector with those that are not `known` by their handles yet, and waits for all."""
+        with contextlib.ExitStack() as undo:
+            added = []
+            for card in cards[len(known) :]:
+                added.append(self.endpoint.av.insert(base64.b64decode(card["address"])))
+                undo.callback(self.endpoint.av.remove, added[-1])
+            self._handles = known + tuple(added)
+            remotes = [RemoteRegion.from_bytes(base64.b64decode(card["control"])) for card in cards]
+            self._control.connect(self.rank, remotes, self._handles)
+            self._hosts = [str(card["host"]) for card in cards]
+            self._control.barrier(deadline.remaining())
+            addresses = [base64.b64decode(card["address"]) for card in cards]
+            # All see the same addresses, so all or none of them ask each other.
+            if any(map(path_choice.mixed, addresses)):
+                self._leave_links_out(addresses, added, remotes, deadline, undo)
+            undo.pop_all()
+
+    def _leave_links_out(
+        self,
+        addresses: list[bytes],
+        added: list[int],
+        remotes: list[RemoteRegion],
+        deadline: Deadline,
+        undo: contextlib.ExitStack,
+    ) -> None:
+        """Takes a link whose device moves bytes itself for all peers or for none, so that all windows are alike to all ranks.
+
+        Where it does not lead to all, all are reached by the messages of the other links.
+        """
+        av, own = self.endpoint.av, addresses[self.rank]
+        found = path_choice.not_to_all(av, self.endpoint.context(0), addresses, own)
+        left_out = set(itertools.chain(*self.allgather(found, deadline.remaining())))
+        if not left_out:
+            return
+        handles = []
+        for address in addresses:
+            links = _core.address_links(address)
+            kept = [link for link in links if link not in left_out]
+            handles.append(av.insert(_core.restrict_address(address, kept or links)))
+            undo.callback(av.remove, handles[-1])
+        self._control.connect(self.rank, remotes, tuple(handles))
+        self._handles = tuple(handles)
+        self._control.barrier(deadline.remaining())
+        undo.pop_all()
+        av.remove(added)
+
+    def _descend(self, control: Control, rank: int, ranks: list[int], controls: list[bytes]) -> Group:
+        """A group of some of these ranks over the same endpoint, before anyone has waited for another."""
+        group = object.__new__(Group)
+        group._begin(rank, len(ranks), self.timeout)
+        group.domain, group.endpoint, group._control = self.domain, self.endpoint, control
+        group.epoch = self.epoch + 1
+        group._handles = tuple(self._handles[r] for r in ranks)
+        group._hosts = [self._hosts[r] for r in ranks]
+        group._control.connect(rank, [RemoteRegion.from_bytes(data) for data in controls], group._handles)
+        group._resources = self._resources.share(group._handles)
+        return group
+
+    def _end(self, wait: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if wait:
+                try:
+                    self.endpoint.flush(None, self.timeout)
+                    self._control.barrier(self.timeout)
+                except OperationTimeout as error:
+                    warnings.warn(
+                        f"closed without waiting any longer: {error.strerror}", RuntimeWarning, stacklevel=3
+                    )
+                except FabricError:
+                    pass  # who is gone cannot be waited for
+            for window in reversed(self._windows):
+                window._release()
+        finally:
+            self._windows.clear()
+            self._control.close()
+            self._resources.release(self._handles)
+
+    def _memory_barrier(self) -> None:
+        with self._barrier_lock:  # an atomic exchange with acquire and release order
+            pass
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError("the group is closed")
+
+    def _timeout(self, timeout: float | None) -> float | None:
+        """-1 stands for the group's own timeout."""
+        return self.timeout if timeout == -1 else timeout
+
+
+def _path(link: str, how: str) -> str:
+    """`Link.path`, of what the endpoint reports: a link or several rails, and how the bytes go there."""
+    providers = {rail.partition(".")[0] for rail in link.split("+")}
+    return "messages" if "tcp" in providers or how == "ring" else "direct"

@@ -1,0 +1,95 @@
+"""How the members of a group change: what several groups share, and who is left when ranks have died."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+from pyfab.core.errors import ClosedError, FabricError, OperationTimeout
+from pyfab.meeting.ranks import ranks_text
+
+if TYPE_CHECKING:
+    from pyfab.core.address_vector import AddressVector
+    from pyfab.core.deadline import Deadline
+    from pyfab.group.control import Control
+
+CAPACITY = 4096  # ranks that a view has room for
+_PAUSES = 0.001, 0.05  # seconds between looks at the others' views: at first, at most
+
+
+class Shared:
+    """What several groups use, each until it ends.
+
+    The peers' handles: one that no group has any more is taken out of the address vector, and with it all that is kept for the
+    peer. And resources, which the last of the groups closes.
+    """
+
+    def __init__(self, resources: ExitStack, av: AddressVector) -> None:
+        self._resources, self._av, self._users = resources, av, 0
+        self._handles: Counter[int] = Counter()  # how many groups have each
+        self._lock = threading.Lock()
+
+    def share(self, handles: Iterable[int]) -> Shared:
+        """Counts another user of these peers."""
+        with self._lock:
+            self._users += 1
+            self._handles.update(handles)
+        return self
+
+    def release(self, handles: Iterable[int]) -> None:
+        """Takes one back; the last one removes the peers."""
+        with self._lock:
+            self._users -= 1
+            self._handles.subtract(handles)
+            unused = [handle for handle, users in self._handles.items() if users == 0]
+            for handle in unused:
+                del self._handles[handle]
+            last = self._users == 0
+        if last:
+            self._resources.close()
+        else:
+            with suppress(ClosedError):  # the domain, which is its opener's to close at any time
+                self._av.remove(unused)
+
+
+def agree(
+    control: Control, rank: int, alive: set[int], number: int, successor: bytes, deadline: Deadline
+) -> dict[int, bytes]:
+    """Takes those out of `alive` that do not live, until all others show the same; returns their successors, by rank.
+
+    Whoever sees that a rank is gone shows so, and nobody comes back, so the views shrink until they are equal.
+    """
+    size = max(alive) + 1
+    control.show_view(number, alive, successor)
+    pause = _PAUSES[0]
+    while True:
+        successors = {rank: successor}
+        behind = []
+        gone = set()
+        for other in sorted(alive - {rank}):
+            try:
+                view = control.view_of(other)
+            except FabricError:
+                gone.add(other)
+                continue
+            if view is None or view[0] < number or view[1] != alive:
+                behind.append(other)
+            if view is not None and view[0] > number:
+                number = view[0]  # it knows of a loss since an agreement that this rank has not seen
+                gone |= alive - view[1]
+            if view is not None:
+                successors[other] = view[2]
+        if gone:
+            alive -= gone
+            control.show_view(number, alive, successor)
+            continue
+        if not behind:
+            return successors
+        if deadline.over:
+            raise OperationTimeout(f"shrink: {ranks_text(behind, size)} did not come within {deadline}")
+        time.sleep(pause)  # nothing tells of what others show
+        pause = min(2 * pause, _PAUSES[1])

@@ -1,0 +1,79 @@
+"""Which of several ways to a peer is taken: one that moves bytes itself and leads to all peers, and of equals the fastest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pyfab import _core
+from pyfab.core.errors import FabricError
+
+if TYPE_CHECKING:
+    from pyfab._core import Context, Operation
+    from pyfab.core.address_vector import AddressVector
+
+__all__ = ["UNREACHED", "measure", "mixed", "moves_itself", "not_to_all", "rank"]
+
+_ROUNDS = 6  # gets of a few bytes, of which the first one opens the way
+UNREACHED = float("inf")
+
+
+def moves_itself(link: str) -> bool:
+    """Whether the device of a network link moves bytes between the memories of two hosts, and no library carries them out."""
+    return link.split(":")[0].split(".")[0] == "verbs"
+
+
+def rank(shared: bool, direct: bool, latency: float) -> tuple[bool, bool, float]:
+    """The lower, the better: through shared memory; by a device, to all peers; by messages."""
+    return not shared, not direct, latency
+
+
+def measure(context: Context, peer: int, place: tuple[int, int], told: Callable[[float], None]) -> None:
+    """Tells the seconds of a small get from `place` of the peer, UNREACHED if there is none. Does not wait."""
+    into = np.empty(8, np.uint8)
+    took: list[float] = []
+    begun = 0.0
+
+    def go_on(ended: Operation | None) -> None:
+        nonlocal begun
+        if ended is not None:
+            if ended._failure is not None:
+                return told(UNREACHED)
+            took.append(time.perf_counter() - begun)
+        if len(took) == _ROUNDS:
+            return told(min(took[1:]))
+        begun = time.perf_counter()
+        try:
+            context.read(into, peer, place).add_done_callback(go_on)
+        except FabricError:
+            told(UNREACHED)
+
+    go_on(None)
+
+
+def mixed(address: bytes) -> bool:
+    """Whether an endpoint has network links of both kinds, so that one can take the place of the other."""
+    kinds = {moves_itself(link) for link in _core.address_links(address) if not link.startswith("shm")}
+    return len(kinds) == 2
+
+
+def not_to_all(av: AddressVector, context: Context, addresses: Iterable[bytes], own: bytes) -> list[str]:
+    """Links that move bytes themselves and do not lead to all of the addresses on other nodes; `own` is this endpoint's."""
+
+    def leads(address: bytes, link: str) -> bool:
+        if link not in _core.address_links(address):
+            return False
+        try:
+            handle = av.insert(_core.restrict_address(address, [link]))
+        except FabricError:
+            return False
+        try:
+            return context._reaches(handle)
+        finally:
+            av.remove(handle)
+
+    far = [address for address in addresses if address != own and not leads(address, "shm.0")]
+    direct = {link for address in addresses for link in _core.address_links(address) if moves_itself(link)}
+    return sorted(link for link in direct if not all(leads(address, link) for address in far))

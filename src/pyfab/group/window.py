@@ -1,0 +1,486 @@
+"""Memory that the members of a group open to each other."""
+
+from __future__ import annotations
+
+import base64
+import operator
+from collections.abc import Iterable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from pyfab import _core
+from pyfab.core.deadline import Deadline
+from pyfab.core.enums import Access
+from pyfab.core.errors import (
+    BusyError,
+    ClosedError,
+    EpochError,
+    FabricError,
+    InvalidArgumentError,
+    NotSupportedError,
+)
+from pyfab.core.region import MemoryRegion, RemoteRegion, shared_memory_of
+from pyfab.group.cells import Cells, open_region
+from pyfab.group.epochs import UPDATE_LOCK, Epochs, Held, cell_count
+from pyfab.group.node_memory import describe_file, map_file
+from pyfab.group.parts import Directory
+from pyfab.group.remote_array import CheckedRemoteArray, RemoteArray
+
+if TYPE_CHECKING:
+    from pyfab.core.queues import Counter
+    from pyfab.group.group import Group
+
+__all__ = ["Window"]
+
+
+class Window(_core.WindowCore):
+    """One array of every rank, open to all ranks of the group. Made by `Group.window`.
+
+    ``window[peer]`` is the peer's array (`RemoteArray`), `local` this rank's own. What peers write appears in `local` without any
+    call here, unless the domain is non-coherent (see `sync`). How the ranks agree on when is theirs to choose: `fence`; `post`,
+    `start`, `complete` and `wait`; `lock` and `unlock`; the counters of notified puts; barriers; or the data itself. A window is
+    open inside a passive epoch on all ranks, which lasts until it closes, so that operations and flushes need no other. With
+    ``epochs=True`` there is none: operations outside of those that the program opens raise EpochError.
+
+    Collective methods are called by all ranks in the same order. -1 as a timeout stands for the group's. Thread-safe, apart from
+    the collective methods and the ends of epochs that other threads use.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        array: NDArray[Any] | None,
+        shape: int | tuple[int, ...] | None,
+        dtype: DTypeLike,
+        access: Access,
+        timeout: float | None,
+        counters: int = 0,
+        epochs: bool = False,
+        parts: int = 0,
+    ) -> None:
+        self.group = group
+        self._dynamic = parts > 0
+        self._checked = epochs
+        self._closed = False
+        error: Exception | None = None
+        card: dict[str, Any] = {}
+        with ExitStack() as undo:
+            try:
+                opened = _Opened(group, array, shape, dtype, access, counters, parts, undo)
+                card = opened.card
+            except Exception as caught:  # the others are told before it is raised, or they would wait
+                error = caught
+                card["error"] = f"{type(caught).__name__}: {caught}"
+            cards = group.allgather(card, timeout)
+            if error is not None:
+                raise error
+            for rank, other in enumerate(cards):
+                if "error" in other:
+                    raise InvalidArgumentError(
+                        f"rank {rank} could not open its part of the window: {other['error']}"
+                    )
+            self._cards = cards
+            self._resources = undo.pop_all()
+        self.local: NDArray[Any] = opened.array
+        self.counters: tuple[Counter, ...] = opened.counters
+        self._regions = opened.regions
+        self._cells, self._directory = opened.cells, opened.directory
+        self._cells.connect([_decode(card["cells"]) for card in cards])
+        self._epochs = Epochs(self._cells, group.rank, group.size)
+        if self._directory is not None:
+            self._directory.connect([_decode(card["directory"]) for card in cards])
+        self._peers = [None] * group.size  # RemoteArrays, made on first use
+        self._arrays: list[RemoteArray] = []  # all that count operations: those of _peers, and of parts
+        self._mapped: dict[int, NDArray[Any]] = {}
+        group._windows.append(self)
+
+    def _open_peer(self, peer: Any) -> RemoteArray:
+        self._check()
+        rank = self._rank(peer)
+        if self._dynamic:
+            raise InvalidArgumentError("the window is dynamic: its memory comes in parts, see parts(peer)")
+        array: RemoteArray | None = self._peers[rank]
+        if array is None:
+            card = self._cards[rank]
+            notified = [_decode(text) for text in card["notified"]]
+            array = self._peers[rank] = self._array(rank, _decode(card["remote"]), notified)
+        return array
+
+    def _array(self, rank: int, region: RemoteRegion, notified: list[RemoteRegion]) -> RemoteArray:
+        kind = CheckedRemoteArray if self._checked else RemoteArray
+        array = kind(
+            self.group.endpoint.context(0)._scope(),
+            self.group._handles[rank],
+            rank,
+            region,
+            self.group.timeout,
+        )
+        array._window, array._notified = self, notified
+        self._arrays.append(array)
+        return array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of this rank's array."""
+        return self.local.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of this rank's array."""
+        return self.local.dtype
+
+    # --- memory
+
+    def shared(self, peer: int) -> NDArray[Any]:
+        """The array of a peer on this node as memory of this process, for plain loads and stores; `local` for this rank itself.
+
+        For windows made with a shape. NotSupportedError with the reason for peers whose memory cannot be mapped. The array stays
+        usable after the window is closed; what orders accesses is `sync` on both sides, and whatever the two agree on.
+        """
+        self._check()
+        rank = self._rank(peer)
+        if rank == self.group.rank:
+            return self.local
+        if rank not in self._mapped:
+            region = _decode(self._cards[rank]["remote"])
+            self._mapped[rank] = map_file(
+                self._cards[rank]["file"], region.shape, region.dtype, f"rank {rank}"
+            )
+        return self._mapped[rank]
+
+    def attach(self, array: NDArray[Any], name: str | None = None) -> str:
+        """Opens another array of this rank to the others, in a dynamic window; returns its name there. Local.
+
+        InvalidArgumentError for a name in use, BusyError beyond the number of parts that the window has room for.
+        """
+        return self._parts().attach(array, name)
+
+    def detach(self, name: str) -> None:
+        """Takes a part back: when it returns no peer touches the memory any more, and operations on it fail. Local.
+
+        InvalidArgumentError for a name that is not attached.
+        """
+        self._parts().detach(name)
+
+    def parts(self, peer: int, timeout: float | None = -1) -> dict[str, RemoteArray]:
+        """What a peer has attached by now, by name. Looked up there, without its help."""
+        directory = self._parts()
+        rank = self._rank(peer)
+        found = directory.read(rank, Deadline(self.group._timeout(timeout)))
+        return {
+            name: directory.known(rank, region, lambda region=region: self._array(rank, region, []))  # type: ignore[misc]
+            for name, region in found.items()
+        }
+
+    # --- completion
+
+    def flush(self, peer: int | None = None, timeout: float | None = -1, *, callbacks: bool = False) -> None:
+        """Waits until all that this rank has started through this window, towards `peer` or all, is visible there.
+
+        What other windows or peers have outstanding does not matter, nor what is started meanwhile. Raises the error of the first
+        operation that failed, unless the program had seen it before this call. callbacks: waits also until their callbacks have
+        been called; not to be asked for inside of one (BusyError).
+        """
+        self._check()
+        if self._checked and not (
+            self._epochs.any_passive if peer is None else self._epochs.passive(self._rank(peer))
+        ):
+            raise EpochError("flush() outside of a lock: operations of other epochs complete at their end")
+        self._flush(
+            None if peer is None else self._rank(peer), Deadline(self.group._timeout(timeout)), callbacks
+        )
+
+    flush_all = flush
+
+    def flush_local(self, peer: int | None = None, timeout: float | None = -1) -> None:
+        """As `flush`: here an operation is complete for its initiator no earlier than for its target."""
+        self.flush(peer, timeout)
+
+    def outstanding(self, peer: int | None = None) -> int:
+        """Operations started through this window towards `peer`, or all, that have not ended."""
+        return sum(array._context._outstanding for array in self._of(peer))
+
+    def _of(self, peer: int | None) -> list[RemoteArray]:
+        return [array for array in self._arrays if peer is None or array.peer == peer]
+
+    def _flush(self, peer: int | None, deadline: Deadline, callbacks: bool = False) -> None:
+        for array in self._of(peer):
+            array._context._flush_scope(deadline.remaining(), callbacks)
+
+    def _meet(self, deadline: Deadline) -> FabricError | None:
+        """Completes what this rank has started and waits for the others to do so; what failed here."""
+        failed: FabricError | None = None
+        self.sync()
+        for array in self._arrays:
+            try:
+                array._context._flush_scope(deadline.remaining())
+            except TimeoutError:
+                raise
+            except FabricError as error:  # the others wait for this rank
+                failed = failed or error
+        self.group.barrier(deadline.remaining())
+        self.sync()
+        return failed
+
+    # --- epochs
+
+    def fence(self, timeout: float | None = -1, *, last: bool = False) -> None:
+        """Separates two phases: what any rank started or stored before is visible to all after. Collective.
+
+        It opens an epoch for operations, unless it is the `last` one. The error of an operation that failed unseen is raised once
+        all ranks have come.
+        """
+        self._check()
+        self._epochs.check_fence()
+        failed = self._meet(Deadline(self.group._timeout(timeout)))
+        self._epochs.fence(last)
+        if failed is not None:
+            raise failed
+
+    def post(self, origins: Iterable[int] | int, timeout: float | None = -1) -> Held:
+        """Lets `origins` access this rank's memory, once each; `wait` waits for their end, as does leaving a `with` block.
+
+        Shows them what was stored in `local` before.
+        """
+        self.sync()
+        self._epochs.post(_listed(origins), Deadline(self.group._timeout(timeout)))
+        return Held(self.wait)
+
+    def start(self, targets: Iterable[int] | int, timeout: float | None = -1) -> Held:
+        """Waits for the `post` of each target and opens an epoch for operations on them, until `complete` or the `with`'s end."""
+        self._check()
+        self._epochs.start(_listed(targets), Deadline(self.group._timeout(timeout)))
+        return Held(self.complete)
+
+    def complete(self, timeout: float | None = -1) -> None:
+        """Ends the epoch of `start`: what was started on the targets is visible there when their `wait` returns."""
+        self._check()
+        deadline = Deadline(self.group._timeout(timeout))
+        try:
+            for rank in self._epochs.targets:
+                self._flush(rank, deadline)
+        finally:  # the targets must not wait for ever because an operation failed
+            self._epochs.complete(deadline)
+
+    def wait(self, timeout: float | None = -1) -> None:
+        """Waits until all that `post` let in have called `complete`; shows what they put in `local`."""
+        self._check()
+        self._epochs.wait(Deadline(self.group._timeout(timeout)))
+        self.sync()
+
+    def test(self) -> bool:
+        """`wait` if it need not wait: whether all that `post` let in have called `complete`."""
+        self._check()
+        done = self._epochs.test()
+        if done:
+            self.sync()
+        return done
+
+    def lock(self, peer: int, timeout: float | None = -1, *, shared: bool = False) -> Held:
+        """Takes the lock of a peer's part, alone or `shared`, until `unlock` or the end of the `with` block.
+
+        It keeps out other locks, not operations without one. OperationTimeout if it is not free in time, PeerLostError if the
+        rank that holds it alone has died; either names the holder.
+        """
+        self._check()
+        self._epochs.lock(self._rank(peer), shared, Deadline(self.group._timeout(timeout)))
+        self.sync()
+        return Held(lambda: self.unlock(peer))
+
+    def unlock(self, peer: int, timeout: float | None = -1) -> None:
+        """Completes what was started towards the peer and gives its lock back."""
+        self._check()
+        rank = self._rank(peer)
+        self._epochs.check_locked(rank)
+        deadline = Deadline(self.group._timeout(timeout))
+        self.sync()
+        try:
+            self._flush(rank, deadline)
+        finally:
+            self._epochs.unlock(rank, deadline)
+
+    def lock_all(self, timeout: float | None = -1) -> Held:
+        """Takes a share of everyone's lock, until `unlock_all` or the end of the `with` block. Not collective."""
+        self._check()
+        self._epochs.lock_all(Deadline(self.group._timeout(timeout)))
+        self.sync()
+        return Held(self.unlock_all)
+
+    def unlock_all(self, timeout: float | None = -1) -> None:
+        """Completes what was started towards anybody and gives the shares back."""
+        self._check()
+        self._epochs.check_locked_all()
+        deadline = Deadline(self.group._timeout(timeout))
+        self.sync()
+        try:
+            self._flush(None, deadline)
+        finally:
+            self._epochs.unlock_all(deadline)
+
+    def sync(self) -> None:
+        """Orders this thread's loads and stores of `local` with what it has learned of its peers: a full memory barrier.
+
+        On a non-coherent domain it also shows peers what was stored in `local`, and `local` what they put, since the last call.
+        """
+        self._check()
+        domain = self.group.domain
+        regions = self._regions + (self._directory.regions if self._directory else [])
+        if domain.info.needs_sync_rdma_read:
+            domain._synchronise(regions, write_side=False, deliberate=False)
+        if domain.info.needs_sync_rdma_write:
+            domain._synchronise(regions, write_side=True, deliberate=False)
+        self.group._memory_barrier()
+
+    # --- the end
+
+    def close(self, timeout: float | None = -1) -> None:
+        """Completes this rank's operations, waits for the others to do the same, and takes the memory back. Collective.
+
+        BusyError inside an epoch. The error of an operation that failed unseen is raised once everything is closed.
+        """
+        if self._closed:
+            return
+        if self._epochs.open:
+            raise BusyError(f"the window is inside an epoch; {self._epochs.open}")
+        failed = self._meet(Deadline(self.group._timeout(timeout)))
+        self._release()
+        self.group._windows.remove(self)
+        if failed is not None:
+            raise failed
+
+    def __enter__(self) -> Window:
+        self._check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes; after an exception without waiting for the others."""
+        if kind is None:
+            self.close()
+        elif not self._closed:
+            self._release()
+            self.group._windows.remove(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"shape={self.shape}, dtype={self.dtype}"
+        return f"Window(rank {self.group.rank} of {self.group.size}, {state})"
+
+    def _rank(self, peer: Any) -> int:
+        try:
+            rank = operator.index(peer)
+        except TypeError:
+            rank = -1
+        if not 0 <= rank < self.group.size:
+            raise IndexError(f"peer {peer!r}: the ranks are 0 to {self.group.size - 1}")
+        return rank
+
+    def _parts(self) -> Directory:
+        self._check()
+        if self._directory is None:
+            raise InvalidArgumentError(
+                "the window is of one array: make it with dynamic=True to attach others"
+            )
+        return self._directory
+
+    def _require(self, peer: int) -> None:
+        """EpochError outside of an epoch for `peer`."""
+        self._check()
+        if not self._epochs.allows(peer):
+            raise EpochError(
+                f"an operation on rank {peer} outside of an epoch: begin with fence(), start() or lock()"
+            )
+
+    def _update_lock(self, peer: int) -> Held:
+        """For updates that take several steps, until the `with` block ends."""
+        self._check()
+        self._cells.acquire(peer, UPDATE_LOCK, False, Deadline(self.group.timeout))
+        return Held(lambda: self._cells.release(peer, UPDATE_LOCK, False, Deadline(self.group.timeout)))
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError("the window is closed")
+
+    def _release(self) -> None:
+        """Local."""
+        if not self._closed:
+            self._closed = True
+            self._resources.close()
+            # These know the window: without them it goes, with its memory, as soon as nobody else has it.
+            self._peers, self._arrays, self._mapped = [], [], {}
+
+
+class _Opened:
+    """This rank's part of a window. What is open is closed by `undo`."""
+
+    def __init__(
+        self,
+        group: Group,
+        array: NDArray[Any] | None,
+        shape: int | tuple[int, ...] | None,
+        dtype: DTypeLike,
+        access: Access,
+        counters: int,
+        parts: int,
+        undo: ExitStack,
+    ) -> None:
+        domain, endpoint = group.domain, group.endpoint
+        if parts:
+            if array is not None or shape is not None:
+                raise InvalidArgumentError("a dynamic window takes no array and no shape: attach() them")
+            shape = 0
+        if (array is None) == (shape is None):
+            raise InvalidArgumentError("a window takes an array, or a shape and a dtype")
+        if array is None:
+            assert shape is not None
+            array = domain.alloc(shape, dtype) if np.prod(shape) else np.empty(shape, dtype)
+        elif not isinstance(array, np.ndarray):
+            raise TypeError(f"a window takes a NumPy array, not a {type(array).__name__}")
+        if array.dtype.hasobject:
+            raise InvalidArgumentError(f"dtype {array.dtype}: Python objects mean nothing to other processes")
+        if counters and domain.info.needs_sync_rdma_write:
+            raise NotSupportedError(
+                "counters of notified puts are not available on a non-coherent domain; use fences or post() and wait()"
+            )
+        memory = array
+        if not array.nbytes:
+            # No region is empty; a window may be, on ranks that have no share of the data. Never touched, so never backed.
+            memory = np.zeros([max(1, extent) for extent in array.shape], array.dtype)
+        self.array = array
+        self.regions: list[MemoryRegion] = []
+
+        def opened(counter: Counter | None = None) -> str:
+            region = open_region(domain, memory, access, counter)
+            undo.callback(region._end)
+            self.regions.append(region)
+            remote = region.remote
+            if not array.nbytes:
+                remote = remote.view(array.dtype, array.shape)
+            return base64.b64encode(remote.to_bytes()).decode()
+
+        self.card: dict[str, Any] = {"remote": opened()}
+        self.counters = tuple(domain.counter() for _ in range(counters))
+        # The same memory under a key of its own for each counter: what is put through it counts, after its data.
+        self.card["notified"] = [opened(counter) for counter in self.counters]
+        for counter in self.counters:
+            undo.callback(counter.close)
+        self.cells = Cells(domain, endpoint, group._handles, group.rank, cell_count(group.size))
+        undo.callback(self.cells.close)
+        self.card["cells"] = base64.b64encode(self.cells.remote).decode()
+        self.card["file"] = describe_file(shared_memory_of(array), array) if array.nbytes else "it is empty"
+        self.directory = None
+        if parts:
+            self.directory = Directory(group, parts, access)
+            undo.callback(self.directory.close)
+            self.card["directory"] = base64.b64encode(self.directory.remote).decode()
+
+
+def _decode(text: str) -> RemoteRegion:
+    return RemoteRegion.from_bytes(base64.b64decode(text))
+
+
+def _listed(ranks: Iterable[int] | int) -> list[int]:
+    return list(ranks) if isinstance(ranks, Iterable) else [ranks]

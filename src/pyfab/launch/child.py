@@ -1,0 +1,122 @@
+"""The processes that `spawn` starts: each runs one function as a rank and tells its parent the outcome."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from pyfab.group.group import Group
+from pyfab.launch.spawn_meeting import Meeting, tell_outcome
+from pyfab.tracing import trace
+
+_PR_SET_PDEATHSIG = 1
+
+LEAVE_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+"""How the program of a fresh interpreter begins: Ctrl-C is the business of whoever started it, also while it imports."""
+
+
+class Task(NamedTuple):
+    """What every child does."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    size: int
+    links: str | Mapping[str, Any] | None
+    timeout: float
+
+
+class Outcome(NamedTuple):
+    """How one rank ended."""
+
+    value: Any = None
+    error: BaseException | None = None
+    trace: str = ""
+
+
+def run(task: Task, rank: int, line: socket.socket, parent: int) -> None:
+    """Lives a rank's life in a process that was made for it, and tells the parent what came of it."""
+    bind_to(parent)
+    report = _Report(line)
+    try:
+        meeting = Meeting(line, rank, task.size, task.timeout)
+        with Group(rank, task.size, meeting, task.links, timeout=task.timeout) as group:
+            try:
+                value = task.fn(group, *task.args)
+            except BaseException as error:
+                report.failed(
+                    error
+                )  # before the group ends: the others' loss of this rank must not be heard of first
+                raise
+        report.send(Outcome(value))
+    except BaseException as error:
+        report.failed(error)
+    finally:
+        trace.finish()
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def report_failure(line: socket.socket, error: BaseException) -> None:
+    """Tells the parent that a rank ended with `error` before its function was known."""
+    _Report(line).failed(error)
+
+
+class _Report:
+    """The child's end of its stream: the first outcome counts."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line: socket.socket | None = line
+
+    def failed(self, error: BaseException) -> None:
+        trace = traceback.format_exc()
+        try:
+            usable = isinstance(error, Exception) and type(pickle.loads(pickle.dumps(error))) is type(error)
+        except Exception:
+            usable = False
+        self.send(
+            Outcome(error=error if usable else RuntimeError(f"{type(error).__name__}: {error}"), trace=trace)
+        )
+
+    def send(self, outcome: Outcome) -> None:
+        if self._line is None:
+            return
+        try:
+            data = pickle.dumps(outcome)
+        except Exception as error:
+            message = f"the result, a {type(outcome.value).__name__}, cannot be pickled: {error}"
+            data = pickle.dumps(Outcome(error=TypeError(message), trace=traceback.format_exc()))
+        line, self._line = self._line, None
+        tell_outcome(line, data)
+
+
+def fork(body: Callable[[], None]) -> int:
+    """The pid of a child that calls `body` and ends."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        # CPython warns of a fork beside other threads; the child uses none of their locks.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            body()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def bind_to(parent: int) -> None:
+    """Ends this process with its parent, whose business Ctrl-C is."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before that call
+        os._exit(1)

@@ -1,0 +1,209 @@
+"""Small messages over a socket: a JSON header and some bytes, both length-checked.
+
+Used where no fabric exists yet: to exchange names at the start of a group, and to ask a server for its arrays. Nothing received
+is trusted: a frame of another format or size raises ConnectionError, and no pickle is ever read. Both sides prove that they
+know the same token (HMAC-SHA256 over both nonces; the token itself does not travel); the empty token is one like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import json
+import os
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pyfab.core.deadline import Deadline
+
+_PREFIX = struct.Struct("<4sII")  # magic, bytes of the header, bytes of the body
+_MAGIC = b"pyf1"
+_MAX_HEADER = 1 << 20
+_NONCE_HEX = 64
+
+Header = dict[str, Any]
+
+
+class WrongToken(ConnectionError):
+    """The other side has another token."""
+
+
+def token_from_environment() -> str:
+    """The token that members of a group share: $PYFAB_TOKEN, or an empty one."""
+    return os.environ.get("PYFAB_TOKEN", "")
+
+
+def talk_to_each(listener: socket.socket, talk: Callable[[socket.socket], None]) -> None:
+    """Calls `talk` for each client in a thread of its own, until the listener is shut down."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=talk, args=(connection,), daemon=True).start()
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of ``host:port``, ``[v6]:port`` or ``:port``, which means loopback. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is no address: write host:port with a port from 0 to 65535")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError(f"{text!r} is no address: write an IPv6 host in brackets, as in [::1]:29400")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def open_to(host: str, token: str) -> str:
+    """Who may connect to a server on that address, in words."""
+    if token:
+        return "those who have the token"
+    return "this machine" if ipaddress.ip_address(host).is_loopback else "everyone who can reach it"
+
+
+def listen(address: str) -> socket.socket:
+    """A socket that listens on ``host:port``, port 0 for any. ValueError for what is no address, OSError that says which."""
+    host, port = split_address(address)
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:  # whose own text has the address as a tuple, and not in every case
+        resolved = not isinstance(error, socket.gaierror)
+        reason = os.strerror(error.errno) if resolved and error.errno else error.strerror or str(error)
+        raise OSError(error.errno, f"cannot listen on {address}: {reason}") from None
+
+
+class Channel:
+    """One connected socket that carries frames; made by `accept` or `connect`, which prove the token first."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    @classmethod
+    def accept(cls, connection: socket.socket, token: str, deadline: Deadline) -> Channel:
+        """The server's side of a new connection. Raises WrongToken, ConnectionError or TimeoutError."""
+        channel = cls(connection)
+        mine = secrets.token_hex(_NONCE_HEX // 2)
+        channel.send({"nonce": mine}, deadline=deadline)
+        header, _ = channel.receive(deadline)
+        theirs = _nonce(header)
+        if not hmac.compare_digest(str(header.get("proof")), _proof(token, "client", mine, theirs)):
+            channel.send({"refused": "token"}, deadline=deadline)
+            raise WrongToken("the client's token differs")
+        channel.send({"proof": _proof(token, "server", mine, theirs)}, deadline=deadline)
+        return channel
+
+    @classmethod
+    def call(cls, address: str, token: str, deadline: Deadline, start: str) -> Channel:
+        """`connect` for a command: if nobody answers at ``host:port``, ConnectionError names the command to `start` there."""
+        try:
+            return cls.connect(*split_address(address), token, deadline)
+        except OSError as error:
+            if isinstance(error, ConnectionError) and error.errno is None:  # somebody did
+                raise
+            raise ConnectionError(
+                f"nobody answers at {address} ({error.strerror or error}); start there: {start}"
+            ) from error
+
+    @classmethod
+    def connect(cls, host: str, port: int, token: str, deadline: Deadline) -> Channel:
+        """Raises WrongToken if the server has another token, OSError if it cannot be reached."""
+        channel = cls(socket.create_connection((host, port), deadline.remaining(at_most=5.0)))
+        try:
+            header, _ = channel.receive(deadline)
+            server, mine = _nonce(header), secrets.token_hex(_NONCE_HEX // 2)
+            channel.send({"nonce": mine, "proof": _proof(token, "client", server, mine)}, deadline=deadline)
+            header, _ = channel.receive(deadline)
+            if not hmac.compare_digest(str(header.get("proof")), _proof(token, "server", server, mine)):
+                raise WrongToken(
+                    f"{join_address(host, port)} has another token; set the same PYFAB_TOKEN on both sides"
+                )
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    @property
+    def local_host(self) -> str:
+        """This side's address, as the other one sees it."""
+        return str(self._socket.getsockname()[0])
+
+    def send(self, header: Header, body: bytes = b"", *, deadline: Deadline) -> None:
+        """Sends one frame."""
+        head = json.dumps(header).encode()
+        if len(head) > _MAX_HEADER:
+            raise ValueError(f"a frame header of {len(head)} bytes; at most {_MAX_HEADER}")
+        self._arm(deadline)
+        self._socket.sendall(_PREFIX.pack(_MAGIC, len(head), len(body)) + head + body)
+
+    def receive(self, deadline: Deadline, max_body: int = 0) -> tuple[Header, bytes]:
+        """The next frame; ConnectionError if the stream ends or is not what it should be."""
+        magic, head_size, body_size = _PREFIX.unpack(self._exactly(_PREFIX.size, deadline))
+        if magic != _MAGIC:
+            raise ConnectionError("what answers there does not speak pyfab's protocol")
+        if head_size > _MAX_HEADER or body_size > max_body:
+            raise ConnectionError(
+                f"a frame of {head_size} + {body_size} bytes; at most {_MAX_HEADER} + {max_body}"
+            )
+        try:
+            header = json.loads(self._exactly(head_size, deadline))
+        except (ValueError, RecursionError) as error:
+            raise ConnectionError(f"a frame whose header is no JSON: {error}") from None
+        if not isinstance(header, dict):
+            raise ConnectionError("a frame whose header is no JSON object")
+        return header, self._exactly(body_size, deadline)
+
+    def detach(self) -> socket.socket:
+        """The socket itself, blocking, for another protocol from here on."""
+        self._socket.settimeout(None)
+        return self._socket
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._socket.close()
+
+    def hang_up(self, deadline: Deadline) -> None:
+        """Ends the connection once the other side has done so, too, or at the deadline. What it still says is lost."""
+        with self._socket, contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            self._arm(deadline)
+            while self._socket.recv(1 << 16):
+                self._arm(deadline)
+
+    def _exactly(self, size: int, deadline: Deadline) -> bytes:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            self._arm(deadline)
+            count = self._socket.recv_into(view)
+            if count == 0:
+                raise ConnectionError("the other side ended the connection")
+            view = view[count:]
+        return bytes(data)
+
+    def _arm(self, deadline: Deadline) -> None:
+        left = deadline.remaining()
+        if left is not None and left <= 0:
+            raise TimeoutError("timed out")
+        self._socket.settimeout(left)
+
+
+def _nonce(header: Header) -> str:
+    nonce = header.get("nonce")
+    if not isinstance(nonce, str) or len(nonce) != _NONCE_HEX:
+        raise ConnectionError("what answers there does not speak pyfab's protocol")
+    return nonce
+
+
+def _proof(token: str, side: str, server_nonce: str, client_nonce: str) -> str:
+    message = f"{side} {server_nonce} {client_nonce}".encode()
+    return hmac.new(token.encode(), message, hashlib.sha256).hexdigest()

@@ -1,0 +1,126 @@
+"""Rank, size and meeting place of this process, as its launcher put them into the environment."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyfab.core.errors import AccessDeniedError, InvalidArgumentError, make_error
+from pyfab.meeting.frames import join_address
+
+_RANK_VARIABLES = (  # launcher, rank, size
+    ("pyfab", "PYFAB_RANK", "PYFAB_SIZE"),
+    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("mpirun", "PMI_RANK", "PMI_SIZE"),
+    ("srun", "SLURM_PROCID", "SLURM_NTASKS"),
+)
+_NODE_VARIABLES = (("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"), ("MPI_LOCALNRANKS", "PMI_SIZE"))
+_JOB_VARIABLES = (
+    ("PMIX_NAMESPACE",),
+    ("OMPI_MCA_ess_base_jobid",),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("PMI_JOBID",),
+)
+
+
+class Launch(NamedTuple):
+    """Who this process is and where it meets the others."""
+
+    rank: int
+    size: int
+    rendezvous: Any
+    launcher: str
+
+
+def from_environment(environment: Mapping[str, str] | None = None, rendezvous: Any = None) -> Launch:
+    """Reads the variables of the first launcher found: PYFAB_RANK/PYFAB_SIZE, torchrun, Open MPI, PMI (MPICH), srun.
+
+    `rendezvous` is the meeting place if given, or PYFAB_RENDEZVOUS if it is set. Else, with MASTER_ADDR and MASTER_PORT it is
+    ``tcp://MASTER_ADDR:MASTER_PORT+1`` (65534 if MASTER_PORT is 65535), so that torch keeps MASTER_PORT for itself; and with a
+    launcher on one node a folder of this user named after the job. Raises InvalidArgumentError naming the missing variables.
+    """
+    env = os.environ if environment is None else environment
+    for launcher, rank_name, size_name in _RANK_VARIABLES:
+        if rank_name in env or (launcher == "pyfab" and size_name in env):
+            break
+    else:
+        raise InvalidArgumentError(
+            "no launcher's variables are set. Start with torchrun, mpirun or srun; or set PYFAB_RANK, PYFAB_SIZE and"
+            " PYFAB_RENDEZVOUS (tcp://host:port); or start local processes with pyfab.spawn"
+        )
+    rank, size = _number(env, rank_name), _number(env, size_name)
+    if size < 1 or rank >= size:
+        raise InvalidArgumentError(f"{rank_name}={rank} and {size_name}={size}: ranks are 0 to size - 1")
+    place = rendezvous or env.get("PYFAB_RENDEZVOUS") or _meeting_place(env, launcher, size)
+    return Launch(rank, size, place, launcher)
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    text = env.get(name)
+    if text is None:
+        raise InvalidArgumentError(f"the environment variable {name} is missing")
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidArgumentError(f"{name}={text!r} is no number from 0 on")
+    return int(text)
+
+
+def _meeting_place(env: Mapping[str, str], launcher: str, size: int) -> str:
+    if size == 1:
+        return "tcp://127.0.0.1:1"  # nobody to meet: nothing listens
+    if "MASTER_ADDR" in env and "MASTER_PORT" in env:
+        port = _number(env, "MASTER_PORT")
+        return f"tcp://{join_address(env['MASTER_ADDR'], port + 1 if port < 65535 else port - 1)}"
+    if launcher in ("pyfab", "torchrun"):
+        wanted = (
+            "PYFAB_RENDEZVOUS" if launcher == "pyfab" else "MASTER_ADDR and MASTER_PORT, or PYFAB_RENDEZVOUS"
+        )
+        raise InvalidArgumentError(
+            f"{wanted} must be set: where the {size} ranks meet, for example tcp://127.0.0.1:29400"
+        )
+    if _several_nodes(env):
+        raise InvalidArgumentError(
+            "the job runs on several nodes: set PYFAB_RENDEZVOUS=tcp://host:port, the host being the one of rank 0, or"
+            " file:///folder on a file system that all nodes share"
+        )
+    return f"file://{_private_folder()}/{_job_name(env)}"
+
+
+def _several_nodes(env: Mapping[str, str]) -> bool:
+    if env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES", "1")) != "1":
+        return True
+    return any(local in env and env[local] != env.get(total) for local, total in _NODE_VARIABLES)
+
+
+def _private_folder() -> Path:
+    """A folder under the system's temporary folder that only this user can enter."""
+    folder = Path(tempfile.gettempdir()) / f"pyfab-{os.geteuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise make_error(
+            error.errno or errno.EIO,
+            f"the ranks cannot meet in {folder}: {error.strerror}; set PYFAB_RENDEZVOUS, or TMPDIR to a folder that"
+            " can be written",
+        ) from error
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077 or folder.is_symlink():
+        raise AccessDeniedError(
+            f"{folder} is not this user's own (mode 0700); remove it, or set PYFAB_RENDEZVOUS"
+        )
+    return folder
+
+
+def _job_name(env: Mapping[str, str]) -> str:
+    for names in _JOB_VARIABLES:
+        if all(name in env for name in names):
+            text = "-".join(env[name] for name in names)
+            return "job-" + "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
+    # Ranks on one node are children of one launcher; its start time tells it from a later process of that number.
+    parent = os.getppid()
+    start = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"job-of-{parent}-{start}"

@@ -1,0 +1,25 @@
+"""Ranks in messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyfab.core.deadline import Deadline
+from pyfab.core.errors import OperationTimeout
+
+
+def ranks_text(ranks: Iterable[int], size: int) -> str:
+    """``rank 2 of 4``, ``ranks 1, 3 of 4``."""
+    listed = sorted(ranks)
+    shown = ", ".join(map(str, listed[:20])) + (", ..." if len(listed) > 20 else "")
+    return f"{'rank' if len(listed) == 1 else 'ranks'} {shown} of {size}"
+
+
+def incomplete(arrived: Iterable[int], size: int, deadline: Deadline, where: str) -> OperationTimeout:
+    """The error of a meeting to which not all ranks came in time."""
+    arrived = sorted(arrived)
+    missing = set(range(size)) - set(arrived)
+    came = ", ".join(map(str, arrived)) or "none"
+    return OperationTimeout(
+        f"{ranks_text(missing, size)} did not arrive at {where} within {deadline}; arrived: {came}"
+    )

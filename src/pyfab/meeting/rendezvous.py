@@ -1,0 +1,137 @@
+"""How the members of a group find each other: one exchange of a few bytes per rank, before any fabric exists.
+
+``tcp://host:port``  Rank 0 listens there until every rank has its answer; the others connect and retry until their timeout.
+``file:///folder``   Files in a folder that all ranks see, made if it is missing and removed by the last rank.
+``torch``            The TCPStore of torch.distributed at MASTER_ADDR:MASTER_PORT, or that of its default process group.
+A store              Anything with ``set``, ``get`` and ``wait``, as the stores of torch.distributed have them.
+A communicator       Anything with mpi4py's ``allgather``.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pyfab.core.buffers import bytes_of
+from pyfab.core.deadline import Deadline, Looks
+from pyfab.core.errors import InvalidArgumentError, OperationTimeout
+from pyfab.meeting import rendezvous_tcp
+from pyfab.meeting.frames import split_address
+from pyfab.meeting.ranks import incomplete, ranks_text
+from pyfab.meeting.rendezvous_folder import through_folder
+
+
+def exchange(rendezvous: Any, rank: int, size: int, value: bytes, timeout: float | None) -> list[bytes]:
+    """Gives `value` to all ranks and returns everyone's, by rank.
+
+    Raises OperationTimeout naming the ranks that did not come, InvalidArgumentError for a rendezvous that is none or for two
+    ranks with one number, AccessDeniedError if PYFAB_TOKEN differs between the ranks or the folder is someone else's.
+    """
+    deadline = Deadline(timeout)
+    if hasattr(rendezvous, "allgather"):
+        return _through_communicator(rendezvous, rank, size, value)
+    if all(hasattr(rendezvous, name) for name in ("set", "get", "wait")):
+        return _through_store(rendezvous, rank, size, value, deadline)
+    if not isinstance(rendezvous, str):
+        raise InvalidArgumentError(
+            f"rendezvous={rendezvous!r}: give a string, a store with set, get and wait, or an mpi4py communicator"
+        )
+    if rendezvous == "torch":
+        return _through_torch(rank, size, value, deadline)
+    url = urlsplit(rendezvous)
+    if url.scheme == "tcp":
+        try:
+            host, port = split_address(url.netloc)
+        except ValueError as error:
+            raise InvalidArgumentError(f"rendezvous={rendezvous!r}: {error}") from None
+        if size == 1:
+            return [value]
+        meet = rendezvous_tcp.serve if rank == 0 else rendezvous_tcp.call
+        return meet(host, port, rank, size, value, deadline)
+    if url.scheme == "file" and not url.netloc and url.path.startswith("/"):
+        return through_folder(Path(unquote(url.path)), rank, size, value, deadline)
+    raise InvalidArgumentError(
+        f"rendezvous={rendezvous!r}: write tcp://host:port, file:///folder or torch, or give an mpi4py communicator"
+    )
+
+
+def _through_communicator(communicator: Any, rank: int, size: int, value: bytes) -> list[bytes]:
+    if (communicator.Get_rank(), communicator.Get_size()) != (rank, size):
+        raise InvalidArgumentError(
+            f"rank {rank} of {size}, but the communicator says {communicator.Get_rank()} of {communicator.Get_size()}"
+        )
+    return [bytes_of("allgather()", part) for part in communicator.allgather(value)]
+
+
+_meetings: dict[int, int] = {}  # id of a store → meetings that this process had there
+
+
+def _through_store(store: Any, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
+    # The n-th meeting of this process in a store is the n-th of the others.
+    turn = _meetings[id(store)] = _meetings.get(id(store), 0) + 1
+    store.set(f"pyfab/meeting/{turn}/{rank}", value)
+    values: list[bytes] = []
+    for other in range(size):
+        key = f"pyfab/meeting/{turn}/{other}"
+        left = deadline.remaining()
+        try:
+            store.wait([key], timedelta(seconds=365 * 86400 if left is None else left))
+        except Exception as error:  # each store has its own for a time that is over
+            raise OperationTimeout(
+                f"{ranks_text([other], size)} did not arrive in the store within {deadline}: {error}"
+            ) from error
+        values.append(bytes_of("store.get()", store.get(key)))
+    return values
+
+
+def _through_torch(rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
+    try:
+        import torch.distributed as dist
+    except ImportError as error:
+        raise InvalidArgumentError(
+            'rendezvous="torch" needs the package torch; install it, or use tcp://'
+        ) from error
+    store = _torch_store(dist, rank, size, deadline)
+    turn = store.add(
+        f"pyfab/{rank}/turn", 1
+    )  # the n-th group of this rank meets the n-th group of the others
+    place = f"pyfab/{turn}"
+    store.set(f"{place}/{rank}", value)
+    store.add(f"{place}/{rank}/here", 1)
+    store.add(f"{place}/here", 1)
+    looks = Looks(deadline)
+    while (
+        store.add(f"{place}/here", 0) < size
+    ):  # every version of torch has add(); wait() cannot be given up safely in old ones
+        if deadline.over:
+            arrived = [r for r in range(size) if store.add(f"{place}/{r}/here", 0)]
+            raise incomplete(arrived, size, deadline, "torch's store")
+        looks.pause()
+    return [bytes_of("store.get()", store.get(f"{place}/{r}")) for r in range(size)]
+
+
+_torch_stores: dict[
+    tuple[str, int], Any
+] = {}  # rank 0's serves the others, so it stays until the process ends
+
+
+def _torch_store(dist: Any, rank: int, size: int, deadline: Deadline) -> Any:
+    if dist.is_initialized():
+        return dist.distributed_c10d._get_default_store()
+    try:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    except KeyError as error:
+        raise InvalidArgumentError(
+            f'rendezvous="torch" needs the environment variable {error.args[0]}'
+        ) from None
+    # The same rule as torch's env://, so that both can share the port: torchrun's agent has the store, or else rank 0.
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if (host, port) not in _torch_stores:
+        timeout = timedelta(seconds=deadline.remaining() or 3600)
+        _torch_stores[host, port] = dist.TCPStore(
+            host, port, size, serves, timeout, wait_for_workers=False, multi_tenant=True
+        )
+    return _torch_stores[host, port]

@@ -1,0 +1,175 @@
+"""A meeting over tcp: rank 0 listens until every rank has its answer; the others connect and retry until their timeout.
+
+A rank sends {"rank", "size", "timeout"} with its value. It gets {"arrived": [ranks], "sizes": [bytes]} with all values one after
+the other, without any if its timeout came first; or {"refused": why}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import Any
+
+from pyfab.core.deadline import Deadline, Looks
+from pyfab.core.errors import AccessDeniedError, InvalidArgumentError, OperationTimeout
+from pyfab.meeting.frames import Channel, WrongToken, join_address, token_from_environment
+from pyfab.meeting.ranks import incomplete
+
+_MAX_VALUE = 1 << 20  # bytes per rank
+
+
+class _Meeting:
+    """What rank 0 knows: who came, with what. Every method may be called from any thread."""
+
+    def __init__(self, size: int, where: str) -> None:
+        self.size, self.where = size, where
+        self.values: dict[int, bytes] = {}
+        self.over = False
+        self._talking = 0
+        self._changed = threading.Condition()
+
+    def arrive(self, rank: Any, size: Any, value: bytes) -> str | None:
+        """Why this rank cannot come in, or None. ``again``: the meeting is over, its port will be free in a moment."""
+        with self._changed:
+            if self.over or self.complete:
+                return "again"
+            if size != self.size:
+                return f"rank {rank} counts {size} ranks, rank 0 counts {self.size}"
+            if not isinstance(rank, int) or not 0 <= rank < self.size:
+                return f"rank {rank!r} is none of 0 to {self.size - 1}"
+            if rank in self.values:
+                return f"two processes call themselves rank {rank}"
+            self.values[rank] = value
+            self._changed.notify_all()
+            return None
+
+    @property
+    def complete(self) -> bool:
+        return len(self.values) == self.size
+
+    def wait(self, timeout: float | None) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self.complete or self.over, timeout)
+            return self.complete
+
+    def talk(self, change: int) -> None:
+        with self._changed:
+            self._talking += change
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Lets all who wait go, and waits a moment until they have been answered."""
+        with self._changed:
+            self.over = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._talking == 0, 2.0)
+
+
+def serve(host: str, port: int, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
+    """Rank 0's side: gathers the values and gives all of them to everybody."""
+    where = f"tcp://{join_address(host, port)}"
+    meeting = _Meeting(size, where)
+    meeting.arrive(rank, size, value)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=min(size, 1024))
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"rank 0 cannot listen on {where}: {error.strerror or error}. Choose a free port and an address of the machine"
+            " that runs rank 0, with rendezvous= or PYFAB_RENDEZVOUS"
+        ) from error
+    token = token_from_environment()
+    threading.Thread(
+        target=_accept, args=(listener, meeting, token), name="pyfab-rendezvous", daemon=True
+    ).start()
+    try:
+        meeting.wait(deadline.remaining())
+    finally:
+        meeting.end()
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        listener.close()
+    if not meeting.complete:
+        raise incomplete(meeting.values, size, deadline, where)
+    return [meeting.values[r] for r in range(size)]
+
+
+def _accept(listener: socket.socket, meeting: _Meeting, token: str) -> None:
+    while not meeting.over:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=_answer, args=(connection, meeting, token), daemon=True).start()
+
+
+def _answer(connection: socket.socket, meeting: _Meeting, token: str) -> None:
+    """Rank 0's side of one connection; whatever goes wrong is that connection's alone."""
+    with connection, contextlib.suppress(OSError):
+        channel = Channel.accept(connection, token, Deadline(10))
+        header, value = channel.receive(Deadline(10), _MAX_VALUE)
+        meeting.talk(+1)
+        try:
+            refused = meeting.arrive(header.get("rank"), header.get("size"), value)
+            if refused:
+                channel.send({"refused": refused}, deadline=Deadline(10))
+                return
+            patience = header.get("timeout")
+            bounded = isinstance(patience, (int, float)) and 0 <= patience < 1e9
+            complete = meeting.wait(patience if bounded else None)
+            values = [meeting.values[r] for r in range(meeting.size)] if complete else []
+            answer = {"arrived": sorted(meeting.values), "sizes": [len(value) for value in values]}
+            channel.send(answer, b"".join(values), deadline=Deadline(10))
+        finally:
+            meeting.talk(-1)
+
+
+def call(host: str, port: int, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
+    """The others' side: brings a value and waits for all of them."""
+    where = f"tcp://{join_address(host, port)}"
+    token, problem = token_from_environment(), "no time to try"
+    looks = Looks(deadline)
+    while not deadline.over:
+        try:
+            channel = Channel.connect(host, port, token, deadline)
+            try:
+                channel.send(
+                    {"rank": rank, "size": size, "timeout": deadline.remaining()}, value, deadline=deadline
+                )
+                answer, values = channel.receive(_after(deadline), max_body=_MAX_VALUE * size)
+            finally:
+                channel.close()
+            refused = answer.get("refused")
+            if refused and refused != "again":
+                raise InvalidArgumentError(f"{where}: {refused}")
+            if not refused:
+                return _unpack(answer, values, size, deadline, where)
+            problem = "its former meeting goes on"
+        except WrongToken as error:
+            raise AccessDeniedError(str(error)) from None
+        except (InvalidArgumentError, OperationTimeout):
+            raise
+        except OSError as error:
+            problem = error.strerror or str(error)
+        looks.pause()
+    raise OperationTimeout(f"rank 0 of {size} did not answer at {where} within {deadline}: {problem}")
+
+
+def _after(deadline: Deadline) -> Deadline:
+    """A little later, so that rank 0's list of who arrived comes before this side gives up."""
+    left = deadline.remaining()
+    return Deadline(None if left is None else left + 2)
+
+
+def _unpack(answer: dict[str, Any], body: bytes, size: int, deadline: Deadline, where: str) -> list[bytes]:
+    sizes = answer.get("sizes")
+    if sizes == []:
+        raise incomplete([r for r in answer.get("arrived", []) if isinstance(r, int)], size, deadline, where)
+    if not isinstance(sizes, list) or len(sizes) != size or sum(sizes) != len(body) or min(sizes) < 0:
+        raise ConnectionError("rank 0's answer does not hold one value for each rank")
+    values, start = [], 0
+    for length in sizes:
+        values.append(body[start : start + length])
+        start += length
+    return values

@@ -1,0 +1,132 @@
+"""``pyfab serve``: arrays in .npy files, readable by everyone who may connect, straight from the mapped file.
+
+Clients ask for names over a small protocol (`_frames`) on the given address:
+
+    {"op": "list"}               → {"arrays": {name: {"shape": [...], "dtype": "..."}}}
+    {"op": "open", "name": name} → {"address": ..., "region": ...}, both base64, or {"error": "..."}
+
+and then read one-sidedly: over shared memory on the same node, over tcp on the same host address elsewhere. Nobody can write.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import signal
+import socket
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyfab.core.deadline import Deadline
+from pyfab.core.domain import Domain
+from pyfab.core.enums import Access
+from pyfab.core.region import MemoryRegion
+from pyfab.meeting.frames import Channel, Header, WrongToken, join_address, listen, open_to, talk_to_each
+
+_PATIENCE = 10.0  # seconds that a client has for each message
+
+
+class ArrayServer:
+    """Serves read-only arrays until it is closed; the work is done by threads.
+
+    `arrays` maps names to .npy files, `address` is ``host:port`` with port 0 for any; `token` must be known to the clients, and
+    with one set the data links ask for it too. Raises ValueError for files that cannot be served, OSError for an address
+    that cannot be listened on.
+    """
+
+    def __init__(self, arrays: Mapping[str, Path], address: str = "127.0.0.1:0", token: str = "") -> None:
+        self.arrays: dict[str, NDArray[Any]] = {name: _mapped(path) for name, path in arrays.items()}
+        self._token = token
+        self._regions: dict[str, MemoryRegion] = {}
+        with contextlib.ExitStack() as undo:
+            self._listener = undo.enter_context(listen(address))
+            self.host, port = self._listener.getsockname()[:2]  # numeric, and the port that was found
+            self.address = join_address(self.host, port)
+            secret = token.encode() or None
+            domain = undo.enter_context(Domain("shm+tcp", tcp_listen=self.host, auth_key=secret))
+            self._endpoint = undo.enter_context(domain.endpoint())
+            for name, array in self.arrays.items():
+                self._regions[name] = undo.enter_context(domain.register(array, Access.REMOTE_READ))
+            self._resources = undo.pop_all()
+        threading.Thread(target=self._accept, name="pyfab-serve", daemon=True).start()
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Name → {"shape": (...), "dtype": "..."}."""
+        return {n: {"shape": a.shape, "dtype": str(a.dtype)} for n, a in self.arrays.items()}
+
+    def close(self) -> None:
+        """Stops; reads that are going on fail."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        self._resources.close()
+
+    def __enter__(self) -> ArrayServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        talk_to_each(self._listener, self._talk)
+
+    def _talk(self, connection: socket.socket) -> None:
+        """One client; whatever it does wrong ends its own connection alone."""
+        with connection, contextlib.suppress(OSError, WrongToken):
+            channel = Channel.accept(connection, self._token, Deadline(_PATIENCE))
+            while True:
+                request, _ = channel.receive(Deadline(_PATIENCE))
+                channel.send(self._answer(request), deadline=Deadline(_PATIENCE))
+
+    def _answer(self, request: Header) -> Header:
+        operation, name = request.get("op"), request.get("name")
+        if operation == "list":
+            return {"arrays": self.describe()}
+        if operation != "open":
+            return {"error": f"the server knows no operation {operation!r}"}
+        if not isinstance(name, str) or name not in self._regions:
+            return {"error": f"there is no array {name!r}; there are {', '.join(self.arrays)}"}
+        region = self._regions[name].remote.to_bytes()
+        encoded = {"address": self._endpoint.address, "region": region}
+        return {key: base64.b64encode(value).decode() for key, value in encoded.items()}
+
+
+def serve(arrays: Mapping[str, Path], address: str, token: str, *, as_json: bool = False) -> None:
+    """Serves until SIGINT or SIGTERM; prints what and where."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with ArrayServer(arrays, address, token) as server:
+        whom = open_to(server.host, token)
+        if as_json:
+            told = {"serving": server.address, "open_to": whom, "arrays": server.describe()}
+            print(json.dumps(told), flush=True)  # one line: a reader need not wait for the end
+        else:
+            for name, array in server.arrays.items():
+                print(f"{name}: {array.shape} {array.dtype}, {array.nbytes:,} bytes")
+            print(f"serving on {server.address} to {whom}", flush=True)
+        stop.wait()
+    if not as_json:
+        print("stopped")
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    with path.open("rb") as stream:
+        if stream.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
+            raise ValueError(f"{path} is no .npy file")  # which NumPy would take for a pickle
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is no .npy file that can be mapped: {error}") from None
+    if not isinstance(array, np.memmap) or array.nbytes == 0:
+        raise ValueError(f"{path} holds no elements to serve")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{path} is stored in Fortran order; save numpy.ascontiguousarray(array) instead")
+    return array

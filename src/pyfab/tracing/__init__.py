@@ -1,0 +1,1 @@
+"""What was posted and when it was done, as a time line."""

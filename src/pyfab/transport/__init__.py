@@ -1,0 +1,1 @@
+"""One-sided transport in the style of an MPI library's lowest layer."""
