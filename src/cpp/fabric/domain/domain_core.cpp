@@ -1,6 +1,7 @@
 #include "fabric/domain/domain_core.h"
 
 #include <algorithm>
+#include <new>
 
 #include "base/bytes/random.h"
 #include "base/locks/tsan.h"
@@ -322,10 +323,11 @@ bool DomainCore::retired(std::uint32_t index, Deadline deadline) {
 void DomainCore::close_contexts() {
   std::vector<std::shared_ptr<Context>> open;
   const auto self = weak_from_this().lock();  // null: from the destructor
-  if (self) {
-    const std::lock_guard lock(mutex_);
-    if (!thread_ || !thread_->is_this_thread()) open = contexts_;
-  }
+  if (self) try {
+      const std::lock_guard lock(mutex_);
+      if (!thread_ || !thread_->is_this_thread()) open = contexts_;
+    } catch (const std::bad_alloc&) {  // then one after the other
+    }
   at_once(open, [this](const std::shared_ptr<Context>& context) { close_context(*context); });
   while (const auto context = first_context()) close_context(*context);  // what came meanwhile
 }
