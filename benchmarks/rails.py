@@ -31,7 +31,6 @@ from pyfab import Access
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from netns import Bench, unavailable
-
 from rails import RAILS
 
 RATES = ["1gbit", "2gbit", "3gbit"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-pytest_plugins = ["requirements_report"]
+pytest_plugins = ["requirements_report", "ranks"]
 pytest.register_assert_rewrite("pyfab.testing.suite")  # of which tests here are made
 
 

@@ -15,7 +15,6 @@ import pytest
 from pyfab.testing import Peer, Target
 from pyfab.testing.suite import support as suite
 from pyfab.testing.suite.support import TIMEOUT, collect, drain, failure, random_bytes
-
 from rails import RAILS
 
 _TSAN = "TSAN_OPTIONS" in os.environ

@@ -8,10 +8,9 @@ import numpy as np
 import pyfab
 import pytest
 from pyfab import AtomicOp, EventType
+from rails import RAILS, WHY_NOT, cut
 from test_killed import GONE, insert
 from test_stopped import TIMEOUT
-
-from rails import RAILS, WHY_NOT, cut
 
 SPECS = ["shm", "tcp", "shm+tcp", *([RAILS] if RAILS else [])]
 OVER = {"shm": "shm.", "tcp": "tcp.", "shm+tcp": "shm."}  # the link that is lost with the peer; of rails none

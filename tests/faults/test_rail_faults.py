@@ -11,7 +11,6 @@ import pytest
 from litmus import litmus, rounds
 from pyfab import Access, AtomicOp, MRFlag, RMAEvent
 from pyfab.testing import Peer
-
 from rails import RAILS, WHY_NOT, cut
 
 pytestmark = pytest.mark.skipif(RAILS is None, reason=WHY_NOT)

@@ -12,7 +12,6 @@ import pyfab
 import pytest
 from pyfab import Transport
 from pyfab.group import path_choice
-
 from rails import RAILS, WHY_NOT
 
 TIMEOUT = 60

@@ -1,4 +1,4 @@
-"""Processes for the tests of groups: the same links for all, scripts started as ranks, and a kernel for cells."""
+"""Fixtures for tests of several processes: the links that they try, and scripts started as ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kernels import Kernel
 
 LINKS = ("shm", "tcp", "shm+tcp")
 
@@ -57,12 +56,3 @@ def start_ranks(start: Start, tmp_path: Path) -> Callable[..., list[subprocess.P
         ]
 
     return run
-
-
-@pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
-    """One Jupyter kernel for the cells of a module's tests."""
-    for name in ("ipykernel", "jupyter_client"):
-        pytest.importorskip(name, reason=f"{name} is not installed")
-    with Kernel() as running:
-        yield running

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from kernels import executed
-
 from rails import RAILS, WHY_NOT
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))

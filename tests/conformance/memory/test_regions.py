@@ -384,9 +384,7 @@ def test_no_memory_is_refused(domain, buffer):
         domain.register(buffer, Access.REMOTE_READ)
 
 
-@pytest.mark.parametrize(
-    "buffer", [None, 5, "text", object(), [None], [5], np.array([None]), {"a": 1}], ids=repr
-)
+@pytest.mark.parametrize("buffer", [None, 5, "text", ..., [None], [5], np.array([None]), {"a": 1}], ids=repr)
 def test_what_is_no_memory_is_refused(domain, buffer):
     with pytest.raises((TypeError, ValueError)):
         domain.register(buffer, Access.REMOTE_READ)
