@@ -163,13 +163,24 @@ bool Messenger::announce(const Transfer& transfer, FrameHeader header) {
   return true;
 }
 
+void Messenger::note_announced(std::uint64_t id, Announced entry) {
+  const auto known = announced_.find(id);
+  if (known != announced_.end() || !spare_announced_) {
+    announced_.insert_or_assign(id, std::move(entry));
+  } else {
+    spare_announced_.key() = id;
+    spare_announced_.mapped() = std::move(entry);
+    announced_.insert(std::move(spare_announced_));
+  }
+}
+
 // Notes an announced message, under a number of the stream if it has none, and makes room for its frame.
 std::byte* Messenger::hold_announced(FrameHeader& header, Announced entry) {
   const bool of_stream = header.id == 0;
   if (of_stream)
     header.id = kStreamOnly | (end_.services.ledger ? end_.services.ledger->open() : next_announced_++);
   try {
-    announced_.insert_or_assign(header.id, std::move(entry));
+    note_announced(header.id, std::move(entry));
     return end_.output.append(SessionOutput::Lane::requests, kHeaderBytes + header.length);
   } catch (...) {
     announced_.erase(header.id);
@@ -201,8 +212,8 @@ Errc Messenger::on_release(const FrameHeader& frame) noexcept {
   if (found == announced_.end()) return Errc::protocol;
   // The memory must stay while an answer is read from it.
   if (found->second.answer != 0 && end_.output.holds(found->second.answer)) return Errc::protocol;
-  const Announced ended = std::move(found->second);
-  announced_.erase(found);
+  spare_announced_ = announced_.extract(found);
+  const Announced ended = std::move(spare_announced_.mapped());
   if (end_.services.ledger) end_.services.ledger->end(frame.id);
   end_send(ended.operation, ended.length, static_cast<Errc>(frame.data));
   return Errc::ok;
@@ -279,12 +290,10 @@ Errc Messenger::on_message(const FrameHeader& frame, const std::byte* payload) {
 Errc Messenger::on_announce(const FrameHeader& frame, const std::byte* payload) {
   if (!in_order(frame)) return Errc::protocol;
   if (++announcements_ > kMaxOutstanding) return Errc::protocol;
-  auto message = std::make_unique<Message>();
+  if (!spare_message_) spare_message_ = std::make_unique<Message>();
+  Message* const message = spare_message_.get();
   message->head = head_of(frame);
-  message->sender = end_.services.sender;
-  message->origin = this;
-  message->announced = true;
-  message->id = frame.id;
+  message->where.clear();
   std::uint64_t described = 0;
   for (std::size_t i = 0; i < frame.length / kPieceBytes; ++i, payload += kPieceBytes) {
     std::uint64_t words[2];
@@ -312,20 +321,27 @@ Errc Messenger::on_announce(const FrameHeader& frame, const std::byte* payload) 
   }
   Matched matched{.head = message->head};
   if (!end_.services.receives.match(matched, *end_.services.sender)) {
-    end_.services.receives.keep(std::move(message));
+    message->sender = end_.services.sender;
+    message->origin = this;
+    message->announced = true;
+    message->id = frame.id;
+    end_.services.receives.keep(std::move(spare_message_));
     return Errc::ok;
   }
-  begin_fetch(matched, message->id, std::move(message->where));
+  begin_fetch(matched, frame.id, message->where);
   // Those that came together are read together, where that saves something.
   if (!end_.services.reader || fetches_.size() == kMostFetches || fetch_bytes_ >= kMostFetchBytes)
     run_fetches();
   return Errc::ok;
 }
 
-// There is room in fetches_.
-void Messenger::begin_fetch(const Matched& matched, std::uint64_t id, std::vector<iovec> where) noexcept {
+// There is room in fetches_. `where` gets the memory of one that has ended.
+void Messenger::begin_fetch(const Matched& matched, std::uint64_t id, std::vector<iovec>& where) noexcept {
   member_.fetching(id, matched);
-  fetches_.push_back({{id, matched}, std::move(where)});
+  Fetch& fetch = fetches_.push_back();
+  fetch.pull = {id, matched};
+  fetch.done = 0;
+  fetch.where.swap(where);
   fetch_bytes_ += matched.room;
 }
 
@@ -339,7 +355,7 @@ void Messenger::fetch(const Message& message, const Matched& matched) noexcept {
     tell_output();
     return;
   }
-  begin_fetch(matched, message.id, std::move(where));
+  begin_fetch(matched, message.id, where);
   run_fetches();
 }
 
@@ -379,7 +395,7 @@ void Messenger::read_fetches() noexcept {
     if (!stands(fetch.pull.id)) outcome = Errc::peer_lost;
     if (outcome == Errc::ok && read && fetch.done != fetch.pull.matched.room) break;
     const Pull ended = fetch.pull;
-    fetches_.pop_front();
+    fetches_.drop_front();
     outcome == Errc::not_supported ? pull(ended) : end_fetch(ended, outcome);
   }
   fetch_bytes_ = 0;

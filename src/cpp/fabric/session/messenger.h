@@ -78,13 +78,14 @@ class Messenger final : private MessageOrigin, private Initiator::Puller, privat
   bool post_beside(const Transfer& transfer) noexcept;  // false: has to go through the stream
   void post_small(const Transfer& transfer, FrameHeader header);
   bool announce(const Transfer& transfer, FrameHeader header);
+  void note_announced(std::uint64_t id, Announced entry);
   std::byte* hold_announced(FrameHeader& header, Announced entry);
   void end_send(Operation* operation, std::uint64_t length, Errc error) noexcept;
 
   bool in_order(const FrameHeader& frame) const noexcept;
   bool buffer(std::uint64_t cost) noexcept;  // false: more than the peer may send
   void deliver(Matched& arrived, const std::byte* payload);
-  void begin_fetch(const Matched& matched, std::uint64_t id, std::vector<iovec> where) noexcept;
+  void begin_fetch(const Matched& matched, std::uint64_t id, std::vector<iovec>& where) noexcept;
   void read_fetches() noexcept;
   bool slice_spent() const noexcept { return end_.services.slice && end_.services.slice->spent(); }
   bool stands(std::uint64_t id) const noexcept;  // an announcement of the peer
@@ -112,15 +113,17 @@ class Messenger final : private MessageOrigin, private Initiator::Puller, privat
   RingQueue<Sending> sending_;
   std::uint64_t window_used_ = 0;                           // of kMessageWindow, by messages of this side
   std::unordered_map<std::uint64_t, Announced> announced_;  // by number
+  decltype(announced_)::node_type spare_announced_;         // of one that has ended
   std::uint64_t next_announced_ = 1;
 
-  RingQueue<Fetch> fetches_;       // to be read in one go, or slice by slice
-  std::uint64_t fetch_bytes_ = 0;  // of them
-  RingQueue<Pull> pulls_;          // among the initiator's requests, in the same order
-  RingQueue<Pull> waiting_pulls_;  // for a place there
-  std::size_t announcements_ = 0;  // of the peer, not released
-  std::uint64_t buffered_ = 0;     // of kMessageWindow, by messages of the peer
-  std::uint64_t uncredited_ = 0;   // bytes of it that are free again
+  RingQueue<Fetch> fetches_;                // to be read in one go, or slice by slice
+  std::uint64_t fetch_bytes_ = 0;           // of them
+  std::unique_ptr<Message> spare_message_;  // for the next one that is announced
+  RingQueue<Pull> pulls_;                   // among the initiator's requests, in the same order
+  RingQueue<Pull> waiting_pulls_;           // for a place there
+  std::size_t announcements_ = 0;           // of the peer, not released
+  std::uint64_t buffered_ = 0;              // of kMessageWindow, by messages of the peer
+  std::uint64_t uncredited_ = 0;            // bytes of it that are free again
 };
 
 }  // namespace fab

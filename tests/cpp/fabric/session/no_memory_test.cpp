@@ -220,6 +220,29 @@ TEST_CASE("sessions survive the failure of each allocation") {
           course.check(memory.failed());
         },
         FailingMemory::Of::thread, lack);
-    CHECK(made > 50);
+    CHECK(made > 40);
   }
+}
+
+TEST_CASE("an announced message that meets its receive needs no memory that the one before has not left") {
+  Link link;
+  FailingMemory memory(0);
+  for (int round = 0; round < 10; ++round) {
+    Do send(OpCode::send, 7, 0, 50'000);
+    send.transfer.flags = transfer_flag::kTagged;
+    Take taken(7, send.bytes.size());
+    link.pipe.b.receives.post(taken.receive);
+    if (round < 3) {  // the first ones make what all need
+      REQUIRE(link.pipe.a.session.post({&send.transfer, 1}) == 1);
+      link.run();
+    } else {
+      const FailingMemory::Scope scope(memory);
+      link.pipe.a.session.post({&send.transfer, 1});
+      link.run();
+    }
+    CHECK(taken.outcome() == Errc::ok);
+    CHECK(taken.bytes == send.bytes);
+    CHECK(send.outcome() == Errc::ok);
+  }
+  CHECK(memory.made() == 0);
 }
