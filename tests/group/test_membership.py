@@ -285,3 +285,51 @@ def test_bad_calls() -> None:
             assert part is not None
             part.close()
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+SPENT = """
+import os, resource, sys, pyfab
+from pyfab.core.deadline import Deadline
+from pyfab.group.membership import agree
+with pyfab.Group.from_env("tcp:lo", timeout=30) as group:
+    if group.rank == 0:
+        alive = set(range(6))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            agree(group._control, 0, alive, 0, b"", Deadline(5))
+        except OSError as error:
+            print(error.strerror)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        print(sorted(alive))
+"""
+
+
+def test_spent_descriptors_here_are_nobodys_death(start_ranks: StartRanks) -> None:
+    """Of six ranks, 0 has no connection to 3 yet, and cannot open one."""
+    ranks = start_ranks(SPENT, 6)
+    outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert re.match(r".*too many open files.*\n\[0, 1, 2, 3, 4, 5\]\n$", outputs[0]), outputs
+
+
+STOPPED = """
+import os, signal, sys, pyfab
+with pyfab.Group.from_env("tcp:lo", timeout=30) as group:
+    pids = group.allgather(os.getpid())
+    if group.rank == 0:
+        os.kill(pids[1], signal.SIGSTOP)
+        for _ in range(4):
+            assert group._control.view_of(1) is None
+        questions = group._control._questions
+        print(len(questions))
+        os.kill(pids[1], signal.SIGCONT)
+        while group._control.view_of(1) is None:
+            pass
+        print(len(questions))
+"""
+
+
+def test_a_stopped_rank_is_asked_once_until_it_answers(start_ranks: StartRanks) -> None:
+    ranks = start_ranks(STOPPED, 2)
+    outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert outputs[0] == "1\n0\n", outputs

@@ -32,8 +32,10 @@ from numpy.typing import NDArray
 from pyfab.core.deadline import Deadline
 from pyfab.core.enums import Access
 from pyfab.core.errors import (
+    AccessDeniedError,
     FabricError,
     InvalidArgumentError,
+    KeyRejectedError,
     OperationTimeout,
     PeerLostError,
     UnreachableError,
@@ -58,6 +60,9 @@ _ANSWER = 0.01  # seconds that each of them has to answer before the next is loo
 _LOOK, _LONGEST = 0.25, 2.0  # at least, at most; between them
 _PER_RANK = 0.004  # this for each rank, as all may ask
 _SHARE = 0.05  # or this share of the time waited
+# What says that a rank is dead or that its group is closed. Any other error, such as a lack of memory or of descriptors,
+# is this process's own and says nothing of the rank.
+GONE = (PeerLostError, UnreachableError, KeyRejectedError, AccessDeniedError)
 _NAMED = 64  # how many are asked at most to name those that did not come
 
 
@@ -85,8 +90,8 @@ class Control:
         self._shown = (0, b"")  # the barrier for which a box was last filled, and what the others find there
         self._large: list[MemoryRegion | None] = [None, None]  # what the boxes refer to
         self._asked = 0  # the last rank that was asked in its turn
-        # To peers: what is in their cells?
-        self._questions: dict[int, tuple[Operation, NDArray[np.uint8]]] = {}
+        # To peers that have not answered yet, by rank and by where in their window: what is there?
+        self._questions: dict[tuple[int, int], tuple[Operation, NDArray[np.uint8]]] = {}
 
     @property
     def remote(self) -> bytes:
@@ -110,15 +115,14 @@ class Control:
         view[:8].view(np.uint64)[0] = number
 
     def view_of(self, rank: int) -> tuple[int, set[int], bytes] | None:
-        """What a rank shows: (number, alive, successor); None if it does not answer. Raises FabricError if it is gone."""
+        """What a rank shows: (number, alive, successor); None if it does not answer. Raises one of GONE if it is gone."""
         if rank == self._rank:
             view = self._view
         else:
-            operation, view = self._look(rank, _VIEW_AT, self._remotes[rank].nbytes - _VIEW_AT)
-            try:
-                operation.result(_LOOK)
-            except OperationTimeout:
+            answer = self._question(rank, _VIEW_AT, self._remotes[rank].nbytes - _VIEW_AT, _LOOK)
+            if answer is None:
                 return None
+            view = answer
         number, length = map(int, view[:16].view(np.uint64))
         alive = set(np.flatnonzero(view[_VIEW_HEAD:]).tolist())
         return number, alive, view[16 : 16 + min(length, _VIEW_HEAD - 16)].tobytes()
@@ -254,7 +258,7 @@ class Control:
             operation.result(deadline.remaining())
         except OperationTimeout as error:
             raise OperationTimeout(f"rank {rank} of {self._size} did not answer within {deadline}") from error
-        except FabricError as error:
+        except GONE as error:
             raise _lost({rank: error}, self._size) from error
 
     def _await(self, source: int, cell: int, number: int, deadline: Deadline) -> None:
@@ -294,7 +298,7 @@ class Control:
                     return source
                 source = (source - (1 << int(behind[0]))) % self._size
             view = self.view_of(source)
-        except FabricError as error:  # dead, or its group is closed
+        except GONE as error:
             raise self._losses(source, error) from error
         dead = set(range(self._size)) - view[1] if view is not None and view[0] else set()
         if dead:
@@ -309,7 +313,7 @@ class Control:
         for rank in ranks:
             try:
                 cells = self._ask(rank)
-            except FabricError as error:  # dead, or its group is closed
+            except GONE as error:
                 raise self._losses(rank, error) from error
             if cells is None or cells[0] < number:
                 absent.add(rank)
@@ -322,23 +326,32 @@ class Control:
             try:
                 if rank not in lost:
                     self._ask(rank)
-            except FabricError as another:
+            except GONE as another:
                 lost[rank] = another
+            except FabricError:  # this process cannot ask, so that those found have to do
+                break
         return _lost(lost, self._size)
 
     def _ask(self, rank: int) -> NDArray[np.uint64] | None:
-        """A rank's cells; None if it does not answer at once. Raises FabricError if it is gone."""
+        """A rank's cells; None if it does not answer at once. Raises one of GONE if it is gone."""
         if rank == self._rank:
             return self._cells
-        if rank not in self._questions:
-            self._questions[rank] = self._look(rank, 0, _CELLS * 8)
-        operation, answer = self._questions[rank]
+        answer = self._question(rank, 0, _CELLS * 8, _ANSWER)
+        return None if answer is None else answer.view(np.uint64)
+
+    def _question(self, rank: int, start: int, nbytes: int, patience: float) -> NDArray[np.uint8] | None:
+        """A part of a peer's control window; None if it does not answer within `patience` seconds.
+
+        A question without an answer stays, and the next call waits for it: a stopped rank is asked once, however often it is
+        looked at.
+        """
+        operation, answer = self._questions.pop((rank, start), None) or self._look(rank, start, nbytes)
         try:
-            operation.result(_ANSWER)
+            operation.result(patience)
         except OperationTimeout:
+            self._questions[rank, start] = operation, answer
             return None
-        del self._questions[rank]  # ask again next time
-        return answer.view(np.uint64)
+        return answer
 
 
 def _lost(errors: dict[int, FabricError], size: int) -> PeerLostError:

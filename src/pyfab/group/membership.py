@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from pyfab.core.errors import ClosedError, FabricError, OperationTimeout
+from pyfab.core.errors import ClosedError, OperationTimeout
+from pyfab.group.control import GONE
 from pyfab.meeting.ranks import ranks_text
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def agree(
         for other in sorted(alive - {rank}):
             try:
                 view = control.view_of(other)
-            except FabricError:
+            except GONE:
                 gone.add(other)
                 continue
             if view is None or view[0] < number or view[1] != alive:
