@@ -365,3 +365,47 @@ def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyfab.launch.spawn.run", without_rank_one)
     with pytest.raises(pyfab.OperationTimeout, match=r"rank 1 of 3 did not arrive"):
         pyfab.spawn(lambda _: None, 3, links="shm")
+
+
+def test_ranks_that_come_late_to_a_meeting_without_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks wait for each other; how long it takes until the first one comes does not count."""
+    monkeypatch.setattr("pyfab.launch.spawn._MEETING", 0.001)
+    assert pyfab.spawn(lambda group: group.rank, 1, links="shm") == [0]
+
+
+def test_a_rank_that_closes_its_stream_and_lives_is_named_and_ended() -> None:
+    before = set(psutil.Process().children(recursive=True))
+
+    def close_the_stream(group: pyfab.Group) -> None:
+        group.barrier()
+        if group.rank == 1:
+            os.closerange(3, 1000)
+        threading.Event().wait()
+
+    with pytest.raises((ChildProcessError, pyfab.PeerLostError)) as caught:
+        pyfab.spawn(close_the_stream, 2, links="tcp:lo")
+    if isinstance(caught.value, ChildProcessError):
+        assert caught.match("rank 1 ended without a result .it closed its stream and goes on")
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+IGNORING = """
+import os, signal, sys, pyfab
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+def leave(group):
+    os._exit(7)
+
+assert pyfab.spawn(lambda group: group.rank, 2, links="shm") == [0, 1]
+try:
+    pyfab.spawn(leave, 1, links="shm")
+except ChildProcessError as error:
+    print(error)
+"""
+
+
+def test_a_caller_that_ignores_its_children(start: Start) -> None:
+    """The kernel keeps no status for it."""
+    output, _ = start(IGNORING).communicate(timeout=60)
+    assert output == "rank 0 ended without a result (nobody knows how, because SIGCHLD is ignored here)\n"

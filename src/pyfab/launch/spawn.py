@@ -54,7 +54,7 @@ def spawn(
     children, complete = _Children(n, _processes(task)), False
     try:
         children.start()
-        outcomes = children.outcomes(deadline, Deadline(task.timeout))
+        outcomes = children.outcomes(deadline, task.timeout)
         complete = len(outcomes) == n
     finally:
         children.end(patient=complete)
@@ -85,13 +85,14 @@ class _Children:
                 theirs.append(undo.enter_context(line))
             self._processes.start(theirs)
 
-    def outcomes(self, deadline: Deadline, meeting: Deadline) -> dict[int, Outcome]:
+    def outcomes(self, deadline: Deadline, patience: float) -> dict[int, Outcome]:
         """Outcomes by rank: of all, or of those that had come when one failed or the time was over.
 
-        On the way the ranks meet, or hear who has not come in time.
+        On the way the ranks meet, or hear who has not come within `patience` seconds after the first.
         """
         outcomes: dict[int, Outcome] = {}
         spoken = {rank: Spoken() for rank in self._lines}
+        meeting = Deadline(None)
         met = False
         with selectors.DefaultSelector() as selector:
             for rank, line in self._lines.items():
@@ -107,6 +108,8 @@ class _Children:
                     if not data:
                         selector.unregister(key.fileobj)
                         outcomes[rank] = self._outcome(rank, spoken[rank].outcome)
+                if meeting.timeout is None and any(said.value is not None for said in spoken.values()):
+                    meeting = Deadline(patience)
                 if not met:
                     met = self._let_meet(spoken, meeting)
                 if any(outcome.error is not None for outcome in outcomes.values()):

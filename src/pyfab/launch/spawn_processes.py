@@ -39,7 +39,7 @@ class Processes(Protocol):
         """Starts one for each of these streams, which then are this process's no more: it closes what is open of them."""
 
     def status(self, rank: int) -> str:
-        """How one ended; waits for its end."""
+        """How one ended, whose stream has; waits for its end for a grace, since it may have closed its stream alone."""
 
     def end(self, *, patient: bool) -> None:
         """Ends all: those that end by themselves within a grace if `patient`, then by SIGTERM, then by SIGKILL."""
@@ -50,7 +50,7 @@ class Forked:
 
     def __init__(self, body: Callable[[int, socket.socket], None]) -> None:
         self._body = body
-        self._pids: dict[int, int] = {}  # by rank; removed when reaped
+        self._pids: dict[int, int] = {}  # by rank; removed when they have ended
 
     def start(self, lines: Sequence[socket.socket]) -> None:
         """Makes the processes, one for each line."""
@@ -64,8 +64,8 @@ class Forked:
         self._body(rank, lines[rank])
 
     def status(self, rank: int) -> str:
-        """How the process of this rank ended; waits for that."""
-        return how(os.waitstatus_to_exitcode(os.waitpid(self._pids.pop(rank), 0)[1]))
+        """How the process of this rank ended; waits for that for a grace."""
+        return self._ended(rank, _GRACE) or "it closed its stream and goes on"
 
     def end(self, *, patient: bool) -> None:
         """Ends those that live, at once or after a moment's patience."""
@@ -73,21 +73,31 @@ class Forked:
             self._reap(_GRACE)
         for number, patience in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, None)):
             for pid in self._pids.values():
-                os.kill(pid, number)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
             self._reap(patience)
 
     def _reap(self, timeout: float | None) -> None:
         deadline = Deadline(timeout)
-        for rank, pid in list(self._pids.items()):
+        for rank in list(self._pids):
+            self._ended(rank, deadline.remaining())
+
+    def _ended(self, rank: int, timeout: float | None) -> str | None:
+        """How a process ended; None if it has not in time. Where SIGCHLD is ignored, the kernel keeps no status."""
+        pid = self._pids[rank]
+        status = "nobody knows how, because SIGCHLD is ignored here"
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
             process = os.pidfd_open(pid)
-            poll = select.poll()
-            poll.register(process, select.POLLIN)
-            left = deadline.remaining()
-            ended = poll.poll(None if left is None else 1000 * left)
-            os.close(process)
-            if ended:
-                os.waitpid(pid, 0)
-                del self._pids[rank]
+            try:
+                poll = select.poll()
+                poll.register(process, select.POLLIN)
+                if not poll.poll(None if timeout is None else 1000 * timeout):
+                    return None
+            finally:
+                os.close(process)
+            status = how(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        del self._pids[rank]
+        return status
 
 
 def how(status: int) -> str:
@@ -159,6 +169,7 @@ class Served:
 def serve(caller: str, task: str, requests: str, *lines: str) -> None:
     """The body of the server."""
     bind_to(int(caller))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it hands that on
     data = read_file(int(task))
     os.close(int(task))
     server = os.getpid()
@@ -180,11 +191,19 @@ def serve(caller: str, task: str, requests: str, *lines: str) -> None:
             if stream.fileno() != -1:
                 report_failure(stream, error)
     request = b""
-    while request != _END_PATIENTLY and (request := asked.recv(100)):
+    while request != _END_PATIENTLY and (request := _next(asked)):
         if request.startswith(_STATUS):
             with contextlib.suppress(ConnectionError):  # the caller gave up
                 asked.send(ranks.status(int(request[len(_STATUS) :])).encode())
     ranks.end(patient=bool(request))
+
+
+def _next(asked: socket.socket) -> bytes:
+    """What the caller asks next; nothing if it is gone, or gave up before it had read an answer."""
+    try:
+        return asked.recv(100)
+    except ConnectionError:
+        return b""
 
 
 def _serve_as(rank: int, data: bytes, line: socket.socket, server: int) -> None:
