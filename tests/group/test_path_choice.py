@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pyfab
 import pytest
-from pyfab import Transport
+from pyfab import Transport, _core
 from pyfab.group import path_choice
 from rails import RAILS, WHY_NOT
 
@@ -90,3 +92,19 @@ def test_a_link_is_for_all_members_of_a_group_or_for_none(
         told = [future.result(TIMEOUT) for future in [pool.submit(member, rank) for rank in range(3)]]
     expected = "tcp.0" if lacking is not None else "tcp.0+tcp.1"
     assert told == [[expected] * 2] * 3
+
+
+def test_links_that_are_not_text_are_shown_escaped() -> None:
+    """An address comes from another process, which may have written anything."""
+    with pyfab.Domain("tcp:lo") as domain, domain.endpoint() as endpoint:
+        head, body = endpoint.address[:10], endpoint.address[10:-4].replace(b"tcp.0", b"tcp\xff0")
+        foreign = head + body + struct.pack("<I", zlib.crc32(body))
+        assert _core.address_links(foreign) == ["tcp\\xff0"]
+
+
+def test_a_type_that_is_not_text_is_shown_escaped() -> None:
+    with pyfab.Domain("tcp:lo") as domain, domain.register(np.zeros(4, "i8"), pyfab.Access.REMOTE) as region:
+        body = region.remote.to_bytes()[8:].replace(b"<i8", b"<\xff8")
+        foreign = b"pfv1" + struct.pack("<I", zlib.crc32(body)) + body
+        with pytest.raises(pyfab.InvalidArgumentError, match=r'the dtype "<\\xff8" is unknown'):
+            pyfab.RemoteRegion.from_bytes(foreign)

@@ -31,6 +31,9 @@ void bind_messages(py::module_& m);
 void bind_remote_array(py::module_& m);
 void bind_gather(py::module_& m);
 
+// Bytes that others may have chosen, as text for people: what is not UTF-8 is shown escaped, and never an
+// error.
+py::str shown(std::string_view bytes);
 // The library's exception for `code`, as an instance; message as given.
 py::object make_error(Errc code, const std::string& message);
 // Sets the Python error of the C++ exception being handled. For functions that are called by CPython

@@ -38,8 +38,15 @@ void translate(std::exception_ptr thrown) {  // NOLINT(performance-unnecessary-v
 
 }  // namespace
 
+py::str shown(std::string_view bytes) {
+  PyObject* text =
+      PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "backslashreplace");
+  if (!text) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(text);
+}
+
 py::object make_error(Errc code, const std::string& message) {
-  return class_for(code)(static_cast<int>(code), message);
+  return class_for(code)(static_cast<int>(code), shown(message));
 }
 
 void set_python_error() noexcept {
