@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,6 +19,23 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two for `-n auto`, however many processors there are: most tests start processes of their own."""
+    return 2
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For `pytest -n 2 --dist loadgroup`: conformance file by file beside all else, which one worker runs in order.
+
+    Much of the rest measures, starves or counts what it shares with its neighbours: name spaces, ports, descriptors.
+    """
+    for item in items:
+        conforms = CONFORMANCE in item.path.parents
+        item.add_marker(pytest.mark.xdist_group(item.path.name if conforms else "in order"))
+
+
+CONFORMANCE = Path(__file__).parent / "conformance"
 EXIT_GRACE = 5  # seconds that a process which has been told to end may take to be gone on a busy machine
 
 # Started by multiprocessing once per test run, on purpose; they end with it.
