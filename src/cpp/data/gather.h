@@ -166,7 +166,7 @@ class GatherWorker final {
 
  private:
   using Jobs = Worker<std::shared_ptr<GatherJob>>;
-  Jobs jobs_{"pyfab-gather", [](std::shared_ptr<GatherJob> job) noexcept { job->post(); }};
+  Jobs jobs_{"pyfab-gather", [](std::shared_ptr<GatherJob>& job) noexcept { job->post(); }};
 };
 
 }  // namespace fab

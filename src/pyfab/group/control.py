@@ -345,7 +345,9 @@ class Control:
         A question without an answer stays, and the next call waits for it: a stopped rank is asked once, however often it is
         looked at.
         """
-        operation, answer = self._questions.pop((rank, start), None) or self._look(rank, start, nbytes)
+        if (rank, start) not in self._questions:
+            self._questions[rank, start] = self._look(rank, start, nbytes)
+        operation, answer = self._questions.pop((rank, start))
         try:
             operation.result(patience)
         except OperationTimeout:

@@ -9,19 +9,27 @@
 
 namespace fab {
 
-// Calls `work`, which does not throw, with each of the items, at the same time as far as threads are to be
-// had. Returns when all are done.
+// Starts a thread for each of the items but the last, as far as threads are to be had; returns the first item
+// that has none.
 template <class Items, class Work>
-void at_once(Items& items, const Work& work) noexcept {
-  std::vector<std::thread> threads;
+auto start_each(Items& items, const Work& work, std::vector<std::thread>& threads) noexcept {
   auto next = items.begin();
   try {
     threads.reserve(items.size());
     for (; next != items.end() && std::next(next) != items.end(); ++next)
       threads.push_back(start_quiet_thread("pyfab-each", [&work, &item = *next] { work(item); }));
-  } catch (const std::exception&) {  // the rest one after the other
+  } catch (const std::exception&) {
+    return next;
   }
-  for (; next != items.end(); ++next) work(*next);
+  return next;
+}
+
+// Calls `work`, which does not throw, with each of the items: at the same time where threads are to be had,
+// the rest one after the other. Returns when all are done.
+template <class Items, class Work>
+void at_once(Items& items, const Work& work) noexcept {
+  std::vector<std::thread> threads;
+  for (auto next = start_each(items, work, threads); next != items.end(); ++next) work(*next);
   for (std::thread& thread : threads) thread.join();
 }
 

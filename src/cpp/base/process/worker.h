@@ -20,7 +20,7 @@ template <class Item>
 class Worker final {
  public:
   using Items = std::list<Item>;
-  using Handle = void (*)(Item) noexcept;
+  using Handle = void (*)(Item&) noexcept;
 
   Worker(const char* name, Handle handle) : name_(name), state_(std::make_shared<State>(handle)) {}
   ~Worker() { stop(); }
@@ -77,7 +77,7 @@ class Worker final {
       Items next;
       next.splice(next.begin(), state.waiting, state.waiting.begin());
       lock.unlock();
-      state.handle(std::move(next.front()));
+      state.handle(next.front());
       next.clear();  // what it holds goes without the lock
       lock.lock();
     }

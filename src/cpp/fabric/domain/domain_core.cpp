@@ -318,16 +318,20 @@ bool DomainCore::retired(std::uint32_t index, Deadline deadline) {
   return true;
 }
 
-// Each gives its peers a while to take in its last messages: all at the same time, unless the threads would
-// wait for this one, which is the progress thread or may hold what callbacks need.
-void DomainCore::close_contexts() {
-  std::vector<std::shared_ptr<Context>> open;
+// None where the threads would wait for this one, which is the progress thread or may hold what callbacks
+// need, and none where memory is lacking.
+std::vector<std::shared_ptr<Context>> DomainCore::contexts_to_close_at_once() noexcept try {
   const auto self = weak_from_this().lock();  // null: from the destructor
-  if (self) try {
-      const std::lock_guard lock(mutex_);
-      if (!thread_ || !thread_->is_this_thread()) open = contexts_;
-    } catch (const std::bad_alloc&) {  // then one after the other
-    }
+  const std::lock_guard lock(mutex_);
+  if (!self || (thread_ && thread_->is_this_thread())) return {};
+  return contexts_;
+} catch (const std::bad_alloc&) {
+  return {};
+}
+
+// Each gives its peers a while to take in its last messages: all at the same time, where that can be.
+void DomainCore::close_contexts() {
+  auto open = contexts_to_close_at_once();
   at_once(open, [this](const std::shared_ptr<Context>& context) { close_context(*context); });
   while (const auto context = first_context()) close_context(*context);  // what came meanwhile
 }

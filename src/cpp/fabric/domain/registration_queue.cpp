@@ -20,10 +20,10 @@ std::shared_ptr<EventQueue> RegistrationQueue::bound() const {
 void RegistrationQueue::push(std::shared_ptr<MemoryRegion> region, std::shared_ptr<EventQueue> events) {
   Worker<Waiting>::Items made;
   made.push_back({std::move(region), std::move(events), EventQueue::make_place()});
-  if (!worker_.push(made, threaded_)) complete(std::move(made.front()));  // nobody else comes to do it
+  if (!worker_.push(made, threaded_)) complete(made.front());  // nobody else comes to do it
 }
 
-void RegistrationQueue::complete(Waiting waiting) noexcept {
+void RegistrationQueue::complete(Waiting& waiting) noexcept {
   Event& event = waiting.place.front();
   event.type = EventType::registered;
   event.error = waiting.region->complete();

@@ -31,7 +31,7 @@ class RegistrationQueue final {
     std::shared_ptr<EventQueue> events;
     EventQueue::Place place;  // in it
   };
-  static void complete(Waiting waiting) noexcept;
+  static void complete(Waiting& waiting) noexcept;
 
   const bool threaded_;
   mutable std::mutex mutex_;  // guards bound_

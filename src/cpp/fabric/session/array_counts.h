@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -15,15 +14,15 @@ class ArrayCounts final {
  public:
   // A piece was applied, and has changed an element or not. True: it is the last one, and the array counts.
   bool applied(std::uint64_t array, bool last, bool modified) noexcept {
-    const auto known = std::ranges::find(entries_, Place(array), &Entry::array);
-    const bool any = modified || (known != entries_.end() && known->modified);
+    Entry* const known = find(array);
+    const bool any = modified || (known && known->modified);
     if (last) {
-      if (known != entries_.end()) *known = {};
+      if (known) *known = {};
       return any;
     }
-    auto entry = known != entries_.end() ? known : std::ranges::find(entries_, Place(), &Entry::array);
+    Entry* entry = known ? known : find(std::nullopt);
     // Arrays that broke off fill the table in time: then one after the other gives way.
-    if (entry == entries_.end()) entry = entries_.begin() + next_++ % kMost;
+    if (!entry) entry = &entries_[next_++ % kMost];
     *entry = {array, any};
     return false;
   }
@@ -35,6 +34,11 @@ class ArrayCounts final {
     Place array{};
     bool modified = false;
   };
+  Entry* find(Place place) noexcept {
+    for (Entry& entry : entries_)
+      if (entry.array == place) return &entry;
+    return nullptr;
+  }
 
   std::array<Entry, kMost> entries_{};
   std::size_t next_ = 0;

@@ -60,10 +60,11 @@ Delivery Initiator::level_of(const Transfer& transfer) const noexcept {
 }
 
 bool Initiator::room_for(const Transfer& transfer) const noexcept {
+  if (end_.output.broken() || requests_.size() + asked_rows_ >= kMaxOutstanding ||
+      end_.output.copied(SessionOutput::Lane::requests) >= kMostCopied)
+    return false;
   const bool fetches = is_atomic(transfer.op) && wants_data(transfer.op);
-  return !end_.output.broken() && requests_.size() + asked_rows_ < kMaxOutstanding &&
-         end_.output.copied(SessionOutput::Lane::requests) < kMostCopied &&
-         !(fetches && result_bytes_ + kMaxAtomicBytes > kMaxResultBytes);
+  return !fetches || result_bytes_ + kMaxAtomicBytes <= kMaxResultBytes;
 }
 
 bool Initiator::refuse(const Transfer& transfer) noexcept {
@@ -412,7 +413,7 @@ void Initiator::held() noexcept {
 }
 
 // Of a request that is with the stream.
-void Initiator::settle_early(Request& request) noexcept {
+void Initiator::settle_early(Request& request) const noexcept {
   const bool reached = request.delivery == Delivery::inject ||
                        (request.delivery == Delivery::transmit && end_.handover == Handover::at_once);
   if (reached && request.operation && !request.local && request.error == Errc::ok)

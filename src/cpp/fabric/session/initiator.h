@@ -97,7 +97,7 @@ class Initiator {
   void read_again();
   void settle(const Request& request, Errc error) noexcept;
   void settle_rows(const Request& request, Errc error) noexcept;
-  void settle_early(Request& request) noexcept;
+  void settle_early(Request& request) const noexcept;
   void finish_oldest(Errc error);
   bool awaits_data() const noexcept;
 

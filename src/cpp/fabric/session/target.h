@@ -27,7 +27,7 @@ class Target {
   void end_write(const FrameHeader& frame, const Reader& reader);
   void end_probe(const FrameHeader& frame);
   void on_read(const FrameHeader& frame);
-  Errc on_rows(const FrameHeader& frame, const std::byte* payload);
+  Errc on_rows(const FrameHeader& asked, const std::byte* payload);
   void on_atomic(const FrameHeader& frame, const std::byte* payload);
   void on_describe(const FrameHeader& frame);
   void on_notify(const FrameHeader& frame) noexcept { deliver(frame.total, frame.data); }

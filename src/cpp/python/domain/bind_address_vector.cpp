@@ -145,6 +145,7 @@ void bind_address_vector(py::module_& m) {
         for (const Part& part : Name::decode(std::string_view(address)).parts)
           if (std::ranges::find(links, part.link) == links.end()) links.push_back(part.link);
         std::vector<py::str> out;
+        out.reserve(links.size());
         for (const std::string& link : links) out.push_back(shown(link));
         return out;
       },
