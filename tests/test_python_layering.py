@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -114,6 +115,15 @@ def test_imports_do_not_run_up(path):
     room = room_of(name_of(path))
     for other in imports_of(path):
         assert ROOMS.index(room_of(other)) <= ROOMS.index(room), f"{name_of(path)} may not import {other}"
+
+
+def test_the_extension_imports_modules_that_exist():
+    sources = (PACKAGE.parent / "cpp" / "python").rglob("*.cpp")
+    named = {
+        name for path in sources for name in re.findall(r'import\("(pyfab\.[\w.]+)"\)', path.read_text())
+    }
+    assert named
+    assert named <= NAMES
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -124,7 +124,7 @@ void LocalBuffer::add(PyObject* object, bool writable) {
     PyErr_Clear();
     if (!PyObject_CheckBuffer(object) && (PyObject_HasAttrString(object, "__dlpack_device__") ||
                                           PyObject_HasAttrString(object, "__cuda_array_interface__"))) {
-      const py::object array = py::module_::import("pyfab._buffers").attr("array_of")(py::handle(object));
+      const py::object array = py::module_::import("pyfab.core.buffers").attr("array_of")(py::handle(object));
       return add(array.ptr(), writable);  // the same memory, which `holder` keeps
     }
     if (PyObject_CheckBuffer(object) && writable && PyObject_GetBuffer(object, &view, PyBUF_ND) == 0) {
