@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyfab
 import pytest
+from litmus import rounds
 from pyfab import Access
 from pyfab.testing import Peer
 from support import IN_PROCESS, TIMEOUT, Pair
@@ -47,6 +48,44 @@ def test_a_manual_target_moves_when_driven_and_only_then(where, size):
             peer.run(drive)
         assert operation.result(0).nbytes == size
         assert peer.run(content).all()
+
+
+def post_receive(target):
+    target.kept["memory"] = np.zeros(8, np.uint8)
+    target.kept["receive"] = target.endpoint.recv(target.kept["memory"])
+
+
+def wait_for_it(target):
+    target.kept["receive"].result(TIMEOUT)
+
+
+def wait_for_another(target):
+    post_receive(target)
+    wait_for_it(target)
+
+
+@pytest.mark.parametrize("where", ["thread", "process"])
+@pytest.mark.parametrize("links", ["tcp", "shm", "shm+tcp"])
+def test_a_receiver_that_stops_driving_leaves_no_answer_behind(links, where):
+    """Whoever took the message out of the socket goes before the answer does, and nothing else arrives there."""
+    long = {
+        "peer_deadline": 10_000
+    }  # so that no sign of life is asked for, which would take the answer along
+    with (
+        Peer(links, where=where, **long) as peer,
+        pyfab.Domain(links, **long) as domain,
+        domain.endpoint() as endpoint,
+    ):
+        peer.meet(endpoint)
+        handle = endpoint.av.insert(peer.address)
+        for _ in range(rounds(60)):
+            peer.run(post_receive)
+            operation = endpoint.send(np.ones(8, np.uint8), handle)
+            peer.run(wait_for_it)
+            assert operation.result(TIMEOUT).nbytes == 8
+            operation = endpoint.send(np.ones(8, np.uint8), handle)
+            peer.run(wait_for_another)
+            assert operation.result(TIMEOUT).nbytes == 8
 
 
 def test_a_manual_initiator_moves_when_it_waits():

@@ -565,7 +565,10 @@ bool Context::move(bool look) noexcept {
   slice_.begin();
   // However much moves, the poller has its turns: timers, ends of processes, connections.
   bool moved = turns_ >= kPollerTurns && look_at_poller();
-  moved |= endpoint_ && endpoint_->progress();
+  if (endpoint_ && endpoint_->progress()) {
+    moved = true;
+    wake_sleeper();
+  }
   turns_ += moved ? kTurnsOfMove : 1;
   if (look && !moved) moved = look_at_poller();
   if (path_ended_ || (moved && !(leaving_.empty() && replaced_.empty()))) tidy();
@@ -577,14 +580,18 @@ bool Context::look_at_poller() noexcept {
   const OverlapWatch::Visit visit(moving_);
   turns_ = 0;
   if (poller_.dispatch() == 0) return false;
-  // What was ready may have been all that would wake somebody else who sleeps on the poller.
-  if (armed_.load(std::memory_order_relaxed) && armed_.exchange(false)) {
-    if (hand_back_)
-      hand_back_();
-    else if (endpoint_)
-      endpoint_->arm();
-  }
+  wake_sleeper();
   return true;
+}
+
+// What was taken may have been all that would wake somebody else who sleeps on the poller: nobody would do
+// then what is left for a turn in which nothing moves.
+void Context::wake_sleeper() noexcept {
+  if (!armed_.load(std::memory_order_relaxed) || !armed_.exchange(false)) return;
+  if (hand_back_)
+    hand_back_();
+  else if (endpoint_)
+    endpoint_->arm();
 }
 
 bool Context::progress(bool look) {

@@ -208,6 +208,7 @@ class Context final : public PeerWatcher {
   // `look`: also at the poller.
   bool move(bool look = true) noexcept;
   bool look_at_poller() noexcept;
+  void wake_sleeper() noexcept;
   bool owes_lock() noexcept;
   void count_caller(int difference) noexcept;
   void lead(Lock& lock, const std::function<bool()>& done, Deadline deadline);
