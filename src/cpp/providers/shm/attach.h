@@ -64,7 +64,7 @@ class AttachBatch {
   static constexpr std::size_t kMost = kMaxPieces - 1;  // pieces on either side, beside the proof
 
   // The proof costs 0.4 us, a third of a small put or get, and is asked for where at least this is moved.
-  static constexpr std::uint64_t kProven = 64 * 1024;  // bytes
+  static constexpr std::uint64_t kProven = 256 * 1024;  // bytes
 
   void begin(AttachProof& proof, bool write, std::uint64_t proven_from = kProven) noexcept {
     proof_ = &proof;
