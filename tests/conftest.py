@@ -25,11 +25,13 @@ def pytest_xdist_auto_num_workers() -> int:
     return 2
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """For `pytest -n 2 --dist loadgroup`: conformance file by file beside all else, which one worker runs in order.
 
     Much of the rest measures, starves or counts what it shares with its neighbours: name spaces, ports, descriptors.
     """
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
     for item in items:
         conforms = CONFORMANCE in item.path.parents
         item.add_marker(pytest.mark.xdist_group(item.path.name if conforms else "in order"))
