@@ -115,7 +115,7 @@ class Pyfab final : public Transport {
       receive.local = memory;
       receive.length = size;
       receive.rule = {.tag = 7, .tagged = true};
-      context_->receive(receive);
+      context_->inbox().receive(receive);
     }
     for (int i = 0; i < count; ++i) wait(receives_[i]);
   }

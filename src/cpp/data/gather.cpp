@@ -13,7 +13,6 @@ namespace fab {
 namespace {
 
 constexpr std::size_t kBatch = 256;  // transfers to a post
-constexpr unsigned kEagerTurns = 1000;
 // Samples of at least so many bytes, in batches of at least so many, are copied past the caches.
 constexpr std::uint64_t kLongRow = 4096, kLongBatch = 16 * 1024 * 1024;
 
@@ -253,12 +252,7 @@ void GatherJob::send(Request& request) noexcept {
         rest = rest.subspan(taken);
         if (room.ended) throw Error(Errc::peer_lost, "the path that was waited for has ended");
         fruitless = taken ? 0 : fruitless + 1;
-        if (taken) continue;
-        // Full: one turn of progress, with a nap once that did not help for long.
-        unsigned turns = 0;
-        const bool nap = fruitless > kEagerTurns;
-        context_->wait([&] { return !nap && turns++ > 0; },
-                       Deadline::in(nap ? std::chrono::milliseconds(1) : std::chrono::seconds(1)));
+        if (!taken) context_->make_room(fruitless);
       }
     } catch (const std::exception& caught) {
       const auto* error = dynamic_cast<const Error*>(&caught);

@@ -88,14 +88,14 @@ void check_receive(Context& context) {
   receive.operation = &operation;
   receive.length = kLength;
   try {
-    context.receive(receive);
+    context.inbox().receive(receive);
     FAIL("it was taken");
   } catch (const Error& error) {
     CHECK(error.code() == Errc::bounds);
   }
   receive.length = 0;
-  context.receive(receive);
-  CHECK(context.cancel(operation));
+  context.inbox().receive(receive);
+  CHECK(context.inbox().cancel(operation));
 }
 
 }  // namespace

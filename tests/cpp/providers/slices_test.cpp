@@ -123,12 +123,12 @@ TEST_CASE("a long message is taken slice by slice") {
     receive.local = far.data();
     receive.length = far.size();
     Filling filling(far.data(), kLong);
-    if (expected) b.context->receive(receive);
+    if (expected) b.context->inbox().receive(receive);
     const Started sending(*a.context, to_b,
                           Side::transfer(OpCode::send, 0, 0, near.data(), kLong, Delivery::transmit));
-    for (int turns = 0; !expected && b.context->message_sizes().unexpected == 0 && turns < 1000; ++turns)
+    for (int turns = 0; !expected && b.context->inbox().sizes().unexpected == 0 && turns < 1000; ++turns)
       b.context->progress();
-    if (!expected) b.context->receive(receive);
+    if (!expected) b.context->inbox().receive(receive);
     filling.look();
     for (int turns = 0; !received.done() && turns < 1000; ++turns) {
       b.context->progress();

@@ -285,7 +285,7 @@ void DomainCore::choose_lead() {
 
 void DomainCore::kick() noexcept {
   const std::lock_guard lock(lead_mutex_);
-  if (lead_) lead_->kick();
+  if (lead_) lead_->driver().kick();
   idle_wake_.notify_all();
 }
 

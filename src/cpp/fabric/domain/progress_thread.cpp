@@ -28,9 +28,9 @@ class ProgressThread::Slot final : public ReadyHandler {
  public:
   // Masked until take_back() has armed the context.
   Slot(Poller& poller, std::shared_ptr<Context> context) : poller_(poller), context_(std::move(context)) {
-    poller_.add(context_->poll_fd(), 0, *this);
+    poller_.add(context_->driver().poll_fd(), 0, *this);
   }
-  ~Slot() override { poller_.remove(context_->poll_fd(), *this); }
+  ~Slot() override { poller_.remove(context_->driver().poll_fd(), *this); }
 
   // The thread itself removes the context while working on it: the slot goes when it is done.
   void retire() noexcept {
@@ -44,7 +44,7 @@ class ProgressThread::Slot final : public ReadyHandler {
   bool unfinished() const noexcept { return unfinished_; }  // serve() stopped in the middle of work
 
   void on_ready(std::uint32_t) noexcept override {
-    if (context_->driver() == Context::Driver::nobody)
+    if (context_->driver().who() == Driver::Who::nobody)
       serve();
     else
       mask(true);
@@ -59,7 +59,7 @@ class ProgressThread::Slot final : public ReadyHandler {
       auto idle_since = Clock::now(), now = idle_since;
       do {  // at least once: what woke the thread stays ready until it is dispatched
         if (now - idle_since >= kThreadYieldsAfter) ::sched_yield();
-        if (context_->driver() != Context::Driver::nobody) return mask(true);
+        if (context_->driver().who() != Driver::Who::nobody) return mask(true);
         const bool look = now - looked >= kLookPeriod;
         if (look) looked = now;
         const bool moved = context_->progress(look);
@@ -73,12 +73,12 @@ class ProgressThread::Slot final : public ReadyHandler {
         }
       } while (now - idle_since < linger_);
       linger_ = microseconds(0);  // again only after something moved
-      switch (context_->arm()) {
-        case Context::Rest::allowed:
+      switch (context_->driver().arm()) {
+        case Driver::Rest::allowed:
           return;
-        case Context::Rest::in_use:
+        case Driver::Rest::in_use:
           return mask(true);  // somebody is at work there for longer: look again soon
-        case Context::Rest::work_left:
+        case Driver::Rest::work_left:
           break;
       }
     }
@@ -86,7 +86,7 @@ class ProgressThread::Slot final : public ReadyHandler {
 
   void mask(bool on) noexcept {
     masked_ = on;
-    poller_.modify(context_->poll_fd(), on ? 0u : static_cast<std::uint32_t>(EPOLLIN), *this);
+    poller_.modify(context_->driver().poll_fd(), on ? 0u : static_cast<std::uint32_t>(EPOLLIN), *this);
   }
 
  private:
@@ -109,14 +109,14 @@ ProgressThread::~ProgressThread() {
 void ProgressThread::add(std::shared_ptr<Context> context) {
   std::list<Slot> arrival;
   Slot& slot = arrival.emplace_back(poller_, std::move(context));
-  slot.context().set_hand_back([this] { waker_.wake(); });
+  slot.context().driver().set_hand_back([this] { waker_.wake(); });
   const std::lock_guard lock(arrivals_mutex_);
   arrivals_.splice(arrivals_.end(), arrival);
   waker_.wake();
 }
 
 void ProgressThread::remove(Context& context) {
-  context.set_hand_back(nullptr);
+  context.driver().set_hand_back(nullptr);
   const std::lock_guard lock(mutex_);  // the thread may be dispatching what has just arrived
   {
     const std::lock_guard arrivals_lock(arrivals_mutex_);
@@ -133,17 +133,17 @@ void ProgressThread::remove(Context& context) {
 ProgressThread::Again ProgressThread::take_back() {
   Again again = Again::never;
   for (Slot& slot : slots_) {
-    if (slot.retired() || (!slot.masked() && slot.context().armed())) continue;
-    switch (slot.context().driver()) {
-      case Context::Driver::nobody:
+    if (slot.retired() || (!slot.masked() && slot.context().driver().armed())) continue;
+    switch (slot.context().driver().who()) {
+      case Driver::Who::nobody:
         slot.mask(false);
         slot.serve();
         if (slot.masked()) again = std::max(again, slot.unfinished() ? Again::at_once : Again::soon);
         break;
-      case Context::Driver::spinning_caller:
+      case Driver::Who::spinning_caller:
         again = std::max(again, Again::soon);
         break;
-      case Context::Driver::staying_caller:
+      case Driver::Who::staying_caller:
         break;  // wakes the thread when it stops driving
     }
   }

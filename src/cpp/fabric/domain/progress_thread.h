@@ -24,7 +24,7 @@ class ProgressThread final {
   ProgressThread& operator=(const ProgressThread&) = delete;
 
   void add(std::shared_ptr<Context> context);
-  // Returns when the thread no longer uses it. May be called by the thread itself (from Context::on_notice).
+  // Returns when the thread no longer uses it. May be called by the thread itself (from Driver::on_notice).
   void remove(Context& context);
   bool is_this_thread() const noexcept { return std::this_thread::get_id() == thread_.get_id(); }
 

@@ -190,11 +190,10 @@ std::uint64_t context_number(ContextHandle& handle, PyObject* context) {
 
 bool post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation,
               bool long_work, bool first) {
-  constexpr int kEagerTurns = 1000;
   Context& context = *handle.context;
   bool started = false;
   Context::Room room;
-  for (int fruitless = 0; !batch.empty();) {
+  for (unsigned fruitless = 0; !batch.empty();) {
     std::size_t taken = 0;
     try {
       std::optional<std::size_t> tried;
@@ -212,13 +211,7 @@ bool post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batc
           throw Error(Errc::again,
                       "the way to peer " + std::to_string(peer) +
                           " is full; make progress, or wait for what is outstanding, and try again");
-        if (taken == 0) {
-          // Full: one turn of progress, with a nap once that did not help for long.
-          int turns = 0;
-          const auto nap = std::chrono::milliseconds(fruitless > kEagerTurns ? 1 : 0);
-          context.wait([&] { return nap.count() == 0 && turns++ > 0; },
-                       Deadline::in(nap.count() ? nap : std::chrono::seconds(1)));
-        }
+        if (taken == 0) context.make_room(fruitless);
       }
       if (taken < batch.size() && PyErr_CheckSignals() != 0) throw py::error_already_set();
     } catch (...) {
@@ -296,7 +289,7 @@ void bind_context(py::module_& m) {
              }
              handle->origin = std::make_shared<const Origin>(
                  Origin{handle->context, handle->finished, nullptr, handle->manual});
-             handle->context->on_notice = [finished = handle->finished] {
+             handle->context->driver().on_notice = [finished = handle->finished] {
                if (WithoutGil::finalizing()) return;
                const py::gil_scoped_acquire acquire;
                finished->drain();
@@ -370,7 +363,8 @@ void bind_context(py::module_& m) {
             handle.check_open();
             const PeerId id = peer.is_none() ? kNoPeer : peer_from(peer.ptr());
             const Deadline deadline = deadline_from(timeout);
-            if (id != kNoPeer && !handle.context->peers().contains(handle.context->target(id).index))
+            if (id != kNoPeer &&
+                !handle.context->peers().contains(handle.context->handles().target(id).index))
               throw Error(Errc::invalid, "peer " + std::to_string(static_cast<std::int64_t>(id)) +
                                              " is not in the address vector (never inserted, or removed)");
             auto goals = WithoutGil::run([&] { return handle.context->flush_goals(id); });
@@ -414,7 +408,7 @@ void bind_context(py::module_& m) {
           },
           "Moves what can be moved without waiting; whether anything moved.")
       .def_property_readonly(
-          "_poll_fd", [](const ContextHandle& handle) { return handle.context->poll_fd(); },
+          "_poll_fd", [](const ContextHandle& handle) { return handle.context->driver().poll_fd(); },
           "For event loops under manual progress.")
       .def(
           "_drive",
@@ -424,7 +418,7 @@ void bind_context(py::module_& m) {
               const WithoutGil without_gil;
               do {
                 handle.context->progress();
-              } while (handle.context->arm() == Context::Rest::work_left);
+              } while (handle.context->driver().arm() == Driver::Rest::work_left);
             }
             handle.finished->drain();
           },

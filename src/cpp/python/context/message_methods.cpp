@@ -44,9 +44,9 @@ MatchRule rule_from(const ContextHandle& handle, PyObject* tag, PyObject* ignore
   if (names_key(flags)) {
     if (from >= kNoPeer >> 32)
       throw Error(Errc::invalid, "InsertFlag.AUTH_KEY: peer must be the handle of an authorization key");
-    rule.key = &handle.context->key_under(static_cast<std::uint32_t>(from + 1));
+    rule.key = &handle.context->handles().key_under(static_cast<std::uint32_t>(from + 1));
   } else if (from != kNoPeer) {
-    const PeerTarget target = handle.context->target(from);
+    const PeerTarget target = handle.context->handles().target(from);
     if (!handle.context->peers().contains(target.index))
       throw Error(Errc::invalid, "peer " + std::to_string(static_cast<std::int64_t>(from)) +
                                      " is not in the address vector (never inserted, or removed)");
@@ -55,9 +55,9 @@ MatchRule rule_from(const ContextHandle& handle, PyObject* tag, PyObject* ignore
   }
   if (given(group)) {
     const std::uint64_t number = number_from(group, "a group");
-    if (number > handle.context->max_group_id())
+    if (number > handle.context->handles().max_group_id())
       throw Error(Errc::invalid, "group " + std::to_string(number) + ": this domain has groups up to " +
-                                     std::to_string(handle.context->max_group_id()));
+                                     std::to_string(handle.context->handles().max_group_id()));
     if (rule.group != 0 && rule.group != number)
       throw Error(Errc::invalid, "the peer's handle names group " + std::to_string(rule.group) +
                                      ", and group=" + std::to_string(number) + "; give one of them");
@@ -77,7 +77,7 @@ Transfer message_of(const ContextHandle& handle, const LocalBuffer& local, PeerI
     transfer.local_pieces = local.pieces.data();
     transfer.piece_count = static_cast<std::uint16_t>(local.pieces.size());
   }
-  transfer.remote = handle.context->target(peer).group;
+  transfer.remote = handle.context->handles().target(peer).group;
   if (given(tag)) {
     transfer.key = number_from(tag, "a tag");
     transfer.flags |= transfer_flag::kTagged;
@@ -188,8 +188,8 @@ PyObject* post_receive(PyObject* self, PyObject* buffer, PyObject* tag, PyObject
     const std::uint64_t least_room = given(least) ? number_from(least, "min_multi_recv") : 0;
     return start_receive(handle, buffer, rule, least_room, context,
                          [&](const Receive& receive, bool at_once) {
-                           if (at_once) return handle.context->try_receive(receive);
-                           handle.context->receive(receive);
+                           if (at_once) return handle.context->inbox().try_receive(receive);
+                           handle.context->inbox().receive(receive);
                            return true;
                          });
   } catch (...) {
@@ -235,7 +235,7 @@ PyObject* trecv_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, 
   return post_receive(self, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]);
 }
 
-PyObject* completion_of(const Context::Waiting& found) {
+PyObject* completion_of(const Inbox::Waiting& found) {
   const MessageHead& head = found.head;
   return make_completion({.length = head.length,
                           .data = head.data,
@@ -259,7 +259,7 @@ struct ClaimedMessage {
     if (number == 0 || handle().shared->closed) return;
     try {
       const WithoutGil without_gil;
-      handle().context->discard_claimed(number);
+      handle().context->inbox().discard_claimed(number);
     } catch (const Error&) {
       return;  // a child of fork(): the message is the parent's
     }
@@ -275,7 +275,7 @@ struct ClaimedMessage {
     PyObject* operation = start_receive(
         handle(), local.ptr(), rule, 0, context.ptr(), [&](const Receive& receive, bool at_once) {
           if (at_once) return false;
-          there = handle().context->receive_claimed(claim, receive);
+          there = handle().context->inbox().receive_claimed(claim, receive);
           if (!there) throw Error(Errc::peer_lost, "the message is gone with its sender");
           return true;
         });
@@ -288,32 +288,32 @@ struct ClaimedMessage {
   void discard() {
     const std::uint64_t claim = take();
     const WithoutGil without_gil;
-    handle().context->discard_claimed(claim);
+    handle().context->inbox().discard_claimed(claim);
   }
 };
 
-template <Context::Look look>
+template <Inbox::Look look>
 PyObject* look_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"tag", "ignore", "peer", "group", "flags"};
   PyObject* a[5];
-  constexpr const char* kName = look == Context::Look::only    ? "peek"
-                                : look == Context::Look::claim ? "claim"
-                                                               : "discard";
+  constexpr const char* kName = look == Inbox::Look::only    ? "peek"
+                                : look == Inbox::Look::claim ? "claim"
+                                                             : "discard";
   if (!parse_arguments(kName, names, 0, args, nargs, kwnames, a)) return nullptr;
   try {
     ContextHandle& handle = context_handle(self);
     handle.check_open();
     const MatchRule rule = rule_from(handle, a[0], a[1], a[2], a[3], a[4]);
-    std::optional<Context::Waiting> found;
+    std::optional<Inbox::Waiting> found;
     {
       const WithoutGil without_gil;
-      found = handle.context->look(rule, look);
+      found = handle.context->inbox().look(rule, look);
     }
     if (!found)
       throw Error(Errc::no_message,
                   std::string(kName) + "(): no message that fits waits here (it may still come)");
     const auto completion = py::reinterpret_steal<py::object>(completion_of(*found));
-    if (look != Context::Look::claim) return py::object(completion).release().ptr();
+    if (look != Inbox::Look::claim) return py::object(completion).release().ptr();
     auto message = std::make_unique<ClaimedMessage>(
         py::reinterpret_borrow<py::object>(self), found->claim,
         MatchRule{.tag = found->head.tag, .group = found->head.group, .tagged = found->head.tagged},
@@ -342,7 +342,8 @@ PyObject* cancel_method(PyObject* self, PyObject* context) {
     bool found = false;
     {
       const WithoutGil without_gil;
-      for (std::size_t i = 0; i < numbers.size() && !found; ++i) found = handle.context->cancel(numbers[i]);
+      for (std::size_t i = 0; i < numbers.size() && !found; ++i)
+        found = handle.context->inbox().cancel(numbers[i]);
     }
     if (!found)
       throw Error(Errc::not_found,
@@ -362,7 +363,7 @@ PyObject* message_stats(PyObject* self, PyObject*) {
     ReceiveQueue::Sizes sizes;
     {
       const WithoutGil without_gil;
-      sizes = handle.context->message_sizes();
+      sizes = handle.context->inbox().sizes();
     }
     py::dict out;
     out["posted"] = sizes.posted;
@@ -396,7 +397,7 @@ PyObject* link_stats(PyObject* self, PyObject*) {
     LinkBook links;
     {
       const WithoutGil without_gil;
-      links = handle.context->link_counters();
+      links = handle.context->inbox().link_counters();
     }
     py::dict out;
     for (const auto& [name, counters] : links) {
@@ -497,13 +498,13 @@ PyMethodDef message_methods[] = {
      "trecv($self, /, local, tag, ignore=0, peer=ADDR_UNSPEC, context=None, group=None, "
      "min_multi_recv=None, flags=None)\n--\n\n"
      "recv() of a tagged message. ignore: bits of the tag that do not matter."},
-    {"peek", method(look_method<Context::Look::only>), METH_FASTCALL | METH_KEYWORDS,
+    {"peek", method(look_method<Inbox::Look::only>), METH_FASTCALL | METH_KEYWORDS,
      "peek($self, /, tag=None, ignore=0, peer=ADDR_UNSPEC, group=None, flags=None)\n--\n\n"
      "What the oldest waiting message that fits says of itself; FabricError FI_ENOMSG if there is none."},
-    {"claim", method(look_method<Context::Look::claim>), METH_FASTCALL | METH_KEYWORDS,
+    {"claim", method(look_method<Inbox::Look::claim>), METH_FASTCALL | METH_KEYWORDS,
      "claim($self, /, tag=None, ignore=0, peer=ADDR_UNSPEC, group=None, flags=None)\n--\n\n"
      "peek() that hides the message from everybody else and returns it."},
-    {"discard", method(look_method<Context::Look::discard>), METH_FASTCALL | METH_KEYWORDS,
+    {"discard", method(look_method<Inbox::Look::discard>), METH_FASTCALL | METH_KEYWORDS,
      "discard($self, /, tag=None, ignore=0, peer=ADDR_UNSPEC, group=None, flags=None)\n--\n\n"
      "peek() that throws the message away."},
     {"cancel", cancel_method, METH_O,

@@ -155,7 +155,7 @@ void settled_hook(Operation& core) noexcept {
                 {0, operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer});
   if (operation.phase.exchange(OperationObject::kSettled) != OperationObject::kInFlight) return;
   if (tally) tally->leave(operation.entry);
-  if (operation.wants_notice.load()) operation.origin->context->request_notice();
+  if (operation.wants_notice.load()) operation.origin->context->driver().request_notice();
   operation.origin->finished->push(operation);
 }
 
@@ -358,7 +358,7 @@ PyObject* operation_cancel(PyObject* self, PyObject*) {
     bool canceled;
     {
       const WithoutGil without_gil;
-      canceled = operation.origin->context->cancel(operation.core);
+      canceled = operation.origin->context->inbox().cancel(operation.core);
     }
     operation.origin->finished->drain();
     return PyBool_FromLong(canceled);
@@ -382,7 +382,7 @@ PyObject* operation_drive(PyObject* self, PyObject*) {
       const WithoutGil without_gil;
       do {
         context->progress();
-      } while (!operation.core.done() && context->arm() == Context::Rest::work_left);
+      } while (!operation.core.done() && context->driver().arm() == Driver::Rest::work_left);
     }
     operation.origin->finished->drain();
     Py_RETURN_NONE;
@@ -418,7 +418,9 @@ PyMethodDef operation_methods[] = {
 
 PyGetSetDef operation_getset[] = {
     {"_poll_fd",
-     [](PyObject* self, void*) { return PyLong_FromLong(operation_of(self).origin->context->poll_fd()); },
+     [](PyObject* self, void*) {
+       return PyLong_FromLong(operation_of(self).origin->context->driver().poll_fd());
+     },
      nullptr, "For event loops under manual progress.", nullptr},
     {"_failure", operation_failure, nullptr, "What exception() gives at once, without counting as seen.",
      nullptr},

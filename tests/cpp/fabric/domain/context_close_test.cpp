@@ -155,7 +155,7 @@ TEST_CASE("a message that was sent survives that its receiver's handle goes to a
   receive.local = reinterpret_cast<std::byte*>(&landed);
   receive.length = 8;
   receive.rule = {.tag = 7, .tagged = true};
-  b.context->receive(receive);
+  b.context->inbox().receive(receive);
   CHECK(b.context->wait([&] { return taken.done(); }, Deadline::in_seconds(5)));
   b.context->close();
   CHECK(taken.completion().error == Errc::ok);

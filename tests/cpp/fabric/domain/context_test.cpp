@@ -44,7 +44,7 @@ std::uint64_t overlaps_under_load(const std::string& copy) {
     threads.emplace_back([&, thread] {
       while (working.load() != 0) {
         side.context->progress(thread == 0);
-        side.context->look({}, Context::Look::only);
+        side.context->inbox().look({}, Inbox::Look::only);
         side.context->counts(self);
         std::this_thread::yield();
       }

@@ -53,7 +53,7 @@ struct Landing {
     receive.local = to;
     receive.length = memory.size();
     receive.rule = {.tag = tag, .tagged = true};
-    context.receive(receive);
+    context.inbox().receive(receive);
   }
   Errc outcome(Context& context) {
     REQUIRE(context.wait([&] { return operation.done(); }, Deadline::in_seconds(30)));

@@ -99,7 +99,7 @@ struct Course {
   }
   void take(Take& one) {
     try {
-      b.context->receive(one.receive);
+      b.context->inbox().receive(one.receive);
     } catch (const std::bad_alloc&) {
       one.operation.withdraw();
       one.posted = false;

@@ -265,11 +265,12 @@ TEST_CASE("a channel is taken from who proves one of the keys for this very chan
   offer(1, proof("first", self, 0, there.cell, there));
   offer(2, proof("second", self, 0, there.cell, there));
   const auto deadline = Deadline::in_seconds(30);
-  while (target.context->message_sizes().unexpected < 2 && !deadline.passed()) target.context->progress();
-  CHECK(target.context->message_sizes().unexpected == 2);  // slots are looked at in order
+  while (target.context->inbox().sizes().unexpected < 2 && !deadline.passed()) target.context->progress();
+  CHECK(target.context->inbox().sizes().unexpected == 2);  // slots are looked at in order
   for (const std::uint32_t auth : {1, 2}) {
-    MatchRule rule{.ignore = ~std::uint64_t{0}, .key = &target.context->key_under(auth), .tagged = true};
-    const auto found = target.context->look(rule, Context::Look::discard);
+    MatchRule rule{
+        .ignore = ~std::uint64_t{0}, .key = &target.context->handles().key_under(auth), .tagged = true};
+    const auto found = target.context->inbox().look(rule, Inbox::Look::discard);
     REQUIRE(found);
     CHECK(found->head.tag == auth);
     CHECK(found->source.id == auth - 1);
@@ -313,7 +314,7 @@ TEST_CASE(
         auto& work = side.domain->segment().header().contexts[name.cell].work;
         work.fetch_or(shm::work::kLook);
         while (work.load() & shm::work::kLook) side.context->progress();
-        (void)side.context->link_counters();  // waits for the thread that looks
+        (void)side.context->inbox().link_counters();  // waits for the thread that looks
       };
       look(b);
       look(a);

@@ -218,7 +218,7 @@ TEST_CASE("messages, and closing while some are under way") {
         const FailingMemory::Scope scope(memory);
         const auto expect = [&] {
           for (const auto& mail : mails) try {
-              two.b.context->receive(mail->receive);
+              two.b.context->inbox().receive(mail->receive);
               mail->expected = true;
             } catch (const std::bad_alloc&) {
               mail->taken.withdraw();

@@ -1,0 +1,166 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+
+#include "base/deadline.h"
+#include "base/locks/overlap_watch.h"
+#include "base/locks/yielding_mutex.h"
+#include "base/network/poller.h"
+#include "base/process/process.h"
+#include "fabric/memory/slice.h"
+
+namespace fab {
+
+// What a driver drives. All is called under its lock.
+class Driven {
+ public:
+  // Moves what can be moved without waiting, as far as the slice goes; true if anything moved.
+  virtual bool advance() noexcept = 0;
+  // As Endpoint::arm().
+  virtual bool arm_links() noexcept = 0;
+  // After something moved, or with `path_ended` where a link has said so (Driver::path_ended).
+  virtual void tidy(bool path_ended) noexcept = 0;
+
+ protected:
+  ~Driven() = default;
+};
+
+// Who drives a context, and the lock under which that happens. Of the callers that wait, the first one leads:
+// it polls, then sleeps in the kernel; the others follow. While callers drive, the domain's progress thread
+// leaves the context alone. All that uses the context does so in a turn, which moves one slice at most
+// (src/cpp/README.md, "Slices"): slices begin here and nowhere else.
+class Driver final {
+ public:
+  using Mutex = YieldingMutex<std::mutex>;
+  using Lock = std::unique_lock<Mutex>;
+  // A turn under the lock. At its end those whom it concerns are told, also after an exception.
+  class Turn;
+
+  explicit Driver(Driven& driven);
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  // Throws Error(closed) in a child of fork(): what is driven is the parent's.
+  void check_process() const;
+  bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
+
+  // --- for callers, from any thread
+  // Drives until `done()` (evaluated with the lock held) or the deadline; true if done.
+  bool wait(const std::function<bool()>& done, Deadline deadline);
+  // One turn of progress; where somebody else leads, until that one moved something.
+  void turn();
+  // Moves what can be moved without waiting; false if nothing moved or if somebody else is driving. Who calls
+  // it all the time need not `look` at the poller, which is a system call, in each turn.
+  bool progress(bool look = true);
+  // Wakes a leader that sleeps; with or without the lock.
+  void kick() noexcept;
+  // The lock alone, for what moves nothing. What asked for a notice while it was held has it after unlock().
+  Lock lock() const { return Lock(mutex_); }
+  void unlock(Lock& lock);
+  // From now on nothing is driven, and nobody waits. Under the lock.
+  void close() noexcept { closed_ = true; }
+
+  // --- for the progress thread
+  int poll_fd() const noexcept { return poller_.fd(); }
+  // Before it sleeps on poll_fd(): whether it may. Neither where there is work nor while somebody holds the
+  // lock.
+  enum class Rest { allowed, work_left, in_use };
+  Rest arm() noexcept;
+  enum class Who { nobody, spinning_caller, staying_caller };
+  Who who() noexcept;  // drives now, or did since the last call; the thread is awake
+  // Whether what comes still wakes the thread, since arm() allowed it to sleep.
+  bool armed() const noexcept { return armed_.load(std::memory_order_relaxed); }
+  // Called, with the lock held, when a caller that slept or stayed for long stops driving, and when one took
+  // what would have woken the thread. After set_hand_back() the former one is not called any more.
+  void set_hand_back(std::function<void()> hand_back);
+
+  // Asks for on_notice, which whoever makes the progress calls after unlocking. Under the lock.
+  void request_notice() noexcept { notice_ = true; }
+  std::function<void()> on_notice;  // set before first use
+
+  // --- lent to links, for use under the lock
+  Poller& poller() noexcept { return poller_; }
+  Slice& slice() noexcept { return slice_; }
+  bool& path_ended() noexcept { return path_ended_; }  // EndpointServices::path_ended
+  OverlapWatch& moving() noexcept { return moving_; }  // of what the lock keeps apart, for tests
+
+ private:
+  // What drives, in one word. It is changed under the lock only, so that no change needs a locked
+  // instruction, and read by anybody.
+  static constexpr std::uint64_t kAsleep = 1;          // the leader sleeps on the poller
+  static constexpr std::uint64_t kStaying = 2;         // the leader will call hand_back_
+  static constexpr std::uint64_t kCaller = 4;          // each caller that waits
+  static constexpr std::uint64_t kRound = 1ull << 32;  // each time that callers came or went
+  static constexpr std::uint64_t kCallers = kRound - kCaller;
+  class Caller;
+  class Leader;
+
+  std::uint64_t state() const noexcept { return state_.load(std::memory_order_relaxed); }
+  void change(std::uint64_t state) noexcept { state_.store(state, std::memory_order_relaxed); }
+  bool move(bool look) noexcept;
+  bool look_at_poller() noexcept;
+  void wake_thread() noexcept;
+  void wake_followers() noexcept {
+    if (followers_) followers_wake_.notify_all();
+  }
+  void follow(Lock& lock, Deadline deadline);
+  bool owes_lock() noexcept;
+
+  Driven& driven_;
+  const std::uint32_t fork_generation_ = fork_generation();
+  Poller poller_;
+  Waker waker_{poller_};
+  OverlapWatch moving_;
+
+  mutable Mutex mutex_;  // guards all down to spin_, and what is driven
+  Slice slice_;
+  std::uint64_t moved_before_others_ = 0;  // bytes, in turns since others began to wait for the lock
+  bool closed_ = false;
+  bool path_ended_ = false;
+  bool notice_ = false;
+  bool led_ = false;
+  unsigned followers_ = 0;
+  std::condition_variable_any followers_wake_;
+  std::function<void()> hand_back_;
+  unsigned turns_ = 0;                      // of move() since the poller was looked at
+  unsigned clock_turns_ = 4;                // of a leader between looks at the clock
+  std::chrono::nanoseconds poller_period_;  // between looks at the poller; follows what they found
+  std::chrono::nanoseconds spin_;           // how long a leader polls before it sleeps; follows what paid off
+
+  std::atomic<std::uint64_t> state_{0};
+  std::atomic<bool> armed_{
+      false};               // armed() for the thread: set and taken under the lock, dropped by the thread
+  std::uint64_t seen_ = 0;  // state() when the progress thread asked last; the thread's own
+};
+
+class Driver::Turn final {
+ public:
+  explicit Turn(Driver& driver) : Turn(driver, Lock(driver.mutex_)) {}
+  // Without waiting; false as a condition where somebody holds the lock.
+  Turn(Driver& driver, std::try_to_lock_t) : Turn(driver, Lock(driver.mutex_, std::try_to_lock)) {}
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() {
+    if (lock_) end();
+  }
+  explicit operator bool() const noexcept { return lock_.owns_lock(); }
+
+  // Moves what can be moved without waiting.
+  bool move() noexcept { return driver_.move(true); }
+  // Others have the lock meanwhile; then the next turn begins.
+  void pause(std::chrono::nanoseconds time);
+
+ private:
+  Turn(Driver& driver, Lock lock);
+  void end();
+
+  Driver& driver_;
+  Lock lock_;
+};
+
+}  // namespace fab

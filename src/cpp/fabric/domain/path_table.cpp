@@ -1,0 +1,234 @@
+#include "fabric/domain/path_table.h"
+
+#include <new>
+#include <string>
+
+namespace fab {
+namespace {
+
+std::uint64_t named(const PeerTarget& target) noexcept {
+  return (std::uint64_t{target.rx_context} << kPeerIndexBits) | target.index;
+}
+
+PeerTarget target_of(std::uint64_t name) noexcept {
+  return {.index = name & kMaxPeers, .rx_context = static_cast<std::uint32_t>(name >> kPeerIndexBits)};
+}
+
+}  // namespace
+
+// What is left of a path that ended: what it did. All else, the descriptors above all, goes at once, however
+// long the next post to the peer is in coming.
+class PathTable::EndedPath final : public Path {
+ public:
+  explicit EndedPath(const Path& former)
+      : state_(former.state()), counts_(former.counts()), report_(former.report()) {}
+  std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }
+  std::size_t post(std::span<const Transfer>) noexcept override { return 0; }  // nobody posts to one
+  Errc state() const noexcept override { return state_; }
+  bool idle() const noexcept override { return true; }
+  PathCounts counts() const noexcept override { return counts_; }
+  PathReport report() const override { return report_; }
+
+ private:
+  const Errc state_;
+  const PathCounts counts_;
+  const PathReport report_;
+};
+
+void PathTable::close() noexcept {
+  last_path_ = nullptr;
+  paths_.clear();
+  named_paths_.clear();
+  replaced_.clear();
+  leaving_.clear();
+  endpoint_ = nullptr;
+}
+
+void PathTable::leave_to_parent() noexcept {
+  const auto forget = [](Peer& peer) { [[maybe_unused]] auto* const path = peer.path.release(); };
+  for (Peer& peer : paths_) forget(peer);
+  for (auto& [name, peer] : named_paths_) forget(peer);
+  for (auto& [target, peer] : replaced_) forget(peer);
+}
+
+template <class Visit>
+void PathTable::visit(Visit&& visit) {
+  for (std::uint64_t i = 0; i < paths_.size(); ++i)
+    if (paths_[i].path) visit(PeerTarget{.index = i}, paths_[i]);
+  for (auto& [name, there] : named_paths_)
+    if (there.path) visit(target_of(name), there);
+}
+
+PathTable::Peer* PathTable::known(const PeerTarget& target) {
+  if (target.rx_context == 0) return target.index < paths_.size() ? &paths_[target.index] : nullptr;
+  const auto found = named_paths_.find(named(target));
+  return found == named_paths_.end() ? nullptr : &found->second;
+}
+
+PathTable::Peer& PathTable::place_of(const PeerTarget& target) {
+  if (target.rx_context != 0) return named_paths_[named(target)];
+  if (target.index >= paths_.size()) paths_.resize(target.index + 1);
+  return paths_[target.index];
+}
+
+// --- opening
+
+Path& PathTable::to(PeerId peer) {
+  const std::uint64_t changes = handles_.peers().changes();
+  if (peer != last_peer_ || changes != last_changes_ || !last_path_ || last_path_->state() != Errc::ok) {
+    last_path_ = nullptr;
+    last_path_ = &find(peer);
+    last_peer_ = peer;
+    last_changes_ = changes;
+  }
+  return *last_path_;
+}
+
+Path& PathTable::find(PeerId peer) {
+  const PeerTarget target = handles_.target(peer);
+  const std::uint32_t generation = handles_.peers().generation(target.index);
+  if (const Peer* there = known(target))
+    if (there->path && there->generation == generation && there->path->state() == Errc::ok)
+      return *there->path;
+  if (!endpoint_) throw Error(Errc::closed, "the endpoint is closed");
+  if (generation == 0)
+    throw Error(Errc::invalid, "peer " + std::to_string(static_cast<std::int64_t>(peer)) +
+                                   " is not in the address vector (never inserted, or removed)");
+  Peer& place = place_of(target);
+  // It is another peer's by now, or lost: then a new one may work again.
+  if (place.path && place.path->state() == Errc::ok && !place.path->idle())
+    std::swap(replaced_.emplace_back(target, Peer{}).second, place);
+  place.path.reset();
+  place.ended = false;
+  place.path = connect(target);
+  place.generation = generation;
+  place.serial = ++opened_;
+  return *place.path;
+}
+
+std::unique_ptr<Path> PathTable::connect(const PeerTarget& target) {
+  Name name = handles_.peers().name(target.index);
+  const std::uint16_t context = handles_.context_of(target, name);
+  const std::size_t key = handles_.key_to(target.index);
+  if (auto question = endpoint_->question(target.index, name, context, key)) {
+    if (PathQuestion::pending(this, target.index))
+      throw Error(Errc::invalid,
+                  "rail_policy was called for peer " + std::to_string(target.index) +
+                      " and uses that peer itself; it must return before the peer can be used");
+    throw PathQuestion(std::move(question), target.index, std::move(name), context, key);
+  }
+  try {
+    return endpoint_->connect(target.index, name, context, key);
+  } catch (const Error& error) {
+    if (error.code() != Errc::unreachable) throw;
+    std::string links;
+    for (const Part& part : name.parts)
+      if (part.context == 0) links.append(links.empty() ? "" : ", ").append(part.link);
+    throw Error(Errc::unreachable, std::string(error.what()) + " (links of the peer: " + links + ")");
+  }
+}
+
+// --- what is under way
+
+std::uint64_t PathTable::standing(PeerId peer) {
+  const PeerTarget target = handles_.target(peer);
+  const Peer* there = known(target);
+  const bool stands = there && there->path && there->path->state() == Errc::ok &&
+                      there->generation == handles_.peers().generation(target.index);
+  return stands ? there->serial : 0;
+}
+
+std::size_t PathTable::post(PeerId peer, std::span<const Transfer> slice, Room& room) {
+  if (room.path != 0 && standing(peer) != room.path) {
+    room.ended = true;
+    return 0;
+  }
+  const std::size_t taken = to(peer).post(slice);
+  room.path = taken ? 0 : standing(peer);
+  return taken;
+}
+
+PathCounts PathTable::counts(PeerId peer) {
+  const Peer* there = known(handles_.parts(peer));
+  return there && there->path ? there->path->counts() : PathCounts{};
+}
+
+std::vector<FlushGoal> PathTable::flush_goals(PeerId peer) {
+  std::vector<FlushGoal> goals;
+  const std::uint64_t only = handles_.parts(peer).index;
+  visit([&](const PeerTarget& target, const Peer& there) {
+    if (peer == kNoPeer || only == target.index)
+      goals.push_back({target, there.serial, there.path->counts().posted});
+  });
+  for (const auto& [target, there] : replaced_)
+    if (peer == kNoPeer) goals.push_back({target, there.serial, there.path->counts().posted});
+  return goals;
+}
+
+// The path that is meant, if it has not gone: then it had settled all it took.
+const Path* PathTable::find(const FlushGoal& goal) {
+  const Peer* there = known(goal.peer);
+  if (there && there->path && there->serial == goal.path) return there->path.get();
+  for (const auto& [target, former] : replaced_)
+    if (former.serial == goal.path) return former.path.get();
+  return nullptr;
+}
+
+bool PathTable::reached(std::vector<FlushGoal>& goals) {
+  while (!goals.empty()) {
+    const Path* const path = find(goals.back());
+    if (path && path->counts().settled < goals.back().settled) return false;
+    goals.pop_back();
+  }
+  return true;
+}
+
+// --- paths that are not needed any more
+
+void PathTable::end(Peer& peer) noexcept {
+  try {
+    peer.path = std::make_unique<EndedPath>(*peer.path);
+    peer.ended = true;
+  } catch (const std::bad_alloc&) {
+    peer.path.reset();  // then nobody knows what it did
+    peer.ended = false;
+  }
+}
+
+// The path to a peer that was removed goes; false: something is under way on it.
+bool PathTable::leave(const PeerTarget& target) noexcept {
+  Peer* const there = known(target);
+  if (!there || !there->path || there->generation == handles_.peers().generation(target.index)) return true;
+  if (!there->path->idle()) return false;
+  there->path.reset();
+  there->ended = false;
+  return true;
+}
+
+void PathTable::let_go(bool path_ended) noexcept {
+  last_path_ = nullptr;
+  if (path_ended)
+    visit([](const PeerTarget&, Peer& there) {
+      if (!there.ended && there.path->state() != Errc::ok) end(there);
+    });
+  std::erase_if(leaving_, [this](const PeerTarget& target) { return leave(target); });
+  std::erase_if(replaced_, [](const auto& former) {
+    return former.second.path->state() != Errc::ok || former.second.path->idle();
+  });
+}
+
+void PathTable::removed(std::uint64_t index) noexcept {
+  last_path_ = nullptr;
+  const auto goes = [this](const PeerTarget& target) {
+    try {
+      if (!leave(target)) leaving_.push_back(target);
+    } catch (const std::bad_alloc&) {
+      return;  // it goes when its place is given to another peer
+    }
+  };
+  goes({.index = index});
+  for (const auto& [name, there] : named_paths_)
+    if (target_of(name).index == index) goes(target_of(name));
+}
+
+}  // namespace fab

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "fabric/domain/path_question.h"
+#include "fabric/domain/peer_handles.h"
+#include "fabric/provider.h"
+#include "fabric/types/peer_id.h"
+
+namespace fab {
+
+// Who found a path full and tries again passes the same Room. Once that path has ended, nothing more is
+// posted: the post shares the fate of all that the path had taken, instead of waiting for one path after
+// another, each for as long as it takes until a peer counts as lost.
+struct Room {
+  std::uint64_t path = 0;  // serial number of the path that was full
+  bool ended = false;
+};
+
+// What has to settle for a peer to be flushed.
+struct FlushGoal {
+  PeerTarget peer;
+  std::uint64_t path;     // serial number of the path
+  std::uint64_t settled;  // PathCounts::settled to reach
+};
+
+// The paths of one context: which peer has one, which are lost, and which stay only until nothing is under
+// way on them. Used under the context's lock.
+class PathTable final {
+ public:
+  explicit PathTable(const PeerHandles& handles) : handles_(handles) {}
+  PathTable(const PathTable&) = delete;
+  PathTable& operator=(const PathTable&) = delete;
+
+  // Paths are opened from here on; `endpoint` stays until close().
+  void open(Endpoint& endpoint) noexcept { endpoint_ = &endpoint; }
+  // All paths go: what is outstanding on them settles with an error.
+  void close() noexcept;
+  // In a child of fork() the paths are the parent's: they are forgotten, and not destroyed.
+  void leave_to_parent() noexcept;
+
+  // The path to the peer, which is opened on first use, and anew where it was lost or the handle is another
+  // peer's by now. Throws Error, or PathQuestion where the user has to be asked first.
+  Path& to(PeerId peer);
+  // Posts a prefix of `slice`, and returns its length. Throws as to().
+  std::size_t post(PeerId peer, std::span<const Transfer> slice, Room& room);
+  PathCounts counts(PeerId peer);  // of the path now open, or that ended last; zero if there was none
+
+  // What has to settle for `peer` (kNoPeer: for all), of what has been posted so far.
+  std::vector<FlushGoal> flush_goals(PeerId peer);
+  // Drops the goals that are reached from the end; whether all were.
+  bool reached(std::vector<FlushGoal>& goals);
+
+  // The peer was taken out of the address vector: its paths go as soon as nothing is under way on them.
+  void removed(std::uint64_t index) noexcept;
+  // After a turn that moved something: lets go of what has nothing under way any more. `path_ended`: also of
+  // paths that were lost, which EndpointServices::path_ended tells.
+  void tidy(bool path_ended) noexcept {
+    if (path_ended || !leaving_.empty() || !replaced_.empty()) let_go(path_ended);
+  }
+
+ private:
+  struct Peer {
+    std::unique_ptr<Path> path;
+    std::uint32_t generation = 0;
+    bool ended = false;        // `path` is an EndedPath
+    std::uint64_t serial = 0;  // tells a path from an earlier one to the same peer
+  };
+  class EndedPath;
+  Peer* known(const PeerTarget& target);
+  Peer& place_of(const PeerTarget& target);
+  Path& find(PeerId peer);
+  std::unique_ptr<Path> connect(const PeerTarget& target);
+  std::uint64_t standing(PeerId peer);  // Peer::serial of the path that can be used now; 0: there is none
+  const Path* find(const FlushGoal& goal);
+  template <class Visit>
+  void visit(Visit&& visit);  // with the target and the Peer
+  static void end(Peer& peer) noexcept;
+  bool leave(const PeerTarget& target) noexcept;
+  void let_go(bool path_ended) noexcept;
+
+  const PeerHandles& handles_;
+  Endpoint* endpoint_ = nullptr;                         // null: closed
+  std::vector<Peer> paths_;                              // by index
+  std::unordered_map<std::uint64_t, Peer> named_paths_;  // to receive contexts other than the first
+  std::vector<std::pair<PeerTarget, Peer>> replaced_;    // other peers' now, while something is under way
+  std::vector<PeerTarget> leaving_;                      // removed, while something is under way
+  std::uint64_t opened_ = 0;
+  // The path that was asked for last, as long as the address vector does not change.
+  PeerId last_peer_ = kNoPeer;
+  Path* last_path_ = nullptr;
+  std::uint64_t last_changes_ = 0;
+};
+
+}  // namespace fab
