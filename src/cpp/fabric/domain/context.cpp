@@ -28,6 +28,7 @@ Context::Context(Domain& domain, Parameters parameters)
                                     .wake_domain = parameters_.wake_domain,
                                     .lingerers = &lingerers_});
   paths_.open(*endpoint_);
+  driver_.open(*endpoint_);
 }
 
 Context::~Context() {

@@ -28,7 +28,7 @@ namespace fab {
 // nothing on the fast path; threads that use one are safe. A Context puts four things together: the Driver
 // says who moves it, the PathTable has the ways to its peers, the Inbox what comes from them, and the
 // PeerHandles what their handles mean.
-class Context final : public PeerWatcher, private Driven {
+class Context final : public PeerWatcher, private Tidier {
  public:
   struct Parameters {
     std::uint16_t index = 0;  // within the endpoint that the user opened
@@ -97,8 +97,6 @@ class Context final : public PeerWatcher, private Driven {
 
  private:
   void removed(std::uint64_t index) noexcept override;
-  bool advance() noexcept override { return endpoint_->progress(); }
-  bool arm_links() noexcept override { return endpoint_->arm(); }
   void tidy(bool path_ended) noexcept override { paths_.tidy(path_ended); }
 
   template <class Call>

@@ -30,8 +30,8 @@ constexpr std::chrono::seconds kFollows(1);
 
 }  // namespace
 
-Driver::Driver(Driven& driven)
-    : driven_(driven), poller_period_(kLeastPollerPeriod), spin_(microseconds(20)) {}
+Driver::Driver(Tidier& tidier)
+    : tidier_(tidier), poller_period_(kLeastPollerPeriod), spin_(microseconds(20)) {}
 
 void Driver::check_process() const {
   if (inherited())
@@ -41,18 +41,6 @@ void Driver::check_process() const {
 
 // --- turns
 
-Driver::Turn::Turn(Driver& driver, Lock lock) : driver_(driver), lock_(std::move(lock)) {
-  if (lock_) driver_.slice_.begin();
-}
-
-void Driver::Turn::end() {
-  driver_.wake_followers();  // one may wait for what settled in place
-  if (driver_.state() & kAsleep) driver_.kick();
-  const bool gives_way = driver_.owes_lock();
-  driver_.unlock(lock_);
-  if (gives_way) driver_.mutex_.give_way();
-}
-
 void Driver::Turn::pause(std::chrono::nanoseconds time) {
   lock_.unlock();
   std::this_thread::sleep_for(time);
@@ -60,38 +48,18 @@ void Driver::Turn::pause(std::chrono::nanoseconds time) {
   driver_.slice_.begin();
 }
 
-// At the end of a turn: whether the lock has to go to those who wait for it. Turns that are short may follow
-// each other until they make a slice, because handing the lock over takes longer than they do.
-bool Driver::owes_lock() noexcept {
-  if (!mutex_.wanted()) {
-    moved_before_others_ = 0;
-    return false;
-  }
-  moved_before_others_ += slice_.used();
-  if (moved_before_others_ < Slice::kBytes) return false;
-  moved_before_others_ = 0;
-  return true;
-}
-
-void Driver::unlock(Lock& lock) {
-  if (path_ended_) driven_.tidy(std::exchange(path_ended_, false));
-  const bool notice = std::exchange(notice_, false);
-  lock.unlock();
-  if (notice && on_notice) on_notice();
-}
-
 bool Driver::move(bool look) noexcept {
   const OverlapWatch::Visit visit(moving_);
   slice_.begin();
   // However much moves, the poller has its turns: timers, ends of processes, connections.
   bool moved = turns_ >= kPollerTurns && look_at_poller();
-  if (!closed_ && driven_.advance()) {
+  if (endpoint_ && endpoint_->progress()) {
     moved = true;
     wake_thread();
   }
   turns_ += moved ? kTurnsOfMove : 1;
   if (look && !moved) moved = look_at_poller();
-  if (path_ended_ || moved) driven_.tidy(std::exchange(path_ended_, false));
+  if (path_ended_ || moved) tidier_.tidy(std::exchange(path_ended_, false));
   if (moved) wake_followers();
   return moved;
 }
@@ -110,8 +78,8 @@ void Driver::wake_thread() noexcept {
   if (!armed() || !armed_.exchange(false)) return;
   if (hand_back_)
     hand_back_();
-  else if (!closed_)
-    driven_.arm_links();
+  else if (endpoint_)
+    endpoint_->arm();
 }
 
 // --- callers
@@ -149,7 +117,7 @@ class Driver::Leader {
   void lead() {
     driver_.led_ = true;
     poll();
-    if (!finished_ && !driver_.notice_ && !driver_.closed_ && !deadline_.passed()) sleep();
+    if (!finished_ && !driver_.notice_ && driver_.endpoint_ && !deadline_.passed()) sleep();
     learn();
     driver_.led_ = false;
     driver_.change((driver_.state() & ~kStaying) + kRound);
@@ -216,7 +184,7 @@ class Driver::Leader {
     driver_.mutex_.give_way();
     lock_.lock();
     finished_ = done_();
-    return finished_ || driver_.closed_;
+    return finished_ || !driver_.endpoint_;
   }
 
   void sleep() {
@@ -225,14 +193,14 @@ class Driver::Leader {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     driver_.wake_followers();  // a kick() before this line found nobody asleep
     finished_ = done_();
-    if (!finished_ && !driver_.closed_ && driver_.driven_.arm_links()) {
+    if (!finished_ && driver_.endpoint_ && driver_.endpoint_->arm()) {
       lock_.unlock();
       slept_ = true;
       driver_.poller_.sleep(deadline_.poll_ms());
       lock_.lock();
     }
     driver_.change(driver_.state() & ~kAsleep);
-    if (!driver_.closed_) driver_.move(true);
+    if (driver_.endpoint_) driver_.move(true);
   }
 
   // How long to poll the next time: longer where that spared the sleep, or would have.
@@ -269,7 +237,7 @@ bool Driver::wait(const std::function<bool()>& done, Deadline deadline) {
   Caller caller(*this);
   bool finished = done();
   bool looked = false;
-  while (!finished && !closed_) {
+  while (!finished && endpoint_) {
     if (deadline.passed()) {
       // Even a caller without patience moves what is there: under manual progress nobody else does.
       if (looked || led_) break;
@@ -301,7 +269,7 @@ void Driver::turn() {
   Caller caller(*this);
   if (led_) {
     follow(lock, Deadline::in(kFollows));
-  } else if (!closed_) {
+  } else if (endpoint_) {
     move(false);
     wake_followers();
     spin_ = std::min(kMostSpin, spin_ + microseconds(1));  // as Leader::learn() where nobody slept
@@ -323,7 +291,7 @@ Driver::Rest Driver::arm() noexcept {
   // A leader may stop without having slept, and then nothing would be armed.
   if (!lock || led_) return Rest::in_use;
   slice_.begin();
-  if (!closed_ && !driven_.arm_links()) return Rest::work_left;
+  if (endpoint_ && !endpoint_->arm()) return Rest::work_left;
   armed_.store(true, std::memory_order_relaxed);
   return Rest::allowed;
 }

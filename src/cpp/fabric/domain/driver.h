@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <utility>
 
 #include "base/deadline.h"
 #include "base/locks/overlap_watch.h"
@@ -13,21 +14,18 @@
 #include "base/network/poller.h"
 #include "base/process/process.h"
 #include "fabric/memory/slice.h"
+#include "fabric/provider.h"
 
 namespace fab {
 
-// What a driver drives. All is called under its lock.
-class Driven {
+// Who tidies up behind the driver. Called under its lock.
+class Tidier {
  public:
-  // Moves what can be moved without waiting, as far as the slice goes; true if anything moved.
-  virtual bool advance() noexcept = 0;
-  // As Endpoint::arm().
-  virtual bool arm_links() noexcept = 0;
   // After something moved, or with `path_ended` where a link has said so (Driver::path_ended).
   virtual void tidy(bool path_ended) noexcept = 0;
 
  protected:
-  ~Driven() = default;
+  ~Tidier() = default;
 };
 
 // Who drives a context, and the lock under which that happens. Of the callers that wait, the first one leads:
@@ -41,7 +39,7 @@ class Driver final {
   // A turn under the lock. At its end those whom it concerns are told, also after an exception.
   class Turn;
 
-  explicit Driver(Driven& driven);
+  explicit Driver(Tidier& tidier);
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
@@ -61,9 +59,15 @@ class Driver final {
   void kick() noexcept;
   // The lock alone, for what moves nothing. What asked for a notice while it was held has it after unlock().
   Lock lock() const { return Lock(mutex_); }
-  void unlock(Lock& lock);
-  // From now on nothing is driven, and nobody waits. Under the lock.
-  void close() noexcept { closed_ = true; }
+  void unlock(Lock& lock) {
+    if (path_ended_) tidier_.tidy(std::exchange(path_ended_, false));
+    const bool notice = std::exchange(notice_, false);
+    lock.unlock();
+    if (notice && on_notice) on_notice();
+  }
+  // What is driven, from before the first use until close(). From then on nobody waits. Under the lock.
+  void open(Endpoint& endpoint) noexcept { endpoint_ = &endpoint; }
+  void close() noexcept { endpoint_ = nullptr; }
 
   // --- for the progress thread
   int poll_fd() const noexcept { return poller_.fd(); }
@@ -109,9 +113,16 @@ class Driver final {
     if (followers_) followers_wake_.notify_all();
   }
   void follow(Lock& lock, Deadline deadline);
-  bool owes_lock() noexcept;
+  // At the end of a turn: whether the lock has to go to those who wait for it. Turns that are short may
+  // follow each other until they make a slice, because handing the lock over takes longer than they do.
+  bool owes_lock() noexcept {
+    moved_before_others_ = mutex_.wanted() ? moved_before_others_ + slice_.used() : 0;
+    if (moved_before_others_ < Slice::kBytes) return false;
+    moved_before_others_ = 0;
+    return true;
+  }
 
-  Driven& driven_;
+  Tidier& tidier_;
   const std::uint32_t fork_generation_ = fork_generation();
   Poller poller_;
   Waker waker_{poller_};
@@ -120,7 +131,7 @@ class Driver final {
   mutable Mutex mutex_;  // guards all down to spin_, and what is driven
   Slice slice_;
   std::uint64_t moved_before_others_ = 0;  // bytes, in turns since others began to wait for the lock
-  bool closed_ = false;
+  Endpoint* endpoint_ = nullptr;           // null: closed
   bool path_ended_ = false;
   bool notice_ = false;
   bool led_ = false;
@@ -146,7 +157,12 @@ class Driver::Turn final {
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
   ~Turn() {
-    if (lock_) end();
+    if (!lock_) return;
+    driver_.wake_followers();  // one may wait for what settled in place
+    if (driver_.state() & kAsleep) driver_.kick();
+    const bool gives_way = driver_.owes_lock();
+    driver_.unlock(lock_);
+    if (gives_way) driver_.mutex_.give_way();
   }
   explicit operator bool() const noexcept { return lock_.owns_lock(); }
 
@@ -156,8 +172,9 @@ class Driver::Turn final {
   void pause(std::chrono::nanoseconds time);
 
  private:
-  Turn(Driver& driver, Lock lock);
-  void end();
+  Turn(Driver& driver, Lock lock) noexcept : driver_(driver), lock_(std::move(lock)) {
+    if (lock_) driver_.slice_.begin();
+  }
 
   Driver& driver_;
   Lock lock_;

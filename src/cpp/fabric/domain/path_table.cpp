@@ -73,15 +73,12 @@ PathTable::Peer& PathTable::place_of(const PeerTarget& target) {
 
 // --- opening
 
-Path& PathTable::to(PeerId peer) {
-  const std::uint64_t changes = handles_.peers().changes();
-  if (peer != last_peer_ || changes != last_changes_ || !last_path_ || last_path_->state() != Errc::ok) {
-    last_path_ = nullptr;
-    last_path_ = &find(peer);
-    last_peer_ = peer;
-    last_changes_ = changes;
-  }
-  return *last_path_;
+// For the next call of to().
+void PathTable::remember(PeerId peer, std::uint64_t changes) {
+  last_path_ = nullptr;
+  last_path_ = &find(peer);
+  last_peer_ = peer;
+  last_changes_ = changes;
 }
 
 Path& PathTable::find(PeerId peer) {
@@ -136,16 +133,6 @@ std::uint64_t PathTable::standing(PeerId peer) {
   const bool stands = there && there->path && there->path->state() == Errc::ok &&
                       there->generation == handles_.peers().generation(target.index);
   return stands ? there->serial : 0;
-}
-
-std::size_t PathTable::post(PeerId peer, std::span<const Transfer> slice, Room& room) {
-  if (room.path != 0 && standing(peer) != room.path) {
-    room.ended = true;
-    return 0;
-  }
-  const std::size_t taken = to(peer).post(slice);
-  room.path = taken ? 0 : standing(peer);
-  return taken;
 }
 
 PathCounts PathTable::counts(PeerId peer) {

@@ -47,9 +47,22 @@ class PathTable final {
 
   // The path to the peer, which is opened on first use, and anew where it was lost or the handle is another
   // peer's by now. Throws Error, or PathQuestion where the user has to be asked first.
-  Path& to(PeerId peer);
+  Path& to(PeerId peer) {
+    const std::uint64_t changes = handles_.peers().changes();
+    if (peer != last_peer_ || changes != last_changes_ || !last_path_ || last_path_->state() != Errc::ok)
+      remember(peer, changes);
+    return *last_path_;
+  }
   // Posts a prefix of `slice`, and returns its length. Throws as to().
-  std::size_t post(PeerId peer, std::span<const Transfer> slice, Room& room);
+  std::size_t post(PeerId peer, std::span<const Transfer> slice, Room& room) {
+    if (room.path != 0 && standing(peer) != room.path) {
+      room.ended = true;
+      return 0;
+    }
+    const std::size_t taken = to(peer).post(slice);
+    room.path = taken ? 0 : standing(peer);
+    return taken;
+  }
   PathCounts counts(PeerId peer);  // of the path now open, or that ended last; zero if there was none
 
   // What has to settle for `peer` (kNoPeer: for all), of what has been posted so far.
@@ -76,6 +89,7 @@ class PathTable final {
   Peer* known(const PeerTarget& target);
   Peer& place_of(const PeerTarget& target);
   Path& find(PeerId peer);
+  void remember(PeerId peer, std::uint64_t changes);
   std::unique_ptr<Path> connect(const PeerTarget& target);
   std::uint64_t standing(PeerId peer);  // Peer::serial of the path that can be used now; 0: there is none
   const Path* find(const FlushGoal& goal);

@@ -7,8 +7,9 @@
 
 #include <atomic>
 #include <functional>
-#include <latch>
+#include <memory>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,16 +23,21 @@ using std::chrono::seconds;
 namespace {
 
 // What is driven, without a link. All is used under the driver's lock, except for what is atomic.
-class Work final : public Driven {
+class Work final : public Endpoint, public Tidier {
  public:
-  bool advance() noexcept override {
+  bool progress() noexcept override {
     ++advances;
     return on_advance();
   }
-  bool arm_links() noexcept override {
+  bool arm() noexcept override {
     ++arms;
     return on_arm();
   }
+  std::vector<Part> parts() const override { return {}; }
+  std::vector<std::string> socket_names() const override { return {}; }
+  Reach reaches(const Name&, std::uint16_t, std::size_t) const override { return {}; }
+  std::unique_ptr<Path> connect(PeerId, const Name&, std::uint16_t, std::size_t) override { return nullptr; }
+  void forget(std::uint32_t) noexcept override {}
   void tidy(bool path_ended) noexcept override { path_ended ? ++tidied_ends : ++tidied_moves; }
 
   std::function<bool()> on_advance = [] { return false; };
@@ -98,6 +104,7 @@ class Sleeper {
 TEST_CASE("a turn begins a slice, and so does each pause in it") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   {
     Driver::Turn turn(driver);
     driver.slice().spend(Slice::kBytes);
@@ -116,6 +123,7 @@ TEST_CASE("a turn begins a slice, and so does each pause in it") {
 TEST_CASE("each way to drive begins a slice") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   std::uint64_t used = 0;
   work.on_advance = [&] {
     used += driver.slice().used();
@@ -139,6 +147,7 @@ TEST_CASE("each way to drive begins a slice") {
 TEST_CASE("the poller's turn of a leader begins a slice as well") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   Arrival arrival(driver);
   arrival.arrive();
   work.on_advance = [&] {
@@ -159,6 +168,7 @@ TEST_CASE("the poller's turn of a leader begins a slice as well") {
 TEST_CASE("the lock is had without waiting or not at all, and nobody moves anything while it is held") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   const Driver::Turn turn(driver);
   CHECK(turn);
   std::thread([&] {
@@ -174,6 +184,7 @@ TEST_CASE("the lock is had without waiting or not at all, and nobody moves anyth
 TEST_CASE("what moved is tidied, and a path that ended is so at the end of the turn, once") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   CHECK(!driver.progress());
   CHECK(work.tidied_moves == 0);
   work.on_advance = [] { return true; };
@@ -204,6 +215,7 @@ TEST_CASE("what moved is tidied, and a path that ended is so at the end of the t
 TEST_CASE("a notice is given once, after unlocking, by whoever was at it") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   int notices = 0;
   driver.on_notice = [&] {
     ++notices;
@@ -238,6 +250,7 @@ TEST_CASE("a notice is given once, after unlocking, by whoever was at it") {
 TEST_CASE("a leader stops for a notice, which may wait itself, and goes on afterwards") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   bool inner = false, outer = false;
   int asked = 0;
   driver.on_notice = [&] {
@@ -257,6 +270,7 @@ TEST_CASE("a leader stops for a notice, which may wait itself, and goes on after
 TEST_CASE("the first caller leads, the others follow, and each hears when something moved") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   constexpr int kCallers = 4;
   std::atomic<int> ready{0}, leading{0}, finished{0};
   std::atomic<bool> go{false}, overlap{false};
@@ -289,6 +303,7 @@ TEST_CASE("the first caller leads, the others follow, and each hears when someth
 TEST_CASE("a follower leads when the leader has what it waited for") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   std::atomic<int> followed{0};
   std::atomic<std::thread::id> leader;
   work.on_advance = [&] {
@@ -317,6 +332,7 @@ TEST_CASE("a follower leads when the leader has what it waited for") {
 TEST_CASE("nobody sleeps while there is work") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   int left = 3;
   work.on_arm = [&] { return left-- == 0; };
   // Each refusal to sleep is followed by another round of the leader, which looks again.
@@ -329,6 +345,7 @@ TEST_CASE("a leader sleeps until it is woken: by a descriptor, a kick, or a turn
     CAPTURE(how);
     Work work;
     Driver driver(work);
+    driver.open(work);
     Arrival arrival(driver);
     Sleeper sleeper(driver);
     until([&] { return work.arms > 0; });
@@ -353,6 +370,7 @@ TEST_CASE("a leader sleeps until it is woken: by a descriptor, a kick, or a turn
 TEST_CASE("a caller without patience makes one turn, and none beside a leader") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   CHECK(!driver.wait([] { return false; }, Deadline::in(seconds(0))));
   CHECK(work.advances == 1);
   CHECK(driver.wait([] { return true; }, Deadline::in(seconds(0))));
@@ -367,6 +385,7 @@ TEST_CASE("a caller without patience makes one turn, and none beside a leader") 
 TEST_CASE("a turn is one turn; beside a leader it waits until that one moved something") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   driver.turn();
   CHECK(work.advances == 1);
   CHECK(driver.who() == Driver::Who::spinning_caller);
@@ -386,6 +405,7 @@ TEST_CASE("a turn is one turn; beside a leader it waits until that one moved som
 TEST_CASE("nothing is driven and nobody waits once the driver is closed") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   Sleeper sleeper(driver);
   std::atomic<int> followed{0};
   std::thread follower([&] {
@@ -416,6 +436,7 @@ TEST_CASE("nothing is driven and nobody waits once the driver is closed") {
 TEST_CASE("the progress thread sees who drives, and is told when a caller that stayed stops") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   std::atomic<int> handed_back{0};
   driver.set_hand_back([&] { ++handed_back; });
   CHECK(driver.who() == Driver::Who::nobody);
@@ -437,6 +458,7 @@ TEST_CASE("the progress thread sees who drives, and is told when a caller that s
 TEST_CASE("a leader that is busy for long says so, without sleeping") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   std::atomic<int> handed_back{0};
   driver.set_hand_back([&] { ++handed_back; });
   work.on_advance = [] { return true; };  // it never has a reason to sleep
@@ -449,6 +471,7 @@ TEST_CASE("a leader that is busy for long says so, without sleeping") {
 TEST_CASE("whoever takes what would have woken the progress thread wakes it, once") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   Arrival arrival(driver);
   int handed_back = 0;
   driver.set_hand_back([&] { ++handed_back; });
@@ -481,6 +504,7 @@ TEST_CASE("whoever takes what would have woken the progress thread wakes it, onc
 TEST_CASE("without a progress thread, what was taken is armed again") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   work.on_advance = [] { return true; };
   CHECK(driver.arm() == Driver::Rest::allowed);
   CHECK(work.arms == 1);
@@ -493,6 +517,7 @@ TEST_CASE("without a progress thread, what was taken is armed again") {
 TEST_CASE("the thread does not sleep where there is work") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   work.on_arm = [] { return false; };
   CHECK(driver.arm() == Driver::Rest::work_left);
   CHECK(!driver.armed());
@@ -501,6 +526,7 @@ TEST_CASE("the thread does not sleep where there is work") {
 TEST_CASE("however much moves, the poller has its turns; who need not look leaves it alone otherwise") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   Arrival arrival(driver);
   arrival.arrive();
   CHECK(!driver.progress(false));
@@ -519,6 +545,7 @@ TEST_CASE("however much moves, the poller has its turns; who need not look leave
 TEST_CASE("others who want the lock get it while a leader polls") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   work.on_advance = [] { return true; };  // the leader never sleeps
   std::atomic<bool> inside{false};
   std::thread other([&] {
@@ -533,6 +560,7 @@ TEST_CASE("others who want the lock get it while a leader polls") {
 TEST_CASE("what a fork inherited is refused, and its progress is nobody's business") {
   Work work;
   Driver driver(work);
+  driver.open(work);
   const pid_t child = ::fork();
   if (child == 0) {
     const auto refused = [](const auto& call) {
@@ -553,4 +581,57 @@ TEST_CASE("what a fork inherited is refused, and its progress is nobody's busine
   REQUIRE(::waitpid(child, &status, 0) == child);
   CHECK(status == 0);
   CHECK(!driver.inherited());
+}
+
+TEST_CASE("a turn wakes those who follow: what settled in place may be what one waits for") {
+  Work work;
+  Driver driver(work);
+  driver.open(work);
+  // The leader is held inside its turn, so that only the other turn can have woken the follower.
+  Sleeper leader(driver);
+  std::atomic<int> asked{0};
+  std::atomic<bool> done{false};
+  std::thread follower([&] {
+    CHECK(driver.wait(
+        [&] {
+          ++asked;
+          return done.load();
+        },
+        soon()));
+  });
+  until([&] { return asked > 0; });
+  done = true;
+  {
+    const Driver::Turn turn(driver);
+  }
+  follower.join();
+  CHECK(leader.join());
+}
+
+TEST_CASE("turns that make a slice give way to those who want the lock; shorter ones follow each other") {
+  Work work;
+  Driver driver(work);
+  driver.open(work);
+  for (const bool whole : {true, false}) {
+    CAPTURE(whole);
+    std::atomic<bool> waits{false}, had{false};
+    std::thread other;
+    int turns = 0;
+    {
+      const Driver::Turn first(driver);
+      other = std::thread([&] {
+        waits = true;
+        const Driver::Turn turn(driver);
+        had = true;
+      });
+      until([&] { return waits.load(); });
+    }
+    while (!had && turns < 1000000) {
+      const Driver::Turn turn(driver);
+      driver.slice().spend(whole ? Slice::kBytes : 1);
+      ++turns;
+    }
+    other.join();
+    CHECK(had);
+  }
 }
