@@ -271,7 +271,6 @@ void Driver::turn() {
     follow(lock, Deadline::in(kFollows));
   } else if (endpoint_) {
     move(false);
-    wake_followers();
     spin_ = std::min(kMostSpin, spin_ + microseconds(1));  // as Leader::learn() where nobody slept
   }
   caller.go();
