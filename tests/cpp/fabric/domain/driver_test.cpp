@@ -110,6 +110,7 @@ TEST_CASE("a turn begins a slice, and so does each pause in it") {
     driver.slice().spend(Slice::kBytes);
     CHECK(driver.slice().spent());
     turn.pause(std::chrono::nanoseconds(1));
+    std::thread([&] { CHECK(!Driver::Turn(driver, std::try_to_lock)); }).join();  // the lock is back
     CHECK(driver.slice().used() == 0);
     driver.slice().spend(Slice::kBytes);
     turn.move();
@@ -245,6 +246,16 @@ TEST_CASE("a notice is given once, after unlocking, by whoever was at it") {
       }(),
       std::runtime_error);
   CHECK(notices == 3);
+  work.on_advance = [&] {
+    request();
+    return false;
+  };
+  driver.turn();
+  CHECK(notices == 4);
+  driver.progress();
+  CHECK(notices == 5);
+  CHECK(!driver.wait([] { return false; }, Deadline::in(seconds(0))));
+  CHECK(notices == 6);
 }
 
 TEST_CASE("a leader stops for a notice, which may wait itself, and goes on afterwards") {

@@ -393,10 +393,11 @@ TEST_CASE("the user is asked without the lock, and once; who uses the peer meanw
 }
 
 TEST_CASE("a closed table has no paths and opens none") {
-  World world;
-  const PeerId a = world.add("a"), b = world.add("b");
+  World world(4);
+  const PeerId a = world.add("a"), b = world.add("b", 2);
   world.post(a);
   world.post(b);
+  world.post(b | PeerId{1} << 60);
   world.endpoint.wires[0]->idle = false;
   world.remove(a);
   REQUIRE(world.add("c") == a);
