@@ -314,6 +314,11 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
   if (waiting.moved != 0 && region && region->state != waiting.state) verdict = Errc::key_rejected;
   if (verdict != Errc::ok) return Step::done;
   waiting.state = region->state;
+  // Nothing answers a notice, so it waits until the target is known to take what comes. The bytes wait with
+  // it: a put that cannot be told is called unreachable, which means that it did not happen.
+  const bool notifies = (transfer.flags & transfer_flag::kRemoteData) != 0;
+  Channel* const channel = notifies ? open_channel() : nullptr;
+  if (notifies && (!channel || !channel->taken())) return Step::blocked;
   // An atomic is never cut.
   const std::uint64_t slice =
       is_put_or_get(transfer)
@@ -332,11 +337,8 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
     waiting.moved += slice;
     if (waiting.moved < transfer.length) return Step::again;
   }
-  if ((transfer.flags & transfer_flag::kRemoteData) != 0) {
-    Channel* channel = open_channel();
-    // Nothing answers a notice, so its operation waits until the target is known to take what comes.
-    if (!channel || !channel->taken() || !channel->session().post_notify(transfer.data, transfer.length))
-      return Step::blocked;
+  if (notifies) {
+    if (!channel->session().post_notify(transfer.data, transfer.length)) return Step::blocked;
     channel->flush();
   }
   count(transfer, *region);

@@ -193,6 +193,30 @@ TEST_CASE("a stopped target is still put to and got from; what only it can do is
   }
 }
 
+// What is called unreachable may be posted again over another link, so it must not have happened.
+TEST_CASE("a put whose notice nobody takes changes no byte if it is called unreachable") {
+  DomainOptions options;
+  options.peer_deadline = 0.3;
+  Target target;
+  const rlimit none{0, 0};  // it looks for channels, and has no descriptor to open one with
+  REQUIRE(::prlimit(target.pid(), RLIMIT_NOFILE, &none, nullptr) == 0);
+  for (const std::string way : {"auto", "mapped", "cma"}) {
+    CAPTURE(way);
+    Side side(way, options);
+    const PeerId peer = side.peers->insert(target.name);
+    for (const std::uint64_t key : {target.mapped_key, target.own_key}) {
+      std::vector<std::byte> bytes(kSize, std::byte{7}), got(kSize);
+      Transfer put = Side::transfer(OpCode::write, key, 0, bytes.data(), kSize);
+      put.flags |= transfer_flag::kRemoteData;
+      CHECK(side.run(peer, {put}).error == Errc::unreachable);
+      // A path of its own, as the first one is lost.
+      Side reader;
+      REQUIRE(reader.get(reader.peers->insert(target.name), key, 0, got.data(), kSize) == Errc::ok);
+      CHECK(std::ranges::all_of(got, [](std::byte byte) { return byte == std::byte{0}; }));
+    }
+  }
+}
+
 TEST_CASE("a killed target ends everything outstanding, long before the deadline") {
   for (const std::string& way : kWays) {
     CAPTURE(way);
