@@ -254,11 +254,28 @@ class FakeStore:
         return self.values[key]
 
 
+class FakePrefixStore:
+    """That of torch.distributed.PrefixStore."""
+
+    def __init__(self, prefix: str, store: FakeStore) -> None:
+        self.prefix, self.store = prefix, store
+
+    def add(self, key: str, amount: int) -> int:
+        return self.store.add(f"{self.prefix}/{key}", amount)
+
+    def set(self, key: str, value: bytes) -> None:
+        self.store.set(f"{self.prefix}/{key}", value)
+
+    def get(self, key: str) -> bytes:
+        return self.store.get(f"{self.prefix}/{key}")
+
+
 def test_torchs_store(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = types.ModuleType("torch")
     torch.distributed = types.ModuleType("torch.distributed")  # type: ignore[attr-defined]
     torch.distributed.is_initialized = lambda: False
     torch.distributed.TCPStore = FakeStore
+    torch.distributed.PrefixStore = FakePrefixStore
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", torch.distributed)
     with pytest.raises(InvalidArgumentError, match="MASTER_ADDR"):
@@ -272,6 +289,9 @@ def test_torchs_store(monkeypatch: pytest.MonkeyPatch) -> None:
     (met,) = meet("torch", 2, [1], timeout=0.1)
     with pytest.raises(OperationTimeout, match="rank 0 of 2 did not arrive at torch's store"):
         met.result()
+    # Ranks that the agent has started again find nothing of those before them.
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert [met.result() for met in meet("torch", 2, [0, 1])] == [[b"value 0", b"value 1"]] * 2
 
 
 def test_torch_is_not_needed_until_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,8 +136,9 @@ class Group:
     ) -> Group:
         """A group as torchrun, mpirun, srun or PYFAB_RANK, PYFAB_SIZE and PYFAB_RENDEZVOUS describe it.
 
-        The meeting place is `rendezvous` if given, then $PYFAB_RENDEZVOUS; then, where MASTER_ADDR and MASTER_PORT are set, the
-        port after MASTER_PORT (torch needs that one for itself); then, on one node, a folder named after the job.
+        The meeting place is `rendezvous` if given, then $PYFAB_RENDEZVOUS; then the store of torchrun's agent (not with
+        PYFAB_TOKEN, which it does not ask for); then, where MASTER_ADDR and MASTER_PORT are set, the port after MASTER_PORT
+        (torch needs that one for itself); then, on one node, a folder named after the job.
         """
         launch = launchers.from_environment(environment, rendezvous)
         return cls(launch.rank, launch.size, launch.rendezvous, domain, contexts, timeout)

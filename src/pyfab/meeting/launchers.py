@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import tempfile
 from collections.abc import Mapping
@@ -40,9 +41,11 @@ class Launch(NamedTuple):
 def from_environment(environment: Mapping[str, str] | None = None, rendezvous: Any = None) -> Launch:
     """Reads the variables of the first launcher found: PYFAB_RANK/PYFAB_SIZE, torchrun, Open MPI, PMI (MPICH), srun.
 
-    `rendezvous` is the meeting place if given, or PYFAB_RENDEZVOUS if it is set. Else, with MASTER_ADDR and MASTER_PORT it is
-    ``tcp://MASTER_ADDR:MASTER_PORT+1`` (65534 if MASTER_PORT is 65535), so that torch keeps MASTER_PORT for itself; and with a
-    launcher on one node a folder of this user named after the job. Raises InvalidArgumentError naming the missing variables.
+    `rendezvous` is the meeting place if given, or PYFAB_RENDEZVOUS if it is set. Else it is the store of torchrun's agent where
+    there is one, which needs no port besides, unless PYFAB_TOKEN is set, which that store does not ask for. Else, with
+    MASTER_ADDR and MASTER_PORT it is ``tcp://MASTER_ADDR:MASTER_PORT+1`` (65534 if MASTER_PORT is 65535), so that torch keeps
+    MASTER_PORT for itself; and with a launcher on one node a folder of this user named after the job. Raises
+    InvalidArgumentError naming the missing variables.
     """
     env = os.environ if environment is None else environment
     for launcher, rank_name, size_name in _RANK_VARIABLES:
@@ -73,6 +76,12 @@ def _meeting_place(env: Mapping[str, str], launcher: str, size: int) -> str:
     if size == 1:
         return "tcp://127.0.0.1:1"  # nobody to meet: nothing listens
     if "MASTER_ADDR" in env and "MASTER_PORT" in env:
+        if (
+            env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            and not env.get("PYFAB_TOKEN")
+            and _torch_is_here()
+        ):
+            return "torch"
         port = _number(env, "MASTER_PORT")
         return f"tcp://{join_address(env['MASTER_ADDR'], port + 1 if port < 65535 else port - 1)}"
     if launcher in ("pyfab", "torchrun"):
@@ -88,6 +97,10 @@ def _meeting_place(env: Mapping[str, str], launcher: str, size: int) -> str:
             " file:///folder on a file system that all nodes share"
         )
     return f"file://{_private_folder()}/{_job_name(env)}"
+
+
+def _torch_is_here() -> bool:
+    return importlib.util.find_spec("torch") is not None
 
 
 def _several_nodes(env: Mapping[str, str]) -> bool:

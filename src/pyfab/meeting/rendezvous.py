@@ -134,4 +134,6 @@ def _torch_store(dist: Any, rank: int, size: int, deadline: Deadline) -> Any:
         _torch_stores[host, port] = dist.TCPStore(
             host, port, size, serves, timeout, wait_for_workers=False, multi_tenant=True
         )
-    return _torch_stores[host, port]
+    # The store of torchrun's agent outlives the processes that it starts again; those count their meetings from the first.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"pyfab/attempt/{attempt}", _torch_stores[host, port])
