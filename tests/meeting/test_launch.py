@@ -40,14 +40,14 @@ def test_torchrun_leaves_its_port_to_torch() -> None:
 
 def test_the_store_of_torchruns_agent_needs_no_other_port(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
     assert from_environment(environment).rendezvous == "torch"
     assert from_environment(environment | {"PYFAB_TOKEN": "t"}).rendezvous == "tcp://10.0.0.7:29501"
     assert from_environment(environment | {"PYFAB_RENDEZVOUS": "tcp://a:1"}).rendezvous == "tcp://a:1"
     assert from_environment(environment | {"TORCHELASTIC_USE_AGENT_STORE": "False"}) == from_environment(
         TORCHRUN
     )
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert from_environment(environment) == from_environment(TORCHRUN)
 
 
