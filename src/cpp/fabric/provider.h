@@ -117,7 +117,7 @@ struct PathReport {
   std::string how;   // "mapped", "cross-memory attach", "ring", "127.0.0.1:4711"
 };
 
-// What a path did since it was opened. Transfers settle in the order in which they were posted.
+// What a path did since it was opened.
 struct PathCounts {
   std::uint64_t posted = 0, settled = 0;
   std::uint64_t bytes_out = 0, bytes_in = 0, errors = 0;
@@ -140,6 +140,10 @@ class Path {
   // Whether nothing is under way, so that nothing is lost when the path is destroyed.
   virtual bool idle() const noexcept = 0;
   virtual PathCounts counts() const noexcept = 0;
+  // The number of the oldest transfer that has not settled. The first one posted has number 1, the last one
+  // number counts().posted, and what is returned is beyond that if all have settled. Transfers settle in any
+  // order: a message may wait for its receiver while puts behind it have long been answered.
+  virtual std::uint64_t oldest() const noexcept = 0;
   virtual PathReport report() const = 0;
   // Gives the way up, for all who share it, where it may be a rail: what was taken settles with an error,
   // nothing more is stored here, and state() tells. Not to be called from within the path.

@@ -59,6 +59,7 @@ class SimplePath final : public Path {
   Errc state() const noexcept override { return state_; }
   bool idle() const noexcept override { return count_ == 0; }
   PathCounts counts() const noexcept override { return {}; }
+  std::uint64_t oldest() const noexcept override { return 1; }
   PathReport report() const override { return {"test", "test"}; }
   void cut() noexcept override { fail(Errc::peer_lost); }
 

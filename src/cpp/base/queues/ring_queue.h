@@ -16,6 +16,7 @@ class RingQueue {
   T& operator[](std::size_t i) noexcept { return slots_[(head_ + i) & (capacity_ - 1)]; }
   const T& operator[](std::size_t i) const noexcept { return slots_[(head_ + i) & (capacity_ - 1)]; }
   T& front() noexcept { return (*this)[0]; }
+  const T& front() const noexcept { return (*this)[0]; }
   T& back() noexcept { return (*this)[count_ - 1]; }
 
   // From now on push_back() does not throw, up to so many elements. Throws std::bad_alloc, and nothing has

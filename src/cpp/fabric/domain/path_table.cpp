@@ -27,6 +27,7 @@ class PathTable::EndedPath final : public Path {
   Errc state() const noexcept override { return state_; }
   bool idle() const noexcept override { return true; }
   PathCounts counts() const noexcept override { return counts_; }
+  std::uint64_t oldest() const noexcept override { return counts_.posted + 1; }
   PathReport report() const override { return report_; }
 
  private:
@@ -164,7 +165,7 @@ const Path* PathTable::find(const FlushGoal& goal) {
 bool PathTable::reached(std::vector<FlushGoal>& goals) {
   while (!goals.empty()) {
     const Path* const path = find(goals.back());
-    if (path && path->counts().settled < goals.back().settled) return false;
+    if (path && path->oldest() <= goals.back().last) return false;
     goals.pop_back();
   }
   return true;

@@ -26,8 +26,8 @@ struct Room {
 // What has to settle for a peer to be flushed.
 struct FlushGoal {
   PeerTarget peer;
-  std::uint64_t path;     // serial number of the path
-  std::uint64_t settled;  // PathCounts::settled to reach
+  std::uint64_t path;  // serial number of the path
+  std::uint64_t last;  // number of the last transfer that has to settle, with all before it
 };
 
 // The paths of one context: which peer has one, which are lost, and which stay only until nothing is under

@@ -92,7 +92,7 @@ std::size_t Initiator::post(std::span<const Transfer> batch) {
   }
   request.local = request.error != Errc::ok;
   if (!request.local) post_request(transfer, request);
-  ++end_.services.counts.posted;
+  request.number = ++end_.services.counts.posted;
   if (request.local && requests_.empty()) {
     settle(request, request.error);
     return 1;
@@ -187,7 +187,8 @@ void Initiator::post_rows(std::span<const Transfer> run) {
           .key = rows->key,
           .total = total},
          at);
-  Request request{.op = OpCode::read,
+  Request request{.number = end_.services.counts.posted + 1,
+                  .op = OpCode::read,
                   .delivery = Delivery::delivery,
                   .length = total,
                   .end = end_.output.requests_queued()};
@@ -220,7 +221,7 @@ void Initiator::settle_rows(const Request& request, Errc error) noexcept {
       transfer.remote = row.remote;
       transfer.key = request.rows->key;
       transfer.length = place.iov_len;
-      again_.push_back(transfer);
+      again_.push_back({transfer, request.number + i});
       continue;
     }
     ++counts.settled;
@@ -231,17 +232,20 @@ void Initiator::settle_rows(const Request& request, Errc error) noexcept {
 
 void Initiator::read_again() {
   for (; !again_.empty() && requests_.size() + asked_rows_ < kMaxOutstanding; again_.pop_front()) {
-    const Transfer& row = again_.front();
+    const auto& [row, number] = again_.front();
     requests_.reserve(requests_.size() + 1);
     end_.output.append_header(
         SessionOutput::Lane::requests,
         {.type = FrameType::read, .key = row.key, .remote = row.remote, .total = row.length});
     requests_.push_back({.operation = row.operation,
+                         .number = number,
                          .op = OpCode::read,
                          .delivery = Delivery::delivery,
+                         .again = true,
                          .length = row.length,
                          .end = end_.output.requests_queued(),
                          .landing = local_of(row)});
+    ++asked_again_;
   }
 }
 
@@ -346,6 +350,7 @@ void Initiator::finish_oldest(Errc error) {
     const Request request = std::move(requests_.front());
     requests_.pop_front();
     if (handed_over_) --handed_over_;
+    if (request.again) --asked_again_;
     if (is_atomic(request.op) && wants_data(request.op) && !request.local) result_bytes_ -= request.length;
     settle(request, request.error != Errc::ok ? request.error : error);
   } while (!requests_.empty() && requests_.front().local);
@@ -391,12 +396,16 @@ void Initiator::end_data(const FrameHeader& frame, const Reader& reader) {
 }
 
 void Initiator::await_ack(Operation* operation, std::uint64_t length) {
-  requests_.push_back(
-      {.operation = operation, .op = OpCode::send, .length = length, .end = end_.output.requests_queued()});
+  requests_.push_back({.operation = operation,
+                       .number = end_.services.counts.posted + 1,
+                       .op = OpCode::send,
+                       .length = length,
+                       .end = end_.output.requests_queued()});
 }
 
 void Initiator::await_message(const Matched& matched) {
-  requests_.push_back({.op = OpCode::receive,
+  requests_.push_back({.number = end_.services.counts.posted,
+                       .op = OpCode::receive,
                        .length = matched.room,
                        .end = end_.output.requests_queued(),
                        .landing = matched.landing});
@@ -424,8 +433,16 @@ void Initiator::output_fault() noexcept {
   if (handed_over_ < requests_.size()) requests_[handed_over_].error = Errc::bounds;
 }
 
+std::uint64_t Initiator::oldest() const noexcept {
+  std::uint64_t oldest = requests_.empty() ? kNone : requests_.front().number;
+  for (std::size_t i = 0; asked_again_ != 0 && i < requests_.size(); ++i)
+    oldest = std::min(oldest, requests_[i].number);
+  return again_.empty() ? oldest : std::min(oldest, again_.front().number);
+}
+
 void Initiator::fail(Errc error) noexcept {
   handed_over_ = 0;
+  asked_again_ = 0;
   result_bytes_ = 0;
   while (!requests_.empty()) {
     const Request request = std::move(requests_.front());
@@ -433,7 +450,7 @@ void Initiator::fail(Errc error) noexcept {
     settle(request, request.local ? request.error : error);
   }
   for (; !again_.empty(); again_.pop_front()) {
-    const Transfer& row = again_.front();
+    const Transfer& row = again_.front().transfer;
     settle({.operation = row.operation, .op = OpCode::read, .length = row.length}, error);
   }
 }

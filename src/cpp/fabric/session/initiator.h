@@ -60,6 +60,9 @@ class Initiator {
   // The payload of the oldest request that is not with the stream lies in memory that is not there.
   void output_fault() noexcept;
   bool idle() const noexcept { return requests_.empty(); }
+  // As Path::oldest(), of the requests; kNone if there is none.
+  static constexpr std::uint64_t kNone = ~std::uint64_t{0};
+  std::uint64_t oldest() const noexcept;
   std::size_t outstanding() const noexcept { return requests_.size() + again_.size(); }
   void fail(Errc error) noexcept;
 
@@ -77,10 +80,12 @@ class Initiator {
   struct Request {
     Operation* operation = nullptr;  // null once it was settled ahead of the answer
     std::uint64_t context = 0;       // of the operation, for an error that comes after that
+    std::uint64_t number = 0;        // as Path::oldest(); of rows that of the first
     std::uint32_t flags = 0;
     OpCode op = OpCode::write;
     Delivery delivery = Delivery::delivery;
     bool local = false;        // never sent: `error` is its outcome
+    bool again = false;        // a row that is asked for by itself, behind younger requests
     Errc error = Errc::ok;     // found on this side
     std::uint64_t length = 0;  // bytes
     std::uint64_t got = 0;     // of the answer
@@ -108,7 +113,12 @@ class Initiator {
   std::size_t handed_over_ = 0;     // how many of them were sent completely: only those can be answered
   std::uint64_t result_bytes_ = 0;  // former values that they ask for
   std::size_t asked_rows_ = 0;      // of requests_, one by one
-  RingQueue<Transfer> again_;       // rows of a request that failed, one by one, when there is room
+  struct Again {
+    Transfer transfer;
+    std::uint64_t number;
+  };
+  RingQueue<Again> again_;       // rows of a request that failed, one by one, when there is room
+  std::size_t asked_again_ = 0;  // of requests_, those
 };
 
 }  // namespace fab

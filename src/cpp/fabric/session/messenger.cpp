@@ -103,7 +103,7 @@ bool Messenger::post_beside(const Transfer& transfer) noexcept {
     return false;
   window_used_ += transfer.length + kMessageOverhead;
   if (transfer.delivery == Delivery::transmit && end_.handover != Handover::at_once)
-    sending_.push_back({transfer.operation, transfer.length, end_.output.requests_queued()});
+    sending_.push_back({transfer.operation, transfer.length, end_.output.requests_queued(), next_number()});
   else
     end_send(transfer.operation, transfer.length, Errc::ok);
   return true;
@@ -123,12 +123,15 @@ void Messenger::post_small(const Transfer& transfer, FrameHeader header) {
   else if (transfer.delivery == Delivery::inject)
     end_send(transfer.operation, transfer.length, Errc::ok);
   else
-    sending_.push_back({transfer.operation, transfer.length, end_.output.requests_queued()});
+    sending_.push_back({transfer.operation, transfer.length, end_.output.requests_queued(), next_number()});
 }
 
 bool Messenger::announce(const Transfer& transfer, FrameHeader header) {
   if (announced_.size() == kMaxOutstanding) return false;
-  Announced entry{.operation = transfer.operation, .source = local_of(transfer), .length = transfer.length};
+  Announcement entry{.operation = transfer.operation,
+                     .source = local_of(transfer),
+                     .length = transfer.length,
+                     .number = next_number()};
   iovec whole{transfer.local, static_cast<std::size_t>(transfer.length)};
   const iovec* pieces = transfer.piece_count ? transfer.local_pieces : &whole;
   std::size_t count = transfer.piece_count ? transfer.piece_count : 1;
@@ -163,19 +166,20 @@ bool Messenger::announce(const Transfer& transfer, FrameHeader header) {
   return true;
 }
 
-void Messenger::note_announced(std::uint64_t id, Announced entry) {
-  const auto known = announced_.find(id);
-  if (known != announced_.end() || !spare_announced_) {
-    announced_.insert_or_assign(id, std::move(entry));
-  } else {
+void Messenger::note_announced(std::uint64_t id, Announcement entry) {
+  auto known = announced_.find(id);
+  if (known == announced_.end() && spare_announced_) {
     spare_announced_.key() = id;
-    spare_announced_.mapped() = std::move(entry);
-    announced_.insert(std::move(spare_announced_));
+    known = announced_.insert(std::move(spare_announced_)).position;
+  } else if (known == announced_.end()) {
+    known = announced_.try_emplace(id).first;
   }
+  static_cast<Announcement&>(known->second) = std::move(entry);
+  in_order_.push_back(known->second);
 }
 
 // Notes an announced message, under a number of the stream if it has none, and makes room for its frame.
-std::byte* Messenger::hold_announced(FrameHeader& header, Announced entry) {
+std::byte* Messenger::hold_announced(FrameHeader& header, Announcement entry) {
   const bool of_stream = header.id == 0;
   if (of_stream)
     header.id = kStreamOnly | (end_.services.ledger ? end_.services.ledger->open() : next_announced_++);
@@ -198,6 +202,12 @@ void Messenger::sent() noexcept {
   }
 }
 
+std::uint64_t Messenger::oldest() const noexcept {
+  const std::uint64_t sending = sending_.empty() ? Initiator::kNone : sending_.front().number;
+  const std::uint64_t told = in_order_.empty() ? Initiator::kNone : (*in_order_.begin()).number;
+  return std::min(sending, told);
+}
+
 Errc Messenger::on_pull(const FrameHeader& frame) {
   const auto found = announced_.find(frame.id);
   if (found == announced_.end() || found->second.answer != 0 || frame.total > found->second.length)
@@ -213,7 +223,8 @@ Errc Messenger::on_release(const FrameHeader& frame) noexcept {
   // The memory must stay while an answer is read from it.
   if (found->second.answer != 0 && end_.output.holds(found->second.answer)) return Errc::protocol;
   spare_announced_ = announced_.extract(found);
-  const Announced ended = std::move(spare_announced_.mapped());
+  in_order_.erase(spare_announced_.mapped());
+  const Announcement ended = std::move(spare_announced_.mapped());
   if (end_.services.ledger) end_.services.ledger->end(frame.id);
   end_send(ended.operation, ended.length, static_cast<Errc>(frame.data));
   return Errc::ok;

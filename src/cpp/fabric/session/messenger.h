@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/queues/linked_list.h"
 #include "base/queues/ring_queue.h"
 #include "fabric/memory/piece_cursor.h"
 #include "fabric/session/flow_member.h"
@@ -14,6 +15,16 @@
 #include "fabric/session/stream_end.h"
 
 namespace fab {
+
+// A message that the peer was told of.
+struct Announcement {
+  Operation* operation = nullptr;  // null: its outcome is known (inject)
+  PieceCursor source{};
+  std::uint64_t length = 0;
+  std::uint32_t answer = 0;             // serial of the answer to the pull, if there was one
+  std::unique_ptr<std::byte[]> copy{};  // of an injected one
+  std::uint64_t number = 0;             // as Path::oldest()
+};
 
 // The messages of a session, both ways: docs/messages.md. Small ones are sent eagerly, into a window of the
 // peer's memory; longer ones are announced, and stay with their sender until the receiver reads them or asks
@@ -27,6 +38,8 @@ class Messenger final : private MessageOrigin, private Initiator::Puller, privat
   // --- sending
   bool post(const Transfer& transfer);  // false: full. Throws std::bad_alloc, and has done nothing then
   void sent() noexcept;                 // some of the output, or the peer has what is with the stream
+  // As Path::oldest(), of the messages; Initiator::kNone if there is none.
+  std::uint64_t oldest() const noexcept;
   bool announces() const noexcept { return !announced_.empty(); }
   // Whether the peer has yet to do something for messages of this side.
   bool awaits_peer() const noexcept { return announces() || !sending_.empty(); }
@@ -54,15 +67,8 @@ class Messenger final : private MessageOrigin, private Initiator::Puller, privat
   struct Sending {
     Operation* operation = nullptr;
     std::uint64_t length = 0;
-    std::uint64_t end = 0;  // where it ends in the request lane
-  };
-  // A message that the peer was told of.
-  struct Announced {
-    Operation* operation = nullptr;  // null: its outcome is known (inject)
-    PieceCursor source{};
-    std::uint64_t length = 0;
-    std::uint32_t answer = 0;             // serial of the answer to the pull, if there was one
-    std::unique_ptr<std::byte[]> copy{};  // of an injected one
+    std::uint64_t end = 0;     // where it ends in the request lane
+    std::uint64_t number = 0;  // as Path::oldest()
   };
   struct Pull {
     std::uint64_t id = 0;
@@ -75,11 +81,14 @@ class Messenger final : private MessageOrigin, private Initiator::Puller, privat
     std::uint64_t done = 0;  // bytes that were read
   };
 
+  struct Announced : Announcement, Linked<Announcement> {};
+
   bool post_beside(const Transfer& transfer) noexcept;  // false: has to go through the stream
   void post_small(const Transfer& transfer, FrameHeader header);
   bool announce(const Transfer& transfer, FrameHeader header);
-  void note_announced(std::uint64_t id, Announced entry);
-  std::byte* hold_announced(FrameHeader& header, Announced entry);
+  void note_announced(std::uint64_t id, Announcement entry);
+  std::byte* hold_announced(FrameHeader& header, Announcement entry);
+  std::uint64_t next_number() const noexcept { return end_.services.counts.posted + 1; }
   void end_send(Operation* operation, std::uint64_t length, Errc error) noexcept;
 
   bool in_order(const FrameHeader& frame) const noexcept;
@@ -113,6 +122,7 @@ class Messenger final : private MessageOrigin, private Initiator::Puller, privat
   RingQueue<Sending> sending_;
   std::uint64_t window_used_ = 0;                           // of kMessageWindow, by messages of this side
   std::unordered_map<std::uint64_t, Announced> announced_;  // by number
+  LinkedList<Announced, Announcement> in_order_;            // of posting
   decltype(announced_)::node_type spare_announced_;         // of one that has ended
   std::uint64_t next_announced_ = 1;
 

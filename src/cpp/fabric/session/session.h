@@ -71,8 +71,11 @@ class Session final {
   Sender& sender() noexcept { return *end_.services.sender; }
   // Whether the peer has something to do for this side: nothing is heard of one that cannot.
   bool awaits_peer() const noexcept { return outstanding() != 0 || messenger_.awaits_peer(); }
-  bool announces() const noexcept { return messenger_.announces(); }  // messages, to the peer
-  bool rail() const noexcept { return member_.one_of_several(); }     // of the ways to the peer
+  // As Path::oldest(); Initiator::kNone if all has settled.
+  std::uint64_t oldest() const noexcept { return std::min(initiator_.oldest(), messenger_.oldest()); }
+  std::uint64_t oldest_request() const noexcept { return initiator_.oldest(); }  // that is no message
+  bool announces() const noexcept { return messenger_.announces(); }             // messages, to the peer
+  bool rail() const noexcept { return member_.one_of_several(); }                // of the ways to the peer
   // Whether the peer may not have read all messages of this side.
   bool owes_messages() const noexcept { return messenger_.owes(); }
   void forget(std::uint32_t region) noexcept;

@@ -224,12 +224,15 @@ void Rails::requeue(Request& request) noexcept {
   requeued_ = &request;
 }
 
-// What was posted settles in any order; told is how far all of it has.
 PathCounts Rails::counts() const noexcept {
   PathCounts counts = counts_;
-  const Request* oldest = open_.front();
-  counts.settled = oldest ? oldest->place - 1 : counts.posted;
+  counts.settled = counts.posted - live_;
   return counts;
+}
+
+std::uint64_t Rails::oldest() const noexcept {
+  const Request* const oldest = open_.front();
+  return oldest ? oldest->place : counts_.posted + 1;
 }
 
 void Rails::finish(Request& request) noexcept {

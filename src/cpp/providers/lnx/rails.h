@@ -55,6 +55,7 @@ class Rails final : public Linked<struct RailsWork> {
   std::size_t post(std::span<const Transfer> batch) noexcept;
   Errc state() const noexcept { return state_; }
   PathCounts counts() const noexcept;
+  std::uint64_t oldest() const noexcept;  // as Path
   PathReport report() const;
 
   // The handle that completions and events name from now on.
@@ -265,6 +266,7 @@ class RailedPath final : public Path {
     return all.posted == all.settled;
   }
   PathCounts counts() const noexcept override { return rails_->counts(); }
+  std::uint64_t oldest() const noexcept override { return rails_->oldest(); }
   PathReport report() const override { return rails_->report(); }
 
  private:

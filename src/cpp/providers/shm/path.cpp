@@ -117,6 +117,11 @@ bool ShmPath::lingers() noexcept {
   return channel_->unread() && !peer_->gone() && peer_->serves(cell_);
 }
 
+std::uint64_t ShmPath::oldest() const noexcept {
+  const std::uint64_t here = waiting_.empty() ? counts_.posted + 1 : waiting_.front().number;
+  return channel_ ? std::min(here, channel_->session().oldest()) : here;
+}
+
 PathReport ShmPath::report() const {
   static constexpr const char* kNames[] = {"mapped", "cross-memory attach", "ring"};
   return {endpoint_.link(), kNames[static_cast<std::size_t>(known_.last_way())]};
@@ -298,7 +303,7 @@ Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region, st
 
 // False: there is no memory for that.
 bool ShmPath::wait(const Transfer& transfer) noexcept try {
-  waiting_.push_back({transfer});
+  waiting_.push_back({transfer, counts_.posted + 1});
   return true;
 } catch (const std::bad_alloc&) {
   return false;
@@ -365,16 +370,16 @@ Errc ShmPath::attach_slice(const Transfer& transfer, const KnownRegion& region, 
 bool ShmPath::advance() noexcept {
   Waiting& first = waiting_.front();
   if (first.moved == 0 && by_channel(first.transfer)) {
-    --counts_.posted;  // the session counts it again
     Channel* channel = open_channel();
+    // It was counted when it began to wait, and the session counts it under the same number.
+    const std::uint64_t posted = std::exchange(counts_.posted, first.number - 1);
     const bool sent = channel && channel->session().post({&first.transfer, 1}) != 0;
+    counts_.posted = posted;
     blocked_ = !sent;
     if (sent) {
       endpoint_.slice().spend(0);
       waiting_.pop_front();
       channel->flush();
-    } else {
-      ++counts_.posted;
     }
     return sent;
   }

@@ -47,6 +47,7 @@ class ShmPath final : public Path {
     return counts_.posted == counts_.settled && channel_idle() && !(channel_ && channel_->unread());
   }
   PathCounts counts() const noexcept override { return counts_; }
+  std::uint64_t oldest() const noexcept override;
   PathReport report() const override;
 
   // For the endpoint.
@@ -62,8 +63,9 @@ class ShmPath final : public Path {
  private:
   struct Waiting {
     Transfer transfer;
-    std::uint64_t moved = 0;  // bytes
-    std::uint64_t state = 0;  // of the region, when the first of them were moved
+    std::uint64_t number = 0;  // as oldest()
+    std::uint64_t moved = 0;   // bytes
+    std::uint64_t state = 0;   // of the region, when the first of them were moved
   };
   enum class Step { done, again, blocked };
 

@@ -19,6 +19,7 @@ class TcpPath final : public Path {
   Errc state() const noexcept override { return stream_->state(); }
   bool idle() const noexcept override { return counts().posted == counts().settled; }
   PathCounts counts() const noexcept override { return stream_->counts(); }
+  std::uint64_t oldest() const noexcept override { return stream_->oldest(); }
   PathReport report() const override { return {link_, stream_->remote()}; }
   void cut() noexcept override { stream_->fail(Errc::peer_lost); }
 

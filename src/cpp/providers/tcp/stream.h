@@ -30,6 +30,7 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   std::uint64_t peer_number() const noexcept { return peer_number_; }  // likewise, of the other end
   Errc state() const noexcept { return state_; }
   const PathCounts& counts() const noexcept { return counts_; }
+  std::uint64_t oldest() const noexcept { return session_.oldest(); }  // as Path
   std::string remote() const;
 
   // --- connecting

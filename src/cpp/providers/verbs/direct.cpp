@@ -95,11 +95,12 @@ void Direct::ask(std::uint64_t key, Known& known) {
     known.state = Known::State::seen;
     return;
   }
+  --services_.counts.posted;  // no user asked for it
   services_.on_posted();
 }
 
 void Direct::on_answer(Question& question) noexcept {
-  services_.on_hidden();
+  --services_.counts.settled;
   ++signs_;
   const auto found = std::ranges::find(questions_, &question, [](const auto& owned) { return owned.get(); });
   if (found == questions_.end()) return;
@@ -228,7 +229,10 @@ Direct::Way Direct::refuse(const Transfer& transfer, std::uint64_t after) noexce
   requests_.reserve(requests_.size() + 1);
   Request& request = requests_.push_back();
   request.transfer = transfer;
-  static_cast<Course&>(request) = {.after = after, .fate = Request::Fate::lost, .error = Errc::no_memory};
+  static_cast<Course&>(request) = {.number = ++services_.counts.posted,
+                                   .after = after,
+                                   .fate = Request::Fate::lost,
+                                   .error = Errc::no_memory};
   return Way::devices;
 } catch (const std::exception&) {
   return Way::later;  // for the place of one that is under way
@@ -254,7 +258,8 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
   Request& request = requests_.push_back();
   request.transfer = transfer;
   const Whole whole(transfer);
-  static_cast<Course&>(request) = {.after = after, .offset = whole.before, .whole = whole.length};
+  static_cast<Course&>(request) = {
+      .number = ++services_.counts.posted, .after = after, .offset = whole.before, .whole = whole.length};
   if (is_atomic(transfer.op)) {
     if (transfer.atomic != AtomicOp::atomic_read)
       std::memcpy(&request.operand, transfer.piece_count ? transfer.local_pieces->iov_base : transfer.local,
@@ -435,12 +440,12 @@ bool Direct::repeat_front() noexcept {
     front.fate = Request::Fate::session;
     return false;
   }
+  --services_.counts.posted;  // it has been counted
   services_.on_posted();
   return true;
 }
 
 void Direct::on_repeated(const Completion& outcome) noexcept {
-  services_.on_hidden();
   if (requests_.empty() || requests_.front().fate != Request::Fate::repeated) return;
   settle_front(outcome.error);
   settle_completed();
@@ -452,31 +457,37 @@ void Direct::release(Request& request) noexcept {
   request.own.reset();
 }
 
+// Of a request that the session did not count.
+void Direct::count(const Transfer& transfer, Errc error) noexcept {
+  PathCounts& counts = services_.counts;
+  ++counts.settled;
+  if (error != Errc::ok) {
+    ++counts.errors;
+    return;
+  }
+  const bool fetches = transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic;
+  if (transfer.op != OpCode::read) counts.bytes_out += transfer.length;
+  if (transfer.op == OpCode::read || fetches) counts.bytes_in += transfer.length;
+}
+
 // The operation may be gone once it is settled.
 void Direct::settle_front(Errc error) noexcept {
   Request& front = requests_.front();
   const Transfer& transfer = front.transfer;
   Operation* const operation = transfer.operation;
   const std::uint64_t length = transfer.length;
-  const bool fetches = transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic;
-  PathCounts& counts = services_.counts;
-  if (error != Errc::ok) {
-    ++counts.errors;
-  } else {
-    if (transfer.op != OpCode::read) counts.bytes_out += length;
-    if (transfer.op == OpCode::read || fetches) counts.bytes_in += length;
-    if (front.staged >= 0 && front.fate == Request::Fate::devices) {
-      const std::byte* const bytes = endpoint_.stage(front.staged);
-      if (transfer.op == OpCode::read) scatter(bytes, local_of(transfer), length);
-      if (fetches) std::memcpy(transfer.result, bytes, 8);
-    }
+  if (front.fate != Request::Fate::repeated) count(transfer, error);
+  if (error == Errc::ok && front.staged >= 0 && front.fate == Request::Fate::devices) {
+    const std::byte* const bytes = endpoint_.stage(front.staged);
+    if (transfer.op == OpCode::read) scatter(bytes, local_of(transfer), length);
+    if (transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic)
+      std::memcpy(transfer.result, bytes, 8);
   }
   const std::uint64_t context = front.context;
   const std::uint32_t flags = front.flags;
   release(front);
   requests_.drop_front();
   if (unposted_) --unposted_;
-  ++counts.settled;
   if (operation)
     operation->settle(error, error == Errc::ok ? length : 0);
   else if (error != Errc::ok)
@@ -487,8 +498,11 @@ bool Direct::front_ended() noexcept {
   const Request& front = requests_.front();
   const bool posted = front.fate == Request::Fate::devices && front.last != 0 && front.last <= completed_;
   if (!posted && front.fate != Request::Fate::lost) return false;
-  if (front.after > by_session_) by_session_ = services_.by_session();
-  return front.after <= by_session_;
+  if (front.after > settled_by_session_) {
+    if (!services_.settled_by_session(front.after)) return false;
+    settled_by_session_ = front.after;
+  }
+  return true;
 }
 
 // --- the connection

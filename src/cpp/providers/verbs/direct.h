@@ -20,20 +20,20 @@ namespace fab::verbs {
 class Direct final : public Connection::Owner {
  public:
   struct Services {
-    std::function<Session*()> session;          // of the stream; null once it ended
-    std::function<std::uint64_t()> token;       // of the peer; 0: not known yet
-    std::function<std::uint64_t()> by_session;  // transfers that were given to it and have settled
-    std::function<void()> on_hidden;   // one that went through the session on behalf of this object settled
+    std::function<Session*()> session;     // of the stream; null once it ended
+    std::function<std::uint64_t()> token;  // of the peer; 0: not known yet
+    // Whether the session has settled its puts, gets and updates up to this number (Path::oldest).
+    std::function<bool(std::uint64_t)> settled_by_session;
     std::function<void()> on_posted;   // the session got something to send
     std::function<void()> on_waiting;  // work is left for pump()
-    PathCounts& counts;                // all but those posted
+    PathCounts& counts;                // which the session counts in too
   };
   Direct(VerbsEndpoint& endpoint, Whereabouts peer, Services services);
   ~Direct();
 
   // Where a transfer belongs: here, which may turn out to be through the session after all, and then it was
-  // taken; through the session; or nowhere until there is room. What was taken settles when so many of those
-  // given to the session have.
+  // taken; through the session; or nowhere until there is room. What was taken settles after what the session
+  // got up to number `after`.
   enum class Way { devices, session, later };
   // What there is no memory for is taken, and settles in its turn with no_memory.
   Way take(const Transfer& transfer, std::uint64_t after) noexcept;
@@ -45,6 +45,9 @@ class Direct final : public Connection::Owner {
   bool tick() noexcept;
 
   std::size_t outstanding() const noexcept { return requests_.size(); }
+  std::uint64_t oldest() const noexcept {  // as Path::oldest()
+    return requests_.empty() ? services_.counts.posted + 1 : requests_.front().number;
+  }
   std::uint64_t signs() const noexcept { return signs_; }  // of life of the peer's device
   void fail(Errc error) noexcept;
 
@@ -72,6 +75,7 @@ class Direct final : public Connection::Owner {
   };
   // How far a request is.
   struct Course {
+    std::uint64_t number = 0;             // as Path::oldest()
     std::uint64_t after = 0;              // see take()
     std::uint64_t offset = 0, whole = 0;  // of a stripe
     std::uint64_t context = 0;            // of the operation, for an error after it was settled
@@ -125,6 +129,7 @@ class Direct final : public Connection::Owner {
   bool send_chain() noexcept;
   bool repeat_front() noexcept;
   void give_up_call() noexcept;
+  void count(const Transfer& transfer, Errc error) noexcept;
   void settle_front(Errc error) noexcept;
   bool front_ended() noexcept;
   void settle_completed() noexcept {
@@ -144,7 +149,7 @@ class Direct final : public Connection::Owner {
   bool proven_useful_ = false;  // the connection did something
   bool send_failed_ = false;
   std::uint64_t signs_ = 0;
-  std::uint64_t by_session_ = 0;  // as last asked
+  std::uint64_t settled_by_session_ = 0;  // as last asked
   std::unordered_map<std::uint64_t, Known> known_;
   std::pair<std::uint64_t, Known*> recent_{};  // of them
   std::vector<std::shared_ptr<Question>> questions_;

@@ -23,7 +23,8 @@ class VerbsLink final : public Buried, public Linked<LinkPumps> {
   std::size_t post(std::span<const Transfer> batch) noexcept;
   bool pump() noexcept;
   Errc state() const noexcept { return stream_.state(); }
-  PathCounts counts() const noexcept;
+  PathCounts counts() const noexcept { return stream_.counts(); }
+  std::uint64_t oldest() const noexcept;  // as Path
   std::string remote() const { return stream_.remote(); }
   void known_as(PeerId peer) noexcept { stream_.session()->sender().known_as(peer); }
   VerbsStream& stream() noexcept { return stream_; }
@@ -31,28 +32,12 @@ class VerbsLink final : public Buried, public Linked<LinkPumps> {
   bool tick() noexcept;
 
  private:
-  // Transfers that followed each other the same way. Each way settles in order: together they say how many
-  // have settled of those that were posted first.
-  struct Run {
-    bool direct = false;
-    std::uint64_t count = 0;
-  };
-  bool room_for_run() noexcept;
-  void ran(bool direct, std::uint64_t count) noexcept;
-  void advance() const noexcept;
-  std::uint64_t session_settled() const noexcept { return stream_.counts().settled - hidden_settled_; }
   void on_stream_failed(Errc error) noexcept;
 
   VerbsEndpoint& endpoint_;
-  PathCounts direct_counts_;
   VerbsStream stream_;
   Direct direct_;
-  std::uint64_t hidden_settled_ = 0;  // by the session, on behalf of direct_
-  std::uint64_t by_session_ = 0;      // posted to it
-  std::uint64_t last_rma_ = 0;        // of them up to the last that was no message
-  std::uint64_t refused_ = 0;         // posted when the link had failed
-  mutable RingQueue<Run> runs_;       // has a place for one from the beginning
-  mutable std::uint64_t direct_used_ = 0, session_used_ = 0, settled_ = 0;
+  std::uint64_t last_rma_ = 0;           // number of the last put, get or update that the session got
   std::chrono::nanoseconds heard_at_{};  // VerbsEndpoint::attended()
   std::uint64_t heard_ = 0;
   bool waited_ = false;
@@ -75,6 +60,7 @@ class VerbsPath final : public Path {
     return all.posted == all.settled;
   }
   PathCounts counts() const noexcept override { return link_->counts(); }
+  std::uint64_t oldest() const noexcept override { return link_->oldest(); }
   PathReport report() const override { return {tag_, link_->remote()}; }
   void cut() noexcept override { link_->fail(Errc::peer_lost); }
 

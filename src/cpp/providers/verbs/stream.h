@@ -37,10 +37,11 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
   Errc call() noexcept;
   Errc answer(OwnId id, const rdma_conn_param& asked) noexcept;
 
-  Session* session() noexcept {
-    return session_.get();
-  }  // null: called, and the caller did not say who it is
+  // Null: called, and the caller did not say who it is.
+  Session* session() noexcept { return session_.get(); }
+  const Session* session() const noexcept { return session_.get(); }
   const PathCounts& counts() const noexcept { return counts_; }
+  PathCounts& counts() noexcept { return counts_; }  // of all that goes to this peer, also beside the stream
   Errc state() const noexcept { return state_; }
   bool open() const noexcept { return open_; }
   // What a call for a memory connection must know: chosen by the called side, told in its welcome.

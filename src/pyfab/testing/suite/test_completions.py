@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyfab
@@ -292,6 +293,25 @@ def test_flush_waits_for_all(pair, exposed):
     pair.endpoint.flush(pair.handle, timeout=TIMEOUT)
     assert all(operation.done() for operation in operations)
     pair.endpoint.flush(timeout=0)  # nothing left
+
+
+def take_message(target, size):
+    target.endpoint.recv(np.zeros(size, np.uint8)).result(TIMEOUT)
+
+
+def test_flush_waits_for_a_message_that_later_puts_have_passed(pair, exposed):
+    """The message is for a peer that does not take it yet; what another thread posts meanwhile settles."""
+    size = 3 << 20
+    message = pair.endpoint.send(np.zeros(size, np.uint8), pair.handle)
+    with ThreadPoolExecutor(1) as pool:
+        flushed = pool.submit(pair.endpoint.flush, timeout=0.5)
+        while not flushed.done():
+            pair.endpoint.write(np.arange(4), pair.handle, exposed.remote).result(TIMEOUT)
+    assert isinstance(flushed.exception(), pyfab.OperationTimeout)
+    assert not message.done()
+    pair.peer.run(take_message, size)
+    pair.endpoint.flush(timeout=TIMEOUT)
+    assert message.done()
 
 
 def test_flush_of_an_unknown_peer_is_refused(pair):

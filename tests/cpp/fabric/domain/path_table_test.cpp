@@ -21,7 +21,8 @@ struct Wire {
   bool idle = true;
   std::size_t room = 100;
   PathCounts counts{};
-  bool open = true;  // the path has not been destroyed
+  std::uint64_t oldest = 1;  // that has not settled
+  bool open = true;          // the path has not been destroyed
   std::uint16_t target = 0;
   std::size_t key = 0;
 };
@@ -42,6 +43,7 @@ class WirePath final : public Path {
   Errc state() const noexcept override { return wire_->state; }
   bool idle() const noexcept override { return wire_->idle; }
   PathCounts counts() const noexcept override { return wire_->counts; }
+  std::uint64_t oldest() const noexcept override { return wire_->oldest; }
   PathReport report() const override { return {"wire.0", "test"}; }
 
  private:
@@ -292,12 +294,13 @@ TEST_CASE("a handle that another peer has got leads to that one, and the former 
   auto all = world.table.flush_goals(kNoPeer), one = world.table.flush_goals(a);
   CHECK(all.size() == 2);  // what the former peer was sent is flushed as well
   CHECK(one.size() == 1);
-  world.endpoint.last().counts.settled = 1;
+  world.endpoint.last().oldest = 2;
   CHECK(world.table.reached(one));
   CHECK(!world.table.reached(all));
-  former.counts.settled = 2;
+  former.oldest = 3;
+  former.counts.settled = 3;  // what came later settles too
   CHECK(!world.table.reached(all));
-  former.counts.settled = 3;
+  former.oldest = 4;
   CHECK(world.table.reached(all));
   world.table.tidy(false);
   CHECK(former.open);
@@ -333,7 +336,10 @@ TEST_CASE("flushing waits for what was posted before, on each path, and for noth
   CHECK(goals.size() == 2);
   CHECK(of_b.size() == 1);
   world.post(b, 1);
-  to_b.counts.settled = 5;
+  to_b.oldest = 5;
+  to_b.counts.settled = 5;  // one of them was posted later
+  CHECK(!world.table.reached(of_b));
+  to_b.oldest = 6;
   CHECK(world.table.reached(of_b));
   CHECK(!world.table.reached(goals));
   CHECK(goals.size() == 1);  // what was reached is not looked at again

@@ -82,6 +82,82 @@ TEST_CASE("what a path counts of each kind of operation") {
   CHECK(word == 7);
 }
 
+TEST_CASE("the oldest that has not settled is told, whatever settles behind it") {
+  Pipe pipe(4);
+  Bytes memory(64), large(kMaxMessage + 1);
+  const auto key = pipe.b.expose({piece(memory)});
+  const auto numbered = [&](OpCode op, std::uint64_t number, Bytes& bytes, std::uint64_t of) {
+    auto probe = std::make_unique<Probe>(op, of, 0, bytes.data(), bytes.size());
+    if (op == OpCode::send) probe->transfer.flags |= transfer_flag::kTagged;
+    REQUIRE(probe->post(pipe.a) == 1);
+    REQUIRE(pipe.run() == Errc::ok);
+    CHECK(pipe.a.counts.posted == number);
+    return probe;
+  };
+  const auto take = [&](std::uint64_t tag) {
+    auto landing = std::make_unique<Landing>(large.size());
+    landing->receive.rule = {.tag = tag, .tagged = true};
+    pipe.b.receives.post(landing->receive);
+    REQUIRE(pipe.run() == Errc::ok);
+    CHECK(landing->operation.done());
+  };
+  CHECK(pipe.a.session.oldest() == Initiator::kNone);
+  const auto put = numbered(OpCode::write, 1, memory, key);
+  CHECK(pipe.a.session.oldest() == Initiator::kNone);
+  const auto first = numbered(OpCode::send, 2, large, 1), second = numbered(OpCode::send, 3, large, 2);
+  const auto later_put = numbered(OpCode::write, 4, memory, key);
+  const auto third = numbered(OpCode::send, 5, large, 3);
+  CHECK(later_put->done());
+  CHECK(pipe.a.counts.settled == 2);
+  CHECK(pipe.a.session.oldest() == 2);
+  CHECK(pipe.a.session.oldest_request() == Initiator::kNone);
+  take(2);
+  CHECK(second->done());
+  CHECK(pipe.a.session.oldest() == 2);
+  take(1);
+  CHECK(pipe.a.session.oldest() == 5);
+  const auto fourth = numbered(OpCode::send, 6, large, 4);  // in the memory of one that has ended
+  take(3);
+  CHECK(pipe.a.session.oldest() == 6);
+  Probe waiting(OpCode::write, key, 0, memory.data(), memory.size());
+  REQUIRE(waiting.post(pipe.a) == 1);
+  CHECK(pipe.a.session.oldest() == 6);
+  take(4);
+  CHECK(pipe.a.session.oldest() == Initiator::kNone);
+  CHECK(waiting.done());
+}
+
+TEST_CASE("gets that are asked for anew, one by one, are as old as they were") {
+  Pipe pipe(5);
+  Bytes memory(64), landing(64);
+  const auto key = pipe.b.expose({piece(memory)});
+  std::list<Probe> gets;
+  std::vector<Transfer> rows;
+  for (const std::uint64_t remote : {0, 1000, 8}) {  // the second is out of bounds
+    gets.emplace_back(OpCode::read, key, remote, landing.data() + remote % 64, 8);
+    rows.push_back(gets.back().transfer);
+  }
+  REQUIRE(pipe.a.session.post(rows) == 3);
+  Probe put(OpCode::write, key, 0, memory.data(), memory.size());
+  REQUIRE(put.post(pipe.a) == 1);
+  CHECK(pipe.a.session.oldest() == 1);
+  bool seen = false;
+  while (!gets.back().done()) {
+    pipe.send(pipe.a);
+    REQUIRE(pipe.receive(pipe.a, pipe.b) == Errc::ok);
+    pipe.b.session.end_turn();
+    pipe.send(pipe.b);
+    REQUIRE(pipe.receive(pipe.b, pipe.a) == Errc::ok);
+    const bool first = gets.front().done();
+    if (!gets.back().done()) CHECK(pipe.a.session.oldest() <= 3);
+    if (!first) CHECK(pipe.a.session.oldest() == 1);
+    seen |= put.done() && !gets.back().done();
+  }
+  CHECK(seen);  // the put came before the last of those that were asked for anew
+  REQUIRE(pipe.run() == Errc::ok);
+  CHECK(pipe.a.session.oldest() == Initiator::kNone);
+}
+
 TEST_CASE("probes go and come as long as they say") {
   Pipe pipe(2);
   for (const std::uint64_t there : {0, 1, 9'000, 65'536})

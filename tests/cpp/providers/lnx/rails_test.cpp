@@ -81,6 +81,7 @@ class StreamPath final : public Path {
   Errc state() const noexcept override { return stream_->near.state; }
   bool idle() const noexcept override { return true; }
   PathCounts counts() const noexcept override { return stream_->near.counts; }
+  std::uint64_t oldest() const noexcept override { return stream_->near.session.oldest(); }
   PathReport report() const override { return {"test", "test"}; }
   void cut() noexcept override { stream_->near.end(Errc::peer_lost); }
 
@@ -424,7 +425,8 @@ TEST_CASE("a message that nobody receives holds up nothing else") {
     REQUIRE(put.operation.completion().error == Errc::ok);
   }
   CHECK(!stuck.operation.done());
-  CHECK(world.rails->counts().settled == 0);
+  CHECK(world.rails->counts().settled == 20'000);
+  CHECK(world.rails->oldest() == 1);
 }
 
 TEST_CASE("a rail that takes requests and answers none is set aside, and what it held is never stored") {
