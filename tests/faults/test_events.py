@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyfab
 import pytest
-from pyfab import AtomicOp, EventType
+from pyfab import AtomicOp, Delivery, EventType
+from pyfab.testing import Peer
+from pyfab.testing.suite.support import rounds
 from rails import RAILS, WHY_NOT, cut
 from test_killed import GONE, insert
 from test_stopped import TIMEOUT
@@ -165,3 +172,113 @@ def test_endpoints_share_a_queue_and_a_closed_one_is_bound_to_nothing(station):
             other.bind(events)
     with pytest.raises(pyfab.ClosedError, match="endpoint"):
         other.bind(None)
+
+
+@pytest.fixture
+def often():
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.litmus
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("of", ["endpoint", "domain"])
+def test_what_is_bound_while_a_queue_closes_is_bound_to_an_open_one_or_none(of):
+    """One thread closes a queue while another binds it once more, or a second one in its place."""
+    with pyfab.Domain("shm") as domain, domain.endpoint() as endpoint, ThreadPoolExecutor(2) as pool:
+        there = endpoint if of == "endpoint" else domain
+
+        def bound():
+            return endpoint._events if of == "endpoint" else domain._registration_events
+
+        def bind(queue, barrier):
+            barrier.wait()
+            with contextlib.suppress(pyfab.ClosedError):
+                there.bind(queue)
+
+        def close(queue, barrier):
+            barrier.wait()
+            queue.close()
+
+        for turn in range(rounds(300)):
+            first = domain.event_queue()
+            there.bind(first)
+            second = domain.event_queue() if turn % 2 else None
+            barrier = threading.Barrier(2)
+            calls = [pool.submit(close, first, barrier), pool.submit(bind, second or first, barrier)]
+            for call in calls:
+                call.result(TIMEOUT)
+            assert bound() is second, turn
+            if second is not None:
+                second.close()
+                assert bound() is None
+
+
+class Step(weakref.WeakSet):
+    """What is bound to a queue; whoever looks at it or adds to it is overtaken by another thread, if that may run."""
+
+    def __init__(self, overtake):
+        super().__init__()
+        self.overtake = overtake
+
+    def _let_past(self):
+        if (overtake := self.overtake) is not None:
+            self.overtake = None
+            thread = threading.Thread(target=overtake)
+            thread.start()
+            thread.join(0.2)  # it may have to wait for this thread
+
+    def add(self, item):
+        self._let_past()
+        super().add(item)
+
+    def __iter__(self):
+        items = list(super().__iter__())
+        self._let_past()
+        return iter(items)
+
+
+def test_a_queue_that_closes_while_it_is_bound_leaves_the_endpoint_unbound():
+    with pyfab.Domain("shm") as domain, domain.endpoint() as endpoint:
+        queue = domain.event_queue()
+        queue._endpoints = Step(queue.close)
+        endpoint.bind(queue)
+        queue.close()
+        assert endpoint._events is None
+
+
+def test_a_queue_that_closes_leaves_what_is_bound_to_another_one():
+    with pyfab.Domain("shm") as domain, domain.endpoint() as endpoint:
+        former, later = domain.event_queue(), domain.event_queue()
+        former._endpoints = Step(None)
+        endpoint.bind(former)
+        bound = threading.Event()
+        former._endpoints.overtake = lambda: (endpoint.bind(later), bound.set())
+        former.close()
+        assert bound.wait(TIMEOUT)
+        assert endpoint._events is later
+
+
+def test_contexts_of_an_endpoint_close_together():
+    """None is open any more while the first one waits for its last message to be read."""
+    with Peer("tcp", where="process") as peer, pyfab.Domain("tcp") as domain, ThreadPoolExecutor(1) as pool:
+        together = False
+        for _ in range(10):
+            endpoint = domain.endpoint(contexts=4)
+            handle = endpoint.av.insert(peer.address)
+            for index in range(4):
+                endpoint.context(index).send(np.zeros(8), handle, flags=Delivery.INJECT).result(TIMEOUT)
+            contexts = [endpoint.context(index) for index in range(4)]
+            peer.suspend()
+            closing = pool.submit(endpoint.close)
+            while not endpoint.closed:
+                pass
+            together |= all(context.closed for context in contexts) and not closing.done()
+            peer.resume()
+            closing.result(TIMEOUT)
+            if together:
+                break
+        assert together

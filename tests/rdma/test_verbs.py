@@ -95,6 +95,10 @@ def test_a_region_that_closes_is_refused_and_the_rest_goes_on(here):
                     operation.result(TIMEOUT)
             first = peer.expose(np.zeros(SIZE, np.uint8))
             assert (second.content() == 7).all(), turn
+        # Each is counted once, whoever did it and however often it was tried.
+        counts = here.counts(handle)
+        assert (counts["posted"], counts["settled"], counts["errors"]) == (5 * 32, 5 * 32, 5 * 10)
+        assert counts["bytes_out"] == 5 * 22 * SIZE
 
 
 def adds(endpoint, handle, remote, dtype, count):

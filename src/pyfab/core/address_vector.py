@@ -437,12 +437,13 @@ class AddressVector(Owned):
             raise InvalidArgumentError(
                 f"an address vector is bound to an event queue, not a {type(event_queue).__name__}"
             )
-        event_queue._check_open()
-        if event_queue._domain is not self._domain:
-            raise InvalidArgumentError("the event queue belongs to another domain")
         if self._inserter is None:
             raise InvalidArgumentError("only an address vector opened with asynchronous=True tells of events")
-        self._inserter.bind(event_queue)
+        with self._domain._binding:
+            event_queue._check_open()
+            if event_queue._domain is not self._domain:
+                raise InvalidArgumentError("the event queue belongs to another domain")
+            self._inserter.bind(event_queue)
 
     # --- removing and looking up
 

@@ -139,6 +139,8 @@ class Domain:
         info = make_info(self._core.info, mode)
         self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
         self._registering = threading.Lock()  # guards _registered
+        # Guards what is bound to what, so that nothing is bound to what closes meanwhile.
+        self._binding = threading.Lock()
         self._registered: dict[int, MemoryRegion] = {}  # whose event was not read yet
         self._insertions: dict[
             int, tuple[object, AddressVector]
@@ -242,10 +244,15 @@ class Domain:
     def bind(self, event_queue: EventQueue | None) -> None:
         """From now on registrations are asynchronous, and each tells `event_queue` of its end. None: synchronous again."""
         self._core.check_open()
-        if event_queue is not None:
-            event_queue._check_open()
-            if event_queue._domain is not self:
-                raise InvalidArgumentError("the event queue belongs to another domain")
+        with self._binding:
+            if event_queue is not None:
+                event_queue._check_open()
+                if event_queue._domain is not self:
+                    raise InvalidArgumentError("the event queue belongs to another domain")
+            self._tell_registrations(event_queue)
+
+    def _tell_registrations(self, event_queue: EventQueue | None) -> None:
+        # The caller holds _binding.
         self._registration_events = event_queue
         self._core.bind_registrations(None if event_queue is None else event_queue._core)
 
@@ -511,9 +518,14 @@ class Domain:
 
     def _end(self) -> None:
         # Regions first: peers are out before anything else goes.
-        order = {MemoryRegion: 0, Endpoint: 1}
-        for item in sorted(self._owned, key=lambda thing: order.get(type(thing), 2)):
-            item._end()
+        items = list(self._owned)
+        for region in [item for item in items if isinstance(item, MemoryRegion)]:
+            region._end()
+        endpoints = [item for item in items if isinstance(item, Endpoint)]
+        _core.Context._close_all([context for endpoint in endpoints for context in endpoint._contexts])
+        for item in items:
+            if not isinstance(item, MemoryRegion | Endpoint):
+                item._end()
         self._core.close(True)
         if self._sync_log is not None:
             self._sync_log.warn(self._sync_log.take_stock())

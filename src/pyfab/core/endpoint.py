@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyfab import _core
 from pyfab._core import Context, Operation
 from pyfab.core.enums import Caps
-from pyfab.core.errors import ClosedError, InvalidArgumentError, TooSmallError
+from pyfab.core.errors import BusyError, ClosedError, InvalidArgumentError, TooSmallError
 from pyfab.core.stats import LinkStats
 from pyfab.display.tables import Table
 
@@ -113,14 +114,15 @@ class Endpoint(_Operations):
                     )
                 )
             self._address = self._make_address()
+            with domain._binding:
+                for bound in (av, cq):
+                    bound._check_open()
+                    bound._users.add(self)
         except BaseException:
-            for context in self._contexts:
-                context.close()
+            Context._close_all(self._contexts)
             raise
         for name in _OPERATIONS:
             setattr(self, name, getattr(self._contexts[0], name))
-        av._users.add(self)
-        cq._users.add(self)
         domain._owned.add(self)
 
     def _make_address(self) -> bytes:
@@ -171,18 +173,25 @@ class Endpoint(_Operations):
 
         Any number of endpoints share a queue. A queue that is closed is bound to nothing any more.
         """
-        if self.closed:
-            raise ClosedError("the endpoint is closed")
-        if event_queue is not None:
-            event_queue._check_open()
-            if event_queue._domain is not self._domain:
-                raise InvalidArgumentError("the event queue belongs to another domain than the endpoint")
-            event_queue._endpoints.add(self)
-        if self._events is not None and self._events is not event_queue:
+        with self._domain._binding:
+            if self.closed:
+                raise ClosedError("the endpoint is closed")
+            if event_queue is not None:
+                event_queue._check_open()
+                if event_queue._domain is not self._domain:
+                    raise InvalidArgumentError("the event queue belongs to another domain than the endpoint")
+            self._tell_losses(event_queue)
+
+    def _tell_losses(self, event_queue: EventQueue | None) -> None:
+        # The caller holds the domain's lock of what is bound to what.
+        if self._events is not None:
             self._events._endpoints.discard(self)
+        if event_queue is not None:
+            event_queue._endpoints.add(self)
         self._events = event_queue
-        for context in self._contexts:
-            context._bind_events(None if event_queue is None else event_queue._core)
+        with contextlib.suppress(ClosedError):  # by another thread, so that there is nobody to tell
+            for context in self._contexts:
+                context._bind_events(None if event_queue is None else event_queue._core)
 
     def context(self, index: int) -> Context:
         """The `index`-th context: the same operations, with a lock of its own."""
@@ -223,13 +232,10 @@ class Endpoint(_Operations):
         """Ends the endpoint: what is outstanding fails with CanceledError. Closing twice is harmless."""
         if self.closed:
             return
-        for context in self._contexts:
-            context.close()
+        Context._close_all(self._contexts)
         for bound in self._owns:
-            if not any(not user.closed for user in bound._users):
+            with contextlib.suppress(BusyError):  # another endpoint uses it too
                 bound.close()
-
-    _end = close
 
     def __enter__(self) -> Endpoint:
         return self

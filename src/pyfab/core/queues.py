@@ -37,12 +37,14 @@ class Owned:
 
     def close(self) -> None:
         """Ends the object. BusyError while an open endpoint uses it; closing twice is harmless."""
-        if self._closed:
-            return
-        if any(not user.closed for user in self._users):
-            raise BusyError(
-                f"the {type(self).__name__} is bound to an endpoint that is still open; close that first"
-            )
+        with self._domain._binding:
+            if self._closed:
+                return
+            if any(not user.closed for user in self._users):
+                raise BusyError(
+                    f"the {type(self).__name__} is bound to an endpoint that is still open; close that first"
+                )
+            self._closed = True
         self._end()
 
     def _end(self) -> None:
@@ -290,9 +292,9 @@ class EventQueue(Owned):
         return Event(type, errno, peer, region and region.context, data, text, region)
 
     def _end(self) -> None:
-        if self._domain._registration_events is self:
-            self._domain.bind(None)
-        for endpoint in list(self._endpoints):
-            if not endpoint.closed:
-                endpoint.bind(None)
-        super()._end()
+        with self._domain._binding:
+            super()._end()
+            if self._domain._registration_events is self:
+                self._domain._tell_registrations(None)
+            for endpoint in list(self._endpoints):
+                endpoint._tell_losses(None)

@@ -318,21 +318,31 @@ bool DomainCore::retired(std::uint32_t index, Deadline deadline) {
   return true;
 }
 
-// None where the threads would wait for this one, which is the progress thread or may hold what callbacks
-// need, and none where memory is lacking.
-std::vector<std::shared_ptr<Context>> DomainCore::contexts_to_close_at_once() noexcept try {
+// Not where the threads would wait for this one, which is the progress thread or may hold what callbacks
+// need.
+bool DomainCore::may_close_at_once() const noexcept {
   const auto self = weak_from_this().lock();  // null: from the destructor
   const std::lock_guard lock(mutex_);
-  if (!self || (thread_ && thread_->is_this_thread())) return {};
-  return contexts_;
-} catch (const std::bad_alloc&) {
-  return {};
+  return self && !(thread_ && thread_->is_this_thread());
 }
 
-// Each gives its peers a while to take in its last messages: all at the same time, where that can be.
-void DomainCore::close_contexts() {
-  auto open = contexts_to_close_at_once();
-  at_once(open, [this](const std::shared_ptr<Context>& context) { close_context(*context); });
+void DomainCore::close_contexts(std::span<const std::shared_ptr<Context>> contexts) {
+  const auto end = [this](const std::shared_ptr<Context>& context) { close_context(*context); };
+  if (may_close_at_once())
+    at_once(contexts, end);
+  else
+    std::ranges::for_each(contexts, end);
+}
+
+void DomainCore::close_all_contexts() {
+  try {
+    std::unique_lock lock(mutex_);
+    const auto open = contexts_;
+    lock.unlock();
+    close_contexts(open);
+  } catch (const std::bad_alloc&) {
+    // One after the other then.
+  }
   while (const auto context = first_context()) close_context(*context);  // what came meanwhile
 }
 
@@ -352,7 +362,7 @@ void DomainCore::close(bool force) {
   segment_.header().closed.store(1);
   registrations_.stop();
   if (cache_.cache) cache_.cache->clear();
-  close_contexts();
+  close_all_contexts();
   std::unique_lock lock(mutex_);
   auto thread = std::move(thread_);
   if (thread && thread->is_this_thread()) {

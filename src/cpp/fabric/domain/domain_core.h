@@ -83,8 +83,10 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
                                         std::shared_ptr<AddressVector> peers,
                                         std::shared_ptr<CompletionQueue> completions,
                                         std::shared_ptr<EventQueue> events = nullptr);
-  // Ends the context: everything outstanding fails with `canceled`.
-  void close_context(Context& context);
+  void close_context(Context& context);  // as close_contexts()
+  // Ends the contexts: everything outstanding fails with `canceled`. Each gives its peers a while to take in
+  // its last messages: all at the same time, where that can be.
+  void close_contexts(std::span<const std::shared_ptr<Context>> contexts);
 
   // Makes local memory consistent with what peers see of it (dat_lmr_sync_rdma_read/write). Read side: after
   // stores and before a peer's get. Write side: after a peer's put and before loads and further stores, and
@@ -142,8 +144,8 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   AuthKeys keys_of(const EndpointTraits& traits);
   SyncReports synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate);
   std::shared_ptr<Context> first_context() const;
-  void close_contexts();
-  std::vector<std::shared_ptr<Context>> contexts_to_close_at_once() noexcept;
+  void close_all_contexts();
+  bool may_close_at_once() const noexcept;
   std::shared_ptr<Context> context_from(std::size_t cell) const;
   void choose_lead();
 

@@ -100,11 +100,12 @@ void Direct::ask(std::uint64_t key, Known& known) {
 }
 
 void Direct::on_answer(Question& question) noexcept {
+  const Errc error = question.completion().error;
   --services_.counts.settled;
+  if (error != Errc::ok) --services_.counts.errors;
   ++signs_;
   const auto found = std::ranges::find(questions_, &question, [](const auto& owned) { return owned.get(); });
   if (found == questions_.end()) return;
-  const Errc error = question.completion().error;
   if (const auto known = known_.find(question.key); known != known_.end()) {
     learn(known->second, error, question.answer);
   }

@@ -26,13 +26,29 @@ ContextHandle::~ContextHandle() {
   domain.reset();
 }
 
-void ContextHandle::close() {
-  if (shared->closed.exchange(true) || !context) return;  // null: the domain gave none
+void ContextHandle::close() { close_all({this}); }
+
+void ContextHandle::close_all(const std::vector<ContextHandle*>& handles) {
+  std::vector<ContextHandle*> open;
+  std::vector<std::shared_ptr<Context>> contexts;
+  open.reserve(handles.size());
+  contexts.reserve(handles.size());
+  for (ContextHandle* const handle : handles) {
+    if (!handle->context || handle->shared->closed.exchange(true)) continue;  // null: the domain gave none
+    open.push_back(handle);
+    contexts.push_back(handle->context);
+  }
+  if (open.empty()) return;
   {
     // The progress thread may hold what this needs while it waits for the GIL.
     const WithoutGil without_gil;
-    domain->close_context(*context);
+    open.front()->domain->close_contexts(contexts);
   }
+  for (ContextHandle* const handle : open) handle->end();
+}
+
+// What was outstanding has settled.
+void ContextHandle::end() {
   finished->drain();
   decltype(shared->interrupted) settled;
   const std::lock_guard lock(shared->mutex);
@@ -426,7 +442,10 @@ void bind_context(py::module_& m) {
       .def_property_readonly("manual", [](const ContextHandle& handle) { return handle.manual; })
       .def_property_readonly("closed",
                              [](const ContextHandle& handle) { return handle.shared->closed.load(); })
-      .def("close", &ContextHandle::close);
+      .def_static(
+          "_close_all", &ContextHandle::close_all, py::arg("contexts"),
+          "Ends contexts of one domain. All give their peers a while to take in their last messages, at "
+          "the same time.");
   add_methods(type, rma_methods);
   add_methods(type, vector_methods);
   add_methods(type, atomic_methods);

@@ -44,6 +44,8 @@ struct ContextHandle {
     const py::object last_kept = std::exchange(kept, py::object());
   }
   void close();
+  static void close_all(const std::vector<ContextHandle*>& handles);  // of one domain
+  void end();
   // Another handle of the same context, with a tally of its own.
   std::unique_ptr<ContextHandle> scope(bool never_waits) const;
   // Waits until all that this scope has started has ended, and, if asked, its callbacks have been called;

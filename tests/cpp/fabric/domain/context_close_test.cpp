@@ -87,8 +87,9 @@ bool others_get_in() {
   return visited;
 }
 
-// Whether each context of a domain that closes still waited when all others had begun to.
-bool all_linger_together() {
+// Whether each context of a domain, which all end by `end`, still waited when all others had begun to.
+using Contexts = std::vector<std::shared_ptr<Context>>;
+bool all_linger_together(const std::function<void(DomainCore&, const Contexts&)>& end) {
   constexpr int kContexts = 4;
   std::atomic<int> begun{0};
   std::atomic<bool> alone{false};
@@ -108,9 +109,10 @@ bool all_linger_together() {
       [&](const DomainServices&) { return std::make_unique<LingeringDomain>(farewell); }, {});
   const auto peers = std::make_shared<AddressVector>();
   const auto completions = domain->open_completion_queue(16, CompletionQueue::WhenFull::forget_oldest);
+  Contexts contexts;
   for (std::uint16_t i = 0; i < kContexts; ++i)
-    domain->open_context(i, {.number = 1}, peers, completions, nullptr);
-  domain->close(true);
+    contexts.push_back(domain->open_context(i, {.number = 1}, peers, completions, nullptr));
+  end(*domain, contexts);
   CHECK(begun == kContexts);  // none was left out
   return !alone;
 }
@@ -124,10 +126,14 @@ TEST_CASE("whoever wants a context gets it while that waits for its last message
   CHECK(got_in);
 }
 
-TEST_CASE("the contexts of a domain that closes wait for their last messages at the same time") {
-  bool together = false;
-  for (int round = 0; round < 10 && !together; ++round) together = all_linger_together();
-  CHECK(together);
+TEST_CASE("contexts that end together wait for their last messages at the same time") {
+  const auto with_domain = [](DomainCore& domain, const Contexts&) { domain.close(true); };
+  const auto as_list = [](DomainCore& domain, const Contexts& contexts) { domain.close_contexts(contexts); };
+  bool whole = false, listed = false;
+  for (int round = 0; round < 10 && !whole; ++round) whole = all_linger_together(with_domain);
+  for (int round = 0; round < 10 && !listed; ++round) listed = all_linger_together(as_list);
+  CHECK(whole);
+  CHECK(listed);
 }
 
 TEST_CASE("a message that was sent survives that its receiver's handle goes to another peer") {
