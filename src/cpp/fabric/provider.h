@@ -127,9 +127,9 @@ struct PathCounts {
 class Path {
  public:
   virtual ~Path() = default;
-  // The number that Transfer::key takes for this region on this path. To be asked before a put to, or a get
-  // from, what is kHidden: devices do all of these then.
-  virtual std::uint64_t resolve(const RemoteRegion& region) = 0;
+  // What is known of a region whose key transfers will name: puts to and gets from one that is kHidden wait
+  // for devices. Links that need not know leave it.
+  virtual void hint(const RemoteRegion&) {}
   // Takes a prefix of `batch` and returns its length; short means full: make progress, then post the rest.
   // What was taken starts in order and settles its operation once, maybe before this returns. Whatever is
   // wrong with a transfer is its outcome. A batch is at most a slice, or one transfer.
@@ -188,20 +188,25 @@ struct LinkRegistrations {
   std::uint64_t held = 0, made = 0, reused = 0;
 };
 
+// Memory as a device knows it that reaches it without processors. Used from any thread.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  // Region `index` is closing, or what may be reached of it changed: devices stop touching its memory before
+  // this returns, and are told anew when somebody asks. After Endpoint::forget(), where that is called.
+  virtual void forget(std::uint32_t index) noexcept = 0;
+  // Whether a device reaches memory that processors do not (DmaBuf::hides). Tries it.
+  virtual bool reaches_hidden(AddressRange range, bool stores) noexcept = 0;
+};
+
 class Domain {
  public:
   virtual ~Domain() = default;
   virtual const Info& info() const noexcept = 0;
   // In the order of the links. From any thread.
   virtual std::vector<LinkRegistrations> registrations() const = 0;
-  // Makes the link ready to serve or use `region`; called once per region, on first need. Throws Error.
-  virtual void enroll(MemoryRegion& region) = 0;
-  virtual void withdraw(MemoryRegion& region) noexcept = 0;
-  // Region `index` is closing, or what may be reached of it changed: devices stop touching its memory before
-  // this returns, and are told anew when somebody asks. After Endpoint::forget(), where that is called.
-  virtual void forget(std::uint32_t index) noexcept = 0;
-  // Whether the link's device reaches memory that processors do not (DmaBuf::hides). Tries it.
-  virtual bool reaches_hidden(AddressRange range, bool stores) noexcept = 0;
+  // Null where processors move all bytes. Lives as long as the domain.
+  virtual DeviceMemory* device_memory() noexcept { return nullptr; }
   // Judges the parts of this domain's links; may outlive it.
   virtual PartCheck part_check() const = 0;
   virtual std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) = 0;

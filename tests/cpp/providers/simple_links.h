@@ -42,7 +42,6 @@ class SimplePath final : public Path {
     link_.path = nullptr;
   }
 
-  std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }
   std::size_t post(std::span<const Transfer> batch) noexcept override {
     std::size_t taken = 0;
     for (const Transfer& transfer : batch) {

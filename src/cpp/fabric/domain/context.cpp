@@ -149,11 +149,11 @@ void Context::settle(Operation& operation, Errc error, std::uint64_t bytes) {
   operation.settle(error, bytes);
 }
 
-std::uint64_t Context::resolve(PeerId peer, const RemoteRegion& region) {
+void Context::hint(PeerId peer, const RemoteRegion& region) {
   driver_.check_process();
-  return asking([&] {
+  asking([&] {
     const Driver::Turn turn(driver_);
-    return paths_.to(peer).resolve(region);
+    paths_.to(peer).hint(region);
   });
 }
 

@@ -75,7 +75,7 @@ class Context final : public PeerWatcher, private Tidier {
   void abandon(Operation& operation, std::uint32_t parts, Errc error);
   // Settles a part of an operation that moved without this context.
   void settle(Operation& operation, Errc error, std::uint64_t bytes);
-  std::uint64_t resolve(PeerId peer, const RemoteRegion& region);
+  void hint(PeerId peer, const RemoteRegion& region);  // Path::hint; opens the path if need be
   PathCounts counts(PeerId peer);  // of the path now open, or that ended last; zero if there was none
   PathReport report(PeerId peer);  // opens the path if need be
   Reach reaches(PeerId peer) const;

@@ -308,7 +308,7 @@ std::shared_ptr<Context> DomainCore::context_from(std::size_t cell) const {
 void DomainCore::interrupt_accesses(std::uint32_t index) {
   for (auto context = context_from(0); context; context = context_from(context->cell() + std::size_t{1}))
     context->locked([&](Endpoint& endpoint) { endpoint.forget(index); });
-  domain_->forget(index);
+  if (DeviceMemory* const devices = domain_->device_memory()) devices->forget(index);
 }
 
 bool DomainCore::retired(std::uint32_t index, Deadline deadline) {

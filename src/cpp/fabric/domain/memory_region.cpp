@@ -104,7 +104,6 @@ MemoryRegion::~MemoryRegion() {
   if (state() == State::registering) state_.store(State::failed);
   const double patience = state() == State::closing ? 0 : domain_->options().peer_deadline;
   if (close(Deadline::in_seconds(patience))) return;
-  if (enrolled_) domain_->domain().withdraw(*this);
   // A peer may be inside for ever: so nobody ever gives these back.
   alignas(std::shared_ptr<void>) std::byte left[sizeof(std::shared_ptr<void>)];
   ::new (left) std::shared_ptr<void>(std::move(keep_alive_));
@@ -167,9 +166,9 @@ void MemoryRegion::check_arguments(const Parameters& parameters) const {
 
 void MemoryRegion::check_hidden() const {
   const bool stores = (access_ & kStores) != 0;
+  DeviceMemory* const devices = domain_->emulation() ? nullptr : domain_->domain().device_memory();
   for (const iovec& buffer : buffers())
-    if (DmaBuf::hides(range_of(buffer)) &&
-        (domain_->emulation() || !domain_->domain().reaches_hidden(range_of(buffer), stores)))
+    if (DmaBuf::hides(range_of(buffer)) && !(devices && devices->reaches_hidden(range_of(buffer), stores)))
       throw Error(Errc::not_supported,
                   "the memory is a dma-buf that its exporter does not let processors map, and no device of "
                   "this domain reaches it: open the domain over an RDMA device whose driver registers "
@@ -297,10 +296,6 @@ std::string MemoryRegion::raw_key() const {
 RemoteRegion MemoryRegion::remote() {
   const auto lock = lock_usable();
   index();
-  if (!enrolled_) {
-    domain_->domain().enroll(*this);
-    enrolled_ = true;
-  }
   const bool hidden = std::ranges::any_of(buffers(), &DmaBuf::hides, range_of);
   RemoteRegion remote{.key = key(),
                       .base = base(),
@@ -324,7 +319,8 @@ void MemoryRegion::bind(std::shared_ptr<Counter> counter) {
   auto& counters = rare().counters;
   counters.reserve(counters.size() + 1);
   domain_->regions().bind_counter(index_, counter->index());
-  domain_->domain().forget(index_);  // devices would not count
+  if (DeviceMemory* const devices = domain_->domain().device_memory())
+    devices->forget(index_);  // they would not count
   counters.push_back(std::move(counter));
 }
 
@@ -399,7 +395,6 @@ bool MemoryRegion::close(Deadline deadline) {
   }
   if (index_ != kNoEntry && !domain_->retired(index_, deadline)) return false;
   if (emulated() && !domain_->inherited()) domain_->emulation()->close(id_, *emulated());
-  if (enrolled_) domain_->domain().withdraw(*this);
   rare_.reset();
   released = std::move(keep_alive_);
   state_.store(State::closed);

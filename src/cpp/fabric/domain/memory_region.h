@@ -149,7 +149,6 @@ class MemoryRegion final {
   SmallMutex mutex_;  // guards what follows and `rare_`; one thread at a time changes a region or its entry
                       // in the table
   bool endpoint_bound_ = false;
-  bool enrolled_ = false;
   bool refreshing_ = false;
 };
 

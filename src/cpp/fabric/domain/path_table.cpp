@@ -22,7 +22,6 @@ class PathTable::EndedPath final : public Path {
  public:
   explicit EndedPath(const Path& former)
       : state_(former.state()), counts_(former.counts()), report_(former.report()) {}
-  std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }
   std::size_t post(std::span<const Transfer>) noexcept override { return 0; }  // nobody posts to one
   Errc state() const noexcept override { return state_; }
   bool idle() const noexcept override { return true; }

@@ -125,7 +125,7 @@ struct Transfer {
   };
   std::uint64_t remote;  // offset into the region, or the target's address where the region is addressed
                          // virtually; sends: the group
-  std::uint64_t key;     // as Path::resolve() gave it; sends: the tag
+  std::uint64_t key;     // of the region; sends: the tag
   std::uint64_t length;  // bytes; for atomics a multiple of the element size, at most kMaxAtomicBytes
   union {
     std::uint64_t data;  // writes and sends: remote data
@@ -186,8 +186,10 @@ struct Info {
   std::vector<NicInfo> nics;
   std::vector<std::string> links;  // specs of the leaves: {"shm", "tcp:lo"}
   bool usable = true;
-  std::string why;           // if not usable: the reason and what to do
-  bool absent = false;       // that reason is a port that is down or has no address, which may change
+  std::string why;      // if not usable: the reason and what to do
+  bool absent = false;  // that reason is a port that is down or has no address, which may change
+  // Whoever it reaches is on this node, so that it is lost with its peers and never by itself: no rail.
+  bool shares_fate_with_node = false;
   std::string not_linkable;  // why it cannot be one link of several; empty: it can
 };
 

@@ -31,10 +31,6 @@ class MissingLink final : public Domain {
 
   const Info& info() const noexcept override { return info_; }
   std::vector<LinkRegistrations> registrations() const override { return {{.link = link_}}; }
-  void enroll(MemoryRegion&) override {}
-  void withdraw(MemoryRegion&) noexcept override {}
-  void forget(std::uint32_t) noexcept override {}
-  bool reaches_hidden(AddressRange, bool) noexcept override { return false; }
   PartCheck part_check() const override {
     return [](const PartView&) { return false; };
   }

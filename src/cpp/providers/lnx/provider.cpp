@@ -8,13 +8,16 @@
 namespace fab::lnx {
 namespace {
 
-class LinkedDomain final : public Domain {
+class LinkedDomain final : public Domain, private DeviceMemory {
  public:
   LinkedDomain(std::vector<std::unique_ptr<Domain>> links, const DomainOptions& options)
       : links_(std::move(links)), options_(options) {
     std::vector<Info> infos;
     infos.reserve(links_.size());
-    for (const auto& link : links_) infos.push_back(link->info());
+    for (const auto& link : links_) {
+      infos.push_back(link->info());
+      if (DeviceMemory* const memory = link->device_memory()) memories_.push_back(memory);
+    }
     info_ = combine(infos);
   }
 
@@ -27,28 +30,7 @@ class LinkedDomain final : public Domain {
     return all;
   }
 
-  void enroll(MemoryRegion& region) override {
-    for (std::size_t done = 0; done < links_.size(); ++done) {
-      try {
-        links_[done]->enroll(region);
-      } catch (...) {
-        while (done--) links_[done]->withdraw(region);
-        throw;
-      }
-    }
-  }
-
-  void withdraw(MemoryRegion& region) noexcept override {
-    for (const auto& link : links_) link->withdraw(region);
-  }
-
-  void forget(std::uint32_t index) noexcept override {
-    for (const auto& link : links_) link->forget(index);
-  }
-
-  bool reaches_hidden(AddressRange range, bool stores) noexcept override {
-    return std::ranges::any_of(links_, [&](const auto& link) { return link->reaches_hidden(range, stores); });
-  }
+  DeviceMemory* device_memory() noexcept override { return memories_.empty() ? nullptr : this; }
 
   PartCheck part_check() const override {
     std::vector<PartCheck> checks;
@@ -64,12 +46,21 @@ class LinkedDomain final : public Domain {
   std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override {
     std::vector<LinkedEndpoint::Link> links;
     links.reserve(links_.size());
-    for (const auto& link : links_) links.push_back({link.get(), !link->info().nics.empty()});
+    for (const auto& link : links_) links.push_back({link.get(), !link->info().shares_fate_with_node});
     return std::make_unique<LinkedEndpoint>(links, services, options_);
   }
 
  private:
+  void forget(std::uint32_t index) noexcept override {
+    for (DeviceMemory* const memory : memories_) memory->forget(index);
+  }
+  bool reaches_hidden(AddressRange range, bool stores) noexcept override {
+    return std::ranges::any_of(memories_,
+                               [&](auto* memory) { return memory->reaches_hidden(range, stores); });
+  }
+
   std::vector<std::unique_ptr<Domain>> links_;
+  std::vector<DeviceMemory*> memories_;  // of those links that have one
   const DomainOptions& options_;
   Info info_;
 };
@@ -109,12 +100,13 @@ Info combine(const std::vector<Info>& links) {
     all.links.insert(all.links.end(), link.links.begin(), link.links.end());
     all.fabric += (all.fabric.empty() ? "" : "+") + link.fabric;
     all.domain += (all.domain.empty() ? "" : "+") + link.domain;
+    all.shares_fate_with_node &= link.shares_fate_with_node;
     any |= link.usable;
     if (link.usable) continue;
     const std::string why = link.provider + ": " + link.why;
     missing += (missing.empty() ? "" : "; ") + why;
     // Without shared memory, peers on the node are reached over the network.
-    if (!link.nics.empty() && all.usable) {
+    if (!link.shares_fate_with_node && all.usable) {
       all.usable = false;
       all.why = why;
     }

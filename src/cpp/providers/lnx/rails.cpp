@@ -120,10 +120,9 @@ void Rails::notice() noexcept { parameters_.on_work(*this); }
 
 // --- what the user posts
 
-std::uint64_t Rails::resolve(const RemoteRegion& region) {
+void Rails::hint(const RemoteRegion& region) {
   for (const auto& rail : rails_)
-    if (rail->path) rail->path->resolve(region);
-  return region.key;  // that of every link
+    if (rail->path) rail->path->hint(region);
 }
 
 std::size_t Rails::post(std::span<const Transfer> batch) noexcept {

@@ -67,7 +67,7 @@ class Rails final : public Linked<struct RailsWork> {
 
   // Posts what waits, as far as the rails take it; true if anything moved.
   bool pump() noexcept;
-  std::uint64_t resolve(const RemoteRegion& region);
+  void hint(const RemoteRegion& region);
   // Tries rails that are down, and gives up when none is left. Returns when it wants to be called again.
   Clock::time_point tick() noexcept;
   // The endpoint closes: from now on nothing is repeated, and the peer may forget this side.
@@ -258,7 +258,7 @@ class Rails final : public Linked<struct RailsWork> {
 class RailedPath final : public Path {
  public:
   explicit RailedPath(std::shared_ptr<Rails> rails) : rails_(std::move(rails)) {}
-  std::uint64_t resolve(const RemoteRegion& region) override { return rails_->resolve(region); }
+  void hint(const RemoteRegion& region) override { rails_->hint(region); }
   std::size_t post(std::span<const Transfer> batch) noexcept override { return rails_->post(batch); }
   Errc state() const noexcept override { return rails_->state(); }
   bool idle() const noexcept override {

@@ -40,7 +40,6 @@ class ShmPath final : public Path {
           ClaimedSlot slot);
   ~ShmPath() override;
 
-  std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }
   std::size_t post(std::span<const Transfer> batch) noexcept override;
   Errc state() const noexcept override { return state_; }
   bool idle() const noexcept override {

@@ -59,6 +59,7 @@ std::vector<Info> ShmProvider::discover() const {
               caps::kDirectedReceive | caps::kMultiReceive | caps::kNamedReceive | caps::kLocalComm |
               caps::kRmaPmem;
   info.max_group_id = kMaxGroupId;
+  info.shares_fate_with_node = true;
   info.links = {"shm"};
   info.why = why_unusable();
   info.usable = info.why.empty();

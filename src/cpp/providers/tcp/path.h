@@ -14,7 +14,6 @@ class TcpPath final : public Path {
   TcpPath(std::shared_ptr<TcpStream> stream, std::string link)
       : stream_(std::move(stream)), link_(std::move(link)) {}
 
-  std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }
   std::size_t post(std::span<const Transfer> batch) noexcept override { return stream_->post(batch); }
   Errc state() const noexcept override { return stream_->state(); }
   bool idle() const noexcept override { return counts().posted == counts().settled; }

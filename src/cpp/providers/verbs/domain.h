@@ -23,12 +23,7 @@ class VerbsDomain final : public Domain {
 
   const Info& info() const noexcept override { return info_; }
   std::vector<LinkRegistrations> registrations() const override { return {regions_.registrations(link_)}; }
-  void enroll(MemoryRegion&) override {}  // the device gets to know a region when somebody asks for it
-  void withdraw(MemoryRegion&) noexcept override {}
-  void forget(std::uint32_t index) noexcept override { regions_.forget(index); }
-  bool reaches_hidden(AddressRange range, bool stores) noexcept override {
-    return regions_.takes(range, stores);
-  }
+  DeviceMemory* device_memory() noexcept override { return &regions_; }
   PartCheck part_check() const override;
   std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override;
 

@@ -49,9 +49,8 @@ class VerbsPath final : public Path {
   VerbsPath(std::shared_ptr<VerbsLink> link, std::string tag)
       : link_(std::move(link)), tag_(std::move(tag)) {}
 
-  std::uint64_t resolve(const RemoteRegion& region) override {
+  void hint(const RemoteRegion& region) override {
     if ((region.access & access::kHidden) != 0) link_->expect_hidden(region.key);
-    return region.key;
   }
   std::size_t post(std::span<const Transfer> batch) noexcept override { return link_->post(batch); }
   Errc state() const noexcept override { return link_->state(); }

@@ -140,7 +140,7 @@ Target Target::of(PyObject* object) {
 
 void introduce(ContextHandle& handle, PeerId peer, const Target& target) {
   if (!target.view || (target.view->region->access & access::kHidden) == 0) return;
-  WithoutGil::run([&] { return handle.context->resolve(peer, *target.view->region); });
+  WithoutGil::run([&] { return handle.context->hint(peer, *target.view->region); });
 }
 
 void check_fit(const LocalBuffer& local, const Target& target, const char* what) {

@@ -51,10 +51,6 @@ class LingeringDomain final : public Domain {
   explicit LingeringDomain(Farewell& farewell) : farewell_(farewell) {}
   const Info& info() const noexcept override { return info_; }
   std::vector<LinkRegistrations> registrations() const override { return {}; }
-  void enroll(MemoryRegion&) override {}
-  void withdraw(MemoryRegion&) noexcept override {}
-  void forget(std::uint32_t) noexcept override {}
-  bool reaches_hidden(AddressRange, bool) noexcept override { return false; }
   PartCheck part_check() const override { return {}; }
   std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override {
     return std::make_unique<LingeringEndpoint>(services, farewell_);

@@ -33,7 +33,6 @@ class WirePath final : public Path {
   ~WirePath() override { wire_->open = false; }
   WirePath(const WirePath&) = delete;
   WirePath& operator=(const WirePath&) = delete;
-  std::uint64_t resolve(const RemoteRegion& region) override { return region.key + 1; }
   std::size_t post(std::span<const Transfer> batch) noexcept override {
     const std::size_t taken = std::min(batch.size(), wire_->room);
     wire_->room -= taken;

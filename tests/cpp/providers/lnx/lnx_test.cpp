@@ -72,7 +72,8 @@ class FakeEndpoint final : public Endpoint {
   const std::uint16_t context_;
 };
 
-class FakeDomain final : public Domain {
+// Those of provider "b" have devices that reach memory, one of them also what processors do not.
+class FakeDomain final : public Domain, private DeviceMemory {
  public:
   FakeDomain(Book& book, Info info) : book_(book), info_(std::move(info)) {
     book_.begin("domain " + info_.domain);
@@ -83,10 +84,7 @@ class FakeDomain final : public Domain {
 
   const Info& info() const noexcept override { return info_; }
   std::vector<LinkRegistrations> registrations() const override { return {{.link = info_.domain}}; }
-  void enroll(MemoryRegion&) override { book_.begin("region " + info_.domain); }
-  void withdraw(MemoryRegion&) noexcept override { book_.end("region " + info_.domain); }
-  void forget(std::uint32_t) noexcept override {}
-  bool reaches_hidden(AddressRange, bool) noexcept override { return info_.domain == "b.1"; }
+  DeviceMemory* device_memory() noexcept override { return info_.provider == "b" ? this : nullptr; }
   PartCheck part_check() const override {
     return [link = info_.domain](const PartView& part) {
       if (part.link != link) return false;
@@ -99,6 +97,11 @@ class FakeDomain final : public Domain {
   }
 
  private:
+  void forget(std::uint32_t index) noexcept override {
+    book_.calls.push_back("forget " + std::to_string(index) + " " + info_.domain);
+  }
+  bool reaches_hidden(AddressRange, bool) noexcept override { return info_.domain == "b.1"; }
+
   Book& book_;
   const Info info_;
 };
@@ -109,6 +112,7 @@ Info info_of(const std::string& device) {
   info.domain = device;
   info.links = {device};
   info.caps = caps::kRma | caps::kLocalComm;
+  info.shares_fate_with_node = true;
   return info;
 }
 
@@ -148,12 +152,6 @@ struct Lent {
   }
 };
 
-// Links enrol regions without looking at them.
-MemoryRegion& some_region() {
-  alignas(MemoryRegion) static std::byte place[sizeof(MemoryRegion)];
-  return *reinterpret_cast<MemoryRegion*>(place);
-}
-
 Errc outcome(const std::function<void()>& call) {
   try {
     call();
@@ -185,32 +183,23 @@ TEST_CASE("an endpoint opens one of each link, and all or none stay open") {
 }
 
 // LNX-52, LNX-57
-TEST_CASE("a region is enrolled with every device, and with none if one fails") {
-  for (std::size_t failing = 0; failing <= kDevices.size(); ++failing) {
-    Book book;
-    {
-      const auto domain = link_all(book);
-      const auto domains = book.open;
-      if (failing < kDevices.size()) book.failing = "region " + kDevices[failing];
-      const Errc ended = outcome([&] { domain->enroll(some_region()); });
-      CHECK(ended == (failing < kDevices.size() ? Errc::no_memory : Errc::ok));
-      if (ended == Errc::ok) {
-        for (const std::string& device : kDevices) CHECK(book.open.count("region " + device) == 1);
-        domain->withdraw(some_region());
-      }
-      CHECK(book.open == domains);
-    }
-    CHECK(book.closed_twice == 0);
-  }
+TEST_CASE("a region that closes is forgotten by every device, and by links that have none nobody asks") {
+  Book book;
+  const auto domain = link_all(book);
+  REQUIRE(domain->device_memory());
+  book.calls.clear();
+  domain->device_memory()->forget(7);
+  CHECK(book.calls == std::vector<std::string>{"forget 7 b.0", "forget 7 b.1"});
 }
 
 TEST_CASE("memory that only devices reach is for a domain that has one which does") {
   Book book;
-  CHECK(link_all(book)->reaches_hidden({}, true));
+  const auto domain = link_all(book);
+  CHECK(domain->device_memory()->reaches_hidden({}, true));
   std::vector<std::unique_ptr<Domain>> without;
   without.push_back(std::make_unique<FakeDomain>(book, info_of("a.0")));
   static const DomainOptions options;
-  CHECK_FALSE(lnx::make_linked_domain(std::move(without), options)->reaches_hidden({}, true));
+  CHECK(lnx::make_linked_domain(std::move(without), options)->device_memory() == nullptr);
 }
 
 // LNX-16
@@ -296,6 +285,8 @@ TEST_CASE("limits of a link are the smallest, capabilities common, demands and d
   CHECK(combine({one, two}).links == std::vector<std::string>{"a.0", "b.0"});
   two.usable = false;
   two.why = "it is down";
+  CHECK(combine({one, two}).usable);  // peers on the node are reached another way
+  two.shares_fate_with_node = false;
   CHECK_FALSE(combine({one, two}).usable);
   CHECK(combine({one, two}).why == "b: it is down");
 }

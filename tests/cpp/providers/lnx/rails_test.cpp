@@ -69,7 +69,6 @@ struct Stream {
 class StreamPath final : public Path {
  public:
   explicit StreamPath(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
-  std::uint64_t resolve(const RemoteRegion& region) override { return region.key; }
   std::size_t post(std::span<const Transfer> batch) noexcept override {
     const Errc refused = stream_->near.ground.refuses;
     if (refused != Errc::ok && (batch.front().flags & transfer_flag::kStripe)) {

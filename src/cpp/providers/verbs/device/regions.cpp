@@ -105,7 +105,7 @@ RegistrationCache::Lease DeviceRegions::lend(const void* at, std::uint64_t lengt
                          {.rights = static_cast<std::uint16_t>(stores ? IBV_ACCESS_LOCAL_WRITE : 0)});
 }
 
-bool DeviceRegions::takes(AddressRange range, bool stores) noexcept try {
+bool DeviceRegions::reaches_hidden(AddressRange range, bool stores) noexcept try {
   // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
   lend(reinterpret_cast<const void*>(range.start), range.length, stores);
   return true;

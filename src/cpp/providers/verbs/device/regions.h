@@ -65,7 +65,7 @@ ibv_mr* register_memory(const Library& library, ibv_pd& pd, AddressRange range, 
 // domain; a new one is given whenever what was told of an old one is no longer true, so that the device
 // refuses those who still use it. What this process uses itself goes through a registration cache, where the
 // domain has one, and stays with the device for the next region or transfer (LNX-59). Safe from any thread.
-class DeviceRegions final : public DeviceAccess {
+class DeviceRegions final : public DeviceAccess, public DeviceMemory {
  public:
   // `atomics`: peers' devices may update memory, because nothing else does than devices and, after
   // claim_atomics(), this process. `traits`: of the registrations, IBV_ACCESS_ON_DEMAND and
@@ -74,8 +74,8 @@ class DeviceRegions final : public DeviceAccess {
 
   bool describe(std::uint32_t region, std::byte* out) noexcept override;
   void claim_atomics(std::uint32_t region) noexcept override;
-  // The region is closing, or what may be reached of it changes.
-  void forget(std::uint32_t region) noexcept;
+  void forget(std::uint32_t region) noexcept override;
+  bool reaches_hidden(AddressRange range, bool stores) noexcept override;
 
   // The device's key for [at, at + length), if it lies within one piece of a region of this domain; `stores`:
   // the device will write there.
@@ -83,7 +83,6 @@ class DeviceRegions final : public DeviceAccess {
 
   // The device's key for any other memory of this process, while the lease lives. Throws Error(no_memory).
   RegistrationCache::Lease lend(const void* at, std::uint64_t length, bool stores);
-  bool takes(AddressRange range, bool stores) noexcept;  // whether lend() would lend it
   static std::uint32_t key_of(const RegistrationCache::Lease& lease) noexcept;
 
   LinkRegistrations registrations(const std::string& link) const;
