@@ -91,8 +91,7 @@ bool ContextHandle::flush_scope(Deadline deadline, bool callbacks) {
       !wait_interruptibly([&](Deadline until) { return tally->wait_called(goal, until); }, deadline))
     return false;
   if (const auto failure = tally->take_failure(goal)) {
-    raise_failure(failure->op, failure->error, failure->nbytes, failure->remote, failure->key, failure->peer,
-                  context.get());
+    raise_failure(*failure, context.get());
     throw py::error_already_set();
   }
   return true;

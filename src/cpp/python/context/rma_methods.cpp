@@ -128,7 +128,7 @@ void move_now(const char* name, OpCode op, ContextHandle& handle, LocalBuffer lo
     throw;
   }
   if (const Errc error = operation.completion().error; error != Errc::ok) {
-    raise_failure(op, error, nbytes, target.remote, target.key, peer, handle.context.get());
+    raise_failure({op, error, nbytes, target.remote, target.key, peer}, handle.context.get());
     throw py::error_already_set();
   }
   call->local = LocalBuffer();
@@ -213,7 +213,7 @@ PyObject* inject(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
       handle.context->wait([&] { return operation.done(); }, {});
     }
     if (const Errc error = operation.completion().error; error != Errc::ok) {
-      raise_failure(OpCode::write, error, local.nbytes, target.remote, target.key, peer,
+      raise_failure({OpCode::write, error, local.nbytes, target.remote, target.key, peer},
                     handle.context.get());
       return nullptr;
     }

@@ -1,4 +1,5 @@
 #include "fabric/types/name.h"
+#include "python/operations/completion_object.h"
 #include "python/operations/operation_object.h"
 
 namespace fab::python {

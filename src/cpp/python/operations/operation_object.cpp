@@ -2,145 +2,26 @@
 
 #include <new>
 
+#include "python/operations/completion_object.h"
+#include "python/operations/failure.h"
+
 namespace fab::python {
 namespace {
 
 PyTypeObject* operation_type = nullptr;
 PyTypeObject* fetch_type = nullptr;
-PyTypeObject* completion_type = nullptr;
-PyObject* flag_class = nullptr;      // CompletionFlag, set by the package
-PyObject* await_function = nullptr;  // likewise: turns an operation into an iterator for `await`
-
-const char* verb(OpCode op) noexcept {
-  switch (op) {
-    case OpCode::write:
-      return "write";
-    case OpCode::read:
-      return "read";
-    case OpCode::atomic:
-      return "atomic";
-    case OpCode::fetch_atomic:
-      return "fetch_atomic";
-    case OpCode::compare_atomic:
-      return "compare_atomic";
-    case OpCode::send:
-      return "send";
-    case OpCode::receive:
-      return "receive";
-    default:  // nothing that a user starts
-      return "operation";
-  }
-}
-
-// ---------------------------------------------------------------------------------------------- Completion
-
-struct CompletionObject {
-  PyObject_HEAD Completion value;
-  PyObject* context;  // owned
-};
-
-CompletionObject& completion_of(PyObject* self) { return *reinterpret_cast<CompletionObject*>(self); }
-
-int completion_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(completion_of(self).context);
-  Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
-  return 0;
-}
-
-int completion_clear(PyObject* self) {
-  Py_CLEAR(completion_of(self).context);
-  return 0;
-}
-
-void completion_dealloc(PyObject* self) {
-  PyObject_GC_UnTrack(self);
-  PyTypeObject* type = Py_TYPE(self);
-  completion_clear(self);
-  PyObject_GC_Del(self);
-  Py_DECREF(type);
-}
-
-PyObject* completion_flags_get(PyObject* self, void*) {
-  PyObject* number = PyLong_FromUnsignedLong(completion_of(self).value.flags);
-  if (!flag_class || !number) return number;
-  PyObject* flags = PyObject_CallOneArg(flag_class, number);
-  Py_DECREF(number);
-  return flags;
-}
-
-PyObject* completion_error_get(PyObject* self, void*) {
-  const Completion& value = completion_of(self).value;
-  if (value.error == Errc::ok) Py_RETURN_NONE;
-  try {
-    return make_error(value.error, std::string("the operation failed: ") + describe(value.error))
-        .release()
-        .ptr();
-  } catch (...) {
-    set_python_error();
-    return nullptr;
-  }
-}
-
-template <std::uint64_t Completion::* field>
-PyObject* completion_number(PyObject* self, void*) {
-  return PyLong_FromUnsignedLongLong(completion_of(self).value.*field);
-}
-
-PyGetSetDef completion_getset[] = {
-    {"context",
-     [](PyObject* self, void*) {
-       PyObject* context = completion_of(self).context;
-       return Py_NewRef(context ? context : Py_None);  // null: the collector has cleared it
-     },
-     nullptr, "What the caller gave as context, or None.", nullptr},
-    {"flags", completion_flags_get, nullptr, "CompletionFlag: the kind of operation.", nullptr},
-    {"nbytes", completion_number<&Completion::length>, nullptr, "Bytes moved.", nullptr},
-    {"data", completion_number<&Completion::data>, nullptr, "Remote data of the peer's write; 0 without.",
-     nullptr},
-    {"tag", completion_number<&Completion::tag>, nullptr, "Tag of a message; 0 without.", nullptr},
-    {"offset", completion_number<&Completion::offset>, nullptr,
-     "Where a message begins in the memory of a receive for many.", nullptr},
-    {"overflow", completion_number<&Completion::overflow>, nullptr,
-     "Bytes of a truncated message that had no room.", nullptr},
-    {"source", completion_number<&Completion::source>, nullptr,
-     "Handle of the peer that caused the entry, or ADDR_NOTAVAIL.", nullptr},
-    {"error", completion_error_get, nullptr, "None, or the exception that tells why the operation failed.",
-     nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr}};
-
-PyObject* completion_repr(PyObject* self) {
-  PyObject* flags = completion_flags_get(self, nullptr);
-  if (!flags) return nullptr;
-  const Completion& value = completion_of(self).value;
-  PyObject* text = PyUnicode_FromFormat(
-      "Completion(context=%R, flags=%R, nbytes=%llu, data=%llu, tag=%llu, source=%lld%s%s)",
-      completion_of(self).context ? completion_of(self).context : Py_None, flags, value.length, value.data,
-      value.tag, static_cast<long long>(value.source),
-      value.error == Errc::ok ? "" : ", error=", value.error == Errc::ok ? "" : name(value.error));
-  Py_DECREF(flags);
-  return text;
-}
-
-PyType_Slot completion_slots[] = {
-    {Py_tp_dealloc, reinterpret_cast<void*>(completion_dealloc)},
-    {Py_tp_traverse, reinterpret_cast<void*>(completion_traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(completion_clear)},
-    {Py_tp_getset, completion_getset},
-    {Py_tp_repr, reinterpret_cast<void*>(completion_repr)},
-    {Py_tp_doc, const_cast<char*>("How an operation ended, or what a peer did to this process. Immutable.")},
-    {0, nullptr}};
-PyType_Spec completion_spec = {
-    "pyfab.Completion", sizeof(CompletionObject), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-    completion_slots};
-
-// ---------------------------------------------------------------------------------------------- Operation
+PyObject* await_function = nullptr;  // set by the package: turns an operation into an iterator for `await`
 
 OperationObject& operation_of(PyObject* self) { return *reinterpret_cast<OperationObject*>(self); }
 
 OperationObject& owner_of(Operation& core) {
   constexpr auto kOffset = offsetof(OperationObject, core);
   return *reinterpret_cast<OperationObject*>(reinterpret_cast<char*>(&core) - kOffset);
+}
+
+Failure failure_of(const OperationObject& operation) noexcept {
+  return {operation.op,  operation.core.completion().error, operation.nbytes, operation.remote, operation.key,
+          operation.peer};
 }
 
 void settled_hook(Operation& core) noexcept {
@@ -151,29 +32,11 @@ void settled_hook(Operation& core) noexcept {
   // may free the operation.
   if (tally && error != Errc::ok &&
       (error != Errc::canceled || operation.phase.load() != OperationObject::kPosting))
-    tally->fail(operation.entry,
-                {0, operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer});
+    tally->fail(operation.entry, failure_of(operation));
   if (operation.phase.exchange(OperationObject::kSettled) != OperationObject::kInFlight) return;
   if (tally) tally->leave(operation.entry);
   if (operation.wants_notice.load()) operation.origin->context->driver().request_notice();
   operation.origin->finished->push(operation);
-}
-
-void run_callbacks(OperationObject& operation) noexcept {
-  PyObject* callbacks;
-  {
-    const py::scoped_critical_section section(reinterpret_cast<PyObject*>(&operation));
-    callbacks = std::exchange(operation.callbacks, nullptr);
-  }
-  if (!callbacks) return;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(callbacks); ++i) {
-    PyObject* result =
-        PyObject_CallOneArg(PyList_GET_ITEM(callbacks, i), reinterpret_cast<PyObject*>(&operation));
-    if (!result) PyErr_WriteUnraisable(PyList_GET_ITEM(callbacks, i));
-    Py_XDECREF(result);
-  }
-  Py_DECREF(callbacks);
-  if (operation.origin->tally) operation.origin->tally->called(operation.entry.number);
 }
 
 int operation_traverse(PyObject* self, visitproc visit, void* arg) {
@@ -260,8 +123,7 @@ PyObject* operation_result(PyObject* self, PyObject* const* args, Py_ssize_t nar
       return make_completion(completion, operation.user_context ? operation.user_context : Py_None);
     }
     if (operation.origin->tally) operation.origin->tally->seen(operation.entry.number);
-    raise_failure(operation.op, completion.error, operation.nbytes, operation.remote, operation.key,
-                  operation.peer, operation.origin->context.get());
+    raise_failure(failure_of(operation), operation.origin->context.get());
   } catch (...) {
     set_python_error();
   }
@@ -278,10 +140,7 @@ PyObject* operation_exception(PyObject* self, PyObject* const* args, Py_ssize_t 
     const Errc error = operation.core.completion().error;
     if (error == Errc::ok) Py_RETURN_NONE;
     if (operation.origin->tally) operation.origin->tally->seen(operation.entry.number);
-    return failure(operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer,
-                   operation.origin->context.get())
-        .release()
-        .ptr();
+    return make_exception(failure_of(operation), operation.origin->context.get()).release().ptr();
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -293,10 +152,7 @@ PyObject* operation_failure(PyObject* self, void*) {
   const Errc error = operation.core.done() ? operation.core.completion().error : Errc::ok;
   if (error == Errc::ok) Py_RETURN_NONE;
   try {
-    return failure(operation.op, error, operation.nbytes, operation.remote, operation.key, operation.peer,
-                   operation.origin->context.get())
-        .release()
-        .ptr();
+    return make_exception(failure_of(operation), operation.origin->context.get()).release().ptr();
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -460,63 +316,6 @@ PyType_Spec operation_spec = {
 
 }  // namespace
 
-void FinishedList::push(OperationObject& operation) noexcept {
-  operation.next = head_.load(std::memory_order_relaxed);
-  while (!head_.compare_exchange_weak(operation.next, &operation, std::memory_order_release,
-                                      std::memory_order_relaxed)) {
-  }
-}
-
-void FinishedList::drain() noexcept {
-  do {
-    if (draining_.exchange(true)) return;
-    drainer_.store(std::this_thread::get_id());
-    drain_once();
-    drainer_.store({});
-    draining_.store(false);
-  } while (!empty());
-}
-
-void FinishedList::drain_once() noexcept {
-  while (!empty()) {
-    OperationObject* list = head_.exchange(nullptr);
-    OperationObject* oldest_first = nullptr;
-    while (list) {
-      OperationObject* next = list->next;
-      list->next = oldest_first;
-      oldest_first = list;
-      list = next;
-    }
-    while (oldest_first) {
-      OperationObject& operation = *oldest_first;
-      oldest_first = operation.next;
-      delete std::exchange(operation.buffers, nullptr);
-      run_callbacks(operation);
-      Py_DECREF(reinterpret_cast<PyObject*>(&operation));
-    }
-    std::vector<OperationObject*> late;
-    {
-      const std::lock_guard lock(late_mutex_);
-      late.swap(late_operations_);
-      late_.store(false);
-    }
-    for (OperationObject* operation : late) {
-      run_callbacks(*operation);
-      Py_DECREF(reinterpret_cast<PyObject*>(operation));
-    }
-  }
-}
-
-void FinishedList::call_late(OperationObject& operation) {
-  {
-    const std::lock_guard lock(late_mutex_);
-    late_operations_.push_back(&operation);
-    Py_INCREF(reinterpret_cast<PyObject*>(&operation));
-    late_.store(true);
-  }
-  drain();
-}
-
 OperationObject* new_operation(bool brings) noexcept {
   auto* operation = PyObject_GC_New(OperationObject, brings ? fetch_type : operation_type);
   if (!operation) return nullptr;
@@ -582,70 +381,19 @@ void launched(OperationObject& operation, std::vector<LocalBuffer> buffers) {
   Py_DECREF(reinterpret_cast<PyObject*>(&operation));
 }
 
-PyObject* make_completion(const Completion& completion, PyObject* context) {
-  auto* object = PyObject_GC_New(CompletionObject, completion_type);
-  if (!object) return nullptr;
-  object->value = completion;
-  object->context = context ? Py_NewRef(context) : PyLong_FromUnsignedLongLong(completion.context);
-  if (context && PyObject_IS_GC(context)) PyObject_GC_Track(object);  // numbers lead nowhere
-  return reinterpret_cast<PyObject*>(object);
-}
-
-namespace {
-
-std::string way_to(Context& context, PeerId peer) {
-  try {
-    const PathReport report = WithoutGil::run([&] { return context.report(peer); });
-    return " over " + report.link + " (" + report.how + ")";
-  } catch (const std::exception&) {
-    return {};  // the path is gone by now
-  }
-}
-
-}  // namespace
-
-py::object failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key,
-                   PeerId peer, Context* context) {
-  if (op == OpCode::send || op == OpCode::receive) {
-    std::string text = std::string(verb(op)) + " of " + std::to_string(nbytes) + " bytes, tag " +
-                       std::to_string(key) + ", " + (op == OpCode::send ? "to peer " : "from peer ") +
-                       (peer == kNoPeer ? "any" : std::to_string(peer));
-    if (context && op == OpCode::send && error != Errc::peer_lost && error != Errc::canceled)
-      text += way_to(*context, peer);
-    return make_error(error, text + " failed: " + describe(error));
-  }
-  std::string text = std::string(verb(op)) + " of " + std::to_string(nbytes) + " bytes at " +
-                     std::to_string(remote) + " of key " + std::to_string(key) +
-                     (op == OpCode::write || op == OpCode::atomic ? " to peer " : " from peer ") +
-                     std::to_string(static_cast<std::int64_t>(peer));
-  if (context && error != Errc::peer_lost && error != Errc::canceled) text += way_to(*context, peer);
-  return make_error(error, text + " failed: " + describe(error));
-}
-
-void raise_failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key,
-                   PeerId peer, Context* context) {
-  const py::object exception = failure(op, error, nbytes, remote, key, peer, context);
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
-}
-
 void bind_operation(py::module_& m) {
-  const auto make_type = [](PyType_Spec& spec) {
-    PyObject* type = PyType_FromSpec(&spec);
-    if (!type) throw py::error_already_set();
-    return reinterpret_cast<PyTypeObject*>(type);
-  };
-  completion_type = make_type(completion_spec);
-  operation_type = make_type(operation_spec);
+  bind_completion(m);
+  operation_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&operation_spec));
+  if (!operation_type) throw py::error_already_set();
   PyObject* fetch = PyType_FromSpecWithBases(&fetch_spec, reinterpret_cast<PyObject*>(operation_type));
   if (!fetch) throw py::error_already_set();
   fetch_type = reinterpret_cast<PyTypeObject*>(fetch);
   m.attr("Fetch") = py::reinterpret_borrow<py::object>(fetch);
-  m.attr("Completion") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(completion_type));
   m.attr("Operation") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(operation_type));
   m.def(
       "set_operation_helpers",
       [](const py::object& flags, const py::object& await) {
-        flag_class = py::object(flags).release().ptr();
+        set_flag_class(flags);
         await_function = py::object(await).release().ptr();
       },
       py::arg("flags"), py::arg("await_function"));

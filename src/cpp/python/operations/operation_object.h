@@ -91,13 +91,6 @@ void keep_context(OperationObject& operation, PyObject* context) noexcept;
 // is settled.
 void launched(OperationObject& operation, std::vector<LocalBuffer> buffers);
 
-// The Completion of a queue entry; `context` (borrowed) replaces the number if given.
-PyObject* make_completion(const Completion& completion, PyObject* context);
-// Sets the Python error that tells how the operation failed: what was asked, of whom, what was found.
-void raise_failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key,
-                   PeerId peer, Context* context);
-py::object failure(OpCode op, Errc error, std::uint64_t nbytes, std::uint64_t remote, std::uint64_t key,
-                   PeerId peer, Context* context);
 std::uint32_t completion_flags(OpCode op) noexcept;
 
 }  // namespace fab::python

@@ -21,12 +21,11 @@ void Tally::leave(Entry& entry) noexcept {
   --open_;
 }
 
-void Tally::fail(Entry& entry, Failure failure) noexcept {
+void Tally::fail(Entry& entry, const Failure& failure) noexcept {
   const std::lock_guard lock(mutex_);
   number(entry);
-  failure.number = entry.number;
   try {
-    if (failures_.size() < kKept) failures_.push_back(failure);
+    if (failures_.size() < kKept) failures_.push_back({entry.number, failure});
   } catch (const std::bad_alloc&) {
     return;  // the operation itself still tells
   }
@@ -34,9 +33,9 @@ void Tally::fail(Entry& entry, Failure failure) noexcept {
 
 void Tally::seen(std::uint64_t number) noexcept {
   const std::lock_guard lock(mutex_);
-  for (Failure& failure : failures_)
-    if (failure.number == number) failure.seen = true;
-  if (flushes_ == 0) std::erase_if(failures_, [](const Failure& failure) { return failure.seen; });
+  for (Unseen& each : failures_)
+    if (each.number == number) each.seen = true;
+  if (flushes_ == 0) std::erase_if(failures_, [](const Unseen& each) { return each.seen; });
 }
 
 void Tally::expect_call(Entry& entry) {
@@ -59,7 +58,7 @@ std::uint64_t Tally::begin_flush() noexcept {
 
 void Tally::end_flush() noexcept {
   const std::lock_guard lock(mutex_);
-  if (--flushes_ == 0) std::erase_if(failures_, [](const Failure& failure) { return failure.seen; });
+  if (--flushes_ == 0) std::erase_if(failures_, [](const Unseen& each) { return each.seen; });
 }
 
 std::size_t Tally::open() const noexcept {
@@ -83,12 +82,13 @@ bool Tally::wait_called(std::uint64_t up_to, Deadline deadline) const {
                                 [&] { return uncalled_.empty() || *uncalled_.begin() > up_to; });
 }
 
-std::optional<Tally::Failure> Tally::take_failure(std::uint64_t up_to) {
+std::optional<Failure> Tally::take_failure(std::uint64_t up_to) {
   const std::lock_guard lock(mutex_);
-  const auto covered = std::ranges::find_if(failures_, [&](const Failure& f) { return f.number <= up_to; });
+  const auto covered =
+      std::ranges::find_if(failures_, [&](const Unseen& each) { return each.number <= up_to; });
   if (covered == failures_.end()) return std::nullopt;
-  const Failure first = *covered;
-  std::erase_if(failures_, [&](const Failure& failure) { return failure.number <= up_to; });
+  const Failure first = covered->failure;
+  std::erase_if(failures_, [&](const Unseen& each) { return each.number <= up_to; });
   return first;
 }
 

@@ -9,9 +9,7 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "fabric/types/error.h"
-#include "fabric/types/peer_id.h"
-#include "fabric/types/types.h"
+#include "python/operations/failure.h"
 
 namespace fab::python {
 
@@ -25,19 +23,11 @@ class Tally {
     Entry *before = nullptr, *after = nullptr;
     std::uint64_t number = 0;  // 0: none yet
   };
-  struct Failure {
-    std::uint64_t number;
-    OpCode op;
-    Errc error;
-    std::uint64_t nbytes, remote, key;
-    PeerId peer;
-    bool seen = false;  // while a flush was under way
-  };
 
   void enter(Entry& entry);
   void leave(Entry& entry) noexcept;
   // It failed; also of one that ended before it was in flight.
-  void fail(Entry& entry, Failure failure) noexcept;
+  void fail(Entry& entry, const Failure& failure) noexcept;
   // The caller has seen how operation `number` failed. A flush that covers it tells of it all the same.
   void seen(std::uint64_t number) noexcept;
   // Its callbacks are to come; those of operation `number` have been called.
@@ -56,6 +46,11 @@ class Tally {
   std::optional<Failure> take_failure(std::uint64_t up_to);
 
  private:
+  struct Unseen {
+    std::uint64_t number;
+    Failure failure;
+    bool seen = false;  // while a flush was under way
+  };
   static constexpr std::size_t kKept = 64;  // failures, the oldest
 
   void number(Entry& entry) noexcept {
@@ -68,7 +63,7 @@ class Tally {
   std::size_t open_ = 0;
   std::uint64_t latest_ = 0;
   std::size_t flushes_ = 0;  // under way
-  std::vector<Failure> failures_;
+  std::vector<Unseen> failures_;
   std::multiset<std::uint64_t> uncalled_;
 };
 
