@@ -63,6 +63,10 @@ class Messenger final : private MessageOrigin, private Initiator::Puller, privat
   void fail(Errc error) noexcept;
 
  private:
+  // Announced messages that are read at once: more would make the first ones wait.
+  static constexpr std::size_t kMostFetches = 16;
+  static constexpr std::uint64_t kMostFetchBytes = 512 * 1024;
+
   // A small message that the peer does not have yet.
   struct Sending {
     Operation* operation = nullptr;

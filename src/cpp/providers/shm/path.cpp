@@ -8,6 +8,7 @@
 #include "fabric/memory/copy_memory.h"
 #include "fabric/memory/dma_buf.h"
 #include "providers/shm/endpoint.h"
+#include "providers/shm/local_slice.h"
 
 namespace fab::shm {
 namespace {
@@ -27,56 +28,6 @@ bool is_put_or_get(const Transfer& transfer) noexcept {
 bool simple(const Transfer& transfer) noexcept {
   return transfer.length <= kAnnouncedSlice && transfer.op != OpCode::send &&
          (transfer.flags & transfer_flag::kRemoteData) == 0 && transfer.delivery != Delivery::commit;
-}
-
-// Calls `use(piece, size)` for the pieces of local memory from byte `from` on, `length` bytes of them.
-template <class Use>
-void each_local(const Transfer& transfer, std::uint64_t from, std::uint64_t length, Use use) noexcept {
-  for (std::size_t i = 0; i < transfer.piece_count && length; ++i) {
-    const iovec& piece = transfer.local_pieces[i];
-    if (from >= piece.iov_len) {
-      from -= piece.iov_len;
-      continue;
-    }
-    const std::uint64_t part = std::min<std::uint64_t>(length, piece.iov_len - from);
-    use(static_cast<std::byte*>(piece.iov_base) + from, static_cast<std::size_t>(part));
-    length -= part;
-    from = 0;
-  }
-}
-
-// The same as a vector, of as many bytes as AttachBatch::kMost pieces have.
-struct LocalSlice {
-  std::size_t pieces = 0;
-  std::uint64_t bytes = 0;
-};
-LocalSlice local_slice(const Transfer& transfer, std::uint64_t from, std::uint64_t length,
-                       iovec* out) noexcept {
-  if (length == 0) return {};
-  if (transfer.piece_count == 0) {
-    out[0] = {transfer.local + from, static_cast<std::size_t>(length)};
-    return {1, length};
-  }
-  LocalSlice slice;
-  each_local(transfer, from, length, [&](std::byte* piece, std::size_t size) {
-    if (slice.pieces == AttachBatch::kMost) return;
-    out[slice.pieces++] = {piece, size};
-    slice.bytes += size;
-  });
-  return slice;
-}
-
-// An atomic whose operands lie in several pieces.
-[[gnu::noinline]] Errc gathered_atomic(const Transfer& transfer, std::byte* target, const std::byte* compare,
-                                       std::byte* result, bool* modified) noexcept {
-  std::byte operands[kMaxAtomicBytes];
-  std::size_t filled = 0;
-  each_local(transfer, 0, transfer.length, [&](const std::byte* piece, std::size_t size) {
-    std::memcpy(operands + filled, piece, size);
-    filled += size;
-  });
-  return apply_atomic(transfer.atomic, transfer.type, target, transfer.length, operands, compare, result,
-                      modified);
 }
 
 }  // namespace
