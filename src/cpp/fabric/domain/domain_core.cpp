@@ -334,15 +334,16 @@ void DomainCore::close_contexts(std::span<const std::shared_ptr<Context>> contex
     std::ranges::for_each(contexts, end);
 }
 
+// None where there is no memory for a list of them.
+std::vector<std::shared_ptr<Context>> DomainCore::open_contexts() const noexcept try {
+  const std::lock_guard lock(mutex_);
+  return contexts_;
+} catch (const std::bad_alloc&) {
+  return {};
+}
+
 void DomainCore::close_all_contexts() {
-  try {
-    std::unique_lock lock(mutex_);
-    const auto open = contexts_;
-    lock.unlock();
-    close_contexts(open);
-  } catch (const std::bad_alloc&) {
-    // One after the other then.
-  }
+  close_contexts(open_contexts());
   while (const auto context = first_context()) close_context(*context);  // what came meanwhile
 }
 

@@ -145,6 +145,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   SyncReports synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate);
   std::shared_ptr<Context> first_context() const;
   void close_all_contexts();
+  std::vector<std::shared_ptr<Context>> open_contexts() const noexcept;
   bool may_close_at_once() const noexcept;
   std::shared_ptr<Context> context_from(std::size_t cell) const;
   void choose_lead();

@@ -220,7 +220,7 @@ Errc Messenger::on_release(const FrameHeader& frame) noexcept {
   // The memory must stay while an answer is read from it.
   if (found->second.answer != 0 && end_.output.holds(found->second.answer)) return Errc::protocol;
   spare_announced_ = announced_.extract(found);
-  in_order_.erase(spare_announced_.mapped());
+  decltype(in_order_)::erase(spare_announced_.mapped());
   const Announcement ended = std::move(spare_announced_.mapped());
   if (end_.services.ledger) end_.services.ledger->end(frame.id);
   end_send(ended.operation, ended.length, static_cast<Errc>(frame.data));
