@@ -155,7 +155,6 @@ TO_BE_CUT = {
     "arguments src/pyfab/core/address_vector.py::AddressVector._insert": 6,
     "arguments src/pyfab/core/address_vector.py::AddressVector._insert_nodes": 9,
     "arguments src/pyfab/core/endpoint.py::Endpoint.__init__": 9,
-    "arguments src/pyfab/core/queues.py::EventQueue._make": 7,
     "arguments src/pyfab/data/_engine.py::Engine.__init__": 6,
     "arguments src/pyfab/group/remote_array.py::RemoteArray._step": 6,
     "arguments src/pyfab/group/window.py::Window.__init__": 6,

@@ -262,7 +262,7 @@ class EventQueue(Owned):
                 entry = self._core.read()
                 if entry is None:
                     return None
-                event = self._make(EventType(entry[0]), *entry[1:])
+                event = self._make(entry)
                 if event.type in _LOSSES or event.errno == 0:
                     return event
                 self._error = event
@@ -277,9 +277,9 @@ class EventQueue(Owned):
             error, self._error = self._error, None
         return error
 
-    def _make(
-        self, type: EventType, errno: int, peer: int, context: int, data: int, text: str, link: str
-    ) -> Event:
+    def _make(self, entry: tuple[int, int, int, int, int, str, str]) -> Event:
+        number, errno, peer, context, data, text, link = entry
+        type = EventType(number)
         if type == EventType.INSERTED:
             with self._domain._registering:
                 calls = self._domain._insertions

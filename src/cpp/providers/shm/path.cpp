@@ -322,6 +322,7 @@ bool ShmPath::advance() noexcept {
   Waiting& first = waiting_.front();
   if (first.moved == 0 && by_channel(first.transfer)) {
     Channel* channel = open_channel();
+    if (state_ != Errc::ok) return true;  // lost on the way: all is settled
     // It was counted when it began to wait, and the session counts it under the same number.
     const std::uint64_t posted = std::exchange(counts_.posted, first.number - 1);
     const bool sent = channel && channel->session().post({&first.transfer, 1}) != 0;
