@@ -287,3 +287,148 @@ TEST_CASE("what is sent and received is spent of the slice of the turn") {
   CHECK(before - sent.left() >= local.size());
   CHECK(before_there - received.left() >= local.size());
 }
+
+TEST_CASE("gets that are asked for anew behind a younger request are still the oldest") {
+  Pipe pipe(12);
+  Bytes memory(64), landing(64);
+  const auto key = pipe.b.expose({piece(memory)});
+  std::list<Probe> gets;
+  std::vector<Transfer> rows;
+  for (const std::uint64_t remote : {0, 1000, 8}) {  // the second is out of bounds
+    gets.emplace_back(OpCode::read, key, remote, landing.data() + rows.size() * 8, 8);
+    rows.push_back(gets.back().transfer);
+  }
+  REQUIRE(pipe.a.session.post(rows) == 3);
+  Probe put(OpCode::write, key, 0, memory.data(), memory.size());
+  REQUIRE(put.post(pipe.a) == 1);
+  while (pipe.a.session.has_output()) pipe.send(pipe.a);
+  while (!pipe.a.wire.empty()) REQUIRE(pipe.receive(pipe.a, pipe.b) == Errc::ok);
+  pipe.b.session.end_turn();
+  while (pipe.b.session.has_output()) pipe.send(pipe.b);
+  const std::string later = pipe.b.wire.substr(kHeaderBytes);  // than the refusal of the three
+  pipe.b.wire.resize(kHeaderBytes);
+  REQUIRE(hears(pipe, pipe.b, pipe.a, "") == Errc::ok);
+  CHECK_FALSE(put.done());
+  CHECK(pipe.a.session.oldest() == 1);
+  REQUIRE(hears(pipe, pipe.b, pipe.a, later) == Errc::ok);
+  CHECK(put.done());
+  CHECK(pipe.a.session.oldest() == 1);
+  REQUIRE(pipe.run() == Errc::ok);
+  CHECK(pipe.a.session.oldest() == Initiator::kNone);
+  std::size_t refused = 0;
+  for (const Probe& get : gets) {
+    CHECK(get.done());
+    refused += get.error() == Errc::bounds;
+    CHECK(get.length() == (get.error() == Errc::ok ? 8 : 0));
+  }
+  CHECK(refused == 1);
+}
+
+TEST_CASE("gets that share requests make room when they are answered") {
+  Pipe pipe(13);
+  Bytes memory(64), landing(64);
+  const auto key = pipe.b.expose({piece(memory)});
+  constexpr std::size_t kEach = 200;
+  for (std::size_t asked = 0; asked < 3 * kMaxOutstanding; asked += kEach) {
+    std::list<Probe> gets;
+    std::vector<Transfer> rows;
+    for (std::size_t i = 0; i < kEach; ++i) {
+      gets.emplace_back(OpCode::read, key, 8, landing.data(), 8);
+      rows.push_back(gets.back().transfer);
+    }
+    REQUIRE(pipe.a.session.post(rows) == kEach);
+    REQUIRE(pipe.run() == Errc::ok);
+    for (const Probe& get : gets) REQUIRE(get.done());
+  }
+}
+
+TEST_CASE("what fails has moved nothing, and says so") {
+  Pipe pipe(14);
+  Bytes memory(64), large(kMaxMessage + 1);
+  const auto key = pipe.b.expose({piece(memory)});
+  Probe refused(OpCode::write, key + 1, 0, memory.data(), 64), durable(OpCode::send, 7, 0, memory.data(), 64),
+      announced(OpCode::send, 7, 0, large.data(), large.size()), small(OpCode::send, 7, 0, memory.data(), 64);
+  durable.transfer.delivery = Delivery::commit;
+  announced.transfer.delivery = small.transfer.delivery = Delivery::transmit;
+  for (Probe* probe : {&refused, &durable, &announced}) REQUIRE(probe->post(pipe.a) == 1);
+  REQUIRE(pipe.run() == Errc::ok);
+  REQUIRE(small.post(pipe.a) == 1);
+  pipe.a.session.fail(Errc::peer_lost);
+  const std::pair<const Probe*, Errc> expected[] = {{&refused, Errc::key_rejected},
+                                                    {&durable, Errc::invalid},
+                                                    {&announced, Errc::peer_lost},
+                                                    {&small, Errc::peer_lost}};
+  for (const auto& [probe, error] : expected) {
+    CHECK(probe->done());
+    CHECK(probe->error() == error);
+    CHECK(probe->length() == 0);
+  }
+}
+
+TEST_CASE("what is injected is complete when it is posted") {
+  Pipe pipe(15);
+  std::uint64_t word = 0, one = 1;
+  const auto key = pipe.b.expose({{&word, 8}});
+  Probe put(OpCode::write, key, 0, reinterpret_cast<std::byte*>(&one), 8),
+      add(OpCode::atomic, key, 0, reinterpret_cast<std::byte*>(&one), 8),
+      send(OpCode::send, 7, 0, reinterpret_cast<std::byte*>(&one), 8);
+  add.transfer.atomic = AtomicOp::sum;
+  add.transfer.type = DataType::u64;
+  for (Probe* probe : {&put, &add, &send}) {
+    probe->transfer.delivery = Delivery::inject;
+    REQUIRE(probe->post(pipe.a) == 1);
+    CHECK(probe->done());
+    CHECK(probe->length() == 8);
+  }
+  one = 100;  // the program's again
+  REQUIRE(pipe.run() == Errc::ok);
+  CHECK(word == 2);
+}
+
+TEST_CASE("messages that find their receives give their room back, so that none has to be announced") {
+  for (const bool expected : {true, false}) {
+    Pipe pipe(16);
+    const Bytes bytes(kMaxMessage);
+    Bytes place(kMaxMessage);
+    for (std::uint64_t sent = 0; sent < 3 * kMessageWindow; sent += kMaxMessage) {
+      Operation taken;
+      taken.begin(1, 0, 0, nullptr, nullptr, nullptr);
+      Receive receive;
+      receive.operation = &taken;
+      receive.local = place.data();
+      receive.length = place.size();
+      receive.rule = {.tag = 7, .tagged = true};
+      if (expected) pipe.b.receives.post(receive);
+      Probe send(OpCode::send, 7, 0, const_cast<std::byte*>(bytes.data()), bytes.size());
+      send.transfer.flags = transfer_flag::kTagged;
+      REQUIRE(send.post(pipe.a) == 1);
+      REQUIRE_FALSE(pipe.a.session.announces());
+      REQUIRE(pipe.run() == Errc::ok);
+      if (!expected) pipe.b.receives.post(receive);
+      REQUIRE(pipe.run() == Errc::ok);
+      REQUIRE(taken.done());
+      REQUIRE(send.done());
+    }
+  }
+}
+
+TEST_CASE("credit is given for what was sent, and for no byte more") {
+  for (const std::uint64_t more : {0, 1}) {
+    Pipe pipe(17);
+    Bytes bytes(100);
+    Probe send(OpCode::send, 7, 0, bytes.data(), bytes.size());
+    REQUIRE(send.post(pipe.a) == 1);
+    while (pipe.a.session.has_output()) pipe.send(pipe.a);
+    CHECK(hears(pipe, pipe.b, pipe.a,
+                frame_of({.type = FrameType::credit, .total = bytes.size() + kMessageOverhead + more})) ==
+          (more ? Errc::protocol : Errc::ok));
+  }
+}
+
+TEST_CASE("a region that is not there is not described") {
+  Pipe pipe(18);
+  REQUIRE(hears(pipe, pipe.a, pipe.b,
+                frame_of({.type = FrameType::describe, .key = 4711, .total = kDescriptionBytes})) ==
+          Errc::ok);
+  CHECK(answer(pipe, pipe.b) == Errc::key_rejected);
+}
