@@ -87,7 +87,9 @@ class Initiator {
  public:
   Initiator(const std::string& link, std::size_t capacity, int control)
       : side_(link, capacity, true), peer_(side_.peers->insert(get_all(control))) {
-    key_ = side_.context->resolve(peer_, fab::RemoteRegion::decode(get_all(control)));
+    const auto region = fab::RemoteRegion::decode(get_all(control));
+    side_.context->hint(peer_, region);
+    key_ = region.key;
   }
   std::byte* memory() { return side_.memory; }
   // So many at once, complete on return.

@@ -41,7 +41,7 @@ struct Port {
     transfer.op = what;
     transfer.local = static_cast<std::byte*>(local);
     transfer.length = length;
-    transfer.key = context->resolve(peer, region);
+    transfer.key = region.key;
     transfer.remote = region.base + offset;
     transfer.delivery = fab::Delivery::delivery;  // done means visible at the target
     while (context->post(peer, {&transfer, 1}) == 0) context->progress();
