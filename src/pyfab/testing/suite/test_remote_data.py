@@ -120,6 +120,7 @@ def test_unread_completions_of_ones_own_do_not_push_it_out(pair):
     pair.endpoint.flush(timeout=TIMEOUT)
     pair.peer.run(put_with_data, pair.handle_there, region.remote, 4711)
     data = 0
-    while entries := pair.endpoint.cq.read(max=1000):
-        data = max(data, *(entry.data for entry in entries), 0)
+    while data == 0:
+        pair.endpoint.cq.wait(TIMEOUT)
+        data = max((entry.data for entry in pair.endpoint.cq.read(max=1000)), default=0)
     assert data == 4711
