@@ -193,7 +193,7 @@ std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::
     }
   }
   if (const auto named = rails_to(peer, target, key); !named.empty())
-    return connect_rails(id, peer, target, key, named);
+    return connect_rails({id, peer, target, key}, named);
   for (Endpoint* endpoint : reached) {
     try {
       return endpoint->connect(id, peer, target, key);
@@ -204,29 +204,14 @@ std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::
   throw Error(reasons.error, "no link reaches peer " + std::to_string(id) + ": " + reasons.text);
 }
 
-std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer, std::uint16_t target,
-                                                    std::size_t key, const std::vector<Endpoint*>& named) {
-  const std::string place = place_of(peer, target, key);
+std::unique_ptr<Path> LinkedEndpoint::connect_rails(const RailsParameters::Destination& to,
+                                                    const std::vector<Endpoint*>& named) {
+  const std::string place = place_of(to.name, to.target, to.key);
   if (const auto found = rails_.find(place); found != rails_.end() && found->second->state() == Errc::ok) {
-    found->second->known_as(id);
+    found->second->known_as(to.peer);
     return std::make_unique<RailedPath>(found->second);
   }
-
-  std::vector<Rails::Link> links;
-  links.reserve(named.size());
-  for (Endpoint* endpoint : named) links.push_back({endpoint, endpoint->parts().front().link});
-  if (const auto answer = answers_.extract(place)) {
-    const std::vector<double>& weights = answer.mapped();
-    if (!weights.empty()) {
-      if (weights.size() != links.size() || !std::ranges::all_of(weights, [](double w) { return w >= 0; }) ||
-          std::ranges::all_of(weights, [](double w) { return w == 0; }))
-        throw Error(Errc::invalid, "rail_policy returned " + std::to_string(weights.size()) +
-                                       " weights for " + std::to_string(links.size()) +
-                                       " rails; it must return one for each, none below 0 and one above");
-      for (std::size_t i = 0; i < links.size(); ++i) links[i].weight = weights[i];
-      std::erase_if(links, [](const Rails::Link& link) { return link.weight == 0; });
-    }
-  }
+  const std::vector<RailLink> links = links_of(named, place);
   if (rails_.size() >= sweep_at_) {  // now and then, those whose handles are gone
     std::erase_if(rails_, [](const auto& entry) {
       const auto& [name, some] = entry;
@@ -240,7 +225,7 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
   if (!fresh) flow = {entry->flow().peer, entry->flow().epoch + 1};
   try {
     ended_.reserve(ended_.size() + 1);
-    auto rails = new_rails(id, peer, target, key, flow, links);
+    auto rails = new_rails(to, flow, links);
     if (!fresh) ended_.push_back(std::move(entry));
     entry = std::move(rails);
   } catch (...) {
@@ -251,29 +236,44 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(PeerId id, const Name& peer,
   return std::make_unique<RailedPath>(entry);
 }
 
-std::shared_ptr<Rails> LinkedEndpoint::new_rails(PeerId id, const Name& peer, std::uint16_t target,
-                                                 std::size_t key, FlowId flow,
-                                                 const std::vector<Rails::Link>& links) {
+// With the shares that the user has answered with, if he was asked.
+std::vector<RailLink> LinkedEndpoint::links_of(const std::vector<Endpoint*>& named,
+                                               const std::string& place) {
+  std::vector<RailLink> links;
+  links.reserve(named.size());
+  for (Endpoint* endpoint : named) links.push_back({endpoint, endpoint->parts().front().link});
+  const auto answer = answers_.extract(place);
+  if (!answer || answer.mapped().empty()) return links;
+  const std::vector<double>& weights = answer.mapped();
+  if (weights.size() != links.size() || !std::ranges::all_of(weights, [](double w) { return w >= 0; }) ||
+      std::ranges::all_of(weights, [](double w) { return w == 0; }))
+    throw Error(Errc::invalid, "rail_policy returned " + std::to_string(weights.size()) + " weights for " +
+                                   std::to_string(links.size()) +
+                                   " rails; it must return one for each, none below 0 and one above");
+  for (std::size_t i = 0; i < links.size(); ++i) links[i].weight = weights[i];
+  std::erase_if(links, [](const RailLink& link) { return link.weight == 0; });
+  return links;
+}
+
+std::shared_ptr<Rails> LinkedEndpoint::new_rails(const RailsParameters::Destination& to, FlowId flow,
+                                                 const std::vector<RailLink>& links) {
   return std::make_shared<Rails>(
-      Rails::Parameters{.completions = services_.completions,
-                        .slice = services_.slice,
-                        .peer_deadline = options_.peer_deadline,
-                        .clock = [] { return Clock::now(); },
-                        .attended = [this] { return Clock::time_point(looks_.attended()); },
-                        .on_work = [this](Rails& some) { has_work(some); },
-                        .on_watch = [this] { looks_.start(Rails::kLook); },
-                        .on_lost =
-                            [this](PeerId lost, Errc error) {
-                              services_.path_ended = true;
-                              services_.events.tell_lost({.error = error, .peer = lost});
-                            },
-                        .preferred = flows_.message_link(id),
-                        .peers = services_.peers,
-                        .peer = id,
-                        .flow = flow,
-                        .name = peer,
-                        .target = target,
-                        .key = key},
+      RailsParameters{.completions = services_.completions,
+                      .slice = services_.slice,
+                      .peer_deadline = options_.peer_deadline,
+                      .clock = [] { return Clock::now(); },
+                      .attended = [this] { return Clock::time_point(looks_.attended()); },
+                      .on_work = [this](Rails& some) { has_work(some); },
+                      .on_watch = [this] { looks_.start(Rails::kLook); },
+                      .on_lost =
+                          [this](PeerId lost, Errc error) {
+                            services_.path_ended = true;
+                            services_.events.tell_lost({.error = error, .peer = lost});
+                          },
+                      .preferred = flows_.message_link(to.peer),
+                      .peers = services_.peers,
+                      .flow = flow,
+                      .to = to},
       links);
 }
 

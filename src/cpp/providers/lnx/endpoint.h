@@ -9,7 +9,7 @@
 #include "base/network/ticker.h"
 #include "fabric/provider.h"
 #include "fabric/session/flow.h"
-#include "providers/lnx/rails.h"
+#include "providers/lnx/rails/rails.h"
 
 namespace fab::lnx {
 
@@ -45,10 +45,11 @@ class LinkedEndpoint final : public Endpoint {
   static std::string place_of(const Name& peer, std::uint16_t target, std::size_t key);
   // The links that become rails to the peer; none where one way leads there.
   std::vector<Endpoint*> rails_to(const Name& peer, std::uint16_t target, std::size_t key) const;
-  std::unique_ptr<Path> connect_rails(PeerId id, const Name& peer, std::uint16_t target, std::size_t key,
+  std::unique_ptr<Path> connect_rails(const RailsParameters::Destination& to,
                                       const std::vector<Endpoint*>& named);
-  std::shared_ptr<Rails> new_rails(PeerId id, const Name& peer, std::uint16_t target, std::size_t key,
-                                   FlowId flow, const std::vector<Rails::Link>& links);
+  std::vector<RailLink> links_of(const std::vector<Endpoint*>& named, const std::string& place);
+  std::shared_ptr<Rails> new_rails(const RailsParameters::Destination& to, FlowId flow,
+                                   const std::vector<RailLink>& links);
   void has_work(Rails& rails) noexcept;
   bool serve_rails() noexcept;
   void tick(Rails& rails) noexcept;

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "providers/simple_links.h"
+#include "providers/lnx/rails/simple_links.h"
 
 using namespace fab;
 using namespace fab::test;

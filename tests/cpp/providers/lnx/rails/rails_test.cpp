@@ -1,4 +1,4 @@
-#include "providers/lnx/rails.h"
+#include "providers/lnx/rails/rails.h"
 
 #include <doctest/doctest.h>
 
@@ -108,26 +108,23 @@ class StreamEndpoint final : public Endpoint {
 class World {
  public:
   World(unsigned seed, unsigned links) : random(seed) {
-    std::vector<Rails::Link> all;
+    std::vector<RailLink> all;
     for (std::uint8_t i = 0; i < links; ++i) {
       endpoints_.push_back(std::make_unique<StreamEndpoint>(*this, i));
       all.push_back({endpoints_.back().get(), "test." + std::to_string(i)});
     }
-    rails = std::make_unique<Rails>(Rails::Parameters{.completions = near.completions,
-                                                      .slice = slice,
-                                                      .peer_deadline = 60,
-                                                      .clock = [this] { return now; },
-                                                      .attended = [this] { return now; },
-                                                      .on_work = [this](Rails&) { work_ = true; },
-                                                      .on_watch = [] {},
-                                                      .on_lost = [](PeerId, Errc) {},
-                                                      .preferred = {},
-                                                      .peers = near.peers,
-                                                      .peer = 0,
-                                                      .flow = {seed, 1},
-                                                      .name = {},
-                                                      .target = 0,
-                                                      .key = 0},
+    rails = std::make_unique<Rails>(RailsParameters{.completions = near.completions,
+                                                    .slice = slice,
+                                                    .peer_deadline = 60,
+                                                    .clock = [this] { return now; },
+                                                    .attended = [this] { return now; },
+                                                    .on_work = [this](Rails&) { work_ = true; },
+                                                    .on_watch = [] {},
+                                                    .on_lost = [](PeerId, Errc) {},
+                                                    .preferred = {},
+                                                    .peers = near.peers,
+                                                    .flow = {seed, 1},
+                                                    .to = {.peer = 0, .name = {}, .target = 0, .key = 0}},
                                     all);
   }
   ~World() {

@@ -9,7 +9,7 @@
 #include "fabric/completion/completion_queue.h"
 #include "fabric/completion/operation.h"
 #include "fabric/memory/local_memory.h"
-#include "providers/lnx/rails.h"
+#include "providers/lnx/rails/rails.h"
 
 // Links that carry out what rails post, without a stream between: they ask for no memory of their own, and a
 // test says when each of them moves, is full or breaks.
@@ -135,23 +135,20 @@ class SimpleRails {
     if (rails) rails->begin_end();
   }
   void open() {
-    rails =
-        std::make_unique<lnx::Rails>(lnx::Rails::Parameters{.completions = completions,
-                                                            .slice = slice,
-                                                            .peer_deadline = 60,
-                                                            .clock = [this] { return clock; },
-                                                            .attended = [this] { return attended; },
-                                                            .on_work = [this](lnx::Rails&) { work = true; },
-                                                            .on_watch = [] {},
-                                                            .on_lost = [](PeerId, Errc) {},
-                                                            .preferred = {},
-                                                            .peers = peers,
-                                                            .peer = 0,
-                                                            .flow = {1, 1},
-                                                            .name = {},
-                                                            .target = 0,
-                                                            .key = 0},
-                                     named_);
+    rails = std::make_unique<lnx::Rails>(
+        lnx::RailsParameters{.completions = completions,
+                             .slice = slice,
+                             .peer_deadline = 60,
+                             .clock = [this] { return clock; },
+                             .attended = [this] { return attended; },
+                             .on_work = [this](lnx::Rails&) { work = true; },
+                             .on_watch = [] {},
+                             .on_lost = [](PeerId, Errc) {},
+                             .preferred = {},
+                             .peers = peers,
+                             .flow = {1, 1},
+                             .to = {.peer = 0, .name = {}, .target = 0, .key = 0}},
+        named_);
   }
   void pass(Clock::duration span) {
     clock += span;
@@ -179,7 +176,7 @@ class SimpleRails {
 
  private:
   std::vector<std::unique_ptr<SimpleEndpoint>> endpoints_;
-  std::vector<lnx::Rails::Link> named_;
+  std::vector<lnx::RailLink> named_;
 };
 
 }  // namespace fab::test

@@ -1,0 +1,55 @@
+#include "providers/lnx/rails/notes.h"
+
+namespace fab::lnx {
+
+bool Notes::send() noexcept {
+  const bool of_messages = !journal_.notes().empty();
+  if (!of_messages && (!journal_.mark_is_due() || mark_.under_way)) return false;
+  const std::uint64_t mark = journal_.mark();
+  bool sent = false;
+  // A rail that takes nothing more keeps no note from the others, or they would gather as long as messages
+  // go.
+  for (const auto& rail : rails_) {
+    if (of_messages ? journal_.notes().empty() : sent) break;
+    if (!rails_.usable(*rail)) continue;
+    sent |= of_messages ? send_on(*rail, mark) : send_one(*rail, mark_, mark, nullptr);
+  }
+  if (sent) journal_.mark_is_told();
+  return sent;
+}
+
+// Those of messages, as many as the rail takes; true if any went.
+bool Notes::send_on(Rail& rail, std::uint64_t mark) noexcept {
+  bool sent = false;
+  while (Request* const message = journal_.notes().front()) {
+    if (parameters_.slice.spent() || !rails_.usable(rail)) break;
+    RequestQueue::leave(*message);
+    if (!send_one(rail, message->posting, mark, message)) {
+      journal_.notes().push_back(*message);
+      break;
+    }
+    sent = true;
+  }
+  return sent;
+}
+
+bool Notes::send_one(Rail& rail, Posting& posting, std::uint64_t mark, Request* message) noexcept {
+  Transfer note{};
+  note.op = OpCode::settled;
+  note.data = mark;
+  note.remote = message ? message->number : 0;
+  return rail.post_control(posting, Posting::Kind::note, note, message);
+}
+
+void Notes::ended(Posting& note) noexcept {
+  Request* const message = note.request;
+  if (note.completion().error == Errc::ok) {
+    journal_.mark_is_known(note.number);
+    if (message) journal_.recycle(*message);
+  } else {
+    journal_.mark_was_lost();
+    if (message) journal_.notes().push_back(*message);
+  }
+}
+
+}  // namespace fab::lnx

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "base/deadline.h"
+#include "fabric/memory/slice.h"
+#include "fabric/provider.h"
+#include "fabric/session/flow.h"
+
+namespace fab::lnx {
+
+class Rails;
+
+// What rails to one peer are made of.
+struct RailsParameters {
+  // The peer as the endpoint that was asked for a path was told of it.
+  struct Destination {
+    PeerId peer;
+    Name name;
+    std::uint16_t target;  // context of the peer
+    std::size_t key;       // index of the authorization key
+  };
+
+  CompletionQueue& completions;              // for errors of what was injected
+  Slice& slice;                              // of the present turn
+  double peer_deadline;                      // seconds, as in DomainOptions
+  std::function<Clock::time_point()> clock;  // by which rails are tried again
+  // By which silence is judged: as Ticker::attended(), so that an absence of this process is nobody's fault.
+  // It goes on while something is watched.
+  std::function<Clock::time_point()> attended;
+  std::function<void(Rails&)> on_work;        // pump() has something to do, or tick()
+  std::function<void()> on_watch;             // tick() wants to be called every kLook as long as watched()
+  std::function<void(PeerId, Errc)> on_lost;  // the peer, as far as anybody can tell
+  std::string preferred;                      // link for what is ordered, if it is up; empty: the first
+  const AddressVector& peers;
+  FlowId flow;  // greater than that of former rails to this peer
+  Destination to;
+};
+
+// A link that shall become a rail.
+struct RailLink {
+  Endpoint* endpoint;
+  std::string tag;    // "tcp.0"
+  double weight = 0;  // of the user; 0: what its bandwidth says
+};
+
+}  // namespace fab::lnx

@@ -1,0 +1,331 @@
+#include "providers/lnx/rails/rails.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <stdexcept>
+
+#include "fabric/address_vector/address_vector.h"
+#include "fabric/types/error.h"
+
+namespace fab::lnx {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr unsigned kFirstTries = 3;                     // to reach a peer that was never reached
+constexpr Clock::duration kGrace = milliseconds(1000);  // for rails that were refused, when none is left
+
+}  // namespace
+
+Rails::Rails(RailsParameters parameters, const std::vector<RailLink>& links)
+    : parameters_(std::move(parameters)),
+      peer_(parameters_.to.peer),
+      generation_(parameters_.peers.generation(peer_)),
+      flow_(parameters_.flow),
+      journal_(parameters_.completions),
+      health_(parameters_, rails_, *this),
+      scheduler_(parameters_, rails_, journal_, health_),
+      notes_(parameters_, rails_, journal_),
+      lost_since_(parameters_.attended()) {
+  for (const RailLink& link : links) rails_.add(link, links.size(), parameters_, *this);
+  // From here on postings are under way, which name this object.
+  for (const auto& rail : rails_) connect(*rail);
+}
+
+Rails::~Rails() {
+  ending_ = true;
+  fail(Errc::canceled);
+  for (const auto& rail : rails_) rail->path.reset();
+}
+
+bool Rails::known() const noexcept { return parameters_.peers.generation(peer_) == generation_; }
+
+void Rails::known_as(PeerId peer) noexcept {
+  peer_ = peer;
+  generation_ = parameters_.peers.generation(peer);
+}
+
+bool Rails::at_rest() const noexcept {
+  return !watched_ && idle() && std::ranges::all_of(rails_, [](const auto& rail) {
+    return rail->up() && rail->forgiven_at() == Clock::time_point::max();
+  });
+}
+
+// tick() is called every kLook as long as there is something to look at.
+void Rails::watch() noexcept {
+  if (std::exchange(watched_, true)) return;
+  parameters_.on_watch();
+}
+
+// --- requests
+
+void Rails::hint(const RemoteRegion& region) {
+  for (const auto& rail : rails_)
+    if (rail->path) rail->path->hint(region);
+}
+
+std::size_t Rails::post(std::span<const Transfer> batch) noexcept {
+  std::size_t taken = 0;
+  for (const Transfer& transfer : batch) {
+    if (journal_.full()) break;
+    ++taken;
+    if (Request* const request = journal_.accept(transfer, state_)) scheduler_.enqueue(*request);
+  }
+  if (rails_.size() > 1) watch();
+  pump();
+  return taken;
+}
+
+bool Rails::pump() noexcept {
+  bool moved = look_after_rails();
+  if (verdict_ != Errc::ok || state_ != Errc::ok) {
+    fail(verdict_ != Errc::ok ? verdict_ : state_);
+    return moved;
+  }
+  moved |= notes_.send();  // may let more go
+  moved |= scheduler_.send();
+  if (parameters_.slice.spent() && !(scheduler_.empty() && journal_.notes().empty())) notice();
+  return moved;
+}
+
+void Rails::ended(Rail& rail, Posting& posting) noexcept {
+  const Errc error = posting.completion().error;
+  rail.untrack(posting);
+  health_.tally(rail, posting);
+  rail.ended_at = parameters_.attended();
+  switch (posting.kind) {
+    case Posting::Kind::join:
+      return join_ended(rail, error);
+    case Posting::Kind::probe:
+      return health_.probe_ended(rail, posting);
+    case Posting::Kind::note:
+      notes_.ended(posting);
+      if (error == Errc::peer_lost || scheduler_.any_whole()) notice();
+      return;
+    case Posting::Kind::fence:
+      if (error != Errc::ok && !ending_) rail.broken = true;  // what goes on would not be fenced off
+      if (rail.broken || rail.unfenced != 0) notice();
+      return;
+    case Posting::Kind::whole:
+    case Posting::Kind::end:
+    case Posting::Kind::stripe:
+      return request_ended(rail, posting);
+  }
+}
+
+void Rails::request_ended(Rail& rail, Posting& posting) noexcept {
+  Request& request = *posting.request;
+  request.announced |= posting.announced;
+  request.sent_small |= request.transfer.op == OpCode::send && !posting.announced;
+  const Errc error = posting.completion().error;
+  const bool striped = request.striped;
+  const bool lost = error != Errc::ok && !ending_ && !rail.stands();
+  if (lost) {
+    scheduler_.lost(posting);
+  } else {
+    answered_ |= error == Errc::ok;
+    scheduler_.ended(rail, posting, error);
+  }
+  if (lost || striped || !scheduler_.empty() || journal_.much_settled() || !journal_.notes().empty())
+    notice();
+}
+
+void Rails::fail(Errc error) noexcept {
+  if (state_ == Errc::ok) {
+    state_ = error;
+    if (known() && established_ && !ending_) parameters_.on_lost(peer_, error);
+  }
+  journal_.visit_open([&](Request& request) { scheduler_.fail(request, error); });
+}
+
+// --- rails come and go
+
+void Rails::connect(Rail& rail) noexcept {
+  rail.state = Rail::State::joining;
+  ++rail.incarnation;
+  rail.unfenced = 0;
+  rail.broken = false;
+  const RailsParameters::Destination& to = parameters_.to;
+  try {
+    rail.path = rail.link.endpoint->connect(known() ? peer_ : kNoPeer, to.name, to.target, to.key);
+  } catch (const std::exception& error) {  // nothing leads there now, or no descriptor or memory is left
+    last_error_ = shortage_or(error, Errc::unreachable);
+    lose(rail);
+    if (established_) --rail.failures;  // the peer may well be there
+    return;
+  }
+  Transfer join{};
+  join.op = OpCode::join;
+  join.key = flow_.peer;
+  join.remote = flow_.epoch;
+  join.data = RailNumber{rail.slot, rail.incarnation}.packed();
+  join.flags = established_ ? transfer_flag::kRejoin : std::uint16_t{0};
+  if (!rail.post_control(rail.join, Posting::Kind::join, join)) lose(rail);
+}
+
+void Rails::join_ended(Rail& rail, Errc error) noexcept {
+  notice();
+  if (error == Errc::ok) {
+    const auto others = rails_.earliest_up();
+    // It may flap: what it needed all that time for, it may need again.
+    if (others && !rail.out && rail.late_after(*others)) rail.doubt();
+    if (rail.out && others)
+      rail.state = Rail::State::aside;
+    else
+      rise(rail);
+    return;
+  }
+  last_error_ = error;
+  if (!rail.path || rail.path->state() != Errc::ok || ending_) return;
+  if (error == Errc::no_memory)
+    rail.broken = true;
+  else
+    rail.refused = error;
+}
+
+void Rails::rise(Rail& rail) noexcept {
+  if (rails_.up() == 0) up_since_ = parameters_.attended();
+  rail.rose();
+  established_ = true;
+  for (const auto& other : rails_)
+    if (!other->up() && other->last_dead != 0) rail.unfenced |= 1u << other->slot;
+}
+
+// Runs before anything is posted.
+bool Rails::look_after_rails() noexcept {
+  bool moved = false;
+  for (const auto& rail : rails_) {
+    if (!rail->path) continue;
+    if (rail->stands()) {
+      if (rail->refused != Errc::ok) begin_anew(*rail);
+      continue;
+    }
+    if (rail->up()) last_error_ = rail->broken ? Errc::no_memory : rail->path->state();
+    if (rail->broken) rail->path->cut();
+    lose(*rail);
+    moved = true;
+  }
+  rails_.lost_some = false;  // fences stand before what goes out now
+  return moved;
+}
+
+void Rails::give_up(Rail& rail) noexcept {
+  rail.path->cut();
+  look_after_rails();
+}
+
+// The rail stands, but the peer knows nothing of what went before: it forgot a flow that had no rails for
+// long, or it is not who it was.
+void Rails::begin_anew(Rail& rail) noexcept {
+  const Errc refused = std::exchange(rail.refused, Errc::ok);
+  if (refused != Errc::peer_lost || journal_.any_numbered()) {
+    verdict_ = refused;
+    return;
+  }
+  if (verdict_ != Errc::ok) return;
+  ++flow_.epoch;
+  established_ = false;
+  journal_.forget_notes();
+  lose(rail);
+  rail.retry_at = parameters_.clock();
+}
+
+void Rails::lose(Rail& rail) noexcept {
+  const bool carried = rail.up();
+  if (rails_.primary == &rail) rails_.primary = nullptr;
+  health_.lost(rail, carried);
+  notice();
+  rail.lost(rails_.up() > (carried ? 1u : 0u));
+  if (!carried) return;
+  for (const auto& other : rails_)
+    if (other->up()) other->unfenced |= 1u << rail.slot;
+  if (rails_.up() == 0) lost_last();
+}
+
+// No rail is up any more.
+void Rails::lost_last() noexcept {
+  for (const auto& rail : rails_) {
+    if (rail->state == Rail::State::aside) rise(*rail);  // better than none
+    rail->try_soon();
+  }
+  if (rails_.up() != 0) return;
+  watch();
+  // A rail that comes up and carries nothing is none.
+  const auto attended = parameters_.attended();
+  if (!std::exchange(answered_, false) && attended - up_since_ < kGrace) return;
+  lost_since_ = attended;
+  for (const auto& rail : rails_) rail->failures = 0;
+}
+
+Clock::time_point Rails::tick() noexcept {
+  watched_ = false;
+  if (state_ != Errc::ok) return Clock::time_point::max();
+  const auto now = parameters_.clock();
+  look_after_rails();
+  if (!ending_) health_.judge();
+  auto next = Clock::time_point::max();
+  for (const auto& rail : rails_) {
+    if (rail->state == Rail::State::down && now >= rail->retry_at) connect(*rail);
+    if (rail->state == Rail::State::down) next = std::min(next, rail->retry_at);
+  }
+  next = std::min(next, health_.next_look());
+  if (rails_.up() != 0) return next;
+  const auto attended = parameters_.attended();
+  if (gives_up_peer(attended)) {
+    verdict_ = established_ ? Errc::peer_lost : last_error_;
+    notice();
+    return now;
+  }
+  return std::min(
+      next, now + std::clamp<Clock::duration>(refused_until() - attended, milliseconds(5), milliseconds(20)));
+}
+
+// Until when rails that are refused are tried, while none is up.
+Clock::time_point Rails::refused_until() const noexcept {
+  const auto last = lost_since_ + in_nanoseconds(parameters_.peer_deadline);
+  return established_ ? std::min(lost_since_ + kGrace, last) : lost_since_;
+}
+
+bool Rails::gives_up_peer(Clock::time_point attended) const noexcept {
+  const unsigned enough = established_ ? 1 : kFirstTries;
+  bool joining = false, all_tried = true;
+  for (const auto& rail : rails_) {
+    joining |= rail->state == Rail::State::joining;
+    if (!established_ || rail->was_up) all_tried &= rail->failures >= enough;
+  }
+  return attended >= lost_since_ + in_nanoseconds(parameters_.peer_deadline) ||
+         (all_tried && !joining && attended >= refused_until());
+}
+
+// --- the end, and reports
+
+void Rails::begin_end() noexcept {
+  pump();
+  ending_ = true;
+  for (const auto& rail : rails_) {
+    if (!rail->up() || !rail->stands()) continue;
+    Transfer farewell{};
+    farewell.op = OpCode::settled;
+    farewell.data = Flow::kOver;
+    rail->post_control(rail->join, Posting::Kind::fence, farewell);  // whatever becomes of it
+  }
+}
+
+PathReport Rails::report() const {
+  PathReport report{.link = {}, .how = {}};
+  for (const auto& rail : rails_) {
+    report.link.append(report.link.empty() ? "" : "+").append(rail->link.tag);
+    if (!report.how.empty()) report.how += "; ";
+    report.how += rail->link.tag + " ";
+    if (!rail->up()) {
+      report.how += rail->out ? "set aside" : rail->state == Rail::State::joining ? "joining" : "down";
+      continue;
+    }
+    char rate[48] = "";
+    if (rail->rate > 0) std::snprintf(rate, sizeof rate, ", %.2f Gbit/s", rail->rate * 8 / 1e9);
+    report.how += rail->path->report().how + rate;
+  }
+  return report;
+}
+
+}  // namespace fab::lnx
