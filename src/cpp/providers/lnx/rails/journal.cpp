@@ -96,7 +96,7 @@ void Journal::finish(Request& request) noexcept {
     if (failed) keep_result(2 * kRecord, request.number);
   }
   if (request.transfer.operation)
-    request.transfer.operation->settle(request.error, failed ? 0 : request.transfer.length);
+    request.transfer.operation->settle(request.error, request.transfer.length);
   else if (failed)
     completions_.push_remote({.context = request.context, .error = request.error, .flags = request.flags});
   if (request.announced)

@@ -143,8 +143,6 @@ void Rails::fail(Errc error) noexcept {
 void Rails::connect(Rail& rail) noexcept {
   rail.state = Rail::State::joining;
   ++rail.incarnation;
-  rail.unfenced = 0;
-  rail.broken = false;
   const RailsParameters::Destination& to = parameters_.to;
   try {
     rail.path = rail.link.endpoint->connect(known() ? peer_ : kNoPeer, to.name, to.target, to.key);
@@ -200,7 +198,6 @@ bool Rails::look_after_rails() noexcept {
       if (rail->refused != Errc::ok) begin_anew(*rail);
       continue;
     }
-    if (rail->up()) last_error_ = rail->broken ? Errc::no_memory : rail->path->state();
     if (rail->broken) rail->path->cut();
     lose(*rail);
     moved = true;
@@ -232,7 +229,6 @@ void Rails::begin_anew(Rail& rail) noexcept {
 
 void Rails::lose(Rail& rail) noexcept {
   const bool carried = rail.up();
-  if (rails_.primary == &rail) rails_.primary = nullptr;
   health_.lost(rail, carried);
   notice();
   rail.lost(rails_.up() > (carried ? 1u : 0u));
