@@ -39,6 +39,7 @@ ROOMS = (
     "providers/tcp",
     "providers/verbs/device",
     "providers/verbs",
+    "providers/lnx/flows",
     "providers/lnx/rails",
     "providers/lnx",
     "providers",

@@ -138,7 +138,7 @@ EXCEPTIONS = {
         function tests/cpp/fabric/messages/receive_queue_test.cpp::the matching rule, with the receive first
         function tests/cpp/fabric/noncoherent/synchronisation_test.cpp::SYNC-26: on a coherent domain both calls
         function tests/cpp/fabric/noncoherent/synchronisation_test.cpp::SYNC-30: the checker tells what was missing,
-        function tests/cpp/fabric/session/flow_test.cpp::mutated streams of rails end in an
+        function tests/cpp/providers/lnx/flows/flow_test.cpp::mutated streams of rails end in an
         function tests/cpp/fabric/session/frames/frame_test.cpp::mutated streams end in an error or
         function tests/cpp/fabric/session/frames/frame_test.cpp::what no peer may send is refused
         function tests/cpp/fabric/session/session_test.cpp::gets that follow each other share requests,

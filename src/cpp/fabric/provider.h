@@ -28,7 +28,7 @@ class AccessObserver;
 class AddressVector;
 class CompletionQueue;
 class EventOutlet;
-class FlowTable;
+class ExtensionMaker;
 class MemoryRegion;
 class ReceiveQueue;
 
@@ -98,8 +98,8 @@ struct EndpointServices {
   // ends.
   bool& path_ended;
   std::function<void()>
-      wake_domain;             // wakes those who wait for a counter of the domain (after raise_counters)
-  FlowTable* flows = nullptr;  // of linked endpoints, whose links may be rails
+      wake_domain;  // wakes those who wait for a counter of the domain (after raise_counters)
+  ExtensionMaker* extensions = nullptr;  // of sessions; null: they have none
   // Who is in it is given a while when the context closes; the lock is not held all the time.
   LinkedList<Lingerer, Lingering>* lingerers = nullptr;
 };

@@ -78,13 +78,4 @@ class Operation {
   Hook hook_ = nullptr;
 };
 
-// Of a transfer with a transfer_flag of rails.
-class FlowOperation : public Operation {
- public:
-  std::uint64_t number = 0;  // numbered: from 1 on
-  std::uint64_t offset = 0,
-                whole = 0;  // a stripe: where it lies in the whole transfer, and that one's length
-  bool announced = false;   // a message that was announced is announced again
-};
-
 }  // namespace fab

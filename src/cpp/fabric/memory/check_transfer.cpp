@@ -21,8 +21,7 @@ bool must_be_copied(const Transfer& transfer) noexcept {
 }  // namespace
 
 bool lacks_local(const Transfer& transfer) noexcept {
-  if (transfer.length == 0 || (transfer.flags & transfer_flag::kStriped) != 0) return false;
-  if (transfer.op == OpCode::probe) return false;  // its bytes mean nothing and lie nowhere
+  if (transfer.length == 0 || (transfer.flags & transfer_flag::kStored) != 0) return false;
   if (is_atomic(transfer.op)) {
     if (transfer.op != OpCode::atomic && !transfer.result) return true;
     if (transfer.op == OpCode::compare_atomic && !transfer.compare) return true;
@@ -35,7 +34,7 @@ bool lacks_local(const Transfer& transfer) noexcept {
 }
 
 bool hides_local(const Transfer& transfer) noexcept {
-  if (!DmaBuf::any_hidden() || (transfer.flags & transfer_flag::kStriped) != 0) return false;
+  if (!DmaBuf::any_hidden() || (transfer.flags & transfer_flag::kStored) != 0) return false;
   const bool atomic = is_atomic(transfer.op);
   if (atomic && transfer.op != OpCode::atomic && hidden(transfer.result, transfer.length)) return true;
   if (transfer.op == OpCode::compare_atomic && hidden(transfer.compare, transfer.length)) return true;
@@ -64,12 +63,9 @@ Errc check_transfer(const Transfer& transfer) noexcept {
     case OpCode::write:
     case OpCode::read:
     case OpCode::send:
-    case OpCode::join:
-    case OpCode::fence:
-    case OpCode::probe:
-    case OpCode::settled:
-    case OpCode::describe:
       return memory;
+    case OpCode::control:
+      return Errc::ok;  // its answer may be thrown away
     case OpCode::atomic:
     case OpCode::fetch_atomic:
     case OpCode::compare_atomic:

@@ -8,6 +8,7 @@
 #include "fabric/completion/operation.h"
 #include "fabric/memory/check_transfer.h"
 #include "fabric/memory/local_memory.h"
+#include "fabric/session/link_operation.h"
 
 namespace fab {
 namespace {
@@ -20,7 +21,7 @@ constexpr std::uint64_t kLongestRow = 64 * 1024;  // of a get that shares a requ
 
 bool wants_data(OpCode op) noexcept {
   return op == OpCode::read || op == OpCode::fetch_atomic || op == OpCode::compare_atomic ||
-         op == OpCode::receive || op == OpCode::describe;
+         op == OpCode::receive;
 }
 
 // How many gets at the front of `batch` go as one request.
@@ -38,23 +39,19 @@ std::size_t rows_at_front(std::span<const Transfer> batch) noexcept {
   return rows;
 }
 
-// What a transfer of a flow says of itself.
-void mark_part(const Transfer& transfer, FrameHeader& header) noexcept {
-  constexpr auto kOfFlows = transfer_flag::kNumbered | transfer_flag::kStripe;
-  if (!(transfer.flags & kOfFlows)) return;
-  const auto& part = static_cast<const FlowOperation&>(*transfer.operation);
-  header.id = part.number;
-  if (transfer.flags & transfer_flag::kStriped) header.flags |= frame_flag::kStriped | frame_flag::kLast;
-  if (!(transfer.flags & transfer_flag::kStripe)) return;
-  header.flags |= frame_flag::kStripe;
-  header.id = part.whole;
-  header.data = part.offset;
+// What a link says of a transfer.
+void mark(const Transfer& transfer, FrameHeader& header) noexcept {
+  if (!(transfer.flags & transfer_flag::kMarked)) return;
+  const FrameHeader& marks = link_operation(transfer).frame;
+  header.id = marks.id;
+  header.flags |= marks.flags;
+  if (marks.flags & frame_flag::kStripe) header.data = marks.data;
 }
 
 }  // namespace
 
 Delivery Initiator::level_of(const Transfer& transfer) const noexcept {
-  if (wants_data(transfer.op)) return Delivery::delivery;
+  if (wants_data(transfer.op) || transfer.op == OpCode::control) return Delivery::delivery;
   const bool answered = transfer.delivery == Delivery::transmit && end_.handover == Handover::when_answered;
   return answered ? Delivery::delivery : transfer.delivery;
 }
@@ -110,59 +107,25 @@ void Initiator::post_request(const Transfer& transfer, Request& request) {
     case OpCode::read: {
       FrameHeader header{
           .type = FrameType::read, .key = transfer.key, .remote = transfer.remote, .total = transfer.length};
-      mark_part(transfer, header);
+      mark(transfer, header);
       end_.output.append_header(SessionOutput::Lane::requests, header);
       request.landing = local_of(transfer);
       return;
     }
-    case OpCode::describe:
-    case OpCode::probe:
-    case OpCode::join:
-    case OpCode::fence:
-    case OpCode::settled:
+    case OpCode::control:
       return post_control(transfer, request);
     default:
       return post_atomic(transfer, request);
   }
 }
 
-// Requests of links, about a stream or a region.
 void Initiator::post_control(const Transfer& transfer, Request& request) {
-  switch (transfer.op) {
-    case OpCode::describe:
-      end_.output.append_header(
-          SessionOutput::Lane::requests,
-          {.type = FrameType::describe, .key = transfer.key, .total = kDescriptionBytes});
-      request.landing = local_of(transfer);
-      return;
-    case OpCode::probe:
-      request.length = transfer.remote;
-      end_.output.append_header(SessionOutput::Lane::requests,
-                                {.type = FrameType::probe,
-                                 .length = static_cast<std::uint32_t>(transfer.length),
-                                 .total = transfer.remote});
-      if (transfer.length != 0) end_.output.zeros(transfer.length);
-      return;
-    case OpCode::settled:
-      return end_.output.append_header(
-          SessionOutput::Lane::requests,
-          {.type = FrameType::settled, .total = transfer.data, .id = transfer.remote});
-    case OpCode::join:
-    case OpCode::fence: {
-      const bool joins = transfer.op == OpCode::join;
-      end_.output.append_header(
-          SessionOutput::Lane::requests,
-          {.type = joins ? FrameType::join : FrameType::fence,
-           .flags = transfer.flags & transfer_flag::kRejoin ? frame_flag::kRejoin : std::uint8_t{0},
-           .key = transfer.key,
-           .remote = transfer.remote,
-           .data = transfer.data});
-      if (joins) member_.joins();
-      return;
-    }
-    default:
-      return;
-  }
+  const FrameHeader& frame = link_operation(transfer).frame;
+  end_.output.append_header(SessionOutput::Lane::requests, frame);
+  if (frame.length != 0) end_.output.zeros(frame.length);
+  request.landing = local_of(transfer);
+  request.ignored = !transfer.local;
+  end_.guest.on_post(frame);
 }
 
 void Initiator::post_rows(std::span<const Transfer> run) {
@@ -262,10 +225,11 @@ void Initiator::post_write(const Transfer& transfer, Request& request) {
       .total = transfer.length,
       .data = data ? transfer.data : 0};
   if (header.length == header.total) header.flags |= frame_flag::kLast;
-  mark_part(transfer, header);
-  if (header.flags & frame_flag::kStriped) {
+  mark(transfer, header);
+  if (transfer.flags & transfer_flag::kStored) {
+    header.flags |= frame_flag::kStriped | frame_flag::kLast;
     header.length = 0;
-    request.length = 0;  // its bytes went as stripes
+    request.length = 0;
     return end_.output.append_header(SessionOutput::Lane::requests, header);
   }
   const std::size_t copied = transfer.delivery == Delivery::inject ? kCopyInject
@@ -299,7 +263,7 @@ void Initiator::post_atomic(const Transfer& transfer, Request& request) {
                      .key = transfer.key,
                      .remote = transfer.remote,
                      .total = transfer.length};
-  mark_part(transfer, header);
+  mark(transfer, header);
   if (transfer.flags & transfer_flag::kPiece) {
     header.data = transfer.operation->array();
     if (transfer.flags & transfer_flag::kLastPiece) header.flags |= frame_flag::kLast;
@@ -332,11 +296,10 @@ void Initiator::settle(const Request& request, Errc error) noexcept {
   PathCounts& counts = end_.services.counts;
   ++counts.settled;
   if (error != Errc::ok) ++counts.errors;
-  if (error == Errc::ok && request.op != OpCode::read && request.op != OpCode::receive &&
-      request.op != OpCode::describe && request.op != OpCode::probe)
-    counts.bytes_out += request.length;
-  if (error == Errc::ok && wants_data(request.op) && request.op != OpCode::describe)
-    counts.bytes_in += request.length;
+  if (error == Errc::ok && request.op != OpCode::control) {
+    if (request.op != OpCode::read && request.op != OpCode::receive) counts.bytes_out += request.length;
+    if (wants_data(request.op)) counts.bytes_in += request.length;
+  }
   if (request.op == OpCode::receive) return puller_->pull_ended(error);
   if (request.operation)
     request.operation->settle(error, error == Errc::ok ? request.length : 0);
@@ -360,7 +323,7 @@ void Initiator::finish_oldest(Errc error) {
 // Whether an answer may come at all, and whether it must bring data.
 bool Initiator::awaits_data() const noexcept {
   const Request& request = requests_[0];
-  return request.op == OpCode::probe ? request.length != 0 : wants_data(request.op);
+  return request.op == OpCode::control ? request.length != 0 : wants_data(request.op);
 }
 
 Errc Initiator::on_ack(const FrameHeader& frame) {
@@ -383,7 +346,7 @@ Errc Initiator::on_data(const FrameHeader& frame, Reader& reader) noexcept {
   const std::uint64_t left = request.length - request.got;
   if (frame.length > left || ((frame.flags & frame_flag::kLast) && frame.length != left))
     return Errc::protocol;
-  if (request.error == Errc::ok && request.op != OpCode::probe) reader.land(request.landing);
+  if (request.error == Errc::ok && !request.ignored) reader.land(request.landing);
   return Errc::ok;
 }
 

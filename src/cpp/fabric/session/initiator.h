@@ -7,7 +7,6 @@
 
 #include "base/queues/ring_queue.h"
 #include "fabric/memory/piece_cursor.h"
-#include "fabric/session/flow_member.h"
 #include "fabric/session/frames/reader.h"
 #include "fabric/session/stream_end.h"
 
@@ -26,7 +25,7 @@ class Initiator {
     ~Puller() = default;
   };
 
-  Initiator(StreamEnd& end, FlowMember& member) : end_(end), member_(member) {}
+  explicit Initiator(StreamEnd& end) : end_(end) {}
   Initiator(const Initiator&) = delete;
   Initiator& operator=(const Initiator&) = delete;
   void set_puller(Puller& puller) noexcept { puller_ = &puller; }  // once, before all else
@@ -86,6 +85,7 @@ class Initiator {
     Delivery delivery = Delivery::delivery;
     bool local = false;        // never sent: `error` is its outcome
     bool again = false;        // a row that is asked for by itself, behind younger requests
+    bool ignored = false;      // the bytes of the answer go nowhere
     Errc error = Errc::ok;     // found on this side
     std::uint64_t length = 0;  // bytes
     std::uint64_t got = 0;     // of the answer
@@ -107,7 +107,6 @@ class Initiator {
   bool awaits_data() const noexcept;
 
   StreamEnd& end_;
-  FlowMember& member_;
   Puller* puller_ = nullptr;
   RingQueue<Request> requests_;     // without an answer, oldest first
   std::size_t handed_over_ = 0;     // how many of them were sent completely: only those can be answered

@@ -10,6 +10,7 @@
 #include "fabric/memory/check_transfer.h"
 #include "fabric/memory/dma_buf.h"
 #include "fabric/memory/local_memory.h"
+#include "fabric/session/link_operation.h"
 
 namespace fab {
 namespace {
@@ -36,10 +37,8 @@ void count(LinkCounters& link, const Transfer& transfer) noexcept {
 
 }  // namespace
 
-Messenger::Messenger(StreamEnd& end, Initiator& initiator, FlowMember& member)
-    : end_(end), initiator_(initiator), member_(member) {
+Messenger::Messenger(StreamEnd& end, Initiator& initiator) : end_(end), initiator_(initiator) {
   initiator_.set_puller(*this);
-  member_.set_receiver(*this);
 }
 
 // --- sending
@@ -80,10 +79,10 @@ bool Messenger::post(const Transfer& transfer) {
                      .remote = transfer.remote,
                      .total = transfer.length,
                      .data = data ? transfer.data : 0};
-  if (transfer.flags & transfer_flag::kNumbered) {
-    const auto& part = static_cast<const FlowOperation&>(*transfer.operation);
-    header.id = part.number;
-    if (part.announced) return announce(transfer, header);
+  if (transfer.flags & transfer_flag::kMarked) {
+    const LinkOperation& marked = link_operation(transfer);
+    header.id = marked.frame.id;
+    if (marked.announced) return announce(transfer, header);
   }
   if (small)
     post_small(transfer, header);
@@ -150,7 +149,7 @@ bool Messenger::announce(const Transfer& transfer, FrameHeader header) {
   header.type = FrameType::announce;
   header.length = static_cast<std::uint32_t>(count * kPieceBytes);
   std::byte* at = hold_announced(header, std::move(entry));
-  if (!(header.id & kStreamOnly)) static_cast<FlowOperation&>(*transfer.operation).announced = true;
+  if (!(header.id & kStreamOnly)) static_cast<LinkOperation&>(*transfer.operation).announced = true;
   if (end_.services.beside) header.remote |= std::uint64_t{end_.services.beside->number()} << 32;
   encode(header, at);
   at += kHeaderBytes;
@@ -283,12 +282,12 @@ Errc Messenger::on_message(const FrameHeader& frame, const std::byte* payload) {
     consumed(cost);
     return Errc::ok;
   }
-  if (member_.took(frame)) {
+  if (end_.guest.took(frame)) {
     consumed(cost);
   } else {
-    member_.prepare_to_remember(frame, 0);
+    end_.guest.make_room(frame, 0);
     deliver(arrived, payload);
-    member_.remember(frame, Errc::ok);
+    end_.guest.record(frame, Errc::ok);
   }
   if (frame.flags & frame_flag::kAcknowledge) end_.answers.give(Errc::ok, frame.type);
   return Errc::ok;
@@ -315,16 +314,16 @@ Errc Messenger::on_announce(const FrameHeader& frame, const std::byte* payload) 
   if (!message->where.empty() && described != message->head.length) return Errc::protocol;
   fetches_.reserve(fetches_.size() + 1);
   end_.services.receives.make_room();
-  switch (member_.announce(frame, *this)) {
-    case Flow::Announced::unknown:
+  switch (end_.guest.announce(frame, *this)) {
+    case Standing::unknown:
       break;
-    case Flow::Announced::waiting:
-    case Flow::Announced::resumed:
+    case Standing::waiting:
+    case Standing::resumed:
       return Errc::ok;
-    case Flow::Announced::done:
-      tell_release(frame.id, member_.outcome_of(frame.id));
+    case Standing::done:
+      tell_release(frame.id, end_.guest.message_outcome(frame.id));
       return Errc::ok;
-    case Flow::Announced::refused:
+    case Standing::refused:
       return Errc::protocol;
   }
   Matched matched{.head = message->head};
@@ -353,7 +352,7 @@ bool Messenger::at_rest() const noexcept {
 }
 
 void Messenger::release(const Message& message) noexcept {
-  member_.done(message.id, Errc::ok);
+  end_.guest.done(message.id, Errc::ok);
   if (end_.services.ledger) end_.services.ledger->take(message.id);
   tell_release(message.id, Errc::ok);
   tell_output();
@@ -374,7 +373,7 @@ void Messenger::consumed(std::uint64_t bytes) noexcept {
 // --- the end
 
 void Messenger::fail(Errc error) noexcept {
-  end_.services.receives.leave(*this, member_.flow());
+  end_.services.receives.leave(*this, end_.guest.heir());
   window_used_ = buffered_ = uncredited_ = 0;
   announcements_ = 0;
   for (; !sending_.empty(); sending_.pop_front()) end_send(sending_.front().operation, 0, error);

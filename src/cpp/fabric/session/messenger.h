@@ -10,7 +10,6 @@
 #include "base/queues/linked_list.h"
 #include "base/queues/ring_queue.h"
 #include "fabric/memory/piece_cursor.h"
-#include "fabric/session/flow_member.h"
 #include "fabric/session/initiator.h"
 #include "fabric/session/stream_end.h"
 
@@ -29,9 +28,9 @@ struct Announcement {
 // The messages of a session, both ways: docs/messages.md. Small ones are sent eagerly, into a window of the
 // peer's memory; longer ones are announced, and stay with their sender until the receiver reads them or asks
 // for them.
-class Messenger final : private MessageOrigin, private Initiator::Puller, private FlowMember::Receiver {
+class Messenger final : private MessageOrigin, private Initiator::Puller {
  public:
-  Messenger(StreamEnd& end, Initiator& initiator, FlowMember& member);
+  Messenger(StreamEnd& end, Initiator& initiator);
   Messenger(const Messenger&) = delete;
   Messenger& operator=(const Messenger&) = delete;
 
@@ -60,6 +59,9 @@ class Messenger final : private MessageOrigin, private Initiator::Puller, privat
   void answered() noexcept {
     if (!waiting_pulls_.empty()) pull_waiting();
   }
+  // As ExtensionHost.
+  void resume(std::uint64_t number, const Matched& matched) noexcept;
+  bool at_rest() const noexcept;
   void fail(Errc error) noexcept;
 
  private:
@@ -115,13 +117,9 @@ class Messenger final : private MessageOrigin, private Initiator::Puller, privat
   void consumed(std::uint64_t bytes) noexcept override;
   // Initiator::Puller
   void pull_ended(Errc error) noexcept override;
-  // FlowMember::Receiver
-  void resume(std::uint64_t number, const Matched& matched) noexcept override;
-  bool at_rest() const noexcept override;
 
   StreamEnd& end_;
   Initiator& initiator_;
-  FlowMember& member_;
 
   RingQueue<Sending> sending_;
   std::uint64_t window_used_ = 0;                           // of kMessageWindow, by messages of this side

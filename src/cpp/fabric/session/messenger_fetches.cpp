@@ -9,7 +9,7 @@ namespace fab {
 
 // There is room in fetches_. `where` gets the memory of one that has ended.
 void Messenger::begin_fetch(const Matched& matched, std::uint64_t id, std::vector<iovec>& where) noexcept {
-  member_.fetching(id, matched);
+  end_.guest.fetching(id, matched);
   Fetch& fetch = fetches_.push_back();
   fetch.pull = {id, matched};
   fetch.done = 0;
@@ -113,8 +113,8 @@ bool Messenger::stands(std::uint64_t id) const noexcept {
 void Messenger::end_fetch(const Pull& pull, Errc error) noexcept {
   if (error == Errc::ok && end_.services.ledger && !end_.services.ledger->take(pull.id))
     error = Errc::peer_lost;
-  if (end_.failing && member_.shares(pull.id)) return;  // it goes on with the next announcement
-  member_.done(pull.id, error);
+  if (end_.failing && end_.guest.shares(pull.id)) return;  // it goes on with the next announcement
+  end_.guest.done(pull.id, error);
   if (!end_.failing) tell_release(pull.id, error);
   ReceiveQueue::finish(pull.matched, error);
 }

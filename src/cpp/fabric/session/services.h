@@ -12,7 +12,7 @@
 #include "fabric/messages/receive_queue.h"
 #include "fabric/provider.h"
 #include "fabric/segment/segment.h"
-#include "fabric/session/flow.h"
+#include "fabric/session/extension.h"
 #include "fabric/session/frames/frame.h"
 
 // What a session needs of its link, its context and its domain.
@@ -98,8 +98,8 @@ struct SessionServices {
   Handover handover = Handover::at_once;
   std::size_t largest_message = kMaxMessage;  // bytes; longer ones are announced
   DeviceAccess* device = nullptr;
-  FlowTable* flows = nullptr;      // where streams may be rails
-  std::function<void()> on_cut{};  // likewise: end this stream, its place is taken
+  ExtensionMaker* extensions = nullptr;
+  std::function<void()> on_cut{};  // ExtensionHost::cut()
 };
 
 }  // namespace fab

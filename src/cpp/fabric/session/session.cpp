@@ -18,7 +18,10 @@ constexpr std::size_t kMostCopiedAnswers =
 
 }  // namespace
 
-Session::Session(Services services) : end_(std::move(services)) { arm_fault_guard(); }
+Session::Session(Services services) : end_(std::move(services)) {
+  arm_fault_guard();
+  if (end_.services.extensions) end_.guest.move_in(end_.services.extensions->make(*this));
+}
 
 Session::~Session() { fail(Errc::peer_lost); }
 
@@ -111,7 +114,7 @@ Errc Session::on_frame() {
 Errc Session::on_request() {
   const FrameHeader& frame = reader_.frame();
   if (target_.in_put() && frame.type != FrameType::write) return Errc::protocol;
-  if (!member_.may_come(frame)) return Errc::protocol;
+  if (!end_.guest.may_come(frame)) return Errc::protocol;
   switch (frame.type) {
     case FrameType::write:
       return target_.on_write(frame, reader_);
@@ -138,11 +141,9 @@ Errc Session::on_request() {
       target_.on_describe(frame);
       return Errc::ok;
     case FrameType::join:
-      return member_.on_join(frame);
     case FrameType::fence:
-      return member_.on_fence(frame);
     case FrameType::settled:
-      return member_.on_settled(frame);
+      return end_.guest.on_request(frame, *this);
     case FrameType::probe:
       return Errc::ok;  // its payload is thrown away
     default:
@@ -202,7 +203,7 @@ void Session::fail(Errc error) noexcept {
   reader_.clear();
   initiator_.fail(error);
   messenger_.fail(error);
-  member_.leave();
+  end_.guest.leave();
   end_.failing = false;
   end_.output.clear();
 }

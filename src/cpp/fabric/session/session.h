@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <span>
 
-#include "fabric/session/flow_member.h"
 #include "fabric/session/frames/reader.h"
 #include "fabric/session/initiator.h"
 #include "fabric/session/messenger.h"
@@ -20,7 +19,7 @@ namespace fab {
 //
 // Bytes become frames in the Reader; requests of this side and their answers are the Initiator's, those of
 // the peer the Target's, messages the Messenger's. What is to be sent waits in the SessionOutput.
-class Session final {
+class Session final : private ExtensionHost {
  public:
   using Services = SessionServices;
   explicit Session(Services services);
@@ -75,7 +74,7 @@ class Session final {
   std::uint64_t oldest() const noexcept { return std::min(initiator_.oldest(), messenger_.oldest()); }
   std::uint64_t oldest_request() const noexcept { return initiator_.oldest(); }  // that is no message
   bool announces() const noexcept { return messenger_.announces(); }             // messages, to the peer
-  bool rail() const noexcept { return member_.one_of_several(); }                // of the ways to the peer
+  bool one_of_several() const noexcept { return end_.guest.one_of_several(); }   // ways to the peer
   // Whether the peer may not have read all messages of this side.
   bool owes_messages() const noexcept { return messenger_.owes(); }
   void forget(std::uint32_t region) noexcept;
@@ -100,11 +99,19 @@ class Session final {
   Errc on_request();
   void on_payload();
 
+  // ExtensionHost
+  void answer(Errc outcome, FrameType request) noexcept override { end_.answers.give(outcome, request); }
+  const std::shared_ptr<Sender>& peer() const noexcept override { return end_.services.sender; }
+  void cut() noexcept override { end_.services.on_cut(); }
+  void resume(std::uint64_t number, const Matched& matched) noexcept override {
+    messenger_.resume(number, matched);
+  }
+  bool at_rest() const noexcept override { return messenger_.at_rest(); }
+
   StreamEnd end_;
-  FlowMember member_{end_};
-  Initiator initiator_{end_, member_};
-  Target target_{end_, member_};
-  Messenger messenger_{end_, initiator_, member_};
+  Initiator initiator_{end_};
+  Target target_{end_};
+  Messenger messenger_{end_, initiator_};
   Reader reader_;
 };
 

@@ -19,6 +19,7 @@ struct StreamEnd {
   const Visitor requester;  // the peer, as regions judge it
   SessionOutput output;
   Answers answers{output};
+  Guest guest;
   Handover handover = services.handover;
   bool peer_gave_up = false;  // the peer has told that its requests without an answer are lost
   bool failing = false;       // the stream is being ended: nothing is queued any more

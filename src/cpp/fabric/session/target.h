@@ -6,7 +6,6 @@
 #include <optional>
 #include <span>
 
-#include "fabric/session/flow_member.h"
 #include "fabric/session/frames/reader.h"
 #include "fabric/session/stream_end.h"
 
@@ -18,7 +17,7 @@ namespace fab {
 // Errc::protocol: no peer may send that.
 class Target {
  public:
-  Target(StreamEnd& end, FlowMember& member) : end_(end), member_(member) {}
+  explicit Target(StreamEnd& end) : end_(end) {}
   Target(const Target&) = delete;
   Target& operator=(const Target&) = delete;
 
@@ -65,7 +64,6 @@ class Target {
   RegionView regions() const noexcept { return end_.services.segment.regions(); }
 
   StreamEnd& end_;
-  FlowMember& member_;
   IncomingPut put_;
   iovec pieces_[RegionView::kMaxRegionPieces];  // where the payload of its frame goes
 };

@@ -25,13 +25,7 @@ enum class OpCode : std::uint8_t {
   compare_atomic,
   send,
   receive,
-  // Of rails (docs/rails.md), for paths over a Session only.
-  join,     // this path carries requests of flow (key, remote); `data`: Incarnation
-  fence,    // the flow's rail of Incarnation `data` is dead
-  probe,    // `length` bytes of nothing there, as many as `remote` says back
-  settled,  // outcomes of all numbers below `data`, and of announced message `remote`, are known
-  // Of paths over a Session whose device reaches memory by itself.
-  describe,  // what it needs for the region with this key, kDescriptionBytes of it
+  control,  // a request of a link, on a path over a Session; `operation` is a LinkOperation
 };
 constexpr bool is_atomic(OpCode op) noexcept { return op >= OpCode::atomic && op <= OpCode::compare_atomic; }
 
@@ -108,11 +102,9 @@ inline constexpr std::uint16_t kPastCaches = 256;  // a part of more than any ca
 inline constexpr std::uint16_t kPiece =
     512;  // atomics: one of the pieces of Operation::array, which count as one
 inline constexpr std::uint16_t kLastPiece = 1024;  // and the last of them
-// Of rails; `operation` is a FlowOperation.
-inline constexpr std::uint16_t kNumbered = 16;  // happens once, however often it is sent
-inline constexpr std::uint16_t kStripe = 32;    // a part of a larger put or get: neither counts nor tells
-inline constexpr std::uint16_t kStriped = 64;   // the end of a put whose stripes are stored: no bytes
-inline constexpr std::uint16_t kRejoin = 128;   // join: the peer must know the flow
+inline constexpr std::uint16_t kMarked = 16;       // of a link; `operation` is a LinkOperation
+inline constexpr std::uint16_t kStored =
+    32;  // writes: the bytes are at the target, and all but them is to be done
 }  // namespace transfer_flag
 
 // One request to a Path. Local memory stays valid until the operation settled it; no registration is needed

@@ -68,7 +68,7 @@ LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointSer
       looks_(services.poller, [this] { on_look(); }),
       expiry_(services.poller, [this] { expire(); }) {
   EndpointServices lent = services;
-  lent.flows = &flows_;
+  lent.extensions = &flows_;
   for (const Link& link : links) links_.push_back({link.domain->open_endpoint(lent), link.network});
 }
 

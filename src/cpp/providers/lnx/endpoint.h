@@ -8,7 +8,7 @@
 #include "base/fd.h"
 #include "base/network/ticker.h"
 #include "fabric/provider.h"
-#include "fabric/session/flow.h"
+#include "providers/lnx/flows/flow_table.h"
 #include "providers/lnx/rails/rails.h"
 
 namespace fab::lnx {

@@ -322,7 +322,7 @@ void TcpEndpoint::retire(TcpStream& stream) noexcept {
 }
 
 void TcpEndpoint::watch() noexcept {
-  const double shortest = std::min(kHandshakeSeconds, deadline(services_.flows != nullptr));
+  const double shortest = std::min(kHandshakeSeconds, deadline(services_.extensions != nullptr));
   ticker_.start(std::clamp(shortest / 8, 0.01, 1.0));
 }
 

@@ -61,7 +61,7 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where, std::s
                 .observer = endpoint.domain().observer,
                 .on_output = [this] { on_output(); },
                 .handover = Handover::when_answered,
-                .flows = endpoint.services().flows,
+                .extensions = endpoint.services().extensions,
                 .on_cut = [this] { fail(Errc::peer_lost); }}) {}
 
 TcpStream::~TcpStream() { rest(); }
@@ -285,7 +285,7 @@ bool TcpStream::tick() noexcept {
     return waits;
   }
   const double quiet = std::chrono::duration<double>(now - quiet_since_).count();
-  const double deadline = endpoint_->deadline(session_.rail());
+  const double deadline = endpoint_->deadline(session_.one_of_several());
   if (quiet >= deadline) {
     if (!receive()) fail(Errc::peer_lost);
     return state_ == Errc::ok;
@@ -307,7 +307,7 @@ void TcpStream::fail(Errc error) noexcept {
   if (state_ != Errc::ok) return;
   TcpEndpoint& endpoint = *endpoint_;
   const PeerId peer = session_.sender().handle();
-  const bool rail = session_.rail(), stood = open();
+  const bool rail = session_.one_of_several(), stood = open();
   endpoint.retire(*this);
   endpoint.services().path_ended = true;
   detach(error);

@@ -38,10 +38,10 @@ bool stages(const Transfer& transfer) noexcept {
 struct Whole {
   std::uint64_t before = 0, length = 0;
   explicit Whole(const Transfer& transfer) noexcept : length(transfer.length) {
-    if ((transfer.flags & transfer_flag::kStripe) == 0) return;
-    const auto& part = static_cast<const FlowOperation&>(*transfer.operation);
-    before = part.offset;
-    length = part.whole;
+    if (!is_stripe(transfer)) return;
+    const FrameHeader& frame = link_operation(transfer).frame;
+    before = frame.data;
+    length = frame.id;
   }
 };
 
@@ -63,6 +63,7 @@ void Direct::ask(std::uint64_t key, Known& known) {
   auto question = std::make_shared<Question>();
   question->asker = this;
   question->key = key;
+  question->frame = {.type = FrameType::describe, .key = key, .total = kDescriptionBytes};
   question->begin(1, 0, 0, nullptr, nullptr, [](Operation& done) noexcept {
     auto& answered = static_cast<Question&>(done);
     answered.asker->on_answer(answered);
@@ -70,9 +71,8 @@ void Direct::ask(std::uint64_t key, Known& known) {
   Transfer transfer{};
   transfer.operation = question.get();
   transfer.local = question->answer;
-  transfer.key = key;
   transfer.length = kDescriptionBytes;
-  transfer.op = OpCode::describe;
+  transfer.op = OpCode::control;
   transfer.delivery = Delivery::delivery;
   questions_.push_back(std::move(question));
   known.state = Known::State::asked;
@@ -127,7 +127,7 @@ void Direct::forget_all() noexcept {
 Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
   if (failed_ || link_ == Link::ended || transfer.length == 0 || transfer.delivery == Delivery::commit)
     return {Way::session};
-  if ((transfer.flags & (transfer_flag::kRemoteData | transfer_flag::kStriped)) != 0) return {Way::session};
+  if ((transfer.flags & (transfer_flag::kRemoteData | transfer_flag::kStored)) != 0) return {Way::session};
   const bool atomic = is_atomic(transfer.op);
   if (atomic ? !native(transfer) || !endpoint_.atomics()
              : transfer.op != OpCode::read && (transfer.op != OpCode::write || endpoint_.iwarp()))
@@ -209,8 +209,11 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
   Request& request = requests_.push_back();
   request.transfer = transfer;
   const Whole whole(transfer);
-  static_cast<Course&>(request) = {
-      .number = ++services_.counts.posted, .after = after, .offset = whole.before, .whole = whole.length};
+  static_cast<Course&>(request) = {.number = ++services_.counts.posted,
+                                   .after = after,
+                                   .offset = whole.before,
+                                   .whole = whole.length,
+                                   .stripe = is_stripe(transfer)};
   if (is_atomic(transfer.op)) {
     if (transfer.atomic != AtomicOp::atomic_read)
       std::memcpy(&request.operand, transfer.piece_count ? transfer.local_pieces->iov_base : transfer.local,
@@ -375,15 +378,17 @@ bool Direct::repeat_front() noexcept {
   repeat_.begin(1, 0, 0, nullptr, nullptr, [](Operation& done) noexcept {
     static_cast<Repeat&>(done).asker->on_repeated(done.completion());
   });
-  repeat_.offset = front.offset;
-  repeat_.whole = front.whole;
+  // To be repeated does no harm: it needs no number.
+  transfer.flags &= static_cast<std::uint16_t>(~transfer_flag::kMarked);
+  if (front.stripe) {
+    transfer.flags |= transfer_flag::kMarked;
+    repeat_.frame = {.flags = frame_flag::kStripe, .data = front.offset, .id = front.whole};
+  }
   transfer.operation = &repeat_;
   if (is_atomic(transfer.op)) {  // copied by the session at once
     transfer.local = reinterpret_cast<std::byte*>(&front.operand);
     transfer.compare = reinterpret_cast<const std::byte*>(&front.compare);
   }
-  // To be repeated does no harm: it needs no number.
-  transfer.flags &= static_cast<std::uint16_t>(~transfer_flag::kNumbered);
   transfer.delivery = std::max(transfer.delivery, Delivery::delivery);
   front.fate = Request::Fate::repeated;
   if (session->post({&transfer, 1}) ==

@@ -6,7 +6,7 @@
 #include <unordered_map>
 
 #include "base/queues/ring_queue.h"
-#include "fabric/completion/operation.h"
+#include "fabric/session/link_operation.h"
 #include "fabric/session/session.h"
 #include "providers/verbs/connection.h"
 #include "providers/verbs/device/regions.h"
@@ -65,19 +65,20 @@ class Direct final : public Connection::Owner {
     bool hidden = false;  // from the peer's processors
   };
   // A question of the session's. Its hook notes the answer.
-  struct Question : Operation, Buried {
+  struct Question : LinkOperation, Buried {
     Direct* asker = nullptr;
     std::uint64_t key = 0;
     std::byte answer[kDescriptionBytes];
   };
-  struct Repeat : FlowOperation {
+  struct Repeat : LinkOperation {
     Direct* asker = nullptr;
   };
   // How far a request is.
   struct Course {
     std::uint64_t number = 0;             // as Path::oldest()
     std::uint64_t after = 0;              // see take()
-    std::uint64_t offset = 0, whole = 0;  // of a stripe
+    std::uint64_t offset = 0, whole = 0;  // of a stripe,
+    bool stripe = false;                  // if it is one
     std::uint64_t context = 0;            // of the operation, for an error after it was settled
     std::uint32_t flags = 0;
     std::int32_t staged = -1;  // slot of the endpoint's staging memory

@@ -384,7 +384,7 @@ void VerbsEndpoint::forget(std::uint32_t region) noexcept {
 }
 
 void VerbsEndpoint::watch() noexcept {
-  const double shortest = std::min(kHandshakeSeconds, deadline(services_.flows != nullptr));
+  const double shortest = std::min(kHandshakeSeconds, deadline(services_.extensions != nullptr));
   ticker_.start(std::clamp(shortest / 8, 0.01, 1.0));
 }
 

@@ -98,7 +98,8 @@ bool VerbsLink::tick() noexcept {
   const auto now = endpoint_.attended();
   const std::uint64_t heard = direct_.signs() + stream_.received();
   if (!std::exchange(waited_, waits) || !waits || std::exchange(heard_, heard) != heard) heard_at_ = now;
-  if (std::chrono::duration<double>(now - heard_at_).count() >= endpoint_.deadline(stream_.session()->rail()))
+  if (std::chrono::duration<double>(now - heard_at_).count() >=
+      endpoint_.deadline(stream_.session()->one_of_several()))
     stream_.fail(Errc::peer_lost);
   return stream_.tick();
 }

@@ -49,7 +49,7 @@ void VerbsStream::make_session(Part peer) {
       .on_output = [this] { on_output(); },
       .handover = Handover::when_answered,
       .device = &endpoint_.regions(),
-      .flows = endpoint_.services().flows,
+      .extensions = endpoint_.services().extensions,
       .on_cut = [this] { fail(Errc::peer_lost); }});
 }
 
@@ -431,7 +431,7 @@ bool VerbsStream::tick() noexcept {
     return waits || others_wait_ || !caller_;
   }
   const double quiet = std::chrono::duration<double>(now - quiet_since_).count();
-  const double deadline = endpoint_.deadline(session_->rail());
+  const double deadline = endpoint_.deadline(session_->one_of_several());
   if (quiet >= deadline) {
     fail(Errc::peer_lost);
     return false;
@@ -449,7 +449,7 @@ void VerbsStream::fail(Errc error) noexcept {
   endpoint_.services().path_ended = true;
   const bool stood = std::exchange(open_, false);
   const PeerId peer = session_ ? session_->sender().handle() : kNoPeer;
-  const bool rail = session_ && session_->rail();
+  const bool rail = session_ && session_->one_of_several();
   connection_.reset();
   mr_.reset();
   if (session_) session_->fail(error);

@@ -113,7 +113,7 @@ TEST_CASE("what cannot be mapped takes its addresses, faults, and is not copied"
     several.length = 16;
     CHECK(check_transfer(several) == Errc::ok);
     CHECK(check_copied(several) == Errc::bounds);
-    several.flags = transfer_flag::kStriped;  // its bytes went as stripes
+    several.flags = transfer_flag::kStored;  // its bytes went as stripes
     CHECK(check_copied(several) == Errc::ok);
   }
   CHECK_FALSE(DmaBuf::any_hidden());

@@ -164,7 +164,9 @@ TEST_CASE("probes go and come as long as they say") {
     for (const std::uint64_t back : {0, 1, 500, 65'536}) {
       CAPTURE(there);
       CAPTURE(back);
-      Probe probe(OpCode::probe, 0, back, nullptr, there), after(OpCode::probe, 0, 0, nullptr, 0);
+      Control probe({.type = FrameType::probe, .length = static_cast<std::uint32_t>(there), .total = back},
+                    nullptr, back),
+          after({.type = FrameType::probe});
       REQUIRE(probe.post(pipe.a) == 1);
       REQUIRE(after.post(pipe.a) == 1);
       std::uint64_t sent = 0, received = 0;

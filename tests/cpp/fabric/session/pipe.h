@@ -12,6 +12,7 @@
 #include "fabric/completion/operation.h"
 #include "fabric/memory/slice.h"
 #include "fabric/noncoherent/access_observer.h"
+#include "fabric/session/link_operation.h"
 #include "fabric/session/session.h"
 
 // Two sessions joined by byte streams in memory, which are cut at random places.
@@ -25,7 +26,7 @@ struct Helpers {
   AnnouncementLedger* ledger = nullptr;
   LinkCounters* counters = nullptr;
   Slice* slice = nullptr;
-  FlowTable* flows = nullptr;
+  ExtensionMaker* extensions = nullptr;
   std::function<void()> on_more{}, on_output{};
   Handover handover = Handover::at_once;
 };
@@ -81,7 +82,7 @@ struct Side {
                    .ledger = helpers.ledger,
                    .handover = helpers.handover,
                    .device = helpers.device,
-                   .flows = helpers.flows}};
+                   .extensions = helpers.extensions}};
   std::uint32_t last_region = 0;
   std::string wire;  // sent by this side, not yet received by the other one
 };
@@ -196,6 +197,24 @@ struct Probe {
   bool done() const { return operation.done(); }
   Errc error() const { return operation.completion().error; }
   std::uint64_t length() const { return operation.completion().length; }
+};
+
+// The same of a request of a link, whose answer of `length` bytes goes to `answer`, or nowhere.
+struct Control {
+  LinkOperation operation;
+  Transfer transfer{};
+
+  explicit Control(const FrameHeader& frame, std::byte* answer = nullptr, std::uint64_t length = 0) {
+    operation.begin(1, 77, 0, nullptr, nullptr, nullptr);
+    operation.frame = frame;
+    transfer.operation = &operation;
+    transfer.op = OpCode::control;
+    transfer.local = answer;
+    transfer.length = length;
+  }
+  std::size_t post(Side& side) { return side.session.post({&transfer, 1}); }
+  bool done() const { return operation.done(); }
+  Errc error() const { return operation.completion().error; }
 };
 
 }  // namespace fab::test

@@ -294,7 +294,8 @@ TEST_CASE("a region is described to those who may reach it, and the CPU takes it
   const auto key = pipe.b.expose({{&word, 8}}, access::kRemoteWrite);
   std::vector<std::byte> told(kDescriptionBytes);
   const auto ask = [&](std::uint64_t of) {
-    Probe probe(OpCode::describe, of, 0, told.data(), told.size());
+    Control probe({.type = FrameType::describe, .key = of, .total = kDescriptionBytes}, told.data(),
+                  told.size());
     REQUIRE(probe.post(pipe.a) == 1);
     REQUIRE(pipe.run() == Errc::ok);
     return probe.error();

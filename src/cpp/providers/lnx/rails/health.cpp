@@ -169,13 +169,8 @@ bool Health::post_probe(Rail& rail, std::uint64_t out, std::uint64_t back, Posti
     probe->trial = trial_number_;
     ++rail.begun;
   }
-  Transfer transfer{};
-  transfer.op = OpCode::probe;
-  transfer.operation = probe;
-  transfer.length = out;
-  transfer.remote = back;
-  transfer.delivery = Delivery::delivery;
-  if (rail.post(*probe, transfer)) return true;
+  const FrameHeader frame{.type = FrameType::probe, .length = static_cast<std::uint32_t>(out), .total = back};
+  if (rail.post_frame(*probe, frame, back)) return true;
   spare_probes_.push_back(*probe);
   if (kind == Posting::Probe::trial) --rail.begun;
   return false;

@@ -5,7 +5,7 @@
 
 #include "fabric/completion/completion_queue.h"
 #include "fabric/provider.h"
-#include "fabric/session/flow.h"
+#include "providers/lnx/flows/flow.h"
 #include "providers/lnx/rails/request.h"
 
 namespace fab::lnx {

@@ -34,17 +34,14 @@ bool Notes::send_on(Rail& rail, std::uint64_t mark) noexcept {
 }
 
 bool Notes::send_one(Rail& rail, Posting& posting, std::uint64_t mark, Request* message) noexcept {
-  Transfer note{};
-  note.op = OpCode::settled;
-  note.data = mark;
-  note.remote = message ? message->number : 0;
+  const FrameHeader note{.type = FrameType::settled, .total = mark, .id = message ? message->number : 0};
   return rail.post_control(posting, Posting::Kind::note, note, message);
 }
 
 void Notes::ended(Posting& note) noexcept {
   Request* const message = note.request;
   if (note.completion().error == Errc::ok) {
-    journal_.mark_is_known(note.number);
+    journal_.mark_is_known(note.frame.total);
     if (message) journal_.recycle(*message);
   } else {
     journal_.mark_was_lost();

@@ -8,7 +8,7 @@
 #include "base/deadline.h"
 #include "fabric/memory/slice.h"
 #include "fabric/provider.h"
-#include "fabric/session/flow.h"
+#include "providers/lnx/flows/flow.h"
 
 namespace fab::lnx {
 

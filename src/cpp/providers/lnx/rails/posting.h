@@ -4,7 +4,7 @@
 
 #include "base/deadline.h"
 #include "base/queues/intrusive_list.h"
-#include "fabric/completion/operation.h"
+#include "fabric/session/link_operation.h"
 
 namespace fab::lnx {
 
@@ -13,7 +13,7 @@ struct Request;
 
 // What is posted on a rail: a request, a part of one, or what rails tell each other. Owned by whoever posts
 // it, until its outcome came.
-struct Posting : FlowOperation {
+struct Posting : LinkOperation {
   // End: of a striped request, when all stripes are stored. Note: what the peer may forget.
   enum class Kind : std::uint8_t { whole, stripe, end, join, fence, note, probe };
   enum class Probe : std::uint8_t { sign_of_life, witness, trial };

@@ -38,6 +38,7 @@ void Rail::begin(Posting& posting, Posting::Kind kind, Request* request) noexcep
   posting.kind = kind;
   posting.length = posting.out = posting.back = 0;
   posting.trial = 0;
+  posting.frame = {};
   posting.announced = kind == Posting::Kind::whole && request->announced;
   static_cast<Operation&>(posting).begin(1, 0, 0, nullptr, nullptr, &Rail::on_ended);
 }
@@ -56,11 +57,18 @@ bool Rail::post(Posting& posting, const Transfer& transfer) noexcept {
   return false;
 }
 
-bool Rail::post_control(Posting& posting, Posting::Kind kind, Transfer transfer, Request* request) noexcept {
+bool Rail::post_control(Posting& posting, Posting::Kind kind, const FrameHeader& frame,
+                        Request* request) noexcept {
   begin(posting, kind, request);
-  posting.number = transfer.data;
-  posting.offset = transfer.remote;
+  return post_frame(posting, frame, 0);
+}
+
+bool Rail::post_frame(Posting& posting, const FrameHeader& frame, std::uint64_t answer) noexcept {
+  posting.frame = frame;
+  Transfer transfer{};
   transfer.operation = &posting;
+  transfer.op = OpCode::control;
+  transfer.length = answer;
   transfer.delivery = Delivery::delivery;
   return post(posting, transfer);
 }
@@ -222,9 +230,8 @@ bool RailSet::usable(Rail& rail) noexcept {
     const auto slot = static_cast<std::uint32_t>(std::countr_zero(rail.unfenced));
     Posting& posting = rail.fences[slot];
     if (posting.under_way) return false;  // for an earlier stream
-    Transfer fence{};
-    fence.op = OpCode::fence;
-    fence.data = RailNumber{slot, rails_[slot]->last_dead}.packed();
+    const FrameHeader fence{.type = FrameType::fence,
+                            .data = RailNumber{slot, rails_[slot]->last_dead}.packed()};
     rail.unfenced &= ~(1u << slot);
     if (rail.post_control(posting, Posting::Kind::fence, fence)) continue;
     rail.unfenced |= 1u << slot;

@@ -43,9 +43,11 @@ class Rail final {
   void begin(Posting& posting, Posting::Kind kind, Request* request) noexcept;
   // False: the link takes no more now. Else RailsOwner::ended() tells its end, or did.
   bool post(Posting& posting, const Transfer& transfer) noexcept;
-  // The same for what rails tell each other. The posting keeps what a note said.
-  bool post_control(Posting& posting, Posting::Kind kind, Transfer transfer,
+  // Prepares and posts what rails tell each other. The posting keeps the frame.
+  bool post_control(Posting& posting, Posting::Kind kind, const FrameHeader& frame,
                     Request* request = nullptr) noexcept;
+  // Posts a request of the link that was prepared, of whose answer `answer` bytes are thrown away.
+  bool post_frame(Posting& posting, const FrameHeader& frame, std::uint64_t answer) noexcept;
   // What is posted in a batch, or not any longer.
   void track(Posting& posting) noexcept;
   void untrack(Posting& posting) noexcept;

@@ -152,12 +152,11 @@ void Rails::connect(Rail& rail) noexcept {
     if (established_) --rail.failures;  // the peer may well be there
     return;
   }
-  Transfer join{};
-  join.op = OpCode::join;
-  join.key = flow_.peer;
-  join.remote = flow_.epoch;
-  join.data = RailNumber{rail.slot, rail.incarnation}.packed();
-  join.flags = established_ ? transfer_flag::kRejoin : std::uint16_t{0};
+  const FrameHeader join{.type = FrameType::join,
+                         .flags = established_ ? frame_flag::kRejoin : std::uint8_t{0},
+                         .key = flow_.peer,
+                         .remote = flow_.epoch,
+                         .data = RailNumber{rail.slot, rail.incarnation}.packed()};
   if (!rail.post_control(rail.join, Posting::Kind::join, join)) lose(rail);
 }
 
@@ -300,10 +299,8 @@ void Rails::begin_end() noexcept {
   ending_ = true;
   for (const auto& rail : rails_) {
     if (!rail->up() || !rail->stands()) continue;
-    Transfer farewell{};
-    farewell.op = OpCode::settled;
-    farewell.data = Flow::kOver;
-    rail->post_control(rail->join, Posting::Kind::fence, farewell);  // whatever becomes of it
+    const FrameHeader over{.type = FrameType::settled, .total = Flow::kOver};
+    rail->post_control(rail->join, Posting::Kind::fence, over);  // whatever becomes of it
   }
 }
 

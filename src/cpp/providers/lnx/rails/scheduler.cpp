@@ -111,9 +111,9 @@ Transfer Scheduler::transfer_of(Request& request) noexcept {
       transfer_flag::kRemoteData | transfer_flag::kTagged | transfer_flag::kPiece | transfer_flag::kLastPiece;
   if (transfer.delivery != Delivery::commit) transfer.delivery = Delivery::delivery;
   if (transfer.op == OpCode::read) return transfer;
-  transfer.flags |= transfer_flag::kNumbered;
+  transfer.flags |= transfer_flag::kMarked;
   journal_.number(request);
-  request.posting.number = request.number;
+  request.posting.frame = {.id = request.number};
   return transfer;
 }
 
@@ -155,8 +155,6 @@ bool Scheduler::send_stripe(Request& request, Rail& rail) noexcept {
   // What may come back at once must find the range taken.
   const Range range = next_range(request, rails_.share(rail) / kStripesAhead,
                                  longest_stripe(rail.rate, rail.link.weight > 0));
-  stripe.offset = range.offset;
-  stripe.whole = request.transfer.length;
   (request.transfer.op == OpCode::read ? stripe.back : stripe.out) = range.length;
   rail.begin_stripes();
   if (rail.post(stripe, stripe_of(request, stripe, range))) return true;
@@ -170,7 +168,7 @@ bool Scheduler::send_end(Request& request) noexcept {
   Rail& rail = *rails_.primary;
   rail.begin(request.posting, Posting::Kind::end, &request);
   Transfer transfer = transfer_of(request);
-  transfer.flags |= transfer_flag::kStriped;
+  transfer.flags |= transfer_flag::kStored;
   if (transfer.piece_count == 0) transfer.local = nullptr;
   request.end_sent = true;
   if (rail.post(request.posting, transfer)) return true;
@@ -194,7 +192,7 @@ void Scheduler::lost(Posting& posting) noexcept {
   Request& request = *posting.request;
   rails_.lost_some = true;
   if (posting.kind == Posting::Kind::stripe) {
-    request.holes.push_back({posting.offset, posting.length});
+    request.holes.push_back({posting.frame.data, posting.length});
   } else if (posting.kind == Posting::Kind::end) {
     request.end_sent = false;
   } else {

@@ -47,7 +47,8 @@ Transfer stripe_of(Request& request, Stripe& stripe, Range range) noexcept {
   Transfer transfer = request.transfer;
   transfer.operation = &stripe;
   if (transfer.delivery != Delivery::commit) transfer.delivery = Delivery::delivery;
-  transfer.flags = transfer_flag::kStripe;
+  transfer.flags = transfer_flag::kMarked;
+  stripe.frame = {.flags = frame_flag::kStripe, .data = range.offset, .id = request.transfer.length};
   transfer.remote += range.offset;
   transfer.length = range.length;
   if (transfer.piece_count == 0) {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "fabric/session/flow.h"
+#include "providers/lnx/flows/flow.h"
 #include "providers/lnx/rails/request.h"
 
 // How a large put or get is cut into stripes, which rails carry side by side.

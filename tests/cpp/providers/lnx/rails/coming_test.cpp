@@ -22,12 +22,13 @@ TEST_CASE("every rail joins the flow, and carries when the peer has agreed") {
   for (std::uint32_t slot = 0; slot < 3; ++slot) {
     REQUIRE(world.held(slot).size() == 1);
     const Transfer& join = world.held(slot).front();
-    CHECK(join.op == OpCode::join);
-    CHECK(join.key == 77);
-    CHECK(join.remote == 5);
-    CHECK(RailNumber::unpack(join.data).slot == slot);
-    CHECK(RailNumber::unpack(join.data).incarnation == 1);
-    CHECK(join.flags == 0);
+    CHECK(is(join, FrameType::join));
+    const FrameHeader& frame = frame_of(join);
+    CHECK(frame.key == 77);
+    CHECK(frame.remote == 5);
+    CHECK(RailNumber::unpack(frame.data).slot == slot);
+    CHECK(RailNumber::unpack(frame.data).incarnation == 1);
+    CHECK(frame.flags == 0);
     CHECK(world.ends[slot].peer == (world.rails->forgotten() ? kNoPeer : 0));
   }
   UserOp& put = world.post();
@@ -54,14 +55,14 @@ TEST_CASE("a rail that is lost is opened again, joins with a greater number, and
   world.turn();
   CHECK(world.how() == "test.0 joining; test.1 test");
   REQUIRE(world.held(1).size() >= 2);
-  CHECK(world.held(1)[0].op == OpCode::fence);
-  CHECK(RailNumber::unpack(world.held(1)[0].data).slot == 0);
-  CHECK(RailNumber::unpack(world.held(1)[0].data).incarnation == 1);
+  CHECK(is(world.held(1)[0], FrameType::fence));
+  CHECK(RailNumber::unpack(frame_of(world.held(1)[0]).data).slot == 0);
+  CHECK(RailNumber::unpack(frame_of(world.held(1)[0]).data).incarnation == 1);
   CHECK(world.held(1)[1].op == OpCode::write);
   REQUIRE(world.held(0).size() == 1);
-  CHECK(world.held(0)[0].op == OpCode::join);
-  CHECK(RailNumber::unpack(world.held(0)[0].data).incarnation == 2);
-  CHECK(world.held(0)[0].flags == transfer_flag::kRejoin);
+  CHECK(is(world.held(0)[0], FrameType::join));
+  CHECK(RailNumber::unpack(frame_of(world.held(0)[0]).data).incarnation == 2);
+  CHECK(frame_of(world.held(0)[0]).flags == frame_flag::kRejoin);
   world.ends[1].link.end_all();
   CHECK(put.outcome() == Errc::ok);
   world.ends[0].link.end();
@@ -86,8 +87,8 @@ TEST_CASE("a rail that joins fences off those that are not up") {
   world.rails->post({&read.transfer, 1});
   world.rails->post({&more.transfer, 1});
   REQUIRE(!world.held(2).empty());
-  CHECK(world.held(2)[0].op == OpCode::fence);
-  CHECK(RailNumber::unpack(world.held(2)[0].data).slot == 1);
+  CHECK(is(world.held(2)[0], FrameType::fence));
+  CHECK(RailNumber::unpack(frame_of(world.held(2)[0]).data).slot == 1);
 }
 
 TEST_CASE("a fence or a join that found no memory makes the rail useless: it is opened again") {
@@ -97,7 +98,7 @@ TEST_CASE("a fence or a join that found no memory makes the rail useless: it is 
     world.post();
     world.ends[0].link.fail();
     world.turn();
-    REQUIRE(world.held(1)[0].op == OpCode::fence);
+    REQUIRE(is(world.held(1)[0], FrameType::fence));
     const unsigned before = world.works;
     world.ends[1].link.end(Errc::no_memory);
     CHECK(world.works > before);
@@ -105,12 +106,12 @@ TEST_CASE("a fence or a join that found no memory makes the rail useless: it is 
     world.turn();
     CHECK(world.ends[1].calls == calls + 1);
     CHECK(world.ends[1].link.cuts == 1);
-    CHECK(world.held(1)[0].op == OpCode::join);
+    CHECK(is(world.held(1)[0], FrameType::join));
   }
   SUBCASE("join") {
     world.ends[0].link.fail();
     world.turn();
-    REQUIRE(world.held(0)[0].op == OpCode::join);
+    REQUIRE(is(world.held(0)[0], FrameType::join));
     world.ends[0].link.end(Errc::no_memory);
     const unsigned calls = world.ends[0].calls;
     world.turn();
@@ -230,8 +231,8 @@ TEST_CASE("the peer is told of what is settled after 64, without being asked") {
     if (i < 63) continue;
     world.turn();
     REQUIRE(world.held(0).size() == 1);
-    CHECK(world.held(0)[0].op == OpCode::settled);
-    CHECK(world.held(0)[0].data == 65);
+    CHECK(is(world.held(0)[0], FrameType::settled));
+    CHECK(frame_of(world.held(0)[0]).total == 65);
   }
 }
 
@@ -340,10 +341,10 @@ TEST_CASE("at the end the peer is told that nothing more will come, over each ra
   world.ends[1].link.state = Errc::ok;
   world.rails->begin_end();
   REQUIRE(world.held(0).size() == 2);
-  CHECK(world.held(0)[1].op == OpCode::settled);
-  CHECK(world.held(0)[1].data == Flow::kOver);
+  CHECK(is(world.held(0)[1], FrameType::settled));
+  CHECK(frame_of(world.held(0)[1]).total == Flow::kOver);
   REQUIRE(world.held(1).size() == 1);
-  CHECK(world.held(1)[0].data == Flow::kOver);
+  CHECK(frame_of(world.held(1)[0]).total == Flow::kOver);
   CHECK(world.held(2).size() == 1);  // its join
   // From now on nothing is repeated.
   world.ends[0].link.fail();

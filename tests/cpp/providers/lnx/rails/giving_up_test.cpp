@@ -102,7 +102,7 @@ TEST_CASE("rails that rise and carry nothing do not keep a peer alive") {
   for (int turn = 0; turn < 10'000 && world.rails->state() == Errc::ok; ++turn) {
     world.turn(milliseconds(5));
     if (world.held(0).empty()) continue;
-    if (world.held(0).front().op == OpCode::join)
+    if (is(world.held(0).front(), FrameType::join))
       world.ends[0].link.end();
     else
       world.ends[0].link.fail();
@@ -117,7 +117,7 @@ TEST_CASE("rails that rise and carry nothing do not keep a peer alive") {
     if (carries.held(0).empty()) carries.post();
     carries.turn(milliseconds(5));
     if (carries.held(0).empty()) continue;
-    if (carries.held(0).front().op != OpCode::join && turn % 10 == 0)
+    if (!is(carries.held(0).front(), FrameType::join) && turn % 10 == 0)
       carries.ends[0].link.fail();
     else
       carries.ends[0].link.end();
@@ -135,7 +135,7 @@ TEST_CASE("a peer that forgot the flow is joined anew where it owes nothing, els
       UserOp& open = world.post(numbered ? OpCode::atomic : OpCode::read, 8);
       world.ends[0].link.fail();
       world.turn();
-      REQUIRE(world.held(0).front().op == OpCode::join);
+      REQUIRE(is(world.held(0).front(), FrameType::join));
       world.ends[0].link.end(refusal);
       world.turn();
       world.turn();
@@ -149,9 +149,9 @@ TEST_CASE("a peer that forgot the flow is joined anew where it owes nothing, els
       CHECK(world.rails->flow().peer == 77);
       REQUIRE(!world.held(0).empty());
       const Transfer& join = world.held(0).front();
-      CHECK(join.op == OpCode::join);
-      CHECK(join.remote == 6);
-      CHECK(join.flags == 0);
+      CHECK(is(join, FrameType::join));
+      CHECK(frame_of(join).remote == 6);
+      CHECK(frame_of(join).flags == 0);
       world.ends[0].link.end();
       world.turn();
       REQUIRE(!world.held(0).empty());
@@ -175,7 +175,7 @@ TEST_CASE("notes for a peer that forgot the flow are dropped") {
   world.ends[0].link.end(Errc::peer_lost);
   world.turn();
   world.turn();
-  REQUIRE(world.held(0).front().op == OpCode::join);
+  REQUIRE(is(world.held(0).front(), FrameType::join));
   world.ends[0].link.end();
   world.turn();
   CHECK(world.held(0).empty());

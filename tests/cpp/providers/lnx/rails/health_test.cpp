@@ -23,8 +23,10 @@ TEST_CASE("a rail is set aside when it owes for long what another one answers at
   world.look(milliseconds(20));  // now it is suspected, and the other one is asked
   REQUIRE(world.probed(1));
   const Transfer probe = world.links[1].held.back();
-  CHECK(probe.length == 5000);
-  CHECK(probe.remote == 300);
+  CHECK(frame_of(probe).length == 5000);
+  CHECK(frame_of(probe).total == 300);
+  CHECK(probe.length == 300);
+  CHECK(probe.local == nullptr);
   CHECK(probe.delivery == Delivery::delivery);
   CHECK(static_cast<Posting&>(*probe.operation).out == 5000);
   CHECK(static_cast<Posting&>(*probe.operation).back == 300);
@@ -133,8 +135,8 @@ TEST_CASE("large requests are judged by the other rail's bandwidth, or by its pr
       world.owe(0, outwards ? kLong : 0, outwards ? 0 : kLong);
       world.look(milliseconds(40));
       REQUIRE(world.probed(1));
-      CHECK(world.links[1].held.back().length == (outwards ? kMaxProbe : 0));
-      CHECK(world.links[1].held.back().remote == (outwards ? 0 : kMaxProbe));
+      CHECK(frame_of(world.links[1].held.back()).length == (outwards ? kMaxProbe : 0));
+      CHECK(frame_of(world.links[1].held.back()).total == (outwards ? 0 : kMaxProbe));
       world.pass(milliseconds(20));
       world.links[1].end();
       // Without a rate ten probes of 20 ms; with one 20 ms and 100 ms; four times that.
@@ -169,9 +171,9 @@ TEST_CASE("announced messages owe nothing, but the rail is asked for a sign of l
   world.owe(0).announced = true;
   world.look(milliseconds(30));
   REQUIRE(world.links[0].held.size() == 2);
-  CHECK(world.links[0].held[1].op == OpCode::probe);
-  CHECK(world.links[0].held[1].length == 1);
-  CHECK(world.links[0].held[1].remote == 1);
+  CHECK(is(world.links[0].held[1], FrameType::probe));
+  CHECK(frame_of(world.links[0].held[1]).length == 1);
+  CHECK(frame_of(world.links[0].held[1]).total == 1);
   world.links[0].end(Errc::ok, 1);
   world.look(milliseconds(900), milliseconds(100));
   CHECK(world.links[0].held.size() == 1);

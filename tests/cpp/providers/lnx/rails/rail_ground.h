@@ -18,6 +18,13 @@
 // it is.
 namespace fab::test {
 
+// What the link says of it.
+inline const FrameHeader& frame_of(const Transfer& transfer) { return link_operation(transfer).frame; }
+// Whether it is this request of the link.
+inline bool is(const Transfer& transfer, FrameType type) {
+  return transfer.op == OpCode::control && frame_of(transfer).type == type;
+}
+
 // What a path holds, oldest first, and how many transfers it takes beside these.
 struct HeldLink {
   std::deque<Transfer> held;

@@ -128,18 +128,13 @@ TEST_CASE("what rails tell each other is delivered, and the posting keeps what i
   Posting posting;
   RailGround world;
   Rail& rail = world.raise(0);
-  Transfer note{};
-  note.op = OpCode::settled;
-  note.data = 17;
-  note.remote = 4;
-  note.delivery = Delivery::inject;
-  REQUIRE(rail.post_control(posting, Kind::note, note));
+  REQUIRE(rail.post_control(posting, Kind::note, {.type = FrameType::settled, .total = 17, .id = 4}));
   const Transfer& held = world.links[0].held.front();
-  CHECK(held.op == OpCode::settled);
+  CHECK(is(held, FrameType::settled));
   CHECK(held.operation == &posting);
   CHECK(held.delivery == Delivery::delivery);
-  CHECK(posting.number == 17);
-  CHECK(posting.offset == 4);
+  CHECK(posting.frame.total == 17);
+  CHECK(posting.frame.id == 4);
   CHECK(posting.kind == Kind::note);
 }
 
@@ -441,9 +436,9 @@ TEST_CASE("a rail carries nothing before the fences that it owes, and these once
   REQUIRE(world.links[0].held.size() == 2);
   for (const std::uint32_t slot : {1u, 2u}) {
     const Transfer& fence = world.links[0].held[slot - 1];
-    CHECK(fence.op == OpCode::fence);
-    CHECK(RailNumber::unpack(fence.data).slot == slot);
-    CHECK(RailNumber::unpack(fence.data).incarnation == (slot == 1 ? 7 : 9));
+    CHECK(is(fence, FrameType::fence));
+    CHECK(RailNumber::unpack(frame_of(fence).data).slot == slot);
+    CHECK(RailNumber::unpack(frame_of(fence).data).incarnation == (slot == 1 ? 7 : 9));
   }
   CHECK(rails.usable(rails[0]));
   CHECK(world.links[0].held.size() == 2);

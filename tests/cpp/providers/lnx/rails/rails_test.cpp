@@ -10,6 +10,7 @@
 #include <random>
 
 #include "fabric/session/pipe.h"
+#include "providers/lnx/flows/flow_table.h"
 
 using namespace fab;
 using namespace fab::lnx;
@@ -45,7 +46,7 @@ struct End {
                  .cell = 0,
                  .counts = counts,
                  .wake_domain = owner.wake,
-                 .flows = &owner.flows,
+                 .extensions = &owner.flows,
                  .on_cut = [this] { end(Errc::peer_lost); }}) {}
   void end(Errc why) {
     if (state != Errc::ok) return;
@@ -71,7 +72,7 @@ class StreamPath final : public Path {
   explicit StreamPath(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
   std::size_t post(std::span<const Transfer> batch) noexcept override {
     const Errc refused = stream_->near.ground.refuses;
-    if (refused != Errc::ok && (batch.front().flags & transfer_flag::kStripe)) {
+    if (refused != Errc::ok && is_stripe(batch.front())) {
       batch.front().operation->settle(refused, 0);
       return 1;
     }

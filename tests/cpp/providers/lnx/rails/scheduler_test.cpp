@@ -155,16 +155,16 @@ TEST_CASE("a request goes with its number, its own flags, and is delivered befor
         CHECK(posting.back == 100);
         continue;
       }
-      CHECK(posting.number == posting.request->number);
-      CHECK(posting.number != 0);
+      CHECK(posting.frame.id == posting.request->number);
+      CHECK(posting.frame.id != 0);
       CHECK(posting.out == 100);
       CHECK(posting.back == 0);
       if (transfer.op == OpCode::send) {
-        CHECK(transfer.flags == ((all & ~transfer_flag::kUnordered) | transfer_flag::kNumbered));
+        CHECK(transfer.flags == ((all & ~transfer_flag::kUnordered) | transfer_flag::kMarked));
         CHECK(transfer.delivery == Delivery::delivery);
         CHECK(transfer.local == put.bytes.data());
       } else {
-        CHECK(transfer.flags == transfer_flag::kNumbered);
+        CHECK(transfer.flags == transfer_flag::kMarked);
         CHECK(transfer.delivery == Delivery::commit);
       }
     }
@@ -188,8 +188,7 @@ TEST_CASE("a large request behind a small one goes in stripes, and a small one b
   world.send();
   std::size_t small = 0, stripes = 0;
   for (std::size_t slot = 0; slot < 2; ++slot)
-    for (const Transfer& transfer : world.held(slot))
-      ++((transfer.flags & transfer_flag::kStripe) != 0 ? stripes : small);
+    for (const Transfer& transfer : world.held(slot)) ++(is_stripe(transfer) ? stripes : small);
   CHECK(small == 2);
   CHECK(stripes > 1);
 }
@@ -330,15 +329,15 @@ TEST_CASE("what goes over the primary rail takes part in its race, unless the li
   CHECK(world.ground.rails[0].begun == 3);
   REQUIRE(world.count(1) == 3);
   for (std::size_t i = 0; i < 3; ++i) {
-    CHECK(world.held(1)[i].op == OpCode::probe);
-    CHECK(world.held(1)[i].length == 100 + i);
+    CHECK(is(world.held(1)[i], FrameType::probe));
+    CHECK(frame_of(world.held(1)[i]).length == 100 + i);
     CHECK(world.held(1)[i].remote == 0);
   }
   world.ground.links[0].room = 100;
   world.send();
   CHECK(world.ground.rails[0].begun == 6);
   CHECK(world.held(1).back().length == 8);
-  CHECK(world.held(1).back().remote == 8);
+  CHECK(frame_of(world.held(1).back()).total == 8);
 }
 
 // --- what the peer may forget
@@ -360,8 +359,8 @@ TEST_CASE("what fetches waits while the peer would have to keep too many results
   CHECK(world.ops.size() == (Journal::kMostResults + 519) / 520 + 1);
   CHECK(world.ground.notes.send());
   REQUIRE(world.count(0) == 1);
-  CHECK(world.held(0).front().op == OpCode::settled);
-  CHECK(world.held(0).front().data == world.ops.size());
+  CHECK(is(world.held(0).front(), FrameType::settled));
+  CHECK(frame_of(world.held(0).front()).total == world.ops.size());
   CHECK(world.held(0).front().remote == 0);
   CHECK(!world.ground.notes.send());  // it is under way
   CHECK(!world.send());
@@ -408,9 +407,9 @@ TEST_CASE(
   CHECK(world.count(1) > 40);
   CHECK(world.count(0) + world.count(1) <= Slice::kTransfers);
   for (std::size_t i = 0; i < 10; ++i) {
-    CHECK(world.held(0)[i].op == OpCode::settled);
-    CHECK(world.held(0)[i].remote == i + 1);  // in order
-    CHECK(world.held(0)[i].data == 101);
+    CHECK(is(world.held(0)[i], FrameType::settled));
+    CHECK(frame_of(world.held(0)[i]).id == i + 1);  // in order
+    CHECK(frame_of(world.held(0)[i]).total == 101);
   }
   const std::size_t before = world.count(1);
   world.break_rail(0);  // those come back

@@ -79,19 +79,20 @@ class SimplePath final : public Path {
 
  private:
   void carry_out(const Transfer& transfer) noexcept {
-    auto& part = static_cast<FlowOperation&>(*transfer.operation);
-    const bool once = transfer.flags & transfer_flag::kNumbered;
-    const bool before = once && std::exchange(far_.done[part.number], std::uint8_t{1});
-    const bool whole = !(transfer.flags & transfer_flag::kStriped);
+    auto& part = static_cast<LinkOperation&>(*transfer.operation);
+    const std::uint64_t number = part.frame.id;
+    const bool once = (transfer.flags & transfer_flag::kMarked) && !is_stripe(transfer);
+    const bool before = once && std::exchange(far_.done[number], std::uint8_t{1});
+    const bool whole = !(transfer.flags & transfer_flag::kStored);
     if (transfer.op == OpCode::write && whole && !before)
       gather(local_of(transfer), far_.memory.data() + transfer.remote, transfer.length);
     if (transfer.op == OpCode::read)
       std::memcpy(transfer.local, far_.memory.data() + transfer.remote, transfer.length);
     if (transfer.op == OpCode::fetch_atomic) {
-      if (!before) far_.formers[part.number] = far_.sum++;
-      std::memcpy(transfer.result, &far_.formers[part.number], sizeof(std::int64_t));
+      if (!before) far_.formers[number] = far_.sum++;
+      std::memcpy(transfer.result, &far_.formers[number], sizeof(std::int64_t));
     }
-    if (transfer.op == OpCode::settled) ++far_.notes;
+    if (transfer.op == OpCode::control && part.frame.type == FrameType::settled) ++far_.notes;
     if (transfer.op != OpCode::send) return;
     if (!before) far_.in_order &= transfer.key >= std::exchange(far_.messages, transfer.key + 1);
     part.announced |= transfer.length > 4096;

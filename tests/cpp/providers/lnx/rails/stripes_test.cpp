@@ -142,7 +142,10 @@ TEST_CASE("a stripe is a transfer of its range, told by its own posting, with no
   CHECK(transfer.local == large.bytes.data() + 300'000);
   CHECK(transfer.remote == 301'000);
   CHECK(transfer.length == 65'536);
-  CHECK(transfer.flags == transfer_flag::kStripe);
+  CHECK(transfer.flags == transfer_flag::kMarked);
+  CHECK(is_stripe(transfer));
+  CHECK(stripe.frame.data == 300'000);
+  CHECK(stripe.frame.id == 1'000'000);
   CHECK(transfer.delivery == Delivery::delivery);
   CHECK(transfer.piece_count == 0);
   large.request.transfer.delivery = Delivery::commit;

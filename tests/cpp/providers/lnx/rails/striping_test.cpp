@@ -30,19 +30,19 @@ TEST_CASE("a large put goes in stripes over all rails, and then its end, once") 
       while (world.count(slot)) {
         const Transfer transfer = world.held(slot).front();
         auto& posting = static_cast<Posting&>(*transfer.operation);
-        if (transfer.flags & transfer_flag::kStripe) {
+        if (is_stripe(transfer)) {
           CHECK(!ended);
           seen += transfer.length;
-          CHECK(posting.whole == 1 << 20);
+          CHECK(posting.frame.id == 1 << 20);
           CHECK(posting.out == transfer.length);
           CHECK(posting.back == 0);
-          CHECK(transfer.local == put.bytes.data() + posting.offset);
+          CHECK(transfer.local == put.bytes.data() + posting.frame.data);
         } else {
           CHECK(!ended);
           ended = true;
           CHECK(posting.kind == Posting::Kind::end);
           CHECK(transfer.flags ==
-                (transfer_flag::kNumbered | transfer_flag::kStriped | transfer_flag::kRemoteData));
+                (transfer_flag::kMarked | transfer_flag::kStored | transfer_flag::kRemoteData));
           CHECK(transfer.local == nullptr);
           CHECK(transfer.length == 1 << 20);
           CHECK(seen == 1 << 20);
@@ -68,7 +68,7 @@ TEST_CASE("a large get needs no end, and its stripes count as bytes that come ba
       while (world.count(slot)) {
         const Transfer transfer = world.held(slot).front();
         auto& posting = static_cast<Posting&>(*transfer.operation);
-        CHECK((transfer.flags & transfer_flag::kStripe) != 0);
+        CHECK(is_stripe(transfer) != 0);
         CHECK(posting.back == transfer.length);
         CHECK(posting.out == 0);
         world.ground.links[slot].end();
@@ -125,7 +125,7 @@ TEST_CASE("stripes that are lost go again over what is left, and an end that is 
   world.break_rail(1);
   std::uint64_t seen = 0;
   for (int turn = 0; turn < 100; ++turn) {
-    while (world.count(0) && (world.held(0).front().flags & transfer_flag::kStripe)) {
+    while (world.count(0) && (is_stripe(world.held(0).front()))) {
       seen += world.held(0).front().length;
       world.ground.links[0].end();
     }
@@ -134,7 +134,7 @@ TEST_CASE("stripes that are lost go again over what is left, and an end that is 
   }
   CHECK(seen == 1 << 20);
   REQUIRE(world.count(0) == 1);
-  const std::uint64_t number = static_cast<Posting&>(*world.held(0).front().operation).number;
+  const std::uint64_t number = static_cast<Posting&>(*world.held(0).front().operation).frame.id;
   world.ground.raise(1);
   world.ground.rails[1].unfenced = 0;
   world.break_rail(0);
@@ -142,7 +142,7 @@ TEST_CASE("stripes that are lost go again over what is left, and an end that is 
   world.ground.rails[1].unfenced = 0;
   CHECK(world.send());
   REQUIRE(world.count(1) == 1);
-  CHECK(static_cast<Posting&>(*world.held(1).front().operation).number == number);
+  CHECK(static_cast<Posting&>(*world.held(1).front().operation).frame.id == number);
   world.ground.links[1].end();
   CHECK(put.outcome() == Errc::ok);
 }

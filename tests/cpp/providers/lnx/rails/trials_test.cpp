@@ -135,9 +135,9 @@ TEST_CASE("a race has 64 small requests, each with a probe of its size on every 
   CHECK(!world.enter());
   CHECK(world.links[1].held.size() == 64);
   CHECK(world.links[2].held.size() == 64);
-  CHECK(world.links[1].held.back().op == OpCode::probe);
-  CHECK(world.links[1].held.back().length == kMaxProbe);
-  CHECK(world.links[1].held.back().remote == 17);
+  CHECK(is(world.links[1].held.back(), FrameType::probe));
+  CHECK(frame_of(world.links[1].held.back()).length == kMaxProbe);
+  CHECK(frame_of(world.links[1].held.back()).total == 17);
   CHECK(world.rails[0].begun == 64);
   CHECK(world.rails[1].begun == 64);
   Posting other;
@@ -353,9 +353,9 @@ TEST_CASE("a rail that was set aside sits an exam beside the primary one, two pr
   for (const HeldLink& link : world.links) {
     REQUIRE(link.held.size() == 2);
     for (const Transfer& probe : link.held) {
-      CHECK(probe.op == OpCode::probe);
-      CHECK(probe.length == kMaxProbe);
-      CHECK(probe.remote == kMaxProbe);
+      CHECK(is(probe, FrameType::probe));
+      CHECK(frame_of(probe).length == kMaxProbe);
+      CHECK(frame_of(probe).total == kMaxProbe);
     }
   }
   const unsigned before = world.notices;

@@ -35,7 +35,7 @@ struct Two : RailGround {
     return posting;
   }
   bool probed(std::size_t slot) const {
-    return !links[slot].held.empty() && links[slot].held.back().op == OpCode::probe;
+    return !links[slot].held.empty() && is(links[slot].held.back(), FrameType::probe);
   }
 };
 

@@ -1,12 +1,12 @@
-#include "fabric/session/flow.h"
-
 #include <doctest/doctest.h>
 
 #include <map>
 
 #include "fabric/session/pipe.h"
+#include "providers/lnx/flows/flow_table.h"
 
 using namespace fab;
+using namespace fab::lnx;
 using namespace fab::test;
 
 namespace {
@@ -68,7 +68,7 @@ TEST_CASE("a flow knows what was done, as a table of everything would") {
     }
     CHECK(flow.may_come(number));
     const auto expected = model.find(number);
-    const Flow::Outcome* const found = flow.outcome(number);
+    const PastOutcome* const found = flow.outcome(number);
     REQUIRE((found != nullptr) == (expected != model.end()));
     if (found) {
       REQUIRE(found->error == expected->second.error);
@@ -113,7 +113,7 @@ TEST_CASE("a peer cannot make a flow remember without end") {
     void consumed(std::uint64_t) noexcept override {}
   } origin;
   std::uint64_t announced = 1;
-  while (announced < 1'000'000 && other.announce(announced, carrier, origin) == Flow::Announced::unknown)
+  while (announced < 1'000'000 && other.announce(announced, carrier, origin) == Standing::unknown)
     ++announced;
   CHECK(announced < 1'000'000);
   other.leave(carrier);
@@ -159,18 +159,20 @@ TEST_CASE("a rail takes the place of the one before, and a later flow that of a 
 TEST_CASE("a stream becomes a rail of a flow, then of a later one, and not of one that is over") {
   ReceiveQueue receives;
   FlowTable table(receives, 100, [] {});
-  Pipe pipe(1, {.flows = &table}), plain(1);
+  Pipe pipe(1, {.extensions = &table}), plain(1);
   const auto join = [](Pipe& over, std::uint64_t epoch, std::uint32_t incarnation) {
-    Probe probe(OpCode::join, 7, epoch, nullptr, 0);
-    probe.transfer.data = RailNumber{.slot = 0, .incarnation = incarnation}.packed();
-    REQUIRE(probe.post(over.a) == 1);
+    Control asked({.type = FrameType::join,
+                   .key = 7,
+                   .remote = epoch,
+                   .data = RailNumber{.slot = 0, .incarnation = incarnation}.packed()});
+    REQUIRE(asked.post(over.a) == 1);
     REQUIRE(over.run() == Errc::ok);
-    return probe.error();
+    return asked.error();
   };
   CHECK(join(plain, 1, 1) == Errc::not_supported);
-  CHECK_FALSE(pipe.b.session.rail());
+  CHECK_FALSE(pipe.b.session.one_of_several());
   CHECK(join(pipe, 1, 1) == Errc::ok);
-  CHECK(pipe.b.session.rail());
+  CHECK(pipe.b.session.one_of_several());
   AddressVector peers;
   const auto first = table.open({.peer = 7, .epoch = 1}, true, somebody(peers));
   REQUIRE(first);
@@ -292,7 +294,7 @@ TEST_CASE("mutated streams of rails end in an error or in answers") {
                      .cell = 0,
                      .counts = counts,
                      .wake_domain = target.wake,
-                     .flows = &flows,
+                     .extensions = &flows,
                      .on_cut = [] {}});
     std::size_t done = 0;
     Errc error = Errc::ok;

@@ -14,14 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "base/deadline.h"
-#include "base/queues/linked_list.h"
 #include "fabric/messages/receive_queue.h"
-#include "fabric/session/array_counts.h"
+#include "fabric/session/extension.h"
 
 // What the target of requests that come over several rails remembers, so that a request that is repeated on
 // another rail is done once (docs/rails.md). All used under the lock of one context.
-namespace fab {
+namespace fab::lnx {
 
 // From one endpoint to another. A flow ends those of smaller epochs: their streams are cut before anything of
 // the new one is looked at.
@@ -85,12 +83,8 @@ class Flow final : public MessageOrigin {
   void message_came(const Carrier& carrier);
 
   // --- outcomes of requests that happen once
-  struct Outcome {
-    Errc error = Errc::ok;
-    std::vector<std::byte> result{};  // former values
-  };
   // Of a request that was done before. Null: it was not.
-  const Outcome* outcome(std::uint64_t number) const noexcept;
+  const PastOutcome* outcome(std::uint64_t number) const noexcept;
   bool known(std::uint64_t number) const noexcept { return outcome(number) != nullptr; }
   // Whether a request of this number may still come, and there is room for its outcome.
   bool may_come(std::uint64_t number) const noexcept;
@@ -103,15 +97,8 @@ class Flow final : public MessageOrigin {
   ArrayCounts& arrays() noexcept { return arrays_; }
 
   // --- announced messages
-  enum class Announced {
-    unknown,  // announced for the first time
-    waiting,  // for a receive; the carrier is its origin from now on
-    resumed,  // had met a receive: the carrier was told to go on
-    done,     // over: message_outcome()
-    refused,  // stands on another living rail, or they are too many
-  };
   // Throws std::bad_alloc, and nothing has happened then.
-  Announced announce(std::uint64_t number, Carrier& carrier, MessageOrigin& origin);
+  Standing announce(std::uint64_t number, Carrier& carrier, MessageOrigin& origin);
   Errc message_outcome(std::uint64_t number) const noexcept;
   bool was_announced(std::uint64_t number) const noexcept { return messages_.contains(number); }
   void fetching(std::uint64_t number, const Matched& matched) noexcept;  // it met a receive
@@ -144,7 +131,7 @@ class Flow final : public MessageOrigin {
   // Of numbers from mark_ on: runs that succeeded without a result, by their first number, with the one
   // behind the last; and the others.
   using Runs = std::map<std::uint64_t, std::uint64_t>;
-  using Outcomes = std::map<std::uint64_t, Outcome>;
+  using Outcomes = std::map<std::uint64_t, PastOutcome>;
   Runs done_;
   Outcomes outcomes_;
   Runs::node_type spare_run_;  // for the next of either
@@ -156,42 +143,4 @@ class Flow final : public MessageOrigin {
   std::unordered_map<std::uint64_t, Message> messages_;  // announced
 };
 
-// The flows of a context.
-class FlowTable {
- public:
-  // `keep`: seconds for which a flow without rails is remembered. `on_alone`: expire() is to be called, now
-  // and from time to time.
-  FlowTable(ReceiveQueue& receives, double keep, std::function<void()> on_alone)
-      : receives_(receives), keep_(in_nanoseconds(keep)), on_alone_(std::move(on_alone)) {}
-
-  // Null: it is over, or of somebody who came under another key, or not known though `must_know` says that it
-  // was, or they are too many.
-  std::shared_ptr<Flow> open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator);
-  // The link on which this peer's messages come; empty: none came.
-  std::string message_link(PeerId peer) const;
-  // Ends flows whose peers have been gone for long; true while it has to be called again. `now`: as
-  // Ticker::attended(), so that peers are not blamed for an absence of this process.
-  bool expire(std::chrono::nanoseconds now) noexcept;
-
- private:
-  static constexpr std::size_t kMost = 65536, kMostAlone = 4096;
-  struct WithoutRails;
-  struct Entry : Linked<WithoutRails> {
-    Entry(std::uint64_t of, std::uint64_t number, std::shared_ptr<Flow> made)
-        : peer(of), epoch(number), flow(std::move(made)) {}
-    const std::uint64_t peer;
-    std::uint64_t epoch;
-    std::shared_ptr<Flow> flow;
-  };
-  using Alone = LinkedList<Entry, WithoutRails>;
-  void stands_alone(std::uint64_t peer) noexcept;
-  void forget(const Entry& entry) noexcept;
-
-  ReceiveQueue& receives_;
-  const std::chrono::nanoseconds keep_;
-  const std::function<void()> on_alone_;
-  std::unordered_map<std::uint64_t, Entry> flows_;  // by FlowId::peer
-  Alone alone_;                                     // those without rails; maybe some that have one by now
-};
-
-}  // namespace fab
+}  // namespace fab::lnx

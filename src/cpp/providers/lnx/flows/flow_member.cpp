@@ -1,30 +1,42 @@
-#include "fabric/session/flow_member.h"
+#include "providers/lnx/flows/flow_member.h"
 
 #include <utility>
 
-namespace fab {
+namespace fab::lnx {
+
+Errc FlowMember::on_request(const FrameHeader& frame) {
+  switch (frame.type) {
+    case FrameType::join:
+      return on_join(frame);
+    case FrameType::fence:
+      return on_fence(frame);
+    case FrameType::settled:
+      return on_settled(frame);
+    default:
+      return Errc::protocol;
+  }
+}
 
 Errc FlowMember::on_join(const FrameHeader& frame) {
   if (flow_) {  // a later flow of the same peer, begun before this stream stood
-    if (!receiver_->at_rest()) return Errc::protocol;
+    if (!host_.at_rest()) return Errc::protocol;
     std::exchange(flow_, nullptr)->leave(*this);
   }
-  FlowTable* const flows = end_.services.flows;
   const bool known = frame.flags & frame_flag::kRejoin;
-  auto flow = flows ? flows->open({frame.key, frame.remote}, known, end_.services.sender) : nullptr;
+  auto flow = flows_.open({frame.key, frame.remote}, known, host_.peer());
   if (!flow) {
-    end_.answers.give(flows ? Errc::peer_lost : Errc::not_supported, frame.type);
+    host_.answer(Errc::peer_lost, frame.type);
     return Errc::ok;
   }
   if (!flow->join(RailNumber::unpack(frame.data), *this)) return Errc::protocol;
   flow_ = std::move(flow);
-  end_.answers.give(Errc::ok, frame.type);
+  host_.answer(Errc::ok, frame.type);
   return Errc::ok;
 }
 
 Errc FlowMember::on_fence(const FrameHeader& frame) noexcept {
   if (!flow_ || !flow_->fence(RailNumber::unpack(frame.data), *this)) return Errc::protocol;
-  end_.answers.give(Errc::ok, frame.type);
+  host_.answer(Errc::ok, frame.type);
   return Errc::ok;
 }
 
@@ -32,7 +44,7 @@ Errc FlowMember::on_settled(const FrameHeader& frame) {
   if (!flow_) return Errc::protocol;
   flow_->settled(frame.total);
   if (frame.id != 0) flow_->message_settled(frame.id);
-  end_.answers.give(Errc::ok, frame.type);
+  host_.answer(Errc::ok, frame.type);
   return Errc::ok;
 }
 
@@ -42,17 +54,16 @@ void FlowMember::leave() noexcept {
   joined_ = false;
 }
 
-bool FlowMember::took(const FrameHeader& frame) {
-  if (!flow_ || frame.id == 0) return false;
+bool FlowMember::took(std::uint64_t number) {
+  if (!flow_) return false;
   flow_->message_came(*this);
-  return flow_->known(frame.id) || flow_->was_announced(frame.id);
+  return flow_->known(number) || flow_->was_announced(number);
 }
 
-Flow::Announced FlowMember::announce(const FrameHeader& frame, MessageOrigin& origin) {
-  if (frame.id & kStreamOnly) return Flow::Announced::unknown;
-  if (!flow_) return Flow::Announced::refused;
+Standing FlowMember::announce(std::uint64_t number, MessageOrigin& origin) {
+  if (!flow_) return Standing::refused;
   flow_->message_came(*this);
-  return flow_->announce(frame.id, *this, origin);
+  return flow_->announce(number, *this, origin);
 }
 
-}  // namespace fab
+}  // namespace fab::lnx

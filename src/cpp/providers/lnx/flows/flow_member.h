@@ -1,0 +1,63 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "providers/lnx/flows/flow_table.h"
+
+namespace fab::lnx {
+
+// The part of one session in a flow: its stream may be one of several rails to the same peer (docs/rails.md).
+// It keeps requests that carry a number from being done twice, and messages from being taken twice, whichever
+// rail they come on.
+class FlowMember final : public Extension, private Flow::Carrier {
+ public:
+  // Both outlive it.
+  FlowMember(ExtensionHost& host, FlowTable& flows) : host_(host), flows_(flows) {}
+
+  Errc on_request(const FrameHeader& frame) override;
+  void on_post(const FrameHeader& frame) noexcept override { joined_ |= frame.type == FrameType::join; }
+  bool one_of_several() const noexcept override { return joined_ || flow_; }
+
+  bool may_come(std::uint64_t number) const noexcept override { return flow_ && flow_->may_come(number); }
+  const PastOutcome* outcome(std::uint64_t number) const noexcept override { return flow_->outcome(number); }
+  void make_room(std::size_t result_bytes) override { flow_->make_room(result_bytes); }
+  void record(std::uint64_t number, Errc outcome, std::span<const std::byte> result) noexcept override {
+    flow_->record(number, outcome, result);
+  }
+  ArrayCounts* arrays() noexcept override { return flow_ ? &flow_->arrays() : nullptr; }
+
+  bool took(std::uint64_t number) override;
+  Standing announce(std::uint64_t number, MessageOrigin& origin) override;
+  Errc message_outcome(std::uint64_t number) const noexcept override {
+    return flow_->message_outcome(number);
+  }
+  bool shares(std::uint64_t) const noexcept override { return flow_ != nullptr; }
+  void fetching(std::uint64_t number, const Matched& matched) noexcept override {
+    flow_->fetching(number, matched);
+  }
+  void done(std::uint64_t number, Errc error) noexcept override { flow_->done(number, error); }
+  MessageOrigin* heir() noexcept override { return flow_.get(); }
+
+  void leave() noexcept override;
+
+ private:
+  Errc on_join(const FrameHeader& frame);
+  Errc on_fence(const FrameHeader& frame) noexcept;
+  Errc on_settled(const FrameHeader& frame);
+
+  // Flow::Carrier
+  void cut() noexcept override { host_.cut(); }
+  const std::string& link() const noexcept override { return host_.peer()->link(); }
+  void resume(std::uint64_t number, const Matched& matched) noexcept override {
+    host_.resume(number, matched);
+  }
+
+  ExtensionHost& host_;
+  FlowTable& flows_;
+  bool joined_ = false;         // as a rail of a flow of this side
+  std::shared_ptr<Flow> flow_;  // of the peer, whose rail this is
+};
+
+}  // namespace fab::lnx

@@ -1,0 +1,78 @@
+#include "providers/lnx/flows/flow_table.h"
+
+#include "providers/lnx/flows/flow_member.h"
+
+namespace fab::lnx {
+
+std::unique_ptr<Extension> FlowTable::make(ExtensionHost& host) {
+  return std::make_unique<FlowMember>(host, *this);
+}
+
+// In the order in which they lost their last rail, so that the oldest is the first.
+void FlowTable::stands_alone(std::uint64_t peer) noexcept {
+  if (const auto found = flows_.find(peer); found != flows_.end()) {
+    Alone::erase(found->second);
+    alone_.push_back(found->second);
+  }
+  on_alone_();
+}
+
+void FlowTable::forget(const Entry& entry) noexcept {
+  const std::uint64_t peer = entry.peer;  // goes with the entry
+  flows_.erase(peer);
+}
+
+std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator) {
+  const auto make = [&] {
+    return std::make_shared<Flow>(receives_, initiator, [this, peer = id.peer] { stands_alone(peer); });
+  };
+  const auto found = flows_.find(id.peer);
+  if (found != flows_.end()) {
+    Entry& entry = found->second;
+    if (&entry.flow->initiator().key() != &initiator->key()) return nullptr;  // another one's flow
+    if (id.epoch == entry.epoch) return entry.flow;
+    if (id.epoch < entry.epoch || must_know) return nullptr;
+    auto flow = make();
+    const auto former = std::exchange(entry.flow, std::move(flow));
+    entry.epoch = id.epoch;
+    former->cut_all();
+    Alone::erase(entry);
+    alone_.push_back(entry);  // until somebody joins
+    return entry.flow;
+  }
+  if (must_know || flows_.size() >= kMost) return nullptr;
+  const auto flow = flows_.try_emplace(id.peer, id.peer, id.epoch, make()).first->second.flow;
+  stands_alone(id.peer);
+  return flow;
+}
+
+std::string FlowTable::message_link(PeerId peer) const {
+  for (const auto& [id, entry] : flows_)
+    if (!entry.flow->alone() && entry.flow->initiator().handle() == peer) return entry.flow->message_link();
+  return {};
+}
+
+bool FlowTable::expire(std::chrono::nanoseconds now) noexcept {
+  std::size_t left = 0, bytes = 0;
+  for (auto at = alone_.begin(); at != alone_.end();) {
+    Entry& entry = *at;
+    ++at;
+    const auto since = entry.flow->alone_since(now);
+    if (!since) {
+      Alone::erase(entry);  // somebody has joined
+    } else if (entry.flow->over() || now - *since > keep_) {
+      forget(entry);
+    } else {
+      ++left;
+      bytes += entry.flow->result_bytes();
+    }
+  }
+  for (; left > kMostAlone || bytes > Flow::kMostResults; --left) {
+    const Entry& oldest = alone_.pop_front();
+    bytes -= oldest.flow->result_bytes();
+    forget(oldest);
+  }
+  return left != 0;
+}
+
+}  // namespace fab::lnx

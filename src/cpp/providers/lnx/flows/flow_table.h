@@ -1,0 +1,58 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "base/deadline.h"
+#include "base/queues/linked_list.h"
+#include "fabric/session/extension.h"
+#include "providers/lnx/flows/flow.h"
+
+namespace fab::lnx {
+
+// The flows of a context.
+class FlowTable final : public ExtensionMaker {
+ public:
+  // `keep`: seconds for which a flow without rails is remembered. `on_alone`: expire() is to be called, now
+  // and from time to time.
+  FlowTable(ReceiveQueue& receives, double keep, std::function<void()> on_alone)
+      : receives_(receives), keep_(in_nanoseconds(keep)), on_alone_(std::move(on_alone)) {}
+
+  std::unique_ptr<Extension> make(ExtensionHost& host) override;
+  // Null: it is over, or of somebody who came under another key, or not known though `must_know` says that it
+  // was, or they are too many.
+  std::shared_ptr<Flow> open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator);
+  // The link on which this peer's messages come; empty: none came.
+  std::string message_link(PeerId peer) const;
+  // Ends flows whose peers have been gone for long; true while it has to be called again. `now`: as
+  // Ticker::attended(), so that peers are not blamed for an absence of this process.
+  bool expire(std::chrono::nanoseconds now) noexcept;
+
+ private:
+  static constexpr std::size_t kMost = 65536, kMostAlone = 4096;
+  struct WithoutRails;
+  struct Entry : Linked<WithoutRails> {
+    Entry(std::uint64_t of, std::uint64_t number, std::shared_ptr<Flow> made)
+        : peer(of), epoch(number), flow(std::move(made)) {}
+    const std::uint64_t peer;
+    std::uint64_t epoch;
+    std::shared_ptr<Flow> flow;
+  };
+  using Alone = LinkedList<Entry, WithoutRails>;
+  void stands_alone(std::uint64_t peer) noexcept;
+  void forget(const Entry& entry) noexcept;
+
+  ReceiveQueue& receives_;
+  const std::chrono::nanoseconds keep_;
+  const std::function<void()> on_alone_;
+  std::unordered_map<std::uint64_t, Entry> flows_;  // by FlowId::peer
+  Alone alone_;                                     // those without rails; maybe some that have one by now
+};
+
+}  // namespace fab::lnx
