@@ -84,7 +84,7 @@ class Pyfab final : public Transport {
     domain_ = fab::open_domain(spec_, options);
     peers_ = std::make_shared<fab::AddressVector>();
     completions_ = domain_->open_completion_queue(1024, fab::CompletionQueue::WhenFull::forget_oldest);
-    context_ = domain_->open_context(0, {domain_->next_endpoint_number()}, peers_, completions_,
+    context_ = domain_->open_context(0, {domain_->contexts().next_endpoint_number()}, peers_, completions_,
                                      domain_->open_event_queue());
     peer_ = peers_->insert(trade(control, fab::Name{context_->parts()}.encode()));
   }

@@ -68,7 +68,7 @@ struct Side {
     options.manual_progress = manual;
     domain = fab::open_domain(link, options);
     context = domain->open_context(
-        0, {domain->next_endpoint_number()}, peers,
+        0, {domain->contexts().next_endpoint_number()}, peers,
         domain->open_completion_queue(1024, fab::CompletionQueue::WhenFull::forget_oldest),
         domain->open_event_queue());
     fab::MemoryRegion::Parameters parameters;

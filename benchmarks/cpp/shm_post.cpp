@@ -116,7 +116,7 @@ void small(Side& side, PeerId peer, const char* way, std::uint64_t key, int call
 void threads(Side& side, PeerId peer, std::uint64_t key) {
   constexpr int kCalls = 1 << 18;
   const auto second = side.domain->open_context(
-      0, {side.domain->next_endpoint_number()}, side.peers,
+      0, {side.domain->contexts().next_endpoint_number()}, side.peers,
       side.domain->open_completion_queue(64, CompletionQueue::WhenFull::forget_oldest),
       side.domain->open_event_queue());
   Batch one(*side.context, peer, words(1, key, false)), other(*second, peer, words(1, key, false, 4096));

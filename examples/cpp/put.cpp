@@ -4,6 +4,7 @@
 #include <fabric/completion/operation.h>
 #include <fabric/domain/domain_core.h>
 #include <fabric/domain/memory_region.h>
+#include <fabric/memory/shared_memory.h>
 #include <providers/providers.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,7 +26,7 @@ constexpr std::size_t kOffset = 128;
 struct Port {
   explicit Port(const std::string& links) : domain(fab::open_domain(links, {})) {
     context =
-        domain->open_context(0, {.number = domain->next_endpoint_number()}, peers,
+        domain->open_context(0, {.number = domain->contexts().next_endpoint_number()}, peers,
                              domain->open_completion_queue(64, fab::CompletionQueue::WhenFull::forget_oldest),
                              domain->open_event_queue());
   }
@@ -74,7 +75,7 @@ std::string receive(int pipe) {
 // Registers memory, tells where it is, and looks at it when the other side is done.
 int target(const std::string& links, int out, int in) {
   Port port(links);
-  auto memory = port.domain->allocate(kBytes);
+  auto memory = fab::allocate_shared(kBytes);
   std::byte* const bytes = memory->mapping.data();
   auto region = port.domain->register_memory({.buffers = {{bytes, kBytes}},
                                               .access = fab::access::kRemote,

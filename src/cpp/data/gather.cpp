@@ -6,7 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include "fabric/domain/context.h"
+#include "fabric/context/context.h"
 #include "fabric/memory/copy_memory.h"
 
 namespace fab {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "fabric/completion/counter.h"
-#include "fabric/domain/context.h"
+#include "fabric/context/context_set.h"
+#include "fabric/domain/auth_numbers.h"
 #include "fabric/domain/memory_region.h"
-#include "fabric/domain/progress_thread.h"
 #include "fabric/domain/registration_queue.h"
 #include "fabric/memory/local_regions.h"
 #include "fabric/memory/post_rules.h"
@@ -23,12 +23,6 @@
 
 namespace fab {
 
-// Memory from DomainCore::allocate(): peers on the node map it and use plain loads and stores.
-struct SharedMemory {
-  OwnFd file;
-  Mapping mapping;
-};
-
 // An open domain: its segment and region table, its links, its contexts and the thread that serves them.
 // Thread-safe. Objects made by it hold it, so it goes last; close() refuses while they are open.
 class DomainCore final : public std::enable_shared_from_this<DomainCore> {
@@ -37,11 +31,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   static std::shared_ptr<DomainCore> open(const Opener& opener, DomainOptions options);
   ~DomainCore();
 
-  const Info& info() const noexcept { return domain_->info(); }
   const DomainOptions& options() const noexcept { return options_; }
-  std::size_t raw_key_size() const noexcept {  // bytes of MemoryRegion::raw_key()
-    return options_.mr_mode & mr_mode::kRaw ? kRawKeyBytes : options_.mr_key_size;
-  }
   Domain& domain() noexcept { return *domain_; }
   const Domain& domain() const noexcept { return *domain_; }
   Segment& segment() noexcept { return segment_; }
@@ -54,19 +44,15 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
   RegistrationQueue& registrations() noexcept { return registrations_; }
   PostRules& post_rules() noexcept { return post_rules_; }
-  // The number of an authorization key (Visitor::auth).
-  std::uint32_t auth_number(const std::string& auth_key);
-  // RegionEntry::auth of a region for whoever has one of the keys; for the domain's if there are none.
-  std::uint32_t auth_of(std::span<const std::string> auth_keys);
-  // `length` bytes of zeroed, page-aligned memory that peers on the node map; freed with the last holder.
-  std::shared_ptr<SharedMemory> allocate(std::uint64_t length) const;
+  AuthNumbers& auth_numbers() noexcept { return auth_numbers_; }
+  ContextSet& contexts() noexcept { return contexts_; }
   std::shared_ptr<Counter> open_counter();
   std::shared_ptr<EventQueue> open_event_queue(std::int64_t losses = EventQueue::kLosses);
   std::shared_ptr<CompletionQueue> open_completion_queue(std::size_t size,
                                                          CompletionQueue::WhenFull when_full);
   // What the contexts of one endpoint have in common.
   struct EndpointTraits {
-    std::uint32_t number = 0;  // from next_endpoint_number()
+    std::uint32_t number = 0;  // from ContextSet::next_endpoint_number()
     struct Key {
       std::string secret;
       std::uint32_t auth = 0;  // in the address vector, as AddressVector::auth()
@@ -78,15 +64,10 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
     bool directed_receive = true;
     bool exempt = false;  // from what mr_mode asks of programs
   };
-  std::uint32_t next_endpoint_number() noexcept { return endpoint_numbers_.fetch_add(1) + 1; }
   std::shared_ptr<Context> open_context(std::uint16_t index, const EndpointTraits& traits,
                                         std::shared_ptr<AddressVector> peers,
                                         std::shared_ptr<CompletionQueue> completions,
                                         std::shared_ptr<EventQueue> events = nullptr);
-  void close_context(Context& context);  // as close_contexts()
-  // Ends the contexts: everything outstanding fails with `canceled`. Each gives its peers a while to take in
-  // its last messages: all at the same time, where that can be.
-  void close_contexts(std::span<const std::shared_ptr<Context>> contexts);
 
   // Makes local memory consistent with what peers see of it (dat_lmr_sync_rdma_read/write). Read side: after
   // stores and before a peer's get. Write side: after a peer's put and before loads and further stores, and
@@ -96,8 +77,6 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // Throws Error(closed), then SegmentError for a segment outside of the open regions of this domain; then
   // nothing was synchronised. Returns what the checker has to say of the call; one that is not `deliberate`
   // is never needless.
-  bool needs_sync_rdma_read() const noexcept { return emulation_ != nullptr; }
-  bool needs_sync_rdma_write() const noexcept { return emulation_ != nullptr; }
   SyncReports sync_rdma_read(std::span<const Triplet> segments, bool deliberate = true) {
     return synchronise(SyncSide::read, segments, deliberate);
   }
@@ -108,15 +87,6 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // Drives the domain until `done()` or the deadline; true if done.
   bool wait(const std::function<bool()>& done, Deadline deadline);
   void progress();
-  // Wakes those in wait().
-  void kick() noexcept;
-
-  // Ends what contexts of this process are doing with a region that is not enabled any more.
-  void interrupt_accesses(std::uint32_t index);
-  // Used by MemoryRegion::close(). start_retiring() takes the region away from peers; retired() is true once
-  // nothing touches its memory any more, and then frees the entry; false: out of time, call again.
-  void start_retiring(std::uint32_t index);
-  bool retired(std::uint32_t index, Deadline deadline);
 
   // Stops serving. Throws Error(busy) while contexts or regions are open, unless `force`, which closes
   // contexts first. Idempotent.
@@ -128,7 +98,15 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
 
  private:
+  friend class MemoryRegion;
   explicit DomainCore(DomainOptions options);
+
+  // Of a region. interrupt_accesses() ends what contexts of this process are doing with one that is not
+  // enabled any more. start_retiring() takes it away from peers; retired() is true once nothing touches its
+  // memory any more, and then frees the entry; false: out of time, call again.
+  void interrupt_accesses(std::uint32_t index);
+  void start_retiring(std::uint32_t index);
+  bool retired(std::uint32_t index, Deadline deadline);
 
   DomainOptions options_;
   std::uint8_t domain_id_[16] = {};
@@ -143,28 +121,14 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
 
   AuthKeys keys_of(const EndpointTraits& traits);
   SyncReports synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate);
-  std::shared_ptr<Context> first_context() const;
-  void close_all_contexts();
-  std::vector<std::shared_ptr<Context>> open_contexts() const noexcept;
-  bool may_close_at_once() const noexcept;
-  std::shared_ptr<Context> context_from(std::size_t cell) const;
-  void choose_lead();
+  std::function<void()> kick_later();
 
-  mutable std::mutex
-      mutex_;  // guards contexts_, free_counters_, counters_used_, auth_keys_, thread_, thread_users_
-  std::vector<std::shared_ptr<Context>> contexts_;
+  AuthNumbers auth_numbers_;
+  ContextSet contexts_;
+  std::mutex counters_mutex_;  // guards the two
   std::vector<std::uint32_t> free_counters_;
   std::uint32_t counters_used_ = 0;
-  std::vector<std::string> auth_keys_;  // Visitor::auth numbers them from 1
-  std::atomic<std::uint32_t> endpoint_numbers_{0};
-  std::mutex lead_mutex_;    // taken with context locks held
-  Context* lead_ = nullptr;  // the context that wait() leads
-  std::mutex idle_mutex_;    // for wait() while there is no context
-  std::condition_variable idle_wake_;
   std::atomic<bool> closed_{false};
-  unsigned thread_users_ = 0;  // close_context() calls that are inside thread_
-  std::condition_variable thread_unused_;
-  std::unique_ptr<ProgressThread> thread_;
   RegistrationQueue registrations_;
 };
 

@@ -89,7 +89,7 @@ void MemoryRegion::show_to_peers(const Parameters& parameters) {
                (std::ranges::any_of(buffers(), &DmaBuf::any_in, range_of) ? region_flag::kOwnPages : 0),
       .file = parameters.file,
       .file_offset = parameters.file_offset,
-      .auth = domain_->auth_of(parameters.auth_keys),
+      .auth = domain_->auth_numbers().of_any(parameters.auth_keys),
       .enabled = at_once};
   const bool emulates = domain_->emulation() && !parameters.coherent;
   index_ = table.insert(emulates ? emulate(record) : record);
@@ -135,7 +135,7 @@ const std::shared_ptr<EmulatedRegion>& MemoryRegion::emulated() const noexcept {
 }
 
 void MemoryRegion::check_arguments(const Parameters& parameters) const {
-  const Info& info = domain_->info();
+  const Info& info = domain_->domain().info();
   const DomainOptions& options = domain_->options();
   if (buffers_.size() == 0) throw invalid("no buffer was given");
   if (buffers_.size() > info.mr_iov_limit)
@@ -290,7 +290,7 @@ std::uint64_t MemoryRegion::key() const noexcept {
 std::string MemoryRegion::raw_key() const {
   check_usable();
   index();
-  return encode_raw_key(key_, domain_->raw_key_size());
+  return encode_raw_key(key_, raw_key_size(domain_->options().mr_mode, domain_->options().mr_key_size));
 }
 
 RemoteRegion MemoryRegion::remote() {
@@ -338,7 +338,7 @@ void MemoryRegion::bind_endpoint(std::uint32_t endpoint) {
 
 void MemoryRegion::admit(std::span<const std::string> auth_keys) {
   check_usable();
-  const std::uint32_t auth = domain_->auth_of(auth_keys);
+  const std::uint32_t auth = domain_->auth_numbers().of_any(auth_keys);
   const std::lock_guard lock(mutex_);
   if (enabled_.load()) throw Error(Errc::bad_state, "the region is enabled already");
   if (index_ != kNoEntry) domain_->regions().set_auth(index_, auth);

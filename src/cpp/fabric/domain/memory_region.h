@@ -68,8 +68,7 @@ class MemoryRegion final {
   }
   // kNoKey without remote rights, while registering, after that failed, and in RAW mode.
   std::uint64_t key() const noexcept;
-  std::string raw_key()
-      const;  // DomainCore::raw_key_size() bytes (fi_mr_raw_attr(3)); throws Error(bad_state, access)
+  std::string raw_key() const;  // raw_key_size() bytes (fi_mr_raw_attr(3)); throws Error(bad_state, access)
   std::uint64_t base() const noexcept { return mode(mr_mode::kVirtAddr) ? address() : 0; }
   std::uint64_t address() const noexcept {
     return reinterpret_cast<std::uint64_t>(buffers_.front().iov_base);

@@ -42,7 +42,7 @@ void ContextHandle::close_all(const std::vector<ContextHandle*>& handles) {
   {
     // The progress thread may hold what this needs while it waits for the GIL.
     const WithoutGil without_gil;
-    open.front()->domain->close_contexts(contexts);
+    open.front()->domain->contexts().close(contexts);
   }
   for (ContextHandle* const handle : open) handle->end();
 }

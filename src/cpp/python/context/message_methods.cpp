@@ -366,7 +366,7 @@ PyObject* inject_message(PyObject* self, PyObject* buffer, PyObject* to, PyObjec
     handle.check_open();
     const LocalBuffer local = LocalBuffer::of(buffer, false);
     const PeerId peer = peer_from(to);
-    if (const auto limit = handle.domain->info().inject_size; local.nbytes > limit)
+    if (const auto limit = handle.domain->domain().info().inject_size; local.nbytes > limit)
       throw Error(Errc::message_size, "inject of " + std::to_string(local.nbytes) +
                                           " bytes; inject_size is " + std::to_string(limit) + ", use send()");
     Operation operation;

@@ -198,7 +198,7 @@ PyObject* inject(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
     const Target target = Target::of(given[2]);
     check_fit(local, target, "inject");
     introduce(handle, peer, target);
-    if (const auto limit = handle.domain->info().inject_size; local.nbytes > limit)
+    if (const auto limit = handle.domain->domain().info().inject_size; local.nbytes > limit)
       throw Error(Errc::message_size, "inject of " + std::to_string(local.nbytes) +
                                           " bytes; inject_size is " + std::to_string(limit) +
                                           ", use write()");

@@ -92,7 +92,7 @@ void bind_address_vector(py::module_& m) {
       .def(
           "judge_parts",
           [](AddressVector& av, const DomainCore& domain) {
-            av.judge_parts(domain.domain().part_check(), domain.info().links);
+            av.judge_parts(domain.domain().part_check(), domain.domain().info().links);
           },
           py::arg("domain"))
       .def(

@@ -1,4 +1,5 @@
 #include "fabric/memory/raw_key.h"
+#include "fabric/memory/shared_memory.h"
 #include "providers/providers.h"
 #include "python/bind.h"
 
@@ -162,24 +163,37 @@ RailPolicy policy_from(const std::shared_ptr<PolicySlot>& slot) {
   };
 }
 
+bool emulates(DomainCore& domain) { return domain.emulation() != nullptr; }
+
 }  // namespace
 
 void bind_domain(py::module_& m) {
   py::class_<DomainCore, std::shared_ptr<DomainCore>>(m, "DomainCore",
                                                       py::release_gil_before_calling_cpp_dtor())
-      .def_property_readonly("info", [](const DomainCore& domain) { return info_dict(domain.info()); })
+      .def_property_readonly("info",
+                             [](const DomainCore& domain) { return info_dict(domain.domain().info()); })
       .def_property_readonly("closed", &DomainCore::closed)
-      .def_property_readonly("needs_sync_rdma_read", &DomainCore::needs_sync_rdma_read)
-      .def_property_readonly("needs_sync_rdma_write", &DomainCore::needs_sync_rdma_write)
+      .def_property_readonly("needs_sync_rdma_read", emulates)
+      .def_property_readonly("needs_sync_rdma_write", emulates)
       .def_property_readonly("regions", [](DomainCore& domain) { return domain.local_regions().size(); })
       .def_property_readonly("cache_stats", &cache_stats)
       .def_property_readonly("device_registrations", &registrations)
       .def_property_readonly("cache_warning",
                              [](const DomainCore& domain) { return domain.registration_cache().warning; })
-      .def_property_readonly("raw_key_size", &DomainCore::raw_key_size)
+      .def_property_readonly("raw_key_size",
+                             [](const DomainCore& domain) {
+                               return raw_key_size(domain.options().mr_mode, domain.options().mr_key_size);
+                             })
       .def("check_open", &DomainCore::check_open)
-      .def("allocate", &DomainCore::allocate, py::arg("nbytes"), py::call_guard<WithoutGil>())
-      .def("next_endpoint_number", &DomainCore::next_endpoint_number)
+      .def(
+          "allocate",
+          [](const DomainCore& domain, std::uint64_t nbytes) {
+            domain.check_open();
+            return allocate_shared(nbytes);
+          },
+          py::arg("nbytes"), py::call_guard<WithoutGil>())
+      .def("next_endpoint_number",
+           [](DomainCore& domain) { return domain.contexts().next_endpoint_number(); })
       .def(
           "bind_registrations",
           [](DomainCore& domain, std::shared_ptr<EventQueue> events) {

@@ -1,6 +1,7 @@
 #include <linux/dma-buf.h>
 
 #include "fabric/memory/dma_buf.h"
+#include "fabric/memory/shared_memory.h"
 #include "python/memory/buffers.h"
 #include "python/memory/remote_view.h"
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "fabric/domain/context.h"
+#include "fabric/context/context.h"
 #include "python/bind.h"
 
 namespace fab::python {

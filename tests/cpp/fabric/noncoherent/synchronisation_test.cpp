@@ -329,8 +329,7 @@ TEST_CASE("SYNC-5, SYNC-8 ... SYNC-14: arguments are checked first, in every kin
   Side side("auto", emulated ? non_coherent() : DomainOptions{});
   Side other("auto", emulated ? non_coherent() : DomainOptions{});
   auto memory = side.own(64);
-  CHECK(side.domain->needs_sync_rdma_read() == emulated);
-  CHECK(side.domain->needs_sync_rdma_write() == emulated);
+  CHECK((side.domain->emulation() != nullptr) == emulated);
   const std::uint64_t start = address(memory.data());
   const auto refused = [&](const std::vector<Triplet>& segments) -> std::size_t {
     std::size_t indices[2];

@@ -11,6 +11,7 @@
 #include "fabric/completion/event_queue.h"
 #include "fabric/completion/operation.h"
 #include "fabric/domain/domain_core.h"
+#include "fabric/memory/shared_memory.h"
 #include "providers/shm/provider.h"
 
 // One domain with one context over shm, and single operations on it that wait for their outcome.
@@ -30,8 +31,9 @@ class Side {
     peers = std::make_shared<AddressVector>();
     completions = domain->open_completion_queue(1024, CompletionQueue::WhenFull::forget_oldest);
     events = domain->open_event_queue();
-    context = domain->open_context(0, {.number = domain->next_endpoint_number(), .keys = std::move(keys)},
-                                   peers, completions, events);
+    context = domain->open_context(
+        0, {.number = domain->contexts().next_endpoint_number(), .keys = std::move(keys)}, peers, completions,
+        events);
   }
   ~Side() { domain->close(true); }
 
@@ -47,7 +49,7 @@ class Side {
   };
   Memory alloc(std::size_t length, std::uint32_t rights = access::kAll, std::uint64_t key = kNoKey) {
     Memory memory;
-    memory.shared = domain->allocate(length);
+    memory.shared = allocate_shared(length);
     memory.region = domain->register_memory({.buffers = {{memory.shared->mapping.data(), length}},
                                              .access = rights,
                                              .requested_key = key,

@@ -185,7 +185,7 @@ TEST_CASE("a context that lacks memory to open has never had a doorbell") {
     CAPTURE(memory.made());
     const auto& cell = side.domain->segment().header().contexts[kCell];
     CHECK(((cell.doorbell.load() & shm::kDoorbellFd) != 0) == (opened != nullptr));
-    if (opened) side.domain->close_context(*opened);
+    if (opened) side.domain->contexts().close(*opened);
   });
 }
 

@@ -203,8 +203,8 @@ TEST_CASE("a segment tells each key its number, and others nothing") {
   Segment& segment = side.domain->segment();
   const auto first = authorized(segment, 0, "first"), second = authorized(segment, 0, "second");
   REQUIRE((first && second));
-  CHECK(*first == side.domain->auth_number("first"));
-  CHECK(*second == side.domain->auth_number("second"));
+  CHECK(*first == side.domain->auth_numbers().of("first"));
+  CHECK(*second == side.domain->auth_numbers().of("second"));
   for (const char* other : {"", "third", "first "}) CHECK_FALSE(authorized(segment, 0, other));
   CHECK_FALSE(authorized(segment, 1, "first"));
   // Numbers that somebody exchanged are no numbers any more.

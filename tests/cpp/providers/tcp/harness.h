@@ -31,8 +31,9 @@ struct Node {
             },
             std::move(options))),
         completions(core->open_completion_queue(1024, CompletionQueue::WhenFull::forget_oldest)),
-        context(core->open_context(0, {.number = core->next_endpoint_number(), .keys = std::move(keys)},
-                                   peers, completions, core->open_event_queue())),
+        context(core->open_context(
+            0, {.number = core->contexts().next_endpoint_number(), .keys = std::move(keys)}, peers,
+            completions, core->open_event_queue())),
         memory(size) {
     MemoryRegion::Parameters parameters;
     parameters.buffers = {{memory.data(), memory.size()}};
@@ -40,7 +41,7 @@ struct Node {
     region = core->register_memory(std::move(parameters));
   }
   ~Node() {
-    core->close_context(*context);
+    core->contexts().close(*context);
     region->close({});
     core->close(true);
   }

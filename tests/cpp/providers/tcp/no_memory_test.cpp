@@ -244,8 +244,8 @@ TEST_CASE("messages, and closing while some are under way") {
         };
         const auto patience = Deadline::in_seconds(early ? 1 : 5);
         while (!settled() && !patience.passed()) two.turn();  // who is not received may wait
-        two.b.core->close_context(*two.b.context);
-        two.a.core->close_context(*two.a.context);
+        two.b.core->contexts().close(*two.b.context);
+        two.a.core->contexts().close(*two.a.context);
       }
       for (const auto& mail : mails) {
         if (mail->posted) REQUIRE(mail->send.operation.done());

@@ -149,10 +149,10 @@ Standing Flow::announce(std::uint64_t number, Carrier& carrier, MessageOrigin& o
     if (messages_.size() >= kMostAnnounced) return Standing::refused;
     const bool came_whole = known(number);
     messages_.emplace(
-        number, Message{.carrier = &carrier, .outcome = came_whole ? std::optional(Errc::ok) : std::nullopt});
+        number, Noted{.carrier = &carrier, .outcome = came_whole ? std::optional(Errc::ok) : std::nullopt});
     return came_whole ? Standing::done : Standing::unknown;
   }
-  Message& message = found->second;
+  Noted& message = found->second;
   if (message.outcome) return Standing::done;
   if (message.carrier) return Standing::refused;
   message.carrier = &carrier;
@@ -188,10 +188,8 @@ Errc Flow::message_outcome(std::uint64_t number) const noexcept {
   return found == messages_.end() ? Errc::ok : found->second.outcome.value_or(Errc::ok);
 }
 
-void Flow::fetch(const fab::Message& message, const Matched& matched) noexcept {
-  fetching(message.id, matched);
-}
+void Flow::fetch(const Message& message, const Matched& matched) noexcept { fetching(message.id, matched); }
 
-void Flow::release(const fab::Message& message) noexcept { done(message.id, Errc::ok); }
+void Flow::release(const Message& message) noexcept { done(message.id, Errc::ok); }
 
 }  // namespace fab::lnx

@@ -105,21 +105,21 @@ class Flow final : public MessageOrigin {
   void done(std::uint64_t number, Errc error) noexcept;                  // received, or not wanted
   void message_settled(std::uint64_t number);                            // the initiator knows that
 
-  // While their rails are gone.
-  void fetch(const Message& message, const Matched& matched) noexcept override;
-  void release(const Message& message) noexcept override;
-  void consumed(std::uint64_t) noexcept override {}
-
  private:
   struct Rail {
     std::uint32_t incarnation = 0;  // the greatest so far
     Carrier* carrier = nullptr;
   };
-  struct Message {
+  struct Noted {
     const Carrier* carrier = nullptr;
     std::optional<Matched> matched{};
     std::optional<Errc> outcome{};
   };
+
+  // MessageOrigin, of messages whose rails are gone.
+  void fetch(const Message& message, const Matched& matched) noexcept override;
+  void release(const Message& message) noexcept override;
+  void consumed(std::uint64_t) noexcept override {}
 
   ReceiveQueue& receives_;
   const std::shared_ptr<Sender> initiator_;
@@ -140,7 +140,7 @@ class Flow final : public MessageOrigin {
   ArrayCounts arrays_;
   std::uint64_t mark_ = 0;
   bool over_ = false;
-  std::unordered_map<std::uint64_t, Message> messages_;  // announced
+  std::unordered_map<std::uint64_t, Noted> messages_;  // announced
 };
 
 }  // namespace fab::lnx

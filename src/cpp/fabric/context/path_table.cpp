@@ -1,4 +1,4 @@
-#include "fabric/domain/path_table.h"
+#include "fabric/context/path_table.h"
 
 #include <new>
 #include <string>

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "fabric/domain/context.h"
+#include "fabric/context/context.h"
 #include "providers/shm/harness.h"
 
 using namespace fab;
@@ -124,7 +124,9 @@ TEST_CASE("whoever wants a context gets it while that waits for its last message
 
 TEST_CASE("contexts that end together wait for their last messages at the same time") {
   const auto with_domain = [](DomainCore& domain, const Contexts&) { domain.close(true); };
-  const auto as_list = [](DomainCore& domain, const Contexts& contexts) { domain.close_contexts(contexts); };
+  const auto as_list = [](DomainCore& domain, const Contexts& contexts) {
+    domain.contexts().close(contexts);
+  };
   bool whole = false, listed = false;
   for (int round = 0; round < 10 && !whole; ++round) whole = all_linger_together(with_domain);
   for (int round = 0; round < 10 && !listed; ++round) listed = all_linger_together(as_list);

@@ -1,4 +1,4 @@
-#include "fabric/domain/peer_handles.h"
+#include "fabric/context/peer_handles.h"
 
 #include <algorithm>
 #include <string>

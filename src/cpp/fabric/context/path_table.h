@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "fabric/domain/path_question.h"
-#include "fabric/domain/peer_handles.h"
+#include "fabric/context/path_question.h"
+#include "fabric/context/peer_handles.h"
 #include "fabric/provider.h"
 #include "fabric/types/peer_id.h"
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "fabric/domain/driver.h"
+#include "fabric/context/driver.h"
 #include "fabric/memory/post_rules.h"
 #include "fabric/messages/link_counters.h"
 #include "fabric/messages/receive_queue.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fabric/completion/event_queue.h"
-#include "fabric/domain/context.h"
+#include "fabric/context/context.h"
 
 // What each call of a context does with a link on which the test says what happens.
 namespace {

@@ -1,4 +1,4 @@
-#include "fabric/domain/driver.h"
+#include "fabric/context/driver.h"
 
 #include <doctest/doctest.h>
 #include <sys/eventfd.h>

@@ -1,4 +1,4 @@
-#include "fabric/domain/context.h"
+#include "fabric/context/context.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-#include "fabric/domain/progress_thread.h"
+#include "fabric/context/progress_thread.h"
 
 #include <sched.h>
 #include <sys/epoll.h>
@@ -9,7 +9,7 @@
 
 #include "base/deadline.h"
 #include "base/process/quiet_thread.h"
-#include "fabric/domain/context.h"
+#include "fabric/context/context.h"
 
 namespace fab {
 namespace {

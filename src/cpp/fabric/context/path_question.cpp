@@ -1,4 +1,4 @@
-#include "fabric/domain/path_question.h"
+#include "fabric/context/path_question.h"
 
 namespace fab {
 namespace {

@@ -1,4 +1,4 @@
-#include "fabric/domain/inbox.h"
+#include "fabric/context/inbox.h"
 
 #include <sys/uio.h>
 

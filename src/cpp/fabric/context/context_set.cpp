@@ -1,0 +1,143 @@
+#include "fabric/context/context_set.h"
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "base/process/at_once.h"
+
+namespace fab {
+
+std::shared_ptr<Context> ContextSet::open(const Make& make) {
+  const std::lock_guard lock(mutex_);
+  std::uint16_t cell = 0;
+  while (std::ranges::any_of(contexts_, [&](const auto& open) { return open->cell() == cell; })) ++cell;
+  if (cell >= kMaxContexts)
+    throw Error(Errc::no_memory,
+                "all " + std::to_string(kMaxContexts) + " contexts of the domain are in use");
+  auto context = make(cell);
+  contexts_.reserve(contexts_.size() + 1);
+  if (thread_) thread_->add(context);
+  contexts_.push_back(context);
+  choose_lead();
+  return context;
+}
+
+void ContextSet::close(Context& context) {
+  if (inherited()) return;
+  std::shared_ptr<Context> closing;
+  ProgressThread* thread = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found =
+        std::ranges::find_if(contexts_, [&](const auto& open) { return open.get() == &context; });
+    if (found == contexts_.end()) return;
+    closing = *found;
+    contexts_.erase(found);
+    thread = thread_.get();
+    if (thread) ++thread_users_;
+    choose_lead();
+  }
+  if (thread) {
+    thread->remove(context);
+    const std::lock_guard lock(mutex_);
+    if (--thread_users_ == 0) thread_unused_.notify_all();
+  }
+  closing->close();
+}
+
+void ContextSet::close(std::span<const std::shared_ptr<Context>> contexts, bool apart) {
+  const auto end = [this](const std::shared_ptr<Context>& context) { close(*context); };
+  if (apart || is_thread())
+    std::ranges::for_each(contexts, end);
+  else
+    at_once(contexts, end);
+}
+
+void ContextSet::close_all(bool apart) {
+  close(all(), apart);
+  while (const auto context = first()) close(*context);  // those that came meanwhile
+}
+
+bool ContextSet::is_thread() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return thread_ && thread_->is_this_thread();
+}
+
+void ContextSet::end_thread(const std::shared_ptr<void>& owner) {
+  std::unique_lock lock(mutex_);
+  auto thread = std::move(thread_);
+  if (thread && thread->is_this_thread()) {
+    // Others may still be inside the thread object, and they need the set, which is the owner's.
+    std::thread([this, owner, thread = std::move(thread)]() mutable {
+      if (owner) {
+        std::unique_lock users(mutex_);
+        thread_unused_.wait(users, [&] { return thread_users_ == 0; });
+      }
+      thread.reset();
+    }).detach();
+  } else {
+    thread_unused_.wait(lock, [&] { return thread_users_ == 0; });
+    lock.unlock();
+    thread.reset();
+  }
+  idle_wake_.notify_all();
+}
+
+void ContextSet::wait(const std::function<bool()>& done, Deadline deadline, bool others) {
+  constexpr auto kSlice = std::chrono::milliseconds(1);
+  const auto context = first();
+  if (!context) {
+    // Without a context nothing arrives; only this process can bring about what is waited for.
+    std::unique_lock lock(idle_mutex_);
+    idle_wake_.wait_until(lock, deadline.sooner(std::chrono::milliseconds(50)).at());
+  } else if (others) {
+    progress();
+    context->wait(done, deadline.sooner(kSlice));
+  } else {
+    context->wait(done, deadline);
+  }
+}
+
+void ContextSet::progress() {
+  visit([](Context& context) { context.progress(); });
+}
+
+void ContextSet::choose_lead() {
+  const std::lock_guard lock(lead_mutex_);
+  lead_ = contexts_.empty() ? nullptr : contexts_.front().get();
+  segment_.header().waiter_cell.store(lead_ ? lead_->cell() : 0);
+}
+
+void ContextSet::kick() noexcept {
+  const std::lock_guard lock(lead_mutex_);
+  if (lead_) lead_->driver().kick();
+  idle_wake_.notify_all();
+}
+
+std::shared_ptr<Context> ContextSet::first() const {
+  const std::lock_guard lock(mutex_);
+  return contexts_.empty() ? nullptr : contexts_.front();
+}
+
+// The open context with the smallest cell from `cell` on: visits need no memory for a list of them.
+std::shared_ptr<Context> ContextSet::from(std::size_t cell) const {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<Context> next;
+  for (const auto& context : contexts_)
+    if (context->cell() >= cell && (!next || context->cell() < next->cell())) next = context;
+  return next;
+}
+
+// None where there is no memory for a list of them.
+std::vector<std::shared_ptr<Context>> ContextSet::all() const noexcept try {
+  const std::lock_guard lock(mutex_);
+  return contexts_;
+} catch (const std::bad_alloc&) {
+  return {};
+}
+
+}  // namespace fab

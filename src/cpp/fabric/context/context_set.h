@@ -1,0 +1,88 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/process/process.h"
+#include "fabric/context/context.h"
+#include "fabric/context/progress_thread.h"
+#include "fabric/segment/segment.h"
+
+namespace fab {
+
+// The open contexts of a domain, and the thread that serves them under automatic progress. Safe from any
+// thread.
+class ContextSet final {
+ public:
+  // Peers learn from `segment` which context they wake for the counters of the domain.
+  explicit ContextSet(Segment& segment) : segment_(segment) {}
+  ContextSet(const ContextSet&) = delete;
+  ContextSet& operator=(const ContextSet&) = delete;
+
+  void start_thread() { thread_ = std::make_unique<ProgressThread>(); }  // before the first context
+  // In a child of fork() the thread does not exist, and is not waited for.
+  void abandon_thread() noexcept { [[maybe_unused]] auto* const gone = thread_.release(); }
+
+  // Opens one in the lowest free cell. `make` runs under the lock of the set and may throw.
+  using Make = std::function<std::shared_ptr<Context>(std::uint16_t cell)>;
+  std::shared_ptr<Context> open(const Make& make);
+  std::uint32_t next_endpoint_number() noexcept { return endpoint_numbers_.fetch_add(1) + 1; }
+  // Everything that is outstanding fails with `canceled`. Each context gives its peers a while to take in its
+  // last messages: all at the same time, unless the caller is the thread that serves them, for which others
+  // may have to wait, or `apart` says that others may not come in. In a child of fork() nothing happens: they
+  // are the parent's.
+  void close(std::span<const std::shared_ptr<Context>> contexts, bool apart = false);
+  void close_all(bool apart);
+  void close(Context& context);
+  // Calls it with the number of open contexts, while none is opened or closed. It may throw; this needs no
+  // memory.
+  template <class Decide>
+  void decide(const Decide& decide) const {
+    const std::lock_guard lock(mutex_);
+    decide(contexts_.size());
+  }
+  // Ends the thread, when all contexts are closed. The thread itself may call this from a callback: then
+  // somebody else joins it, and holds `owner`, whose part this set is, until that is done.
+  void end_thread(const std::shared_ptr<void>& owner);
+
+  // Drives the first context until `done()` or the deadline, and returns; without a context it waits for
+  // kick(). `others`: nobody else drives the other contexts.
+  void wait(const std::function<bool()>& done, Deadline deadline, bool others);
+  void progress();
+  void kick() noexcept;  // wakes those in wait()
+  // Calls it with each context, while others may come and go.
+  template <class Visit>
+  void visit(const Visit& visit) {
+    for (auto context = from(0); context; context = from(context->cell() + std::size_t{1})) visit(*context);
+  }
+
+ private:
+  bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
+  bool is_thread() const noexcept;  // whether the caller is the thread that serves them
+  std::shared_ptr<Context> first() const;
+  std::shared_ptr<Context> from(std::size_t cell) const;
+  std::vector<std::shared_ptr<Context>> all() const noexcept;
+  void choose_lead();
+
+  Segment& segment_;
+  const std::uint32_t fork_generation_ = fork_generation();
+  std::atomic<std::uint32_t> endpoint_numbers_{0};
+  mutable std::mutex mutex_;  // guards contexts_, thread_ and thread_users_
+  std::vector<std::shared_ptr<Context>> contexts_;
+  std::unique_ptr<ProgressThread> thread_;
+  unsigned thread_users_ = 0;  // calls of close() that are inside thread_
+  std::condition_variable thread_unused_;
+  std::mutex lead_mutex_;    // taken with context locks held
+  Context* lead_ = nullptr;  // the context that wait() leads
+  std::mutex idle_mutex_;    // for wait() while there is no context
+  std::condition_variable idle_wake_;
+};
+
+}  // namespace fab
