@@ -1,33 +1,31 @@
 #include <doctest/doctest.h>
 #include <linux/seccomp.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
-#include <random>
+#include <cstring>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "fabric/memory/local_regions.h"
-#include "fabric/noncoherent/shadow_memory.h"
-#include "fabric/noncoherent/sync_checker.h"
+#include "fabric/memory/pieces.h"
 #include "providers/shm/harness.h"
 
 using namespace fab;
-using fab::test::Side;
-using Bytes = std::vector<std::byte>;
+using test::address;
+using test::Bytes;
+using test::Side;
 
 namespace {
-
-iovec piece(Bytes& bytes, std::size_t offset, std::size_t length) { return {bytes.data() + offset, length}; }
-std::uint64_t address(const void* at) { return reinterpret_cast<std::uint64_t>(at); }
-std::byte* view(const iovec& piece) { return static_cast<std::byte*>(piece.iov_base); }
 
 DomainOptions non_coherent(CacheModel model = {}) {
   DomainOptions options;
@@ -69,254 +67,6 @@ TEST_CASE("SYNC-2: triplets go through the 16-byte form and back, and what does 
   CHECK(std::memcmp(triplet.pack().data() + 12, &triplet.lmr_context, 4) == 0);
   for (const std::uint64_t length : {std::uint64_t{1} << 32, ~std::uint64_t{0}})
     CHECK_THROWS_AS((Triplet{1, 2, length}.pack()), Error);
-}
-
-TEST_CASE("contexts name open regions of one table only, and bounds do not wrap") {
-  LocalRegions regions, others;
-  Bytes bytes(300);
-  const BufferList two = {piece(bytes, 0, 100), piece(bytes, 200, 100)};
-  const std::uint32_t context = regions.insert(two), foreign = others.insert(two);
-  const auto good = [&](std::uint32_t of, std::uint64_t at, std::uint64_t length) {
-    const Triplet segment{of, at, length};
-    return regions.first_outside({&segment, 1}) == 1;
-  };
-  const std::uint64_t start = address(bytes.data());
-  CHECK(good(context, start, 100));
-  CHECK(good(context, start + 299, 1));
-  CHECK_FALSE(good(context, start - 1, 2));
-  CHECK_FALSE(good(context, start + 99, 2));   // runs into the hole
-  CHECK_FALSE(good(context, start + 300, 1));  // behind the end
-  CHECK_FALSE(good(context, start, 300));      // across the hole
-  CHECK_FALSE(good(context, ~std::uint64_t{3}, 8));
-  CHECK_FALSE(good(context, start + 8, ~std::uint64_t{0}));
-  CHECK_FALSE(good(foreign, start, 1));
-  CHECK_FALSE(good(0, start, 1));
-  CHECK(good(~0u, 0, 0));
-  CHECK(regions.holding(start + 10, 90) == std::vector{context});
-  CHECK(regions.holding(start + 10, 91).empty());
-
-  const Triplet list[] = {{context, start, 1}, {~0u, 0, 0}, {0, start, 1}, {0, start, 1}};
-  CHECK(regions.first_outside(list) == 2);
-  regions.erase(context);
-  CHECK_FALSE(good(context, start, 1));
-}
-
-TEST_CASE("each of many regions is found while it is open, in whatever order they close") {
-  LocalRegions regions;
-  Bytes bytes(1000);
-  std::vector<BufferList> buffers(bytes.size());
-  std::vector<std::pair<std::uint32_t, std::size_t>> open, closed;  // context, place
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    buffers[i].push_back(piece(bytes, i, 1));
-    open.emplace_back(regions.insert(buffers[i]), i);
-  }
-  const auto known = [&](const std::pair<std::uint32_t, std::size_t>& region) {
-    const Triplet segment{region.first, address(bytes.data() + region.second), 1};
-    return regions.first_outside({&segment, 1}) == 1;
-  };
-  std::mt19937 random(3);
-  std::ranges::shuffle(open, random);
-  while (!open.empty()) {
-    closed.push_back(open.back());
-    regions.erase(open.back().first);
-    open.pop_back();
-    if (open.size() % 100 != 0) continue;
-    CHECK(std::ranges::all_of(open, known));
-    CHECK(std::ranges::none_of(closed, known));
-  }
-}
-
-TEST_CASE("the views of shadow memory agree byte by byte on what was synchronised, and on nothing else") {
-  // The model knows for each byte who changed it; the memory has to find out.
-  std::mt19937 random(7);
-  for (int round = 0; round < 30; ++round) {
-    CAPTURE(round);
-    constexpr std::size_t kGap = 13, kSize = 9000;
-    Bytes cpu(2 * kSize + kGap);
-    for (auto& byte : cpu) byte = std::byte(random() % 4);
-    const iovec buffers[] = {piece(cpu, 0, kSize), piece(cpu, kSize + kGap, kSize)};
-    ShadowMemory memory(buffers, round % 2 == 0);
-    const auto device = memory.device();
-    const auto at = [&](const iovec* views, std::size_t offset) -> std::byte& {
-      return offset < kSize ? view(views[0])[offset] : view(views[1])[offset - kSize];
-    };
-    for (int i = 0; i < 2; ++i) {
-      CHECK(address(device[i].iov_base) % 4096 == address(buffers[i].iov_base) % 4096);
-      REQUIRE(std::memcmp(device[i].iov_base, buffers[i].iov_base, kSize) == 0);
-    }
-    enum class By { nobody, host, peer };
-    std::vector<By> changed(2 * kSize, By::nobody);
-    for (int step = 0; step < 400; ++step) {
-      const std::size_t start = random() % (2 * kSize);
-      const std::size_t end = std::min<std::size_t>(2 * kSize, start + 1 + random() % 200);
-      if (const auto what = random() % 3; what < 2) {
-        const By by = what == 0 ? By::host : By::peer;
-        for (std::size_t i = start; i < end; ++i) {
-          if (changed[i] != By::nobody && changed[i] != by) continue;  // both: undefined
-          std::byte& byte = at(by == By::host ? buffers : device.data(), i);
-          if (changed[i] == By::nobody) byte ^= std::byte(1 + random() % 255);
-          changed[i] = by;
-        }
-        continue;
-      }
-      const SyncSide side = random() % 2 ? SyncSide::read : SyncSide::write;
-      const auto effect = memory.synchronise(side, {start, end}, 1);
-      std::uint64_t to_device = 0, to_cpu = 0;
-      for (std::size_t i = start; i < end; ++i) {
-        to_device += changed[i] == By::host;
-        to_cpu += changed[i] == By::peer && side == SyncSide::write;
-        if (side == SyncSide::write || changed[i] == By::host) changed[i] = By::nobody;
-      }
-      CHECK(effect.to_device == to_device);
-      CHECK(effect.to_cpu == to_cpu);
-      CHECK(effect.conflict.empty());
-      std::size_t wrong = 0;
-      for (std::size_t i = 0; i < 2 * kSize; ++i)
-        wrong += (at(buffers, i) == at(device.data(), i)) != (changed[i] == By::nobody);
-      REQUIRE(wrong == 0);
-    }
-    for (std::size_t i = 0; i < 2 * kSize; i += 97) {
-      const bool dirty = changed[i] == By::host;
-      CHECK(memory.stored({i, i + 1}).empty() != dirty);
-    }
-  }
-}
-
-TEST_CASE("SYNC-24: lines of more than a byte lose what their neighbours have not synchronised") {
-  struct alignas(64) Line {
-    std::byte bytes[192];
-  } memory{};
-  const iovec buffer{memory.bytes, sizeof memory.bytes};
-  ShadowMemory shadow({&buffer, 1}, false);
-  std::byte* const device = view(shadow.device()[0]);
-  memory.bytes[63] = memory.bytes[65] = memory.bytes[127] = memory.bytes[128] = std::byte{1};
-  device[64] = std::byte{2};
-
-  SUBCASE("not with lines of one byte") {
-    shadow.synchronise(SyncSide::write, {64, 65}, 1);
-    CHECK(memory.bytes[65] == std::byte{1});
-    CHECK(memory.bytes[127] == std::byte{1});
-  }
-  SUBCASE("of stores") {
-    shadow.synchronise(SyncSide::write, {64, 65}, 64);
-    CHECK(memory.bytes[65] == std::byte{0});
-    CHECK(memory.bytes[127] == std::byte{0});
-    CHECK(memory.bytes[63] == std::byte{1});  // in other lines
-    CHECK(memory.bytes[128] == std::byte{1});
-  }
-  SUBCASE("of puts") {
-    shadow.synchronise(SyncSide::read, {65, 66}, 64);
-    CHECK(device[64] == std::byte{0});
-    CHECK(device[127] == std::byte{1});  // goes along
-    CHECK(device[128] == std::byte{0});
-  }
-  CHECK(memory.bytes[64] == device[64]);
-}
-
-TEST_CASE("shadow memory costs nothing for pages that nobody touched, and leaves read-only pages alone") {
-  const std::size_t size = 1 << 30;
-  const Mapping zeros = Mapping::anonymous(size);
-  const iovec buffer{zeros.data(), size};
-  ShadowMemory shadow({&buffer, 1}, false);
-  zeros.data()[size / 2] = std::byte{1};
-  CHECK(shadow.synchronise(SyncSide::read, {size / 2 - 4096, size / 2 + 4096}, 1).to_device == 1);
-  std::vector<unsigned char> resident(size / page_size());
-  REQUIRE(::mincore(zeros.data(), size, resident.data()) == 0);
-  REQUIRE(::mprotect(zeros.data(), size, PROT_READ) == 0);
-  CHECK_FALSE(shadow.synchronise(SyncSide::write, {0, 1 << 20}, 64).any());
-  const iovec device = shadow.device()[0];
-  REQUIRE(::mincore(device.iov_base, size, resident.data()) == 0);
-  CHECK(std::ranges::count_if(resident, [](unsigned char page) { return page & 1; }) < 1000);
-}
-
-TEST_CASE("pages that are not there are passed over, and found when they have come") {
-  const std::size_t page = page_size();
-  const Mapping memory = Mapping::anonymous(3 * page);
-  std::byte* const middle = memory.data() + page;
-  REQUIRE(::mprotect(middle, page, PROT_NONE) == 0);
-  const iovec buffer{memory.data(), 3 * page};
-  ShadowMemory shadow({&buffer, 1}, false);
-  memory.data()[page - 1] = memory.data()[2 * page] = std::byte{1};
-  view(shadow.device()[0])[page + 5] = std::byte{2};
-  for (const std::uint32_t line : {1u, 64u})
-    for (const SyncSide side : {SyncSide::read, SyncSide::write})
-      shadow.synchronise(side, {0, 3 * page}, line);
-  CHECK(view(shadow.device()[0])[page - 1] == std::byte{1});
-  CHECK(view(shadow.device()[0])[2 * page] == std::byte{1});
-  CHECK(shadow.stored({0, 3 * page}).empty());
-  REQUIRE(::mprotect(middle, page, PROT_READ | PROT_WRITE) == 0);
-  CHECK(shadow.synchronise(SyncSide::write, {0, 3 * page}, 1).to_cpu == 1);
-  CHECK(middle[5] == std::byte{2});
-}
-
-TEST_CASE("SYNC-30: the checker tells what was missing, late or of no use") {
-  using Kind = SyncReport::Kind;
-  using Event = SyncReport::Event;
-  SyncChecker checker(5);
-  SyncReports found;
-  const ShadowMemory::Effect none, some{.to_device = 1, .to_cpu = 0, .conflict = {}};
-  const auto only = [&](Kind kind, SyncSide side, std::uint64_t start, std::uint64_t end, Event event) {
-    REQUIRE(found.size() == 1);
-    const SyncReport report = found.front();
-    found.clear();
-    return report.kind == kind && report.side == side && report.region == 5 && report.start == start &&
-           report.end == end && report.event == event;
-  };
-  SUBCASE("nothing in a program that is right") {
-    CHECK(checker.called(SyncSide::read, {0, 8}, some, found));
-    checker.put(Event::put, {10, 20});
-    checker.put(Event::put, {20, 30});
-    CHECK(checker.called(SyncSide::write, {5, 15}, none, found));
-    CHECK(checker.called(SyncSide::write, {15, 30}, none, found));
-    CHECK_FALSE(checker.called(SyncSide::write, {0, 100}, none, found));
-    CHECK_FALSE(checker.called(SyncSide::read, {0, 100}, none, found));
-    checker.finish(found);
-    CHECK(found.empty());
-  }
-  SUBCASE("a get that came before the call, or without one") {
-    checker.met(Event::get, {4, 6});
-    checker.met(Event::get, {4, 6});
-    CHECK(checker.called(SyncSide::read, {0, 8}, some, found));
-    CHECK(only(Kind::late, SyncSide::read, 4, 6, Event::get));
-    checker.met(Event::get, {4, 6});
-    CHECK(checker.called(SyncSide::read, {6, 8}, some, found));
-    checker.finish(found);
-    CHECK(only(Kind::missing, SyncSide::read, 4, 6, Event::get));
-  }
-  SUBCASE("a put over stores") {
-    checker.met(Event::put, {4, 6});
-    checker.put(Event::put, {0, 8});
-    SUBCASE("with a call after it") {
-      CHECK(checker.called(SyncSide::write, {0, 8}, {1, 1, {4, 6}}, found));
-      CHECK(only(Kind::late, SyncSide::write, 4, 6, Event::put));
-    }
-    SUBCASE("without one") {
-      checker.finish(found);
-      CHECK(only(Kind::missing, SyncSide::write, 4, 6, Event::put));
-    }
-  }
-  SUBCASE("a store over what was put") {
-    checker.put(Event::put, {0, 8});
-    SUBCASE("before the call") {
-      CHECK(checker.called(SyncSide::write, {0, 8}, {0, 8, {3, 4}}, found));
-      CHECK(only(Kind::late, SyncSide::write, 3, 4, Event::put));
-    }
-    SUBCASE("and no call at all") {
-      CHECK(checker.called(SyncSide::read, {0, 8}, {1, 0, {3, 4}}, found));
-      CHECK(only(Kind::missing, SyncSide::write, 3, 4, Event::put));
-    }
-  }
-  SUBCASE("a put that nobody looked at, but for its middle") {
-    checker.put(Event::atomic, {0, 30});
-    CHECK(checker.called(SyncSide::write, {10, 20}, none, found));
-    checker.finish(found);
-    REQUIRE(found.size() == 2);
-    CHECK(found[0].end == 10);
-    CHECK(found[1].start == 20);
-    found.clear();
-  }
-  checker.finish(found);
-  CHECK(found.empty());
 }
 
 TEST_CASE("SYNC-5, SYNC-8 ... SYNC-14: arguments are checked first, in every kind of domain") {

@@ -1,7 +1,6 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 
-#include <array>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -15,22 +14,13 @@
 #include "providers/shm/channel.h"
 #include "providers/shm/harness.h"
 #include "providers/shm/layout.h"
+#include "providers/shm/ways.h"
 
 // What peers may send, leave behind or take away without harm to others.
-namespace {
-
 using namespace fab;
+using test::kWays;
+using test::Pair;
 using test::Side;
-
-const std::array<std::string, 4> kWays = {"auto", "mapped", "cma", "ring"};
-
-struct Pair {
-  explicit Pair(const std::string& copy) : a(copy), b() { peer = a.knows(b); }
-  Side a, b;
-  PeerId peer;
-};
-
-}  // namespace
 
 TEST_CASE("reach tells in words why not") {
   Side a, b;
