@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "fabric/domain/driver.h"
+#include "fabric/context/driver.h"
 
 // What the tests of the driver share: work for it, what wakes it, and a caller that sleeps in it.
 namespace fab::test {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "fabric/context/driven.h"
-#include "fabric/domain/driver.h"
+#include "fabric/context/driver.h"
 
 using namespace fab;
 using std::chrono::seconds;

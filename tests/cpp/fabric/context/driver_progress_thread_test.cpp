@@ -3,7 +3,7 @@
 #include <atomic>
 
 #include "fabric/context/driven.h"
-#include "fabric/domain/driver.h"
+#include "fabric/context/driver.h"
 
 using namespace fab;
 using test::Arrival;
