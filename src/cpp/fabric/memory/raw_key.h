@@ -13,7 +13,7 @@ namespace fab {
 inline constexpr std::size_t kRawKeyBytes = 16;
 
 std::string encode_raw_key(std::uint64_t key, std::size_t size);
-// Nothing for bytes that encode_raw_key() cannot have made.
+// No value for bytes that encode_raw_key() cannot have made.
 std::optional<std::uint64_t> decode_raw_key(std::string_view bytes) noexcept;
 
 }  // namespace fab
