@@ -8,10 +8,18 @@
 #include "base/process/at_once.h"
 
 namespace fab {
+namespace {
+
+Segment create_segment(std::uint8_t (&domain_id)[16]) {
+  fill_random(domain_id, sizeof domain_id);
+  return Segment::create(domain_id);
+}
+
+}  // namespace
 
 DomainCore::DomainCore(DomainOptions options)
     : options_(std::move(options)),
-      segment_((fill_random(domain_id_, sizeof domain_id_), Segment::create(domain_id_))),
+      segment_(create_segment(domain_id_)),
       regions_(segment_.region_area()),
       post_rules_(options_.mr_mode),
       emulation_(options_.non_coherent ? std::make_unique<CacheEmulation>(*options_.non_coherent) : nullptr),
@@ -25,14 +33,15 @@ std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions
                           .options = core->options_,
                           .domain_id = core->domain_id_,
                           .observer = core->emulation_.get()});
-  // Links that register memory with a device have caches of their own: here regions only hold their place.
+  // Links that register memory with a device have caches of their own; in this cache regions only have
+  // entries.
   core->cache_ = open_cache(cache, {.enroll = [](AddressRange, const MemoryUse&) -> void* { return nullptr; },
                                     .withdraw = [](void*) {}});
   if (!core->options_.manual_progress) core->thread_ = std::make_unique<ProgressThread>();
   return core;
 }
 
-// NOLINTNEXTLINE(bugprone-exception-escape): only for want of memory
+// NOLINTNEXTLINE(bugprone-exception-escape): throws only if memory runs out
 DomainCore::~DomainCore() {
   if (inherited()) {
     // A child of fork(): the thread does not exist here, and the segment, pipes, sockets and what devices
@@ -136,7 +145,7 @@ std::shared_ptr<Counter> DomainCore::open_counter() {
     delete dead;
   });
   counter->wakeup().set([weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->kick();
+    if (const auto self = weak.lock()) self->wake();
   });
   return counter;
 }
@@ -145,7 +154,7 @@ std::shared_ptr<EventQueue> DomainCore::open_event_queue(std::int64_t losses) {
   check_open();
   auto queue = std::make_shared<EventQueue>(losses);
   queue->wakeup().set([weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->kick();
+    if (const auto self = weak.lock()) self->wake();
   });
   return queue;
 }
@@ -155,7 +164,7 @@ std::shared_ptr<CompletionQueue> DomainCore::open_completion_queue(std::size_t s
   check_open();
   auto queue = std::make_shared<CompletionQueue>(size, when_full);
   queue->wakeup().set([weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->kick();
+    if (const auto self = weak.lock()) self->wake();
   });
   return queue;
 }
@@ -190,7 +199,7 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
                                                               .completions = std::move(completions),
                                                               .wake_domain = [weak = weak_from_this()] {
                                                                 if (const auto self = weak.lock())
-                                                                  self->kick();
+                                                                  self->wake();
                                                               }});
   context->bind(std::move(events));
   context->peers().watch(context);
@@ -259,7 +268,7 @@ bool DomainCore::wait(const std::function<bool()>& done, Deadline deadline) {
     registrations_.work();
     const auto context = first_context();
     if (!context) {
-      // Without a context nothing arrives; only this process can bring about what is waited for.
+      // Without a context nothing arrives: what the caller waits for can come only from this process.
       std::unique_lock lock(idle_mutex_);
       idle_wake_.wait_until(lock, deadline.sooner(std::chrono::milliseconds(50)).at());
     } else if (options_.manual_progress) {
@@ -283,9 +292,9 @@ void DomainCore::choose_lead() {
   segment_.header().waiter_cell.store(lead_ ? lead_->cell() : 0);
 }
 
-void DomainCore::kick() noexcept {
+void DomainCore::wake() noexcept {
   const std::lock_guard lock(lead_mutex_);
-  if (lead_) lead_->driver().kick();
+  if (lead_) lead_->driver().wake();
   idle_wake_.notify_all();
 }
 
@@ -295,8 +304,8 @@ void DomainCore::start_retiring(std::uint32_t index) {
   interrupt_accesses(index);
 }
 
-// The open context with the smallest cell from `cell` on. So they can be visited while others come and go,
-// and without memory for a list of them.
+// The open context with the smallest cell from `cell` on. With this, contexts can be visited while others
+// come and go, and without memory for a list of them.
 std::shared_ptr<Context> DomainCore::context_from(std::size_t cell) const {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Context> next;
@@ -318,8 +327,8 @@ bool DomainCore::retired(std::uint32_t index, Deadline deadline) {
   return true;
 }
 
-// Not where the threads would wait for this one, which is the progress thread or may hold what callbacks
-// need.
+// False where the threads that close contexts would wait for this one: it is the progress thread, or it runs
+// a destructor and may hold what callbacks need.
 bool DomainCore::may_close_at_once() const noexcept {
   const auto self = weak_from_this().lock();  // null: from the destructor
   const std::lock_guard lock(mutex_);
@@ -334,7 +343,7 @@ void DomainCore::close_contexts(std::span<const std::shared_ptr<Context>> contex
     std::ranges::for_each(contexts, end);
 }
 
-// None where there is no memory for a list of them.
+// Empty where there is no memory for the list.
 std::vector<std::shared_ptr<Context>> DomainCore::open_contexts() const noexcept try {
   const std::lock_guard lock(mutex_);
   return contexts_;
@@ -367,8 +376,9 @@ void DomainCore::close(bool force) {
   std::unique_lock lock(mutex_);
   auto thread = std::move(thread_);
   if (thread && thread->is_this_thread()) {
-    // A callback that the thread runs closes the domain: somebody else has to join it. Others may still be
-    // inside it, and they need the domain, which only its destructor has to itself.
+    // A callback on the progress thread closes the domain, so another thread has to join the progress thread.
+    // Other calls may still be inside it, and need the domain until then; only the destructor has the domain
+    // to itself.
     std::thread([self = weak_from_this().lock(), thread = std::move(thread)]() mutable {
       if (self) {
         std::unique_lock users(self->mutex_);

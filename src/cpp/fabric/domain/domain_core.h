@@ -50,13 +50,14 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   CacheEmulation* emulation() noexcept { return emulation_.get(); }  // null: the domain is coherent
   const DomainCache& registration_cache() const noexcept { return cache_; }
 
-  // Asynchronous, with one event, if an event queue is bound (registrations().bind()).
+  // Asynchronous if an event queue is bound (registrations().bind()): one event tells of the end.
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
   RegistrationQueue& registrations() noexcept { return registrations_; }
   PostRules& post_rules() noexcept { return post_rules_; }
   // The number of an authorization key (Visitor::auth).
   std::uint32_t auth_number(const std::string& auth_key);
-  // RegionEntry::auth of a region for whoever has one of the keys; for the domain's if there are none.
+  // RegionEntry::auth of a region that peers with any of the keys may use; without keys, the domain's is
+  // needed.
   std::uint32_t auth_of(std::span<const std::string> auth_keys);
   // `length` bytes of zeroed, page-aligned memory that peers on the node map; freed with the last holder.
   std::shared_ptr<SharedMemory> allocate(std::uint64_t length) const;
@@ -71,12 +72,12 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
       std::string secret;
       std::uint32_t auth = 0;  // in the address vector, as AddressVector::auth()
     };
-    std::vector<Key> keys{};  // of which peers must prove one; none: the domain's
-    bool counts = true;       // remote writes that come through it raise counters (MR-60)
-    unsigned rx_bits = 0;     // as in Context::Parameters
+    std::vector<Key> keys{};  // peers must prove one of them; empty: the domain's key
+    bool counts = true;       // remote writes through this endpoint raise counters of regions
+    unsigned rx_bits = 0;     // this and the following: as in Context::Parameters
     std::uint64_t max_group_id = kMaxGroupId;
     bool directed_receive = true;
-    bool exempt = false;  // from what mr_mode asks of programs
+    bool exempt = false;
   };
   std::uint32_t next_endpoint_number() noexcept { return endpoint_numbers_.fetch_add(1) + 1; }
   std::shared_ptr<Context> open_context(std::uint16_t index, const EndpointTraits& traits,
@@ -84,18 +85,18 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
                                         std::shared_ptr<CompletionQueue> completions,
                                         std::shared_ptr<EventQueue> events = nullptr);
   void close_context(Context& context);  // as close_contexts()
-  // Ends the contexts: everything outstanding fails with `canceled`. Each gives its peers a while to take in
-  // its last messages: all at the same time, where that can be.
+  // Ends the contexts: everything outstanding fails with `canceled`. Each waits for a while until its peers
+  // have read its last messages; where threads can be had, all wait at the same time.
   void close_contexts(std::span<const std::shared_ptr<Context>> contexts);
 
   // Makes local memory consistent with what peers see of it (dat_lmr_sync_rdma_read/write). Read side: after
   // stores and before a peer's get. Write side: after a peer's put and before loads and further stores, and
   // after stores to what a peer is about to put into. The effect is there on return, for stores by any thread
   // that happened before, and only on the bytes named. Where the domain needs no synchronisation the calls
-  // check their arguments and are full fences, without a system call (SYNC-26, SYNC-29).
-  // Throws Error(closed), then SegmentError for a segment outside of the open regions of this domain; then
-  // nothing was synchronised. Returns what the checker has to say of the call; one that is not `deliberate`
-  // is never needless.
+  // check their arguments and are full fences, without a system call.
+  // Throws Error(closed), or SegmentError for a segment outside of the open regions of this domain; nothing
+  // was synchronised then. Returns what the checker reports of the call; one that is not `deliberate` is
+  // never needless.
   bool needs_sync_rdma_read() const noexcept { return emulation_ != nullptr; }
   bool needs_sync_rdma_write() const noexcept { return emulation_ != nullptr; }
   SyncReports sync_rdma_read(std::span<const Triplet> segments, bool deliberate = true) {
@@ -109,12 +110,12 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   bool wait(const std::function<bool()>& done, Deadline deadline);
   void progress();
   // Wakes those in wait().
-  void kick() noexcept;
+  void wake() noexcept;
 
-  // Ends what contexts of this process are doing with a region that is not enabled any more.
+  // Ends the accesses of this process's contexts to a region that is not enabled any more.
   void interrupt_accesses(std::uint32_t index);
-  // Used by MemoryRegion::close(). start_retiring() takes the region away from peers; retired() is true once
-  // nothing touches its memory any more, and then frees the entry; false: out of time, call again.
+  // Used by MemoryRegion::close(). start_retiring() takes the region away from peers. retired() waits until
+  // nothing touches its memory any more, frees the entry and returns true; false: out of time, call again.
   void start_retiring(std::uint32_t index);
   bool retired(std::uint32_t index, Deadline deadline);
 
@@ -124,7 +125,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
   // Throws Error(closed) after close(), and in a child process that inherited the object over fork().
   void check_open() const;
-  // Whether this is a child of fork(): then all of it is the parent's.
+  // Whether this is a child of fork(): then the domain is the parent's.
   bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
 
  private:
@@ -150,15 +151,15 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::shared_ptr<Context> context_from(std::size_t cell) const;
   void choose_lead();
 
-  mutable std::mutex
-      mutex_;  // guards contexts_, free_counters_, counters_used_, auth_keys_, thread_, thread_users_
+  // Guards contexts_, free_counters_, counters_used_, auth_keys_, thread_ and thread_users_.
+  mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Context>> contexts_;
   std::vector<std::uint32_t> free_counters_;
   std::uint32_t counters_used_ = 0;
   std::vector<std::string> auth_keys_;  // Visitor::auth numbers them from 1
   std::atomic<std::uint32_t> endpoint_numbers_{0};
   std::mutex lead_mutex_;    // taken with context locks held
-  Context* lead_ = nullptr;  // the context that wait() leads
+  Context* lead_ = nullptr;  // the context that wait() drives
   std::mutex idle_mutex_;    // for wait() while there is no context
   std::condition_variable idle_wake_;
   std::atomic<bool> closed_{false};

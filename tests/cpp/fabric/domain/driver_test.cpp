@@ -87,7 +87,7 @@ class Sleeper {
   }
   bool join() {
     flag = true;
-    driver_.kick();
+    driver_.wake();
     thread_.join();
     return finished_;
   }
@@ -305,7 +305,7 @@ TEST_CASE("the first caller leads, the others follow, and each hears when someth
     });
   until([&] { return ready == kCallers; });
   go = true;
-  driver.kick();
+  driver.wake();
   for (std::thread& thread : threads) thread.join();
   CHECK(finished == kCallers);
   CHECK(!overlap);
@@ -336,7 +336,7 @@ TEST_CASE("a follower leads when the leader has what it waited for") {
   CHECK(first.join());
   until([&] { return leader.load() != before && leader.load() == second.get_id(); });
   done = true;
-  driver.kick();
+  driver.wake();
   second.join();
 }
 
@@ -351,7 +351,7 @@ TEST_CASE("nobody sleeps while there is work") {
   CHECK(work.arms == 3);
 }
 
-TEST_CASE("a leader sleeps until it is woken: by a descriptor, a kick, or a turn that settles something") {
+TEST_CASE("a leader sleeps until it is woken: by a descriptor, a wake(), or a turn that settles something") {
   for (const int how : {0, 1, 2}) {
     CAPTURE(how);
     Work work;
@@ -365,7 +365,7 @@ TEST_CASE("a leader sleeps until it is woken: by a descriptor, a kick, or a turn
       until([&] { return arrival.taken == 1; });
     } else if (how == 1) {
       const int moves = work.advances;
-      driver.kick();
+      driver.wake();
       until([&] { return work.advances > moves; });
     } else {
       const int moves = work.advances;
@@ -448,20 +448,20 @@ TEST_CASE("the progress thread sees who drives, and is told when a caller that s
   Work work;
   Driver driver(work);
   driver.open(work);
-  std::atomic<int> handed_back{0};
-  driver.set_hand_back([&] { ++handed_back; });
+  std::atomic<int> woken{0};
+  driver.set_wake_thread([&] { ++woken; });
   CHECK(driver.who() == Driver::Who::nobody);
   CHECK(driver.wait([] { return true; }, soon()));
   CHECK(driver.who() == Driver::Who::spinning_caller);
   CHECK(driver.who() == Driver::Who::nobody);
-  CHECK(handed_back == 0);
+  CHECK(woken == 0);
   {
     Sleeper sleeper(driver);
     CHECK(driver.who() == Driver::Who::staying_caller);
     CHECK(driver.arm() == Driver::Rest::in_use);
     CHECK(sleeper.join());
   }
-  CHECK(handed_back >= 1);
+  CHECK(woken >= 1);
   CHECK(driver.who() == Driver::Who::spinning_caller);
   CHECK(driver.who() == Driver::Who::nobody);
 }
@@ -470,13 +470,13 @@ TEST_CASE("a leader that is busy for long says so, without sleeping") {
   Work work;
   Driver driver(work);
   driver.open(work);
-  std::atomic<int> handed_back{0};
-  driver.set_hand_back([&] { ++handed_back; });
+  std::atomic<int> woken{0};
+  driver.set_wake_thread([&] { ++woken; });
   work.on_advance = [] { return true; };  // it never has a reason to sleep
   bool stayed = false;
   CHECK(driver.wait([&] { return stayed |= driver.who() == Driver::Who::staying_caller; }, soon()));
   CHECK(work.arms == 0);
-  CHECK(handed_back == 1);
+  CHECK(woken == 1);
 }
 
 TEST_CASE("whoever takes what would have woken the progress thread wakes it, once") {
@@ -484,32 +484,32 @@ TEST_CASE("whoever takes what would have woken the progress thread wakes it, onc
   Driver driver(work);
   driver.open(work);
   Arrival arrival(driver);
-  int handed_back = 0;
-  driver.set_hand_back([&] { ++handed_back; });
+  int woken = 0;
+  driver.set_wake_thread([&] { ++woken; });
   const auto arm = [&] {
     CHECK(driver.arm() == Driver::Rest::allowed);
     CHECK(driver.armed());
   };
   arm();
   CHECK(!driver.progress());
-  CHECK(handed_back == 0);
+  CHECK(woken == 0);
   work.on_advance = [] { return true; };  // by a link
   CHECK(driver.progress());
   CHECK(!driver.armed());
-  CHECK(handed_back == 1);
+  CHECK(woken == 1);
   CHECK(driver.progress());
-  CHECK(handed_back == 1);
+  CHECK(woken == 1);
   work.on_advance = [] { return false; };  // by the poller
   arm();
   arrival.arrive();
   CHECK(driver.progress());
-  CHECK(handed_back == 2);
+  CHECK(woken == 2);
   arm();
   driver.who();  // the thread is awake
   CHECK(!driver.armed());
   work.on_advance = [] { return true; };
   CHECK(driver.progress());
-  CHECK(handed_back == 2);
+  CHECK(woken == 2);
 }
 
 TEST_CASE("without a progress thread, what was taken is armed again") {
