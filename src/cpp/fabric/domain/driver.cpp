@@ -18,11 +18,12 @@ using std::chrono::microseconds;
 constexpr std::chrono::nanoseconds kClockPeriod(500), kLeastPollerPeriod = microseconds(2),
                                                       kMostPollerPeriod = microseconds(32);
 constexpr unsigned kMostClockTurns = 64, kPollerTurns = 2048, kTurnsOfMove = 16;
-// A caller that leads for longer than this says so, and wakes the progress thread when it ends. So that
+// A caller that leads for longer than this says so, and wakes the progress thread when it ends. Then that
 // thread need not look for the end again and again, which would interrupt large copies on a busy processor.
 constexpr std::chrono::nanoseconds kStays = microseconds(100);
-// How long a leader polls before it sleeps: at most longer than a peer takes to copy a MiB, since waking a
-// thread costs as much. After a while it yields the processor in between, maybe to that peer.
+// Limits of how long a leader polls before it sleeps. The upper one is longer than a peer takes to copy a
+// MiB, because waking a thread costs as much. After kYieldsAfter it yields the processor in between, maybe to
+// that peer.
 constexpr std::chrono::nanoseconds kLeastSpin = microseconds(1), kMostSpin = microseconds(250),
                                    kYieldsAfter = microseconds(5);
 // A follower looks by itself after this time.
