@@ -8,7 +8,7 @@ namespace fab {
 
 using Clock = std::chrono::steady_clock;
 
-// Seconds of a setting, which may be huge.
+// Converts the seconds of a setting, which may be huge: negative ones count as 0, more than 1e9 as 1e9.
 inline std::chrono::nanoseconds in_nanoseconds(double seconds) noexcept {
   return std::chrono::nanoseconds(static_cast<long long>(std::clamp(seconds, 0.0, 1e9) * 1e9));
 }
@@ -18,7 +18,7 @@ class Deadline {
  public:
   Deadline() = default;
   static Deadline in(std::chrono::nanoseconds span) { return Deadline(Clock::now() + span); }
-  // Seconds as Python gives them; a negative or absent value waits for ever, a huge one as well.
+  // Seconds as Python gives them. Absent, negative and huge values (above 1e9) wait for ever.
   static Deadline in_seconds(std::optional<double> seconds) {
     if (!seconds || *seconds < 0 || *seconds > 1e9) return {};
     return in(std::chrono::nanoseconds(static_cast<long long>(*seconds * 1e9)));

@@ -32,7 +32,7 @@ class OwnFd {
   int fd_ = -1;
 };
 
-// Whether a system call failed for want of what others may give back at any time: descriptors or memory.
+// Whether a system call failed because descriptors or memory ran out, which others may give back at any time.
 inline bool is_shortage(int error) noexcept {
   return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS;
 }

@@ -4,7 +4,7 @@
 
 namespace fab {
 
-// Spreads the bits of `key` over a hash whose low ones are used.
+// A hash of `key` for tables that use the low bits of it.
 constexpr std::uint64_t mix(std::uint64_t key) noexcept {
   key ^= key >> 32;
   key *= 0x9E3779B97F4A7C15u;

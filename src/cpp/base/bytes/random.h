@@ -22,8 +22,8 @@ inline void fill_random(void* out, std::size_t size) {
   }
 }
 
-// The same, from a supply of its own in each thread. Numbers leave the supply with their use, and a child of
-// fork() starts a new one, so none is given out twice.
+// A number that nobody can guess. Each thread takes it from a supply of its own. Numbers leave the supply
+// with their use, and a child of fork() starts a new supply, so none is given out twice.
 inline std::uint64_t random_u64() {
   struct Supply {
     std::array<std::uint64_t, 32> values;  // 256 bytes, which the kernel gives without being interrupted

@@ -10,7 +10,7 @@ using Digest = std::array<std::uint8_t, 32>;
 
 Digest sha256(std::string_view bytes) noexcept;                      // FIPS 180-4
 Digest hmac_sha256(std::string_view key, std::string_view message);  // RFC 2104
-// Compares without telling by its duration where the difference is.
+// Compares in a time that does not depend on where the difference is.
 bool equal_in_constant_time(std::string_view a, std::string_view b) noexcept;
 
 }  // namespace fab

@@ -9,7 +9,7 @@
 
 namespace fab {
 
-// Integers on the wire and in bundles are little-endian.
+// Integers on the wire and in encoded names are little-endian.
 template <class T>
 T to_little(T value) noexcept {
   if constexpr (std::endian::native == std::endian::little || sizeof(T) == 1) return value;
@@ -44,8 +44,8 @@ class WireWriter {
   std::string bytes_;
 };
 
-// Reads what WireWriter wrote, from bytes that nobody vouches for: after a read past the end, ok() is false
-// and every later read gives zero or empty.
+// Reads what WireWriter wrote, from bytes that are not trusted: after a read past the end, ok() is false and
+// every later read gives zero or an empty string.
 class WireReader {
  public:
   explicit WireReader(std::string_view bytes) noexcept : rest_(bytes) {}

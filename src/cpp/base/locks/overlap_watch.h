@@ -7,11 +7,11 @@
 namespace fab {
 
 // Notes when two threads are in one section at the same time, which only a defect of the lock around it can
-// bring about. To be switched on by tests; otherwise a visit costs the load of a flag. Nothing here orders
+// bring about. Tests switch it on; while it is off, a visit costs the load of a flag. Nothing here orders
 // memory, so that a race detector still sees the race that the lock failed to prevent.
 class OverlapWatch {
  public:
-  // For all sections of the process. What is counted begins anew.
+  // Begins to watch all sections of the process, and to count from 0.
   static void start() noexcept {
     overlaps.store(0, std::memory_order_relaxed);
     watching.store(true, std::memory_order_relaxed);
@@ -42,12 +42,12 @@ class OverlapWatch {
       const void* inside = nullptr;
       if (section.visitor_.compare_exchange_strong(inside, &self, std::memory_order_relaxed)) {
         entered_ = &section;
-        std::this_thread::yield();  // to those whom the lock does not keep out
+        std::this_thread::yield();  // a thread that the lock does not keep out gets its chance here
       } else if (inside != &self) {
         overlaps.fetch_add(1, std::memory_order_relaxed);
       }
     }
-    OverlapWatch* entered_ = nullptr;  // to be left
+    OverlapWatch* entered_ = nullptr;  // the section that this visit has to leave; null: none
   };
 
  private:

@@ -4,7 +4,7 @@
 
 namespace fab {
 
-// A mutex of one byte, for objects that there are millions of and that are rarely locked by two threads.
+// A mutex of one byte, for objects of which there are millions and which two threads rarely lock at once.
 class SmallMutex {
  public:
   SmallMutex() noexcept = default;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Order that ThreadSanitizer cannot see. Who makes it says so: after acquire() comes what was before
-// release().
+// An order between threads that ThreadSanitizer cannot see. The code that makes the order declares it here:
+// what was done before release() comes before what is done after acquire().
 #ifdef __SANITIZE_THREAD__
 #include <sanitizer/tsan_interface.h>
 #endif
@@ -18,11 +18,11 @@ struct TsanOrder {
 #endif
 };
 
-// It takes two mappings of one file for unrelated memory.
+// Rings in shared memory: the sanitizer takes two mappings of one file for unrelated memory.
 inline TsanOrder tsan_rings;
-// A peer that tells the program here of what it put, or is told here of what to get, may do so through
-// another process, where the sanitizer sees nothing. Two orders, so that contexts get none among themselves
-// by it.
+// A peer may tell the program that it has put something, or learn what it may get, through another process,
+// where the sanitizer sees nothing. Puts and stores have an order each, so that contexts get no order among
+// themselves by it.
 inline TsanOrder tsan_puts, tsan_stores;
 
 }  // namespace fab

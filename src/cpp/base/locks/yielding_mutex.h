@@ -7,8 +7,8 @@
 
 namespace fab {
 
-// A mutex for threads that take it over and over, between which others would wait for ever: a waiter needs
-// longer to wake than such a thread to lock again. wanted() says that somebody waits, give_way() lets one in.
+// A mutex for threads that take it over and over. Such a thread locks again faster than a waiter wakes, so
+// others would wait for ever. wanted() says that somebody waits; give_way() lets one of them in.
 template <class Mutex>
 class YieldingMutex {
  public:
@@ -24,8 +24,8 @@ class YieldingMutex {
 
   bool wanted() const noexcept { return waiting_.load(std::memory_order_relaxed) != 0; }
 
-  // Without the lock: returns when nobody waits, or one of them got the lock; or soon, where one does not
-  // come to run.
+  // To be called without the lock. Returns when nobody waits or when a waiter got the lock, and after
+  // kMostYields tries in any case, because a waiter may get no processor.
   void give_way() const noexcept {
     const std::uint32_t before = entered_.load(std::memory_order_relaxed);
     for (int i = 0; i < kMostYields && wanted() && entered_.load(std::memory_order_relaxed) == before; ++i)

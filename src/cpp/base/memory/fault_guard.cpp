@@ -12,7 +12,7 @@ struct sigaction before_segv, before_bus;
 
 void on_fault(int signal, siginfo_t* info, void* context) {
   if (sigjmp_buf* exit = detail::fault_exit) {
-    // The jump leaves the handler for good: signals are blocked again as they were where the fault happened.
+    // The jump leaves the handler for good, so the signal mask of the place of the fault is restored here.
     ::pthread_sigmask(SIG_SETMASK, &static_cast<ucontext_t*>(context)->uc_sigmask, nullptr);
     siglongjmp(*exit, 1);
   }

@@ -7,7 +7,8 @@
 namespace fab {
 
 // Memory that somebody registered may be unmapped while a peer reaches for it. The accesses of the library to
-// such memory run under a guard: a fault inside ends them and tells, instead of the process (MR-70).
+// such memory run under a guard: a fault inside ends the access and is reported, instead of ending the
+// process.
 //
 // SIGSEGV and SIGBUS get a handler when the first guard is armed; a fault outside of a guard goes to whoever
 // had the signal before. A handler that another library puts on top later has to pass on what is not its own.
@@ -17,8 +18,8 @@ namespace detail {
 inline thread_local sigjmp_buf* fault_exit = nullptr;
 }
 
-// Runs `work`, which must not hold locks or objects with destructors while it touches guarded memory; false
-// if that memory was not there. What was done before the fault stays done.
+// Runs `work`; false if memory that it touched was not there. What was done before the fault stays done.
+// While `work` touches guarded memory it must hold no lock and no object with a destructor.
 template <class Work>
 [[gnu::noinline]] bool guarded(Work work) noexcept {
   sigjmp_buf exit;

@@ -12,12 +12,13 @@ namespace fab {
 class Mapping {
  public:
   Mapping() noexcept = default;
-  // Shared mapping of `length` bytes of `fd` from `offset` (page aligned). Throws std::system_error.
+  // The functions that map throw std::system_error.
+  // A shared mapping of `length` bytes of `fd` from `offset` (page aligned).
   static Mapping shared(int fd, std::size_t offset, std::size_t length, bool writable = true);
-  // `length` zeroed bytes of this process alone, which cost memory only once written; in huge pages, where
-  // the system has them, if so asked. Throws likewise.
+  // `length` zeroed bytes of this process alone, which cost memory only once written. `huge_pages` asks for
+  // huge pages where the system has them.
   static Mapping anonymous(std::size_t length, bool huge_pages = false);
-  // `length` bytes of addresses without memory: whoever touches them meets a fault. Throws likewise.
+  // `length` bytes of addresses without memory: whoever touches them meets a fault.
   static Mapping reserved(std::size_t length);
   Mapping(Mapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}

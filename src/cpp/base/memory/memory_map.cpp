@@ -38,7 +38,7 @@ struct ProcmapQuery {
 static_assert(sizeof(ProcmapQuery) == 104);
 constexpr unsigned long kProcmapQuery = _IOWR('f', 17, ProcmapQuery);
 
-// The area that holds `address`, asked of the kernel; no value where it cannot be asked this way.
+// The area that holds `address`, by PROCMAP_QUERY; no value where the kernel does not know that.
 std::optional<Area> query(int maps, std::uint64_t address) noexcept {
   char name[4096] = {};
   ProcmapQuery query{};
@@ -53,7 +53,7 @@ std::optional<Area> query(int maps, std::uint64_t address) noexcept {
   return Area{.start = query.start, .end = query.end, .stays = stays(query.inode, name)};
 }
 
-// The same from the text of all areas, for kernels before 6.11.
+// The area that holds `address`, by the text of /proc/self/maps, for kernels before 6.11.
 Area look_up(std::uint64_t address) {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {

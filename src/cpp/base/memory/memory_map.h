@@ -7,12 +7,12 @@
 namespace fab {
 
 // Whether all of `range` is mapped and its pages belong to this address space alone: anonymous memory,
-// private or shared with children, and memory files of this library, which are sealed. Pages of other files
-// can be cut off through the file, which nobody tells to those who mapped it.
+// private or shared with children, and memory files of this library, which are sealed. Other files may be
+// truncated, and nobody tells those who mapped the pages that they are gone.
 bool pages_stay_until_unmapped(AddressRange range) noexcept;
 
-// The parts of `range` that are mapped with access (reading, and writing too if `writable`), in order,
-// touching ones joined. Throws std::system_error if the kernel does not tell.
+// The parts of `range` that are mapped for reading, or for writing too if `writable`. They are in order, and
+// parts that touch are joined. Throws std::system_error if the kernel does not tell.
 std::vector<AddressRange> backed_parts(AddressRange range, bool writable);
 
 }  // namespace fab

@@ -26,8 +26,8 @@ T read_value(const std::string& file, const T& fallback) {
   return in >> value ? value : fallback;
 }
 
-// The PCI device that an interface belongs to, maybe with a bus in between, as of virtio; empty if there is
-// none.
+// The PCI device that an interface belongs to; empty if there is none. Another bus may lie in between, such
+// as that of virtio.
 std::filesystem::path pci_device(const std::string& interface_folder) {
   std::error_code error;
   auto folder = std::filesystem::canonical(interface_folder + "/device", error);
@@ -65,7 +65,7 @@ std::vector<Interface> list_interfaces() {
     interface.name = at->ifa_name;
     interface.loopback = at->ifa_flags & IFF_LOOPBACK;
     interface.up = at->ifa_flags & IFF_UP;
-    if (family == AF_PACKET) continue;  // tells of those that have no address
+    if (family == AF_PACKET) continue;  // the entry by which interfaces without an address are listed
     const SocketAddress address(
         at->ifa_addr, at->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
     if (!address.link_local()) interface.addresses.push_back(address);

@@ -8,7 +8,7 @@
 
 namespace fab {
 
-// A network interface with an IP address, as the system describes it.
+// A network interface, as the system describes it.
 struct Interface {
   std::string name;
   std::vector<SocketAddress> addresses;  // IPv4 first; no link-local ones
@@ -19,7 +19,7 @@ struct Interface {
   std::uint64_t speed_bits_per_second = 0;
 };
 
-// Loopback first, then by name. Throws std::system_error for want of descriptors or memory.
+// Loopback first, then by name. Throws std::system_error when descriptors or memory run out.
 std::vector<Interface> list_interfaces();
 
 }  // namespace fab

@@ -39,7 +39,7 @@ int Poller::dispatch() noexcept {
   if (count <= 0) return 0;
   for (int i = 0; i < count; ++i) round_[i] = events[i].data.ptr;
   round_size_ = count;
-  // Each is the first one now and then: handlers may share something that the first ones use up.
+  // The rounds begin at different handlers, because handlers may share a budget that the first ones use up.
   const auto first = static_cast<int>(rounds_++ % static_cast<unsigned>(count));
   for (int i = 0; i < count; ++i) {
     const int at = (first + i) % count;

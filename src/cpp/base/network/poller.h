@@ -14,9 +14,10 @@ class ReadyHandler {
   virtual void on_ready(std::uint32_t events) noexcept = 0;
 };
 
-// A level-triggered epoll set. add/modify/remove may be called from any thread and from handlers; dispatch()
-// from one thread at a time. remove() of a handler inside dispatch() is safe: no later event of the same
-// round reaches it. In a child of fork() remove() does nothing: the set is shared with the parent.
+// A level-triggered epoll set. add(), modify() and remove() may be called from any thread and from handlers;
+// dispatch() is called from one thread at a time. remove() of a handler inside dispatch() is safe: no later
+// event of the same round reaches it. In a child of fork() remove() does nothing, because the set is shared
+// with the parent.
 class Poller {
  public:
   Poller();
@@ -44,8 +45,8 @@ class Poller {
   unsigned rounds_ = 0;
 };
 
-// An eventfd that wakes a sleeper of a Poller. Waking again before the next dispatch() costs no system call,
-// so whoever dispatches looks afterwards at what was to be told.
+// An eventfd that wakes a sleeper of a Poller. Waking again before the next dispatch() costs no system call.
+// So the news behind a wake() may be complete only after dispatch(): look for it then.
 class Waker final : public ReadyHandler {
  public:
   explicit Waker(Poller& poller);

@@ -21,7 +21,7 @@ class ReadyCall final : public ReadyHandler {
   ReadyCall(const ReadyCall&) = delete;
   ReadyCall& operator=(const ReadyCall&) = delete;
 
-  void end() noexcept { poller_.remove(fd_, *this); }  // no call any more
+  void end() noexcept { poller_.remove(fd_, *this); }  // no call follows
   void on_ready(std::uint32_t) noexcept override { call_(); }
   void pause(bool on) noexcept { poller_.modify(fd_, on ? 0u : static_cast<std::uint32_t>(EPOLLIN), *this); }
 

@@ -122,8 +122,8 @@ OwnFd listen_tcp(const SocketAddress& address, const std::string& absent) {
                       "socket"));
   set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
   if (address.v6()) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
-  if (!absent.empty()) set_option(fd.get(), IPPROTO_IP, IP_FREEBIND, 1);  // of IPv6 as well
-  if (!absent.empty() && address.wildcard())                              // never on other interfaces
+  if (!absent.empty()) set_option(fd.get(), IPPROTO_IP, IP_FREEBIND, 1);  // holds for IPv6 sockets too
+  if (!absent.empty() && address.wildcard())  // the wildcard must not reach other interfaces
     check_call(::setsockopt(fd.get(), SOL_SOCKET, SO_BINDTODEVICE, absent.data(),
                             static_cast<socklen_t>(absent.size())),
                "SO_BINDTODEVICE");

@@ -12,7 +12,7 @@
 
 namespace fab {
 
-// An IPv4 or IPv6 address with port.
+// An IPv4 or IPv6 address with a port.
 class SocketAddress {
  public:
   SocketAddress() = default;
@@ -26,7 +26,7 @@ class SocketAddress {
   SocketAddress with_port(std::uint16_t port) const;
   bool loopback() const noexcept;
   bool wildcard() const noexcept;
-  bool link_local() const noexcept;  // needs an interface besides the address
+  bool link_local() const noexcept;  // means something only together with an interface
   std::string text() const;          // "127.0.0.1:4711", "[::1]:4711"
   std::string host() const;          // without the port
 
@@ -37,12 +37,13 @@ class SocketAddress {
   sockaddr_storage storage_{};
 };
 
-// Parses HOST, HOST:PORT, [V6]:PORT; a name is looked up and its first address taken. Throws
+// Parses HOST, HOST:PORT, [V6]:PORT. A host name is looked up, and its first address is taken. Throws
 // std::invalid_argument.
 SocketAddress parse_socket_address(const std::string& text, std::uint16_t default_port);
 
-// A listening, non-blocking socket. `absent`: an interface that is down or has no address yet, to which the
-// address belongs, or of whose every address a wildcard stands for. Throws std::system_error.
+// A listening, non-blocking socket. `absent` names an interface that is down or has no address yet: then the
+// socket listens on `address` before the interface has it, and a wildcard stands for the addresses of that
+// interface only. Throws std::system_error.
 OwnFd listen_tcp(const SocketAddress& address, const std::string& absent = {});
 // A non-blocking socket whose connection is under way; invalid with errno set if it failed at once.
 OwnFd connect_tcp(const SocketAddress& address) noexcept;
@@ -52,8 +53,8 @@ SocketAddress peer_address(int fd) noexcept;
 // Sends at once, and gives up on a silent peer after about `deadline` seconds.
 void tune_tcp(int fd, double deadline) noexcept;
 
-// Whether this host has a route there. Sends nothing. Throws std::system_error for want of descriptors or
-// memory.
+// Whether this host has a route there. Sends nothing. Throws std::system_error when descriptors or memory run
+// out.
 bool has_route(const SocketAddress& address);
 
 }  // namespace fab

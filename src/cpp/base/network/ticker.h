@@ -16,9 +16,10 @@ class Ticker final {
   void start(double seconds) noexcept;  // at most a second; no effect while it runs
   void stop() noexcept;
 
-  // For how long the ticker has run, in time in which this process looked: a stretch in which it was stopped,
-  // got no processor, or was not driven, counts as one period, and that only from the second tick after it.
-  // Who judges a peer's silence by this clock, in a tick, does not blame the peer for an absence of its own.
+  // For how long the ticker has run, counting only time in which this process was at work. A stretch in which
+  // the process was stopped, got no processor, or was not driven counts as one period, and from the second
+  // tick after it on. A tick that judges a peer's silence by this clock blames the peer for no absence of
+  // this process.
   std::chrono::nanoseconds attended() const noexcept;
 
  private:
@@ -30,7 +31,7 @@ class Ticker final {
   ReadyCall on_timer_;
   bool running_ = false;
   std::chrono::nanoseconds period_{0}, attended_{0}, absence_{0};
-  Clock::time_point since_;  // of the last tick, or the start
+  Clock::time_point since_;  // when the last tick was, or start()
 };
 
 }  // namespace fab

@@ -9,8 +9,8 @@
 
 namespace fab {
 
-// Starts a thread for each of the items but the last, as far as threads are to be had; returns the first item
-// that has none.
+// Starts a thread for each of the items but the last, until no thread can be had; returns the first item that
+// has none.
 template <class Items, class Work>
 auto start_each(Items& items, const Work& work, std::vector<std::thread>& threads) noexcept {
   auto next = items.begin();
@@ -24,8 +24,8 @@ auto start_each(Items& items, const Work& work, std::vector<std::thread>& thread
   return next;
 }
 
-// Calls `work`, which does not throw, with each of the items: at the same time where threads are to be had,
-// the rest one after the other. Returns when all are done.
+// Calls `work`, which does not throw, with each of the items, and returns when all are done. They run at the
+// same time; those for which no thread can be had run one after the other.
 template <class Items, class Work>
 void at_once(Items& items, const Work& work) noexcept {
   std::vector<std::thread> threads;

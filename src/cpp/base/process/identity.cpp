@@ -23,8 +23,8 @@ void throw_shortage(const char* what) {
   if (is_shortage(errno)) throw std::system_error(errno, std::generic_category(), what);
 }
 
-// Where there is no /proc, the name of the machine has to do: processes of two machines that are named alike
-// take each other's loopback network for theirs, and then find nobody there.
+// Where there is no /proc, the name of the machine has to do. Processes of two machines with one name then
+// take each other's loopback network for theirs, and find nobody there.
 std::string read_boot_id() {
   static constexpr const char* kFile = "/proc/sys/kernel/random/boot_id";
   const OwnFd file(::open(kFile, O_RDONLY | O_CLOEXEC));
@@ -39,7 +39,7 @@ std::string read_boot_id() {
 
 std::string boot_id() {
   static std::mutex mutex;
-  static std::string known;  // it stays the same as long as anything runs
+  static std::string known;  // the same as long as the machine runs
   const std::lock_guard lock(mutex);
   if (known.empty()) known = read_boot_id();
   return known;

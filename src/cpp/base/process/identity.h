@@ -2,9 +2,9 @@
 
 #include <string>
 
-// What tells whether two processes share something of a machine: they do if the texts are equal. Read anew
-// each time, because a process may move to another name space. Throw std::system_error if they cannot be read
-// now, for want of descriptors or memory.
+// Texts that tell whether two processes share a part of a machine: they do if their texts are equal. Each
+// call reads anew, because a process may move to another name space. Throw std::system_error when descriptors
+// or memory run out.
 namespace fab {
 
 // Kernel, process numbers and user: boot id, pid and user name spaces, uid.

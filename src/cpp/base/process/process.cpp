@@ -22,11 +22,11 @@ namespace fab {
 
 namespace {
 
-// 0: there is no such process; none: that cannot be found out now, and errno says why.
+// 0: there is no such process; no value: that cannot be found out now, and errno says why.
 std::optional<std::uint64_t> find_start_time(std::int32_t pid) noexcept {
   const auto failure = [pid]() -> std::optional<std::uint64_t> {
     const int error = errno;
-    // Where there is no /proc, nobody has a file there.
+    // A missing file proves nothing where there is no /proc, so the kernel is asked for the process as well.
     if ((error == ENOENT || error == ESRCH) && ::kill(pid, 0) != 0 && errno == ESRCH) return 0;
     errno = error;
     return {};

@@ -13,7 +13,7 @@ struct ProcessId {
   friend bool operator==(const ProcessId&, const ProcessId&) = default;
 };
 
-// The start time is 0 where there is no /proc. Throws std::system_error for want of descriptors or memory.
+// The start time is 0 where there is no /proc. Throws std::system_error when descriptors or memory run out.
 ProcessId this_process();
 // Start time of `pid`, or 0 if there is no such process (a zombie counts as none). Throws std::system_error
 // where that cannot be found out.
@@ -23,10 +23,11 @@ bool process_ended(const ProcessId& id) noexcept;
 
 // Whether the kernel lets process `pid`, of the same user name space, open what this process has open,
 // through /proc: users, groups and capabilities decide (ptrace(2), "Ptrace access mode checking"). Security
-// modules may forbid what this says is allowed. Throws std::system_error for want of descriptors or memory.
+// modules may forbid what this says is allowed. Throws std::system_error when descriptors or memory run out.
 bool may_open_ours(std::int32_t pid);
 
-// 0 in the process that loaded the library, one more in each generation of children made by fork(). Cheap.
+// 0 in the process that loaded the library, and one more in each generation of children made by fork(). Costs
+// one load.
 std::uint32_t fork_generation() noexcept;
 
 // Watches one process through a pidfd, so a recycled pid is never taken for it.
@@ -37,9 +38,8 @@ class ProcessWatch {
   // that cannot be found out.
   explicit ProcessWatch(const ProcessId& id);
   bool alive() const noexcept;
-  int fd() const noexcept {
-    return pidfd_.get();
-  }  // readable once the process has ended; -1 if it had already
+  // Readable once the process has ended; -1 if it had ended before.
+  int fd() const noexcept { return pidfd_.get(); }
 
  private:
   OwnFd pidfd_;

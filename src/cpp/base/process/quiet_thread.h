@@ -8,8 +8,8 @@
 
 namespace fab {
 
-// A thread of the library: signals belong to the threads of the application, except for those that a thread
-// raises by what it does itself.
+// Starts a thread of the library. It takes no signals, which are for the threads of the application, except
+// for those that it raises by what it does itself.
 template <class Work>
 std::thread start_quiet_thread(const char* name, Work work) {
   sigset_t others, before;

@@ -14,8 +14,8 @@
 
 namespace fab {
 
-// Handles items one after the other, on a thread of its own that the first one starts, or where drain() is
-// called. Safe from any thread.
+// Handles items one after the other: on a thread of its own, which the first item starts, or in drain(). Safe
+// from any thread.
 template <class Item>
 class Worker final {
  public:
@@ -27,8 +27,8 @@ class Worker final {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Takes all of `items`. With `thread`, the thread will handle them; throws, and takes nothing, where none
-  // can be had. False, and takes nothing: stopped.
+  // Takes all of `items`, to be handled by the thread if `thread` is set, and by drain() if not. Throws if
+  // the thread cannot be started, and returns false after stop(); nothing is taken then.
   bool push(Items& items, bool thread) {
     const std::lock_guard lock(state_->mutex);
     if (state_->stop) return false;
@@ -39,11 +39,11 @@ class Worker final {
   }
   // Handles what waits, in this thread.
   void drain() noexcept {
-    const std::shared_ptr<State> state = state_;  // a handler may end the worker
+    const std::shared_ptr<State> state = state_;  // outlives the worker, which a handler may destroy
     std::unique_lock lock(state->mutex);
     handle_all(*state, lock);
   }
-  // What waits is handled before this returns, unless a handler calls it. From now on nothing is taken.
+  // From now on push() takes nothing. What waits is handled before this returns, unless a handler calls it.
   void stop() noexcept {
     if (fork_generation_ != fork_generation()) return leave();
     std::thread thread;
@@ -54,7 +54,7 @@ class Worker final {
     }
     state_->wake.notify_all();
     if (!thread.joinable()) return drain();
-    // A handler may let go of the last that refers to the owner of this.
+    // A handler may drop the last reference to the worker's owner, and then this is the worker's own thread.
     if (thread.get_id() == std::this_thread::get_id())
       thread.detach();
     else
@@ -78,7 +78,7 @@ class Worker final {
       next.splice(next.begin(), state.waiting, state.waiting.begin());
       lock.unlock();
       state.handle(next.front());
-      next.clear();  // what it holds goes without the lock
+      next.clear();  // items are destroyed without the lock
       lock.lock();
     }
   }

@@ -9,8 +9,8 @@
 
 namespace fab {
 
-// A queue of bytes in chunks that do not move: appended, then taken for sending, then released, each in
-// order. What is appended in one call is contiguous.
+// A queue of bytes in chunks that do not move. Bytes are appended, then taken for sending, then released,
+// each in order. What one call appends is contiguous.
 class ByteQueue {
  public:
   std::byte* append(std::size_t size) {
@@ -21,7 +21,7 @@ class ByteQueue {
     size_ += size;
     return at;
   }
-  // The next contiguous bytes that were not taken yet, at most `limit`.
+  // Takes the next contiguous bytes, at most `limit`.
   std::span<const std::byte> take(std::size_t limit) noexcept {
     while (taking_ + 1 < chunks_.size() && chunks_[taking_].taken == chunks_[taking_].filled) ++taking_;
     Chunk& chunk = chunks_[taking_];
@@ -38,7 +38,7 @@ class ByteQueue {
       chunk.released += part;
       size -= part;
       if (chunk.released < chunk.filled) return;
-      if (chunks_.size() == 1 && chunk.size == kChunk) {  // starts over in the same, warm bytes
+      if (chunks_.size() == 1 && chunk.size == kChunk) {  // start over in bytes that are in the cache
         chunk.filled = chunk.taken = chunk.released = 0;
         return;
       }

@@ -13,7 +13,7 @@ struct ListLink {
 template <class T, ListLink<T> T::* link>
 class IntrusiveList {
  public:
-  // Stands on a node; the nodes it has passed may be erased.
+  // Stands on a node; nodes that it has passed may be erased.
   struct Iterator {
     T* node;
     T& operator*() const noexcept { return *node; }

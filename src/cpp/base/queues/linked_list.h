@@ -5,8 +5,8 @@ namespace fab {
 template <class T, class Tag>
 class LinkedList;
 
-// A place in a list, within the object that is to be in it: base class of T for a LinkedList<T, Tag>.
-// Whatever ends leaves its lists.
+// The place of an object in a list: base class of T for a LinkedList<T, Tag>. An object that is destroyed
+// leaves its list.
 template <class Tag>
 class Linked {
  public:
@@ -24,15 +24,15 @@ class Linked {
     after_->before_ = before_;
     before_ = after_ = this;
   }
-  Linked *before_ = this, *after_ = this;  // in a ring with the list's own
+  Linked *before_ = this, *after_ = this;  // neighbours in a ring that LinkedList::end_ closes
 };
 
-// First-in, first-out, of objects that are owned elsewhere, each at most once. Takes no memory, so that
-// putting something into it cannot fail.
+// A first-in, first-out list of objects that are owned elsewhere, each at most once. It takes no memory, so
+// nothing in it can fail.
 template <class T, class Tag>
 class LinkedList {
  public:
-  // Stands on an object; those that it has passed may leave the list.
+  // Stands on an object; objects that it has passed may leave the list.
   class Iterator {
    public:
     explicit Iterator(const Linked<Tag>* at) noexcept : at_(at) {}
@@ -53,7 +53,7 @@ class LinkedList {
   bool empty() const noexcept { return end_.after_ == &end_; }
   Iterator begin() const noexcept { return Iterator(end_.after_); }
   Iterator end() const noexcept { return Iterator(&end_); }
-  // False, and no effect, on what is in it already, or in another list of this kind.
+  // False, without effect, if the object is in this list already or in another one with the same Tag.
   bool push_back(T& item) noexcept {
     Linked<Tag>& link = item;
     if (link.after_ != &link) return false;
@@ -68,7 +68,7 @@ class LinkedList {
     return static_cast<T&>(first);
   }
   static void erase(T& item) noexcept { static_cast<Linked<Tag>&>(item).unlink(); }
-  // All that is in `other`, which is empty then.
+  // Moves all objects of `other` to the end of this list.
   void take(LinkedList& other) noexcept {
     while (!other.empty()) push_back(other.pop_front());
   }

@@ -6,8 +6,8 @@
 
 namespace fab {
 
-// A first-in, first-out queue over a circular array that grows by doubling and is then reused: no allocation
-// per element. References stay valid until the next push_back() or reserve().
+// A first-in, first-out queue over a circular array, which grows by doubling and is reused: it does not
+// allocate for each element. References stay valid until the next push_back() or reserve().
 template <class T>
 class RingQueue {
  public:
@@ -19,12 +19,12 @@ class RingQueue {
   const T& front() const noexcept { return (*this)[0]; }
   T& back() noexcept { return (*this)[count_ - 1]; }
 
-  // From now on push_back() does not throw, up to so many elements. Throws std::bad_alloc, and nothing has
-  // changed.
+  // Makes room for `size` elements, up to which push_back() does not throw. Throws std::bad_alloc, and then
+  // has changed nothing.
   void reserve(std::size_t size) {
     while (capacity_ < size) grow();
   }
-  // A new element, as T{} made it or as drop_front() left it.
+  // Adds an element, which is T{} or whatever drop_front() left in its place.
   T& push_back() {
     if (count_ == capacity_) grow();
     return (*this)[count_++];
@@ -51,7 +51,7 @@ class RingQueue {
     head_ = 0;
   }
   std::vector<T> slots_;      // a power of two, or none
-  std::size_t capacity_ = 0;  // their number, which a vector would have to divide for
+  std::size_t capacity_ = 0;  // slots_.size(), which a vector finds by a division
   std::size_t head_ = 0, count_ = 0;
 };
 

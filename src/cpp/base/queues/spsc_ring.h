@@ -9,7 +9,7 @@
 
 namespace fab {
 
-// A byte stream through shared memory: one writer, one reader, each in any process.
+// A stream of bytes through shared memory, with one writer and one reader, each in any process.
 //
 // Memory order. `written` and `read` count bytes since the start and only grow; each has one storing side.
 // The writer copies bytes in, then stores `written` with release; the reader loads it with acquire, so it
@@ -18,8 +18,9 @@ namespace fab {
 // looks at `read` once more, while the reader stores `read` and then looks at `writer_waits`: these four are
 // sequentially consistent, so one of the two sees the other.
 //
-// Trust. Each side keeps its own index in private memory and checks what it loads of the other's: it may not
-// go back, nor past what is possible. A ring that breaks this is broken() for good and moves nothing more.
+// Trust. Each side keeps its own index in private memory and checks what it loads of the other's index, which
+// may not go back, nor past what is possible. A ring that breaks this is broken() for good and moves nothing
+// more.
 struct RingIndices {
   alignas(64) std::atomic<std::uint64_t> written;
   alignas(64) std::atomic<std::uint64_t> read;

@@ -8,7 +8,7 @@
 namespace fab {
 namespace {
 
-constexpr std::size_t kPerTurn = 64;  // addresses, before other writers may
+constexpr std::size_t kPerTurn = 64;  // addresses inserted before other writers get the lock
 
 std::vector<PartView>& scratch_parts() {
   thread_local std::vector<PartView> parts;
@@ -37,7 +37,8 @@ void describe(PeerHeader& header, const AddressVectorOptions& options) {
   header.ep_per_node = options.ep_per_node;
 }
 
-// The writers' turn. Whoever finds that the one before died in his puts things right first.
+// The writers' lock. A writer that finds that another one died while it held the lock repairs the vector
+// first.
 class AddressVector::Writing {
  public:
   explicit Writing(AddressVector& vector) : memory_(*vector.memory_), lock_(memory_) {
@@ -70,7 +71,7 @@ AddressVector::AddressVector(Options options, std::unique_ptr<PeerMemory> memory
     throw Error(Errc::invalid, "rx_ctx_bits=" + std::to_string(options_.rx_bits) + ": beside the index" +
                                    (options_.max_group ? " and the peer group" : "") +
                                    " a handle has room for " +
-                                   std::to_string(max_rx_bits(options_.max_group)) + " (AV-51)");
+                                   std::to_string(max_rx_bits(options_.max_group)));
 }
 
 void AddressVector::refuse(PeerId peer) {
@@ -104,7 +105,7 @@ std::uint32_t AddressVector::generation(PeerId index) const noexcept {
   return runs_.generation(index);
 }
 
-// A reader looks at the generation before and after: whoever frees a record has cleared it before.
+// A reader looks at the generation before and after, because a writer clears it before it frees the record.
 std::size_t AddressVector::read(std::uint64_t index, std::span<char> out) const {
   if (index >= end()) return 0;
   if (const PeerEntry* entry = entries_.find(index)) {
@@ -168,7 +169,8 @@ void AddressVector::hashes_of(std::string_view address, std::vector<std::uint32_
     hashes.push_back(PeerIndex::hash(seed, part.link, part.context, part.bytes));
 }
 
-// The address as it is kept. Throws Error(invalid).
+// Throws Error: unreachable if no part belongs to a link of the domain, invalid if such a part cannot be
+// read.
 void AddressVector::check_links(const std::vector<PartView>& parts) const {
   if (!check_) return;
   bool common = false;
@@ -185,6 +187,7 @@ void AddressVector::check_links(const std::vector<PartView>& parts) const {
                                      theirs + "; open one of the two with a link that the other has");
 }
 
+// The address as the vector keeps it. Throws Error, as insert() does.
 std::string_view AddressVector::checked(std::string_view address, std::string& canonical,
                                         std::vector<PartView>& parts) const {
   if (options_.format == AddressFormat::bundle) {
@@ -329,14 +332,14 @@ std::uint64_t AddressVector::remove_now(PeerId peer) {
   return index;
 }
 
-// After a writer died: entries say what is there, and all else follows from them.
+// After a writer died, the entries are taken as they are, and all else is derived from them.
 void AddressVector::repair() {
   PeerHeader& header = memory_->header();
   vacancies_.forget_all();
   index_.clear();
   std::uint64_t live = 0;
   std::string address;
-  std::vector<std::uint32_t> hashes;  // not the scratch: whoever repairs has its own there
+  std::vector<std::uint32_t> hashes;  // the thread's scratch is in use: the caller has its own hashes there
   for (std::uint64_t index = 0; index < header.used.load(std::memory_order_relaxed); ++index) {
     if (generation(index) == 0) {
       vacancies_.add(index);
@@ -350,7 +353,7 @@ void AddressVector::repair() {
       hashes_of(address, hashes);
       for (const std::uint32_t hash : hashes) index_.insert(hash, static_cast<std::uint32_t>(index));
     } catch (const Error&) {
-      continue;  // not to be found by its parts: a damaged file
+      continue;  // the file is damaged: nobody finds this peer by its parts
     }
   }
   header.live.store(live, std::memory_order_relaxed);
@@ -370,7 +373,7 @@ bool AddressVector::holds(std::uint64_t index, const Part& part) const {
   }
 }
 
-// A table that is never at rest, because its writer died, is searched from end to end.
+// If a writer died, the index never comes to rest; then all peers are candidates.
 template <class Visit>
 void AddressVector::visit_candidates(std::uint32_t hash, Visit&& visit) const {
   if (index_.visit(hash, visit)) return;

@@ -24,29 +24,29 @@ namespace fab {
 
 struct AddressVectorOptions {
   AddressFormat format = AddressFormat::bundle;
-  unsigned rx_bits = 0;           // of a handle, for the receive context
-  std::uint64_t max_group = 0;    // of the domain: ids of peer groups in handles
-  std::uint32_t ep_per_node = 0;  // with `symmetric`: ports of each node, 0: as they come
-  bool symmetric = false;         // consecutive socket addresses are kept as runs (AV-5)
-  bool user_ids = false;          // completions report what set_user_id() said (AV-74)
+  unsigned rx_bits = 0;           // bits of a handle for the receive context
+  std::uint64_t max_group = 0;    // the greatest id of a peer group in a handle; 0: no groups
+  std::uint32_t ep_per_node = 0;  // with `symmetric`: ports of each node; 0: as many as come
+  bool symmetric = false;         // consecutive socket addresses are kept as runs (FI_SYMMETRIC)
+  bool user_ids = false;          // completions report what set_user_id() said (FI_AV_USER_ID)
   bool reject_duplicates = false;
-  std::uint32_t type = 2;  // kept for others that open the same named vector
+  std::uint32_t type = 2;  // enum fi_av_type, which all who open one named vector have to agree on
 };
 
-// Writes what the header of its memory says of a vector, but for the magic number, which comes last.
+// Fills in the header of a vector's memory, except for the magic number, which is written last.
 void describe(PeerHeader& header, const AddressVectorOptions& options);
 
-// Who keeps something for the peers of an address vector.
+// Is told when a peer goes, because it keeps something for each peer of an address vector.
 class PeerWatcher {
  public:
   virtual ~PeerWatcher() = default;
-  // This process took the peer out. Called without a lock, from any thread; its index may have been given
-  // anew.
+  // This process removed the peer. Called without a lock, from any thread; another peer may have the index by
+  // now.
   virtual void removed(std::uint64_t index) noexcept = 0;
 };
 
-// A table of peers: handle → address (fi_av(3)). The index in a handle is the lowest that was free (AV-11).
-// Reading takes no lock; insertion and removal take turns, one address at a time, at about a microsecond.
+// A table of peers: handle → address (fi_av(3)). The index in a handle is the lowest that was free. Reading
+// takes no lock; insertions and removals take a lock for one address at a time, about a microsecond each.
 // Where the memory is a file, all of this holds among its processes. Layout: docs/address-vectors.md.
 class AddressVector final {
  public:
@@ -57,7 +57,8 @@ class AddressVector final {
   AddressVector(const AddressVector&) = delete;
   AddressVector& operator=(const AddressVector&) = delete;
 
-  // Judges every part of addresses to insert, of which one has to be of one of `links`. Set before use.
+  // `check` judges every part of the addresses that are inserted; one part of each has to belong to one of
+  // `links`. To be set before use.
   void judge_parts(PartCheck check, std::vector<std::string> links) {
     check_ = std::move(check);
     links_ = std::move(links);
@@ -70,47 +71,47 @@ class AddressVector final {
     std::uint32_t auth = 0;           // 1 + index of an authorization key; 0: none
     std::optional<PeerId> user_id{};  // what completions report instead of the handle
   };
-  // Throws Error: invalid for what is no address of the vector's format, unreachable for one without a link
-  // of the domain (LNX-18), already for a duplicate where these are rejected, access for a vector that was
-  // opened to be read.
+  // Throws Error: invalid for what is no address of the vector's format, unreachable for an address without a
+  // link of the domain, already for a duplicate where these are rejected, access for a vector that was opened
+  // to be read.
   PeerId insert(std::string_view address, const Extra& extra);
   PeerId insert(std::string_view address) { return insert(address, Extra{}); }
-  // Several, in order, with fewer turns. extra(i) goes with address i; done(i, handle, error) tells of each,
-  // with a null error or kNoPeer.
+  // Inserts several addresses in order, and takes the lock less often. extra(i) goes with address i. done(i,
+  // handle, error) tells of each: `error` is null, or else `handle` is kNoPeer.
   using Done = std::function<void(std::size_t, PeerId, const Error*)>;
   void insert(std::span<const std::string_view> addresses, const std::function<Extra(std::size_t)>& extra,
               const Done& done);
   void remove(PeerId peer);  // throws Error(invalid) for a handle that is not there
-  // From now on tells of removals.
+  // From now on `watcher` is told of removals.
   void watch(std::weak_ptr<PeerWatcher> watcher);
 
-  // --- by handle: the receive context in it is ignored (AV-41); one with a peer group is no entry's handle
+  // --- by handle: the receive context in it is ignored; a handle with a peer group has no entry
   std::string lookup(PeerId peer) const;  // throws Error(invalid)
-  // Length of the address, whose first bytes are copied to `out` as far as there is room. Throws likewise.
+  // Length of the address. Copies as much of it to `out` as there is room for. Throws Error(invalid).
   std::size_t lookup(PeerId peer, std::span<char> out) const;
-  Name name(PeerId peer) const;  // the address as parts; a socket address is one, of kSocketLink
+  Name name(PeerId peer) const;  // the address as parts; a socket address is one part, of kSocketLink
   bool contains(PeerId peer) const noexcept;
   void set_user_id(PeerId peer, PeerId user_id);  // throws Error(invalid)
-  std::uint32_t auth(PeerId peer) const;          // as Extra::auth; throws Error(invalid)
-  // Index in a handle; nothing for kNoPeer and where a peer group is set.
+  std::uint32_t auth(PeerId peer) const;          // its Extra::auth; throws Error(invalid)
+  // The index in a handle; no value for kNoPeer, and for a handle with a peer group.
   std::optional<std::uint64_t> index_of(PeerId peer) const noexcept;
 
   // --- by index
-  // Lowest handle of a name that holds `part`, or kNoPeer: who is it that calls from there? With `auth`, only
-  // those inserted with that key.
+  // The lowest handle of a name that holds `part`, which tells who calls from there; kNoPeer if there is
+  // none. With `auth`, only among those inserted with that key.
   PeerId find(const Part& part, std::optional<std::uint32_t> auth = std::nullopt) const;
-  // Changes whenever the handle is given to another address; 0 while it is vacant.
+  // A number that changes when the index is given to another address; 0 while it is vacant.
   std::uint32_t generation(PeerId index) const noexcept;
-  // Grows after each change: as long as it is the same, what was read before still holds.
+  // Grows after each change: as long as it stays the same, what was read before holds.
   std::uint64_t changes() const noexcept { return memory_->header().changes.load(std::memory_order_acquire); }
-  // What completions report of this peer: the handle itself, or its user id (AV-73, AV-74).
+  // What completions report of this peer: the handle itself, or its user id (fi_av(3)).
   PeerId reported(PeerId index) const noexcept;
 
-  // --- by Extra::auth of an authorization key
-  // What completions report of peers that came under the key and are not here: its user id, kNoPeer before
-  // one was set, and in vectors without user ids the index of the key (AV-82).
+  // --- by authorization key: `auth` as in Extra
+  // What completions report of peers that proved the key and are not in the vector: the key's user id
+  // (kNoPeer until one is set), or in vectors without user ids the index of the key.
   PeerId reported_of_key(std::uint32_t auth) const noexcept;
-  // Nothing: the key goes. Throws Error(invalid) in vectors without user ids.
+  // No value: the key is forgotten. Throws Error(invalid) in vectors without user ids.
   void set_key_user_id(std::uint32_t auth, std::optional<PeerId> user_id);
 
   std::size_t size() const noexcept { return memory_->header().live.load(std::memory_order_relaxed); }
@@ -123,17 +124,17 @@ class AddressVector final {
   class Writing;
   void changed() noexcept;
   [[noreturn]] static void refuse(PeerId peer);
-  std::uint64_t existing(PeerId peer) const;  // index; throws
+  std::uint64_t existing(PeerId peer) const;  // its index; throws Error(invalid)
   void check_links(const std::vector<PartView>& parts) const;
   std::string_view checked(std::string_view address, std::string& canonical,
                            std::vector<PartView>& parts) const;
-  PeerId insert_now(std::string_view address, const Extra& extra);  // in the caller's turn
-  std::uint64_t remove_now(PeerId peer);                            // its index
+  PeerId insert_now(std::string_view address, const Extra& extra);  // under the writers' lock
+  std::uint64_t remove_now(PeerId peer);                            // returns its index
   void check_writable() const;
   void repair();
-  // Length of the address, 0 where there is none; its bytes are in `out` if there is room for all.
+  // Length of the address, 0 where there is none. Its bytes are in `out` if there is room for all of them.
   std::size_t read(std::uint64_t index, std::span<char> out) const;
-  bool read(std::uint64_t index, std::string& out) const;  // whatever its length; false: there is none
+  bool read(std::uint64_t index, std::string& out) const;  // false: there is none
   void hashes_of(std::string_view address, std::vector<std::uint32_t>& hashes) const;
   bool holds(std::uint64_t index, const Part& part) const;
   bool is_there(std::string_view address, std::uint32_t hash) const;
@@ -145,8 +146,8 @@ class AddressVector final {
   std::vector<std::string> links_;
   const std::unique_ptr<PeerMemory> memory_;
   PeerColumn<PeerEntry, PeerSection::entries> entries_;
-  mutable PeerColumn<std::atomic<std::uint64_t>, PeerSection::user_ids> user_ids_;  // complement; 0: none
-  mutable PeerColumn<std::atomic<std::uint32_t>, PeerSection::auths> auths_;        // as Extra::auth
+  mutable PeerColumn<std::atomic<std::uint64_t>, PeerSection::user_ids> user_ids_;  // ~id; 0: none
+  mutable PeerColumn<std::atomic<std::uint32_t>, PeerSection::auths> auths_;        // Extra::auth
   PeerRecords records_;
   PeerIndex index_;
   PeerRuns runs_;
@@ -154,7 +155,7 @@ class AddressVector final {
   std::mutex watchers_mutex_;
   std::vector<std::weak_ptr<PeerWatcher>> watchers_;
   mutable std::mutex key_ids_mutex_;
-  std::map<std::uint32_t, PeerId> key_user_ids_;  // keys are of one process: their ids are not in `memory_`
+  std::map<std::uint32_t, PeerId> key_user_ids_;  // not in `memory_`: a key belongs to one process
 };
 
 }  // namespace fab

@@ -23,8 +23,8 @@ namespace {
 constexpr const char* kFolder = "/dev/shm";
 constexpr std::uint64_t kMostAtOnce = 256 << 20;
 
-// Record locks of fcntl(2): the kernel takes them away from a process that ends, however it ends, and nothing
-// in the file has to be trusted for it. They are the process's, on one byte each.
+// Record locks of fcntl(2), each on one byte of the file. They belong to the process: the kernel releases
+// them when the process ends, however it ends, and nothing in the file has to be trusted for that.
 enum class Byte : off_t {
   writing,  // held while something is inserted or removed
   present,  // held for reading by everybody who has the file open
@@ -39,7 +39,8 @@ bool set_lock(int fd, Byte byte, short type, bool wait) noexcept {
   lock.l_len = 1;
   while (::fcntl(fd, wait ? F_SETLKW : F_SETLK, &lock) != 0) {
     if (errno == EDEADLK)
-      ::sched_yield();  // the kernel sees processes, not threads: no lock is held for long
+      ::sched_yield();  // the kernel takes two processes with threads for a deadlock; no lock is held for
+                        // long
     else if (errno != EINTR)
       return false;
   }
@@ -58,8 +59,8 @@ bool others_present(int fd) noexcept {
 
 std::string prefix() { return "pyfab-av-" + std::to_string(::geteuid()) + "-"; }
 
-// A file that this process has open, once, however many vectors use it: closing any descriptor of a file
-// would end all locks of the process on it.
+// A file that this process has open once, however many vectors use it: closing any descriptor of a file would
+// end all locks of the process on it.
 struct OpenFile {
   std::string path;
   OwnFd fd;
@@ -78,7 +79,8 @@ struct OpenFiles {
 OpenFiles& open_files() {
   static auto* const all = new OpenFiles;  // vectors may outlive every static object
   if (all->fork_generation != fork_generation()) {
-    // A child of fork() has no locks. What it inherited is the parent's: neither closed nor removed here.
+    // A child of fork() has no locks. The files that it inherited are the parent's, and are neither closed
+    // nor removed here.
     for (auto& [path, file] : all->files) {
       file->fd.release();
       [[maybe_unused]] auto* const kept = file.release();
@@ -102,12 +104,16 @@ void check_owner(int fd, const std::string& path) {
     throw Error(Errc::access, path + " is not a file of this user alone; remove it, or choose another name");
 }
 
-// Files of processes that died.
-void remove_stale(const OpenFiles& all) noexcept {
-  DIR* folder = ::opendir(kFolder);
+struct CloseFolder {
+  void operator()(DIR* folder) const noexcept { ::closedir(folder); }
+};
+
+// Removes the files of processes that died.
+void remove_stale(const OpenFiles& all) {
+  const std::unique_ptr<DIR, CloseFolder> folder(::opendir(kFolder));
   if (!folder) return;
   const std::string wanted = prefix();
-  while (const dirent* item = ::readdir(folder)) {
+  while (const dirent* item = ::readdir(folder.get())) {
     const std::string path = std::string(kFolder) + "/" + item->d_name;
     if (!std::string_view(item->d_name).starts_with(wanted) || all.files.contains(path)) continue;
     const OwnFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
@@ -117,7 +123,6 @@ void remove_stale(const OpenFiles& all) noexcept {
         same_file(fd.get(), path))
       ::unlink(path.c_str());
   }
-  ::closedir(folder);
 }
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) noexcept {
@@ -131,7 +136,7 @@ std::uint64_t length_of(int fd) noexcept {
 }
 
 void reserve(int fd, std::uint64_t from, std::uint64_t bytes) {
-  // Not only the length: a page that cannot be had later would end the process (SIGBUS).
+  // Allocates the pages too: one that cannot be had later would end the process (SIGBUS).
   if (const int error = ::posix_fallocate(fd, static_cast<off_t>(from), static_cast<off_t>(bytes));
       error != 0)
     throw Error(Errc::no_memory, "cannot enlarge the address vector by " + std::to_string(bytes) +
@@ -159,7 +164,7 @@ void check(const PeerHeader& header, const VectorName& name, const AddressVector
     refuse("was made with rx_ctx_bits=" + std::to_string(header.rx_bits) + ", not " +
            std::to_string(options.rx_bits));
   if ((header.user_ids != 0) != options.user_ids) refuse("was made with another user_id");
-  // More peers than there is room for them: then looking through them would take for ever.
+  // A damaged header may count more peers than there is room for, and a search of them would take for ever.
   std::uint64_t room = 0;
   for (const PeerRun& run : header.run)
     room =
@@ -195,7 +200,8 @@ class NamedPeerMemory final : public PeerMemory {
     const std::lock_guard lock(all.mutex);
     const std::lock_guard not_writing(file_->writing);
     if (--file_->users != 0) return;
-    // The last one of all removes it: whoever opens meanwhile waits for this lock, and then looks again.
+    // The last process removes the file. Another one that opens it meanwhile waits for this lock, and then
+    // finds that the file is gone.
     set_lock(file_->fd.get(), Byte::opening, F_WRLCK, true);
     if (set_lock(file_->fd.get(), Byte::present, F_WRLCK, false) && same_file(file_->fd.get(), file_->path))
       ::unlink(file_->path.c_str());
@@ -220,7 +226,7 @@ class NamedPeerMemory final : public PeerMemory {
       check_owner(fd, path);
       if (!set_lock(fd, Byte::opening, F_WRLCK, true))
         throw Error(Errc::no_memory, path + ": the system has no more locks");
-      if (!same_file(fd, path)) continue;  // removed since
+      if (!same_file(fd, path)) continue;  // it was removed meanwhile
       file_ = file.get();
       const bool stale = !others_present(fd) || length_of(fd) < header_bytes();
       if (stale && name.read_only) {
@@ -256,7 +262,7 @@ class NamedPeerMemory final : public PeerMemory {
     file_->writing.unlock();
   }
 
-  // What the file has for a chunk: first chunks of all sections fit into a page (PeerColumn::kFirstBits).
+  // Bytes of a chunk in the file: the first chunks of all sections fit into a page (PeerColumn::kFirstBits).
   static std::size_t bytes_of(unsigned chunk) noexcept { return std::size_t{4096} << chunk; }
 
   std::byte* attach(unsigned section, unsigned chunk) const noexcept override {

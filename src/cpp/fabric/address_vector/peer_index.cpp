@@ -49,7 +49,7 @@ std::uint32_t PeerIndex::hash(std::uint64_t seed, std::string_view link, std::ui
   return static_cast<std::uint32_t>(sum ^ (sum >> 32));
 }
 
-// New buckets go right behind the first one: many equal parts cost no more than few.
+// A new overflow bucket goes right behind the first bucket, so that many equal parts cost no more than few.
 void PeerIndex::put(std::uint64_t bucket, std::uint64_t value) {
   Bucket& first = buckets_.make(bucket);
   auto* second = const_cast<Bucket*>(next(first));
@@ -83,7 +83,7 @@ void PeerIndex::insert(std::uint32_t hash, std::uint32_t index) {
   if (indexed > count * kLoad) split();
 }
 
-// One bucket becomes two: the values whose hash has the next bit go to the new one at the end.
+// Splits one bucket in two: the values whose hash has the next bit set go to a new bucket at the end.
 void PeerIndex::split() {
   PeerHeader& header = memory_.header();
   const std::uint64_t count = header.buckets.load(std::memory_order_relaxed);

@@ -9,8 +9,8 @@
 namespace fab {
 
 // Which peers may have a given part: hash → indices, in a linear hash table of buckets of one cache line. It
-// grows by one bucket at a time, so no insertion waits for a rehash. Writers hold the memory's lock; readers
-// take none: they look at index_version before and after, and ask again if it changed.
+// grows by one bucket at a time, so no insertion waits for a rehash. Writers hold the memory's lock. Readers
+// take none: they look at index_version before and after, and search again if it changed.
 class PeerIndex {
  public:
   explicit PeerIndex(PeerMemory& memory) : memory_(memory), buckets_(memory), overflow_(memory) {}
@@ -18,7 +18,7 @@ class PeerIndex {
   static std::uint32_t hash(std::uint64_t seed, std::string_view link, std::uint16_t context,
                             std::string_view bytes) noexcept;
 
-  // Brings in what insert() and erase() will touch.
+  // Prefetches what insert() and erase() will touch.
   void prefetch(std::uint32_t hash) const noexcept {
     const std::uint64_t count = memory_.header().buckets.load(std::memory_order_relaxed);
     if (const Bucket* bucket = count ? buckets_.find(bucket_of(hash, count)) : nullptr)
@@ -27,7 +27,8 @@ class PeerIndex {
   void insert(std::uint32_t hash, std::uint32_t index);
   void erase(std::uint32_t hash, std::uint32_t index) noexcept;
   void clear() noexcept;  // forgets everything, keeps the memory
-  // visit(index) for each that may be meant. False if a writer was at it all the time: then nothing is known.
+  // Calls visit(index) for each peer that may have the part. False if writers kept changing the table: then
+  // the calls prove nothing.
   template <class Visit>
   bool visit(std::uint32_t hash, Visit&& visit) const {
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
@@ -72,7 +73,7 @@ class PeerIndex {
         if (value && value >> 32 == hash) visit(static_cast<std::uint32_t>(value) - 1);
       }
   }
-  // A table that somebody is changing, or a damaged one, may lead in circles.
+  // Limits a search, because a table that is being changed, or is damaged, may lead in circles.
   std::uint64_t most_steps() const noexcept {
     const PeerHeader& header = memory_.header();
     return 2 + std::min<std::uint64_t>(header.overflow_used.load(std::memory_order_relaxed),

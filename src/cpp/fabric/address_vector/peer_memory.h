@@ -31,20 +31,20 @@ inline constexpr unsigned kPeerSections = 9, kPeerChunks = 27;
 // One peer. Written under the lock of writers; `generation` says whether the rest counts.
 struct PeerEntry {
   std::atomic<std::uint32_t> generation;  // 0: vacant
-  std::atomic<std::uint32_t> form;        // kFormMask: number of the shape; and the bits below
+  std::atomic<std::uint32_t> form;        // the number of the shape (kFormMask), and the bits below
   std::atomic<std::uint32_t> record;      // first word of what differs from the shape
 };
 static_assert(sizeof(PeerEntry) == 12);
 inline constexpr std::uint32_t kFormMask = 0xffff, kFormRaw = 0xffff;  // kFormRaw: length, then all bytes
-inline constexpr std::uint32_t kFormTouched = 1u << 31;  // no run speaks for this index any more
-inline constexpr std::uint32_t kFormUserId = 1u << 30;   // PeerSection::user_ids says what is reported
+inline constexpr std::uint32_t kFormTouched = 1u << 31;  // what a run says of this index holds no longer
+inline constexpr std::uint32_t kFormUserId = 1u << 30;   // PeerSection::user_ids has what is reported
 
-// Consecutive addresses, one word for thousands of them: `services` ports of one node, then the next node.
+// Any number of consecutive addresses: `services` ports of one node, then those of the next node.
 struct PeerRun {
   std::atomic<std::uint64_t> first, count;  // indices
-  std::atomic<std::uint32_t> generation;    // of all of them
+  std::atomic<std::uint32_t> generation;    // of all these addresses
   std::atomic<std::uint32_t> services;      // ports of a node; 0: the first node is not complete yet
-  std::array<std::atomic<std::uint64_t>, 4> address;  // of the first: packed, zeros behind
+  std::array<std::atomic<std::uint64_t>, 4> address;  // the first one, packed, with zeros behind
   std::atomic<std::uint32_t> length, unused;
 };
 
@@ -58,7 +58,7 @@ struct PeerHeader {
   std::uint64_t magic, seed;
   std::uint32_t version, format, rx_bits, user_ids, type, ep_per_node;
   std::uint64_t map_address;
-  // --- of writers: nonzero while one is inside; read after its death
+  // --- for writers; `writing` is not 0 while one has the lock, and stays so if it dies
   std::atomic<std::uint32_t> writing;
   std::atomic<std::uint32_t> next_generation;
   std::atomic<std::uint64_t> changes;     // AddressVector::changes()
@@ -99,7 +99,7 @@ class PeerMemory {
     return create(section, chunk, bytes);
   }
 
-  // For writers: nobody else changes anything until it goes.
+  // The writers' lock: nobody else changes anything while it is held.
   class Lock {
    public:
     explicit Lock(PeerMemory& memory) : memory_(memory) { memory_.lock(); }
@@ -136,7 +136,8 @@ constexpr std::size_t peer_chunk_bytes(unsigned chunk) noexcept {
   return sizeof(T) << (kFirstBits + chunk);
 }
 
-// The array of one section. Chunk i holds 1 << (kFirstBits + i) items, of at least a page.
+// The array of one section. Chunk i holds 1 << (kFirstBits + i) items; kFirstBits makes the first chunk about
+// a page.
 template <class T, PeerSection kSection>
 class PeerColumn {
  public:

@@ -11,13 +11,13 @@ namespace {
 
 constexpr std::size_t kMaxAddress = 1 << 20;
 constexpr std::size_t kMaxShaped = 1 << 16;  // longer addresses are kept as they are
-constexpr std::size_t kGap = 4;              // a run goes on over so many equal bytes
+constexpr std::size_t kGap = 4;              // equal bytes that do not end a run
 constexpr std::size_t kExact = 47;           // records up to here have lists of their own length
 constexpr std::uint64_t kMaxWords = std::numeric_limits<std::uint32_t>::max();
 
 constexpr std::size_t words_for(std::size_t bytes) noexcept { return (bytes + 7) / 8; }
 
-// List that a record of so many words is freed to, and the words that it really takes.
+// The free list for a record of some size, and how many words the record really takes.
 struct Class {
   std::size_t list, words;
 };
@@ -151,7 +151,7 @@ std::uint32_t PeerRecords::shape_for(std::string_view address) {
     if (!same_length(known)) continue;
     if (fits(*known, address)) return last_ = number;
     if (count == kMaxShapes) continue;
-    // The same shape with more places: where this address differs as well.
+    // A copy of the known shape, with the places added where this address differs.
     std::vector<bool> differs(address.size());
     for (std::size_t i = 0; i < address.size(); ++i) differs[i] = address[i] != known->base[i];
     for (const Run& run : known->runs)

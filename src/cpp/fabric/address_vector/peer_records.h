@@ -11,8 +11,8 @@ namespace fab {
 // The bytes of addresses, packed: peers of one job differ in few bytes, so an address is kept as the number
 // of a *shape* (a whole address, and where others of its length differ from it) and the bytes at those
 // places. Shapes come from the addresses themselves and are never changed. Writers hold the memory's lock;
-// readers need none, and whoever reads while the record is freed reads rubbish, which the entry's generation
-// tells.
+// readers need none. What is read from a record that is freed meanwhile has no meaning, and the entry's
+// generation shows that.
 class PeerRecords {
  public:
   explicit PeerRecords(PeerMemory& memory) : memory_(memory), words_(memory) {}
@@ -25,7 +25,8 @@ class PeerRecords {
   };
   Stored store(std::string_view address);  // throws Error(no_memory)
   void release(Stored stored) noexcept;
-  // Length of the address and, if `room` suffices, its bytes in `out`. Of rubbish 0, or anything.
+  // Length of the address and, if `room` suffices, its bytes in `out`. For a record that is freed meanwhile
+  // the result has no meaning.
   std::size_t read(Stored stored, char* out, std::size_t room) const;
 
  private:
@@ -41,11 +42,11 @@ class PeerRecords {
 
   const Shape* shape(std::uint32_t number) const;  // null if there is none, or it is not valid
   static bool fits(const Shape& shape, std::string_view address) noexcept;
-  std::uint32_t shape_for(std::string_view address);  // kFormRaw: keep all of it
+  std::uint32_t shape_for(std::string_view address);  // kFormRaw: none, keep the whole address
   std::uint32_t add_shape(const Shape& shape);
   std::uint32_t allocate(std::size_t words);
   void free(std::uint32_t record, std::size_t words) noexcept;
-  // Words of one record; null if it is not all there.
+  // The words of one record; null if not all of them are there.
   Word* words(std::uint32_t record, std::size_t count) const noexcept;
   void write(std::uint32_t record, std::string_view bytes);
 

@@ -38,7 +38,7 @@ std::size_t PeerRuns::base(const PeerRun& run, Packed& out) noexcept {
   return std::min<std::size_t>(run.length.load(std::memory_order_relaxed), out.size());
 }
 
-// On the bytes themselves: this is what looking up costs.
+// Works on the packed bytes, because lookups spend their time here.
 std::size_t PeerRuns::at(const PeerRun& run, std::uint64_t nodes, std::uint64_t ports, Packed& out) noexcept {
   const std::size_t length = base(run, out);
   const bool v6 = length == sizeof(sockaddr_in6);

@@ -10,14 +10,14 @@
 
 namespace fab {
 
-// Consecutive socket addresses (FI_SYMMETRIC): all ports of one node, then those of the next. A run is a few
-// words, however many addresses it holds. Writers hold the memory's lock; readers need none.
+// Consecutive socket addresses (FI_SYMMETRIC): all ports of one node, then those of the next node. A run is a
+// few words, however many addresses it holds. Writers hold the memory's lock; readers need none.
 class PeerRuns {
  public:
   explicit PeerRuns(PeerMemory& memory) noexcept : memory_(memory) {}
 
-  // Whether `address` is what comes next in a run that ends at `index`, or starts a new run; then the index
-  // belongs to it.
+  // Whether `address` continues a run that ends before `index`, or starts a new run. If so, the index belongs
+  // to that run.
   bool append(std::uint64_t index, std::string_view address, std::uint32_t generation);
   // Generation of the run that holds the index; 0: none does.
   std::uint32_t generation(std::uint64_t index) const noexcept;
@@ -37,7 +37,7 @@ class PeerRuns {
   }
   const PeerRun* run_of(std::uint64_t index) const noexcept;
   static std::size_t base(const PeerRun& run, Packed& out) noexcept;
-  // The address so many places behind the first; 0: there is none.
+  // The address `nodes` and `ports` behind the first one of the run; 0: there is none.
   static std::size_t at(const PeerRun& run, std::uint64_t nodes, std::uint64_t ports, Packed& out) noexcept;
   static std::optional<std::uint64_t> index_of(const PeerRun& run, std::string_view address);
 

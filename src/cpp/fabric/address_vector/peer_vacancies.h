@@ -9,8 +9,8 @@
 
 namespace fab {
 
-// Vacant indices below PeerHeader::used: a bitmap with two summaries above it, so that the lowest one is
-// found in a few steps, however many are vacant (AV-11). For writers, who hold the memory's lock.
+// Vacant indices below PeerHeader::used: a bitmap with two summaries above it, so that the lowest vacant
+// index is found in a few steps, however many there are. For writers, who hold the memory's lock.
 class PeerVacancies {
  public:
   explicit PeerVacancies(PeerMemory& memory)
@@ -54,7 +54,7 @@ class PeerVacancies {
     column.make(bit >> 6).fetch_or(std::uint64_t{1} << (bit & 63), std::memory_order_relaxed);
   }
   template <class Column>
-  static bool clear(Column& column, std::uint64_t bit) {  // whether the word is empty now
+  static bool clear(Column& column, std::uint64_t bit) {  // true if the word is empty now
     const std::uint64_t mask = std::uint64_t{1} << (bit & 63);
     Word* word = column.find(bit >> 6);
     return !word || (word->fetch_and(~mask, std::memory_order_relaxed) & ~mask) == 0;

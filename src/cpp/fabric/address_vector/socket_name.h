@@ -18,14 +18,14 @@ enum class AddressFormat : std::uint32_t {
   any_sockaddr,  // either
 };
 
-// The part that a packed socket address stands for: whoever listens there.
+// The link of the part that a packed socket address stands for.
 inline constexpr std::string_view kSocketLink = "sockaddr";
 
 std::string pack(const SocketAddress& address);  // padding and flow information are zero
-// Nothing for what is no IPv4 or IPv6 socket address, or has port 0.
+// No value for what is no IPv4 or IPv6 socket address, or has port 0.
 std::optional<SocketAddress> unpack(std::string_view bytes);
-// The address `nodes` further on (with carry over all of its bits) and `ports` further; nothing beyond the
-// last.
+// The address `nodes` further on (with carry over all of its bits) and `ports` further; no value beyond the
+// last one.
 std::optional<SocketAddress> advance(const SocketAddress& from, std::uint64_t nodes, std::uint64_t ports);
 
 // "fi_sockaddr_in://1.2.3.4:80", "fi_sockaddr_in6://[::1]:80", "fi_sockaddr_ib://[gid]:0xpkey:0xps:0xscope",

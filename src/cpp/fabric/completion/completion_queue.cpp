@@ -36,7 +36,8 @@ void CompletionQueue::append(const Completion& completion) noexcept {
   }
 }
 
-// What a peer did is told nowhere else; the outcome of an own operation is also in the operation.
+// Forgets the oldest entry of an own operation, whose outcome is also in the operation. Entries for what
+// peers did stay: nothing else tells of that.
 bool CompletionQueue::forget_own() noexcept {
   constexpr std::uint32_t kOfPeers = completion_flag::kRemoteWrite | completion_flag::kMore;
   const auto at = [&](std::size_t i) -> Completion& { return ring_[(head_ + i) % ring_.size()]; };

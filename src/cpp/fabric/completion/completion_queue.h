@@ -11,19 +11,19 @@
 namespace fab {
 
 // A ring of completions, shared by any number of contexts and threads. When it is full, a queue that the user
-// sized refuses operations before they start (reserve); entries that cannot be refused (remote data) are
-// counted as lost and the next read throws Error(overrun). A queue that an endpoint made for itself forgets
+// sized refuses operations before they start (reserve()). Entries that cannot be refused (remote data) are
+// counted as lost, and the next read throws Error(overrun). A queue that an endpoint made for itself forgets
 // its oldest entries instead: the operations hold their outcomes anyway.
 class CompletionQueue final {
  public:
   enum class WhenFull { refuse, forget_oldest };
   CompletionQueue(std::size_t size, WhenFull when_full);
 
-  // For operations: a place that push() will find. False: full.
+  // Reserves a place that push() of an operation's outcome will use. False: full.
   bool reserve() noexcept;
   void unreserve() noexcept;
   void push(const Completion& completion) noexcept;         // into a reserved place
-  void push_remote(const Completion& completion) noexcept;  // not announced by reserve()
+  void push_remote(const Completion& completion) noexcept;  // without a reserved place
 
   // Takes up to out.size() entries, oldest first. Throws Error(overrun) once after entries were lost.
   std::size_t read(std::span<Completion> out);
@@ -35,7 +35,7 @@ class CompletionQueue final {
 
  private:
   void append(const Completion& completion) noexcept;
-  bool forget_own() noexcept;  // false: all entries are of peers
+  bool forget_own() noexcept;  // false: all entries tell of peers
 
   mutable std::mutex mutex_;
   std::vector<Completion> ring_;

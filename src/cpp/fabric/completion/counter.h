@@ -8,8 +8,8 @@
 
 namespace fab {
 
-// Counts completions or remote accesses. Lives in the domain's segment, so that a peer on the node raises it
-// itself, after the data it counts (MR-59). Reading `value` and then the data is safe.
+// Counts completions or remote accesses. It lives in the domain's segment, so that a peer on the node raises
+// it by itself, after the data it counts: whoever reads value() sees the data that it counts.
 class Counter final {
  public:
   Counter(CounterCell& cell, std::uint32_t index) noexcept : cell_(cell), index_(index) {}

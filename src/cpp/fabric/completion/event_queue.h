@@ -25,9 +25,9 @@ struct Event {
   PeerId peer = kNoPeer;
   std::uint64_t context = 0;
   std::uint64_t data = 0;
-  std::string text{};  // of the error, where more is known than describe() says
-  std::array<char, 32>
-      link_name{};  // over which the loss was found, ends with a zero; empty: none in particular
+  std::string text{};  // what went wrong, where more is known than describe() says
+  // The link over which the loss was found, ended by a zero; empty: none in particular.
+  std::array<char, 32> link_name{};
 
   std::string_view link() const noexcept { return link_name.data(); }
 };
@@ -43,22 +43,23 @@ struct Loss {
 // Events in the order in which they were told, for the program to read. Thread-safe.
 //
 // Losses come from outside, so their number is limited: the queue has room for some from the beginning, and
-// counts those for which there is none left; the next read tells of them. Events that the program called for
-// itself, one for each call, always have a place.
+// counts those that find no room, of which the next read tells. Events that the program asked for, one for
+// each call, always have a place.
 class EventQueue final {
  public:
   static constexpr std::int64_t kLosses = 1024, kMostLosses = 1 << 20;
-  // With room for so many losses; throws Error(invalid).
+  // With room for `losses`; throws Error(invalid) outside of 1 to kMostLosses.
   explicit EventQueue(std::int64_t losses = kLosses);
 
-  // A place for one event, made when the program calls for what the event will tell the end of.
+  // A place for one event. It is made when the call starts whose end the event will tell, so that push()
+  // needs no memory.
   using Place = std::list<Event>;
   static Place make_place() { return Place(1); }
   void push(Place place) noexcept;
   void push(Event event) { push(Place{std::move(event)}); }
   void tell_lost(const Loss& loss) noexcept;
 
-  // The oldest event. Throws Error(overrun) once after losses had no room.
+  // The oldest event. Throws Error(overrun) once after losses that had no room.
   std::optional<Event> read();
   bool empty() const noexcept;
   std::size_t size() const noexcept { return size_; }  // losses that it has room for
@@ -68,8 +69,8 @@ class EventQueue final {
   const std::size_t size_;
   mutable std::mutex mutex_;
   std::list<Event> events_;
-  std::list<Event> room_;      // for losses
-  std::uint64_t overrun_ = 0;  // losses that had none
+  std::list<Event> room_;      // unused places for losses
+  std::uint64_t overrun_ = 0;  // losses that found no place
   Wakeup wakeup_;
 };
 

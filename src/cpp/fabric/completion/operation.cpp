@@ -43,8 +43,8 @@ void Operation::tell(const Completion& what) noexcept {
 }
 
 void Operation::finish() noexcept {
-  // Who waits for done() may free an operation that has no hook, so everything that is still needed is read
-  // first.
+  // A thread that waits for done() may free an operation without a hook at once, so what is still needed is
+  // read first.
   Counter* const counter = counter_;
   const Hook hook = hook_;
   const Errc error = completion_.error;

@@ -10,7 +10,7 @@ namespace fab {
 class CompletionQueue;
 class Counter;
 
-// One operation of the user: one outcome, however many transfers it became. Owned by whoever started it, who
+// One operation of the user: one outcome, however many transfers it became. Whoever started it owns it, and
 // keeps it (and the local memory) alive until done(), and, if it has a hook, until the hook was called.
 // settle() and the hook run under the lock of the context that moves it.
 class Operation {
@@ -45,16 +45,20 @@ class Operation {
       completion_.error = error;
     if (--open_parts_ == 0) finish();
   }
-  // A part ended that was a message, or a receive for messages: what is told of it.
+  // One part ended that was a message, or a receive for messages; `what` is its outcome.
   void end_receive(const Completion& what) noexcept;
-  // One message of many, told at once; the part is settled besides.
+  // Puts an entry for one message of a receive for many into the queue. The message's part is settled
+  // separately.
   void tell(const Completion& what) noexcept;
   // Nothing was posted: the outcome is the caller's exception, not a queue entry.
   void withdraw() noexcept;
-  // Its parts are the pieces of one array, an atomic on which counts once at the target.
+  // Gives the operation a number: its parts are the pieces of one array, and the atomic on it counts once at
+  // the target.
   void begin_array() noexcept;
-  std::uint32_t array() const noexcept { return array_; }  // a number of its own in this process; 0: no array
-  void belongs_to(std::uint32_t array) noexcept { array_ = array; }  // a part that is an operation itself
+  std::uint32_t array() const noexcept { return array_; }  // unique in this process; 0: no array
+  void belongs_to(std::uint32_t array) noexcept {
+    array_ = array;
+  }  // for a piece that is an operation itself
   // The rest of the parts will not happen (they were not posted).
   void abandon(std::uint32_t parts, Errc error) noexcept;
 

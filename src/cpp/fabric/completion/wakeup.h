@@ -15,7 +15,7 @@ class Wakeup {
   void wake() const noexcept {
     if (wake_) wake_();
   }
-  // After the change that a waiter looks for.
+  // To be called after the change that a waiter looks for.
   void notify() const noexcept {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (waiters_.load(std::memory_order_relaxed) != 0 && wake_) wake_();

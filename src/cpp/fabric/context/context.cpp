@@ -36,18 +36,17 @@ Context::~Context() {
     close();
     return;
   }
-  // In a child of fork() the connections are the parent's: nothing of them may be touched, not even to say
-  // goodbye.
+  // In a child of fork() the connections are the parent's: nothing may be sent on them, not even their end.
   paths_.leave_to_parent();
   [[maybe_unused]] auto* const endpoint = endpoint_.release();
 }
 
-// Messages that count as sent survive that this side goes, as far as their receivers read them soon. Others
-// get the lock in between.
+// Waits for a while until receivers have read the messages that count as sent, because they are lost when
+// this side is gone. Others get the lock in between.
 void Context::linger(Driver::Turn& turn) {
-  constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
+  constexpr std::chrono::milliseconds kLongest(200);  // docs/messages.md
   constexpr std::chrono::microseconds kLook(20);
-  const Deadline deadline = Deadline::in(kFarewell);
+  const Deadline deadline = Deadline::in(kLongest);
   const auto anybody = [this] {
     bool any = false;
     for (Lingerer& one : lingerers_) any |= one.lingers();
@@ -75,7 +74,8 @@ std::vector<std::string> Context::socket_names() const {
   return endpoint_ ? endpoint_->socket_names() : std::vector<std::string>{};
 }
 
-// Calls what uses a path, without the lock, and asks the user as often as that takes.
+// Calls `call`, which uses a path. When it needs an answer of the user first, asks without the lock and calls
+// it again.
 template <class Call>
 auto Context::asking(const Call& call) {
   for (;;) {
@@ -111,7 +111,7 @@ std::size_t Context::post(PeerId peer, std::span<const Transfer> batch, Room& ro
         return post_slice(peer, slice, room);
       });
     } catch (...) {
-      if (posted == 0) throw;  // otherwise the next call says it
+      if (posted == 0) throw;  // else the next call to post() throws it
     }
     posted += taken;
     if (taken < slice.size()) break;

@@ -25,9 +25,9 @@
 namespace fab {
 
 // One transmit and receive side with one lock, the driver's. Threads that use different contexts share
-// nothing on the fast path; threads that use one are safe. A Context puts four things together: the Driver
-// says who moves it, the PathTable has the ways to its peers, the Inbox what comes from them, and the
-// PeerHandles what their handles mean.
+// nothing on the fast path; several threads may use one context. A Context puts four things together: the
+// Driver says who moves it, the PathTable has the ways to its peers, the Inbox has what comes from them, and
+// the PeerHandles say what their handles mean.
 class Context final : public PeerWatcher, private Tidier {
  public:
   struct Parameters {
@@ -35,11 +35,11 @@ class Context final : public PeerWatcher, private Tidier {
     std::uint16_t cell = 0;   // within the domain
     AuthKeys keys = AuthKeys(1);
     const PostRules* rules;  // outlives the context
-    bool exempt = false;     // from what the domain's mr_mode asks of programs
-    unsigned rx_bits = 0;    // of handles: AddressVector's receive contexts
+    bool exempt = false;     // true: the domain's mr_mode demands nothing of the program
+    unsigned rx_bits = 0;    // bits of a handle for the receive context
     std::uint64_t max_group_id = kMaxGroupId;
     bool directed_receive = true;  // receives may name their source
-    bool shared_receives = true;   // false: they must (LNX-48)
+    bool shared_receives = true;   // false: receives must name their source
     std::shared_ptr<AddressVector> peers;
     std::shared_ptr<CompletionQueue> completions;
     std::function<void()> wake_domain;
@@ -55,40 +55,40 @@ class Context final : public PeerWatcher, private Tidier {
   std::vector<Part> parts() const;
   std::vector<std::string> socket_names() const;
 
-  // Posts a prefix of `batch` to `peer`, opening the path on first use; returns its length. Others who want
-  // the lock get it after each slice. Throws
-  // Error(invalid) for an unknown handle or for local memory that breaks the rules of the domain,
-  // Error(unreachable) where no link leads there and Error(closed)
-  // after close(); nothing was posted then.
+  // Posts a prefix of `batch` to `peer`, opening the path on first use; returns the prefix's length. Others
+  // who want the lock get it after each slice. Throws Error(invalid) for an unknown handle or for local
+  // memory that breaks the rules of the domain, Error(unreachable) where no link leads there and
+  // Error(closed) after close(); nothing was posted then.
   using Room = fab::Room;
   std::size_t post(PeerId peer, std::span<const Transfer> batch, Room& room);
   std::size_t post(PeerId peer, std::span<const Transfer> batch) {
     Room room;
     return post(peer, batch, room);
   }
-  // The same for what is no more than a slice, unless somebody holds the lock or the user has to be asked.
+  // Posts as post() does. No value, and nothing was posted, if `batch` is more than a slice, if somebody
+  // holds the lock, or if the user has to be asked.
   std::optional<std::size_t> try_post(PeerId peer, std::span<const Transfer> batch, Room& room);
-  // After `fruitless` posts in a row that found the path full: one turn of progress, or a nap once that did
-  // not help for long.
+  // To be called after `fruitless` posts in a row that found the path full: makes one turn of progress, or
+  // sleeps briefly once that has not helped for long.
   void make_room(unsigned fruitless);
-  // Settles parts of an operation that were never posted.
+  // Settles `parts` of an operation that were never posted.
   void abandon(Operation& operation, std::uint32_t parts, Errc error);
-  // Settles a part of an operation that moved without this context.
+  // Settles one part of an operation whose bytes moved without this context.
   void settle(Operation& operation, Errc error, std::uint64_t bytes);
   void hint(PeerId peer, const RemoteRegion& region);  // Path::hint; opens the path if need be
-  PathCounts counts(PeerId peer);  // of the path now open, or that ended last; zero if there was none
+  PathCounts counts(PeerId peer);  // of the open path, or of the one that ended last; zero if there was none
   PathReport report(PeerId peer);  // opens the path if need be
   Reach reaches(PeerId peer) const;
 
-  // Driver::wait and Driver::progress.
+  // As in Driver.
   bool wait(const std::function<bool()>& done, Deadline deadline) { return driver_.wait(done, deadline); }
   bool progress(bool look = true) { return driver_.progress(look); }
-  // What has to settle for `peer` (kNoPeer: for all) to be flushed: everything posted before the call, so
-  // that flushing ends under endless posting. flushed() waits for it, in as many calls as the caller likes;
-  // false: out of time.
+  // What has to settle before `peer` (kNoPeer: every peer) is flushed: everything that was posted before the
+  // call, so that flushing ends while others go on posting. flushed() waits for it, in as many calls as the
+  // caller likes; false: out of time.
   std::vector<FlushGoal> flush_goals(PeerId peer);
   bool flushed(std::vector<FlushGoal>& goals, Deadline deadline);
-  // From now on `events` are told of peers and links that are lost; null: nobody is.
+  // From now on `events` is told of peers and links that are lost; null: nobody is told.
   void bind(std::shared_ptr<EventQueue> events);
   // Runs `work` with the lock held, unless the context is closed.
   void locked(const std::function<void(Endpoint&)>& work);

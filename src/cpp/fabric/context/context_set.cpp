@@ -112,9 +112,9 @@ void ContextSet::choose_lead() {
   segment_.header().waiter_cell.store(lead_ ? lead_->cell() : 0);
 }
 
-void ContextSet::kick() noexcept {
+void ContextSet::wake() noexcept {
   const std::lock_guard lock(lead_mutex_);
-  if (lead_) lead_->driver().kick();
+  if (lead_) lead_->driver().wake();
   idle_wake_.notify_all();
 }
 

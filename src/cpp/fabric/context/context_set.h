@@ -53,10 +53,10 @@ class ContextSet final {
   void end_thread(const std::shared_ptr<void>& owner);
 
   // Drives the first context until `done()` or the deadline, and returns; without a context it waits for
-  // kick(). `others`: nobody else drives the other contexts.
+  // wake(). `others`: nobody else drives the other contexts.
   void wait(const std::function<bool()>& done, Deadline deadline, bool others);
   void progress();
-  void kick() noexcept;  // wakes those in wait()
+  void wake() noexcept;  // wakes those in wait()
   // Calls it with each context, while others may come and go.
   template <class Visit>
   void visit(const Visit& visit) {

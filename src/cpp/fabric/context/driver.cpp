@@ -12,20 +12,21 @@ namespace fab {
 namespace {
 
 using std::chrono::microseconds;
-// A spinning leader looks about this often at the clock and at others who want the lock, and at the poller,
-// which is a system call: the less often, the longer it found nothing. Where turns are short, that is every
-// so many of them; one that moved something counts as many.
+// How often a spinning leader looks at the clock (and at others who want the lock), and how often at the
+// poller, which is a system call: the less often, the longer it found nothing there. Looks at the clock are
+// counted in turns, so that short turns need none each.
 constexpr std::chrono::nanoseconds kClockPeriod(500), kLeastPollerPeriod = microseconds(2),
                                                       kMostPollerPeriod = microseconds(32);
 constexpr unsigned kMostClockTurns = 64, kPollerTurns = 2048, kTurnsOfMove = 16;
-// Who leads for longer than this says so, and then hands the context back: the progress thread need not look
-// for its end, which would interrupt large copies on a busy processor.
+// A caller that leads for longer than this says so, and wakes the progress thread when it ends. Then that
+// thread need not look for the end again and again, which would interrupt large copies on a busy processor.
 constexpr std::chrono::nanoseconds kStays = microseconds(100);
-// How long a leader polls before it sleeps: longer than a peer takes to copy a MiB, since waking somebody up
-// costs as much. After a while it lets others have the processor in between, who may be that peer.
+// Limits of how long a leader polls before it sleeps. The upper one is longer than a peer takes to copy a
+// MiB, because waking a thread costs as much. After kYieldsAfter it yields the processor in between, maybe to
+// that peer.
 constexpr std::chrono::nanoseconds kLeastSpin = microseconds(1), kMostSpin = microseconds(250),
                                    kYieldsAfter = microseconds(5);
-// A follower looks by itself after this long.
+// A follower looks by itself after this time.
 constexpr std::chrono::seconds kFollows(1);
 
 }  // namespace
@@ -51,7 +52,8 @@ void Driver::Turn::pause(std::chrono::nanoseconds time) {
 bool Driver::move(bool look) noexcept {
   const OverlapWatch::Visit visit(moving_);
   slice_.begin();
-  // However much moves, the poller has its turns: timers, ends of processes, connections.
+  // However much moves, the poller is looked at now and then: it tells of timers, ends of processes,
+  // connections.
   bool moved = turns_ >= kPollerTurns && look_at_poller();
   if (endpoint_ && endpoint_->progress()) {
     moved = true;
@@ -72,12 +74,13 @@ bool Driver::look_at_poller() noexcept {
   return true;
 }
 
-// What was taken may have been all that would wake the progress thread: nobody would do then what is left for
-// a turn in which nothing moves. Without a thread, somebody else sleeps on the descriptor.
+// The events that a caller took may have been all that would wake the progress thread, and the work that is
+// left for a turn in which nothing moves would not be done. So the thread is woken here. Without a thread,
+// somebody else sleeps on the descriptor, and the endpoint is armed again.
 void Driver::wake_thread() noexcept {
   if (!armed() || !armed_.exchange(false)) return;
-  if (hand_back_)
-    hand_back_();
+  if (wake_thread_)
+    wake_thread_();
   else if (endpoint_)
     endpoint_->arm();
 }
@@ -94,7 +97,7 @@ bool Driver::progress(bool look) {
   return moved;
 }
 
-// A caller that waits, as the progress thread sees it. Under the lock.
+// Counts a caller that waits, for the progress thread to see. Used under the lock.
 class Driver::Caller {
  public:
   explicit Caller(Driver& driver) noexcept : driver_(driver) { come(); }
@@ -122,8 +125,8 @@ class Driver::Leader {
     driver_.led_ = false;
     driver_.change((driver_.state() & ~kStaying) + kRound);
     driver_.wake_followers();
-    // The progress thread may rely on what was announced.
-    if (announced_ && driver_.hand_back_) driver_.hand_back_();
+    // The progress thread relies on this when it was told that the leader stays.
+    if (told_ && driver_.wake_thread_) driver_.wake_thread_();
   }
 
  private:
@@ -142,8 +145,8 @@ class Driver::Leader {
     }
   }
 
-  // What the poller tells of and what the links look after by themselves take turns, each with a slice. True
-  // if it was the poller's.
+  // What the poller tells of and what the links look after by themselves have turns with a slice each. True
+  // if this turn was the poller's.
   bool move() noexcept {
     if (!std::exchange(polls_, false)) {
       moved_ |= driver_.move(false);
@@ -165,8 +168,8 @@ class Driver::Leader {
     else
       driver_.clock_turns_ = std::max(1u, driver_.clock_turns_ / 2);
     last_ = now;
-    if (!announced_ && now - start_ >= kStays) {
-      announced_ = true;
+    if (!told_ && now - start_ >= kStays) {
+      told_ = true;
       driver_.change(driver_.state() | kStaying);
     }
     if (!looked && now - looked_ >= driver_.poller_period_) {
@@ -175,8 +178,8 @@ class Driver::Leader {
     }
   }
 
-  // Others get the lock in between to post, if they want it, and the processor if nothing moves; true: after
-  // that there is nothing left to poll for.
+  // Gives the lock to others that want it, and with `yields` the processor as well. True if there is nothing
+  // left to poll for after that.
   bool let_others_in(bool yields) {
     if (!yields && !driver_.mutex_.wanted()) return false;
     lock_.unlock();
@@ -188,10 +191,10 @@ class Driver::Leader {
   }
 
   void sleep() {
-    announced_ = true;
+    told_ = true;
     driver_.state_.store(driver_.state() | kAsleep, std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    driver_.wake_followers();  // a kick() before this line found nobody asleep
+    driver_.wake_followers();  // a wake() before this line found nobody asleep
     finished_ = done_();
     if (!finished_ && driver_.endpoint_ && driver_.endpoint_->arm()) {
       lock_.unlock();
@@ -203,7 +206,7 @@ class Driver::Leader {
     if (driver_.endpoint_) driver_.move(true);
   }
 
-  // How long to poll the next time: longer where that spared the sleep, or would have.
+  // Learns how long to poll the next time: longer where polling spared the sleep, or would have spared it.
   void learn() noexcept {
     std::chrono::nanoseconds& spin = driver_.spin_;
     if (!slept_)
@@ -217,11 +220,11 @@ class Driver::Leader {
   Lock& lock_;
   const std::function<bool()>& done_;
   const Deadline deadline_;
-  Clock::time_point start_, idle_since_, last_, looked_;  // since the first look at the clock
+  Clock::time_point start_, idle_since_, last_, looked_;  // set at the first look at the clock
   bool finished_ = false;
-  bool announced_ = false;  // that the context will be handed back
-  bool moved_ = false;      // since the last look at the clock
-  bool polls_ = false;      // the next turn is the poller's
+  bool told_ = false;   // the progress thread was told that it will be woken
+  bool moved_ = false;  // since the last look at the clock
+  bool polls_ = false;  // the next turn is the poller's
   bool slept_ = false;
 };
 
@@ -239,7 +242,7 @@ bool Driver::wait(const std::function<bool()>& done, Deadline deadline) {
   bool looked = false;
   while (!finished && endpoint_) {
     if (deadline.passed()) {
-      // Even a caller without patience moves what is there: under manual progress nobody else does.
+      // A caller whose deadline has passed moves once what is there: under manual progress nobody else does.
       if (looked || led_) break;
       move(true);
     } else if (!led_) {
@@ -250,7 +253,8 @@ bool Driver::wait(const std::function<bool()>& done, Deadline deadline) {
     looked = true;
     finished = done();
     if (notice_ && !finished) {
-      // Callbacks may wait themselves, or take long: meanwhile this thread is nobody who moves anything.
+      // Callbacks may wait themselves, or take long. Meanwhile this thread moves nothing, so it does not
+      // count.
       caller.go();
       unlock(lock);
       lock.lock();
@@ -271,13 +275,13 @@ void Driver::turn() {
     follow(lock, Deadline::in(kFollows));
   } else if (endpoint_) {
     move(false);
-    spin_ = std::min(kMostSpin, spin_ + microseconds(1));  // as Leader::learn() where nobody slept
+    spin_ = std::min(kMostSpin, spin_ + microseconds(1));  // as Leader::learn() after a round without sleep
   }
   caller.go();
   unlock(lock);
 }
 
-void Driver::kick() noexcept {
+void Driver::wake() noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (state() & kAsleep) waker_.wake();
 }
@@ -287,7 +291,7 @@ void Driver::kick() noexcept {
 Driver::Rest Driver::arm() noexcept {
   if (inherited()) return Rest::allowed;
   Lock lock(mutex_, std::try_to_lock);
-  // A leader may stop without having slept, and then nothing would be armed.
+  // While a leader is there, nothing is armed: it may stop without having slept, and would leave it so.
   if (!lock || led_) return Rest::in_use;
   slice_.begin();
   if (endpoint_ && !endpoint_->arm()) return Rest::work_left;
@@ -295,9 +299,9 @@ Driver::Rest Driver::arm() noexcept {
   return Rest::allowed;
 }
 
-void Driver::set_hand_back(std::function<void()> hand_back) {
+void Driver::set_wake_thread(std::function<void()> wake) {
   const std::lock_guard lock(mutex_);
-  hand_back_ = std::move(hand_back);
+  wake_thread_ = std::move(wake);
 }
 
 Driver::Who Driver::who() noexcept {

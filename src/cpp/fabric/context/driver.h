@@ -18,10 +18,10 @@
 
 namespace fab {
 
-// Who tidies up behind the driver. Called under its lock.
+// Tidies up after the driver. Called under its lock.
 class Tidier {
  public:
-  // After something moved, or with `path_ended` where a link has said so (Driver::path_ended).
+  // Something has moved, or, with `path_ended`, a link has said that a path ended (Driver::path_ended).
   virtual void tidy(bool path_ended) noexcept = 0;
 
  protected:
@@ -36,28 +36,29 @@ class Driver final {
  public:
   using Mutex = YieldingMutex<std::mutex>;
   using Lock = std::unique_lock<Mutex>;
-  // A turn under the lock. At its end those whom it concerns are told, also after an exception.
+  // A turn under the lock. At its end, also after an exception, the threads that it concerns are woken.
   class Turn;
 
   explicit Driver(Tidier& tidier);
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
-  // Throws Error(closed) in a child of fork(): what is driven is the parent's.
+  // Throws Error(closed) in a child of fork(), where the context is the parent's.
   void check_process() const;
   bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
 
   // --- for callers, from any thread
   // Drives until `done()` (evaluated with the lock held) or the deadline; true if done.
   bool wait(const std::function<bool()>& done, Deadline deadline);
-  // One turn of progress; where somebody else leads, until that one moved something.
+  // One turn of progress. Where somebody else leads, waits until that caller moved something.
   void turn();
-  // Moves what can be moved without waiting; false if nothing moved or if somebody else is driving. Who calls
-  // it all the time need not `look` at the poller, which is a system call, in each turn.
+  // Moves what can be moved without waiting; false if nothing moved or if somebody else is driving. A caller
+  // that calls it all the time need not `look` at the poller, which is a system call, in each turn.
   bool progress(bool look = true);
-  // Wakes a leader that sleeps; with or without the lock.
-  void kick() noexcept;
-  // The lock alone, for what moves nothing. What asked for a notice while it was held has it after unlock().
+  // Wakes a leader that sleeps. May be called with or without the lock.
+  void wake() noexcept;
+  // The lock alone, for what moves nothing. A notice that was asked for while it was held is given in
+  // unlock().
   Lock lock() const { return Lock(mutex_); }
   void unlock(Lock& lock) {
     if (path_ended_) tidier_.tidy(std::exchange(path_ended_, false));
@@ -65,25 +66,28 @@ class Driver final {
     lock.unlock();
     if (notice && on_notice) on_notice();
   }
-  // What is driven, from before the first use until close(). From then on nobody waits. Under the lock.
+  // The endpoint that is driven, from before the first use until close(), after which nobody waits. Under the
+  // lock.
   void open(Endpoint& endpoint) noexcept { endpoint_ = &endpoint; }
   void close() noexcept { endpoint_ = nullptr; }
 
   // --- for the progress thread
   int poll_fd() const noexcept { return poller_.fd(); }
-  // Before it sleeps on poll_fd(): whether it may. Neither where there is work nor while somebody holds the
-  // lock.
+  // To be called before the thread sleeps on poll_fd(): whether it may. It may not while there is work left
+  // or while somebody holds the lock.
   enum class Rest { allowed, work_left, in_use };
   Rest arm() noexcept;
   enum class Who { nobody, spinning_caller, staying_caller };
-  Who who() noexcept;  // drives now, or did since the last call; the thread is awake
-  // Whether what comes still wakes the thread, since arm() allowed it to sleep.
+  // The kind of caller that drives now, or that did since the last call. Ends what arm() allowed.
+  Who who() noexcept;
+  // Whether what comes will still wake the thread after arm() allowed it to sleep.
   bool armed() const noexcept { return armed_.load(std::memory_order_relaxed); }
-  // Called, with the lock held, when a caller that slept or stayed for long stops driving, and when one took
-  // what would have woken the thread. After set_hand_back() the former one is not called any more.
-  void set_hand_back(std::function<void()> hand_back);
+  // Sets the function that wakes the thread; null: there is no thread. It is called with the lock held, when
+  // a caller that slept or stayed for long stops driving, and when a caller took an event that would have
+  // woken the thread. After this returns, the function that was set before is not called any more.
+  void set_wake_thread(std::function<void()> wake);
 
-  // Asks for on_notice, which whoever makes the progress calls after unlocking. Under the lock.
+  // Asks for a call of on_notice, which whoever makes the progress makes after unlocking. Under the lock.
   void request_notice() noexcept { notice_ = true; }
   std::function<void()> on_notice;  // set before first use
 
@@ -91,15 +95,15 @@ class Driver final {
   Poller& poller() noexcept { return poller_; }
   Slice& slice() noexcept { return slice_; }
   bool& path_ended() noexcept { return path_ended_; }  // EndpointServices::path_ended
-  OverlapWatch& moving() noexcept { return moving_; }  // of what the lock keeps apart, for tests
+  OverlapWatch& moving() noexcept { return moving_; }  // watches what the lock keeps apart, for tests
 
  private:
-  // What drives, in one word. It is changed under the lock only, so that no change needs a locked
-  // instruction, and read by anybody.
+  // Who drives, in one word. It is changed under the lock only, so that no change needs a locked instruction,
+  // and is read by any thread.
   static constexpr std::uint64_t kAsleep = 1;          // the leader sleeps on the poller
-  static constexpr std::uint64_t kStaying = 2;         // the leader will call hand_back_
-  static constexpr std::uint64_t kCaller = 4;          // each caller that waits
-  static constexpr std::uint64_t kRound = 1ull << 32;  // each time that callers came or went
+  static constexpr std::uint64_t kStaying = 2;         // the leader will call wake_thread_
+  static constexpr std::uint64_t kCaller = 4;          // added for each caller that waits
+  static constexpr std::uint64_t kRound = 1ull << 32;  // added each time that a caller came or went
   static constexpr std::uint64_t kCallers = kRound - kCaller;
   class Caller;
   class Leader;
@@ -113,8 +117,8 @@ class Driver final {
     if (followers_) followers_wake_.notify_all();
   }
   void follow(Lock& lock, Deadline deadline);
-  // At the end of a turn: whether the lock has to go to those who wait for it. Turns that are short may
-  // follow each other until they make a slice, because handing the lock over takes longer than they do.
+  // At the end of a turn: whether the lock has to go to those who wait for it. Short turns may follow each
+  // other until they make a slice, because passing the lock on takes longer than they do.
   bool owes_lock() noexcept {
     moved_before_others_ = mutex_.wanted() ? moved_before_others_ + slice_.used() : 0;
     if (moved_before_others_ < Slice::kBytes) return false;
@@ -128,7 +132,7 @@ class Driver final {
   Waker waker_{poller_};
   OverlapWatch moving_;
 
-  mutable Mutex mutex_;  // guards all down to spin_, and what is driven
+  mutable Mutex mutex_;  // guards all down to spin_, and the endpoint
   Slice slice_;
   std::uint64_t moved_before_others_ = 0;  // bytes, in turns since others began to wait for the lock
   Endpoint* endpoint_ = nullptr;           // null: closed
@@ -137,29 +141,29 @@ class Driver final {
   bool led_ = false;
   unsigned followers_ = 0;
   std::condition_variable_any followers_wake_;
-  std::function<void()> hand_back_;
+  std::function<void()> wake_thread_;
   unsigned turns_ = 0;                      // of move() since the poller was looked at
   unsigned clock_turns_ = 4;                // of a leader between looks at the clock
   std::chrono::nanoseconds poller_period_;  // between looks at the poller; follows what they found
   std::chrono::nanoseconds spin_;           // how long a leader polls before it sleeps; follows what paid off
 
   std::atomic<std::uint64_t> state_{0};
-  std::atomic<bool> armed_{
-      false};               // armed() for the thread: set and taken under the lock, dropped by the thread
-  std::uint64_t seen_ = 0;  // state() when the progress thread asked last; the thread's own
+  // armed(): set under the lock, taken back under the lock or by the progress thread.
+  std::atomic<bool> armed_{false};
+  std::uint64_t seen_ = 0;  // state() when the progress thread asked last; used by that thread only
 };
 
 class Driver::Turn final {
  public:
   explicit Turn(Driver& driver) : Turn(driver, Lock(driver.mutex_)) {}
-  // Without waiting; false as a condition where somebody holds the lock.
+  // Does not wait; the turn is false as a condition where somebody holds the lock.
   Turn(Driver& driver, std::try_to_lock_t) : Turn(driver, Lock(driver.mutex_, std::try_to_lock)) {}
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
   ~Turn() {
     if (!lock_) return;
-    driver_.wake_followers();  // one may wait for what settled in place
-    if (driver_.state() & kAsleep) driver_.kick();
+    driver_.wake_followers();  // one may wait for what settled in this turn
+    if (driver_.state() & kAsleep) driver_.wake();
     const bool gives_way = driver_.owes_lock();
     driver_.unlock(lock_);
     if (gives_way) driver_.mutex_.give_way();
@@ -168,7 +172,7 @@ class Driver::Turn final {
 
   // Moves what can be moved without waiting.
   bool move() noexcept { return driver_.move(true); }
-  // Others have the lock meanwhile; then the next turn begins.
+  // Sleeps for `time` without the lock, and then begins the next turn.
   void pause(std::chrono::nanoseconds time);
 
  private:

@@ -11,15 +11,15 @@
 namespace fab {
 
 // The messages that come to one context, and the receives that wait for them; ReceiveQueue says what each
-// call does. From any thread: each takes a turn of the driver. Throw Error(closed) after close(), and
-// Error(not_supported_here) for receives from anybody without shared receives.
+// call does. Safe from any thread: each call takes a turn of the driver. The calls throw Error(closed) after
+// close(), and Error(not_supported_here) for receives from anybody without shared receives.
 class Inbox final {
  public:
   struct Rules {
     const PostRules* memory;       // outlives the inbox
-    bool exempt = false;           // from what the domain's mr_mode asks of programs
+    bool exempt = false;           // true: the domain's mr_mode demands nothing of the program
     bool directed_receive = true;  // receives may name their source
-    bool shared_receives = true;   // false: they must (LNX-48)
+    bool shared_receives = true;   // false: receives must name their source
   };
   Inbox(Rules rules, Driver& driver) : rules_(rules), driver_(driver), receives_(rules.directed_receive) {}
   Inbox(const Inbox&) = delete;
@@ -30,7 +30,7 @@ class Inbox final {
   // As ReceiveQueue::cancel and cancel_context.
   bool cancel(const Operation& operation);
   bool cancel(std::uint64_t context);
-  // A message that waits: what it says, and its number if it was claimed.
+  // A message that waits, and its number if it was claimed.
   struct Waiting {
     MessageHead head;
     Source source{};
@@ -38,16 +38,16 @@ class Inbox final {
   };
   enum class Look { only, claim, discard };
   std::optional<Waiting> look(const MatchRule& rule, Look look);
-  // False: `claim` is not the number of a claimed message, or no longer.
+  // False: no claimed message has this number.
   bool receive_claimed(std::uint64_t claim, const Receive& receive);
   bool discard_claimed(std::uint64_t claim);
   ReceiveQueue::Sizes sizes() const;
-  LinkBook link_counters() const;  // of the links that had messages to carry
+  LinkBook link_counters() const;  // only links that had messages to carry are in it
 
   // --- under the lock
   ReceiveQueue& receives() noexcept { return receives_; }
   LinkBook& links() noexcept { return links_; }
-  // All receives end, and no more are taken.
+  // Ends all receives; no more are taken.
   void close();
 
  private:

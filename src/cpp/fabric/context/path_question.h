@@ -12,8 +12,8 @@
 
 namespace fab {
 
-// What the user has to be asked before there can be a path to a peer. Thrown by PathTable under the context's
-// lock, and asked without it, because the user's code may take long or use the context itself.
+// What the user has to be asked before there can be a path to a peer. PathTable throws it under the context's
+// lock; it is asked without the lock, because the user's code may take long or use the context itself.
 class PathQuestion final : public std::exception {
  public:
   PathQuestion(Endpoint::Question question, PeerId peer, Name name, std::uint16_t target, std::size_t key)
@@ -25,7 +25,8 @@ class PathQuestion final : public std::exception {
   void answer(Endpoint& endpoint, const std::vector<double>& shares) const {
     endpoint.answer(name_, target_, key_, shares);
   }
-  // Whether this thread is inside ask() for that peer: the user's code uses the peer that it is asked about.
+  // Whether this thread is inside ask() for that peer: then the user's code is using the peer that it is
+  // asked about.
   static bool pending(const void* asker, PeerId peer) noexcept;
 
  private:

@@ -16,8 +16,8 @@ PeerTarget target_of(std::uint64_t name) noexcept {
 
 }  // namespace
 
-// What is left of a path that ended: what it did. All else, the descriptors above all, goes at once, however
-// long the next post to the peer is in coming.
+// What is left of a path that ended: its counts. All else, the descriptors above all, goes at once, even if
+// the next post to the peer comes late or never.
 class PathTable::EndedPath final : public Path {
  public:
   explicit EndedPath(const Path& former)
@@ -73,7 +73,7 @@ PathTable::Peer& PathTable::place_of(const PeerTarget& target) {
 
 // --- opening
 
-// For the next call of to().
+// Finds the path, and remembers it for the next call of to().
 void PathTable::remember(PeerId peer, std::uint64_t changes) {
   last_path_ = nullptr;
   last_path_ = &find(peer);
@@ -92,7 +92,7 @@ Path& PathTable::find(PeerId peer) {
     throw Error(Errc::invalid, "peer " + std::to_string(static_cast<std::int64_t>(peer)) +
                                    " is not in the address vector (never inserted, or removed)");
   Peer& place = place_of(target);
-  // It is another peer's by now, or lost: then a new one may work again.
+  // The path is another peer's by now, or is lost; a new one may work.
   if (place.path && place.path->state() == Errc::ok && !place.path->idle())
     std::swap(replaced_.emplace_back(target, Peer{}).second, place);
   place.path.reset();
@@ -152,7 +152,7 @@ std::vector<FlushGoal> PathTable::flush_goals(PeerId peer) {
   return goals;
 }
 
-// The path that is meant, if it has not gone: then it had settled all it took.
+// The path that is meant. Null: it has gone, and had settled all that it took.
 const Path* PathTable::find(const FlushGoal& goal) {
   const Peer* there = known(goal.peer);
   if (there && there->path && there->serial == goal.path) return there->path.get();
@@ -177,12 +177,12 @@ void PathTable::end(Peer& peer) noexcept {
     peer.path = std::make_unique<EndedPath>(*peer.path);
     peer.ended = true;
   } catch (const std::bad_alloc&) {
-    peer.path.reset();  // then nobody knows what it did
+    peer.path.reset();  // the counts are lost
     peer.ended = false;
   }
 }
 
-// The path to a peer that was removed goes; false: something is under way on it.
+// Ends the path to a peer that was removed. False: something is under way on it.
 bool PathTable::leave(const PeerTarget& target) noexcept {
   Peer* const there = known(target);
   if (!there || !there->path || there->generation == handles_.peers().generation(target.index)) return true;
@@ -210,7 +210,7 @@ void PathTable::removed(std::uint64_t index) noexcept {
     try {
       if (!leave(target)) leaving_.push_back(target);
     } catch (const std::bad_alloc&) {
-      return;  // it goes when its place is given to another peer
+      return;  // the path goes when another peer gets its place
     }
   };
   goes({.index = index});

@@ -15,23 +15,23 @@
 
 namespace fab {
 
-// Who found a path full and tries again passes the same Room. Once that path has ended, nothing more is
-// posted: the post shares the fate of all that the path had taken, instead of waiting for one path after
-// another, each for as long as it takes until a peer counts as lost.
+// Remembers the path that a post found full. A caller that tries again passes the same Room. Once that path
+// has ended, nothing more is posted: the post shares the fate of all that the path had taken. Otherwise it
+// might wait for one path after another, for each until the peer counts as lost.
 struct Room {
   std::uint64_t path = 0;  // serial number of the path that was full
   bool ended = false;
 };
 
-// What has to settle for a peer to be flushed.
+// What has to settle before a peer is flushed.
 struct FlushGoal {
   PeerTarget peer;
   std::uint64_t path;  // serial number of the path
   std::uint64_t last;  // number of the last transfer that has to settle, with all before it
 };
 
-// The paths of one context: which peer has one, which are lost, and which stay only until nothing is under
-// way on them. Used under the context's lock.
+// The paths of one context: which peer has one, which of them are lost, and which stay only until nothing is
+// under way on them. Used under the context's lock.
 class PathTable final {
  public:
   explicit PathTable(const PeerHandles& handles) : handles_(handles) {}
@@ -40,7 +40,7 @@ class PathTable final {
 
   // Paths are opened from here on; `endpoint` stays until close().
   void open(Endpoint& endpoint) noexcept { endpoint_ = &endpoint; }
-  // All paths go: what is outstanding on them settles with an error.
+  // Ends all paths: what is outstanding on them settles with an error.
   void close() noexcept;
   // In a child of fork() the paths are the parent's: they are forgotten, and not destroyed.
   void leave_to_parent() noexcept;
@@ -63,17 +63,17 @@ class PathTable final {
     room.path = taken ? 0 : standing(peer);
     return taken;
   }
-  PathCounts counts(PeerId peer);  // of the path now open, or that ended last; zero if there was none
+  PathCounts counts(PeerId peer);  // of the open path, or of the one that ended last; zero if there was none
 
-  // What has to settle for `peer` (kNoPeer: for all), of what has been posted so far.
+  // What has to settle before `peer` (kNoPeer: every peer) is flushed, of what has been posted so far.
   std::vector<FlushGoal> flush_goals(PeerId peer);
-  // Drops the goals that are reached from the end; whether all were.
+  // Drops goals that are reached, from the end of the list on. True if none is left.
   bool reached(std::vector<FlushGoal>& goals);
 
   // The peer was taken out of the address vector: its paths go as soon as nothing is under way on them.
   void removed(std::uint64_t index) noexcept;
-  // After a turn that moved something: lets go of what has nothing under way any more. `path_ended`: also of
-  // paths that were lost, which EndpointServices::path_ended tells.
+  // To be called after a turn that moved something: ends paths that only waited until nothing is under way on
+  // them. With `path_ended` (EndpointServices::path_ended) ends paths that were lost as well.
   void tidy(bool path_ended) noexcept {
     if (path_ended || !leaving_.empty() || !replaced_.empty()) let_go(path_ended);
   }
@@ -103,8 +103,10 @@ class PathTable final {
   Endpoint* endpoint_ = nullptr;                         // null: closed
   std::vector<Peer> paths_;                              // by index
   std::unordered_map<std::uint64_t, Peer> named_paths_;  // to receive contexts other than the first
-  std::vector<std::pair<PeerTarget, Peer>> replaced_;    // other peers' now, while something is under way
-  std::vector<PeerTarget> leaving_;                      // removed, while something is under way
+  // While something is under way: paths whose place another peer has now, and paths to peers that were
+  // removed.
+  std::vector<std::pair<PeerTarget, Peer>> replaced_;
+  std::vector<PeerTarget> leaving_;
   std::uint64_t opened_ = 0;
   // The path that was asked for last, as long as the address vector does not change.
   PeerId last_peer_ = kNoPeer;

@@ -15,7 +15,7 @@ class PeerHandles final {
  public:
   struct Rules {
     std::uint16_t index = 0;  // of the context, within the endpoint that the user opened
-    unsigned rx_bits = 0;     // of handles: AddressVector's receive contexts
+    unsigned rx_bits = 0;     // bits of a handle for the receive context
     std::uint64_t max_group_id = kMaxGroupId;
   };
   // `keys` are the endpoint's; both outlive this.
@@ -26,8 +26,8 @@ class PeerHandles final {
   const AddressVector& peers() const noexcept { return peers_; }
   // Throws Error(invalid) for a group or a receive context that cannot be.
   PeerTarget target(PeerId peer) const;
-  PeerTarget parts(PeerId peer) const { return take_apart(peer, rules_.rx_bits); }  // not judged
-  // Which context of the peer is meant. Without receive contexts in its handles, contexts pair up by number.
+  PeerTarget parts(PeerId peer) const { return take_apart(peer, rules_.rx_bits); }  // as target(), unchecked
+  // Which context of the peer is meant. Where handles have no receive contexts, contexts pair up by number.
   std::uint16_t context_of(const PeerTarget& target, const Name& peer) const noexcept;
   // The endpoint's key that the address vector has under this AddressVector::auth(); throws Error(invalid).
   const AuthKey& key_under(std::uint32_t auth) const;

@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::microseconds;
 constexpr auto kLinger = microseconds(30);            // polling after activity, before the thread sleeps
-constexpr auto kThreadYieldsAfter = microseconds(5);  // meanwhile others have the processor in between
+constexpr auto kThreadYieldsAfter = microseconds(5);  // then it yields the processor between its turns
 constexpr auto kLookPeriod = microseconds(4);         // between looks at the poller, which is a system call
 constexpr auto kCheckPeriod = microseconds(100);      // for contexts that callers drive
 constexpr auto kMostServed = microseconds(1000);      // at a stretch, before other contexts have their turn
@@ -26,13 +26,13 @@ constexpr auto kMostServed = microseconds(1000);      // at a stretch, before ot
 // One context as the thread sees it.
 class ProgressThread::Slot final : public ReadyHandler {
  public:
-  // Masked until take_back() has armed the context.
+  // The context is masked out of the poller until take_back() has armed it.
   Slot(Poller& poller, std::shared_ptr<Context> context) : poller_(poller), context_(std::move(context)) {
     poller_.add(context_->driver().poll_fd(), 0, *this);
   }
   ~Slot() override { poller_.remove(context_->driver().poll_fd(), *this); }
 
-  // The thread itself removes the context while working on it: the slot goes when it is done.
+  // For a context that the thread itself removes while it works on it: the slot goes when that work is done.
   void retire() noexcept {
     retired_ = true;
     mask(true);
@@ -72,7 +72,7 @@ class ProgressThread::Slot final : public ReadyHandler {
           if (unfinished_) return mask(true);
         }
       } while (now - idle_since < linger_);
-      linger_ = microseconds(0);  // again only after something moved
+      linger_ = microseconds(0);  // no more polling until something moves
       switch (context_->driver().arm()) {
         case Driver::Rest::allowed:
           return;
@@ -109,14 +109,14 @@ ProgressThread::~ProgressThread() {
 void ProgressThread::add(std::shared_ptr<Context> context) {
   std::list<Slot> arrival;
   Slot& slot = arrival.emplace_back(poller_, std::move(context));
-  slot.context().driver().set_hand_back([this] { waker_.wake(); });
+  slot.context().driver().set_wake_thread([this] { waker_.wake(); });
   const std::lock_guard lock(arrivals_mutex_);
   arrivals_.splice(arrivals_.end(), arrival);
   waker_.wake();
 }
 
 void ProgressThread::remove(Context& context) {
-  context.driver().set_hand_back(nullptr);
+  context.driver().set_wake_thread(nullptr);
   const std::lock_guard lock(mutex_);  // the thread may be dispatching what has just arrived
   {
     const std::lock_guard arrivals_lock(arrivals_mutex_);
@@ -163,7 +163,7 @@ void ProgressThread::run() {
     }
     mutex_.give_way();
     const std::lock_guard lock(mutex_);
-    poller_.dispatch();  // first: it silences the waker, and what was told by that is looked at below
+    poller_.dispatch();  // comes first: it resets the waker, whose news is looked at below
     {
       const std::lock_guard arrivals_lock(arrivals_mutex_);
       slots_.splice(slots_.end(), arrivals_);

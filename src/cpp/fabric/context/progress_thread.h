@@ -14,8 +14,9 @@ namespace fab {
 class Context;
 
 // Serves the contexts of one domain while their owners do something else. Sleeps in the kernel when nothing
-// moves. A context that callers drive themselves is left alone: it comes back when a caller that slept stops
-// driving, and by a timer of some 100 µs, running only then, after callers that did not sleep.
+// moves. A context that callers drive themselves is left alone. It comes back when a caller that slept or
+// stayed for long stops driving; after other callers a timer of some 100 µs, which runs only then, finds that
+// nobody drives any more.
 class ProgressThread final {
  public:
   ProgressThread();
@@ -39,8 +40,8 @@ class ProgressThread final {
   Waker waker_{poller_};
   YieldingMutex<std::recursive_mutex> mutex_;  // guards slots_; held while the thread works on them
   std::list<Slot> slots_;
-  std::mutex
-      arrivals_mutex_;  // apart, because mutex_ may be held while a callback waits for the caller of add()
+  // Guards arrivals_. mutex_ cannot: it may be held while a callback waits for the caller of add().
+  std::mutex arrivals_mutex_;
   std::list<Slot> arrivals_;
   std::atomic<bool> stop_{false};
   std::thread thread_;

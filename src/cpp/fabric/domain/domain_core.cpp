@@ -7,10 +7,18 @@
 #include "base/locks/tsan.h"
 
 namespace fab {
+namespace {
+
+Segment create_segment(std::uint8_t (&domain_id)[16]) {
+  fill_random(domain_id, sizeof domain_id);
+  return Segment::create(domain_id);
+}
+
+}  // namespace
 
 DomainCore::DomainCore(DomainOptions options)
     : options_(std::move(options)),
-      segment_((fill_random(domain_id_, sizeof domain_id_), Segment::create(domain_id_))),
+      segment_(create_segment(domain_id_)),
       regions_(segment_.region_area()),
       post_rules_(options_.mr_mode),
       emulation_(options_.non_coherent ? std::make_unique<CacheEmulation>(*options_.non_coherent) : nullptr),
@@ -26,14 +34,15 @@ std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions
                           .options = core->options_,
                           .domain_id = core->domain_id_,
                           .observer = core->emulation_.get()});
-  // Links that register memory with a device have caches of their own: here regions only hold their place.
+  // Links that register memory with a device have caches of their own; in this cache regions only have
+  // entries.
   core->cache_ = open_cache(cache, {.enroll = [](AddressRange, const MemoryUse&) -> void* { return nullptr; },
                                     .withdraw = [](void*) {}});
   if (!core->options_.manual_progress) core->contexts_.start_thread();
   return core;
 }
 
-// NOLINTNEXTLINE(bugprone-exception-escape): only for want of memory
+// NOLINTNEXTLINE(bugprone-exception-escape): throws only if memory runs out
 DomainCore::~DomainCore() {
   if (inherited()) {
     // A child of fork(): the thread does not exist here, and the segment, pipes, sockets and what devices
@@ -80,9 +89,9 @@ AuthKeys DomainCore::keys_of(const EndpointTraits& traits) {
 }
 
 // Wakes those who wait, as long as the domain lives.
-std::function<void()> DomainCore::kick_later() {
+std::function<void()> DomainCore::wake_later() {
   return [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->contexts_.kick();
+    if (const auto self = weak.lock()) self->contexts_.wake();
   };
 }
 
@@ -108,14 +117,14 @@ std::shared_ptr<Counter> DomainCore::open_counter() {
     self->free_counters_.push_back(dead->index());
     delete dead;
   });
-  counter->wakeup().set(kick_later());
+  counter->wakeup().set(wake_later());
   return counter;
 }
 
 std::shared_ptr<EventQueue> DomainCore::open_event_queue(std::int64_t losses) {
   check_open();
   auto queue = std::make_shared<EventQueue>(losses);
-  queue->wakeup().set(kick_later());
+  queue->wakeup().set(wake_later());
   return queue;
 }
 
@@ -123,7 +132,7 @@ std::shared_ptr<CompletionQueue> DomainCore::open_completion_queue(std::size_t s
                                                                    CompletionQueue::WhenFull when_full) {
   check_open();
   auto queue = std::make_shared<CompletionQueue>(size, when_full);
-  queue->wakeup().set(kick_later());
+  queue->wakeup().set(wake_later());
   return queue;
 }
 
@@ -150,7 +159,7 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
                                                                 .shared_receives = options_.shared_receives,
                                                                 .peers = std::move(peers),
                                                                 .completions = std::move(completions),
-                                                                .wake_domain = kick_later()});
+                                                                .wake_domain = wake_later()});
     context->bind(std::move(events));
     context->peers().watch(context);
     return context;

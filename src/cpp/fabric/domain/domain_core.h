@@ -40,7 +40,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   CacheEmulation* emulation() noexcept { return emulation_.get(); }  // null: the domain is coherent
   const DomainCache& registration_cache() const noexcept { return cache_; }
 
-  // Asynchronous, with one event, if an event queue is bound (registrations().bind()).
+  // Asynchronous if an event queue is bound (registrations().bind()): one event tells of the end.
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
   RegistrationQueue& registrations() noexcept { return registrations_; }
   PostRules& post_rules() noexcept { return post_rules_; }
@@ -57,12 +57,12 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
       std::string secret;
       std::uint32_t auth = 0;  // in the address vector, as AddressVector::auth()
     };
-    std::vector<Key> keys{};  // of which peers must prove one; none: the domain's
-    bool counts = true;       // remote writes that come through it raise counters (MR-60)
-    unsigned rx_bits = 0;     // as in Context::Parameters
+    std::vector<Key> keys{};  // peers must prove one of them; empty: the domain's key
+    bool counts = true;       // remote writes through this endpoint raise counters of regions
+    unsigned rx_bits = 0;     // this and the following: as in Context::Parameters
     std::uint64_t max_group_id = kMaxGroupId;
     bool directed_receive = true;
-    bool exempt = false;  // from what mr_mode asks of programs
+    bool exempt = false;
   };
   std::shared_ptr<Context> open_context(std::uint16_t index, const EndpointTraits& traits,
                                         std::shared_ptr<AddressVector> peers,
@@ -73,10 +73,10 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // stores and before a peer's get. Write side: after a peer's put and before loads and further stores, and
   // after stores to what a peer is about to put into. The effect is there on return, for stores by any thread
   // that happened before, and only on the bytes named. Where the domain needs no synchronisation the calls
-  // check their arguments and are full fences, without a system call (SYNC-26, SYNC-29).
-  // Throws Error(closed), then SegmentError for a segment outside of the open regions of this domain; then
-  // nothing was synchronised. Returns what the checker has to say of the call; one that is not `deliberate`
-  // is never needless.
+  // check their arguments and are full fences, without a system call.
+  // Throws Error(closed), or SegmentError for a segment outside of the open regions of this domain; nothing
+  // was synchronised then. Returns what the checker reports of the call; one that is not `deliberate` is
+  // never needless.
   SyncReports sync_rdma_read(std::span<const Triplet> segments, bool deliberate = true) {
     return synchronise(SyncSide::read, segments, deliberate);
   }
@@ -94,7 +94,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
   // Throws Error(closed) after close(), and in a child process that inherited the object over fork().
   void check_open() const;
-  // Whether this is a child of fork(): then all of it is the parent's.
+  // Whether this is a child of fork(): then the domain is the parent's.
   bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
 
  private:
@@ -121,7 +121,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
 
   AuthKeys keys_of(const EndpointTraits& traits);
   SyncReports synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate);
-  std::function<void()> kick_later();
+  std::function<void()> wake_later();
 
   AuthNumbers auth_numbers_;
   ContextSet contexts_;

@@ -29,7 +29,7 @@ Error unbacked() {
           "(MRMode.ALLOCATED); map it before it is registered"};
 }
 
-// Tells several keys from each other, and from one.
+// The keys as one text, which differs for different lists of keys.
 std::string joined(const std::vector<std::string>& auth_keys) {
   if (auth_keys.size() == 1) return auth_keys.front();
   std::string all;
@@ -59,7 +59,7 @@ MemoryRegion::MemoryRegion(std::shared_ptr<DomainCore> domain, Parameters parame
   LocalRegions& locals = domain_->local_regions();
   id_ = locals.insert(buffers_);
   try {
-    if ((access_ & access::kRemote) != 0) show_to_peers(parameters);  // others take no key (MR-20)
+    if ((access_ & access::kRemote) != 0) show_to_peers(parameters);  // without remote rights it has no key
   } catch (...) {
     locals.erase(id_);
     throw;
@@ -98,13 +98,13 @@ void MemoryRegion::show_to_peers(const Parameters& parameters) {
   if (at_once) enabled_.store(true);
 }
 
-// close() throws while a region is being registered, which this one is no longer.
+// close() throws only while a region is being registered, and this one is not.
 // NOLINTNEXTLINE(bugprone-exception-escape)
 MemoryRegion::~MemoryRegion() {
   if (state() == State::registering) state_.store(State::failed);
   const double patience = state() == State::closing ? 0 : domain_->options().peer_deadline;
   if (close(Deadline::in_seconds(patience))) return;
-  // A peer may be inside for ever: so nobody ever gives these back.
+  // A peer may be inside for ever, so these are never released.
   alignas(std::shared_ptr<void>) std::byte left[sizeof(std::shared_ptr<void>)];
   ::new (left) std::shared_ptr<void>(std::move(keep_alive_));
   [[maybe_unused]] auto* const rare = rare_.release();
@@ -270,7 +270,7 @@ void MemoryRegion::check_usable() const {
 
 std::unique_lock<SmallMutex> MemoryRegion::lock_usable() {
   std::unique_lock lock(mutex_);
-  check_usable();  // under the lock: close() gives the entry in the table away
+  check_usable();  // under the lock, because close() frees the entry in the table
   return lock;
 }
 
@@ -320,7 +320,7 @@ void MemoryRegion::bind(std::shared_ptr<Counter> counter) {
   counters.reserve(counters.size() + 1);
   domain_->regions().bind_counter(index_, counter->index());
   if (DeviceMemory* const devices = domain_->domain().device_memory())
-    devices->forget(index_);  // they would not count
+    devices->forget(index_);  // writes by devices would not be counted
   counters.push_back(std::move(counter));
 }
 
@@ -366,7 +366,7 @@ bool MemoryRegion::refresh(std::span<const RegionSpan> parts, Deadline deadline)
                                      " + " + std::to_string(part.length) + ") is not inside the region of " +
                                      std::to_string(all.length) + " bytes");
   if (index_ == kNoEntry || !mode(mr_mode::kMmuNotify)) return true;
-  refreshing_ = true;  // also if time runs out: nobody may use the old spans any more
+  refreshing_ = true;  // stays so if time runs out, because nobody may use the old spans any more
   domain_->regions().set_enabled(index_, false);
   domain_->interrupt_accesses(index_);
   if (!domain_->segment().wait_unused(index_, deadline)) return false;
@@ -381,7 +381,7 @@ bool MemoryRegion::refresh(std::span<const RegionSpan> parts, Deadline deadline)
 }
 
 bool MemoryRegion::close(Deadline deadline) {
-  std::shared_ptr<void> released;  // after the lock: who owns the memory may want other locks
+  std::shared_ptr<void> released;  // destroyed after the lock: the memory's owner may take other locks
   const std::lock_guard lock(mutex_);
   if (state() == State::closed) return true;
   if (state() == State::registering)

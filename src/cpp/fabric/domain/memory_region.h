@@ -25,10 +25,10 @@ class DomainCore;
 class Counter;
 class EmulatedRegion;
 
-// Registered memory: what peers may reach under a key, and, in LOCAL mode, what operations may use. Made by
-// DomainCore::register_memory(), ended by close() or with its last reference; that waits for a peer that is
-// stopped in the middle of an access for `peer_deadline` at most, and then leaves alive for ever what the
-// peer may touch when it goes on. Safe from any thread.
+// Registered memory: what peers may reach under a key, and, in LOCAL mode, what operations may use. It is
+// made by DomainCore::register_memory(), and ended by close() or with its last reference. The last reference
+// waits for at most `peer_deadline` for a peer that is stopped in the middle of an access; then the memory
+// that this peer may still touch is never freed. Safe from any thread.
 class MemoryRegion final {
  public:
   struct Parameters {
@@ -36,14 +36,15 @@ class MemoryRegion final {
     std::uint32_t access = 0;
     std::uint64_t requested_key = kNoKey;  // kNoKey: the library chooses
     std::uint32_t flags = 0;               // region_flag
-    // One of them the endpoints of peers must have; empty: the domain's.
+    // Authorization keys, one of which the endpoint of a peer must prove; empty: the domain's.
     std::vector<std::string> auth_keys{};
     std::int32_t file = -1;  // for memory from DomainCore::allocate
     std::uint64_t file_offset = 0;
-    bool coherent = false;  // also in a non-coherent domain: memory that the emulated cache does not hold
+    bool coherent = false;  // true: the emulated cache of a non-coherent domain does not hold this memory
     std::shared_ptr<void> keep_alive;  // what owns the memory
     bool asynchronous = false;         // complete() is still to be called
-    bool exempt = false;  // from what mr_mode asks of programs: LOCAL, RAW, MMU_NOTIFY, RMA_EVENT, ENDPOINT
+    // True: LOCAL, RAW, MMU_NOTIFY, RMA_EVENT and ENDPOINT modes demand nothing for this region.
+    bool exempt = false;
   };
 
   MemoryRegion(std::shared_ptr<DomainCore> domain, Parameters parameters);
@@ -57,18 +58,20 @@ class MemoryRegion final {
   State state() const noexcept { return state_.load(); }
   bool closed() const noexcept { return state() >= State::closing; }
 
-  void settle();  // waits until complete() was there; under manual progress, makes it so
+  void settle();  // waits until complete() has run; under manual progress, runs it
 
-  // Names the region among all of this process: in events, in Triplets as lmr_context. Not used again before
-  // 2^32 others were.
+  // Names the region among all of this process: in events, and in Triplets as lmr_context. It is not used
+  // again before 2^32 others were.
   std::uint32_t id() const noexcept { return id_; }
-  std::uint32_t descriptor() const {  // what operations name local memory by; throws Error(bad_state, closed)
+  // By which operations name local memory. Throws Error: bad_state or closed.
+  std::uint32_t descriptor() const {
     check_usable();
     return id_;
   }
   // kNoKey without remote rights, while registering, after that failed, and in RAW mode.
   std::uint64_t key() const noexcept;
-  std::string raw_key() const;  // raw_key_size() bytes (fi_mr_raw_attr(3)); throws Error(bad_state, access)
+  // raw_key_size() bytes (fi_mr_raw_attr(3)). Throws Error: bad_state or access.
+  std::string raw_key() const;
   std::uint64_t base() const noexcept { return mode(mr_mode::kVirtAddr) ? address() : 0; }
   std::uint64_t address() const noexcept {
     return reinterpret_cast<std::uint64_t>(buffers_.front().iov_base);
@@ -77,38 +80,39 @@ class MemoryRegion final {
   std::uint32_t access() const noexcept { return access_; }
   std::span<const iovec> buffers() const noexcept { return buffers_.view(); }
   bool enabled() const noexcept { return state() == State::open && enabled_.load(); }
-  // What keeps the memory alive, for those who use it locally.
+  // What keeps the memory alive, for callers that use it locally.
   const std::shared_ptr<void>& keep_alive() const noexcept { return keep_alive_; }
   DomainCore& domain() const noexcept { return *domain_; }
 
   // What a peer needs. The first call makes every link of the domain ready to serve the region.
   RemoteRegion remote();
-  // Counts remote writes (MR-57 … MR-63). Throws Error: invalid, or bad_state after enable().
+  // Remote writes to the region raise the counter (FI_RMA_EVENT). Throws Error: invalid, or bad_state after
+  // enable().
   void bind(std::shared_ptr<Counter> counter);
-  // ENDPOINT mode: only requests through this endpoint reach the region (MR-39).
+  // ENDPOINT mode: only requests through this endpoint reach the region (FI_MR_ENDPOINT).
   void bind_endpoint(std::uint32_t endpoint);
-  // Puts other keys in the place of those given at the registration. Throws Error(bad_state) once it is
-  // enabled.
+  // Replaces the authorization keys that were given at the registration. Throws Error(bad_state) once the
+  // region is enabled.
   void admit(std::span<const std::string> auth_keys);
-  // Opens a region that started disabled (MR-38 … MR-40). Throws Error(bad_state) if something is still to be
-  // bound, or if it is open already; nothing happens in modes that never disable.
+  // Opens a region that started disabled (fi_mr_enable(3)). Throws Error(bad_state) if something is still to
+  // be bound, or if it is open already. Does nothing in modes whose regions never start disabled.
   void enable();
   // MMU_NOTIFY mode: looks again which pages of the given parts (none: all) are there; only those are
-  // reachable afterwards. Peers are refused meanwhile (MR-37, MR-64, MR-65). False: out of time, call again.
+  // reachable afterwards (fi_mr_refresh(3)). Peers are refused meanwhile. False: out of time, call again.
   bool refresh(std::span<const RegionSpan> parts, Deadline deadline);
-  // From the first call on no new access starts; true once none is running any more and the memory may go.
-  // False: out of time, call again. True for a region that is closed. Throws Error(busy) while registering.
+  // From the first call on no access starts. True once none is running any more, so that the memory may go,
+  // and for a region that is closed. False: out of time, call again. Throws Error(busy) while registering.
   bool close(Deadline deadline);
   bool released() const noexcept { return state() == State::closed; }  // whether close() returned true
-  // Process id of a peer that close() waits for; 0: there is none any more.
+  // The process id of a peer that close() waits for; 0: there is none.
   std::int32_t peer_inside() const;
   // Local addresses of [offset, offset + length); throws Error(bounds).
   std::vector<iovec> slice(std::uint64_t offset, std::uint64_t length) const;
 
  private:
-  // What few regions have.
+  // What only few regions have.
   struct Rare {
-    std::string auth_key;                      // of the leases, until an asynchronous registration completes
+    std::string auth_key;                      // for the leases, until an asynchronous registration completes
     std::shared_ptr<EmulatedRegion> emulated;  // where CPU and peers do not share the memory
     std::vector<std::shared_ptr<Counter>> counters;
     std::vector<RegistrationCache::Lease> leases;  // one for each buffer, where the domain has a cache
@@ -122,7 +126,7 @@ class MemoryRegion final {
   void lease_memory(const std::string& auth_key);
   Errc open_to_peers() noexcept;
   void check_usable() const;
-  // The lock of a region that is usable, and stays so until it is released; throws Error(bad_state, closed).
+  // The lock of a usable region, which stays usable until it is unlocked. Throws Error: bad_state or closed.
   [[nodiscard]] std::unique_lock<SmallMutex> lock_usable();
   std::uint32_t index() const;  // throws Error(access) without remote rights
   bool mode(std::uint32_t bits) const noexcept;
@@ -145,8 +149,8 @@ class MemoryRegion final {
   bool starts_disabled_ = false;
   std::atomic<bool> enabled_{false};
   std::atomic<State> state_{State::registering};
-  SmallMutex mutex_;  // guards what follows and `rare_`; one thread at a time changes a region or its entry
-                      // in the table
+  // Guards what follows and rare_. One thread at a time changes a region or its entry in the table.
+  SmallMutex mutex_;
   bool endpoint_bound_ = false;
   bool refreshing_ = false;
 };

@@ -10,7 +10,7 @@
 
 namespace fab {
 
-// The buffers of a region. One is usual and needs no memory besides.
+// The buffers of a region. A single one, the usual case, needs no allocation.
 class BufferList {
  public:
   BufferList() noexcept = default;

@@ -13,7 +13,7 @@ bool hidden(const void* memory, std::uint64_t length) noexcept {
   return DmaBuf::hides({.start = reinterpret_cast<std::uint64_t>(memory), .length = length});
 }
 
-// What is copied on every link.
+// Whether every link copies the bytes of this transfer.
 bool must_be_copied(const Transfer& transfer) noexcept {
   return is_atomic(transfer.op) || transfer.delivery == Delivery::inject;
 }

@@ -11,7 +11,7 @@
 
 namespace fab {
 
-// One element: not torn where both ends are aligned, and in order with the copies before it.
+// Copies one element: in one access where both ends are aligned, and in order with the copies before it.
 template <class T>
 inline void copy_element(std::byte* to, const std::byte* from) noexcept {
   const auto aligned = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % sizeof(T) == 0; };
@@ -26,7 +26,7 @@ inline void copy_element(std::byte* to, const std::byte* from) noexcept {
     std::memcpy(to, &value, sizeof value);
 }
 
-// kSize to 2 * kSize bytes, without a loop.
+// Copies kSize to 2 * kSize bytes without a loop.
 template <std::size_t kSize>
 inline void copy_both_ends(std::byte* to, const std::byte* from, std::size_t size) noexcept {
   std::byte head[kSize], tail[kSize];
@@ -36,9 +36,9 @@ inline void copy_both_ends(std::byte* to, const std::byte* from, std::size_t siz
   std::memcpy(to + size - kSize, tail, kSize);
 }
 
-// Copies from and to registered memory, which others may use at the same time: the one way in which the
-// library touches it with the CPU, apart from atomics. Scalars go in one access, so that nobody sees half of
-// one; small sizes need no call.
+// Copies from and to registered memory, which others may use at the same time: the one way in which the CPU
+// touches it for the library, apart from atomics. Scalars go in one access, so that nobody sees half of one;
+// small sizes need no call.
 inline void copy_memory(void* target, const void* source, std::size_t size) noexcept {
   auto* to = static_cast<std::byte*>(target);
   const auto* from = static_cast<const std::byte*>(source);
@@ -57,15 +57,14 @@ inline void copy_memory(void* target, const void* source, std::size_t size) noex
   if (size == 1) copy_element<std::uint8_t>(to, from);
 }
 
-// Asks for the beginning of what is copied next, while something else is copied: the processor finds the rest
-// by itself.
+// Prefetches the beginning of what is copied next. The processor then goes on by itself.
 inline void prefetch_memory(const void* source, std::size_t size) noexcept {
   constexpr std::size_t kLine = 64, kLines = 16;
   const auto* from = static_cast<const std::byte*>(source);
   for (std::size_t at = 0; at < std::min(size, kLines * kLine); at += kLine) __builtin_prefetch(from + at);
 }
 
-// The same for a part of something that no cache holds: stores past the caches save reading what is
+// Copies one part of memory that is larger than the caches: stores that bypass them save reading what is
 // overwritten.
 inline void copy_streaming(void* target, const void* source, std::size_t size) noexcept {
 #ifdef __SSE2__
@@ -85,7 +84,7 @@ inline void copy_streaming(void* target, const void* source, std::size_t size) n
     _mm_stream_si128(out + 2, c);
     _mm_stream_si128(out + 3, d);
   }
-  _mm_sfence();  // in order with what comes after, as ordinary stores are
+  _mm_sfence();  // orders these stores before later ones, as ordinary stores are
   std::memcpy(to, from, size);
 #else
   std::memcpy(target, source, size);

@@ -18,7 +18,7 @@
 namespace fab {
 namespace {
 
-// Those that are open, by address. Never freed.
+// The open dma-bufs, by address. Never freed, because some may outlive every static object.
 struct OpenDmaBufs {
   std::shared_mutex mutex;
   std::map<std::uint64_t, const DmaBuf*> by_start;
@@ -69,7 +69,7 @@ DmaBuf::DmaBuf(int fd, std::uint64_t offset, std::optional<std::uint64_t> length
   if (hidden_) ++hidden_count;
 }
 
-// Before its addresses may be somebody else's.
+// Leaves the table before its memory is unmapped, because somebody else may have the addresses then.
 DmaBuf::~DmaBuf() {
   const std::lock_guard lock(open_dma_bufs().mutex);
   open_dma_bufs().by_start.erase(range().start);

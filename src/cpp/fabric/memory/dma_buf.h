@@ -12,8 +12,8 @@
 
 namespace fab {
 
-// A dma-buf, memory that the kernel shares between devices as a file, among the addresses of this process. It
-// is mapped where its exporter lets processors reach it. Else it is hidden: the addresses are taken, whoever
+// A dma-buf (memory that the kernel shares between devices as a file) with addresses in this process. It is
+// mapped where its exporter lets processors reach it. Else it is hidden: the addresses are reserved, whoever
 // touches them meets a fault, and only devices that know the dma-buf reach its memory. Safe from any thread.
 class DmaBuf final {
  public:
@@ -28,20 +28,22 @@ class DmaBuf final {
   std::span<std::byte> bytes() const noexcept { return memory_.bytes().subspan(offset_); }
   bool hidden() const noexcept { return hidden_; }
   bool writable() const noexcept { return writable_; }
-  // Begins or ends accesses of processors to memory that is mapped; `flags` of DMA_BUF_IOCTL_SYNC. False: to
-  // be called again. Throws Error(invalid) for a file that is no dma-buf, or std::system_error.
+  // Begins or ends accesses of processors to memory that is mapped; `flags` are those of DMA_BUF_IOCTL_SYNC.
+  // False: call again. Throws Error(invalid) for a file that is no dma-buf, or std::system_error.
   bool sync(std::uint64_t flags) const;
 
-  // Of all that are open in this process: what lies at its addresses. One load where there are none.
+  // The functions below search all dma-bufs that are open in this process. Where there are none, they cost
+  // one load.
   struct Place {
     OwnFd fd;              // a duplicate
     std::uint64_t offset;  // of the range's first byte
     bool hidden;
   };
-  // Where all of `range` lies in one.
+  // Where `range` lies, if one dma-buf holds all of it.
   static std::optional<Place> find(AddressRange range) noexcept;
-  // Whether any byte of `range` lies in one; in a hidden one.
+  // Whether any byte of `range` lies in a dma-buf.
   static bool any_in(AddressRange range) noexcept;
+  // Whether any byte of `range` lies in a hidden dma-buf.
   static bool hides(AddressRange range) noexcept {
     return hidden_count.load(std::memory_order_relaxed) != 0 && hides_any(range);
   }
@@ -59,7 +61,7 @@ class DmaBuf final {
   const OwnFd fd_;
   const std::uint64_t offset_;
   bool hidden_ = false, writable_ = true;
-  Mapping memory_;  // from the first byte of the file on: not every exporter minds the offset of a mapping
+  Mapping memory_;  // of the file from its first byte on: some exporters ignore the offset of a mapping
 };
 
 }  // namespace fab

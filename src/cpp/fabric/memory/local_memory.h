@@ -24,7 +24,7 @@ inline void gather(PieceCursor from, std::byte* to, std::size_t bytes) noexcept 
   }
 }
 
-// And the other way round.
+// Copies `bytes` bytes from one buffer into a list of pieces.
 inline void scatter(const std::byte* from, PieceCursor to, std::size_t bytes) noexcept {
   while (bytes) {
     const iovec piece = to.here(bytes);

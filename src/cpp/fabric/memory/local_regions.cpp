@@ -9,7 +9,7 @@ namespace {
 
 std::atomic<std::uint32_t> last_context{0};
 
-// Whether [address, address + length) lies in one of `buffers`, without a sum that could wrap (SYNC-10).
+// Whether [address, address + length) lies in one of `buffers`. Computes no sum, which could wrap.
 bool holds(const BufferList& buffers, std::uint64_t address, std::uint64_t length) noexcept {
   return std::ranges::any_of(buffers.view(), [&](const iovec& buffer) {
     const std::uint64_t offset = address - reinterpret_cast<std::uint64_t>(buffer.iov_base);

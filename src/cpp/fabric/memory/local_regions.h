@@ -15,9 +15,9 @@
 
 namespace fab {
 
-// The open regions of a domain by their lmr_context, for those who name local memory by triplets. Contexts
-// come from one sequence for the whole process, so that none of another domain, or of a region that is
-// closed, is taken for one of this domain (SYNC-9, SYNC-11), until 2^32 more were made. Safe from any thread.
+// The open regions of a domain by their lmr_context, for callers that name local memory by triplets. Contexts
+// come from one sequence for the whole process. So until 2^32 more were made, the context of another domain's
+// region, or of a closed one, is not taken for one of this domain. Safe from any thread.
 class LocalRegions {
  public:
   // Opens a region under a new context, which is never 0 or 2^32 - 1. `buffers` stay where they are until

@@ -16,7 +16,7 @@ class PieceCursor {
   PieceCursor(const iovec* pieces, std::size_t count) noexcept
       : pieces_(pieces), count_(static_cast<std::uint32_t>(count)) {}
 
-  // The contiguous bytes here, at most `limit`; none at the end of the list.
+  // The contiguous bytes from here on, at most `limit`; none at the end of the list.
   iovec here(std::size_t limit) noexcept {
     if (count_ == 0) return {buffer_ + offset_, limit};
     while (index_ < count_ && offset_ >= pieces_[index_].iov_len) {
@@ -28,7 +28,7 @@ class PieceCursor {
             std::min(limit, pieces_[index_].iov_len - offset_)};
   }
   void advance(std::size_t bytes) noexcept { offset_ += bytes; }  // not beyond what here() gave
-  // Beyond it.
+  // Moves on by `bytes`, over as many buffers as that takes.
   void skip(std::size_t bytes) noexcept {
     while (bytes) {
       const std::size_t part = here(bytes).iov_len;

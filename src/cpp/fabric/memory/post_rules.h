@@ -20,21 +20,21 @@ class PostRules final {
   explicit PostRules(std::uint32_t mr_mode) noexcept;
 
   bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
-  // Throws Error(invalid) where local memory is not in a region with the right it needs (MR-23, MR-31). Gives
-  // the batch to post: `batch` itself, or `translated`, where keys were mapped ones. `exempt`: the domain
-  // demands nothing; mapped keys stand for what they were mapped to all the same.
+  // Throws Error(invalid) where local memory is not in a region with the right that the operation needs
+  // (FI_MR_LOCAL of fi_mr(3)). Returns the batch to post: `batch` itself, or `translated`, in which mapped
+  // keys are replaced. With `exempt` nothing is demanded, but mapped keys are replaced all the same.
   std::span<const Transfer> apply(std::span<const Transfer> batch, std::vector<Transfer>& translated,
                                   bool exempt = false) const;
 
-  // Likewise of memory for messages; throws Error(invalid).
+  // Throws Error(invalid) where memory for messages is not in a region with the right to receive.
   void check_receive(std::span<const iovec> memory) const;
 
-  // LOCAL mode: memory of region `id`.
+  // In LOCAL mode the domain tells of the memory of each region here, by the region's id.
   bool checks_local() const noexcept { return checks_local_; }
   void add_local(std::uint64_t id, std::span<const iovec> buffers, std::uint32_t access);
   void remove_local(std::uint64_t id, std::span<const iovec> buffers) noexcept;
 
-  // A number of its own for `key`, to be used in its place (fi_mr_map_raw(3)).
+  // Maps `key` to a new number, which transfers name in its place (fi_mr_map_raw(3)).
   std::uint64_t map_key(std::uint64_t key);
   void unmap_key(std::uint64_t mapped);  // throws Error(invalid) if it is none
   std::size_t mapped_keys() const noexcept;
@@ -51,7 +51,7 @@ class PostRules final {
   std::atomic<bool> active_;
   mutable std::shared_mutex mutex_;            // guards what follows
   std::multimap<std::uint64_t, Local> local_;  // by start address
-  std::uint64_t longest_ = 0;                  // length of the longest that ever was in local_
+  std::uint64_t longest_ = 0;                  // the greatest length that was ever in local_
   std::unordered_map<std::uint64_t, std::uint64_t> keys_;
 };
 

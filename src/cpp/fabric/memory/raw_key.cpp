@@ -1,6 +1,7 @@
 #include "fabric/memory/raw_key.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/bytes/sha256.h"
@@ -11,12 +12,12 @@ namespace {
 
 constexpr std::uint64_t kVeil = 0xA5C3'96E7'5A3C'691Eull;
 
-std::string_view bytes_of(const std::uint64_t& word) noexcept {
-  return {reinterpret_cast<const char*>(&word), sizeof word};
-}
-
 std::uint64_t checksum(std::uint64_t key) noexcept {
-  const Digest digest = sha256(std::string("pyfab raw key ").append(bytes_of(key)));
+  constexpr std::string_view kLabel = "pyfab raw key ";
+  std::array<char, kLabel.size() + sizeof key> text;
+  std::memcpy(text.data(), kLabel.data(), kLabel.size());
+  std::memcpy(text.data() + kLabel.size(), &key, sizeof key);
+  const Digest digest = sha256({text.data(), text.size()});
   std::uint64_t sum;
   std::memcpy(&sum, digest.data(), sizeof sum);
   return sum;

@@ -20,7 +20,7 @@ constexpr std::size_t raw_key_size(std::uint32_t modes, std::uint32_t key_size) 
 }
 
 std::string encode_raw_key(std::uint64_t key, std::size_t size);
-// Nothing for bytes that encode_raw_key() cannot have made.
+// No value for bytes that encode_raw_key() cannot have made.
 std::optional<std::uint64_t> decode_raw_key(std::string_view bytes) noexcept;
 
 }  // namespace fab

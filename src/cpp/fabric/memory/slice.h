@@ -9,20 +9,21 @@
 
 namespace fab {
 
-// How much may move while a context's lock is held: the rule of all links, which stands here and nowhere
-// else (src/cpp/README.md, "Slices"). One turn under the lock moves one slice; then whoever waits for the
+// How much may move while a context's lock is held: the rule of all links, which stands here and nowhere else
+// (src/cpp/README.md, "Slices"). One turn under the lock moves one slice; then a thread that waits for the
 // lock gets it, and the next turn goes on. So neither a long copy nor a busy peer keeps the context from
 // answering others, from taking new work or from letting go of a region.
 //
-// A Context begins a slice with each turn and lends it to its links (EndpointServices::slice). Whatever moves
-// bytes in a loop spends it, and stops, with the rest still to do, once it is spent(). What cannot be cut,
-// such as the frames that one read brought, may go past the end by itself. Used under the context's lock.
+// The Driver begins a slice with each turn and lends it to the links (EndpointServices::slice). A loop that
+// moves bytes spends it, and stops once it is spent(), with the rest still to do. What cannot be cut, such as
+// the frames that one read brought, may go past the end. Used under the context's lock.
 class Slice {
  public:
   static constexpr std::uint64_t kBytes = 1024 * 1024;
-  static constexpr std::size_t kTransfers = 64;  // that many small ones take about as long
+  static constexpr std::size_t kTransfers = 64;  // this many small transfers take about as long
 
-  // How many transfers at the front of `batch` make a slice; the first in any case, however long it is.
+  // How many transfers at the front of `batch` make a slice. The first one is always among them, however long
+  // it is.
   static std::size_t front(std::span<const Transfer> batch) noexcept {
     if (batch.size() < 2) return batch.size();
     Slice slice;

@@ -9,7 +9,7 @@
 
 namespace fab {
 
-// How long a queue was, each time that something had come into it.
+// How long a queue was each time after something came into it.
 struct QueueLengths {
   std::uint64_t entries = 0, sum = 0;
   std::size_t longest = 0;
@@ -24,20 +24,20 @@ struct QueueLengths {
   }
 };
 
-// Bits of a send's form.
+// The form of a send, as bits.
 namespace send_form {
 inline constexpr unsigned kTagged = 1, kInject = 2, kVector = 4, kRemoteData = 8, kForms = 16;
 }
 
-// What messages did over one link of a context (LNX-65).
+// What messages did over one link of a context.
 struct LinkCounters {
-  std::array<std::uint64_t, send_form::kForms> sends{};  // that the link took, by form
-  std::uint64_t receives = 0;                            // messages that met a receive
-  std::size_t waiting = 0;                               // messages that no receive has met
-  QueueLengths unexpected;                               // likewise
+  std::array<std::uint64_t, send_form::kForms> sends{};  // sends that the link took, by form
+  std::uint64_t receives = 0;                            // messages that were matched with a receive
+  std::size_t waiting = 0;                               // messages that wait for a receive
+  QueueLengths unexpected;                               // how many waited, each time that one more did
 };
 
-// By the name of the link ("tcp.0"); places are stable.
+// By the name of the link ("tcp.0"). References to entries stay valid.
 using LinkBook = std::map<std::string, LinkCounters>;
 
 }  // namespace fab

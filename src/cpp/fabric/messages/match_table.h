@@ -8,15 +8,15 @@
 
 namespace fab {
 
-// Nodes by hash; those of one hash stay in the order of insertion. Whoever looks compares the nodes itself.
+// Nodes by hash; those of one hash stay in the order of insertion. The caller compares the nodes.
 template <class T, ListLink<T> T::* link>
 class MatchTable {
  public:
   using Chain = IntrusiveList<T, link>;
 
-  // The nodes of this hash, and maybe others.
+  // The nodes with this hash, and maybe others.
   const Chain& chain(std::uint64_t hash) const noexcept { return chains_[hash & (chains_.size() - 1)]; }
-  // For one more, so that the next insert() does not throw.
+  // Makes room for one more node, so that the next insert() does not throw.
   void make_room() {
     if (size_ == chains_.size()) grow();
   }

@@ -89,7 +89,7 @@ void ReceiveQueue::post(const Receive& asked) {
   }
   posted_by_age_.push_back(*posted.release());
   ++posted_;
-  // Whoever is first in line among the receives is this one for every message that still waits.
+  // No older receive wants a message that still waits, so this receive is the first for all that fit.
   for (bool used_up = false; !used_up;) {
     Message* message = find(receive.rule);
     if (!message) {
@@ -187,7 +187,7 @@ void ReceiveQueue::drop_all() noexcept {
     posted->receive.operation->withdraw();
     retire(*posted, Errc::canceled);
   }
-  // Their senders are not told that somebody took them: they learn that this side is gone.
+  // Senders are not told that their messages were taken: they learn that this side is gone.
   while (Message* message = by_age_.front()) {
     unlink(*message);
     delete message;
@@ -248,7 +248,8 @@ bool ReceiveQueue::match(Matched& arrived, Sender& sender) noexcept {
     Posted* posted = find_posted(arrived.head, from, sender.key());
     if (!posted) return false;
     if (posted->filled != 0 && arrived.head.length > posted->receive.length - posted->filled) {
-      retire(*posted, Errc::ok);  // this one begins the next buffer instead of being cut
+      retire(*posted,
+             Errc::ok);  // the message goes whole into the next receive, instead of being truncated here
       continue;
     }
     ++sizes_.matched_posted;

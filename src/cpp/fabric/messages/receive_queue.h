@@ -20,16 +20,16 @@ struct MessageHead {
   std::uint64_t tag = 0;
   std::uint64_t length = 0;  // bytes
   std::uint64_t data = 0;    // remote data
-  std::uint32_t group = 0;   // of peers (fi_av(3))
+  std::uint32_t group = 0;   // peer group (fi_av(3))
   bool tagged = false;
   bool has_data = false;
 };
 
-// Which messages a receive takes (fi_tagged(3), LNX-32).
+// Which messages a receive takes (fi_tagged(3)).
 struct MatchRule {
-  std::uint64_t tag = 0, ignore = 0;  // bits of the tag that do not matter
+  std::uint64_t tag = 0, ignore = 0;  // `ignore`: bits of the tag that do not matter
   PeerId source = kNoPeer;            // a handle, or kNoPeer: anybody
-  const AuthKey* key = nullptr;       // that the sender came under, of its endpoint's; null: any
+  const AuthKey* key = nullptr;       // the endpoint's key that the sender has proved; null: any
   std::uint32_t group = 0;
   bool tagged = false;
 
@@ -39,8 +39,8 @@ struct MatchRule {
   }
 };
 
-// Memory for one message or, with `least_room`, for messages one after another until less than that is left
-// (FI_MULTI_RECV). The operation has begun with one part.
+// Memory for one message or, with `least_room`, for messages one after another until less room than that is
+// left (FI_MULTI_RECV). The operation has begun with one part.
 struct Receive {
   Operation* operation = nullptr;
   union {
@@ -53,18 +53,18 @@ struct Receive {
   MatchRule rule{};
 };
 
-// A message, and, once it met its receive, where its bytes go and whom to tell.
+// A message, and, once it was matched, where its bytes go and whom to tell.
 struct Matched {
   MessageHead head{};
   Operation* operation = nullptr;
   PieceCursor landing{};
-  std::uint64_t room = 0;    // bytes that go there; less than the message has: it is truncated
-  std::uint64_t offset = 0;  // of the landing place in a receive for many messages
+  std::uint64_t room = 0;    // bytes that go there; the message is truncated if it has more
+  std::uint64_t offset = 0;  // where the landing place is in a receive for many messages
   bool one_of_many = false;
   Source source{};
 };
 
-// Stores as much of a message as has room; false: the memory is not there.
+// Stores as much of a message as there is room for; false: the memory is not there.
 bool store_message(const Matched& matched, const std::byte* bytes) noexcept;
 
 struct Message;
@@ -72,8 +72,8 @@ struct Message;
 // Where messages come from: the receiving side of a session. Before it ends it calls ReceiveQueue::leave().
 class MessageOrigin {
  public:
-  // An announced message met its receive: moves the bytes and calls ReceiveQueue::finish(), maybe at once.
-  // `message` goes when this returns.
+  // An announced message was matched: moves the bytes and calls ReceiveQueue::finish(), maybe at once.
+  // `message` is valid until this returns.
   virtual void fetch(const Message& message, const Matched& matched) noexcept = 0;
   // An announced message is not wanted.
   virtual void release(const Message& message) noexcept = 0;
@@ -84,30 +84,31 @@ class MessageOrigin {
   ~MessageOrigin() = default;
 };
 
-// In Message::id: means nothing on another stream.
+// A bit of Message::id: the id means nothing on another stream.
 inline constexpr std::uint64_t kStreamOnly = std::uint64_t{1} << 63;
 
 inline constexpr std::uint64_t kMessageOverhead = 128;  // what a buffered message costs besides its bytes
 
-// A message that no receive wanted yet.
+// A message that no receive has wanted yet.
 struct Message {
   MessageHead head{};
   std::shared_ptr<Sender> sender;
   MessageOrigin* origin = nullptr;     // null: gone
   std::unique_ptr<std::byte[]> bytes;  // unless announced
   bool announced = false;              // the sender still has the bytes
-  std::uint64_t id = 0;                // announced: the sender's number of it
+  std::uint64_t id = 0;                // announced: the number that the sender gave it
   std::vector<iovec> where;            // announced: the sender's addresses, if they can be read directly
   std::uint64_t claim = 0;
   std::uint64_t hash = 0;
   ListLink<Message> same, age;
 };
 
-// The posted receives of a context and the messages that wait for one, for all its links: the one place where
-// messages are matched. Used under the context's lock.
+// The posted receives of a context, and the messages that wait for a receive, for all its links: the one
+// place where messages are matched. Used under the context's lock.
 class ReceiveQueue {
  public:
-  // Without `directed`, receives take messages from anybody, whatever source or key they name (LNX-35).
+  // Without `directed`, receives take messages from anybody, whatever source or key they name
+  // (FI_DIRECTED_RECV).
   explicit ReceiveQueue(bool directed = true) : directed_(directed) { spare_.reserve(kSpare); }
   ~ReceiveQueue() { drop_all(); }
   ReceiveQueue(const ReceiveQueue&) = delete;
@@ -115,36 +116,37 @@ class ReceiveQueue {
 
   // --- receivers
   void post(const Receive& asked);
-  // Takes back the posted receive of this operation, which settles with `canceled`; false: it met a message,
-  // or is none.
+  // Takes back the posted receive of this operation, which settles with `canceled`. False: there is none, or
+  // it was matched.
   bool cancel(const Operation& operation) noexcept;
-  // Likewise the oldest one whose completion carries `context`.
+  // Takes back the oldest posted receive whose completion carries `context`.
   bool cancel_context(std::uint64_t context) noexcept;
-  // The oldest waiting message that fits. Null: none. Valid until the queue is used again.
+  // The oldest waiting message that fits; null: none does. Valid until the queue is used again.
   const Message* peek(const MatchRule& rule);
-  // Hides the oldest one that fits from everybody else and returns its number; 0: none (FI_CLAIM).
+  // Hides the oldest message that fits from everybody else and returns its number; 0: none fits (FI_CLAIM).
   std::uint64_t claim(const MatchRule& rule);
-  // A claimed message, once: into memory, or away. False: no such number.
+  // These receive a claimed message, or discard it, and thereby end the claim. False: no claimed message has
+  // this number.
   bool receive_claimed(std::uint64_t claim, const Receive& receive);
   bool discard_claimed(std::uint64_t claim) noexcept;
   bool discard(const MatchRule& rule) noexcept;  // false: none fits
   const Message* claimed(std::uint64_t claim) const noexcept;
-  // Ends every posted receive without an entry in its queue and forgets what waits (LNX-46).
+  // Ends every posted receive, without a completion, and drops the messages that wait.
   void drop_all() noexcept;
 
   // --- origins
-  // Finds the oldest posted receive that fits `arrived.head`, which is then no longer posted, and fills in
-  // the rest of `arrived`. False: none fits.
+  // Finds the oldest posted receive that fits `arrived.head`, and fills in the rest of `arrived`. The receive
+  // is no longer posted then, unless it is one for many with room left. False: none fits.
   bool match(Matched& arrived, Sender& sender) noexcept;
-  // No receive wanted it. Throws std::bad_alloc, unless there was made room for it: then nothing has
-  // happened.
+  // Keeps a message that no receive wanted. Throws std::bad_alloc without effect, but not after make_room().
   void keep(std::unique_ptr<Message> message);
   void make_room() { unexpected_.make_room(); }
   // The bytes of a matched message are in place, or `error` tells why they are not.
   static void finish(const Matched& matched, Errc error) noexcept;
-  // `origin` ends: what it announced goes, or, unless it is kStreamOnly, stays as announced by `heir`.
+  // To be called when `origin` ends. Messages that it announced are dropped; with an `heir`, those whose id
+  // is not kStreamOnly stay, as announced by the heir.
   void leave(const MessageOrigin& origin, MessageOrigin* heir = nullptr) noexcept;
-  // Announced message `id` has another origin now.
+  // From now on `to` is the origin of the message that `from` announced under `id`.
   void adopt(const MessageOrigin& from, std::uint64_t id, MessageOrigin& to) noexcept;
 
   struct Sizes {
@@ -157,15 +159,15 @@ class ReceiveQueue {
  private:
   struct Posted {
     Receive receive;
-    std::uint64_t filled = 0;    // of a receive for many
-    std::uint64_t sequence = 0;  // of posting
+    std::uint64_t filled = 0;    // bytes that a receive for many has taken
+    std::uint64_t sequence = 0;  // its number in the order of posting
     std::uint64_t hash = 0;
     ListLink<Posted> same, age;
   };
   using PostedTable = MatchTable<Posted, &Posted::same>;
 
   static void meet(const Posted& posted, Matched& arrived, Source source) noexcept;
-  MatchRule in_force(MatchRule rule) const noexcept;  // without what only directed receives name
+  MatchRule in_force(MatchRule rule) const noexcept;  // without source and key, unless receives are directed
   Message* find(const MatchRule& asked) const noexcept;
   Posted* find_posted(const MessageHead& head, PeerId from, const AuthKey& under) const noexcept;
   // Makes room for the message in a posted receive; retires it when it is used up.
@@ -180,13 +182,13 @@ class ReceiveQueue {
 
   static constexpr std::size_t kSpare = 64;
   const bool directed_;
-  PostedTable exact_;                                  // without ignore bits
-  IntrusiveList<Posted, &Posted::same> masked_;        // with them, oldest first
-  IntrusiveList<Posted, &Posted::age> posted_by_age_;  // owns them
+  PostedTable exact_;                                  // receives without ignore bits
+  IntrusiveList<Posted, &Posted::same> masked_;        // receives with ignore bits, oldest first
+  IntrusiveList<Posted, &Posted::age> posted_by_age_;  // all receives; owns them
   MatchTable<Message, &Message::same> unexpected_;     // by kind, group and tag
   IntrusiveList<Message, &Message::age> by_age_;       // owns them
   IntrusiveList<Message, &Message::age> claimed_;      // owns them
-  std::vector<std::unique_ptr<Posted>> spare_;         // to be used again
+  std::vector<std::unique_ptr<Posted>> spare_;         // kept for the next receives
   std::uint64_t next_sequence_ = 1, next_claim_ = 1;
   std::size_t posted_ = 0;
   Sizes sizes_{};

@@ -29,7 +29,7 @@ void Sender::look_again() noexcept {
     try {
       handle_ = peers_.size() != 0 ? find() : kNoPeer;
     } catch (const std::bad_alloc&) {
-      handle_ = kNoPeer;  // nobody that is known, until it is asked for again
+      handle_ = kNoPeer;  // unknown until the next look
       seen_ = ~std::uint64_t{0};
     }
     generation_ = handle_ == kNoPeer ? 0 : peers_.generation(handle_);

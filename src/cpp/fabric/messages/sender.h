@@ -17,13 +17,13 @@ struct Source {
   std::uint32_t flags = 0;  // completion_flag::kAuthKey or none
 };
 
-// Who is at the other end of a session. It may come into the address vector, or leave it, at any time, so it
-// is looked up when somebody asks: by its name and the key that it came under, else by its name without a
-// key. Used under its context's lock.
+// Who is at the other end of a session. A peer may enter the address vector, or leave it, at any time, so it
+// is looked up when somebody asks: by its name and the key that it proved, else by its name without a key.
+// Used under its context's lock.
 class Sender {
  public:
-  // `names`: the parts by which the address vector may know it. `key`: that it proved; outlives this.
-  // `counters`: of its link, if they are kept.
+  // `names`: the parts by which the address vector may know the peer. `key`: the one that the peer proved;
+  // outlives this. `counters`: those of its link; null if none are kept.
   Sender(const AddressVector& peers, std::vector<Part> names, const AuthKey& key = kNoAuthKey,
          LinkCounters* counters = nullptr)
       : peers_(peers), names_(std::move(names)), key_(key), counters_(counters) {}
@@ -34,7 +34,8 @@ class Sender {
     look();
     return handle_;
   }
-  // What completions say: its handle or user id (AV-73), or what stands for its key (AV-82).
+  // What completions say of it: its handle or user id, or else what stands for its authorization key
+  // (fi_av(3)).
   Source reported() noexcept {
     look();
     return reported_;
@@ -57,7 +58,7 @@ class Sender {
   PeerId handle_ = kNoPeer;
   Source reported_{};
   std::uint32_t generation_ = 0;            // of the handle, when it was found
-  std::uint64_t seen_ = ~std::uint64_t{0};  // AddressVector::changes(), when all that was read
+  std::uint64_t seen_ = ~std::uint64_t{0};  // AddressVector::changes() at the last look
 };
 
 }  // namespace fab

@@ -6,8 +6,8 @@
 
 namespace fab {
 
-// Told by a Session of what peers do with regions that are marked region_flag::kObserved. Called under
-// the lock of the context that serves the peer.
+// A Session tells it what peers do with regions that are marked region_flag::kObserved. Called under the lock
+// of the context that serves the peer.
 class AccessObserver {
  public:
   virtual ~AccessObserver() = default;

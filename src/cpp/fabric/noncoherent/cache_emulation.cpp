@@ -71,7 +71,7 @@ SyncReports CacheEmulation::synchronise(SyncSide side, std::span<const Triplet> 
     if (!region.open_) continue;
     const Extent range = region.memory_.locate(segments[i]);
     const auto effect = region.memory_.synchronise(side, range, model_.line);
-    // A cache in front of the CPU holds back its stores, one at the device what peers put.
+    // A cache at the CPU holds back the CPU's stores; a cache at the device holds back what peers put.
     const bool holds_back = (side == SyncSide::read) == (model_.place == CacheModel::Place::cpu);
     ++(holds_back ? done.flushes : done.invalidations);
     done.bytes_to_device += effect.to_device;
@@ -129,7 +129,7 @@ void CacheEmulation::admitted(std::uint32_t index, OpCode op, std::uint64_t offs
   const Extent unseen = region->memory_.stored({offset, offset + length});
   if (!unseen.empty()) region->checker_.met(event_of(op), unseen);
 } catch (const std::bad_alloc&) {
-  return;  // one report less
+  return;  // the report is lost
 }
 
 void CacheEmulation::stored(std::uint32_t index, OpCode op, std::uint64_t offset,
@@ -139,7 +139,7 @@ void CacheEmulation::stored(std::uint32_t index, OpCode op, std::uint64_t offset
   const std::lock_guard lock(region->mutex_);
   region->checker_.put(event_of(op), {offset, offset + length});
 } catch (const std::bad_alloc&) {
-  return;
+  return;  // the checker does not know of the put
 }
 
 }  // namespace fab

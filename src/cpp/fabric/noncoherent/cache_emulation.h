@@ -25,7 +25,7 @@ class EmulatedRegion {
  private:
   friend class CacheEmulation;
   std::mutex mutex_;  // guards all below
-  bool open_ = true;  // the user's memory is there
+  bool open_ = true;  // false: the user's memory may be gone
   ShadowMemory memory_;
   SyncChecker checker_;
 };
@@ -34,22 +34,22 @@ class EmulatedRegion {
 // thread.
 class CacheEmulation final : public AccessObserver {
  public:
-  explicit CacheEmulation(const CacheModel& model);  // throws Error(invalid) for a line that is none
+  explicit CacheEmulation(const CacheModel& model);  // throws Error(invalid) for a line size that cannot be
   const CacheModel& model() const noexcept { return model_; }
 
   std::shared_ptr<EmulatedRegion> open(std::uint32_t context, std::span<const iovec> buffers, bool mappable);
-  // From here on the accesses of peers to entry `index` of the region table are those to `region`; null:
-  // to none.
+  // From now on accesses of peers to entry `index` of the region table are accesses to `region`. Null: the
+  // entry is not watched any more.
   void watch(std::uint32_t index, const std::shared_ptr<EmulatedRegion>& region);
-  // Peers are out; on return nothing touches the user's memory any more.
+  // To be called when no peer accesses the region any more. On return nothing touches the user's memory.
   void close(std::uint32_t context, EmulatedRegion& region);
 
-  // `segments` have been found good; those of regions that are closed meanwhile are passed over. A call that
-  // is not `deliberate` is never needless. Returns what the checker has to say of it.
+  // `segments` were found good before; those of regions that have been closed since are skipped. A call that
+  // is not `deliberate` is never needless. Returns what the checker reports of the call.
   SyncReports synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate);
   SyncStats stats() const;
-  // Calls that were missing, each told of once: in regions that were closed, and, with `open`, in the others
-  // as if they were now.
+  // Calls that were missing, each reported once: those for regions that were closed, and, with `open`, those
+  // for open regions, as if they were closed now.
   SyncReports missing(bool open);
 
   void admitted(std::uint32_t index, OpCode op, std::uint64_t offset, std::uint64_t length) noexcept override;
@@ -59,10 +59,10 @@ class CacheEmulation final : public AccessObserver {
   std::shared_ptr<EmulatedRegion> watched(std::uint32_t index) const;
 
   const CacheModel model_;
-  mutable std::mutex mutex_;  // guards all below; taken before that of a region
+  mutable std::mutex mutex_;  // guards all below; taken before the mutex of a region
   std::unordered_map<std::uint32_t, std::weak_ptr<EmulatedRegion>> by_context_, by_index_;
   SyncStats stats_;
-  SyncReports missing_;  // in closed regions
+  SyncReports missing_;  // calls that were missing for closed regions
 };
 
 }  // namespace fab

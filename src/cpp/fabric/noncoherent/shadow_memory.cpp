@@ -11,8 +11,8 @@ constexpr std::uint64_t kPage = 4096;
 
 std::uint64_t address_of(const std::byte* at) noexcept { return reinterpret_cast<std::uint64_t>(at); }
 
-// Calls `use(offset, length)` for the pages that [start, end) of memory at `memory` touches. A page that is
-// not there is passed over: nobody but the user can say when it comes.
+// Calls `use(offset, length)` for each page that bytes [start, end) of `memory` touch. A page that is not
+// mapped is skipped: nobody but the user can say when it comes.
 template <class Use>
 void each_page(const std::byte* memory, std::uint64_t start, std::uint64_t end, Use use) noexcept {
   while (start < end) {
@@ -50,7 +50,7 @@ ShadowMemory::ShadowMemory(std::span<const iovec> cpu, bool mappable) {
                         .offset = offset,
                         .length = piece.iov_len};
     each_page(memory, 0, buffer.length, [&](std::uint64_t at, std::uint64_t length) {
-      if (std::memcmp(buffer.agreed + at, memory + at, length) == 0) return;  // pages of zeros stay unbacked
+      if (std::memcmp(buffer.agreed + at, memory + at, length) == 0) return;  // zeros take no memory here
       std::memcpy(buffer.agreed + at, memory + at, length);
       std::memcpy(buffer.device + at, buffer.agreed + at, length);
     });
@@ -91,7 +91,7 @@ ShadowMemory::Effect ShadowMemory::synchronise(SyncSide side, Extent range, std:
       if (std::memcmp(buffer.cpu + start, agreed, length) == 0 &&
           std::memcmp(buffer.device + start, agreed, length) == 0)
         return;
-      // What is compared is what is copied, also while peers go on.
+      // Compares copies, because peers may change the bytes between the comparison and its use.
       std::byte cpu[kPage], device[kPage];
       std::memcpy(cpu, buffer.cpu + start, length);
       std::memcpy(device, buffer.device + start, length);

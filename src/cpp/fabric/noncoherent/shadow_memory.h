@@ -28,21 +28,21 @@ struct Extent {
 };
 
 // Memory with two views: the user's buffers, which the CPU loads and stores, and a copy that peers get and
-// put. A third copy holds what both last agreed on, and so tells which bytes either side has changed since:
-// a store of the value that was there before is no change. Pages of the user that are not there are passed
-// over. Calls are made one at a time; loads, stores and
-// transfers of bytes that they do not name may go on meanwhile.
+// put. A third copy holds what both last agreed on, and so tells which bytes either side has changed since: a
+// store of the value that was there before is no change. Pages of the user that are not mapped are skipped.
+// Calls are made one at a time; loads, stores and transfers of bytes that they do not name may go on
+// meanwhile.
 class ShadowMemory {
  public:
-  // Both views start equal. The device's has the layout and the alignment of the CPU's; with `mappable` it
-  // is a file that peers map.
+  // Both views start equal. The device's view has the layout and the alignment of the CPU's; with `mappable`
+  // it is a file that peers map.
   ShadowMemory(std::span<const iovec> cpu, bool mappable);
 
   std::span<const iovec> device() const noexcept { return device_; }
   std::int32_t file() const noexcept { return file_.get(); }  // -1: none
   std::uint64_t file_offset() const noexcept;                 // of the first buffer
 
-  // Where the segment, which lies in one of the buffers, is within the region.
+  // The bytes of the region that the segment names. The segment lies in one of the buffers.
   Extent locate(const Triplet& segment) const noexcept;
 
   struct Effect {
@@ -51,10 +51,11 @@ class ShadowMemory {
     bool any() const noexcept { return to_device + to_cpu != 0; }
   };
   // Read side: what the CPU stored goes to the device. Write side: what peers put goes to the CPU, and what
-  // the CPU stored elsewhere in the range to the device. With lines of more than one byte the rest of the
-  // lines at both ends is overwritten with what the losing side does not know of (SYNC-24).
+  // the CPU stored elsewhere in the range goes to the device. With lines of more than one byte the call also
+  // copies the rest of the first and of the last line, over whatever the other side has there, as a cache
+  // does.
   Effect synchronise(SyncSide side, Extent range, std::uint32_t line) noexcept;
-  // Around the bytes of `range` that the CPU has stored and that peers do not see.
+  // The extent around the bytes of `range` that the CPU has stored and that peers do not see.
   Extent stored(Extent range) const noexcept;
 
  private:

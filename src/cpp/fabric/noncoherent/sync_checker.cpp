@@ -5,7 +5,7 @@
 namespace fab {
 namespace {
 
-constexpr std::size_t kMostMeetings = 1000;  // of one region that wait for their call
+constexpr std::size_t kMostMeetings = 1000;  // that one region remembers
 
 }  // namespace
 
@@ -23,7 +23,7 @@ void SyncChecker::met(Event event, Extent stored) {
 }
 
 void SyncChecker::put(Event event, Extent range) {
-  // Merged with those that it touches, so that they stay few.
+  // Ranges that touch are merged, so that they stay few.
   auto next = puts_.upper_bound(range.start);
   if (next != puts_.begin() && std::prev(next)->second.end >= range.start) --next;
   while (next != puts_.end() && next->first <= range.end) {
@@ -33,13 +33,13 @@ void SyncChecker::put(Event event, Extent range) {
   puts_[range.start] = {range.end, event};
 }
 
-// What has been put, from the first range that overlaps `range`.
+// The first range of puts_ that overlaps `range`, or else the first one behind it.
 SyncChecker::Puts::iterator SyncChecker::first_put(Extent range) {
   const auto next = puts_.upper_bound(range.start);
   return next != puts_.begin() && std::prev(next)->second.end > range.start ? std::prev(next) : next;
 }
 
-// Cuts `range` out of what has been put; true if there was any of it.
+// Cuts `range` out of puts_; true if any of it was there.
 bool SyncChecker::take_puts(Extent range) {
   bool any = false;
   for (auto next = first_put(range); next != puts_.end() && next->first < range.end; any = true) {
@@ -51,7 +51,7 @@ bool SyncChecker::take_puts(Extent range) {
   return any;
 }
 
-// Forgets the puts into which `range` falls: a report tells of them.
+// Forgets the puts that overlap `range`, because a report tells of them.
 void SyncChecker::drop_puts(Extent range) {
   auto next = first_put(range);
   while (next != puts_.end() && next->first < range.end) next = puts_.erase(next);
@@ -66,7 +66,7 @@ bool SyncChecker::called(SyncSide side, Extent range, const ShadowMemory::Effect
     found.push_back(report(Kind::late, side, meeting.range, meeting.event));
     return late = true;
   });
-  // The CPU stored over what had been put, and no call came between (SYNC-22).
+  // The CPU has stored over what peers had put, and no call came in between.
   if (!effect.conflict.empty() && side == SyncSide::read) {
     std::erase_if(meetings_, [&](const Meeting& meeting) {
       return meeting.side == SyncSide::write && meeting.range.overlaps(effect.conflict);

@@ -9,7 +9,7 @@
 namespace fab {
 
 // Follows one region through accesses of peers and synchronisation calls, and says which calls were missing
-// or late. It knows of loads of the CPU nothing, so it takes it that what is put is meant to be read.
+// or late. It does not see loads by the CPU, so it assumes that what is put will be read.
 class SyncChecker {
  public:
   using Event = SyncReport::Event;
@@ -19,12 +19,14 @@ class SyncChecker {
   void met(Event event, Extent stored);
   // A peer's put has completed.
   void put(Event event, Extent range);
-  // A call, with what it did; true if it was of use.
+  // A call was made, and had this effect; true if it was of use.
   bool called(SyncSide side, Extent range, const ShadowMemory::Effect& effect, SyncReports& found);
-  // Nothing comes any more: what is still open was missing.
+  // No call comes any more: those that are still due were missing.
   void finish(SyncReports& found);
 
  private:
+  // A peer's access to bytes that the CPU has stored and that no call has synchronised since. `side` is the
+  // call that was due.
   struct Meeting {
     SyncSide side;
     Event event;

@@ -11,7 +11,7 @@ namespace fab {
 class RegionSpans {
  public:
   RegionSpans() noexcept = default;
-  explicit RegionSpans(std::vector<RegionSpan> any);  // in any order; may overlap and be empty
+  explicit RegionSpans(std::vector<RegionSpan> any);  // takes spans in any order, overlapping and empty ones
   std::span<const RegionSpan> view() const noexcept { return spans_; }
 
   friend RegionSpans operator|(const RegionSpans& left, const RegionSpans& right);

@@ -11,8 +11,8 @@
 namespace fab {
 namespace {
 
-// A slot of the key index holds the entry's number + 1 and, above it, bits of the key's hash, so that a probe
-// looks at no other entry than the one it seeks: far memory, where there are many.
+// A slot of the key index holds the entry's number + 1 and, above it, bits of the key's hash. A search then
+// reads hardly any entry but the one that it seeks: with many regions, each entry read is a cache miss.
 constexpr std::uint32_t kTombstone = ~0u, kNumberBits = 22, kNumberMask = (1u << kNumberBits) - 1;
 static_assert(RegionView::kMaxRegions < kNumberMask);
 
@@ -24,7 +24,7 @@ constexpr std::uint64_t state_of(std::uint64_t generation, RegionStatus status) 
   return generation << 2 | static_cast<std::uint64_t>(status);
 }
 
-// Of the places of an index of this size.
+// The mask that turns a hash into a slot of an index of this size.
 std::uint64_t mask_of(std::uint32_t size) noexcept {
   return (std::uint64_t{RegionView::kFirstIndexSlots} << size) - 1;
 }
@@ -36,7 +36,7 @@ RegionEntry& RegionView::entry(std::uint32_t index) const noexcept {
 }
 
 std::atomic<std::uint32_t>* RegionView::index(std::uint32_t size) const noexcept {
-  const std::size_t before = mask_of(size) - mask_of(0);  // slots of the smaller ones
+  const std::size_t before = mask_of(size) - mask_of(0);  // slots of the smaller indices, which lie in front
   return reinterpret_cast<std::atomic<std::uint32_t>*>(area_ + 4096) + before;
 }
 
@@ -64,7 +64,7 @@ std::int64_t RegionView::find(std::uint64_t key) const noexcept {
           status_of(candidate.state.load(std::memory_order_acquire)) != RegionStatus::vacant)
         return number;
     }
-    // Filled anew meanwhile, maybe in the same place: what was looked at was torn.
+    // If the index was filled anew meanwhile, maybe in the same place, the search has seen parts of both.
     if (area_header().index.load(std::memory_order_acquire) == in_force) return -1;
   }
 }
@@ -133,7 +133,7 @@ void RegionTable::fetch_ahead(std::uint64_t key) const noexcept {
 
 namespace {
 
-// So that giving back what is taken needs no memory.
+// Reserves room for `all` numbers in a free list, so that giving one back needs no memory.
 void make_room(std::vector<std::uint32_t>& free, std::size_t all) {
   if (free.capacity() < all) free.reserve(std::max(all, free.capacity() * 2));
 }
@@ -221,8 +221,8 @@ void RegionTable::insert_key(std::uint64_t key, std::uint32_t entry_index) {
   }
 }
 
-// Fills the next larger index, or, if it is tombstones that fill this one, an equally full one of the next
-// size, and only then shows it to readers; who reads the old one and misses looks again.
+// Copies the keys to the next larger index, or, if mostly tombstones fill this one, to the next smaller one.
+// Readers see the new index once it is filled; a reader that misses in the old one looks again.
 void RegionTable::grow_index() {
   const std::uint32_t size = index_size();
   const auto* old = index(size);
@@ -297,7 +297,7 @@ void RegionTable::finish_close(std::uint32_t entry_index) noexcept {
   std::uint64_t at = mixed;
   while (slots[at & mask].load(std::memory_order_relaxed) != (tag_of(mixed) | (entry_index + 1))) ++at;
   slots[at & mask].store(kTombstone, std::memory_order_release);
-  // A run of tombstones before a free slot serves no probe any more.
+  // Tombstones right before a free slot are of no use to a search, which ends at that slot.
   for (; slots[(at + 1) & mask].load(std::memory_order_relaxed) == 0 &&
          slots[at & mask].load(std::memory_order_relaxed) == kTombstone;
        --at) {

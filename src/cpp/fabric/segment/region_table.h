@@ -18,23 +18,23 @@ struct alignas(128) RegionEntry {
   std::atomic<std::uint64_t> key;
   std::uint64_t base;     // what peers add to offsets
   std::uint64_t length;   // bytes
-  std::uint64_t address;  // of the first byte in the owner; with several pieces, see `pieces`
+  std::uint64_t address;  // of the first byte in the owner; RegionView::pieces() knows the others
   std::uint64_t file_offset;
   std::uint32_t access;
   std::uint32_t flags;  // region_flag
   std::int32_t file;    // descriptor number, in the owner, of the memory file behind the region; -1: none
   std::uint32_t piece_count;  // 1, or the number of buffers that the region runs through
-  std::uint32_t piece_block;  // where their pieces are, if more than one
+  std::uint32_t piece_block;  // where the pieces are listed, if there are several
   std::uint32_t endpoint;     // Port::endpoint that the region is bound to; 0: any
-  std::atomic<std::uint32_t>
-      counters[8];      // 1 + indices of counters that remote writes raise; 0 ends the list; may grow
-  std::uint32_t auth;   // Visitor::auth that is needed; with kAuthSet, one bit for each that is enough
-  std::uint32_t spans;  // region_flag::kSpans: how many
+  // 1 + indices of the counters that remote writes raise. A 0 ends the list, which may grow.
+  std::atomic<std::uint32_t> counters[8];
+  std::uint32_t auth;   // the Visitor::auth that is needed; with kAuthSet: one bit for each that suffices
+  std::uint32_t spans;  // how many spans are reachable, with region_flag::kSpans
   std::uint32_t spans_block;
 };
 static_assert(sizeof(RegionEntry) == 128);
 inline constexpr std::uint32_t kAuthSet = 1u << 31;  // in RegionEntry::auth
-inline constexpr std::uint32_t kMostInAuthSet = 30;  // the highest number that fits
+inline constexpr std::uint32_t kMostInAuthSet = 30;  // the highest Visitor::auth that such a set can hold
 constexpr bool admits(std::uint32_t auth, std::uint32_t shown) noexcept {
   return (auth & kAuthSet) == 0 ? shown == auth : shown <= kMostInAuthSet && ((auth >> shown) & 1) != 0;
 }
@@ -42,21 +42,20 @@ constexpr bool admits(std::uint32_t auth, std::uint32_t shown) noexcept {
 namespace region_flag {
 inline constexpr std::uint32_t kPersistent = 1;
 inline constexpr std::uint32_t kRmaEvent = 2;  // in RMA_EVENT mode: starts disabled, takes counters
-inline constexpr std::uint32_t kObserved =
-    1u << 17;  // of the table: accesses come as messages, and the owner looks at each
-inline constexpr std::uint32_t kSpans = 1u
-                                        << 16;  // of the table: only some spans of the region are reachable
-inline constexpr std::uint32_t kOwnPages =
-    1u << 18;  // of the table: other processes cannot read the memory through this one's addresses (DmaBuf)
+// The library sets the flags below.
+inline constexpr std::uint32_t kSpans = 1u << 16;     // only some spans of the region are reachable
+inline constexpr std::uint32_t kObserved = 1u << 17;  // accesses come as messages, so the owner sees each
+// Other processes cannot read the memory through this process's addresses (DmaBuf).
+inline constexpr std::uint32_t kOwnPages = 1u << 18;
 }  // namespace region_flag
 
-// What the judge must know of the context that a request comes in through.
+// What judge() must know of the context that a request comes in through.
 struct Port {
   std::atomic<std::uint32_t> endpoint;  // number of the endpoint; never 0, never used again
   std::atomic<std::uint32_t> events;    // 1: remote writes through it count
 };
 
-// And of who asks.
+// Who makes a request, as far as judge() must know.
 struct Visitor {
   const Port& port;
   std::uint32_t auth;  // number, within the domain, of the authorization key that it proved; 0: the domain's
@@ -96,13 +95,14 @@ class RegionView {
   explicit RegionView(std::byte* area) noexcept : area_(area) {}
 
   RegionEntry& entry(std::uint32_t index) const noexcept;
-  // Index of the live entry with `key`, or -1. May be stale by the time it is used: announce the access, then
-  // judge.
+  // Index of the live entry with `key`, or -1. It may be stale by the time it is used: show the access in the
+  // access slot, then judge.
   std::int64_t find(std::uint64_t key) const noexcept;
 
-  // The verdict on one request, made after the access was announced (AccessSlot::active or the context's
-  // lock). On ok, `offset` is where the request starts within the region. `state` must be the value that the
-  // entry is expected to have, or 0 for any generation. Order of checks: key, rights, bounds (MR-22 … MR-29).
+  // The verdict on one request. Before the call the access is made visible to the owner: by
+  // AccessSlot::active, or within the owner by the context's lock. On ok, `offset` is where the request
+  // starts within the region. `state` is the value that the entry is expected to have, or 0 for any
+  // generation. Checks the key first, then rights, then bounds (fi_mr(3)).
   Errc judge(const RegionEntry& entry, std::uint64_t key, std::uint64_t state, OpCode op,
              std::uint64_t remote, std::uint64_t length, const Visitor& visitor,
              std::uint64_t& offset) const noexcept;
@@ -114,8 +114,8 @@ class RegionView {
 
  protected:
   struct AreaHeader {
-    // Which of the kIndexSizes key indices is in force and, above that, how often it has changed: one that
-    // comes back is not taken for the one before.
+    // Which of the kIndexSizes key indices is in force and, above that, how often that has changed. The count
+    // tells an index that comes into force again from its earlier contents.
     std::atomic<std::uint64_t> index;
     static constexpr unsigned kSizeBits = 8;
     static std::uint32_t size_of(std::uint64_t word) noexcept {
@@ -161,29 +161,28 @@ class RegionTable final : public RegionView {
 
   // Throws Error(no_key) if the key is in use, Error(no_memory) if the table is full.
   std::uint32_t insert(const RegionRecord& record);
-  // Counts remote writes in counter cell `counter`; binds to an endpoint by its number (Port), before it is
-  // enabled.
+  // Remote writes to the region raise counter `counter` of the segment. Throws Error(too_big) for a ninth.
   void bind_counter(std::uint32_t index, std::uint32_t counter);
+  // Only requests through this Port::endpoint reach the region. To be called before the region is enabled.
   void bind_endpoint(std::uint32_t index, std::uint32_t endpoint);
-  // An entry that is enabled again has a new generation: what was begun before does not go on.
+  // An entry that is enabled again has a new generation, so that accesses that began before do not go on.
   void set_enabled(std::uint32_t index, bool enabled);
-  // Restricts a region that is not enabled, and that nobody accesses, to `spans` of it, ordered and apart
-  // from each other. Throws Error(too_big) beyond kMaxRegionPieces.
+  // Restricts a region to `spans` of it, which are in rising order and do not touch. The region is not
+  // enabled, and nobody accesses it. Throws Error(too_big) beyond kMaxRegionPieces.
   void set_spans(std::uint32_t index, std::span<const RegionSpan> spans);
-  void set_auth(std::uint32_t index, std::uint32_t auth) noexcept {
-    entry(index).auth = auth;
-  }  // while disabled
-  // In two steps: after start_close() nobody new gets in; the caller waits until all are out, then calls
-  // finish_close().
+  // Sets RegionEntry::auth of a region that is not enabled.
+  void set_auth(std::uint32_t index, std::uint32_t auth) noexcept { entry(index).auth = auth; }
+  // A region is closed in two steps: after start_close() no access begins; the caller waits until none is
+  // under way, then calls finish_close().
   void start_close(std::uint32_t index);
   void finish_close(std::uint32_t index) noexcept;
   std::uint32_t size() const noexcept { return live_.load(std::memory_order_relaxed); }
 
  private:
-  // One that nobody can guess if it is of 8 bytes, else the next one in turn, so that it does not come back
-  // soon (MR-21). Another region may have it.
+  // Keys of 8 bytes are random, so that nobody can guess them; shorter ones are counted up, so that the key
+  // of a closed region does not come back soon. Another region may have the result.
   std::uint64_t choose_key(std::uint32_t size);
-  // Among many regions the place of a key is far memory: asked for early, it is there when it is needed.
+  // Prefetches the key's slot of the index, which with many regions is not in the cache.
   void fetch_ahead(std::uint64_t key) const noexcept;
   void grow_index();
   std::uint32_t take_block();
@@ -192,8 +191,8 @@ class RegionTable final : public RegionView {
   std::mutex mutex_;
   std::vector<std::uint32_t> free_entries_, free_blocks_;
   std::uint32_t entries_used_ = 0, blocks_used_ = 0, index_filled_ = 0;
-  std::uint64_t prepared_key_ = kNoKey;  // of 8 bytes, for the next region
-  std::uint64_t next_key_ = 0;           // of keys shorter than 8 bytes
+  std::uint64_t prepared_key_ = kNoKey;  // the next key of 8 bytes
+  std::uint64_t next_key_ = 0;           // the next shorter key
   std::atomic<std::uint32_t> live_{0};
 };
 

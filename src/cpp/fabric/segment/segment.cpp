@@ -61,8 +61,8 @@ Segment Segment::attach(const ProcessId& owner, int fd, const std::uint8_t (&dom
 
 namespace {
 
-// Takes a slot that is free or whose process is dead: of any number who try, one succeeds, and a claimant
-// that dies at any moment leaves a slot that the next one takes.
+// Takes a slot that is free or whose process is dead. Of any number who try, one succeeds; a claimant that
+// dies at any moment leaves a slot that the next one can take.
 bool claim(AccessSlot& slot, std::uint64_t claimant) {
   std::uint64_t owner = slot.owner.load();
   if (owner != 0 && !process_ended(SlotOwner::unpack(owner))) return false;
@@ -93,7 +93,7 @@ void Segment::free_if_dead(AccessSlot& slot) noexcept try {
   if (self.start_time != 0 && slot.owner.load() != 0 && claim(slot, SlotOwner::pack(self)))
     slot.owner.store(0);
 } catch (const std::system_error&) {
-  return;  // no descriptor to look by: whoever looks next frees it
+  return;  // no descriptor is left to look with; the next one who looks frees the slot
 }
 
 bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {
@@ -105,7 +105,7 @@ bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {
     constexpr unsigned kEager = 64;
     for (unsigned round = 1; slot.active.load(std::memory_order_seq_cst) == std::uint64_t{index} + 1;
          ++round) {
-      if (slot.owner.load() & SlotOwner::kClaiming) break;  // it was a dead process that showed it
+      if (slot.owner.load() & SlotOwner::kClaiming) break;  // the process that accessed the region is dead
       if (round < kEager) {
         std::this_thread::yield();
       } else if (round % kEager == 0) {
@@ -145,7 +145,8 @@ bool raise_counters(const Segment& target, const RegionEntry& entry, const Port&
 
 namespace {
 
-// The number is part of it: whoever finds its key knows that the number is that of this key.
+// The proof that context `cell` takes `secret` under `number`. It covers the number, so that nobody can give
+// the key another one.
 Digest key_tag(const SegmentHeader& header, std::uint32_t cell, std::uint32_t number,
                const std::string& secret) {
   if (secret.empty()) return {};

@@ -9,14 +9,14 @@ namespace fab {
 
 // One authorization key of an endpoint: peers that prove it are served.
 struct AuthKey {
-  std::string secret{};      // empty: none is asked for, and this is the only one
-  std::uint32_t number = 0;  // within the domain, as RegionEntry::auth; 0: the domain's
-  // As AddressVector::auth() tells them; none for a key that is not from the address vector.
+  std::string secret{};      // empty: peers prove nothing, and the endpoint has no other key
+  std::uint32_t number = 0;  // of the key within the domain (RegionEntry::auth); 0: the domain's key
+  // What AddressVector::auth() returns for peers under this key; empty if it is not from the address vector.
   std::vector<std::uint32_t> handles{};
 };
-using AuthKeys = std::vector<AuthKey>;  // of one endpoint; never empty, no secret twice
+using AuthKeys = std::vector<AuthKey>;  // the keys of one endpoint; never empty, no secret twice
 
-inline constexpr std::size_t kMaxAuthKeys = 16;  // of one endpoint
+inline constexpr std::size_t kMaxAuthKeys = 16;  // that one endpoint may have
 inline const AuthKey kNoAuthKey;
 
 }  // namespace fab

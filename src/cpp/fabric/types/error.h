@@ -50,8 +50,8 @@ enum class Errc : int {
 const char* name(Errc code) noexcept;      // "FI_ENOKEY"
 const char* describe(Errc code) noexcept;  // one clause: what it means for an operation
 
-// too_many_files or no_memory if that is what a system call or an exception tells of, else `otherwise`: what
-// only lacks something for now is not taken for a peer that is gone, or for a wrong argument.
+// too_many_files or no_memory if a system call or an exception failed for that reason, else `otherwise`. So a
+// lack that may pass is not taken for a lost peer or for a wrong argument.
 Errc shortage_or(int error, Errc otherwise) noexcept;
 Errc shortage_or(const std::exception& error, Errc otherwise) noexcept;
 

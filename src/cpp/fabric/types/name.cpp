@@ -70,7 +70,7 @@ std::vector<P> parts_of_name(std::string_view bytes, std::vector<P> parts = {}) 
 
 }  // namespace
 
-// Eight bytes at a time: table k gives what a byte does k bytes further on.
+// Takes eight bytes at a time: table[k] is the effect of a byte that k more bytes follow.
 std::uint32_t crc32(std::string_view bytes) noexcept {
   static const auto table = [] {
     std::array<std::array<std::uint32_t, 256>, 8> t{};

@@ -8,7 +8,7 @@
 
 namespace fab {
 
-// One link's own share of a name or of a remote region. `link` is provider and ordinal ("tcp.0"), not a
+// What one link contributes to a name or to a remote region. `link` is provider and ordinal ("tcp.0"), not a
 // device name: devices are named differently on different hosts.
 struct Part {
   std::string link;
@@ -27,11 +27,11 @@ struct PartView {
   }
 };
 
-// Whether a part is one of its link's. Throws Error(invalid) for such a part that cannot be read.
+// Whether one of the links knows the part as its own. Throws Error(invalid) if that link cannot read it.
 using PartCheck = std::function<bool(const PartView&)>;
 
-// What a peer needs to reach an endpoint: one part per link and context. Encoded with magic, version, total
-// length and checksum; decode() takes bytes that nobody vouches for.
+// What a peer needs to reach an endpoint: one part per link and context. It is encoded with magic, version,
+// total length and checksum; decode() takes bytes that are not trusted.
 struct Name {
   std::vector<Part> parts;
 
@@ -39,7 +39,7 @@ struct Name {
   std::uint16_t contexts() const noexcept;  // 1 + the highest index, 0 if empty
   std::string encode() const;
   static Name decode(std::string_view bytes);  // throws Error(invalid)
-  // The same without copying anything; the views live as long as `bytes`.
+  // Decodes without copying; the views are valid as long as `bytes`.
   static void decode(std::string_view bytes, std::vector<PartView>& parts);
 };
 

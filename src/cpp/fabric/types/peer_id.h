@@ -11,12 +11,12 @@ namespace fab {
 inline constexpr unsigned kPeerIndexBits = 32, kPeerGroupBits = 24;
 inline constexpr std::uint64_t kMaxPeers = (std::uint64_t{1} << kPeerIndexBits) - 1;
 inline constexpr std::uint64_t kMaxGroupId = (std::uint64_t{1} << kPeerGroupBits) - 1;
-// Receive contexts and groups share what the index leaves; `max_group_id` is the domain's.
+// Receive contexts and groups share the bits that the index leaves; `max_group_id` is the domain's.
 constexpr unsigned max_rx_bits(std::uint64_t max_group_id) noexcept {
   return max_group_id ? 64 - kPeerIndexBits - kPeerGroupBits : 16;
 }
 
-// A handle taken apart. Handles that are no handle (kNoPeer) are not to be taken apart.
+// A handle taken apart. kNoPeer is no handle, and must not be taken apart.
 struct PeerTarget {
   std::uint64_t index = 0;
   std::uint32_t group = 0;

@@ -10,8 +10,8 @@
 
 namespace fab {
 
-// A range of local memory, named for a synchronisation call (SYNC-2): addresses are virtual, whatever peers
-// add to the region's key.
+// A range of local memory, named for a synchronisation call (DAT_LMR_TRIPLET). The address is always virtual,
+// even if peers reach the region by offsets.
 struct Triplet {
   std::uint32_t lmr_context = 0;  // MemoryRegion::lmr_context()
   std::uint64_t virtual_address = 0;
@@ -26,7 +26,7 @@ struct Triplet {
   bool operator==(const Triplet&) const = default;
 };
 
-// Which of the two calls: read is for memory that peers get, write for memory that they put into.
+// Which of the two calls is meant: read is for memory that peers get, write for memory that they put into.
 enum class SyncSide : std::uint8_t { read, write };
 
 // A machine whose devices and processors see memory through different caches, emulated
@@ -38,10 +38,10 @@ struct CacheModel {
   bool check = false;           // look out for missing, late and needless calls
 };
 
-// What the calls on a non-coherent domain have done, since it was opened (SYNC-23).
+// What the calls on a non-coherent domain have done since it was opened.
 struct SyncStats {
   std::uint64_t read_calls = 0, write_calls = 0;
-  std::uint64_t flushes = 0, invalidations = 0;  // of the emulated cache, one for each segment
+  std::uint64_t flushes = 0, invalidations = 0;  // by the emulated cache, one for each segment
   std::uint64_t bytes_to_device = 0, bytes_to_cpu = 0;
 };
 
@@ -52,7 +52,7 @@ class SegmentError final : public Error {
       : Error(Errc::invalid, "segment " + std::to_string(index) + ": " + reason),
         index_(index),
         reason_(reason) {}
-  std::size_t index() const noexcept { return index_; }  // of the first one, in the caller's list
+  std::size_t index() const noexcept { return index_; }  // place of the first such segment in the list
   const std::string& reason() const noexcept { return reason_; }
 
  private:
@@ -60,7 +60,7 @@ class SegmentError final : public Error {
   std::string reason_;
 };
 
-// What the checker found (SYNC-30).
+// A mistake that the checker found.
 struct SyncReport {
   enum class Kind : std::uint8_t { missing, late, needless };
   enum class Event : std::uint8_t { get, put, atomic, sync_rdma_read, sync_rdma_write };

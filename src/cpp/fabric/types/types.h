@@ -74,7 +74,7 @@ namespace access {
 inline constexpr std::uint32_t kSend = 1, kRecv = 2, kRead = 4, kWrite = 8, kRemoteRead = 16,
                                kRemoteWrite = 32;
 inline constexpr std::uint32_t kLocal = 15, kRemote = 48, kAll = 63;
-inline constexpr std::uint32_t kHidden = 64;  // of a RemoteRegion: only devices reach its memory (DmaBuf)
+inline constexpr std::uint32_t kHidden = 64;  // in a RemoteRegion: only devices reach its memory (DmaBuf)
 }  // namespace access
 
 // What a domain demands of its users when they register memory (fi_mr(3)); 0 is scalable mode.
@@ -90,27 +90,27 @@ inline constexpr std::uint32_t kRma = 1, kRead = 2, kWrite = 4, kAtomic = 8, kRe
                                kRemoteData = 32, kMessage = 64, kTagged = 128, kSend = 256, kRecv = 512,
                                kMultiReceive = 1024,  // the memory of a receive for many is free again
     kMore = 2048,                                     // more entries of the same operation follow
-    kAuthKey = 4096,  // the source stands for the authorization key of somebody who is not in the vector
-    kLate = 8192;     // of an operation that had its entry before: what it was told to have done was lost
+    kAuthKey = 4096,  // `source` names the authorization key of a peer that is not in the address vector
+    kLate = 8192;     // an operation that had its entry before has failed after all
 }
 
 namespace transfer_flag {
 inline constexpr std::uint16_t kRemoteData = 1;    // deliver Transfer::data to the target's completion queue
 inline constexpr std::uint16_t kTagged = 4;        // sends: a tagged message
 inline constexpr std::uint16_t kUnordered = 8;     // sends: may overtake others where there are rails
-inline constexpr std::uint16_t kPastCaches = 256;  // a part of more than any cache holds: copies go past them
-inline constexpr std::uint16_t kPiece =
-    512;  // atomics: one of the pieces of Operation::array, which count as one
-inline constexpr std::uint16_t kLastPiece = 1024;  // and the last of them
-inline constexpr std::uint16_t kMarked = 16;       // of a link; `operation` is a LinkOperation
-inline constexpr std::uint16_t kStored =
-    32;  // writes: the bytes are at the target, and all but them is to be done
+inline constexpr std::uint16_t kPastCaches = 256;  // one part of a copy larger than the caches: bypass them
+// Atomics: one of the pieces of Operation::array, which count as one operation at the target.
+inline constexpr std::uint16_t kPiece = 512;
+inline constexpr std::uint16_t kLastPiece = 1024;  // atomics: the last piece of the array
+// A link says more of the transfer than users can; `operation` is a LinkOperation.
+inline constexpr std::uint16_t kMarked = 16;
+// Writes: the bytes are at the target already, and only what follows them is still to be done.
+inline constexpr std::uint16_t kStored = 32;
 }  // namespace transfer_flag
 
-// One request to a Path. Local memory stays valid until the operation settled it; no registration is needed
-// for it.
+// One request to a Path. Local memory stays valid until the transfer has settled, and need not be registered.
 struct Transfer {
-  Operation* operation;  // told of the outcome, once per transfer
+  Operation* operation;  // is told of the outcome, once per transfer
   union {
     std::byte* local;           // source of a write, landing place of a read, operands of an atomic
     const iovec* local_pieces;  // if piece_count > 0: that many pieces, valid until the transfer settled
@@ -134,7 +134,7 @@ struct Transfer {
 static_assert(sizeof(Transfer) == 64, "one cache line");
 
 inline constexpr std::size_t kMaxAtomicBytes = 16 * 1024;  // longer arrays are split by the caller
-inline constexpr std::size_t kMaxPieces = 1024;            // of one local vector; IOV_MAX
+inline constexpr std::size_t kMaxPieces = 1024;            // in one local vector; IOV_MAX
 
 // What a completion queue holds. `error` is ok, or why the operation failed.
 struct Completion {
@@ -157,7 +157,7 @@ struct NicInfo {
   std::uint64_t speed_bits_per_second = 0;
 };
 
-// One thing that discovery found and that can be opened, or, where `usable` is false, why not.
+// What discovery found: a domain that can be opened, or, where `usable` is false, the reason why it cannot.
 struct Info {
   std::string provider;     // "shm"; "lnx" for a linked one
   std::string fabric;       // what must be equal for two domains to talk: host identity, network
@@ -179,8 +179,8 @@ struct Info {
   std::vector<std::string> links;  // specs of the leaves: {"shm", "tcp:lo"}
   bool usable = true;
   std::string why;      // if not usable: the reason and what to do
-  bool absent = false;  // that reason is a port that is down or has no address, which may change
-  // Whoever it reaches is on this node, so that it is lost with its peers and never by itself: no rail.
+  bool absent = false;  // the reason is a port that is down or has no address, which may change
+  // All peers that it reaches are on this node: it fails with them and never by itself, so it is no rail.
   bool shares_fate_with_node = false;
   std::string not_linkable;  // why it cannot be one link of several; empty: it can
 };

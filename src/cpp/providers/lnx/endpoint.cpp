@@ -75,7 +75,7 @@ LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointSer
 LinkedEndpoint::~LinkedEndpoint() {
   for (const auto& [key, rails] : rails_) rails->begin_end();
   for (const auto& some : ended_) some->begin_end();
-  links_.clear();  // what is with the links settles
+  links_.clear();  // what the links hold settles
   for (const auto& [key, rails] : rails_) rails->fail(Errc::canceled);
 }
 
@@ -93,7 +93,7 @@ std::vector<Part> LinkedEndpoint::parts() const {
 
 namespace {
 
-// Why links were not taken. One that lacks something for now decides what the whole is called.
+// Why links were not taken. A link that only lacks something for now gives its error to the whole.
 struct Reasons {
   std::string text;
   Errc error = Errc::unreachable;
@@ -134,7 +134,7 @@ Reach LinkedEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_
 
 std::vector<Endpoint*> LinkedEndpoint::rails_to(const Name& peer, std::uint16_t target,
                                                 std::size_t key) const {
-  std::vector<Endpoint*> named;  // that the peer's name speaks of, also those that are down now
+  std::vector<Endpoint*> named;  // links in the peer's name, also those that are down now
   bool reached = false;
   for (const Opened& link : links_) {
     Endpoint* const endpoint = link.endpoint.get();
@@ -144,7 +144,7 @@ std::vector<Endpoint*> LinkedEndpoint::rails_to(const Name& peer, std::uint16_t 
     if (link.network && named.size() < kMaxRails && peer.find(endpoint->parts().front().link, target))
       named.push_back(endpoint);
   }
-  // Whoever is known by a bare socket address has one place only.
+  // A peer that is known by a bare socket address only is reached in one way.
   return reached && named.size() > 1 ? named : std::vector<Endpoint*>{};
 }
 
@@ -212,7 +212,7 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(const RailsParameters::Desti
     return std::make_unique<RailedPath>(found->second);
   }
   const std::vector<RailLink> links = links_of(named, place);
-  if (rails_.size() >= sweep_at_) {  // now and then, those whose handles are gone
+  if (rails_.size() >= sweep_at_) {  // now and then rails are dropped whose handles are gone
     std::erase_if(rails_, [](const auto& entry) {
       const auto& [name, some] = entry;
       return some->forgotten() && some.use_count() == 1;
@@ -236,7 +236,7 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(const RailsParameters::Desti
   return std::make_unique<RailedPath>(entry);
 }
 
-// With the shares that the user has answered with, if he was asked.
+// The links with the shares that the user's code gave them, if it was asked.
 std::vector<RailLink> LinkedEndpoint::links_of(const std::vector<Endpoint*>& named,
                                                const std::string& place) {
   std::vector<RailLink> links;
@@ -277,14 +277,14 @@ std::shared_ptr<Rails> LinkedEndpoint::new_rails(const RailsParameters::Destinat
       links);
 }
 
-// Whoever drives the context looks after it. Others may not: then the timer does.
+// While progress() runs it will serve the rails. At other times nobody may, so the timer does.
 void LinkedEndpoint::has_work(Rails& rails) noexcept {
   if (work_.push_back(rails) && !serving_) timer_->no_later_than(Clock::now());
 }
 
 bool LinkedEndpoint::progress() noexcept {
   bool moved = false;
-  const std::size_t sides = links_.size() + 1;  // rails are one: whoever comes first may spend the slice
+  const std::size_t sides = links_.size() + 1;  // all rails count as one; each side is first in its turn
   const std::size_t first = turns_++ % sides;
   if (first == links_.size() && !work_.empty()) moved |= serve_rails();
   serving_ = true;
@@ -303,7 +303,7 @@ bool LinkedEndpoint::arm() noexcept {
 bool LinkedEndpoint::serve_rails() noexcept {
   serving_ = true;
   bool moved = false;
-  // Those for which the slice does not suffice are the first ones of the next turn.
+  // Rails for which the slice does not suffice come first in the next turn.
   LinkedList<Rails, RailsWork> todo;
   todo.take(work_);
   while (!todo.empty() && !services_.slice.spent()) {
@@ -331,7 +331,7 @@ void LinkedEndpoint::expire() noexcept {
   if (!flows_.expire(expiry_.attended())) expiry_.stop();
 }
 
-// Runs in time in which this process looked.
+// The tick of looks_, whose time goes on only while this process is at work.
 void LinkedEndpoint::on_look() noexcept {
   bool watched = false;
   for (const auto& [key, rails] : rails_) {

@@ -13,8 +13,8 @@
 
 namespace fab::lnx {
 
-// An endpoint over the endpoints of all links. Has no queues of its own and translates nothing: it hands out
-// the links' own paths, or rails over several of them.
+// An endpoint over the endpoints of all links. It has no queues of its own and translates nothing: it hands
+// out the links' own paths, or rails over several of them.
 class LinkedEndpoint final : public Endpoint {
  public:
   struct Link {
@@ -43,7 +43,7 @@ class LinkedEndpoint final : public Endpoint {
     bool network;
   };
   static std::string place_of(const Name& peer, std::uint16_t target, std::size_t key);
-  // The links that become rails to the peer; none where one way leads there.
+  // The links that become rails to the peer; none where only one leads there.
   std::vector<Endpoint*> rails_to(const Name& peer, std::uint16_t target, std::size_t key) const;
   std::unique_ptr<Path> connect_rails(const RailsParameters::Destination& to,
                                       const std::vector<Endpoint*>& named);
@@ -60,17 +60,18 @@ class LinkedEndpoint final : public Endpoint {
   const DomainOptions& options_;
   FlowTable flows_;
   std::vector<Opened> links_;
-  std::map<std::string, std::shared_ptr<Rails>> rails_;  // by the key and the peer's parts
-  std::map<std::string, std::vector<double>> answers_;   // likewise: shares for the next connect()
-  std::vector<std::shared_ptr<Rails>> ended_;            // until the links hold nothing of them
-  LinkedList<Rails, RailsWork> work_;                    // those to be pumped
+  // By place_of() a peer: the rails to it, and the shares for the next connect().
+  std::map<std::string, std::shared_ptr<Rails>> rails_;
+  std::map<std::string, std::vector<double>> answers_;
+  std::vector<std::shared_ptr<Rails>> ended_;  // kept until the links hold nothing of them
+  LinkedList<Rails, RailsWork> work_;          // rails that have something to do
   bool time_is_up_ = false;
-  bool serving_ = false;  // somebody will look at work_
+  bool serving_ = false;  // serve_rails() runs now or next, and looks at work_
   std::size_t sweep_at_ = 64;
   std::size_t turns_ = 0;
   std::unique_ptr<Timer> timer_;
-  Ticker looks_;   // at rails that are watched
-  Ticker expiry_;  // of flows without rails
+  Ticker looks_;   // for rails that are watched
+  Ticker expiry_;  // for flows without rails
 };
 
 }  // namespace fab::lnx

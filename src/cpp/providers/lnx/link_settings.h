@@ -8,8 +8,8 @@ namespace fab::lnx {
 // Switches of linked domains: "lnx_disable_shm" and "lnx_use_srq" in DomainOptions::settings, else
 // $FI_LNX_DISABLE_SHM and $FI_LNX_USE_SRQ.
 struct LinkSettings {
-  bool disable_shm = false;     // peers on the node are reached over the network as well (LNX-25)
-  bool shared_receives = true;  // false: every receive names its source (LNX-47, LNX-48)
+  bool disable_shm = false;     // peers on the node are reached over the network as well
+  bool shared_receives = true;  // false: every receive has to name its source
 
   // Throws Error(invalid) for what is neither yes nor no.
   static LinkSettings of(const std::map<std::string, std::string>& settings);

@@ -14,8 +14,9 @@ struct LinkPart {
 };
 using Link = std::vector<LinkPart>;  // in order of preference
 
-// Parses `shm+tcp`, `shm+verbs:mlx5_0,mlx5_1`, alternatives `a+b:b0|a+b:b1` (LNX-2, LNX-3). Spaces are
-// trimmed. Throws Error(invalid) naming the bad part. Which providers exist is not its concern.
+// Parses `shm+tcp`, `shm+verbs:mlx5_0,mlx5_1`, and alternatives such as `a+b:b0|a+b:b1` (FI_LNX_PROV_LINKS of
+// fi_lnx(7)). Spaces are trimmed. Throws Error(invalid) that names the bad part. Does not check which
+// providers exist.
 std::vector<Link> parse_links(std::string_view spec);
 
 }  // namespace fab::lnx

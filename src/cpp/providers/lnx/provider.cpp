@@ -78,7 +78,7 @@ Info combine(const std::vector<Info>& links) {
   all.why.clear();
   bool any = false;
   std::string missing;
-  constexpr std::uint64_t kEither = caps::kLocalComm | caps::kRemoteComm;  // whom a link reaches adds up
+  constexpr std::uint64_t kEither = caps::kLocalComm | caps::kRemoteComm;  // one link that has it is enough
   std::uint64_t reach = 0;
   for (const Info& link : links) {
     if (!link.not_linkable.empty())

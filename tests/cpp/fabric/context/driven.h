@@ -84,7 +84,7 @@ class Sleeper {
   }
   bool join() {
     flag = true;
-    driver_.kick();
+    driver_.wake();
     thread_.join();
     return finished_;
   }

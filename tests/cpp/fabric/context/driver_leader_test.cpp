@@ -64,7 +64,7 @@ TEST_CASE("the first caller leads, the others follow, and each hears when someth
     });
   until([&] { return ready == kCallers; });
   go = true;
-  driver.kick();
+  driver.wake();
   for (std::thread& thread : threads) thread.join();
   CHECK(finished == kCallers);
   CHECK(!overlap);
@@ -95,7 +95,7 @@ TEST_CASE("a follower leads when the leader has what it waited for") {
   CHECK(first.join());
   until([&] { return leader.load() != before && leader.load() == second.get_id(); });
   done = true;
-  driver.kick();
+  driver.wake();
   second.join();
 }
 
@@ -110,7 +110,7 @@ TEST_CASE("nobody sleeps while there is work") {
   CHECK(work.arms == 3);
 }
 
-TEST_CASE("a leader sleeps until it is woken: by a descriptor, a kick, or a turn that settles something") {
+TEST_CASE("a leader sleeps until it is woken: by a descriptor, a wake(), or a turn that settles something") {
   for (const int how : {0, 1, 2}) {
     CAPTURE(how);
     Work work;
@@ -124,7 +124,7 @@ TEST_CASE("a leader sleeps until it is woken: by a descriptor, a kick, or a turn
       until([&] { return arrival.taken == 1; });
     } else if (how == 1) {
       const int moves = work.advances;
-      driver.kick();
+      driver.wake();
       until([&] { return work.advances > moves; });
     } else {
       const int moves = work.advances;

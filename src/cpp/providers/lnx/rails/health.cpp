@@ -13,30 +13,30 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr Clock::duration kLeastWait = milliseconds(20);
-// That a rail may owe something until others are asked, and until it is set aside.
+// For how long a rail may owe an outcome before others are asked, and before it is set aside.
 constexpr Clock::duration kSuspected = milliseconds(40), kPatience = milliseconds(100);
-constexpr int kStallsBy = 4;                                 // times as long as another rail would take
-constexpr Clock::duration kSignOfLife = milliseconds(1000);  // between them, of a rail that owes nothing
+constexpr int kStallsBy = 4;  // a rail stalls if it takes this many times as long as another would
+constexpr Clock::duration kSignOfLife = milliseconds(1000);  // between probes of a rail that owes nothing
 
-constexpr double kLeastShare = 0.1;  // of the best rail's bandwidth: less is not worth its last stripe
-constexpr unsigned kStrikes = 3;     // such measurements in a row
+constexpr double kLeastShare = 0.1;  // of the best rail's bandwidth: less costs more than it adds
+constexpr unsigned kStrikes = 3;     // measurements below that in a row, after which a rail is sick
 
 constexpr unsigned kRaceParts = 64, kLeastRaceParts = 4;
-constexpr Clock::duration kRaceTime = milliseconds(50);   // after which nothing more takes part
-constexpr Clock::duration kRaceSlack = microseconds(10);  // for each part
-constexpr int kRaceLostBy = 2;                            // times as long as the winner
-constexpr unsigned kRacesLost = 3;                        // in a row
+constexpr Clock::duration kRaceTime = milliseconds(50);   // after this time no more postings take part
+constexpr Clock::duration kRaceSlack = microseconds(10);  // for each posting
+constexpr int kRaceLostBy = 2;      // a race is lost by this many times the winner's time
+constexpr unsigned kRacesLost = 3;  // lost races in a row, after which a rail is sick
 constexpr Clock::duration kFirstRacePause = milliseconds(20), kLongestRacePause = milliseconds(500);
 
 constexpr unsigned kExamParts = 24, kLeastExamParts = 4, kExamAhead = 2;
-constexpr Clock::duration kExamTime = milliseconds(20);  // of the examiner, is enough
-constexpr int kPassesBy = 8;                             // times as long as the examiner
+constexpr Clock::duration kExamTime = milliseconds(20);  // of the examiner's probes, which is enough
+constexpr int kPassesBy = 8;  // a rail passes with this many times the examiner's time
 constexpr Clock::duration kExamSlack = milliseconds(10);
 constexpr Clock::duration kLongestTrial = milliseconds(5000);
 
 double seconds(Clock::duration span) { return std::chrono::duration<double>(span).count(); }
 
-// How long `rail`, which took so long for a probe, would take for `bytes`.
+// How long `rail` would take for `bytes`, judged by the time that it took for a probe.
 Clock::duration would_take(const Rail& rail, std::uint64_t bytes) noexcept {
   if (bytes <= kMaxProbe) return rail.answer_took;
   const double span = seconds(rail.answer_took);
@@ -99,8 +99,8 @@ void Health::set_aside(Rail& rail) noexcept {
   owner_.give_up(rail);
 }
 
-// Whether it owes something for much longer than others take, whatever keeps this process or the peer from
-// its work: that shows in others as well.
+// Whether the rail owes an outcome for much longer than others take. What keeps this process or the peer from
+// its work does not count, because it shows in the other rails as well.
 bool Health::stalls(Rail& rail, Clock::time_point now) noexcept {
   const Posting* const oldest = rail.oldest_owed();
   if (!oldest) {
@@ -113,7 +113,7 @@ bool Health::stalls(Rail& rail, Clock::time_point now) noexcept {
     rail.suspected_since = {};
     return false;
   }
-  // What has arrived, but was not looked at yet, shows until the next look.
+  // An outcome may have arrived that nobody has looked at yet; the next look will show it.
   const bool still = std::exchange(rail.suspected_since, since) == since;
   const std::uint64_t bytes = std::max(oldest->out, oldest->back);
   for (const auto& other : rails_) {
@@ -127,7 +127,7 @@ bool Health::stalls(Rail& rail, Clock::time_point now) noexcept {
   return false;
 }
 
-// A rail on which nothing but announced messages is under way.
+// Asks a rail for a sign of life on which nothing but announced messages is under way.
 void Health::ask_for_sign(Rail& rail) noexcept {
   const auto clock = parameters_.clock();
   if (rail.under_way.empty() || clock < rail.sign_at) return;
@@ -185,7 +185,7 @@ void Health::probe_ended(Rail& rail, Posting& probe) noexcept {
       rail.answer_took = parameters_.attended() - probe.posted;
     }
   } else if (probe.probe == Posting::Probe::trial && trial_ == Trial::exam) {
-    owner_.notice();  // the next one
+    owner_.notice();  // the next probe has to be posted
   }
 }
 
@@ -194,7 +194,7 @@ void Health::probe_ended(Rail& rail, Posting& probe) noexcept {
 void Health::tally(Rail& rail, const Posting& posting) noexcept {
   if (posting.trial == 0 || posting.trial != trial_number_ || trial_ == Trial::none) return;
   if (posting.kind == Posting::Kind::probe && posting.completion().error != Errc::ok)
-    return;  // shows nothing
+    return;  // a probe that failed shows nothing
   ++rail.done;
   if (!posting.announced) rail.owed += parameters_.attended() - rail.owes_since(posting);
 }
@@ -266,7 +266,7 @@ void Health::judge_race(Clock::time_point now) noexcept {
   end_trial();
 }
 
-// Both rails have a few probes under way until the examiner has shown enough.
+// Keeps a few probes under way on both rails until the examiner has shown enough, and then judges.
 void Health::sit_exam(Clock::time_point now) noexcept {
   Rail& tried = *tried_;
   if (!examiner_) {

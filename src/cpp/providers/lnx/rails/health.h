@@ -15,25 +15,25 @@ class Health {
 
   // Looks at all rails, once every kLook while anything is owed.
   void judge() noexcept;
-  // When it wants to look again, beside what is watched.
+  // When judge() wants to be called again, apart from the calls while rails are watched.
   Clock::time_point next_look() noexcept;
-  // Bytes of stripes have arrived.
+  // So many bytes of stripes have arrived.
   void arrived(Rail& rail, std::uint64_t bytes) noexcept;
-  // Any posting has ended; before Rail::ended_at tells of it.
+  // A posting of any kind has ended. To be called before Rail::ended_at is set.
   void tally(Rail& rail, const Posting& posting) noexcept;
   void probe_ended(Rail& rail, Posting& probe) noexcept;
   void lost(const Rail& rail, bool carried) noexcept;
 
-  // --- races, beside which the same goes over the other rails
-  // Before it is posted. Whether it takes part.
+  // --- races: small requests go over the primary rail, and probes of the same size over the other rails
+  // To be called before the posting is posted: whether it takes part in a race.
   bool enters_race(Rail& rail, Posting& posting) noexcept;
-  void scratch(Posting& posting) noexcept;  // it was not posted
-  // The same over the other rails, which nobody needs.
+  void scratch(Posting& posting) noexcept;  // a posting that takes part was not posted after all
+  // Posts probes of this size over the other rails.
   void shadow(std::uint64_t out, std::uint64_t back) noexcept;
 
  private:
-  // Rails are compared by what they do at the same time: a race of the primary rail against the others, or an
-  // exam of one that was set aside.
+  // A trial compares rails by what they do at the same time. A race is between the primary rail and the
+  // others; an exam is for a rail that was set aside.
   enum class Trial { none, race, exam };
 
   bool stalls(Rail& rail, Clock::time_point now) noexcept;
@@ -53,13 +53,13 @@ class Health {
 
   Trial trial_ = Trial::none;
   Rail *tried_ = nullptr, *examiner_ = nullptr;
-  std::uint32_t trial_number_ = 0;   // tells its postings from those of others
-  Clock::time_point trial_since_{};  // attended
-  unsigned trial_postings_ = 0;      // of a race: still to be posted; of an exam: for each of both rails
-  const Rail* racer_ = nullptr;      // the last one,
-  unsigned races_lost_ = 0;          // and how many it has lost one after the other
-  Clock::time_point race_at_{};      // when the next race may begin,
-  Clock::duration race_pause_{};     // and how long that is after the last one
+  std::uint32_t trial_number_ = 0;   // tells the postings of this trial from those of others
+  Clock::time_point trial_since_{};  // by parameters.attended()
+  unsigned trial_postings_ = 0;      // a race: how many are still to come; an exam: how many each rail gets
+  const Rail* racer_ = nullptr;      // the primary rail of the last race
+  unsigned races_lost_ = 0;          // how many races the racer has lost in a row
+  Clock::time_point race_at_{};      // when the next race may begin
+  Clock::duration race_pause_{};     // the time between the last race and the next
 };
 
 }  // namespace fab::lnx

@@ -11,7 +11,7 @@
 namespace fab::lnx {
 
 // What the user posted on rails: every request until its outcome is known, the numbers under which the peer
-// remembers what must happen once, and what it may forget. Knows nothing of rails.
+// remembers what must happen once, and what the peer may forget. It knows nothing of rails.
 class Journal {
  public:
   explicit Journal(CompletionQueue& completions) : completions_(completions) {}
@@ -22,14 +22,15 @@ class Journal {
   // --- requests
   bool full() const noexcept { return live_ >= kMostOpen; }
   bool empty() const noexcept { return live_ == 0; }
-  // Takes the memory for all of its way. Null: `state`, the transfer or a lack of memory forbids it, and its
-  // operation has settled with that. What is injected has settled, too.
+  // Makes a request of the transfer, with all the memory that it will need. Null: `state`, the transfer or a
+  // lack of memory forbids it, and its operation has settled with that error. The operation of an injected
+  // transfer has settled, too.
   Request* accept(const Transfer& transfer, Errc state) noexcept;
-  // Tells the outcome, which is `request.error`. The request becomes a note, or is gone.
+  // Settles the operation with `request.error`. The request becomes a note, or is gone.
   void finish(Request& request) noexcept;
   PathCounts counts() const noexcept;
   std::uint64_t oldest() const noexcept;  // as Path
-  // All that are open, in the order of posting; `visit` may finish the one that it is given.
+  // Visits all open requests in the order of posting; `visit` may finish the one that it is given.
   template <class Visit>
   void visit_open(Visit visit) noexcept {
     for (auto at = open_.begin(); at != open_.end();) {
@@ -40,29 +41,30 @@ class Journal {
   }
 
   // --- numbers
-  // Gives it the next number, unless it has one.
+  // Gives the request the next number, unless it has one.
   void number(Request& request) noexcept;
-  // Whether it would have to wait for its number: the peer must forget some results before it can keep more.
+  // Whether the request has to wait for its number, because the peer must forget some results before it can
+  // keep more.
   bool waits_for_number(const Request& request) const noexcept;
-  bool any_numbered() const noexcept;  // among what is open
+  bool any_numbered() const noexcept;  // whether an open request has a number
 
   // --- what the peer need not remember any longer
-  // All that has a smaller number is settled.
+  // All requests with a smaller number have settled.
   std::uint64_t mark() const noexcept;
   bool much_settled() const noexcept { return settled_untold_ >= kSettledAtOnce; }
   bool mark_is_due() const noexcept;
   void mark_is_told() noexcept { settled_untold_ = 0; }
   void mark_was_lost() noexcept;
-  void mark_is_known(std::uint64_t mark) noexcept;   // to the peer
-  RequestQueue& notes() noexcept { return notes_; }  // of announced messages that are over
-  void recycle(Request& request) noexcept;           // a note that is known
+  void mark_is_known(std::uint64_t mark) noexcept;   // the peer knows the mark
+  RequestQueue& notes() noexcept { return notes_; }  // for announced messages that are over
+  void recycle(Request& request) noexcept;           // the peer knows this note
   void forget_notes() noexcept;
 
   static constexpr std::size_t kMostOpen = 4096;  // requests
   static constexpr std::uint64_t kSettledAtOnce = 64;
-  // result_cost() of all that the peer may have to keep.
+  // The greatest sum of result_cost() that the peer may have to keep.
   static constexpr std::uint64_t kMostResults = Flow::kMostResults / 2;
-  // What an outcome costs the peer, beside runs of plain successes; bytes.
+  // Bytes that an outcome costs the peer, if it does not continue a run of plain successes.
   static constexpr std::uint64_t kRecord = kMostResults / Flow::kMostUnsettled;
 
  private:
@@ -73,18 +75,18 @@ class Journal {
 
   CompletionQueue& completions_;
   PathCounts counts_;
-  IntrusiveList<Request, &Request::age> open_;  // not over, in the order of posting; owns them
+  IntrusiveList<Request, &Request::age> open_;  // in the order of posting; owns them
   std::size_t live_ = 0;
   RequestQueue notes_;                             // owns them
   IntrusiveList<Request, &Request::queue> spare_;  // owns them
   std::size_t spares_ = 0;
   std::uint64_t next_number_ = 1;
   std::uint64_t settled_untold_ = 0;  // numbers that ended since the peer was told
-  std::uint64_t results_ = 0;         // result_cost() of what the peer may not have forgotten,
-  std::uint64_t last_result_ = 0;     // and the last number of that kind
+  std::uint64_t results_ = 0;         // sum of result_cost() of what the peer may not have forgotten
+  std::uint64_t last_result_ = 0;     // the last number that is counted in results_
 };
 
-// Of a request that must happen once: bytes that the peer keeps for a repetition.
+// Bytes that the peer keeps of a request that must happen once, for a repetition.
 std::uint64_t result_cost(const Transfer& transfer) noexcept;
 
 }  // namespace fab::lnx

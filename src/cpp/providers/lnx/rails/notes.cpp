@@ -7,8 +7,8 @@ bool Notes::send() noexcept {
   if (!of_messages && (!journal_.mark_is_due() || mark_.under_way)) return false;
   const std::uint64_t mark = journal_.mark();
   bool sent = false;
-  // A rail that takes nothing more keeps no note from the others, or they would gather as long as messages
-  // go.
+  // If a rail takes nothing more, the notes go over the others. Otherwise they would gather for as long as
+  // messages are sent.
   for (const auto& rail : rails_) {
     if (of_messages ? journal_.notes().empty() : sent) break;
     if (!rails_.usable(*rail)) continue;
@@ -18,7 +18,7 @@ bool Notes::send() noexcept {
   return sent;
 }
 
-// Those of messages, as many as the rail takes; true if any went.
+// Sends notes about messages, as many as the rail takes; true if any was sent.
 bool Notes::send_on(Rail& rail, std::uint64_t mark) noexcept {
   bool sent = false;
   while (Request* const message = journal_.notes().front()) {

@@ -11,8 +11,8 @@ class Notes {
   Notes(const RailsParameters& parameters, RailSet& rails, Journal& journal)
       : parameters_(parameters), rails_(rails), journal_(journal) {}
 
-  bool send() noexcept;  // true if any went
-  // The peer knows it, or it was lost with its rail.
+  bool send() noexcept;  // true if any was sent
+  // The peer knows the note, or it was lost with its rail.
   void ended(Posting& note) noexcept;
 
  private:
@@ -22,7 +22,7 @@ class Notes {
   const RailsParameters& parameters_;
   RailSet& rails_;
   Journal& journal_;
-  Posting mark_;  // of a note that is of no message
+  Posting mark_;  // the posting of a note that is about no message
 };
 
 }  // namespace fab::lnx

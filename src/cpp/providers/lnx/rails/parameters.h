@@ -24,19 +24,19 @@ struct RailsParameters {
     std::size_t key;       // index of the authorization key
   };
 
-  CompletionQueue& completions;              // for errors of what was injected
-  Slice& slice;                              // of the present turn
+  CompletionQueue& completions;              // for errors of injected transfers
+  Slice& slice;                              // the slice of the present turn
   double peer_deadline;                      // seconds, as in DomainOptions
   std::function<Clock::time_point()> clock;  // by which rails are tried again
-  // By which silence is judged: as Ticker::attended(), so that an absence of this process is nobody's fault.
-  // It goes on while something is watched.
+  // The clock by which silence is judged: as Ticker::attended(), so that no rail is blamed for an absence of
+  // this process. It goes on while rails are watched.
   std::function<Clock::time_point()> attended;
   std::function<void(Rails&)> on_work;        // pump() has something to do, or tick()
   std::function<void()> on_watch;             // tick() wants to be called every kLook as long as watched()
-  std::function<void(PeerId, Errc)> on_lost;  // the peer, as far as anybody can tell
-  std::string preferred;                      // link for what is ordered, if it is up; empty: the first
+  std::function<void(PeerId, Errc)> on_lost;  // the peer counts as lost
+  std::string preferred;                      // the link for ordered requests, if it is up; empty: the first
   const AddressVector& peers;
-  FlowId flow;  // greater than that of former rails to this peer
+  FlowId flow;  // greater than the flow of former rails to this peer
   Destination to;
 };
 
@@ -44,7 +44,7 @@ struct RailsParameters {
 struct RailLink {
   Endpoint* endpoint;
   std::string tag;    // "tcp.0"
-  double weight = 0;  // of the user; 0: what its bandwidth says
+  double weight = 0;  // the share that the user gave it; 0: as its bandwidth says
 };
 
 }  // namespace fab::lnx

@@ -11,23 +11,23 @@ namespace fab::lnx {
 class Rail;
 struct Request;
 
-// What is posted on a rail: a request, a part of one, or what rails tell each other. Owned by whoever posts
-// it, until its outcome came.
+// What is posted on a rail: a request, a part of one, or what rails tell each other. Whoever posts it owns
+// it, and keeps it until its outcome came.
 struct Posting : LinkOperation {
-  // End: of a striped request, when all stripes are stored. Note: what the peer may forget.
+  // `end`: ends a striped request, when all stripes are stored. `note`: tells the peer what it may forget.
   enum class Kind : std::uint8_t { whole, stripe, end, join, fence, note, probe };
   enum class Probe : std::uint8_t { sign_of_life, witness, trial };
 
   Rail* rail = nullptr;
-  Request* request = nullptr;  // null: of none
+  Request* request = nullptr;  // null: it belongs to none
   Kind kind = Kind::whole;
   Probe probe = Probe::sign_of_life;
-  bool under_way = false;           // with the link
-  std::uint64_t length = 0;         // of a stripe or a whole
-  std::uint64_t out = 0, back = 0;  // bytes that it moves to the peer and from there
-  ListLink<Posting> order;          // among those of its rail
-  Clock::time_point posted{};       // attended
-  std::uint32_t trial = 0;          // in which it takes part; 0: in none
+  bool under_way = false;           // the link holds it
+  std::uint64_t length = 0;         // bytes of a stripe or of a whole request
+  std::uint64_t out = 0, back = 0;  // bytes that it moves to the peer and from the peer
+  ListLink<Posting> order;          // its place in Rail::under_way
+  Clock::time_point posted{};       // when, by parameters.attended()
+  std::uint32_t trial = 0;          // the trial in which it takes part; 0: none
 
   bool of_request() const noexcept { return kind == Kind::whole || kind == Kind::end; }
 };

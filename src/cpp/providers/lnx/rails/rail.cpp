@@ -9,15 +9,15 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr double kNewest = 0.3;         // weight of the newest measurement
-constexpr double kMeasuredFor = 0.004;  // seconds at least: acknowledgements come in bunches
+constexpr double kMeasuredFor = 0.004;  // seconds of a measurement at least: acknowledgements come in bunches
 constexpr Clock::duration kLongestPause = milliseconds(1000),
-                          kLongestOfNew = milliseconds(30'000);  // a link that never led anywhere
-constexpr Clock::duration kLate = milliseconds(500);             // that a rail may rise after another one
-constexpr unsigned kLossesForgiven = 2;  // of a rail that carried, in a row, each soon after it rose
+                          kLongestOfNew = milliseconds(30'000);  // for a link that was never up
+constexpr Clock::duration kLate = milliseconds(500);  // a rail that rises this much later may be flapping
+constexpr unsigned kLossesForgiven = 2;               // in a row, each within kSoon after the rail rose
 constexpr Clock::duration kSoon = milliseconds(10'000);
 constexpr Clock::duration kFirstAside = milliseconds(250), kLongestAside = milliseconds(60'000);
 constexpr int kAsideGrowth = 4;
-constexpr int kTrustedAfter = 40, kForgottenAfter = 80;  // times as long as it was set aside
+constexpr int kTrustedAfter = 40, kForgottenAfter = 80;  // multiples of the time for which it was set aside
 
 }  // namespace
 
@@ -212,7 +212,7 @@ std::optional<Clock::time_point> RailSet::earliest_up() const noexcept {
 double RailSet::weight(const Rail& rail) const noexcept {
   if (rail.link.weight > 0) return rail.link.weight;
   if (rail.rate > 0) return rail.rate;
-  double most = 0;  // of those that are known
+  double most = 0;  // the greatest measured rate
   for (const auto& other : rails_) most = std::max(most, other->rate);
   return most > 0 ? most : 1;
 }
@@ -229,7 +229,7 @@ bool RailSet::usable(Rail& rail) noexcept {
     if (rail.unfenced == 0) return true;
     const auto slot = static_cast<std::uint32_t>(std::countr_zero(rail.unfenced));
     Posting& posting = rail.fences[slot];
-    if (posting.under_way) return false;  // for an earlier stream
+    if (posting.under_way) return false;  // the fence of an earlier stream
     const FrameHeader fence{.type = FrameType::fence,
                             .data = RailNumber{slot, rails_[slot]->last_dead}.packed()};
     rail.unfenced &= ~(1u << slot);

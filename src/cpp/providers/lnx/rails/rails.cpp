@@ -12,8 +12,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr unsigned kFirstTries = 3;                     // to reach a peer that was never reached
-constexpr Clock::duration kGrace = milliseconds(1000);  // for rails that were refused, when none is left
+constexpr unsigned kFirstTries = 3;  // attempts for each rail to a peer that was never reached
+constexpr Clock::duration kGrace = milliseconds(1000);  // in which refused rails are tried when none is left
 
 }  // namespace
 
@@ -28,7 +28,7 @@ Rails::Rails(RailsParameters parameters, const std::vector<RailLink>& links)
       notes_(parameters_, rails_, journal_),
       lost_since_(parameters_.attended()) {
   for (const RailLink& link : links) rails_.add(link, links.size(), parameters_, *this);
-  // From here on postings are under way, which name this object.
+  // From here on postings are under way that refer to this object.
   for (const auto& rail : rails_) connect(*rail);
 }
 
@@ -82,7 +82,7 @@ bool Rails::pump() noexcept {
     fail(verdict_ != Errc::ok ? verdict_ : state_);
     return moved;
   }
-  moved |= notes_.send();  // may let more go
+  moved |= notes_.send();  // comes first, because requests may wait until the peer has forgotten results
   moved |= scheduler_.send();
   if (parameters_.slice.spent() && !(scheduler_.empty() && journal_.notes().empty())) notice();
   return moved;
@@ -103,7 +103,7 @@ void Rails::ended(Rail& rail, Posting& posting) noexcept {
       if (error == Errc::peer_lost || scheduler_.any_whole()) notice();
       return;
     case Posting::Kind::fence:
-      if (error != Errc::ok && !ending_) rail.broken = true;  // what goes on would not be fenced off
+      if (error != Errc::ok && !ending_) rail.broken = true;  // the lost stream would not be fenced off
       if (rail.broken || rail.unfenced != 0) notice();
       return;
     case Posting::Kind::whole:
@@ -146,7 +146,8 @@ void Rails::connect(Rail& rail) noexcept {
   const RailsParameters::Destination& to = parameters_.to;
   try {
     rail.path = rail.link.endpoint->connect(known() ? peer_ : kNoPeer, to.name, to.target, to.key);
-  } catch (const std::exception& error) {  // nothing leads there now, or no descriptor or memory is left
+  } catch (const std::exception&
+               error) {  // the link does not reach the peer now, or descriptors or memory ran out
     last_error_ = shortage_or(error, Errc::unreachable);
     lose(rail);
     if (established_) --rail.failures;  // the peer may well be there
@@ -164,7 +165,7 @@ void Rails::join_ended(Rail& rail, Errc error) noexcept {
   notice();
   if (error == Errc::ok) {
     const auto others = rails_.earliest_up();
-    // It may flap: what it needed all that time for, it may need again.
+    // The link may flap: what kept it from joining all that time may come again.
     if (others && !rail.out && rail.late_after(*others)) rail.doubt();
     if (rail.out && others)
       rail.state = Rail::State::aside;
@@ -201,7 +202,7 @@ bool Rails::look_after_rails() noexcept {
     lose(*rail);
     moved = true;
   }
-  rails_.lost_some = false;  // fences stand before what goes out now
+  rails_.lost_some = false;  // from now on fences go before all else
   return moved;
 }
 
@@ -210,8 +211,8 @@ void Rails::give_up(Rail& rail) noexcept {
   look_after_rails();
 }
 
-// The rail stands, but the peer knows nothing of what went before: it forgot a flow that had no rails for
-// long, or it is not who it was.
+// The rail stands, but the peer does not know the flow: it forgot a flow that had no rails for long, or
+// another process has its address now.
 void Rails::begin_anew(Rail& rail) noexcept {
   const Errc refused = std::exchange(rail.refused, Errc::ok);
   if (refused != Errc::peer_lost || journal_.any_numbered()) {
@@ -240,12 +241,12 @@ void Rails::lose(Rail& rail) noexcept {
 // No rail is up any more.
 void Rails::lost_last() noexcept {
   for (const auto& rail : rails_) {
-    if (rail->state == Rail::State::aside) rise(*rail);  // better than none
+    if (rail->state == Rail::State::aside) rise(*rail);  // a sick rail is better than none
     rail->try_soon();
   }
   if (rails_.up() != 0) return;
   watch();
-  // A rail that comes up and carries nothing is none.
+  // A rail that came up and carried nothing does not count as a sign of life.
   const auto attended = parameters_.attended();
   if (!std::exchange(answered_, false) && attended - up_since_ < kGrace) return;
   lost_since_ = attended;
@@ -300,7 +301,7 @@ void Rails::begin_end() noexcept {
   for (const auto& rail : rails_) {
     if (!rail->up() || !rail->stands()) continue;
     const FrameHeader over{.type = FrameType::settled, .total = Flow::kOver};
-    rail->post_control(rail->join, Posting::Kind::fence, over);  // whatever becomes of it
+    rail->post_control(rail->join, Posting::Kind::fence, over);  // its outcome does not matter
   }
 }
 

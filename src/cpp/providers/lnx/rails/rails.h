@@ -14,11 +14,12 @@
 namespace fab::lnx {
 
 // Several network links to one peer, used as one: the sending side of docs/rails.md. Used under its context's
-// lock. A request brings all the memory that it needs on its way, so that one that was accepted can be moved,
-// repeated and ended without asking for more.
+// lock. A request is accepted with all the memory that it needs, so it can be moved, repeated and ended
+// without more.
 class Rails final : public Linked<struct RailsWork>, private RailsOwner {
  public:
-  Rails(RailsParameters parameters, const std::vector<RailLink>& links);  // at most kMaxRails, best one first
+  Rails(RailsParameters parameters,
+        const std::vector<RailLink>& links);  // 1 to kMaxRails, the best one first
   ~Rails();
   Rails(const Rails&) = delete;
   Rails& operator=(const Rails&) = delete;
@@ -34,15 +35,15 @@ class Rails final : public Linked<struct RailsWork>, private RailsOwner {
   // The handle that completions and events name from now on.
   void known_as(PeerId peer) noexcept;
   const FlowId& flow() const noexcept { return flow_; }
-  bool forgotten() const noexcept {  // by this side, which has no use for it
-    return state_ != Errc::ok || (journal_.empty() && idle() && !known());
-  }
+  // Whether this side has no use for the rails any more.
+  bool forgotten() const noexcept { return state_ != Errc::ok || (journal_.empty() && idle() && !known()); }
 
   // Posts what waits, as far as the rails take it; true if anything moved.
   bool pump() noexcept;
-  // Tries rails that are down, and gives up when none is left. Returns when it wants to be called again.
+  // Connects rails that are down, and gives the peer up when none is left. Returns when it wants to be called
+  // again.
   Clock::time_point tick() noexcept;
-  // The endpoint closes: from now on nothing is repeated, and the peer may forget this side.
+  // The endpoint closes: from now on nothing is repeated. Tells the peer that it may forget this side.
   void begin_end() noexcept;
   void fail(Errc error) noexcept;
   bool at_rest() const noexcept;  // tick() has nothing to look after
@@ -79,17 +80,17 @@ class Rails final : public Linked<struct RailsWork>, private RailsOwner {
   Scheduler scheduler_;
   Notes notes_;
   bool established_ = false;  // a rail has been up
-  bool answered_ = false;     // anything, since the last rail was lost
+  bool answered_ = false;     // a request has succeeded since the last rail was lost
   bool ending_ = false;
   bool watched_ = false;          // tick() will be called
-  Clock::time_point lost_since_;  // no rail is up; attended
-  Clock::time_point up_since_{};  // one of them is; attended
+  Clock::time_point lost_since_;  // since when no rail is up; by parameters.attended()
+  Clock::time_point up_since_{};  // since when a rail is up; by parameters.attended()
   Errc last_error_ = Errc::unreachable;
   Errc verdict_ = Errc::ok;  // why the next pump() ends it
   Errc state_ = Errc::ok;
 };
 
-// A share in the rails to a peer.
+// A path over the rails to a peer, which several handles of that peer share.
 class RailedPath final : public Path {
  public:
   explicit RailedPath(std::shared_ptr<Rails> rails) : rails_(std::move(rails)) {}

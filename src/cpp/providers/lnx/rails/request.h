@@ -17,30 +17,32 @@ struct Range {
   std::uint64_t offset, length;
 };
 
-// A transfer of the user, with all the memory that it needs on its way. One that was announced becomes, when
-// it is over, the note by which the peer may forget it.
+// A transfer of the user, with all the memory that it needs. When an announced message is over, its request
+// becomes the note that lets the peer forget it.
 struct Request {
   Transfer transfer{};
   std::uint64_t place = 0;   // in the order of posting, from 1 on
-  std::uint64_t number = 0;  // in the flow, from the first time on that it, or its end, is sent
+  std::uint64_t number = 0;  // in the flow; given when the request, or its end, is sent for the first time
   ListLink<Request> age, queue;
-  RequestQueue* in = nullptr;  // where it waits
+  RequestQueue* in = nullptr;  // the queue in which it waits
   Errc error = Errc::ok;
-  unsigned postings = 0;              // with the links
-  bool ordered = false;               // goes over the primary rail, behind the puts that took others
-  bool striped = false;               // goes in stripes
-  bool unordered_open = false;        // a put that is on its way beside the primary rail
-  bool end_sent = false;              // striped
-  bool announced = false;             // a message of which the receiver was told
-  bool sent_small = false;            // once: the peer may know it as a message that is not announced
-  bool over = false;                  // its outcome was told
-  std::uint64_t next = 0;             // striped: bytes that were given to a rail once
-  std::uint64_t stored = 0;           // striped: bytes that arrived
-  std::vector<Range> holes;           // striped: lost with a rail; at most kMostHoles
-  std::unique_ptr<std::byte[]> copy;  // of what was injected,
-  std::uint64_t context = 0;          // which ended for the user when it was posted, and for a late error
-  std::uint32_t flags = 0;            // the context and flags of its entry
-  Posting posting;                    // the whole, or the end of a striped one, or the note
+  unsigned postings = 0;        // how many of its postings the links hold
+  bool ordered = false;         // goes over the primary rail, behind the puts that took other rails
+  bool striped = false;         // goes in stripes
+  bool unordered_open = false;  // a put that is under way on another rail than the primary
+  bool end_sent = false;        // striped: the end was posted
+  bool announced = false;       // a message that was announced to the receiver
+  bool sent_small = false;      // a message that was sent without announcement: the peer may know it as such
+  bool over = false;            // its outcome was told
+  std::uint64_t next = 0;       // striped: bytes up to here were given to a rail at least once
+  std::uint64_t stored = 0;     // striped: bytes that arrived
+  std::vector<Range> holes;     // striped: ranges that were lost with a rail; at most kMostHoles
+  // An injected transfer is over for the user when it is posted. `copy` has its bytes; `context` and `flags`
+  // are for the entry of an error that comes later.
+  std::unique_ptr<std::byte[]> copy;
+  std::uint64_t context = 0;
+  std::uint32_t flags = 0;
+  Posting posting;  // for the whole, for the end of a striped request, or for the note
 
   bool announced_now() const noexcept {
     const bool whole = posting.under_way && posting.kind == Posting::Kind::whole;
@@ -50,7 +52,7 @@ struct Request {
 
 inline bool moves_data(OpCode op) noexcept { return op == OpCode::write || op == OpCode::read; }
 inline bool fetches(OpCode op) noexcept { return op == OpCode::fetch_atomic || op == OpCode::compare_atomic; }
-// Bytes of the user that go to the peer, and that come from there.
+// The user's bytes that go to the peer, and that come from the peer.
 inline std::uint64_t bytes_out(const Transfer& transfer) noexcept {
   return transfer.op == OpCode::read ? 0 : transfer.length;
 }
@@ -63,7 +65,7 @@ class RequestQueue {
  public:
   bool empty() const noexcept { return list_.empty(); }
   Request* front() const noexcept { return list_.front(); }
-  // Takes it out of the queue in which it is.
+  // Takes the request out of the queue in which it waits, if any.
   static void leave(Request& request) noexcept {
     if (!request.in) return;
     RequestQueue& queue = *std::exchange(request.in, nullptr);
@@ -75,8 +77,8 @@ class RequestQueue {
     request.in = this;
     list_.push_back(request);
   }
-  // In its place by the order of posting, where all that wait are in that order. Those of a lost rail mostly
-  // come in order, so the search goes on behind the last one.
+  // Puts the request in its place by the order of posting; all that wait are in that order. Requests of a
+  // lost rail mostly come back in order, so the search begins behind the last one.
   void put_back(Request& request) noexcept {
     leave(request);
     Request* before = put_back_ && put_back_->place < request.place ? put_back_ : nullptr;
@@ -90,7 +92,7 @@ class RequestQueue {
 
  private:
   IntrusiveList<Request, &Request::queue> list_;
-  Request* put_back_ = nullptr;  // the last one, if it is still here
+  Request* put_back_ = nullptr;  // the last one that was put back, if it is still here
 };
 
 }  // namespace fab::lnx

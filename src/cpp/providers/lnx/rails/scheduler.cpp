@@ -18,8 +18,8 @@ bool Scheduler::send() noexcept {
 
 // --- which rail
 
-// The first rail that is up and trusted, or else up, as soon as nothing is under way on the one before.
-// False: none can be had now.
+// Chooses the first rail that is up and trusted, or else the first that is up, as soon as nothing is under
+// way on the primary rail before. False: there is no primary rail now.
 bool Scheduler::choose_primary() noexcept {
   Rail* best = nullptr;
   const auto consider = [&](Rail& rail) {
@@ -37,7 +37,7 @@ bool Scheduler::choose_primary() noexcept {
   return best != nullptr;
 }
 
-// Null: it has to wait.
+// The rail for a whole request; null: it has to wait.
 Rail* Scheduler::rail_for(const Request& request) noexcept {
   if (journal_.waits_for_number(request)) return nullptr;
   if (request.ordered) return unordered_open_ == 0 ? rails_.primary : nullptr;
@@ -69,7 +69,7 @@ bool Scheduler::send_whole() noexcept {
   return moved;
 }
 
-// As many of the first requests as take this rail. True if any went.
+// Sends the first requests that take this rail, as many as it takes. True if any was sent.
 bool Scheduler::send_batch(Rail& rail, bool& full) noexcept {
   Transfer batch[kBatch];
   bool raced[kBatch];
@@ -123,7 +123,7 @@ bool Scheduler::send_stripes() noexcept {
   bool moved = false;
   for (Request* at = striping_.front(); at && !parameters_.slice.spent();) {
     Request& request = *at;
-    ++request.postings;  // what is posted may end at once, and the request with it
+    ++request.postings;  // keeps the request, because what is posted may end at once
     if (request.error == Errc::ok && all_stored(request) && !request.end_sent) moved |= send_end(request);
     moved |= send_stripes_of(request);
     --request.postings;
@@ -133,7 +133,7 @@ bool Scheduler::send_stripes() noexcept {
   return moved;
 }
 
-// In turn over all rails that have room.
+// Sends stripes over all rails that have room, in turn.
 bool Scheduler::send_stripes_of(Request& request) noexcept {
   const auto has_room = [this](const auto& rail) {
     return rail->stripes < kStripesAhead && !parameters_.slice.spent() && rails_.usable(*rail);
@@ -152,7 +152,7 @@ bool Scheduler::send_stripes_of(Request& request) noexcept {
 bool Scheduler::send_stripe(Request& request, Rail& rail) noexcept {
   Stripe& stripe = *rail.free_stripe();
   rail.begin(stripe, Posting::Kind::stripe, &request);
-  // What may come back at once must find the range taken.
+  // The range is taken before the post, because the stripe may come back at once.
   const Range range = next_range(request, rails_.share(rail) / kStripesAhead,
                                  longest_stripe(rail.rate, rail.link.weight > 0));
   (request.transfer.op == OpCode::read ? stripe.back : stripe.out) = range.length;
@@ -162,7 +162,7 @@ bool Scheduler::send_stripe(Request& request, Rail& rail) noexcept {
   return false;
 }
 
-// All stripes are stored: what happens once.
+// All stripes are stored: sends the end, with what happens once.
 bool Scheduler::send_end(Request& request) noexcept {
   if (!choose_primary()) return false;
   Rail& rail = *rails_.primary;
@@ -199,7 +199,7 @@ void Scheduler::lost(Posting& posting) noexcept {
     close_unordered(request);
     waiting_.put_back(request);
   }
-  if (request.error != Errc::ok) finish_if_over(request);  // an error of another stripe, or of all
+  if (request.error != Errc::ok) finish_if_over(request);  // another stripe failed, or all of the rails
 }
 
 void Scheduler::fail(Request& request, Errc error) noexcept {

@@ -15,12 +15,13 @@ class Scheduler {
   void enqueue(Request& request) noexcept { waiting_.push_back(request); }
   bool empty() const noexcept { return waiting_.empty() && striping_.empty(); }
   bool any_whole() const noexcept { return !waiting_.empty(); }
-  // As much as the rails and the slice take; true if anything went.
+  // Sends as much as the rails and the slice take; true if anything was sent.
   bool send() noexcept;
-  // A posting of a request ended, or was lost with its rail: then it goes again, in its place.
+  // A posting of a request ended.
   void ended(Rail& rail, Posting& posting, Errc error) noexcept;
+  // A posting of a request was lost with its rail: it is sent again, in its place.
   void lost(Posting& posting) noexcept;
-  // Of a request that none of its postings hinders from it.
+  // Ends the request with this error, as soon as the links hold nothing of it.
   void fail(Request& request, Errc error) noexcept;
 
  private:
@@ -44,9 +45,9 @@ class Scheduler {
   RailSet& rails_;
   Journal& journal_;
   Health& health_;
-  RequestQueue waiting_;            // for a rail, as a whole; in order
-  RequestQueue striping_;           // in order
-  std::size_t unordered_open_ = 0;  // puts under way beside the primary rail
+  RequestQueue waiting_;            // whole requests that wait for a rail; in order
+  RequestQueue striping_;           // requests that go in stripes; in order
+  std::size_t unordered_open_ = 0;  // puts under way on other rails than the primary
 };
 
 }  // namespace fab::lnx

@@ -14,7 +14,7 @@ constexpr double kLongestStripe = 0.05;  // seconds
 
 bool may_be_striped(const Transfer& transfer) noexcept {
   return moves_data(transfer.op) && transfer.length >= kStriped && transfer.piece_count <= kMostPieces &&
-         transfer.remote + transfer.length >= transfer.remote;  // else the peer refuses it
+         transfer.remote + transfer.length >= transfer.remote;  // the peer refuses a range that wraps
 }
 
 std::uint64_t longest_stripe(double rate, bool weighted) noexcept {
@@ -32,7 +32,7 @@ Range next_range(Request& request, double share, std::uint64_t longest) noexcept
   const bool hole = !request.holes.empty();
   Range& there = hole ? request.holes.back() : rest;
   Range range = there;
-  // What would leave a crumb takes it along, and so does what would leave a hole that has no place.
+  // A stripe takes the rest along if that is very short, or if there is no place for it in `holes`.
   const bool place = !hole || request.holes.size() + request.postings < kMostHoles;
   if (place && range.length > size + kLeastStripe / 2) range.length = size;
   there = {range.offset + range.length, there.length - range.length};
