@@ -123,16 +123,17 @@ class Domain:
         self._rail_policy = None if rail_policy is None else _core.RailPolicy(rail_policy)
         self._core = _core.open_domain(
             str(spec or ""),
-            int(in_force),
-            self._auth_key,
-            strict_keys,
-            progress == "manual",
-            deadlines["peer_deadline"],
-            deadlines["rail_deadline"],
-            self._rail_policy,
-            mr_key_size,
-            None if coherent and not checker else (cache == "cpu", min(cache_line, 2**32 - 1), bool(checker)),
-            {name: str(value) for name, value in settings.items()},
+            mr_mode=int(in_force),
+            auth_key=self._auth_key,
+            strict_keys=strict_keys,
+            manual_progress=progress == "manual",
+            **deadlines,
+            rail_policy=self._rail_policy,
+            mr_key_size=mr_key_size,
+            non_coherent=None
+            if coherent and not checker
+            else (cache == "cpu", min(cache_line, 2**32 - 1), bool(checker)),
+            settings={name: str(value) for name, value in settings.items()},
         )
         if self._core.cache_warning:
             warnings.warn(self._core.cache_warning, RuntimeWarning, stacklevel=2)
