@@ -29,6 +29,7 @@ void bind_operation(py::module_& m);
 void bind_context(py::module_& m);
 void bind_messages(py::module_& m);
 void bind_remote_array(py::module_& m);
+void bind_window(py::module_& m);
 void bind_gather(py::module_& m);
 
 // Bytes that others may have chosen, as text for people: what is not UTF-8 is shown escaped, and never an

@@ -20,5 +20,6 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   bind_context(m);
   bind_messages(m);
   bind_remote_array(m);
+  bind_window(m);
   bind_gather(m);
 }

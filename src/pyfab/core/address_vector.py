@@ -125,7 +125,7 @@ class AddressVector(Owned):
             raise InvalidArgumentError("read_only=True is for address vectors with a name (AV-64)")
         chosen = next(kind for kind in (type, fixed, AVType.TABLE) if kind != AVType.UNSPEC)
         format = domain.info.addr_format
-        options: dict[str, Any] = {
+        self._options: dict[str, Any] = {
             "format": FORMATS[format],
             "rx_bits": rx_ctx_bits,
             "max_group": domain.info.max_group_id,
@@ -135,17 +135,11 @@ class AddressVector(Owned):
             "reject_duplicates": duplicates == "reject",
             "type": int(chosen),
         }
-        self._options = options
         if name is None:
-            self._core = _core.AddressVectorCore(**options)
+            self._core = _core.AddressVectorCore(**self._options)
         else:
-            self._core = _core.open_named_vector(
-                _core_name(domain),
-                str(name),
-                read_only=bool(read_only),
-                map_address=int(map_addr),
-                **options,
-            )
+            named = {"read_only": bool(read_only), "map_address": int(map_addr)} | self._options
+            self._core = _core.open_named_vector(_core_name(domain), str(name), **named)
         self._core.judge_parts(domain._core)
         super().__init__(domain)
         self.type = chosen

@@ -108,15 +108,12 @@ class Domain:
             raise InvalidArgumentError(
                 f"spec={spec!r}: a link is a string such as 'shm', 'tcp:eth0' or 'shm+tcp'"
             )
-        deadlines = {
-            name: _seconds(name, value)
-            for name, value in (("peer_deadline", peer_deadline), ("rail_deadline", rail_deadline))
-        }
+        self._peer_deadline = _seconds("peer_deadline", peer_deadline)
+        rail_deadline = _seconds("rail_deadline", rail_deadline)
         if mr_cache is not None:
             if not isinstance(mr_cache, bool) and mr_cache != "auto":
                 raise InvalidArgumentError(f'mr_cache={mr_cache!r}: it is True, False, "auto" or None')
             settings["mr_cache"] = mr_cache
-        self._peer_deadline = deadlines["peer_deadline"]
         self._auth_key = auth_key_of(auth_key)
         in_force = bits_in_force(mode)
         # The core asks it as long as something in Python can start operations of this domain.
@@ -127,7 +124,8 @@ class Domain:
             auth_key=self._auth_key,
             strict_keys=strict_keys,
             manual_progress=progress == "manual",
-            **deadlines,
+            peer_deadline=self._peer_deadline,
+            rail_deadline=rail_deadline,
             rail_policy=self._rail_policy,
             mr_key_size=mr_key_size,
             non_coherent=None

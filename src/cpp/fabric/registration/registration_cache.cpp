@@ -65,54 +65,61 @@ RegistrationCache::Lease RegistrationCache::acquire_new(AddressRange range, cons
   std::unique_lock lock(mutex_);
   drop_vanished(gone);
   const auto known = uses_.add(use);
-  const std::uint16_t numbered = known.value_or(0);
-  const bool may_keep = monitor_ && known;
-  if (may_keep)
-    if (const auto taken = table_.take(range, numbered); taken.entry) return hit(taken);
+  Enrolment enrolment{.range = range, .use = known.value_or(0), .may_keep = monitor_ && known};
+  if (enrolment.may_keep)
+    if (const auto taken = table_.take(range, enrolment.use); taken.entry) return hit(taken);
   ++misses_;
-  Enrolment enrolment{.range = may_keep && limits_.merge ? with_neighbours(range, numbered) : range};
+  if (enrolment.may_keep && limits_.merge) enrolment.range = with_neighbours(range, enrolment.use);
   enrolments_.push_back(&enrolment);
   lock.unlock();
-
-  // Watched before it is enrolled, so that pages that go meanwhile are noticed.
-  bool watched = false;
-  void* handle = nullptr;
-  const auto enroll = [&] {
-    watched = may_keep && monitor_->watch(enrolment.range);
-    try {
-      handle = enroller_.enroll(enrolment.range, use);
-    } catch (...) {
-      if (watched) monitor_->unwatch(enrolment.range);
-      throw;
-    }
-  };
   try {
-    try {
-      enroll();
-    } catch (const std::exception&) {
-      if (enrolment.range == range) throw;
-      lock.lock();
-      enrolment.range = range;  // alone it may do
-      lock.unlock();
-      enroll();
-    }
+    enroll_or_shrink(enrolment, range, use);
   } catch (...) {
     lock.lock();
     std::erase(enrolments_, &enrolment);
     throw;
   }
-
   lock.lock();
   drop_vanished(gone);
   std::erase(enrolments_, &enrolment);
-  const bool keep = watched && !enrolment.vanished;
-  const auto other = keep ? table_.take(range, numbered) : CacheTable::Taken();
-  if (watched && (!keep || other.entry)) monitor_->unwatch(enrolment.range);
-  if (other.entry) {  // another thread was faster
-    gone.push_back(handle);
+  return enter(enrolment, gone);
+}
+
+// The memory is watched before it is enrolled, so that pages that go away meanwhile are noticed.
+void RegistrationCache::enroll(Enrolment& enrolment, const MemoryUse& use) {
+  enrolment.watched = enrolment.may_keep && monitor_->watch(enrolment.range);
+  try {
+    enrolment.handle = enroller_.enroll(enrolment.range, use);
+  } catch (...) {
+    if (enrolment.watched) monitor_->unwatch(enrolment.range);
+    throw;
+  }
+}
+
+// Where the device refuses the range together with its neighbours, it may still take `range` alone.
+void RegistrationCache::enroll_or_shrink(Enrolment& enrolment, AddressRange range, const MemoryUse& use) {
+  try {
+    enroll(enrolment, use);
+  } catch (const std::exception&) {
+    if (enrolment.range == range) throw;
+    {
+      const std::lock_guard lock(mutex_);
+      enrolment.range = range;
+    }
+    enroll(enrolment, use);
+  }
+}
+
+// The lease on what was enrolled, or on the entry of another thread that was faster.
+RegistrationCache::Lease RegistrationCache::enter(const Enrolment& enrolment, Handles& gone) {
+  const bool keep = enrolment.watched && !enrolment.vanished;
+  const auto other = keep ? table_.take(enrolment.range, enrolment.use) : CacheTable::Taken();
+  if (enrolment.watched && (!keep || other.entry)) monitor_->unwatch(enrolment.range);
+  if (other.entry) {
+    gone.push_back(enrolment.handle);
     return share(other);
   }
-  const Number number = make_entry(enrolment.range, numbered, handle);
+  const Number number = make_entry(enrolment.range, enrolment.use, enrolment.handle);
   if (keep) {
     publish(number);
     if (limits_.merge) replace_within(enrolment.range, number, gone);
