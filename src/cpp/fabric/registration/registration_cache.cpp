@@ -144,7 +144,7 @@ void RegistrationCache::release(Number number) noexcept {
   settle(number, before);
 }
 
-// After the last lease ended: what needs the lock.
+// The part of release() that needs the lock, after the last lease has ended.
 void RegistrationCache::settle(Number number, std::uint64_t before) noexcept {
   Handles gone;
   {
@@ -237,7 +237,8 @@ void RegistrationCache::move_to_newest(Number number) {
   table_.free(number);
   table_.insert(moved);
   enqueue(moved);
-  there.state.fetch_add(kInTable - 1, std::memory_order_acq_rel);  // and without the lease
+  // The entry becomes live and queued, and the lease that it was made with ends.
+  there.state.fetch_add(kInTable - 1, std::memory_order_acq_rel);
 }
 
 void RegistrationCache::publish(Number number) {
@@ -273,7 +274,7 @@ void RegistrationCache::replace_within(AddressRange range, Number by, Handles& g
   }
 }
 
-// Look-ups do not find it any more. Leases hold; the last one to end retires it.
+// From now on look-ups do not find the entry. Its leases hold, and the last one to end retires it.
 void RegistrationCache::drop(Number number, Handles& gone) {
   forget(number);
   const std::uint64_t before = table_.entry(number).state.fetch_and(~kInTable, std::memory_order_acq_rel);
@@ -292,7 +293,7 @@ void RegistrationCache::forget(Number number) {
   monitor_->unwatch(range);
 }
 
-// For an entry that is not live and has no leases: nobody else touches it.
+// The entry is not live and has no leases, so nobody else touches it.
 void RegistrationCache::retire(Number number, Handles& gone) {
   gone.push_back(table_.details(number).handle);
   table_.free(number);
@@ -316,7 +317,7 @@ void RegistrationCache::keep_limits(Handles& gone) {
   const auto too_many = [&] {
     if (cached_bytes_.load(std::memory_order_relaxed) > limits_.max_bytes) return true;
     if (cached_count_.load(std::memory_order_relaxed) <= limits_.max_idle) return false;
-    // Between a release and its being counted another thread may have counted the next use: below 0.
+    // The sum may be below 0: another thread may count the next use before this release is counted.
     const auto idle = static_cast<std::int64_t>(sum(&Counts::idle_count));
     return std::cmp_greater(idle, limits_.max_idle);
   };
@@ -335,7 +336,7 @@ bool RegistrationCache::evict_one(Handles& gone) {
         enqueue(number);
         break;
       }
-      // In use, it comes back into the queue when it is idle again.
+      // An entry in use leaves the queue, and comes back when it is idle again.
       const std::uint64_t next = state & ~(CacheEntry::kQueued | (idle ? CacheEntry::kLive : 0));
       if (!entry.state.compare_exchange_weak(state, next, std::memory_order_acq_rel,
                                              std::memory_order_acquire))

@@ -134,13 +134,12 @@ std::vector<Transfer> cut_to_runs(const Transfer& first, const Runs& runs) {
   for (const std::uint64_t offset : runs.offsets) {
     std::uint64_t within = 0;
     do {  // a run of no elements still goes to the target, to be judged there
-      Transfer part = first;
+      Transfer& part = batch.emplace_back(first);
       part.length = std::min<std::uint64_t>(runs.length - within, kMaxAtomicBytes);
       part.local += done;
       part.remote += offset + within;
       if (part.op == OpCode::compare_atomic) part.compare += done;
       if (part.op != OpCode::atomic) part.result += done;
-      batch.push_back(part);
       done += part.length;
       within += part.length;
     } while (within < runs.length);

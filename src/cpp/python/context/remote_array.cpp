@@ -1,6 +1,6 @@
-// What Python calls RemoteArray, as far as it is called once per operation: usual indices and arrays that are
-// just what they select go straight to the core; everything else is left to its Python subclass (_put,
-// _assign, …).
+// The part of what Python calls RemoteArray that runs once per operation. Usual indices, with arrays of just
+// the selected shape and dtype, go straight to the core. Everything else is left to the Python subclass
+// (_put, _assign, …).
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -84,7 +84,7 @@ bool has_ellipsis(PyObject* index) {
   return false;
 }
 
-// A Python number as the bytes of one element; false: not a plain one, or of another kind or range.
+// Turns a Python number into the bytes of one element. False if it is not a plain one or does not fit.
 bool element_from(PyObject* number, const RemoteArrayObject& array, std::uint64_t& word) {
   if (!array.atomic) return false;
   word = 0;

@@ -7,8 +7,8 @@
 namespace fab::python {
 namespace {
 
-// Keeps exporters of buffers alive and their memory in place; lets go with the GIL, whoever drops the last
-// reference.
+// Keeps exporters of buffers alive and their memory in place. Whoever drops the last reference need not have
+// the GIL: the destructor takes it.
 struct Exporters {
   std::vector<Py_buffer> views;
   std::vector<py::object> hidden;  // dma-bufs that are no buffers
