@@ -27,6 +27,7 @@ def start_overlap_watch() -> None: ...
 def stop_overlap_watch() -> int: ...
 def open_domain(
     spec: str,
+    *,
     mr_mode: SupportsIndex,
     auth_key: str | bytes,
     strict_keys: bool,
@@ -41,6 +42,7 @@ def open_domain(
 def register_memory(
     domain: DomainCore,
     buffers: list[Any],
+    *,
     access: SupportsIndex,
     key: int | None,
     flags: SupportsIndex,
@@ -265,6 +267,7 @@ class EventQueueCore:
 class AddressVectorCore:
     def __init__(
         self,
+        *,
         format: SupportsIndex,
         rx_bits: SupportsIndex,
         max_group: SupportsIndex,
@@ -293,6 +296,7 @@ class AddressVectorCore:
 def open_named_vector(
     domain: str,
     name: str,
+    *,
     read_only: bool,
     map_address: SupportsIndex,
     format: SupportsIndex,
@@ -398,6 +402,7 @@ class Context:
     def __init__(
         self,
         domain: DomainCore,
+        *,
         index: SupportsIndex,
         number: SupportsIndex,
         keys: Sequence[tuple[str | bytes, SupportsIndex]],

@@ -176,7 +176,7 @@ bool GatherJob::goes_past_caches(std::uint64_t row) const noexcept {
   return row >= kLongRow && samples_.size() * row >= kLongBatch;
 }
 
-// What lies in this process.
+// Takes samples from a shard that lies in this process.
 void GatherJob::copy(std::uint32_t field, std::uint32_t shard) noexcept {
   const GatherPlan::Field& what = plan_->fields()[field];
   const GatherPlan::Source& from = what.sources[shard];
@@ -268,7 +268,7 @@ void GatherJob::send(Request& request) noexcept {
 bool GatherJob::ask_for_post() noexcept try {
   return again_(shared_from_this());
 } catch (const std::exception&) {
-  return false;  // there is no memory for that
+  return false;  // there was no memory to ask
 }
 
 // Under the context's lock.
@@ -282,8 +282,8 @@ void GatherJob::ended(Request& request) noexcept {
     if (request.place + 1 < from.places.size()) {
       request.tried = request.place + 1;
       request.next = std::exchange(unposted_, &request);
-      const auto self =
-          weak_from_this().lock();  // whoever posts it may end it, before the lock is taken again
+      // Whoever posts the request may end this job before the lock is taken again.
+      const auto self = weak_from_this().lock();
       lock.unlock();
       if (ask_for_post()) return;
       lock.lock();

@@ -56,12 +56,12 @@ class GatherPlan final {
     if (starts_[guess] <= sample && sample < starts_[guess + 1]) return guess;
     return search(sample);
   }
-  // Of samples of a ragged field: out[i] becomes the bytes before the i-th, out[size] all of them.
+  // The samples are of a ragged field: out[i] becomes the bytes before the i-th, out[size] those of all.
   void measure(std::size_t field, std::span<const std::uint64_t> samples, std::uint64_t* out) const noexcept;
 
   // Whether the last thing that was asked of a process failed because it has gone.
   bool lost(std::uint32_t holder) const noexcept { return lost_at_[holder].load() != 0; }
-  // Whether not to ask it again yet: for a while after that.
+  // Whether it was lost so short a time ago that it is not asked again yet.
   bool avoids(std::uint32_t holder) const noexcept {
     const auto at = lost_at_[holder].load(std::memory_order_relaxed);
     return at != 0 && Clock::now().time_since_epoch() - Clock::duration(at) < kAvoid;
@@ -112,7 +112,7 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
 
   // Moves what lies in this process and posts the rest; waits where a path is full. One thread at a time.
   void post() noexcept;
-  // Until post() has been once: nothing that a context could be driven for comes before. False: out of time.
+  // Waits until post() has run once, because nobody needs to drive the context before. False: out of time.
   bool wait_posted(Deadline deadline) const;
 
   struct Part {
@@ -160,9 +160,8 @@ class GatherWorker final {
   // Starts the thread on first use. False after stop(), or where no thread or no memory is to be had: nothing
   // will be done.
   bool submit(std::shared_ptr<GatherJob> job) noexcept;
-  void stop() noexcept {
-    jobs_.stop();
-  }  // posts what waits; after the context was closed it ends with an error
+  // Posts the jobs that wait. They end with an error if the context was closed before.
+  void stop() noexcept { jobs_.stop(); }
 
  private:
   using Jobs = Worker<std::shared_ptr<GatherJob>>;

@@ -32,24 +32,16 @@ class ExtensionMaker;
 class MemoryRegion;
 class ReceiveQueue;
 
-// Chooses the rails to a peer: takes their links in order of preference and returns each one's share (0:
-// none), or nothing: then their bandwidth decides. Called when a peer is first used, by whoever uses it and
-// without any lock; may throw.
-using RailPolicy =
-    std::function<std::vector<double>(std::uint64_t peer, const std::vector<std::string>& links)>;
-
 // Choices of the user that reach a provider; each provider reads those that it knows.
 struct DomainOptions {
   std::uint32_t mr_mode = 0;
   std::string auth_key;  // empty: none
   bool strict_keys = false;
   bool manual_progress = false;
-  bool shared_receives = true;             // false: every receive names its source (LNX-48)
+  bool shared_receives = true;             // false: every receive names its source
   std::uint32_t mr_key_size = 8;           // bytes of a key, 4 to 8
   std::optional<CacheModel> non_coherent;  // emulate memory that needs synchronisation
   double peer_deadline = 10;               // seconds without a sign of life until a peer counts as lost
-  double rail_deadline = 2;                // likewise, one of several network links to it
-  RailPolicy rail_policy;
   // Provider options by name, for instance {"shm_copy", "cma"}, {"tcp_listen", "127.0.0.1"}. Unknown names
   // are refused.
   std::map<std::string, std::string> settings;
@@ -100,6 +92,8 @@ struct EndpointServices {
   std::function<void()>
       wake_domain;  // wakes those who wait for a counter of the domain (after raise_counters)
   ExtensionMaker* extensions = nullptr;  // of sessions; null: they have none
+  // Seconds without a sign of life until a stream counts as lost that is one of several ways to its peer.
+  double shared_deadline = 0;
   // Who is in it is given a while when the context closes; the lock is not held all the time.
   LinkedList<Lingerer, Lingering>* lingerers = nullptr;
 };
@@ -181,8 +175,8 @@ class Endpoint {
   virtual void forget(std::uint32_t index) noexcept = 0;
 };
 
-// What the device of one link knows of memory here (LNX-59): ranges that it has now, was ever given, and had
-// already when they were needed. All zero for a link whose transfers need no registration.
+// What the device of one link knows of memory here: ranges that it has now, was ever given, and had already
+// when they were needed. All zero for a link whose transfers need no registration.
 struct LinkRegistrations {
   std::string link;
   std::uint64_t held = 0, made = 0, reused = 0;

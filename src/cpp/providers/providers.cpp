@@ -173,7 +173,7 @@ std::vector<Found> usable_links(const std::string& spec, const lnx::LinkSettings
   return found;
 }
 
-std::unique_ptr<Domain> open_leaves(const Leaves& leaves, const DomainServices& services) {
+std::unique_ptr<Domain> open_leaves(const Leaves& leaves, const DomainServices& services, RailOptions rails) {
   std::vector<std::unique_ptr<Domain>> domains;
   std::map<std::string_view, int> ordinals;
   DomainServices lent = services;
@@ -184,8 +184,10 @@ std::unique_ptr<Domain> open_leaves(const Leaves& leaves, const DomainServices& 
     domains.push_back(leaf.info.usable || !lent.linked ? leaf.provider->open(leaf.info, std::move(link), lent)
                                                        : lnx::make_missing_link(leaf.info, std::move(link)));
   }
-  return domains.size() == 1 ? std::move(domains.front())
-                             : lnx::make_linked_domain(std::move(domains), services.options);
+  if (!lent.linked) return std::move(domains.front());
+  return lnx::make_linked_domain(std::move(domains), {.rail_policy = std::move(rails.policy),
+                                                      .rail_deadline = rails.deadline,
+                                                      .peer_deadline = services.options.peer_deadline});
 }
 
 }  // namespace
@@ -208,7 +210,7 @@ std::vector<Info> find_links(const std::string& spec) {
   return infos;
 }
 
-std::shared_ptr<DomainCore> open_domain(const std::string& spec, DomainOptions options) {
+std::shared_ptr<DomainCore> open_domain(const std::string& spec, DomainOptions options, RailOptions rails) {
   std::vector<std::string> settings(std::begin(kSettings), std::end(kSettings));
   settings.insert(settings.end(), std::begin(kCacheSettings), std::end(kCacheSettings));
   for (const auto& [name, value] : options.settings)
@@ -218,8 +220,9 @@ std::shared_ptr<DomainCore> open_domain(const std::string& spec, DomainOptions o
   const auto switches = lnx::LinkSettings::of(options.settings);
   const Found found = usable_links(spec, switches, true).front();
   options.shared_receives = switches.shared_receives || !found.linked;
-  return DomainCore::open([&](const DomainServices& services) { return open_leaves(found.leaves, services); },
-                          std::move(options));
+  return DomainCore::open(
+      [&](const DomainServices& services) { return open_leaves(found.leaves, services, std::move(rails)); },
+      std::move(options));
 }
 
 }  // namespace fab

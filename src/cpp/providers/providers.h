@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,7 +24,14 @@ std::string configured_links();
 // Error(too_big) beyond lnx::kMaxCombinations.
 std::vector<Info> find_links(const std::string& spec);
 
+// How several network links to one peer are used together, as lnx::LinkedOptions says.
+struct RailOptions {
+  std::function<std::vector<double>(std::uint64_t peer, const std::vector<std::string>& links)> policy{};
+  double deadline = 2;
+};
+
 // Opens the first that can be used.
-std::shared_ptr<DomainCore> open_domain(const std::string& spec, DomainOptions options);
+std::shared_ptr<DomainCore> open_domain(const std::string& spec, DomainOptions options,
+                                        RailOptions rails = {});
 
 }  // namespace fab

@@ -29,10 +29,10 @@ void bind_operation(py::module_& m);
 void bind_context(py::module_& m);
 void bind_messages(py::module_& m);
 void bind_remote_array(py::module_& m);
+void bind_window(py::module_& m);
 void bind_gather(py::module_& m);
 
-// Bytes that others may have chosen, as text for people: what is not UTF-8 is shown escaped, and never an
-// error.
+// Text for people of bytes that others may have chosen. What is not UTF-8 is escaped, so this never fails.
 py::str shown(std::string_view bytes);
 // The library's exception for `code`, as an instance; message as given.
 py::object make_error(Errc code, const std::string& message);
@@ -40,12 +40,12 @@ py::object make_error(Errc code, const std::string& message);
 // directly.
 void set_python_error() noexcept;
 
-// Lets go of the GIL for its lifetime. A daemon thread that comes back while the interpreter ends never
-// returns: CPython would unwind it through frames that do not expect that.
+// Lets go of the GIL for its lifetime. A daemon thread that wants it back while the interpreter ends stops
+// here for ever, because CPython would unwind it through frames that do not expect that.
 class WithoutGil {
  public:
-  // What `call` returns, called without the lock: for whatever waits for a lock of the core, whose holder may
-  // want this one (a policy).
+  // Returns what `call` returns, which is called without the GIL. Whatever waits for a lock of the core needs
+  // this, because the holder of that lock may want the GIL, for instance to ask a policy.
   template <class Call>
   static auto run(const Call& call) {
     const WithoutGil without_gil;

@@ -1,7 +1,7 @@
 #include "python/bind.h"
 
-// Without the GIL, what Python objects of the core share between threads is atomic, has a lock of its own, or
-// that of its object.
+// The module does not need the GIL: what its objects share between threads is atomic, or is guarded by a lock
+// of its own or by the lock of its Python object.
 PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   using namespace fab::python;
   m.doc() = "The C++ core of pyfab. Programs use the names of the package, not these.";
@@ -20,5 +20,6 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   bind_context(m);
   bind_messages(m);
   bind_remote_array(m);
+  bind_window(m);
   bind_gather(m);
 }

@@ -125,22 +125,21 @@ class AddressVector(Owned):
             raise InvalidArgumentError("read_only=True is for address vectors with a name (AV-64)")
         chosen = next(kind for kind in (type, fixed, AVType.TABLE) if kind != AVType.UNSPEC)
         format = domain.info.addr_format
-        options = self._options = (
-            FORMATS[format],
-            rx_ctx_bits,
-            domain.info.max_group_id,
-            min(ep_per_node, 2**16 - 1),
-            bool(symmetric),
-            bool(user_id),
-            duplicates == "reject",
-            int(chosen),
-        )
+        self._options: dict[str, Any] = {
+            "format": FORMATS[format],
+            "rx_bits": rx_ctx_bits,
+            "max_group": domain.info.max_group_id,
+            "ep_per_node": min(ep_per_node, 2**16 - 1),
+            "symmetric": bool(symmetric),
+            "user_ids": bool(user_id),
+            "reject_duplicates": duplicates == "reject",
+            "type": int(chosen),
+        }
         if name is None:
-            self._core = _core.AddressVectorCore(*options)
+            self._core = _core.AddressVectorCore(**self._options)
         else:
-            self._core = _core.open_named_vector(
-                _core_name(domain), str(name), bool(read_only), int(map_addr), *options
-            )
+            named = {"read_only": bool(read_only), "map_address": int(map_addr)} | self._options
+            self._core = _core.open_named_vector(_core_name(domain), str(name), **named)
         self._core.judge_parts(domain._core)
         super().__init__(domain)
         self.type = chosen
@@ -609,7 +608,7 @@ class AddressVector(Owned):
             self._inserter.stop()
         super()._end()
         if self.name is not None:  # the file is let go of now, not when this object is collected
-            self._core = _core.AddressVectorCore(*self._options)
+            self._core = _core.AddressVectorCore(**self._options)
 
     def __repr__(self) -> str:
         extra = "".join(

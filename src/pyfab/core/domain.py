@@ -108,31 +108,30 @@ class Domain:
             raise InvalidArgumentError(
                 f"spec={spec!r}: a link is a string such as 'shm', 'tcp:eth0' or 'shm+tcp'"
             )
-        deadlines = {
-            name: _seconds(name, value)
-            for name, value in (("peer_deadline", peer_deadline), ("rail_deadline", rail_deadline))
-        }
+        self._peer_deadline = _seconds("peer_deadline", peer_deadline)
+        rail_deadline = _seconds("rail_deadline", rail_deadline)
         if mr_cache is not None:
             if not isinstance(mr_cache, bool) and mr_cache != "auto":
                 raise InvalidArgumentError(f'mr_cache={mr_cache!r}: it is True, False, "auto" or None')
             settings["mr_cache"] = mr_cache
-        self._peer_deadline = deadlines["peer_deadline"]
         self._auth_key = auth_key_of(auth_key)
         in_force = bits_in_force(mode)
         # The core asks it as long as something in Python can start operations of this domain.
         self._rail_policy = None if rail_policy is None else _core.RailPolicy(rail_policy)
         self._core = _core.open_domain(
             str(spec or ""),
-            int(in_force),
-            self._auth_key,
-            strict_keys,
-            progress == "manual",
-            deadlines["peer_deadline"],
-            deadlines["rail_deadline"],
-            self._rail_policy,
-            mr_key_size,
-            None if coherent and not checker else (cache == "cpu", min(cache_line, 2**32 - 1), bool(checker)),
-            {name: str(value) for name, value in settings.items()},
+            mr_mode=int(in_force),
+            auth_key=self._auth_key,
+            strict_keys=strict_keys,
+            manual_progress=progress == "manual",
+            peer_deadline=self._peer_deadline,
+            rail_deadline=rail_deadline,
+            rail_policy=self._rail_policy,
+            mr_key_size=mr_key_size,
+            non_coherent=None
+            if coherent and not checker
+            else (cache == "cpu", min(cache_line, 2**32 - 1), bool(checker)),
+            settings={name: str(value) for name, value in settings.items()},
         )
         if self._core.cache_warning:
             warnings.warn(self._core.cache_warning, RuntimeWarning, stacklevel=2)

@@ -99,18 +99,18 @@ class Endpoint(_Operations):
                 self._contexts.append(
                     Context(
                         domain._core,
-                        index,
-                        self._number,
-                        auth_keys,
-                        bool(caps & Caps.RMA_EVENT),
-                        av._core,
-                        cq._core,
-                        cq._objects,
-                        rx_bits,
-                        domain.info.max_group_id,
-                        bool(caps & Caps.DIRECTED_RECV),
-                        exempt,
-                        domain._rail_policy,
+                        index=index,
+                        number=self._number,
+                        keys=auth_keys,
+                        counts=bool(caps & Caps.RMA_EVENT),
+                        peers=av._core,
+                        queue=cq._core,
+                        objects=cq._objects,
+                        rx_bits=rx_bits,
+                        max_group_id=domain.info.max_group_id,
+                        directed=bool(caps & Caps.DIRECTED_RECV),
+                        exempt=exempt,
+                        kept=domain._rail_policy,
                     )
                 )
             self._address = self._make_address()

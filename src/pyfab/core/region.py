@@ -159,24 +159,23 @@ class MemoryRegion(_core.Exporter):
             self._dtype, self._shape = described.dtype, described.shape
         else:
             self._dtype, self._shape = np.dtype(np.uint8), ()
-        arguments = (
-            domain._core,
-            pieces,
-            int(attr.access),
-            attr.key,
-            int(attr.flags & ~MRFlag.AUTH_KEY),
-            auth_keys,
-            memory,
-            offset,
-            coherent,
-            exempt,
-        )
+        arguments: dict[str, Any] = {
+            "access": int(attr.access),
+            "key": attr.key,
+            "flags": int(attr.flags & ~MRFlag.AUTH_KEY),
+            "auth_keys": auth_keys,
+            "memory": memory,
+            "file_offset": offset,
+            "coherent": coherent,
+            "exempt": exempt,
+        }
         if domain._registration_events is None:
-            self._core = _core.register_memory(*arguments)  # the context is for an event only (MR-49)
+            # The context is for an event only (MR-49).
+            self._core = _core.register_memory(domain._core, pieces, **arguments)
         else:
             self._context = attr.context
             with domain._registering:  # an event that is read early finds the region
-                self._core = _core.register_memory(*arguments)
+                self._core = _core.register_memory(domain._core, pieces, **arguments)
                 domain._registered[self._core.id] = self
         if not isinstance(single, np.ndarray) and not self._shape:
             self._shape = (self._core.nbytes,)

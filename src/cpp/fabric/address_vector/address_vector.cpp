@@ -71,7 +71,7 @@ AddressVector::AddressVector(Options options, std::unique_ptr<PeerMemory> memory
     throw Error(Errc::invalid, "rx_ctx_bits=" + std::to_string(options_.rx_bits) + ": beside the index" +
                                    (options_.max_group ? " and the peer group" : "") +
                                    " a handle has room for " +
-                                   std::to_string(max_rx_bits(options_.max_group)));
+                                   std::to_string(max_rx_bits(options_.max_group)) + " bits");
 }
 
 void AddressVector::refuse(PeerId peer) {

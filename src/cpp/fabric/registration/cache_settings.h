@@ -18,7 +18,7 @@ struct CacheSettings {
   // Throws Error(invalid) naming the value that is wrong. Only "merge" takes anything: what is not yes is no.
   static CacheSettings of(const DomainOptions& options);
 
-  bool quiet = false;   // nobody asked for one, so that nobody is told why there is none
+  bool quiet = false;   // "auto" asked for one where it can be had: no warning where it cannot
   bool wanted = false;  // by mr_cache, or because a monitor is named
   std::string monitor;  // "userfaultfd", "memhooks", "kdreg2" or "disabled"
   CacheLimits limits;

@@ -35,7 +35,7 @@ CacheTable::Taken CacheTable::take(AddressRange range, std::uint16_t use) const 
   };
   std::uint64_t left = classes;
   if (left && search(tables_[newest], hash_for(left), range, use, taken)) return taken;
-  // All that is left is fetched at once.
+  // The places of the other classes are fetched together, so that one wait does for all.
   if (left) left &= left - 1;
   for (std::uint64_t next = left; next; next &= next - 1)
     __builtin_prefetch(&tables_[newest][hash_for(next)], 1);
@@ -78,7 +78,7 @@ void CacheTable::unclaim(Number number) noexcept {
   table[i].state.store(kFormer, std::memory_order_release);
   if (--table.taken == 0 && level != newest_.load(std::memory_order_relaxed))
     older_.fetch_and(~(1u << level), std::memory_order_release);
-  // Look-ups need not get past places that nothing comes after.
+  // Places at the end of a run, behind which nothing comes, are empty again: look-ups end there sooner.
   for (; state(i + 1) == 0 && state(i) == kFormer; --i) {
     table[i].state.store(0, std::memory_order_release);
     --table.touched;

@@ -37,7 +37,7 @@ class CacheTable {
     Number number = 0;
     std::uint64_t before = 0;  // its state before the lease
   };
-  // An entry that holds `range` (of 1 to 2**47 bytes) and is for `use`, with one lease more; or none.
+  // Finds an entry that holds `range` (of 1 to 2**47 bytes) and is for `use`, and takes a lease on it.
   Taken take(AddressRange range, std::uint16_t use) const noexcept;
   CacheEntry& entry(Number number) const noexcept { return tables_[level_of(number)][place_of(number)]; }
   CacheEntryDetails& details(Number number) const noexcept {
@@ -50,7 +50,7 @@ class CacheTable {
 
   // A new entry with one lease, not live. Throws std::bad_alloc or std::system_error for want of memory.
   Number allocate(AddressRange range, std::uint16_t use);
-  // Makes look-ups find it, and no longer; whether it is live is up to the caller.
+  // insert() makes look-ups find an entry and erase() ends that; whether it is live is up to the caller.
   void insert(Number number);
   void erase(Number number);
   // Ends an entry that is neither in the table nor leased.

@@ -17,7 +17,7 @@ class CountedRanges {
     join(range);
   }
 
-  // Of what was added as well. Calls `freed(AddressRange)` for each part that was added once.
+  // `range` was added before. Calls `freed(AddressRange)` for each part of it that is not there any more.
   template <class Freed>
   void remove(AddressRange range, const Freed& freed) {
     const auto end = split(range.end());

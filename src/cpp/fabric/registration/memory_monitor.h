@@ -11,9 +11,10 @@ namespace fab {
 class MemoryMonitor {
  public:
   virtual ~MemoryMonitor() = default;
-  // From now on the log tells when pages of `range` go; the calling thread and those that hear from it see it
-  // there as soon as the call that took the pages has returned. Counted: each call is ended by one unwatch().
-  // False: this memory cannot be watched, and nothing is to be ended.
+  // From now on the log tells when pages of `range` go away. The thread that takes them away finds that in
+  // the log as soon as its call has returned, and so does every thread that learns from it. Calls are
+  // counted: each is ended by one unwatch(). False if this memory cannot be watched; then there is nothing to
+  // end.
   virtual bool watch(AddressRange range) noexcept = 0;
   virtual void unwatch(AddressRange range) noexcept = 0;
   virtual const VanishLog& log() const noexcept = 0;

@@ -65,54 +65,61 @@ RegistrationCache::Lease RegistrationCache::acquire_new(AddressRange range, cons
   std::unique_lock lock(mutex_);
   drop_vanished(gone);
   const auto known = uses_.add(use);
-  const std::uint16_t numbered = known.value_or(0);
-  const bool may_keep = monitor_ && known;
-  if (may_keep)
-    if (const auto taken = table_.take(range, numbered); taken.entry) return hit(taken);
+  Enrolment enrolment{.range = range, .use = known.value_or(0), .may_keep = monitor_ && known};
+  if (enrolment.may_keep)
+    if (const auto taken = table_.take(range, enrolment.use); taken.entry) return hit(taken);
   ++misses_;
-  Enrolment enrolment{.range = may_keep && limits_.merge ? with_neighbours(range, numbered) : range};
+  if (enrolment.may_keep && limits_.merge) enrolment.range = with_neighbours(range, enrolment.use);
   enrolments_.push_back(&enrolment);
   lock.unlock();
-
-  // Watched before it is enrolled, so that pages that go meanwhile are noticed.
-  bool watched = false;
-  void* handle = nullptr;
-  const auto enroll = [&] {
-    watched = may_keep && monitor_->watch(enrolment.range);
-    try {
-      handle = enroller_.enroll(enrolment.range, use);
-    } catch (...) {
-      if (watched) monitor_->unwatch(enrolment.range);
-      throw;
-    }
-  };
   try {
-    try {
-      enroll();
-    } catch (const std::exception&) {
-      if (enrolment.range == range) throw;
-      lock.lock();
-      enrolment.range = range;  // alone it may do
-      lock.unlock();
-      enroll();
-    }
+    enroll_or_shrink(enrolment, range, use);
   } catch (...) {
     lock.lock();
     std::erase(enrolments_, &enrolment);
     throw;
   }
-
   lock.lock();
   drop_vanished(gone);
   std::erase(enrolments_, &enrolment);
-  const bool keep = watched && !enrolment.vanished;
-  const auto other = keep ? table_.take(range, numbered) : CacheTable::Taken();
-  if (watched && (!keep || other.entry)) monitor_->unwatch(enrolment.range);
-  if (other.entry) {  // another thread was faster
-    gone.push_back(handle);
+  return enter(enrolment, gone);
+}
+
+// The memory is watched before it is enrolled, so that pages that go away meanwhile are noticed.
+void RegistrationCache::enroll(Enrolment& enrolment, const MemoryUse& use) {
+  enrolment.watched = enrolment.may_keep && monitor_->watch(enrolment.range);
+  try {
+    enrolment.handle = enroller_.enroll(enrolment.range, use);
+  } catch (...) {
+    if (enrolment.watched) monitor_->unwatch(enrolment.range);
+    throw;
+  }
+}
+
+// Where the device refuses the range together with its neighbours, it may still take `range` alone.
+void RegistrationCache::enroll_or_shrink(Enrolment& enrolment, AddressRange range, const MemoryUse& use) {
+  try {
+    enroll(enrolment, use);
+  } catch (const std::exception&) {
+    if (enrolment.range == range) throw;
+    {
+      const std::lock_guard lock(mutex_);
+      enrolment.range = range;
+    }
+    enroll(enrolment, use);
+  }
+}
+
+// The lease on what was enrolled, or on the entry of another thread that was faster.
+RegistrationCache::Lease RegistrationCache::enter(const Enrolment& enrolment, Handles& gone) {
+  const bool keep = enrolment.watched && !enrolment.vanished;
+  const auto other = keep ? table_.take(enrolment.range, enrolment.use) : CacheTable::Taken();
+  if (enrolment.watched && (!keep || other.entry)) monitor_->unwatch(enrolment.range);
+  if (other.entry) {
+    gone.push_back(enrolment.handle);
     return share(other);
   }
-  const Number number = make_entry(enrolment.range, numbered, handle);
+  const Number number = make_entry(enrolment.range, enrolment.use, enrolment.handle);
   if (keep) {
     publish(number);
     if (limits_.merge) replace_within(enrolment.range, number, gone);
@@ -137,7 +144,7 @@ void RegistrationCache::release(Number number) noexcept {
   settle(number, before);
 }
 
-// After the last lease ended: what needs the lock.
+// The part of release() that needs the lock, after the last lease has ended.
 void RegistrationCache::settle(Number number, std::uint64_t before) noexcept {
   Handles gone;
   {
@@ -230,7 +237,8 @@ void RegistrationCache::move_to_newest(Number number) {
   table_.free(number);
   table_.insert(moved);
   enqueue(moved);
-  there.state.fetch_add(kInTable - 1, std::memory_order_acq_rel);  // and without the lease
+  // The entry becomes live and queued, and the lease that it was made with ends.
+  there.state.fetch_add(kInTable - 1, std::memory_order_acq_rel);
 }
 
 void RegistrationCache::publish(Number number) {
@@ -266,7 +274,7 @@ void RegistrationCache::replace_within(AddressRange range, Number by, Handles& g
   }
 }
 
-// Look-ups do not find it any more. Leases hold; the last one to end retires it.
+// From now on look-ups do not find the entry. Its leases hold, and the last one to end retires it.
 void RegistrationCache::drop(Number number, Handles& gone) {
   forget(number);
   const std::uint64_t before = table_.entry(number).state.fetch_and(~kInTable, std::memory_order_acq_rel);
@@ -285,7 +293,7 @@ void RegistrationCache::forget(Number number) {
   monitor_->unwatch(range);
 }
 
-// For an entry that is not live and has no leases: nobody else touches it.
+// The entry is not live and has no leases, so nobody else touches it.
 void RegistrationCache::retire(Number number, Handles& gone) {
   gone.push_back(table_.details(number).handle);
   table_.free(number);
@@ -309,7 +317,7 @@ void RegistrationCache::keep_limits(Handles& gone) {
   const auto too_many = [&] {
     if (cached_bytes_.load(std::memory_order_relaxed) > limits_.max_bytes) return true;
     if (cached_count_.load(std::memory_order_relaxed) <= limits_.max_idle) return false;
-    // Between a release and its being counted another thread may have counted the next use: below 0.
+    // The sum may be below 0: another thread may count the next use before this release is counted.
     const auto idle = static_cast<std::int64_t>(sum(&Counts::idle_count));
     return std::cmp_greater(idle, limits_.max_idle);
   };
@@ -328,7 +336,7 @@ bool RegistrationCache::evict_one(Handles& gone) {
         enqueue(number);
         break;
       }
-      // In use, it comes back into the queue when it is idle again.
+      // An entry in use leaves the queue, and comes back when it is idle again.
       const std::uint64_t next = state & ~(CacheEntry::kQueued | (idle ? CacheEntry::kLive : 0));
       if (!entry.state.compare_exchange_weak(state, next, std::memory_order_acq_rel,
                                              std::memory_order_acquire))

@@ -106,7 +106,11 @@ class RegistrationCache final {
   using Handles = std::vector<void*>;  // to be withdrawn once the lock is not held any more
   struct Enrolment {                   // one that is being made
     AddressRange range;
-    bool vanished = false;
+    std::uint16_t use;      // its number in uses_
+    bool may_keep;          // after its last lease
+    bool watched = false;   // by the monitor
+    bool vanished = false;  // some of its memory went away meanwhile
+    void* handle = nullptr;
   };
 
   bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
@@ -124,11 +128,14 @@ class RegistrationCache final {
   Lease hit(const CacheTable::Taken& taken) noexcept;
   Lease share(const CacheTable::Taken& taken) noexcept;
   Lease acquire_new(AddressRange range, const MemoryUse& use);
+  void enroll(Enrolment& enrolment, const MemoryUse& use);
+  void enroll_or_shrink(Enrolment& enrolment, AddressRange range, const MemoryUse& use);
   void release(Number number) noexcept;
   void settle(Number number, std::uint64_t before) noexcept;
   void withdraw(const Handles& handles) noexcept;
 
   // All of these under mutex_.
+  Lease enter(const Enrolment& enrolment, Handles& gone);
   Number make_entry(AddressRange range, std::uint16_t use, void* handle);
   void move_to_newest(Number number);
   void publish(Number number);

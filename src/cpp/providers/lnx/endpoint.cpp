@@ -56,7 +56,7 @@ class LinkedEndpoint::Timer final : public ReadyHandler {
 };
 
 LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointServices& services,
-                               const DomainOptions& options)
+                               const LinkedOptions& options)
     : services_(services),
       options_(options),
       flows_(services.receives, options.peer_deadline + 2 * options.rail_deadline,
@@ -69,6 +69,7 @@ LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointSer
       expiry_(services.poller, [this] { expire(); }) {
   EndpointServices lent = services;
   lent.extensions = &flows_;
+  lent.shared_deadline = options.rail_deadline;
   for (const Link& link : links) links_.push_back({link.domain->open_endpoint(lent), link.network});
 }
 

@@ -9,6 +9,7 @@
 #include "base/network/ticker.h"
 #include "fabric/provider.h"
 #include "providers/lnx/flows/flow_table.h"
+#include "providers/lnx/linked_options.h"
 #include "providers/lnx/rails/rails.h"
 
 namespace fab::lnx {
@@ -21,8 +22,9 @@ class LinkedEndpoint final : public Endpoint {
     Domain* domain;
     bool network;  // goes through a network device, which may fail while the peer lives
   };
+  // `options` outlives the endpoint.
   LinkedEndpoint(const std::vector<Link>& links, const EndpointServices& services,
-                 const DomainOptions& options);
+                 const LinkedOptions& options);
   ~LinkedEndpoint() override;
 
   std::vector<std::string> socket_names() const override;
@@ -57,7 +59,7 @@ class LinkedEndpoint final : public Endpoint {
   void expire() noexcept;
 
   const EndpointServices services_;
-  const DomainOptions& options_;
+  const LinkedOptions& options_;
   FlowTable flows_;
   std::vector<Opened> links_;
   // By place_of() a peer: the rails to it, and the shares for the next connect().

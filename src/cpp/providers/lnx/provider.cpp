@@ -10,8 +10,8 @@ namespace {
 
 class LinkedDomain final : public Domain, private DeviceMemory {
  public:
-  LinkedDomain(std::vector<std::unique_ptr<Domain>> links, const DomainOptions& options)
-      : links_(std::move(links)), options_(options) {
+  LinkedDomain(std::vector<std::unique_ptr<Domain>> links, LinkedOptions options)
+      : links_(std::move(links)), options_(std::move(options)) {
     std::vector<Info> infos;
     infos.reserve(links_.size());
     for (const auto& link : links_) {
@@ -61,7 +61,7 @@ class LinkedDomain final : public Domain, private DeviceMemory {
 
   std::vector<std::unique_ptr<Domain>> links_;
   std::vector<DeviceMemory*> memories_;  // of those links that have one
-  const DomainOptions& options_;
+  const LinkedOptions options_;
   Info info_;
 };
 
@@ -120,8 +120,8 @@ Info combine(const std::vector<Info>& links) {
 }
 
 std::unique_ptr<Domain> make_linked_domain(std::vector<std::unique_ptr<Domain>> links,
-                                           const DomainOptions& options) {
-  return std::make_unique<LinkedDomain>(std::move(links), options);
+                                           LinkedOptions options) {
+  return std::make_unique<LinkedDomain>(std::move(links), std::move(options));
 }
 
 }  // namespace fab::lnx

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "fabric/provider.h"
+#include "providers/lnx/linked_options.h"
 
 // The linked provider: a resolver, not a relay. It picks a link per peer and hands out that link's own Path,
 // so it costs nothing after the first use of a peer; only where several network links lead to a peer, it uses
@@ -15,8 +16,7 @@ namespace fab::lnx {
 // all. Throws Error(invalid) if one cannot be linked.
 Info combine(const std::vector<Info>& links);
 
-// Takes open domains in order of preference; at least two. `options` outlives it.
-std::unique_ptr<Domain> make_linked_domain(std::vector<std::unique_ptr<Domain>> links,
-                                           const DomainOptions& options);
+// Takes open domains in order of preference; at least two.
+std::unique_ptr<Domain> make_linked_domain(std::vector<std::unique_ptr<Domain>> links, LinkedOptions options);
 
 }  // namespace fab::lnx

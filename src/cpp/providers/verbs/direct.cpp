@@ -284,57 +284,70 @@ bool Direct::send_chain() noexcept {
   return ibv_post_send(connection_->queue_pair(), chain_, &bad) == 0;
 }
 
+// The local memory that goes with `there`, the next piece of the region: as much as one work request takes.
+ibv_sge Direct::next_piece(const Request& request, const Description::Place& there) {
+  const Transfer& transfer = request.transfer;
+  std::uint64_t length = std::min({transfer.length - request.posted, there.left, endpoint_.max_message()});
+  std::uint64_t local;
+  std::uint32_t local_key = request.local_key;
+  if (request.staged >= 0) {
+    local = reinterpret_cast<std::uint64_t>(endpoint_.stage(request.staged)) + request.posted;
+  } else {
+    PieceCursor cursor = local_of(transfer);
+    cursor.skip(request.posted);
+    const iovec here = cursor.here(length);
+    length = here.iov_len;
+    local = reinterpret_cast<std::uint64_t>(here.iov_base);
+    if (transfer.piece_count > 1)
+      local_key =
+          endpoint_.regions().local_key(here.iov_base, length, transfer.op == OpCode::read).value_or(0);
+  }
+  // soft-iWARP (Linux 6.1) answers with the wrong page's bytes where some 30 bytes or fewer cross a page
+  // boundary.
+  if (endpoint_.iwarp() && length <= kLittle) length = std::min(length, kPage - there.address % kPage);
+  return {.addr = local, .length = static_cast<std::uint32_t>(length), .lkey = local_key};
+}
+
+// What `work` does with `length` bytes of the region.
+void Direct::describe(ibv_send_wr& work, const Request& request, const Description::Place& there,
+                      std::uint64_t length) const noexcept {
+  const Transfer& transfer = request.transfer;
+  if (!is_atomic(transfer.op)) {
+    work.opcode = transfer.op == OpCode::read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+    work.wr.rdma.remote_addr = there.address;
+    work.wr.rdma.rkey = there.rkey;
+    if (transfer.op == OpCode::write && length <= connection_->inline_bytes() && !hides_local(transfer))
+      work.send_flags |= IBV_SEND_INLINE;
+    return;
+  }
+  work.wr.atomic.remote_addr = there.address;
+  work.wr.atomic.rkey = there.rkey;
+  if (transfer.op == OpCode::compare_atomic) {
+    work.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
+    work.wr.atomic.compare_add = request.compare;
+    work.wr.atomic.swap = request.operand;
+  } else {
+    work.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+    work.wr.atomic.compare_add = request.operand;
+  }
+}
+
 void Direct::post(Request& request, bool& moved) noexcept {
   const Transfer& transfer = request.transfer;
   const Description& region = *request.region;
   while (request.posted < transfer.length) {
     if (posted_ - completed_ >= kDepth) return;
-    // The piece of the region, and of the local memory, that comes next.
     const Description::Place there = region.at(transfer.remote - region.base + request.posted);
-    std::uint64_t length = std::min({transfer.length - request.posted, there.left, endpoint_.max_message()});
-    std::uint64_t local;
-    std::uint32_t local_key = request.local_key;
-    if (request.staged >= 0) {
-      local = reinterpret_cast<std::uint64_t>(endpoint_.stage(request.staged)) + request.posted;
-    } else {
-      PieceCursor cursor = local_of(transfer);
-      cursor.skip(request.posted);
-      const iovec here = cursor.here(length);
-      length = here.iov_len;
-      local = reinterpret_cast<std::uint64_t>(here.iov_base);
-      if (transfer.piece_count > 1)
-        local_key =
-            endpoint_.regions().local_key(here.iov_base, length, transfer.op == OpCode::read).value_or(0);
-    }
-    // soft-iWARP (Linux 6.1) answers with the wrong page's bytes where some 30 bytes or fewer cross a page
-    // boundary.
-    if (endpoint_.iwarp() && length <= kLittle) length = std::min(length, kPage - there.address % kPage);
     ibv_sge& place = places_[chained_];
-    place = {.addr = local, .length = static_cast<std::uint32_t>(length), .lkey = local_key};
+    place = next_piece(request, there);
+    const std::uint64_t length = place.length;
     ibv_send_wr& work = chain_[chained_];
     work = {};
     if (posted_++ == 0) answer_until_ = endpoint_.attended() + VerbsStream::kAnswerTime;
     work.wr_id = connection_->work_id(static_cast<std::uint32_t>(posted_), false);
     work.sg_list = &place;
     work.num_sge = 1;
-    if (is_atomic(transfer.op)) {
-      work.wr.atomic.remote_addr = there.address;
-      work.wr.atomic.rkey = there.rkey;
-      if (transfer.op == OpCode::compare_atomic) {
-        work.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
-        work.wr.atomic.compare_add = request.compare;
-        work.wr.atomic.swap = request.operand;
-      } else {
-        work.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
-        work.wr.atomic.compare_add = request.operand;
-      }
-    } else {
-      work.opcode = transfer.op == OpCode::read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
-      work.wr.rdma.remote_addr = there.address;
-      work.wr.rdma.rkey = there.rkey;
-      if (transfer.op == OpCode::write && length <= connection_->inline_bytes() && !hides_local(transfer))
-        work.send_flags |= IBV_SEND_INLINE;
-    }
+    describe(work, request, there, length);
     request.posted += length;
     moved = true;
     if (length >= kTellAt) work.send_flags |= IBV_SEND_SIGNALED;

@@ -127,6 +127,9 @@ class Direct final : public Connection::Owner {
   bool decide(Request& request) noexcept;
   bool reach_local(Request& request);
   void post(Request& request, bool& moved) noexcept;
+  ibv_sge next_piece(const Request& request, const Description::Place& there);
+  void describe(ibv_send_wr& work, const Request& request, const Description::Place& there,
+                std::uint64_t length) const noexcept;
   bool send_chain() noexcept;
   bool repeat_front() noexcept;
   void give_up_call() noexcept;

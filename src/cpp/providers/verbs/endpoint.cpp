@@ -132,8 +132,8 @@ std::chrono::nanoseconds VerbsEndpoint::handshake_until() const noexcept {
 }
 
 double VerbsEndpoint::deadline(bool rail) const noexcept {
-  const DomainOptions& options = domain_.options;
-  return rail ? std::min(options.rail_deadline, options.peer_deadline) : options.peer_deadline;
+  const double usual = domain_.options.peer_deadline;
+  return rail ? std::min(services_.shared_deadline, usual) : usual;
 }
 
 namespace {

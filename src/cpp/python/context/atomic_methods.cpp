@@ -100,6 +100,57 @@ struct Given {
                                                                                *brings = nullptr;
 };
 
+// What an atomic brings along, checked against the remote array.
+struct Operands {
+  DataType type;
+  LocalBuffer operand, compare, result;
+};
+
+Operands operands_of(const char* name, AtomicOp op, const Given& given, const Target& target) {
+  const py::array array = operand_array(given.operand, target, {});
+  Operands all{.type = {}, .operand = LocalBuffer::of(array.ptr(), false), .compare = {}, .result = {}};
+  all.type = data_type(all.operand.dtype);
+  if (!atomic_supported(op, all.type))
+    throw Error(Errc::not_supported, std::string(name) + ": bitwise operations take integers, not " +
+                                         py::str(array.dtype()).cast<std::string>());
+  if (!given.rows) check_fit(all.operand, target, name);
+  if (target.view && target.view->itemsize != array.itemsize())
+    throw Error(Errc::invalid, std::string(name) + " takes a remote array of the operand's dtype");
+  if (given.compare) {
+    all.compare = LocalBuffer::of(operand_array(given.compare, target, array.dtype()).ptr(), false);
+    check_like(all.compare, all.operand, "compare");
+  }
+  if (given.result) {
+    all.result = LocalBuffer::of(given.result, true);
+    check_like(all.result, all.operand, "result");
+  }
+  return all;
+}
+
+// The transfers that `first` stands for, whose local memory is that of all of them.
+std::vector<Transfer> cut_to_runs(const Transfer& first, const Runs& runs) {
+  std::vector<Transfer> batch;
+  std::uint64_t done = 0;
+  for (const std::uint64_t offset : runs.offsets) {
+    std::uint64_t within = 0;
+    do {  // a run of no elements still goes to the target, to be judged there
+      Transfer& part = batch.emplace_back(first);
+      part.length = std::min<std::uint64_t>(runs.length - within, kMaxAtomicBytes);
+      part.local += done;
+      part.remote += offset + within;
+      if (part.op == OpCode::compare_atomic) part.compare += done;
+      if (part.op != OpCode::atomic) part.result += done;
+      done += part.length;
+      within += part.length;
+    } while (within < runs.length);
+  }
+  if (batch.size() > 1) {
+    for (Transfer& part : batch) part.flags |= transfer_flag::kPiece;
+    batch.back().flags |= transfer_flag::kLastPiece;
+  }
+  return batch;
+}
+
 PyObject* start_atomic(const char* name, OpCode code, PyObject* self, const Given& given) {
   OperationObject* operation = nullptr;
   try {
@@ -110,67 +161,35 @@ PyObject* start_atomic(const char* name, OpCode code, PyObject* self, const Give
     const Target target = Target::of(given.remote);
     const PeerId peer = peer_from(given.peer);
     check_form(name, code, op);
-
-    const py::array operands = operand_array(given.operand, target, {});
-    LocalBuffer operand = LocalBuffer::of(operands.ptr(), false);
-    const DataType type = data_type(operand.dtype);
-    if (!atomic_supported(op, type))
-      throw Error(Errc::not_supported, std::string(name) + ": bitwise operations take integers, not " +
-                                           py::str(operands.dtype()).cast<std::string>());
-    if (!given.rows) check_fit(operand, target, name);
-    if (target.view && target.view->itemsize != operands.itemsize())
-      throw Error(Errc::invalid, std::string(name) + " takes a remote array of the operand's dtype");
-    LocalBuffer compare, result;
-    if (given.compare) {
-      compare = LocalBuffer::of(operand_array(given.compare, target, operands.dtype()).ptr(), false);
-      check_like(compare, operand, "compare");
-    }
-    if (given.result) {
-      result = LocalBuffer::of(given.result, true);
-      check_like(result, operand, "result");
-    }
+    Operands operands = operands_of(name, op, given, target);
 
     const bool brings = given.brings && PyObject_IsTrue(given.brings) == 1;
-    operation = prepare_operation(handle, code, peer, target, operand.nbytes, given.context, brings);
+    const std::uint64_t nbytes = operands.operand.nbytes;
+    operation = prepare_operation(handle, code, peer, target, nbytes, given.context, brings);
     if (brings) operation->value = Py_NewRef(given.result);
-    const Runs runs = runs_of(target, operand.nbytes, given.rows);
-    std::vector<Transfer> batch;
-    std::uint64_t done = 0;
-    for (const std::uint64_t offset : runs.offsets) {
-      // One of no elements still goes to the target, to be judged there.
-      for (std::uint64_t within = 0; within < runs.length || (within == 0 && runs.length == 0);) {
-        Transfer part{};
-        part.operation = &operation->core;
-        part.op = code;
-        part.atomic = op;
-        part.type = type;
-        part.delivery = delivery_from(given.flags);
-        part.key = target.key;
-        part.length = std::min<std::uint64_t>(runs.length - within, kMaxAtomicBytes);
-        part.local = operand.data + done;
-        part.remote = target.remote + offset + within;
-        if (given.compare) part.compare = compare.data + done;
-        if (given.result) part.result = result.data + done;
-        batch.push_back(part);
-        done += part.length;
-        within += part.length;
-        if (runs.length == 0) break;
-      }
-    }
-    if (batch.empty()) {  // no rows: it ends by itself
-      begin(*operation, 1, context_number(handle, given.context), handle.queue.get());
+    Transfer first{};
+    first.operation = &operation->core;
+    first.op = code;
+    first.atomic = op;
+    first.type = operands.type;
+    first.delivery = delivery_from(given.flags);
+    first.key = target.key;
+    first.remote = target.remote;
+    first.local = operands.operand.data;
+    if (given.compare) first.compare = operands.compare.data;
+    if (given.result) first.result = operands.result.data;
+    const std::vector<Transfer> batch = cut_to_runs(first, runs_of(target, nbytes, given.rows));
+    if (batch.size() > 1) operation->core.begin_array();
+    const bool ends_by_itself = batch.empty();  // no rows
+    begin(*operation, ends_by_itself ? 1 : static_cast<std::uint32_t>(batch.size()),
+          context_number(handle, given.context), handle.queue.get());
+    if (ends_by_itself) {
       WithoutGil::run([&] { handle.context->abandon(operation->core, 1, Errc::ok); });
-      return reinterpret_cast<PyObject*>(operation);
+    } else {
+      LocalBuffer buffers[] = {std::move(operands.operand), std::move(operands.compare),
+                               std::move(operands.result)};
+      post_operation(handle, batch, *operation, buffers);
     }
-    if (batch.size() > 1) {
-      operation->core.begin_array();
-      for (Transfer& part : batch) part.flags |= transfer_flag::kPiece;
-      batch.back().flags |= transfer_flag::kLastPiece;
-    }
-    begin(*operation, static_cast<std::uint32_t>(batch.size()), context_number(handle, given.context),
-          handle.queue.get());
-    LocalBuffer buffers[] = {std::move(operand), std::move(compare), std::move(result)};
-    post_operation(handle, batch, *operation, buffers);
     return reinterpret_cast<PyObject*>(operation);
   } catch (...) {
     set_python_error();

@@ -11,6 +11,25 @@ void add_methods(py::handle type, PyMethodDef* methods) {
   }
 }
 
+std::unique_ptr<ContextHandle> open_context(const std::shared_ptr<DomainCore>& domain, std::uint16_t index,
+                                            const DomainCore::EndpointTraits& traits,
+                                            const std::shared_ptr<AddressVector>& peers,
+                                            const std::shared_ptr<CompletionQueue>& queue) {
+  auto handle = std::make_unique<ContextHandle>();
+  handle->domain = domain;
+  handle->queue = queue;
+  handle->manual = domain->options().manual_progress;
+  handle->context = WithoutGil::run([&] { return domain->open_context(index, traits, peers, queue); });
+  handle->origin =
+      std::make_shared<const Origin>(Origin{handle->context, handle->finished, nullptr, handle->manual});
+  handle->context->driver().on_notice = [finished = handle->finished] {
+    if (WithoutGil::finalizing()) return;
+    const py::gil_scoped_acquire acquire;
+    finished->drain();
+  };
+  return handle;
+}
+
 }  // namespace
 
 ContextHandle& context_handle(PyObject* object) {
@@ -281,38 +300,25 @@ void bind_context(py::module_& m) {
   m.def("stop_overlap_watch", &OverlapWatch::stop, "How often that happened since it was started.");
   py::class_<ContextHandle> type(m, "Context", holds_objects<ContextHandle>(),
                                  "One transmit and receive side of an endpoint, with one lock.");
-  type.def(py::init([](const std::shared_ptr<DomainCore>& domain, int index, std::uint32_t number,
+  type.def(py::init([](const std::shared_ptr<DomainCore>& domain, std::uint16_t index, std::uint32_t number,
                        const std::vector<std::pair<std::string, std::uint32_t>>& keys, bool counts,
                        const std::shared_ptr<AddressVector>& peers,
-                       const std::shared_ptr<CompletionQueue>& queue, const py::dict& objects,
-                       unsigned rx_bits, std::uint64_t max_group_id, bool directed, bool exempt,
-                       py::object kept) {
-             auto handle = std::make_unique<ContextHandle>();
-             handle->domain = domain;
-             handle->queue = queue;
-             handle->objects = objects;
+                       const std::shared_ptr<CompletionQueue>& queue, py::dict objects, unsigned rx_bits,
+                       std::uint64_t max_group_id, bool directed, bool exempt, py::object kept) {
+             DomainCore::EndpointTraits traits{.number = number,
+                                               .counts = counts,
+                                               .rx_bits = rx_bits,
+                                               .max_group_id = max_group_id,
+                                               .directed_receive = directed,
+                                               .exempt = exempt};
+             for (const auto& [secret, auth] : keys) traits.keys.push_back({secret, auth});
+             auto handle = open_context(domain, index, traits, peers, queue);
+             handle->objects = std::move(objects);
              handle->kept = std::move(kept);
-             handle->manual = domain->options().manual_progress;
-             std::vector<DomainCore::EndpointTraits::Key> taken;
-             taken.reserve(keys.size());
-             for (const auto& [secret, auth] : keys) taken.push_back({secret, auth});
-             {
-               const WithoutGil without_gil;
-               handle->context = domain->open_context(
-                   static_cast<std::uint16_t>(index),
-                   {number, std::move(taken), counts, rx_bits, max_group_id, directed, exempt}, peers, queue);
-             }
-             handle->origin = std::make_shared<const Origin>(
-                 Origin{handle->context, handle->finished, nullptr, handle->manual});
-             handle->context->driver().on_notice = [finished = handle->finished] {
-               if (WithoutGil::finalizing()) return;
-               const py::gil_scoped_acquire acquire;
-               finished->drain();
-             };
              return handle;
            }),
-           py::arg("domain"), py::arg("index"), py::arg("number"), py::arg("keys"), py::arg("counts"),
-           py::arg("peers"), py::arg("queue"), py::arg("objects"), py::arg("rx_bits"),
+           py::arg("domain"), py::kw_only(), py::arg("index"), py::arg("number"), py::arg("keys"),
+           py::arg("counts"), py::arg("peers"), py::arg("queue"), py::arg("objects"), py::arg("rx_bits"),
            py::arg("max_group_id"), py::arg("directed"), py::arg("exempt"), py::arg("kept"))
       .def(
           "_bind_events",

@@ -26,9 +26,9 @@ struct ContextHandle {
   std::shared_ptr<Shared> shared = std::make_shared<Shared>();
   std::shared_ptr<const Origin> origin;  // of the operations that start here
   bool manual = false;
-  // Of a scope, a handle that counts what it starts and does not own the context:
+  // A scope is a handle that counts what it starts and does not own the context. It alone has these two:
   std::shared_ptr<Tally> tally;
-  bool no_wait = false;  // where the path is full, Error(again) and nothing started
+  bool no_wait = false;  // what finds the path full is not started and throws Error(again)
 
   py::object kept;  // alive as long as operations can be started here
 
@@ -66,15 +66,15 @@ struct Target {
   static Target of(PyObject* object);
 };
 
-// Checks a local buffer against the target before anything moves: size and dtype.
-// Before a put or get: whoever carries it may have to know the region.
+// Comes before a put or get, because whoever carries it may have to know the region.
 void introduce(ContextHandle& handle, PeerId peer, const Target& target);
+// Compares size and dtype of a local buffer with the target's before anything moves; throws what differs.
 void check_fit(const LocalBuffer& local, const Target& target, const char* what);
 
-// Posts all of `batch`, waiting for room where the path is full. Throws after having settled what was not
-// posted; if that is the whole operation (`first`: no batch of it came before), it leaves no queue entry.
-// False: the path ended while it was full. Then what was not posted has settled as what the path had taken,
-// with peer_lost.
+// Posts all of `batch` and waits for room where the path is full. What this throws comes after all that was
+// not posted has settled. If that is the whole operation (`first`: no batch of it came before), the operation
+// leaves no queue entry. Returns false if the path ended while it was full: then the rest has settled with
+// peer_lost, as everything has that the path had taken.
 bool post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation,
               bool long_work, bool first = true);
 
@@ -89,8 +89,8 @@ OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer
 void post_operation(ContextHandle& handle, std::span<const Transfer> batch, OperationObject& operation,
                     std::span<LocalBuffer> buffers);
 
-// A put or get of all of `local`, as a new reference; and one that is complete on return. Throw what is
-// wrong.
+// A put or get of all of `local`: start_move() returns a new reference to its operation, move_now() returns
+// when it is complete. Both throw what is wrong with the arguments, move_now() also what went wrong later.
 OperationObject* start_move(const char* name, OpCode op, ContextHandle& handle, PyObject* local, PeerId peer,
                             const Target& target);
 void move_now(const char* name, OpCode op, ContextHandle& handle, PyObject* local, PeerId peer,

@@ -1,6 +1,6 @@
-// What Python calls RemoteArray, as far as it is called once per operation: usual indices and arrays that are
-// just what they select go straight to the core; everything else is left to its Python subclass (_put,
-// _assign, …).
+// The part of what Python calls RemoteArray that runs once per operation. Usual indices, with arrays of just
+// the selected shape and dtype, go straight to the core. Everything else is left to the Python subclass
+// (_put, _assign, …).
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -84,7 +84,7 @@ bool has_ellipsis(PyObject* index) {
   return false;
 }
 
-// A Python number as the bytes of one element; false: not a plain one, or of another kind or range.
+// Turns a Python number into the bytes of one element. False if it is not a plain one or does not fit.
 bool element_from(PyObject* number, const RemoteArrayObject& array, std::uint64_t& word) {
   if (!array.atomic) return false;
   word = 0;
@@ -222,21 +222,58 @@ struct Update {
   PyObject *index, *operand, *compare, *out;
 };
 
+// An operand or comparand: an array that is just what the index selects, or a number for its one element.
+struct Values {
+  PyObject* array = nullptr;  // borrowed; null: a number
+  std::uint64_t number = 0;   // as the bytes of the element
+};
+
+// False: values of another form.
+bool take(Values& values, PyObject* given, const RemoteArrayObject& array, const RemoteView& part) {
+  if (one_element(part) && element_from(given, array, values.number)) return true;
+  values.array = given;
+  return part.is_like(given);
+}
+
+// Where an operation finds its operand (0), its comparand (1) or its result (2), which it keeps.
+class Places {
+ public:
+  explicit Places(OperationObject& operation) : operation_(operation) {}
+  std::byte* of(std::size_t i, const Values& values) {
+    if (values.array) return of(i, values.array);
+    operation_.words[i] = values.number;
+    return reinterpret_cast<std::byte*>(&operation_.words[i]);
+  }
+  std::byte* of(std::size_t i, PyObject* array) {
+    buffers_.push_back(LocalBuffer::of(array, i == 2));
+    return buffers_.back().data;
+  }
+  // For what was there before: `out`, or what the operation brings.
+  std::byte* of_result(PyObject* out, const RemoteView& part) {
+    if (out) return of(2, out);
+    if (part.ndim == 0) {
+      operation_.value_dtype = Py_NewRef(part.dtype.ptr());
+      return of(2, Values{});
+    }
+    operation_.value = make_array(part.dtype.ptr(), part.ndim, part.shape.data());
+    return of(2, operation_.value);
+  }
+  std::span<LocalBuffer> buffers() { return buffers_; }
+
+ private:
+  OperationObject& operation_;
+  std::vector<LocalBuffer> buffers_;  // none for numbers
+};
+
 PyObject* update(RemoteArrayObject& array, const Update& wanted) {
   if (!array.atomic || !RemoteView::takes(wanted.index) || !atomic_supported(wanted.op, array.type))
     return nullptr;
   const RemoteView part = array.view->at(wanted.index);
   if (!part.contiguous || part.nbytes == 0 || part.nbytes > kMaxAtomicBytes) return nullptr;
   const bool fetches = wanted.code != OpCode::atomic;
-  const bool single = one_element(part);
-  std::uint64_t operand = 0, compare = 0;
-  const auto fits = [&](PyObject* values, std::uint64_t& word, bool& number) {
-    number = single && element_from(values, array, word);
-    return number || part.is_like(values);
-  };
-  bool operand_is_number = false, compare_is_number = false;
-  if (!fits(wanted.operand, operand, operand_is_number)) return nullptr;
-  if (wanted.compare && !fits(wanted.compare, compare, compare_is_number)) return nullptr;
+  Values operand, compare;
+  if (!take(operand, wanted.operand, array, part)) return nullptr;
+  if (wanted.compare && !take(compare, wanted.compare, array, part)) return nullptr;
   if (wanted.out && (!part.is_like(wanted.out) || !array_fields(wanted.out).writable)) return nullptr;
 
   ContextHandle& scope = *array.scope;
@@ -247,7 +284,7 @@ PyObject* update(RemoteArrayObject& array, const Update& wanted) {
   OperationObject* operation =
       prepare_operation(scope, wanted.code, array.peer, target, part.nbytes, nullptr, brings);
   try {
-    std::vector<LocalBuffer> buffers;  // none for numbers
+    Places places(*operation);
     Transfer transfer{};
     transfer.operation = &operation->core;
     transfer.op = wanted.code;
@@ -257,27 +294,11 @@ PyObject* update(RemoteArrayObject& array, const Update& wanted) {
     transfer.key = target.key;
     transfer.remote = target.remote;
     transfer.length = part.nbytes;
-    const auto place = [&](std::size_t i, PyObject* values, bool number, std::uint64_t word) {
-      if (number) {
-        operation->words[i] = word;
-        return reinterpret_cast<std::byte*>(&operation->words[i]);
-      }
-      buffers.push_back(LocalBuffer::of(values, i == 2));
-      return buffers.back().data;
-    };
-    transfer.local = place(0, wanted.operand, operand_is_number, operand);
-    if (wanted.compare) transfer.compare = place(1, wanted.compare, compare_is_number, compare);
-    if (wanted.out) {
-      transfer.result = place(2, wanted.out, false, 0);
-    } else if (fetches && part.ndim == 0) {
-      operation->value_dtype = Py_NewRef(part.dtype.ptr());
-      transfer.result = place(2, nullptr, true, 0);
-    } else if (fetches) {
-      operation->value = make_array(part.dtype.ptr(), part.ndim, part.shape.data());
-      transfer.result = place(2, operation->value, false, 0);
-    }
+    transfer.local = places.of(0, operand);
+    if (wanted.compare) transfer.compare = places.of(1, compare);
+    if (fetches) transfer.result = places.of_result(wanted.out, part);
     begin(*operation, 1, kNoContext, scope.queue.get());
-    post_operation(scope, {&transfer, 1}, *operation, buffers);
+    post_operation(scope, {&transfer, 1}, *operation, places.buffers());
     return reinterpret_cast<PyObject*>(operation);
   } catch (...) {
     Py_DECREF(reinterpret_cast<PyObject*>(operation));
@@ -416,79 +437,12 @@ PyType_Slot array_slots[] = {{Py_tp_new, reinterpret_cast<void*>(array_new)},
 PyType_Spec array_spec = {"pyfab._core.RemoteArrayCore", sizeof(RemoteArrayObject), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, array_slots};
 
-// ------------------------------------------------------------------- what Window has for `window[peer]`
-
-struct WindowObject {
-  PyObject_HEAD PyObject* peers;  // owned list by rank, with None where the subclass's _open_peer() makes one
-};
-
-WindowObject& window_of(PyObject* self) { return *reinterpret_cast<WindowObject*>(self); }
-
-int window_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(window_of(self).peers);
-  Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
-  return 0;
-}
-
-int window_clear(PyObject* self) {
-  Py_CLEAR(window_of(self).peers);
-  return 0;
-}
-
-void window_dealloc(PyObject* self) {
-  PyObject_GC_UnTrack(self);
-  window_clear(self);
-  PyTypeObject* type = Py_TYPE(self);
-  type->tp_free(self);
-  Py_DECREF(type);
-}
-
-PyObject* window_subscript(PyObject* self, PyObject* rank) {
-  PyObject* const peers = window_of(self).peers;
-  if (peers && PyLong_CheckExact(rank)) {
-    const Py_ssize_t number = PyLong_AsSsize_t(rank);
-    if (number == -1) PyErr_Clear();
-    if (number >= 0 && number < PyList_GET_SIZE(peers))
-      if (PyObject* const array = PyList_GET_ITEM(peers, number); array != Py_None) return Py_NewRef(array);
-  }
-  return PyObject_CallMethod(self, "_open_peer", "(O)", rank);
-}
-
-PyGetSetDef window_getset[] = {
-    {"_peers",
-     [](PyObject* self, void*) { return Py_NewRef(window_of(self).peers ? window_of(self).peers : Py_None); },
-     [](PyObject* self, PyObject* peers, void*) {
-       if (!peers || !PyList_CheckExact(peers)) {
-         PyErr_SetString(PyExc_TypeError, "_peers is a list");
-         return -1;
-       }
-       Py_INCREF(peers);
-       Py_XDECREF(std::exchange(window_of(self).peers, peers));
-       return 0;
-     },
-     nullptr, nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr}};
-
-PyType_Slot window_slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(window_dealloc)},
-                              {Py_tp_traverse, reinterpret_cast<void*>(window_traverse)},
-                              {Py_tp_clear, reinterpret_cast<void*>(window_clear)},
-                              {Py_mp_subscript, reinterpret_cast<void*>(window_subscript)},
-                              {Py_tp_getset, window_getset},
-                              {Py_tp_doc, const_cast<char*>("The frequent part of pyfab.Window.")},
-                              {0, nullptr}};
-PyType_Spec window_spec = {"pyfab._core.WindowCore", sizeof(WindowObject), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, window_slots};
-
 }  // namespace
 
 void bind_remote_array(py::module_& m) {
-  const auto add = [&](const char* name, PyType_Spec& spec) {
-    PyObject* type = PyType_FromSpec(&spec);
-    if (!type) throw py::error_already_set();
-    m.attr(name) = py::reinterpret_steal<py::object>(type);
-  };
-  add("RemoteArrayCore", array_spec);
-  add("WindowCore", window_spec);
+  PyObject* type = PyType_FromSpec(&array_spec);
+  if (!type) throw py::error_already_set();
+  m.attr("RemoteArrayCore") = py::reinterpret_steal<py::object>(type);
 }
 
 }  // namespace fab::python

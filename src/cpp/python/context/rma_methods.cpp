@@ -56,7 +56,7 @@ struct Extras {
   PyObject *data = nullptr, *context = nullptr, *flags = nullptr;
 };
 
-// What a call that waits needs: outlives it if its waiting is interrupted.
+// What a call that waits needs. It outlives the call if the waiting is interrupted.
 struct Call {
   Operation operation;
   LocalBuffer local;

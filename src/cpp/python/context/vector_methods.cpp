@@ -50,6 +50,69 @@ void check_rows(const Column& offsets, const Column& lengths, std::size_t rows, 
                                     " are not inside the " + std::to_string(limit) + " bytes there");
 }
 
+// The rows of a call, in three columns.
+struct Rows {
+  Offsets remote_array, local_array, length_array;  // what the columns are views of
+  std::size_t count = 0;
+  Column remote{nullptr, 0}, local{nullptr, 0}, length{nullptr, 0};
+};
+
+Rows rows_of(PyObject* remote_offsets, PyObject* local_offsets, PyObject* lengths) {
+  Rows rows{.remote_array = offsets_from(remote_offsets, "remote_offsets"),
+            .local_array = offsets_from(local_offsets, "local_offsets"),
+            .length_array = offsets_from(lengths, "lengths")};
+  // A column of length 0 means no rows, and then every column that is no single number must be empty.
+  bool none = false;
+  py::ssize_t longest = 0;
+  for (const Offsets* array : {&rows.remote_array, &rows.local_array, &rows.length_array}) {
+    none |= array->ndim() && array->size() == 0;
+    longest = std::max(longest, array->ndim() ? array->size() : 1);
+  }
+  const auto count = static_cast<std::size_t>(longest);
+  if (none && count > 1)
+    throw Error(Errc::invalid, "one of remote_offsets, local_offsets and lengths is empty, another has " +
+                                   std::to_string(count) + " entries");
+  if (none) return rows;
+  rows.count = count;
+  rows.remote = column(rows.remote_array, count, "remote_offsets");
+  rows.local = column(rows.local_array, count, "local_offsets");
+  rows.length = column(rows.length_array, count, "lengths");
+  return rows;
+}
+
+// Posts transfers that are like `row`, whose addresses are those that offsets count from. The operation has
+// one part more than there are rows, which is still to end when this returns or throws.
+void post_rows(ContextHandle& handle, const OperationObject& object, Transfer row, const Rows& rows) {
+  Operation& operation = *row.operation;
+  const auto abandon = [&](std::size_t parts, Errc error) {
+    WithoutGil::run([&] { handle.context->abandon(operation, static_cast<std::uint32_t>(parts), error); });
+  };
+  std::byte* const local = row.local;
+  const std::uint64_t remote = row.remote;
+  const bool long_work = rows.count > 4096 || object.nbytes > 64 * 1024;
+  std::array<Transfer, 256> batch;
+  for (std::size_t done = 0; done < rows.count;) {
+    const std::size_t now = std::min(batch.size(), rows.count - done);
+    for (std::size_t i = 0; i < now; ++i) {
+      row.local = local + rows.local[done + i];
+      row.remote = remote + rows.remote[done + i];
+      row.length = rows.length[done + i];
+      batch[i] = row;
+    }
+    bool stands;
+    try {
+      stands = post_all(handle, object.peer, {batch.data(), now}, operation, long_work, done == 0);
+    } catch (...) {
+      if (done + now < rows.count) abandon(rows.count - done - now, Errc::canceled);
+      throw;
+    }
+    done += now;
+    if (stands) continue;
+    if (done < rows.count) abandon(rows.count - done, Errc::peer_lost);
+    return;
+  }
+}
+
 PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                      PyObject* kwnames) {
   static const char* const names[] = {"peer",    "remote",  "local", "remote_offsets", "local_offsets",
@@ -70,75 +133,38 @@ PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* cons
       throw Error(
           Errc::invalid,
           std::string(name) + " takes a contiguous remote array; pass the whole region and offsets into it");
-    const Offsets remote_array = offsets_from(given[3], "remote_offsets"),
-                  local_array = offsets_from(given[4], "local_offsets"),
-                  length_array = offsets_from(given[5], "lengths");
-    const auto rows = static_cast<std::size_t>(
-        std::max({remote_array.ndim() ? remote_array.size() : 1, local_array.ndim() ? local_array.size() : 1,
-                  length_array.ndim() ? length_array.size() : 1}));
-    // A column of length 0 means no rows, and then every column that is no single number must be empty.
-    const bool none = (remote_array.ndim() && remote_array.size() == 0) ||
-                      (local_array.ndim() && local_array.size() == 0) ||
-                      (length_array.ndim() && length_array.size() == 0);
-    if (none && rows > 1)
-      throw Error(Errc::invalid, "one of remote_offsets, local_offsets and lengths is empty, another has " +
-                                     std::to_string(rows) + " entries");
-    const std::size_t count = none ? 0 : rows;
-    const Column remote = count ? column(remote_array, rows, "remote_offsets") : Column{nullptr, 0};
-    const Column here = count ? column(local_array, rows, "local_offsets") : Column{nullptr, 0};
-    const Column length = count ? column(length_array, rows, "lengths") : Column{nullptr, 0};
-    check_rows(here, length, count, local.nbytes, "local");
-    if (target.view) check_rows(remote, length, count, target.view->nbytes, "remote");
-    const Delivery delivery = delivery_from(given[7]);
+    const Rows rows = rows_of(given[3], given[4], given[5]);
+    check_rows(rows.local, rows.length, rows.count, local.nbytes, "local");
+    if (target.view) check_rows(rows.remote, rows.length, rows.count, target.view->nbytes, "remote");
+    Transfer row{};
+    row.op = op;
+    row.delivery = delivery_from(given[7]);
+    row.key = target.key;
+    row.local = local.data;
+    row.remote = target.remote;
     std::uint64_t nbytes = 0;
-    for (std::size_t i = 0; i < count; ++i) nbytes += length[i];
+    for (std::size_t i = 0; i < rows.count; ++i) nbytes += rows.length[i];
     const bool brings = given[8] && PyObject_IsTrue(given[8]) == 1;
     operation = prepare_operation(handle, op, peer, target, nbytes, given[6], brings);
+    row.operation = &operation->core;
     if (brings) operation->value = Py_NewRef(given[2]);
     // One part stands for the call itself, so that the operation cannot end between two batches.
-    begin(*operation, static_cast<std::uint32_t>(count) + 1, context_number(handle, given[6]),
+    begin(*operation, static_cast<std::uint32_t>(rows.count) + 1, context_number(handle, given[6]),
           handle.queue.get());
-
-    std::array<Transfer, 256> batch;
-    Transfer row{};
-    row.operation = &operation->core;
-    row.op = op;
-    row.delivery = delivery;
-    row.key = target.key;
-    const bool long_work = count > 4096 || operation->nbytes > 64 * 1024;
-    bool stands = true;
-    for (std::size_t done = 0; done < count && stands;) {
-      const std::size_t now = std::min(batch.size(), count - done);
-      for (std::size_t i = 0; i < now; ++i) {
-        row.local = local.data + here[done + i];
-        row.remote = target.remote + remote[done + i];
-        row.length = length[done + i];
-        batch[i] = row;
-      }
-      try {
-        stands = post_all(handle, peer, {batch.data(), now}, operation->core, long_work, done == 0);
-      } catch (...) {
-        WithoutGil::run([&] {
-          handle.context->abandon(operation->core, static_cast<std::uint32_t>(count - done - now) + 1,
-                                  Errc::canceled);
-        });
-        std::vector<LocalBuffer> kept;
-        kept.push_back(std::move(local));
-        launched(*operation, std::move(kept));
-        throw;
-      }
-      done += now;
-      if (!stands && done < count)
-        WithoutGil::run([&] {
-          handle.context->abandon(operation->core, static_cast<std::uint32_t>(count - done), Errc::peer_lost);
-        });
-    }
-    WithoutGil::run([&] { handle.context->abandon(operation->core, 1, Errc::ok); });
-    if (operation->phase.load() != OperationObject::kSettled) {
+    const auto end_call = [&](Errc error) {
+      WithoutGil::run([&] { handle.context->abandon(operation->core, 1, error); });
+      if (operation->phase.load() == OperationObject::kSettled) return;
       std::vector<LocalBuffer> buffers;
       buffers.push_back(std::move(local));
       launched(*operation, std::move(buffers));
+    };
+    try {
+      post_rows(handle, *operation, row, rows);
+    } catch (...) {
+      end_call(Errc::canceled);
+      throw;
     }
+    end_call(Errc::ok);
     return reinterpret_cast<PyObject*>(operation);
   } catch (...) {
     set_python_error();

@@ -64,30 +64,36 @@ py::tuple insert_many(AddressVector& vector, const py::list& addresses, const py
   return py::make_tuple(out, errors);
 }
 
-AddressVectorOptions options_from(std::uint32_t format, unsigned rx_bits, std::uint64_t max_group,
-                                  std::uint32_t ep_per_node, bool symmetric, bool user_ids,
-                                  bool reject_duplicates, std::uint32_t type) {
-  return {.format = static_cast<AddressFormat>(format),
-          .rx_bits = rx_bits,
-          .max_group = max_group,
-          .ep_per_node = ep_per_node,
-          .symmetric = symmetric,
-          .user_ids = user_ids,
-          .reject_duplicates = reject_duplicates,
-          .type = type};
+// `call(first..., options)` as a function that takes the options one by one.
+template <class... First, class Call>
+auto with_options(Call call) {
+  return [call](First... first, std::uint32_t format, unsigned rx_bits, std::uint64_t max_group,
+                std::uint32_t ep_per_node, bool symmetric, bool user_ids, bool reject_duplicates,
+                std::uint32_t type) {
+    return call(std::move(first)..., AddressVectorOptions{.format = static_cast<AddressFormat>(format),
+                                                          .rx_bits = rx_bits,
+                                                          .max_group = max_group,
+                                                          .ep_per_node = ep_per_node,
+                                                          .symmetric = symmetric,
+                                                          .user_ids = user_ids,
+                                                          .reject_duplicates = reject_duplicates,
+                                                          .type = type});
+  };
+}
+
+std::shared_ptr<AddressVector> open_named_vector(const VectorName& name,
+                                                 const AddressVectorOptions& options) {
+  const WithoutGil without_gil;
+  return std::make_shared<AddressVector>(options, open_named_peer_memory(name, options));
 }
 
 }  // namespace
 
 void bind_address_vector(py::module_& m) {
   py::class_<AddressVector, std::shared_ptr<AddressVector>>(m, "AddressVectorCore")
-      .def(py::init([](std::uint32_t format, unsigned rx_bits, std::uint64_t max_group,
-                       std::uint32_t ep_per_node, bool symmetric, bool user_ids, bool reject_duplicates,
-                       std::uint32_t type) {
-             return std::make_shared<AddressVector>(options_from(
-                 format, rx_bits, max_group, ep_per_node, symmetric, user_ids, reject_duplicates, type));
-           }),
-           py::arg("format"), py::arg("rx_bits"), py::arg("max_group"), py::arg("ep_per_node"),
+      .def(py::init(with_options(
+               [](const AddressVectorOptions& options) { return std::make_shared<AddressVector>(options); })),
+           py::kw_only(), py::arg("format"), py::arg("rx_bits"), py::arg("max_group"), py::arg("ep_per_node"),
            py::arg("symmetric"), py::arg("user_ids"), py::arg("reject_duplicates"), py::arg("type"))
       .def(
           "judge_parts",
@@ -113,21 +119,15 @@ void bind_address_vector(py::module_& m) {
       .def("map_address", &AddressVector::map_address)
       .def("end", &AddressVector::end)
       .def("size", &AddressVector::size);
-  m.def(
-      "open_named_vector",
-      [](std::string domain, std::string name, bool read_only, std::uint64_t map_address,
-         std::uint32_t format, unsigned rx_bits, std::uint64_t max_group, std::uint32_t ep_per_node,
-         bool symmetric, bool user_ids, bool reject_duplicates, std::uint32_t type) {
-        const auto options = options_from(format, rx_bits, max_group, ep_per_node, symmetric, user_ids,
-                                          reject_duplicates, type);
-        const WithoutGil without_gil;
-        return std::make_shared<AddressVector>(
-            options,
-            open_named_peer_memory({std::move(domain), std::move(name), read_only, map_address}, options));
-      },
-      py::arg("domain"), py::arg("name"), py::arg("read_only"), py::arg("map_address"), py::arg("format"),
-      py::arg("rx_bits"), py::arg("max_group"), py::arg("ep_per_node"), py::arg("symmetric"),
-      py::arg("user_ids"), py::arg("reject_duplicates"), py::arg("type"));
+  m.def("open_named_vector",
+        with_options<std::string, std::string, bool, std::uint64_t>(
+            [](std::string domain, std::string name, bool read_only, std::uint64_t map_address,
+               const AddressVectorOptions& options) {
+              return open_named_vector({std::move(domain), std::move(name), read_only, map_address}, options);
+            }),
+        py::arg("domain"), py::arg("name"), py::kw_only(), py::arg("read_only"), py::arg("map_address"),
+        py::arg("format"), py::arg("rx_bits"), py::arg("max_group"), py::arg("ep_per_node"),
+        py::arg("symmetric"), py::arg("user_ids"), py::arg("reject_duplicates"), py::arg("type"));
   m.def(
       "named_vector_path",
       [](std::string domain, std::string name) {

@@ -146,7 +146,7 @@ struct PolicyOwner {
   const std::shared_ptr<PolicySlot> slot;
 };
 
-RailPolicy policy_from(const std::shared_ptr<PolicySlot>& slot) {
+decltype(RailOptions::policy) policy_from(const std::shared_ptr<PolicySlot>& slot) {
   return [slot](std::uint64_t peer, const std::vector<std::string>& links) {
     const py::gil_scoped_acquire gil;
     const py::object function = slot->get();
@@ -161,6 +161,26 @@ RailPolicy policy_from(const std::shared_ptr<PolicySlot>& slot) {
                                      " rails; it returns a number for each, or None");
     }
   };
+}
+
+// (whether the CPU has the cache, bytes of a line, whether to check)
+using NonCoherent = std::tuple<bool, std::uint32_t, bool>;
+
+std::optional<CacheModel> cache_model(const std::optional<NonCoherent>& given) {
+  if (!given) return std::nullopt;
+  const auto [at_cpu, line, check] = *given;
+  return CacheModel{
+      .place = at_cpu ? CacheModel::Place::cpu : CacheModel::Place::device, .line = line, .check = check};
+}
+
+std::shared_ptr<DomainCore> open_listed_domain(const std::string& spec, DomainOptions options,
+                                               RailOptions rails) {
+  const auto domain =
+      WithoutGil::run([&] { return open_domain(spec, std::move(options), std::move(rails)); });
+  const std::lock_guard lock(opened_domains().mutex);
+  std::erase_if(opened_domains().domains, [](const auto& opened) { return opened.expired(); });
+  opened_domains().domains.push_back(domain);
+  return domain;
 }
 
 bool emulates(DomainCore& domain) { return domain.emulation() != nullptr; }
@@ -246,37 +266,23 @@ void bind_domain(py::module_& m) {
       py::arg("spec"));
   m.def(
       "open_domain",
-      [](const std::string& spec, std::uint32_t mode, const std::string& auth_key, bool strict_keys,
+      [](const std::string& spec, std::uint32_t mr_mode, std::string auth_key, bool strict_keys,
          bool manual_progress, double peer_deadline, double rail_deadline, const PolicyOwner* rail_policy,
-         std::uint32_t mr_key_size, const std::optional<std::tuple<bool, std::uint32_t, bool>>& non_coherent,
+         std::uint32_t mr_key_size, const std::optional<NonCoherent>& non_coherent,
          std::map<std::string, std::string> settings) {
-        DomainOptions options;
-        options.mr_mode = mode;
-        options.auth_key = auth_key;
-        options.strict_keys = strict_keys;
-        options.manual_progress = manual_progress;
-        options.peer_deadline = peer_deadline;
-        options.rail_deadline = rail_deadline;
-        if (rail_policy) options.rail_policy = policy_from(rail_policy->slot);
-        options.mr_key_size = mr_key_size;
-        if (non_coherent) {
-          const auto [at_cpu, line, check] = *non_coherent;
-          options.non_coherent = {.place = at_cpu ? CacheModel::Place::cpu : CacheModel::Place::device,
-                                  .line = line,
-                                  .check = check};
-        }
-        options.settings = std::move(settings);
-        std::shared_ptr<DomainCore> domain;
-        {
-          const WithoutGil without_gil;
-          domain = open_domain(spec, std::move(options));
-        }
-        const std::lock_guard lock(opened_domains().mutex);
-        std::erase_if(opened_domains().domains, [](const auto& opened) { return opened.expired(); });
-        opened_domains().domains.push_back(domain);
-        return domain;
+        return open_listed_domain(
+            spec,
+            {.mr_mode = mr_mode,
+             .auth_key = std::move(auth_key),
+             .strict_keys = strict_keys,
+             .manual_progress = manual_progress,
+             .mr_key_size = mr_key_size,
+             .non_coherent = cache_model(non_coherent),
+             .peer_deadline = peer_deadline,
+             .settings = std::move(settings)},
+            {.policy = rail_policy ? policy_from(rail_policy->slot) : nullptr, .deadline = rail_deadline});
       },
-      py::arg("spec"), py::arg("mr_mode"), py::arg("auth_key"), py::arg("strict_keys"),
+      py::arg("spec"), py::kw_only(), py::arg("mr_mode"), py::arg("auth_key"), py::arg("strict_keys"),
       py::arg("manual_progress"), py::arg("peer_deadline"), py::arg("rail_deadline"), py::arg("rail_policy"),
       py::arg("mr_key_size"), py::arg("non_coherent"), py::arg("settings"));
 }

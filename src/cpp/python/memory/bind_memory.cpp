@@ -8,8 +8,8 @@
 namespace fab::python {
 namespace {
 
-// Keeps exporters of buffers alive and their memory in place; lets go with the GIL, whoever drops the last
-// reference.
+// Keeps exporters of buffers alive and their memory in place. Whoever drops the last reference need not have
+// the GIL: the destructor takes it.
 struct Exporters {
   std::vector<Py_buffer> views;
   std::vector<py::object> hidden;  // dma-bufs that are no buffers
@@ -86,7 +86,7 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
   parameters.keep_alive =
       std::make_shared<std::pair<std::shared_ptr<Exporters>, std::shared_ptr<SharedMemory>>>(exporters,
                                                                                              memory);
-  const WithoutGil without_gil;  // looking at the pages of large memory takes its time (MR-84)
+  const WithoutGil without_gil;  // looking at the pages of large memory takes its time
   return domain->register_memory(std::move(parameters));
 }
 
@@ -200,9 +200,9 @@ void bind_memory(py::module_& m) {
           },
           py::arg("dtype"), py::arg("shape"));
 
-  m.def("register_memory", &register_memory, py::arg("domain"), py::arg("buffers"), py::arg("access"),
-        py::arg("key"), py::arg("flags"), py::arg("auth_keys"), py::arg("memory").none(true),
-        py::arg("file_offset"), py::arg("coherent"), py::arg("exempt"));
+  m.def("register_memory", &register_memory, py::arg("domain"), py::arg("buffers"), py::kw_only(),
+        py::arg("access"), py::arg("key"), py::arg("flags"), py::arg("auth_keys"),
+        py::arg("memory").none(true), py::arg("file_offset"), py::arg("coherent"), py::arg("exempt"));
 }
 
 }  // namespace fab::python

@@ -23,7 +23,7 @@ std::vector<Triplet> triplets_from(const py::list& segments) {
 }
 
 // Segments of the type `plain` hold their numbers ready in native form, so that ten of them cost little more
-// than the call. nullopt: there is one of another type.
+// than the call. Returns nothing if one has another type.
 std::optional<std::vector<Triplet>> plain_triplets_from(const py::list& segments, const py::type& plain) {
   static PyObject* const name = PyUnicode_InternFromString("_native");
   std::vector<Triplet> triplets;
@@ -85,8 +85,8 @@ py::dict sync_stats(DomainCore& domain) {
   return out;
 }
 
-// Triplets of [offset, offset + length) of a region, one for each of its buffers that the range runs through;
-// also of a closed region, and, as one that no call takes, of a range outside.
+// Triplets of [offset, offset + length) of a region, one for each of its buffers that the range runs through.
+// A closed region has them as well. A range outside of the region gives one that no call accepts.
 std::vector<Fields> triplets_of(const MemoryRegion& region, std::uint64_t offset, std::uint64_t length) {
   const std::uint32_t context = region.id();
   if (offset > region.length() || length > region.length() - offset)

@@ -34,9 +34,8 @@ class LocalBuffer {
   std::vector<Py_buffer> views_;
 };
 
-// True for a (sub)class of numpy.ndarray; only for numpy.ndarray itself.
-bool is_array(PyObject* object);
-bool is_exact_array(PyObject* object);
+bool is_array(PyObject* object);        // numpy.ndarray or a subclass
+bool is_exact_array(PyObject* object);  // no subclass
 // Bytes of an element. Leaves the dtype's count of references alone, which all threads share.
 py::ssize_t itemsize_of(PyObject* dtype);
 // The fields of an ndarray without the buffer protocol, which costs more than the rest of a small operation.
@@ -47,10 +46,9 @@ struct ArrayFields {
   bool contiguous, writable;
 };
 ArrayFields array_fields(PyObject* array);
-// New references. An array of which nothing is set; the scalar of `dtype` whose bytes `data` holds; what
-// `array[()]` is: its scalar if it has no axes, else itself.
-PyObject* make_array(PyObject* dtype, int ndim, const std::int64_t* shape);
-PyObject* make_scalar(void* data, PyObject* dtype);
-PyObject* element_or_array(PyObject* array);
+// These return new references.
+PyObject* make_array(PyObject* dtype, int ndim, const std::int64_t* shape);  // its elements are not set
+PyObject* make_scalar(void* data, PyObject* dtype);                          // of the bytes at `data`
+PyObject* element_or_array(PyObject* array);  // `array[()]`: its scalar if it has no axes, else itself
 
 }  // namespace fab::python

@@ -28,8 +28,8 @@ void settled_hook(Operation& core) noexcept {
   OperationObject& operation = owner_of(core);
   Tally* const tally = operation.origin->tally.get();
   const Errc error = core.completion().error;
-  // What was never posted is the caller's exception. Told before the exchange: a poster that finds kSettled
-  // may free the operation.
+  // An operation that was never posted fails with an exception of the call and is not told here. The tally
+  // is told before the exchange, because a poster that finds kSettled may free the operation.
   if (tally && error != Errc::ok &&
       (error != Errc::canceled || operation.phase.load() != OperationObject::kPosting))
     tally->fail(operation.entry, failure_of(operation));
@@ -184,7 +184,7 @@ PyObject* operation_add_done_callback(PyObject* self, PyObject* function) {
     track(operation);
     operation.wants_notice.store(true);
   }
-  // Settled before it could see the wish: nobody else will run the callbacks.
+  // It may have settled before it could see the wish. Then nobody else will run the callbacks.
   if (operation.core.done()) operation.origin->finished->call_late(operation);
   Py_RETURN_NONE;
 }

@@ -35,11 +35,11 @@ class FinishedList {
   bool empty() const noexcept {
     return head_.load(std::memory_order_relaxed) == nullptr && !late_.load(std::memory_order_relaxed);
   }
-  // Releases buffers, runs callbacks. With the GIL. One thread does it at a time, also for the others, so
-  // that callbacks never nest: one that starts an operation which ends at once is called again by the loop
-  // here.
+  // Releases buffers and runs callbacks. With the GIL. One thread does it at a time, for the others as well,
+  // so callbacks never nest: if one starts an operation that ends at once, the loop here comes to that one's
+  // callbacks later.
   void drain() noexcept;
-  // For callbacks of an operation that had ended when they were added. With the GIL.
+  // Calls callbacks that were added when their operation had already ended. With the GIL.
   void call_late(OperationObject& operation);
   // Whether the calling thread is inside a callback.
   bool inside() const noexcept { return drainer_.load() == std::this_thread::get_id(); }
@@ -79,16 +79,16 @@ struct OperationObject {
 
 inline constexpr std::uint64_t kNoContext = std::uint64_t{1} << 63;  // and above: numbers of kept objects
 
-// A fresh operation in phase kPosting. Null: Python error set.
-// `brings`: one whose result is what it brought, in `value` or, of `value_dtype`, in `words[2]`.
+// Makes an operation in phase kPosting; returns null with the Python error set if there is no memory. The
+// result of one that `brings` is what it brought: `value`, or an element of `value_dtype` in `words[2]`.
 OperationObject* new_operation(bool brings = false) noexcept;
 // Takes a place in the queue (null: none) and prepares the hook. Throws Error(again) if the queue is full.
 void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number,
            CompletionQueue* queue);
 // Keeps the caller's context argument for the Completion.
 void keep_context(OperationObject& operation, PyObject* context) noexcept;
-// After the last post: the operation is done, or in flight and then keeps itself and `buffers` alive until it
-// is settled.
+// Comes after the last post. An operation that is still in flight then keeps itself and `buffers` alive until
+// it is settled.
 void launched(OperationObject& operation, std::vector<LocalBuffer> buffers);
 
 std::uint32_t completion_flags(OpCode op) noexcept;

@@ -122,8 +122,7 @@ std::unique_ptr<Domain> link_all(Book& book) {
   std::vector<std::unique_ptr<Domain>> domains;
   for (const std::string& device : kDevices)
     domains.push_back(std::make_unique<FakeDomain>(book, info_of(device)));
-  static const DomainOptions options;
-  return make_linked_domain(std::move(domains), options);
+  return make_linked_domain(std::move(domains), {});
 }
 
 struct Lent {
@@ -198,8 +197,7 @@ TEST_CASE("memory that only devices reach is for a domain that has one which doe
   CHECK(domain->device_memory()->reaches_hidden({}, true));
   std::vector<std::unique_ptr<Domain>> without;
   without.push_back(std::make_unique<FakeDomain>(book, info_of("a.0")));
-  static const DomainOptions options;
-  CHECK(lnx::make_linked_domain(std::move(without), options)->device_memory() == nullptr);
+  CHECK(lnx::make_linked_domain(std::move(without), {})->device_memory() == nullptr);
 }
 
 // LNX-16
