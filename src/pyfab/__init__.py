@@ -19,7 +19,9 @@ except ImportError as error:  # pragma: no cover - depends on a broken installat
         f"`pip install --force-reinstall pyfab-rdma`, or `pip install .` in a checkout ({error})"
     ) from error
 
-from pyfab.core.address_vector import AddressVector, group_addr, parse_addr, rx_addr
+from pyfab.core.address_vector import AddressVector
+from pyfab.core.addressing.addresses import parse_addr
+from pyfab.core.addressing.handles import group_addr, rx_addr
 from pyfab.core.awaiting import await_operation
 from pyfab.core.dmabuf import DmaBuf
 from pyfab.core.domain import Domain
@@ -85,7 +87,8 @@ from pyfab.core.queues import (
     EventType,
 )
 from pyfab.core.region import MemoryRegion, MRAttr, Range, RawKey, RegionSlice, RemoteRegion
-from pyfab.core.sync import SyncReport, SyncStats, SyncWarning, Triplet
+from pyfab.core.sync import SyncStats, Triplet
+from pyfab.core.sync_log import SyncReport, SyncWarning
 from pyfab.group.group import Group
 from pyfab.group.remote_array import RemoteArray
 from pyfab.group.window import Window

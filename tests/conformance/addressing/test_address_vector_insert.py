@@ -11,7 +11,7 @@ import numpy as np
 import pyfab
 import pytest
 from pyfab import AVFlag, AVType, InsertFlag
-from pyfab.core import resolver as resolving
+from pyfab.core.addressing import resolver as resolving
 
 NOTAVAIL = pyfab.ADDR_NOTAVAIL
 BAD = b"not an address"
