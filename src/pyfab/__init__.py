@@ -96,8 +96,11 @@ from pyfab.launch.spawn import spawn
 from pyfab.notebook.live import Live, live
 from pyfab.tools.nearness import nearest
 from pyfab.tracing.trace import trace
+from pyfab.transport.handles import Registration, RemoteHandle
+from pyfab.transport.operations import Outcome
+from pyfab.transport.peers import TransportPeer
 from pyfab.transport.settings import Tunables
-from pyfab.transport.transport import Outcome, Registration, RemoteHandle, Transport, TransportPeer
+from pyfab.transport.transport import Transport
 
 __version__: str = _core.__version__
 

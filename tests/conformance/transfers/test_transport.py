@@ -23,8 +23,8 @@ from crew import WAYS, Way
 from litmus import rounds
 from pyfab import Access, AtomicOp, MRMode, Outcome, Transport, _core
 from pyfab.testing import Peer, Target
+from pyfab.transport.handles import HANDLE_SIZE
 from pyfab.transport.settings import Limits, Tunables, candidates, contexts_for, slice_of
-from pyfab.transport.transport import HANDLE_SIZE
 from support import SANITIZED, TIMEOUT
 
 # --- the other side, in a process of its own
@@ -242,7 +242,7 @@ def open_things() -> tuple[int, int]:
 
 
 @pytest.mark.req("WIN-8")
-@pytest.mark.parametrize("failing", ["Domain.endpoint", "Endpoint.context", "Transport._post_receive"])
+@pytest.mark.parametrize("failing", ["Domain.endpoint", "Endpoint.context", "Messages._post_receive"])
 def test_opening_that_fails_leaves_nothing(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Transport(["shm", "tcp"]):  # what a first life leaves for the process is there from now on
         pass
@@ -252,7 +252,7 @@ def test_opening_that_fails_leaves_nothing(failing: str, monkeypatch: pytest.Mon
         kind, name = {
             "Domain.endpoint": (pyfab.Domain, "endpoint"),
             "Endpoint.context": (pyfab.Endpoint, "context"),
-            "Transport._post_receive": (pyfab.transport.transport.Transport, "_post_receive"),  # type: ignore[attr-defined]
+            "Messages._post_receive": (pyfab.transport.messages.Messages, "_post_receive"),  # type: ignore[attr-defined]
         }[failing]
         original = getattr(kind, name)
 
