@@ -408,7 +408,7 @@ class Domain(DomainBase):
                 if counts["posted"]:
                     try:
                         link = endpoint.report(peer)[0]
-                    except FabricError:  # it has ended, or moved out of reach
+                    except FabricError:  # the peer has ended, or cannot be reached any more
                         link = "-"
                     peers.append({"peer": peer, "link": link, **counts})
         return DomainStats(
@@ -451,7 +451,7 @@ class Domain(DomainBase):
         self._end()
 
     def _end(self) -> None:
-        # Regions first: peers are out before anything else goes.
+        # Regions end first, so that no peer reaches memory while the rest is taken apart.
         items = list(self._owned)
         for region in [item for item in items if isinstance(item, MemoryRegion)]:
             region._end()
@@ -487,5 +487,5 @@ class Domain(DomainBase):
         return table + (str(self.regions_map()) if not self.closed and self._core.regions else "")
 
 
-# The progress threads must be gone before the interpreter is.
+# The progress threads must end before the interpreter does.
 atexit.register(_core.close_all)

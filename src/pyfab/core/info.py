@@ -45,15 +45,15 @@ class Info:
     max_rma_size: int
     max_contexts: int
     max_group_id: int
-    nic: Nic | None  # the first of `nics`
+    nic: Nic | None  # the first of `nics`, None where there is none
     links: tuple[str, ...]
     needs_sync_rdma_read: bool = False
     needs_sync_rdma_write: bool = False
-    nics: tuple[Nic, ...] = ()  # of all links
+    nics: tuple[Nic, ...] = ()  # the devices of all links
     ep_type: EPType = EPType.RDM
     # The levels of completion that an operation may ask for; DELIVERY is the one that makes what was put visible.
     delivery: Delivery = Delivery.INJECT | Delivery.TRANSMIT | Delivery.DELIVERY | Delivery.COMMIT
-    mode: int = 0  # bits of what a program must do for the provider: none
+    mode: int = 0  # what a program must do for the provider (fi_getinfo(3)): nothing
 
     @property
     def spec(self) -> str:

@@ -37,7 +37,7 @@ class Triplet:
             value = getattr(self, name)
             if not 0 <= operator.index(value) < 1 << bits:
                 raise InvalidArgumentError(f"{name}={value}: it is an int of {bits} bits, not negative")
-        # As the core takes it: calls in a loop are to cost next to nothing where they are not needed.
+        # The core takes these bytes, so that a call in a loop costs next to nothing where memory is coherent.
         native = _NATIVE.pack(self.lmr_context, self.virtual_address, self.segment_length)
         object.__setattr__(self, "_native", native)
 

@@ -13,7 +13,7 @@ from pyfab._core import Operation
 from pyfab.core.buffers import bytes_of
 from pyfab.core.errors import ClosedError, FabricError, InvalidArgumentError, NotSupportedError
 from pyfab.transport.module import Module
-from pyfab.transport.operations import AGAIN, Operations, Outcome, Request
+from pyfab.transport.operations import AGAIN, Callback, Operations, Outcome, Request
 from pyfab.transport.peers import Peers, TransportPeer
 from pyfab.transport.settings import Tunables
 
@@ -22,12 +22,13 @@ __all__ = ["Handler", "Messages"]
 _HEADER = struct.Struct("<BxxxI")  # of a message: tag, length
 _CLOSED, _CANCELED = 9, 125
 
+Then: TypeAlias = tuple[Callback | None, Any, Any]
+"""What follows the end of a message: the callback, and the two values that come with it."""
 Handler: TypeAlias = Callable[[TransportPeer | None, bytes], object]
 
 
-def _check_tag(tag: int) -> None:
-    if not 0 <= tag <= 255:
-        raise InvalidArgumentError(f"tag={tag}: it is an int from 0 to 255")
+def _bad_tag(tag: int) -> InvalidArgumentError:
+    return InvalidArgumentError(f"tag={tag}: it is an int from 0 to 255")
 
 
 class Messages:
@@ -40,21 +41,22 @@ class Messages:
 
     def handle(self, tag: int, handler: Handler | None) -> None:
         """Calls this handler for messages with the tag from now on; None: none."""
-        _check_tag(tag)
+        if not 0 <= tag <= 255:
+            raise _bad_tag(tag)
         if handler is None:
             self._handlers.pop(tag, None)
         else:
             self._handlers[tag] = handler
 
-    def send(self, tag: int, message: Any, request: Request) -> Outcome:
-        """Sends a message to the peer of the request."""
+    def send(self, peer: TransportPeer, tag: int, message: Any, then: Then) -> Outcome:
+        """Sends a message, most often without anything that must be followed to its end."""
         if self._tunables.mode == "one_sided":
             raise NotSupportedError('messages are off: the transport was made with mode="one_sided"')
-        _check_tag(tag)
+        if not 0 <= tag <= 255:
+            raise _bad_tag(tag)
         body = bytes_of("message", message)
         if len(body) > self._tunables.message_size:
             return Outcome.NOT_POSSIBLE
-        peer = request.peer
         module = self._peers.module_for(peer)
         number = module.context()
         scope = peer._scope(module, number)
@@ -77,7 +79,7 @@ class Messages:
             if error.errno == AGAIN:
                 return Outcome.TRY_AGAIN
             raise
-        self._operations.follow(operation, module, number, request)
+        self._operations.follow(operation, module, number, Request(peer, *then))
         return Outcome.QUEUED
 
     def post_receives(self) -> None:

@@ -23,13 +23,13 @@ from pyfab.transport.ordering import Turn
 from pyfab.transport.peers import Peers, TransportPeer
 from pyfab.transport.settings import Tunables
 
-__all__ = ["AGAIN", "Callback", "Operations", "Outcome", "Remote", "Request"]
+__all__ = ["AGAIN", "Callback", "Operations", "Outcome", "Request"]
 
 AGAIN = 11  # EAGAIN: the way is full
 
 Callback: TypeAlias = Callable[[FabricError | None, Any, Any], object]
-Start: TypeAlias = Callable[[Context, int, tuple[int, int]], Operation]
-"""Starts an operation in a context, towards a handle, at a place (address, key) there."""
+Start: TypeAlias = Callable[[Context, int, Module], Operation]
+"""Starts an operation in a context, towards a handle of this module."""
 
 
 class Outcome(enum.Enum):
@@ -39,13 +39,6 @@ class Outcome(enum.Enum):
     DONE = "done"  # complete; no callback follows
     TRY_AGAIN = "try again"  # the way is full; nothing was started
     NOT_POSSIBLE = "not possible"  # larger than the limit, or misaligned; nothing was started
-
-
-class Remote(NamedTuple):
-    """Memory of a peer."""
-
-    handle: RemoteHandle
-    address: int
 
 
 class Request(NamedTuple):
@@ -67,29 +60,36 @@ class Operations:
         self.on_error: Callable[[TransportPeer, FabricError], object] | None = None
         self._lock = threading.Lock()
 
-    def move(self, how: Literal["write", "read"], local: Any, remote: Remote, request: Request) -> Outcome:
+    def move(
+        self,
+        how: Literal["write", "read"],
+        local: Any,
+        handle: RemoteHandle,
+        address: int,
+        request: Request,
+    ) -> Outcome:
         """Starts a put or a get."""
         nbytes = memoryview(local).nbytes
-        module = self._peers.module_for(request.peer)
+        peer = request.peer
+        module = self._peers.module_for(peer)
         limits = module.limits
         if nbytes > (limits.max_put if how == "write" else limits.max_get):
             return Outcome.NOT_POSSIBLE
 
-        def start(scope: Context, to: int, place: tuple[int, int]) -> Operation:
+        def start(scope: Context, to: int, module: Module) -> Operation:
+            place = handle._place(module, module.number % peer._modules, address)
             return getattr(scope, how)(local, to, place)  # type: ignore[no-any-return]
 
         if request.order:
             request = request._replace(order=operator.index(request.order))
-            return self._start_in_turn(start, remote, module, request)
+            return self._start_in_turn(start, module, request)
         # An operation of no bytes always tells its end by the callback, even where the call itself has seen it.
-        return self.start(start, remote, module, request, told=nbytes == 0)
+        return self.start(start, module, request, told=nbytes == 0)
 
-    def start(
-        self, start: Start, remote: Remote, module: Module, request: Request, *, told: bool = False
-    ) -> Outcome:
+    def start(self, start: Start, module: Module, request: Request, *, told: bool = False) -> Outcome:
         """Starts an operation through a module. told: the callback tells its end also where the call has seen it."""
         number = module.context()
-        operation = self._begin(start, remote, module, number, request.peer)
+        operation = self._begin(start, module, number, request.peer)
         if operation is None:
             return Outcome.TRY_AGAIN
         if operation.done() and operation._failure is None and not told:
@@ -98,12 +98,12 @@ class Operations:
         self.follow(operation, module, number, request)
         return Outcome.QUEUED
 
-    def _start_in_turn(self, start: Start, remote: Remote, module: Module, request: Request) -> Outcome:
+    def _start_in_turn(self, start: Start, module: Module, request: Request) -> Outcome:
         """Starts an operation when those before it with the same order have ended."""
         peer, number = request.peer, module.context()
 
         def begin(accepted: bool, wait: bool) -> Operation | None:
-            return self._begin(start, remote, module, number, peer, accepted=accepted, wait=wait)
+            return self._begin(start, module, number, peer, accepted=accepted, wait=wait)
 
         def follow(operation: Operation) -> None:
             self.follow(operation, module, number, request)
@@ -133,7 +133,6 @@ class Operations:
     def _begin(
         self,
         start: Start,
-        remote: Remote,
         module: Module,
         number: int,
         peer: TransportPeer,
@@ -159,8 +158,7 @@ class Operations:
         if to is None:  # the peer was removed meanwhile
             raise UnreachableError(f"the peer cannot be reached: {peer.why}")
         try:
-            place = remote.handle._place(module, module.number % peer._modules, remote.address)
-            return start(scope, to, place)
+            return start(scope, to, module)
         except FabricError as error:
             if error.errno == AGAIN and not wait:
                 return None

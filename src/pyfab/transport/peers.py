@@ -28,17 +28,17 @@ _A_TURN = 0.01  # seconds that one scope is waited for while others have work, t
 
 
 class TransportPeer:
-    """Another transport. `reachable` says whether operations can be started, `why` why not."""
+    """Another transport. `reachable` tells whether operations can be started, and `why` tells the reason if not."""
 
     def __init__(self, table: Peers, name: bytes) -> None:
         self.name = name
         self.why = ""
-        self.data: Any = None  # the user's
-        # Seconds of a small get, by module; measured where several lead to the peer.
+        self.data: Any = None  # for the program
+        # Seconds that a small get takes, by module. It is measured where several modules lead to the peer.
         self.latency: dict[int, float] = {}
         self._table = table
         self._handles: list[int | None] = []  # by module
-        self._modules = 1  # that it has itself
+        self._modules = 1  # the peer's own
         self._chosen: Module | None = None  # operations take this one; None: it must be chosen anew
         # By module, context, and whether it waits for room: the part of the context that counts this peer's operations.
         self._scopes: dict[tuple[int, int, bool], Context] = {}
@@ -72,10 +72,10 @@ class TransportPeer:
         return found
 
     def _full(self, order: int) -> None:
-        """An ordered operation whose turn has come found no room.
+        """Sees to an ordered operation whose turn has come, but which found no room.
 
-        Under manual progress the next call tries again. Otherwise a thread waits for room, because whoever was told of an end
-        may be the one that moves things.
+        Under manual progress the next call tries again. Otherwise a thread waits for room: the calling thread may be the one
+        that makes progress, and would wait for itself.
         """
         if not self._table.manual:
             waiting = threading.Thread(
@@ -197,7 +197,8 @@ class Peers:
 
     def module_for(self, peer: TransportPeer) -> Module:
         """The module that operations towards the peer take. UnreachableError where none leads there."""
-        self.check_open()
+        if self.closed:
+            raise ClosedError("the transport is closed")
         if peer._table is not self:
             raise InvalidArgumentError("the peer belongs to another transport")
         chosen = peer._chosen  # another thread may reset it meanwhile
@@ -214,7 +215,10 @@ class Peers:
         return sum(module.progress() for module in self.modules)
 
     def _choose(self, peer: TransportPeer) -> Module:
-        """Through memory on this node; else a device that moves bytes itself, to all; else messages. Of equals the fastest."""
+        """The module through memory of this node; else a device that moves bytes itself to all peers; else one with messages.
+
+        Among equals it is the fastest.
+        """
         leading = [m for m, handle in zip(self.modules, peer._handles, strict=False) if handle is not None]
         if not leading:
             raise UnreachableError(f"the peer cannot be reached: {peer.why}")
@@ -224,7 +228,7 @@ class Peers:
             other._handles
             for other in list(self.by_name.values())
             if other.reachable
-            and len(other._handles) == len(self.modules)  # or another thread is inserting it
+            and len(other._handles) == len(self.modules)  # else another thread is still inserting it
             and not any(self.modules[i].shared and h is not None for i, h in enumerate(other._handles))
         ]
         timed = all(module.number in peer.latency for module in leading)
@@ -237,7 +241,7 @@ class Peers:
 
 
 def _flush(scope: Context, timeout: float | None, callbacks: bool, failed: list[FabricError]) -> None:
-    """Waits for the operations of a scope and adds what the first of them failed with; raises what is wrong with the wait."""
+    """Waits for the operations of a scope and adds the error of the first that failed. What stops the wait itself is raised."""
     try:
         scope._flush_scope(timeout, callbacks)
     except (BusyError, ClosedError, OperationTimeout):

@@ -28,7 +28,7 @@ from pyfab.transport.handles import Registration, RemoteHandle
 from pyfab.transport.messages import Handler, Messages
 from pyfab.transport.module import MOST_MODULES, Module
 from pyfab.transport.names import name_of
-from pyfab.transport.operations import Callback, Operations, Outcome, Remote, Request
+from pyfab.transport.operations import Callback, Operations, Outcome, Request
 from pyfab.transport.peers import Peers, TransportPeer
 from pyfab.transport.settings import (
     REFUSED_MODES,
@@ -245,7 +245,7 @@ class Transport:
         when its turn comes ends with the error that the call would have raised, and the next one follows.
         """
         request = Request(peer, callback, context, data, local_handle, order)
-        return self._operations.move("write", local, Remote(handle, address), request)
+        return self._operations.move("write", local, handle, address, request)
 
     def get(
         self,
@@ -262,7 +262,7 @@ class Transport:
     ) -> Outcome:
         """Fills `local` from `address`. Otherwise like `put`."""
         request = Request(peer, callback, context, data, local_handle, order)
-        return self._operations.move("read", local, Remote(handle, address), request)
+        return self._operations.move("read", local, handle, address, request)
 
     def atomic(
         self,
@@ -286,7 +286,8 @@ class Transport:
         number = np.dtype(dtype)
         operands = np.array(operand, number)
 
-        def start(scope: Context, to: int, place: tuple[int, int]) -> Operation:
+        def start(scope: Context, to: int, module: Module) -> Operation:
+            place = handle._place(module, module.number % peer._modules, address)
             if compare is not None:
                 into = np.empty_like(operands) if result is None else result
                 return scope.compare_atomic(op, operands, np.array(compare, number), into, to, place)
@@ -297,8 +298,7 @@ class Transport:
         if address % number.itemsize and not self._modules[0].virtual:
             return Outcome.NOT_POSSIBLE
         module = self._peers.module_for(peer)
-        request = Request(peer, callback, context, data)
-        return self._operations.start(start, Remote(handle, address), module, request)
+        return self._operations.start(start, module, Request(peer, callback, context, data))
 
     def wait(
         self, call: Callable[..., Outcome], *args: Any, timeout: float | None = None, **kwargs: Any
@@ -385,7 +385,7 @@ class Transport:
         data: Any = None,
     ) -> Outcome:
         """Sends a message of at most `message_size` bytes to the peer's handler for `tag`. The buffer is free on return."""
-        return self._messages.send(tag, message, Request(peer, callback, context, data))
+        return self._messages.send(peer, tag, message, (callback, context, data))
 
     # --- the end
 
