@@ -19,7 +19,9 @@ except ImportError as error:  # pragma: no cover - depends on a broken installat
         f"`pip install --force-reinstall pyfab-rdma`, or `pip install .` in a checkout ({error})"
     ) from error
 
-from pyfab.core.address_vector import AddressVector, group_addr, parse_addr, rx_addr
+from pyfab.core.address_vector import AddressVector
+from pyfab.core.addressing.addresses import parse_addr
+from pyfab.core.addressing.handles import group_addr, rx_addr
 from pyfab.core.awaiting import await_operation
 from pyfab.core.dmabuf import DmaBuf
 from pyfab.core.domain import Domain
@@ -85,7 +87,8 @@ from pyfab.core.queues import (
     EventType,
 )
 from pyfab.core.region import MemoryRegion, MRAttr, Range, RawKey, RegionSlice, RemoteRegion
-from pyfab.core.sync import SyncReport, SyncStats, SyncWarning, Triplet
+from pyfab.core.sync import SyncStats, Triplet
+from pyfab.core.sync_log import SyncReport, SyncWarning
 from pyfab.group.group import Group
 from pyfab.group.remote_array import RemoteArray
 from pyfab.group.window import Window
@@ -93,8 +96,11 @@ from pyfab.launch.spawn import spawn
 from pyfab.notebook.live import Live, live
 from pyfab.tools.nearness import nearest
 from pyfab.tracing.trace import trace
+from pyfab.transport.handles import Registration, RemoteHandle
+from pyfab.transport.operations import Outcome
+from pyfab.transport.peers import TransportPeer
 from pyfab.transport.settings import Tunables
-from pyfab.transport.transport import Outcome, Registration, RemoteHandle, Transport, TransportPeer
+from pyfab.transport.transport import Transport
 
 __version__: str = _core.__version__
 

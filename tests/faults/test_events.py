@@ -244,7 +244,7 @@ class Step(weakref.WeakSet):
 def test_a_queue_that_closes_while_it_is_bound_leaves_the_endpoint_unbound():
     with pyfab.Domain("shm") as domain, domain.endpoint() as endpoint:
         queue = domain.event_queue()
-        queue._endpoints = Step(queue.close)
+        queue._reporters = Step(queue.close)
         endpoint.bind(queue)
         queue.close()
         assert endpoint._events is None
@@ -253,10 +253,10 @@ def test_a_queue_that_closes_while_it_is_bound_leaves_the_endpoint_unbound():
 def test_a_queue_that_closes_leaves_what_is_bound_to_another_one():
     with pyfab.Domain("shm") as domain, domain.endpoint() as endpoint:
         former, later = domain.event_queue(), domain.event_queue()
-        former._endpoints = Step(None)
+        former._reporters = Step(None)
         endpoint.bind(former)
         bound = threading.Event()
-        former._endpoints.overtake = lambda: (endpoint.bind(later), bound.set())
+        former._reporters.overtake = lambda: (endpoint.bind(later), bound.set())
         former.close()
         assert bound.wait(TIMEOUT)
         assert endpoint._events is later

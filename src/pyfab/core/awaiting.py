@@ -32,7 +32,7 @@ def await_operation(operation: Operation) -> Generator[Any, None, Completion]:
         future = loop.create_future()
 
         def finished(_: Operation) -> None:
-            # A loop that is closed by now waits for nothing.
+            # The loop may have been closed, and then nobody waits any more.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_wake, future)
 

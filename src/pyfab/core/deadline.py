@@ -1,4 +1,4 @@
-"""A moment until which something may take, and looking for what nobody tells of."""
+"""Deadlines of calls, and pauses between looks at what sends no event when it changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Deadline:
 
 
 class Looks:
-    """Pauses between looks at something that nobody tells of.
+    """Pauses between looks at something that sends no event when it changes.
 
     They are short at first, then a twentieth of the time waited and at most a second: waiting costs next to nothing, however many
     processes wait, and makes no one late by more than that.

@@ -17,7 +17,7 @@ __all__ = ["DmaBuf", "mapped_core"]
 
 
 def mapped_core(core: _core.DmaBufCore) -> _core.DmaBufCore:
-    """What is a buffer; NotSupportedError for what is not mapped."""
+    """The same memory as a buffer. NotSupportedError if it is not mapped."""
     if core.hidden:
         raise NotSupportedError(
             "the exporter of the dma-buf does not let processors map it: only RDMA devices reach it; register it, and name"
@@ -108,7 +108,7 @@ class DmaBuf(_core.Exporter):
         core, self._core = self._core, None
         if core is None:
             return
-        user = weakref.ref(core)  # all of them hold the core
+        user = weakref.ref(core)  # arrays, memoryviews and regions keep the core alive
         del core
         self._core = user()
         if self._core is not None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import math
 import operator
-import threading
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, SupportsIndex
@@ -16,16 +13,21 @@ from typing import Any, Literal, SupportsIndex
 import numpy as np
 from numpy.typing import DTypeLike
 from pyfab import _core
-from pyfab.core.address_vector import FORMATS, AddressVector
+from pyfab.core.address_vector import AddressVector
+from pyfab.core.addressing.options import VectorOptions
 from pyfab.core.buffers import auth_key_of, bytes_of
-from pyfab.core.endpoint import Endpoint
+from pyfab.core.domain_base import DomainBase, DomainOptions
+from pyfab.core.endpoint import Endpoint, EndpointOptions
 from pyfab.core.enums import KEY_NOTAVAIL, Access, AVFlag, AVType, Caps, MRFlag, MRMode, flag_names
-from pyfab.core.errors import BadFlagsError, BusyError, FabricError, InvalidArgumentError, NotSupportedError
-from pyfab.core.info import Info, bits_in_force, make_info
+from pyfab.core.errors import BadFlagsError, BusyError, FabricError, InvalidArgumentError
+from pyfab.core.info import Info, bits_in_force
+from pyfab.core.opening import cache_setting, emulated_cache, granted, seconds
+from pyfab.core.owned import Owned
 from pyfab.core.queues import CompletionQueue, Counter, EventQueue
 from pyfab.core.region import AuthKeys, MemoryRegion, MRAttr, RawKey, RemoteRegion
 from pyfab.core.stats import CacheStats, DomainStats, html_table
-from pyfab.core.sync import SyncLog, SyncReport, SyncStats, synchronise
+from pyfab.core.sync import SyncStats, synchronise
+from pyfab.core.sync_log import SyncLog, SyncReport
 from pyfab.display.pictures import Drawing, DrawnRegion, regions_map
 
 __all__ = ["Domain"]
@@ -35,25 +37,15 @@ _NO_CAPS, _NO_FLAGS = Caps(0), MRFlag(0)
 _DEFAULT_QUEUE = 4096  # entries of the queue that an endpoint makes for itself
 
 
-def _seconds(name: str, value: float) -> float:
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        seconds = 0.0
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise InvalidArgumentError(f"{name}={value!r}: it is a positive number of seconds")
-    return seconds
-
-
-class Domain:
+class Domain(DomainBase):
     """Opens links for communication. Made of it: regions, memory, endpoints, address vectors, queues and counters.
 
     spec: one provider ("shm", "tcp", "tcp:eth0") or several joined into a linked one ("shm+tcp"), alternatives with "|"; an
     Info; None takes $FI_LNX_PROV_LINKS, else the best links found. mr_mode: the demands on registered memory that are in force;
-    None takes those of an Info, else none. mr_key_size: bytes of a key, 4 to 8. auth_key: bytes that peers must also have.
+    None takes those of an Info, else none. mr_key_size: bytes of a key, 4 to 8. auth_key: a secret, which peers must have too.
     api_version: below (1, 5), authorization keys of single regions and endpoints are ignored, as fi_mr(3) has it. progress:
     "auto" serves peers from a thread of the library, "manual" only inside calls. peer_deadline: seconds without a sign of life
-    until a peer counts as lost; rail_deadline: likewise, one of several network links to it. rail_policy(peer, links): called
+    until a peer counts as lost; rail_deadline: the same of one of several network links to it. rail_policy(peer, links): called
     when a peer is first used over several network links; returns a share for each, 0 for none, or None to let their bandwidth
     decide; it may use the domain, but not that peer. coherent=False: emulates memory that needs `sync_rdma_read` and
     `sync_rdma_write`, with a cache of lines of `cache_line` bytes at the "device" or the "cpu"; checker=True does so too and
@@ -95,98 +87,50 @@ class Domain:
             raise InvalidArgumentError(f'progress={progress!r}: it is "auto" or "manual"')
         if not 4 <= mr_key_size <= 8:
             raise InvalidArgumentError(f"mr_key_size={mr_key_size!r}: keys have 4 to 8 bytes")
-        if str(cache) not in ("device", "cpu"):
-            raise InvalidArgumentError(f'cache={cache!r}: it is at the "device" or the "cpu"')
-        if operator.index(cache_line) <= 0:
-            raise InvalidArgumentError(f"cache_line={cache_line}: it is a power of two, in bytes")
-        mode = MRMode(mr_mode or 0)
         if isinstance(spec, Info):
             addr_format = addr_format or spec.addr_format  # type: ignore[assignment]
-            mode = spec.mr_mode if mr_mode is None else mode
+            mr_mode = spec.mr_mode if mr_mode is None else mr_mode
             spec = spec.spec
         elif spec is not None and not str(spec).strip():
             raise InvalidArgumentError(
                 f"spec={spec!r}: a link is a string such as 'shm', 'tcp:eth0' or 'shm+tcp'"
             )
-        self._peer_deadline = _seconds("peer_deadline", peer_deadline)
-        rail_deadline = _seconds("rail_deadline", rail_deadline)
+        mode = MRMode(mr_mode or 0)
         if mr_cache is not None:
-            if not isinstance(mr_cache, bool) and mr_cache != "auto":
-                raise InvalidArgumentError(f'mr_cache={mr_cache!r}: it is True, False, "auto" or None')
-            settings["mr_cache"] = mr_cache
-        self._auth_key = auth_key_of(auth_key)
-        in_force = bits_in_force(mode)
-        # The core asks it as long as something in Python can start operations of this domain.
-        self._rail_policy = None if rail_policy is None else _core.RailPolicy(rail_policy)
-        self._core = _core.open_domain(
-            str(spec or ""),
-            mr_mode=int(in_force),
-            auth_key=self._auth_key,
-            strict_keys=strict_keys,
+            settings["mr_cache"] = cache_setting(mr_cache)
+        options = DomainOptions(
+            auth_key=auth_key_of(auth_key),
+            auth_key_size=operator.index(auth_key_size),
+            av_auth_keys=bool(av_auth_keys),
+            av_type=AVType(av_type),
+            ignores_auth_keys=tuple(api_version) < _AUTH_KEYS_SINCE,
             manual_progress=progress == "manual",
-            peer_deadline=self._peer_deadline,
-            rail_deadline=rail_deadline,
-            rail_policy=self._rail_policy,
+            peer_deadline=seconds("peer_deadline", peer_deadline),
+            rail_policy=None if rail_policy is None else _core.RailPolicy(rail_policy),
+        )
+        non_coherent = emulated_cache(cache, cache_line, checker)
+        core = _core.open_domain(
+            spec=str(spec or ""),
+            mr_mode=int(bits_in_force(mode)),
+            auth_key=options.auth_key,
+            strict_keys=strict_keys,
+            manual_progress=options.manual_progress,
+            peer_deadline=options.peer_deadline,
+            rail_deadline=seconds("rail_deadline", rail_deadline),
+            rail_policy=options.rail_policy,
             mr_key_size=mr_key_size,
-            non_coherent=None
-            if coherent and not checker
-            else (cache == "cpu", min(cache_line, 2**32 - 1), bool(checker)),
+            non_coherent=None if coherent and not checker else non_coherent,
             settings={name: str(value) for name, value in settings.items()},
         )
-        if self._core.cache_warning:
-            warnings.warn(self._core.cache_warning, RuntimeWarning, stacklevel=2)
-        info = make_info(self._core.info, mode)
-        self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._registering = threading.Lock()  # guards _registered
-        # Guards what is bound to what, so that nothing is bound to what closes meanwhile.
-        self._binding = threading.Lock()
-        self._registered: dict[int, MemoryRegion] = {}  # whose event was not read yet
-        self._insertions: dict[
-            int, tuple[object, AddressVector]
-        ] = {}  # calls whose last event was not read yet
+        if core.cache_warning:
+            warnings.warn(core.cache_warning, RuntimeWarning, stacklevel=2)
+        try:
+            info = granted(core, mode, caps, addr_format or "bundle")
+        except BaseException:
+            core.close(True)
+            raise
+        super().__init__(core, info, options, SyncLog(core) if checker else None)
         self._registration_events: EventQueue | None = None
-        self._manual = progress == "manual"
-        self._av_type = AVType(av_type)
-        self._av_auth_keys, self._auth_key_size = bool(av_auth_keys), operator.index(auth_key_size)
-        self._old_keys = tuple(api_version) < _AUTH_KEYS_SINCE
-        if caps & info.caps != caps:
-            self._core.close(True)
-            raise NotSupportedError(f"{info.spec} offers {info.caps!r}, which lacks {caps & ~info.caps!r}")
-        self._info = dataclasses.replace(
-            info,
-            addr_format=self._checked_format(info, addr_format or "bundle"),
-            caps=caps or info.caps,
-            mr_key_size=self._core.raw_key_size,
-            needs_sync_rdma_read=self._core.needs_sync_rdma_read,
-            needs_sync_rdma_write=self._core.needs_sync_rdma_write,
-        )
-        self._sync_log = SyncLog(self) if checker else None
-        self._offers_events = bool(self._info.caps & Caps.RMA_EVENT)
-
-    def _checked_format(self, info: Info, format: str) -> str:
-        wrong = None
-        if format not in FORMATS:
-            wrong = f"it is one of {', '.join(FORMATS)}"
-        elif format != "bundle" and (len(info.links) != 1 or info.links[0].partition(":")[0] != "tcp"):
-            wrong = f'{info.spec} has addresses of format "bundle"; those of sockets belong to one tcp link'
-        elif format in ("sockaddr_in", "sockaddr_in6") and (
-            format == "sockaddr_in6"
-        ) != info.src_addr.startswith("["):
-            wrong = f"{info.spec} listens on {info.src_addr}; name another address in tcp_listen"
-        if wrong:
-            self._core.close(True)
-            raise InvalidArgumentError(f"addr_format={format!r}: {wrong}")
-        return format
-
-    @property
-    def info(self) -> Info:
-        """What was granted when the domain was opened."""
-        return self._info
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._core.closed
 
     def register(
         self,
@@ -204,13 +148,13 @@ class Domain:
         buffer: anything with the buffer protocol, or with DLPack on the CPU; an array with gaps becomes a region of its pieces;
         a list becomes one region with offsets running through; a `Range` is bare addresses; an `MRAttr` holds all arguments.
         It is kept alive until the region closes. access: what peers and local operations may do. key: any 64-bit int of your
-        choice that peers may use without an exchange; None lets the library choose. offset: must be 0 (MR-4). flags:
+        choice that peers may use without an exchange; None lets the library choose. offset: must be 0. flags:
         MRFlag.PMEM for memory mapped from a file, MRFlag.RMA_EVENT for a region with counters. auth_key: what the endpoints of
         peers must have; None: the domain's. Of several keys in a list one is enough. An address vector stands for all keys that
         it has when the region is enabled, that is when this call returns, or by enable() where the region starts disabled; with
         MRFlag.AUTH_KEY, (address vector, handle) for one of them.
 
-        After bind(event_queue) the region is usable once its event was read; `context` comes with that event (MR-44 … MR-49).
+        After bind(event_queue) the region is usable once its event was read; `context` comes with that event.
         """
         self._core.check_open()
         if isinstance(buffer, MRAttr):
@@ -221,23 +165,7 @@ class Domain:
             attr = MRAttr(
                 buffer, access, key=key, offset=offset, flags=flags, auth_key=auth_key, context=context
             )
-        if attr.offset != 0:
-            raise InvalidArgumentError(
-                f"offset={attr.offset}: it is reserved and must be 0; slice the buffer instead"
-            )
-        rights: object = attr.access  # whatever the caller gave
-        if not isinstance(rights, int) or rights & ~int(Access.ALL):
-            raise InvalidArgumentError(
-                f"access={attr.access!r}: it is a combination of Access.SEND, RECV, READ, WRITE, REMOTE_READ, REMOTE_WRITE"
-            )
-        if attr.key is not None and not 0 <= operator.index(attr.key) < 2**64:
-            raise InvalidArgumentError(f"key={attr.key}: a key is an int from 0 to 2**64 - 2")
-        if int(attr.flags) & ~int(MRFlag.PMEM | MRFlag.RMA_EVENT | MRFlag.AUTH_KEY):
-            raise BadFlagsError(
-                f"flags={attr.flags!r}: a region takes MRFlag.PMEM, MRFlag.RMA_EVENT, MRFlag.AUTH_KEY or none"
-            )
-        if attr.flags & MRFlag.PMEM and not self._info.caps & Caps.RMA_PMEM:
-            raise BadFlagsError("MRFlag.PMEM: the domain was opened without Caps.RMA_PMEM")
+        attr._check(self._info.caps)
         return MemoryRegion(self, attr)
 
     def bind(self, event_queue: EventQueue | None) -> None:
@@ -248,17 +176,22 @@ class Domain:
                 event_queue._check_open()
                 if event_queue._domain is not self:
                     raise InvalidArgumentError("the event queue belongs to another domain")
-            self._tell_registrations(event_queue)
+            self._report_to(event_queue)
 
-    def _tell_registrations(self, event_queue: EventQueue | None) -> None:
-        # The caller holds _binding.
+    def _report_to(self, event_queue: EventQueue | None) -> None:
+        # The caller holds the lock of what is bound to what.
+        if self._registration_events is not None:
+            self._registration_events._reporters.discard(self)
+        if event_queue is not None:
+            event_queue._reporters.add(self)
         self._registration_events = event_queue
+        self._registers_asynchronously = event_queue is not None
         self._core.bind_registrations(None if event_queue is None else event_queue._core)
 
     def map_raw(self, raw: RawKey | RemoteRegion | bytes, flags: int = 0) -> int:
-        """A number to use as key for a raw key of a peer, until unmap_key() (MR-52).
+        """A number to use as key for a raw key of a peer, until unmap_key().
 
-        InvalidArgumentError for bytes that are no raw key, or damaged (MR-55).
+        InvalidArgumentError for bytes that are no raw key, or are damaged.
         """
         self._core.check_open()
         if flags:
@@ -272,7 +205,7 @@ class Domain:
         return self._core.map_key(bytes_of("raw", raw))
 
     def unmap_key(self, key: int) -> None:
-        """Ends a mapping. InvalidArgumentError if map_raw() did not give `key`, or it was unmapped before (MR-53)."""
+        """Ends a mapping. InvalidArgumentError if map_raw() did not give `key`, or it was unmapped before."""
         self._core.check_open()
         if not 0 <= operator.index(key) < 2**64:
             raise InvalidArgumentError(f"key={key}: not a key that map_raw() gave")
@@ -313,8 +246,8 @@ class Domain:
         """Opens an endpoint, enabled on return. Without `av` or `cq` it makes its own.
 
         auth_key: what peers must have too; None: one of those in `av`, up to 16, else the domain's. caps: all that the domain
-        offers, unless given; remote writes through an endpoint without Caps.RMA_EVENT raise no counters (MR-60), and receives
-        of one without Caps.DIRECTED_RECV take messages from anybody, whatever `peer` they name (LNX-35).
+        offers, unless given; remote writes through an endpoint without Caps.RMA_EVENT raise no counters, and receives
+        of one without Caps.DIRECTED_RECV take messages from anybody, whatever `peer` they name.
 
         Its own queue holds the latest entries and forgets older ones; one that you pass refuses operations when it is full.
         """
@@ -331,22 +264,25 @@ class Domain:
         exempt: bool = False,
     ) -> Endpoint:
         self._core.check_open()
-        own_av, own_cq = av is None, cq is None
         own_key = auth_key_of(auth_key)
-        auth_keys = [] if av is None else av._keys_now(own_key)
+        auth_keys = [] if av is None else av._keys.numbered(own_key)
         if own_key and not auth_keys:
             auth_keys = [(own_key, 0)]
-        return Endpoint(
-            self,
-            self.address_vector() if av is None else av,
-            CompletionQueue(self, _DEFAULT_QUEUE, True) if cq is None else cq,
-            contexts,
-            own_av,
-            own_cq,
-            [] if self._old_keys else auth_keys,
-            caps or self._info.caps,
-            exempt,
+        owns: list[Owned] = []
+        if av is None:
+            av = self.address_vector()
+            owns.append(av)
+        if cq is None:
+            cq = CompletionQueue(self, _DEFAULT_QUEUE, True)
+            owns.append(cq)
+        options = EndpointOptions(
+            contexts=contexts,
+            auth_keys=[] if self._options.ignores_auth_keys else auth_keys,
+            caps=caps or self._info.caps,
+            exempt=exempt,
+            owns=tuple(owns),
         )
+        return Endpoint(self, av, cq, options)
 
     def address_vector(
         self,
@@ -380,9 +316,7 @@ class Domain:
         if int(flags) & ~sum(AVFlag):
             raise BadFlagsError(f"flags={flags!r}: an address vector is opened with those of AVFlag")
         flags = AVFlag(flags)
-        return AddressVector(
-            self,
-            type,
+        options = VectorOptions(
             count=count,
             ep_per_node=ep_per_node,
             rx_ctx_bits=rx_ctx_bits,
@@ -395,6 +329,7 @@ class Domain:
             duplicates=duplicates,
             on_error=on_error,
         )
+        return AddressVector(self, type, options)
 
     def completion_queue(self, size: int = 4096) -> CompletionQueue:
         """A queue with room for `size` entries; operations are refused with FI_EAGAIN while it is full."""
@@ -426,7 +361,7 @@ class Domain:
         before it returns, for stores by any thread that happened before, and promises nothing for other bytes. Where
         `info.needs_sync_rdma_read` is false it checks its arguments and orders memory accesses, and that is all. ClosedError for
         a closed domain; InvalidArgumentError, with `index`, for the first segment outside of the open regions of this domain,
-        and then nothing was synchronised. Safe from any thread (SYNC-1 … SYNC-34).
+        and then nothing was synchronised. Safe from any thread.
         """
         self._synchronise(segments, write_side=False)
 
@@ -438,7 +373,7 @@ class Domain:
         self._synchronise(segments, write_side=True)
 
     def _synchronise(self, segments: Any, *, write_side: bool, deliberate: bool = True) -> None:
-        found = synchronise(self, segments, write_side=write_side, deliberate=deliberate)
+        found = synchronise(self._core, segments, write_side=write_side, deliberate=deliberate)
         if found and self._sync_log is not None:
             self._sync_log.warn(self._sync_log.add(found))
 
@@ -463,7 +398,7 @@ class Domain:
         """Counts of what is open, per endpoint and peer what moved over which link, and of the registration cache.
 
         "registrations" has for each link how many ranges of memory its device knows ("held"), was ever given ("made"), and had
-        already when they were needed ("reused"): a link registers memory when it first needs it (LNX-59), shm and tcp never.
+        already when they were needed ("reused"): a link registers memory when it first needs it, shm and tcp never.
         """
         self._core.check_open()
         peers = []
@@ -473,7 +408,7 @@ class Domain:
                 if counts["posted"]:
                     try:
                         link = endpoint.report(peer)[0]
-                    except FabricError:  # it has ended, or moved out of reach
+                    except FabricError:  # the peer has ended, or cannot be reached any more
                         link = "-"
                     peers.append({"peer": peer, "link": link, **counts})
         return DomainStats(
@@ -516,14 +451,14 @@ class Domain:
         self._end()
 
     def _end(self) -> None:
-        # Regions first: peers are out before anything else goes.
+        # Regions end first, so that no peer reaches memory while the rest is taken apart.
         items = list(self._owned)
         for region in [item for item in items if isinstance(item, MemoryRegion)]:
             region._end()
         endpoints = [item for item in items if isinstance(item, Endpoint)]
         _core.Context._close_all([context for endpoint in endpoints for context in endpoint._contexts])
         for item in items:
-            if not isinstance(item, MemoryRegion | Endpoint):
+            if isinstance(item, Owned):
                 item._end()
         self._core.close(True)
         if self._sync_log is not None:
@@ -552,5 +487,5 @@ class Domain:
         return table + (str(self.regions_map()) if not self.closed and self._core.regions else "")
 
 
-# The progress threads must be gone before the interpreter is.
+# The progress threads must end before the interpreter does.
 atexit.register(_core.close_all)

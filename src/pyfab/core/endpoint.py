@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import html
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pyfab import _core
 from pyfab._core import Context, Operation
+from pyfab.core.address_vector import AddressVector
+from pyfab.core.domain_base import DomainBase
 from pyfab.core.enums import Caps
 from pyfab.core.errors import BusyError, ClosedError, InvalidArgumentError, TooSmallError
+from pyfab.core.owned import Owned
+from pyfab.core.queues import CompletionQueue, EventQueue
 from pyfab.core.stats import LinkStats
 from pyfab.display.tables import Table
 
-if TYPE_CHECKING:
-    from pyfab.core.address_vector import AddressVector
-    from pyfab.core.domain import Domain
-    from pyfab.core.queues import CompletionQueue, EventQueue
-
-__all__ = ["Context", "Endpoint", "Operation"]
+__all__ = ["Context", "Endpoint", "EndpointOptions", "Operation"]
 
 _OPERATIONS = (
     "write",
@@ -46,9 +46,23 @@ _OPERATIONS = (
 
 
 if TYPE_CHECKING:
-    _Operations = Context  # the operations as far as types go; at run time they are bound per instance
+    _Operations = Context  # type checkers find the operations here; at run time each instance has them bound
 else:
     _Operations = object
+
+
+@dataclasses.dataclass(frozen=True)
+class EndpointOptions:
+    """How an endpoint is opened."""
+
+    contexts: int
+    auth_keys: list[tuple[bytes, int]]
+    """The keys that peers may have, each with its number in the address vector, or 0; empty: the domain's key."""
+    caps: Caps
+    exempt: bool = False
+    """From the demands of the domain's mr_mode: groups meet them by other means."""
+    owns: tuple[Owned, ...] = ()
+    """The queue and address vector that nobody else passed, so that they end with the endpoint."""
 
 
 class Endpoint(_Operations):
@@ -59,27 +73,9 @@ class Endpoint(_Operations):
     """
 
     def __init__(
-        self,
-        domain: Domain,
-        av: AddressVector,
-        cq: CompletionQueue,
-        contexts: int,
-        owns_av: bool,
-        owns_cq: bool,
-        auth_keys: list[tuple[bytes, int]],
-        caps: Caps,
-        exempt: bool,
+        self, domain: DomainBase, av: AddressVector, cq: CompletionQueue, options: EndpointOptions
     ) -> None:
-        # auth_keys: each with 1 + its handle in `av`, 0 for one from elsewhere; empty: the domain's
-        # exempt: from what mr_mode asks of programs, for groups, which do without
-        limit = domain.info.max_contexts
-        if not 1 <= contexts <= limit:
-            raise InvalidArgumentError(f"contexts={contexts}: this domain gives 1 to {limit} to an endpoint")
-        rx_bits = av.rx_ctx_bits
-        if rx_bits and contexts > 1 << rx_bits:
-            raise InvalidArgumentError(
-                f"contexts={contexts}: the address vector has rx_ctx_bits={rx_bits}, enough for {1 << rx_bits} (AV-47)"
-            )
+        self._check(domain, av, options.contexts)
         for bound in (av, cq):
             bound._check_open()
             if bound._domain is not domain:
@@ -88,31 +84,15 @@ class Endpoint(_Operations):
                 )
         self._domain = domain
         self._av, self._cq = av, cq
-        self._owns = [bound for bound, own in ((av, owns_av), (cq, owns_cq)) if own]
-        # Keys of the address vector that it was enabled with.
-        self._auth_handles = frozenset(number - 1 for _, number in auth_keys if number)
+        self._owns = options.owns
+        # These keys of the address vector cannot be removed while the endpoint is open.
+        self._auth_handles = frozenset(number - 1 for _, number in options.auth_keys if number)
         self._contexts: list[Context] = []
         self._events: EventQueue | None = None
         self._number = domain._core.next_endpoint_number()
         try:
-            for index in range(contexts):
-                self._contexts.append(
-                    Context(
-                        domain._core,
-                        index=index,
-                        number=self._number,
-                        keys=auth_keys,
-                        counts=bool(caps & Caps.RMA_EVENT),
-                        peers=av._core,
-                        queue=cq._core,
-                        objects=cq._objects,
-                        rx_bits=rx_bits,
-                        max_group_id=domain.info.max_group_id,
-                        directed=bool(caps & Caps.DIRECTED_RECV),
-                        exempt=exempt,
-                        kept=domain._rail_policy,
-                    )
-                )
+            for index in range(options.contexts):
+                self._contexts.append(self._open_context(index, options))
             self._address = self._make_address()
             with domain._binding:
                 for bound in (av, cq):
@@ -124,6 +104,34 @@ class Endpoint(_Operations):
         for name in _OPERATIONS:
             setattr(self, name, getattr(self._contexts[0], name))
         domain._owned.add(self)
+
+    @staticmethod
+    def _check(domain: DomainBase, av: AddressVector, contexts: int) -> None:
+        limit = domain.info.max_contexts
+        if not 1 <= contexts <= limit:
+            raise InvalidArgumentError(f"contexts={contexts}: this domain gives 1 to {limit} to an endpoint")
+        bits = av.rx_ctx_bits
+        if bits and contexts > 1 << bits:
+            raise InvalidArgumentError(
+                f"contexts={contexts}: the address vector has rx_ctx_bits={bits}, enough for {1 << bits}"
+            )
+
+    def _open_context(self, index: int, options: EndpointOptions) -> Context:
+        return Context(
+            domain=self._domain._core,
+            index=index,
+            number=self._number,
+            keys=options.auth_keys,
+            counts=bool(options.caps & Caps.RMA_EVENT),
+            peers=self._av._core,
+            queue=self._cq._core,
+            objects=self._cq._objects,
+            rx_bits=self._av.rx_ctx_bits,
+            max_group_id=self._domain.info.max_group_id,
+            directed=bool(options.caps & Caps.DIRECTED_RECV),
+            exempt=options.exempt,
+            kept=self._domain._options.rail_policy,
+        )
 
     def _make_address(self) -> bytes:
         format = self._domain.info.addr_format
@@ -169,9 +177,9 @@ class Endpoint(_Operations):
         return self._contexts[0].closed
 
     def bind(self, event_queue: EventQueue | None) -> None:
-        """From now on `event_queue` is told of peers and links that are lost; None: nobody is, and nothing is kept.
+        """From now on `event_queue` is told of peers and links that are lost. None: losses are neither told nor kept.
 
-        Any number of endpoints share a queue. A queue that is closed is bound to nothing any more.
+        Any number of endpoints share a queue. A queue that closes is no longer bound to any of them.
         """
         with self._domain._binding:
             if self.closed:
@@ -180,16 +188,16 @@ class Endpoint(_Operations):
                 event_queue._check_open()
                 if event_queue._domain is not self._domain:
                     raise InvalidArgumentError("the event queue belongs to another domain than the endpoint")
-            self._tell_losses(event_queue)
+            self._report_to(event_queue)
 
-    def _tell_losses(self, event_queue: EventQueue | None) -> None:
+    def _report_to(self, event_queue: EventQueue | None) -> None:
         # The caller holds the domain's lock of what is bound to what.
         if self._events is not None:
-            self._events._endpoints.discard(self)
+            self._events._reporters.discard(self)
         if event_queue is not None:
-            event_queue._endpoints.add(self)
+            event_queue._reporters.add(self)
         self._events = event_queue
-        with contextlib.suppress(ClosedError):  # by another thread, so that there is nobody to tell
+        with contextlib.suppress(ClosedError):  # another thread closes the endpoint: then no loss is reported
             for context in self._contexts:
                 context._bind_events(None if event_queue is None else event_queue._core)
 
@@ -216,7 +224,7 @@ class Endpoint(_Operations):
         return total
 
     def link_stats(self) -> Table[LinkStats]:
-        """What messages did over each link, summed over the contexts; links that carried none are not shown (LNX-65)."""
+        """What messages did over each link, summed over the contexts; links that carried none are not shown."""
         total: dict[str, LinkStats] = {}
         for context in self._contexts:
             for name, counts in context._link_stats().items():

@@ -45,15 +45,15 @@ class Info:
     max_rma_size: int
     max_contexts: int
     max_group_id: int
-    nic: Nic | None  # the first of `nics`
+    nic: Nic | None  # the first of `nics`, None where there is none
     links: tuple[str, ...]
     needs_sync_rdma_read: bool = False
     needs_sync_rdma_write: bool = False
-    nics: tuple[Nic, ...] = ()  # of all links
+    nics: tuple[Nic, ...] = ()  # the devices of all links
     ep_type: EPType = EPType.RDM
     # The levels of completion that an operation may ask for; DELIVERY is the one that makes what was put visible.
     delivery: Delivery = Delivery.INJECT | Delivery.TRANSMIT | Delivery.DELIVERY | Delivery.COMMIT
-    mode: int = 0  # bits of what a program must do for the provider: none (LNX-13)
+    mode: int = 0  # what a program must do for the provider (fi_getinfo(3)): nothing
 
     @property
     def spec(self) -> str:
@@ -72,7 +72,7 @@ BASIC_BITS = MRMode.VIRT_ADDR | MRMode.ALLOCATED | MRMode.PROV_KEY
 
 
 def bits_in_force(mr_mode: MRMode) -> MRMode:
-    """The single demands that a mode makes. FabricError FI_ENODATA for BASIC beside anything but LOCAL (MR-41)."""
+    """The single demands that a mode makes. FabricError FI_ENODATA for BASIC beside anything but LOCAL."""
     if not mr_mode & MRMode.BASIC:
         return mr_mode
     others = mr_mode & ~(MRMode.BASIC | MRMode.LOCAL)
@@ -129,7 +129,7 @@ def getinfo(
     unconnected (RDM); others are not to be had.
 
     mr_mode: the demands on registered memory that the program can meet. The entries show those of them that the provider
-    makes; one that makes others is left out (MR-42). The providers of this build demand nothing by nature; `needs` stands in
+    makes; one that makes others is left out. The providers of this build demand nothing by nature; `needs` stands in
     for a device that does, and a `Domain` opened with such an entry enforces it.
     """
     demanded = bits_in_force(needs)
@@ -171,7 +171,7 @@ def getinfo(
 
 
 def _found_or_nothing(spec: str) -> list[dict[str, Any]]:
-    """The entries of a link that need not be there (LNX-8): the ordinary providers are found without it."""
+    """The entries of a link that need not be there: the ordinary providers are found without it."""
     try:
         return _core.find_links(spec)
     except FabricError as error:

@@ -7,67 +7,24 @@ import enum
 import threading
 import weakref
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pyfab import _core
 from pyfab._core import Completion
 from pyfab.core.awaiting import Waiters, wait_readable, wake_all
-from pyfab.core.errors import BusyError, ClosedError, FabricError, InvalidArgumentError, OperationTimeout
+from pyfab.core.domain_base import DomainBase
+from pyfab.core.errors import FabricError, InvalidArgumentError, OperationTimeout
+from pyfab.core.owned import Owned
 
-if TYPE_CHECKING:
-    from pyfab.core.domain import Domain
-    from typing_extensions import Self
+__all__ = ["Completion", "CompletionQueue", "Counter", "Event", "EventQueue", "EventType"]
 
-__all__ = ["Completion", "CompletionQueue", "Counter", "Event", "EventQueue"]
-
-
-class Owned:
-    """Something that a domain made: closes once, knows its users, and ends with the domain."""
-
-    def __init__(self, domain: Domain) -> None:
-        self._domain = domain
-        self._closed = False
-        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
-        domain._owned.add(self)
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    def close(self) -> None:
-        """Ends the object. BusyError while an open endpoint uses it; closing twice is harmless."""
-        with self._domain._binding:
-            if self._closed:
-                return
-            if any(not user.closed for user in self._users):
-                raise BusyError(
-                    f"the {type(self).__name__} is bound to an endpoint that is still open; close that first"
-                )
-            self._closed = True
-        self._end()
-
-    def _end(self) -> None:
-        self._closed = True
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"the {type(self).__name__} is closed")
-        self._domain._core.check_open()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+_ERROR_AVAILABLE = 259  # FI_EAVAIL
 
 
 class CompletionQueue(Owned):
     """Outcomes of operations and, with remote data, of what peers did. Any number of endpoints and threads share one."""
 
-    def __init__(self, domain: Domain, size: int, forget_oldest: bool) -> None:
+    def __init__(self, domain: DomainBase, size: int, forget_oldest: bool) -> None:
         if size < 1:
             raise InvalidArgumentError(
                 f"a completion queue of {size} entries: it needs room for at least one"
@@ -133,7 +90,7 @@ def _count(value: int) -> int:
 class Counter(Owned):
     """Counts operations or remote writes; a wait on it needs no entry per operation."""
 
-    def __init__(self, domain: Domain) -> None:
+    def __init__(self, domain: DomainBase) -> None:
         super().__init__(domain)
         self._core = domain._core.open_counter()
 
@@ -171,7 +128,7 @@ class Counter(Owned):
             )
         if self._core.value < threshold:
             raise FabricError(
-                259,
+                _ERROR_AVAILABLE,
                 f"an operation failed while waiting for {threshold}: {self._core.errors} errors, value {self._core.value}",
             )
 
@@ -184,7 +141,7 @@ class Counter(Owned):
 
 
 class EventType(enum.IntEnum):
-    """What an event tells of."""
+    """What an event tells about."""
 
     PEER_LOST = 0
     """A peer is gone, ended, or stopped answering: what was outstanding to it has failed."""
@@ -205,15 +162,17 @@ class Event:
 
     type: EventType
     errno: int
-    """Why, of a loss or of an error entry; 0 where all went well."""
+    """The cause of a loss or of a failure; 0 where all went well."""
     peer: int
-    """Handle of the peer that is lost, or to which a link is."""
+    """The handle of the peer that is lost, or to which a link is lost."""
     context: object
+    """What the program gave to the call that the event tells about."""
     data: int
+    """The index of the address that failed, or the number of addresses that were inserted (fi_av(3))."""
     text: str
     """`errno` in words."""
     fid: Any = None
-    """The object that the event is of: the region of EventType.REGISTERED, the address vector of EventType.INSERTED."""
+    """The object of the event: the region of EventType.REGISTERED, the address vector of EventType.INSERTED."""
     link: str = ""
     """The link over which a loss was found, as `Endpoint.report` names it; "" for a peer that all its rails have lost."""
 
@@ -223,23 +182,34 @@ class Event:
         return _core.error_name(self.errno)
 
 
+class Worker(Protocol):
+    """Work that reading an event queue does first under manual progress, where no thread does it."""
+
+    def work(self) -> None: ...
+
+
+class Reporter(Protocol):
+    """What is bound to an event queue and reports to it: an endpoint, or a domain for its registrations."""
+
+    def _report_to(self, event_queue: EventQueue | None) -> None:
+        """Reports to this queue from now on, or to none. The caller holds the domain's lock of what is bound to what."""
+
+
 class EventQueue(Owned):
     """Events of a domain's objects, in the order in which they were told. Safe from any thread.
 
     `Endpoint.bind` brings lost peers and links, `Domain.bind` the ends of registrations, `AddressVector.bind` those of
-    insertions. Losses come uncalled for, so that there is room for `size` of them; those that find none are counted, and
-    read() tells how many. What a program called for itself always has room.
+    insertions. A program cannot know how many losses will come, so the queue has room for `size` of them; those that find no
+    room are counted, and read() tells how many. The end of a call that the program made always has room.
     """
 
-    def __init__(self, domain: Domain, size: int) -> None:
+    def __init__(self, domain: DomainBase, size: int) -> None:
         self._core = domain._core.open_event_queue(size)
         super().__init__(domain)
-        self._endpoints: weakref.WeakSet[Any] = weakref.WeakSet()  # that are bound to it
+        self._reporters: weakref.WeakSet[Reporter] = weakref.WeakSet()
         self._error: Event | None = None
         self._reading = threading.Lock()
-        self._workers: weakref.WeakSet[Any] = (
-            weakref.WeakSet()
-        )  # what reading does first, under manual progress
+        self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
     @property
     def size(self) -> int:
@@ -267,7 +237,7 @@ class EventQueue(Owned):
                     return event
                 self._error = event
             raise FabricError(
-                259, f"{self._error.type.name}: {self._error.text}; read_error() gives the entry"
+                _ERROR_AVAILABLE, f"{self._error.type.name}: {self._error.text}; read_error() gives the entry"
             )
 
     def read_error(self) -> Event | None:
@@ -280,21 +250,20 @@ class EventQueue(Owned):
     def _make(self, entry: tuple[int, int, int, int, int, str, str]) -> Event:
         number, errno, peer, context, data, text, link = entry
         type = EventType(number)
+        pending = self._domain._pending
+        about: object = None
+        of: object = None
         if type == EventType.INSERTED:
-            with self._domain._registering:
-                calls = self._domain._insertions
-                of, vector = calls[context] if errno else calls.pop(context)
-            return Event(type, errno, peer, of, data, text, vector)
-        if type != EventType.REGISTERED:
-            return Event(type, errno, peer, None, data, text, link=link)
-        with self._domain._registering:
-            region = self._domain._registered.pop(data, None)
-        return Event(type, errno, peer, region and region.context, data, text, region)
+            with pending.lock:  # the last event of an insertion, which has no error, takes the call out
+                calls = pending.insertions
+                of, about = calls[context] if errno else calls.pop(context)
+        elif type == EventType.REGISTERED:
+            with pending.lock:
+                of, about = pending.registrations.pop(data, (None, None))
+        return Event(type, errno, peer, of, data, text, about, link)
 
     def _end(self) -> None:
         with self._domain._binding:
             super()._end()
-            if self._domain._registration_events is self:
-                self._domain._tell_registrations(None)
-            for endpoint in list(self._endpoints):
-                endpoint._tell_losses(None)
+            for reporter in list(self._reporters):
+                reporter._report_to(None)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import warnings
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pyfab import _core
@@ -15,8 +16,9 @@ from pyfab._core import RemoteRegion
 from pyfab.core.address_vector import AddressVector
 from pyfab.core.buffers import Range, array_of, bytes_of, pieces_of
 from pyfab.core.dmabuf import DmaBuf, mapped_core
+from pyfab.core.domain_base import DomainBase
 from pyfab.core.endpoint import Endpoint
-from pyfab.core.enums import KEY_NOTAVAIL, Access, MRFlag, RMAEvent, flag_names
+from pyfab.core.enums import KEY_NOTAVAIL, Access, Caps, MRFlag, RMAEvent, flag_names
 from pyfab.core.errors import (
     BadFlagsError,
     BusyError,
@@ -26,18 +28,15 @@ from pyfab.core.errors import (
     OperationTimeout,
     TooSmallError,
 )
+from pyfab.core.queues import Counter
 from pyfab.core.stats import html_table
-
-if TYPE_CHECKING:
-    from pyfab.core.domain import Domain
-    from pyfab.core.queues import Counter
 
 __all__ = ["MRAttr", "MemoryRegion", "Range", "RawKey", "RegionSlice", "RemoteRegion"]
 
 _NO_FLAGS = MRFlag(0)
 AuthKeys = bytes | Sequence[bytes] | AddressVector | tuple[AddressVector, int] | None
-"""A key, several of which a peer needs one, those of an address vector, or, with MRFlag.AUTH_KEY, one of them by its handle."""
-_NOT_HERE = 38
+"""One key; several, of which a peer needs one; all keys of an address vector; with MRFlag.AUTH_KEY one of them by handle."""
+_NOT_IMPLEMENTED = 38  # ENOSYS, as fi_mr(3) has it for what a domain lacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +51,26 @@ class MRAttr:
     flags: MRFlag = _NO_FLAGS
     auth_key: AuthKeys = None
     context: object = None
+
+    def _check(self, caps: Caps) -> None:
+        """Refuses what no region of a domain with these capabilities takes."""
+        if self.offset != 0:
+            raise InvalidArgumentError(
+                f"offset={self.offset}: it is reserved and must be 0; slice the buffer instead"
+            )
+        rights: object = self.access  # whatever the caller gave
+        if not isinstance(rights, int) or rights & ~int(Access.ALL):
+            raise InvalidArgumentError(
+                f"access={self.access!r}: it is a combination of Access.SEND, RECV, READ, WRITE, REMOTE_READ, REMOTE_WRITE"
+            )
+        if self.key is not None and not 0 <= operator.index(self.key) < 2**64:
+            raise InvalidArgumentError(f"key={self.key}: a key is an int from 0 to 2**64 - 2")
+        if int(self.flags) & ~int(MRFlag.PMEM | MRFlag.RMA_EVENT | MRFlag.AUTH_KEY):
+            raise BadFlagsError(
+                f"flags={self.flags!r}: a region takes MRFlag.PMEM, MRFlag.RMA_EVENT, MRFlag.AUTH_KEY or none"
+            )
+        if self.flags & MRFlag.PMEM and not caps & Caps.RMA_PMEM:
+            raise BadFlagsError("MRFlag.PMEM: the domain was opened without Caps.RMA_PMEM")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,18 +88,18 @@ def shared_memory_of(array: object) -> _core.SharedMemory | None:
     return array if isinstance(array, _core.SharedMemory) else None
 
 
-def _auth_keys(domain: Domain, given: object, by_handle: bool) -> list[bytes]:
-    """The keys of a region, of which peers need one, from what register() got as auth_key; none: the domain's."""
+def _auth_keys(domain: DomainBase, given: object, by_handle: bool) -> list[bytes]:
+    """The keys of a region, of which peers need one, from what register() got as auth_key. An empty list: the domain's key."""
     if by_handle:
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], AddressVector)):
             raise InvalidArgumentError(
                 "MRFlag.AUTH_KEY: auth_key is (address vector, handle that insert_auth_key() gave)"
             )
         _check_vector(domain, given[0])
-        return [given[0]._auth_key(given[1])]
+        return [given[0]._keys[given[1]]]
     if isinstance(given, AddressVector):
         _check_vector(domain, given)
-        return [key for key, _ in given._keys_now()]
+        return [key for key, _ in given._keys.numbered()]
     if isinstance(given, list | tuple):
         if not given:
             raise InvalidArgumentError(
@@ -90,10 +109,41 @@ def _auth_keys(domain: Domain, given: object, by_handle: bool) -> list[bytes]:
     return [] if given is None else [key for key in (bytes_of("auth_key", given),) if key]
 
 
-def _check_vector(domain: Domain, av: AddressVector) -> None:
+def _check_vector(domain: DomainBase, av: AddressVector) -> None:
     av._check_open()
     if av._domain is not domain:
         raise InvalidArgumentError("auth_key: the address vector belongs to another domain")
+
+
+def _memory_of(item: Any) -> Any:
+    """What a region keeps of a buffer. A DmaBuf may be closed before the region, so the region keeps what is behind it."""
+    if isinstance(item, Range):
+        return item
+    memory = item._opened() if isinstance(item, DmaBuf) else array_of(item)
+    if isinstance(memory, np.ndarray) and memory.dtype.hasobject:
+        raise InvalidArgumentError(
+            "cannot register an array of Python objects: peers could do nothing with their addresses"
+        )
+    return memory
+
+
+def _pieces(memories: list[Any], limit: int) -> list[Any]:
+    """The contiguous pieces of a region's memory, as the core takes them."""
+    pieces: list[Any] = []
+    for item in memories:
+        if isinstance(item, np.ndarray):
+            pieces += pieces_of(item, limit)
+        else:
+            pieces.append((item.address, item.length) if isinstance(item, Range) else item)
+    return pieces
+
+
+def _described(memories: list[Any]) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """Type and shape of a region's items. None: it is so many bytes."""
+    only = memories[0] if len(memories) == 1 else None
+    if isinstance(only, memoryview) and only.format not in (None, "B"):
+        only = np.asarray(only)
+    return (only.dtype, only.shape) if isinstance(only, np.ndarray) else None
 
 
 class RegionSlice(NamedTuple):
@@ -113,75 +163,60 @@ class MemoryRegion(_core.Exporter):
     Safe from any thread, close() from one.
     """
 
-    def __init__(self, domain: Domain, attr: MRAttr, *, coherent: bool = False, exempt: bool = False) -> None:
-        # coherent: also in a non-coherent domain memory that peers see as this process does; exempt: from what mr_mode asks of
-        # programs, for groups and windows, which do without
+    def __init__(
+        self, domain: DomainBase, attr: MRAttr, *, coherent: bool = False, exempt: bool = False
+    ) -> None:
+        # coherent: peers see this memory as this process does, also in a non-coherent domain.
+        # exempt: mr_mode demands nothing for this region, because groups and windows meet its demands by other means.
         given = list(attr.buffers) if isinstance(attr.buffers, list | tuple) else [attr.buffers]
-        # A DmaBuf lets go of its memory when it is closed; what it holds of it stays.
-        memories = [
-            item._opened()
-            if isinstance(item, DmaBuf)
-            else item
-            if isinstance(item, Range)
-            else array_of(item)
-            for item in given
-        ]
-        if any(isinstance(item, np.ndarray) and item.dtype.hasobject for item in memories):
-            raise InvalidArgumentError(
-                "cannot register an array of Python objects: peers could do nothing with their addresses"
-            )
-        single = memories[0] if len(memories) == 1 else None
-        pieces: list[Any] = []
-        for item in memories:
-            if isinstance(item, np.ndarray):
-                pieces += pieces_of(item, domain.info.mr_iov_limit)
-            else:
-                pieces.append((item.address, item.length) if isinstance(item, Range) else item)
-        by_handle = bool(attr.flags & MRFlag.AUTH_KEY)
-        auth_keys = [] if domain._old_keys else _auth_keys(domain, attr.auth_key, by_handle)
-        # Keys that come to the vector until a region that starts disabled is enabled count as well.
-        self._keys_of = attr.auth_key if isinstance(attr.auth_key, AddressVector) else None
-        memory = shared_memory_of(pieces[0]) if len(pieces) == 1 else None
-        offset = 0
-        if memory is not None:
-            offset = np.asarray(pieces[0]).__array_interface__["data"][0] - memory.address
+        memories = [_memory_of(item) for item in given]
         self._domain = domain
         self._buffer = attr.buffers
         self._memory = memories
-        self._context: object = None
+        self._context: object = None  # only an event brings it
         self._access = Access(attr.access)
+        # A region that starts disabled also takes keys that come to the vector before it is enabled.
+        self._keys_of = attr.auth_key if isinstance(attr.auth_key, AddressVector) else None
         self._bound: weakref.WeakSet[Counter | Endpoint] = weakref.WeakSet()
-        self._given_up = False  # a peer was waited for in vain
-        if isinstance(single, np.ndarray):
-            self._dtype, self._shape = single.dtype, single.shape
-        elif isinstance(single, memoryview) and single.format not in (None, "B"):
-            described = np.asarray(single)
-            self._dtype, self._shape = described.dtype, described.shape
-        else:
-            self._dtype, self._shape = np.dtype(np.uint8), ()
-        arguments: dict[str, Any] = {
-            "access": int(attr.access),
-            "key": attr.key,
-            "flags": int(attr.flags & ~MRFlag.AUTH_KEY),
-            "auth_keys": auth_keys,
-            "memory": memory,
-            "file_offset": offset,
-            "coherent": coherent,
-            "exempt": exempt,
-        }
-        if domain._registration_events is None:
-            # The context is for an event only (MR-49).
-            self._core = _core.register_memory(domain._core, pieces, **arguments)
+        self._given_up = False  # closing has waited in vain for a peer
+        described = _described(memories)
+        self._dtype, self._shape = described or (np.dtype(np.uint8), ())
+        pieces = _pieces(memories, domain.info.mr_iov_limit)
+        if not domain._registers_asynchronously:
+            self._core = self._register(pieces, attr, coherent, exempt)
         else:
             self._context = attr.context
-            with domain._registering:  # an event that is read early finds the region
-                self._core = _core.register_memory(domain._core, pieces, **arguments)
-                domain._registered[self._core.id] = self
-        if not isinstance(single, np.ndarray) and not self._shape:
+            with domain._pending.lock:  # whoever reads the event at once finds the region
+                self._core = self._register(pieces, attr, coherent, exempt)
+                domain._pending.registrations[self._core.id] = (attr.context, self)
+        if described is None:
             self._shape = (self._core.nbytes,)
         domain._owned.add(self)
         if domain._sync_log is not None:
             domain._sync_log.registered(self.lmr_context)
+
+    def _register(
+        self, pieces: list[Any], attr: MRAttr, coherent: bool, exempt: bool
+    ) -> _core.MemoryRegionCore:
+        keys: list[bytes] = []
+        if not self._domain._options.ignores_auth_keys:
+            keys = _auth_keys(self._domain, attr.auth_key, by_handle=bool(attr.flags & MRFlag.AUTH_KEY))
+        memory = shared_memory_of(pieces[0]) if len(pieces) == 1 else None
+        offset = 0
+        if memory is not None:
+            offset = np.asarray(pieces[0]).__array_interface__["data"][0] - memory.address
+        return _core.register_memory(
+            domain=self._domain._core,
+            buffers=pieces,
+            access=int(attr.access),
+            key=attr.key,
+            flags=int(attr.flags & ~MRFlag.AUTH_KEY),
+            auth_keys=keys,
+            memory=memory,
+            file_offset=offset,
+            coherent=coherent,
+            exempt=exempt,
+        )
 
     @property
     def key(self) -> int:
@@ -196,7 +231,7 @@ class MemoryRegion(_core.Exporter):
 
     @property
     def desc(self) -> int:
-        """What the region is named by locally: its lmr_context. FabricError FI_EOPBADSTATE while registering (MR-19)."""
+        """What the region is named by locally: its lmr_context. FabricError FI_EOPBADSTATE while registering."""
         return self._core.desc
 
     @property
@@ -221,7 +256,7 @@ class MemoryRegion(_core.Exporter):
 
     @property
     def context(self) -> object:
-        """What an asynchronous registration was given for its event; None after a synchronous one (MR-49)."""
+        """What an asynchronous registration was given for its event; None after a synchronous one."""
         return self._context
 
     @property
@@ -240,7 +275,7 @@ class MemoryRegion(_core.Exporter):
         return self._core.remote(self._dtype, list(self._shape))
 
     def raw_attr(self, size: int | None = None, flags: int = 0) -> RawKey:
-        """The key as info.mr_key_size bytes, in any mode. TooSmallError(.needed) if `size` is less (MR-50, MR-51)."""
+        """The key as info.mr_key_size bytes, in any mode. TooSmallError(.needed) if `size` is less."""
         if flags:
             raise BadFlagsError(f"flags={flags!r}: raw_attr() takes none")
         raw = self._core.raw_key()
@@ -253,9 +288,10 @@ class MemoryRegion(_core.Exporter):
     def bind(self, other: Counter | Endpoint, events: RMAEvent | int = 0) -> None:
         """Binds a counter, with RMAEvent.REMOTE_WRITE, or, in MRMode.ENDPOINT, the endpoint that peers must use.
 
-        A counter rises by one per remote write or modifying atomic, after its data (MR-57 … MR-63): ATOMIC_WRITE, and any other
-        that has changed an element, once however many elements there are. A compare-and-swap that did not swap, or a maximum that
-        was there already, does not count. FabricError FI_EOPBADSTATE once enable() was called.
+        A counter rises by one per remote write or modifying atomic, after its data has arrived. A modifying
+        atomic is ATOMIC_WRITE, or any other that has changed an element; it counts once, however many elements it has. A
+        compare-and-swap that did not swap, or a maximum that was there already, does not count. FabricError FI_EOPBADSTATE once
+        enable() was called.
         """
         self._check_open()
         if other._domain is not self._domain:
@@ -271,28 +307,28 @@ class MemoryRegion(_core.Exporter):
         else:
             if events != RMAEvent.REMOTE_WRITE:
                 raise BadFlagsError(f"a region counts RMAEvent.REMOTE_WRITE, not {events!r}")
-            if not self._domain._offers_events:
+            if not self._domain.info.caps & Caps.RMA_EVENT:
                 error = NotSupportedError(
                     "the domain was opened without Caps.RMA_EVENT, so its regions take no counters"
                 )
-                error.errno = _NOT_HERE
+                error.errno = _NOT_IMPLEMENTED
                 raise error
             other._check_open()
             self._core.bind(other._core)
         self._bound.add(other)
 
     def enable(self) -> None:
-        """Opens to peers a region that started disabled (MR-38 … MR-40).
+        """Opens to peers a region that started disabled.
 
         Those are all regions in MRMode.ENDPOINT, and those registered with MRFlag.RMA_EVENT in MRMode.RMA_EVENT. In other
         modes this changes nothing. FabricError FI_EOPBADSTATE if something is still to be bound, or if it is enabled.
         """
-        if self._keys_of is not None and not self._domain._old_keys and not self.enabled:
+        if self._keys_of is not None and not self._domain._options.ignores_auth_keys and not self.enabled:
             self._core.admit(_auth_keys(self._domain, self._keys_of, False))
         self._core.enable()
 
     def refresh(self, ranges: Sequence[tuple[int, int]] | None = None, flags: int = 0) -> None:
-        """Looks again which pages are there: in MRMode.MMU_NOTIFY peers reach only those that were when looked at last (MR-37).
+        """Looks again which pages are there: in MRMode.MMU_NOTIFY peers reach only pages that were there at the last look.
 
         ranges: (offset, length) in bytes of what to look at, None for all of the region. Peers are refused meanwhile.
         """
@@ -324,7 +360,7 @@ class MemoryRegion(_core.Exporter):
         self._tell()
 
     def _close(self) -> None:
-        seconds = self._domain._peer_deadline
+        seconds = self._domain._options.peer_deadline
         if process := self._core.close(seconds):
             raise OperationTimeout(
                 f"process {process} has been in the middle of an access to {self._what()} for {seconds:g} s, so it is stopped;"

@@ -16,7 +16,7 @@ def html_table(caption: str, rows: dict[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class CacheStats:
-    """What a domain's registration cache did and holds (MR-79); all zero where the domain uses none.
+    """What a domain's registration cache did and holds; all zero where the domain uses none.
 
     Each search is a hit or a miss. Evictions: idle entries dropped to keep the limits. Notifications: times that memory went away
     under at least one entry. Cached: all entries; idle: those of them that no region uses. Entries that were merged into a larger
@@ -43,7 +43,7 @@ class CacheStats:
 
 
 class LinkStats(NamedTuple):
-    """What messages did over one link of an endpoint (LNX-65).
+    """What messages did over one link of an endpoint.
 
     sends: those that the link took, by form: "send" or "inject", with a "t" in front if tagged, and "+vector" and "+data" for
     several buffers and remote data. receives: messages that came over it and met a receive. unexpected: those that came before

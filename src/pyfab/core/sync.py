@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import os
 import struct
-import sys
-import warnings
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +14,10 @@ from pyfab import _core
 from pyfab.core.errors import InvalidArgumentError
 from pyfab.core.region import MemoryRegion, RegionSlice
 
-if TYPE_CHECKING:
-    from pyfab.core.domain import Domain
-
-__all__ = ["SyncReport", "SyncStats", "SyncWarning", "Triplet"]
+__all__ = ["SyncStats", "Triplet", "synchronise"]
 
 _PACKED = struct.Struct("=QII")  # address, length, context
 _NATIVE = struct.Struct("=QQQ")  # context, address, length
-_PACKAGE = str(Path(__file__).parent) + os.sep
 _NO_REGION = 0  # a context that no region has
 
 
@@ -45,7 +37,7 @@ class Triplet:
             value = getattr(self, name)
             if not 0 <= operator.index(value) < 1 << bits:
                 raise InvalidArgumentError(f"{name}={value}: it is an int of {bits} bits, not negative")
-        # As the core takes it: calls in a loop are to cost next to nothing where they are not needed.
+        # The core takes these bytes, so that a call in a loop costs next to nothing where memory is coherent.
         native = _NATIVE.pack(self.lmr_context, self.virtual_address, self.segment_length)
         object.__setattr__(self, "_native", native)
 
@@ -79,95 +71,31 @@ class SyncStats:
     bytes_to_cpu: int
 
 
-class SyncWarning(UserWarning):
-    """The checker of a domain found a synchronisation call that was missing, late or needless."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SyncReport:
-    """What the checker of a domain found.
-
-    `kind` is that of the call in question: missing, or late (too late to be in order), or needless. `side` says whether it is
-    `sync_rdma_read` or `sync_rdma_write`. `range` are the bytes of the region concerned. `operation` is what a peer did there
-    ("get", "put", "atomic") or, if needless, the call itself. `where` is "file:line" of the call, or, for one that is missing,
-    of the registration.
-    """
-
-    kind: Literal["missing", "late", "needless"]
-    side: Literal["read", "write"]
-    region: int  # its lmr_context
-    range: range
-    operation: str
-    where: str
-
-    def __str__(self) -> str:
-        call = f"sync_rdma_{self.side}"
-        found = {
-            "missing": f"a call of {call} is missing",
-            "late": f"a call of {call} came too late",
-            "needless": f"a call of {call} was needless",
-        }[self.kind]
-        about = (
-            "nothing there was changed" if self.kind == "needless" else f"a peer's {self.operation} was there"
-        )
-        return f"{found} for bytes [{self.range.start}, {self.range.stop}) of region {self.region}: {about} ({self.where})"
-
-
-class SyncLog:
-    """What the checker of one domain has found so far."""
-
-    def __init__(self, domain: Domain) -> None:
-        self._domain = domain._core
-        self._registered: dict[int, str] = {}  # lmr_context → where
-        self.reports: list[SyncReport] = []
-
-    def registered(self, region: int) -> None:
-        self._registered[region] = _caller()
-
-    def take_stock(self) -> list[SyncReport]:
-        """Takes up what was missing in closed regions and is missing now in the others."""
-        return self.add(_core.missing_syncs(self._domain, True))
-
-    def closed(self) -> None:
-        """Takes up what was missing in closed regions, and warns of it."""
-        self.warn(self.add(_core.missing_syncs(self._domain, False)))
-
-    def add(self, found: list[tuple[Any, ...]]) -> list[SyncReport]:
-        new = []
-        for kind, side, region, start, end, operation in found:
-            where = self._registered.get(region, "?") if kind == "missing" else _caller()
-            new.append(SyncReport(kind, side, region, range(start, end), operation, where))
-        self.reports += new
-        return new
-
-    def warn(self, reports: list[SyncReport]) -> None:
-        for report in reports:
-            file, _, line = report.where.rpartition(":")
-            warnings.warn_explicit(str(report), SyncWarning, file or "?", int(line) if file else 1)
-
-
 def synchronise(
-    domain: Domain, segments: Any, *, write_side: bool, deliberate: bool
+    domain: _core.DomainCore, segments: Any, *, write_side: bool, deliberate: bool
 ) -> list[tuple[Any, ...]]:
-    """One call, for either side. Returns what the checker has to say of it."""
+    """Carries out one call, for either side, and returns what the checker has found about it.
+
+    deliberate: the program asked for this call. One that the library makes on its own is never needless.
+    """
     owners: Sequence[int]
     if type(segments) is list:
         owners = range(len(segments))
         try:
-            found = _core.synchronise_plain(domain._core, write_side, segments, deliberate, Triplet)
+            found = _core.synchronise_plain(domain, write_side, segments, deliberate, Triplet)
         except InvalidArgumentError as error:
             raise _of_segment(error, owners) from None
         if found is not None:
             return found
-    domain._core.check_open()
+    domain.check_open()
     triplets, owners = _triplets(domain, segments)
     try:
-        return _core.synchronise(domain._core, write_side, triplets, deliberate)
+        return _core.synchronise(domain, write_side, triplets, deliberate)
     except InvalidArgumentError as error:
         raise _of_segment(error, owners) from None
 
 
-def _triplets(domain: Domain, segments: Any) -> tuple[list[tuple[int, int, int]], list[int]]:
+def _triplets(domain: _core.DomainCore, segments: Any) -> tuple[list[tuple[int, int, int]], list[int]]:
     """The triplets of all segments, and which segment each belongs to."""
     if segments is None:
         raise InvalidArgumentError("segments is None: pass a list, which may be empty")
@@ -202,12 +130,12 @@ def _as_array(segment: Any) -> NDArray[Any]:
         ) from None
 
 
-def _of_array(domain: Domain, array: NDArray[Any]) -> Iterable[tuple[int, int, int]]:
+def _of_array(domain: _core.DomainCore, array: NDArray[Any]) -> Iterable[tuple[int, int, int]]:
     """The array's runs, in each of the regions that hold it."""
     starts, run = runs(array)
     if not starts:
         return []
-    contexts = _core.regions_holding(domain._core, starts[0], starts[-1] + run - starts[0])
+    contexts = _core.regions_holding(domain, starts[0], starts[-1] + run - starts[0])
     return [(context, start, run) for context in contexts or [_NO_REGION] for start in starts]
 
 
@@ -242,11 +170,3 @@ def _bad_segment(number: int, reason: str) -> InvalidArgumentError:
     error = InvalidArgumentError(f"segments[{number}]: {reason}")
     error.index = number
     return error
-
-
-def _caller() -> str:
-    """Where the program called into the package, as "file:line"."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

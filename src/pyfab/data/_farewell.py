@@ -70,7 +70,7 @@ class Farewell:
 
     def _ask(self, handle: int, cell: RemoteRegion) -> Operation:
         """For a sign of life: of the process where only calls of it make progress, else of its progress thread."""
-        if self._domain._manual:
+        if self._domain._options.manual_progress:
             return self._endpoint.read(np.empty(1, np.uint64), handle, cell)
         # An atomic on memory of this kind is the owner's to carry out, on the same node, too.
         zero = np.zeros(1, np.uint64)

@@ -87,7 +87,7 @@ class ShardedStore:
             opened.learn_copies(layout)
             self._layout = layout
             self._options: dict[str, Any] = {"spec": group.domain.info.spec}
-            self._secret = group.domain._auth_key
+            self._secret = group.domain._options.auth_key
             self._engine_here: Engine | None
             self._farewell: Farewell | None
             self._engine_here, self._farewell = opened.agreed(

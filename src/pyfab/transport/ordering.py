@@ -16,22 +16,22 @@ class Turn(NamedTuple):
     """An operation that starts when its turn has come."""
 
     start: Callable[[bool, bool], Operation | None]
-    """start(accepted, wait) starts it. None: the way is full; wait: it waits for room instead. Raises where it cannot be started
-    at all. accepted: it has waited for its turn, so that its user counts on it."""
+    """start(accepted, wait) starts it. It returns None where the way is full, unless `wait` asks it to wait for room, and raises
+    where it cannot start at all. accepted: the operation has waited for its turn, and its user was told that it will start."""
     follow: Callable[[Operation], None]
-    """Has the user told of its end. When that comes, or before, `Ordering.followed` is called."""
+    """Sees to it that the user is told of the end. `Ordering.followed` is called by then at the latest."""
     fail: Callable[[BaseException], None]
-    """Tells the user that it could not be started."""
+    """Tells the user that the operation could not be started."""
 
 
 class _Line:
-    """Those of one order number: one is on its way, the others wait in the order in which they came."""
+    """The operations of one order number: one is on its way, the others wait in the order in which they came."""
 
     def __init__(self) -> None:
         self.waiting: deque[Turn] = deque()
         self.current: Operation | None = None
         self.followed = False  # the user will be told of the end of `current`
-        self.starting = False  # a thread is starting the next one, and goes on as long as there are any
+        self.starting = False  # a thread is starting operations, and goes on while there are any
         self.accepted = self.ended = 0
 
 
@@ -43,7 +43,7 @@ class Ordering:
     """
 
     def __init__(self, on_full: Callable[[int], None]) -> None:
-        """on_full(number): the next operation of this order found the way full, and starts with another `advance`."""
+        """on_full(number) is called when the next operation of this order finds the way full. Another `advance` starts it."""
         self._on_full = on_full
         self._changed = threading.Condition()
         self._lines: dict[int, _Line] = {}
@@ -77,18 +77,21 @@ class Ordering:
                 if operation is not None:
                     turn.follow(operation)
                     self.followed(number, operation)
-            self.advance(number)  # meanwhile it may have ended, and others may have come behind it
+            self.advance(number)  # the operation may have ended meanwhile, and others may have come behind it
         return not first or operation is not None
 
     def followed(self, number: int, operation: Operation) -> None:
-        """The user will be told of the end of the operation, or is being told: it counts as ended once it has."""
+        """Says that the user will be told of the operation's end, or is being told. Only then can it count as ended."""
         with self._changed:
             line = self._lines.get(number)
             if line is not None and line.current is operation:
                 line.followed = True
 
     def advance(self, number: int, *, wait: bool = False) -> None:
-        """Starts the next operation if the one before it has ended, and so on. wait: where the way is full, waits for room."""
+        """Starts the next operation if the one before it has ended, and goes on with those behind it.
+
+        wait: where the way is full, this waits for room.
+        """
         while True:
             with self._changed:
                 line = self._lines.get(number)
@@ -111,7 +114,7 @@ class Ordering:
                 full = operation is None
             except BaseException as error:
                 turn.fail(error)
-                if not isinstance(error, Exception):  # Ctrl-C is the caller's
+                if not isinstance(error, Exception):  # Ctrl-C concerns the caller, not the operation
                     raise
             finally:
                 with self._changed:
@@ -129,7 +132,7 @@ class Ordering:
                 self.followed(number, operation)
 
     def advance_all(self) -> None:
-        """Posts what has become possible, whichever peer it is for."""
+        """Starts the next operation of every order whose current one has ended."""
         for number in list(self._lines):
             self.advance(number)
 
@@ -140,7 +143,7 @@ class Ordering:
             return sum(len(line.waiting) for line in self._lines.values())
 
     def goals(self) -> list[tuple[_Line, int]]:
-        """What `reached` takes: all operations that were accepted by now."""
+        """All operations that were accepted until now, as `reached` takes them."""
         with self._changed:
             return [(line, line.accepted) for line in self._lines.values()]
 

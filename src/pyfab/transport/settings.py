@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Tunables:
-    """How a transport works. Each comes from a keyword, else from PYFAB_TRANSPORT_<NAME>, else is what stands here."""
+    """How a transport works. Each value comes from a keyword, else from PYFAB_TRANSPORT_<NAME>, else it is the default below."""
 
     mode: Literal["one_sided", "two_sided", "both"] = "both"
     completions_per_read: int = 64  # events that one progress() handles at most in each context
     progress: Literal["unspecified", "auto", "manual"] = "unspecified"  # unspecified is auto
     contexts: int = 1  # per module
-    single_context: bool = False  # one, whatever `contexts` says
+    single_context: bool = False  # one context, whatever `contexts` says
     progress_threshold: int = 64  # outstanding operations beyond which posting makes progress too
     queue_depth: int = 1024  # outstanding operations of a context towards a peer; more are TRY_AGAIN
     posted_receives: int = 10  # per context, for messages
@@ -38,8 +38,8 @@ class Tunables:
     max_transfer: int = 8 << 20  # bytes of the largest put or get
     inject: bool = True  # small messages leave without a completion
     device_memory: bool = True  # memory of devices may be registered where a link can
-    include: tuple[str, ...] = ()  # providers or links, nothing else is opened
-    exclude: tuple[str, ...] = ()  # or all but these
+    include: tuple[str, ...] = ()  # providers or links: nothing else is opened
+    exclude: tuple[str, ...] = ()  # providers or links that are not opened
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -63,7 +63,7 @@ class Tunables:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **given: Any) -> Tunables:
-        """Keywords before the environment before the defaults. InvalidArgumentError names what is wrong."""
+        """A keyword comes before the environment, and that before the default. InvalidArgumentError names what is wrong."""
         env = os.environ if environment is None else environment
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
@@ -106,7 +106,7 @@ class Candidate(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Of one module: bytes of the largest put and get, bytes of the largest injected message, and alignments (0: none)."""
+    """The limits of one module: bytes of its largest put, get and injected message, and alignments (0: none)."""
 
     max_put: int
     max_get: int
@@ -116,7 +116,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, info: Info, tunables: Tunables) -> Limits:
-        """What the device allows, and no more than what is wanted."""
+        """What the device allows, where the tunables do not set less."""
         largest = min(info.max_rma_size, tunables.max_transfer)
         return cls(largest, largest, info.inject_size)
 
@@ -146,12 +146,12 @@ def candidates(
 
 
 def device_of(info: Info) -> str:
-    """What tells devices apart: two providers on one device are one."""
+    """A name that tells devices apart. Two providers on one device have the same."""
     return info.nic.name if info.nic else info.links[0]
 
 
 def _latency_rank(info: Info) -> int:
-    """The lower, the sooner a small put is there: through memory, by a device, by messages that the target carries out."""
+    """The lower, the sooner a small put arrives: through memory, by a device, or by messages that the target carries out."""
     provider = info.links[0].partition(":")[0]
     return _BY_LATENCY.index(provider) if provider in _BY_LATENCY else len(_BY_LATENCY)
 
@@ -173,7 +173,7 @@ def _objection(info: Info, tunables: Tunables, mr_mode: MRMode) -> str:
 
 
 def slice_of(modules: Sequence[T], local_rank: int, local_size: int) -> list[T]:
-    """A share of its own for each process of the node where there are enough modules, else all of them."""
+    """The share of one process of the node. Each gets modules of its own where there are enough, else all of them."""
     count = len(modules)
     if count < local_size:
         return list(modules)
@@ -181,7 +181,7 @@ def slice_of(modules: Sequence[T], local_rank: int, local_size: int) -> list[T]:
 
 
 def contexts_for(tunables: Tunables, limits: Iterable[int]) -> int:
-    """Contexts of each module. More than a device has is an error; one where it has no more is a warning."""
+    """How many contexts each module has. Asking for more than a device has is an error, or a warning if it has only one."""
     if tunables.single_context:
         return 1
     limit = min(limits)

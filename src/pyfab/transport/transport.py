@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
-import operator
-import struct
-import sys
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from types import SimpleNamespace, TracebackType
+from contextlib import ExitStack
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from pyfab._core import Context, Operation
-from pyfab.core.buffers import bytes_of
 from pyfab.core.deadline import Deadline
 from pyfab.core.dmabuf import DmaBuf
 from pyfab.core.domain import Domain
 from pyfab.core.enums import Access, AtomicOp, MRMode
 from pyfab.core.errors import (
     BusyError,
-    ClosedError,
     FabricError,
     InvalidArgumentError,
     NotSupportedError,
     OperationTimeout,
-    PeerLostError,
-    UnreachableError,
 )
-from pyfab.core.region import MemoryRegion
-from pyfab.group.path_choice import measure, moves_itself, rank
-from pyfab.transport.ordering import Ordering, Turn
+from pyfab.transport.completions import Here
+from pyfab.transport.handles import Registration, RemoteHandle
+from pyfab.transport.messages import Handler, Messages
+from pyfab.transport.module import MOST_MODULES, Module
+from pyfab.transport.names import name_of
+from pyfab.transport.operations import Callback, Operations, Outcome, Request
+from pyfab.transport.peers import Peers, TransportPeer
 from pyfab.transport.settings import (
     REFUSED_MODES,
     Candidate,
-    Limits,
     Tunables,
     candidates,
     contexts_for,
@@ -48,181 +41,11 @@ from pyfab.transport.settings import (
 
 if TYPE_CHECKING:
     from pyfab.core.info import Info
+    from pyfab.transport.settings import Limits
 
-__all__ = ["Outcome", "Registration", "RemoteHandle", "Transport", "TransportPeer"]
+__all__ = ["Transport"]
 
-_AGAIN = 11
-_A_TURN = 0.01  # seconds
-_MODULES = 8  # keys that a handle has room for
-_HANDLE = struct.Struct(f"<4sIQQQ{_MODULES}Q")  # magic, rights, length, address, local descriptor, keys
-_MAGIC = b"PFH1"
-_CARD = b"PFT2"
-_HEADER = struct.Struct("<BxxxI")  # of a message: tag, length
-HANDLE_SIZE = _HANDLE.size
-
-Callback = Callable[["FabricError | None", Any, Any], object]
-Handler = Callable[["TransportPeer | None", bytes], object]
-Start = Callable[
-    [Context, int, tuple[int, int]], Operation
-]  # of what counts it, the peer and the place there
-Then = tuple[Callback | None, Any, Any]  # what follows the end, with both values of the user
-
-
-class Outcome(enum.Enum):
-    """What became of a call that starts an operation."""
-
-    QUEUED = "queued"  # the callback will tell
-    DONE = "done"  # complete; no callback follows
-    TRY_AGAIN = "try again"  # the way is full; nothing was started
-    NOT_POSSIBLE = "not possible"  # larger than the limit, or misaligned; nothing was started
-
-
-class RemoteHandle:
-    """A peer's registration, as it came in `Registration.to_bytes`."""
-
-    def __init__(self, data: bytes) -> None:
-        if len(data) != HANDLE_SIZE or data[:4] != _MAGIC:
-            raise InvalidArgumentError(
-                f"a handle has {HANDLE_SIZE} bytes, as Registration.to_bytes() makes them"
-            )
-        _, access, self.nbytes, self.address, _, *self._keys = _HANDLE.unpack(data)
-        self.access = Access(access & int(Access.ALL))
-
-    def _place(self, module: _Module, number: int, address: int) -> tuple[int, int]:
-        """(address, key) for the core, of an address that the user gave; `number`: of the peer's module."""
-        return address - (0 if module.virtual else self.address), self._keys[number % _MODULES]
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.nbytes} bytes at {self.address:#x}>"
-
-
-class Registration(RemoteHandle):
-    """Registered memory: a local handle, and, as bytes, a remote one for peers. Made by `Transport.register`.
-
-    `address` is what operations on it name the first byte by: in MRMode.VIRT_ADDR its virtual address, else a number that says
-    nothing of this process; programs that add offsets to it are the same in both.
-    """
-
-    def __init__(self, transport: Transport, regions: list[MemoryRegion], address: int) -> None:
-        self._transport, self._regions = transport, regions
-        self._uses = 0  # outstanding operations that read or write the memory here
-        keys = [int(region.key) if region.access & Access.REMOTE else 0 for region in regions]
-        # The descriptor means nothing to a peer, so it is blank.
-        self._data = _HANDLE.pack(
-            _MAGIC,
-            int(regions[0].access),
-            regions[0].nbytes,
-            address,
-            0,
-            *(keys + [0] * _MODULES)[:_MODULES],
-        )
-        super().__init__(self._data)
-
-    def to_bytes(self) -> bytes:
-        """HANDLE_SIZE bytes, to be sent to peers as they are."""
-        return self._data
-
-    @property
-    def descriptor(self) -> int:
-        """What the memory is named by locally."""
-        return self._regions[0].desc
-
-
-class TransportPeer:
-    """Another transport. `reachable` says whether operations can be started, `why` why not."""
-
-    def __init__(self, transport: Transport, name: bytes) -> None:
-        self.name = name
-        self.why = ""
-        self.data: Any = None  # the user's
-        # Seconds of a small get, by module; measured where several lead to the peer.
-        self.latency: dict[int, float] = {}
-        self._transport = transport
-        self._handles: list[int | None] = []  # by module
-        self._modules = 1  # that it has itself
-        self._chosen: _Module | None = None  # which operations take; None: to be chosen anew
-        # (module, context, whether it waits for room) → what counts its operations
-        self._scopes: dict[tuple[int, int, bool], Context] = {}
-        self._ordering = Ordering(self._full)
-        self._unstarted: FabricError | None = None  # what failed in its turn, for the next flush
-        self._lock = threading.Lock()
-
-    @property
-    def reachable(self) -> bool:
-        """Whether one of the modules leads there."""
-        return any(handle is not None for handle in self._handles)
-
-    @property
-    def link(self) -> str:
-        """The link that operations take: through memory on this node, else the fastest; "" where none leads there."""
-        return self._transport._usable(self).domain.info.spec if self.reachable else ""
-
-    @property
-    def outstanding(self) -> int:
-        """Operations that have not ended."""
-        return self._ordering.waiting + sum(scope._outstanding for scope in list(self._scopes.values()))
-
-    def _scope(self, module: _Module, number: int, wait: bool = False) -> Context:
-        key = module.number, number, wait
-        found = self._scopes.get(key)
-        if found is None:
-            with self._lock:
-                found = self._scopes.setdefault(key, module.endpoint.context(number)._scope(no_wait=not wait))
-        return found
-
-    def _full(self, order: int) -> None:
-        """An ordered operation whose turn has come found no room.
-
-        Under manual progress the next call tries again. Otherwise a thread waits for room, because whoever was told of an end
-        may be the one that moves things.
-        """
-        if not self._transport._manual:
-            waiting = threading.Thread(
-                target=self._ordering.advance,
-                args=(order,),
-                kwargs={"wait": True},
-                name="pyfab-ordered",
-                daemon=True,
-            )
-            try:
-                waiting.start()
-            except RuntimeError:  # there is no other thread to be had
-                pass
-            else:
-                return
-        self._transport._stalled[self, order] = None
-
-    def __repr__(self) -> str:
-        return f"<TransportPeer {'reachable' if self.reachable else 'unreachable: ' + self.why}>"
-
-
-class _Module:
-    """One device: a domain with an endpoint, whose contexts are given to threads."""
-
-    def __init__(self, number: int, domain: Domain, contexts: int, tunables: Tunables) -> None:
-        self.number, self.domain = number, domain
-        self.endpoint = domain.endpoint(contexts=contexts)
-        self.virtual = bool(domain.info.mr_mode & (MRMode.VIRT_ADDR | MRMode.BASIC))
-        self.shared = domain.info.links == ("shm",)
-        self.direct = all(map(moves_itself, domain.info.links))
-        self.limits = Limits.of(domain.info, tunables)
-        self.events = [deque[Callable[[], None]]() for _ in range(contexts)]  # by context: ends to be told
-        self.told = [0] * contexts  # of them, since progress() asked
-        self._next = itertools.count()
-        self._mine = threading.local()
-
-    def context(self) -> int:
-        """The number of the calling thread's context, which it keeps."""
-        number: int | None = getattr(self._mine, "number", None)
-        if number is None:
-            number = self._mine.number = next(self._next) % self.endpoint.contexts
-        return number
-
-
-class _Here(threading.local):
-    """What holds for the calling thread."""
-
-    telling = False  # it is inside a callback or a handler
+_NO_DATA = 61  # FI_ENODATA
 
 
 class Transport:
@@ -250,22 +73,18 @@ class Transport:
         **tunables: Any,
     ) -> None:
         self.tunables = Tunables.read(**tunables)
-        self.on_error = on_error
-        self._closed = False
-        self._peers: dict[bytes, TransportPeer] = {}
-        self._by_handle: dict[tuple[int, int], TransportPeer] = {}
-        self._handlers: dict[int, Handler] = {}
-        self._receives = 0
-        self._stalled: dict[tuple[TransportPeer, int], None] = {}  # orders that wait for room
-        self._lock = threading.Lock()
-        self._here = _Here()
+        self._here = Here()
         self._addresses = itertools.count(1)  # of registrations, where they are not virtual
         self.candidates: list[Candidate] = []
-        self._modules: list[_Module] = []
+        self._modules: list[Module] = []
         options = {"mr_mode": mr_mode, "mr_cache": "auto", **(domain or {})}
         if self.tunables.progress != "unspecified":
             options["progress"] = self.tunables.progress
         self._manual = options.get("progress") == "manual"
+        self._peers = Peers(self._modules, self._manual)
+        self._operations = Operations(self.tunables, self._peers)
+        self._operations.on_error = on_error
+        self._messages = Messages(self.tunables, self._peers, self._operations)
         with ExitStack() as undo:
             domains = [
                 undo.enter_context(Domain(link, **options))
@@ -273,14 +92,13 @@ class Transport:
             ]
             contexts = contexts_for(self.tunables, [opened.info.max_contexts for opened in domains])
             for number, opened in enumerate(domains):
-                module = _Module(number, opened, contexts, self.tunables)
+                module = Module(number, opened, contexts, self.tunables, self._here)
                 undo.callback(module.endpoint.close)
                 self._modules.append(module)
             if self.tunables.mode != "one_sided":
-                self._post_receives()
-            self._beacon = self.register(
-                np.zeros(8, np.uint8), Access.REMOTE_READ
-            )  # whose reading peers time
+                self._messages.post_receives()
+            # Peers time how long it takes to read the beacon, and so which module is the fastest.
+            self._beacon = self.register(np.zeros(8, np.uint8), Access.REMOTE_READ)
             self._resources = undo.pop_all()
 
     def _links(
@@ -289,21 +107,30 @@ class Transport:
         if isinstance(spec, str):
             spec = [spec]
         if spec is not None:
-            if not spec or len(spec) > _MODULES:
-                raise InvalidArgumentError(f"{len(spec)} links: a transport has 1 to {_MODULES} modules")
+            if not spec or len(spec) > MOST_MODULES:
+                raise InvalidArgumentError(f"{len(spec)} links: a transport has 1 to {MOST_MODULES} modules")
             if mr_mode & REFUSED_MODES:
                 raise FabricError(
-                    61,
+                    _NO_DATA,
                     f"mr_mode={mr_mode!r} demands {mr_mode & REFUSED_MODES!r}, which a transport does not meet",
                 )
             return spec
         found, self.candidates = candidates(self.tunables, mr_mode)
         if not found:
             looked = "; ".join(f"{link}: {reason}" for link, _, reason in self.candidates) or "none was found"
-            raise FabricError(61, f"no link can carry a transport ({looked})")
-        return slice_of(found, local_rank, local_size)[:_MODULES]
+            raise FabricError(_NO_DATA, f"no link can carry a transport ({looked})")
+        return slice_of(found, local_rank, local_size)[:MOST_MODULES]
 
     # --- what there is
+
+    @property
+    def on_error(self) -> Callable[[TransportPeer, FabricError], object] | None:
+        """What is called with a peer that turns out to be lost, and the error."""
+        return self._operations.on_error
+
+    @on_error.setter
+    def on_error(self, function: Callable[[TransportPeer, FabricError], object] | None) -> None:
+        self._operations.on_error = function
 
     @property
     def modules(self) -> list[Info]:
@@ -318,7 +145,7 @@ class Transport:
     @property
     def posted_receives(self) -> int:
         """Receives that wait for messages."""
-        return self._receives
+        return self._messages.receives
 
     @property
     def atomic_operations(self) -> dict[AtomicOp, tuple[str, ...]]:
@@ -335,14 +162,8 @@ class Transport:
     @property
     def name(self) -> bytes:
         """What peers make a `TransportPeer` of."""
-        self._check()
-        names = [module.endpoint.address for module in self._modules]
-        return (
-            _CARD
-            + self._beacon.to_bytes()
-            + struct.pack("<H", len(names))
-            + b"".join(struct.pack("<I", len(n)) + n for n in names)
-        )
+        self._peers.check_open()
+        return name_of(self._modules, self._beacon)
 
     # --- peers
 
@@ -351,45 +172,8 @@ class Transport:
 
         A name that cannot be read, or that no link leads to, makes an unreachable peer; others are not concerned.
         """
-        self._check()
-        with self._lock:
-            if name in self._peers:
-                return self._peers[name]
-            peer = self._peers[name] = TransportPeer(self, name)
-            names, beacon = _names_in(name)
-            if not names:
-                peer.why = "its name is damaged, or names no module"
-            for module in self._modules:
-                handle = None
-                try:
-                    if names:
-                        handle = module.endpoint.av.insert(names[module.number % len(names)])
-                        self._by_handle[module.number, handle] = peer
-                except (FabricError, ValueError) as error:
-                    peer.why = str(error)
-                peer._handles.append(handle)
-            peer._modules = len(names) or 1
-            self._choose_anew(peer)
-        several = [m for m, handle in zip(self._modules, peer._handles, strict=True) if handle is not None]
-        if beacon and len(several) > 1:
-            for module in several:
-                self._time(peer, module, beacon)
-        return peer
-
-    def _choose_anew(self, peer: TransportPeer) -> None:
-        """Also for the others: a link that does not lead to all counts for less."""
-        for known in (peer, *self._peers.values()):
-            known._chosen = None
-
-    def _time(self, peer: TransportPeer, module: _Module, beacon: RemoteHandle) -> None:
-        def told(seconds: float) -> None:
-            peer.latency[module.number] = seconds
-            peer._chosen = None
-
-        handle = peer._handles[module.number]
-        assert handle is not None
-        place = beacon._place(module, module.number % peer._modules, beacon.address)
-        measure(module.endpoint.context(0), handle, place, told)
+        self._peers.check_open()
+        return self._peers.get(name)
 
     def remove(self, peer: TransportPeer, timeout: float | None = None) -> list[FabricError]:
         """Waits until nothing is outstanding towards the peer and forgets it. What went wrong is returned, not raised."""
@@ -398,18 +182,7 @@ class Transport:
             self.flush(peer, timeout)
         except FabricError as error:
             errors.append(error)
-        with self._lock:
-            self._peers.pop(peer.name, None)
-            for module, handle in zip(self._modules, peer._handles, strict=False):
-                if handle is not None:
-                    self._by_handle.pop((module.number, handle), None)
-                    try:
-                        module.endpoint.av.remove(handle)
-                    except FabricError as error:
-                        errors.append(error)
-            peer._handles = [None] * len(self._modules)
-            self._choose_anew(peer)
-            peer.why = "it was removed"
+        self._peers.forget(peer, errors)
         return errors
 
     # --- memory
@@ -419,7 +192,7 @@ class Transport:
 
         The same memory again is found in the registration cache. Memory of a device, as a DmaBuf, is registered with the device.
         """
-        self._check()
+        self._peers.check_open()
         if isinstance(buffer, DmaBuf) and not self.tunables.device_memory:
             raise NotSupportedError(
                 "memory of devices is off: the transport was made with device_memory=False"
@@ -440,13 +213,12 @@ class Transport:
 
     def deregister(self, handle: RemoteHandle) -> None:
         """Takes memory back. BusyError while operations use it; InvalidArgumentError for a peer's handle."""
-        if not isinstance(handle, Registration) or handle._transport is not self:
+        if not isinstance(handle, Registration) or handle._owner is not self:
             raise InvalidArgumentError(
                 "only what this transport registered can be deregistered, not a peer's handle"
             )
-        with self._lock:
-            if handle._uses:
-                raise BusyError(f"{handle._uses} operations use the memory; flush() first")
+        if uses := self._operations.uses_of(handle):
+            raise BusyError(f"{uses} operations use the memory; flush() first")
         for region in handle._regions:
             region._end()
 
@@ -472,9 +244,8 @@ class Transport:
         order: puts and gets to one peer with the same number, if not 0, happen one after the other. One that cannot be started
         when its turn comes ends with the error that the call would have raised, and the next one follows.
         """
-        return self._move(
-            "write", peer, local, address, handle, local_handle, order, (callback, context, data)
-        )
+        request = Request(peer, callback, context, data, local_handle, order)
+        return self._operations.move("write", local, handle, address, request)
 
     def get(
         self,
@@ -490,9 +261,8 @@ class Transport:
         data: Any = None,
     ) -> Outcome:
         """Fills `local` from `address`. Otherwise like `put`."""
-        return self._move(
-            "read", peer, local, address, handle, local_handle, order, (callback, context, data)
-        )
+        request = Request(peer, callback, context, data, local_handle, order)
+        return self._operations.move("read", local, handle, address, request)
 
     def atomic(
         self,
@@ -516,7 +286,8 @@ class Transport:
         number = np.dtype(dtype)
         operands = np.array(operand, number)
 
-        def start(scope: Context, to: int, place: tuple[int, int]) -> Operation:
+        def start(scope: Context, to: int, module: Module) -> Operation:
+            place = handle._place(module, module.number % peer._modules, address)
             if compare is not None:
                 into = np.empty_like(operands) if result is None else result
                 return scope.compare_atomic(op, operands, np.array(compare, number), into, to, place)
@@ -526,7 +297,8 @@ class Transport:
 
         if address % number.itemsize and not self._modules[0].virtual:
             return Outcome.NOT_POSSIBLE
-        return self._start(peer, start, address, handle, None, (callback, context, data))
+        module = self._peers.module_for(peer)
+        return self._operations.start(start, module, Request(peer, callback, context, data))
 
     def wait(
         self, call: Callable[..., Outcome], *args: Any, timeout: float | None = None, **kwargs: Any
@@ -564,217 +336,6 @@ class Transport:
         if failed and failed[0] is not None:
             raise failed[0]
 
-    def _move(
-        self,
-        how: str,
-        peer: TransportPeer,
-        local: Any,
-        address: int,
-        handle: RemoteHandle,
-        local_handle: Registration | None,
-        order: int,
-        then: Then,
-    ) -> Outcome:
-        nbytes = memoryview(local).nbytes
-        limits = self._usable(peer).limits
-        if nbytes > (limits.max_put if how == "write" else limits.max_get):
-            return Outcome.NOT_POSSIBLE
-
-        def start(scope: Context, to: int, place: tuple[int, int]) -> Operation:
-            return getattr(scope, how)(local, to, place)  # type: ignore[no-any-return]
-
-        if order:
-            return self._in_turn(peer, operator.index(order), start, address, handle, local_handle, then)
-        # One of no bytes always tells its end by the callback, even where the call itself has seen it.
-        return self._start(peer, start, address, handle, local_handle, then, told=nbytes == 0)
-
-    def _in_turn(
-        self,
-        peer: TransportPeer,
-        order: int,
-        start: Start,
-        address: int,
-        handle: RemoteHandle,
-        local_handle: Registration | None,
-        then: Then,
-    ) -> Outcome:
-        """Starts an operation when those before it with the same order have ended."""
-        module = self._usable(peer)
-        number = module.context()
-
-        def begin(accepted: bool, wait: bool) -> Operation | None:
-            return self._begin(peer, start, address, handle, module, number, accepted=accepted, wait=wait)
-
-        def follow(operation: Operation) -> None:
-            self._follow(operation, module, number, peer, local_handle, then, order)
-
-        def fail(error: BaseException) -> None:
-            why = error
-            if not isinstance(why, FabricError):
-                why = InvalidArgumentError(
-                    f"the operation could not be started: {type(error).__name__}: {error}"
-                )
-                why.__cause__ = error
-            if peer._unstarted is None:
-                peer._unstarted = why
-            module.events[number].append(lambda: self._finish(peer, local_handle, why, then))
-            if not self._manual:
-                self._tell(module, number, sys.maxsize)
-
-        self._use(local_handle, 1)
-        taken = False
-        try:
-            taken = peer._ordering.enter(order, Turn(begin, follow, fail), self.tunables.queue_depth)
-        finally:
-            if not taken:
-                self._use(local_handle, -1)
-        return Outcome.QUEUED if taken else Outcome.TRY_AGAIN
-
-    def _start(
-        self,
-        peer: TransportPeer,
-        start: Start,
-        address: int,
-        handle: RemoteHandle,
-        local_handle: Registration | None,
-        then: Then,
-        *,
-        told: bool = False,
-    ) -> Outcome:
-        """told: the callback tells the end, also of what is complete at once."""
-        module = self._usable(peer)
-        number = module.context()
-        operation = self._begin(peer, start, address, handle, module, number)
-        if operation is None:
-            return Outcome.TRY_AGAIN
-        if operation.done() and operation._failure is None and not told:
-            return Outcome.DONE
-        self._use(local_handle, 1)
-        self._follow(operation, module, number, peer, local_handle, then)
-        return Outcome.QUEUED
-
-    def _begin(
-        self,
-        peer: TransportPeer,
-        start: Start,
-        address: int,
-        handle: RemoteHandle,
-        module: _Module,
-        number: int,
-        *,
-        accepted: bool = False,
-        wait: bool = False,
-    ) -> Operation | None:
-        """Posts an operation through context `number` of a module. None: the way is full; wait: it waits for room.
-
-        accepted: the user was told that it is QUEUED, so `queue_depth` does not refuse it any more.
-        """
-        if self.tunables.mode == "two_sided":
-            raise NotSupportedError(
-                'put, get and atomics are off: the transport was made with mode="two_sided"'
-            )
-        scope = peer._scope(module, number, wait)
-        if not accepted:
-            if scope._outstanding >= self.tunables.progress_threshold:
-                self.progress()
-            if scope._outstanding >= self.tunables.queue_depth:
-                return None
-        to = peer._handles[module.number]
-        if to is None:  # removed meanwhile
-            raise UnreachableError(f"the peer cannot be reached: {peer.why}")
-        try:
-            return start(scope, to, handle._place(module, module.number % peer._modules, address))
-        except FabricError as error:
-            if error.errno == _AGAIN and not wait:
-                return None
-            if isinstance(error, UnreachableError | PeerLostError):
-                self._lost(peer, error)
-            raise
-
-    def _follow(
-        self,
-        operation: Operation,
-        module: _Module,
-        number: int,
-        peer: TransportPeer,
-        local_handle: Registration | None,
-        then: Then,
-        order: int = 0,
-    ) -> None:
-        """Sees to it that the user is told of the end, and that those behind it in its order go on."""
-
-        def ended(ended: Operation) -> None:
-            error = ended._failure
-            if order:
-                peer._ordering.followed(order, ended)
-            module.events[number].append(lambda: self._finish(peer, local_handle, error, then, order))
-            if not self._manual:
-                self._tell(module, number, sys.maxsize)
-
-        operation.add_done_callback(ended)
-
-    def _use(self, handle: Registration | None, difference: int) -> None:
-        if handle is not None:
-            with self._lock:
-                handle._uses += difference
-
-    def _finish(
-        self,
-        peer: TransportPeer,
-        local_handle: Registration | None,
-        error: Any,
-        then: Then,
-        order: int = 0,
-    ) -> None:
-        self._use(local_handle, -1)
-        try:
-            if isinstance(error, PeerLostError | UnreachableError):
-                self._lost(peer, error)
-            callback, context, data = then
-            if callback is not None:
-                callback(error, context, data)
-        finally:
-            if order:
-                peer._ordering.advance(order)
-
-    def _lost(self, peer: TransportPeer, error: FabricError) -> None:
-        if self.on_error is not None:
-            try:
-                self.on_error(peer, error)
-            except Exception as raised:
-                _report(raised, self.on_error)
-
-    def _usable(self, peer: TransportPeer) -> _Module:
-        self._check()
-        if peer._transport is not self:
-            raise InvalidArgumentError("the peer belongs to another transport")
-        chosen = peer._chosen  # which others may reset meanwhile
-        if chosen is None:
-            chosen = peer._chosen = self._choose(peer)
-        return chosen
-
-    def _choose(self, peer: TransportPeer) -> _Module:
-        """Through memory on this node; else a device that moves bytes itself, to all; else messages. Of equals the fastest."""
-        leading = [m for m, handle in zip(self._modules, peer._handles, strict=False) if handle is not None]
-        if not leading:
-            raise UnreachableError(f"the peer cannot be reached: {peer.why}")
-        if len(leading) == 1:
-            return leading[0]
-        far = [
-            other._handles
-            for other in list(self._peers.values())
-            if other.reachable
-            and len(other._handles) == len(self._modules)  # or another thread is inserting it
-            and not any(self._modules[i].shared and h is not None for i, h in enumerate(other._handles))
-        ]
-        timed = all(module.number in peer.latency for module in leading)
-
-        def place(module: _Module) -> tuple[bool, bool, float]:
-            to_all = module.direct and all(handles[module.number] is not None for handles in far)
-            return rank(module.shared, to_all, peer.latency[module.number] if timed else module.number)
-
-        return min(leading, key=place)
-
     # --- completion
 
     def progress(self) -> int:
@@ -783,43 +344,7 @@ class Transport:
         At most `completions_per_read` of the thread's own context in each module; if there are none, the other contexts get their
         turn, once around.
         """
-        self._check()
-        for peer, order in list(self._stalled):
-            self._stalled.pop((peer, order), None)
-            peer._ordering.advance(order)
-        return sum(self._progress(module) for module in self._modules)
-
-    def _progress(self, module: _Module) -> int:
-        own = module.context()
-        for step in range(module.endpoint.contexts):
-            number = (own + step) % module.endpoint.contexts
-            if self._manual:
-                module.endpoint.context(number).progress()
-                self._tell(module, number, self.tunables.completions_per_read)
-            with self._lock:
-                ended = min(module.told[number], self.tunables.completions_per_read)
-                module.told[number] -= ended
-            if ended:
-                return ended
-        return 0
-
-    def _tell(self, module: _Module, number: int, at_most: int) -> None:
-        """Runs what follows the ends of operations. An exception there is reported and hides no other end."""
-        former, self._here.telling = self._here.telling, True
-        try:
-            for _ in range(min(at_most, len(module.events[number]))):
-                try:
-                    event = module.events[number].popleft()
-                except IndexError:  # another thread was faster
-                    return
-                with self._lock:
-                    module.told[number] += 1
-                try:
-                    event()
-                except Exception as error:
-                    _report(error, event)
-        finally:
-            self._here.telling = former
+        return self._peers.progress()
 
     def flush(
         self, peer: TransportPeer | None = None, timeout: float | None = None, *, callbacks: bool = False
@@ -829,38 +354,15 @@ class Transport:
         Raises the error of the first of them that failed, once, whether or not a callback is told. callbacks: waits also until
         the callbacks have returned; not to be asked for in one (BusyError). Ends under endless posting, and in callbacks too.
         """
-        self._check()
+        self._peers.check_open()
         deadline = Deadline(timeout)
         failed: list[FabricError] = []
-        for target in [peer] if peer is not None else list(self._peers.values()):
-            self._flush_ordered(target, deadline, failed)
-            for scope in list(target._scopes.values()):
-                _flush(scope, deadline.remaining(), callbacks, failed)
-            unstarted, target._unstarted = target._unstarted, None
-            if unstarted is not None:
-                failed.append(unstarted)
+        for target in [peer] if peer is not None else list(self._peers.by_name.values()):
+            target._flush(deadline, callbacks, failed)
         if self._manual:
-            for module in self._modules:
-                for number in range(module.endpoint.contexts):
-                    self._tell(module, number, sys.maxsize)
+            self._tell_all()
         if failed:
             raise failed[0]
-
-    def _flush_ordered(self, peer: TransportPeer, deadline: Deadline, failed: list[FabricError]) -> None:
-        """Waits until the ordered operations that were accepted have ended: they start one after the other."""
-        ordering = peer._ordering
-        goals = ordering.goals()
-        while not ordering.reached(goals, 0):
-            if deadline.over:
-                raise OperationTimeout(f"ordered operations are still outstanding after {deadline}")
-            busy = [scope for scope in list(peer._scopes.values()) if scope._outstanding]
-            for scope in busy:
-                with suppress(OperationTimeout):
-                    _flush(scope, _A_TURN, False, failed)
-            # In a callback nobody else starts the next ones: they follow the callbacks of those before them.
-            ordering.advance_all()
-            if not busy:
-                ordering.reached(goals, _A_TURN)
 
     # --- messages
 
@@ -870,12 +372,7 @@ class Transport:
         `peer` is None for a sender that is no peer of this transport. A large message may come after smaller ones that were sent
         later.
         """
-        if not 0 <= tag <= 255:
-            raise InvalidArgumentError(f"tag={tag}: it is an int from 0 to 255")
-        if handler is None:
-            self._handlers.pop(tag, None)
-        else:
-            self._handlers[tag] = handler
+        self._messages.handle(tag, handler)
 
     def send(
         self,
@@ -888,99 +385,25 @@ class Transport:
         data: Any = None,
     ) -> Outcome:
         """Sends a message of at most `message_size` bytes to the peer's handler for `tag`. The buffer is free on return."""
-        if self.tunables.mode == "one_sided":
-            raise NotSupportedError('messages are off: the transport was made with mode="one_sided"')
-        if not 0 <= tag <= 255:
-            raise InvalidArgumentError(f"tag={tag}: it is an int from 0 to 255")
-        body = bytes_of("message", message)
-        if len(body) > self.tunables.message_size:
-            return Outcome.NOT_POSSIBLE
-        module = self._usable(peer)
-        number = module.context()
-        scope = peer._scope(module, number)
-        if scope._outstanding >= self.tunables.queue_depth:
-            return Outcome.TRY_AGAIN
-        framed = _HEADER.pack(tag, len(body)) + body
-        to = peer._handles[module.number]
-        assert to is not None
-        if self.tunables.inject and len(framed) <= module.limits.inject_size:
-            try:
-                scope.inject(framed, to)
-            except FabricError as error:
-                if error.errno != _AGAIN:
-                    raise
-            else:
-                return Outcome.DONE
-        try:
-            operation = scope.send(framed, to)
-        except FabricError as error:
-            if error.errno == _AGAIN:
-                return Outcome.TRY_AGAIN
-            raise
-
-        self._follow(operation, module, number, peer, None, (callback, context, data))
-        return Outcome.QUEUED
-
-    def _post_receives(self) -> None:
-        size = self.tunables.message_size + _HEADER.size
-        for module in self._modules:
-            for number in range(module.endpoint.contexts):
-                for _ in range(self.tunables.posted_receives):
-                    self._post_receive(module, number, np.empty(size, np.uint8))
-                    self._receives += 1
-
-    def _post_receive(self, module: _Module, number: int, buffer: NDArray[np.uint8]) -> None:
-        # A receive that waits is no reason to keep a transport that nobody has.
-        receiver = weakref.WeakMethod(self._received)
-        which = module.number
-
-        def arrived(operation: Operation) -> None:
-            received = receiver()
-            if received is not None:
-                received(operation, which, number, buffer)
-
-        module.endpoint.context(number).recv(buffer).add_done_callback(arrived)
-
-    def _received(self, operation: Operation, which: int, number: int, buffer: NDArray[np.uint8]) -> None:
-        module = self._modules[which]
-        error = operation.exception(0)
-        if self._closed or (error is not None and error.errno in (9, 125)):
-            return
-        message = b"" if error is not None else buffer[: operation.result(0).nbytes].tobytes()
-        source = -1 if error is not None else int(operation.result(0).source)
-        try:
-            self._post_receive(module, number, buffer)
-        except ClosedError:
-            return
-        if len(message) >= _HEADER.size:
-            module.events[number].append(lambda: self._deliver(module, source, message))
-            if not self._manual:
-                self._tell(module, number, sys.maxsize)
-
-    def _deliver(self, module: _Module, source: int, message: bytes) -> None:
-        tag, length = _HEADER.unpack_from(message)
-        handler = self._handlers.get(tag)
-        if handler is not None and length == len(message) - _HEADER.size:
-            handler(self._by_handle.get((module.number, source)), message[_HEADER.size :])
+        return self._messages.send(peer, tag, message, (callback, context, data))
 
     # --- the end
 
     def close(self) -> None:
         """Ends endpoints, then their queues and peers, then domains. What is outstanding fails; closing twice is harmless."""
-        if self._closed:
+        if self._peers.closed:
             return
-        self._closed = True
-        contexts = [
-            (module, number) for module in self._modules for number in range(module.endpoint.contexts)
-        ]
+        self._peers.closed = True
         self._resources.close()
-        # What has not been told, or not been started, is told of the end.
-        for module, number in contexts:
-            self._tell(module, number, sys.maxsize)
-        for peer in list(self._peers.values()):
+        # The program is told what it has not been told yet, and that operations which wait for their turn will not start.
+        self._tell_all()
+        for peer in list(self._peers.by_name.values()):
             peer._ordering.advance_all()
-        for module, number in contexts:
-            self._tell(module, number, sys.maxsize)
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        for module in self._modules:
+            module.completions.tell_all()
 
     def __enter__(self) -> Transport:
         return self
@@ -991,55 +414,8 @@ class Transport:
         self.close()
 
     def __repr__(self) -> str:
-        if self._closed:
+        if self._peers.closed:
             return "<Transport closed>"
-        return f"<Transport {' + '.join(info.spec for info in self.modules)} peers={len(self._peers)}>"
-
-    def _check(self) -> None:
-        if self._closed:
-            raise ClosedError("the transport is closed")
-
-
-def _report(error: Exception, where: object) -> None:
-    what: Any = SimpleNamespace(
-        exc_type=type(error),
-        exc_value=error,
-        exc_traceback=error.__traceback__,
-        err_msg="Exception ignored in a callback of a transport",
-        object=where,
-    )
-    sys.unraisablehook(what)
-
-
-def _flush(scope: Context, timeout: float | None, callbacks: bool, failed: list[FabricError]) -> None:
-    """Waits for the operations of a scope and adds what the first of them failed with; raises what is wrong with the wait."""
-    try:
-        scope._flush_scope(timeout, callbacks)
-    except (BusyError, ClosedError, OperationTimeout):
-        raise
-    except FabricError as error:
-        failed.append(error)
-
-
-def _names_in(name: bytes) -> tuple[list[bytes], RemoteHandle | None]:
-    """The endpoint names in a transport's name, and its beacon; none if it is damaged."""
-    nothing: tuple[list[bytes], None] = [], None
-    at = len(_CARD) + HANDLE_SIZE
-    if len(name) < at + 2 or name[:4] != _CARD:
-        return nothing
-    try:
-        beacon = RemoteHandle(name[len(_CARD) : at])
-    except InvalidArgumentError:
-        return nothing
-    (count,) = struct.unpack_from("<H", name, at)
-    names, at = [], at + 2
-    for _ in range(count):
-        if at + 4 > len(name):
-            return nothing
-        (length,) = struct.unpack_from("<I", name, at)
-        at += 4
-        if length > len(name) - at:
-            return nothing
-        names.append(name[at : at + length])
-        at += length
-    return (names, beacon) if at == len(name) and names else nothing
+        return (
+            f"<Transport {' + '.join(info.spec for info in self.modules)} peers={len(self._peers.by_name)}>"
+        )

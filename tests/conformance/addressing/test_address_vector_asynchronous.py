@@ -10,7 +10,7 @@ import numpy as np
 import pyfab
 import pytest
 from addresses import BAD, NOTAVAIL, read, some, v4
-from pyfab.core import resolver as resolving
+from pyfab.core.addressing import resolver as resolving
 
 
 @pytest.fixture(params=["auto", "manual"])

@@ -8,7 +8,7 @@ import pyfab
 import pytest
 from addresses import NOTAVAIL, v4, v6
 from pyfab import InsertFlag
-from pyfab.core import resolver as resolving
+from pyfab.core.addressing import resolver as resolving
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def open_things() -> tuple[int, int]:
 
 
 @pytest.mark.req("WIN-8")
-@pytest.mark.parametrize("failing", ["Domain.endpoint", "Endpoint.context", "Transport._post_receive"])
+@pytest.mark.parametrize("failing", ["Domain.endpoint", "Endpoint.context", "Messages._post_receive"])
 def test_opening_that_fails_leaves_nothing(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Transport(["shm", "tcp"]):  # what a first life leaves for the process is there from now on
         pass
@@ -146,7 +146,7 @@ def test_opening_that_fails_leaves_nothing(failing: str, monkeypatch: pytest.Mon
         kind, name = {
             "Domain.endpoint": (pyfab.Domain, "endpoint"),
             "Endpoint.context": (pyfab.Endpoint, "context"),
-            "Transport._post_receive": (pyfab.transport.transport.Transport, "_post_receive"),  # type: ignore[attr-defined]
+            "Messages._post_receive": (pyfab.transport.messages.Messages, "_post_receive"),  # type: ignore[attr-defined]
         }[failing]
         original = getattr(kind, name)
 

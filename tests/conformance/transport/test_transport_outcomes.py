@@ -13,7 +13,7 @@ from crew import WAYS, Way
 from litmus import rounds
 from pyfab import Access, AtomicOp, Outcome
 from pyfab.testing import Peer
-from pyfab.transport.transport import HANDLE_SIZE
+from pyfab.transport.handles import HANDLE_SIZE
 from sides import Sides, open_there, wait_for
 from support import TIMEOUT
 

@@ -9,7 +9,7 @@ import pyfab
 import pytest
 from crew import WAYS, Way
 from pyfab import Access, AtomicOp, MRMode, Outcome, Transport
-from pyfab.transport.transport import HANDLE_SIZE
+from pyfab.transport.handles import HANDLE_SIZE
 from sides import Sides, wait_for
 from support import TIMEOUT
 

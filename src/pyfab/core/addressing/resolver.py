@@ -1,4 +1,4 @@
-"""From names of nodes and services to packed socket addresses. `getaddrinfo` may be replaced."""
+"""From names of nodes and services to packed socket addresses. Tests replace `getaddrinfo`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,28 @@ import re
 import socket
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from pyfab.core.errors import FabricError, InvalidArgumentError
 
-__all__ = ["pack", "symmetric"]
+__all__ = ["Services", "pack", "symmetric"]
 
 getaddrinfo = socket.getaddrinfo
 _NO_DATA = 61
 _Host = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
+class Services(NamedTuple):
+    """Services whose addresses are asked for: `svccnt` from `service` on, of each of `nodecnt` nodes from `node` on."""
+
+    node: str
+    nodecnt: int
+    service: str
+    svccnt: int
+
+
 def pack(host: _Host, port: int) -> bytes:
-    """Struct sockaddr_in or sockaddr_in6."""
+    """The bytes of a struct sockaddr_in or sockaddr_in6."""
     if isinstance(host, ipaddress.IPv4Address):
         return struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + host.packed + bytes(8)
     return (
@@ -64,7 +74,7 @@ def _nodes(node: str, count: int, family: int) -> Iterator[_Host | FabricError]:
     match = re.search(r"(\d+)$", node)
     if match is None and count > 1:
         raise InvalidArgumentError(
-            f"node={node!r}, nodecnt={count}: a name of several nodes ends in a number, as in 'host10' (AV-30)"
+            f"node={node!r}, nodecnt={count}: a name of several nodes ends in a number, as in 'host10'"
         )
     for offset in range(count):
         name = node
@@ -76,17 +86,16 @@ def _nodes(node: str, count: int, family: int) -> Iterator[_Host | FabricError]:
             yield error
 
 
-def symmetric(
-    node: str, nodecnt: int, service: str, svccnt: int, family: int
-) -> Iterator[bytes | FabricError]:
-    """The addresses of `svccnt` services on each of `nodecnt` nodes, or why there is none, node by node."""
+def symmetric(services: Services, family: int) -> Iterator[bytes | FabricError]:
+    """The address of each service, node by node, or the reason why it has none."""
+    node, nodecnt, service, svccnt = services
     if nodecnt < 0 or svccnt < 0:
         raise InvalidArgumentError(f"nodecnt={nodecnt}, svccnt={svccnt}: they are not negative")
     first = _port(service)
     if first is None:
         if svccnt > 1:
             raise InvalidArgumentError(
-                f"service={service!r}, svccnt={svccnt}: several services start at a number (AV-33)"
+                f"service={service!r}, svccnt={svccnt}: several services start at a number"
             )
         if not service:
             raise InvalidArgumentError(f"node={node!r}: the service, a port, is missing")
@@ -96,6 +105,6 @@ def symmetric(
             if isinstance(host, FabricError):
                 yield host
             elif not 0 < port < 65536:
-                yield InvalidArgumentError(f"port {port} of {host}: ports are 1 to 65535 (AV-33)")
+                yield InvalidArgumentError(f"port {port} of {host}: ports are 1 to 65535")
             else:
                 yield pack(host, port)

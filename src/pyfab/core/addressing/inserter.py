@@ -1,0 +1,131 @@
+"""Insertions that go on after their call has returned, in the order of the calls (fi_av(3), FI_EVENT)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from pyfab.core.addressing.handles import fill
+from pyfab.core.addressing.insertion import Inserted, Insertion
+from pyfab.core.domain_base import DomainBase
+from pyfab.core.enums import ADDR_NOTAVAIL, InsertFlag
+from pyfab.core.errors import CanceledError, FabricError, InvalidArgumentError
+from pyfab.core.queues import EventQueue
+
+__all__ = ["Inserter", "Target"]
+
+_calls = itertools.count(1)
+
+Insert: TypeAlias = Callable[[Sequence[bytes | FabricError], InsertFlag, list[int] | None], Inserted]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The address vector that addresses are inserted into."""
+
+    vector: object  # the one that the events are about
+    insert: Insert
+    stops_at_errors: bool  # an address that fails cancels the rest of its call
+
+
+class _Waiting(NamedTuple):
+    """A call whose addresses wait."""
+
+    number: int
+    items: Iterable[bytes | FabricError]  # resolves names while it is walked through
+    insertion: Insertion
+    inputs: list[int] | None
+
+
+class Inserter:
+    """The insertions of one address vector that are under way, and the thread that does them.
+
+    The thread lives only while there are any, so that an address vector which nobody uses can go. Under manual progress there
+    is no thread: whoever reads the event queue does the work.
+    """
+
+    def __init__(self, domain: DomainBase, target: Target) -> None:
+        self.events: EventQueue | None = None
+        self._domain, self._target = domain, target
+        self._waiting: deque[_Waiting] = deque()
+        self._changed = threading.Lock()
+        self._working = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def bind(self, events: EventQueue) -> None:
+        """Tells the ends of insertions to this queue from now on."""
+        with self._changed:
+            if self.events is not None:
+                raise InvalidArgumentError("the address vector is bound to an event queue already")
+            self.events = events
+        if self._domain._options.manual_progress:
+            events._workers.add(self)
+
+    def push(self, items: Iterable[bytes | FabricError], insertion: Insertion) -> None:
+        """Hands over addresses that the thread resolves and inserts."""
+        inputs = insertion.inputs()
+        number = next(_calls)
+        with self._changed:
+            with self._domain._pending.lock:
+                self._domain._pending.insertions[number] = (insertion.context, self._target.vector)
+            self._waiting.append(_Waiting(number, items, insertion, inputs))
+            if self._thread is None and not self._domain._options.manual_progress:
+                self._thread = threading.Thread(target=self._run, name="pyfab-insert", daemon=True)
+                self._thread.start()
+
+    def work(self) -> None:
+        """Does what is waiting."""
+        with self._working:
+            while self._waiting:
+                self._do(self._waiting.popleft())
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._thread = None
+                    return
+            self.work()
+
+    def _do(self, call: _Waiting) -> None:
+        try:
+            items: list[bytes | FabricError] = list(call.items)
+        except FabricError as error:  # the first name cannot be resolved, which counts as one failed address
+            items = [error]
+        if self._target.stops_at_errors:
+            handles, errors = self._until_first_error(items, call)
+        else:
+            handles, errors = self._target.insert(items, call.insertion.flags, call.inputs)
+        if call.insertion.fi_addr is not None:
+            fill(call.insertion.fi_addr, handles)
+        assert self.events is not None
+        push = self.events._core.push_inserted
+        for index in sorted(errors):
+            push(errors[index].errno or 0, call.number, index, str(errors[index]))
+        push(0, call.number, len(handles) - len(errors), "")
+
+    def _until_first_error(self, items: list[bytes | FabricError], call: _Waiting) -> Inserted:
+        handles: list[int] = []
+        errors: dict[int, FabricError] = {}
+        for index, item in enumerate(items):
+            if errors:
+                handles.append(ADDR_NOTAVAIL)
+                errors[index] = CanceledError("not inserted: an address before it failed")
+                continue
+            inputs = call.inputs and call.inputs[index : index + 1]
+            some, failed = self._target.insert([item], call.insertion.flags, inputs)
+            handles += some
+            if failed:
+                errors[index] = failed[0]
+        return handles, errors
+
+    def stop(self) -> None:
+        """Finishes what is waiting."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self.work()

@@ -1,0 +1,53 @@
+"""One device of a transport."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+from pyfab.core.domain import Domain
+from pyfab.core.enums import MRMode
+from pyfab.group.path_choice import moves_itself
+from pyfab.transport.completions import Completions, Here
+from pyfab.transport.settings import Limits, Tunables
+
+__all__ = ["MOST_MODULES", "Module"]
+
+MOST_MODULES = 8  # a handle has room for the keys of so many
+
+
+class Module:
+    """A domain with an endpoint, whose contexts are given to threads."""
+
+    def __init__(self, number: int, domain: Domain, contexts: int, tunables: Tunables, here: Here) -> None:
+        self.number, self.domain = number, domain
+        self.endpoint = domain.endpoint(contexts=contexts)
+        self.virtual = bool(domain.info.mr_mode & (MRMode.VIRT_ADDR | MRMode.BASIC))
+        self.shared = domain.info.links == ("shm",)
+        self.direct = all(map(moves_itself, domain.info.links))
+        self.limits = Limits.of(domain.info, tunables)
+        self.manual = domain._options.manual_progress
+        self.completions = Completions(contexts, here, self.manual)
+        self._at_once = tunables.completions_per_read
+        self._next = itertools.count()
+        self._mine = threading.local()
+
+    def context(self) -> int:
+        """The number of the calling thread's context, which it keeps."""
+        number: int | None = getattr(self._mine, "number", None)
+        if number is None:
+            number = self._mine.number = next(self._next) % self.endpoint.contexts
+        return number
+
+    def progress(self) -> int:
+        """Moves what can be moved without waiting; how many operations have ended, in the first context where any has."""
+        own = self.context()
+        for step in range(self.endpoint.contexts):
+            number = (own + step) % self.endpoint.contexts
+            if self.manual:
+                self.endpoint.context(number).progress()
+                self.completions.tell(number, self._at_once)
+            ended = self.completions.take_told(number, self._at_once)
+            if ended:
+                return ended
+        return 0
