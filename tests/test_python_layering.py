@@ -34,12 +34,10 @@ ROOMS = (
 MOST_FILES = 20  # of a room, beside the rooms in it
 # Modules that name each other's types, though none needs another one to be imported: to be untied, never to be added to.
 TIED = [
-    ["pyfab.bench._plot", "pyfab.bench._results"],
     [
         f"pyfab.core.{name}"
         for name in ("address_vector", "domain", "endpoint", "inserter", "queues", "region", "sync")
     ],
-    [f"pyfab.group.{name}" for name in ("group", "parts", "remote_array", "window")],
 ]
 
 

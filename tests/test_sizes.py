@@ -150,22 +150,14 @@ EXCEPTIONS = {
 """By the reason."""
 
 TO_BE_CUT = {
-    "arguments src/pyfab/bench/_pair.py::Session.__init__": 7,
-    "arguments src/pyfab/bench/_runs.py::_sessions": 6,
     "arguments src/pyfab/core/address_vector.py::AddressVector._insert": 6,
     "arguments src/pyfab/core/address_vector.py::AddressVector._insert_nodes": 9,
     "arguments src/pyfab/core/endpoint.py::Endpoint.__init__": 9,
-    "arguments src/pyfab/data/_engine.py::Engine.__init__": 6,
-    "arguments src/pyfab/group/remote_array.py::RemoteArray._step": 6,
-    "arguments src/pyfab/group/window.py::Window.__init__": 6,
-    "arguments src/pyfab/group/window.py::_Opened.__init__": 8,
-    "arguments src/pyfab/tracing/trace.py::_recorded": 6,
     "arguments src/pyfab/transport/transport.py::Transport._begin": 6,
     "arguments src/pyfab/transport/transport.py::Transport._follow": 6,
     "arguments src/pyfab/transport/transport.py::Transport._in_turn": 7,
     "arguments src/pyfab/transport/transport.py::Transport._move": 8,
     "arguments src/pyfab/transport/transport.py::Transport._start": 6,
-    "arguments tests/chaos/member.py::Posted.__init__": 6,
     "function src/cpp/fabric/registration/registration_cache.cpp::RegistrationCache::acquire_new": 66,
     "function src/cpp/providers/verbs/direct.cpp::Direct::post": 61,
     "function src/cpp/python/context/atomic_methods.cpp::start_atomic": 78,

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from pyfab.core.deadline import Deadline
-from pyfab.core.errors import EpochError, InvalidArgumentError
+from pyfab.core.errors import ClosedError, EpochError, InvalidArgumentError
 from pyfab.group.cells import Cells
 from pyfab.meeting.ranks import ranks_text
 
@@ -43,6 +43,7 @@ class Epochs:
 
     def __init__(self, cells: Cells, rank: int, size: int) -> None:
         self._cells, self._rank, self._size = cells, rank, size
+        self.closed = False  # the window is
         self._fenced = False
         self._locks: dict[int, bool] = {}  # target → whether shared
         self._all = False
@@ -54,9 +55,18 @@ class Epochs:
             [0] * size,
         )  # accesses completed on, and waited for of, each
 
-    def allows(self, peer: int) -> bool:
-        """Whether operations on `peer` may be started now."""
-        return self._fenced or self.passive(peer) or (self._targets is not None and peer in self._targets)
+    def check_window(self) -> None:
+        """Raises ClosedError once the window is closed."""
+        if self.closed:
+            raise ClosedError("the window is closed")
+
+    def check_operation(self, peer: int) -> None:
+        """Raises EpochError unless operations on `peer` may be started now."""
+        self.check_window()
+        if not (self._fenced or self.passive(peer) or (self._targets is not None and peer in self._targets)):
+            raise EpochError(
+                f"an operation on rank {peer} outside of an epoch: begin with fence(), start() or lock()"
+            )
 
     def passive(self, peer: int) -> bool:
         """Whether `peer` is locked."""
@@ -126,6 +136,12 @@ class Epochs:
         """Raises EpochError unless all are locked together."""
         if not self._all:
             raise EpochError("unlock_all() without lock_all()")
+
+    def update_lock(self, peer: int, timeout: float | None) -> Held:
+        """Takes the lock of updates that take several steps, until the `with` block ends."""
+        self.check_window()
+        self._cells.acquire(peer, UPDATE_LOCK, False, Deadline(timeout))
+        return Held(lambda: self._cells.release(peer, UPDATE_LOCK, False, Deadline(timeout)))
 
     # --- fences
 

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import socket
-import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from html import escape
@@ -21,7 +20,6 @@ from pyfab.core.domain import Domain
 from pyfab.core.enums import Access
 from pyfab.core.errors import (
     BusyError,
-    ClosedError,
     FabricError,
     InvalidArgumentError,
     OperationTimeout,
@@ -30,10 +28,11 @@ from pyfab.core.errors import (
 from pyfab.core.region import RemoteRegion
 from pyfab.display.pictures import Drawing, DrawnLink, topology
 from pyfab.display.tables import Table
-from pyfab.group import objects, path_choice
+from pyfab.group import path_choice
+from pyfab.group.communicator import Communicator
 from pyfab.group.control import Control
 from pyfab.group.membership import CAPACITY, Shared, agree
-from pyfab.group.window import Window
+from pyfab.group.window import Wanted, Window
 from pyfab.meeting import launchers
 from pyfab.meeting.rendezvous import exchange
 
@@ -68,7 +67,7 @@ class Links(Table[Link]):
         return str(topology(self.hosts, self.drawn())) + super()._repr_html_()
 
 
-class Group:
+class Group(Communicator):
     """A fixed number of processes, each of which can reach the memory that the others put into windows.
 
     `rank` and `size` say who this process is; all meet at `rendezvous` (``tcp://host:port``, where rank 0 listens;
@@ -103,14 +102,9 @@ class Group:
             self._resources = Shared(undo.pop_all(), self.endpoint.av).share(self._handles)
 
     def _begin(self, rank: int, size: int, timeout: float | None) -> None:
-        self.rank, self.size, self.timeout = rank, size, timeout
-        self.peers: tuple[int, ...] = tuple(r for r in range(size) if r != rank)
+        super().__init__(rank, size, timeout)
         self.epoch = 0
         self.lost: tuple[int, ...] = ()
-        self._handles: tuple[int, ...] = ()  # of the ranks, in the address vector
-        self._barrier_lock = threading.Lock()
-        self._windows: list[Window] = []
-        self._closed = False
 
     def _open(
         self, domain: str | Domain | Mapping[str, Any] | None, contexts: int, undo: contextlib.ExitStack
@@ -143,37 +137,6 @@ class Group:
         launch = launchers.from_environment(environment, rendezvous)
         return cls(launch.rank, launch.size, launch.rendezvous, domain, contexts, timeout)
 
-    def barrier(self, timeout: float | None = -1) -> None:
-        """Returns when all ranks have called it. Collective.
-
-        Raises PeerLostError naming a rank that has ended, OperationTimeout naming ranks that did not come; after that one the
-        call may be repeated, and no other collective one works before.
-        """
-        self._check()
-        self._control.barrier(self._timeout(timeout))
-
-    def allgather(self, obj: Any, timeout: float | None = -1) -> list[Any]:
-        """Everyone's `obj`, by rank. Collective.
-
-        Objects of any size travel as JSON where that keeps them, or else as pickles: members of a group are the same program of
-        the same user, so they trust each other's pickles. A call that timed out may be repeated with an equal object, since ranks
-        that came meanwhile have seen the first; with another one it raises InvalidArgumentError. So it does where a rank called
-        another method in place of this one.
-        """
-        self._check()
-        return [
-            objects.decode(data)
-            for data in self._control.allgather(objects.encode(obj), self._timeout(timeout))
-        ]
-
-    def broadcast(self, obj: Any = None, root: int = 0, timeout: float | None = -1) -> Any:
-        """The `obj` of rank `root`; what the others give is ignored. Collective. As for how objects travel, see `allgather`."""
-        self._check()
-        if not 0 <= root < self.size:
-            raise InvalidArgumentError(f"root={root}: ranks are 0 to {self.size - 1}")
-        data = objects.encode(obj) if root == self.rank else b""
-        return objects.decode(self._control.broadcast(data, root, self._timeout(timeout)))
-
     def window(
         self,
         array: NDArray[Any] | None = None,
@@ -199,7 +162,8 @@ class Group:
         if counters < 0 or (dynamic and max_parts < 1):
             raise InvalidArgumentError(f"counters={counters}, max_parts={max_parts}: neither is negative")
         parts = max_parts if dynamic else 0
-        return Window(self, array, shape, dtype, access, self._timeout(timeout), counters, epochs, parts)
+        wanted = Wanted(array, shape, dtype, access, counters, parts)
+        return Window(self, wanted, self._timeout(timeout), epochs=epochs)
 
     # --- membership
 
@@ -457,18 +421,6 @@ class Group:
             self._windows.clear()
             self._control.close()
             self._resources.release(self._handles)
-
-    def _memory_barrier(self) -> None:
-        with self._barrier_lock:  # an atomic exchange with acquire and release order
-            pass
-
-    def _check(self) -> None:
-        if self._closed:
-            raise ClosedError("the group is closed")
-
-    def _timeout(self, timeout: float | None) -> float | None:
-        """-1 stands for the group's own timeout."""
-        return self.timeout if timeout == -1 else timeout
 
 
 def _path(link: str, how: str) -> str:
