@@ -167,7 +167,6 @@ TO_BE_CUT = {
     "function src/pyfab/core/region.py::MemoryRegion.__init__": 67,
     "lines src/pyfab/core/address_vector.py": 658,
     "lines src/pyfab/core/domain.py": 557,
-    "lines src/pyfab/testing/suite/test_messages.py": 601,
     "lines src/pyfab/transport/transport.py": 1045,
     "lines tests/bench/test_sync_calls.py": 657,
     "lines tests/conformance/addressing/test_address_vector_insert.py": 695,
