@@ -98,8 +98,15 @@ class Control:
         """What the other ranks need."""
         return self._region.remote.to_bytes()
 
-    def connect(self, rank: int, remotes: list[RemoteRegion], handles: tuple[int, ...]) -> None:
-        """Takes everyone's `remote` and handle in the address vector, by rank, before the first call."""
+    def connect(
+        self, rank: int, remotes: list[RemoteRegion], handles: tuple[int, ...], generation: int = 0
+    ) -> None:
+        """Takes everyone's `remote` and handle in the address vector, by rank, before the first call.
+
+        `generation`, below 2**31, is the same for all, and higher where a former group had some of these control windows: its
+        barriers have lower numbers, so that what it left in the cells is never taken for an arrival.
+        """
+        self._barrier = max(self._barrier, generation << 32)
         self._rank, self._size, self._handles = rank, len(remotes), handles
         self._remotes = [remote.view(np.uint8, (remote.nbytes,)) for remote in remotes]
 

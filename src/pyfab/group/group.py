@@ -9,6 +9,7 @@ import json
 import socket
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from html import escape
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -67,6 +68,23 @@ class Links(Table[Link]):
         return str(topology(self.hosts, self.drawn())) + super()._repr_html_()
 
 
+@dataclass
+class _Successor:
+    """What `shrink` has shown the others: they may have taken it, so it stays open until this group ends or is replaced."""
+
+    control: Control
+    alive: set[int]
+    number: int = 1  # of the agreement
+    group: Group | None = None  # once this rank has agreed
+
+    def close(self) -> None:
+        """Local."""
+        if self.group is not None:
+            self.group._end(wait=False)
+        else:
+            self.control.close()
+
+
 class Group(Communicator):
     """A fixed number of processes, each of which can reach the memory that the others put into windows.
 
@@ -105,6 +123,7 @@ class Group(Communicator):
         super().__init__(rank, size, timeout)
         self.epoch = 0
         self.lost: tuple[int, ...] = ()
+        self._successor: _Successor | None = None  # of a `shrink` that has not ended
 
     def _open(
         self, domain: str | Domain | Mapping[str, Any] | None, contexts: int, undo: contextlib.ExitStack
@@ -194,31 +213,38 @@ class Group(Communicator):
         """The group of those that are left when ranks have died or left; `lost` names them by their ranks here.
 
         Collective among those that are left, each of whom asks everyone for a sign of life until all agree. This group is closed,
-        its windows with it, without waiting. OperationTimeout names ranks that live but did not call it.
+        its windows with it, without waiting. OperationTimeout names ranks that live but did not call it; it may be called again,
+        and goes on from there.
         """
         self._check()
         deadline = Deadline(self._timeout(timeout))
         for window in list(self._windows):
             window._release()
         self._windows.clear()
-        former = tuple(range(self.size))
-        alive, number = set(former), 0
         while True:
-            control = Control(self.domain, self.endpoint, CAPACITY)
-            number += 1
-            try:
-                views = agree(self._control, self.rank, alive, number, control.remote, deadline)
-                ranks = sorted(alive)
-                group = self._descend(control, ranks.index(self.rank), ranks, [views[r] for r in ranks])
-            except BaseException:
-                control.close()
-                raise
+            begun = self._successor or _Successor(
+                Control(self.domain, self.endpoint, CAPACITY), set(range(self.size))
+            )
+            self._successor = begun
+            group = begun.group
+            if group is None:
+                begun.number, views = agree(
+                    self._control, self.rank, begun.alive, begun.number, begun.control.remote, deadline
+                )
+                ranks = sorted(begun.alive)
+                controls = [views[r] for r in ranks]
+                group = begun.group = self._descend(
+                    begun.control, ranks.index(self.rank), ranks, controls, begun.number
+                )
             try:
                 group.barrier(deadline.remaining())
             except PeerLostError:  # another one, since they agreed
                 group._end(wait=False)
+                control = Control(self.domain, self.endpoint, CAPACITY)
+                self._successor = _Successor(control, begun.alive, begun.number + 1)
                 continue
-            group.lost = tuple(r for r in former if r not in alive)
+            group.lost = tuple(r for r in range(self.size) if r not in begun.alive)
+            self._successor = None
             self._end(wait=False)
             return group
 
@@ -373,7 +399,7 @@ class Group(Communicator):
         """
         av, own = self.endpoint.av, addresses[self.rank]
         found = path_choice.not_to_all(av, self.endpoint.context(0), addresses, own)
-        left_out = set(itertools.chain(*self.allgather(found, deadline.remaining())))
+        left_out = path_choice.left_out(self.allgather(found, deadline.remaining()), addresses)
         if not left_out:
             return
         handles = []
@@ -388,7 +414,9 @@ class Group(Communicator):
         undo.pop_all()
         av.remove(added)
 
-    def _descend(self, control: Control, rank: int, ranks: list[int], controls: list[bytes]) -> Group:
+    def _descend(
+        self, control: Control, rank: int, ranks: list[int], controls: list[bytes], generation: int = 0
+    ) -> Group:
         """A group of some of these ranks over the same endpoint, before anyone has waited for another."""
         group = object.__new__(Group)
         group._begin(rank, len(ranks), self.timeout)
@@ -396,7 +424,8 @@ class Group(Communicator):
         group.epoch = self.epoch + 1
         group._handles = tuple(self._handles[r] for r in ranks)
         group._hosts = [self._hosts[r] for r in ranks]
-        group._control.connect(rank, [RemoteRegion.from_bytes(data) for data in controls], group._handles)
+        remotes = [RemoteRegion.from_bytes(data) for data in controls]
+        group._control.connect(rank, remotes, group._handles, generation)
         group._resources = self._resources.share(group._handles)
         return group
 
@@ -419,6 +448,8 @@ class Group(Communicator):
                 window._release()
         finally:
             self._windows.clear()
+            if self._successor is not None:
+                self._successor.close()
             self._control.close()
             self._resources.release(self._handles)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -113,19 +115,42 @@ def _private_folder() -> Path:
     """A folder under the system's temporary folder that only this user can enter."""
     folder = Path(tempfile.gettempdir()) / f"pyfab-{os.geteuid()}"
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        private = _is_private(folder)
     except OSError as error:
         raise make_error(
             error.errno or errno.EIO,
             f"the ranks cannot meet in {folder}: {error.strerror}; set PYFAB_RENDEZVOUS, or TMPDIR to a folder that"
             " can be written",
         ) from error
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077 or folder.is_symlink():
+    if not private:
         raise AccessDeniedError(
             f"{folder} is not this user's own (mode 0700); remove it, or set PYFAB_RENDEZVOUS"
         )
     return folder
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether it is a folder that this user alone can enter; then this user can do all in it.
+
+    A link is not followed, and all that is asked is asked of what was opened, whatever others put in its place meanwhile.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            return False
+        if stat.S_IMODE(found.st_mode) != 0o700:
+            os.fchmod(descriptor, 0o700)  # the umask of whoever made it took rights of this user
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def _job_name(env: Mapping[str, str]) -> str:
