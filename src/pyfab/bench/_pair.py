@@ -257,7 +257,10 @@ class _Target:
         self._listener, self._links = listener, links
 
     def serve(self) -> str:
-        """Until the initiator ends the connection: ConnectionError. Returns what an initiator that was refused was told."""
+        """Serves until the initiator ends the connection, which is a ConnectionError.
+
+        Returns only for an initiator that is refused: what it was told.
+        """
         request, _ = self._channel.receive(Deadline(_IDLE))
         admitted, why = False, ""
         try:

@@ -63,7 +63,7 @@ class Layout(NamedTuple):
     fields: list[FieldInfo]
     counts: list[int]  # samples, by shard
     sizes: list[list[int]]  # bytes, by shard and field
-    checksums: list[list[int]]  # likewise
+    checksums: list[list[int]]  # by shard and field
     hosts: list[str]  # by rank
     addresses: list[bytes]  # by rank
     copies: list[dict[int, Copy]]  # by shard: what which rank holds

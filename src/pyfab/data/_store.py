@@ -443,7 +443,7 @@ class _Opened:
         return (engine, farewell), farewell.card
 
     def learn_copies(self, layout: Layout) -> None:
-        """Takes down which ranks hold which shards besides their own."""
+        """Notes which ranks hold copies of other ranks' shards."""
         for rank, card in enumerate(self.cards):
             for shard, copy in card["card"].items():
                 layout.copies[int(shard)][rank] = Copy.from_card(copy)

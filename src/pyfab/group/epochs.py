@@ -43,17 +43,16 @@ class Epochs:
 
     def __init__(self, cells: Cells, rank: int, size: int) -> None:
         self._cells, self._rank, self._size = cells, rank, size
-        self.closed = False  # the window is
+        self.closed = False  # whether the window is closed
         self._fenced = False
         self._locks: dict[int, bool] = {}  # target → whether shared
         self._all = False
         self._targets: tuple[int, ...] | None = None  # of start()
         self._origins: tuple[int, ...] | None = None  # of post()
-        self._posted, self._taken = [0] * size, [0] * size  # exposures opened to, and taken up of, each rank
-        self._completed, self._awaited = (
-            [0] * size,
-            [0] * size,
-        )  # accesses completed on, and waited for of, each
+        # By rank: exposures that this rank has opened to it, and has taken up of it.
+        self._posted, self._taken = [0] * size, [0] * size
+        # By rank: accesses that this rank has completed on it, and has waited for of it.
+        self._completed, self._awaited = [0] * size, [0] * size
 
     def check_window(self) -> None:
         """Raises ClosedError once the window is closed."""
@@ -100,7 +99,7 @@ class Epochs:
         self._fenced = False
 
     def unlock(self, peer: int, deadline: Deadline) -> None:
-        """Ends it."""
+        """Ends the epoch of `lock`."""
         self._cells.release(peer, LOCK, self._locks.pop(peer), deadline)
 
     def check_locked(self, peer: int) -> None:
@@ -127,7 +126,7 @@ class Epochs:
         self._all, self._fenced = True, False
 
     def unlock_all(self, deadline: Deadline) -> None:
-        """Ends it."""
+        """Ends the epoch of `lock_all`."""
         self._all = False
         for peer in range(self._size):
             self._cells.release(peer, LOCK, True, deadline)
@@ -180,7 +179,7 @@ class Epochs:
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """Those of start(). EpochError if there are none."""
+        """The ranks of start(). EpochError outside of its epoch."""
         if self._targets is None:
             raise EpochError("complete() without start()")
         return self._targets
@@ -198,7 +197,7 @@ class Epochs:
         self._waited()
 
     def test(self) -> bool:
-        """Whether they have; then it is as after `wait`."""
+        """Whether all that `post` named have completed; if so, the epoch has ended as by `wait`."""
         if self._cells.missing(self._awaiting()):
             return False
         self._waited()

@@ -54,7 +54,7 @@ class Link(NamedTuple):
 
 
 class Links(Table[Link]):
-    """The links of one rank: a table, and in a notebook a picture besides."""
+    """The links of one rank: a table, and in a notebook also a picture."""
 
     def __init__(self, rank: int, hosts: list[str], links: Iterable[Link]) -> None:
         super().__init__(Link, links, title=f"links of rank {rank}")

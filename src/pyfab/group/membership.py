@@ -42,7 +42,7 @@ class Shared:
         return self
 
     def release(self, handles: Iterable[int]) -> None:
-        """Takes one back; the last one removes the peers."""
+        """Counts a user less. The peers that no group has any more are removed; the last user closes the resources."""
         with self._lock:
             self._users -= 1
             self._handles.subtract(handles)

@@ -404,7 +404,7 @@ class Window(_core.WindowCore):
 
 
 class _Opened:
-    """This rank's part of a window. What is open is closed by `undo`."""
+    """This rank's part of a window, as it is opened. `undo` closes what has been opened."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ def from_environment(environment: Mapping[str, str] | None = None, rendezvous: A
     """Reads the variables of the first launcher found: PYFAB_RANK/PYFAB_SIZE, torchrun, Open MPI, PMI (MPICH), srun.
 
     `rendezvous` is the meeting place if given, or PYFAB_RENDEZVOUS if it is set. Else it is the store of torchrun's agent where
-    there is one, which needs no port besides, unless PYFAB_TOKEN is set, which that store does not ask for. Else, with
+    there is one, which needs no other port, unless PYFAB_TOKEN is set, which that store does not ask for. Else, with
     MASTER_ADDR and MASTER_PORT it is ``tcp://MASTER_ADDR:MASTER_PORT+1`` (65534 if MASTER_PORT is 65535), so that torch keeps
     MASTER_PORT for itself; and with a launcher on one node a folder of this user named after the job. Raises
     InvalidArgumentError naming the missing variables.

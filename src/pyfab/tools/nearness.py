@@ -18,8 +18,8 @@ def nearest(infos: Iterable[Info], to: str | int | None = None, *, sysfs: str = 
     """`infos` ordered by the distance of their network devices, otherwise as they came.
 
     to: None, the processors that this process may run on; an int, a NUMA node; a string, the PCI address of a device, such as
-    a GPU. Of devices below one PCI root those with the fewest bridges in between come first, then those of near NUMA nodes
-    (LNX-9). Entries without a network device come before all, those of unknown place last; of a link with several devices the
+    a GPU. Of devices below one PCI root those with the fewest bridges in between come first, then those of near NUMA nodes.
+    Entries without a network device come before all, those of unknown place last; of a link with several devices the
     farthest counts. InvalidArgumentError for a PCI address or node that is not there. sysfs: where the system is described.
     """
     machine = _Machine(Path(sysfs))
