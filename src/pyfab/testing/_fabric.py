@@ -22,8 +22,8 @@ class Fabric:
     """Links, and where the other side runs: opens domains here and peers there.
 
     `domain` and `endpoint` are opened on first use and shared by all who ask. So is the peer of `peer()`, which is replaced when
-    it has ended. settings: of all domains, as for `pyfab.Domain`. peer_links: the links of the peers, where devices have other names
-    there. With an agent that has a token, domains ask each other for a key made of it. From one thread.
+    it has ended. settings: of all domains, as for `pyfab.Domain`. peer_links: the links of the peers, where devices have other
+    names there. With an agent that has a token, domains ask each other for a key made of it. From one thread.
     """
 
     def __init__(
