@@ -20,8 +20,9 @@ import pytest
 from pyfab import bench
 from pyfab.__main__ import main
 from pyfab.bench import _operations
+from pyfab.bench._measurement import Measurement
 from pyfab.bench._pair import local, new_run, remote
-from pyfab.bench._results import Measurement, Measurements
+from pyfab.bench._results import Measurements
 from pyfab.bench._timing import choose_cores
 from rich.console import Console
 

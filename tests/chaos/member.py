@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -60,22 +61,24 @@ class Link:
         return f"{self.rank}/{self.incarnation}"
 
 
+@dataclass(eq=False)
 class Posted:
     """One operation until its outcome is known. It is the context of its entry in the completion queue."""
 
-    def __init__(
-        self, link: Link, kind: Kind, sequence: int, size: int, level: int | None, where: int
-    ) -> None:
-        self.link, self.kind, self.sequence, self.size, self.level = link, kind, sequence, size, level
-        self.where = where
-        self.certain = level is None or level == pyfab.Delivery.DELIVERY
-        self.operation: Any = None
-        self.settle: Callable[[Status], None] = lambda _status: None
-        self.posted = 0.0
-        self.entries = 0
-        self.calls = 0  # of its callback, if it has one
-        self.error: Any = None
-        self.over = False
+    link: Link
+    kind: Kind
+    sequence: int
+    size: int
+    level: int | None
+    where: int
+    certain: bool  # success says that the other side has it
+    settle: Callable[[Status], None]
+    posted: float  # when, by the member's clock
+    operation: Any = None
+    entries: int = 0
+    calls: int = 0  # of its callback, if it has one
+    error: Any = None
+    over: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind.name.lower()} {self.sequence} of {self.size} bytes to {self.link}, level {self.level}"
@@ -135,11 +138,11 @@ class Issuer:
     ) -> None:
         """Takes over what `choose` counted."""
         self.sequence += 1
-        posted = Posted(link, kind, self.sequence, size, level, where)
-        if certain is not None:
-            posted.certain = certain
-        posted.settle = settle
-        posted.posted = self.member.clock
+        if certain is None:
+            certain = level is None or level == pyfab.Delivery.DELIVERY
+        posted = Posted(
+            link, kind, self.sequence, size, level, where, certain, settle, posted=self.member.clock
+        )
         self.member.journal.write(
             Event.BEGIN, kind, link.rank, link.incarnation, self.sequence, size, 0, where
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import subprocess
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 import pyfab
 import pytest
+from pyfab.core.deadline import Deadline
+from pyfab.group.membership import agree
 
 StartRanks = Callable[..., "list[subprocess.Popen[str]]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -115,6 +118,47 @@ def test_who_does_not_come_is_named(start_ranks: StartRanks) -> None:
     outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert re.match(r"shrink: ranks 1, 2 of 3 did not come within 0\.2 s", outputs[0]), outputs
     assert all(rank.returncode == 0 for rank in ranks)
+
+
+def test_who_ran_out_of_time_shrinks_with_those_who_took_its_view() -> None:
+    gave_up, agreed = multiprocessing.Event(), multiprocessing.Event()
+
+    def shrink(group: pyfab.Group) -> Any:
+        formed = []  # how many smaller groups rank 1 tried
+        if group.rank == 0:
+            with pytest.raises(pyfab.OperationTimeout, match="rank 1 of 2 did not come"):
+                group.shrink(timeout=0.1)
+            gave_up.set()
+            assert agreed.wait(30)
+        else:
+            descend = group._descend
+
+            def told(*args: Any) -> pyfab.Group:
+                formed.append(descend(*args))
+                agreed.set()
+                return formed[-1]
+
+            group._descend = told  # type: ignore[method-assign]
+            assert gave_up.wait(30)
+        smaller = group.shrink(timeout=10)
+        seen = smaller.allgather(group.rank)
+        smaller.close()
+        return seen, smaller.lost, len(formed)
+
+    assert pyfab.spawn(shrink, 2, links="shm", timeout=60) == [([0, 1], (), 0), ([0, 1], (), 1)]
+
+
+def test_an_agreement_that_is_repeated_is_shown_to_all() -> None:
+    """Rank 0 believes that a second one is due, and rank 1 hears of it from rank 0's view alone."""
+
+    def both(group: pyfab.Group) -> Any:
+        number, successors = agree(
+            group._control, group.rank, {0, 1}, 2 - group.rank, bytes([group.rank]), Deadline(20)
+        )
+        group.barrier()
+        return number, successors
+
+    assert pyfab.spawn(both, 2, links="shm", timeout=60) == [(2, {0: b"\0", 1: b"\1"})] * 2
 
 
 MEMBER = """

@@ -32,6 +32,13 @@ def test_ways_in_order() -> None:
     ]
 
 
+def test_nobody_takes_from_the_others_what_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "address_links", lambda address: address.decode().split())
+    addresses = [b"shm.0 tcp.0 verbs.0", b"shm.0 tcp.0 verbs.1"]
+    named = [["verbs.0", "shm.0"], ["tcp.0", "verbs.7"], ["verbs.0"]]
+    assert path_choice.left_out(named, addresses) == {"verbs.0"}
+
+
 @pytest.mark.req("WIN-74")
 def test_a_device_that_does_not_lead_to_all_counts_as_any_other() -> None:
     with Transport(["tcp", "tcp"]) as transport, Transport(["tcp", "shm"]) as half:

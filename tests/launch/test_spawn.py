@@ -6,6 +6,7 @@ import atexit
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -274,6 +275,26 @@ def test_descriptors_stay_flat() -> None:
     assert psutil.Process().num_fds() == before
 
 
+def sockets() -> int:
+    links = (path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
+    return sum(str(link).startswith("socket:") for link in links)
+
+
+@pytest.mark.parametrize("fn", [who, lambda group: group.rank], ids=["fresh interpreters", "forks"])
+def test_the_caller_has_one_socket_for_each_rank(fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    size, before, most = 40, sockets(), []
+    make = socket.socketpair
+
+    def counted(*args: Any) -> Any:
+        made = make(*args)
+        most.append(sockets() - before)
+        return made
+
+    monkeypatch.setattr(socket, "socketpair", counted)
+    assert len(pyfab.spawn(fn, size, links="shm", timeout=100)) == size
+    assert max(most) <= size + 18, "a few are open twice, while they are handed over"
+
+
 SCRIPT = """
 import pyfab
 class Own:
@@ -409,3 +430,42 @@ def test_a_caller_that_ignores_its_children(start: Start) -> None:
     """The kernel keeps no status for it."""
     output, _ = start(IGNORING).communicate(timeout=60)
     assert output == "rank 0 ended without a result (nobody knows how, because SIGCHLD is ignored here)\n"
+
+
+REUSED = """
+import os, signal, time, psutil, pyfab
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+def lead(group):
+    pids = group.allgather(os.getpid())
+    try:
+        group.barrier()  # after which rank 0 has its number
+    except pyfab.PeerLostError:
+        pass
+    if group.rank == 1:
+        group.leave()
+        return
+    while psutil.pid_exists(pids[1]) or group.rank == 2:
+        time.sleep(0.001)
+    os._exit(7)
+
+named = []
+kill = os.kill
+
+def told(*args):
+    named.append(args)
+    kill(*args)
+
+os.kill = told
+try:
+    pyfab.spawn(lead, 3, links="shm")
+except ChildProcessError as error:
+    print(error, named)
+"""
+
+
+def test_numbers_of_processes_that_have_ended_are_not_used(start: Start) -> None:
+    """They may be other processes' by then."""
+    output, _ = start(REUSED).communicate(timeout=60)
+    assert output == "rank 0 ended without a result (nobody knows how, because SIGCHLD is ignored here) []\n"

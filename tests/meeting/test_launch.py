@@ -92,6 +92,29 @@ def test_a_folder_that_others_can_enter_is_refused(private: str) -> None:
         from_environment({"PMI_RANK": "0", "PMI_SIZE": "2"})
 
 
+@pytest.mark.parametrize("kind", ["link", "dangling link", "file"])
+def test_what_is_no_folder_is_refused(kind: str, private: str, tmp_path: Path) -> None:
+    place = Path(private.removeprefix("file://"))
+    own = tmp_path / "own"
+    if kind == "file":
+        place.touch(mode=0o700)
+    else:
+        place.symlink_to(own)
+    if kind == "link":
+        own.mkdir(mode=0o700)
+    with pytest.raises(AccessDeniedError, match="0700"):
+        from_environment({"PMI_RANK": "0", "PMI_SIZE": "2"})
+
+
+def test_the_umask_takes_no_rights_of_the_folder(private: str) -> None:
+    former = os.umask(0o377)
+    try:
+        from_environment({"PMI_RANK": "0", "PMI_SIZE": "2"})
+    finally:
+        os.umask(former)
+    assert Path(private.removeprefix("file://")).stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize(
     "environment",
     [

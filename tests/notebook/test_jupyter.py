@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 
 import psutil
 import pytest
 from kernels import TIMEOUT, Kernel
+from pyfab.notebook.cell_ranks import _Rank
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +114,57 @@ def test_ranks_that_ignore_interrupts_are_killed(kernel: Kernel) -> None:
     )
     assert cell.error is not None and "did not react to an interrupt and was killed" in cell.error
     assert kernel.no_children()
+
+
+CONNECTIONS = (
+    "import gc, os, time\n"
+    "from multiprocessing.connection import Connection\n"
+    "if group.rank == 1:\n"
+    "    for each in gc.get_objects():\n"
+    "        if isinstance(each, Connection) and not each.closed:\n"
+    "            {}\n"
+    "time.sleep(1000)"
+)
+
+
+@pytest.mark.parametrize(
+    "does,message",
+    [
+        (
+            "os.write(each.fileno(), bytes([0, 0, 0, 4]) + b'junk')",
+            "is no message of a rank .*; it was killed",
+        ),
+        ("os.close(each.fileno())", "has closed its stream; it was killed"),
+    ],
+)
+def test_a_rank_that_spoils_its_stream_is_killed(kernel: Kernel, does: str, message: str) -> None:
+    cell = kernel.run("%%pyfab -n 2\n" + CONNECTIONS.format(does))
+    assert cell.error is not None and re.search(message, cell.error)
+    assert kernel.no_children()
+
+
+def test_an_interrupt_waits_for_the_end_of_a_message() -> None:
+    mine, theirs = Pipe()
+    rank = object.__new__(_Rank)
+    rank._pipe, rank._sending = theirs, threading.Lock()
+    content, came = bytes(10_000_000), []
+
+    def interrupt_and_receive() -> None:
+        mine.poll(TIMEOUT)
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:
+            try:
+                came.append(mine.recv())
+            except EOFError:
+                break
+
+    reader = threading.Thread(target=interrupt_and_receive)
+    reader.start()
+    with pytest.raises(KeyboardInterrupt):
+        rank._tell("stdout", content)
+    theirs.close()
+    reader.join()
+    assert came == [("stdout", content)]
 
 
 @pytest.mark.parametrize("waiting", ["group.barrier()", "time.sleep(1000)"])

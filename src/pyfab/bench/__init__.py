@@ -12,8 +12,9 @@ A table shows itself in terminals and notebooks; `records()` gives plain diction
 from __future__ import annotations
 
 from pyfab.bench._facts import machine_facts
+from pyfab.bench._measurement import Measurement
 from pyfab.bench._pair import Listener
-from pyfab.bench._results import Comparison, Measurement, Measurements, Ratio, load
+from pyfab.bench._results import Comparison, Measurements, Ratio, load
 from pyfab.bench._runs import bandwidth, latency, measure, message_rate
 
 __all__ = [

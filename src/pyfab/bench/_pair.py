@@ -22,7 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pyfab.bench._facts import machine_facts
@@ -46,32 +46,31 @@ _ANSWER = 30.0  # seconds that the other side has for an answer
 _IDLE = 600.0  # seconds after which a target gives up an initiator that asks nothing
 
 
+class Opening(NamedTuple):
+    """What a session asks of its target. `run` tells a listener whose session it is; `core` is -1 where the target chooses."""
+
+    links: str
+    capacity: int  # bytes of the largest operation
+    run: str
+    core: int
+
+
 class Session:
     """The initiator's side over one link spec: made by `local` or `remote`, used by one thread, on one core.
 
-    `link` says which of the links leads to the target, `facts` what machine that is.
+    `link` says which of the links leads to the target, `facts` what machine that is. host: the address under which a target on
+    another machine finds this one. token: what both know.
     """
 
-    def __init__(
-        self, channel: Channel, links: str, capacity: int, host: str, token: str, run: str, core: int
-    ) -> None:
+    def __init__(self, channel: Channel, opening: Opening, host: str = "", token: str = "") -> None:
         self._channel = channel
         self._stamp = 0x1000  # every request stamps its buffer with a number that no earlier one used
         with contextlib.ExitStack() as undo:
             undo.callback(channel.close)
             undo.push(self._hang_up)
-            domain = undo.enter_context(_open(links, host, token))
+            domain = undo.enter_context(_open(opening.links, host, token))
             self._endpoint = undo.enter_context(domain.endpoint())
-            told = self._ask(
-                {
-                    "op": "open",
-                    "links": links,
-                    "capacity": capacity,
-                    "address": _text(self._endpoint.address),
-                    "run": run,
-                    "core": core,
-                }
-            )
+            told = self._ask({"op": "open", "address": _text(self._endpoint.address), **opening._asdict()})
             try:
                 address = _bytes(told["address"])
                 remotes = {name: RemoteRegion.from_bytes(_bytes(told["remotes"][name])) for name in MEMORY}
@@ -79,7 +78,7 @@ class Session:
             except (KeyError, TypeError, ValueError):
                 raise ConnectionError("what answers there is no target of this version of pyfab") from None
             peer = self._endpoint.av.insert(address)
-            self.operations = Operations(self._endpoint, peer, remotes, capacity)
+            self.operations = Operations(self._endpoint, peer, remotes, opening.capacity)
             self.link, *_ = self._endpoint.report(peer)
             self._undo = undo.pop_all()
 
@@ -150,7 +149,7 @@ def local(links: str, capacity: int, core: int) -> Iterator[Session]:
         )
         theirs.close()
         try:
-            with Session(Channel(mine), links, capacity, "", "", "", core) as session:
+            with Session(Channel(mine), Opening(links, capacity, "", core)) as session:
                 yield session
         except BaseException:
             process.kill()  # it may be waiting for messages that do not come
@@ -167,7 +166,7 @@ def local(links: str, capacity: int, core: int) -> Iterator[Session]:
 def remote(links: str, capacity: int, address: str, token: str, run: str) -> Session:
     """A session with a `Listener` at ``host:port``. ConnectionError if it cannot be reached or the token is wrong."""
     channel = Channel.call(address, token, Deadline(_ANSWER), f"pyfab bench --listen {address}")
-    return Session(channel, links, capacity, channel.local_host, token, run, -1)
+    return Session(channel, Opening(links, capacity, run, -1), channel.local_host, token)
 
 
 def serve_descriptor(descriptor: int) -> None:
@@ -258,7 +257,10 @@ class _Target:
         self._listener, self._links = listener, links
 
     def serve(self) -> str:
-        """Until the initiator ends the connection: ConnectionError. Returns what an initiator that was refused was told."""
+        """Serves until the initiator ends the connection, which is a ConnectionError.
+
+        Returns only for an initiator that is refused: what it was told.
+        """
         request, _ = self._channel.receive(Deadline(_IDLE))
         admitted, why = False, ""
         try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import io
 import math
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyfab.bench._results import UNITS, Measurement, Measurements
+from pyfab.bench._measurement import UNITS, Measurement
 from pyfab.bench._timing import size_name
 from pyfab.core.errors import InvalidArgumentError
 
@@ -28,23 +29,23 @@ def check(path: Path) -> None:
     _figure_class()
 
 
-def write(table: Measurements, path: Path) -> None:
-    """As `Measurements.write_plot` says."""
+def write(rows: Sequence[Measurement], facts: dict[str, Any], table: str, path: Path) -> None:
+    """As `Measurements.write_plot` says; `table` is the rows in HTML."""
     check(path)
-    figure = draw(table)
+    figure = draw(rows)
     if path.suffix.lower() == ".html":
-        path.write_text(_page(table, figure))
+        path.write_text(_page(facts, table, figure))
     else:
         figure.savefig(path, dpi=120)
 
 
-def draw(table: Measurements) -> Figure:
+def draw(rows: Sequence[Measurement]) -> Figure:
     """One panel for each metric; lines, or bars where there is one size, with whiskers from p10 to p99."""
-    metrics = list(dict.fromkeys(row.metric for row in table))
+    metrics = list(dict.fromkeys(row.metric for row in rows))
     if not metrics:
         raise InvalidArgumentError("an empty table has no picture")
-    members = {metric: [row for row in table if row.metric == metric] for metric in metrics}
-    flat = {metric: len({row.size for row in rows}) == 1 for metric, rows in members.items()}
+    members = {metric: [row for row in rows if row.metric == metric] for metric in metrics}
+    flat = {metric: len({row.size for row in members[metric]}) == 1 for metric in metrics}
     heights = [1.2 + 0.3 * len(members[metric]) if flat[metric] else 4.0 for metric in metrics]
     figure: Figure = _figure_class()(figsize=(9, sum(heights)), layout="constrained")
     axes = figure.subplots(len(metrics), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -131,18 +132,18 @@ def _label(row: Measurement, rows: list[Measurement]) -> str:
     return ", ".join(parts)
 
 
-def _page(table: Measurements, figure: Figure) -> str:
+def _page(facts: dict[str, Any], table: str, figure: Figure) -> str:
     """One file that needs no other."""
     picture = io.BytesIO()
     figure.savefig(picture, format="svg")
     source = base64.b64encode(picture.getvalue()).decode()
-    facts = "".join(
+    told = "".join(
         f"<tr><th>{escape(name)}</th>"
-        + "".join(f"<td>{escape(_said(table.facts[side].get(name)))}</td>" for side in table.facts)
+        + "".join(f"<td>{escape(_said(facts[side].get(name)))}</td>" for side in facts)
         + "</tr>"
-        for name in next(iter(table.facts.values()))
+        for name in next(iter(facts.values()))
     )
-    sides = "".join(f"<th>{escape(side)}</th>" for side in table.facts)
+    sides = "".join(f"<th>{escape(side)}</th>" for side in facts)
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -156,9 +157,9 @@ def _page(table: Measurements, figure: Figure) -> str:
 <h1>pyfab bench</h1>
 <p>The median of the rounds; p10 and p99 are the fast and the slow side of all samples.</p>
 <img alt="the figures below as a picture" src="data:image/svg+xml;base64,{source}">
-{table._repr_html_()}
+{table}
 <h2>Machines and versions</h2>
-<table><tr><th></th>{sides}</tr>{facts}</table>
+<table><tr><th></th>{sides}</tr>{told}</table>
 </html>
 """
 

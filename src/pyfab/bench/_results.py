@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyfab.bench._measurement import UNITS, Measurement
+from pyfab.bench._plot import draw, write
 from pyfab.bench._timing import size_name
 from pyfab.core.errors import InvalidArgumentError
 from pyfab.display.tables import Table
@@ -18,33 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMAT = "pyfab bench 1"
-UNITS = {"us": "µs (less is better)", "GB/s": "GB/s", "Mops": "million operations per second"}
 _COMPARED_FACTS = ("cpu", "cores", "governor", "kernel", "python", "numpy", "pyfab-rdma")
-
-
-class Measurement(NamedTuple):
-    """One figure. `median` is that of the rounds; `p10` and `p99` are of all samples, the fast and the slow side of any unit.
-
-    metric: "latency" (unit "us"), "bandwidth" ("GB/s") or "rate" ("Mops", million operations per second). links: the spec that
-    was opened; link: which of its links led to the target, and how. rounds: the median of each.
-    """
-
-    metric: str
-    operation: str
-    size: int
-    memory: str
-    links: str
-    link: str
-    unit: str
-    median: float
-    p10: float
-    p99: float
-    rounds: tuple[float, ...]
-
-    @property
-    def key(self) -> tuple[str, str, int, str, str]:
-        """What makes two figures of different runs comparable."""
-        return self.metric, self.operation, self.size, self.memory, self.links
 
 
 class Ratio(NamedTuple):
@@ -108,15 +84,11 @@ class Measurements(Table[Measurement]):
 
     def plot(self) -> Figure:
         """One panel for each metric: over sizes, or bars where there is one size. ImportError without matplotlib."""
-        from pyfab.bench._plot import draw
-
         return draw(self)
 
     def write_plot(self, path: str | Path) -> None:
         """Writes the picture as its name says: .png, .svg, .pdf, or .html with the table and the facts, in one file."""
-        from pyfab.bench._plot import write
-
-        write(self, Path(path))
+        write(self, self.facts, self._repr_html_(), Path(path))
 
 
 class Comparison(Table[Ratio]):

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pyfab.bench._facts import machine_facts
+from pyfab.bench._measurement import Measurement
 from pyfab.bench._operations import MESSAGES
 from pyfab.bench._pair import LARGEST, MEMORY, Session, local, new_run, remote
-from pyfab.bench._results import Measurement, Measurements
+from pyfab.bench._results import Measurements
 from pyfab.bench._timing import calibrate, choose_cores, percentile, pinned, samples_in, speed, warm
 from pyfab.core.errors import InvalidArgumentError
 
@@ -85,6 +86,25 @@ class _Case:
             figure(percentile(self.samples, 99)),
             tuple(map(figure, self.rounds)),
         )
+
+
+class _Target(NamedTuple):
+    """Where the other side is: a `Listener` at `peer`, or a process on that core of this machine."""
+
+    peer: str | None
+    token: str
+    core: int
+
+    def sessions(
+        self, specs: Iterable[str], capacity: int
+    ) -> Iterator[tuple[str, contextlib.AbstractContextManager[Session]]]:
+        """One for each spec, all of the same run."""
+        run = new_run()
+        for spec in dict.fromkeys(specs):
+            if self.peer is None:
+                yield spec, local(spec, capacity, self.core)
+            else:
+                yield spec, remote(spec, capacity, self.peer, self.token, run)
 
 
 def latency(
@@ -159,7 +179,10 @@ def measure(
             progress(done, steps)
 
     with pinned(cores[0]), contextlib.ExitStack() as open_sessions:
-        sessions = dict(_sessions(specs, capacity, peer, token, cores[1], open_sessions))
+        target = _Target(peer, token, cores[1])
+        sessions = {
+            spec: open_sessions.enter_context(session) for spec, session in target.sessions(specs, capacity)
+        }
         plans = []
         for case in cases:
             plans.append((case, *_plan(sessions[case.links], case, round_ms * 1e6)))
@@ -172,9 +195,8 @@ def measure(
                 case.rounds.append(statistics.median(taken))
                 case.samples += taken
                 step()
-        target = sessions[specs[0]].facts
         rows = [case.measured(sessions[case.links]) for case in cases]
-    return Measurements(rows, {"initiator": facts, "target": target})
+    return Measurements(rows, {"initiator": facts, "target": sessions[specs[0]].facts})
 
 
 def _cases(
@@ -211,20 +233,6 @@ def _names(wanted: str | Sequence[str]) -> list[str]:
 
 def _all_operations() -> list[str]:
     return list(dict.fromkeys(name for metric in METRICS.values() for name in metric.operations))
-
-
-def _sessions(
-    specs: Iterable[str],
-    capacity: int,
-    peer: str | None,
-    token: str,
-    core: int,
-    stack: contextlib.ExitStack,
-) -> Iterator[tuple[str, Session]]:
-    run = new_run()
-    for spec in dict.fromkeys(specs):
-        session = local(spec, capacity, core) if peer is None else remote(spec, capacity, peer, token, run)
-        yield spec, stack.enter_context(session)
 
 
 def _plan(session: Session, case: _Case, round_ns: float) -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import socket
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,7 +63,7 @@ class Layout(NamedTuple):
     fields: list[FieldInfo]
     counts: list[int]  # samples, by shard
     sizes: list[list[int]]  # bytes, by shard and field
-    checksums: list[list[int]]  # likewise
+    checksums: list[list[int]]  # by shard and field
     hosts: list[str]  # by rank
     addresses: list[bytes]  # by rank
     copies: list[dict[int, Copy]]  # by shard: what which rank holds
@@ -86,10 +85,8 @@ class Engine:
         handles: Sequence[int],
         home: int | None,
         own: dict[int, Shard],
-        resources: ExitStack,
     ) -> None:
         self.layout, self.endpoint, self.handles = layout, endpoint, list(handles)
-        self._resources = resources
         self._pool = MemoryPool()
         self._host = socket.gethostname()
         self._home = home
@@ -106,7 +103,6 @@ class Engine:
             sources = [self._source(shard, number, tables[shard][number]) for shard in range(len(tables))]
             fields.append((0 if field.ragged else field.row, sources))
         self._gatherer = _core.Gatherer(endpoint.context(0), layout.starts, fields, len(layout.hosts))
-        resources.callback(self._gatherer.close)
 
     def _tables(self, shard: int) -> list[Any]:
         """Byte offsets of the samples, by field; None for fields that are not ragged."""
@@ -234,7 +230,7 @@ class Engine:
 
     def close(self) -> None:
         """What goes on fails with CanceledError. Local."""
-        self._resources.close()
+        self._gatherer.close()
 
 
 class _Target(NamedTuple):

@@ -136,9 +136,8 @@ class ShardedStore:
             domain = undo.enter_context(Domain(**self._options, auth_key=self._secret or None))
             endpoint = undo.enter_context(domain.endpoint())
             handles = [endpoint.av.insert(address) for address in self._layout.addresses]
-            inner = ExitStack()
-            engine = Engine(self._layout, endpoint, handles, self.rank, {}, inner)
-            undo.callback(inner.close)
+            engine = Engine(self._layout, endpoint, handles, self.rank, {})
+            undo.callback(engine.close)
             self._resources = undo.pop_all()
         return engine
 
@@ -439,12 +438,12 @@ class _Opened:
         group = self._group
         farewell = self._undo.enter_context(Farewell(group))
         endpoint = self._undo.enter_context(group.domain._open_endpoint(group.endpoint.av, exempt=True))
-        engine = Engine(layout, endpoint, group._handles, group.rank, own, ExitStack())
+        engine = Engine(layout, endpoint, group._handles, group.rank, own)
         self._undo.callback(engine.close)
         return (engine, farewell), farewell.card
 
     def learn_copies(self, layout: Layout) -> None:
-        """Takes down which ranks hold which shards besides their own."""
+        """Notes which ranks hold copies of other ranks' shards."""
         for rank, card in enumerate(self.cards):
             for shard, copy in card["card"].items():
                 layout.copies[int(shard)][rank] = Copy.from_card(copy)

@@ -84,13 +84,13 @@ class Control:
         self._region = open_region(domain, memory, Access.REMOTE, self._arrivals, coherent=True)
         self._remotes: list[RemoteRegion] = []
         self._barrier = 0  # barriers that this rank has left
-        self._late = 0  # the one that timed out in barrier(), so that nothing was shown for it
+        self._late = 0  # the number of a barrier() that timed out: this rank showed nothing for it
         # Whether the last call met the others, but timed out while it read what they show.
         self._unread = False
         self._shown = (0, b"")  # the barrier for which a box was last filled, and what the others find there
         self._large: list[MemoryRegion | None] = [None, None]  # what the boxes refer to
-        self._asked = 0  # the last rank that was asked in its turn
-        # To peers that have not answered yet, by rank and by where in their window: what is there?
+        self._asked = 0  # the rank that was asked last, when a wait took long: all have their turn
+        # Reads that peers have not answered yet, by the rank and the place in its window.
         self._questions: dict[tuple[int, int], tuple[Operation, NDArray[np.uint8]]] = {}
 
     @property
@@ -98,8 +98,15 @@ class Control:
         """What the other ranks need."""
         return self._region.remote.to_bytes()
 
-    def connect(self, rank: int, remotes: list[RemoteRegion], handles: tuple[int, ...]) -> None:
-        """Takes everyone's `remote` and handle in the address vector, by rank, before the first call."""
+    def connect(
+        self, rank: int, remotes: list[RemoteRegion], handles: tuple[int, ...], generation: int = 0
+    ) -> None:
+        """Takes everyone's `remote` and handle in the address vector, by rank, before the first call.
+
+        `generation`, below 2**31, is the same for all, and higher where a former group had some of these control windows: its
+        barriers have lower numbers, so that what it left in the cells is never taken for an arrival.
+        """
+        self._barrier = max(self._barrier, generation << 32)
         self._rank, self._size, self._handles = rank, len(remotes), handles
         self._remotes = [remote.view(np.uint8, (remote.nbytes,)) for remote in remotes]
 
@@ -283,7 +290,7 @@ class Control:
                 self._absent([self._asked], number)
 
     def _last_in_line(self, source: int, number: int) -> int:
-        """Whom `source` waits for in barrier `number`, or the one that this waits for, and so on.
+        """The last rank of a chain in barrier `number`: `source` waits for one rank, that one for another, and so on.
 
         PeerLostError if one of them has died, or if the last one has found that another has.
         """
@@ -320,7 +327,7 @@ class Control:
         return sorted(absent)
 
     def _losses(self, first: int, error: FabricError) -> PeerLostError:
-        """What to raise when `first` was found dead: others may be too, one of which is the cause of the rest."""
+        """What to raise when `first` was found dead. It names other dead ranks too, because one of them may be the cause."""
         lost = {first: error}
         for rank in range(min(self._size, _NAMED)):
             try:
@@ -328,7 +335,7 @@ class Control:
                     self._ask(rank)
             except GONE as another:
                 lost[rank] = another
-            except FabricError:  # this process cannot ask, so that those found have to do
+            except FabricError:  # this process cannot ask any more: those found so far are named
                 break
         return _lost(lost, self._size)
 

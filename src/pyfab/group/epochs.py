@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from pyfab.core.deadline import Deadline
-from pyfab.core.errors import EpochError, InvalidArgumentError
+from pyfab.core.errors import ClosedError, EpochError, InvalidArgumentError
 from pyfab.group.cells import Cells
 from pyfab.meeting.ranks import ranks_text
 
@@ -43,20 +43,29 @@ class Epochs:
 
     def __init__(self, cells: Cells, rank: int, size: int) -> None:
         self._cells, self._rank, self._size = cells, rank, size
+        self.closed = False  # whether the window is closed
         self._fenced = False
         self._locks: dict[int, bool] = {}  # target → whether shared
         self._all = False
         self._targets: tuple[int, ...] | None = None  # of start()
         self._origins: tuple[int, ...] | None = None  # of post()
-        self._posted, self._taken = [0] * size, [0] * size  # exposures opened to, and taken up of, each rank
-        self._completed, self._awaited = (
-            [0] * size,
-            [0] * size,
-        )  # accesses completed on, and waited for of, each
+        # By rank: exposures that this rank has opened to it, and has taken up of it.
+        self._posted, self._taken = [0] * size, [0] * size
+        # By rank: accesses that this rank has completed on it, and has waited for of it.
+        self._completed, self._awaited = [0] * size, [0] * size
 
-    def allows(self, peer: int) -> bool:
-        """Whether operations on `peer` may be started now."""
-        return self._fenced or self.passive(peer) or (self._targets is not None and peer in self._targets)
+    def check_window(self) -> None:
+        """Raises ClosedError once the window is closed."""
+        if self.closed:
+            raise ClosedError("the window is closed")
+
+    def check_operation(self, peer: int) -> None:
+        """Raises EpochError unless operations on `peer` may be started now."""
+        self.check_window()
+        if not (self._fenced or self.passive(peer) or (self._targets is not None and peer in self._targets)):
+            raise EpochError(
+                f"an operation on rank {peer} outside of an epoch: begin with fence(), start() or lock()"
+            )
 
     def passive(self, peer: int) -> bool:
         """Whether `peer` is locked."""
@@ -90,7 +99,7 @@ class Epochs:
         self._fenced = False
 
     def unlock(self, peer: int, deadline: Deadline) -> None:
-        """Ends it."""
+        """Ends the epoch of `lock`."""
         self._cells.release(peer, LOCK, self._locks.pop(peer), deadline)
 
     def check_locked(self, peer: int) -> None:
@@ -117,7 +126,7 @@ class Epochs:
         self._all, self._fenced = True, False
 
     def unlock_all(self, deadline: Deadline) -> None:
-        """Ends it."""
+        """Ends the epoch of `lock_all`."""
         self._all = False
         for peer in range(self._size):
             self._cells.release(peer, LOCK, True, deadline)
@@ -126,6 +135,12 @@ class Epochs:
         """Raises EpochError unless all are locked together."""
         if not self._all:
             raise EpochError("unlock_all() without lock_all()")
+
+    def update_lock(self, peer: int, timeout: float | None) -> Held:
+        """Takes the lock of updates that take several steps, until the `with` block ends."""
+        self.check_window()
+        self._cells.acquire(peer, UPDATE_LOCK, False, Deadline(timeout))
+        return Held(lambda: self._cells.release(peer, UPDATE_LOCK, False, Deadline(timeout)))
 
     # --- fences
 
@@ -164,7 +179,7 @@ class Epochs:
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """Those of start(). EpochError if there are none."""
+        """The ranks of start(). EpochError outside of its epoch."""
         if self._targets is None:
             raise EpochError("complete() without start()")
         return self._targets
@@ -182,7 +197,7 @@ class Epochs:
         self._waited()
 
     def test(self) -> bool:
-        """Whether they have; then it is as after `wait`."""
+        """Whether all that `post` named have completed; if so, the epoch has ended as by `wait`."""
         if self._cells.missing(self._awaiting()):
             return False
         self._waited()

@@ -7,9 +7,9 @@ import contextlib
 import itertools
 import json
 import socket
-import threading
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from html import escape
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from pyfab.core.domain import Domain
 from pyfab.core.enums import Access
 from pyfab.core.errors import (
     BusyError,
-    ClosedError,
     FabricError,
     InvalidArgumentError,
     OperationTimeout,
@@ -30,10 +29,11 @@ from pyfab.core.errors import (
 from pyfab.core.region import RemoteRegion
 from pyfab.display.pictures import Drawing, DrawnLink, topology
 from pyfab.display.tables import Table
-from pyfab.group import objects, path_choice
+from pyfab.group import path_choice
+from pyfab.group.communicator import Communicator
 from pyfab.group.control import Control
 from pyfab.group.membership import CAPACITY, Shared, agree
-from pyfab.group.window import Window
+from pyfab.group.window import Wanted, Window
 from pyfab.meeting import launchers
 from pyfab.meeting.rendezvous import exchange
 
@@ -54,7 +54,7 @@ class Link(NamedTuple):
 
 
 class Links(Table[Link]):
-    """The links of one rank: a table, and in a notebook a picture besides."""
+    """The links of one rank: a table, and in a notebook also a picture."""
 
     def __init__(self, rank: int, hosts: list[str], links: Iterable[Link]) -> None:
         super().__init__(Link, links, title=f"links of rank {rank}")
@@ -68,7 +68,24 @@ class Links(Table[Link]):
         return str(topology(self.hosts, self.drawn())) + super()._repr_html_()
 
 
-class Group:
+@dataclass
+class _Successor:
+    """What `shrink` has shown the others: they may have taken it, so it stays open until this group ends or is replaced."""
+
+    control: Control
+    alive: set[int]
+    number: int = 1  # of the agreement
+    group: Group | None = None  # once this rank has agreed
+
+    def close(self) -> None:
+        """Local."""
+        if self.group is not None:
+            self.group._end(wait=False)
+        else:
+            self.control.close()
+
+
+class Group(Communicator):
     """A fixed number of processes, each of which can reach the memory that the others put into windows.
 
     `rank` and `size` say who this process is; all meet at `rendezvous` (``tcp://host:port``, where rank 0 listens;
@@ -103,14 +120,10 @@ class Group:
             self._resources = Shared(undo.pop_all(), self.endpoint.av).share(self._handles)
 
     def _begin(self, rank: int, size: int, timeout: float | None) -> None:
-        self.rank, self.size, self.timeout = rank, size, timeout
-        self.peers: tuple[int, ...] = tuple(r for r in range(size) if r != rank)
+        super().__init__(rank, size, timeout)
         self.epoch = 0
         self.lost: tuple[int, ...] = ()
-        self._handles: tuple[int, ...] = ()  # of the ranks, in the address vector
-        self._barrier_lock = threading.Lock()
-        self._windows: list[Window] = []
-        self._closed = False
+        self._successor: _Successor | None = None  # of a `shrink` that has not ended
 
     def _open(
         self, domain: str | Domain | Mapping[str, Any] | None, contexts: int, undo: contextlib.ExitStack
@@ -143,37 +156,6 @@ class Group:
         launch = launchers.from_environment(environment, rendezvous)
         return cls(launch.rank, launch.size, launch.rendezvous, domain, contexts, timeout)
 
-    def barrier(self, timeout: float | None = -1) -> None:
-        """Returns when all ranks have called it. Collective.
-
-        Raises PeerLostError naming a rank that has ended, OperationTimeout naming ranks that did not come; after that one the
-        call may be repeated, and no other collective one works before.
-        """
-        self._check()
-        self._control.barrier(self._timeout(timeout))
-
-    def allgather(self, obj: Any, timeout: float | None = -1) -> list[Any]:
-        """Everyone's `obj`, by rank. Collective.
-
-        Objects of any size travel as JSON where that keeps them, or else as pickles: members of a group are the same program of
-        the same user, so they trust each other's pickles. A call that timed out may be repeated with an equal object, since ranks
-        that came meanwhile have seen the first; with another one it raises InvalidArgumentError. So it does where a rank called
-        another method in place of this one.
-        """
-        self._check()
-        return [
-            objects.decode(data)
-            for data in self._control.allgather(objects.encode(obj), self._timeout(timeout))
-        ]
-
-    def broadcast(self, obj: Any = None, root: int = 0, timeout: float | None = -1) -> Any:
-        """The `obj` of rank `root`; what the others give is ignored. Collective. As for how objects travel, see `allgather`."""
-        self._check()
-        if not 0 <= root < self.size:
-            raise InvalidArgumentError(f"root={root}: ranks are 0 to {self.size - 1}")
-        data = objects.encode(obj) if root == self.rank else b""
-        return objects.decode(self._control.broadcast(data, root, self._timeout(timeout)))
-
     def window(
         self,
         array: NDArray[Any] | None = None,
@@ -199,7 +181,8 @@ class Group:
         if counters < 0 or (dynamic and max_parts < 1):
             raise InvalidArgumentError(f"counters={counters}, max_parts={max_parts}: neither is negative")
         parts = max_parts if dynamic else 0
-        return Window(self, array, shape, dtype, access, self._timeout(timeout), counters, epochs, parts)
+        wanted = Wanted(array, shape, dtype, access, counters, parts)
+        return Window(self, wanted, self._timeout(timeout), epochs=epochs)
 
     # --- membership
 
@@ -230,31 +213,38 @@ class Group:
         """The group of those that are left when ranks have died or left; `lost` names them by their ranks here.
 
         Collective among those that are left, each of whom asks everyone for a sign of life until all agree. This group is closed,
-        its windows with it, without waiting. OperationTimeout names ranks that live but did not call it.
+        its windows with it, without waiting. OperationTimeout names ranks that live but did not call it; it may be called again,
+        and goes on from there.
         """
         self._check()
         deadline = Deadline(self._timeout(timeout))
         for window in list(self._windows):
             window._release()
         self._windows.clear()
-        former = tuple(range(self.size))
-        alive, number = set(former), 0
         while True:
-            control = Control(self.domain, self.endpoint, CAPACITY)
-            number += 1
-            try:
-                views = agree(self._control, self.rank, alive, number, control.remote, deadline)
-                ranks = sorted(alive)
-                group = self._descend(control, ranks.index(self.rank), ranks, [views[r] for r in ranks])
-            except BaseException:
-                control.close()
-                raise
+            begun = self._successor or _Successor(
+                Control(self.domain, self.endpoint, CAPACITY), set(range(self.size))
+            )
+            self._successor = begun
+            group = begun.group
+            if group is None:
+                begun.number, views = agree(
+                    self._control, self.rank, begun.alive, begun.number, begun.control.remote, deadline
+                )
+                ranks = sorted(begun.alive)
+                controls = [views[r] for r in ranks]
+                group = begun.group = self._descend(
+                    begun.control, ranks.index(self.rank), ranks, controls, begun.number
+                )
             try:
                 group.barrier(deadline.remaining())
             except PeerLostError:  # another one, since they agreed
                 group._end(wait=False)
+                control = Control(self.domain, self.endpoint, CAPACITY)
+                self._successor = _Successor(control, begun.alive, begun.number + 1)
                 continue
-            group.lost = tuple(r for r in former if r not in alive)
+            group.lost = tuple(r for r in range(self.size) if r not in begun.alive)
+            self._successor = None
             self._end(wait=False)
             return group
 
@@ -409,7 +399,7 @@ class Group:
         """
         av, own = self.endpoint.av, addresses[self.rank]
         found = path_choice.not_to_all(av, self.endpoint.context(0), addresses, own)
-        left_out = set(itertools.chain(*self.allgather(found, deadline.remaining())))
+        left_out = path_choice.left_out(self.allgather(found, deadline.remaining()), addresses)
         if not left_out:
             return
         handles = []
@@ -424,7 +414,9 @@ class Group:
         undo.pop_all()
         av.remove(added)
 
-    def _descend(self, control: Control, rank: int, ranks: list[int], controls: list[bytes]) -> Group:
+    def _descend(
+        self, control: Control, rank: int, ranks: list[int], controls: list[bytes], generation: int = 0
+    ) -> Group:
         """A group of some of these ranks over the same endpoint, before anyone has waited for another."""
         group = object.__new__(Group)
         group._begin(rank, len(ranks), self.timeout)
@@ -432,7 +424,8 @@ class Group:
         group.epoch = self.epoch + 1
         group._handles = tuple(self._handles[r] for r in ranks)
         group._hosts = [self._hosts[r] for r in ranks]
-        group._control.connect(rank, [RemoteRegion.from_bytes(data) for data in controls], group._handles)
+        remotes = [RemoteRegion.from_bytes(data) for data in controls]
+        group._control.connect(rank, remotes, group._handles, generation)
         group._resources = self._resources.share(group._handles)
         return group
 
@@ -455,20 +448,10 @@ class Group:
                 window._release()
         finally:
             self._windows.clear()
+            if self._successor is not None:
+                self._successor.close()
             self._control.close()
             self._resources.release(self._handles)
-
-    def _memory_barrier(self) -> None:
-        with self._barrier_lock:  # an atomic exchange with acquire and release order
-            pass
-
-    def _check(self) -> None:
-        if self._closed:
-            raise ClosedError("the group is closed")
-
-    def _timeout(self, timeout: float | None) -> float | None:
-        """-1 stands for the group's own timeout."""
-        return self.timeout if timeout == -1 else timeout
 
 
 def _path(link: str, how: str) -> str:

@@ -42,7 +42,7 @@ class Shared:
         return self
 
     def release(self, handles: Iterable[int]) -> None:
-        """Takes one back; the last one removes the peers."""
+        """Counts a user less. The peers that no group has any more are removed; the last user closes the resources."""
         with self._lock:
             self._users -= 1
             self._handles.subtract(handles)
@@ -59,10 +59,11 @@ class Shared:
 
 def agree(
     control: Control, rank: int, alive: set[int], number: int, successor: bytes, deadline: Deadline
-) -> dict[int, bytes]:
-    """Takes those out of `alive` that do not live, until all others show the same; returns their successors, by rank.
+) -> tuple[int, dict[int, bytes]]:
+    """Takes those out of `alive` that do not live, until all others show the same.
 
-    Whoever sees that a rank is gone shows so, and nobody comes back, so the views shrink until they are equal.
+    Returns the number of the agreement, at least `number`, and the successors of all, by rank. Whoever sees that a rank is gone
+    shows so, and nobody comes back, so the views shrink until they are equal.
     """
     size = max(alive) + 1
     control.show_view(number, alive, successor)
@@ -71,6 +72,7 @@ def agree(
         successors = {rank: successor}
         behind = []
         gone = set()
+        former = number
         for other in sorted(alive - {rank}):
             try:
                 view = control.view_of(other)
@@ -80,16 +82,18 @@ def agree(
             if view is None or view[0] < number or view[1] != alive:
                 behind.append(other)
             if view is not None and view[0] > number:
-                number = view[0]  # it knows of a loss since an agreement that this rank has not seen
+                number = view[
+                    0
+                ]  # it has agreed before, but then a rank was lost, and waits for this one to know
                 gone |= alive - view[1]
             if view is not None:
                 successors[other] = view[2]
-        if gone:
+        if gone or number > former:
             alive -= gone
             control.show_view(number, alive, successor)
             continue
         if not behind:
-            return successors
+            return number, successors
         if deadline.over:
             raise OperationTimeout(f"shrink: {ranks_text(behind, size)} did not come within {deadline}")
         time.sleep(pause)  # nothing tells of what others show

@@ -15,7 +15,7 @@ from pyfab.core.region import MemoryRegion, RemoteRegion
 from pyfab.group.cells import open_region
 
 if TYPE_CHECKING:
-    from pyfab.group.group import Group
+    from pyfab.group.communicator import Communicator
     from pyfab.group.remote_array import RemoteArray
 
 _ENTRY = 1024  # bytes of a slot: lengths of the name and the region (8 each), then both
@@ -25,7 +25,7 @@ _HEAD = 16
 class Directory:
     """The table of one rank. A slot holds a part if its lengths are not 0; the first word counts changes, odd during one."""
 
-    def __init__(self, group: Group, limit: int, access: Access) -> None:
+    def __init__(self, group: Communicator, limit: int, access: Access) -> None:
         self._group, self._limit, self._access = group, limit, access
         self._lock = threading.Lock()
         memory = group.domain.alloc(8 + limit * _ENTRY, np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from pyfab._core import Context, Operation
     from pyfab.core.address_vector import AddressVector
 
-__all__ = ["UNREACHED", "measure", "mixed", "moves_itself", "not_to_all", "rank"]
+__all__ = ["UNREACHED", "left_out", "measure", "mixed", "moves_itself", "not_to_all", "rank"]
 
 _ROUNDS = 6  # gets of a few bytes, of which the first one opens the way
 UNREACHED = float("inf")
@@ -75,5 +76,13 @@ def not_to_all(av: AddressVector, context: Context, addresses: Iterable[bytes], 
             av.remove(handle)
 
     far = [address for address in addresses if address != own and not leads(address, "shm.0")]
-    direct = {link for address in addresses for link in _core.address_links(address) if moves_itself(link)}
-    return sorted(link for link in direct if not all(leads(address, link) for address in far))
+    return sorted(link for link in _direct(addresses) if not all(leads(address, link) for address in far))
+
+
+def left_out(named: Iterable[Iterable[str]], addresses: Iterable[bytes]) -> set[str]:
+    """Links that all leave out because ranks named them. Nobody takes from the others a link that is not a device's."""
+    return _direct(addresses).intersection(itertools.chain(*named))
+
+
+def _direct(addresses: Iterable[bytes]) -> set[str]:
+    return {link for address in addresses for link in _core.address_links(address) if moves_itself(link)}

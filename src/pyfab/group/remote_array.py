@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -16,10 +16,18 @@ from pyfab.group.indexing import check_landing, fitting, names_rows, packed, row
 
 if TYPE_CHECKING:
     from pyfab._core import Context, Fetch
+    from pyfab.core.endpoint import Endpoint
     from pyfab.core.region import RemoteRegion
-    from pyfab.group.window import Window
+    from pyfab.group.epochs import Epochs
 
-_Rows = tuple[NDArray[np.uint64], int]
+
+class _Selection(NamedTuple):
+    """What an update changes."""
+
+    shape: tuple[int, ...]
+    region: RemoteRegion  # a view; or the whole array, of which `rows` are meant
+    rows: tuple[NDArray[np.uint64], int] | None  # where each begins, and bytes of one
+
 
 # Updates of types for which there are no atomics, in steps under a lock; NumPy's rules decide what goes.
 _STEPS: dict[AtomicOp, Callable[[Any, Any], Any]] = {
@@ -64,7 +72,9 @@ class RemoteArray(_core.RemoteArrayCore):
         self.shape: tuple[int, ...] = region.shape
         self._dtype = region.dtype
         self._timeout = timeout
-        self._window: Window | None = None
+        # Of a window's arrays: whose context it is, what locks and epochs there are, and the peer's regions that count.
+        self._endpoint: Endpoint | None = None
+        self._epochs: Epochs | None = None
         self._notified: list[RemoteRegion] = []
         self._views: dict[np.dtype[Any], RemoteArray] = {}
 
@@ -107,11 +117,9 @@ class RemoteArray(_core.RemoteArrayCore):
                     f"view({wanted}): {self.nbytes} bytes are no whole number of elements of {wanted.itemsize} bytes"
                 )
             region = self.region.view(wanted, (self.nbytes // wanted.itemsize,))
-            known = (
-                self._window._array(self.peer, region, [])
-                if self._window
-                else RemoteArray(self._context, self._handle, self.peer, region, self._timeout)
-            )
+            # It counts its operations with those of this array, so that whoever waits for this array's waits for its own.
+            known = type(self)(self._context, self._handle, self.peer, region, self._timeout)
+            known._endpoint, known._epochs = self._endpoint, self._epochs
             self._views[wanted] = known
         return known
 
@@ -170,9 +178,10 @@ class RemoteArray(_core.RemoteArrayCore):
         return self._context.read(out, self._handle, source)
 
     def _accumulate(self, values: ArrayLike, index: Any = ..., op: AtomicOp = AtomicOp.SUM) -> Operation:
-        shape, target, rows = self._selected(index)
+        selected = self._selected(index)
         if self._by_steps:
-            return self._step(values, shape, target, rows, _combining(op), None)
+            return self._step(selected, values, _combining(op), None)
+        shape, target, rows = selected
         return self._context.atomic(op, fitting(values, shape, self._dtype), self._handle, target, _rows=rows)
 
     def _fetch_add(self, values: ArrayLike, index: Any = ..., out: NDArray[Any] | None = None) -> Any:
@@ -185,10 +194,11 @@ class RemoteArray(_core.RemoteArrayCore):
         op: AtomicOp = AtomicOp.SUM,
         out: NDArray[Any] | None = None,
     ) -> Any:
-        shape, target, rows = self._selected(index)
+        selected = self._selected(index)
+        shape, target, rows = selected
         into = np.empty(shape, self._dtype) if out is None else check_landing(out, shape, self._dtype)
         if self._by_steps:
-            operation = self._step(values, shape, target, rows, _combining(op), into)
+            operation = self._step(selected, values, _combining(op), into)
             return operation if out is not None else self._nothing(into, brings=True)
         return self._context.fetch_atomic(
             op,
@@ -203,12 +213,13 @@ class RemoteArray(_core.RemoteArrayCore):
     def _compare_and_swap(
         self, expected: ArrayLike, desired: ArrayLike, index: Any = ..., out: NDArray[Any] | None = None
     ) -> Any:
-        shape, target, rows = self._selected(index)
+        selected = self._selected(index)
+        shape, target, rows = selected
         compare = fitting(expected, shape, self._dtype)
         into = np.empty(shape, self._dtype) if out is None else check_landing(out, shape, self._dtype)
         if self._by_steps:
             operation = self._step(
-                desired, shape, target, rows, lambda old, new: np.where(old == compare, new, old), into
+                selected, desired, lambda old, new: np.where(old == compare, new, old), into
             )
             return operation if out is not None else self._nothing(into, brings=True)
         return self._context.compare_atomic(
@@ -235,22 +246,21 @@ class RemoteArray(_core.RemoteArrayCore):
 
     def _step(
         self,
+        selected: _Selection,
         values: ArrayLike,
-        shape: tuple[int, ...],
-        target: RemoteRegion,
-        rows: _Rows | None,
         combine: Callable[[Any, Any], Any],
         former: NDArray[Any] | None,
     ) -> Operation:
         """Lock, get, compute, put, unlock. The put is what is returned, done."""
+        shape, target, rows = selected
         operand = fitting(values, shape, self._dtype)
-        if self._window is None:
+        if self._epochs is None:
             raise NotSupportedError(f"updates of {self._dtype} need the lock of a window")
         if rows is not None and len(np.unique(rows[0])) != len(rows[0]):
             raise InvalidArgumentError(f"an update of {self._dtype} names each row at most once")
         context, handle = self._context, self._handle
         here = np.empty(shape, self._dtype)
-        with self._window._update_lock(self.peer):
+        with self._epochs.update_lock(self.peer, self._timeout):
             if rows is None:
                 context.read(here, handle, target).result(self._timeout)
                 new = np.ascontiguousarray(combine(here, operand), self._dtype).reshape(shape)
@@ -299,13 +309,12 @@ class RemoteArray(_core.RemoteArrayCore):
             self._handle, region, source, offsets, packed(offsets, length), length
         )
 
-    def _selected(self, index: Any) -> tuple[tuple[int, ...], RemoteRegion, _Rows | None]:
-        """Shape of what an update changes, and where it is: a view, or rows of the whole."""
+    def _selected(self, index: Any) -> _Selection:
         if names_rows(index):
             shape, offsets, length = self._scattered(index)
-            return shape, self.region, (offsets, length)
+            return _Selection(shape, self.region, (offsets, length))
         target = self.region[index]
-        return target.shape, target, None
+        return _Selection(target.shape, target, None)
 
     def _scattered(self, index: Any) -> tuple[tuple[int, ...], NDArray[np.uint64], int]:
         """Shape of a selection by rows, and the byte offsets of its runs with their length."""
@@ -331,8 +340,8 @@ class CheckedRemoteArray(RemoteArray):
     """One of a window whose operations belong into epochs: EpochError outside of one."""
 
     def _allow(self) -> None:
-        assert self._window is not None
-        self._window._require(self.peer)
+        assert self._epochs is not None
+        self._epochs.check_operation(self.peer)
 
 
 def _checked(name: str) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -16,7 +16,6 @@ from pyfab.core.deadline import Deadline
 from pyfab.core.enums import Access
 from pyfab.core.errors import (
     BusyError,
-    ClosedError,
     EpochError,
     FabricError,
     InvalidArgumentError,
@@ -24,16 +23,28 @@ from pyfab.core.errors import (
 )
 from pyfab.core.region import MemoryRegion, RemoteRegion, shared_memory_of
 from pyfab.group.cells import Cells, open_region
-from pyfab.group.epochs import UPDATE_LOCK, Epochs, Held, cell_count
+from pyfab.group.epochs import Epochs, Held, cell_count
 from pyfab.group.node_memory import describe_file, map_file
 from pyfab.group.parts import Directory
 from pyfab.group.remote_array import CheckedRemoteArray, RemoteArray
 
 if TYPE_CHECKING:
+    from pyfab.core.domain import Domain
     from pyfab.core.queues import Counter
-    from pyfab.group.group import Group
+    from pyfab.group.communicator import Communicator
 
-__all__ = ["Window"]
+__all__ = ["Wanted", "Window"]
+
+
+class Wanted(NamedTuple):
+    """What memory a rank opens to the others, as `Group.window` takes it. `parts`: of a dynamic window, at most so many."""
+
+    array: NDArray[Any] | None
+    shape: int | tuple[int, ...] | None
+    dtype: DTypeLike
+    access: Access
+    counters: int
+    parts: int
 
 
 class Window(_core.WindowCore):
@@ -51,25 +62,20 @@ class Window(_core.WindowCore):
 
     def __init__(
         self,
-        group: Group,
-        array: NDArray[Any] | None,
-        shape: int | tuple[int, ...] | None,
-        dtype: DTypeLike,
-        access: Access,
+        group: Communicator,
+        wanted: Wanted,
         timeout: float | None,
-        counters: int = 0,
-        epochs: bool = False,
-        parts: int = 0,
+        *,
+        epochs: bool,
     ) -> None:
         self.group = group
-        self._dynamic = parts > 0
+        self._dynamic = wanted.parts > 0
         self._checked = epochs
-        self._closed = False
         error: Exception | None = None
         card: dict[str, Any] = {}
         with ExitStack() as undo:
             try:
-                opened = _Opened(group, array, shape, dtype, access, counters, parts, undo)
+                opened = _Opened(group, wanted, undo)
                 card = opened.card
             except Exception as caught:  # the others are told before it is raised, or they would wait
                 error = caught
@@ -118,7 +124,7 @@ class Window(_core.WindowCore):
             region,
             self.group.timeout,
         )
-        array._window, array._notified = self, notified
+        array._endpoint, array._epochs, array._notified = self.group.endpoint, self._epochs, notified
         self._arrays.append(array)
         return array
 
@@ -341,7 +347,7 @@ class Window(_core.WindowCore):
 
         BusyError inside an epoch. The error of an operation that failed unseen is raised once everything is closed.
         """
-        if self._closed:
+        if self._epochs.closed:
             return
         if self._epochs.open:
             raise BusyError(f"the window is inside an epoch; {self._epochs.open}")
@@ -361,12 +367,12 @@ class Window(_core.WindowCore):
         """Closes; after an exception without waiting for the others."""
         if kind is None:
             self.close()
-        elif not self._closed:
+        elif not self._epochs.closed:
             self._release()
             self.group._windows.remove(self)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"shape={self.shape}, dtype={self.dtype}"
+        state = "closed" if self._epochs.closed else f"shape={self.shape}, dtype={self.dtype}"
         return f"Window(rank {self.group.rank} of {self.group.size}, {state})"
 
     def _rank(self, peer: Any) -> int:
@@ -386,62 +392,31 @@ class Window(_core.WindowCore):
             )
         return self._directory
 
-    def _require(self, peer: int) -> None:
-        """EpochError outside of an epoch for `peer`."""
-        self._check()
-        if not self._epochs.allows(peer):
-            raise EpochError(
-                f"an operation on rank {peer} outside of an epoch: begin with fence(), start() or lock()"
-            )
-
-    def _update_lock(self, peer: int) -> Held:
-        """For updates that take several steps, until the `with` block ends."""
-        self._check()
-        self._cells.acquire(peer, UPDATE_LOCK, False, Deadline(self.group.timeout))
-        return Held(lambda: self._cells.release(peer, UPDATE_LOCK, False, Deadline(self.group.timeout)))
-
     def _check(self) -> None:
-        if self._closed:
-            raise ClosedError("the window is closed")
+        self._epochs.check_window()
 
     def _release(self) -> None:
         """Local."""
-        if not self._closed:
-            self._closed = True
+        if not self._epochs.closed:
+            self._epochs.closed = True
             self._resources.close()
-            # These know the window: without them it goes, with its memory, as soon as nobody else has it.
             self._peers, self._arrays, self._mapped = [], [], {}
 
 
 class _Opened:
-    """This rank's part of a window. What is open is closed by `undo`."""
+    """This rank's part of a window, as it is opened. `undo` closes what has been opened."""
 
     def __init__(
         self,
-        group: Group,
-        array: NDArray[Any] | None,
-        shape: int | tuple[int, ...] | None,
-        dtype: DTypeLike,
-        access: Access,
-        counters: int,
-        parts: int,
+        group: Communicator,
+        wanted: Wanted,
         undo: ExitStack,
     ) -> None:
-        domain, endpoint = group.domain, group.endpoint
-        if parts:
-            if array is not None or shape is not None:
-                raise InvalidArgumentError("a dynamic window takes no array and no shape: attach() them")
-            shape = 0
-        if (array is None) == (shape is None):
-            raise InvalidArgumentError("a window takes an array, or a shape and a dtype")
-        if array is None:
-            assert shape is not None
-            array = domain.alloc(shape, dtype) if np.prod(shape) else np.empty(shape, dtype)
-        elif not isinstance(array, np.ndarray):
-            raise TypeError(f"a window takes a NumPy array, not a {type(array).__name__}")
+        domain = group.domain
+        array = _array_for(wanted, domain)
         if array.dtype.hasobject:
             raise InvalidArgumentError(f"dtype {array.dtype}: Python objects mean nothing to other processes")
-        if counters and domain.info.needs_sync_rdma_write:
+        if wanted.counters and domain.info.needs_sync_rdma_write:
             raise NotSupportedError(
                 "counters of notified puts are not available on a non-coherent domain; use fences or post() and wait()"
             )
@@ -453,7 +428,7 @@ class _Opened:
         self.regions: list[MemoryRegion] = []
 
         def opened(counter: Counter | None = None) -> str:
-            region = open_region(domain, memory, access, counter)
+            region = open_region(domain, memory, wanted.access, counter)
             undo.callback(region._end)
             self.regions.append(region)
             remote = region.remote
@@ -462,20 +437,36 @@ class _Opened:
             return base64.b64encode(remote.to_bytes()).decode()
 
         self.card: dict[str, Any] = {"remote": opened()}
-        self.counters = tuple(domain.counter() for _ in range(counters))
+        self.counters = tuple(domain.counter() for _ in range(wanted.counters))
         # The same memory under a key of its own for each counter: what is put through it counts, after its data.
         self.card["notified"] = [opened(counter) for counter in self.counters]
         for counter in self.counters:
             undo.callback(counter.close)
-        self.cells = Cells(domain, endpoint, group._handles, group.rank, cell_count(group.size))
+        self.cells = Cells(domain, group.endpoint, group._handles, group.rank, cell_count(group.size))
         undo.callback(self.cells.close)
         self.card["cells"] = base64.b64encode(self.cells.remote).decode()
         self.card["file"] = describe_file(shared_memory_of(array), array) if array.nbytes else "it is empty"
         self.directory = None
-        if parts:
-            self.directory = Directory(group, parts, access)
+        if wanted.parts:
+            self.directory = Directory(group, wanted.parts, wanted.access)
             undo.callback(self.directory.close)
             self.card["directory"] = base64.b64encode(self.directory.remote).decode()
+
+
+def _array_for(wanted: Wanted, domain: Domain) -> NDArray[Any]:
+    """The array that was given, or a new one."""
+    array, shape = wanted.array, wanted.shape
+    if wanted.parts:
+        if array is not None or shape is not None:
+            raise InvalidArgumentError("a dynamic window takes no array and no shape: attach() them")
+        shape = 0
+    if (array is None) == (shape is None):
+        raise InvalidArgumentError("a window takes an array, or a shape and a dtype")
+    if shape is not None:
+        return domain.alloc(shape, wanted.dtype) if np.prod(shape) else np.empty(shape, wanted.dtype)
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"a window takes a NumPy array, not a {type(array).__name__}")
+    return array
 
 
 def _decode(text: str) -> RemoteRegion:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pickle
+import select
 import signal
 import socket
 import sys
@@ -97,20 +99,75 @@ class _Report:
         tell_outcome(line, data)
 
 
-def fork(body: Callable[[], None]) -> int:
-    """The pid of a child that calls `body` and ends."""
+class Child:
+    """A process that `fork` made, held by a descriptor.
+
+    Its number may be another process's as soon as it has ended: where SIGCHLD is ignored, the kernel waits for it by itself.
+    """
+
+    def __init__(self, process: int) -> None:
+        """`process` is a descriptor of it, which is this object's from now on."""
+        self._process = process
+        self._status = ""  # how it ended, once that is known; then the descriptor is closed
+
+    def ended(self, timeout: float | None) -> str | None:
+        """How it ended; None if it has not within so many seconds."""
+        if not self._status:
+            poll = select.poll()
+            poll.register(self._process, select.POLLIN)
+            if not poll.poll(None if timeout is None else 1000 * timeout):
+                return None
+            try:
+                found = os.waitid(os.P_PIDFD, self._process, os.WEXITED)
+                assert found is not None
+                exited = found.si_code == os.CLD_EXITED
+                self._status = how(found.si_status if exited else -found.si_status)
+            except ChildProcessError:
+                self._status = "nobody knows how, because SIGCHLD is ignored here"
+            os.close(self._process)
+        return self._status
+
+    def send(self, number: int) -> None:
+        """Sends it a signal, if it has not ended."""
+        if not self._status:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, number)
+
+
+def how(status: int) -> str:
+    """How a process ended, by what `os.waitstatus_to_exitcode` says; real-time signals have no name."""
+    if status >= 0:
+        return f"exit status {status}"
+    known = -status in signal.Signals.__members__.values()
+    return f"killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
+
+
+def fork(body: Callable[[], None]) -> Child:
+    """A child that calls `body` and ends."""
     sys.stdout.flush()
     sys.stderr.flush()
-    with warnings.catch_warnings():
-        # CPython warns of a fork beside other threads; the child uses none of their locks.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        try:
-            body()
-        finally:
-            os._exit(0)
-    return pid
+    gate, key = os.pipe()
+    try:
+        with warnings.catch_warnings():
+            # CPython warns of a fork beside other threads; the child uses none of their locks.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(key)
+                if os.read(
+                    gate, 1
+                ):  # it cannot end, and its number cannot become another's, before it is opened
+                    os.close(gate)
+                    body()
+            finally:
+                os._exit(0)
+        child = Child(os.pidfd_open(pid))
+        os.write(key, b"x")
+        return child
+    finally:
+        os.close(gate)
+        os.close(key)
 
 
 def bind_to(parent: int) -> None:

@@ -78,12 +78,7 @@ class _Children:
         self._lines: dict[int, socket.socket] = {}  # by rank
 
     def start(self) -> None:
-        with contextlib.ExitStack() as undo:
-            theirs = []
-            for rank in range(self._size):
-                self._lines[rank], line = socket.socketpair()
-                theirs.append(undo.enter_context(line))
-            self._processes.start(theirs)
+        self._processes.start(self._size, self._lines)
 
     def outcomes(self, deadline: Deadline, patience: float) -> dict[int, Outcome]:
         """Outcomes by rank: of all, or of those that had come when one failed or the time was over.

@@ -55,7 +55,7 @@ class Meeting:
         return self._rank
 
     def Get_size(self) -> int:
-        """How many ranks there are, likewise."""
+        """The number of ranks, as mpi4py's communicators tell it."""
         return self._size
 
     def allgather(self, value: bytes) -> list[bytes]:
@@ -88,7 +88,7 @@ class Spoken:
         self.value: bytes | None = None
 
     def add(self, data: bytes) -> None:
-        """Takes bytes of the line in."""
+        """Takes the next bytes that the parent has read from the line."""
         self._bytes += data
         if self.value is None and self._bytes[:1] == _VALUE and len(self._bytes) >= _HEAD.size:
             end = _HEAD.size + _HEAD.unpack_from(self._bytes)[1]
@@ -98,7 +98,7 @@ class Spoken:
 
     @property
     def outcome(self) -> bytes | None:
-        """At the end of the stream: None if it ended without one."""
+        """The pickled outcome, to be asked for at the end of the stream; None if the stream ended without one."""
         return bytes(self._bytes[1:]) if self._bytes[:1] == _OUTCOME else None
 
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import json
 import os
 import pickle
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from pyfab.core.deadline import Deadline
-from pyfab.launch.child import LEAVE_CTRL_C, bind_to, fork, report_failure, run
+from pyfab.launch.child import LEAVE_CTRL_C, Child, bind_to, fork, how, report_failure, run
 from pyfab.launch.spawn_meeting import memory_file, read_file
 
 _GRACE = 2.0  # seconds that ranks have to end by themselves, and again from SIGTERM to SIGKILL
@@ -31,12 +31,14 @@ _GRACE = 2.0  # seconds that ranks have to end by themselves, and again from SIG
 # What the server is asked for, each in a message of its own; "status" is followed by a rank and is answered.
 _STATUS, _END_PATIENTLY = b"status ", b"end patiently"
 
+_LINES_AT_ONCE = 16  # so that the caller has few ends twice, and need not wait until the server has started
+
 
 class Processes(Protocol):
     """The processes of one call, by rank."""
 
-    def start(self, lines: Sequence[socket.socket]) -> None:
-        """Starts one for each of these streams, which then are this process's no more: it closes what is open of them."""
+    def start(self, size: int, lines: dict[int, socket.socket]) -> None:
+        """Starts so many. Enters this process's end of the stream to each into `lines`, which the caller closes."""
 
     def status(self, rank: int) -> str:
         """How one ended, whose stream has; waits for its end for a grace, since it may have closed its stream alone."""
@@ -50,62 +52,46 @@ class Forked:
 
     def __init__(self, body: Callable[[int, socket.socket], None]) -> None:
         self._body = body
-        self._pids: dict[int, int] = {}  # by rank; removed when they have ended
+        self._children: list[Child] = []  # by rank
 
-    def start(self, lines: Sequence[socket.socket]) -> None:
-        """Makes the processes, one for each line."""
-        for rank, line in enumerate(lines):
-            self._pids[rank] = fork(lambda: self._begin(rank, lines))  # noqa: B023 - called at once
-            line.close()
+    def start(self, size: int, lines: dict[int, socket.socket]) -> None:
+        """Makes the processes one by one, so that no more than one of their ends is open here."""
+        for rank in range(size):
+            lines[rank], line = socket.socketpair()
+            with line:
+                self.add(line, lines.values())
 
-    def _begin(self, rank: int, lines: Sequence[socket.socket]) -> None:
-        for other in lines[rank + 1 :]:  # or the ends of those streams would not be seen
-            other.close()
-        self._body(rank, lines[rank])
+    def add(self, line: socket.socket, others: Iterable[socket.socket]) -> None:
+        """Makes the process of the next rank, which takes the line and closes `others`: their ends would not be seen."""
+        rank = len(self._children)
+
+        def begin() -> None:
+            for other in others:
+                other.close()
+            self._body(rank, line)
+
+        self._children.append(fork(begin))
+        line.close()
 
     def status(self, rank: int) -> str:
         """How the process of this rank ended; waits for that for a grace."""
-        return self._ended(rank, _GRACE) or "it closed its stream and goes on"
+        if rank >= len(self._children):
+            return "it could not be started"
+        return self._children[rank].ended(_GRACE) or "it closed its stream and goes on"
 
     def end(self, *, patient: bool) -> None:
         """Ends those that live, at once or after a moment's patience."""
         if patient:
             self._reap(_GRACE)
         for number, patience in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, None)):
-            for pid in self._pids.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+            for child in self._children:
+                child.send(number)
             self._reap(patience)
 
     def _reap(self, timeout: float | None) -> None:
         deadline = Deadline(timeout)
-        for rank in list(self._pids):
-            self._ended(rank, deadline.remaining())
-
-    def _ended(self, rank: int, timeout: float | None) -> str | None:
-        """How a process ended; None if it has not in time. Where SIGCHLD is ignored, the kernel keeps no status."""
-        pid = self._pids[rank]
-        status = "nobody knows how, because SIGCHLD is ignored here"
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            process = os.pidfd_open(pid)
-            try:
-                poll = select.poll()
-                poll.register(process, select.POLLIN)
-                if not poll.poll(None if timeout is None else 1000 * timeout):
-                    return None
-            finally:
-                os.close(process)
-            status = how(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        del self._pids[rank]
-        return status
-
-
-def how(status: int) -> str:
-    """How a process ended, by what `os.waitstatus_to_exitcode` says; real-time signals have no name."""
-    if status >= 0:
-        return f"exit status {status}"
-    known = -status in signal.Signals.__members__.values()
-    return f"killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
+        for child in self._children:
+            child.ended(deadline.remaining())
 
 
 class Served:
@@ -117,8 +103,8 @@ class Served:
         self._requests: socket.socket | None = None
         self._server: subprocess.Popen[bytes] | None = None
 
-    def start(self, lines: Sequence[socket.socket]) -> None:
-        """Makes the processes, one for each line."""
+    def start(self, size: int, lines: dict[int, socket.socket]) -> None:
+        """Starts the interpreter and hands it its ends of the streams, a few at a time."""
         program = LEAVE_CTRL_C + (
             "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
             "from pyfab.launch.spawn_processes import serve; serve(*sys.argv[2:])"
@@ -127,7 +113,7 @@ class Served:
         try:
             self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                shared = [task, theirs.fileno(), *(line.fileno() for line in lines)]
+                shared = [task, theirs.fileno()]
                 self._server = subprocess.Popen(
                     [
                         sys.executable,
@@ -135,13 +121,21 @@ class Served:
                         program,
                         json.dumps(sys.path),
                         str(os.getpid()),
-                        *map(str, shared),
+                        *map(str, (*shared, size)),
                     ],
                     pass_fds=shared,
                     stdin=subprocess.DEVNULL,
                 )
         finally:
             os.close(task)
+        for first in range(0, size, _LINES_AT_ONCE):
+            with contextlib.ExitStack() as undo:
+                theirs_now = []
+                for rank in range(first, min(first + _LINES_AT_ONCE, size)):
+                    lines[rank], line = socket.socketpair()
+                    theirs_now.append(undo.enter_context(line).fileno())
+                with contextlib.suppress(ConnectionError):  # it has ended, which the streams to its ranks say
+                    socket.send_fds(self._requests, [bytes([len(theirs_now)])], theirs_now)
 
     def status(self, rank: int) -> str:
         """How the process of this rank ended; waits for that."""
@@ -166,16 +160,16 @@ class Served:
                 self._server.wait()
 
 
-def serve(caller: str, task: str, requests: str, *lines: str) -> None:
+def serve(caller: str, task: str, requests: str, size: str) -> None:
     """The body of the server."""
     bind_to(int(caller))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it hands that on
     data = read_file(int(task))
     os.close(int(task))
     server = os.getpid()
-    asked, *streams = (socket.socket(fileno=int(number)) for number in (requests, *lines))
-    for stream in (asked, *streams):
-        stream.set_inheritable(False)
+    asked = socket.socket(fileno=int(requests))
+    asked.set_inheritable(False)
+    streams: list[socket.socket] = []
 
     def body(rank: int, line: socket.socket) -> None:
         asked.close()
@@ -185,7 +179,15 @@ def serve(caller: str, task: str, requests: str, *lines: str) -> None:
     gc.collect()
     gc.freeze()  # pages that a rank only reads are not copied for it
     try:
-        ranks.start(streams)
+        while len(streams) < int(size):
+            count, files, _, _ = socket.recv_fds(asked, 1, _LINES_AT_ONCE)
+            streams += (socket.socket(fileno=file) for file in files)
+            if not count:
+                raise ConnectionError("spawn gave up before its ranks were started")
+            if len(files) < count[0]:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        for rank, stream in enumerate(streams):
+            ranks.add(stream, streams[rank + 1 :])
     except OSError as error:
         for stream in streams:
             if stream.fileno() != -1:

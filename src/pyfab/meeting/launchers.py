@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +44,7 @@ def from_environment(environment: Mapping[str, str] | None = None, rendezvous: A
     """Reads the variables of the first launcher found: PYFAB_RANK/PYFAB_SIZE, torchrun, Open MPI, PMI (MPICH), srun.
 
     `rendezvous` is the meeting place if given, or PYFAB_RENDEZVOUS if it is set. Else it is the store of torchrun's agent where
-    there is one, which needs no port besides, unless PYFAB_TOKEN is set, which that store does not ask for. Else, with
+    there is one, which needs no other port, unless PYFAB_TOKEN is set, which that store does not ask for. Else, with
     MASTER_ADDR and MASTER_PORT it is ``tcp://MASTER_ADDR:MASTER_PORT+1`` (65534 if MASTER_PORT is 65535), so that torch keeps
     MASTER_PORT for itself; and with a launcher on one node a folder of this user named after the job. Raises
     InvalidArgumentError naming the missing variables.
@@ -113,19 +115,42 @@ def _private_folder() -> Path:
     """A folder under the system's temporary folder that only this user can enter."""
     folder = Path(tempfile.gettempdir()) / f"pyfab-{os.geteuid()}"
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        private = _is_private(folder)
     except OSError as error:
         raise make_error(
             error.errno or errno.EIO,
             f"the ranks cannot meet in {folder}: {error.strerror}; set PYFAB_RENDEZVOUS, or TMPDIR to a folder that"
             " can be written",
         ) from error
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077 or folder.is_symlink():
+    if not private:
         raise AccessDeniedError(
             f"{folder} is not this user's own (mode 0700); remove it, or set PYFAB_RENDEZVOUS"
         )
     return folder
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether it is a folder that this user alone can enter; then this user can do all in it.
+
+    A link is not followed, and all that is asked is asked of what was opened, whatever others put in its place meanwhile.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            return False
+        if stat.S_IMODE(found.st_mode) != 0o700:
+            os.fchmod(descriptor, 0o700)  # the umask of whoever made it took rights of this user
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def _job_name(env: Mapping[str, str]) -> str:

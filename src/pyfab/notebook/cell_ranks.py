@@ -12,8 +12,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import pyfab
 from pyfab.core.deadline import Deadline
-from pyfab.launch.child import bind_to, fork
-from pyfab.launch.spawn_processes import how
+from pyfab.launch.child import Child, bind_to, fork
 
 _FAILED = "after the failure"
+_OUTPUTS = ("stdout", "stderr", "display")
 _GRACE = 2.0  # seconds that ranks have to end after another one failed, and again after they were interrupted
 
 
@@ -48,7 +48,7 @@ class CellRanks:
     def __init__(self, size: int, links: str, shell: Any) -> None:
         self.size, self.links = size, links
         self._meetings = 0
-        self._pids: dict[int, int] = {}  # by rank
+        self._children: list[Child] = []  # by rank
         self._pipes: list[Connection] = []
         try:
             for rank in range(size):
@@ -70,12 +70,12 @@ class CellRanks:
             _Rank(rank, self.size, self.links, theirs, shell).serve()
 
         with theirs:
-            self._pids[rank] = fork(body)
+            self._children.append(fork(body))
 
     @property
     def alive(self) -> bool:
         """Whether they can run another cell."""
-        return bool(self._pids)
+        return bool(self._children)
 
     def meet(self) -> list[Report]:
         """Makes the ranks a group: before the first cell, and to have a sound one after a cell that failed."""
@@ -87,6 +87,13 @@ class CellRanks:
         return self._ask(("run", source), timeout)
 
     def _ask(self, request: tuple[str, Any], timeout: float | None) -> list[Report]:
+        try:
+            return self._asked(request, timeout)
+        except BaseException:  # half of a message may have been sent or received: nobody can go on from there
+            self.end(patient=False)
+            raise
+
+    def _asked(self, request: tuple[str, Any], timeout: float | None) -> list[Report]:
         reports = [Report() for _ in range(self.size)]
         values: dict[int, bytes] = {}  # by rank: what those that meet have for the others
         busy = {pipe: rank for rank, pipe in enumerate(self._pipes)}
@@ -109,7 +116,7 @@ class CellRanks:
                 told, deadline = True, Deadline(_GRACE)
                 for rank in busy.values():
                     reports[rank].interrupted = late
-                    os.kill(self._pids[rank], signal.SIGINT)
+                    self._children[rank].send(signal.SIGINT)
             elif late != _FAILED and not told and any(report.error for report in reports):
                 late, deadline = _FAILED, Deadline(deadline.remaining(_GRACE))
         for rank in busy.values():
@@ -117,15 +124,15 @@ class CellRanks:
             reports[rank].lost = True
         for rank, report in enumerate(reports):
             if report.lost and rank not in busy.values():
-                code = os.waitstatus_to_exitcode(os.waitpid(self._pids.pop(rank), 0)[1])
-                report.error = f"the process ended: {how(code)}"
+                status = self._children[rank].ended(_GRACE)
+                report.error = f"the process ended: {status}" if status else f"{report.error}; it was killed"
         if any(report.lost for report in reports):
             self.end(patient=False)
         return reports
 
     def _tell(self, kind: str, content: Any) -> None:
         for pipe in self._pipes:
-            with suppress(BrokenPipeError):  # a rank that has ended is heard of when it is listened to
+            with suppress(ConnectionError):  # a rank that has ended is heard of when it is listened to
                 pipe.send((kind, content))
 
     def end(self, *, patient: bool = True) -> None:
@@ -133,21 +140,24 @@ class CellRanks:
         for pipe in self._pipes:
             pipe.close()
         deadline = Deadline(_GRACE if patient else 0)
-        for pid in self._pids.values():
-            process = os.pidfd_open(pid)
-            wait([process], deadline.remaining())
-            os.close(process)
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        self._pids, self._pipes = {}, []
+        for child in self._children:
+            child.ended(deadline.remaining())
+            child.send(signal.SIGKILL)
+            child.ended(None)
+        self._children, self._pipes = [], []
 
 
 def _receive(pipe: Connection, rank: int, report: Report, values: dict[int, bytes]) -> bool:
     """One message of a rank, which is added to its report or to `values`; False if it was the last."""
     try:
         kind, content = pipe.recv()
+        if kind not in ("end", "value", *_OUTPUTS):
+            raise ValueError(f"a message called {kind!r}")
     except (EOFError, ConnectionError):
-        report.error, report.lost = "the process has ended", True
+        report.error, report.lost = "the process has closed its stream", True
+        return False
+    except Exception as error:  # the program has written to a descriptor that is not its own
+        report.error, report.lost = f"what came from the process is no message of a rank ({error})", True
         return False
     if kind == "end":
         report.error = content
@@ -176,7 +186,9 @@ class _Meeting:
     def allgather(self, value: bytes) -> list[bytes]:
         self._tell("value", value)
         while True:
-            kind, content = self._pipe.recv()
+            self._pipe.poll(None)
+            with _uninterrupted():
+                kind, content = self._pipe.recv()
             if (kind, content[0]) == ("values", self._number):
                 values: list[bytes] = content[1]
                 return values
@@ -194,9 +206,7 @@ class _Rank:
         self._names.update(np=np, pyfab=pyfab)
         sys.stdin = open(os.devnull)  # noqa: SIM115 - as long as the process
         sys.stdout, sys.stderr = (
-            io.TextIOWrapper(
-                io.BufferedWriter(_Sender(self._tell, name)), "utf-8", "backslashreplace", line_buffering=True
-            )
+            io.TextIOWrapper(_Sender(self._tell, name), "utf-8", "backslashreplace", line_buffering=True)
             for name in ("stdout", "stderr")
         )
         shell.display_pub.publish = self._publish
@@ -250,22 +260,38 @@ class _Rank:
             self._tell("display", (data, metadata or {}))
 
     def _tell(self, kind: str, content: Any) -> None:
-        with self._sending, suppress(ConnectionError):
+        with _uninterrupted(), self._sending, suppress(ConnectionError):
             self._pipe.send((kind, content))
 
 
-class _Sender(io.RawIOBase):
-    """The lowest layer of a text stream: what is written is told to the parent."""
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Puts an interrupt off to the end of the block: the rest of a message must not be taken for the next one."""
+    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+        yield
+        return
+    came = []
+    former = signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
+class _Sender(io.BufferedIOBase):
+    """What is below a text stream: it tells the parent at once, and keeps nothing that would come twice after an interrupt."""
 
     def __init__(self, tell: Callable[[str, Any], None], name: str) -> None:
         super().__init__()
-        self._tell, self._name = tell, name
+        self._tell, self.name = tell, name
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any, /) -> int:
-        self._tell(self._name, bytes(data))
+        self._tell(self.name, bytes(data))
         return len(data)
 
 

@@ -81,6 +81,9 @@ class _Magic:
         try:
             reports = ranks.run(self._shell.transform_cell(cell), options.timeout)
             failed = any(report.error for report in reports)
+        except BaseException:
+            self._ranks = None if not ranks.alive else self._ranks
+            raise
         finally:
             if ranks is not self._ranks:
                 ranks.end(patient=not failed)

@@ -21,9 +21,9 @@ from pyfab.testing._target import Target
 class Fabric:
     """Links, and where the other side runs: opens domains here and peers there.
 
-    `domain` and `endpoint` are opened on first use and shared by all who ask; `peer()` likewise, and it is replaced when it has
-    ended. settings: of all domains, as for `pyfab.Domain`. peer_links: the links of the peers, where devices have other names
-    there. With an agent that has a token, domains ask each other for a key made of it. From one thread.
+    `domain` and `endpoint` are opened on first use and shared by all who ask. So is the peer of `peer()`, which is replaced when
+    it has ended. settings: of all domains, as for `pyfab.Domain`. peer_links: the links of the peers, where devices have other
+    names there. With an agent that has a token, domains ask each other for a key made of it. From one thread.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Fabric:
         return pyfab.Domain(self.links, **self.settings | settings)
 
     def open_peer(self, **settings: Any) -> Peer:
-        """A further peer, likewise; it has not met anybody."""
+        """A further peer, which has not met anybody; `settings` come before the fabric's."""
         return Peer(self.peer_links, where=self.where, **self.settings | settings)
 
     def window(

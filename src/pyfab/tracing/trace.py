@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pyfab import _core
@@ -174,7 +174,8 @@ def _of_context(kind: str, original: Callable[..., Any], peer: int, local: int |
         handle = kwargs.get("peer", args[peer] if len(args) > peer else ADDR_UNSPEC)
         buffer = None if local is None else args[local] if len(args) > local else kwargs.get("local")
         told = {"peer": "any" if handle == ADDR_UNSPEC else handle, "context": _recorder.context(self)}
-        return _recorded(kind, told, self, handle, lambda _: _nbytes(buffer), original, self, *args, **kwargs)
+        started = _Call(kind, told, self, handle, lambda _: _nbytes(buffer))
+        return _recorded(started, original, self, *args, **kwargs)
 
     return call
 
@@ -185,8 +186,8 @@ def _of_array(kind: str, name: str, original: Callable[..., Any]) -> Callable[..
         if _recorder is None or _inside.operation:
             return original(self, *args, **kwargs)
         told: dict[str, Any] = {"peer": self.peer}
-        if self._window is not None:
-            told["context"] = f"{self._window.group.endpoint._number}.0"
+        if self._endpoint is not None:
+            told["context"] = f"{self._endpoint._number}.0"
 
         def nbytes(result: Any) -> int | None:
             if name == "__getitem__":
@@ -195,7 +196,8 @@ def _of_array(kind: str, name: str, original: Callable[..., Any]) -> Callable[..
                 math.prod(self._selected(args[0])[0]) * self.dtype.itemsize if name == "__setitem__" else None
             )
 
-        return _recorded(kind, told, self._context, self._handle, nbytes, original, self, *args, **kwargs)
+        started = _Call(kind, told, self._context, self._handle, nbytes)
+        return _recorded(started, original, self, *args, **kwargs)
 
     return call
 
@@ -205,23 +207,25 @@ def _of_gather(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _recorder is None or _inside.operation:
             return original(self, *args, **kwargs)
-        told = {"peer": "several"}
-        return _recorded("gather", told, None, ADDR_UNSPEC, lambda _: None, original, self, *args, **kwargs)
+        started = _Call("gather", {"peer": "several"}, None, ADDR_UNSPEC, lambda _: None)
+        return _recorded(started, original, self, *args, **kwargs)
 
     return call
 
 
-def _recorded(
-    kind: str,
-    told: dict[str, Any],
-    context: Any,
-    handle: int,
-    nbytes: Callable[[Any], int | None],
-    original: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Calls the original as one operation. `nbytes(result)` is asked where no Completion tells the bytes."""
+class _Call(NamedTuple):
+    """An operation that a method is about to start."""
+
+    kind: str
+    told: dict[str, Any]  # of its beginning
+    context: Any
+    handle: int
+    nbytes: Callable[[Any], int | None]  # by the result: asked where no Completion tells the bytes
+
+
+def _recorded(started: _Call, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls the original as one operation."""
+    kind, told, context, handle, nbytes = started
     recorder = _recorder
     assert recorder is not None
     caller = sys._getframe(2).f_globals.get("__name__", "")

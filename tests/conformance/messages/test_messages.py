@@ -9,8 +9,7 @@ import pytest
 from litmus import litmus, rounds
 from pyfab import ADDR_NOTAVAIL, Caps
 from pyfab.testing import Peer
-from pyfab.testing.suite.test_messages import *  # noqa: F403
-from pyfab.testing.suite.test_messages import (
+from pyfab.testing.suite.messages import (
     discard_there,
     post,
     receive_there,
@@ -20,6 +19,9 @@ from pyfab.testing.suite.test_messages import (
     waits_here,
     waits_there,
 )
+from pyfab.testing.suite.test_matching import *  # noqa: F403
+from pyfab.testing.suite.test_messages import *  # noqa: F403
+from pyfab.testing.suite.test_receives import *  # noqa: F403
 from support import TIMEOUT, Pair, collect, random_bytes
 
 

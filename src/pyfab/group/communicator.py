@@ -1,0 +1,80 @@
+"""Ranks that reach each other, and what they do together at one time: what a group is to its windows."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pyfab.core.errors import ClosedError, InvalidArgumentError
+from pyfab.group import objects
+
+if TYPE_CHECKING:
+    from pyfab.core.domain import Domain
+    from pyfab.core.endpoint import Endpoint
+    from pyfab.group.control import Control
+
+
+class Releasable(Protocol):
+    """What a group takes back when it ends without waiting: its windows."""
+
+    def _release(self) -> None:
+        """Takes the memory back from the peers. Local."""
+
+
+class Communicator:
+    """The ranks of a group: their endpoint, their handles and the collective calls. `Group` is how they come to be one."""
+
+    domain: Domain
+    endpoint: Endpoint
+    _control: Control
+
+    def __init__(self, rank: int, size: int, timeout: float | None) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
+        self.peers: tuple[int, ...] = tuple(r for r in range(size) if r != rank)
+        self._handles: tuple[int, ...] = ()  # of the ranks, in the address vector
+        self._barrier_lock = threading.Lock()
+        self._windows: list[Releasable] = []  # those that are open
+        self._closed = False
+
+    def barrier(self, timeout: float | None = -1) -> None:
+        """Returns when all ranks have called it. Collective.
+
+        Raises PeerLostError naming a rank that has ended, OperationTimeout naming ranks that did not come; after that one the
+        call may be repeated, and no other collective one works before.
+        """
+        self._check()
+        self._control.barrier(self._timeout(timeout))
+
+    def allgather(self, obj: Any, timeout: float | None = -1) -> list[Any]:
+        """Everyone's `obj`, by rank. Collective.
+
+        Objects of any size travel as JSON where that keeps them, or else as pickles: members of a group are the same program of
+        the same user, so they trust each other's pickles. A call that timed out may be repeated with an equal object, since ranks
+        that came meanwhile have seen the first; with another one it raises InvalidArgumentError. So it does where a rank called
+        another method in place of this one.
+        """
+        self._check()
+        return [
+            objects.decode(data)
+            for data in self._control.allgather(objects.encode(obj), self._timeout(timeout))
+        ]
+
+    def broadcast(self, obj: Any = None, root: int = 0, timeout: float | None = -1) -> Any:
+        """The `obj` of rank `root`; what the others give is ignored. Collective. As for how objects travel, see `allgather`."""
+        self._check()
+        if not 0 <= root < self.size:
+            raise InvalidArgumentError(f"root={root}: ranks are 0 to {self.size - 1}")
+        data = objects.encode(obj) if root == self.rank else b""
+        return objects.decode(self._control.broadcast(data, root, self._timeout(timeout)))
+
+    def _memory_barrier(self) -> None:
+        with self._barrier_lock:  # an atomic exchange with acquire and release order
+            pass
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError("the group is closed")
+
+    def _timeout(self, timeout: float | None) -> float | None:
+        """-1 stands for the group's own timeout."""
+        return self.timeout if timeout == -1 else timeout
