@@ -128,17 +128,13 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell, const s
   offer.initiator_context = header.initiator_context;
   Digest proof;  // the initiator may still write to the header: what is judged is what is used
   std::memcpy(proof.data(), header.proof, sizeof proof);
-  const auto proven = [&](const AuthKey& key) {
-    const Digest expected =
-        channel_proof(key.secret, offer.initiator, offer.initiator_context, cell, domain_id);
-    return equal_in_constant_time({reinterpret_cast<const char*>(expected.data()), expected.size()},
-                                  {reinterpret_cast<const char*>(proof.data()), proof.size()});
-  };
-  const auto key = std::ranges::find_if(keys, proven);
-  if (key == keys.end())
+  const auto key = proven_key(keys, proof, [&](const std::string& secret) {
+    return channel_proof(secret, offer.initiator, offer.initiator_context, cell, domain_id);
+  });
+  if (!key)
     throw Error(Errc::key_rejected,
                 "process " + std::to_string(claimant.pid) + " has no authorization key of this context");
-  offer.key = static_cast<std::size_t>(key - keys.begin());
+  offer.key = *key;
   return offer;
 }
 

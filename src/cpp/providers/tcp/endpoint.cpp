@@ -203,23 +203,23 @@ void TcpEndpoint::accept() noexcept {
 
 void TcpEndpoint::greet(OwnFd socket) noexcept try {
   tune_tcp(socket.get(), domain_.options.peer_deadline);
-  callers_.push_back(std::make_unique<IncomingHandshake>(services_.poller, identity_, std::move(socket),
-                                                         handshake_until(),
-                                                         [this](Handshake& caller) { on_caller(caller); }));
+  callers_.push_back(
+      std::make_unique<IncomingConnection>(services_.poller, identity_, std::move(socket), handshake_until(),
+                                           [this](PendingConnection& caller) { on_caller(caller); }));
   watch();
 } catch (const std::exception&) {
   return;  // no memory for one more: the caller finds its connection closed
 }
 
-void TcpEndpoint::on_caller(Handshake& told) noexcept {
+void TcpEndpoint::on_caller(PendingConnection& told) noexcept {
   const auto found =
       std::ranges::find_if(callers_, [&](const auto& caller) { return caller.get() == &told; });
-  std::unique_ptr<IncomingHandshake> caller = std::move(*found);
+  std::unique_ptr<IncomingConnection> caller = std::move(*found);
   callers_.erase(found);
   if (caller->arrived()) admit(std::move(caller));
 }
 
-void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept try {
+void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try {
   const Hello& hello = caller->hello();
   const bool self = hello.from == identity_.id;
   const StreamKey key{hello.from, caller->key(), self,

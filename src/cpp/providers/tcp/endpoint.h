@@ -41,7 +41,7 @@ class TcpEndpoint final : public Endpoint {
   // The peer's addresses that can be reached from here, best first.
   static std::vector<SocketAddress> routes_to(const Whereabouts& peer);
   // Gives it to the stream of its endpoint. Without memory for that the caller finds its connection closed.
-  void admit(std::unique_ptr<IncomingHandshake> caller) noexcept;
+  void admit(std::unique_ptr<IncomingConnection> caller) noexcept;
   void heat(TcpStream& stream) noexcept;            // looks at it first from now on
   void send_later(TcpStream& stream) noexcept;      // with the next turn
   void send_when_idle(TcpStream& stream) noexcept;  // with the next turn in which nothing comes
@@ -75,7 +75,7 @@ class TcpEndpoint final : public Endpoint {
   void accept() noexcept;
   void listen_again() noexcept;
   void greet(OwnFd socket) noexcept;
-  void on_caller(Handshake& told) noexcept;
+  void on_caller(PendingConnection& told) noexcept;
   void tick() noexcept;
   template <class List>
   static bool flush(List& streams) noexcept;
@@ -98,7 +98,7 @@ class TcpEndpoint final : public Endpoint {
   // Those that ended keep the places that they had among streams_, so that ending takes no memory.
   std::multimap<StreamKey, std::shared_ptr<TcpStream>> ended_;
   std::shared_ptr<Listener> broken_listener_;  // until nothing of it runs any more
-  std::vector<std::unique_ptr<IncomingHandshake>> callers_;
+  std::vector<std::unique_ptr<IncomingConnection>> callers_;
   std::array<TcpStream*, 4> hot_{};  // polled without asking the poller
   LinkedList<TcpStream, Unsent> unsent_;
   LinkedList<TcpStream, Unhurried> unhurried_;

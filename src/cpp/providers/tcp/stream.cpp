@@ -72,18 +72,18 @@ std::string TcpStream::remote() const {
 }
 
 void TcpStream::connect(std::vector<SocketAddress> routes) noexcept try {
-  attempt_ = std::make_unique<OutgoingHandshake>(
+  attempt_ = std::make_unique<OutgoingConnection>(
       endpoint_->services().poller, endpoint_->identity(), key_, where_, std::move(routes), number_,
-      endpoint_->handshake_until(), [this](Handshake& attempt) { on_attempt(attempt); });
+      endpoint_->handshake_until(), [this](PendingConnection& attempt) { on_attempt(attempt); });
   endpoint_->watch();
   if (!attempt_->start()) attempt_failed(attempt_->error());
 } catch (const std::exception&) {
   fail(Errc::no_memory);
 }
 
-void TcpStream::on_attempt(Handshake& attempt) noexcept {
+void TcpStream::on_attempt(PendingConnection& attempt) noexcept {
   if (attempt.arrived())
-    adopt(attempt.take_socket(), attempt.peer_stream());
+    adopt(attempt.take_socket(), attempt_->peer_stream());
   else
     attempt_failed(attempt.error());
 }
@@ -97,9 +97,9 @@ void TcpStream::attempt_failed(Errc error) noexcept {
   if (!open()) fail(error);
 }
 
-void TcpStream::park(std::unique_ptr<IncomingHandshake> caller) noexcept {
+void TcpStream::park(std::unique_ptr<IncomingConnection> caller) noexcept {
   parked_ = std::move(caller);
-  parked_->rest();
+  parked_->pause();
 }
 
 void TcpStream::end_calls() noexcept {

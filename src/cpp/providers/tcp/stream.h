@@ -7,7 +7,7 @@
 #include "base/network/poller.h"
 #include "base/queues/linked_list.h"
 #include "fabric/session/session.h"
-#include "providers/tcp/handshake.h"
+#include "providers/tcp/connection.h"
 
 namespace fab::tcp {
 
@@ -39,7 +39,7 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   bool open() const noexcept { return socket_.valid(); }
   void adopt(OwnFd socket, std::uint64_t peer_number) noexcept;
   // Two calls cross and ours goes first: the other one waits for what becomes of it.
-  void park(std::unique_ptr<IncomingHandshake> caller) noexcept;
+  void park(std::unique_ptr<IncomingConnection> caller) noexcept;
   void known_as(PeerId peer) noexcept { session_.sender().known_as(peer); }
 
   // --- data path
@@ -67,7 +67,7 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   unsigned idle_polls = 0;  // kept by the endpoint
 
  private:
-  void on_attempt(Handshake& attempt) noexcept;
+  void on_attempt(PendingConnection& attempt) noexcept;
   void attempt_failed(Errc error) noexcept;
   void end_calls() noexcept;
   void on_output() noexcept;
@@ -90,8 +90,8 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   bool send_ended_ = false;
   bool closing_ = false;
   bool receiving_ = false;
-  std::unique_ptr<OutgoingHandshake> attempt_;
-  std::unique_ptr<IncomingHandshake> parked_;
+  std::unique_ptr<OutgoingConnection> attempt_;
+  std::unique_ptr<IncomingConnection> parked_;
 
   std::uint64_t received_ = 0, received_at_tick_ = 0;  // bytes
   bool waited_at_tick_ = false;                        // for answers

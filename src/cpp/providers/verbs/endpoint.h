@@ -13,20 +13,13 @@
 #include "base/network/ticker.h"
 #include "base/queues/linked_list.h"
 #include "fabric/provider.h"
-#include "fabric/session/frames/hello.h"
+#include "fabric/session/frames/handshake.h"
 #include "providers/verbs/device/device.h"
 #include "providers/verbs/device/regions.h"
 #include "providers/verbs/path.h"
 #include "providers/verbs/shared_receives.h"
 
 namespace fab::verbs {
-
-// Who this side is.
-struct Identity {
-  EndpointId id{};
-  Part part;  // of its name
-  const AuthKeys* keys = nullptr;
-};
 
 // A listening rdma_cm id, one completion queue, the links that were begun here and the streams that serve
 // others.

@@ -26,7 +26,9 @@ VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, 
 }
 
 VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Told told)
-    : endpoint_(endpoint), told_(std::move(told)), caller_(false), told_at_(endpoint.attended()) {}
+    : endpoint_(endpoint), told_(std::move(told)), caller_(false), told_at_(endpoint.attended()) {
+  answering_.emplace(endpoint.identity());
+}
 
 VerbsStream::~VerbsStream() {
   connection_.reset();
@@ -82,7 +84,7 @@ Errc VerbsStream::dial() noexcept try {
   answer_until_ = endpoint_.attended() + kAnswerTime;
   connection_.reset();
   mr_.reset();
-  challenge_.reset();
+  calling_.reset();
   free_slots_ = credits_ = kSlots;
   next_slot_ = owed_ = 0;
   make_connection();
@@ -118,14 +120,8 @@ bool VerbsStream::on_made() noexcept try {
 
 void VerbsStream::on_connected() noexcept try {
   if (!caller_) return;
-  const Identity& self = endpoint_.identity();
-  hello_.from = self.id;
-  hello_.to = where_.id;
-  hello_.stream = nonzero_random_u64();
-  hello_.keyed = !secret().empty();
-  hello_.part = self.part;
-  fill_random(hello_.nonce.data(), hello_.nonce.size());
-  say(hello_.encode());
+  calling_.emplace(endpoint_.identity(), key_, where_.id, nonzero_random_u64());
+  say(calling_->hello());
 } catch (const std::exception&) {
   fail(Errc::no_memory);
 }
@@ -142,85 +138,37 @@ bool VerbsStream::dial_again() noexcept {
          dial() == Errc::ok;
 }
 
-void VerbsStream::say(const std::string& hello) noexcept {
-  if (free_slots_ == 0 || credits_ == 0 || hello.size() > kSlotBytes - kHeader) return fail(Errc::protocol);
-  std::memcpy(send_slot(next_slot_) + kHeader, hello.data(), hello.size());
-  if (!post(next_slot_, Kind::handshake, hello.size())) fail(Errc::peer_lost);
+void VerbsStream::say(const std::string& message) noexcept {
+  if (free_slots_ == 0 || credits_ == 0 || message.size() > kSlotBytes - kHeader) return fail(Errc::protocol);
+  std::memcpy(send_slot(next_slot_) + kHeader, message.data(), message.size());
+  if (!post(next_slot_, Kind::handshake, message.size())) fail(Errc::peer_lost);
 }
 
-Errc VerbsStream::on_hello(std::string_view message) {
-  const auto header = HelloHeader::parse(message.substr(0, std::min(message.size(), kHelloHeader)));
-  if (!header || open_ || refused_ || message.size() != kHelloHeader + header->length) return Errc::protocol;
-  const std::string_view body = message.substr(kHelloHeader);
-  if (caller_) return answered(header->type, body);
-  if (!greeted_) return header->type == HelloType::hello ? called_by(body) : Errc::protocol;
-  const auto proof = header->type == HelloType::proof ? parse_proof(body) : std::nullopt;
-  const Identity& self = endpoint_.identity();
-  if (!proof || !challenge_) return Errc::protocol;
-  const auto key = proven_key(*self.keys, *proof, hello_, *challenge_, self.id);
-  if (!key) {
-    refuse(Errc::key_rejected);
-    return state_;
-  }
-  key_ = *key;
-  admit(proof_of(fab::Role::acceptor, secret(), hello_, *challenge_, token_, self.id));
-  return state_;
-}
-
-Errc VerbsStream::called_by(std::string_view body) {
-  auto hello = Hello::parse(body);
-  const Identity& self = endpoint_.identity();
-  if (!hello || hello->stream == 0) return Errc::protocol;
-  hello_ = std::move(*hello);
-  where_ = hello_.where;
-  greeted_ = true;
-  token_ = nonzero_random_u64();
-  if (hello_.to != self.id) {
-    refuse(Errc::unreachable);
-  } else if (hello_.keyed == self.keys->front().secret.empty()) {
-    refuse(Errc::key_rejected);
-  } else if (hello_.keyed) {
-    fill_random(challenge_.emplace().data(), challenge_->size());
-    say(encode_challenge(*challenge_));
+Errc VerbsStream::on_handshake(std::string_view message) {
+  if (open_ || (caller_ && !calling_)) return Errc::protocol;  // out of turn
+  Handshake& handshake = caller_ ? static_cast<Handshake&>(*calling_) : *answering_;
+  const Handshake::Step step = caller_ ? calling_->receive(message) : answering_->receive(message);
+  if (!caller_) where_ = answering_->hello().where;
+  if (!step.answer.empty()) say(step.answer);
+  // Whoever is refused hangs up once it has heard so: a device drops what has not left with its queue pair.
+  if (step.error != Errc::ok) return step.answer.empty() ? step.error : state_;
+  if (state_ != Errc::ok || !handshake.done()) return state_;
+  if (!caller_) {
+    admit();
   } else {
-    admit({});
+    token_ = calling_->peer_stream();
+    become_open();
   }
   return state_;
 }
 
-void VerbsStream::refuse(Errc reason) noexcept {
-  refused_ = true;
-  say(encode_refuse(reason));
-}
-
-const std::string& VerbsStream::secret() const noexcept { return endpoint_.services().keys[key_].secret; }
-
-void VerbsStream::admit(const Digest& proof) {
+void VerbsStream::admit() {
+  key_ = answering_->key();
+  token_ = nonzero_random_u64();
   endpoint_.supersede(*this);
-  make_session(hello_.part);
-  say(Welcome{.stream = token_, .id = endpoint_.identity().id, .proof = proof}.encode());
+  make_session(answering_->hello().part);
+  say(answering_->welcome(token_));
   if (state_ == Errc::ok) become_open();
-}
-
-Errc VerbsStream::answered(HelloType type, std::string_view body) {
-  if (type == HelloType::refuse) return parse_refuse(body).value_or(Errc::protocol);
-  if (type == HelloType::challenge) {
-    const auto challenge = parse_challenge(body);
-    if (!challenge || challenge_) return Errc::protocol;
-    if (!hello_.keyed) return Errc::key_rejected;
-    challenge_ = challenge;
-    say(encode_proof(proof_of(fab::Role::initiator, secret(), hello_, *challenge_, 0, hello_.to)));
-    return state_;
-  }
-  const auto welcome = type == HelloType::welcome ? Welcome::parse(body) : std::nullopt;
-  if (!welcome || welcome->id != hello_.to || welcome->stream == 0) return Errc::protocol;
-  if (hello_.keyed &&
-      (!challenge_ || !same(welcome->proof, proof_of(fab::Role::acceptor, secret(), hello_, *challenge_,
-                                                     welcome->stream, hello_.to))))
-    return Errc::key_rejected;
-  token_ = welcome->stream;
-  become_open();
-  return state_;
 }
 
 void VerbsStream::become_open() noexcept {
@@ -361,7 +309,7 @@ Errc VerbsStream::on_message(const std::byte* bytes, std::size_t length) noexcep
   if (kind == Kind::frames) return open_ ? take(bytes, length) : length ? Errc::protocol : Errc::ok;
   if (kind != Kind::handshake) return Errc::protocol;
   try {
-    return on_hello({reinterpret_cast<const char*>(bytes), length});
+    return on_handshake({reinterpret_cast<const char*>(bytes), length});
   } catch (const std::exception&) {
     return Errc::no_memory;
   }

@@ -8,6 +8,7 @@
 #include "base/deadline.h"
 #include "base/memory/mapping.h"
 #include "base/queues/linked_list.h"
+#include "fabric/session/frames/handshake.h"
 #include "fabric/session/session.h"
 #include "providers/verbs/connection.h"
 
@@ -90,15 +91,11 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
   std::size_t fill(std::byte* to) noexcept;
   Errc take(const std::byte* bytes, std::size_t length) noexcept;
   Errc on_message(const std::byte* bytes, std::size_t length) noexcept;
-  void say(const std::string& hello) noexcept;
-  void refuse(Errc reason) noexcept;
+  void say(const std::string& message) noexcept;
   void on_output() noexcept;
   void tell() noexcept;
-  Errc on_hello(std::string_view message);
-  Errc called_by(std::string_view body);
-  Errc answered(HelloType type, std::string_view body);
-  void admit(const Digest& proof);
-  const std::string& secret() const noexcept;
+  Errc on_handshake(std::string_view message);
+  void admit();
   void become_open() noexcept;
 
   VerbsEndpoint& endpoint_;
@@ -118,9 +115,8 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
   bool receiving_ = false;
   std::chrono::nanoseconds handshake_until_{}, answer_until_{};  // of all calls; of this one
 
-  Hello hello_;
-  std::optional<Nonce> challenge_;  // the only one: of the called side, or answered by the caller
-  bool greeted_ = false, refused_ = false;
+  std::optional<CallerHandshake> calling_;      // of this call
+  std::optional<AcceptorHandshake> answering_;  // where this side is called
   std::uint64_t token_ = 0;
 
   std::uint32_t free_slots_ = kSlots;  // free ones, used in turn: sends complete in order

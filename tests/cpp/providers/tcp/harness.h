@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "fabric/domain/domain_core.h"
-#include "fabric/session/frames/hello.h"
+#include "fabric/session/frames/handshake.h"
 #include "providers/tcp/provider.h"
 
 namespace fab::test {

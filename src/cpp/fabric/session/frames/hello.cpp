@@ -103,6 +103,13 @@ std::optional<HelloHeader> HelloHeader::parse(std::string_view bytes) {
   return HelloHeader{static_cast<HelloType>(type), length};
 }
 
+std::optional<std::size_t> missing_of_message(std::string_view begun) {
+  if (begun.size() < kHelloHeader) return kHelloHeader - begun.size();
+  const auto header = HelloHeader::parse(begun.substr(0, kHelloHeader));
+  const std::size_t size = kHelloHeader + (header ? header->length : 0);
+  return header && begun.size() <= size ? std::optional(size - begun.size()) : std::nullopt;
+}
+
 std::string Hello::encode() const {
   WireWriter body;
   body.raw(view(from)).raw(view(to)).put(stream).raw(view(nonce)).put(static_cast<std::uint8_t>(keyed));
@@ -169,23 +176,5 @@ std::optional<Errc> parse_refuse(std::string_view body) {
   const auto code = in.get<std::uint32_t>();
   return in.at_end() && code != 0 && code < 1024 ? std::optional(static_cast<Errc>(code)) : std::nullopt;
 }
-
-Digest proof_of(Role role, const std::string& key, const Hello& hello, const Nonce& challenge,
-                std::uint64_t accepted, const EndpointId& called) {
-  WireWriter text;
-  text.raw("pyfab tcp proof 1").put(static_cast<std::uint8_t>(role));
-  text.raw(view(hello.nonce)).raw(view(challenge)).raw(view(hello.from)).raw(view(hello.to));
-  text.put(hello.stream).put(accepted).raw(view(called));
-  return hmac_sha256(key, text.bytes());
-}
-
-std::optional<std::size_t> proven_key(const AuthKeys& keys, const Digest& proof, const Hello& hello,
-                                      const Nonce& challenge, const EndpointId& called) {
-  for (std::size_t i = 0; i < keys.size(); ++i)
-    if (same(proof, proof_of(Role::initiator, keys[i].secret, hello, challenge, 0, called))) return i;
-  return std::nullopt;
-}
-
-bool same(const Digest& a, const Digest& b) noexcept { return equal_in_constant_time(view(a), view(b)); }
 
 }  // namespace fab
