@@ -14,12 +14,6 @@
 #include "providers/shm/path.h"
 
 namespace fab::shm {
-namespace {
-
-constexpr int kChecksPerDeadline = 8;
-
-}  // namespace
-
 ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices& domain, std::string link,
                          CopyMode mode)
     : services_(services),
@@ -348,13 +342,11 @@ void ShmEndpoint::drop_lost() noexcept {
 
 // --- peers that do not answer
 
-void ShmEndpoint::expect_answers() noexcept {
-  ticker_.start(std::clamp(domain_.options.peer_deadline / kChecksPerDeadline, 0.01, 1.0));
-}
+void ShmEndpoint::expect_answers() noexcept { ticker_.start(Liveness::look_period(domain_.options, false)); }
 
 void ShmEndpoint::check_answers() noexcept {
   progress();  // what has arrived counts, also what came while this process did not run
-  const auto patience = in_nanoseconds(domain_.options.peer_deadline);
+  const auto patience = Liveness::patience(domain_.options, false);
   bool owed = false;
   for (ShmPath* path : paths_) owed |= path->check(ticker_.attended(), patience);
   for (Served& served : served_) owed |= served.channel->check(ticker_.attended(), patience, false);

@@ -19,7 +19,6 @@ constexpr int kAcceptBudget = 32;
 constexpr unsigned kCoolAfter = 100;  // polls in vain
 constexpr unsigned kPollerTurn =
     16;  // every so many turns belong to the poller, however busy the hot streams are
-constexpr double kHandshakeSeconds = 5;
 constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
 
 std::string reason_of(const std::system_error& error, const SocketAddress& address) {
@@ -91,15 +90,6 @@ TcpEndpoint::~TcpEndpoint() {
     stream->await_close(deadline);
     stream->detach(Errc::canceled);
   }
-}
-
-std::chrono::nanoseconds TcpEndpoint::handshake_until() const noexcept {
-  return attended() + in_nanoseconds(std::min(kHandshakeSeconds, domain_.options.peer_deadline));
-}
-
-double TcpEndpoint::deadline(bool rail) const noexcept {
-  const DomainOptions& options = domain_.options;
-  return rail ? std::min(options.rail_deadline, options.peer_deadline) : options.peer_deadline;
 }
 
 std::vector<SocketAddress> TcpEndpoint::routes_to(const Whereabouts& peer) {
@@ -322,8 +312,7 @@ void TcpEndpoint::retire(TcpStream& stream) noexcept {
 }
 
 void TcpEndpoint::watch() noexcept {
-  const double shortest = std::min(kHandshakeSeconds, deadline(services_.flows != nullptr));
-  ticker_.start(std::clamp(shortest / 8, 0.01, 1.0));
+  ticker_.start(Liveness::look_period(domain_.options, services_.flows != nullptr));
 }
 
 void TcpEndpoint::tick() noexcept {

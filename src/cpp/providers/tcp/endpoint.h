@@ -35,9 +35,9 @@ class TcpEndpoint final : public Endpoint {
   const Identity& identity() const noexcept { return identity_; }
   const std::string& link() const noexcept { return identity_.part.link; }
   std::chrono::nanoseconds attended() const noexcept { return ticker_.attended(); }
-  std::chrono::nanoseconds handshake_until() const noexcept;  // of attended()
-  // Seconds without a sign of life until a stream counts as lost.
-  double deadline(bool rail) const noexcept;
+  std::chrono::nanoseconds handshake_until() const noexcept {  // of attended()
+    return attended() + Liveness::handshake_time(domain_.options);
+  }
   // The peer's addresses that can be reached from here, best first.
   static std::vector<SocketAddress> routes_to(const Whereabouts& peer);
   // Gives it to the stream of its endpoint. Without memory for that the caller finds its connection closed.

@@ -278,23 +278,20 @@ bool TcpStream::tick() noexcept {
     return state_ == Errc::ok;
   }
   if (!open()) return connecting();
-  const bool waits = session_.outstanding() != 0 || session_.announces();
-  if (!std::exchange(waited_at_tick_, waits) || !waits ||
-      std::exchange(received_at_tick_, received_) != received_) {
-    quiet_since_ = now;
-    return waits;
+  const bool owes = session_.awaits_peer();
+  const auto patience = Liveness::patience(endpoint_->domain().options, session_.rail());
+  switch (liveness_.look(owes, received_, now, patience)) {
+    case Liveness::Verdict::lost:
+      if (!receive()) fail(Errc::peer_lost);
+      break;
+    case Liveness::Verdict::ask:
+      session_.ping();
+      if (!write_blocked_) send();
+      break;
+    case Liveness::Verdict::well:
+      break;
   }
-  const double quiet = std::chrono::duration<double>(now - quiet_since_).count();
-  const double deadline = endpoint_->deadline(session_.rail());
-  if (quiet >= deadline) {
-    if (!receive()) fail(Errc::peer_lost);
-    return state_ == Errc::ok;
-  }
-  if (quiet >= deadline / 3) {
-    session_.ping();
-    if (!write_blocked_) send();
-  }
-  return state_ == Errc::ok;
+  return owes && state_ == Errc::ok;
 }
 
 void TcpStream::rest() noexcept {

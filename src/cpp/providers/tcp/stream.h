@@ -6,6 +6,7 @@
 #include "base/deadline.h"
 #include "base/network/poller.h"
 #include "base/queues/linked_list.h"
+#include "fabric/session/liveness.h"
 #include "fabric/session/session.h"
 #include "providers/tcp/connection.h"
 
@@ -93,9 +94,8 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   std::unique_ptr<OutgoingConnection> attempt_;
   std::unique_ptr<IncomingConnection> parked_;
 
-  std::uint64_t received_ = 0, received_at_tick_ = 0;  // bytes
-  bool waited_at_tick_ = false;                        // for answers
-  std::chrono::nanoseconds quiet_since_{};             // Ticker::attended()
+  std::uint64_t received_ = 0;  // bytes
+  Liveness liveness_;
 };
 
 }  // namespace fab::tcp

@@ -19,7 +19,6 @@ constexpr int kPollAtOnce = 32;
 constexpr std::size_t kMostServed = 65536;
 constexpr std::ptrdiff_t kMostStrangers = 128;  // callers that have not finished their handshake
 constexpr unsigned kAcknowledgeAt = 64;
-constexpr double kHandshakeSeconds = 5;
 constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
 
 void make_nonblocking(int fd) {
@@ -125,15 +124,6 @@ std::uint8_t VerbsEndpoint::reads_served() const noexcept {
 
 std::uint8_t VerbsEndpoint::reads_begun() const noexcept {
   return static_cast<std::uint8_t>(std::clamp(shared_.device.limits.max_qp_init_rd_atom, 1, 128));
-}
-
-std::chrono::nanoseconds VerbsEndpoint::handshake_until() const noexcept {
-  return attended() + in_nanoseconds(std::min(kHandshakeSeconds, domain_.options.peer_deadline));
-}
-
-double VerbsEndpoint::deadline(bool rail) const noexcept {
-  const DomainOptions& options = domain_.options;
-  return rail ? std::min(options.rail_deadline, options.peer_deadline) : options.peer_deadline;
 }
 
 namespace {
@@ -384,8 +374,7 @@ void VerbsEndpoint::forget(std::uint32_t region) noexcept {
 }
 
 void VerbsEndpoint::watch() noexcept {
-  const double shortest = std::min(kHandshakeSeconds, deadline(services_.flows != nullptr));
-  ticker_.start(std::clamp(shortest / 8, 0.01, 1.0));
+  ticker_.start(Liveness::look_period(domain_.options, services_.flows != nullptr));
 }
 
 void VerbsEndpoint::tick() noexcept {

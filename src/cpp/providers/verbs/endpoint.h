@@ -65,8 +65,9 @@ class VerbsEndpoint final : public Endpoint {
   std::uint8_t reads_served() const noexcept;  // at once, of one connection
   std::uint8_t reads_begun() const noexcept;
   std::chrono::nanoseconds attended() const noexcept { return ticker_.attended(); }
-  std::chrono::nanoseconds handshake_until() const noexcept;  // of attended()
-  double deadline(bool rail) const noexcept;  // seconds without a sign of life until a peer counts as lost
+  std::chrono::nanoseconds handshake_until() const noexcept {  // of attended()
+    return attended() + Liveness::handshake_time(domain_.options);
+  }
   // The first address of the peer that this device may reach; none as well while no descriptor or memory is
   // left to look by.
   std::optional<SocketAddress> route_to(const Whereabouts& peer) const noexcept;

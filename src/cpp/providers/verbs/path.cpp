@@ -95,10 +95,9 @@ bool VerbsLink::tick() noexcept {
   const bool calls = direct_.tick();
   const bool waits = direct_.outstanding() != 0;
   stream_.watch_for(waits || calls);
-  const auto now = endpoint_.attended();
-  const std::uint64_t heard = direct_.signs() + stream_.received();
-  if (!std::exchange(waited_, waits) || !waits || std::exchange(heard_, heard) != heard) heard_at_ = now;
-  if (std::chrono::duration<double>(now - heard_at_).count() >= endpoint_.deadline(stream_.session()->rail()))
+  const auto patience = Liveness::patience(endpoint_.domain().options, stream_.session()->rail());
+  if (devices_.look(waits, direct_.signs() + stream_.received(), endpoint_.attended(), patience) ==
+      Liveness::Verdict::lost)
     stream_.fail(Errc::peer_lost);
   return stream_.tick();
 }

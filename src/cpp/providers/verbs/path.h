@@ -37,10 +37,8 @@ class VerbsLink final : public Buried, public Linked<LinkPumps> {
   VerbsEndpoint& endpoint_;
   VerbsStream stream_;
   Direct direct_;
-  std::uint64_t last_rma_ = 0;           // number of the last put, get or update that the session got
-  std::chrono::nanoseconds heard_at_{};  // VerbsEndpoint::attended()
-  std::uint64_t heard_ = 0;
-  bool waited_ = false;
+  std::uint64_t last_rma_ = 0;  // number of the last put, get or update that the session got
+  Liveness devices_;
 };
 
 // The way to one peer: a share in its link.

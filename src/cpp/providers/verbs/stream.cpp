@@ -364,31 +364,28 @@ bool VerbsStream::tick() noexcept {
     if (endpoint_.attended() >= handshake_until_) fail(Errc::unreachable);
     return state_ == Errc::ok;
   }
+  const bool owes = session_->awaits_peer() || (caller_ && session_->has_output());
+  const auto patience = Liveness::patience(endpoint_.domain().options, session_->rail());
+  switch (liveness_.look(owes, received_, endpoint_.attended(), patience)) {
+    case Liveness::Verdict::lost:
+      fail(Errc::peer_lost);
+      return false;
+    case Liveness::Verdict::ask:
+      session_->ping();
+      flush();
+      break;
+    case Liveness::Verdict::well:
+      if (!caller_ && !owes) tell_of_life();
+  }
+  return owes || others_wait_ || !caller_;
+}
+
+// A caller whose machine is gone says nothing any more: the devices find out when something is sent.
+void VerbsStream::tell_of_life() noexcept {
   const auto now = endpoint_.attended();
-  const bool waits =
-      session_->outstanding() != 0 || session_->announces() || (caller_ && session_->has_output());
-  if (!std::exchange(waited_at_tick_, waits) || !waits ||
-      std::exchange(received_at_tick_, received_) != received_) {
-    // A caller whose machine is gone says nothing any more: the devices find out.
-    if (!caller_ && !waits &&
-        std::chrono::duration<double>(now - told_at_).count() >= endpoint_.deadline(false)) {
-      told_at_ = now;
-      tell();
-    }
-    quiet_since_ = now;
-    return waits || others_wait_ || !caller_;
-  }
-  const double quiet = std::chrono::duration<double>(now - quiet_since_).count();
-  const double deadline = endpoint_.deadline(session_->rail());
-  if (quiet >= deadline) {
-    fail(Errc::peer_lost);
-    return false;
-  }
-  if (quiet >= deadline / 3) {
-    session_->ping();
-    flush();
-  }
-  return true;
+  if (now - told_at_ < Liveness::patience(endpoint_.domain().options, false)) return;
+  told_at_ = now;
+  tell();
 }
 
 void VerbsStream::fail(Errc error) noexcept {

@@ -9,6 +9,7 @@
 #include "base/memory/mapping.h"
 #include "base/queues/linked_list.h"
 #include "fabric/session/frames/handshake.h"
+#include "fabric/session/liveness.h"
 #include "fabric/session/session.h"
 #include "providers/verbs/connection.h"
 
@@ -94,6 +95,7 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
   void say(const std::string& message) noexcept;
   void on_output() noexcept;
   void tell() noexcept;
+  void tell_of_life() noexcept;
   Errc on_handshake(std::string_view message);
   void admit();
   void become_open() noexcept;
@@ -124,9 +126,10 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
   std::uint32_t credits_ = kSlots;  // free slots of the other side
   std::uint32_t owed_ = 0;          // slots emptied here of which it does not know
 
-  std::uint64_t received_ = 0, received_at_tick_ = 0;  // messages
-  bool waited_at_tick_ = false, others_wait_ = false;
-  std::chrono::nanoseconds quiet_since_{}, told_at_{};  // VerbsEndpoint::attended()
+  std::uint64_t received_ = 0;  // messages
+  Liveness liveness_;
+  bool others_wait_ = false;
+  std::chrono::nanoseconds told_at_{};  // VerbsEndpoint::attended()
 };
 
 }  // namespace fab::verbs
