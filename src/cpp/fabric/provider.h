@@ -14,6 +14,7 @@
 #include "base/queues/linked_list.h"
 #include "fabric/memory/slice.h"
 #include "fabric/messages/link_counters.h"
+#include "fabric/path_counts.h"
 #include "fabric/segment/segment.h"
 #include "fabric/types/auth_key.h"
 #include "fabric/types/name.h"
@@ -115,12 +116,6 @@ struct Reach {
 struct PathReport {
   std::string link;  // "shm.0"
   std::string how;   // "mapped", "cross-memory attach", "ring", "127.0.0.1:4711"
-};
-
-// What a path did since it was opened.
-struct PathCounts {
-  std::uint64_t posted = 0, settled = 0;
-  std::uint64_t bytes_out = 0, bytes_in = 0, errors = 0;
 };
 
 // The way from one endpoint to one peer.

@@ -323,10 +323,10 @@ bool ShmPath::advance() noexcept {
   if (first.moved == 0 && by_channel(first.transfer)) {
     Channel* channel = open_channel();
     if (state_ != Errc::ok) return true;  // lost on the way: all is settled
-    // It was counted when it began to wait, and the session counts it under the same number.
-    const std::uint64_t posted = std::exchange(counts_.posted, first.number - 1);
-    const bool sent = channel && channel->session().post({&first.transfer, 1}) != 0;
-    counts_.posted = posted;
+    // It was counted when it began to wait.
+    const bool sent = channel && counts_.repost(first.number, [&] {
+      return channel->session().post({&first.transfer, 1}) != 0;
+    });
     blocked_ = !sent;
     if (sent) {
       endpoint_.slice().spend(0);
@@ -449,13 +449,7 @@ void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcep
 }
 
 inline void ShmPath::settle(const Transfer& transfer, Errc outcome) noexcept {
-  ++counts_.settled;
-  if (outcome != Errc::ok) {
-    ++counts_.errors;
-  } else {
-    if (transfer.op != OpCode::read) counts_.bytes_out += transfer.length;
-    if (transfer.op != OpCode::write && transfer.op != OpCode::atomic) counts_.bytes_in += transfer.length;
-  }
+  counts_.settle(transfer.op, transfer.length, outcome);
   transfer.operation->settle(outcome, transfer.length);
 }
 

@@ -124,9 +124,7 @@ void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) noexcept {
 std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
   if (state_ != Errc::ok) {
     for (const Transfer& transfer : batch) transfer.operation->settle(state_, 0);
-    counts_.posted += batch.size();
-    counts_.settled += batch.size();
-    counts_.errors += batch.size();
+    counts_.refuse(batch.size());
     return batch.size();
   }
   const bool alone = session_.outstanding() == 0;

@@ -129,7 +129,6 @@ class Direct final : public Connection::Owner {
   bool send_chain() noexcept;
   bool repeat_front() noexcept;
   void give_up_call() noexcept;
-  void count(const Transfer& transfer, Errc error) noexcept;
   void settle_front(Errc error) noexcept;
   bool front_ended() noexcept;
   void settle_completed() noexcept {

@@ -56,10 +56,7 @@ bool follows_puts(const Transfer& transfer) noexcept {
 
 std::size_t VerbsLink::post(std::span<const Transfer> batch) noexcept {
   if (state() != Errc::ok) {
-    PathCounts& counts = stream_.counts();
-    counts.posted += batch.size();
-    counts.settled += batch.size();
-    counts.errors += batch.size();
+    stream_.counts().refuse(batch.size());
     for (const Transfer& transfer : batch) transfer.operation->settle(state(), 0);
     return batch.size();
   }

@@ -27,7 +27,7 @@ class Journal {
   Request* accept(const Transfer& transfer, Errc state) noexcept;
   // Tells the outcome, which is `request.error`. The request becomes a note, or is gone.
   void finish(Request& request) noexcept;
-  PathCounts counts() const noexcept;
+  PathCounts counts() const noexcept { return counts_; }
   std::uint64_t oldest() const noexcept;  // as Path
   // All that are open, in the order of posting; `visit` may finish the one that it is given.
   template <class Visit>
