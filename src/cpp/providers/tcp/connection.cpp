@@ -102,7 +102,7 @@ void PendingConnection::fail(Errc error) noexcept {
 }
 
 OutgoingConnection::OutgoingConnection(Poller& poller, const Identity& self, std::size_t key,
-                                       const Whereabouts& peer, std::vector<SocketAddress> addresses,
+                                       const EndpointAddress& peer, std::vector<SocketAddress> addresses,
                                        std::uint64_t stream, Attended deadline, Told told)
     : PendingConnection(poller, deadline, std::move(told)),
       handshake_(self, key, peer.id, stream),

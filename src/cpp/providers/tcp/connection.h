@@ -62,7 +62,7 @@ class PendingConnection : public ReadyHandler {
 class OutgoingConnection final : public PendingConnection {
  public:
   // `key`: the index of the one to prove. `stream`: this side's number for it.
-  OutgoingConnection(Poller& poller, const Identity& self, std::size_t key, const Whereabouts& peer,
+  OutgoingConnection(Poller& poller, const Identity& self, std::size_t key, const EndpointAddress& peer,
                      std::vector<SocketAddress> addresses, std::uint64_t stream, Attended deadline,
                      Told told);
   // Starts; false if every address failed at once.

@@ -16,10 +16,10 @@ namespace {
 
 constexpr std::size_t kMostCallers = 1024;  // connections that have not finished their handshake
 constexpr int kAcceptBudget = 32;
-constexpr unsigned kCoolAfter = 100;  // polls in vain
-constexpr unsigned kPollerTurn =
-    16;  // every so many turns belong to the poller, however busy the hot streams are
-constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
+constexpr unsigned kMostIdlePolls = 100;  // polls in vain
+// One turn in so many belongs to the poller, however busy the streams are that are polled directly.
+constexpr unsigned kPollerTurn = 16;
+constexpr std::chrono::milliseconds kLinger(200);  // docs/messages.md
 
 std::string reason_of(const std::system_error& error, const SocketAddress& address) {
   return "cannot listen on " + address.text() + ": " + error.code().message();
@@ -77,13 +77,13 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
       listener_(std::make_shared<Listener>(*this, listen_or_explain(listen, absent_))),
       listens_at_(local_address(listener_->socket.get())),
       ticker_(services.poller, [this] { tick(); }) {
-  Whereabouts where{
+  EndpointAddress where{
       .id = choose_id(listen), .network = this_network(), .addresses = advertised(listens_at_, absent_)};
   identity_ = {where.id, {std::move(link), services.context, where.encode()}, &services.keys};
 }
 
 TcpEndpoint::~TcpEndpoint() {
-  const auto deadline = Deadline::in(kFarewell);
+  const auto deadline = Deadline::in(kLinger);
   for (const auto& [key, stream] : streams_)
     if (key.peer != identity_.id) stream->begin_close(deadline);
   for (const auto& [key, stream] : streams_) {
@@ -92,7 +92,7 @@ TcpEndpoint::~TcpEndpoint() {
   }
 }
 
-std::vector<SocketAddress> TcpEndpoint::routes_to(const Whereabouts& peer) {
+std::vector<SocketAddress> TcpEndpoint::routes_to(const EndpointAddress& peer) {
   std::vector<SocketAddress> routes;
   const bool here = peer.network == this_network();
   for (const SocketAddress& address : peer.addresses)
@@ -103,18 +103,18 @@ std::vector<SocketAddress> TcpEndpoint::routes_to(const Whereabouts& peer) {
 
 std::vector<std::string> TcpEndpoint::socket_names() const {
   std::vector<std::string> names;
-  if (const auto where = Whereabouts::parse(identity_.part.bytes))
+  if (const auto where = EndpointAddress::parse(identity_.part.bytes))
     for (const SocketAddress& address : where->addresses) names.push_back(pack(address));
   return names;
 }
 
-std::optional<Whereabouts> TcpEndpoint::find(const Name& peer, std::uint16_t target) const {
-  if (const Part* part = peer.find(link(), target)) return Whereabouts::parse(part->bytes);
+std::optional<EndpointAddress> TcpEndpoint::find(const Name& peer, std::uint16_t target) const {
+  if (const Part* part = peer.find(link(), target)) return EndpointAddress::parse(part->bytes);
   const Part* bare = peer.find(kSocketLink, 0);
   const auto first = bare ? unpack(bare->bytes) : std::nullopt;
   const auto address = first ? advance(*first, 0, target) : std::nullopt;  // context i listens i ports on
   if (!address) return {};
-  return Whereabouts{.id = kAnybody, .network = this_network(), .addresses = {*address}};
+  return EndpointAddress{.id = kAnybody, .network = this_network(), .addresses = {*address}};
 }
 
 Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) const {
@@ -133,7 +133,8 @@ Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) 
 
 // The stream to a peer; null: there is none. Of a peer that is known by its address only, one that it called
 // with will do.
-std::shared_ptr<TcpStream> TcpEndpoint::stream_to(const Whereabouts& where, std::size_t wanted_key) const {
+std::shared_ptr<TcpStream> TcpEndpoint::stream_to(const EndpointAddress& where,
+                                                  std::size_t wanted_key) const {
   if (const auto found = streams_.find(key_of(where, wanted_key)); found != streams_.end())
     return found->second;
   if (where.id != kAnybody) return nullptr;
@@ -177,7 +178,7 @@ void TcpEndpoint::accept() noexcept {
     OwnFd socket(::accept4(listener_->socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket.valid()) {
       if (errno == EINVAL) {  // somebody has shut it down
-        listener_->rest();
+        listener_->stop();
         broken_listener_ = std::move(listener_);
         listen_again();
       } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
@@ -223,7 +224,7 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try
       stream->fail(Errc::peer_lost);
       stream.reset();
     } else if (stream->connecting() && identity_.id < hello.from) {
-      return stream->park(std::move(caller));  // the call of the smaller id goes first
+      return stream->defer(std::move(caller));  // the call of the smaller id goes first
     }
   }
   if (!stream) {
@@ -254,15 +255,15 @@ bool TcpEndpoint::progress() noexcept {
   broken_listener_.reset();
   bool moved = flush(unsent_), blocked = false;
   if (++turn_ % kPollerTurn == 0) return false;
-  const auto hot = hot_;
-  for (std::size_t i = 0; i < hot.size() && !services_.slice.spent(); ++i) {
-    TcpStream* const stream = hot[(turn_ + i) % hot.size()];  // whoever comes first may spend the slice
-    if (!stream || std::ranges::find(hot_, stream) == hot_.end()) continue;  // retired meanwhile
+  const auto polled = polled_;
+  for (std::size_t i = 0; i < polled.size() && !services_.slice.spent(); ++i) {
+    TcpStream* const stream = polled[(turn_ + i) % polled.size()];  // whoever comes first may spend the slice
+    if (!stream || std::ranges::find(polled_, stream) == polled_.end()) continue;  // retired meanwhile
     blocked |= stream->write_blocked();
     if (stream->receive())
       moved = true;
-    else if (++stream->idle_polls > kCoolAfter)
-      std::ranges::replace(hot_, stream, nullptr);
+    else if (++stream->idle_polls > kMostIdlePolls)
+      std::ranges::replace(polled_, stream, nullptr);
   }
   if (!moved) moved = flush(unhurried_);
   return moved && !blocked;  // the poller tells when a full socket takes more
@@ -285,14 +286,14 @@ void TcpEndpoint::send_later(TcpStream& stream) noexcept { unsent_.push_back(str
 
 void TcpEndpoint::send_when_idle(TcpStream& stream) noexcept { unhurried_.push_back(stream); }
 
-void TcpEndpoint::heat(TcpStream& stream) noexcept {
+void TcpEndpoint::poll_directly(TcpStream& stream) noexcept {
   stream.idle_polls = 0;
-  TcpStream** coolest = hot_.data();
-  for (TcpStream*& place : hot_) {
+  TcpStream** idlest = polled_.data();
+  for (TcpStream*& place : polled_) {
     if (place == &stream) return;
-    if (!place || (*coolest && place->idle_polls > (*coolest)->idle_polls)) coolest = &place;
+    if (!place || (*idlest && place->idle_polls > (*idlest)->idle_polls)) idlest = &place;
   }
-  if (!*coolest || (*coolest)->idle_polls != 0) *coolest = &stream;
+  if (!*idlest || (*idlest)->idle_polls != 0) *idlest = &stream;
 }
 
 void TcpEndpoint::forget(std::uint32_t region) noexcept {
@@ -300,10 +301,10 @@ void TcpEndpoint::forget(std::uint32_t region) noexcept {
 }
 
 void TcpEndpoint::retire(TcpStream& stream) noexcept {
-  std::ranges::replace(hot_, &stream, nullptr);
+  std::ranges::replace(polled_, &stream, nullptr);
   decltype(unsent_)::erase(stream);
   decltype(unhurried_)::erase(stream);
-  stream.rest();
+  stream.disconnect();
   const auto at =
       std::ranges::find_if(streams_, [&](const auto& entry) { return entry.second.get() == &stream; });
   if (at == streams_.end()) return;

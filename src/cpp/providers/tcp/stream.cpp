@@ -32,7 +32,7 @@ std::size_t cut(std::span<iovec> pieces, const Slice& slice, std::size_t& count)
 }
 
 // What the address vector may hold of a peer: its part of a bundle, or where it listens.
-std::vector<Part> names_of(const Part& part, const Whereabouts& where) {
+std::vector<Part> names_of(const Part& part, const EndpointAddress& where) {
   std::vector<Part> names{part};
   if (part.link != kSocketLink)
     for (const SocketAddress& address : where.addresses)
@@ -42,7 +42,7 @@ std::vector<Part> names_of(const Part& part, const Whereabouts& where) {
 
 }  // namespace
 
-TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key)
+TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t key)
     : endpoint_(&endpoint),
       peer_(std::move(peer)),
       where_(std::move(where)),
@@ -64,7 +64,7 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where, std::s
                 .flows = endpoint.services().flows,
                 .on_cut = [this] { fail(Errc::peer_lost); }}) {}
 
-TcpStream::~TcpStream() { rest(); }
+TcpStream::~TcpStream() { disconnect(); }
 
 std::string TcpStream::remote() const {
   if (open()) return peer_address(socket_.get()).text();
@@ -90,21 +90,21 @@ void TcpStream::on_attempt(PendingConnection& attempt) noexcept {
 
 void TcpStream::attempt_failed(Errc error) noexcept {
   attempt_.reset();
-  if (parked_) {
-    endpoint_->admit(std::move(parked_));
+  if (deferred_) {
+    endpoint_->admit(std::move(deferred_));
     error = Errc::no_memory;  // unless that was successful
   }
   if (!open()) fail(error);
 }
 
-void TcpStream::park(std::unique_ptr<IncomingConnection> caller) noexcept {
-  parked_ = std::move(caller);
-  parked_->pause();
+void TcpStream::defer(std::unique_ptr<IncomingConnection> caller) noexcept {
+  deferred_ = std::move(caller);
+  deferred_->pause();
 }
 
 void TcpStream::end_calls() noexcept {
   attempt_.reset();
-  parked_.reset();
+  deferred_.reset();
 }
 
 void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) noexcept {
@@ -117,7 +117,7 @@ void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) noexcept {
     return fail(Errc::no_memory);  // or the system's limit of watched descriptors
   }
   socket_ = std::move(socket);
-  endpoint_->heat(*this);
+  endpoint_->poll_directly(*this);
   send();
 }
 
@@ -132,7 +132,7 @@ std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
   end_if_broken();
   if (posted == 0 || state_ != Errc::ok) return posted;
   endpoint_->watch();
-  endpoint_->heat(*this);
+  endpoint_->poll_directly(*this);
   if (open() && !write_blocked_) {
     // With something under way, its answer gives the next turn, and what gathers until then shares a system
     // call.
@@ -249,7 +249,7 @@ bool TcpStream::take_in() noexcept {
     if (std::cmp_less(got, offered)) break;
   }
   if (!any) return false;
-  endpoint_->heat(*this);
+  endpoint_->poll_directly(*this);
   // Whoever receives a message often answers by another one, which takes the ack along, or receives more of
   // them. The turn without either of these may never come under manual progress.
   if (session_.acks_can_wait() && !endpoint_->domain().options.manual_progress)
@@ -292,7 +292,7 @@ bool TcpStream::tick() noexcept {
   return owes && state_ == Errc::ok;
 }
 
-void TcpStream::rest() noexcept {
+void TcpStream::disconnect() noexcept {
   end_calls();
   if (open() && endpoint_) endpoint_->services().poller.remove(socket_.get(), *this);
   socket_.reset();
@@ -340,7 +340,7 @@ void TcpStream::await_close(Deadline deadline) noexcept {
 void TcpStream::detach(Errc error) noexcept {
   if (state_ != Errc::ok) return;
   state_ = error;
-  rest();
+  disconnect();
   endpoint_ = nullptr;
   session_.fail(error);
 }

@@ -47,7 +47,7 @@ struct Whole {
 
 }  // namespace
 
-Direct::Direct(VerbsEndpoint& endpoint, Whereabouts peer, Services services)
+Direct::Direct(VerbsEndpoint& endpoint, EndpointAddress peer, Services services)
     : endpoint_(endpoint), peer_(std::move(peer)), services_(std::move(services)) {
   repeat_.asker = this;
   requests_.reserve(1);
@@ -92,7 +92,7 @@ void Direct::on_answer(Question& question) noexcept {
   if (const auto known = known_.find(question.key); known != known_.end()) {
     learn(known->second, error, question.answer);
   }
-  endpoint_.bury(std::move(*found));
+  endpoint_.destroy_later(std::move(*found));
   questions_.erase(found);
   services_.on_waiting();
 }

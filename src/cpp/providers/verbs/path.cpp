@@ -6,7 +6,7 @@
 
 namespace fab::verbs {
 
-VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& where, std::size_t key)
+VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const EndpointAddress& where, std::size_t key)
     : endpoint_(endpoint),
       stream_(endpoint, std::move(peer), where, key,
               {.on_open = [this] { endpoint_.pump_later(*this); },

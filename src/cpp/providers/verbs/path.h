@@ -13,9 +13,9 @@ struct LinkPumps;  // list of links that wait for pump()
 
 // Everything that this endpoint has under way with one other, under one authorization key: what devices do,
 // and the stream for the rest. The handles of one peer share it.
-class VerbsLink final : public Buried, public Linked<LinkPumps> {
+class VerbsLink final : public DestroyedLater, public Linked<LinkPumps> {
  public:
-  VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& where, std::size_t key);
+  VerbsLink(VerbsEndpoint& endpoint, Part peer, const EndpointAddress& where, std::size_t key);
   ~VerbsLink() override;
 
   void call() noexcept;

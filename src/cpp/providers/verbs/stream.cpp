@@ -20,13 +20,14 @@ constexpr unsigned kMostStreamCalls = 4;  // of which all but the last are refus
 
 }  // namespace
 
-VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key, Told told)
+VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t key,
+                         Told told)
     : endpoint_(endpoint), told_(std::move(told)), caller_(true), where_(std::move(where)), key_(key) {
   make_session(std::move(peer));
 }
 
 VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Told told)
-    : endpoint_(endpoint), told_(std::move(told)), caller_(false), told_at_(endpoint.attended()) {
+    : endpoint_(endpoint), told_(std::move(told)), caller_(false), sign_sent_at_(endpoint.attended()) {
   answering_.emplace(endpoint.identity());
 }
 
@@ -121,7 +122,7 @@ bool VerbsStream::on_made() noexcept try {
 void VerbsStream::on_connected() noexcept try {
   if (!caller_) return;
   calling_.emplace(endpoint_.identity(), key_, where_.id, nonzero_random_u64());
-  say(calling_->hello());
+  send_handshake(calling_->hello());
 } catch (const std::exception&) {
   fail(Errc::no_memory);
 }
@@ -138,7 +139,7 @@ bool VerbsStream::dial_again() noexcept {
          dial() == Errc::ok;
 }
 
-void VerbsStream::say(const std::string& message) noexcept {
+void VerbsStream::send_handshake(const std::string& message) noexcept {
   if (free_slots_ == 0 || credits_ == 0 || message.size() > kSlotBytes - kHeader) return fail(Errc::protocol);
   std::memcpy(send_slot(next_slot_) + kHeader, message.data(), message.size());
   if (!post(next_slot_, Kind::handshake, message.size())) fail(Errc::peer_lost);
@@ -149,7 +150,7 @@ Errc VerbsStream::on_handshake(std::string_view message) {
   Handshake& handshake = caller_ ? static_cast<Handshake&>(*calling_) : *answering_;
   const Handshake::Step step = caller_ ? calling_->receive(message) : answering_->receive(message);
   if (!caller_) where_ = answering_->hello().where;
-  if (!step.answer.empty()) say(step.answer);
+  if (!step.answer.empty()) send_handshake(step.answer);
   // Whoever is refused hangs up once it has heard so: a device drops what has not left with its queue pair.
   if (step.error != Errc::ok) return step.answer.empty() ? step.error : state_;
   if (state_ != Errc::ok || !handshake.done()) return state_;
@@ -167,7 +168,7 @@ void VerbsStream::admit() {
   token_ = nonzero_random_u64();
   endpoint_.supersede(*this);
   make_session(answering_->hello().part);
-  say(answering_->welcome(token_));
+  send_handshake(answering_->welcome(token_));
   if (state_ == Errc::ok) become_open();
 }
 
@@ -253,7 +254,7 @@ bool VerbsStream::flush() noexcept {
     sent = true;
   }
   if (session_->broken()) broken_ = Errc::no_memory;
-  if (broken_ == Errc::ok && owed_ >= kSlots / 2) tell();
+  if (broken_ == Errc::ok && owed_ >= kSlots / 2) send_credits();
   if (broken_ != Errc::ok) {
     endpoint_.turn_later(*this);
     endpoint_.watch();
@@ -261,8 +262,8 @@ bool VerbsStream::flush() noexcept {
   return sent;
 }
 
-// A message that says no more than how many slots were emptied.
-void VerbsStream::tell() noexcept {
+// A message without frames gives back the credits of emptied slots.
+void VerbsStream::send_credits() noexcept {
   if (free_slots_ > 0 && credits_ > 0 && !post(next_slot_, Kind::frames, 0)) broken_ = Errc::peer_lost;
 }
 
@@ -375,17 +376,17 @@ bool VerbsStream::tick() noexcept {
       flush();
       break;
     case Liveness::Verdict::well:
-      if (!caller_ && !owes) tell_of_life();
+      if (!caller_ && !owes) send_sign_of_life();
   }
   return owes || others_wait_ || !caller_;
 }
 
 // A caller whose machine is gone says nothing any more: the devices find out when something is sent.
-void VerbsStream::tell_of_life() noexcept {
+void VerbsStream::send_sign_of_life() noexcept {
   const auto now = endpoint_.attended();
-  if (now - told_at_ < Liveness::patience(endpoint_.domain().options, false)) return;
-  told_at_ = now;
-  tell();
+  if (now - sign_sent_at_ < Liveness::patience(endpoint_.domain().options, false)) return;
+  sign_sent_at_ = now;
+  send_credits();
 }
 
 void VerbsStream::fail(Errc error) noexcept {

@@ -17,10 +17,10 @@ namespace fab::verbs {
 
 struct StreamTurns;  // list of streams that wait for their turn
 
-// Frames between two endpoints, as messages of a queue pair: a session's byte stream, cut into pieces of
-// kSlotBytes that travel from slot to slot. A side sends no more than the other one has slots for, and is
-// told with every message how many were emptied. Whoever calls has the requests, whoever is called answers
-// them: each direction has its stream. Begins with a handshake (docs/wire.md).
+// Frames between two endpoints, as messages of a queue pair: the byte stream of a session is cut into pieces
+// of at most kSlotBytes. A side has a credit for each free slot of the other one, and every message gives
+// back the credits of the slots that were emptied. Requests go from the caller to the called side only, so
+// each direction has its stream. It begins with a handshake (docs/wire.md).
 class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
  public:
   // `on_open`, `on_failed`: once each; on_failed when the session has settled all it had. `on_turn`: after
@@ -31,7 +31,7 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
     std::function<void(Errc)> on_failed;
   };
   // Calls, and proves the key of this index.
-  VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key, Told told);
+  VerbsStream(VerbsEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t key, Told told);
   VerbsStream(VerbsEndpoint& endpoint, Told told);  // is called
   ~VerbsStream();
 
@@ -43,21 +43,21 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
   Session* session() noexcept { return session_.get(); }
   const Session* session() const noexcept { return session_.get(); }
   const PathCounts& counts() const noexcept { return counts_; }
-  PathCounts& counts() noexcept { return counts_; }  // of all that goes to this peer, also beside the stream
+  PathCounts& counts() noexcept { return counts_; }  // also of what devices do without the stream
   Errc state() const noexcept { return state_; }
   bool open() const noexcept { return open_; }
   // What a call for a memory connection must know: chosen by the called side, told in its welcome.
   std::uint64_t token() const noexcept { return token_; }
   std::string remote() const;
   std::uint64_t received() const noexcept { return received_; }  // messages
-  const Whereabouts& where() const noexcept { return where_; }
+  const EndpointAddress& where() const noexcept { return where_; }
   std::size_t key() const noexcept { return key_; }  // its index
 
   void posted(bool alone) noexcept;  // the session has something to send
   void end_turn() noexcept;          // after a round of completions
   bool flush() noexcept;
   void forget(std::uint32_t region) noexcept;
-  void watch_for(bool waits) noexcept { others_wait_ = waits; }  // somebody waits for the peer besides
+  void watch_for(bool waits) noexcept { others_wait_ = waits; }  // as its devices may
   bool tick() noexcept;  // looks after deadlines; true if there is still something to look after
   void fail(Errc error) noexcept;
   // Before the endpoint ends: whether messages of this side may not have left the device.
@@ -92,10 +92,10 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
   std::size_t fill(std::byte* to) noexcept;
   Errc take(const std::byte* bytes, std::size_t length) noexcept;
   Errc on_message(const std::byte* bytes, std::size_t length) noexcept;
-  void say(const std::string& message) noexcept;
+  void send_handshake(const std::string& message) noexcept;
   void on_output() noexcept;
-  void tell() noexcept;
-  void tell_of_life() noexcept;
+  void send_credits() noexcept;
+  void send_sign_of_life() noexcept;
   Errc on_handshake(std::string_view message);
   void admit();
   void become_open() noexcept;
@@ -103,8 +103,8 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
   VerbsEndpoint& endpoint_;
   const Told told_;
   const bool caller_;
-  Whereabouts where_;    // the peer
-  std::size_t key_ = 0;  // under which the stream stands
+  EndpointAddress where_;  // the peer
+  std::size_t key_ = 0;    // under which the stream stands
   PathCounts counts_;
   std::unique_ptr<Session> session_;
   Mapping memory_;
@@ -129,7 +129,7 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
   std::uint64_t received_ = 0;  // messages
   Liveness liveness_;
   bool others_wait_ = false;
-  std::chrono::nanoseconds told_at_{};  // VerbsEndpoint::attended()
+  std::chrono::nanoseconds sign_sent_at_{};  // VerbsEndpoint::attended()
 };
 
 }  // namespace fab::verbs

@@ -45,7 +45,7 @@ struct Node {
     core->close(true);
   }
   std::string name() const { return Name{context->parts()}.encode(); }
-  SocketAddress listens_on() const { return Whereabouts::parse(context->parts()[0].bytes)->addresses[0]; }
+  SocketAddress listens_on() const { return EndpointAddress::parse(context->parts()[0].bytes)->addresses[0]; }
 
   std::shared_ptr<AddressVector> peers = std::make_shared<AddressVector>();
   std::shared_ptr<DomainCore> core;

@@ -41,7 +41,7 @@ std::optional<std::array<std::uint8_t, N>> exactly(std::string_view body) {
 
 }  // namespace
 
-std::string Whereabouts::encode() const {
+std::string EndpointAddress::encode() const {
   WireWriter out;
   out.put(kPartVersion).raw(view(id)).raw(view(network)).put(static_cast<std::uint8_t>(addresses.size()));
   for (const SocketAddress& address : addresses)
@@ -72,15 +72,15 @@ bool read_part(std::string_view bytes, EndpointId& id, std::array<std::uint8_t, 
 
 }  // namespace
 
-std::optional<Whereabouts> Whereabouts::parse(std::string_view bytes) {
-  Whereabouts where;
+std::optional<EndpointAddress> EndpointAddress::parse(std::string_view bytes) {
+  EndpointAddress where;
   const bool valid = read_part(bytes, where.id, where.network, [&](std::string_view raw, std::uint16_t port) {
     where.addresses.push_back(SocketAddress::from_bytes(raw, port));
   });
   return valid ? std::optional(std::move(where)) : std::nullopt;
 }
 
-bool Whereabouts::valid(std::string_view bytes) noexcept {
+bool EndpointAddress::valid(std::string_view bytes) noexcept {
   EndpointId id;
   std::array<std::uint8_t, 16> network;
   return read_part(bytes, id, network, [](std::string_view, std::uint16_t) {});
@@ -130,7 +130,7 @@ std::optional<Hello> Hello::parse(std::string_view body) {
   hello.part.context = in.get<std::uint16_t>();
   hello.part.bytes = in.get_bytes();
   if (!in.at_end() || keyed > 1) return {};
-  auto where = Whereabouts::parse(hello.part.bytes);
+  auto where = EndpointAddress::parse(hello.part.bytes);
   if (!where || where->id != hello.from) return {};
   hello.where = std::move(*where);
   return hello;

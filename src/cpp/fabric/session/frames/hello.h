@@ -21,14 +21,14 @@ namespace fab {
 using EndpointId = std::array<std::uint8_t, 16>;
 using Nonce = std::array<std::uint8_t, 32>;
 
-// This link's part of a name.
-struct Whereabouts {
+// Where an endpoint of a network link is: its part of a name.
+struct EndpointAddress {
   EndpointId id{};
   std::array<std::uint8_t, 16> network{};  // hash of network_identity(): whose loopback addresses are meant
   std::vector<SocketAddress> addresses;
 
   std::string encode() const;
-  static std::optional<Whereabouts> parse(std::string_view bytes);
+  static std::optional<EndpointAddress> parse(std::string_view bytes);
   static bool valid(std::string_view bytes) noexcept;  // whether parse() takes them
 };
 std::array<std::uint8_t, 16> this_network();
@@ -47,7 +47,7 @@ struct HelloHeader {
 // begins so, or it ends earlier.
 std::optional<std::size_t> missing_of_message(std::string_view begun);
 
-// The initiator's first word. `to` is kAnybody for whoever listens at that address.
+// The first message, by the caller. `to` is kAnybody for whoever listens at that address.
 inline constexpr EndpointId kAnybody{};
 struct Hello {
   EndpointId from{}, to{};
@@ -55,8 +55,8 @@ struct Hello {
       0;  // the sender's number for the stream: another one from the same endpoint replaces it
   Nonce nonce{};
   bool keyed = false;
-  Part part;          // of the sender's name
-  Whereabouts where;  // what it says; encode() takes it from there
+  Part part;              // of the sender's name
+  EndpointAddress where;  // what it says; encode() takes it from there
 
   std::string encode() const;
   static std::optional<Hello> parse(std::string_view body);

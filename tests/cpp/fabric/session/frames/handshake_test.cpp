@@ -21,7 +21,7 @@ struct Side {
   Side(std::uint8_t number, const std::vector<std::string>& secrets) : keys(keys_of(secrets)) {
     identity.id.fill(number);
     identity.keys = &keys;
-    const Whereabouts where{
+    const EndpointAddress where{
         .id = identity.id, .network = {}, .addresses = {SocketAddress::from_bytes({"\x7f\0\0\1", 4}, 4711)}};
     identity.part = {"tcp.0", 0, where.encode()};
   }
