@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "base/queues/linked_list.h"
 #include "fabric/memory/slice.h"
 #include "fabric/messages/link_counters.h"
+#include "fabric/path_counts.h"
 #include "fabric/segment/segment.h"
 #include "fabric/types/auth_key.h"
 #include "fabric/types/name.h"
@@ -93,7 +95,7 @@ struct EndpointServices {
       wake_domain;  // wakes those who wait for a counter of the domain (after raise_counters)
   ExtensionMaker* extensions = nullptr;  // of sessions; null: they have none
   // Seconds without a sign of life until a stream counts as lost that is one of several ways to its peer.
-  double shared_deadline = 0;
+  double shared_deadline = std::numeric_limits<double>::infinity();
   // Who is in it is given a while when the context closes; the lock is not held all the time.
   LinkedList<Lingerer, Lingering>* lingerers = nullptr;
 };
@@ -109,12 +111,6 @@ struct Reach {
 struct PathReport {
   std::string link;  // "shm.0"
   std::string how;   // "mapped", "cross-memory attach", "ring", "127.0.0.1:4711"
-};
-
-// What a path did since it was opened.
-struct PathCounts {
-  std::uint64_t posted = 0, settled = 0;
-  std::uint64_t bytes_out = 0, bytes_in = 0, errors = 0;
 };
 
 // The way from one endpoint to one peer.

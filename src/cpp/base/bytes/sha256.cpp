@@ -90,4 +90,11 @@ bool equal_in_constant_time(std::string_view a, std::string_view b) noexcept {
   return difference == 0;
 }
 
+bool same(const Digest& a, const Digest& b) noexcept {
+  const auto view = [](const Digest& digest) {
+    return std::string_view(reinterpret_cast<const char*>(digest.data()), digest.size());
+  };
+  return equal_in_constant_time(view(a), view(b));
+}
+
 }  // namespace fab

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace fab {
 
@@ -46,5 +47,25 @@ class PieceCursor {
   std::size_t offset_ = 0;
   std::uint32_t index_ = 0, count_ = 0;  // count_ 0: one buffer
 };
+
+// What of some memory fits into a list of pieces.
+struct PieceList {
+  std::size_t pieces = 0;
+  std::uint64_t bytes = 0;
+};
+// Up to `length` bytes from byte `begin` on, as many of them as there is room for in `out`.
+inline PieceList list_pieces(PieceCursor at, std::uint64_t begin, std::uint64_t length,
+                             std::span<iovec> out) noexcept {
+  PieceList list;
+  at.skip(begin);
+  while (list.bytes < length && list.pieces < out.size()) {
+    const iovec piece = at.here(length - list.bytes);
+    if (piece.iov_len == 0) break;
+    at.advance(piece.iov_len);
+    out[list.pieces++] = piece;
+    list.bytes += piece.iov_len;
+  }
+  return list;
+}
 
 }  // namespace fab

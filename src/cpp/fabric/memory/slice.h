@@ -17,6 +17,13 @@ namespace fab {
 // The Driver begins a slice with each turn and lends it to the links (EndpointServices::slice). A loop that
 // moves bytes spends it, and stops once it is spent(), with the rest still to do. What cannot be cut, such as
 // the frames that one read brought, may go past the end. Used under the context's lock.
+//
+// The loops that spend it look alike in the links, and are not one. They differ in who tells of what is left:
+// the kernel does of a socket, since its descriptor stays ready, and a queue of completions keeps what was
+// not polled; of a ring nobody tells, so shm remembers that there is more, and asks for another turn. They
+// differ in what bounds a step (the pieces of one system call, a slot of a queue pair, the room in a ring),
+// and in how memory that is not there shows (as the error of a whole call, or with the first byte of one
+// copy).
 class Slice {
  public:
   static constexpr std::uint64_t kBytes = 1024 * 1024;

@@ -177,10 +177,9 @@ std::optional<std::uint32_t> authorized(const Segment& segment, std::uint32_t ce
       std::min<std::size_t>(published.count.load(std::memory_order_acquire), kMaxAuthKeys);
   for (const KeyTags::Tag& tag : std::span(published.tags, count)) {
     const std::uint32_t number = tag.number;
-    const Digest expected = key_tag(segment.header(), cell, number, secret);
-    if (equal_in_constant_time({reinterpret_cast<const char*>(expected.data()), expected.size()},
-                               {reinterpret_cast<const char*>(tag.proof), sizeof tag.proof}))
-      return number;
+    Digest proof;
+    std::memcpy(proof.data(), tag.proof, sizeof proof);
+    if (same(proof, key_tag(segment.header(), cell, number, secret))) return number;
   }
   return std::nullopt;
 }

@@ -64,9 +64,15 @@ bool Initiator::room_for(const Transfer& transfer) const noexcept {
   return !fetches || result_bytes_ + kMaxAtomicBytes <= kMaxResultBytes;
 }
 
+// Returns the number of the transfer. What a link asks for was posted by no user, and is not counted.
+std::uint64_t Initiator::count_posted(OpCode op) noexcept {
+  std::uint64_t& posted = end_.services.counts.posted;
+  return op == OpCode::control ? posted + 1 : ++posted;
+}
+
 bool Initiator::refuse(const Transfer& transfer) noexcept {
   if (!requests_.empty()) return false;
-  ++end_.services.counts.posted;
+  count_posted(transfer.op);
   settle({.operation = transfer.operation, .op = transfer.op}, Errc::no_memory);
   return true;
 }
@@ -89,7 +95,7 @@ std::size_t Initiator::post(std::span<const Transfer> batch) {
   }
   request.local = request.error != Errc::ok;
   if (!request.local) post_request(transfer, request);
-  request.number = ++end_.services.counts.posted;
+  request.number = count_posted(transfer.op);
   if (request.local && requests_.empty()) {
     settle(request, request.error);
     return 1;
@@ -165,7 +171,6 @@ void Initiator::post_rows(std::span<const Transfer> run) {
 // One range out of bounds, or one landing place that is not there, is no reason for the others to fail: then
 // each is asked for by itself.
 void Initiator::settle_rows(const Request& request, Errc error) noexcept {
-  PathCounts& counts = end_.services.counts;
   bool again = error == Errc::bounds && !end_.failing;
   try {
     if (again) again_.reserve(again_.size() + request.rows->rows.size());
@@ -187,8 +192,7 @@ void Initiator::settle_rows(const Request& request, Errc error) noexcept {
       again_.push_back({transfer, request.number + i});
       continue;
     }
-    ++counts.settled;
-    error == Errc::ok ? counts.bytes_in += place.iov_len : ++counts.errors;
+    end_.services.counts.settle(OpCode::read, place.iov_len, error);
     row.operation->settle(error, error == Errc::ok ? place.iov_len : 0);
   }
 }
@@ -293,13 +297,7 @@ bool Initiator::post_notify(std::uint64_t data, std::uint64_t length) noexcept t
 // The operation may be gone once it is settled.
 void Initiator::settle(const Request& request, Errc error) noexcept {
   if (request.rows) return settle_rows(request, error);
-  PathCounts& counts = end_.services.counts;
-  ++counts.settled;
-  if (error != Errc::ok) ++counts.errors;
-  if (error == Errc::ok && request.op != OpCode::control) {
-    if (request.op != OpCode::read && request.op != OpCode::receive) counts.bytes_out += request.length;
-    if (wants_data(request.op)) counts.bytes_in += request.length;
-  }
+  if (request.op != OpCode::control) end_.services.counts.settle(request.op, request.length, error);
   if (request.op == OpCode::receive) return puller_->pull_ended(error);
   if (request.operation)
     request.operation->settle(error, error == Errc::ok ? request.length : 0);

@@ -100,6 +100,7 @@ class Initiator {
   void post_atomic(const Transfer& transfer, Request& request);
   void post_rows(std::span<const Transfer> run);
   void read_again();
+  std::uint64_t count_posted(OpCode op) noexcept;
   void settle(const Request& request, Errc error) noexcept;
   void settle_rows(const Request& request, Errc error) noexcept;
   void settle_early(Request& request) const noexcept;

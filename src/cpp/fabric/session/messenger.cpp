@@ -44,12 +44,7 @@ Messenger::Messenger(StreamEnd& end, Initiator& initiator) : end_(end), initiato
 // --- sending
 
 void Messenger::end_send(Operation* operation, std::uint64_t length, Errc error) noexcept {
-  PathCounts& counts = end_.services.counts;
-  ++counts.settled;
-  if (error == Errc::ok)
-    counts.bytes_out += length;
-  else
-    ++counts.errors;
+  end_.services.counts.settle(OpCode::send, length, error);
   if (operation) operation->settle(error, error == Errc::ok ? length : 0);
 }
 

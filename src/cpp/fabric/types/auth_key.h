@@ -2,8 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "base/bytes/sha256.h"
 
 namespace fab {
 
@@ -18,5 +21,14 @@ using AuthKeys = std::vector<AuthKey>;  // the keys of one endpoint; never empty
 
 inline constexpr std::size_t kMaxAuthKeys = 16;  // that one endpoint may have
 inline const AuthKey kNoAuthKey;
+
+// Index of the key that `proof` was made with, where `make(secret)` is what it should be; nothing: it is none
+// of them. The comparison tells nothing by its duration.
+template <class Make>
+std::optional<std::size_t> proven_key(const AuthKeys& keys, const Digest& proof, Make make) {
+  for (std::size_t i = 0; i < keys.size(); ++i)
+    if (same(proof, make(keys[i].secret))) return i;
+  return std::nullopt;
+}
 
 }  // namespace fab

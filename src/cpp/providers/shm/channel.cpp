@@ -20,9 +20,9 @@ ChannelHeader& header_of(const Mapping& mapping) noexcept {
   return *reinterpret_cast<ChannelHeader*>(mapping.data());
 }
 
-MessageMemory messages_of(const Mapping& mapping) noexcept {
-  return {header_of(mapping).messages, reinterpret_cast<MessageCell*>(mapping.data() + kCellsOffset),
-          mapping.data() + kBesideOffset};
+EagerMemory messages_of(const Mapping& mapping) noexcept {
+  return {header_of(mapping).messages, reinterpret_cast<EagerCell*>(mapping.data() + kCellsOffset),
+          mapping.data() + kPayloadOffset};
 }
 
 std::span<std::byte> ring_bytes(const Mapping& mapping, bool to_target) noexcept {
@@ -40,7 +40,7 @@ Digest channel_proof(const std::string& secret, const Address& initiator, std::u
   return hmac_sha256(secret, text.take());
 }
 
-Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
+Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer, std::uint16_t peer_cell,
                  bool initiator, Session::Services services, AttachBatch* direct)
     : file_(std::move(file)),
       mapping_(std::move(mapping)),
@@ -53,8 +53,8 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, s
       initiator_(initiator),
       slice_(*services.slice),
       on_more_(services.on_more),
-      messages_out_(messages_of(mapping_)),
-      messages_in_(messages_of(mapping_)),
+      eager_out_(messages_of(mapping_)),
+      eager_in_(messages_of(mapping_)),
       direct_(direct),
       proof_(peer_->address().process.pid, peer_->segment(), peer_->address().domain_id, nullptr) {
   services.on_output = [this, told = std::move(services.on_output)] {
@@ -80,7 +80,7 @@ Channel::~Channel() {
   peer_->wake(peer_cell_, work::kLook);
 }
 
-std::unique_ptr<Channel> Channel::create(std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
+std::unique_ptr<Channel> Channel::create(std::shared_ptr<PeerDomain> peer, std::uint16_t peer_cell,
                                          const Address& self, std::uint16_t context,
                                          Session::Services services, AttachBatch* direct) {
   OwnFd file = make_memory_file("pyfab-channel", kChannelBytes);
@@ -128,21 +128,17 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell, const s
   offer.initiator_context = header.initiator_context;
   Digest proof;  // the initiator may still write to the header: what is judged is what is used
   std::memcpy(proof.data(), header.proof, sizeof proof);
-  const auto proven = [&](const AuthKey& key) {
-    const Digest expected =
-        channel_proof(key.secret, offer.initiator, offer.initiator_context, cell, domain_id);
-    return equal_in_constant_time({reinterpret_cast<const char*>(expected.data()), expected.size()},
-                                  {reinterpret_cast<const char*>(proof.data()), proof.size()});
-  };
-  const auto key = std::ranges::find_if(keys, proven);
-  if (key == keys.end())
+  const auto key = proven_key(keys, proof, [&](const std::string& secret) {
+    return channel_proof(secret, offer.initiator, offer.initiator_context, cell, domain_id);
+  });
+  if (!key)
     throw Error(Errc::key_rejected,
                 "process " + std::to_string(claimant.pid) + " has no authorization key of this context");
-  offer.key = static_cast<std::size_t>(key - keys.begin());
+  offer.key = *key;
   return offer;
 }
 
-std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<Neighbour> peer,
+std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<PeerDomain> peer,
                                          Session::Services services, AttachBatch* direct) {
   const std::uint16_t cell = offer.initiator.cell;
   std::unique_ptr<Channel> channel(new Channel(std::move(offer.file), std::move(offer.mapping),
@@ -163,11 +159,11 @@ void Channel::look_at_hold() noexcept {
   session_->held();
 }
 
-// Whether the session had to stop for want of memory.
+// A session that lacked memory for what the peer is owed ends the channel.
 void Channel::look_at_memory() noexcept {
   if (error_ != Errc::ok || !session_->broken()) return;
   error_ = Errc::no_memory;
-  on_more_();  // who looks after channels sees it in its next turn
+  on_more_();  // the next turn of the endpoint drops the channel
 }
 
 bool Channel::unread() const noexcept {
@@ -175,7 +171,7 @@ bool Channel::unread() const noexcept {
   if (session_->has_output()) return true;
   // What lies in a file that the target holds stays to be read, but for announcements: their bytes are here.
   const bool stays = taken() && !session_->announces();
-  return !stays && (!out_.all_read() || !messages_out_.all_taken());
+  return !stays && (!out_.all_read() || !eager_out_.all_taken());
 }
 
 void Channel::give_up(Errc why) noexcept {
@@ -267,13 +263,13 @@ bool Channel::move() noexcept {
   const bool closed = header_of(mapping_).closed.load(std::memory_order_acquire) != 0;
   look_at_hold();
   moving_ = true;
-  // What went beside the ring may have waited for what came through it, and is not told of again.
+  // Messages in the eager ring may have waited for frames that come now, and nobody tells of them again.
   bool in = !initiator_ && take_messages();
   if (take_in()) {
     in = true;
     if (!initiator_) take_messages();
   }
-  pending_ |= !initiator_ && messages_in_.ready();
+  pending_ |= !initiator_ && eager_in_.ready();
   session_->go_on();
   moving_ = false;
   if (closed && !pending_ && error_ == Errc::ok) error_ = Errc::peer_lost;
@@ -282,44 +278,44 @@ bool Channel::move() noexcept {
   return in || out;
 }
 
-// --- messages beside the ring
+// --- the eager ring
 
 bool Channel::push(const Transfer& transfer) noexcept {
-  if (!initiator_ || !messages_out_.push(transfer)) return false;
+  if (!initiator_ || !eager_out_.push(transfer)) return false;
   untold_ = true;
   return true;
 }
 
-std::uint32_t Channel::number() noexcept { return initiator_ ? messages_out_.skip() : 0; }
+std::uint32_t Channel::number() noexcept { return initiator_ ? eager_out_.skip() : 0; }
 
 bool Channel::take_message() noexcept {
   Matched arrived;
-  const std::byte* bytes = messages_in_.look(arrived.head);
+  const std::byte* bytes = eager_in_.look(arrived.head);
   const Errc error = bytes ? session_->accept(arrived, bytes) : Errc::protocol;
-  messages_in_.skip();
+  eager_in_.skip();
   if (error_ == Errc::ok) error_ = error;
   return error_ == Errc::ok;
 }
 
 bool Channel::come_to(std::uint32_t number) noexcept {
   // Only the initiator sends messages, and between two that come through the ring lie no more than cells.
-  if (initiator_ || number - messages_in_.next() > kCells) return false;
-  while (messages_in_.next() != number)
-    if (!messages_in_.ready() || !take_message()) return false;
-  messages_in_.skip();
-  messages_in_.tell_taken();
+  if (initiator_ || number - eager_in_.next() > kCells) return false;
+  while (eager_in_.next() != number)
+    if (!eager_in_.ready() || !take_message()) return false;
+  eager_in_.skip();
+  eager_in_.tell_taken();
   return true;
 }
 
 bool Channel::take_messages() noexcept {
   unsigned taken = 0;
-  while (!slice_.spent() && error_ == Errc::ok && messages_in_.ready()) {
+  while (!slice_.spent() && error_ == Errc::ok && eager_in_.ready()) {
     ++taken;
     slice_.spend(0);
     take_message();
   }
   if (taken == 0) return false;
-  messages_in_.tell_taken();
+  eager_in_.tell_taken();
   received_ += taken;
   took_messages_ = true;
   return true;
@@ -360,24 +356,6 @@ bool Channel::take(std::uint64_t number) noexcept {
   return false;
 }
 
-namespace {
-
-// The pieces of `length` bytes from `begin` on; none where there is no room for all of them.
-std::size_t list_pieces(PieceCursor at, std::uint64_t begin, std::uint64_t length,
-                        std::span<iovec> out) noexcept {
-  at.skip(begin);
-  std::size_t count = 0;
-  while (length != 0) {
-    if (count == out.size()) return 0;
-    out[count] = at.here(length);
-    at.advance(out[count].iov_len);
-    length -= out[count++].iov_len;
-  }
-  return count;
-}
-
-}  // namespace
-
 void Channel::read(std::span<Read> reads) noexcept {
   if (peer_->gone())
     for (Read& read : reads) read.outcome = Errc::peer_lost;
@@ -392,10 +370,10 @@ std::size_t Channel::read_first(std::span<Read> reads) noexcept {
   for (; count < reads.size() && direct_->fits(1, 1); ++count) {
     const Read& read = reads[count];
     const PieceCursor from(read.from.data(), read.from.size());
-    const std::size_t local = list_pieces(read.to, read.begin, read.length, direct_->local_room());
-    const std::size_t remote = list_pieces(from, read.begin, read.length, direct_->remote_room());
-    if (local == 0 || remote == 0) break;
-    direct_->add(local, remote, read.length, Errc::ok);
+    const PieceList local = list_pieces(read.to, read.begin, read.length, direct_->local_room());
+    const PieceList remote = list_pieces(from, read.begin, read.length, direct_->remote_room());
+    if (read.length == 0 || local.bytes < read.length || remote.bytes < read.length) break;
+    direct_->add(local.pieces, remote.pieces, read.length, Errc::ok);
   }
   if (count == 0) {  // more pieces than any call takes
     reads.front().outcome = Errc::not_supported;
@@ -412,7 +390,7 @@ void Channel::flush() noexcept {
     untold_ = false;
     // Either this side sees that the other one does not look any more, or the other one sees the messages.
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (!messages_out_.polled() || peer_->sleeps(peer_cell_)) peer_->wake(peer_cell_, work::kLook);
+    if (!eager_out_.polled() || peer_->sleeps(peer_cell_)) peer_->wake(peer_cell_, work::kLook);
   }
   if (error_ == Errc::ok && session_->has_output()) send_out();
   look_at_memory();

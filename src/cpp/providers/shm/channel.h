@@ -12,7 +12,7 @@
 #include "fabric/session/session.h"
 #include "providers/shm/attach.h"
 #include "providers/shm/layout.h"
-#include "providers/shm/neighbour.h"
+#include "providers/shm/peer_domain.h"
 
 namespace fab::shm {
 
@@ -27,7 +27,7 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   // The initiator's side; throws std::system_error. `direct`: reads messages by cross-memory
   // attach; outlives the channel; may be null. `self` is its own address, `context` its Part::context; the
   // key that it proves is that of the sender in `services`.
-  static std::unique_ptr<Channel> create(std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
+  static std::unique_ptr<Channel> create(std::shared_ptr<PeerDomain> peer, std::uint16_t peer_cell,
                                          const Address& self, std::uint16_t context,
                                          Session::Services services, AttachBatch* direct);
   // A channel file as the target finds it.
@@ -44,7 +44,7 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
                     const AuthKeys& keys);
   // The target's side. What the initiator has sent outlives it from now on. Throws Error(peer_lost) if it has
   // given up meanwhile.
-  static std::unique_ptr<Channel> accept(Offer offer, std::shared_ptr<Neighbour> peer,
+  static std::unique_ptr<Channel> accept(Offer offer, std::shared_ptr<PeerDomain> peer,
                                          Session::Services services, AttachBatch* direct);
 
   ~Channel() override;
@@ -53,25 +53,25 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
 
   int fd() const noexcept { return file_.get(); }
   Session& session() noexcept { return *session_; }
-  Neighbour& peer() noexcept { return *peer_; }
+  PeerDomain& peer() noexcept { return *peer_; }
   // Moves bytes between session and rings, both ways; true if any moved. Stops early after a slice: pending()
   // then.
   bool move() noexcept;
   void flush() noexcept;  // only outwards; after posting, too
   bool pending() const noexcept { return pending_; }
-  // Target: takes in messages that came beside the ring; true if there were any.
+  // Target: takes in the messages of the eager ring; true if there were any.
   bool take_messages() noexcept;
-  bool messages_ready() const noexcept { return messages_in_.ready(); }
+  bool messages_ready() const noexcept { return eager_in_.ready(); }
   bool took_messages() noexcept { return std::exchange(took_messages_, false); }  // since asked last
   // Target: whether the initiator may leave out to tell of such messages while this context is awake.
-  void poll_messages(bool on) noexcept { messages_in_.poll(on); }
+  void poll_messages(bool on) noexcept { eager_in_.poll(on); }
   // Initiator: whether messages would go with this end of the channel.
   bool unread() const noexcept;
   // Initiator: whether the target has the channel open, so that what is put into it arrives as long as it
   // lives.
   bool taken() const noexcept;
-  // ok, or why nothing moves any more: protocol (the peer sent nonsense), peer_lost (the peer closed the
-  // channel).
+  // ok, or why nothing moves any more: protocol (the peer sent what no peer may send), peer_lost (the peer
+  // closed the channel, or was silent for too long), no_memory.
   Errc error() const noexcept { return error_; }
   // To be called several times per `patience`: error() is peer_lost afterwards if the peer owes something, as
   // it does if `more` waits for it, and was silent for that long. True while it owes something.
@@ -81,7 +81,7 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   void give_up(Errc why) noexcept;
 
  private:
-  Channel(OwnFd file, Mapping mapping, std::shared_ptr<Neighbour> peer, std::uint16_t peer_cell,
+  Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer, std::uint16_t peer_cell,
           bool initiator, Session::Services services, AttachBatch* direct);
   AnnouncementCells& announcements() const noexcept;
   std::uint64_t open() noexcept override;
@@ -102,15 +102,15 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
 
   OwnFd file_;
   Mapping mapping_;
-  std::shared_ptr<Neighbour> peer_;
+  std::shared_ptr<PeerDomain> peer_;
   const std::uint16_t peer_cell_;
   RingWriter out_;
   RingReader in_;
   const bool initiator_;
   Slice& slice_;
   const std::function<void()> on_more_;
-  MessageWriter messages_out_;  // the initiator's
-  MessageReader messages_in_;   // the target's
+  EagerWriter eager_out_;  // the initiator's
+  EagerReader eager_in_;   // the target's
   AttachBatch* const direct_;
   AttachProof proof_;
   std::unique_ptr<Session> session_;
@@ -120,9 +120,9 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   Liveness liveness_;
   std::uint64_t received_ = 0;
   bool took_messages_ = false;
-  bool moving_ = false;
-  bool untold_ = false;  // messages beside the ring
-  bool pending_ = false;
+  bool moving_ = false;   // move() is running, and sends what the session has to say
+  bool untold_ = false;   // there are messages in the eager ring of which the target was not told
+  bool pending_ = false;  // the last move() was stopped by the slice
   Errc error_ = Errc::ok;
 };
 

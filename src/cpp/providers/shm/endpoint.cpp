@@ -14,12 +14,6 @@
 #include "providers/shm/path.h"
 
 namespace fab::shm {
-namespace {
-
-constexpr int kChecksPerDeadline = 8;
-
-}  // namespace
-
 ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices& domain, std::string link,
                          CopyMode mode)
     : services_(services),
@@ -54,19 +48,19 @@ ShmEndpoint::~ShmEndpoint() {
 
 std::vector<Part> ShmEndpoint::parts() const { return {{link_, services_.context, self_.encode()}}; }
 
-std::shared_ptr<Neighbour> ShmEndpoint::neighbour(const Address& address) const {
-  for (const auto& weak : neighbours_)
+std::shared_ptr<PeerDomain> ShmEndpoint::peer_domain(const Address& address) const {
+  for (const auto& weak : peers_)
     if (auto known = weak.lock();
         known && !known->gone() && known->address().process == address.process &&
         std::memcmp(known->address().domain_id, address.domain_id, sizeof address.domain_id) == 0)
       return known;
-  std::erase_if(neighbours_, [](const auto& known) { return known.expired(); });
-  auto made = std::make_shared<Neighbour>(address, services_.poller, someone_left_);
-  neighbours_.push_back(made);
+  std::erase_if(peers_, [](const auto& known) { return known.expired(); });
+  auto made = std::make_shared<PeerDomain>(address, services_.poller, someone_left_);
+  peers_.push_back(made);
   return looked_at_ = std::move(made);
 }
 
-// The neighbour behind a name; throws Error with the reason why there is none.
+// The peer behind a name; throws Error with the reason why there is none.
 ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target, std::size_t key) const {
   const auto refuse = [](const std::string& why) { return Error(Errc::unreachable, why); };
   const Part* part = peer.find(link_, target);
@@ -75,7 +69,7 @@ ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target, 
   if (!address) throw refuse("the peer's name holds no valid shm part");
   if (std::memcmp(address->host, self_.host, sizeof self_.host) != 0)
     throw refuse("other host, container or user: no shared memory");
-  auto found = neighbour(*address);
+  auto found = peer_domain(*address);
   const std::string who = "process " + std::to_string(address->process.pid);
   if (!may_open_ours(address->process.pid))
     throw refuse(who +
@@ -175,7 +169,8 @@ void ShmEndpoint::drop_served(Gone gone) noexcept {
   });
 }
 
-// Nobody else is told that this side gave a peer's messages up for want of memory.
+// A channel that ended because memory was lacking here is an event: nothing else tells that messages of the
+// peer were given up.
 void ShmEndpoint::drop_broken() noexcept {
   drop_served([this](const Served& served) {
     const Errc error = served.channel->error();
@@ -216,7 +211,8 @@ bool ShmEndpoint::progress() noexcept {
 
 namespace {
 
-// Lets them move, in turn, until the slice is spent; whether more is to be done.
+// Lets each of the channels, or paths, move until the slice is spent. Who is left out begins the next turn.
+// Returns whether more is to be done.
 template <class Movers, class Move>
 bool move_in_turn(Movers& movers, std::size_t& next, const Slice& slice, Move move) noexcept {
   const std::size_t count = movers.size(), first = next;
@@ -291,7 +287,7 @@ bool ShmEndpoint::stands(const Served& served) const noexcept {
          slot.owner.load() == SlotOwner::pack(served.channel->peer().address().process);
 }
 
-// What a neighbour left behind is as much as a channel holds: that is many slices, but not one of them twice.
+// A peer that has gone may have left as much as a channel holds. That is many slices, but a bounded number.
 void ShmEndpoint::take_rest(Channel& channel) noexcept {
   constexpr int kMostSlices = 64;
   for (int i = 0; i < kMostSlices; ++i) {
@@ -321,7 +317,7 @@ void ShmEndpoint::look_for_channels() noexcept {
       // What was opened may have been a mixture of two owners'. The later one will wake this context.
       if (slot.owner.load() != owner || slot.channel_epoch.load() != epoch) continue;
       Part part{link_, offer.initiator_context, offer.initiator.encode()};
-      auto peer = neighbour(offer.initiator);
+      auto peer = peer_domain(offer.initiator);
       looked_at_.reset();
       auto services = session_services(served_counts_, std::move(part), offer.key);
       services.on_output = [this] { expect_answers(); };  // it may ask for an announced message
@@ -334,7 +330,7 @@ void ShmEndpoint::look_for_channels() noexcept {
   }
 }
 
-// Channels and paths of neighbours that ended.
+// Channels and paths of peers that ended.
 void ShmEndpoint::drop_lost() noexcept {
   someone_left_ = false;
   drop_served([&](const Served& served) {
@@ -349,12 +345,12 @@ void ShmEndpoint::drop_lost() noexcept {
 // --- peers that do not answer
 
 void ShmEndpoint::expect_answers() noexcept {
-  ticker_.start(std::clamp(domain_.options.peer_deadline / kChecksPerDeadline, 0.01, 1.0));
+  ticker_.start(Liveness::look_period({domain_.options.peer_deadline}));
 }
 
 void ShmEndpoint::check_answers() noexcept {
   progress();  // what has arrived counts, also what came while this process did not run
-  const auto patience = in_nanoseconds(domain_.options.peer_deadline);
+  const auto patience = Liveness::patience({domain_.options.peer_deadline}, false);
   bool owed = false;
   for (ShmPath* path : paths_) owed |= path->check(ticker_.attended(), patience);
   for (Served& served : served_) owed |= served.channel->check(ticker_.attended(), patience, false);

@@ -11,7 +11,7 @@
 #include "fabric/provider.h"
 #include "providers/shm/attach.h"
 #include "providers/shm/channel.h"
-#include "providers/shm/neighbour.h"
+#include "providers/shm/peer_domain.h"
 #include "providers/shm/regions.h"
 
 namespace fab::shm {
@@ -19,7 +19,7 @@ namespace fab::shm {
 class ShmDomain;
 class ShmPath;
 
-// One context of a domain: its doorbell, the neighbours that it knows, and the channels that others opened to
+// One context of a domain: its doorbell, the peers that it knows, and the channels that others opened to
 // it.
 class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandler {
  public:
@@ -54,15 +54,15 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
   void path_ended(PeerId peer, Errc why) noexcept;
 
  private:
-  // A channel that a neighbour opened to this context.
+  // A channel that a peer opened to this context.
   struct Served {
     std::uint32_t slot, epoch;
     std::unique_ptr<Channel> channel;
   };
   ContextCell& cell() const noexcept { return domain_.segment.header().contexts[self_.cell]; }
-  std::shared_ptr<Neighbour> neighbour(const Address& address) const;
+  std::shared_ptr<PeerDomain> peer_domain(const Address& address) const;
   struct Found {
-    std::shared_ptr<Neighbour> neighbour;
+    std::shared_ptr<PeerDomain> peer;
     std::uint16_t cell;
     std::uint32_t auth;  // Visitor::auth there
   };
@@ -96,9 +96,10 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
   std::size_t next_served_ = 0, next_path_ = 0, next_taken_ = 0;
   unsigned turns_ = 0;
   mutable bool someone_left_ = false;
-  // Those that paths and channels hold, and the one that was looked at last: whoever looks may want a path.
-  mutable std::vector<std::weak_ptr<Neighbour>> neighbours_;
-  mutable std::shared_ptr<Neighbour> looked_at_;
+  // Peers that paths and channels hold. The one that was looked at last is held here, because whoever asks
+  // whether a peer can be reached often opens a path to it next.
+  mutable std::vector<std::weak_ptr<PeerDomain>> peers_;
+  mutable std::shared_ptr<PeerDomain> looked_at_;
   std::vector<ShmPath*> paths_;
   PathCounts served_counts_;
   std::vector<Served> served_;

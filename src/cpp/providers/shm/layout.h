@@ -12,7 +12,7 @@
 #include "base/process/process.h"
 #include "base/queues/spsc_ring.h"
 #include "fabric/session/frames/frame.h"
-#include "providers/shm/messages.h"
+#include "providers/shm/eager_ring.h"
 
 // The bytes that processes agree on: the shm part of a name, and the channel. The segment is in
 // fabric/segment/segment.h.
@@ -99,13 +99,13 @@ struct ChannelHeader {
   // any more.
   std::atomic<std::uint32_t> given_up;
   RingIndices to_target, to_initiator;
-  MessageIndices messages;
+  EagerIndices messages;
 };
 inline constexpr std::size_t kAnnouncementsOffset = 4096;
 inline constexpr std::size_t kRingsOffset = kAnnouncementsOffset + sizeof(AnnouncementCells);
 inline constexpr std::size_t kCellsOffset = kRingsOffset + 2 * kRingBytes;
-inline constexpr std::size_t kBesideOffset = kCellsOffset + kCells * sizeof(MessageCell);
-inline constexpr std::size_t kChannelBytes = kBesideOffset + kBesideBytes;
+inline constexpr std::size_t kPayloadOffset = kCellsOffset + kCells * sizeof(EagerCell);
+inline constexpr std::size_t kChannelBytes = kPayloadOffset + kPayloadBytes;
 
 static_assert(sizeof(ChannelHeader) <= kAnnouncementsOffset);
 static_assert(offsetof(ChannelHeader, initiator) == 16 && offsetof(ChannelHeader, target_domain) == 66);

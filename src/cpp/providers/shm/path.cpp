@@ -7,8 +7,8 @@
 #include "fabric/memory/check_transfer.h"
 #include "fabric/memory/copy_memory.h"
 #include "fabric/memory/dma_buf.h"
+#include "fabric/memory/local_memory.h"
 #include "providers/shm/endpoint.h"
-#include "providers/shm/local_slice.h"
 
 namespace fab::shm {
 namespace {
@@ -30,9 +30,18 @@ bool simple(const Transfer& transfer) noexcept {
          (transfer.flags & transfer_flag::kRemoteData) == 0 && transfer.delivery != Delivery::commit;
 }
 
+// An atomic whose operands lie in several pieces, at `target`; sets `modified` if it changed something there.
+[[gnu::noinline]] Errc gathered_atomic(const Transfer& transfer, std::byte* target, const std::byte* compare,
+                                       std::byte* result, bool* modified) noexcept {
+  std::byte operands[kMaxAtomicBytes];
+  gather(local_of(transfer), operands, transfer.length);
+  return apply_atomic(transfer.atomic, transfer.type, target, transfer.length, operands, compare, result,
+                      modified);
+}
+
 }  // namespace
 
-ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> peer, Part part,
+ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> peer, Part part,
                  const Entry& entry, ClaimedSlot slot)
     : endpoint_(endpoint),
       id_(id),
@@ -202,7 +211,7 @@ std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegi
       calls.add(0, 0, 0, verdict);
     } else {
       const std::size_t remote = known_.pieces(region, offset, transfer.length, calls.remote());
-      const LocalSlice local = local_slice(transfer, 0, transfer.length, calls.local());
+      const PieceList local = list_pieces(local_of(transfer), 0, transfer.length, calls.local_room());
       calls.add(local.pieces, remote, transfer.length, Errc::ok);
     }
   }
@@ -236,10 +245,9 @@ Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region, st
       streaming ? copy_streaming(to, source, length) : copy_memory(to, source, length);
       return Errc::ok;
     }
-    each_local(transfer, from, length, [&](std::byte* local, std::size_t size) {
-      put ? copy_memory(remote, local, size) : copy_memory(local, remote, size);
-      remote += size;
-    });
+    PieceCursor local = local_of(transfer);
+    local.skip(from);
+    put ? gather(local, remote, length) : scatter(remote, local, length);
     return Errc::ok;
   }
   const std::byte* compare = transfer.op == OpCode::compare_atomic ? transfer.compare : nullptr;
@@ -306,7 +314,7 @@ Errc ShmPath::attach_slice(const Transfer& transfer, const KnownRegion& region, 
   AttachBatch& calls = endpoint_.attach_batch();
   for (std::uint64_t done = 0; done < length;) {
     calls.begin(proof_, transfer.op == OpCode::write);
-    const LocalSlice local = local_slice(transfer, from + done, length - done, calls.local());
+    const PieceList local = list_pieces(local_of(transfer), from + done, length - done, calls.local_room());
     const std::size_t remote = known_.pieces(region, offset + from + done, local.bytes, calls.remote());
     calls.add(local.pieces, remote, local.bytes, Errc::ok);
     const Errc stopped = calls.run(), outcome = stopped == Errc::ok ? calls.verdict(0) : stopped;
@@ -323,10 +331,10 @@ bool ShmPath::advance() noexcept {
   if (first.moved == 0 && by_channel(first.transfer)) {
     Channel* channel = open_channel();
     if (state_ != Errc::ok) return true;  // lost on the way: all is settled
-    // It was counted when it began to wait, and the session counts it under the same number.
-    const std::uint64_t posted = std::exchange(counts_.posted, first.number - 1);
-    const bool sent = channel && channel->session().post({&first.transfer, 1}) != 0;
-    counts_.posted = posted;
+    // It was counted when it began to wait.
+    const bool sent = channel && counts_.repost(first.number, [&] {
+      return channel->session().post({&first.transfer, 1}) != 0;
+    });
     blocked_ = !sent;
     if (sent) {
       endpoint_.slice().spend(0);
@@ -449,13 +457,7 @@ void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcep
 }
 
 inline void ShmPath::settle(const Transfer& transfer, Errc outcome) noexcept {
-  ++counts_.settled;
-  if (outcome != Errc::ok) {
-    ++counts_.errors;
-  } else {
-    if (transfer.op != OpCode::read) counts_.bytes_out += transfer.length;
-    if (transfer.op != OpCode::write && transfer.op != OpCode::atomic) counts_.bytes_in += transfer.length;
-  }
+  counts_.settle(transfer.op, transfer.length, outcome);
   transfer.operation->settle(outcome, transfer.length);
 }
 

@@ -7,14 +7,14 @@
 #include "fabric/provider.h"
 #include "providers/shm/attach.h"
 #include "providers/shm/channel.h"
-#include "providers/shm/neighbour.h"
+#include "providers/shm/peer_domain.h"
 #include "providers/shm/regions.h"
 
 namespace fab::shm {
 
 class ShmEndpoint;
 
-// A slot of the neighbour's segment that this process has claimed, until it is free again.
+// A slot of the peer's segment that this process has claimed, until it is free again.
 struct FreeSlot {
   void operator()(AccessSlot* slot) const noexcept {
     slot->active.store(0);
@@ -23,7 +23,7 @@ struct FreeSlot {
 };
 using ClaimedSlot = std::unique_ptr<AccessSlot, FreeSlot>;
 
-// The way to one context of a neighbour. What this process can do itself is done in post(): puts and gets,
+// The way to one context of a peer. What this process can do itself is done in post(): puts and gets,
 // and atomics on mapped memory. The rest goes through the channel. Transfers settle in the order in which
 // they were posted: while the channel owes answers, small ones go through it as well, and larger ones wait
 // until it is idle.
@@ -35,8 +35,8 @@ class ShmPath final : public Path {
     std::size_t key;
     std::uint32_t auth;
   };
-  // `part`: of the neighbour's name.
-  ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<Neighbour> peer, Part part, const Entry& entry,
+  // `part`: of the peer's name.
+  ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> peer, Part part, const Entry& entry,
           ClaimedSlot slot);
   ~ShmPath() override;
 
@@ -90,7 +90,7 @@ class ShmPath final : public Path {
 
   ShmEndpoint& endpoint_;
   const PeerId id_;
-  std::shared_ptr<Neighbour> peer_;
+  std::shared_ptr<PeerDomain> peer_;
   const ClaimedSlot claimed_;
   const Part part_;
   const std::uint16_t cell_;

@@ -9,7 +9,7 @@ constexpr std::size_t kFirstKnown = 16, kMostKnown = 4096;
 
 }  // namespace
 
-KnownRegions::KnownRegions(Neighbour& peer, CopyMode mode)
+KnownRegions::KnownRegions(PeerDomain& peer, CopyMode mode)
     : peer_(peer),
       view_(peer.segment().regions()),
       mode_{mode.map, mode.attach && attach_allowed(peer.address().process.pid)},

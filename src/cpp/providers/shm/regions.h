@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "providers/shm/neighbour.h"
+#include "providers/shm/peer_domain.h"
 
 namespace fab::shm {
 
@@ -32,7 +32,7 @@ class Access {
   AccessSlot& slot_;
 };
 
-// What is known of one region of a neighbour. Good only while the entry's state is `state`.
+// What is known of one region of a peer. Good only while the entry's state is `state`.
 struct KnownRegion {
   std::uint64_t key = 0, state = 0;
   RegionEntry* entry = nullptr;  // null: nothing is known
@@ -43,10 +43,10 @@ struct KnownRegion {
   std::shared_ptr<const MappedFile> file;
 };
 
-// The regions of a neighbour that a path has used.
+// The regions of a peer that a path has used.
 class KnownRegions {
  public:
-  KnownRegions(Neighbour& peer, CopyMode mode);
+  KnownRegions(PeerDomain& peer, CopyMode mode);
 
   // Announces an access to the region with `key`; null if there is none. Good until the next call.
   KnownRegion* enter(std::uint64_t key, Access& access) noexcept {
@@ -79,7 +79,7 @@ class KnownRegions {
   Way way_to(KnownRegion& known) noexcept;
   void drop_stale() noexcept;
 
-  Neighbour& peer_;
+  PeerDomain& peer_;
   const RegionView view_;
   CopyMode mode_;  // what is allowed by the user and the kernel
   Way last_way_;

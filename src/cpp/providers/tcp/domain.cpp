@@ -42,7 +42,7 @@ PartCheck TcpDomain::part_check() const {
   return [link = link_](const PartView& part) {
     if (part.link == kSocketLink) return true;
     if (part.link != link) return false;
-    if (Whereabouts::valid(part.bytes)) return true;
+    if (EndpointAddress::valid(part.bytes)) return true;
     throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
   };
 }

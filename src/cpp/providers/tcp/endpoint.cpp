@@ -16,11 +16,10 @@ namespace {
 
 constexpr std::size_t kMostCallers = 1024;  // connections that have not finished their handshake
 constexpr int kAcceptBudget = 32;
-constexpr unsigned kCoolAfter = 100;  // polls in vain
-constexpr unsigned kPollerTurn =
-    16;  // every so many turns belong to the poller, however busy the hot streams are
-constexpr double kHandshakeSeconds = 5;
-constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
+constexpr unsigned kMostIdlePolls = 100;  // polls in vain
+// One turn in so many belongs to the poller, however busy the streams are that are polled directly.
+constexpr unsigned kPollerTurn = 16;
+constexpr std::chrono::milliseconds kLinger(200);  // docs/messages.md
 
 std::string reason_of(const std::system_error& error, const SocketAddress& address) {
   return "cannot listen on " + address.text() + ": " + error.code().message();
@@ -78,13 +77,13 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
       listener_(std::make_shared<Listener>(*this, listen_or_explain(listen, absent_))),
       listens_at_(local_address(listener_->socket.get())),
       ticker_(services.poller, [this] { tick(); }) {
-  Whereabouts where{
+  EndpointAddress where{
       .id = choose_id(listen), .network = this_network(), .addresses = advertised(listens_at_, absent_)};
   identity_ = {where.id, {std::move(link), services.context, where.encode()}, &services.keys};
 }
 
 TcpEndpoint::~TcpEndpoint() {
-  const auto deadline = Deadline::in(kFarewell);
+  const auto deadline = Deadline::in(kLinger);
   for (const auto& [key, stream] : streams_)
     if (key.peer != identity_.id) stream->begin_close(deadline);
   for (const auto& [key, stream] : streams_) {
@@ -93,16 +92,7 @@ TcpEndpoint::~TcpEndpoint() {
   }
 }
 
-std::chrono::nanoseconds TcpEndpoint::handshake_until() const noexcept {
-  return attended() + in_nanoseconds(std::min(kHandshakeSeconds, domain_.options.peer_deadline));
-}
-
-double TcpEndpoint::deadline(bool rail) const noexcept {
-  const double usual = domain_.options.peer_deadline;
-  return rail ? std::min(services_.shared_deadline, usual) : usual;
-}
-
-std::vector<SocketAddress> TcpEndpoint::routes_to(const Whereabouts& peer) {
+std::vector<SocketAddress> TcpEndpoint::routes_to(const EndpointAddress& peer) {
   std::vector<SocketAddress> routes;
   const bool here = peer.network == this_network();
   for (const SocketAddress& address : peer.addresses)
@@ -113,18 +103,18 @@ std::vector<SocketAddress> TcpEndpoint::routes_to(const Whereabouts& peer) {
 
 std::vector<std::string> TcpEndpoint::socket_names() const {
   std::vector<std::string> names;
-  if (const auto where = Whereabouts::parse(identity_.part.bytes))
+  if (const auto where = EndpointAddress::parse(identity_.part.bytes))
     for (const SocketAddress& address : where->addresses) names.push_back(pack(address));
   return names;
 }
 
-std::optional<Whereabouts> TcpEndpoint::find(const Name& peer, std::uint16_t target) const {
-  if (const Part* part = peer.find(link(), target)) return Whereabouts::parse(part->bytes);
+std::optional<EndpointAddress> TcpEndpoint::find(const Name& peer, std::uint16_t target) const {
+  if (const Part* part = peer.find(link(), target)) return EndpointAddress::parse(part->bytes);
   const Part* bare = peer.find(kSocketLink, 0);
   const auto first = bare ? unpack(bare->bytes) : std::nullopt;
   const auto address = first ? advance(*first, 0, target) : std::nullopt;  // context i listens i ports on
   if (!address) return {};
-  return Whereabouts{.id = kAnybody, .network = this_network(), .addresses = {*address}};
+  return EndpointAddress{.id = kAnybody, .network = this_network(), .addresses = {*address}};
 }
 
 Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) const {
@@ -143,7 +133,8 @@ Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) 
 
 // The stream to a peer; null: there is none. Of a peer that is known by its address only, one that it called
 // with will do.
-std::shared_ptr<TcpStream> TcpEndpoint::stream_to(const Whereabouts& where, std::size_t wanted_key) const {
+std::shared_ptr<TcpStream> TcpEndpoint::stream_to(const EndpointAddress& where,
+                                                  std::size_t wanted_key) const {
   if (const auto found = streams_.find(key_of(where, wanted_key)); found != streams_.end())
     return found->second;
   if (where.id != kAnybody) return nullptr;
@@ -187,7 +178,7 @@ void TcpEndpoint::accept() noexcept {
     OwnFd socket(::accept4(listener_->socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket.valid()) {
       if (errno == EINVAL) {  // somebody has shut it down
-        listener_->rest();
+        listener_->stop();
         broken_listener_ = std::move(listener_);
         listen_again();
       } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
@@ -203,23 +194,23 @@ void TcpEndpoint::accept() noexcept {
 
 void TcpEndpoint::greet(OwnFd socket) noexcept try {
   tune_tcp(socket.get(), domain_.options.peer_deadline);
-  callers_.push_back(std::make_unique<IncomingHandshake>(services_.poller, identity_, std::move(socket),
-                                                         handshake_until(),
-                                                         [this](Handshake& caller) { on_caller(caller); }));
+  callers_.push_back(
+      std::make_unique<IncomingConnection>(services_.poller, identity_, std::move(socket), handshake_until(),
+                                           [this](PendingConnection& caller) { on_caller(caller); }));
   watch();
 } catch (const std::exception&) {
   return;  // no memory for one more: the caller finds its connection closed
 }
 
-void TcpEndpoint::on_caller(Handshake& told) noexcept {
+void TcpEndpoint::on_caller(PendingConnection& told) noexcept {
   const auto found =
       std::ranges::find_if(callers_, [&](const auto& caller) { return caller.get() == &told; });
-  std::unique_ptr<IncomingHandshake> caller = std::move(*found);
+  std::unique_ptr<IncomingConnection> caller = std::move(*found);
   callers_.erase(found);
   if (caller->arrived()) admit(std::move(caller));
 }
 
-void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept try {
+void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try {
   const Hello& hello = caller->hello();
   const bool self = hello.from == identity_.id;
   const StreamKey key{hello.from, caller->key(), self,
@@ -233,7 +224,7 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingHandshake> caller) noexcept try 
       stream->fail(Errc::peer_lost);
       stream.reset();
     } else if (stream->connecting() && identity_.id < hello.from) {
-      return stream->park(std::move(caller));  // the call of the smaller id goes first
+      return stream->defer(std::move(caller));  // the call of the smaller id goes first
     }
   }
   if (!stream) {
@@ -264,15 +255,15 @@ bool TcpEndpoint::progress() noexcept {
   broken_listener_.reset();
   bool moved = flush(unsent_), blocked = false;
   if (++turn_ % kPollerTurn == 0) return false;
-  const auto hot = hot_;
-  for (std::size_t i = 0; i < hot.size() && !services_.slice.spent(); ++i) {
-    TcpStream* const stream = hot[(turn_ + i) % hot.size()];  // whoever comes first may spend the slice
-    if (!stream || std::ranges::find(hot_, stream) == hot_.end()) continue;  // retired meanwhile
+  const auto polled = polled_;
+  for (std::size_t i = 0; i < polled.size() && !services_.slice.spent(); ++i) {
+    TcpStream* const stream = polled[(turn_ + i) % polled.size()];  // whoever comes first may spend the slice
+    if (!stream || std::ranges::find(polled_, stream) == polled_.end()) continue;  // retired meanwhile
     blocked |= stream->write_blocked();
     if (stream->receive())
       moved = true;
-    else if (++stream->idle_polls > kCoolAfter)
-      std::ranges::replace(hot_, stream, nullptr);
+    else if (++stream->idle_polls > kMostIdlePolls)
+      std::ranges::replace(polled_, stream, nullptr);
   }
   if (!moved) moved = flush(unhurried_);
   return moved && !blocked;  // the poller tells when a full socket takes more
@@ -295,14 +286,14 @@ void TcpEndpoint::send_later(TcpStream& stream) noexcept { unsent_.push_back(str
 
 void TcpEndpoint::send_when_idle(TcpStream& stream) noexcept { unhurried_.push_back(stream); }
 
-void TcpEndpoint::heat(TcpStream& stream) noexcept {
+void TcpEndpoint::poll_directly(TcpStream& stream) noexcept {
   stream.idle_polls = 0;
-  TcpStream** coolest = hot_.data();
-  for (TcpStream*& place : hot_) {
+  TcpStream** idlest = polled_.data();
+  for (TcpStream*& place : polled_) {
     if (place == &stream) return;
-    if (!place || (*coolest && place->idle_polls > (*coolest)->idle_polls)) coolest = &place;
+    if (!place || (*idlest && place->idle_polls > (*idlest)->idle_polls)) idlest = &place;
   }
-  if (!*coolest || (*coolest)->idle_polls != 0) *coolest = &stream;
+  if (!*idlest || (*idlest)->idle_polls != 0) *idlest = &stream;
 }
 
 void TcpEndpoint::forget(std::uint32_t region) noexcept {
@@ -310,10 +301,10 @@ void TcpEndpoint::forget(std::uint32_t region) noexcept {
 }
 
 void TcpEndpoint::retire(TcpStream& stream) noexcept {
-  std::ranges::replace(hot_, &stream, nullptr);
+  std::ranges::replace(polled_, &stream, nullptr);
   decltype(unsent_)::erase(stream);
   decltype(unhurried_)::erase(stream);
-  stream.rest();
+  stream.disconnect();
   const auto at =
       std::ranges::find_if(streams_, [&](const auto& entry) { return entry.second.get() == &stream; });
   if (at == streams_.end()) return;
@@ -321,10 +312,7 @@ void TcpEndpoint::retire(TcpStream& stream) noexcept {
   ended_.insert(streams_.extract(at));
 }
 
-void TcpEndpoint::watch() noexcept {
-  const double shortest = std::min(kHandshakeSeconds, deadline(services_.extensions != nullptr));
-  ticker_.start(std::clamp(shortest / 8, 0.01, 1.0));
-}
+void TcpEndpoint::watch() noexcept { ticker_.start(Liveness::look_period(deadlines())); }
 
 void TcpEndpoint::tick() noexcept {
   if (!listening_) listen_again();

@@ -35,14 +35,17 @@ class TcpEndpoint final : public Endpoint {
   const Identity& identity() const noexcept { return identity_; }
   const std::string& link() const noexcept { return identity_.part.link; }
   std::chrono::nanoseconds attended() const noexcept { return ticker_.attended(); }
-  std::chrono::nanoseconds handshake_until() const noexcept;  // of attended()
-  // Seconds without a sign of life until a stream counts as lost.
-  double deadline(bool rail) const noexcept;
+  Liveness::Deadlines deadlines() const noexcept {
+    return {domain_.options.peer_deadline, services_.shared_deadline};
+  }
+  std::chrono::nanoseconds handshake_until() const noexcept {  // of attended()
+    return attended() + Liveness::handshake_time(deadlines());
+  }
   // The peer's addresses that can be reached from here, best first.
-  static std::vector<SocketAddress> routes_to(const Whereabouts& peer);
+  static std::vector<SocketAddress> routes_to(const EndpointAddress& peer);
   // Gives it to the stream of its endpoint. Without memory for that the caller finds its connection closed.
-  void admit(std::unique_ptr<IncomingHandshake> caller) noexcept;
-  void heat(TcpStream& stream) noexcept;            // looks at it first from now on
+  void admit(std::unique_ptr<IncomingConnection> caller) noexcept;
+  void poll_directly(TcpStream& stream) noexcept;   // in each turn, until it has long been idle
   void send_later(TcpStream& stream) noexcept;      // with the next turn
   void send_when_idle(TcpStream& stream) noexcept;  // with the next turn in which nothing comes
   void watch() noexcept;                            // calls tick() of streams from time to time
@@ -59,29 +62,29 @@ class TcpEndpoint final : public Endpoint {
     auto operator<=>(const StreamKey&) const = default;
   };
 
-  static StreamKey key_of(const Whereabouts& peer, std::size_t key) {
+  static StreamKey key_of(const EndpointAddress& peer, std::size_t key) {
     return {peer.id, key, false, peer.id == kAnybody ? peer.addresses.front().text() : std::string()};
   }
 
-  // What accepts calls, and tells of them.
+  // The listening socket, watched by the poller.
   struct Listener {
     Listener(TcpEndpoint& endpoint, OwnFd listening)
         : socket(std::move(listening)),
           on_call(endpoint.services_.poller, socket.get(), [&endpoint] { endpoint.accept(); }) {}
-    void rest() noexcept { on_call.end(); }
+    void stop() noexcept { on_call.end(); }
     OwnFd socket;
     ReadyCall on_call;
   };
   void accept() noexcept;
   void listen_again() noexcept;
   void greet(OwnFd socket) noexcept;
-  void on_caller(Handshake& told) noexcept;
+  void on_caller(PendingConnection& told) noexcept;
   void tick() noexcept;
   template <class List>
   static bool flush(List& streams) noexcept;
   // What a name says about this link; a bare socket address says no more than where.
-  std::optional<Whereabouts> find(const Name& peer, std::uint16_t target) const;
-  std::shared_ptr<TcpStream> stream_to(const Whereabouts& where, std::size_t key) const;
+  std::optional<EndpointAddress> find(const Name& peer, std::uint16_t target) const;
+  std::shared_ptr<TcpStream> stream_to(const EndpointAddress& where, std::size_t key) const;
 
   const DomainServices domain_;
   const EndpointServices services_;
@@ -98,8 +101,8 @@ class TcpEndpoint final : public Endpoint {
   // Those that ended keep the places that they had among streams_, so that ending takes no memory.
   std::multimap<StreamKey, std::shared_ptr<TcpStream>> ended_;
   std::shared_ptr<Listener> broken_listener_;  // until nothing of it runs any more
-  std::vector<std::unique_ptr<IncomingHandshake>> callers_;
-  std::array<TcpStream*, 4> hot_{};  // polled without asking the poller
+  std::vector<std::unique_ptr<IncomingConnection>> callers_;
+  std::array<TcpStream*, 4> polled_{};  // polled without asking the poller
   LinkedList<TcpStream, Unsent> unsent_;
   LinkedList<TcpStream, Unhurried> unhurried_;
   unsigned turn_ = 0;

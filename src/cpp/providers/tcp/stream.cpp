@@ -32,7 +32,7 @@ std::size_t cut(std::span<iovec> pieces, const Slice& slice, std::size_t& count)
 }
 
 // What the address vector may hold of a peer: its part of a bundle, or where it listens.
-std::vector<Part> names_of(const Part& part, const Whereabouts& where) {
+std::vector<Part> names_of(const Part& part, const EndpointAddress& where) {
   std::vector<Part> names{part};
   if (part.link != kSocketLink)
     for (const SocketAddress& address : where.addresses)
@@ -42,7 +42,7 @@ std::vector<Part> names_of(const Part& part, const Whereabouts& where) {
 
 }  // namespace
 
-TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key)
+TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t key)
     : endpoint_(&endpoint),
       peer_(std::move(peer)),
       where_(std::move(where)),
@@ -64,7 +64,7 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where, std::s
                 .extensions = endpoint.services().extensions,
                 .on_cut = [this] { fail(Errc::peer_lost); }}) {}
 
-TcpStream::~TcpStream() { rest(); }
+TcpStream::~TcpStream() { disconnect(); }
 
 std::string TcpStream::remote() const {
   if (open()) return peer_address(socket_.get()).text();
@@ -72,39 +72,39 @@ std::string TcpStream::remote() const {
 }
 
 void TcpStream::connect(std::vector<SocketAddress> routes) noexcept try {
-  attempt_ = std::make_unique<OutgoingHandshake>(
+  attempt_ = std::make_unique<OutgoingConnection>(
       endpoint_->services().poller, endpoint_->identity(), key_, where_, std::move(routes), number_,
-      endpoint_->handshake_until(), [this](Handshake& attempt) { on_attempt(attempt); });
+      endpoint_->handshake_until(), [this](PendingConnection& attempt) { on_attempt(attempt); });
   endpoint_->watch();
   if (!attempt_->start()) attempt_failed(attempt_->error());
 } catch (const std::exception&) {
   fail(Errc::no_memory);
 }
 
-void TcpStream::on_attempt(Handshake& attempt) noexcept {
+void TcpStream::on_attempt(PendingConnection& attempt) noexcept {
   if (attempt.arrived())
-    adopt(attempt.take_socket(), attempt.peer_stream());
+    adopt(attempt.take_socket(), attempt_->peer_stream());
   else
     attempt_failed(attempt.error());
 }
 
 void TcpStream::attempt_failed(Errc error) noexcept {
   attempt_.reset();
-  if (parked_) {
-    endpoint_->admit(std::move(parked_));
+  if (deferred_) {
+    endpoint_->admit(std::move(deferred_));
     error = Errc::no_memory;  // unless that was successful
   }
   if (!open()) fail(error);
 }
 
-void TcpStream::park(std::unique_ptr<IncomingHandshake> caller) noexcept {
-  parked_ = std::move(caller);
-  parked_->rest();
+void TcpStream::defer(std::unique_ptr<IncomingConnection> caller) noexcept {
+  deferred_ = std::move(caller);
+  deferred_->pause();
 }
 
 void TcpStream::end_calls() noexcept {
   attempt_.reset();
-  parked_.reset();
+  deferred_.reset();
 }
 
 void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) noexcept {
@@ -117,16 +117,14 @@ void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) noexcept {
     return fail(Errc::no_memory);  // or the system's limit of watched descriptors
   }
   socket_ = std::move(socket);
-  endpoint_->heat(*this);
+  endpoint_->poll_directly(*this);
   send();
 }
 
 std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
   if (state_ != Errc::ok) {
     for (const Transfer& transfer : batch) transfer.operation->settle(state_, 0);
-    counts_.posted += batch.size();
-    counts_.settled += batch.size();
-    counts_.errors += batch.size();
+    counts_.refuse(batch.size());
     return batch.size();
   }
   const bool alone = session_.outstanding() == 0;
@@ -134,7 +132,7 @@ std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
   end_if_broken();
   if (posted == 0 || state_ != Errc::ok) return posted;
   endpoint_->watch();
-  endpoint_->heat(*this);
+  endpoint_->poll_directly(*this);
   if (open() && !write_blocked_) {
     // With something under way, its answer gives the next turn, and what gathers until then shares a system
     // call.
@@ -251,7 +249,7 @@ bool TcpStream::take_in() noexcept {
     if (std::cmp_less(got, offered)) break;
   }
   if (!any) return false;
-  endpoint_->heat(*this);
+  endpoint_->poll_directly(*this);
   // Whoever receives a message often answers by another one, which takes the ack along, or receives more of
   // them. The turn without either of these may never come under manual progress.
   if (session_.acks_can_wait() && !endpoint_->domain().options.manual_progress)
@@ -278,26 +276,23 @@ bool TcpStream::tick() noexcept {
     return state_ == Errc::ok;
   }
   if (!open()) return connecting();
-  const bool waits = session_.outstanding() != 0 || session_.announces();
-  if (!std::exchange(waited_at_tick_, waits) || !waits ||
-      std::exchange(received_at_tick_, received_) != received_) {
-    quiet_since_ = now;
-    return waits;
+  const bool owes = session_.awaits_peer();
+  const auto patience = Liveness::patience(endpoint_->deadlines(), session_.one_of_several());
+  switch (liveness_.look(owes, received_, now, patience)) {
+    case Liveness::Verdict::lost:
+      if (!receive()) fail(Errc::peer_lost);
+      break;
+    case Liveness::Verdict::ask:
+      session_.ping();
+      if (!write_blocked_) send();
+      break;
+    case Liveness::Verdict::well:
+      break;
   }
-  const double quiet = std::chrono::duration<double>(now - quiet_since_).count();
-  const double deadline = endpoint_->deadline(session_.one_of_several());
-  if (quiet >= deadline) {
-    if (!receive()) fail(Errc::peer_lost);
-    return state_ == Errc::ok;
-  }
-  if (quiet >= deadline / 3) {
-    session_.ping();
-    if (!write_blocked_) send();
-  }
-  return state_ == Errc::ok;
+  return owes && state_ == Errc::ok;
 }
 
-void TcpStream::rest() noexcept {
+void TcpStream::disconnect() noexcept {
   end_calls();
   if (open() && endpoint_) endpoint_->services().poller.remove(socket_.get(), *this);
   socket_.reset();
@@ -345,7 +340,7 @@ void TcpStream::await_close(Deadline deadline) noexcept {
 void TcpStream::detach(Errc error) noexcept {
   if (state_ != Errc::ok) return;
   state_ = error;
-  rest();
+  disconnect();
   endpoint_ = nullptr;
   session_.fail(error);
 }

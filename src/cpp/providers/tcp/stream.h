@@ -6,14 +6,15 @@
 #include "base/deadline.h"
 #include "base/network/poller.h"
 #include "base/queues/linked_list.h"
+#include "fabric/session/liveness.h"
 #include "fabric/session/session.h"
-#include "providers/tcp/handshake.h"
+#include "providers/tcp/connection.h"
 
 namespace fab::tcp {
 
 class TcpEndpoint;
 
-// Lists of streams that have something to send, and of those that have nothing but acks.
+// Lists: of streams that have something to send, and of streams that have nothing to send but acks.
 struct Unsent;
 struct Unhurried;
 
@@ -22,12 +23,12 @@ struct Unhurried;
 // stands waits in the session.
 class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linked<Unhurried> {
  public:
-  TcpStream(TcpEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key);
+  TcpStream(TcpEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t key);
   ~TcpStream() override;
 
-  const Whereabouts& where() const noexcept { return where_; }  // the peer
+  const EndpointAddress& where() const noexcept { return where_; }  // the peer
   std::uint64_t number() const noexcept { return number_; }  // tells this stream from earlier and later ones
-  std::uint64_t peer_number() const noexcept { return peer_number_; }  // likewise, of the other end
+  std::uint64_t peer_number() const noexcept { return peer_number_; }  // the same of the other end
   Errc state() const noexcept { return state_; }
   const PathCounts& counts() const noexcept { return counts_; }
   std::uint64_t oldest() const noexcept { return session_.oldest(); }  // as Path
@@ -38,15 +39,15 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   bool connecting() const noexcept { return attempt_ != nullptr; }
   bool open() const noexcept { return socket_.valid(); }
   void adopt(OwnFd socket, std::uint64_t peer_number) noexcept;
-  // Two calls cross and ours goes first: the other one waits for what becomes of it.
-  void park(std::unique_ptr<IncomingHandshake> caller) noexcept;
+  // Two calls have crossed, and ours goes first: the other one waits until ours has succeeded or failed.
+  void defer(std::unique_ptr<IncomingConnection> caller) noexcept;
   void known_as(PeerId peer) noexcept { session_.sender().known_as(peer); }
 
   // --- data path
   std::size_t post(std::span<const Transfer> batch) noexcept;
   bool receive() noexcept;  // what has come; true if anything, maybe the end
   bool flush() noexcept;    // what the socket takes now; true if anything
-  bool send() noexcept;     // likewise, not from within the session: ends the stream where that cannot go on
+  bool send() noexcept;     // as flush(); ends a stream that cannot go on, so the session must not call it
   bool write_blocked() const noexcept { return write_blocked_; }
   void forget(std::uint32_t region) noexcept;
   void on_ready(std::uint32_t events) noexcept override;
@@ -55,7 +56,7 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   bool tick() noexcept;
   void fail(Errc error) noexcept;
   // Ends its connection and its calls: nothing is told to it any more.
-  void rest() noexcept;
+  void disconnect() noexcept;
   // Before the endpoint ends: sends what waits and closes this direction if the peer may not have read
   // messages of this side, which a close with unread bytes here would make the kernel throw away; then waits
   // for the peer to close as well.
@@ -67,7 +68,7 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   unsigned idle_polls = 0;  // kept by the endpoint
 
  private:
-  void on_attempt(Handshake& attempt) noexcept;
+  void on_attempt(PendingConnection& attempt) noexcept;
   void attempt_failed(Errc error) noexcept;
   void end_calls() noexcept;
   void on_output() noexcept;
@@ -77,7 +78,7 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
 
   TcpEndpoint* endpoint_;  // null once detached
   const Part peer_;
-  const Whereabouts where_;
+  const EndpointAddress where_;
   const std::size_t key_;  // its index
   const std::uint64_t number_;
   std::uint64_t peer_number_ = 0;
@@ -90,12 +91,11 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   bool send_ended_ = false;
   bool closing_ = false;
   bool receiving_ = false;
-  std::unique_ptr<OutgoingHandshake> attempt_;
-  std::unique_ptr<IncomingHandshake> parked_;
+  std::unique_ptr<OutgoingConnection> attempt_;
+  std::unique_ptr<IncomingConnection> deferred_;
 
-  std::uint64_t received_ = 0, received_at_tick_ = 0;  // bytes
-  bool waited_at_tick_ = false;                        // for answers
-  std::chrono::nanoseconds quiet_since_{};             // Ticker::attended()
+  std::uint64_t received_ = 0;  // bytes
+  Liveness liveness_;
 };
 
 }  // namespace fab::tcp

@@ -20,7 +20,7 @@ constexpr std::uint8_t kNotReadyTimer = 12;   // 0.64 ms; rdma_cm leaves 655 ms
 
 }  // namespace
 
-void Word::encode(char* out) const noexcept {
+void PrivateData::encode(char* out) const noexcept {
   const auto put = [&out](const auto& value) {
     std::memcpy(out, &value, sizeof value);
     out += sizeof value;
@@ -33,17 +33,17 @@ void Word::encode(char* out) const noexcept {
   put(to_little(token));
 }
 
-std::optional<Word> Word::decode(std::string_view bytes) noexcept {
+std::optional<PrivateData> PrivateData::decode(std::string_view bytes) noexcept {
   WireReader reader(bytes.substr(0, std::min(bytes.size(), kBytes)));
   const bool ours = reader.get<std::uint32_t>() == kMagic && reader.get<std::uint8_t>() == 1;
   const auto purpose = reader.get<std::uint8_t>();
   const auto zero = reader.get<std::uint16_t>();
-  Word word{.purpose = static_cast<Purpose>(purpose)};
-  const auto id = reader.raw(word.to.size());
-  word.token = reader.get<std::uint64_t>();
+  PrivateData data{.purpose = static_cast<Purpose>(purpose)};
+  const auto id = reader.raw(data.to.size());
+  data.token = reader.get<std::uint64_t>();
   if (!ours || !reader.at_end() || zero != 0 || purpose < 1 || purpose > 2) return {};
-  std::ranges::copy(id, word.to.begin());
-  return word;
+  std::ranges::copy(id, data.to.begin());
+  return data;
 }
 
 Connection::Connection(VerbsEndpoint& endpoint, Owner& owner, const Depth& depth)
@@ -51,10 +51,10 @@ Connection::Connection(VerbsEndpoint& endpoint, Owner& owner, const Depth& depth
       owner_(owner),
       depth_(depth),
       late_id_(depth.shared_receives ? std::make_shared<LateId>() : nullptr),
-      work_number_(endpoint.enlist(owner)) {}
+      work_number_(endpoint.add_owner(owner)) {}
 
 Connection::~Connection() {
-  endpoint_.strike(work_number_);
+  endpoint_.remove_owner(work_number_);
   if (id_) {
     id_->context = nullptr;
     if (connected_) library().disconnect(id_.get());
@@ -62,15 +62,15 @@ Connection::~Connection() {
     if (depth_.shared_receives && id_->qp) {
       depth_.shared_receives->leave(id_->qp->qp_num);
       late_id_->id = std::move(id_);
-      endpoint_.bury(std::move(late_id_));
+      endpoint_.destroy_later(std::move(late_id_));
     }
     id_.reset();
   }
   endpoint_.give_room(room_);
 }
 
-bool Connection::call(const SocketAddress& from, const SocketAddress& to, const Word& word) noexcept {
-  word.encode(word_);
+bool Connection::call(const SocketAddress& from, const SocketAddress& to, const PrivateData& data) noexcept {
+  data.encode(private_data_);
   rdma_cm_id* made = nullptr;
   if (library().create_id(endpoint_.events(), &made, this, RDMA_PS_TCP) != 0) return false;
   id_.reset(made);
@@ -110,8 +110,8 @@ bool Connection::make_queue_pair() noexcept {
 
 bool Connection::begin_connect() noexcept {
   rdma_conn_param wanted{};
-  wanted.private_data = word_;
-  wanted.private_data_len = Word::kBytes;
+  wanted.private_data = private_data_;
+  wanted.private_data_len = PrivateData::kBytes;
   wanted.responder_resources = endpoint_.reads_served();
   wanted.initiator_depth = endpoint_.reads_begun();
   wanted.retry_count = kRetries;

@@ -15,15 +15,15 @@ namespace fab::verbs {
 class SharedReceives;
 class VerbsEndpoint;
 
-// What an endpoint destroys behind the present turn, because it may still be running (VerbsEndpoint::bury).
-// The list of them is made of themselves, so that ending takes no memory.
-struct Buried {
-  virtual ~Buried() = default;
-  std::shared_ptr<Buried> next{};
+// What an endpoint destroys after the present turn, because it may still be running
+// (VerbsEndpoint::destroy_later). The objects link each other, so that ending takes no memory.
+struct DestroyedLater {
+  virtual ~DestroyedLater() = default;
+  std::shared_ptr<DestroyedLater> next{};
 };
 
 // What a call says before there is a connection: rdma_cm's private data.
-struct Word {
+struct PrivateData {
   enum class Purpose : std::uint8_t {
     stream = 1,  // for frames
     memory = 2,  // for the caller's device, which reaches memory of the called one; `token` is the stream's
@@ -34,7 +34,8 @@ struct Word {
   std::uint64_t token = 0;
 
   void encode(char* out) const noexcept;
-  static std::optional<Word> decode(std::string_view bytes) noexcept;  // more may follow: InfiniBand pads
+  static std::optional<PrivateData> decode(
+      std::string_view bytes) noexcept;  // more may follow: InfiniBand pads
 };
 
 // A queue pair with the connection that it comes by. Calls and ends without waiting; its owner is told under
@@ -66,7 +67,7 @@ class Connection final {
   Connection& operator=(const Connection&) = delete;
 
   // False: it failed at once, and the owner is not told.
-  bool call(const SocketAddress& from, const SocketAddress& to, const Word& word) noexcept;
+  bool call(const SocketAddress& from, const SocketAddress& to, const PrivateData& data) noexcept;
   bool answer(OwnId id, const rdma_conn_param& asked) noexcept;
 
   bool connected() const noexcept { return connected_; }
@@ -94,7 +95,7 @@ class Connection final {
   VerbsEndpoint& endpoint_;
   Owner& owner_;
   const Depth depth_;
-  struct LateId final : Buried {
+  struct LateId final : DestroyedLater {
     OwnId id;
   };
   OwnId id_;
@@ -103,7 +104,7 @@ class Connection final {
   std::uint32_t inline_bytes_ = 0;
   std::uint32_t room_ = 0;  // taken in the completion queue
   bool calling_ = false, connected_ = false;
-  char word_[Word::kBytes];
+  char private_data_[PrivateData::kBytes];
 };
 
 }  // namespace fab::verbs

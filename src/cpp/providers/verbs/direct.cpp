@@ -47,7 +47,7 @@ struct Whole {
 
 }  // namespace
 
-Direct::Direct(VerbsEndpoint& endpoint, Whereabouts peer, Services services)
+Direct::Direct(VerbsEndpoint& endpoint, EndpointAddress peer, Services services)
     : endpoint_(endpoint), peer_(std::move(peer)), services_(std::move(services)) {
   repeat_.asker = this;
   requests_.reserve(1);
@@ -81,21 +81,18 @@ void Direct::ask(std::uint64_t key, Known& known) {
     known.state = Known::State::seen;
     return;
   }
-  --services_.counts.posted;  // no user asked for it
   services_.on_posted();
 }
 
 void Direct::on_answer(Question& question) noexcept {
   const Errc error = question.completion().error;
-  --services_.counts.settled;
-  if (error != Errc::ok) --services_.counts.errors;
   ++signs_;
   const auto found = std::ranges::find(questions_, &question, [](const auto& owned) { return owned.get(); });
   if (found == questions_.end()) return;
   if (const auto known = known_.find(question.key); known != known_.end()) {
     learn(known->second, error, question.answer);
   }
-  endpoint_.bury(std::move(*found));
+  endpoint_.destroy_later(std::move(*found));
   questions_.erase(found);
   services_.on_waiting();
 }
@@ -404,12 +401,11 @@ bool Direct::repeat_front() noexcept {
   }
   transfer.delivery = std::max(transfer.delivery, Delivery::delivery);
   front.fate = Request::Fate::repeated;
-  if (session->post({&transfer, 1}) ==
-      0) {  // full: when it has settled something, see VerbsStream::Told::on_turn
-    front.fate = Request::Fate::session;
+  const auto post = [&] { return session->post({&transfer, 1}); };
+  if (services_.counts.repost(front.number, post) == 0) {
+    front.fate = Request::Fate::session;  // full: tried again when a turn of the stream has settled something
     return false;
   }
-  --services_.counts.posted;  // it has been counted
   services_.on_posted();
   return true;
 }
@@ -426,26 +422,14 @@ void Direct::release(Request& request) noexcept {
   request.own.reset();
 }
 
-// Of a request that the session did not count.
-void Direct::count(const Transfer& transfer, Errc error) noexcept {
-  PathCounts& counts = services_.counts;
-  ++counts.settled;
-  if (error != Errc::ok) {
-    ++counts.errors;
-    return;
-  }
-  const bool fetches = transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic;
-  if (transfer.op != OpCode::read) counts.bytes_out += transfer.length;
-  if (transfer.op == OpCode::read || fetches) counts.bytes_in += transfer.length;
-}
-
 // The operation may be gone once it is settled.
 void Direct::settle_front(Errc error) noexcept {
   Request& front = requests_.front();
   const Transfer& transfer = front.transfer;
   Operation* const operation = transfer.operation;
   const std::uint64_t length = transfer.length;
-  if (front.fate != Request::Fate::repeated) count(transfer, error);
+  // The session has counted what was repeated through it.
+  if (front.fate != Request::Fate::repeated) services_.counts.settle(transfer.op, transfer.length, error);
   if (error == Errc::ok && front.staged >= 0 && front.fate == Request::Fate::devices) {
     const std::byte* const bytes = endpoint_.stage(front.staged);
     if (transfer.op == OpCode::read) scatter(bytes, local_of(transfer), length);

@@ -28,7 +28,7 @@ class Direct final : public Connection::Owner {
     std::function<void()> on_waiting;  // work is left for pump()
     PathCounts& counts;                // which the session counts in too
   };
-  Direct(VerbsEndpoint& endpoint, Whereabouts peer, Services services);
+  Direct(VerbsEndpoint& endpoint, EndpointAddress peer, Services services);
   ~Direct();
 
   // Where a transfer belongs: here, which may turn out to be through the session after all, and then it was
@@ -65,7 +65,7 @@ class Direct final : public Connection::Owner {
     bool hidden = false;  // from the peer's processors
   };
   // A question of the session's. Its hook notes the answer.
-  struct Question : LinkOperation, Buried {
+  struct Question : LinkOperation, DestroyedLater {
     Direct* asker = nullptr;
     std::uint64_t key = 0;
     std::byte answer[kDescriptionBytes];
@@ -133,7 +133,6 @@ class Direct final : public Connection::Owner {
   bool send_chain() noexcept;
   bool repeat_front() noexcept;
   void give_up_call() noexcept;
-  void count(const Transfer& transfer, Errc error) noexcept;
   void settle_front(Errc error) noexcept;
   bool front_ended() noexcept;
   void settle_completed() noexcept {
@@ -143,7 +142,7 @@ class Direct final : public Connection::Owner {
   void break_off(bool refused) noexcept;
 
   VerbsEndpoint& endpoint_;
-  const Whereabouts peer_;
+  const EndpointAddress peer_;
   const Services services_;
   std::unique_ptr<Connection> connection_;
   Link link_ = Link::none;
@@ -155,12 +154,12 @@ class Direct final : public Connection::Owner {
   std::uint64_t signs_ = 0;
   std::uint64_t settled_by_session_ = 0;  // as last asked
   std::unordered_map<std::uint64_t, Known> known_;
-  std::pair<std::uint64_t, Known*> recent_{};  // of them
+  std::pair<std::uint64_t, Known*> recent_{};  // the region that was looked up last
   std::vector<std::shared_ptr<Question>> questions_;
   Repeat repeat_;
 
   RingQueue<Request> requests_;  // not settled, oldest first; has a place for one from the beginning
-  std::size_t unposted_ = 0;     // index of the first of them that is not posted completely
+  std::size_t unposted_ = 0;     // index of the first request that is not posted completely
   std::uint64_t posted_ = 0, completed_ = 0;  // work requests
   ibv_send_wr chain_[32];
   ibv_sge places_[32];

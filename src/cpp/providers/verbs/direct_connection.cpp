@@ -34,7 +34,7 @@ bool Direct::connect() {
   if (const auto route = endpoint_.route_to(peer_)) {
     link_ = Link::connecting;
     if (connection_->call(endpoint_.address(), *route,
-                          {.purpose = Word::Purpose::memory, .to = peer_.id, .token = token}))
+                          {.purpose = PrivateData::Purpose::memory, .to = peer_.id, .token = token}))
       return false;
   }
   give_up_call();

@@ -117,7 +117,7 @@ VerbsDomain::VerbsDomain(Device device, Info info, std::string link, const Domai
 PartCheck VerbsDomain::part_check() const {
   return [link = link_](const PartView& part) {
     if (part.link != link) return false;
-    if (Whereabouts::valid(part.bytes)) return true;
+    if (EndpointAddress::valid(part.bytes)) return true;
     throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
   };
 }

@@ -19,8 +19,7 @@ constexpr int kPollAtOnce = 32;
 constexpr std::size_t kMostServed = 65536;
 constexpr std::ptrdiff_t kMostStrangers = 128;  // callers that have not finished their handshake
 constexpr unsigned kAcknowledgeAt = 64;
-constexpr double kHandshakeSeconds = 5;
-constexpr std::chrono::milliseconds kFarewell(200);  // docs/messages.md
+constexpr std::chrono::milliseconds kLinger(200);  // docs/messages.md
 
 void make_nonblocking(int fd) {
   check_call(::fcntl(fd, F_SETFL, check_call(::fcntl(fd, F_GETFL), "fcntl") | O_NONBLOCK), "fcntl");
@@ -31,7 +30,7 @@ void make_nonblocking(int fd) {
 
 // A stream that was called, and the connection by which the caller's device reaches memory here: it needs
 // nobody's attention until it ends.
-struct VerbsEndpoint::Served final : public Connection::Owner, public Buried {
+struct VerbsEndpoint::Served final : public Connection::Owner, public DestroyedLater {
   explicit Served(VerbsEndpoint& of)
       : endpoint(of),
         stream(of,
@@ -81,7 +80,7 @@ VerbsEndpoint::VerbsEndpoint(const DomainServices& domain, const EndpointService
   fill_random(identity_.id.data(), identity_.id.size());
   identity_.keys = &services.keys;
   listen();
-  const Whereabouts where{.id = identity_.id, .network = this_network(), .addresses = {address_}};
+  const EndpointAddress where{.id = identity_.id, .network = this_network(), .addresses = {address_}};
   identity_.part = {std::move(link), services.context, where.encode()};
   on_cm_ = std::make_unique<ReadyCall>(services.poller, events_->fd, [this] { on_cm(); });
   on_completions_ = std::make_unique<ReadyCall>(services.poller, notices_->fd, [this] { on_completions(); });
@@ -89,7 +88,7 @@ VerbsEndpoint::VerbsEndpoint(const DomainServices& domain, const EndpointService
 
 VerbsEndpoint::~VerbsEndpoint() {
   // What was handed to the device and not acknowledged is lost with its queue pair.
-  const auto deadline = Deadline::in(kFarewell);
+  const auto deadline = Deadline::in(kLinger);
   const auto busy = [this] {
     bool any = false;
     for (const auto& [id, link] : links_) any |= link->stream().leaving();
@@ -103,7 +102,7 @@ VerbsEndpoint::~VerbsEndpoint() {
   }
   for (const auto& [id, link] : std::exchange(links_, {})) link->fail(Errc::canceled);
   for (const auto& served : std::exchange(served_, {})) served->stream.fail(Errc::canceled);
-  while (buried_) end(std::move(buried_));
+  while (to_destroy_) destroy(std::move(to_destroy_));
   if (unacknowledged_) library().ack_cq_events(queue_.get(), unacknowledged_);
 }
 
@@ -127,18 +126,9 @@ std::uint8_t VerbsEndpoint::reads_begun() const noexcept {
   return static_cast<std::uint8_t>(std::clamp(shared_.device.limits.max_qp_init_rd_atom, 1, 128));
 }
 
-std::chrono::nanoseconds VerbsEndpoint::handshake_until() const noexcept {
-  return attended() + in_nanoseconds(std::min(kHandshakeSeconds, domain_.options.peer_deadline));
-}
-
-double VerbsEndpoint::deadline(bool rail) const noexcept {
-  const double usual = domain_.options.peer_deadline;
-  return rail ? std::min(services_.shared_deadline, usual) : usual;
-}
-
 namespace {
 
-std::optional<SocketAddress> find_route(const Whereabouts& peer, const SocketAddress& from) {
+std::optional<SocketAddress> find_route(const EndpointAddress& peer, const SocketAddress& from) {
   for (const SocketAddress& address : peer.addresses)
     if (address.v6() == from.v6() && !address.wildcard() && !address.loopback() && has_route(address))
       return address;
@@ -147,7 +137,7 @@ std::optional<SocketAddress> find_route(const Whereabouts& peer, const SocketAdd
 
 }  // namespace
 
-std::optional<SocketAddress> VerbsEndpoint::route_to(const Whereabouts& peer) const noexcept try {
+std::optional<SocketAddress> VerbsEndpoint::route_to(const EndpointAddress& peer) const noexcept try {
   return find_route(peer, address_);
 } catch (const std::exception&) {
   return {};
@@ -156,7 +146,7 @@ std::optional<SocketAddress> VerbsEndpoint::route_to(const Whereabouts& peer) co
 Reach VerbsEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) const {
   const Part* const part = peer.find(link(), target);
   if (!part) return {false, "the peer has no " + link() + " link"};
-  const auto where = Whereabouts::parse(part->bytes);
+  const auto where = EndpointAddress::parse(part->bytes);
   if (!where) return {false, "the peer's name holds no valid verbs part"};
   if (const auto route = find_route(*where, address_))
     return {true, std::string("RDMA by ") + shared_.device.name + " to " + route->text()};
@@ -170,7 +160,8 @@ std::unique_ptr<Path> VerbsEndpoint::connect(PeerId id, const Name& peer, std::u
     throw Error(Errc::unreachable,
                 "peer " + std::to_string(id) + " cannot be reached over verbs: " + reach.why);
   const Part& part = *peer.find(link(), target);
-  const Whereabouts where = Whereabouts::parse(part.bytes).value_or(Whereabouts{});  // reaches() read it
+  const EndpointAddress where =
+      EndpointAddress::parse(part.bytes).value_or(EndpointAddress{});  // reaches() read it
   std::shared_ptr<VerbsLink> link;
   if (const auto known = links_.find({where.id, key}); known != links_.end()) {
     link = known->second;
@@ -217,12 +208,12 @@ void VerbsEndpoint::on_cm() noexcept {
 
 void VerbsEndpoint::on_call(OwnId id, const rdma_conn_param& asked, std::string_view said) noexcept try {
   id->context = nullptr;
-  const auto word = Word::decode(said);
+  const auto data = PrivateData::decode(said);
   const auto reject = [&] { library().reject(id.get(), nullptr, 0); };
-  if (!word || word->to != identity_.id || served_.size() >= kMostServed) return reject();
-  if (word->purpose == Word::Purpose::memory) {
+  if (!data || data->to != identity_.id || served_.size() >= kMostServed) return reject();
+  if (data->purpose == PrivateData::Purpose::memory) {
     const auto found = std::ranges::find_if(served_, [&](const auto& served) {
-      return served->stream.open() && served->stream.token() == word->token;
+      return served->stream.open() && served->stream.token() == data->token;
     });
     if (found == served_.end()) return reject();
     (*found)->serve_memory(std::move(id), asked);
@@ -257,7 +248,7 @@ void VerbsEndpoint::release(Served& served) noexcept {
   decltype(turns_)::erase(served.stream);
   const auto found = std::ranges::find(served_, &served, [](const auto& owned) { return owned.get(); });
   if (found == served_.end()) return;
-  bury(std::move(*found));
+  destroy_later(std::move(*found));
   served_.erase(found);
 }
 
@@ -268,13 +259,13 @@ void VerbsEndpoint::retire(VerbsLink& link) noexcept {
       std::ranges::find_if(links_, [&](const auto& entry) { return entry.second.get() == &link; });
   if (at == links_.end()) return;
   if (at == next_tick_) ++next_tick_;
-  bury(std::move(at->second));
+  destroy_later(std::move(at->second));
   links_.erase(at);
 }
 
 // --- completions
 
-std::uint32_t VerbsEndpoint::enlist(Connection::Owner& owner) {
+std::uint32_t VerbsEndpoint::add_owner(Connection::Owner& owner) {
   while (next_number_ == 0 || owners_.contains(next_number_)) ++next_number_;
   owners_.emplace(next_number_, &owner);
   return next_number_++;
@@ -330,16 +321,16 @@ bool VerbsEndpoint::take_turns() noexcept {
 }
 
 bool VerbsEndpoint::progress() noexcept {
-  if (!buried_) return poll_and_turn();
-  std::shared_ptr<Buried> buried = std::move(buried_);  // end behind the polls of this turn
+  if (!to_destroy_) return poll_and_turn();
+  std::shared_ptr<DestroyedLater> dead = std::move(to_destroy_);  // after the polls of this turn
   const bool moved = poll_and_turn();
-  end(std::move(buried));
+  destroy(std::move(dead));
   return moved;
 }
 
-// One after the other: a chain of them would end itself by recursion.
-void VerbsEndpoint::end(std::shared_ptr<Buried> buried) noexcept {
-  while (buried) buried = std::move(buried->next);
+// Each is destroyed before the next one: a chain that destroyed itself would do so by recursion.
+void VerbsEndpoint::destroy(std::shared_ptr<DestroyedLater> dead) noexcept {
+  while (dead) dead = std::move(dead->next);
 }
 
 bool VerbsEndpoint::poll_and_turn() noexcept {
@@ -383,10 +374,7 @@ void VerbsEndpoint::forget(std::uint32_t region) noexcept {
   for (const auto& served : served_) served->stream.forget(region);
 }
 
-void VerbsEndpoint::watch() noexcept {
-  const double shortest = std::min(kHandshakeSeconds, deadline(services_.extensions != nullptr));
-  ticker_.start(std::clamp(shortest / 8, 0.01, 1.0));
-}
+void VerbsEndpoint::watch() noexcept { ticker_.start(Liveness::look_period(deadlines())); }
 
 void VerbsEndpoint::tick() noexcept {
   // What has arrived counts, also what came while this process did not run.

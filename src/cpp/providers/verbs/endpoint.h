@@ -13,20 +13,13 @@
 #include "base/network/ticker.h"
 #include "base/queues/linked_list.h"
 #include "fabric/provider.h"
-#include "fabric/session/frames/hello.h"
+#include "fabric/session/frames/handshake.h"
 #include "providers/verbs/device/device.h"
 #include "providers/verbs/device/regions.h"
 #include "providers/verbs/path.h"
 #include "providers/verbs/shared_receives.h"
 
 namespace fab::verbs {
-
-// Who this side is.
-struct Identity {
-  EndpointId id{};
-  Part part;  // of its name
-  const AuthKeys* keys = nullptr;
-};
 
 // A listening rdma_cm id, one completion queue, the links that were begun here and the streams that serve
 // others.
@@ -72,15 +65,19 @@ class VerbsEndpoint final : public Endpoint {
   std::uint8_t reads_served() const noexcept;  // at once, of one connection
   std::uint8_t reads_begun() const noexcept;
   std::chrono::nanoseconds attended() const noexcept { return ticker_.attended(); }
-  std::chrono::nanoseconds handshake_until() const noexcept;  // of attended()
-  double deadline(bool rail) const noexcept;  // seconds without a sign of life until a peer counts as lost
+  Liveness::Deadlines deadlines() const noexcept {
+    return {domain_.options.peer_deadline, services_.shared_deadline};
+  }
+  std::chrono::nanoseconds handshake_until() const noexcept {  // of attended()
+    return attended() + Liveness::handshake_time(deadlines());
+  }
   // The first address of the peer that this device may reach; none as well while no descriptor or memory is
   // left to look by.
-  std::optional<SocketAddress> route_to(const Whereabouts& peer) const noexcept;
+  std::optional<SocketAddress> route_to(const EndpointAddress& peer) const noexcept;
 
   // Completions of work requests with this number go to `owner`.
-  std::uint32_t enlist(Connection::Owner& owner);
-  void strike(std::uint32_t number) noexcept {
+  std::uint32_t add_owner(Connection::Owner& owner);
+  void remove_owner(std::uint32_t number) noexcept {
     owners_.erase(number);
     recent_ = {};
   }
@@ -104,11 +101,11 @@ class VerbsEndpoint final : public Endpoint {
   void supersede(const VerbsStream& by) noexcept;
   void watch() noexcept;  // calls tick() from time to time
   void retire(VerbsLink& link) noexcept;
-  // Destroys it once nothing of it runs any more.
-  void bury(std::shared_ptr<Buried> dead) noexcept {
+  // Destroys it when nothing of it runs any more.
+  void destroy_later(std::shared_ptr<DestroyedLater> dead) noexcept {
     if (!dead) return;
-    dead->next = std::move(buried_);
-    buried_ = std::move(dead);
+    dead->next = std::move(to_destroy_);
+    to_destroy_ = std::move(dead);
   }
 
  private:
@@ -123,7 +120,7 @@ class VerbsEndpoint final : public Endpoint {
   int poll() noexcept;  // how many completions
   bool poll_and_turn() noexcept;
   bool take_turns() noexcept;
-  static void end(std::shared_ptr<Buried> buried) noexcept;
+  static void destroy(std::shared_ptr<DestroyedLater> dead) noexcept;
   // Calls it with each stream that serves, which may end on the way, as may others.
   template <class Visit>
   void visit_served(Visit visit) noexcept;
@@ -152,7 +149,7 @@ class VerbsEndpoint final : public Endpoint {
   std::unique_ptr<ReadyCall> on_cm_, on_completions_;
 
   std::unordered_map<std::uint32_t, Connection::Owner*> owners_;
-  std::pair<std::uint32_t, Connection::Owner*> recent_{};  // of them
+  std::pair<std::uint32_t, Connection::Owner*> recent_{};  // the owner that was looked up last
   std::uint32_t next_number_ = 1;
   using Links = std::map<std::pair<EndpointId, std::size_t>, std::shared_ptr<VerbsLink>>;
   Links links_;                               // by peer and key
@@ -160,7 +157,7 @@ class VerbsEndpoint final : public Endpoint {
   std::vector<std::shared_ptr<Served>> served_;
   LinkedList<VerbsStream, StreamTurns> turns_;
   LinkedList<VerbsLink, LinkPumps> pumps_;
-  std::shared_ptr<Buried> buried_;
+  std::shared_ptr<DestroyedLater> to_destroy_;
 };
 
 }  // namespace fab::verbs

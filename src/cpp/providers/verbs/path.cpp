@@ -6,7 +6,7 @@
 
 namespace fab::verbs {
 
-VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& where, std::size_t key)
+VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const EndpointAddress& where, std::size_t key)
     : endpoint_(endpoint),
       stream_(endpoint, std::move(peer), where, key,
               {.on_open = [this] { endpoint_.pump_later(*this); },
@@ -56,10 +56,7 @@ bool follows_puts(const Transfer& transfer) noexcept {
 
 std::size_t VerbsLink::post(std::span<const Transfer> batch) noexcept {
   if (state() != Errc::ok) {
-    PathCounts& counts = stream_.counts();
-    counts.posted += batch.size();
-    counts.settled += batch.size();
-    counts.errors += batch.size();
+    stream_.counts().refuse(batch.size());
     for (const Transfer& transfer : batch) transfer.operation->settle(state(), 0);
     return batch.size();
   }
@@ -95,11 +92,9 @@ bool VerbsLink::tick() noexcept {
   const bool calls = direct_.tick();
   const bool waits = direct_.outstanding() != 0;
   stream_.watch_for(waits || calls);
-  const auto now = endpoint_.attended();
-  const std::uint64_t heard = direct_.signs() + stream_.received();
-  if (!std::exchange(waited_, waits) || !waits || std::exchange(heard_, heard) != heard) heard_at_ = now;
-  if (std::chrono::duration<double>(now - heard_at_).count() >=
-      endpoint_.deadline(stream_.session()->one_of_several()))
+  const auto patience = Liveness::patience(endpoint_.deadlines(), stream_.session()->one_of_several());
+  if (devices_.look(waits, direct_.signs() + stream_.received(), endpoint_.attended(), patience) ==
+      Liveness::Verdict::lost)
     stream_.fail(Errc::peer_lost);
   return stream_.tick();
 }

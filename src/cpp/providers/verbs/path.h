@@ -13,9 +13,9 @@ struct LinkPumps;  // list of links that wait for pump()
 
 // Everything that this endpoint has under way with one other, under one authorization key: what devices do,
 // and the stream for the rest. The handles of one peer share it.
-class VerbsLink final : public Buried, public Linked<LinkPumps> {
+class VerbsLink final : public DestroyedLater, public Linked<LinkPumps> {
  public:
-  VerbsLink(VerbsEndpoint& endpoint, Part peer, const Whereabouts& where, std::size_t key);
+  VerbsLink(VerbsEndpoint& endpoint, Part peer, const EndpointAddress& where, std::size_t key);
   ~VerbsLink() override;
 
   void call() noexcept;
@@ -37,10 +37,8 @@ class VerbsLink final : public Buried, public Linked<LinkPumps> {
   VerbsEndpoint& endpoint_;
   VerbsStream stream_;
   Direct direct_;
-  std::uint64_t last_rma_ = 0;           // number of the last put, get or update that the session got
-  std::chrono::nanoseconds heard_at_{};  // VerbsEndpoint::attended()
-  std::uint64_t heard_ = 0;
-  bool waited_ = false;
+  std::uint64_t last_rma_ = 0;  // number of the last put, get or update that the session got
+  Liveness devices_;
 };
 
 // The way to one peer: a share in its link.

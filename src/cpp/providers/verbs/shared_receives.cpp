@@ -17,7 +17,7 @@ SharedReceives::SharedReceives(VerbsEndpoint& endpoint, const Device& device, st
   wanted.attr = {.max_wr = slots, .max_sge = 1, .srq_limit = 0};
   queue_.reset(library().create_srq(&endpoint.stream_domain(), &wanted));
   if (!queue_ || !endpoint.take_room(slots)) refuse(device, "shared receive queue");
-  work_number_ = endpoint.enlist(*this);
+  work_number_ = endpoint.add_owner(*this);
   for (std::uint32_t slot = 0; slot < slots; ++slot)
     if (!post(slot)) refuse(device, "shared receive queue");
 }

@@ -20,13 +20,16 @@ constexpr unsigned kMostStreamCalls = 4;  // of which all but the last are refus
 
 }  // namespace
 
-VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key, Told told)
+VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t key,
+                         Told told)
     : endpoint_(endpoint), told_(std::move(told)), caller_(true), where_(std::move(where)), key_(key) {
   make_session(std::move(peer));
 }
 
 VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Told told)
-    : endpoint_(endpoint), told_(std::move(told)), caller_(false), told_at_(endpoint.attended()) {}
+    : endpoint_(endpoint), told_(std::move(told)), caller_(false), sign_sent_at_(endpoint.attended()) {
+  answering_.emplace(endpoint.identity());
+}
 
 VerbsStream::~VerbsStream() {
   connection_.reset();
@@ -82,7 +85,7 @@ Errc VerbsStream::dial() noexcept try {
   answer_until_ = endpoint_.attended() + kAnswerTime;
   connection_.reset();
   mr_.reset();
-  challenge_.reset();
+  calling_.reset();
   free_slots_ = credits_ = kSlots;
   next_slot_ = owed_ = 0;
   make_connection();
@@ -118,14 +121,8 @@ bool VerbsStream::on_made() noexcept try {
 
 void VerbsStream::on_connected() noexcept try {
   if (!caller_) return;
-  const Identity& self = endpoint_.identity();
-  hello_.from = self.id;
-  hello_.to = where_.id;
-  hello_.stream = nonzero_random_u64();
-  hello_.keyed = !secret().empty();
-  hello_.part = self.part;
-  fill_random(hello_.nonce.data(), hello_.nonce.size());
-  say(hello_.encode());
+  calling_.emplace(endpoint_.identity(), key_, where_.id, nonzero_random_u64());
+  send_handshake(calling_->hello());
 } catch (const std::exception&) {
   fail(Errc::no_memory);
 }
@@ -142,85 +139,37 @@ bool VerbsStream::dial_again() noexcept {
          dial() == Errc::ok;
 }
 
-void VerbsStream::say(const std::string& hello) noexcept {
-  if (free_slots_ == 0 || credits_ == 0 || hello.size() > kSlotBytes - kHeader) return fail(Errc::protocol);
-  std::memcpy(send_slot(next_slot_) + kHeader, hello.data(), hello.size());
-  if (!post(next_slot_, Kind::handshake, hello.size())) fail(Errc::peer_lost);
+void VerbsStream::send_handshake(const std::string& message) noexcept {
+  if (free_slots_ == 0 || credits_ == 0 || message.size() > kSlotBytes - kHeader) return fail(Errc::protocol);
+  std::memcpy(send_slot(next_slot_) + kHeader, message.data(), message.size());
+  if (!post(next_slot_, Kind::handshake, message.size())) fail(Errc::peer_lost);
 }
 
-Errc VerbsStream::on_hello(std::string_view message) {
-  const auto header = HelloHeader::parse(message.substr(0, std::min(message.size(), kHelloHeader)));
-  if (!header || open_ || refused_ || message.size() != kHelloHeader + header->length) return Errc::protocol;
-  const std::string_view body = message.substr(kHelloHeader);
-  if (caller_) return answered(header->type, body);
-  if (!greeted_) return header->type == HelloType::hello ? called_by(body) : Errc::protocol;
-  const auto proof = header->type == HelloType::proof ? parse_proof(body) : std::nullopt;
-  const Identity& self = endpoint_.identity();
-  if (!proof || !challenge_) return Errc::protocol;
-  const auto key = proven_key(*self.keys, *proof, hello_, *challenge_, self.id);
-  if (!key) {
-    refuse(Errc::key_rejected);
-    return state_;
-  }
-  key_ = *key;
-  admit(proof_of(fab::Role::acceptor, secret(), hello_, *challenge_, token_, self.id));
-  return state_;
-}
-
-Errc VerbsStream::called_by(std::string_view body) {
-  auto hello = Hello::parse(body);
-  const Identity& self = endpoint_.identity();
-  if (!hello || hello->stream == 0) return Errc::protocol;
-  hello_ = std::move(*hello);
-  where_ = hello_.where;
-  greeted_ = true;
-  token_ = nonzero_random_u64();
-  if (hello_.to != self.id) {
-    refuse(Errc::unreachable);
-  } else if (hello_.keyed == self.keys->front().secret.empty()) {
-    refuse(Errc::key_rejected);
-  } else if (hello_.keyed) {
-    fill_random(challenge_.emplace().data(), challenge_->size());
-    say(encode_challenge(*challenge_));
+Errc VerbsStream::on_handshake(std::string_view message) {
+  if (open_ || (caller_ && !calling_)) return Errc::protocol;  // out of turn
+  Handshake& handshake = caller_ ? static_cast<Handshake&>(*calling_) : *answering_;
+  const Handshake::Step step = caller_ ? calling_->receive(message) : answering_->receive(message);
+  if (!caller_) where_ = answering_->hello().where;
+  if (!step.answer.empty()) send_handshake(step.answer);
+  // Whoever is refused hangs up once it has heard so: a device drops what has not left with its queue pair.
+  if (step.error != Errc::ok) return step.answer.empty() ? step.error : state_;
+  if (state_ != Errc::ok || !handshake.done()) return state_;
+  if (!caller_) {
+    admit();
   } else {
-    admit({});
+    token_ = calling_->peer_stream();
+    become_open();
   }
   return state_;
 }
 
-void VerbsStream::refuse(Errc reason) noexcept {
-  refused_ = true;
-  say(encode_refuse(reason));
-}
-
-const std::string& VerbsStream::secret() const noexcept { return endpoint_.services().keys[key_].secret; }
-
-void VerbsStream::admit(const Digest& proof) {
+void VerbsStream::admit() {
+  key_ = answering_->key();
+  token_ = nonzero_random_u64();
   endpoint_.supersede(*this);
-  make_session(hello_.part);
-  say(Welcome{.stream = token_, .id = endpoint_.identity().id, .proof = proof}.encode());
+  make_session(answering_->hello().part);
+  send_handshake(answering_->welcome(token_));
   if (state_ == Errc::ok) become_open();
-}
-
-Errc VerbsStream::answered(HelloType type, std::string_view body) {
-  if (type == HelloType::refuse) return parse_refuse(body).value_or(Errc::protocol);
-  if (type == HelloType::challenge) {
-    const auto challenge = parse_challenge(body);
-    if (!challenge || challenge_) return Errc::protocol;
-    if (!hello_.keyed) return Errc::key_rejected;
-    challenge_ = challenge;
-    say(encode_proof(proof_of(fab::Role::initiator, secret(), hello_, *challenge_, 0, hello_.to)));
-    return state_;
-  }
-  const auto welcome = type == HelloType::welcome ? Welcome::parse(body) : std::nullopt;
-  if (!welcome || welcome->id != hello_.to || welcome->stream == 0) return Errc::protocol;
-  if (hello_.keyed &&
-      (!challenge_ || !same(welcome->proof, proof_of(fab::Role::acceptor, secret(), hello_, *challenge_,
-                                                     welcome->stream, hello_.to))))
-    return Errc::key_rejected;
-  token_ = welcome->stream;
-  become_open();
-  return state_;
 }
 
 void VerbsStream::become_open() noexcept {
@@ -305,7 +254,7 @@ bool VerbsStream::flush() noexcept {
     sent = true;
   }
   if (session_->broken()) broken_ = Errc::no_memory;
-  if (broken_ == Errc::ok && owed_ >= kSlots / 2) tell();
+  if (broken_ == Errc::ok && owed_ >= kSlots / 2) send_credits();
   if (broken_ != Errc::ok) {
     endpoint_.turn_later(*this);
     endpoint_.watch();
@@ -313,8 +262,8 @@ bool VerbsStream::flush() noexcept {
   return sent;
 }
 
-// A message that says no more than how many slots were emptied.
-void VerbsStream::tell() noexcept {
+// A message without frames gives back the credits of emptied slots.
+void VerbsStream::send_credits() noexcept {
   if (free_slots_ > 0 && credits_ > 0 && !post(next_slot_, Kind::frames, 0)) broken_ = Errc::peer_lost;
 }
 
@@ -361,7 +310,7 @@ Errc VerbsStream::on_message(const std::byte* bytes, std::size_t length) noexcep
   if (kind == Kind::frames) return open_ ? take(bytes, length) : length ? Errc::protocol : Errc::ok;
   if (kind != Kind::handshake) return Errc::protocol;
   try {
-    return on_hello({reinterpret_cast<const char*>(bytes), length});
+    return on_handshake({reinterpret_cast<const char*>(bytes), length});
   } catch (const std::exception&) {
     return Errc::no_memory;
   }
@@ -416,31 +365,28 @@ bool VerbsStream::tick() noexcept {
     if (endpoint_.attended() >= handshake_until_) fail(Errc::unreachable);
     return state_ == Errc::ok;
   }
+  const bool owes = session_->awaits_peer() || (caller_ && session_->has_output());
+  const auto patience = Liveness::patience(endpoint_.deadlines(), session_->one_of_several());
+  switch (liveness_.look(owes, received_, endpoint_.attended(), patience)) {
+    case Liveness::Verdict::lost:
+      fail(Errc::peer_lost);
+      return false;
+    case Liveness::Verdict::ask:
+      session_->ping();
+      flush();
+      break;
+    case Liveness::Verdict::well:
+      if (!caller_ && !owes) send_sign_of_life();
+  }
+  return owes || others_wait_ || !caller_;
+}
+
+// A caller whose machine is gone says nothing any more: the devices find out when something is sent.
+void VerbsStream::send_sign_of_life() noexcept {
   const auto now = endpoint_.attended();
-  const bool waits =
-      session_->outstanding() != 0 || session_->announces() || (caller_ && session_->has_output());
-  if (!std::exchange(waited_at_tick_, waits) || !waits ||
-      std::exchange(received_at_tick_, received_) != received_) {
-    // A caller whose machine is gone says nothing any more: the devices find out.
-    if (!caller_ && !waits &&
-        std::chrono::duration<double>(now - told_at_).count() >= endpoint_.deadline(false)) {
-      told_at_ = now;
-      tell();
-    }
-    quiet_since_ = now;
-    return waits || others_wait_ || !caller_;
-  }
-  const double quiet = std::chrono::duration<double>(now - quiet_since_).count();
-  const double deadline = endpoint_.deadline(session_->one_of_several());
-  if (quiet >= deadline) {
-    fail(Errc::peer_lost);
-    return false;
-  }
-  if (quiet >= deadline / 3) {
-    session_->ping();
-    flush();
-  }
-  return true;
+  if (now - sign_sent_at_ < Liveness::patience(endpoint_.deadlines(), false)) return;
+  sign_sent_at_ = now;
+  send_credits();
 }
 
 void VerbsStream::fail(Errc error) noexcept {

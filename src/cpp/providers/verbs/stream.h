@@ -8,6 +8,8 @@
 #include "base/deadline.h"
 #include "base/memory/mapping.h"
 #include "base/queues/linked_list.h"
+#include "fabric/session/frames/handshake.h"
+#include "fabric/session/liveness.h"
 #include "fabric/session/session.h"
 #include "providers/verbs/connection.h"
 
@@ -15,10 +17,10 @@ namespace fab::verbs {
 
 struct StreamTurns;  // list of streams that wait for their turn
 
-// Frames between two endpoints, as messages of a queue pair: a session's byte stream, cut into pieces of
-// kSlotBytes that travel from slot to slot. A side sends no more than the other one has slots for, and is
-// told with every message how many were emptied. Whoever calls has the requests, whoever is called answers
-// them: each direction has its stream. Begins with a handshake (docs/wire.md).
+// Frames between two endpoints, as messages of a queue pair: the byte stream of a session is cut into pieces
+// of at most kSlotBytes. A side has a credit for each free slot of the other one, and every message gives
+// back the credits of the slots that were emptied. Requests go from the caller to the called side only, so
+// each direction has its stream. It begins with a handshake (docs/wire.md).
 class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
  public:
   // `on_open`, `on_failed`: once each; on_failed when the session has settled all it had. `on_turn`: after
@@ -29,7 +31,7 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
     std::function<void(Errc)> on_failed;
   };
   // Calls, and proves the key of this index.
-  VerbsStream(VerbsEndpoint& endpoint, Part peer, Whereabouts where, std::size_t key, Told told);
+  VerbsStream(VerbsEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t key, Told told);
   VerbsStream(VerbsEndpoint& endpoint, Told told);  // is called
   ~VerbsStream();
 
@@ -41,21 +43,21 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
   Session* session() noexcept { return session_.get(); }
   const Session* session() const noexcept { return session_.get(); }
   const PathCounts& counts() const noexcept { return counts_; }
-  PathCounts& counts() noexcept { return counts_; }  // of all that goes to this peer, also beside the stream
+  PathCounts& counts() noexcept { return counts_; }  // also of what devices do without the stream
   Errc state() const noexcept { return state_; }
   bool open() const noexcept { return open_; }
   // What a call for a memory connection must know: chosen by the called side, told in its welcome.
   std::uint64_t token() const noexcept { return token_; }
   std::string remote() const;
   std::uint64_t received() const noexcept { return received_; }  // messages
-  const Whereabouts& where() const noexcept { return where_; }
+  const EndpointAddress& where() const noexcept { return where_; }
   std::size_t key() const noexcept { return key_; }  // its index
 
   void posted(bool alone) noexcept;  // the session has something to send
   void end_turn() noexcept;          // after a round of completions
   bool flush() noexcept;
   void forget(std::uint32_t region) noexcept;
-  void watch_for(bool waits) noexcept { others_wait_ = waits; }  // somebody waits for the peer besides
+  void watch_for(bool waits) noexcept { others_wait_ = waits; }  // as its devices may
   bool tick() noexcept;  // looks after deadlines; true if there is still something to look after
   void fail(Errc error) noexcept;
   // Before the endpoint ends: whether messages of this side may not have left the device.
@@ -90,22 +92,19 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
   std::size_t fill(std::byte* to) noexcept;
   Errc take(const std::byte* bytes, std::size_t length) noexcept;
   Errc on_message(const std::byte* bytes, std::size_t length) noexcept;
-  void say(const std::string& hello) noexcept;
-  void refuse(Errc reason) noexcept;
+  void send_handshake(const std::string& message) noexcept;
   void on_output() noexcept;
-  void tell() noexcept;
-  Errc on_hello(std::string_view message);
-  Errc called_by(std::string_view body);
-  Errc answered(HelloType type, std::string_view body);
-  void admit(const Digest& proof);
-  const std::string& secret() const noexcept;
+  void send_credits() noexcept;
+  void send_sign_of_life() noexcept;
+  Errc on_handshake(std::string_view message);
+  void admit();
   void become_open() noexcept;
 
   VerbsEndpoint& endpoint_;
   const Told told_;
   const bool caller_;
-  Whereabouts where_;    // the peer
-  std::size_t key_ = 0;  // under which the stream stands
+  EndpointAddress where_;  // the peer
+  std::size_t key_ = 0;    // under which the stream stands
   PathCounts counts_;
   std::unique_ptr<Session> session_;
   Mapping memory_;
@@ -118,9 +117,8 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
   bool receiving_ = false;
   std::chrono::nanoseconds handshake_until_{}, answer_until_{};  // of all calls; of this one
 
-  Hello hello_;
-  std::optional<Nonce> challenge_;  // the only one: of the called side, or answered by the caller
-  bool greeted_ = false, refused_ = false;
+  std::optional<CallerHandshake> calling_;      // of this call
+  std::optional<AcceptorHandshake> answering_;  // where this side is called
   std::uint64_t token_ = 0;
 
   std::uint32_t free_slots_ = kSlots;  // free ones, used in turn: sends complete in order
@@ -128,9 +126,10 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
   std::uint32_t credits_ = kSlots;  // free slots of the other side
   std::uint32_t owed_ = 0;          // slots emptied here of which it does not know
 
-  std::uint64_t received_ = 0, received_at_tick_ = 0;  // messages
-  bool waited_at_tick_ = false, others_wait_ = false;
-  std::chrono::nanoseconds quiet_since_{}, told_at_{};  // VerbsEndpoint::attended()
+  std::uint64_t received_ = 0;  // messages
+  Liveness liveness_;
+  bool others_wait_ = false;
+  std::chrono::nanoseconds sign_sent_at_{};  // VerbsEndpoint::attended()
 };
 
 }  // namespace fab::verbs

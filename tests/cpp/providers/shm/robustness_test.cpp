@@ -98,7 +98,7 @@ TEST_CASE("nothing is left behind: descriptors, mappings and slots after many op
   };
   const auto settled = [&](std::size_t files, std::size_t maps) {
     // The target lets go of a channel when it hears that it was taken back.
-    // What it knows of the last neighbour stays until the next one: also its doorbell, if that was rung.
+    // What it knows of the last peer stays until the next one: also its doorbell, if that was rung.
     return b.context->wait([&] { return count("/proc/self/fd") <= files + 1 && mappings() <= maps; },
                            Deadline::in_seconds(30));
   };

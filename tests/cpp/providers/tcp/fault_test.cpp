@@ -27,7 +27,7 @@ TEST_CASE("target process" * doctest::skip()) {
 
 TEST_CASE("strangers who talk nonsense, or nothing, disturb nobody") {
   Node a, b(with({}, 1));
-  const auto where = Whereabouts::parse(b.context->parts()[0].bytes);
+  const auto where = EndpointAddress::parse(b.context->parts()[0].bytes);
   std::mt19937 random(5);
   std::vector<OwnFd> strangers;
   for (int i = 0; i < 40; ++i) {
@@ -59,14 +59,14 @@ TEST_CASE("strangers who talk nonsense, or nothing, disturb nobody") {
 
 TEST_CASE("a peer that breaks the protocol after the handshake is cut off, and others go on") {
   Node a, b;
-  const auto where = *Whereabouts::parse(b.context->parts()[0].bytes);
+  const auto where = *EndpointAddress::parse(b.context->parts()[0].bytes);
   OwnFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   REQUIRE(::connect(socket.get(), where.addresses[0].get(), where.addresses[0].length()) == 0);
   Hello hello;
   hello.from.fill(9);
   hello.to = where.id;
   hello.stream = 1;
-  Whereabouts own{.id = hello.from, .network = {}, .addresses = where.addresses};
+  EndpointAddress own{.id = hello.from, .network = {}, .addresses = where.addresses};
   hello.part = {"tcp.0", 0, own.encode()};
   const std::string text = hello.encode() + std::string(48, '\x7f');
   REQUIRE(::send(socket.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()));
@@ -124,7 +124,7 @@ TEST_CASE("a target that comes back under its port is used again by the same nam
   std::string port;
   {
     Node probe;
-    port = std::to_string(Whereabouts::parse(probe.context->parts()[0].bytes)->addresses[0].port());
+    port = std::to_string(EndpointAddress::parse(probe.context->parts()[0].bytes)->addresses[0].port());
   }
   std::uint64_t value = 1;
   auto target = std::make_unique<Target>(port);

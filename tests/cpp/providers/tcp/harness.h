@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "fabric/domain/domain_core.h"
-#include "fabric/session/frames/hello.h"
+#include "fabric/session/frames/handshake.h"
 #include "providers/tcp/provider.h"
 
 namespace fab::test {
@@ -46,7 +46,7 @@ struct Node {
     core->close(true);
   }
   std::string name() const { return Name{context->parts()}.encode(); }
-  SocketAddress listens_on() const { return Whereabouts::parse(context->parts()[0].bytes)->addresses[0]; }
+  SocketAddress listens_on() const { return EndpointAddress::parse(context->parts()[0].bytes)->addresses[0]; }
 
   std::shared_ptr<AddressVector> peers = std::make_shared<AddressVector>();
   std::shared_ptr<DomainCore> core;

@@ -144,9 +144,9 @@ TEST_CASE("a call that the peer's own has made needless ends without touching wh
   Hello hello;
   hello.from.fill(0);
   hello.from.back() = 1;  // the smaller id: its call goes first
-  hello.to = Whereabouts::parse(a.context->parts()[0].bytes)->id;
+  hello.to = EndpointAddress::parse(a.context->parts()[0].bytes)->id;
   hello.stream = 1;
-  const Whereabouts where{
+  const EndpointAddress where{
       .id = hello.from, .network = this_network(), .addresses = {local_address(listener.get())}};
   hello.part = {"tcp.0", 0, where.encode()};
 
@@ -173,7 +173,7 @@ TEST_CASE("a call that the peer's own has made needless ends without touching wh
 TEST_CASE("a caller proves its key once, however often it is asked") {
   Node a(keyed("secret"));
   const OwnFd listener = listen_tcp(parse_socket_address("127.0.0.1", 0));
-  Whereabouts where{.network = this_network(), .addresses = {local_address(listener.get())}};
+  EndpointAddress where{.network = this_network(), .addresses = {local_address(listener.get())}};
   where.id.fill(3);
   std::uint64_t value = 1;
   Call put(OpCode::write, a.region->key(), 0, &value, 8);
@@ -240,7 +240,7 @@ TEST_CASE("with several keys each opens the door, has its own stream and its own
 
 TEST_CASE("a proof under any of the keys is answered by one under the same") {
   Node target({}, 64, {{"first", 1}, {"second", 2}});
-  const auto where = *Whereabouts::parse(target.context->parts()[0].bytes);
+  const auto where = *EndpointAddress::parse(target.context->parts()[0].bytes);
   for (const std::string secret : {"first", "second", "third", ""}) {
     for (const Role role : {Role::initiator, Role::acceptor}) {
       CAPTURE(secret);
@@ -266,7 +266,7 @@ TEST_CASE("a proof under any of the keys is answered by one under the same") {
       hello.nonce.fill(7);
       hello.keyed = true;
       hello.part = {"tcp.0", 0,
-                    Whereabouts{.id = hello.from, .network = {}, .addresses = where.addresses}.encode()};
+                    EndpointAddress{.id = hello.from, .network = {}, .addresses = where.addresses}.encode()};
       say(hello.encode());
       const auto [asked, nonce] = hear();
       REQUIRE(asked == HelloType::challenge);
@@ -288,7 +288,7 @@ TEST_CASE("a proof under any of the keys is answered by one under the same") {
 
 TEST_CASE("a port in use is refused by name") {
   Node first;
-  const auto where = Whereabouts::parse(first.context->parts()[0].bytes);
+  const auto where = EndpointAddress::parse(first.context->parts()[0].bytes);
   REQUIRE(where);
   const auto port = std::to_string(where->addresses[0].port());
   try {
@@ -319,7 +319,7 @@ TEST_CASE("nobody there: the operations fail as unreachable") {
 TEST_CASE("another endpoint under the same port is not taken for the peer") {
   Node a, b;
   auto part = b.context->parts()[0];
-  auto where = Whereabouts::parse(part.bytes);
+  auto where = EndpointAddress::parse(part.bytes);
   where->id[3] ^= 1;
   part.bytes = where->encode();
   const PeerId peer = a.peers->insert(Name{{part}}.encode());
@@ -331,7 +331,7 @@ TEST_CASE("another endpoint under the same port is not taken for the peer") {
 TEST_CASE("loopback addresses of another host do not count as reachable") {
   Node a, b;
   auto part = b.context->parts()[0];
-  auto where = Whereabouts::parse(part.bytes);
+  auto where = EndpointAddress::parse(part.bytes);
   where->network[0] ^= 1;
   part.bytes = where->encode();
   const Reach reach = a.context->reaches(a.peers->insert(Name{{part}}.encode()));
@@ -343,25 +343,26 @@ TEST_CASE("loopback addresses of another host do not count as reachable") {
 
 TEST_CASE("parsers of names and handshakes take any bytes") {
   std::mt19937 random(77);
-  Whereabouts where{.id = {1, 2, 3}, .network = this_network(), .addresses = {}};
+  EndpointAddress where{.id = {1, 2, 3}, .network = this_network(), .addresses = {}};
   where.addresses = {parse_socket_address("127.0.0.1", 4711), parse_socket_address("[::1]:80", 0)};
   Hello hello;
   hello.from = where.id;
   hello.stream = 5;
   hello.part = {"tcp.0", 3, where.encode()};
   const std::string part = where.encode(), body = hello.encode().substr(kHelloHeader);
-  REQUIRE(Whereabouts::parse(part));
-  CHECK(Whereabouts::parse(part)->addresses[1].text() == "[::1]:80");
-  CHECK(Whereabouts::parse(part)->encode() == part);
+  REQUIRE(EndpointAddress::parse(part));
+  CHECK(EndpointAddress::parse(part)->addresses[1].text() == "[::1]:80");
+  CHECK(EndpointAddress::parse(part)->encode() == part);
   REQUIRE(Hello::parse(body));
   CHECK(Hello::parse(body)->encode() == hello.encode());
-  for (std::size_t cut = 0; cut < part.size(); ++cut) CHECK_FALSE(Whereabouts::parse(part.substr(0, cut)));
+  for (std::size_t cut = 0; cut < part.size(); ++cut)
+    CHECK_FALSE(EndpointAddress::parse(part.substr(0, cut)));
   for (std::size_t cut = 0; cut < body.size(); ++cut) CHECK_FALSE(Hello::parse(body.substr(0, cut)));
   for (int i = 0; i < 100'000; ++i) {
     std::string mutated = i % 2 ? part : body;
     for (auto changes = random() % 4 + 1; changes; --changes)
       mutated[random() % mutated.size()] = static_cast<char>(random());
-    if (const auto parsed = Whereabouts::parse(mutated)) CHECK(parsed->encode() == mutated);
+    if (const auto parsed = EndpointAddress::parse(mutated)) CHECK(parsed->encode() == mutated);
     if (const auto parsed = Hello::parse(mutated)) CHECK(parsed->encode().substr(kHelloHeader) == mutated);
     HelloHeader::parse(mutated.substr(0, 12));
     Welcome::parse(mutated);

@@ -19,11 +19,11 @@ namespace {
 
 using namespace fab;
 using verbs::Description;
-using verbs::Word;
+using verbs::PrivateData;
 
-std::string bytes_of(const Word& word) {
-  std::string bytes(Word::kBytes, '\0');
-  word.encode(bytes.data());
+std::string bytes_of(const PrivateData& data) {
+  std::string bytes(PrivateData::kBytes, '\0');
+  data.encode(bytes.data());
   return bytes;
 }
 
@@ -63,22 +63,23 @@ verbs::Library noting_library() {
 
 }  // namespace
 
-TEST_CASE("the word of a call survives the way through bytes, and nothing else is taken for one") {
-  const Word word{.purpose = Word::Purpose::memory, .to = {1, 2, 3}, .token = 0x1234567890ABCDEF};
-  const std::string bytes = bytes_of(word);
+TEST_CASE("the private data of a call survives the way through bytes, and nothing else is taken for one") {
+  const PrivateData data{
+      .purpose = PrivateData::Purpose::memory, .to = {1, 2, 3}, .token = 0x1234567890ABCDEF};
+  const std::string bytes = bytes_of(data);
   for (const std::string& padded : {bytes, bytes + std::string(24, '\0')}) {
-    const auto copy = Word::decode(padded);
+    const auto copy = PrivateData::decode(padded);
     REQUIRE(copy);
-    CHECK(copy->purpose == word.purpose);
-    CHECK(copy->to == word.to);
-    CHECK(copy->token == word.token);
+    CHECK(copy->purpose == data.purpose);
+    CHECK(copy->to == data.to);
+    CHECK(copy->token == data.token);
   }
-  for (std::size_t cut = 0; cut < bytes.size(); ++cut) CHECK_FALSE(Word::decode(bytes.substr(0, cut)));
+  for (std::size_t cut = 0; cut < bytes.size(); ++cut) CHECK_FALSE(PrivateData::decode(bytes.substr(0, cut)));
   std::mt19937 random(1);
   for (int round = 0; round < 20'000; ++round) {
     std::string mutated = bytes;
     mutated[random() % mutated.size()] = static_cast<char>(random());
-    if (const auto parsed = Word::decode(mutated)) CHECK(bytes_of(*parsed) == mutated);
+    if (const auto parsed = PrivateData::decode(mutated)) CHECK(bytes_of(*parsed) == mutated);
   }
 }
 

@@ -41,7 +41,7 @@ std::optional<std::array<std::uint8_t, N>> exactly(std::string_view body) {
 
 }  // namespace
 
-std::string Whereabouts::encode() const {
+std::string EndpointAddress::encode() const {
   WireWriter out;
   out.put(kPartVersion).raw(view(id)).raw(view(network)).put(static_cast<std::uint8_t>(addresses.size()));
   for (const SocketAddress& address : addresses)
@@ -72,15 +72,15 @@ bool read_part(std::string_view bytes, EndpointId& id, std::array<std::uint8_t, 
 
 }  // namespace
 
-std::optional<Whereabouts> Whereabouts::parse(std::string_view bytes) {
-  Whereabouts where;
+std::optional<EndpointAddress> EndpointAddress::parse(std::string_view bytes) {
+  EndpointAddress where;
   const bool valid = read_part(bytes, where.id, where.network, [&](std::string_view raw, std::uint16_t port) {
     where.addresses.push_back(SocketAddress::from_bytes(raw, port));
   });
   return valid ? std::optional(std::move(where)) : std::nullopt;
 }
 
-bool Whereabouts::valid(std::string_view bytes) noexcept {
+bool EndpointAddress::valid(std::string_view bytes) noexcept {
   EndpointId id;
   std::array<std::uint8_t, 16> network;
   return read_part(bytes, id, network, [](std::string_view, std::uint16_t) {});
@@ -103,6 +103,13 @@ std::optional<HelloHeader> HelloHeader::parse(std::string_view bytes) {
   return HelloHeader{static_cast<HelloType>(type), length};
 }
 
+std::optional<std::size_t> missing_of_message(std::string_view begun) {
+  if (begun.size() < kHelloHeader) return kHelloHeader - begun.size();
+  const auto header = HelloHeader::parse(begun.substr(0, kHelloHeader));
+  const std::size_t size = kHelloHeader + (header ? header->length : 0);
+  return header && begun.size() <= size ? std::optional(size - begun.size()) : std::nullopt;
+}
+
 std::string Hello::encode() const {
   WireWriter body;
   body.raw(view(from)).raw(view(to)).put(stream).raw(view(nonce)).put(static_cast<std::uint8_t>(keyed));
@@ -123,7 +130,7 @@ std::optional<Hello> Hello::parse(std::string_view body) {
   hello.part.context = in.get<std::uint16_t>();
   hello.part.bytes = in.get_bytes();
   if (!in.at_end() || keyed > 1) return {};
-  auto where = Whereabouts::parse(hello.part.bytes);
+  auto where = EndpointAddress::parse(hello.part.bytes);
   if (!where || where->id != hello.from) return {};
   hello.where = std::move(*where);
   return hello;
@@ -169,23 +176,5 @@ std::optional<Errc> parse_refuse(std::string_view body) {
   const auto code = in.get<std::uint32_t>();
   return in.at_end() && code != 0 && code < 1024 ? std::optional(static_cast<Errc>(code)) : std::nullopt;
 }
-
-Digest proof_of(Role role, const std::string& key, const Hello& hello, const Nonce& challenge,
-                std::uint64_t accepted, const EndpointId& called) {
-  WireWriter text;
-  text.raw("pyfab tcp proof 1").put(static_cast<std::uint8_t>(role));
-  text.raw(view(hello.nonce)).raw(view(challenge)).raw(view(hello.from)).raw(view(hello.to));
-  text.put(hello.stream).put(accepted).raw(view(called));
-  return hmac_sha256(key, text.bytes());
-}
-
-std::optional<std::size_t> proven_key(const AuthKeys& keys, const Digest& proof, const Hello& hello,
-                                      const Nonce& challenge, const EndpointId& called) {
-  for (std::size_t i = 0; i < keys.size(); ++i)
-    if (same(proof, proof_of(Role::initiator, keys[i].secret, hello, challenge, 0, called))) return i;
-  return std::nullopt;
-}
-
-bool same(const Digest& a, const Digest& b) noexcept { return equal_in_constant_time(view(a), view(b)); }
 
 }  // namespace fab

@@ -13,21 +13,22 @@
 #include "fabric/types/error.h"
 #include "fabric/types/name.h"
 
-// What network links exchange outside of sessions: a share of a name, and the handshake (docs/wire.md).
-// Parsers take bytes that nobody vouches for and give nothing where something is wrong.
+// What network links exchange outside of sessions: a part of a name, and the messages of the handshake
+// (docs/wire.md), which handshake.h puts into their order. Parsers take bytes that nobody vouches for and
+// give nothing where something is wrong.
 namespace fab {
 
 using EndpointId = std::array<std::uint8_t, 16>;
 using Nonce = std::array<std::uint8_t, 32>;
 
-// This link's part of a name.
-struct Whereabouts {
+// Where an endpoint of a network link is: its part of a name.
+struct EndpointAddress {
   EndpointId id{};
   std::array<std::uint8_t, 16> network{};  // hash of network_identity(): whose loopback addresses are meant
   std::vector<SocketAddress> addresses;
 
   std::string encode() const;
-  static std::optional<Whereabouts> parse(std::string_view bytes);
+  static std::optional<EndpointAddress> parse(std::string_view bytes);
   static bool valid(std::string_view bytes) noexcept;  // whether parse() takes them
 };
 std::array<std::uint8_t, 16> this_network();
@@ -42,8 +43,11 @@ struct HelloHeader {
   std::uint32_t length = 0;
   static std::optional<HelloHeader> parse(std::string_view bytes);
 };
+// How many bytes are missing until the message that begins with `begun` is whole; nothing if no message
+// begins so, or it ends earlier.
+std::optional<std::size_t> missing_of_message(std::string_view begun);
 
-// The initiator's first word. `to` is kAnybody for whoever listens at that address.
+// The first message, by the caller. `to` is kAnybody for whoever listens at that address.
 inline constexpr EndpointId kAnybody{};
 struct Hello {
   EndpointId from{}, to{};
@@ -51,8 +55,8 @@ struct Hello {
       0;  // the sender's number for the stream: another one from the same endpoint replaces it
   Nonce nonce{};
   bool keyed = false;
-  Part part;          // of the sender's name
-  Whereabouts where;  // what it says; encode() takes it from there
+  Part part;              // of the sender's name
+  EndpointAddress where;  // what it says; encode() takes it from there
 
   std::string encode() const;
   static std::optional<Hello> parse(std::string_view body);
@@ -73,14 +77,5 @@ std::string encode_proof(const Digest& proof);
 std::optional<Digest> parse_proof(std::string_view body);
 std::string encode_refuse(Errc reason);
 std::optional<Errc> parse_refuse(std::string_view body);
-
-// What a side that has the key can say and nobody else: over both nonces, who is who, and the stream.
-enum class Role : std::uint8_t { initiator = 1, acceptor = 2 };
-Digest proof_of(Role role, const std::string& key, const Hello& hello, const Nonce& challenge,
-                std::uint64_t accepted, const EndpointId& called);
-bool same(const Digest& a, const Digest& b) noexcept;  // in constant time
-// Index of the key under which the caller made its proof; nothing: it is none of them.
-std::optional<std::size_t> proven_key(const AuthKeys& keys, const Digest& proof, const Hello& hello,
-                                      const Nonce& challenge, const EndpointId& called);
 
 }  // namespace fab

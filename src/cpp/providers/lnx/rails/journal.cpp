@@ -49,7 +49,7 @@ Request* Journal::accept(const Transfer& transfer, Errc state) noexcept {
       wrong = Errc::no_memory;
     }
   if (wrong != Errc::ok) {
-    ++counts_.errors;
+    counts_.settle(transfer.op, 0, wrong);
     transfer.operation->settle(wrong, 0);
     return nullptr;
   }
@@ -85,12 +85,7 @@ void Journal::finish(Request& request) noexcept {
   open_.erase(request);
   --live_;
   const bool failed = request.error != Errc::ok;
-  if (failed) {
-    ++counts_.errors;
-  } else {
-    counts_.bytes_out += bytes_out(request.transfer);
-    counts_.bytes_in += bytes_back(request.transfer);
-  }
+  counts_.settle(request.transfer.op, request.transfer.length, request.error);
   if (request.number != 0) {
     ++settled_untold_;
     if (failed) keep_result(2 * kRecord, request.number);
@@ -103,12 +98,6 @@ void Journal::finish(Request& request) noexcept {
     notes_.push_back(request);
   else
     recycle(request);
-}
-
-PathCounts Journal::counts() const noexcept {
-  PathCounts counts = counts_;
-  counts.settled = counts.posted - live_;
-  return counts;
 }
 
 std::uint64_t Journal::oldest() const noexcept {

@@ -28,7 +28,7 @@ class Journal {
   Request* accept(const Transfer& transfer, Errc state) noexcept;
   // Settles the operation with `request.error`. The request becomes a note, or is gone.
   void finish(Request& request) noexcept;
-  PathCounts counts() const noexcept;
+  PathCounts counts() const noexcept { return counts_; }
   std::uint64_t oldest() const noexcept;  // as Path
   // Visits all open requests in the order of posting; `visit` may finish the one that it is given.
   template <class Visit>

@@ -1,4 +1,4 @@
-#include "providers/shm/neighbour.h"
+#include "providers/shm/peer_domain.h"
 
 #include <fcntl.h>
 #include <sys/epoll.h>
@@ -22,7 +22,7 @@ FileId FileId::of(int fd) {
   return {status.st_dev, status.st_ino};
 }
 
-Neighbour::Neighbour(const Address& address, Poller& poller, bool& left)
+PeerDomain::PeerDomain(const Address& address, Poller& poller, bool& left)
     : address_(address),
       segment_(Segment::attach(address.process, address.segment_fd, address.domain_id)),
       watch_(address.process),
@@ -34,17 +34,17 @@ Neighbour::Neighbour(const Address& address, Poller& poller, bool& left)
     throw Error(Errc::unreachable, "process " + std::to_string(address.process.pid) + " is gone");
 }
 
-Neighbour::~Neighbour() {
+PeerDomain::~PeerDomain() {
   if (watched_) poller_.remove(watch_.fd(), *this);
 }
 
-std::int64_t Neighbour::coarse_clock() noexcept {
+std::int64_t PeerDomain::coarse_clock() noexcept {
   timespec now;
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
   return now.tv_sec * 1'000'000'000 + now.tv_nsec;
 }
 
-void Neighbour::look(std::int64_t now) noexcept {
+void PeerDomain::look(std::int64_t now) noexcept {
   next_look_ = now + kLookPeriod;
   if (!gone_) gone_ = !watch_.alive() || !holds_segment();
 }
@@ -52,7 +52,7 @@ void Neighbour::look(std::int64_t now) noexcept {
 // A process that calls execve keeps its number and its start time, and loses the descriptor of its segment.
 // What may not be looked at counts as held, and so does that of a process whose first thread has ended, which
 // shows nothing.
-bool Neighbour::holds_segment() const noexcept {
+bool PeerDomain::holds_segment() const noexcept {
   char path[48];
   struct stat status;
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", address_.process.pid, address_.segment_fd);
@@ -62,29 +62,29 @@ bool Neighbour::holds_segment() const noexcept {
   return ::stat(path, &status) != 0;
 }
 
-bool Neighbour::serves(std::uint16_t cell) const noexcept {
+bool PeerDomain::serves(std::uint16_t cell) const noexcept {
   return cell < kMaxContexts && (segment_.header().contexts[cell].doorbell.load() & kDoorbellFd) != 0;
 }
 
-void Neighbour::watch() {
+void PeerDomain::watch() {
   if (watched_ || gone_) return;
   poller_.add(watch_.fd(), EPOLLIN, *this);
   watched_ = true;
 }
 
-void Neighbour::on_ready(std::uint32_t) noexcept {
+void PeerDomain::on_ready(std::uint32_t) noexcept {
   gone_ = left_ = true;
   watched_ = false;
   poller_.remove(watch_.fd(), *this);
 }
 
-OwnFd Neighbour::open(int fd, int flags) const noexcept {
+OwnFd PeerDomain::open(int fd, int flags) const noexcept {
   char path[48];
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", address_.process.pid, fd);
   return OwnFd(::open(path, flags | O_CLOEXEC));
 }
 
-void Neighbour::wake(std::uint32_t cell_index, std::uint32_t bits) noexcept {
+void PeerDomain::wake(std::uint32_t cell_index, std::uint32_t bits) noexcept {
   if (cell_index >= kMaxContexts) return;
   ContextCell& cell = segment_.header().contexts[cell_index];
   cell.work.fetch_or(bits, std::memory_order_seq_cst);
@@ -113,7 +113,7 @@ void Neighbour::wake(std::uint32_t cell_index, std::uint32_t bits) noexcept {
   [[maybe_unused]] const auto written = ::write(bell.fd.get(), &ring, 1);  // full: it is ringing already
 }
 
-std::shared_ptr<const MappedFile> Neighbour::map(int number, std::uint64_t size) noexcept try {
+std::shared_ptr<const MappedFile> PeerDomain::map(int number, std::uint64_t size) noexcept try {
   const OwnFd fd = open(number, O_RDWR);
   struct stat status;
   if (!fd.valid() || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return nullptr;

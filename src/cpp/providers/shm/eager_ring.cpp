@@ -1,4 +1,4 @@
-#include "providers/shm/messages.h"
+#include "providers/shm/eager_ring.h"
 
 #include "base/locks/tsan.h"
 #include "fabric/memory/local_memory.h"
@@ -12,27 +12,27 @@ constexpr std::uint64_t kLine = 64;
 
 // Where the next `length` bytes begin: on a line of their own, and in one piece.
 std::uint64_t begin_of(std::uint64_t end, std::uint64_t length) noexcept {
-  const std::uint64_t begin = (end + kLine - 1) & ~(kLine - 1), left = kBesideBytes - begin % kBesideBytes;
+  const std::uint64_t begin = (end + kLine - 1) & ~(kLine - 1), left = kPayloadBytes - begin % kPayloadBytes;
   return length <= left ? begin : begin + left;
 }
 
 }  // namespace
 
-void MessageWriter::look_at_taken() noexcept {
+void EagerWriter::look_at_taken() noexcept {
   const std::uint32_t taken = memory_.indices.taken.load(std::memory_order_acquire);
-  if (taken == taken_ || next_ - taken > next_ - taken_) return;  // nothing new, or nonsense
+  if (taken == taken_ || next_ - taken > next_ - taken_) return;  // nothing new, or impossible
   taken_ = taken;
   free_ = ends_[(taken - 1) % kCells];
 }
 
-bool MessageWriter::push(const Transfer& transfer) noexcept {
+bool EagerWriter::push(const Transfer& transfer) noexcept {
   if (transfer.length > kLargestMessage) return false;
-  const bool beside = transfer.length > kCellBytes;
-  const std::uint64_t begin = beside ? begin_of(end_, transfer.length) : end_;
-  const std::uint64_t end = beside ? begin + transfer.length : end_;
+  const bool outside = transfer.length > kCellBytes;
+  const std::uint64_t begin = outside ? begin_of(end_, transfer.length) : end_;
+  const std::uint64_t end = outside ? begin + transfer.length : end_;
   if (!fits(end)) look_at_taken();
   if (!fits(end)) return false;
-  MessageCell& cell = memory_.cells[next_ % kCells];
+  EagerCell& cell = memory_.cells[next_ % kCells];
   const bool has_data = (transfer.flags & transfer_flag::kRemoteData) != 0;
   cell.length = static_cast<std::uint16_t>(transfer.length);
   cell.flags = static_cast<std::uint8_t>((has_data ? frame_flag::kRemoteData : 0) |
@@ -41,8 +41,8 @@ bool MessageWriter::push(const Transfer& transfer) noexcept {
   cell.tag = transfer.key;
   cell.data = has_data ? transfer.data : 0;
   cell.group = static_cast<std::uint32_t>(transfer.remote);
-  cell.offset = static_cast<std::uint32_t>(begin % kBesideBytes);
-  std::byte* const bytes = beside ? memory_.beside + cell.offset : cell.bytes;
+  cell.offset = static_cast<std::uint32_t>(begin % kPayloadBytes);
+  std::byte* const bytes = outside ? memory_.payloads + cell.offset : cell.bytes;
   if (transfer.piece_count == 0)
     copy_memory(bytes, transfer.local, transfer.length);
   else
@@ -54,9 +54,9 @@ bool MessageWriter::push(const Transfer& transfer) noexcept {
   return true;
 }
 
-const std::byte* MessageReader::look(MessageHead& head) const noexcept {
+const std::byte* EagerReader::look(MessageHead& head) const noexcept {
   tsan_rings.acquire();
-  const MessageCell& cell = memory_.cells[next_ % kCells];
+  const EagerCell& cell = memory_.cells[next_ % kCells];
   const auto once = [](const auto& shared) {  // the compiler may not look again
     return *const_cast<const volatile std::remove_cvref_t<decltype(shared)>*>(&shared);
   };
@@ -71,7 +71,7 @@ const std::byte* MessageReader::look(MessageHead& head) const noexcept {
   head.has_data = (flags & frame_flag::kRemoteData) != 0;
   if (head.length > kLargestMessage || (flags & ~kKnown) != 0 || head.group > kMaxGroupId) return nullptr;
   if (head.length <= kCellBytes) return cell.bytes;
-  return offset <= kBesideBytes - head.length ? memory_.beside + offset : nullptr;
+  return offset <= kPayloadBytes - head.length ? memory_.payloads + offset : nullptr;
 }
 
 }  // namespace fab::shm

@@ -1,4 +1,4 @@
-#include "providers/shm/messages.h"
+#include "providers/shm/eager_ring.h"
 
 #include <doctest/doctest.h>
 #include <sys/mman.h>
@@ -20,12 +20,12 @@ namespace {
 
 // Both ends of a channel's messages, in memory of this process.
 struct Ends {
-  std::unique_ptr<MessageIndices> indices = std::make_unique<MessageIndices>();
-  std::unique_ptr<MessageCell[]> cells = std::make_unique<MessageCell[]>(kCells);
-  std::unique_ptr<std::byte[]> beside = std::make_unique<std::byte[]>(kBesideBytes);
-  const MessageMemory memory{*indices, cells.get(), beside.get()};
-  MessageWriter writer{memory};
-  MessageReader reader{memory};
+  std::unique_ptr<EagerIndices> indices = std::make_unique<EagerIndices>();
+  std::unique_ptr<EagerCell[]> cells = std::make_unique<EagerCell[]>(kCells);
+  std::unique_ptr<std::byte[]> payloads = std::make_unique<std::byte[]>(kPayloadBytes);
+  const EagerMemory memory{*indices, cells.get(), payloads.get()};
+  EagerWriter writer{memory};
+  EagerReader reader{memory};
 
   bool push(const std::vector<std::byte>& bytes, std::uint64_t tag = 7) {
     Transfer transfer{};
@@ -120,9 +120,9 @@ TEST_CASE("nonsense of the other side is seen") {
   MessageHead head;
   SUBCASE("a cell") {
     REQUIRE(ends.push(pattern(kLargestMessage, 1)));
-    MessageCell& cell = ends.cells[0];
+    EagerCell& cell = ends.cells[0];
     REQUIRE(ends.reader.look(head) != nullptr);
-    SUBCASE("bytes outside of the memory") { cell.offset = kBesideBytes - kLargestMessage + 1; }
+    SUBCASE("bytes outside of the memory") { cell.offset = kPayloadBytes - kLargestMessage + 1; }
     SUBCASE("far outside") { cell.offset = ~0u; }
     SUBCASE("too many bytes") { cell.length = kLargestMessage + 1; }
     SUBCASE("unknown flags") { cell.flags = 0xff; }

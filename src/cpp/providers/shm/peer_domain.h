@@ -17,7 +17,7 @@
 
 namespace fab::shm {
 
-// A memory file of a neighbour, mapped here as a whole.
+// A memory file of a peer, mapped here as a whole.
 struct MappedFile {
   std::uint64_t device, inode;
   Mapping mapping;
@@ -31,16 +31,15 @@ struct FileId {
   friend bool operator==(const FileId&, const FileId&) = default;
 };
 
-// Another domain on this node (or one of this process) as one endpoint sees it: its segment, its files, its
-// doorbells, its life.
-class Neighbour final : public ReadyHandler {
+// A domain of another process on this node, or of this one, as one endpoint sees it: its segment, its files,
+// its doorbells, and whether its process lives.
+class PeerDomain final : public ReadyHandler {
  public:
-  // Throws Error(unreachable) with the reason.
-  // `left` is set when the watched process ends.
-  Neighbour(const Address& address, Poller& poller, bool& left);
-  ~Neighbour() override;
-  Neighbour(const Neighbour&) = delete;
-  Neighbour& operator=(const Neighbour&) = delete;
+  // `left` is set when the watched process ends. Throws Error(unreachable) with the reason.
+  PeerDomain(const Address& address, Poller& poller, bool& left);
+  ~PeerDomain() override;
+  PeerDomain(const PeerDomain&) = delete;
+  PeerDomain& operator=(const PeerDomain&) = delete;
 
   const Address& address() const noexcept { return address_; }
   Segment& segment() noexcept { return segment_; }
@@ -54,10 +53,9 @@ class Neighbour final : public ReadyHandler {
   bool serves(std::uint16_t cell) const noexcept;  // whether the context is open
   // From now on, the end of the process wakes the poller.
   void watch();
-  // Lets a context of the neighbour look at `bits`, waking it if need be.
+  // Lets a context of the peer look at `bits`, waking it if need be.
   void wake(std::uint32_t cell, std::uint32_t bits) noexcept;
-  // Why the last doorbell could not be rung, where that was for want of descriptors or memory; else
-  // `otherwise`.
+  // Why the last doorbell could not be rung, if descriptors or memory were lacking; else `otherwise`.
   Errc hindrance_or(Errc otherwise) const noexcept { return shortage_or(hindrance_, otherwise); }
   bool sleeps(std::uint32_t cell) noexcept {
     return segment_.header().contexts[cell % kMaxContexts].sleeping.load(std::memory_order_relaxed) != 0;

@@ -1,0 +1,154 @@
+#include "providers/tcp/connection.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+namespace fab::tcp {
+
+PendingConnection::PendingConnection(Poller& poller, Attended deadline, Told told)
+    : poller_(poller), deadline_(deadline), told_(std::move(told)) {}
+
+PendingConnection::~PendingConnection() { unwatch(); }
+
+bool PendingConnection::watch(OwnFd socket, std::uint32_t events) noexcept try {
+  unwatch();
+  poller_.add(socket.get(), events, *this);
+  socket_ = std::move(socket);
+  return true;
+} catch (const std::exception&) {
+  return false;  // no memory, or the system's limit of watched descriptors
+}
+
+void PendingConnection::unwatch() noexcept {
+  if (socket_.valid()) poller_.remove(socket_.get(), *this);
+  socket_.reset();
+}
+
+void PendingConnection::pause() noexcept {
+  if (socket_.valid()) poller_.remove(socket_.get(), *this);
+}
+
+OwnFd PendingConnection::take_socket() noexcept {
+  pause();
+  return std::move(socket_);
+}
+
+void PendingConnection::on_ready(std::uint32_t) noexcept {
+  if (decided()) return;
+  look();
+  if (decided()) tell();
+}
+
+void PendingConnection::tick(Attended now) noexcept {
+  if (!decided()) {
+    if (now < deadline_) return;
+    pollfd watched{socket_.get(), static_cast<short>(connected_ ? POLLIN : POLLOUT), 0};
+    if (::poll(&watched, 1, 0) > 0) look();
+    if (!decided()) fail(Errc::unreachable);
+  }
+  tell();
+}
+
+void PendingConnection::look() noexcept try {
+  if (!connected_)
+    on_connected();
+  else
+    read();
+} catch (const std::exception&) {
+  fail(Errc::no_memory);
+}
+
+// The last thing that is done here: the owner may destroy this object.
+void PendingConnection::tell() noexcept {
+  if (const Told told = std::exchange(told_, nullptr)) told(*this);
+}
+
+void PendingConnection::read() {
+  while (!decided()) {
+    const auto missing = missing_of_message(buffer_);
+    if (!missing) return fail(Errc::protocol);
+    if (*missing == 0) {
+      take(std::exchange(buffer_, {}));
+      continue;
+    }
+    char bytes[kHelloHeader + kMaxHelloBody];
+    const auto got = ::recv(socket_.get(), bytes, *missing, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got <= 0) return fail(Errc::unreachable);
+    buffer_.append(bytes, static_cast<std::size_t>(got));
+  }
+}
+
+void PendingConnection::take(const std::string& message) {
+  const Handshake::Step step = on_message(message);
+  if (!step.answer.empty()) send(step.answer);
+  if (step.error != Errc::ok) return fail(step.error);
+  arrived_ = done() && error_ == Errc::ok;
+}
+
+// The messages are few and short, so they always fit into the socket.
+void PendingConnection::send(const std::string& message) noexcept {
+  const auto sent = ::send(socket_.get(), message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (!std::cmp_equal(sent, message.size())) fail(Errc::unreachable);
+}
+
+void PendingConnection::fail(Errc error) noexcept {
+  arrived_ = false;
+  if (error_ == Errc::ok) error_ = error;
+}
+
+OutgoingConnection::OutgoingConnection(Poller& poller, const Identity& self, std::size_t key,
+                                       const EndpointAddress& peer, std::vector<SocketAddress> addresses,
+                                       std::uint64_t stream, Attended deadline, Told told)
+    : PendingConnection(poller, deadline, std::move(told)),
+      handshake_(self, key, peer.id, stream),
+      addresses_(std::move(addresses)) {}
+
+bool OutgoingConnection::start() noexcept {
+  Errc reason = Errc::unreachable;
+  while (next_ < addresses_.size()) {
+    OwnFd socket = connect_tcp(addresses_[next_++]);
+    if (!socket.valid())
+      reason = shortage_or(errno, reason);
+    else if (watch(std::move(socket), EPOLLOUT))
+      return true;
+    else
+      reason = Errc::no_memory;
+  }
+  fail(reason);
+  return false;
+}
+
+void OutgoingConnection::on_connected() {
+  int error = 0;
+  socklen_t length = sizeof error;
+  ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error != 0) {
+    start();
+    return;
+  }
+  connected_ = true;
+  poller_.modify(socket_.get(), EPOLLIN, *this);
+  send(handshake_.hello());
+}
+
+IncomingConnection::IncomingConnection(Poller& poller, const Identity& self, OwnFd socket, Attended deadline,
+                                       Told told)
+    : PendingConnection(poller, deadline, std::move(told)), handshake_(self) {
+  connected_ = true;
+  if (!watch(std::move(socket), EPOLLIN)) fail(Errc::no_memory);
+}
+
+bool IncomingConnection::welcome(std::uint64_t stream) noexcept try {
+  send(handshake_.welcome(stream));
+  return error() == Errc::ok;
+} catch (const std::exception&) {
+  fail(Errc::no_memory);
+  return false;
+}
+
+}  // namespace fab::tcp
