@@ -275,6 +275,11 @@ def test_descriptors_stay_flat() -> None:
     assert psutil.Process().num_fds() == before
 
 
+def number_of_descriptors(group: pyfab.Group) -> int:
+    group.barrier()
+    return psutil.Process().num_fds()
+
+
 def sockets() -> int:
     links = (path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
     return sum(str(link).startswith("socket:") for link in links)
@@ -293,6 +298,12 @@ def test_the_caller_has_one_socket_for_each_rank(fn: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(socket, "socketpair", counted)
     assert len(pyfab.spawn(fn, size, links="shm", timeout=100)) == size
     assert max(most) <= size + 18, "a few are open twice, while they are handed over"
+
+
+@pytest.mark.parametrize("fn", [number_of_descriptors, lambda group: number_of_descriptors(group)])
+def test_the_last_rank_has_no_more_descriptors_than_the_first(fn: Any) -> None:
+    first, *_, last = pyfab.spawn(fn, 12, links="shm", timeout=100)
+    assert last <= first + 1
 
 
 SCRIPT = """

@@ -127,6 +127,11 @@ class Child:
             os.close(self._process)
         return self._status
 
+    def forget(self) -> None:
+        """Closes the descriptor, in a fork of the process that made this one."""
+        if not self._status:
+            os.close(self._process)
+
     def send(self, number: int) -> None:
         """Sends it a signal, if it has not ended."""
         if not self._status:

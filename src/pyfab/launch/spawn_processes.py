@@ -68,6 +68,8 @@ class Forked:
         def begin() -> None:
             for other in others:
                 other.close()
+            for child in self._children:
+                child.forget()
             self._body(rank, line)
 
         self._children.append(fork(begin))
