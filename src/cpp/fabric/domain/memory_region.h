@@ -103,7 +103,6 @@ class MemoryRegion final {
   // From the first call on no access starts. True once none is running any more, so that the memory may go,
   // and for a region that is closed. False: out of time, call again. Throws Error(busy) while registering.
   bool close(Deadline deadline);
-  bool released() const noexcept { return state() == State::closed; }  // whether close() returned true
   // The process id of a peer that close() waits for; 0: there is none.
   std::int32_t peer_inside() const;
   // Local addresses of [offset, offset + length); throws Error(bounds).

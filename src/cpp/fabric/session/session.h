@@ -35,7 +35,6 @@ class Session final : private ExtensionHost {
   bool post_notify(std::uint64_t data, std::uint64_t length) noexcept {
     return initiator_.post_notify(data, length);
   }
-  std::size_t outstanding() const noexcept { return initiator_.outstanding(); }  // requests without an answer
 
   // --- byte stream
   // Whether memory was lacking for what the peer is owed, so that the owner has to end the stream with
@@ -56,10 +55,13 @@ class Session final : private ExtensionHost {
   Errc received(std::size_t bytes) noexcept;
   // In a turn after Services::on_more.
   void go_on() noexcept { messenger_.run_fetches(); }
-  // After a round of received(): queues the gathered ack, if any.
-  void end_turn() noexcept { end_.answers.flush(); }
-  // Whether all that is gathered is of messages, and not of many.
-  bool acks_can_wait() const noexcept { return end_.answers.can_wait(); }
+  // After a round of received(): queues the gathered ack, if any. True: it still waits, which it does only if
+  // it `may_wait`, while it is of messages and not of many.
+  bool end_turn(bool may_wait = false) noexcept {
+    if (may_wait && end_.answers.can_wait()) return true;
+    end_.answers.flush();
+    return false;
+  }
   // A message that came beside the stream; nothing but its head is known.
   // Tells as received() does.
   Errc accept(Matched& arrived, const std::byte* payload) noexcept {
@@ -69,14 +71,13 @@ class Session final : private ExtensionHost {
   // --- control
   Sender& sender() noexcept { return *end_.services.sender; }
   // Whether the peer has something to do for this side: nothing is heard of one that cannot.
-  bool awaits_peer() const noexcept { return outstanding() != 0 || messenger_.awaits_peer(); }
+  bool awaits_peer() const noexcept { return initiator_.outstanding() != 0 || messenger_.awaits_peer(); }
   // As Path::oldest(); Initiator::kNone if all has settled.
   std::uint64_t oldest() const noexcept { return std::min(initiator_.oldest(), messenger_.oldest()); }
-  std::uint64_t oldest_request() const noexcept { return initiator_.oldest(); }  // that is no message
-  bool announces() const noexcept { return messenger_.announces(); }             // messages, to the peer
-  bool one_of_several() const noexcept { return end_.guest.one_of_several(); }   // ways to the peer
-  // Whether the peer may not have read all messages of this side.
-  bool owes_messages() const noexcept { return messenger_.owes(); }
+  // What waits for the peer, by kind.
+  const Initiator& requests() const noexcept { return initiator_; }
+  const Messenger& messages() const noexcept { return messenger_; }
+  bool one_of_several() const noexcept { return end_.guest.one_of_several(); }  // ways to the peer
   void forget(std::uint32_t region) noexcept;
   // The connection is gone: everything outstanding settles with `error`.
   void fail(Errc error) noexcept;

@@ -167,10 +167,10 @@ void Channel::look_at_memory() noexcept {
 }
 
 bool Channel::unread() const noexcept {
-  if (!session_->owes_messages()) return false;
+  if (!session_->messages().owes()) return false;
   if (session_->has_output()) return true;
   // What lies in a file that the target holds stays to be read, but for announcements: their bytes are here.
-  const bool stays = taken() && !session_->announces();
+  const bool stays = taken() && !session_->messages().announces();
   return !stays && (!out_.all_read() || !eager_out_.all_taken());
 }
 

@@ -80,7 +80,9 @@ class ShmPath final : public Path {
   Step step(Waiting& waiting, Errc& verdict) noexcept;
   bool advance() noexcept;
   bool by_channel(const Transfer& transfer) noexcept;
-  bool channel_idle() const noexcept { return !channel_ || channel_->session().outstanding() == 0; }
+  bool channel_idle() const noexcept {
+    return !channel_ || channel_->session().requests().outstanding() == 0;
+  }
   Channel* open_channel() noexcept;
 
   bool wait(const Transfer& transfer) noexcept;

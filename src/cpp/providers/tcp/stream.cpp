@@ -127,7 +127,7 @@ std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
     counts_.refuse(batch.size());
     return batch.size();
   }
-  const bool alone = session_.outstanding() == 0;
+  const bool alone = session_.requests().outstanding() == 0;
   const std::size_t posted = session_.post(batch);
   end_if_broken();
   if (posted == 0 || state_ != Errc::ok) return posted;
@@ -252,10 +252,8 @@ bool TcpStream::take_in() noexcept {
   endpoint_->poll_directly(*this);
   // Whoever receives a message often answers by another one, which takes the ack along, or receives more of
   // them. The turn without either of these may never come under manual progress.
-  if (session_.acks_can_wait() && !endpoint_->domain().options.manual_progress)
-    endpoint_->send_when_idle(*this);
-  else
-    session_.end_turn();
+  const bool may_wait = !endpoint_->domain().options.manual_progress;
+  if (session_.end_turn(may_wait)) endpoint_->send_when_idle(*this);
   return true;
 }
 
@@ -317,13 +315,14 @@ void TcpStream::begin_close(Deadline deadline) noexcept {
   Slice& slice = endpoint_->services().slice;
   slice.begin();
   flush();
-  while (open() && !send_ended_ && session_.owes_messages() && session_.has_output() && !deadline.passed()) {
+  while (open() && !send_ended_ && session_.messages().owes() && session_.has_output() &&
+         !deadline.passed()) {
     pollfd watched{socket_.get(), POLLOUT, 0};
     ::poll(&watched, 1, deadline.poll_ms());
     slice.begin();
     flush();
   }
-  closing_ = open() && session_.owes_messages();
+  closing_ = open() && session_.messages().owes();
   if (closing_) ::shutdown(socket_.get(), SHUT_WR);
 }
 

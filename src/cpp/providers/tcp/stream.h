@@ -46,8 +46,9 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   // --- data path
   std::size_t post(std::span<const Transfer> batch) noexcept;
   bool receive() noexcept;  // what has come; true if anything, maybe the end
-  bool flush() noexcept;    // what the socket takes now; true if anything
-  bool send() noexcept;     // as flush(); ends a stream that cannot go on, so the session must not call it
+  // What the socket takes now; true if anything. Ends a stream that cannot go on, so the session must not
+  // call it.
+  bool send() noexcept;
   bool write_blocked() const noexcept { return write_blocked_; }
   void forget(std::uint32_t region) noexcept;
   void on_ready(std::uint32_t events) noexcept override;
@@ -68,6 +69,7 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   unsigned idle_polls = 0;  // kept by the endpoint
 
  private:
+  bool flush() noexcept;  // as send(), and ends nothing
   void on_attempt(PendingConnection& attempt) noexcept;
   void attempt_failed(Errc error) noexcept;
   void end_calls() noexcept;

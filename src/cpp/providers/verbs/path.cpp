@@ -21,7 +21,7 @@ VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const EndpointAddress& 
                .settled_by_session =
                    [this](std::uint64_t number) {
                      const Session* const session = stream_.session();
-                     return !session || session->oldest_request() > number;
+                     return !session || session->requests().oldest() > number;
                    },
                .on_posted = [this] { stream_.posted(true); },
                .on_waiting = [this] { endpoint_.pump_later(*this); },
@@ -60,7 +60,7 @@ std::size_t VerbsLink::post(std::span<const Transfer> batch) noexcept {
     for (const Transfer& transfer : batch) transfer.operation->settle(state(), 0);
     return batch.size();
   }
-  const bool alone = stream_.session()->outstanding() == 0;
+  const bool alone = stream_.session()->requests().outstanding() == 0;
   bool by_session = false;
   std::size_t posted = 0;
   while (posted < batch.size() && state() == Errc::ok) {

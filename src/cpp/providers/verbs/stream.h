@@ -62,7 +62,7 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
   void fail(Errc error) noexcept;
   // Before the endpoint ends: whether messages of this side may not have left the device.
   bool leaving() const noexcept {
-    return open_ && session_->owes_messages() && (session_->has_output() || free_slots_ != kSlots);
+    return open_ && session_->messages().owes() && (session_->has_output() || free_slots_ != kSlots);
   }
 
   static constexpr std::size_t kSlotBytes = 16 * 1024;

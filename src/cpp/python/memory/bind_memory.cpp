@@ -192,7 +192,9 @@ void bind_memory(py::module_& m) {
           "Returns 0 when no access is running any more, or after so many seconds the process id of a peer "
           "in "
           "the middle of one; then, or interrupted, it can be called again.")
-      .def_property_readonly("released", &MemoryRegion::released)
+      .def_property_readonly(
+          "released",
+          [](const MemoryRegion& region) { return region.state() == MemoryRegion::State::closed; })
       .def(
           "remote",
           [](MemoryRegion& region, const py::object& dtype, const std::vector<std::int64_t>& shape) {

@@ -110,7 +110,7 @@ TEST_CASE("the oldest that has not settled is told, whatever settles behind it")
   CHECK(later_put->done());
   CHECK(pipe.a.counts.settled == 2);
   CHECK(pipe.a.session.oldest() == 2);
-  CHECK(pipe.a.session.oldest_request() == Initiator::kNone);
+  CHECK(pipe.a.session.requests().oldest() == Initiator::kNone);
   take(2);
   CHECK(second->done());
   CHECK(pipe.a.session.oldest() == 2);

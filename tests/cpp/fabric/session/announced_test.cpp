@@ -129,7 +129,7 @@ TEST_CASE("an announced message is read where it lies, whichever side comes firs
       CHECK(pipe.b.counts.posted == (refuses ? 1 : 0));  // then it is asked for through the stream
       CHECK(joined.ledger.ended == std::set<std::uint64_t>{1});
       CHECK(joined.ledger.taken == std::set<std::uint64_t>{1});
-      CHECK_FALSE(pipe.a.session.announces());
+      CHECK_FALSE(pipe.a.session.messages().announces());
     }
 }
 
@@ -293,7 +293,7 @@ TEST_CASE("credit for buffered messages comes back in large parts, and the strea
   for (std::uint64_t i = 0; i < kFit + 1; ++i)
     REQUIRE(sends.emplace_back(Bytes(kLength)).probe.post(pipe.a) == 1);
   REQUIRE(pipe.run() == Errc::ok);
-  CHECK(pipe.a.session.announces());  // the last one
+  CHECK(pipe.a.session.messages().announces());  // the last one
   joined.output = 0;
   for (std::uint64_t i = 1; i <= kPart; ++i) {
     CHECK_FALSE(pipe.b.session.has_output());

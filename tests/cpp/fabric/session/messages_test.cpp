@@ -102,7 +102,7 @@ TEST_CASE("what nobody receives costs the receiver a bounded amount, and the res
   CHECK(done > 100);
   CHECK(done * (8000 + static_cast<long>(kMessageOverhead)) <= static_cast<long>(kMessageWindow));
   CHECK(pipe.b.receives.sizes().unexpected == 500);
-  CHECK(pipe.a.session.announces());
+  CHECK(pipe.a.session.messages().announces());
   for (int i = 0; i < 500; ++i) {
     Landing landing(8000, 7);
     pipe.b.receives.post(landing.receive);
@@ -111,7 +111,7 @@ TEST_CASE("what nobody receives costs the receiver a bounded amount, and the res
     REQUIRE(landing.bytes == sends.front().bytes);
   }
   CHECK(std::ranges::all_of(sends, [](const Send& send) { return send.probe.done(); }));
-  CHECK_FALSE(pipe.a.session.announces());
+  CHECK_FALSE(pipe.a.session.messages().announces());
 }
 
 TEST_CASE("a completion tells what the sender said of the message, and no more") {

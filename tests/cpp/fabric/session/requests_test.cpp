@@ -402,7 +402,7 @@ TEST_CASE("messages that find their receives give their room back, so that none 
       Probe send(OpCode::send, 7, 0, const_cast<std::byte*>(bytes.data()), bytes.size());
       send.transfer.flags = transfer_flag::kTagged;
       REQUIRE(send.post(pipe.a) == 1);
-      REQUIRE_FALSE(pipe.a.session.announces());
+      REQUIRE_FALSE(pipe.a.session.messages().announces());
       REQUIRE(pipe.run() == Errc::ok);
       if (!expected) pipe.b.receives.post(receive);
       REQUIRE(pipe.run() == Errc::ok);

@@ -95,7 +95,7 @@ TEST_CASE("random puts and gets in both directions move exactly their bytes") {
         now.insert(now.end(), o.second.begin(), o.second.end());
         now.insert(now.end(), o.third.begin() + 8, o.third.end() - 8);
         CHECK(now == o.expected);
-        CHECK(o.side.session.outstanding() == 0);
+        CHECK(o.side.session.requests().outstanding() == 0);
         CHECK(o.side.counts.posted == o.side.counts.settled);
         CHECK(o.side.counts.errors == 0);
       }
@@ -203,7 +203,7 @@ TEST_CASE("gets that follow each other share requests, and each keeps its own ou
       const std::byte* want = row.key == key ? whole.data() + row.remote : other.data();
       CHECK(std::memcmp(row.local, want, row.length) == 0);
     }
-    CHECK(pipe.a.session.outstanding() == 0);
+    CHECK(pipe.a.session.requests().outstanding() == 0);
     CHECK(pipe.a.counts.posted == count);
     CHECK(pipe.a.counts.settled == count);
   }
@@ -479,7 +479,7 @@ TEST_CASE("a loss settles everything once") {
     for (std::size_t i = pipe.random() % 30; i; --i) REQUIRE(pipe.turn() == Errc::ok);
     pipe.a.session.fail(Errc::peer_lost);
     pipe.b.session.fail(Errc::peer_lost);
-    CHECK(pipe.a.session.outstanding() == 0);
+    CHECK(pipe.a.session.requests().outstanding() == 0);
     CHECK_FALSE(pipe.a.session.has_output());
     CHECK(pipe.a.counts.settled == 20);
     for (const Probe& probe : probes) CHECK(probe.done());

@@ -160,7 +160,7 @@ class World {
     End& end = streams[random() % streams.size()]->near;
     // Seldom one that has yet to join: pauses between attempts take real time.
     if (end.counts.settled == 0 && random() % 64 != 0) return;
-    if (end.session.outstanding() != 0 || random() % 4 == 0) end.end(Errc::peer_lost);
+    if (end.session.requests().outstanding() != 0 || random() % 4 == 0) end.end(Errc::peer_lost);
   }
   template <class Done>
   bool until(const Done& done, int kill_every = 0) {
