@@ -66,6 +66,7 @@ struct Marked {
   Errc error() const { return operation.completion().error; }
   std::uint64_t length() const { return operation.completion().length; }
   bool announced() const { return operation.announced; }
+  void announced_before() { operation.announced = true; }
 };
 
 // Two sessions of which the second one knows of rails.
