@@ -69,12 +69,17 @@ struct Marked {
   void announced_before() { operation.announced = true; }
 };
 
-// Two sessions of which the second one knows of rails.
-struct RailPipe {
-  ReceiveQueue receives;
+// A session that knows of rails. Once its stream has ended, it may come as another rail of the same flow.
+struct RailSide : Side {
+  explicit RailSide(Helpers have = {}) : Side(1, with(std::move(have), &flows)) {}
+  ~RailSide() { session.fail(Errc::peer_lost); }
   FlowTable flows{receives, 100, [] {}};
-  Pipe pipe{1, {.flows = &flows}};
-  Side &a = pipe.a, &b = pipe.b;
+
+ private:
+  static Helpers with(Helpers helpers, FlowTable* flows) {
+    helpers.flows = flows;
+    return helpers;
+  }
 };
 
 // The number of a stream on a rail, as a frame says it.
