@@ -73,7 +73,10 @@ struct Marked {
 struct RailSide : Side {
   explicit RailSide(Helpers have = {}) : Side(1, with(std::move(have), &flows)) {}
   ~RailSide() { session.fail(Errc::peer_lost); }
+  // On which the peer's messages come; empty: none came.
+  std::string message_link() const { return flows.message_link(peer); }
   FlowTable flows{receives, 100, [] {}};
+  const PeerId peer = peers.insert(Name{{{"test.0", 0, "peer"}}}.encode());
 
  private:
   static Helpers with(Helpers helpers, FlowTable* flows) {

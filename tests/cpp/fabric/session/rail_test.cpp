@@ -192,6 +192,11 @@ TEST_CASE("a small message that comes again is answered, and taken once") {
   // Announced now, because its sender does not know that it came whole.
   CHECK(rail.asks(announced(9)).header == FrameHeader{.type = FrameType::release, .id = 9});
   CHECK(rail.side.receives.sizes().unexpected == 0);
+  // The first number is one as well.
+  REQUIRE(hears(rail.side, message_of(1), "text") == Errc::ok);
+  REQUIRE(hears(rail.side, message_of(1), "text") == Errc::ok);
+  CHECK(rail.side.receives.discard({}));
+  CHECK_FALSE(rail.side.receives.discard({}));
   // Others do not have numbers.
   REQUIRE(hears(rail.side, message_of(0), "text") == Errc::ok);
   REQUIRE(hears(rail.side, message_of(0), "text") == Errc::ok);
@@ -245,12 +250,18 @@ TEST_CASE("what came of a message is told again as it was told before") {
   CHECK(says_one(rail.side).header.type == FrameType::release);
   Landing landing(20'000);
   rail.side.receives.post(landing.receive);
-  rail.asks(announced(4));
+  rail.asks(announced(1));
   const auto why = static_cast<std::uint64_t>(Errc::bounds);
   CHECK(rail.asks({.type = FrameType::fail, .data = why}).header.data == why);
   rail.comes_back();
+  const FrameHeader failed{.type = FrameType::release, .data = why, .id = 1};
   CHECK(rail.asks(announced(3)).header == FrameHeader{.type = FrameType::release, .id = 3});
-  CHECK(rail.asks(announced(4)).header == FrameHeader{.type = FrameType::release, .data = why, .id = 4});
+  CHECK(rail.asks(announced(1)).header == failed);
+  rail.asks({.type = FrameType::settled, .total = 1});  // that says nothing of it
+  CHECK(rail.asks(announced(1)).header == failed);
+  rail.asks({.type = FrameType::settled, .total = 1, .id = 1});
+  CHECK(rail.asks(announced(1)).header ==
+        FrameHeader{.type = FrameType::release, .id = 1});  // but that it is over
 }
 
 TEST_CASE("a message of which nobody wants a byte is over as soon as it is announced again") {
@@ -274,4 +285,14 @@ TEST_CASE("a stream goes over to a later flow while it is at rest") {
   rail.join(2);
   REQUIRE(hears(rail.side, announced(3)) == Errc::ok);
   CHECK(hears(rail.side, rail.joining(3)) == Errc::protocol);
+}
+
+TEST_CASE("the link of a peer's messages is known from the first of them on, small or announced") {
+  for (const bool small : {true, false}) {
+    Rail rail;
+    rail.join();
+    CHECK(rail.side.message_link().empty());
+    REQUIRE(hears(rail.side, small ? message_of(1) : announced(1), small ? "text" : "") == Errc::ok);
+    CHECK(rail.side.message_link() == "test.0");
+  }
 }
