@@ -178,7 +178,7 @@ TEST_CASE("an update that comes again is answered as before, and done once") {
 TEST_CASE("a small message that comes again is answered, and taken once") {
   Rail rail;
   rail.join();
-  constexpr std::uint32_t kLength = kMessageWindow / 64 - kMessageOverhead;
+  constexpr auto kLength = static_cast<std::uint32_t>(kMessageWindow / 64 - kMessageOverhead);
   const std::string text(kLength, 'm');
   for (std::size_t i = 1; i <= 16;
        ++i) {  // again and again: a quarter of the window, of which the peer is told
