@@ -167,7 +167,8 @@ TEST_CASE("an update that comes again is answered as before, and done once") {
     CHECK(outcome(rail.asks(update(FrameType::fetch, 3, remote), words({1}))) == Errc::bounds);
   CHECK(sum == 115);
   FrameHeader other = update(FrameType::fetch, 1);
-  other.length = other.total = 16;  // not what was asked before
+  other.length = 16;  // not what was asked before
+  other.total = 16;
   CHECK(outcome(rail.asks(other, words({1, 1}))) == Errc::protocol);
   // What this side knows to be settled is forgotten, and does not come again.
   rail.asks({.type = FrameType::settled, .total = 3});
