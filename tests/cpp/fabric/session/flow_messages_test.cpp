@@ -210,6 +210,12 @@ TEST_CASE("a flow remembers as much as it says, and no more") {
   CHECK(flow.may_come(number));  // of what is known the answer is
   flow.settled(3);
   CHECK(flow.may_come(number + 2));
+  flow.record(number + 2, Errc::ok);
+  CHECK_FALSE(flow.may_come(number + 4));
+  for (std::uint64_t between = 5; between < number; between += 2) flow.record(between, Errc::ok);
+  std::uint64_t more = number + 2;
+  while (flow.may_come(more + 2)) flow.record(more += 2, Errc::ok);  // all before are a single run by now
+  CHECK(more - number > 2 * (Flow::kMostUnsettled - 4));
 
   Ground other;
   const std::vector<std::byte> result(kMaxAtomicBytes);
@@ -258,6 +264,20 @@ TEST_CASE("what waits for a flow is lost with it") {
   CHECK(taken.operation.done());
   CHECK(taken.operation.completion().error == Errc::peer_lost);
   CHECK(receives.sizes().unexpected == 0);
+}
+
+TEST_CASE("a message that is over is not told again when its flow goes") {
+  Taken taken;
+  taken.operation.begin(2, 0, 0, nullptr, nullptr, nullptr);
+  {
+    Ground ground;
+    CHECK(ground.announce(5, ground.first) == Announced::unknown);
+    const Matched matched{.head = {.length = 100'000}, .operation = &taken.operation, .room = 8};
+    ground.flow.fetching(5, matched);
+    ground.flow.done(5, Errc::ok);
+    ReceiveQueue::finish(matched, Errc::ok);
+  }
+  CHECK_FALSE(taken.operation.done());
 }
 
 TEST_CASE("a table tells the link of a peer's messages while one of its flows has a rail") {
