@@ -155,3 +155,84 @@ TEST_CASE("what woke a leader is moved before anybody is asked whether that was 
   CHECK(asked_before == asked);
   CHECK(work.arms == arms);
 }
+
+TEST_CASE("a notice that is due when a wait ends is given, whatever became of the wait") {
+  Work work;
+  Driver driver(work);
+  driver.open(work);
+  int notices = 0;
+  bool told = false;
+  driver.on_notice = [&] {
+    ++notices;
+    told = true;
+  };
+  CHECK(driver.wait(
+      [&] {
+        driver.request_notice();
+        return true;
+      },
+      soon()));
+  CHECK(notices == 1);
+  // What the notice brought about is what was waited for, though there is no patience for more.
+  told = false;
+  work.on_advance = [&] {
+    driver.request_notice();
+    return false;
+  };
+  CHECK(driver.wait([&] { return told; }, Deadline::in(seconds(0))));
+  CHECK(notices == 2);
+  CHECK(work.advances == 1);
+  driver.who();
+  CHECK(driver.who() == Driver::Who::nobody);  // who waited has gone
+}
+
+TEST_CASE("a turn beside a leader that sleeps waits for it, but not for ever") {
+  Work work;
+  Driver driver(work);
+  driver.open(work);
+  std::atomic<bool> done{false};
+  std::thread leader([&] { CHECK(driver.wait([&] { return done.load(); }, soon())); });
+  until([&] { return work.arms > 0 && driver.who() == Driver::Who::staying_caller; });
+  const auto start = std::chrono::steady_clock::now();
+  driver.turn();
+  CHECK(std::chrono::steady_clock::now() - start >= milliseconds(500));
+  done = true;
+  driver.kick();
+  leader.join();
+}
+
+TEST_CASE("who follows hears at once when something moved") {
+  bool at_once = false;  // by itself a follower looks after a second; on a busy machine that may be sooner
+  for (int round = 0; round < 5 && !at_once; ++round) {
+    Work work;
+    Driver driver(work);
+    driver.open(work);
+    Arrival arrival(driver);
+    std::atomic<bool> leader_done{false};
+    std::atomic<int> asked{0};
+    std::thread leader([&] { CHECK(driver.wait([&] { return leader_done.load(); }, soon())); });
+    until([&] { return work.arms > 0 && driver.who() == Driver::Who::staying_caller; });
+    std::chrono::steady_clock::time_point heard;
+    std::thread follower([&] {
+      CHECK(driver.wait(
+          [&] {
+            ++asked;
+            return arrival.taken != 0;
+          },
+          soon()));
+      heard = std::chrono::steady_clock::now();
+    });
+    until([&] { return asked > 0; });
+    {
+      const Driver::Lock held = driver.lock();  // both wait
+    }
+    const auto start = std::chrono::steady_clock::now();
+    arrival.arrive();
+    follower.join();
+    at_once = heard - start < milliseconds(700);
+    leader_done = true;
+    driver.kick();
+    leader.join();
+  }
+  CHECK(at_once);
+}
