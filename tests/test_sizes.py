@@ -186,7 +186,6 @@ TO_BE_CUT = {
     "lines tests/conformance/transfers/test_windows.py": 920,
     "lines tests/cpp/fabric/domain/driver_test.cpp": 648,
     "lines tests/cpp/fabric/noncoherent/synchronisation_test.cpp": 546,
-    "lines tests/cpp/fabric/session/session_test.cpp": 557,
     "lines tests/cpp/providers/shm/process_test.cpp": 504,
     "lines tests/cpp/providers/shm/shm_test.cpp": 589,
     "lines tests/group/test_window.py": 568,

@@ -90,73 +90,74 @@ TEST_CASE("the pieces of an array are known by its number, and the last of them 
   }
 }
 
-TEST_CASE("what a link marks is in the frame, and bytes that went another way are not sent again") {
-  using enum FrameType;
+namespace {
+
+// What is said of a marked transfer of 16 bytes, which is then answered.
+Said said_of(Side& side, const FrameHeader& marks, OpCode op) {
+  Bytes local(16, std::byte{'x'});
+  Probe like(op, kKey, 40, local.data(), 16);
+  like.transfer.atomic = AtomicOp::sum;
+  like.transfer.type = DataType::u64;
+  Marked marked(marks, like);
+  REQUIRE(marked.post(side) == 1);
+  Said said = says_one(side);
+  const auto before = side.counts.bytes_out;
+  const FrameHeader data{.type = FrameType::data, .flags = frame_flag::kLast, .length = 16};
+  const FrameHeader ack{.type = FrameType::ack, .total = 1};
+  REQUIRE((op == OpCode::read ? hears(side, data, std::string(16, 'y')) : hears(side, ack)) == Errc::ok);
+  CHECK(marked.done());
+  CHECK(side.counts.bytes_out - before == said.payload.size());
+  return said;
+}
+
+}  // namespace
+
+TEST_CASE("the number of a request is in its frame, and bytes that went as stripes are not sent again") {
   Side side(1);
-  const Bytes local(16, std::byte{'x'});
-  const std::string x(16, 'x');
-  const auto said_of = [&](const FrameHeader& marks, OpCode op) {
-    Probe like(op, kKey, 40, const_cast<std::byte*>(local.data()), 16);
-    like.transfer.atomic = AtomicOp::sum;
-    like.transfer.type = DataType::u64;
-    Marked marked(marks, like);
-    REQUIRE(marked.post(side) == 1);
-    Said said = says_one(side);
-    const auto before = side.counts.bytes_out;
-    const bool asks = op == OpCode::read;
-    REQUIRE(hears(side,
-                  {.type = asks ? data : ack,
-                   .flags = asks ? frame_flag::kLast : std::uint8_t{0},
-                   .length = asks ? 16u : 0u,
-                   .total = asks ? 0u : 1u},
-                  asks ? x : "") == Errc::ok);
-    CHECK(marked.done());
-    CHECK(side.counts.bytes_out - before == said.payload.size());
-    return said;
-  };
-  const auto update = static_cast<std::uint8_t>(AtomicOp::sum);
-  const auto type = static_cast<std::uint8_t>(DataType::u64);
-  Said said = said_of({.id = 5}, OpCode::write);
-  CHECK(
-      said.header ==
-      FrameHeader{.type = write, .flags = 1, .length = 16, .key = kKey, .remote = 40, .total = 16, .id = 5});
-  CHECK(said.payload == x);
-  said = said_of({.id = 6}, OpCode::atomic);
-  CHECK(said.header == FrameHeader{.type = atomic,
-                                   .atomic_op = update,
-                                   .data_type = type,
-                                   .length = 16,
-                                   .key = kKey,
-                                   .remote = 40,
-                                   .total = 16,
-                                   .id = 6});
-  said = said_of({.flags = frame_flag::kStriped, .id = 7}, OpCode::write);
-  CHECK(said.header == FrameHeader{.type = write,
-                                   .flags = frame_flag::kStriped | frame_flag::kLast,
-                                   .key = kKey,
-                                   .remote = 40,
-                                   .total = 16,
-                                   .id = 7});
-  CHECK(said.payload.empty());
+  FrameHeader expected{.type = FrameType::write,
+                       .flags = frame_flag::kLast,
+                       .length = 16,
+                       .key = kKey,
+                       .remote = 40,
+                       .total = 16,
+                       .id = 5};
+  Said said = said_of(side, {.id = 5}, OpCode::write);
+  CHECK(said.header == expected);
+  CHECK(said.payload == std::string(16, 'x'));
+  said = said_of(side, {.flags = frame_flag::kStriped, .id = 5}, OpCode::write);
+  expected.flags |= frame_flag::kStriped;
+  expected.length = 0;
+  CHECK(said.header == expected);
+  said = said_of(side, {.id = 6}, OpCode::atomic);
+  expected = {.type = FrameType::atomic,
+              .atomic_op = static_cast<std::uint8_t>(AtomicOp::sum),
+              .data_type = static_cast<std::uint8_t>(DataType::u64),
+              .length = 16,
+              .key = kKey,
+              .remote = 40,
+              .total = 16,
+              .id = 6};
+  CHECK(said.header == expected);
+}
+
+TEST_CASE("a stripe's frame says where it lies in the whole, and how long that is") {
+  Side side(1);
   const FrameHeader stripe{.flags = frame_flag::kStripe, .data = 30, .id = 100};
-  said = said_of(stripe, OpCode::write);
-  CHECK(said.header == FrameHeader{.type = write,
-                                   .flags = frame_flag::kStripe | frame_flag::kLast,
-                                   .length = 16,
-                                   .key = kKey,
-                                   .remote = 40,
-                                   .total = 16,
-                                   .data = 30,
-                                   .id = 100});
-  CHECK(said.payload == x);
-  said = said_of(stripe, OpCode::read);
-  CHECK(said.header == FrameHeader{.type = read,
-                                   .flags = frame_flag::kStripe,
-                                   .key = kKey,
-                                   .remote = 40,
-                                   .total = 16,
-                                   .data = 30,
-                                   .id = 100});
+  FrameHeader expected{.type = FrameType::write,
+                       .flags = frame_flag::kStripe | frame_flag::kLast,
+                       .length = 16,
+                       .key = kKey,
+                       .remote = 40,
+                       .total = 16,
+                       .data = 30,
+                       .id = 100};
+  const Said said = said_of(side, stripe, OpCode::write);
+  CHECK(said.header == expected);
+  CHECK(said.payload == std::string(16, 'x'));
+  expected.type = FrameType::read;
+  expected.flags = frame_flag::kStripe;
+  expected.length = 0;
+  CHECK(said_of(side, stripe, OpCode::read).header == expected);
 }
 
 TEST_CASE("a link's own requests are frames of their own, and one that joins is a rail from then on") {
