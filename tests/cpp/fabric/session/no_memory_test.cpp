@@ -3,6 +3,7 @@
 
 #include <list>
 
+#include "base/bytes/wire.h"
 #include "fabric/memory/local_memory.h"
 #include "fabric/session/pipe.h"
 #include "failing_memory.h"
@@ -245,4 +246,92 @@ TEST_CASE("an announced message that meets its receive needs no memory that the 
     CHECK(send.outcome() == Errc::ok);
   }
   CHECK(memory.made() == 0);
+}
+
+TEST_CASE("a stream ends when memory is lacking to keep what it owes from a region that goes") {
+  Side side(1);
+  Bytes memory(50'000);
+  const std::uint64_t key = side.expose({piece(memory)});
+  std::byte frame[kHeaderBytes];
+  encode({.type = FrameType::read, .key = key, .total = memory.size()}, frame);
+  iovec place[2], out[4];
+  REQUIRE(side.session.input(place) == 1);
+  std::memcpy(place[0].iov_base, frame, sizeof frame);
+  REQUIRE(side.session.received(sizeof frame) == Errc::ok);
+  REQUIRE(side.session.output(out, 4) >= 2);
+  side.session.sent(kHeaderBytes + 1);  // the rest has to come from a copy
+  FailingMemory memory_lacks(1, FailingMemory::Of::thread, FailingMemory::Lack::lasting);
+  {
+    const FailingMemory::Scope scope(memory_lacks);
+    side.session.forget(side.last_region);
+  }
+  CHECK(memory_lacks.failed());
+  CHECK(side.session.broken());
+  CHECK_FALSE(side.session.has_output());
+}
+
+TEST_CASE("a stream ends when memory is lacking to show what it owes") {
+  Side side(1);
+  Bytes memory(1000);
+  const std::uint64_t key = side.expose({piece(memory)});
+  std::byte frame[kHeaderBytes];
+  encode({.type = FrameType::read, .key = key, .total = memory.size()}, frame);
+  for (int i = 0; i < 100; ++i) {
+    iovec place[2];
+    REQUIRE(side.session.input(place) == 1);
+    std::memcpy(place[0].iov_base, frame, sizeof frame);
+    REQUIRE(side.session.received(sizeof frame) == Errc::ok);
+  }
+  FailingMemory memory_lacks(1, FailingMemory::Of::thread, FailingMemory::Lack::lasting);
+  iovec out[200];
+  {
+    const FailingMemory::Scope scope(memory_lacks);
+    CHECK(side.session.output(out, 200) == 0);
+  }
+  CHECK(memory_lacks.failed());
+  CHECK(side.session.broken());
+}
+
+TEST_CASE("a message is lost for both when memory is lacking to read it, and its sender is told") {
+  struct Reader final : MemoryReader {
+    void read(std::span<Read> reads) noexcept override { most = std::max(most, reads.size()); }
+    std::size_t most = 0;
+  } reader;
+  std::byte frame[kHeaderBytes + kPieceBytes] = {};
+  encode({.type = FrameType::announce,
+          .flags = frame_flag::kTagged,
+          .length = kPieceBytes,
+          .key = 7,
+          .total = 100'000,
+          .id = kStreamOnly | 1},
+         frame);
+  const std::uint64_t length = to_little(std::uint64_t{100'000});
+  std::memcpy(frame + kHeaderBytes + 8, &length, sizeof length);
+  int lost = 0;
+  with_each_failing([&](FailingMemory& lacking) {
+    int output = 0;
+    Take taken(7, 100'000);
+    Side side(1, {.reader = &reader, .on_output = [&] { ++output; }});
+    iovec place[2], out[4];
+    REQUIRE(side.session.input(place) == 1);
+    std::memcpy(place[0].iov_base, frame, sizeof frame);
+    REQUIRE(side.session.received(sizeof frame) == Errc::ok);
+    reader.most = 0;
+    try {
+      const FailingMemory::Scope scope(lacking);
+      side.receives.post(taken.receive);
+    } catch (const std::bad_alloc&) {
+      return;  // there is no such receive
+    }
+    if (reader.most != 0) return;
+    ++lost;
+    CHECK(taken.outcome() == Errc::no_memory);
+    CHECK(output == 1);
+    REQUIRE(side.session.output(out, 4) == 1);
+    FrameHeader release;
+    REQUIRE(decode(static_cast<const std::byte*>(out[0].iov_base), release));
+    CHECK(release.type == FrameType::release);
+    CHECK(release.data == static_cast<std::uint64_t>(Errc::no_memory));
+  });
+  CHECK(lost >= 1);
 }

@@ -23,6 +23,7 @@ struct Helpers {
   DeviceAccess* device = nullptr;
   AccessObserver* observer = nullptr;
   MemoryReader* reader = nullptr;
+  SmallMessages* beside = nullptr;
   AnnouncementLedger* ledger = nullptr;
   LinkCounters* counters = nullptr;
   Slice* slice = nullptr;
@@ -79,6 +80,7 @@ struct Side {
                    .observer = helpers.observer,
                    .on_output = helpers.on_output,
                    .reader = helpers.reader,
+                   .beside = helpers.beside,
                    .ledger = helpers.ledger,
                    .handover = helpers.handover,
                    .device = helpers.device,

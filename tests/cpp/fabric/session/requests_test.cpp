@@ -2,30 +2,14 @@
 
 #include <list>
 
-#include "base/bytes/wire.h"
 #include "fabric/memory/slice.h"
-#include "fabric/session/pipe.h"
+#include "fabric/session/by_hand.h"
 
 using namespace fab;
 using namespace fab::test;
 using Bytes = std::vector<std::byte>;
 
 namespace {
-
-std::string frame_of(const FrameHeader& header, const std::string& payload = "") {
-  std::string frame(kHeaderBytes, 0);
-  encode(header, reinterpret_cast<std::byte*>(frame.data()));
-  return frame + payload;
-}
-
-std::string words(std::initializer_list<std::uint64_t> values) {
-  std::string bytes;
-  for (const std::uint64_t value : values) {
-    const std::uint64_t word = to_little(value);
-    bytes.append(reinterpret_cast<const char*>(&word), sizeof word);
-  }
-  return bytes;
-}
 
 // What side `to` makes of bytes that come from `from`, whoever wrote them.
 Errc hears(Pipe& pipe, Side& from, Side& to, const std::string& bytes) {

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "fabric/session/pipe.h"
+#include "fabric/types/peer_id.h"
 
 using namespace fab;
 using namespace fab::test;
@@ -122,6 +123,144 @@ TEST_CASE("what no peer may send is refused") {
   CHECK(accepted({.type = FrameType::fail, .data = 129}));
   CHECK_FALSE(accepted({.type = FrameType::fail, .data = 1024}));
   CHECK_FALSE(accepted({.type = FrameType::data, .length = kMaxPayload + 1}));
+}
+
+TEST_CASE("a header has the flags and the numbers of its type, and no others") {
+  using namespace frame_flag;
+  using enum FrameType;
+  constexpr std::uint8_t kUsual = kLast | kRemoteData | kCommit;
+  enum class Id { never, maybe, always };
+  struct Rule {
+    FrameHeader least;  // of this type that is accepted
+    std::uint8_t flags;
+    Id id;
+  };
+  const auto sum = static_cast<std::uint8_t>(AtomicOp::sum);
+  const auto swap = static_cast<std::uint8_t>(AtomicOp::cswap);
+  const Rule rules[] = {
+      {{.type = write, .length = 1, .total = 1}, kUsual, Id::maybe},
+      {{.type = read}, kUsual, Id::never},  // but of stripes, which have tests of their own
+      {{.type = atomic, .atomic_op = sum}, kUsual, Id::maybe},
+      {{.type = fetch, .atomic_op = sum}, kUsual, Id::maybe},
+      {{.type = compare, .atomic_op = swap}, kUsual, Id::maybe},
+      {{.type = notify}, kUsual, Id::never},
+      {{.type = message}, kRemoteData | kTagged | kAcknowledge, Id::maybe},
+      {{.type = announce, .id = 1}, kRemoteData | kTagged | kAcknowledge, Id::always},
+      {{.type = pull, .id = 1}, kUsual, Id::always},
+      {{.type = join}, kRejoin, Id::never},
+      {{.type = fence}, kUsual, Id::never},
+      {{.type = settled}, kUsual, Id::maybe},
+      {{.type = describe, .total = kDescriptionBytes}, kUsual, Id::never},
+      {{.type = rows, .length = kRowBytes}, kUsual, Id::never},
+      {{.type = probe}, 0, Id::never},
+      {{.type = ack, .total = 1}, kUsual, Id::never},
+      {{.type = fail, .data = 1}, kUsual, Id::never},
+      {{.type = data}, kUsual, Id::never},
+      {{.type = release, .id = 1}, kUsual, Id::always},
+      {{.type = credit, .total = 1}, kUsual, Id::never},
+      {{.type = ping}, kUsual, Id::never},
+      {{.type = pong}, kUsual, Id::never},
+  };
+  for (const Rule& rule : rules) {
+    CAPTURE(static_cast<int>(rule.least.type));
+    CHECK(accepted(rule.least));
+    for (unsigned bit = 0; bit < 8; ++bit) {
+      const auto flag = static_cast<std::uint8_t>(1u << bit);
+      if (flag == kStripe || flag == kStriped) {
+        if (rule.least.type == write || rule.least.type == read) continue;
+      }
+      FrameHeader flagged = rule.least;
+      flagged.flags = flag;
+      CAPTURE(bit);
+      CHECK(accepted(flagged) == ((rule.flags & flag) != 0));
+    }
+    FrameHeader numbered = rule.least;
+    numbered.id = rule.least.id ? 0 : 1;
+    CHECK(accepted(numbered) == (rule.id == Id::maybe));
+  }
+}
+
+TEST_CASE("each length may be what is said of it, and not one more") {
+  using enum FrameType;
+  const auto sum = static_cast<std::uint8_t>(AtomicOp::sum);
+  // Answers and what a peer is told bring no payload, but for data.
+  for (const FrameHeader& bare :
+       {FrameHeader{.type = ack, .total = 1}, FrameHeader{.type = fail, .data = 1},
+        FrameHeader{.type = release, .id = 1}, FrameHeader{.type = credit, .total = 1},
+        FrameHeader{.type = read}, FrameHeader{.type = describe, .total = kDescriptionBytes},
+        FrameHeader{.type = join}, FrameHeader{.type = fence}, FrameHeader{.type = settled},
+        FrameHeader{.type = pull, .id = 1}, FrameHeader{.type = notify}, FrameHeader{.type = ping},
+        FrameHeader{.type = pong}}) {
+    CAPTURE(static_cast<int>(bare.type));
+    CHECK(accepted(bare));
+    FrameHeader longer = bare;
+    longer.length = 1;
+    CHECK_FALSE(accepted(longer));
+  }
+  CHECK(accepted({.type = data, .length = kMaxPayload}));
+  CHECK(accepted({.type = write, .length = kMaxPayload, .total = kMaxPayload}));
+  CHECK(accepted({.type = message, .length = kMaxMessage, .remote = kMaxGroupId, .total = kMaxMessage}));
+  CHECK_FALSE(accepted({.type = message, .length = kMaxMessage + 1, .total = kMaxMessage + 1}));
+  CHECK_FALSE(accepted({.type = message, .length = 1, .total = 2}));
+  CHECK_FALSE(accepted({.type = message, .remote = kMaxGroupId + 1}));
+  CHECK(accepted({.type = message, .remote = 5ull << 32 | kMaxGroupId}));  // with its number
+  constexpr std::uint32_t kPieces = kMaxAnnouncedPieces * kPieceBytes;
+  CHECK(accepted({.type = announce, .length = kPieces, .remote = 5ull << 32 | kMaxGroupId, .id = 1}));
+  CHECK_FALSE(accepted({.type = announce, .length = kPieces + kPieceBytes, .id = 1}));
+  CHECK_FALSE(accepted({.type = announce, .length = kPieceBytes + 1, .id = 1}));
+  CHECK_FALSE(accepted({.type = announce, .remote = kMaxGroupId + 1, .id = 1}));
+  CHECK(accepted(
+      {.type = atomic, .atomic_op = kAtomicOps - 1, .data_type = kDataTypes - 1, .length = 0, .total = 0}));
+  CHECK(accepted({.type = atomic, .atomic_op = sum, .length = kMaxAtomicBytes, .total = kMaxAtomicBytes}));
+  CHECK_FALSE(accepted(
+      {.type = atomic, .atomic_op = sum, .length = kMaxAtomicBytes + 1, .total = kMaxAtomicBytes + 1}));
+  CHECK_FALSE(accepted({.type = atomic, .atomic_op = sum, .length = 0, .total = 8}));
+  CHECK_FALSE(accepted({.type = fetch,
+                        .atomic_op = static_cast<std::uint8_t>(AtomicOp::atomic_read),
+                        .length = 8,
+                        .total = 8}));
+  // Outcomes are small numbers that are no success; what is done with may be one.
+  CHECK(accepted({.type = fail, .data = 1023}));
+  CHECK_FALSE(accepted({.type = credit, .total = 0}));
+  CHECK(accepted({.type = release, .data = 1023, .id = 1}));
+  CHECK_FALSE(accepted({.type = release, .data = 1024, .id = 1}));
+}
+
+TEST_CASE("a stripe neither goes beyond the whole nor tells anybody") {
+  using namespace frame_flag;
+  const FrameHeader stripe{.type = FrameType::write,
+                           .flags = kStripe | kLast,
+                           .length = 4,
+                           .remote = 6,
+                           .total = 4,
+                           .data = 6,
+                           .id = 10};
+  CHECK(accepted(stripe));
+  FrameHeader other = stripe;
+  other.flags |= kRemoteData;
+  CHECK_FALSE(accepted(other));
+  other = stripe;
+  other.id = 9;
+  CHECK_FALSE(accepted(other));
+  (other = stripe).remote = 5;
+  CHECK_FALSE(accepted(other));
+  CHECK(accepted({.type = FrameType::read, .flags = kStripe, .remote = 7, .total = 0, .data = 7, .id = 7}));
+  CHECK_FALSE(accepted({.type = FrameType::read, .flags = kStripe, .remote = 8, .data = 8, .id = 7}));
+  CHECK_FALSE(accepted({.type = FrameType::write, .flags = kStripe | kStriped | kLast, .id = 1}));
+  CHECK_FALSE(accepted({.type = FrameType::write, .flags = kStriped | kLast, .length = 1, .total = 1}));
+}
+
+TEST_CASE("what happens once is a change that has a number, and is no part of one") {
+  using enum FrameType;
+  for (unsigned type = 1; type < 40; ++type) {
+    CAPTURE(type);
+    const auto which = static_cast<FrameType>(type);
+    const bool change =
+        which == write || which == atomic || which == fetch || which == compare || which == message;
+    CHECK(happens_once({.type = which, .id = 1}) == change);
+    CHECK_FALSE(happens_once({.type = which}));
+    CHECK_FALSE(happens_once({.type = which, .flags = frame_flag::kStripe, .id = 1}));
+  }
 }
 
 TEST_CASE("answers that answer nothing, or wrongly, end the session") {

@@ -114,3 +114,22 @@ TEST_CASE("memory that is not there is replaced by zeros, and its owner is told"
     }
   }
 }
+
+TEST_CASE("answers that have not begun end with the reason alone, however many and however short they are") {
+  Out out;
+  const auto bytes = counted_bytes(1'000);
+  for (const bool shown : {false, true}) {
+    CAPTURE(shown);
+    const std::uint32_t region = out.expose(bytes.data(), 1'000);
+    for (int i = 0; i < 100; ++i) out.output.region_payload(region, {{0, 1}, {5, 1}, {10, 20}}, 22);
+    if (shown) out.send(0, 1000);
+    REQUIRE(out.output.forget(region));
+    REQUIRE(out.output.forget(region));  // what has ended ends once
+    CHECK(out.output.waiting_ranges() == 0);
+    out.send_all(1000);
+    const auto frames = out.frames();
+    CHECK(frames.size() == 100);
+    for (const Frame& frame : frames) CHECK(frame.header.type == FrameType::fail);
+  }
+  CHECK(out.output.fault() == Fault::none);  // there is nothing any more
+}

@@ -169,3 +169,43 @@ TEST_CASE("nothing is left of what was queued when the stream has ended") {
     CHECK(out.send() == 0);
   }
 }
+
+TEST_CASE("puts whose later frames need more headers than there are at a time") {
+  Out out;
+  const auto bytes = counted_bytes(20);
+  for (int i = 0; i < 100; ++i) {
+    const FrameHeader first{.type = FrameType::write, .length = 5, .total = 20};
+    out.output.append_header(Lane::requests, first);
+    out.output.user_payload(first, PieceCursor(const_cast<std::byte*>(bytes.data())));
+  }
+  out.send_all(1000);
+  const auto frames = out.frames();
+  REQUIRE(frames.size() == 200);
+  for (std::size_t i = 0; i < frames.size(); ++i)
+    CHECK(std::equal(frames[i].payload.begin(), frames[i].payload.end(), bytes.begin() + (i % 2 ? 5 : 0)));
+}
+
+TEST_CASE("what was shown and has ended takes no room from what comes later") {
+  Out out;
+  const auto bytes = counted_bytes(600'000);
+  for (int round = 0; round < 6; ++round) {
+    const std::uint32_t region = out.expose(bytes.data(), bytes.size());
+    out.output.region_payload(region, 0, bytes.size());
+    out.send(0);
+    if (round < 3) {
+      REQUIRE(out.output.forget(region));
+      out.send_all();
+      CHECK(out.frames().size() == 1);
+    } else {
+      out.output.clear();
+    }
+  }
+  // As many headers as there are, shown and never sent.
+  const std::uint32_t region = out.expose(bytes.data(), bytes.size());
+  for (int i = 0; i < 100; ++i) out.output.region_payload(region, 0, 10);
+  out.send(0, 1000);
+  out.output.clear();
+  out.output.region_payload(region, 0, 10);
+  out.send_all();
+  CHECK(out.frames().size() == 2);
+}

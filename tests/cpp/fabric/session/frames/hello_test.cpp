@@ -1,0 +1,185 @@
+#include "fabric/session/frames/hello.h"
+
+#include <doctest/doctest.h>
+
+#include <functional>
+
+#include "base/bytes/wire.h"
+
+using namespace fab;
+
+// What the documented bytes of a handshake are, and that nothing else is taken for them.
+namespace {
+
+const EndpointId kFrom{1, 2, 3, 250}, kTo{9, 8, 7};
+const Nonce kNonce{4, 5, 6, 0xFF};
+
+template <std::size_t N>
+std::string text(const std::array<std::uint8_t, N>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), N};
+}
+
+EndpointAddress somewhere(std::size_t addresses = 1) {
+  EndpointAddress where{.id = kFrom, .network = {77}, .addresses = {}};
+  for (std::size_t i = 0; i < addresses; ++i)
+    where.addresses.push_back(SocketAddress::from_bytes(std::string("\x7f\0\0\1", 4), 4711));
+  return where;
+}
+
+// A part of a name with one address.
+std::string part_of(std::uint8_t family, std::uint16_t port, const std::string& address,
+                    std::uint8_t version = 1, std::uint8_t count = 1) {
+  WireWriter out;
+  out.put(version).raw(text(kFrom)).raw(text(std::array<std::uint8_t, 16>{77})).put(count);
+  return out.put(family).put(port).raw(address).take();
+}
+
+Hello some_hello(bool keyed = true) {
+  Hello hello;
+  hello.from = kFrom;
+  hello.to = kTo;
+  hello.stream = 0x1122334455667788;
+  hello.nonce = kNonce;
+  hello.keyed = keyed;
+  hello.part = {"tcp.0", 3, somewhere(2).encode()};
+  return hello;
+}
+
+// What is in a message, whose header says how long that is.
+std::string body_of(const std::string& message, HelloType type) {
+  const auto header = HelloHeader::parse(message.substr(0, kHelloHeader));
+  REQUIRE(header);
+  CHECK(header->type == type);
+  CHECK(header->length == message.size() - kHelloHeader);
+  return message.substr(kHelloHeader);
+}
+
+void is_exact(const std::string& body, const std::function<bool(std::string_view)>& parses) {
+  CHECK(parses(body));
+  for (std::size_t cut = 0; cut < body.size(); ++cut) CHECK_FALSE(parses(body.substr(0, cut)));
+  CHECK_FALSE(parses(body + '\0'));
+}
+
+}  // namespace
+
+TEST_CASE("a part of a name says who is where, and nothing that is not whole is one") {
+  EndpointAddress where = somewhere();
+  where.addresses.push_back(SocketAddress::from_bytes(std::string(15, '\0') + '\1', 80));
+  const std::string bytes = where.encode();
+  CHECK(bytes.size() == 1 + 16 + 16 + 1 + (1 + 2 + 4) + (1 + 2 + 16));
+  CHECK(bytes[34] == 4);
+  CHECK(bytes[41] == 6);
+  const auto back = EndpointAddress::parse(bytes);
+  REQUIRE(back);
+  CHECK(back->id == where.id);
+  CHECK(back->network == where.network);
+  REQUIRE(back->addresses.size() == 2);
+  CHECK(back->addresses[0].text() == "127.0.0.1:4711");
+  CHECK(back->addresses[1].text() == "[::1]:80");
+  for (const auto parses : {+[](std::string_view part) { return EndpointAddress::parse(part).has_value(); },
+                            +[](std::string_view part) { return EndpointAddress::valid(part); }}) {
+    is_exact(bytes, parses);
+    const std::string address("\x7f\0\0\1", 4);
+    CHECK(parses(part_of(4, 1, address)));
+    CHECK(somewhere().encode() == part_of(4, 4711, address));
+    CHECK_FALSE(parses(part_of(4, 1, address, 2)));     // another version
+    CHECK_FALSE(parses(part_of(4, 0, address)));        // no port
+    CHECK_FALSE(parses(part_of(5, 1, address)));        // no family that we know
+    CHECK_FALSE(parses(part_of(6, 1, address)));        // too short for its family
+    CHECK_FALSE(parses(part_of(4, 1, address, 1, 0)));  // an address more than it says
+    CHECK_FALSE(parses(somewhere(0).encode()));         // nowhere
+    CHECK(parses(somewhere(64).encode()));
+    CHECK_FALSE(parses(somewhere(65).encode()));
+  }
+}
+
+TEST_CASE("the network is the same for all processes of one host, and says nothing of it") {
+  CHECK(this_network() == this_network());
+  CHECK(this_network() != std::array<std::uint8_t, 16>{});
+}
+
+TEST_CASE("a header is of this protocol, of a known type, and short") {
+  const auto header = [](std::uint32_t magic, std::uint16_t version, std::uint8_t type, std::uint8_t zero,
+                         std::uint32_t length) {
+    return WireWriter().put(magic).put(version).put(type).put(zero).put(length).take();
+  };
+  constexpr std::uint32_t kMagic = 0x31746670;
+  const auto parses = [](std::string_view bytes) { return HelloHeader::parse(bytes).has_value(); };
+  is_exact(header(kMagic, 2, 1, 0, 7), parses);
+  for (std::uint8_t type = 0; type < 8; ++type)
+    CHECK(parses(header(kMagic, 2, type, 0, 7)) == (type >= 1 && type <= 5));
+  const auto longest = HelloHeader::parse(header(kMagic, 2, 5, 0, 4096));
+  REQUIRE(longest);
+  CHECK(longest->type == HelloType::refuse);
+  CHECK(longest->length == 4096);
+  CHECK_FALSE(parses(header(kMagic, 2, 1, 0, 4097)));
+  CHECK_FALSE(parses(header(kMagic + 1, 2, 1, 0, 7)));
+  CHECK_FALSE(parses(header(kMagic, 1, 1, 0, 7)));
+  CHECK_FALSE(parses(header(kMagic, 3, 1, 0, 7)));
+  CHECK_FALSE(parses(header(kMagic, 2, 1, 1, 7)));
+}
+
+TEST_CASE("a hello says who calls whom, and belongs to the part of the name that it brings") {
+  for (const bool keyed : {false, true}) {
+    const Hello hello = some_hello(keyed);
+    const std::string body = body_of(hello.encode(), HelloType::hello);
+    is_exact(body, [](std::string_view bytes) { return Hello::parse(bytes).has_value(); });
+    const auto back = Hello::parse(body);
+    REQUIRE(back);
+    CHECK(back->from == hello.from);
+    CHECK(back->to == hello.to);
+    CHECK(back->stream == hello.stream);
+    CHECK(back->nonce == hello.nonce);
+    CHECK(back->keyed == keyed);
+    CHECK(back->part == hello.part);
+    CHECK(back->where.encode() == hello.part.bytes);
+    std::string odd = body;
+    odd[16 + 16 + 8 + 32] = 2;  // neither with a key nor without
+    CHECK_FALSE(Hello::parse(odd));
+  }
+  Hello other = some_hello();
+  other.from = kTo;  // whose part is another one's
+  CHECK_FALSE(Hello::parse(body_of(other.encode(), HelloType::hello)));
+  other = some_hello();
+  other.part.bytes.pop_back();
+  CHECK_FALSE(Hello::parse(body_of(other.encode(), HelloType::hello)));
+}
+
+TEST_CASE("the other messages come back as they were sent, and nothing else is taken for them") {
+  const Welcome welcome{.stream = 0x0102030405060708, .id = kTo, .proof = {1, 2, 3}};
+  const std::string greeting = body_of(welcome.encode(), HelloType::welcome);
+  is_exact(greeting, [](std::string_view bytes) { return Welcome::parse(bytes).has_value(); });
+  const auto back = Welcome::parse(greeting);
+  REQUIRE(back);
+  CHECK(back->stream == welcome.stream);
+  CHECK(back->id == welcome.id);
+  CHECK(back->proof == welcome.proof);
+
+  const std::string challenge = body_of(encode_challenge(kNonce), HelloType::challenge);
+  is_exact(challenge, [](std::string_view bytes) { return parse_challenge(bytes).has_value(); });
+  CHECK(*parse_challenge(challenge) == kNonce);
+
+  const Digest digest{7, 8, 9};
+  const std::string proof = body_of(encode_proof(digest), HelloType::proof);
+  is_exact(proof, [](std::string_view bytes) { return parse_proof(bytes).has_value(); });
+  CHECK(*parse_proof(proof) == digest);
+
+  const std::string refusal = body_of(encode_refuse(Errc::key_rejected), HelloType::refuse);
+  is_exact(refusal, [](std::string_view bytes) { return parse_refuse(bytes).has_value(); });
+  CHECK(*parse_refuse(refusal) == Errc::key_rejected);
+  const auto reason = [](std::uint32_t code) { return parse_refuse(WireWriter().put(code).take()); };
+  CHECK_FALSE(reason(0));  // no reason at all
+  CHECK(reason(1));
+  CHECK(reason(1023));
+  CHECK_FALSE(reason(1024));
+}
+
+TEST_CASE("digests are the same in every bit or not at all") {
+  const Digest digest{1, 2, 3};
+  CHECK(same(digest, digest));
+  for (std::size_t i = 0; i < digest.size(); ++i) {
+    Digest other = digest;
+    other[i] ^= 0x80;
+    CHECK_FALSE(same(digest, other));
+  }
+}
