@@ -162,7 +162,7 @@ TEST_CASE("a stripe's frame says where it lies in the whole, and how long that i
 
 TEST_CASE("a link's own requests are frames of their own, and one that joins is a rail from then on") {
   using enum FrameType;
-  Side side(1);
+  RailSide side;
   const auto asks = [&](const FrameHeader& frame) {
     Control control(frame);
     REQUIRE(control.post(side) == 1);

@@ -27,13 +27,17 @@ struct Marked {
   void announced_before() { operation.announced = true; }
 };
 
+// The flows of a RailSide, which are there before its session.
+struct RailFlows {
+  explicit RailFlows(ReceiveQueue& receives) : flows(receives, 100, [] {}) {}
+  lnx::FlowTable flows;
+};
+
 // A session that knows of rails. Once its stream has ended, it may come as another rail of the same flow.
-struct RailSide : Side {
-  explicit RailSide(Helpers have = {}) : Side(1, with(std::move(have), &flows)) {}
-  ~RailSide() { session.fail(Errc::peer_lost); }
+struct RailSide : RailFlows, Side {
+  explicit RailSide(Helpers have = {}) : RailFlows(receives), Side(1, with(std::move(have), &flows)) {}
   // On which the peer's messages come; empty: none came.
   std::string message_link() const { return flows.message_link(peer); }
-  lnx::FlowTable flows{receives, 100, [] {}};
   const PeerId peer = peers.insert(Name{{{"test.0", 0, "peer"}}}.encode());
 
  private:
