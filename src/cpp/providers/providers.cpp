@@ -5,9 +5,9 @@
 #include <map>
 
 #include "fabric/registration/cache_settings.h"
+#include "providers/link_spec.h"
 #include "providers/lnx/combinations.h"
 #include "providers/lnx/link_settings.h"
-#include "providers/lnx/link_spec.h"
 #include "providers/lnx/missing_link.h"
 #include "providers/lnx/provider.h"
 #include "providers/shm/provider.h"
@@ -50,7 +50,7 @@ std::string listed(const auto& things, const auto& name) {
   return all;
 }
 
-const Provider& provider_of(const lnx::LinkPart& part) {
+const Provider& provider_of(const LinkPart& part) {
   const auto& all = providers();
   const auto found =
       std::ranges::find_if(all, [&](const auto& candidate) { return candidate->name() == part.provider; });
@@ -62,7 +62,7 @@ const Provider& provider_of(const lnx::LinkPart& part) {
 
 // What a part may stand for: the devices that it names, together, or else any one that can be used. Never
 // empty.
-std::vector<Leaves> choices_of(const lnx::LinkPart& part) {
+std::vector<Leaves> choices_of(const LinkPart& part) {
   const Provider& provider = provider_of(part);
   const auto infos = provider.discover();
   if (infos.empty())
@@ -92,10 +92,10 @@ std::vector<Leaves> choices_of(const lnx::LinkPart& part) {
 }
 
 // All that a link may stand for; the leaves in order of preference.
-std::vector<Leaves> combinations_of(const lnx::Link& link, bool first_only) {
+std::vector<Leaves> combinations_of(const Link& link, bool first_only) {
   std::vector<std::vector<Leaves>> choices;
   std::vector<std::size_t> counts;
-  for (const lnx::LinkPart& part : link) {
+  for (const LinkPart& part : link) {
     choices.push_back(choices_of(part));
     counts.push_back(first_only ? 1 : choices.back().size());
   }
@@ -116,7 +116,7 @@ Info info_of(const Leaves& leaves) {
   return lnx::combine(infos);
 }
 
-std::vector<lnx::Link> links_for(const std::string& spec) {
+std::vector<Link> links_for(const std::string& spec) {
   const std::string configured = configured_links();
   if (spec == "lnx") {
     if (configured.empty())
@@ -124,11 +124,11 @@ std::vector<lnx::Link> links_for(const std::string& spec) {
           Errc::no_data,
           "\"lnx\" stands for what FI_LNX_PROV_LINKS names, which is not set; set it, for instance to "
           "shm+tcp, or name the links instead of lnx");
-    return lnx::parse_links(configured);
+    return parse_links(configured);
   }
-  if (!spec.empty()) return lnx::parse_links(spec);
-  if (!configured.empty()) return lnx::parse_links(configured);
-  lnx::Link best;
+  if (!spec.empty()) return parse_links(spec);
+  if (!configured.empty()) return parse_links(configured);
+  Link best;
   for (const auto& provider : providers()) {
     const auto infos = provider->discover();
     // What reaches beyond this machine has to be named: peers from there may call.
@@ -150,11 +150,11 @@ std::vector<Found> usable_links(const std::string& spec, const lnx::LinkSettings
   std::vector<Found> found;
   std::string reasons;
   const auto note = [&](const std::string& why) { reasons.append(reasons.empty() ? "" : "; ").append(why); };
-  std::vector<lnx::Link> links = links_for(spec);
-  for (lnx::Link& link : links) try {
+  std::vector<Link> links = links_for(spec);
+  for (Link& link : links) try {
       const bool several = link.size() > 1;
       if (several && settings.disable_shm)
-        std::erase_if(link, [](const lnx::LinkPart& part) { return part.provider == "shm"; });
+        std::erase_if(link, [](const LinkPart& part) { return part.provider == "shm"; });
       for (Leaves& leaves : combinations_of(link, first_only)) {
         Info info = info_of(leaves);
         const bool linked = several || leaves.size() > 1;

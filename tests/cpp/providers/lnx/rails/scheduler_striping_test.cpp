@@ -1,4 +1,4 @@
-// Large puts and gets over several rails.
+// Large puts and gets over several rails: how the scheduler sends, loses and repeats their stripes.
 
 #include <doctest/doctest.h>
 

@@ -1,10 +1,10 @@
-#include "providers/lnx/link_spec.h"
+#include "providers/link_spec.h"
 
 #include <doctest/doctest.h>
 
 #include "fabric/types/error.h"
 
-namespace fab::lnx {
+namespace fab {
 namespace {
 
 TEST_CASE("links parse into providers, devices and alternatives") {
@@ -24,4 +24,4 @@ TEST_CASE("what cannot be read is refused, naming the part") {
 }
 
 }  // namespace
-}  // namespace fab::lnx
+}  // namespace fab

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-namespace fab::lnx {
+namespace fab {
 
 // One provider in a link, with the devices asked for (empty: the provider's first).
 struct LinkPart {
@@ -19,4 +19,4 @@ using Link = std::vector<LinkPart>;  // in order of preference
 // providers exist.
 std::vector<Link> parse_links(std::string_view spec);
 
-}  // namespace fab::lnx
+}  // namespace fab

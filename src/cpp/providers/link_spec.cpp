@@ -1,10 +1,10 @@
-#include "providers/lnx/link_spec.h"
+#include "providers/link_spec.h"
 
 #include <algorithm>
 
 #include "fabric/types/error.h"
 
-namespace fab::lnx {
+namespace fab {
 namespace {
 
 constexpr std::string_view kSpaces = " \t\r\n";
@@ -61,4 +61,4 @@ std::vector<Link> parse_links(std::string_view spec) {
   return links;
 }
 
-}  // namespace fab::lnx
+}  // namespace fab
