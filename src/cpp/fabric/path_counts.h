@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 
 #include "fabric/types/error.h"
@@ -26,10 +27,12 @@ struct PathCounts {
     if (op == OpCode::read || op == OpCode::receive || fetches) bytes_in += length;
   }
   // Transfers were posted after the path had ended.
-  void refuse(std::size_t transfers) noexcept {
-    posted += transfers;
-    settled += transfers;
-    errors += transfers;
+  void refuse(std::span<const Transfer> transfers) noexcept {
+    for (const Transfer& transfer : transfers) {
+      if (transfer.op == OpCode::control) continue;  // posted by no user
+      ++posted;
+      settle(transfer.op, 0, Errc::peer_lost);
+    }
   }
   // `post` hands a transfer that was counted before, under `number`, to somebody who counts it. It keeps its
   // number, and counts once.

@@ -13,7 +13,7 @@ from pyfab import _core
 
 __all__ = ["SyncLog", "SyncReport", "SyncWarning"]
 
-_PACKAGE = str(Path(__file__).parent) + os.sep
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep  # of which no line is the program's
 
 
 class SyncWarning(UserWarning):

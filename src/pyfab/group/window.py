@@ -393,7 +393,8 @@ class Window(_core.WindowCore):
         return self._directory
 
     def _check(self) -> None:
-        self._epochs.check_window()
+        if self._epochs.closed:  # the test of Epochs.check_window, in place: every call comes through here
+            self._epochs.check_window()
 
     def _release(self) -> None:
         """Local."""

@@ -23,7 +23,7 @@ from pyfab.transport.ordering import Turn
 from pyfab.transport.peers import Peers, TransportPeer
 from pyfab.transport.settings import Tunables
 
-__all__ = ["AGAIN", "Callback", "Operations", "Outcome", "Request"]
+__all__ = ["AGAIN", "Callback", "Operations", "Outcome", "Request", "RequestFields"]
 
 AGAIN = 11  # EAGAIN: the way is full
 
@@ -52,6 +52,10 @@ class Request(NamedTuple):
     order: int = 0
 
 
+RequestFields: TypeAlias = tuple[TransportPeer, Callback | None, Any, Any, "Registration | None", int]
+"""Those of a Request, in its order. A Request is made of them only where an operation does not end in the call that starts it."""
+
+
 class Operations:
     """Starts operations and follows them to their end. Safe from any thread."""
 
@@ -66,11 +70,11 @@ class Operations:
         local: Any,
         handle: RemoteHandle,
         address: int,
-        request: Request,
+        fields: RequestFields,
     ) -> Outcome:
         """Starts a put or a get."""
         nbytes = memoryview(local).nbytes
-        peer = request.peer
+        peer, order = fields[0], fields[5]
         module = self._peers.module_for(peer)
         limits = module.limits
         if nbytes > (limits.max_put if how == "write" else limits.max_get):
@@ -80,20 +84,20 @@ class Operations:
             place = handle._place(module, module.number % peer._modules, address)
             return getattr(scope, how)(local, to, place)  # type: ignore[no-any-return]
 
-        if request.order:
-            request = request._replace(order=operator.index(request.order))
-            return self._start_in_turn(start, module, request)
+        if order:
+            return self._start_in_turn(start, module, Request(*fields[:5], operator.index(order)))
         # An operation of no bytes always tells its end by the callback, even where the call itself has seen it.
-        return self.start(start, module, request, told=nbytes == 0)
+        return self.start(start, module, fields, told=nbytes == 0)
 
-    def start(self, start: Start, module: Module, request: Request, *, told: bool = False) -> Outcome:
+    def start(self, start: Start, module: Module, fields: RequestFields, *, told: bool = False) -> Outcome:
         """Starts an operation through a module. told: the callback tells its end also where the call has seen it."""
         number = module.context()
-        operation = self._begin(start, module, number, request.peer)
+        operation = self._begin(start, module, number, fields[0])
         if operation is None:
             return Outcome.TRY_AGAIN
         if operation.done() and operation._failure is None and not told:
             return Outcome.DONE
+        request = Request(*fields)
         self._use(request.local_handle, 1)
         self.follow(operation, module, number, request)
         return Outcome.QUEUED

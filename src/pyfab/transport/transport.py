@@ -28,7 +28,7 @@ from pyfab.transport.handles import Registration, RemoteHandle
 from pyfab.transport.messages import Handler, Messages
 from pyfab.transport.module import MOST_MODULES, Module
 from pyfab.transport.names import name_of
-from pyfab.transport.operations import Callback, Operations, Outcome, Request
+from pyfab.transport.operations import Callback, Operations, Outcome
 from pyfab.transport.peers import Peers, TransportPeer
 from pyfab.transport.settings import (
     REFUSED_MODES,
@@ -244,8 +244,8 @@ class Transport:
         order: puts and gets to one peer with the same number, if not 0, happen one after the other. One that cannot be started
         when its turn comes ends with the error that the call would have raised, and the next one follows.
         """
-        request = Request(peer, callback, context, data, local_handle, order)
-        return self._operations.move("write", local, handle, address, request)
+        fields = (peer, callback, context, data, local_handle, order)
+        return self._operations.move("write", local, handle, address, fields)
 
     def get(
         self,
@@ -261,8 +261,8 @@ class Transport:
         data: Any = None,
     ) -> Outcome:
         """Fills `local` from `address`. Otherwise like `put`."""
-        request = Request(peer, callback, context, data, local_handle, order)
-        return self._operations.move("read", local, handle, address, request)
+        fields = (peer, callback, context, data, local_handle, order)
+        return self._operations.move("read", local, handle, address, fields)
 
     def atomic(
         self,
@@ -298,7 +298,7 @@ class Transport:
         if address % number.itemsize and not self._modules[0].virtual:
             return Outcome.NOT_POSSIBLE
         module = self._peers.module_for(peer)
-        return self._operations.start(start, module, Request(peer, callback, context, data))
+        return self._operations.start(start, module, (peer, callback, context, data, None, 0))
 
     def wait(
         self, call: Callable[..., Outcome], *args: Any, timeout: float | None = None, **kwargs: Any

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <new>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "base/process/at_once.h"
@@ -29,7 +28,7 @@ std::shared_ptr<Context> ContextSet::open(const Make& make) {
 void ContextSet::close(Context& context) {
   if (inherited()) return;
   std::shared_ptr<Context> closing;
-  ProgressThread* thread = nullptr;
+  std::shared_ptr<ProgressThread> thread;
   {
     const std::lock_guard lock(mutex_);
     const auto found =
@@ -37,19 +36,15 @@ void ContextSet::close(Context& context) {
     if (found == contexts_.end()) return;
     closing = *found;
     contexts_.erase(found);
-    thread = thread_.get();
-    if (thread) ++thread_users_;
+    thread = thread_;
     choose_lead();
   }
-  if (thread) {
-    thread->remove(context);
-    const std::lock_guard lock(mutex_);
-    if (--thread_users_ == 0) thread_unused_.notify_all();
-  }
+  if (thread) thread->remove(context);
   closing->close();
 }
 
 void ContextSet::close(std::span<const std::shared_ptr<Context>> contexts, bool apart) {
+  if (inherited()) return;  // before the lock, which may have been held at the fork
   const auto end = [this](const std::shared_ptr<Context>& context) { close(*context); };
   if (apart || is_thread())
     std::ranges::for_each(contexts, end);
@@ -67,23 +62,13 @@ bool ContextSet::is_thread() const noexcept {
   return thread_ && thread_->is_this_thread();
 }
 
-void ContextSet::end_thread(const std::shared_ptr<void>& owner) {
-  std::unique_lock lock(mutex_);
-  auto thread = std::move(thread_);
-  if (thread && thread->is_this_thread()) {
-    // Others may still be inside the thread object, and they need the set, which is the owner's.
-    std::thread([this, owner, thread = std::move(thread)]() mutable {
-      if (owner) {
-        std::unique_lock users(mutex_);
-        thread_unused_.wait(users, [&] { return thread_users_ == 0; });
-      }
-      thread.reset();
-    }).detach();
-  } else {
-    thread_unused_.wait(lock, [&] { return thread_users_ == 0; });
-    lock.unlock();
-    thread.reset();
+void ContextSet::end_thread(std::shared_ptr<void> owner) noexcept {
+  std::shared_ptr<ProgressThread> thread;
+  {
+    const std::lock_guard lock(mutex_);
+    thread = std::move(thread_);
   }
+  if (thread) thread->end(std::move(owner));
   idle_wake_.notify_all();
 }
 

@@ -26,9 +26,7 @@ class ContextSet final {
   ContextSet(const ContextSet&) = delete;
   ContextSet& operator=(const ContextSet&) = delete;
 
-  void start_thread() { thread_ = std::make_unique<ProgressThread>(); }  // before the first context
-  // In a child of fork() the thread does not exist, and is not waited for.
-  void abandon_thread() noexcept { [[maybe_unused]] auto* const gone = thread_.release(); }
+  void start_thread() { thread_ = ProgressThread::start(); }  // before the first context
 
   // Opens one in the lowest free cell. `make` runs under the lock of the set and may throw.
   using Make = std::function<std::shared_ptr<Context>(std::uint16_t cell)>;
@@ -48,9 +46,9 @@ class ContextSet final {
     const std::lock_guard lock(mutex_);
     decide(contexts_.size());
   }
-  // Ends the thread, when all contexts are closed. The thread itself may call this from a callback: then
-  // somebody else joins it, and holds `owner`, whose part this set is, until that is done.
-  void end_thread(const std::shared_ptr<void>& owner);
+  // Ends the thread, when all contexts are closed. `owner` has this set, and what its contexts use: where a
+  // callback that the thread runs calls this, the thread holds the owner until it has ended.
+  void end_thread(std::shared_ptr<void> owner) noexcept;
 
   // Drives the first context until `done()` or the deadline, and returns; without a context it waits for
   // wake(). `others`: nobody else drives the other contexts.
@@ -74,14 +72,12 @@ class ContextSet final {
   Segment& segment_;
   const std::uint32_t fork_generation_ = fork_generation();
   std::atomic<std::uint32_t> endpoint_numbers_{0};
-  mutable std::mutex mutex_;  // guards contexts_, thread_ and thread_users_
+  mutable std::mutex mutex_;  // guards contexts_ and thread_
   std::vector<std::shared_ptr<Context>> contexts_;
-  std::unique_ptr<ProgressThread> thread_;
-  unsigned thread_users_ = 0;  // calls of close() that are inside thread_
-  std::condition_variable thread_unused_;
-  std::mutex lead_mutex_;    // taken with context locks held
-  Context* lead_ = nullptr;  // the context that wait() leads
-  std::mutex idle_mutex_;    // for wait() while there is no context
+  std::shared_ptr<ProgressThread> thread_;  // in a child of fork() it does not exist, and nobody ends it
+  std::mutex lead_mutex_;                   // taken with context locks held
+  Context* lead_ = nullptr;                 // the context that wait() leads
+  std::mutex idle_mutex_;                   // for wait() while there is no context
   std::condition_variable idle_wake_;
 };
 

@@ -98,12 +98,26 @@ class ProgressThread::Slot final : public ReadyHandler {
   bool retired_ = false;
 };
 
-ProgressThread::ProgressThread() : thread_(start_quiet_thread("pyfab", [this] { run(); })) {}
+std::shared_ptr<ProgressThread> ProgressThread::start() {
+  std::shared_ptr<ProgressThread> made(new ProgressThread);
+  made->thread_ = start_quiet_thread("pyfab", [made] {
+    made->id_.store(std::this_thread::get_id());
+    made->run();
+    made->slots_.clear();
+    const auto owner = std::move(made->owner_);  // goes here, and may be the last of its holders
+  });
+  return made;
+}
 
-ProgressThread::~ProgressThread() {
+void ProgressThread::end(std::shared_ptr<void> owner) noexcept {
   stop_.store(true);
-  waker_.wake();
-  thread_.join();
+  if (is_this_thread()) {
+    owner_ = std::move(owner);
+    thread_.detach();
+  } else {
+    waker_.wake();
+    thread_.join();
+  }
 }
 
 void ProgressThread::add(std::shared_ptr<Context> context) {

@@ -17,20 +17,24 @@ class Context;
 // moves. A context that callers drive themselves is left alone. It comes back when a caller that slept or
 // stayed for long stops driving; after other callers a timer of some 100 µs, which runs only then, finds that
 // nobody drives any more.
-class ProgressThread final {
+class ProgressThread final : public std::enable_shared_from_this<ProgressThread> {
  public:
-  ProgressThread();
-  ~ProgressThread();  // stops and joins
+  // Starts the thread, which holds the object as well.
+  static std::shared_ptr<ProgressThread> start();
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
 
   void add(std::shared_ptr<Context> context);
   // Returns when the thread no longer uses it. May be called by the thread itself (from Driver::on_notice).
   void remove(Context& context);
-  bool is_this_thread() const noexcept { return std::this_thread::get_id() == thread_.get_id(); }
+  bool is_this_thread() const noexcept { return std::this_thread::get_id() == id_.load(); }
+  // Stops the thread, once, and waits for its end. The thread itself may call this from a callback: then it
+  // ends after the callback, and holds `owner` until it has let go of its contexts.
+  void end(std::shared_ptr<void> owner) noexcept;
 
  private:
   class Slot;
+  ProgressThread() = default;
   void run();
   // When to look again without being woken.
   enum class Again { never, soon, at_once };
@@ -44,6 +48,8 @@ class ProgressThread final {
   std::mutex arrivals_mutex_;
   std::list<Slot> arrivals_;
   std::atomic<bool> stop_{false};
+  std::atomic<std::thread::id> id_{};
+  std::shared_ptr<void> owner_;  // of the contexts; set by the thread alone
   std::thread thread_;
 };
 

@@ -47,7 +47,6 @@ DomainCore::~DomainCore() {
   if (inherited()) {
     // A child of fork(): the thread does not exist here, and the segment, pipes, sockets and what devices
     // know are the parent's.
-    contexts_.abandon_thread();
     [[maybe_unused]] auto* const links = domain_.release();
     return;
   }

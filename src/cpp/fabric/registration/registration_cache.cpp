@@ -82,7 +82,7 @@ RegistrationCache::Lease RegistrationCache::acquire_new(AddressRange range, cons
   lock.lock();
   drop_vanished(gone);
   std::erase(enrolments_, &enrolment);
-  return enter(enrolment, gone);
+  return enter(enrolment, range, gone);
 }
 
 // The memory is watched before it is enrolled, so that pages that go away meanwhile are noticed.
@@ -111,9 +111,10 @@ void RegistrationCache::enroll_or_shrink(Enrolment& enrolment, AddressRange rang
 }
 
 // The lease on what was enrolled, or on the entry of another thread that was faster.
-RegistrationCache::Lease RegistrationCache::enter(const Enrolment& enrolment, Handles& gone) {
+RegistrationCache::Lease RegistrationCache::enter(const Enrolment& enrolment, AddressRange range,
+                                                  Handles& gone) {
   const bool keep = enrolment.watched && !enrolment.vanished;
-  const auto other = keep ? table_.take(enrolment.range, enrolment.use) : CacheTable::Taken();
+  const auto other = keep ? table_.take(range, enrolment.use) : CacheTable::Taken();
   if (enrolment.watched && (!keep || other.entry)) monitor_->unwatch(enrolment.range);
   if (other.entry) {
     gone.push_back(enrolment.handle);

@@ -135,7 +135,7 @@ class RegistrationCache final {
   void withdraw(const Handles& handles) noexcept;
 
   // All of these under mutex_.
-  Lease enter(const Enrolment& enrolment, Handles& gone);
+  Lease enter(const Enrolment& enrolment, AddressRange range, Handles& gone);
   Number make_entry(AddressRange range, std::uint16_t use, void* handle);
   void move_to_newest(Number number);
   void publish(Number number);

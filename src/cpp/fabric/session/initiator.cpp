@@ -13,7 +13,6 @@
 namespace fab {
 namespace {
 
-constexpr std::size_t kMostCopied = 1 << 20;      // bytes of requests that wait
 constexpr std::size_t kCopy = 256;                // longer payloads are sent from where they lie,
 constexpr std::size_t kCopyPieces = 16 * 1024;    // unless they lie in many pieces
 constexpr std::size_t kCopyInject = 64 * 1024;    // or the caller wants the buffer back
@@ -56,14 +55,6 @@ Delivery Initiator::level_of(const Transfer& transfer) const noexcept {
   return answered ? Delivery::delivery : transfer.delivery;
 }
 
-bool Initiator::room_for(const Transfer& transfer) const noexcept {
-  if (end_.output.broken() || requests_.size() + asked_rows_ >= kMaxOutstanding ||
-      end_.output.copied(SessionOutput::Lane::requests) >= kMostCopied)
-    return false;
-  const bool fetches = is_atomic(transfer.op) && wants_data(transfer.op);
-  return !fetches || result_bytes_ + kMaxAtomicBytes <= kMaxResultBytes;
-}
-
 // Returns the number of the transfer. What a link asks for was posted by no user, and is not counted.
 std::uint64_t Initiator::count_posted(OpCode op) noexcept {
   std::uint64_t& posted = end_.services.counts.posted;
@@ -80,9 +71,11 @@ bool Initiator::refuse(const Transfer& transfer) noexcept {
 std::size_t Initiator::post(std::span<const Transfer> batch) {
   const Transfer& transfer = batch.front();
   reserve();
-  if (const std::size_t rows = rows_at_front(batch); rows > 1) {
-    post_rows(batch.first(rows));
-    return rows;
+  if (transfer.op == OpCode::read) {
+    if (const std::size_t rows = rows_at_front(batch); rows > 1) {
+      post_rows(batch.first(rows));
+      return rows;
+    }
   }
   Request request{.operation = transfer.operation,
                   .op = transfer.op,

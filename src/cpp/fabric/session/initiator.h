@@ -31,7 +31,13 @@ class Initiator {
   void set_puller(Puller& puller) noexcept { puller_ = &puller; }  // once, before all else
 
   // --- requests out
-  bool room_for(const Transfer& transfer) const noexcept;
+  bool room_for(const Transfer& transfer) const noexcept {
+    if (end_.output.broken() || requests_.size() + asked_rows_ >= kMaxOutstanding ||
+        end_.output.copied(SessionOutput::Lane::requests) >= kMostCopied)
+      return false;
+    const bool fetches = transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic;
+    return !fetches || result_bytes_ + kMaxAtomicBytes <= kMaxResultBytes;
+  }
   // Takes what the batch begins with, which is no message; returns how many transfers that is.
   std::size_t post(std::span<const Transfer> batch);
   // A transfer for which there is no memory fails; false: it may be tried again, as others have yet to be
@@ -66,6 +72,8 @@ class Initiator {
   void fail(Errc error) noexcept;
 
  private:
+  static constexpr std::size_t kMostCopied = 1 << 20;  // bytes of requests that wait
+
   // Gets that went as one request, because one followed the other.
   struct Row {
     Operation* operation;

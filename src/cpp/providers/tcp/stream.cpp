@@ -124,7 +124,7 @@ void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) noexcept {
 std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
   if (state_ != Errc::ok) {
     for (const Transfer& transfer : batch) transfer.operation->settle(state_, 0);
-    counts_.refuse(batch.size());
+    counts_.refuse(batch);
     return batch.size();
   }
   const bool alone = session_.requests().outstanding() == 0;

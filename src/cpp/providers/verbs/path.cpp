@@ -56,7 +56,7 @@ bool follows_puts(const Transfer& transfer) noexcept {
 
 std::size_t VerbsLink::post(std::span<const Transfer> batch) noexcept {
   if (state() != Errc::ok) {
-    stream_.counts().refuse(batch.size());
+    stream_.counts().refuse(batch);
     for (const Transfer& transfer : batch) transfer.operation->settle(state(), 0);
     return batch.size();
   }
@@ -73,7 +73,7 @@ std::size_t VerbsLink::post(std::span<const Transfer> batch) noexcept {
     if (follows_puts(batch[posted]) && direct_.outstanding() != 0) break;
     const std::uint64_t number = stream_.counts().posted + 1;
     if (stream_.session()->post(batch.subspan(posted, 1)) == 0) break;
-    if (batch[posted].op != OpCode::send) last_rma_ = number;
+    if (batch[posted].op != OpCode::send && batch[posted].op != OpCode::control) last_rma_ = number;
     by_session = true;
     ++posted;
   }
