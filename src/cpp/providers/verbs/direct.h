@@ -8,16 +8,18 @@
 #include "base/queues/ring_queue.h"
 #include "fabric/session/link_operation.h"
 #include "fabric/session/session.h"
-#include "providers/verbs/connection.h"
+#include "providers/verbs/connection/connection.h"
 #include "providers/verbs/device/regions.h"
 
 namespace fab::verbs {
+
+class VerbsEndpoint;
 
 // Puts, gets and atomics that the devices do between themselves, over a connection of their own: a request
 // that the peer's device refuses ends that connection and nothing else. The request goes on through the
 // stream, where the peer judges it in words; the others are repeated over a new connection.
 // Transfers settle in the order in which they were taken. Used under the context's lock.
-class Direct final : public Connection::Owner {
+class Direct final : public ConnectionOwner {
  public:
   struct Services {
     std::function<Session*()> session;     // of the stream; null once it ended
