@@ -211,7 +211,8 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
                                    .after = after,
                                    .offset = whole.before,
                                    .whole = whole.length,
-                                   .stripe = is_stripe(transfer)};
+                                   .stripe = is_stripe(transfer),
+                                   .array = transfer.operation->array()};
   if (is_atomic(transfer.op)) {
     if (transfer.atomic != AtomicOp::atomic_read)
       std::memcpy(&request.operand, transfer.piece_count ? transfer.local_pieces->iov_base : transfer.local,
@@ -392,6 +393,7 @@ bool Direct::repeat_front() noexcept {
   repeat_.begin(1, 0, 0, nullptr, nullptr, [](Operation& done) noexcept {
     static_cast<Repeat&>(done).asker->on_repeated(done.completion());
   });
+  repeat_.belongs_to(front.array);
   // To be repeated does no harm: it needs no number.
   transfer.flags &= static_cast<std::uint16_t>(~transfer_flag::kMarked);
   if (front.stripe) {

@@ -83,6 +83,7 @@ class Direct final : public ConnectionOwner {
     bool stripe = false;                  // if it is one
     std::uint64_t context = 0;            // of the operation, for an error after it was settled
     std::uint32_t flags = 0;
+    std::uint32_t array = 0;   // Operation::array(), of which an update may be a piece
     std::int32_t staged = -1;  // slot of the endpoint's staging memory
     std::uint32_t local_key = 0;
     std::uint64_t operand = 0, compare = 0;  // of an update
