@@ -39,6 +39,7 @@ ROOMS = (
     "providers/shm",
     "providers/tcp",
     "providers/verbs/device",
+    "providers/verbs/connection",
     "providers/verbs",
     "providers/lnx/flows",
     "providers/lnx/rails",

@@ -31,7 +31,7 @@ bool native(const Transfer& transfer) noexcept {
 
 // Whether it goes from or to a slot of the endpoint's memory.
 bool stages(const Transfer& transfer) noexcept {
-  return is_atomic(transfer.op) || (transfer.length <= VerbsEndpoint::kStageBytes && !hides_local(transfer));
+  return is_atomic(transfer.op) || (transfer.length <= StagingMemory::kSlotBytes && !hides_local(transfer));
 }
 
 // What a part of a larger put or get is a part of; of another transfer, itself.
@@ -126,8 +126,9 @@ Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
     return {Way::session};
   if ((transfer.flags & (transfer_flag::kRemoteData | transfer_flag::kStored)) != 0) return {Way::session};
   const bool atomic = is_atomic(transfer.op);
-  if (atomic ? !native(transfer) || !endpoint_.atomics()
-             : transfer.op != OpCode::read && (transfer.op != OpCode::write || endpoint_.iwarp()))
+  if (atomic ? !native(transfer) || !endpoint_.shared().atomics
+             : transfer.op != OpCode::read &&
+                   (transfer.op != OpCode::write || endpoint_.shared().device.iwarp()))
     return {Way::session};
   // Of an update in one buffer native() knows the rest.
   if (atomic && transfer.piece_count == 0 ? lacks_local(transfer) || hides_local(transfer)
@@ -163,7 +164,7 @@ Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
     for (std::size_t i = 0; i < transfer.piece_count; ++i) {
       const iovec& piece = transfer.local_pieces[i];
       if (piece.iov_len &&
-          !endpoint_.regions().local_key(piece.iov_base, piece.iov_len, transfer.op == OpCode::read))
+          !endpoint_.shared().regions.local_key(piece.iov_base, piece.iov_len, transfer.op == OpCode::read))
         return {Way::session};
     }
   }
@@ -198,7 +199,7 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
   if (chosen.way == Way::session) return Way::session;
   if (failed_ || requests_.size() >= kMostRequests) return Way::later;
   // What is small and waits for a slot has to come again; the rest waits here until more is known.
-  if (staged && !endpoint_.stage_free()) {
+  if (staged && !endpoint_.staging().has_free()) {
     const bool others_have_them = requests_.empty() && !is_atomic(transfer.op);
     return others_have_them ? Way::session : Way::later;
   }
@@ -210,7 +211,8 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
                                    .after = after,
                                    .offset = whole.before,
                                    .whole = whole.length,
-                                   .stripe = is_stripe(transfer)};
+                                   .stripe = is_stripe(transfer),
+                                   .array = transfer.operation->array()};
   if (is_atomic(transfer.op)) {
     if (transfer.atomic != AtomicOp::atomic_read)
       std::memcpy(&request.operand, transfer.piece_count ? transfer.local_pieces->iov_base : transfer.local,
@@ -218,11 +220,11 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
     if (transfer.op == OpCode::compare_atomic) std::memcpy(&request.compare, transfer.compare, 8);
   }
   if (!staged) return Way::devices;
-  request.staged = endpoint_.take_stage();
-  request.local_key = endpoint_.stage_key();
+  request.staged = endpoint_.staging().take();
+  request.local_key = endpoint_.staging().key();
   if (transfer.op == OpCode::write) {
-    gather(local_of(transfer), endpoint_.stage(request.staged), transfer.length);
-    request.transfer.local = endpoint_.stage(request.staged);
+    gather(local_of(transfer), endpoint_.staging().at(request.staged), transfer.length);
+    request.transfer.local = endpoint_.staging().at(request.staged);
   }
   if (transfer.op != OpCode::read) request.transfer.piece_count = 0;  // copied
   if (chosen.way == Way::devices) {
@@ -259,11 +261,11 @@ bool Direct::reach_local(Request& request) try {
   if (transfer.piece_count > 1) return true;  // each piece has its own key: post()
   const iovec whole = local_of(transfer).here(transfer.length);
   const bool stores = transfer.op == OpCode::read;
-  if (const auto key = endpoint_.regions().local_key(whole.iov_base, whole.iov_len, stores)) {
+  if (const auto key = endpoint_.shared().regions.local_key(whole.iov_base, whole.iov_len, stores)) {
     request.local_key = *key;
     return true;
   }
-  request.own = endpoint_.regions().lend(whole.iov_base, whole.iov_len, stores);
+  request.own = endpoint_.shared().regions.lend(whole.iov_base, whole.iov_len, stores);
   request.local_key = DeviceRegions::key_of(request.own);
   return true;
 } catch (const std::exception&) {
@@ -284,11 +286,12 @@ bool Direct::send_chain() noexcept {
 // The local memory that goes with `there`, the next piece of the region: as much as one work request takes.
 ibv_sge Direct::next_piece(const Request& request, const Description::Place& there) {
   const Transfer& transfer = request.transfer;
-  std::uint64_t length = std::min({transfer.length - request.posted, there.left, endpoint_.max_message()});
+  std::uint64_t length =
+      std::min({transfer.length - request.posted, there.left, endpoint_.shared().device.max_message});
   std::uint64_t local;
   std::uint32_t local_key = request.local_key;
   if (request.staged >= 0) {
-    local = reinterpret_cast<std::uint64_t>(endpoint_.stage(request.staged)) + request.posted;
+    local = reinterpret_cast<std::uint64_t>(endpoint_.staging().at(request.staged)) + request.posted;
   } else {
     PieceCursor cursor = local_of(transfer);
     cursor.skip(request.posted);
@@ -296,12 +299,14 @@ ibv_sge Direct::next_piece(const Request& request, const Description::Place& the
     length = here.iov_len;
     local = reinterpret_cast<std::uint64_t>(here.iov_base);
     if (transfer.piece_count > 1)
-      local_key =
-          endpoint_.regions().local_key(here.iov_base, length, transfer.op == OpCode::read).value_or(0);
+      local_key = endpoint_.shared()
+                      .regions.local_key(here.iov_base, length, transfer.op == OpCode::read)
+                      .value_or(0);
   }
   // soft-iWARP (Linux 6.1) answers with the wrong page's bytes where some 30 bytes or fewer cross a page
   // boundary.
-  if (endpoint_.iwarp() && length <= kLittle) length = std::min(length, kPage - there.address % kPage);
+  if (endpoint_.shared().device.iwarp() && length <= kLittle)
+    length = std::min(length, kPage - there.address % kPage);
   return {.addr = local, .length = static_cast<std::uint32_t>(length), .lkey = local_key};
 }
 
@@ -388,6 +393,7 @@ bool Direct::repeat_front() noexcept {
   repeat_.begin(1, 0, 0, nullptr, nullptr, [](Operation& done) noexcept {
     static_cast<Repeat&>(done).asker->on_repeated(done.completion());
   });
+  repeat_.belongs_to(front.array);
   // To be repeated does no harm: it needs no number.
   transfer.flags &= static_cast<std::uint16_t>(~transfer_flag::kMarked);
   if (front.stripe) {
@@ -418,7 +424,7 @@ void Direct::on_repeated(const Completion& outcome) noexcept {
 }
 
 void Direct::release(Request& request) noexcept {
-  if (request.staged >= 0) endpoint_.give_stage(std::exchange(request.staged, -1));
+  if (request.staged >= 0) endpoint_.staging().give(std::exchange(request.staged, -1));
   request.own.reset();
 }
 
@@ -431,7 +437,7 @@ void Direct::settle_front(Errc error) noexcept {
   // The session has counted what was repeated through it.
   if (front.fate != Request::Fate::repeated) services_.counts.settle(transfer.op, transfer.length, error);
   if (error == Errc::ok && front.staged >= 0 && front.fate == Request::Fate::devices) {
-    const std::byte* const bytes = endpoint_.stage(front.staged);
+    const std::byte* const bytes = endpoint_.staging().at(front.staged);
     if (transfer.op == OpCode::read) scatter(bytes, local_of(transfer), length);
     if (transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic)
       std::memcpy(transfer.result, bytes, 8);

@@ -8,16 +8,18 @@
 #include "base/queues/ring_queue.h"
 #include "fabric/session/link_operation.h"
 #include "fabric/session/session.h"
-#include "providers/verbs/connection.h"
+#include "providers/verbs/connection/connection.h"
 #include "providers/verbs/device/regions.h"
 
 namespace fab::verbs {
+
+class VerbsEndpoint;
 
 // Puts, gets and atomics that the devices do between themselves, over a connection of their own: a request
 // that the peer's device refuses ends that connection and nothing else. The request goes on through the
 // stream, where the peer judges it in words; the others are repeated over a new connection.
 // Transfers settle in the order in which they were taken. Used under the context's lock.
-class Direct final : public Connection::Owner {
+class Direct final : public ConnectionOwner {
  public:
   struct Services {
     std::function<Session*()> session;     // of the stream; null once it ended
@@ -81,6 +83,7 @@ class Direct final : public Connection::Owner {
     bool stripe = false;                  // if it is one
     std::uint64_t context = 0;            // of the operation, for an error after it was settled
     std::uint32_t flags = 0;
+    std::uint32_t array = 0;   // Operation::array(), of which an update may be a piece
     std::int32_t staged = -1;  // slot of the endpoint's staging memory
     std::uint32_t local_key = 0;
     std::uint64_t operand = 0, compare = 0;  // of an update

@@ -2,6 +2,7 @@
 
 #include "providers/verbs/direct.h"
 #include "providers/verbs/endpoint.h"
+#include "providers/verbs/route.h"
 
 // How the connection of devices comes and goes, and what that means for what was posted.
 namespace fab::verbs {
@@ -28,10 +29,11 @@ bool Direct::connect() {
   const std::uint64_t token = services_.token();
   if (link_ != Link::none || token == 0) return false;
   connection_ = std::make_unique<Connection>(
-      endpoint_, *this, Connection::Depth{kDepth, 0, kInline, endpoint_.protection_domain()});
+      endpoint_.connections(), *this,
+      Connection::Depth{kDepth, 0, kInline, endpoint_.shared().protection_domain});
   call_until_ = endpoint_.handshake_until();
   endpoint_.watch();
-  if (const auto route = endpoint_.route_to(peer_)) {
+  if (const auto route = route_to(peer_, endpoint_.address())) {
     link_ = Link::connecting;
     if (connection_->call(endpoint_.address(), *route,
                           {.purpose = PrivateData::Purpose::memory, .to = peer_.id, .token = token}))
@@ -54,7 +56,7 @@ bool Direct::tick() noexcept {
     give_up_call();
   }
   // As answers to a stream's first message: on_closed() repeats what was posted.
-  if (link_ == Link::connected && endpoint_.iwarp() && !proven_useful_ && posted_ != 0 &&
+  if (link_ == Link::connected && endpoint_.shared().device.iwarp() && !proven_useful_ && posted_ != 0 &&
       endpoint_.attended() >= answer_until_)
     on_closed(Errc::peer_lost);
   return link_ == Link::connecting;

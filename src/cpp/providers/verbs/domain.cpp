@@ -124,10 +124,9 @@ PartCheck VerbsDomain::part_check() const {
 
 std::unique_ptr<Endpoint> VerbsDomain::open_endpoint(const EndpointServices& services) {
   return std::make_unique<VerbsEndpoint>(
-      services_, services,
-      VerbsEndpoint::Shared{device_, address_, *streams_, *protection_domain_, regions_, atomics_,
+      VerbsEndpoint::Shared{services_, device_, address_, *streams_, *protection_domain_, regions_, atomics_,
                             receive_slots_},
-      link_);
+      services, link_);
 }
 
 }  // namespace fab::verbs

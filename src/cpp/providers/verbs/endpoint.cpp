@@ -1,44 +1,34 @@
 #include "providers/verbs/endpoint.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <system_error>
 
 #include "base/bytes/random.h"
+#include "base/deadline.h"
 #include "fabric/types/error.h"
+#include "providers/verbs/route.h"
 
 namespace fab::verbs {
 namespace {
 
-constexpr std::uint32_t kFirstRoom = 16384;  // completions
 constexpr std::int32_t kStages = 256;
 constexpr int kBacklog = 1024;
-constexpr int kPollAtOnce = 32;
 constexpr std::size_t kMostServed = 65536;
-constexpr std::ptrdiff_t kMostStrangers = 128;  // callers that have not finished their handshake
-constexpr unsigned kAcknowledgeAt = 64;
+constexpr std::ptrdiff_t kMostStrangers = 128;     // callers that have not finished their handshake
 constexpr std::chrono::milliseconds kLinger(200);  // docs/messages.md
-
-void make_nonblocking(int fd) {
-  check_call(::fcntl(fd, F_SETFL, check_call(::fcntl(fd, F_GETFL), "fcntl") | O_NONBLOCK), "fcntl");
-  check_call(::fcntl(fd, F_SETFD, FD_CLOEXEC), "fcntl");
-}
 
 }  // namespace
 
 // A stream that was called, and the connection by which the caller's device reaches memory here: it needs
 // nobody's attention until it ends.
-struct VerbsEndpoint::Served final : public Connection::Owner, public DestroyedLater {
+struct VerbsEndpoint::Served final : public ConnectionOwner, public DestroyedLater {
   explicit Served(VerbsEndpoint& of)
       : endpoint(of),
         stream(of,
                {.on_open = [] {}, .on_turn = [] {}, .on_failed = [this](Errc) { endpoint.release(*this); }}) {
   }
   void serve_memory(OwnId id, const rdma_conn_param& asked) {
-    memory = std::make_unique<Connection>(endpoint, *this,
-                                          Connection::Depth{1, 0, 0, endpoint.protection_domain()});
+    memory = std::make_unique<Connection>(endpoint.connections(), *this,
+                                          Connection::Depth{1, 0, 0, endpoint.shared().protection_domain});
     if (!memory->answer(std::move(id), asked)) memory.reset();
   }
   void on_connected() noexcept override {}
@@ -50,32 +40,19 @@ struct VerbsEndpoint::Served final : public Connection::Owner, public DestroyedL
   std::unique_ptr<Connection> memory;
 };
 
-VerbsEndpoint::VerbsEndpoint(const DomainServices& domain, const EndpointServices& services,
-                             const Shared& shared, std::string link)
-    : domain_(domain),
-      services_(services),
+VerbsEndpoint::VerbsEndpoint(const Shared& shared, const EndpointServices& services, std::string link)
+    : services_(services),
       shared_(shared),
-      max_message_(std::clamp<std::uint64_t>(shared.device.max_message, 4096, 1u << 30)),
       address_(shared.address),
-      ticker_(services.poller, [this] { tick(); }) {
-  const Device& device = shared.device;
-  events_.reset(library().create_event_channel());
-  if (!events_) refuse(device, "connection events");
-  make_nonblocking(events_->fd);
-  notices_.reset(library().create_comp_channel(device.context));
-  if (!notices_) refuse(device, "completion events");
-  make_nonblocking(notices_->fd);
-  room_ = std::min<std::uint32_t>(kFirstRoom, static_cast<std::uint32_t>(device.limits.max_cqe));
-  queue_.reset(library().create_cq(device.context, static_cast<int>(room_), nullptr, notices_.get(), 0));
-  if (!queue_) refuse(device, "completion queue");
-  room_ = static_cast<std::uint32_t>(queue_->cqe);
-  staging_ = Mapping::anonymous(kStages * kStageBytes);
-  staging_key_.reset(
-      library().reg_mr(&shared.protection_domain, staging_.data(), staging_.size(), IBV_ACCESS_LOCAL_WRITE));
-  if (!staging_key_) refuse(device, "access to memory");
-  for (std::int32_t slot = kStages; slot-- > 0;) free_stages_.push_back(slot);
+      ticker_(services.poller, [this] { tick(); }),
+      events_(open_event_channel(shared.device)),
+      completions_(shared.device),
+      connections_{shared.device, *events_, completions_, destroyed_later_},
+      staging_(kStages) {
+  staging_.enroll(shared.device, shared.protection_domain);
   if (shared.receive_slots)
-    shared_receives_ = std::make_unique<SharedReceives>(*this, device, shared.receive_slots);
+    shared_receives_ = std::make_unique<SharedReceives>(completions_, shared.device, shared.stream_domain,
+                                                        shared.receive_slots);
 
   fill_random(identity_.id.data(), identity_.id.size());
   identity_.keys = &services.keys;
@@ -83,7 +60,8 @@ VerbsEndpoint::VerbsEndpoint(const DomainServices& domain, const EndpointService
   const EndpointAddress where{.id = identity_.id, .network = this_network(), .addresses = {address_}};
   identity_.part = {std::move(link), services.context, where.encode()};
   on_cm_ = std::make_unique<ReadyCall>(services.poller, events_->fd, [this] { on_cm(); });
-  on_completions_ = std::make_unique<ReadyCall>(services.poller, notices_->fd, [this] { on_completions(); });
+  on_completions_ =
+      std::make_unique<ReadyCall>(services.poller, completions_.notices(), [this] { on_completions(); });
 }
 
 VerbsEndpoint::~VerbsEndpoint() {
@@ -97,13 +75,12 @@ VerbsEndpoint::~VerbsEndpoint() {
   while (busy() && !deadline.passed()) {
     services_.slice.begin();
     for (const auto& [id, link] : links_) link->stream().flush();
-    poll();
+    completions_.poll();
     take_turns();
   }
   for (const auto& [id, link] : std::exchange(links_, {})) link->fail(Errc::canceled);
   for (const auto& served : std::exchange(served_, {})) served->stream.fail(Errc::canceled);
-  while (to_destroy_) destroy(std::move(to_destroy_));
-  if (unacknowledged_) library().ack_cq_events(queue_.get(), unacknowledged_);
+  destroyed_later_.destroy();
 }
 
 void VerbsEndpoint::listen() {
@@ -116,31 +93,6 @@ void VerbsEndpoint::listen() {
       library().listen(made, kBacklog) != 0)
     refuse(shared_.device, "listening place on " + address_.host());
   address_ = address_.with_port(ntohs(library().get_src_port(made)));
-}
-
-std::uint8_t VerbsEndpoint::reads_served() const noexcept {
-  return static_cast<std::uint8_t>(std::clamp(shared_.device.limits.max_qp_rd_atom, 1, 128));
-}
-
-std::uint8_t VerbsEndpoint::reads_begun() const noexcept {
-  return static_cast<std::uint8_t>(std::clamp(shared_.device.limits.max_qp_init_rd_atom, 1, 128));
-}
-
-namespace {
-
-std::optional<SocketAddress> find_route(const EndpointAddress& peer, const SocketAddress& from) {
-  for (const SocketAddress& address : peer.addresses)
-    if (address.v6() == from.v6() && !address.wildcard() && !address.loopback() && has_route(address))
-      return address;
-  return {};
-}
-
-}  // namespace
-
-std::optional<SocketAddress> VerbsEndpoint::route_to(const EndpointAddress& peer) const noexcept try {
-  return find_route(peer, address_);
-} catch (const std::exception&) {
-  return {};
 }
 
 Reach VerbsEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) const {
@@ -200,9 +152,9 @@ void VerbsEndpoint::on_cm() noexcept {
     if (!connection) continue;
     const std::uint32_t number = connection->work_number();
     if (type == RDMA_CM_EVENT_DISCONNECTED)
-      while (poll() != 0) {
+      while (completions_.poll() != 0) {
       }
-    if (owners_.contains(number)) connection->on_event(type);
+    if (completions_.owners().find(number)) connection->on_event(type);
   }
 }
 
@@ -265,48 +217,6 @@ void VerbsEndpoint::retire(VerbsLink& link) noexcept {
 
 // --- completions
 
-std::uint32_t VerbsEndpoint::add_owner(Connection::Owner& owner) {
-  while (next_number_ == 0 || owners_.contains(next_number_)) ++next_number_;
-  owners_.emplace(next_number_, &owner);
-  return next_number_++;
-}
-
-bool VerbsEndpoint::take_room(std::uint32_t entries) noexcept {
-  if (room_taken_ + entries > room_) {
-    const auto most = static_cast<std::uint32_t>(shared_.device.limits.max_cqe);
-    const std::uint32_t wanted = std::max(std::min(2 * room_, most), room_taken_ + entries);
-    if (library().resize_cq(queue_.get(), static_cast<int>(wanted)) != 0) return false;
-    room_ = static_cast<std::uint32_t>(queue_->cqe);
-    if (room_taken_ + entries > room_) return false;
-  }
-  room_taken_ += entries;
-  return true;
-}
-
-std::int32_t VerbsEndpoint::take_stage() noexcept {
-  const std::int32_t slot = free_stages_.back();
-  free_stages_.pop_back();
-  return slot;
-}
-
-Connection::Owner* VerbsEndpoint::owner(std::uint32_t number) noexcept {
-  if (number != recent_.first) {
-    const auto found = owners_.find(number);
-    if (found == owners_.end()) return nullptr;
-    recent_ = *found;
-  }
-  return recent_.second;
-}
-
-int VerbsEndpoint::poll() noexcept {
-  ibv_wc completions[kPollAtOnce];
-  const int count = ibv_poll_cq(queue_.get(), kPollAtOnce, completions);
-  for (int i = 0; i < count; ++i)
-    if (Connection::Owner* const to = owner(static_cast<std::uint32_t>(completions[i].wr_id >> 32)))
-      to->on_completion(completions[i]);
-  return std::max(count, 0);
-}
-
 bool VerbsEndpoint::take_turns() noexcept {
   if (turns_.empty() && pumps_.empty()) return false;
   bool moved = false;
@@ -321,43 +231,25 @@ bool VerbsEndpoint::take_turns() noexcept {
 }
 
 bool VerbsEndpoint::progress() noexcept {
-  if (!to_destroy_) return poll_and_turn();
-  std::shared_ptr<DestroyedLater> dead = std::move(to_destroy_);  // after the polls of this turn
+  if (destroyed_later_.empty()) return poll_and_turn();
+  DestroyedLaterList dead = std::move(destroyed_later_);  // after the polls of this turn
   const bool moved = poll_and_turn();
-  destroy(std::move(dead));
+  dead.destroy();
   return moved;
 }
 
-// Each is destroyed before the next one: a chain that destroyed itself would do so by recursion.
-void VerbsEndpoint::destroy(std::shared_ptr<DestroyedLater> dead) noexcept {
-  while (dead) dead = std::move(dead->next);
-}
-
 bool VerbsEndpoint::poll_and_turn() noexcept {
-  int count = kPollAtOnce;
+  constexpr int kAtOnce = DeviceCompletionQueue::kPollAtOnce;
+  int count = kAtOnce;
   bool moved = false;
-  while (count == kPollAtOnce && !services_.slice.spent()) moved |= (count = poll()) != 0;
+  while (count == kAtOnce && !services_.slice.spent()) moved |= (count = completions_.poll()) != 0;
   return take_turns() || moved;
 }
 
-bool VerbsEndpoint::arm() noexcept {
-  if (take_turns()) return false;
-  if (!armed_) {
-    if (ibv_req_notify_cq(queue_.get(), 0) != 0) return false;
-    armed_ = true;
-    // What came before this is not told of.
-    if (poll() != 0) return false;
-  }
-  return true;
-}
+bool VerbsEndpoint::arm() noexcept { return !take_turns() && completions_.arm(); }
 
 void VerbsEndpoint::on_completions() noexcept {
-  ibv_cq* queue = nullptr;
-  void* context = nullptr;
-  while (library().get_cq_event(notices_.get(), &queue, &context) == 0)
-    if (++unacknowledged_ >= kAcknowledgeAt)
-      library().ack_cq_events(queue_.get(), std::exchange(unacknowledged_, 0));
-  armed_ = false;
+  completions_.take_notices();
   progress();
 }
 

@@ -11,7 +11,7 @@
 #include "fabric/completion/event_queue.h"
 #include "fabric/memory/copy_memory.h"
 #include "providers/verbs/endpoint.h"
-#include "providers/verbs/shared_receives.h"
+#include "providers/verbs/route.h"
 
 namespace fab::verbs {
 namespace {
@@ -38,7 +38,7 @@ VerbsStream::~VerbsStream() {
 
 void VerbsStream::make_session(Part peer) {
   session_ = std::make_unique<Session>(Session::Services{
-      .segment = endpoint_.domain().segment,
+      .segment = endpoint_.shared().services.segment,
       .completions = endpoint_.services().completions,
       .receives = endpoint_.services().receives,
       .sender = std::make_shared<Sender>(endpoint_.services().peers, std::vector<Part>{std::move(peer)},
@@ -48,10 +48,10 @@ void VerbsStream::make_session(Part peer) {
       .counts = counts_,
       .wake_domain = endpoint_.services().wake_domain,
       .slice = &endpoint_.services().slice,
-      .observer = endpoint_.domain().observer,
+      .observer = endpoint_.shared().services.observer,
       .on_output = [this] { on_output(); },
       .handover = Handover::when_answered,
-      .device = &endpoint_.regions(),
+      .device = &endpoint_.shared().regions,
       .extensions = endpoint_.services().extensions,
       .on_cut = [this] { fail(Errc::peer_lost); }});
 }
@@ -76,8 +76,8 @@ Errc VerbsStream::call() noexcept {
 
 void VerbsStream::make_connection() {
   connection_ = std::make_unique<Connection>(
-      endpoint_, *this,
-      Connection::Depth{kSlots, kSlots, 0, endpoint_.stream_domain(), endpoint_.shared_receives()});
+      endpoint_.connections(), *this,
+      Connection::Depth{kSlots, kSlots, 0, endpoint_.shared().stream_domain, endpoint_.shared_receives()});
 }
 
 Errc VerbsStream::dial() noexcept try {
@@ -89,7 +89,7 @@ Errc VerbsStream::dial() noexcept try {
   free_slots_ = credits_ = kSlots;
   next_slot_ = owed_ = 0;
   make_connection();
-  const auto route = endpoint_.route_to(where_);
+  const auto route = route_to(where_, endpoint_.address());
   const bool called = route && connection_->call(endpoint_.address(), *route, {.to = where_.id});
   return called ? Errc::ok : Errc::unreachable;
 } catch (const std::exception&) {
@@ -108,8 +108,8 @@ Errc VerbsStream::answer(OwnId id, const rdma_conn_param& asked) noexcept try {
 bool VerbsStream::on_made() noexcept try {
   const bool shared = endpoint_.shared_receives() != nullptr;
   memory_ = Mapping::anonymous(std::size_t{shared ? 1u : 2u} * kSlots * kSlotBytes);
-  mr_.reset(
-      library().reg_mr(&endpoint_.stream_domain(), memory_.data(), memory_.size(), IBV_ACCESS_LOCAL_WRITE));
+  mr_.reset(library().reg_mr(&endpoint_.shared().stream_domain, memory_.data(), memory_.size(),
+                             IBV_ACCESS_LOCAL_WRITE));
   if (!mr_) return false;
   if (shared) return true;
   for (std::uint32_t slot = 0; slot < kSlots; ++slot)

@@ -11,9 +11,12 @@
 #include "fabric/session/frames/handshake.h"
 #include "fabric/session/liveness.h"
 #include "fabric/session/session.h"
-#include "providers/verbs/connection.h"
+#include "providers/verbs/connection/connection.h"
+#include "providers/verbs/connection/shared_receives.h"
 
 namespace fab::verbs {
+
+class VerbsEndpoint;
 
 struct StreamTurns;  // list of streams that wait for their turn
 
@@ -21,7 +24,7 @@ struct StreamTurns;  // list of streams that wait for their turn
 // of at most kSlotBytes. A side has a credit for each free slot of the other one, and every message gives
 // back the credits of the slots that were emptied. Requests go from the caller to the called side only, so
 // each direction has its stream. It begins with a handshake (docs/wire.md).
-class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
+class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
  public:
   // `on_open`, `on_failed`: once each; on_failed when the session has settled all it had. `on_turn`: after
   // each turn in which something moved.
@@ -65,7 +68,7 @@ class VerbsStream final : public Connection::Owner, public Linked<StreamTurns> {
     return open_ && session_->messages().owes() && (session_->has_output() || free_slots_ != kSlots);
   }
 
-  static constexpr std::size_t kSlotBytes = 16 * 1024;
+  static constexpr std::size_t kSlotBytes = SharedReceives::kSlotBytes;
 
   // How long the first answer over a new connection may take until another connection is tried.
   static constexpr std::chrono::milliseconds kAnswerTime{1250};

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pyfab
 import pytest
-from pyfab import Access, AtomicOp, RMAEvent
+from pyfab import Access, AtomicOp, Delivery, RMAEvent
 from pyfab.testing.suite.support import TIMEOUT, litmus, rounds
 
 
@@ -161,6 +161,25 @@ def test_atomics_on_arrays_that_mix_count_one_each(pair, counted):
     for thread in threads:
         thread.join()
     assert pair.peer.run(count) == 3 * 2 * each
+
+
+@pytest.mark.req("MR-57")
+@pytest.mark.parametrize("level", [Delivery.INJECT, Delivery.DELIVERY])
+def test_an_array_counts_one_for_a_counter_that_came_later(pair, level):
+    """A device that updated the region by itself refuses to, and what is repeated is one operation all the same."""
+    exposed = pair.expose(np.zeros((16, 8), np.int64))
+    column, ones = exposed.remote[:, 0], np.ones(16, np.int64)
+
+    def add():
+        pair.endpoint.atomic(AtomicOp.SUM, ones, pair.handle, column, flags=level)
+        pair.endpoint.flush(timeout=TIMEOUT)
+
+    add()
+    pair.peer.run(bind, exposed.name)
+    add()
+    assert (exposed.content()[:, 0] == 2).all()
+    assert pair.peer.run(count) == 1
+    pair.peer.run(unbind)
 
 
 @pytest.mark.req("MR-57")

@@ -12,7 +12,7 @@
 #include "base/memory/mapping.h"
 #include "fabric/memory/dma_buf.h"
 #include "fabric/session/frames/frame.h"
-#include "providers/verbs/connection.h"
+#include "providers/verbs/connection/connection.h"
 #include "providers/verbs/device/regions.h"
 
 namespace {

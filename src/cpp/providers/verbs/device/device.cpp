@@ -1,6 +1,7 @@
 #include "providers/verbs/device/device.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <mutex>
 #include <set>
 
+#include "base/fd.h"
 #include "base/network/interfaces.h"
 #include "base/process/process.h"
 #include "fabric/types/error.h"
@@ -81,7 +83,7 @@ bool query(Device& device) {
   device.mtu = port.active_mtu;
   device.link_layer = port.link_layer;
   device.speed_bits_per_second = speed_of(port);
-  device.max_message = port.max_msg_sz;
+  device.max_message = std::clamp<std::uint64_t>(port.max_msg_sz, 4096, 1u << 30);
   return true;
 }
 
@@ -163,6 +165,29 @@ void refuse(const Device& device, const std::string& what) {
     message += "; this process may lock " + std::to_string(locked.rlim_cur / 1024) +
                " KiB of memory, raise that limit (ulimit -l)";
   throw Error(shortage_or(error, Errc::no_memory), message);
+}
+
+namespace {
+
+void make_nonblocking(int fd) {
+  check_call(::fcntl(fd, F_SETFL, check_call(::fcntl(fd, F_GETFL), "fcntl") | O_NONBLOCK), "fcntl");
+  check_call(::fcntl(fd, F_SETFD, FD_CLOEXEC), "fcntl");
+}
+
+}  // namespace
+
+OwnCompletionChannel open_completion_channel(const Device& device) {
+  OwnCompletionChannel channel(library().create_comp_channel(device.context));
+  if (!channel) refuse(device, "completion events");
+  make_nonblocking(channel->fd);
+  return channel;
+}
+
+OwnEventChannel open_event_channel(const Device& device) {
+  OwnEventChannel channel(library().create_event_channel());
+  if (!channel) refuse(device, "connection events");
+  make_nonblocking(channel->fd);
+  return channel;
 }
 
 std::vector<Gid> list_gids(const Device& device) {

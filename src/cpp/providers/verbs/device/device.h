@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -23,6 +24,13 @@ struct Device {
   std::uint8_t link_layer = 0;  // IBV_LINK_LAYER_*
   std::uint64_t speed_bits_per_second = 0;
   std::uint64_t max_message = 0;  // bytes of one work request
+  // Reads and atomics under way at once over one connection: of the peer's, and of this side's.
+  std::uint8_t reads_served() const noexcept {
+    return static_cast<std::uint8_t>(std::clamp(limits.max_qp_rd_atom, 1, 128));
+  }
+  std::uint8_t reads_begun() const noexcept {
+    return static_cast<std::uint8_t>(std::clamp(limits.max_qp_init_rd_atom, 1, 128));
+  }
   bool iwarp() const noexcept { return context->device->transport_type == IBV_TRANSPORT_IWARP; }
 };
 
@@ -41,6 +49,11 @@ SocketAddress address_of_gid(const Device& device, const std::string& index);
 // After a call of the device's failed: throws Error(no_memory) with what it does not give, and errno's
 // reason.
 [[noreturn]] void refuse(const Device& device, const std::string& what);
+
+// Where it tells of completions, and of connections. Reading does not wait where there is nothing. Throw
+// Error and std::system_error.
+OwnCompletionChannel open_completion_channel(const Device& device);
+OwnEventChannel open_event_channel(const Device& device);
 
 // Never throws; none where there are none. Looks at this machine only.
 std::vector<Device> list_devices();

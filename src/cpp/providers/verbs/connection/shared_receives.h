@@ -1,10 +1,12 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <unordered_map>
 
 #include "base/memory/mapping.h"
-#include "providers/verbs/connection.h"
+#include "providers/verbs/connection/device_completion_queue.h"
+#include "providers/verbs/connection/owner.h"
 #include "providers/verbs/device/device.h"
 
 namespace fab::verbs {
@@ -12,15 +14,18 @@ namespace fab::verbs {
 // A shared receive queue: slots for the messages of all streams of an endpoint, so that the memory for
 // receiving does not grow with the number of peers. While no slot is free the devices of those who send try
 // again. Used under the context's lock; outlives the queue pairs.
-class SharedReceives final : public Connection::Owner {
+class SharedReceives final : public ConnectionOwner {
  public:
+  static constexpr std::size_t kSlotBytes = 16 * 1024;
+
   // Throws Error.
-  SharedReceives(VerbsEndpoint& endpoint, const Device& device, std::uint32_t slots);
+  SharedReceives(DeviceCompletionQueue& completions, const Device& device, ibv_pd& protection_domain,
+                 std::uint32_t slots);
 
   ibv_srq& queue() const noexcept { return *queue_; }
   // The owner of the queue pair is told of its messages as of its other completions, with the number of the
   // slot, which is free again when on_completion() returns.
-  bool join(std::uint32_t queue_pair, Connection::Owner& owner) noexcept;
+  bool join(std::uint32_t queue_pair, ConnectionOwner& owner) noexcept;
   void leave(std::uint32_t queue_pair) noexcept { owners_.erase(queue_pair); }
   const std::byte* slot(std::uint32_t number) const noexcept;
 
@@ -35,7 +40,7 @@ class SharedReceives final : public Connection::Owner {
   Mapping memory_;
   OwnMr mr_;
   OwnSrq queue_;
-  std::unordered_map<std::uint32_t, Connection::Owner*> owners_;  // by number of the queue pair
+  std::unordered_map<std::uint32_t, ConnectionOwner*> owners_;  // by number of the queue pair
 };
 
 }  // namespace fab::verbs

@@ -1,11 +1,10 @@
-#include "providers/verbs/connection.h"
+#include "providers/verbs/connection/connection.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/bytes/wire.h"
-#include "providers/verbs/endpoint.h"
-#include "providers/verbs/shared_receives.h"
+#include "providers/verbs/connection/shared_receives.h"
 
 namespace fab::verbs {
 namespace {
@@ -46,15 +45,15 @@ std::optional<PrivateData> PrivateData::decode(std::string_view bytes) noexcept 
   return data;
 }
 
-Connection::Connection(VerbsEndpoint& endpoint, Owner& owner, const Depth& depth)
-    : endpoint_(endpoint),
+Connection::Connection(const Services& services, ConnectionOwner& owner, const Depth& depth)
+    : services_(services),
       owner_(owner),
       depth_(depth),
       late_id_(depth.shared_receives ? std::make_shared<LateId>() : nullptr),
-      work_number_(endpoint.add_owner(owner)) {}
+      work_number_(services.completions.owners().add(owner)) {}
 
 Connection::~Connection() {
-  endpoint_.remove_owner(work_number_);
+  services_.completions.owners().remove(work_number_);
   if (id_) {
     id_->context = nullptr;
     if (connected_) library().disconnect(id_.get());
@@ -62,17 +61,17 @@ Connection::~Connection() {
     if (depth_.shared_receives && id_->qp) {
       depth_.shared_receives->leave(id_->qp->qp_num);
       late_id_->id = std::move(id_);
-      endpoint_.destroy_later(std::move(late_id_));
+      services_.destroyed_later.add(std::move(late_id_));
     }
     id_.reset();
   }
-  endpoint_.give_room(room_);
+  services_.completions.give_room(room_);
 }
 
 bool Connection::call(const SocketAddress& from, const SocketAddress& to, const PrivateData& data) noexcept {
   data.encode(private_data_);
   rdma_cm_id* made = nullptr;
-  if (library().create_id(endpoint_.events(), &made, this, RDMA_PS_TCP) != 0) return false;
+  if (library().create_id(&services_.events, &made, this, RDMA_PS_TCP) != 0) return false;
   id_.reset(made);
   calling_ = true;
   std::uint8_t timeout = kAckTimeout;  // a kernel that does not know it takes its own
@@ -85,12 +84,12 @@ bool Connection::call(const SocketAddress& from, const SocketAddress& to, const 
 bool Connection::make_queue_pair() noexcept {
   const std::uint32_t receives = depth_.shared_receives ? 0 : depth_.receives;
   const std::uint32_t room = depth_.sends + receives;
-  if (id_->verbs != depth_.protection_domain.context || !endpoint_.take_room(room)) return false;
+  if (id_->verbs != depth_.protection_domain.context || !services_.completions.take_room(room)) return false;
   room_ = room;
   // Devices differ in what they send inline; and none says how much before it is asked for.
   for (std::uint32_t bytes = depth_.inline_bytes;; bytes /= 2) {
     ibv_qp_init_attr wanted{};
-    wanted.send_cq = wanted.recv_cq = &endpoint_.completion_queue();
+    wanted.send_cq = wanted.recv_cq = &services_.completions.queue();
     wanted.srq = depth_.shared_receives ? &depth_.shared_receives->queue() : nullptr;
     wanted.qp_type = IBV_QPT_RC;
     wanted.cap = {.max_send_wr = depth_.sends,
@@ -112,8 +111,8 @@ bool Connection::begin_connect() noexcept {
   rdma_conn_param wanted{};
   wanted.private_data = private_data_;
   wanted.private_data_len = PrivateData::kBytes;
-  wanted.responder_resources = endpoint_.reads_served();
-  wanted.initiator_depth = endpoint_.reads_begun();
+  wanted.responder_resources = services_.device.reads_served();
+  wanted.initiator_depth = services_.device.reads_begun();
   wanted.retry_count = kRetries;
   wanted.rnr_retry_count = depth_.shared_receives ? kRetryForEver : kNotReadyRetries;
   return library().connect(id_.get(), &wanted) == 0;
@@ -124,8 +123,8 @@ bool Connection::answer(OwnId id, const rdma_conn_param& asked) noexcept {
   id_->context = this;
   if (!make_queue_pair()) return false;
   rdma_conn_param given{};
-  given.responder_resources = std::min(asked.initiator_depth, endpoint_.reads_served());
-  given.initiator_depth = std::min(asked.responder_resources, endpoint_.reads_begun());
+  given.responder_resources = std::min(asked.initiator_depth, services_.device.reads_served());
+  given.initiator_depth = std::min(asked.responder_resources, services_.device.reads_begun());
   given.retry_count = kRetries;
   given.rnr_retry_count = depth_.shared_receives ? kRetryForEver : kNotReadyRetries;
   std::uint8_t timeout = kAckTimeout;

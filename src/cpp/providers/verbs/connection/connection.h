@@ -8,19 +8,14 @@
 #include "base/network/tcp_socket.h"
 #include "fabric/session/frames/hello.h"
 #include "fabric/types/error.h"
+#include "providers/verbs/connection/destroyed_later.h"
+#include "providers/verbs/connection/device_completion_queue.h"
+#include "providers/verbs/connection/owner.h"
 #include "providers/verbs/device/library.h"
 
 namespace fab::verbs {
 
 class SharedReceives;
-class VerbsEndpoint;
-
-// What an endpoint destroys after the present turn, because it may still be running
-// (VerbsEndpoint::destroy_later). The objects link each other, so that ending takes no memory.
-struct DestroyedLater {
-  virtual ~DestroyedLater() = default;
-  std::shared_ptr<DestroyedLater> next{};
-};
 
 // What a call says before there is a connection: rdma_cm's private data.
 struct PrivateData {
@@ -42,18 +37,12 @@ struct PrivateData {
 // the context's lock, and may destroy it there.
 class Connection final {
  public:
-  // `owner` is told of the connection, and of completions by the id that begin() gives work requests.
-  class Owner {
-   public:
-    virtual bool on_made() noexcept {
-      return true;
-    }  // the queue pair is there: receives may be posted. False: give up
-    virtual void on_connected() noexcept = 0;
-    virtual void on_closed(Errc why) noexcept = 0;  // once; not after the owner let go of it
-    virtual void on_completion(const ibv_wc& completion) noexcept = 0;
-
-   protected:
-    ~Owner() = default;
+  // What the connections of an endpoint have in common; outlives them.
+  struct Services {
+    const Device& device;
+    rdma_event_channel& events;
+    DeviceCompletionQueue& completions;
+    DestroyedLaterList& destroyed_later;
   };
   struct Depth {
     std::uint32_t sends, receives, inline_bytes;
@@ -61,7 +50,8 @@ class Connection final {
     SharedReceives* shared_receives = nullptr;  // where messages arrive, instead of in receives of its own
   };
 
-  Connection(VerbsEndpoint& endpoint, Owner& owner, const Depth& depth);
+  // `owner` is told of the connection, and of completions whose ids work_id() made.
+  Connection(const Services& services, ConnectionOwner& owner, const Depth& depth);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -92,8 +82,8 @@ class Connection final {
   bool make_queue_pair() noexcept;
   bool begin_connect() noexcept;
 
-  VerbsEndpoint& endpoint_;
-  Owner& owner_;
+  const Services& services_;
+  ConnectionOwner& owner_;
   const Depth depth_;
   struct LateId final : DestroyedLater {
     OwnId id;

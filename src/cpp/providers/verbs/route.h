@@ -1,0 +1,16 @@
+#pragma once
+
+#include <optional>
+
+#include "base/network/tcp_socket.h"
+#include "fabric/session/frames/hello.h"
+
+namespace fab::verbs {
+
+// The first address of the peer that the device with address `from` may reach.
+std::optional<SocketAddress> find_route(const EndpointAddress& peer, const SocketAddress& from);
+
+// None as well while no descriptor or memory is left to look by.
+std::optional<SocketAddress> route_to(const EndpointAddress& peer, const SocketAddress& from) noexcept;
+
+}  // namespace fab::verbs
