@@ -28,13 +28,13 @@ struct alignas(128) RegionEntry {
   std::uint32_t endpoint;     // Port::endpoint that the region is bound to; 0: any
   // 1 + indices of the counters that remote writes raise. A 0 ends the list, which may grow.
   std::atomic<std::uint32_t> counters[8];
-  std::uint32_t auth;   // the Visitor::auth that is needed; with kAuthSet: one bit for each that suffices
+  std::uint32_t auth;   // the Requester::auth that is needed; with kAuthSet: one bit for each that suffices
   std::uint32_t spans;  // how many spans are reachable, with region_flag::kSpans
   std::uint32_t spans_block;
 };
 static_assert(sizeof(RegionEntry) == 128);
 inline constexpr std::uint32_t kAuthSet = 1u << 31;  // in RegionEntry::auth
-inline constexpr std::uint32_t kMostInAuthSet = 30;  // the highest Visitor::auth that such a set can hold
+inline constexpr std::uint32_t kMostInAuthSet = 30;  // the highest Requester::auth that such a set can hold
 constexpr bool admits(std::uint32_t auth, std::uint32_t shown) noexcept {
   return (auth & kAuthSet) == 0 ? shown == auth : shown <= kMostInAuthSet && ((auth >> shown) & 1) != 0;
 }
@@ -56,7 +56,7 @@ struct Port {
 };
 
 // Who makes a request, as far as judge() must know.
-struct Visitor {
+struct Requester {
   const Port& port;
   std::uint32_t auth;  // number, within the domain, of the authorization key that it proved; 0: the domain's
 };
@@ -104,7 +104,7 @@ class RegionView {
   // starts within the region. `state` is the value that the entry is expected to have, or 0 for any
   // generation. Checks the key first, then rights, then bounds (fi_mr(3)).
   Errc judge(const RegionEntry& entry, std::uint64_t key, std::uint64_t state, OpCode op,
-             std::uint64_t remote, std::uint64_t length, const Visitor& visitor,
+             std::uint64_t remote, std::uint64_t length, const Requester& requester,
              std::uint64_t& offset) const noexcept;
 
   // Splits [offset, offset + length) of a judged region into owner addresses. Returns how many; at most

@@ -73,7 +73,7 @@ struct alignas(64) CounterCell {
 // Which authorization keys a context takes: a peer that has one of them finds its number here.
 struct KeyTags {
   struct Tag {
-    std::uint32_t number;    // Visitor::auth
+    std::uint32_t number;    // Requester::auth
     std::uint8_t proof[32];  // HMAC of salt, cell and number under the key; all zero: no key is needed
   };
   std::atomic<std::uint32_t> count;
@@ -154,7 +154,7 @@ class Segment {
 
 // Tells in `segment` which keys context `cell` takes, at most kMaxAuthKeys.
 void set_auth_keys(Segment& segment, std::uint32_t cell, std::span<const AuthKey> keys);
-// The Visitor::auth of a peer that comes to context `cell` with `secret`; nothing if the context does not
+// The Requester::auth of a peer that comes to context `cell` with `secret`; nothing if the context does not
 // take that key.
 std::optional<std::uint32_t> authorized(const Segment& segment, std::uint32_t cell,
                                         const std::string& secret);

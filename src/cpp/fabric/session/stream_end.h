@@ -16,7 +16,7 @@ struct StreamEnd {
         output(services.segment.regions()) {}
 
   const SessionServices services;
-  const Visitor requester;  // the peer, as regions judge it
+  const Requester requester;  // the peer, as regions judge it
   SessionOutput output;
   Answers answers{output};
   Guest guest;

@@ -64,7 +64,7 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
   struct Found {
     std::shared_ptr<PeerDomain> peer;
     std::uint16_t cell;
-    std::uint32_t auth;  // Visitor::auth there
+    std::uint32_t auth;  // Requester::auth there
   };
   Found look_up(const Name& peer, std::uint16_t target, std::size_t key) const;
   void look_for_channels() noexcept;

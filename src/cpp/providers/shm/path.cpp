@@ -50,7 +50,7 @@ ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> p
       part_(std::move(part)),
       cell_(entry.cell),
       key_(entry.key),
-      visitor_{peer_->segment().port(entry.cell), entry.auth},
+      requester_{peer_->segment().port(entry.cell), entry.auth},
       slot_(*claimed_),
       known_(*peer_, endpoint.copy_mode()),
       proof_(peer_->address().process.pid, peer_->segment(), peer_->address().domain_id, &slot_) {
@@ -94,7 +94,7 @@ inline Errc ShmPath::judge(const Transfer& transfer, const KnownRegion& region,
   if (transfer.piece_count != 0 || !transfer.local || !is_put_or_get(transfer) || DmaBuf::any_hidden())
     if (const Errc wrong = check_copied(transfer); wrong != Errc::ok) return wrong;
   return known_.view().judge(*region.entry, transfer.key, region.state, transfer.op, transfer.remote,
-                             transfer.length, visitor_, offset);
+                             transfer.length, requester_, offset);
 }
 
 std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
@@ -397,7 +397,7 @@ Channel* ShmPath::open_channel() noexcept try {
   // With other keys it is another endpoint that has the place now, which would not take the channel.
   const bool there =
       peer_->serves(cell_) &&
-      (channel_ || authorized(peer_->segment(), cell_, endpoint_.key(key_).secret) == visitor_.auth);
+      (channel_ || authorized(peer_->segment(), cell_, endpoint_.key(key_).secret) == requester_.auth);
   if (!there) {
     lose(Errc::peer_lost);
     return nullptr;
@@ -452,7 +452,7 @@ void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcep
     if (!counts) return;
   }
   Segment& segment = peer_->segment();
-  if (raise_counters(segment, *region.entry, visitor_.port))
+  if (raise_counters(segment, *region.entry, requester_.port))
     peer_->wake(segment.header().waiter_cell.load(), work::kLook);
 }
 

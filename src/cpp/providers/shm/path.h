@@ -29,7 +29,7 @@ using ClaimedSlot = std::unique_ptr<AccessSlot, FreeSlot>;
 // until it is idle.
 class ShmPath final : public Path {
  public:
-  // Which context there, under which key: its index here, and its number there (Visitor::auth).
+  // Which context there, under which key: its index here, and its number there (Requester::auth).
   struct Entry {
     std::uint16_t cell;
     std::size_t key;
@@ -95,7 +95,7 @@ class ShmPath final : public Path {
   const Part part_;
   const std::uint16_t cell_;
   const std::size_t key_;
-  const Visitor visitor_;
+  const Requester requester_;
   AccessSlot& slot_;
   KnownRegions known_;
   Errc state_ = Errc::ok;
