@@ -143,9 +143,9 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
   AuthKeys keys = keys_of(traits);
   return contexts_.open([&](std::uint16_t cell) {
     check_open();
-    Port& port = segment_.header().ports.of[cell];
-    port.endpoint.store(traits.number);
-    port.events.store(traits.counts ? 1 : 0);
+    ContextRights& rights = segment_.header().context_rights.of[cell];
+    rights.endpoint.store(traits.number);
+    rights.events.store(traits.counts ? 1 : 0);
     set_auth_keys(segment_, cell, keys);
     auto context =
         std::make_shared<Context>(*domain_, Context::Parameters{.index = index,

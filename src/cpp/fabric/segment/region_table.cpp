@@ -77,7 +77,7 @@ Errc RegionView::judge(const RegionEntry& entry, std::uint64_t key, std::uint64_
       entry.key.load(std::memory_order_relaxed) != key)
     return Errc::key_rejected;
   if (!admits(entry.auth, requester.auth)) return Errc::key_rejected;
-  if (entry.endpoint != 0 && entry.endpoint != requester.port.endpoint.load(std::memory_order_relaxed))
+  if (entry.endpoint != 0 && entry.endpoint != requester.rights.endpoint.load(std::memory_order_relaxed))
     return Errc::key_rejected;
   const std::uint32_t needed = op == OpCode::read ? access::kRemoteRead : access::kRemoteWrite;
   if ((entry.access & needed) == 0) return Errc::access;

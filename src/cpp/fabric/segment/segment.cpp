@@ -128,9 +128,9 @@ std::int32_t Segment::user_of(std::uint32_t index) const {
   return 0;
 }
 
-bool raise_counters(const Segment& target, const RegionEntry& entry, const Port& port) noexcept {
+bool raise_counters(const Segment& target, const RegionEntry& entry, const ContextRights& rights) noexcept {
   if (entry.counters[0].load(std::memory_order_acquire) == 0 ||
-      port.events.load(std::memory_order_relaxed) == 0)
+      rights.events.load(std::memory_order_relaxed) == 0)
     return false;
   bool waited_for = false;
   for (const auto& bound : entry.counters) {

@@ -94,8 +94,8 @@ struct SegmentHeader {
   ContextCell contexts[kMaxContexts];
   // Apart from the cells, whose cache lines are written all the time.
   struct alignas(64) {
-    Port of[kMaxContexts];
-  } ports;
+    ContextRights of[kMaxContexts];
+  } context_rights;
   KeyTags keys[kMaxContexts];
 };
 
@@ -119,7 +119,9 @@ class Segment {
     return reinterpret_cast<void*>(header().mapped_at + offset);
   }
 
-  const Port& port(std::uint32_t cell) const noexcept { return header().ports.of[cell % kMaxContexts]; }
+  const ContextRights& rights_of(std::uint32_t cell) const noexcept {
+    return header().context_rights.of[cell % kMaxContexts];
+  }
 
   // Claims a slot that is free or whose process is dead. -1: all kMaxSlots are in use.
   int claim_slot(const ProcessId& claimant) const;
@@ -146,11 +148,12 @@ class Segment {
   Mapping mapping_;
 };
 
-// Counts one remote write on every counter of `entry`, after its data; nothing if the endpoint of `port` was
-// opened without remote-write events. True if somebody waits for one of the counters: then the caller wakes
-// the waiter cell, by its doorbell from another process, or by EndpointServices::wake_domain within the
-// owner.
-[[nodiscard]] bool raise_counters(const Segment& target, const RegionEntry& entry, const Port& port) noexcept;
+// Counts one remote write on every counter of `entry`, after its data; nothing if the endpoint behind
+// `rights` was opened without remote-write events. True if somebody waits for one of the counters: then the
+// caller wakes the waiter cell, by its doorbell from another process, or by EndpointServices::wake_domain
+// within the owner.
+[[nodiscard]] bool raise_counters(const Segment& target, const RegionEntry& entry,
+                                  const ContextRights& rights) noexcept;
 
 // Tells in `segment` which keys context `cell` takes, at most kMaxAuthKeys.
 void set_auth_keys(Segment& segment, std::uint32_t cell, std::span<const AuthKey> keys);

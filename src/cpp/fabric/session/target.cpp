@@ -135,7 +135,7 @@ void Target::end_probe(const FrameHeader& frame) {
 }
 
 void Target::count_write(const RegionEntry& entry) noexcept {
-  if (raise_counters(end_.services.segment, entry, end_.requester.port)) end_.services.wake_domain();
+  if (raise_counters(end_.services.segment, entry, end_.requester.rights)) end_.services.wake_domain();
 }
 
 void Target::deliver(std::uint64_t length, std::uint64_t data) noexcept {

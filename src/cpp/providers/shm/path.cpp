@@ -50,7 +50,7 @@ ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> p
       part_(std::move(part)),
       cell_(entry.cell),
       key_(entry.key),
-      requester_{peer_->segment().port(entry.cell), entry.auth},
+      requester_{peer_->segment().rights_of(entry.cell), entry.auth},
       slot_(*claimed_),
       known_(*peer_, endpoint.copy_mode()),
       proof_(peer_->address().process.pid, peer_->segment(), peer_->address().domain_id, &slot_) {
@@ -452,7 +452,7 @@ void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcep
     if (!counts) return;
   }
   Segment& segment = peer_->segment();
-  if (raise_counters(segment, *region.entry, requester_.port))
+  if (raise_counters(segment, *region.entry, requester_.rights))
     peer_->wake(segment.header().waiter_cell.load(), work::kLook);
 }
 

@@ -32,8 +32,8 @@ void close(RegionTable& table, std::uint32_t index) {
 }
 
 char memory[256];
-Port port;
-const Requester requester{port, 0};
+ContextRights rights;
+const Requester requester{rights, 0};
 
 TEST_CASE("a key names one region at a time and is free again after close") {
   Area area;
@@ -93,7 +93,7 @@ TEST_CASE("a region may ask for an endpoint, an authorization key, and pages tha
       {.key = 4, .buffers = {&buffer, 1}, .access = access::kRemote, .auth = 2, .enabled = false});
   const RegionEntry& entry = area.table.entry(index);
   std::uint64_t offset = 0;
-  Port through;
+  ContextRights through;
   through.endpoint.store(5);
   std::uint32_t auth = 2;
   const auto verdict = [&](std::uint64_t remote, std::uint64_t length) {
@@ -197,7 +197,7 @@ TEST_CASE("a region is bound to the endpoint that it names, be it the first, and
   Area area;
   const auto bound = insert(area.table, 1, {memory, 64}), free = insert(area.table, 2, {memory, 64});
   area.table.bind_endpoint(bound, 1);
-  Port through;
+  ContextRights through;
   const auto verdict = [&](std::uint32_t index, std::uint32_t endpoint) {
     through.endpoint.store(endpoint);
     std::uint64_t offset = 0;

@@ -34,7 +34,7 @@ struct Helpers {
 struct Side {
   explicit Side(std::uint8_t number, Helpers have = {})
       : domain_id{number}, segment(Segment::create(domain_id)), helpers(std::move(have)) {
-    segment.header().ports.of[0].events.store(1);
+    segment.header().context_rights.of[0].events.store(1);
   }
 
   std::uint64_t expose(std::vector<iovec> buffers, std::uint32_t rights = access::kAll,

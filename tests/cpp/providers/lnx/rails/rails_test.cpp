@@ -22,7 +22,7 @@ namespace {
 
 struct Ground {  // one process
   explicit Ground(std::uint8_t number) : id{number}, segment(Segment::create(id)) {
-    segment.header().ports.of[0].events.store(1);
+    segment.header().context_rights.of[0].events.store(1);
   }
   std::uint8_t id[16];
   Segment segment;
