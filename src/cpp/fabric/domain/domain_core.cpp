@@ -108,11 +108,11 @@ std::shared_ptr<Counter> DomainCore::open_counter() {
   } else {
     ++counters_used_;
   }
-  CounterCell& cell = segment_.counters()[index];
-  cell.value.store(0);
-  cell.errors.store(0);
-  cell.waiters.store(0);
-  std::shared_ptr<Counter> counter(new Counter(cell, index), [self = shared_from_this()](Counter* dead) {
+  CounterSlot& slot = segment_.counters()[index];
+  slot.value.store(0);
+  slot.errors.store(0);
+  slot.waiters.store(0);
+  std::shared_ptr<Counter> counter(new Counter(slot, index), [self = shared_from_this()](Counter* dead) {
     const std::lock_guard guard(self->counters_mutex_);
     self->free_counters_.push_back(dead->index());
     delete dead;

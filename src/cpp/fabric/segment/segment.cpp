@@ -136,9 +136,9 @@ bool raise_counters(const Segment& target, const RegionEntry& entry, const Conte
   for (const auto& bound : entry.counters) {
     const std::uint32_t counter = bound.load(std::memory_order_acquire);
     if (counter == 0 || counter > kMaxCounters) break;
-    CounterCell& cell = target.counters()[counter - 1];
-    cell.value.fetch_add(1, std::memory_order_seq_cst);
-    waited_for |= cell.waiters.load(std::memory_order_seq_cst) != 0;
+    CounterSlot& slot = target.counters()[counter - 1];
+    slot.value.fetch_add(1, std::memory_order_seq_cst);
+    waited_for |= slot.waiters.load(std::memory_order_seq_cst) != 0;
   }
   return waited_for;
 }

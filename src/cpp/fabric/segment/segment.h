@@ -63,7 +63,7 @@ struct alignas(128) AccessSlot {
   std::atomic<std::uint64_t> proof;
 };
 
-struct alignas(64) CounterCell {
+struct alignas(64) CounterSlot {
   std::atomic<std::uint64_t> value;
   std::atomic<std::uint64_t> errors;
   // If this is not 0, whoever changes the counter wakes SegmentHeader::waiter_cell.
@@ -109,7 +109,7 @@ class Segment {
 
   SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(mapping_.data()); }
   AccessSlot* slots() const noexcept { return at<AccessSlot>(kSlotsOffset); }
-  CounterCell* counters() const noexcept { return at<CounterCell>(kCountersOffset); }
+  CounterSlot* counters() const noexcept { return at<CounterSlot>(kCountersOffset); }
   std::byte* region_area() const noexcept { return mapping_.data() + kRegionsOffset; }
   RegionView regions() const noexcept { return RegionView(region_area()); }
   int fd() const noexcept { return file_.get(); }
@@ -140,7 +140,7 @@ class Segment {
   }
   static constexpr std::size_t kSlotsOffset = 64 * 1024;
   static constexpr std::size_t kCountersOffset = kSlotsOffset + kMaxSlots * sizeof(AccessSlot);
-  static constexpr std::size_t kRegionsOffset = kCountersOffset + kMaxCounters * sizeof(CounterCell);
+  static constexpr std::size_t kRegionsOffset = kCountersOffset + kMaxCounters * sizeof(CounterSlot);
   static constexpr std::size_t kSize = kRegionsOffset + RegionView::kAreaBytes;
   static_assert(sizeof(SegmentHeader) <= kSlotsOffset);
 
