@@ -15,7 +15,7 @@ Context::Context(Domain& domain, Parameters parameters)
           driver_),
       paths_(handles_) {
   endpoint_ = domain.open_endpoint({.context = parameters_.index,
-                                    .cell = parameters_.cell,
+                                    .context_slot = parameters_.slot,
                                     .keys = parameters_.keys,
                                     .poller = driver_.poller(),
                                     .completions = *parameters_.completions,

@@ -32,7 +32,7 @@ class Context final : public PeerWatcher, private Tidier {
  public:
   struct Parameters {
     std::uint16_t index = 0;  // within the endpoint that the user opened
-    std::uint16_t cell = 0;   // within the domain
+    std::uint16_t slot = 0;   // number within the domain
     AuthKeys keys = AuthKeys(1);
     const PostRules* rules;  // outlives the context
     bool exempt = false;     // true: the domain's mr_mode demands nothing of the program
@@ -47,7 +47,7 @@ class Context final : public PeerWatcher, private Tidier {
   Context(Domain& domain, Parameters parameters);
   ~Context() override;
 
-  std::uint16_t cell() const noexcept { return parameters_.cell; }
+  std::uint16_t slot() const noexcept { return parameters_.slot; }
   AddressVector& peers() noexcept { return *parameters_.peers; }
   const PeerHandles& handles() const noexcept { return handles_; }
   Inbox& inbox() noexcept { return inbox_; }

@@ -13,12 +13,12 @@ namespace fab {
 
 std::shared_ptr<Context> ContextSet::open(const Make& make) {
   const std::lock_guard lock(mutex_);
-  std::uint16_t cell = 0;
-  while (std::ranges::any_of(contexts_, [&](const auto& open) { return open->cell() == cell; })) ++cell;
-  if (cell >= kMaxContexts)
+  std::uint16_t slot = 0;
+  while (std::ranges::any_of(contexts_, [&](const auto& open) { return open->slot() == slot; })) ++slot;
+  if (slot >= kMaxContexts)
     throw Error(Errc::no_memory,
                 "all " + std::to_string(kMaxContexts) + " contexts of the domain are in use");
-  auto context = make(cell);
+  auto context = make(slot);
   contexts_.reserve(contexts_.size() + 1);
   if (thread_) thread_->add(context);
   contexts_.push_back(context);
@@ -109,7 +109,7 @@ void ContextSet::progress() {
 void ContextSet::choose_lead() {
   const std::lock_guard lock(lead_mutex_);
   lead_ = contexts_.empty() ? nullptr : contexts_.front().get();
-  segment_.header().waiter_cell.store(lead_ ? lead_->cell() : 0);
+  segment_.header().waiter_slot.store(lead_ ? lead_->slot() : 0);
 }
 
 void ContextSet::wake() noexcept {
@@ -123,12 +123,12 @@ std::shared_ptr<Context> ContextSet::first() const {
   return contexts_.empty() ? nullptr : contexts_.front();
 }
 
-// The open context with the smallest cell from `cell` on: visits need no memory for a list of them.
-std::shared_ptr<Context> ContextSet::from(std::size_t cell) const {
+// The open context with the smallest slot from `slot` on: visits need no memory for a list of them.
+std::shared_ptr<Context> ContextSet::from(std::size_t slot) const {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Context> next;
   for (const auto& context : contexts_)
-    if (context->cell() >= cell && (!next || context->cell() < next->cell())) next = context;
+    if (context->slot() >= slot && (!next || context->slot() < next->slot())) next = context;
   return next;
 }
 

@@ -30,8 +30,8 @@ class ContextSet final {
   // In a child of fork() the thread does not exist, and is not waited for.
   void abandon_thread() noexcept { [[maybe_unused]] auto* const gone = thread_.release(); }
 
-  // Opens one in the lowest free cell. `make` runs under the lock of the set and may throw.
-  using Make = std::function<std::shared_ptr<Context>(std::uint16_t cell)>;
+  // Opens one in the lowest free slot. `make` runs under the lock of the set and may throw.
+  using Make = std::function<std::shared_ptr<Context>(std::uint16_t slot)>;
   std::shared_ptr<Context> open(const Make& make);
   std::uint32_t next_endpoint_number() noexcept { return endpoint_numbers_.fetch_add(1) + 1; }
   // Everything that is outstanding fails with `canceled`. Each context gives its peers a while to take in its
@@ -60,14 +60,14 @@ class ContextSet final {
   // Calls it with each context, while others may come and go.
   template <class Visit>
   void visit(const Visit& visit) {
-    for (auto context = from(0); context; context = from(context->cell() + std::size_t{1})) visit(*context);
+    for (auto context = from(0); context; context = from(context->slot() + std::size_t{1})) visit(*context);
   }
 
  private:
   bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
   bool is_thread() const noexcept;  // whether the caller is the thread that serves them
   std::shared_ptr<Context> first() const;
-  std::shared_ptr<Context> from(std::size_t cell) const;
+  std::shared_ptr<Context> from(std::size_t slot) const;
   std::vector<std::shared_ptr<Context>> all() const noexcept;
   void choose_lead();
 

@@ -141,15 +141,15 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
                                                   std::shared_ptr<CompletionQueue> completions,
                                                   std::shared_ptr<EventQueue> events) {
   AuthKeys keys = keys_of(traits);
-  return contexts_.open([&](std::uint16_t cell) {
+  return contexts_.open([&](std::uint16_t slot) {
     check_open();
-    ContextRights& rights = segment_.header().context_rights.of[cell];
+    ContextRights& rights = segment_.header().context_rights.of[slot];
     rights.endpoint.store(traits.number);
     rights.events.store(traits.counts ? 1 : 0);
-    set_auth_keys(segment_, cell, keys);
+    set_auth_keys(segment_, slot, keys);
     auto context =
         std::make_shared<Context>(*domain_, Context::Parameters{.index = index,
-                                                                .cell = cell,
+                                                                .slot = slot,
                                                                 .keys = std::move(keys),
                                                                 .rules = &post_rules_,
                                                                 .exempt = traits.exempt,

@@ -85,7 +85,7 @@ struct SessionServices {
   CompletionQueue& completions;    // for remote data that arrives
   ReceiveQueue& receives;          // for messages
   std::shared_ptr<Sender> sender;  // the other end
-  std::uint16_t cell;              // of the context, which regions may be bound to
+  std::uint16_t context_slot;      // of the context, which regions may be bound to
   PathCounts& counts;  // kept for the path; `settled` counts answers, whenever an operation settled
   const std::function<void()>& wake_domain;
   Slice* slice = nullptr;  // spent by what is sent, received and read; the owner stops where it is spent

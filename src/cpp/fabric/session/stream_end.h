@@ -12,7 +12,7 @@ namespace fab {
 struct StreamEnd {
   explicit StreamEnd(SessionServices given)
       : services(std::move(given)),
-        requester{services.segment.rights_of(services.cell), services.sender->key().number},
+        requester{services.segment.rights_of(services.context_slot), services.sender->key().number},
         output(services.segment.regions()) {}
 
   const SessionServices services;

@@ -59,11 +59,11 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
     std::uint32_t slot, epoch;
     std::unique_ptr<Channel> channel;
   };
-  ContextCell& cell() const noexcept { return domain_.segment.header().contexts[self_.cell]; }
+  ContextSlot& context_slot() const noexcept { return domain_.segment.header().contexts[self_.context_slot]; }
   std::shared_ptr<PeerDomain> peer_domain(const Address& address) const;
   struct Found {
     std::shared_ptr<PeerDomain> peer;
-    std::uint16_t cell;
+    std::uint16_t context_slot;
     std::uint32_t auth;  // Requester::auth there
   };
   Found look_up(const Name& peer, std::uint16_t target, std::size_t key) const;

@@ -48,9 +48,9 @@ ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> p
       peer_(std::move(peer)),
       claimed_(std::move(slot)),
       part_(std::move(part)),
-      cell_(entry.cell),
+      context_slot_(entry.context_slot),
       key_(entry.key),
-      requester_{peer_->segment().rights_of(entry.cell), entry.auth},
+      requester_{peer_->segment().rights_of(entry.context_slot), entry.auth},
       slot_(*claimed_),
       known_(*peer_, endpoint.copy_mode()),
       proof_(peer_->address().process.pid, peer_->segment(), peer_->address().domain_id, &slot_) {
@@ -65,16 +65,17 @@ ShmPath::~ShmPath() {
     slot_.channel_fd.store(-1);
     slot_.channel_epoch.fetch_add(1);
   }
-  if (announced && !peer_->gone()) peer_->wake(cell_, work::kChannels);
+  if (announced && !peer_->gone()) peer_->wake(context_slot_, work::kChannels);
 }
 
 // The channel goes with this path; messages that were complete must not go with it.
 bool ShmPath::lingers() noexcept {
   if (state_ != Errc::ok || !channel_) return false;
   const Address& self = endpoint_.address();
-  if (cell_ == self.cell && std::ranges::equal(peer_->address().domain_id, self.domain_id)) return false;
+  if (context_slot_ == self.context_slot && std::ranges::equal(peer_->address().domain_id, self.domain_id))
+    return false;
   channel_->flush();
-  return channel_->unread() && !peer_->gone() && peer_->serves(cell_);
+  return channel_->unread() && !peer_->gone() && peer_->serves(context_slot_);
 }
 
 std::uint64_t ShmPath::oldest() const noexcept {
@@ -395,20 +396,20 @@ bool ShmPath::by_channel(const Transfer& transfer) noexcept {
 
 Channel* ShmPath::open_channel() noexcept try {
   // With other keys it is another endpoint that has the place now, which would not take the channel.
-  const bool there =
-      peer_->serves(cell_) &&
-      (channel_ || authorized(peer_->segment(), cell_, endpoint_.key(key_).secret) == requester_.auth);
+  const bool there = peer_->serves(context_slot_) &&
+                     (channel_ || authorized(peer_->segment(), context_slot_, endpoint_.key(key_).secret) ==
+                                      requester_.auth);
   if (!there) {
     lose(Errc::peer_lost);
     return nullptr;
   }
   if (!channel_) {
-    channel_ = Channel::create(peer_, cell_, endpoint_.address(), endpoint_.context(),
+    channel_ = Channel::create(peer_, context_slot_, endpoint_.address(), endpoint_.context(),
                                endpoint_.session_services(counts_, part_, key_), endpoint_.reader());
     channel_->session().sender().known_as(id_);
-    slot_.target_context = cell_;
+    slot_.target_context = context_slot_;
     slot_.channel_fd.store(channel_->fd(), std::memory_order_release);
-    peer_->wake(cell_, work::kChannels);
+    peer_->wake(context_slot_, work::kChannels);
     if (const Errc hindrance = peer_->hindrance_or(Errc::ok); hindrance != Errc::ok) {
       lose(hindrance);
       return nullptr;
@@ -423,19 +424,19 @@ Channel* ShmPath::open_channel() noexcept try {
 
 bool ShmPath::check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience) noexcept {
   if (state_ != Errc::ok) return false;
-  if (peer_->gone() || (channel_ && !peer_->serves(cell_))) {
+  if (peer_->gone() || (channel_ && !peer_->serves(context_slot_))) {
     lose(Errc::peer_lost);
     return false;
   }
   if (!channel_) return false;
   const bool owed = channel_->check(now, patience, !waiting_.empty() || channel_->session().has_output());
   if (channel_->error() != Errc::ok) {
-    const bool left = !channel_->taken() && peer_->looked_for_channels(cell_);
+    const bool left = !channel_->taken() && peer_->looked_for_channels(context_slot_);
     if (left) peer_->leave_channel();  // another link may lead to it
     const Errc silence = peer_->hindrance_or(left ? Errc::unreachable : Errc::peer_lost);
     lose(channel_->error() == Errc::peer_lost ? silence : channel_->error());
   } else if (owed) {
-    peer_->wake(cell_, work::kChannels);  // a doorbell that could not be opened before may open now
+    peer_->wake(context_slot_, work::kChannels);  // a doorbell that could not be opened before may open now
   }
   return owed;
 }
@@ -453,7 +454,7 @@ void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcep
   }
   Segment& segment = peer_->segment();
   if (raise_counters(segment, *region.entry, requester_.rights))
-    peer_->wake(segment.header().waiter_cell.load(), work::kLook);
+    peer_->wake(segment.header().waiter_slot.load(), work::kLook);
 }
 
 inline void ShmPath::settle(const Transfer& transfer, Errc outcome) noexcept {

@@ -31,7 +31,7 @@ class ShmPath final : public Path {
  public:
   // Which context there, under which key: its index here, and its number there (Requester::auth).
   struct Entry {
-    std::uint16_t cell;
+    std::uint16_t context_slot;
     std::size_t key;
     std::uint32_t auth;
   };
@@ -93,7 +93,7 @@ class ShmPath final : public Path {
   std::shared_ptr<PeerDomain> peer_;
   const ClaimedSlot claimed_;
   const Part part_;
-  const std::uint16_t cell_;
+  const std::uint16_t context_slot_;
   const std::size_t key_;
   const Requester requester_;
   AccessSlot& slot_;

@@ -54,7 +54,7 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, EndpointAddress where, st
                 .sender = std::make_shared<Sender>(endpoint.services().peers, names_of(peer_, where_),
                                                    endpoint.services().keys[key],
                                                    &endpoint.services().links[endpoint.link()]),
-                .cell = endpoint.services().cell,
+                .context_slot = endpoint.services().context_slot,
                 .counts = counts_,
                 .wake_domain = endpoint.services().wake_domain,
                 .slice = &endpoint.services().slice,

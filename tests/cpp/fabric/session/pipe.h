@@ -71,7 +71,7 @@ struct Side {
                    .receives = receives,
                    .sender = std::make_shared<Sender>(peers, std::vector<Part>{{"test.0", 0, "peer"}},
                                                       kNoAuthKey, helpers.counters),
-                   .cell = 0,
+                   .context_slot = 0,
                    .counts = counts,
                    .wake_domain = wake,
                    .slice = helpers.slice,

@@ -43,7 +43,7 @@ struct End {
                  .receives = owner.receives,
                  .sender = std::make_shared<Sender>(
                      owner.peers, std::vector<Part>{{"test." + std::to_string(link), 0, "peer"}}),
-                 .cell = 0,
+                 .context_slot = 0,
                  .counts = counts,
                  .wake_domain = owner.wake,
                  .extensions = &owner.flows,
