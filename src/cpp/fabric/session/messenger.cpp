@@ -60,7 +60,7 @@ bool Messenger::post(const Transfer& transfer) {
   sending_.reserve(sending_.size() + 1);
   const bool small = transfer.length <= end_.services.largest_message &&
                      window_used_ + transfer.length + kMessageOverhead <= kMessageWindow;
-  if (small && post_beside(transfer)) {
+  if (small && post_small(transfer)) {
     if (link) count(*link, transfer);
     return true;
   }
@@ -87,10 +87,10 @@ bool Messenger::post(const Transfer& transfer) {
   return true;
 }
 
-bool Messenger::post_beside(const Transfer& transfer) noexcept {
+bool Messenger::post_small(const Transfer& transfer) noexcept {
   // Not past puts that are on their way through the stream: whoever gets the message finds their bytes.
-  if (!end_.services.beside || transfer.delivery == Delivery::delivery || !initiator_.idle() ||
-      !end_.services.beside->push(transfer))
+  if (!end_.services.small_messages || transfer.delivery == Delivery::delivery || !initiator_.idle() ||
+      !end_.services.small_messages->push(transfer))
     return false;
   window_used_ += transfer.length + kMessageOverhead;
   if (transfer.delivery == Delivery::transmit && end_.handover != Handover::at_once)
@@ -105,7 +105,8 @@ void Messenger::post_small(const Transfer& transfer, FrameHeader header) {
   if (acknowledged) header.flags |= frame_flag::kAcknowledge;
   std::byte* at = end_.output.append(SessionOutput::Lane::requests, kHeaderBytes + transfer.length);
   // Only now: a number that never comes would keep the peer from all that follow.
-  if (end_.services.beside) header.remote |= std::uint64_t{end_.services.beside->number()} << 32;
+  if (end_.services.small_messages)
+    header.remote |= std::uint64_t{end_.services.small_messages->number()} << 32;
   encode(header, at);
   gather(local_of(transfer), at + kHeaderBytes, transfer.length);
   window_used_ += transfer.length + kMessageOverhead;
@@ -145,7 +146,8 @@ bool Messenger::announce(const Transfer& transfer, FrameHeader header) {
   header.length = static_cast<std::uint32_t>(count * kPieceBytes);
   std::byte* at = hold_announced(header, std::move(entry));
   if (!(header.id & kStreamOnly)) static_cast<LinkOperation&>(*transfer.operation).announced = true;
-  if (end_.services.beside) header.remote |= std::uint64_t{end_.services.beside->number()} << 32;
+  if (end_.services.small_messages)
+    header.remote |= std::uint64_t{end_.services.small_messages->number()} << 32;
   encode(header, at);
   at += kHeaderBytes;
   for (std::size_t i = 0; i < count; ++i, at += kPieceBytes) {
@@ -231,8 +233,8 @@ Errc Messenger::on_credit(const FrameHeader& frame) noexcept {
 
 // Whether a message of the stream comes after all that were sent before it another way.
 bool Messenger::in_order(const FrameHeader& frame) const noexcept {
-  return !end_.services.beside ||
-         end_.services.beside->come_to(static_cast<std::uint32_t>(frame.remote >> 32));
+  return !end_.services.small_messages ||
+         end_.services.small_messages->come_to(static_cast<std::uint32_t>(frame.remote >> 32));
 }
 
 bool Messenger::buffer(std::uint64_t cost) noexcept {

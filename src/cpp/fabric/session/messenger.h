@@ -89,7 +89,7 @@ class Messenger final : private MessageOrigin, private Initiator::Puller {
 
   struct Announced : Announcement, Linked<Announcement> {};
 
-  bool post_beside(const Transfer& transfer) noexcept;  // false: has to go through the stream
+  bool post_small(const Transfer& transfer) noexcept;  // false: has to go through the stream
   void post_small(const Transfer& transfer, FrameHeader header);
   bool announce(const Transfer& transfer, FrameHeader header);
   void note_announced(std::uint64_t id, Announcement entry);

@@ -93,7 +93,7 @@ struct SessionServices {
   AccessObserver* observer = nullptr;  // of regions that are kObserved
   std::function<void()> on_output{};   // there is something to send, outside of post() and received()
   MemoryReader* reader = nullptr;      // both ends have one, or neither
-  SmallMessages* beside = nullptr;
+  SmallMessages* small_messages = nullptr;
   AnnouncementLedger* ledger = nullptr;  // both ends have one, or neither
   Handover handover = Handover::at_once;
   std::size_t largest_message = kMaxMessage;  // bytes; longer ones are announced

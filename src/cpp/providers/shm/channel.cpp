@@ -63,7 +63,7 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer,
     if (!moving_) flush();
   };
   if (direct_) services.reader = this;
-  services.beside = this;
+  services.small_messages = this;
   services.ledger = this;
   // What lies in a process goes with it in any case.
   held_ = !initiator_ || peer_->address().process == this_process();
