@@ -246,11 +246,11 @@ void GatherJob::send(Request& request) noexcept {
     }
     std::span<const Transfer> rest(batch, now);
     try {
-      Context::Room room;
+      Context::FullPath full;
       for (unsigned fruitless = 0; !rest.empty();) {
-        const std::size_t taken = context_->post(place.peer, rest, room);
+        const std::size_t taken = context_->post(place.peer, rest, full);
         rest = rest.subspan(taken);
-        if (room.ended) throw Error(Errc::peer_lost, "the path that was waited for has ended");
+        if (full.ended) throw Error(Errc::peer_lost, "the path that was waited for has ended");
         fruitless = taken ? 0 : fruitless + 1;
         if (!taken) context_->make_room(fruitless);
       }

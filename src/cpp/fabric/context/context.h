@@ -59,15 +59,15 @@ class Context final : public PeerWatcher, private Tidier {
   // who want the lock get it after each slice. Throws Error(invalid) for an unknown handle or for local
   // memory that breaks the rules of the domain, Error(unreachable) where no link leads there and
   // Error(closed) after close(); nothing was posted then.
-  using Room = fab::Room;
-  std::size_t post(PeerId peer, std::span<const Transfer> batch, Room& room);
+  using FullPath = fab::FullPath;
+  std::size_t post(PeerId peer, std::span<const Transfer> batch, FullPath& full);
   std::size_t post(PeerId peer, std::span<const Transfer> batch) {
-    Room room;
-    return post(peer, batch, room);
+    FullPath full;
+    return post(peer, batch, full);
   }
   // Posts as post() does. No value, and nothing was posted, if `batch` is more than a slice, if somebody
   // holds the lock, or if the user has to be asked.
-  std::optional<std::size_t> try_post(PeerId peer, std::span<const Transfer> batch, Room& room);
+  std::optional<std::size_t> try_post(PeerId peer, std::span<const Transfer> batch, FullPath& full);
   // To be called after `fruitless` posts in a row that found the path full: makes one turn of progress, or
   // sleeps briefly once that has not helped for long.
   void make_room(unsigned fruitless);
@@ -101,7 +101,7 @@ class Context final : public PeerWatcher, private Tidier {
 
   template <class Call>
   auto asking(const Call& call);
-  std::size_t post_slice(PeerId peer, std::span<const Transfer> slice, Room& room);
+  std::size_t post_slice(PeerId peer, std::span<const Transfer> slice, FullPath& full);
   void linger(Driver::Turn& turn);
 
   const Parameters parameters_;

@@ -117,8 +117,8 @@ struct World {
   }
   Log take_log() { return std::exchange(wire.log, {}); }
   std::optional<std::size_t> try_post(std::span<const Transfer> batch) {
-    Context::Room room;
-    return context->try_post(peer, batch, room);
+    Context::FullPath full;
+    return context->try_post(peer, batch, full);
   }
 
   Wire wire;

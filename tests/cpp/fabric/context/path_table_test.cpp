@@ -102,11 +102,11 @@ struct World {
     table.removed(handles.parts(peer).index);
   }
   std::size_t post(PeerId peer, std::size_t count = 1) {
-    Room room;
-    return post(peer, count, room);
+    FullPath full;
+    return post(peer, count, full);
   }
-  std::size_t post(PeerId peer, std::size_t count, Room& room) {
-    return table.post(peer, std::vector<Transfer>(count), room);
+  std::size_t post(PeerId peer, std::size_t count, FullPath& full) {
+    return table.post(peer, std::vector<Transfer>(count), full);
   }
 
   AuthKeys keys = AuthKeys(1);
@@ -217,21 +217,21 @@ TEST_CASE("a lost path is not used, even before it is tidied") {
 TEST_CASE("a post that waits for room shares the fate of the path that was full") {
   World world;
   const PeerId a = world.add("a");
-  Room room;
+  FullPath full;
   world.table.to(a);
   world.endpoint.last().room = 2;
-  CHECK(world.post(a, 3, room) == 2);
-  CHECK(room.path == 0);
-  CHECK(world.post(a, 1, room) == 0);
-  CHECK(room.path != 0);
-  CHECK(!room.ended);
+  CHECK(world.post(a, 3, full) == 2);
+  CHECK(full.path == 0);
+  CHECK(world.post(a, 1, full) == 0);
+  CHECK(full.path != 0);
+  CHECK(!full.ended);
   world.endpoint.last().room = 1;
-  CHECK(world.post(a, 1, room) == 1);  // there is room again
-  CHECK(room.path == 0);
-  CHECK(world.post(a, 1, room) == 0);
+  CHECK(world.post(a, 1, full) == 1);  // there is room again
+  CHECK(full.path == 0);
+  CHECK(world.post(a, 1, full) == 0);
   for (const bool replaced : {false, true}) {
     CAPTURE(replaced);
-    Room waiting = room;
+    FullPath waiting = full;
     if (!replaced) {
       world.endpoint.last().state = Errc::peer_lost;
       CHECK(world.post(a, 1, waiting) == 0);
@@ -247,15 +247,15 @@ TEST_CASE("a post that waits for room shares the fate of the path that was full"
 TEST_CASE("a post does not go on, on the path to another peer that has the handle now") {
   World world;
   const PeerId a = world.add("a");
-  Room room;
+  FullPath full;
   world.table.to(a);
   world.endpoint.last().room = 0;
-  CHECK(world.post(a, 1, room) == 0);
+  CHECK(world.post(a, 1, full) == 0);
   world.endpoint.last().idle = false;
   world.remove(a);
   REQUIRE(world.add("b") == a);
-  CHECK(world.post(a, 1, room) == 0);
-  CHECK(room.ended);
+  CHECK(world.post(a, 1, full) == 0);
+  CHECK(full.ended);
 }
 
 TEST_CASE("the path to a removed peer goes as soon as nothing is under way") {
