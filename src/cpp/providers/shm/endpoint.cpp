@@ -282,7 +282,7 @@ void ShmEndpoint::forget(std::uint32_t index) noexcept {
 
 // --- channels that others opened
 
-// Whether the slot still announces the channel.
+// Whether the slot still shows the channel.
 bool ShmEndpoint::stands(const Served& served) const noexcept {
   const AccessSlot& slot = domain_.segment.slots()[served.slot];
   return slot.channel_epoch.load(std::memory_order_acquire) == served.epoch &&

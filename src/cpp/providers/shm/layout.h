@@ -57,12 +57,12 @@ struct Address {
 // Bits of ContextSlot::work.
 namespace work {
 inline constexpr std::uint32_t kLook = 1;  // messages, room in a ring, or a counter that somebody waits for
-inline constexpr std::uint32_t kChannels = 2;  // a channel was announced or taken back in an access slot
+inline constexpr std::uint32_t kChannels = 2;  // an access slot shows a channel, or no longer does
 }  // namespace work
 
 inline constexpr std::uint64_t kDoorbellFd = 0xffffffff;  // the half of ContextSlot::doorbell
 
-// A channel: a memory file made by the initiator, announced in its access slot of the target's segment.
+// A channel: a memory file made by the initiator, which shows it in its access slot of the target's segment.
 inline constexpr std::uint64_t kChannelMagic = 0x316e6863'62616670;  // "pfabchn1"
 inline constexpr std::uint32_t kChannelVersion = 6;
 inline constexpr std::size_t kRingBytes = 256 * 1024;

@@ -13,9 +13,9 @@
 namespace fab::shm {
 namespace {
 
-// What is longer than a slice is moved by progress(). No more than a slice moves under one announcement
-// either, so that a region closes soon.
-constexpr std::uint64_t kAnnouncedSlice = Slice::kBytes;
+// What is longer than a slice is moved by progress(). No more than a slice moves while the access is shown,
+// so that a region closes soon.
+constexpr std::uint64_t kAccessSlice = Slice::kBytes;
 constexpr std::uint64_t kStreaming = 16 * 1024 * 1024;  // more than its share of any cache
 constexpr std::uint64_t kSmall = 16 * 1024;  // rather goes through a busy channel than waits for it
 constexpr std::size_t kMostWaiting = 1024;
@@ -26,7 +26,7 @@ bool is_put_or_get(const Transfer& transfer) noexcept {
 
 // Whether a transfer is done by moving bytes, in one go.
 bool simple(const Transfer& transfer) noexcept {
-  return transfer.length <= kAnnouncedSlice && transfer.op != OpCode::send &&
+  return transfer.length <= kAccessSlice && transfer.op != OpCode::send &&
          (transfer.flags & transfer_flag::kRemoteData) == 0 && transfer.delivery != Delivery::commit;
 }
 
@@ -60,12 +60,12 @@ ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> p
 ShmPath::~ShmPath() {
   if (state_ == Errc::ok) lose(Errc::canceled);
   endpoint_.remove(*this);
-  const bool announced = channel_ != nullptr;
-  if (announced) {
+  const bool shown = channel_ != nullptr;
+  if (shown) {
     slot_.channel_fd.store(-1);
     slot_.channel_epoch.fetch_add(1);
   }
-  if (announced && !peer_->gone()) peer_->wake(context_slot_, work::kChannels);
+  if (shown && !peer_->gone()) peer_->wake(context_slot_, work::kChannels);
 }
 
 // The channel goes with this path; messages that were complete must not go with it.
@@ -132,7 +132,7 @@ std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
       ++counts_.posted;
       ++taken;
       blocked_ = !channel_idle();
-      if (waiting_.size() == 1 && next.length <= kAnnouncedSlice)
+      if (waiting_.size() == 1 && next.length <= kAccessSlice)
         while (!blocked_ && !waiting_.empty() && state_ == Errc::ok && !endpoint_.slice().spent()) advance();
     }
   }
@@ -182,7 +182,7 @@ std::size_t ShmPath::run_mapped(std::span<const Transfer> batch, const KnownRegi
       const Transfer& next = batch[done + 1];
       if (next.remote < region.length) prefetch_memory(region.memory + next.remote, next.length);
     }
-    if (transfer.key != region.key || !simple(transfer) || transfer.length > kAnnouncedSlice - bytes) break;
+    if (transfer.key != region.key || !simple(transfer) || transfer.length > kAccessSlice - bytes) break;
     bytes += transfer.length;
     ++counts_.posted;
     ++done;
@@ -202,7 +202,7 @@ std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegi
   std::uint64_t bytes = 0;
   for (const Transfer& transfer : batch) {
     if (transfer.key != region.key || transfer.op != op || !is_put_or_get(transfer) || !simple(transfer) ||
-        transfer.length > kAnnouncedSlice - bytes ||
+        transfer.length > kAccessSlice - bytes ||
         !calls.fits(std::max<std::size_t>(transfer.piece_count, 1), region.entry->piece_count))
       break;
     bytes += transfer.length;
@@ -229,7 +229,7 @@ std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegi
 }
 
 // Moves bytes [from, from + length) of a judged transfer, which starts at `offset` of the region. The access
-// is announced.
+// is shown.
 Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
                          std::uint64_t from, std::uint64_t length) noexcept {
   // The verdict was made on the owner's words; what is mapped here is certain.
@@ -287,7 +287,7 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
   // An atomic is never cut.
   const std::uint64_t slice =
       is_put_or_get(transfer)
-          ? std::min({kAnnouncedSlice, endpoint_.slice().left(), transfer.length - waiting.moved})
+          ? std::min({kAccessSlice, endpoint_.slice().left(), transfer.length - waiting.moved})
           : transfer.length;
   endpoint_.slice().spend(slice);
   if (slice) {
