@@ -126,7 +126,7 @@ bool GatherJob::wait_posted(Deadline deadline) const {
   return was_posted_.wait_until(lock, deadline.at(), posted);
 }
 
-bool GatherJob::troubled(Part& out) const {
+bool GatherJob::troubled(Chunk& out) const {
   const std::lock_guard lock(mutex_);
   if (error_ != Errc::ok) {
     out = failed_;
