@@ -140,9 +140,9 @@ void Context::make_room(unsigned fruitless) {
     driver_.wait([] { return false; }, Deadline::in(kNap));
 }
 
-void Context::abandon(Operation& operation, std::uint32_t parts, Errc error) {
+void Context::abandon(Operation& operation, std::uint32_t transfers, Errc error) {
   const Driver::Turn turn(driver_);
-  operation.abandon(parts, error);
+  operation.abandon(transfers, error);
 }
 
 void Context::settle(Operation& operation, Errc error, std::uint64_t bytes) {

@@ -71,8 +71,8 @@ class Context final : public PeerWatcher, private Tidier {
   // To be called after `fruitless` posts in a row that found the path full: makes one turn of progress, or
   // sleeps briefly once that has not helped for long.
   void make_room(unsigned fruitless);
-  // Settles `parts` of an operation that were never posted.
-  void abandon(Operation& operation, std::uint32_t parts, Errc error);
+  // Settles `transfers` of an operation that were never posted.
+  void abandon(Operation& operation, std::uint32_t transfers, Errc error);
   // Settles one part of an operation whose bytes moved without this context.
   void settle(Operation& operation, Errc error, std::uint64_t bytes);
   void hint(PeerId peer, const RemoteRegion& region);  // Path::hint; opens the path if need be

@@ -217,7 +217,7 @@ TEST_CASE("who finds no room moves the context, and naps when that has not helpe
   CHECK(world.take_log().size() > 1);  // it looks before it sleeps, and afterwards
 }
 
-TEST_CASE("parts of an operation that nothing was posted of settle here") {
+TEST_CASE("transfers of an operation that were never posted settle here") {
   World world;
   Operation operation;
   operation.begin(3, 0, 0, nullptr, nullptr, nullptr);
