@@ -130,13 +130,13 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t context_slot,
   offer.initiator_context = header.initiator_context;
   Digest proof;  // the initiator may still write to the header: what is judged is what is used
   std::memcpy(proof.data(), header.proof, sizeof proof);
-  const auto key = proven_key(keys, proof, [&](const std::string& secret) {
+  const auto index = proven_key(keys, proof, [&](const std::string& secret) {
     return channel_proof(secret, offer.initiator, offer.initiator_context, context_slot, domain_id);
   });
-  if (!key)
+  if (!index)
     throw Error(Errc::key_rejected,
                 "process " + std::to_string(claimant.pid) + " has no authorization key of this context");
-  offer.key = *key;
+  offer.auth_index = *index;
   return offer;
 }
 

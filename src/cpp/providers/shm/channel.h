@@ -36,7 +36,7 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
     Mapping mapping;
     Address initiator;
     std::uint16_t initiator_context;
-    std::size_t key;  // index of the one that the initiator proved
+    std::size_t auth_index;  // of the authorization key that the initiator proved
   };
   // Opens the channel that `slot` shows to the context in `context_slot` of `domain_id`; throws
   // Error(protocol) if it is none, or one that this context has closed, Error(key_rejected) if its maker has

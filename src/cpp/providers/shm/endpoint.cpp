@@ -62,7 +62,8 @@ std::shared_ptr<PeerDomain> ShmEndpoint::peer_domain(const Address& address) con
 }
 
 // The peer behind a name; throws Error with the reason why there is none.
-ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target, std::size_t key) const {
+ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target,
+                                        std::size_t auth_index) const {
   const auto refuse = [](const std::string& why) { return Error(Errc::unreachable, why); };
   const Part* part = peer.find(link_, target);
   if (!part) throw refuse("the peer has no " + link_ + " link");
@@ -81,23 +82,23 @@ ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target, 
                  " did not take the channel that this one opened to it; may it open files of this one in "
                  "/proc?");
   if (!found->serves(address->context_slot)) throw refuse("the peer has closed its endpoint");
-  const auto auth = authorized(found->segment(), address->context_slot, services_.keys[key].secret);
+  const auto auth = authorized(found->segment(), address->context_slot, services_.keys[auth_index].secret);
   if (!auth)
     throw Error(Errc::key_rejected,
                 who + " has opened its endpoint with another auth_key; give both the same one");
   return {std::move(found), address->context_slot, *auth};
 }
 
-Reach ShmEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t key) const try {
-  look_up(peer, target, key);
+Reach ShmEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t auth_index) const try {
+  look_up(peer, target, auth_index);
   return {true, "same node"};
 } catch (const std::exception& error) {
   return {false, error.what(), shortage_or(error, Errc::unreachable)};
 }
 
 std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
-                                           std::size_t key) try {
-  const auto [found, context_slot, auth] = look_up(peer, target, key);
+                                           std::size_t auth_index) try {
+  const auto [found, context_slot, auth] = look_up(peer, target, auth_index);
   looked_at_.reset();
   found->watch();  // what is kept of a peer goes with it, whether or not anybody asks for it again
   const int slot = found->segment().claim_slot(self_.process);
@@ -105,7 +106,7 @@ std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uin
     throw Error(Errc::unreachable, "all " + std::to_string(kMaxSlots) + " access slots of process " +
                                        std::to_string(found->address().process.pid) + " are in use");
   return std::make_unique<ShmPath>(*this, id, found, *peer.find(link_, target),
-                                   ShmPath::Entry{context_slot, key, auth},
+                                   ShmPath::Entry{context_slot, auth_index, auth},
                                    ClaimedSlot(&found->segment().slots()[slot]));
 } catch (const Error& error) {
   throw Error(error.code(), "no path over " + link_ + ": " + error.what());
@@ -113,12 +114,12 @@ std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uin
   throw Error(shortage_or(error, Errc::unreachable), "no path over " + link_ + ": " + error.what());
 }
 
-Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, std::size_t key) {
+Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, std::size_t auth_index) {
   return {.segment = domain_.segment,
           .completions = services_.completions,
           .receives = services_.receives,
           .sender = std::make_shared<Sender>(services_.peers, std::vector{std::move(part)},
-                                             services_.keys[key], &services_.links[link_]),
+                                             services_.keys[auth_index], &services_.links[link_]),
           .context_slot = services_.context_slot,
           .counts = counts,
           .wake_domain = services_.wake_domain,
@@ -321,7 +322,7 @@ void ShmEndpoint::look_for_channels() noexcept {
       Part part{link_, offer.initiator_context, offer.initiator.encode()};
       auto peer = peer_domain(offer.initiator);
       looked_at_.reset();
-      auto services = session_services(served_counts_, std::move(part), offer.key);
+      auto services = session_services(served_counts_, std::move(part), offer.auth_index);
       services.on_output = [this] { expect_answers(); };  // it may ask for an announced message
       served_.reserve(served_.size() + 1);                // what was accepted is served
       served_.push_back(

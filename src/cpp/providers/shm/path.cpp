@@ -49,7 +49,7 @@ ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> p
       claimed_(std::move(slot)),
       part_(std::move(part)),
       context_slot_(entry.context_slot),
-      key_(entry.key),
+      auth_index_(entry.auth_index),
       requester_{peer_->segment().rights_of(entry.context_slot), entry.auth},
       slot_(*claimed_),
       known_(*peer_, endpoint.copy_mode()),
@@ -397,15 +397,15 @@ bool ShmPath::by_channel(const Transfer& transfer) noexcept {
 Channel* ShmPath::open_channel() noexcept try {
   // With other keys it is another endpoint that has the place now, which would not take the channel.
   const bool there = peer_->serves(context_slot_) &&
-                     (channel_ || authorized(peer_->segment(), context_slot_, endpoint_.key(key_).secret) ==
-                                      requester_.auth);
+                     (channel_ || authorized(peer_->segment(), context_slot_,
+                                             endpoint_.key(auth_index_).secret) == requester_.auth);
   if (!there) {
     lose(Errc::peer_lost);
     return nullptr;
   }
   if (!channel_) {
     channel_ = Channel::create(peer_, context_slot_, endpoint_.address(), endpoint_.context(),
-                               endpoint_.session_services(counts_, part_, key_), endpoint_.reader());
+                               endpoint_.session_services(counts_, part_, auth_index_), endpoint_.reader());
     channel_->session().sender().known_as(id_);
     slot_.target_context = context_slot_;
     slot_.channel_fd.store(channel_->fd(), std::memory_order_release);

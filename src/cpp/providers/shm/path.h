@@ -29,10 +29,11 @@ using ClaimedSlot = std::unique_ptr<AccessSlot, FreeSlot>;
 // until it is idle.
 class ShmPath final : public Path {
  public:
-  // Which context there, under which key: its index here, and its number there (Requester::auth).
+  // Which context there, under which authorization key: its index here, and its number there
+  // (Requester::auth).
   struct Entry {
     std::uint16_t context_slot;
-    std::size_t key;
+    std::size_t auth_index;
     std::uint32_t auth;
   };
   // `part`: of the peer's name.
@@ -94,7 +95,7 @@ class ShmPath final : public Path {
   const ClaimedSlot claimed_;
   const Part part_;
   const std::uint16_t context_slot_;
-  const std::size_t key_;
+  const std::size_t auth_index_;
   const Requester requester_;
   AccessSlot& slot_;
   KnownRegions known_;

@@ -164,7 +164,7 @@ Errc VerbsStream::on_handshake(std::string_view message) {
 }
 
 void VerbsStream::admit() {
-  key_ = answering_->key();
+  key_ = answering_->auth_index();
   token_ = nonzero_random_u64();
   endpoint_.supersede(*this);
   make_session(answering_->hello().part);

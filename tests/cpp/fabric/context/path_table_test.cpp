@@ -24,7 +24,7 @@ struct Wire {
   std::uint64_t oldest = 1;  // that has not settled
   bool open = true;          // the path has not been destroyed
   std::uint16_t target = 0;
-  std::size_t key = 0;
+  std::size_t auth_index = 0;
 };
 
 class WirePath final : public Path {
@@ -54,11 +54,11 @@ class WireEndpoint final : public Endpoint {
   std::vector<Part> parts() const override { return {}; }
   std::vector<std::string> socket_names() const override { return {}; }
   Reach reaches(const Name&, std::uint16_t, std::size_t) const override { return {true, "", Errc::ok}; }
-  std::unique_ptr<Path> connect(PeerId, const Name&, std::uint16_t target, std::size_t key) override {
+  std::unique_ptr<Path> connect(PeerId, const Name&, std::uint16_t target, std::size_t auth_index) override {
     if (refusal != Errc::ok) throw Error(refusal, "no way");
     wires.push_back(std::make_shared<Wire>());
     wires.back()->target = target;
-    wires.back()->key = key;
+    wires.back()->auth_index = auth_index;
     auto path = std::make_unique<WirePath>(wires.back());
     paths.push_back(path.get());
     return path;
@@ -355,7 +355,7 @@ TEST_CASE("paths under different keys are asked for by the key that the peer was
   name.parts.push_back({"wire.0", 0, "a"});
   const PeerId a = world.peers.insert(name.encode(), {.auth = 7});
   world.table.to(a);
-  CHECK(world.endpoint.last().key == 1);
+  CHECK(world.endpoint.last().auth_index == 1);
   CHECK(&world.handles.key_under(7) == &world.keys[1]);
   CHECK(refusal([&] { (void)world.handles.key_under(8); }) == Errc::invalid);
   const PeerId b = world.add("b");  // without a key, where there are two

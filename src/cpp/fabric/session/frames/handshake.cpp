@@ -38,9 +38,9 @@ Digest proof_of(Role role, const std::string& key, const Hello& hello, const Non
 
 // --- the caller
 
-CallerHandshake::CallerHandshake(const Identity& self, std::size_t key, const EndpointId& called,
+CallerHandshake::CallerHandshake(const Identity& self, std::size_t auth_index, const EndpointId& called,
                                  std::uint64_t stream)
-    : Handshake(self, State::welcome), secret_((*self.keys)[key].secret) {
+    : Handshake(self, State::welcome), secret_((*self.keys)[auth_index].secret) {
   hello_.from = self.id;
   hello_.to = called;
   hello_.stream = stream;
@@ -117,11 +117,11 @@ Handshake::Step AcceptorHandshake::on_hello(std::string_view body) {
 Handshake::Step AcceptorHandshake::on_proof(std::string_view body) {
   const auto proof = parse_proof(body);
   if (!proof) return fail(Errc::protocol);
-  const auto key = proven_key(*self_.keys, *proof, [this](const std::string& secret) {
+  const auto index = proven_key(*self_.keys, *proof, [this](const std::string& secret) {
     return proof_of(Role::initiator, secret, hello_, *challenge_, 0, hello_.to);
   });
-  if (!key) return refuse(Errc::key_rejected);
-  key_ = *key;
+  if (!index) return refuse(Errc::key_rejected);
+  auth_index_ = *index;
   state_ = State::done;
   return {};
 }
@@ -136,7 +136,7 @@ std::string AcceptorHandshake::welcome(std::uint64_t stream) const {
   Welcome welcome{.stream = stream, .id = self_.id, .proof = {}};
   if (hello_.keyed)
     welcome.proof =
-        proof_of(Role::acceptor, (*self_.keys)[key_].secret, hello_, *challenge_, stream, self_.id);
+        proof_of(Role::acceptor, (*self_.keys)[auth_index_].secret, hello_, *challenge_, stream, self_.id);
   return welcome.encode();
 }
 

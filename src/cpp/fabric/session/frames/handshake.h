@@ -54,8 +54,9 @@ class Handshake {
 // The caller's side. It answers one challenge: whoever is called cannot make it prove more than once.
 class CallerHandshake final : public Handshake {
  public:
-  // `key`: the index of the one to prove. `stream`: this side's number for the stream, not 0.
-  CallerHandshake(const Identity& self, std::size_t key, const EndpointId& called, std::uint64_t stream);
+  // `auth_index`: of the authorization key to prove. `stream`: this side's number for the stream, not 0.
+  CallerHandshake(const Identity& self, std::size_t auth_index, const EndpointId& called,
+                  std::uint64_t stream);
 
   std::string hello() const { return hello_.encode(); }                // the first message
   Step receive(std::string_view message);                              // a whole message of the called side
@@ -77,15 +78,16 @@ class AcceptorHandshake final : public Handshake {
   Step receive(std::string_view message);  // a whole message of the caller
   // What the caller has said. Nothing is proven before done().
   const Hello& hello() const noexcept { return hello_; }
-  std::size_t key() const noexcept { return key_; }  // index of the key that the caller proved, once done()
-  std::string welcome(std::uint64_t stream) const;   // the last message; `stream`: as in CallerHandshake
+  // Of the key that the caller proved, once done().
+  std::size_t auth_index() const noexcept { return auth_index_; }
+  std::string welcome(std::uint64_t stream) const;  // the last message; `stream`: as in CallerHandshake
 
  private:
   Step on_hello(std::string_view body);
   Step on_proof(std::string_view body);
   Step refuse(Errc reason);
 
-  std::size_t key_ = 0;
+  std::size_t auth_index_ = 0;
 };
 
 }  // namespace fab
