@@ -59,7 +59,7 @@ void ContextSet::close(std::span<const std::shared_ptr<Context>> contexts, bool 
 
 void ContextSet::close_all(bool apart) {
   close(all(), apart);
-  while (const auto context = first()) close(*context);  // those that came meanwhile
+  while (const auto context = first()) close(*context);  // contexts that were opened meanwhile
 }
 
 bool ContextSet::is_thread() const noexcept {
@@ -71,7 +71,8 @@ void ContextSet::end_thread(const std::shared_ptr<void>& owner) {
   std::unique_lock lock(mutex_);
   auto thread = std::move(thread_);
   if (thread && thread->is_this_thread()) {
-    // Others may still be inside the thread object, and they need the set, which is the owner's.
+    // Calls of close() may still be using the thread object. They need the set, so the owner is held until
+    // they are done.
     std::thread([this, owner, thread = std::move(thread)]() mutable {
       if (owner) {
         std::unique_lock users(mutex_);
@@ -91,7 +92,7 @@ void ContextSet::wait(const std::function<bool()>& done, Deadline deadline, bool
   constexpr auto kSlice = std::chrono::milliseconds(1);
   const auto context = first();
   if (!context) {
-    // Without a context nothing arrives; only this process can bring about what is waited for.
+    // Without a context nothing arrives, so only this process itself can do what is waited for.
     std::unique_lock lock(idle_mutex_);
     idle_wake_.wait_until(lock, deadline.sooner(std::chrono::milliseconds(50)).at());
   } else if (others) {
@@ -123,7 +124,8 @@ std::shared_ptr<Context> ContextSet::first() const {
   return contexts_.empty() ? nullptr : contexts_.front();
 }
 
-// The open context with the smallest slot from `slot` on: visits need no memory for a list of them.
+// The open context with the smallest slot from `slot` on. By this a visit needs no memory for a list of
+// contexts.
 std::shared_ptr<Context> ContextSet::from(std::size_t slot) const {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Context> next;
@@ -132,7 +134,7 @@ std::shared_ptr<Context> ContextSet::from(std::size_t slot) const {
   return next;
 }
 
-// None where there is no memory for a list of them.
+// All open contexts, or none if there is no memory for the list.
 std::vector<std::shared_ptr<Context>> ContextSet::all() const noexcept try {
   const std::lock_guard lock(mutex_);
   return contexts_;

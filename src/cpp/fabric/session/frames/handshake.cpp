@@ -13,7 +13,7 @@ struct HelloMessage {
   std::string_view body;
 };
 
-// Nothing if this is not one whole message.
+// Returns nothing if this is not exactly one message.
 std::optional<HelloMessage> parse_message(std::string_view message) {
   if (missing_of_message(message) != 0) return {};
   return HelloMessage{HelloHeader::parse(message.substr(0, kHelloHeader))->type,
@@ -60,8 +60,9 @@ Handshake::Step CallerHandshake::receive(std::string_view message) {
     case HelloType::refuse:
       return fail(parse_refuse(parsed->body).value_or(Errc::protocol));
     case HelloType::hello:
-      // Another caller, not somebody who is called. A port that is free again may be given to this very call,
-      // which then hears itself (simultaneous open, RFC 9293).
+      // A hello came from another caller instead of an answer from the side that is called. The kernel may
+      // give the port that is called to this very call, which then hears itself (simultaneous open, RFC
+      // 9293).
       return fail(Errc::unreachable);
     default:
       return fail(Errc::protocol);
@@ -102,7 +103,7 @@ Handshake::Step AcceptorHandshake::on_hello(std::string_view body) {
   auto hello = Hello::parse(body);
   if (!hello || hello->stream == 0) return fail(Errc::protocol);
   hello_ = std::move(*hello);
-  // Meant for another endpoint, which had this address before.
+  // The caller means another endpoint, which had this address before.
   if (hello_.to != kAnybody && hello_.to != self_.id) return refuse(Errc::unreachable);
   if (hello_.keyed == self_.keys->front().secret.empty()) return refuse(Errc::key_rejected);
   if (!hello_.keyed) {
