@@ -104,8 +104,8 @@ class Messenger final : private MessageOrigin, private Initiator::Puller {
   void end_send(Operation* operation, std::uint64_t length, Errc error) noexcept;
 
   bool in_order(const FrameHeader& frame) const noexcept;
-  bool buffer(
-      std::uint64_t cost) noexcept;  // uses up credit; false: the peer sent more than it had credit for
+  // Uses up credit of the peer. Returns false if the peer has sent more than it had credit for.
+  bool buffer(std::uint64_t cost) noexcept;
   void deliver(Matched& arrived, const std::byte* payload);
   void begin_fetch(const Matched& matched, std::uint64_t id, std::vector<iovec>& where) noexcept;
   void read_fetches() noexcept;
@@ -129,8 +129,7 @@ class Messenger final : private MessageOrigin, private Initiator::Puller {
   Initiator& initiator_;
 
   RingQueue<Sending> sending_;
-  std::uint64_t window_used_ =
-      0;  // bytes of kMessageWindow that eager messages of this side fill at the peer
+  std::uint64_t window_used_ = 0;  // bytes of kMessageWindow that messages of this side fill
   std::unordered_map<std::uint64_t, Announced> announced_;  // messages of this side, by number
   LinkedList<Announced, Announcement> in_order_;            // the same messages in the order of posting
   decltype(announced_)::node_type spare_announced_;  // a node for the next message, kept from an old one
