@@ -114,20 +114,19 @@ class World {
       endpoints_.push_back(std::make_unique<StreamEndpoint>(*this, i));
       all.push_back({endpoints_.back().get(), "test." + std::to_string(i)});
     }
-    rails =
-        std::make_unique<Rails>(RailsParameters{.completions = near.completions,
-                                                .slice = slice,
-                                                .peer_deadline = 60,
-                                                .clock = [this] { return now; },
-                                                .attended = [this] { return now; },
-                                                .on_work = [this](Rails&) { work_ = true; },
-                                                .on_watch = [] {},
-                                                .on_lost = [](PeerId, Errc) {},
-                                                .preferred = {},
-                                                .peers = near.peers,
-                                                .flow = {seed, 1},
-                                                .to = {.peer = 0, .name = {}, .target = 0, .auth_index = 0}},
-                                all);
+    rails = std::make_unique<Rails>(RailsParameters{.completions = near.completions,
+                                                    .slice = slice,
+                                                    .peer_deadline = 60,
+                                                    .clock = [this] { return now; },
+                                                    .attended = [this] { return now; },
+                                                    .on_work = [this](Rails&) { work_ = true; },
+                                                    .on_watch = [] {},
+                                                    .on_lost = [](PeerId, Errc) {},
+                                                    .preferred = {},
+                                                    .peers = near.peers,
+                                                    .flow = {seed, 1},
+                                                    .to = {}},
+                                    all);
   }
   ~World() {
     rails->begin_end();
