@@ -126,7 +126,7 @@ bool GatherJob::wait_posted(Deadline deadline) const {
   return was_posted_.wait_until(lock, deadline.at(), posted);
 }
 
-bool GatherJob::troubled(Part& out) const {
+bool GatherJob::troubled(Chunk& out) const {
   const std::lock_guard lock(mutex_);
   if (error_ != Errc::ok) {
     out = failed_;
@@ -246,11 +246,11 @@ void GatherJob::send(Request& request) noexcept {
     }
     std::span<const Transfer> rest(batch, now);
     try {
-      Context::Room room;
+      Context::FullPath full;
       for (unsigned fruitless = 0; !rest.empty();) {
-        const std::size_t taken = context_->post(place.peer, rest, room);
+        const std::size_t taken = context_->post(place.peer, rest, full);
         rest = rest.subspan(taken);
-        if (room.ended) throw Error(Errc::peer_lost, "the path that was waited for has ended");
+        if (full.ended) throw Error(Errc::peer_lost, "the path that was waited for has ended");
         fruitless = taken ? 0 : fruitless + 1;
         if (!taken) context_->make_room(fruitless);
       }

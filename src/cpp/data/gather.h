@@ -102,7 +102,7 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
     std::byte* data;                         // where the first sample goes
     const std::uint64_t* offsets = nullptr;  // ragged: from measure()
   };
-  // outcome: begun with one part, which settles when all is in place or the first error is certain and
+  // outcome: begun with one transfer, which settles when all is in place or the first error is certain and
   // nothing moves any more. again: called under the context's lock when post() is to be called once more;
   // false: nobody will. The samples are below plan.size(); outputs, one a field, are large enough.
   GatherJob(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Context> context, Operation& outcome,
@@ -115,11 +115,11 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
   // Waits until post() has run once, because nobody needs to drive the context before. False: out of time.
   bool wait_posted(Deadline deadline) const;
 
-  struct Part {
+  struct Chunk {
     std::uint32_t field, shard, holder;
   };
   // What failed first, or, while it goes on, what is still open.
-  bool troubled(Part& out) const;
+  bool troubled(Chunk& out) const;
 
  private:
   struct Request;
@@ -151,7 +151,7 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
   std::size_t open_ = 0;         // requests without an outcome, and one for post() while it runs
   std::uint64_t bytes_ = 0;
   Errc error_ = Errc::ok;
-  Part failed_{};
+  Chunk failed_{};
 };
 
 // Posts jobs on a thread of its own, in order. Safe from any thread.

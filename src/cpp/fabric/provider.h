@@ -79,9 +79,10 @@ class Lingerer : public Linked<Lingering> {
 // used under the context's lock only; everything outlives the endpoint.
 struct EndpointServices {
   std::uint16_t context;  // index within the endpoint that the user opened: Part::context
-  std::uint16_t cell;     // number of the context within the domain: SegmentHeader::contexts and ports
-  const AuthKeys& keys;   // of which peers must prove one
-  Poller& poller;         // for descriptors that shall wake the context
+  // Number of the context within the domain: its index in SegmentHeader::contexts and context_rights.
+  std::uint16_t context_slot;
+  const AuthKeys& keys;  // of which peers must prove one
+  Poller& poller;        // for descriptors that shall wake the context
   CompletionQueue& completions;
   EventOutlet& events;
   const AddressVector& peers;
@@ -148,13 +149,13 @@ class Endpoint {
   virtual std::vector<Part> parts() const = 0;
   // Packed socket addresses (socket_name.h) where peers can call; none on links that have no such.
   virtual std::vector<std::string> socket_names() const = 0;
-  // Whether context `target` of the peer can be reached, under the key of this index in
+  // Whether context `target` of the peer can be reached, under the authorization key of this index in
   // EndpointServices::keys. No network I/O; may look at this machine.
-  virtual Reach reaches(const Name& peer, std::uint16_t target, std::size_t key) const = 0;
+  virtual Reach reaches(const Name& peer, std::uint16_t target, std::size_t auth_index) const = 0;
   // Throws Error(unreachable) with the reason. `id` is handed back in completions. Ways under different keys
   // have nothing in common.
   virtual std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target,
-                                        std::size_t key) = 0;
+                                        std::size_t auth_index) = 0;
   // What the user has to be asked before connect(); null: nothing. The question is asked without the lock,
   // and its answer handed to answer(), for the next connect() to this peer.
   using Question = std::function<std::vector<double>()>;

@@ -16,9 +16,9 @@ void Operation::begin_array() noexcept {
   while (array_ == 0);
 }
 
-void Operation::abandon(std::uint32_t parts, Errc error) noexcept {
-  if (parts == 0) return;
-  open_parts_ -= parts - 1;
+void Operation::abandon(std::uint32_t transfers, Errc error) noexcept {
+  if (transfers == 0) return;
+  open_transfers_ -= transfers - 1;
   settle(error, 0);
 }
 
@@ -31,7 +31,7 @@ void Operation::end_receive(const Completion& what) noexcept {
   completion_.overflow = what.overflow;
   completion_.flags |= what.flags;
   if (completion_.error == Errc::ok) completion_.error = what.error;
-  if (--open_parts_ == 0) finish();
+  if (--open_transfers_ == 0) finish();
 }
 
 void Operation::tell(const Completion& what) noexcept {

@@ -23,11 +23,11 @@ class Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // Prepares for `parts` settlements. `flags` are those of the completion. Queue and counter may be null.
-  void begin(std::uint32_t parts, std::uint64_t context, std::uint32_t flags, CompletionQueue* queue,
+  // Prepares for `transfers` settlements. `flags` are those of the completion. Queue and counter may be null.
+  void begin(std::uint32_t transfers, std::uint64_t context, std::uint32_t flags, CompletionQueue* queue,
              Counter* counter, Hook hook) noexcept {
     done_.store(false, std::memory_order_relaxed);
-    open_parts_ = parts;
+    open_transfers_ = transfers;
     completion_ = {};
     completion_.context = context;
     completion_.flags = flags;
@@ -35,32 +35,32 @@ class Operation {
     counter_ = counter;
     hook_ = hook;
   }
-  void expect_more(std::uint32_t parts) noexcept { open_parts_ += parts; }
+  void expect_more(std::uint32_t transfers) noexcept { open_transfers_ += transfers; }
 
-  // One part ended. The first error is the operation's.
+  // One transfer ended. The first error is the operation's.
   void settle(Errc error, std::uint64_t bytes) noexcept {
     if (error == Errc::ok)
       completion_.length += bytes;
     else if (completion_.error == Errc::ok)
       completion_.error = error;
-    if (--open_parts_ == 0) finish();
+    if (--open_transfers_ == 0) finish();
   }
-  // One part ended that was a message, or a receive for messages; `what` is its outcome.
+  // One transfer ended that was a message, or a receive for messages; `what` is its outcome.
   void end_receive(const Completion& what) noexcept;
-  // Puts an entry for one message of a receive for many into the queue. The message's part is settled
+  // Puts an entry for one message of a receive for many into the queue. The message's transfer is settled
   // separately.
   void tell(const Completion& what) noexcept;
   // Nothing was posted: the outcome is the caller's exception, not a queue entry.
   void withdraw() noexcept;
-  // Gives the operation a number: its parts are the pieces of one array, and the atomic on it counts once at
-  // the target.
+  // Gives the operation a number: its transfers are the pieces of one array, and the atomic on it counts once
+  // at the target.
   void begin_array() noexcept;
   std::uint32_t array() const noexcept { return array_; }  // unique in this process; 0: no array
   void belongs_to(std::uint32_t array) noexcept {
     array_ = array;
   }  // for a piece that is an operation itself
-  // The rest of the parts will not happen (they were not posted).
-  void abandon(std::uint32_t parts, Errc error) noexcept;
+  // `transfers` that have not settled will not happen, since they were not posted.
+  void abandon(std::uint32_t transfers, Errc error) noexcept;
 
   // Flags of the entry for an error that comes after the operation was settled ahead of the answer.
   std::uint32_t late_flags() const noexcept {
@@ -74,7 +74,7 @@ class Operation {
   void finish() noexcept;
 
   std::atomic<bool> done_{true};
-  std::uint32_t open_parts_ = 0;
+  std::uint32_t open_transfers_ = 0;
   std::uint32_t array_ = 0;
   Completion completion_;
   CompletionQueue* queue_ = nullptr;

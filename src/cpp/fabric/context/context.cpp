@@ -15,7 +15,7 @@ Context::Context(Domain& domain, Parameters parameters)
           driver_),
       paths_(handles_) {
   endpoint_ = domain.open_endpoint({.context = parameters_.index,
-                                    .cell = parameters_.cell,
+                                    .context_slot = parameters_.slot,
                                     .keys = parameters_.keys,
                                     .poller = driver_.poller(),
                                     .completions = *parameters_.completions,
@@ -91,14 +91,14 @@ auto Context::asking(const Call& call) {
   }
 }
 
-std::size_t Context::post_slice(PeerId peer, std::span<const Transfer> slice, Room& room) {
+std::size_t Context::post_slice(PeerId peer, std::span<const Transfer> slice, FullPath& full) {
   const OverlapWatch::Visit visit(driver_.moving());
-  const std::size_t taken = paths_.post(peer, slice, room);
+  const std::size_t taken = paths_.post(peer, slice, full);
   driver_.slice().spend(slice.first(taken));
   return taken;
 }
 
-std::size_t Context::post(PeerId peer, std::span<const Transfer> batch, Room& room) {
+std::size_t Context::post(PeerId peer, std::span<const Transfer> batch, FullPath& full) {
   std::vector<Transfer> translated;
   if (parameters_.rules->active()) batch = parameters_.rules->apply(batch, translated, parameters_.exempt);
   std::size_t posted = 0;
@@ -108,7 +108,7 @@ std::size_t Context::post(PeerId peer, std::span<const Transfer> batch, Room& ro
     try {
       taken = asking([&] {
         const Driver::Turn turn(driver_);
-        return post_slice(peer, slice, room);
+        return post_slice(peer, slice, full);
       });
     } catch (...) {
       if (posted == 0) throw;  // else the next call to post() throws it
@@ -119,13 +119,14 @@ std::size_t Context::post(PeerId peer, std::span<const Transfer> batch, Room& ro
   return posted;
 }
 
-std::optional<std::size_t> Context::try_post(PeerId peer, std::span<const Transfer> batch, Room& room) try {
+std::optional<std::size_t> Context::try_post(PeerId peer, std::span<const Transfer> batch,
+                                             FullPath& full) try {
   if (Slice::front(batch) < batch.size()) return std::nullopt;
   std::vector<Transfer> translated;
   if (parameters_.rules->active()) batch = parameters_.rules->apply(batch, translated, parameters_.exempt);
   const Driver::Turn turn(driver_, std::try_to_lock);
   if (!turn) return std::nullopt;
-  return post_slice(peer, batch, room);
+  return post_slice(peer, batch, full);
 } catch (const PathQuestion&) {
   return std::nullopt;
 }
@@ -139,9 +140,9 @@ void Context::make_room(unsigned fruitless) {
     driver_.wait([] { return false; }, Deadline::in(kNap));
 }
 
-void Context::abandon(Operation& operation, std::uint32_t parts, Errc error) {
+void Context::abandon(Operation& operation, std::uint32_t transfers, Errc error) {
   const Driver::Turn turn(driver_);
-  operation.abandon(parts, error);
+  operation.abandon(transfers, error);
 }
 
 void Context::settle(Operation& operation, Errc error, std::uint64_t bytes) {

@@ -32,7 +32,7 @@ class Context final : public PeerWatcher, private Tidier {
  public:
   struct Parameters {
     std::uint16_t index = 0;  // within the endpoint that the user opened
-    std::uint16_t cell = 0;   // within the domain
+    std::uint16_t slot = 0;   // number within the domain
     AuthKeys keys = AuthKeys(1);
     const PostRules* rules;  // outlives the context
     bool exempt = false;     // true: the domain's mr_mode demands nothing of the program
@@ -47,7 +47,7 @@ class Context final : public PeerWatcher, private Tidier {
   Context(Domain& domain, Parameters parameters);
   ~Context() override;
 
-  std::uint16_t cell() const noexcept { return parameters_.cell; }
+  std::uint16_t slot() const noexcept { return parameters_.slot; }
   AddressVector& peers() noexcept { return *parameters_.peers; }
   const PeerHandles& handles() const noexcept { return handles_; }
   Inbox& inbox() noexcept { return inbox_; }
@@ -59,20 +59,20 @@ class Context final : public PeerWatcher, private Tidier {
   // who want the lock get it after each slice. Throws Error(invalid) for an unknown handle or for local
   // memory that breaks the rules of the domain, Error(unreachable) where no link leads there and
   // Error(closed) after close(); nothing was posted then.
-  using Room = fab::Room;
-  std::size_t post(PeerId peer, std::span<const Transfer> batch, Room& room);
+  using FullPath = fab::FullPath;
+  std::size_t post(PeerId peer, std::span<const Transfer> batch, FullPath& full);
   std::size_t post(PeerId peer, std::span<const Transfer> batch) {
-    Room room;
-    return post(peer, batch, room);
+    FullPath full;
+    return post(peer, batch, full);
   }
   // Posts as post() does. No value, and nothing was posted, if `batch` is more than a slice, if somebody
   // holds the lock, or if the user has to be asked.
-  std::optional<std::size_t> try_post(PeerId peer, std::span<const Transfer> batch, Room& room);
+  std::optional<std::size_t> try_post(PeerId peer, std::span<const Transfer> batch, FullPath& full);
   // To be called after `fruitless` posts in a row that found the path full: makes one turn of progress, or
   // sleeps briefly once that has not helped for long.
   void make_room(unsigned fruitless);
-  // Settles `parts` of an operation that were never posted.
-  void abandon(Operation& operation, std::uint32_t parts, Errc error);
+  // Settles `transfers` of an operation that were never posted.
+  void abandon(Operation& operation, std::uint32_t transfers, Errc error);
   // Settles one part of an operation whose bytes moved without this context.
   void settle(Operation& operation, Errc error, std::uint64_t bytes);
   void hint(PeerId peer, const RemoteRegion& region);  // Path::hint; opens the path if need be
@@ -101,7 +101,7 @@ class Context final : public PeerWatcher, private Tidier {
 
   template <class Call>
   auto asking(const Call& call);
-  std::size_t post_slice(PeerId peer, std::span<const Transfer> slice, Room& room);
+  std::size_t post_slice(PeerId peer, std::span<const Transfer> slice, FullPath& full);
   void linger(Driver::Turn& turn);
 
   const Parameters parameters_;

@@ -12,12 +12,12 @@ namespace fab {
 
 std::shared_ptr<Context> ContextSet::open(const Make& make) {
   const std::lock_guard lock(mutex_);
-  std::uint16_t cell = 0;
-  while (std::ranges::any_of(contexts_, [&](const auto& open) { return open->cell() == cell; })) ++cell;
-  if (cell >= kMaxContexts)
+  std::uint16_t slot = 0;
+  while (std::ranges::any_of(contexts_, [&](const auto& open) { return open->slot() == slot; })) ++slot;
+  if (slot >= kMaxContexts)
     throw Error(Errc::no_memory,
                 "all " + std::to_string(kMaxContexts) + " contexts of the domain are in use");
-  auto context = make(cell);
+  auto context = make(slot);
   contexts_.reserve(contexts_.size() + 1);
   if (thread_) thread_->add(context);
   contexts_.push_back(context);
@@ -54,7 +54,7 @@ void ContextSet::close(std::span<const std::shared_ptr<Context>> contexts, bool 
 
 void ContextSet::close_all(bool apart) {
   close(all(), apart);
-  while (const auto context = first()) close(*context);  // those that came meanwhile
+  while (const auto context = first()) close(*context);  // contexts that were opened meanwhile
 }
 
 bool ContextSet::is_thread() const noexcept {
@@ -76,7 +76,7 @@ void ContextSet::wait(const std::function<bool()>& done, Deadline deadline, bool
   constexpr auto kSlice = std::chrono::milliseconds(1);
   const auto context = first();
   if (!context) {
-    // Without a context nothing arrives; only this process can bring about what is waited for.
+    // Without a context nothing arrives, so only this process itself can do what is waited for.
     std::unique_lock lock(idle_mutex_);
     idle_wake_.wait_until(lock, deadline.sooner(std::chrono::milliseconds(50)).at());
   } else if (others) {
@@ -94,7 +94,7 @@ void ContextSet::progress() {
 void ContextSet::choose_lead() {
   const std::lock_guard lock(lead_mutex_);
   lead_ = contexts_.empty() ? nullptr : contexts_.front().get();
-  segment_.header().waiter_cell.store(lead_ ? lead_->cell() : 0);
+  segment_.header().waiter_slot.store(lead_ ? lead_->slot() : 0);
 }
 
 void ContextSet::wake() noexcept {
@@ -108,16 +108,17 @@ std::shared_ptr<Context> ContextSet::first() const {
   return contexts_.empty() ? nullptr : contexts_.front();
 }
 
-// The open context with the smallest cell from `cell` on: visits need no memory for a list of them.
-std::shared_ptr<Context> ContextSet::from(std::size_t cell) const {
+// The open context with the smallest slot from `slot` on. By this a visit needs no memory for a list of
+// contexts.
+std::shared_ptr<Context> ContextSet::from(std::size_t slot) const {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Context> next;
   for (const auto& context : contexts_)
-    if (context->cell() >= cell && (!next || context->cell() < next->cell())) next = context;
+    if (context->slot() >= slot && (!next || context->slot() < next->slot())) next = context;
   return next;
 }
 
-// None where there is no memory for a list of them.
+// All open contexts, or none if there is no memory for the list.
 std::vector<std::shared_ptr<Context>> ContextSet::all() const noexcept try {
   const std::lock_guard lock(mutex_);
   return contexts_;

@@ -28,19 +28,19 @@ class ContextSet final {
 
   void start_thread() { thread_ = ProgressThread::start(); }  // before the first context
 
-  // Opens one in the lowest free cell. `make` runs under the lock of the set and may throw.
-  using Make = std::function<std::shared_ptr<Context>(std::uint16_t cell)>;
+  // Opens a context in the lowest free slot. `make` runs under the lock of the set and may throw.
+  using Make = std::function<std::shared_ptr<Context>(std::uint16_t slot)>;
   std::shared_ptr<Context> open(const Make& make);
   std::uint32_t next_endpoint_number() noexcept { return endpoint_numbers_.fetch_add(1) + 1; }
-  // Everything that is outstanding fails with `canceled`. Each context gives its peers a while to take in its
-  // last messages: all at the same time, unless the caller is the thread that serves them, for which others
-  // may have to wait, or `apart` says that others may not come in. In a child of fork() nothing happens: they
-  // are the parent's.
+  // Closes contexts: everything that is outstanding fails with `canceled`. Each context gives its peers a
+  // while to take in its last messages. All contexts wait for that at the same time, with two exceptions: the
+  // caller is the thread that serves them, or `apart` says that they must close one after the other. In a
+  // child of fork() nothing happens, because the contexts are the parent's.
   void close(std::span<const std::shared_ptr<Context>> contexts, bool apart = false);
   void close_all(bool apart);
   void close(Context& context);
-  // Calls it with the number of open contexts, while none is opened or closed. It may throw; this needs no
-  // memory.
+  // Calls `decide` with the number of open contexts, while no context can be opened or closed. `decide` may
+  // throw; decide() itself needs no memory.
   template <class Decide>
   void decide(const Decide& decide) const {
     const std::lock_guard lock(mutex_);
@@ -50,22 +50,22 @@ class ContextSet final {
   // callback that the thread runs calls this, the thread holds the owner until it has ended.
   void end_thread(std::shared_ptr<void> owner) noexcept;
 
-  // Drives the first context until `done()` or the deadline, and returns; without a context it waits for
-  // wake(). `others`: nobody else drives the other contexts.
+  // Drives the first context until `done()` or the deadline. Without a context it waits for wake(). `others`:
+  // nobody else drives the other contexts, so they are driven here as well.
   void wait(const std::function<bool()>& done, Deadline deadline, bool others);
   void progress();
   void wake() noexcept;  // wakes those in wait()
-  // Calls it with each context, while others may come and go.
+  // Calls `visit` with each context. Contexts may be opened and closed meanwhile.
   template <class Visit>
   void visit(const Visit& visit) {
-    for (auto context = from(0); context; context = from(context->cell() + std::size_t{1})) visit(*context);
+    for (auto context = from(0); context; context = from(context->slot() + std::size_t{1})) visit(*context);
   }
 
  private:
   bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
-  bool is_thread() const noexcept;  // whether the caller is the thread that serves them
+  bool is_thread() const noexcept;  // whether the caller is the thread that serves the contexts
   std::shared_ptr<Context> first() const;
-  std::shared_ptr<Context> from(std::size_t cell) const;
+  std::shared_ptr<Context> from(std::size_t slot) const;
   std::vector<std::shared_ptr<Context>> all() const noexcept;
   void choose_lead();
 
@@ -75,7 +75,7 @@ class ContextSet final {
   mutable std::mutex mutex_;  // guards contexts_ and thread_
   std::vector<std::shared_ptr<Context>> contexts_;
   std::shared_ptr<ProgressThread> thread_;  // in a child of fork() it does not exist, and nobody ends it
-  std::mutex lead_mutex_;                   // taken with context locks held
+  std::mutex lead_mutex_;                   // may be taken while a context's lock is held
   Context* lead_ = nullptr;                 // the context that wait() leads
   std::mutex idle_mutex_;                   // for wait() while there is no context
   std::condition_variable idle_wake_;

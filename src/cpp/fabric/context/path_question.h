@@ -16,14 +16,19 @@ namespace fab {
 // lock; it is asked without the lock, because the user's code may take long or use the context itself.
 class PathQuestion final : public std::exception {
  public:
-  PathQuestion(Endpoint::Question question, PeerId peer, Name name, std::uint16_t target, std::size_t key)
-      : question_(std::move(question)), peer_(peer), name_(std::move(name)), target_(target), key_(key) {}
+  PathQuestion(Endpoint::Question question, PeerId peer, Name name, std::uint16_t target,
+               std::size_t auth_index)
+      : question_(std::move(question)),
+        peer_(peer),
+        name_(std::move(name)),
+        target_(target),
+        auth_index_(auth_index) {}
   const char* what() const noexcept override { return "the user has to be asked"; }
 
   // Calls the user's code on behalf of `asker`. Throws what that throws.
   std::vector<double> ask(const void* asker) const;
   void answer(Endpoint& endpoint, const std::vector<double>& shares) const {
-    endpoint.answer(name_, target_, key_, shares);
+    endpoint.answer(name_, target_, auth_index_, shares);
   }
   // Whether this thread is inside ask() for that peer: then the user's code is using the peer that it is
   // asked about.
@@ -34,7 +39,7 @@ class PathQuestion final : public std::exception {
   PeerId peer_;
   Name name_;
   std::uint16_t target_;
-  std::size_t key_;
+  std::size_t auth_index_;
 };
 
 }  // namespace fab

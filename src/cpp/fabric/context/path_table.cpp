@@ -106,16 +106,16 @@ Path& PathTable::find(PeerId peer) {
 std::unique_ptr<Path> PathTable::connect(const PeerTarget& target) {
   Name name = handles_.peers().name(target.index);
   const std::uint16_t context = handles_.context_of(target, name);
-  const std::size_t key = handles_.key_to(target.index);
-  if (auto question = endpoint_->question(target.index, name, context, key)) {
+  const std::size_t auth_index = handles_.key_to(target.index);
+  if (auto question = endpoint_->question(target.index, name, context, auth_index)) {
     if (PathQuestion::pending(this, target.index))
       throw Error(Errc::invalid,
                   "rail_policy was called for peer " + std::to_string(target.index) +
                       " and uses that peer itself; it must return before the peer can be used");
-    throw PathQuestion(std::move(question), target.index, std::move(name), context, key);
+    throw PathQuestion(std::move(question), target.index, std::move(name), context, auth_index);
   }
   try {
-    return endpoint_->connect(target.index, name, context, key);
+    return endpoint_->connect(target.index, name, context, auth_index);
   } catch (const Error& error) {
     if (error.code() != Errc::unreachable) throw;
     std::string links;

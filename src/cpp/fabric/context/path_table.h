@@ -15,10 +15,10 @@
 
 namespace fab {
 
-// Remembers the path that a post found full. A caller that tries again passes the same Room. Once that path
-// has ended, nothing more is posted: the post shares the fate of all that the path had taken. Otherwise it
-// might wait for one path after another, for each until the peer counts as lost.
-struct Room {
+// Remembers the path that a post found full. A caller that tries again passes the same FullPath. Once that
+// path has ended, nothing more is posted: the post shares the fate of all that the path had taken. Otherwise
+// it might wait for one path after another, for each until the peer counts as lost.
+struct FullPath {
   std::uint64_t path = 0;  // serial number of the path that was full
   bool ended = false;
 };
@@ -54,13 +54,13 @@ class PathTable final {
     return *last_path_;
   }
   // Posts a prefix of `slice`, and returns its length. Throws as to().
-  std::size_t post(PeerId peer, std::span<const Transfer> slice, Room& room) {
-    if (room.path != 0 && standing(peer) != room.path) {
-      room.ended = true;
+  std::size_t post(PeerId peer, std::span<const Transfer> slice, FullPath& full) {
+    if (full.path != 0 && standing(peer) != full.path) {
+      full.ended = true;
       return 0;
     }
     const std::size_t taken = to(peer).post(slice);
-    room.path = taken ? 0 : standing(peer);
+    full.path = taken ? 0 : standing(peer);
     return taken;
   }
   PathCounts counts(PeerId peer);  // of the open path, or of the one that ended last; zero if there was none

@@ -9,8 +9,8 @@
 
 namespace fab {
 
-// The numbers by which region tables and visitors name the authorization keys of a domain: 0 is the domain's
-// own key, and others count from 1 in the order in which they came. Safe from any thread.
+// The numbers by which region tables and requesters name the authorization keys of a domain: 0 is the
+// domain's own key, and others count from 1 in the order in which they came. Safe from any thread.
 class AuthNumbers final {
  public:
   explicit AuthNumbers(std::string own) : own_(std::move(own)) {}

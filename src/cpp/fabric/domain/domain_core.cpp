@@ -107,11 +107,11 @@ std::shared_ptr<Counter> DomainCore::open_counter() {
   } else {
     ++counters_used_;
   }
-  CounterCell& cell = segment_.counters()[index];
-  cell.value.store(0);
-  cell.errors.store(0);
-  cell.waiters.store(0);
-  std::shared_ptr<Counter> counter(new Counter(cell, index), [self = shared_from_this()](Counter* dead) {
+  CounterSlot& slot = segment_.counters()[index];
+  slot.value.store(0);
+  slot.errors.store(0);
+  slot.waiters.store(0);
+  std::shared_ptr<Counter> counter(new Counter(slot, index), [self = shared_from_this()](Counter* dead) {
     const std::lock_guard guard(self->counters_mutex_);
     self->free_counters_.push_back(dead->index());
     delete dead;
@@ -140,15 +140,15 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
                                                   std::shared_ptr<CompletionQueue> completions,
                                                   std::shared_ptr<EventQueue> events) {
   AuthKeys keys = keys_of(traits);
-  return contexts_.open([&](std::uint16_t cell) {
+  return contexts_.open([&](std::uint16_t slot) {
     check_open();
-    Port& port = segment_.header().ports.of[cell];
-    port.endpoint.store(traits.number);
-    port.events.store(traits.counts ? 1 : 0);
-    set_auth_keys(segment_, cell, keys);
+    ContextRights& rights = segment_.header().context_rights.of[slot];
+    rights.endpoint.store(traits.number);
+    rights.events.store(traits.counts ? 1 : 0);
+    set_auth_keys(segment_, slot, keys);
     auto context =
         std::make_shared<Context>(*domain_, Context::Parameters{.index = index,
-                                                                .cell = cell,
+                                                                .slot = slot,
                                                                 .keys = std::move(keys),
                                                                 .rules = &post_rules_,
                                                                 .exempt = traits.exempt,

@@ -27,7 +27,7 @@ RegistrationCache::RegistrationCache(CacheLimits limits, Enroller enroller, Memo
       enroller_(std::move(enroller)),
       monitor_(limits.max_idle == 0 ? nullptr : monitor),
       log_(monitor_ ? &monitor_->log() : nullptr),
-      log_position_(log_ ? log_->announced() : 0) {}
+      log_position_(log_ ? log_->noted() : 0) {}
 
 RegistrationCache::~RegistrationCache() {
   if (!inherited()) clear();

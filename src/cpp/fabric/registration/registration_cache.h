@@ -115,7 +115,7 @@ class RegistrationCache final {
 
   bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
   bool something_vanished() const noexcept {
-    return log_ && log_->announced() != log_position_.load(std::memory_order_acquire);
+    return log_ && log_->noted() != log_position_.load(std::memory_order_acquire);
   }
   bool beyond_limits() const noexcept {
     return cached_count_.load(std::memory_order_relaxed) > limits_.max_idle ||

@@ -108,7 +108,7 @@ class UserfaultMonitor final : public MemoryMonitor {
     for (;;) {
       pollfd poll{.fd = fd_.get(), .events = POLLIN, .revents = 0};
       if (::poll(&poll, 1, -1) < 0) continue;
-      log_.announce();
+      log_.note();
       uffd_msg message;
       const auto length = ::read(fd_.get(), &message, sizeof message);
       if (length == sizeof message) {

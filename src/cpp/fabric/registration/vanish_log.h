@@ -13,8 +13,8 @@ namespace fab {
 // reader keeps a position of its own; one that falls far behind is told that everything may be gone.
 //
 // The writer never waits, takes no lock and allocates nothing, because the thread that unmaps memory may hold
-// any lock there is, that of malloc included, and waits for the writer. It announces an event before it lets
-// that thread go on: whoever looks after an unmapping call has returned sees the announcement, and waits the
+// any lock there is, that of malloc included, and waits for the writer. It notes an event before it lets
+// that thread go on: whoever looks after an unmapping call has returned sees the note, and waits the
 // moment until the event itself is there.
 class VanishLog {
  public:
@@ -22,8 +22,8 @@ class VanishLog {
   VanishLog(const VanishLog&) = delete;
   VanishLog& operator=(const VanishLog&) = delete;
 
-  // The writer: announce(), then publish() what was announced; an empty range where nothing was.
-  void announce() noexcept { announced_.fetch_add(1); }
+  // The writer: note(), then publish() what was noted; an empty range where nothing was.
+  void note() noexcept { noted_.fetch_add(1); }
   void publish(AddressRange range) noexcept {
     const std::uint64_t position = published_.load(std::memory_order_relaxed);
     Record& record = records_[position % kRecords];
@@ -33,17 +33,17 @@ class VanishLog {
   }
 
   // Readers: differs from their position when there is something to read.
-  std::uint64_t announced() const noexcept { return announced_.load(std::memory_order_acquire); }
+  std::uint64_t noted() const noexcept { return noted_.load(std::memory_order_acquire); }
   // Calls `vanished(AddressRange)` for every event from `position` on; returns the position after them.
   template <class Vanished>
   std::uint64_t read(std::uint64_t position, const Vanished& vanished) const {
-    const std::uint64_t end = announced();
+    const std::uint64_t end = noted();
     while (published_.load(std::memory_order_acquire) < end) std::this_thread::yield();
     for (; position != end; ++position) {
       const Record& record = records_[position % kRecords];
       const AddressRange range{.start = record.start.load(std::memory_order_acquire),
                                .length = record.length.load(std::memory_order_acquire)};
-      if (announced() - position > kRecords) {  // overwritten, maybe while it was read
+      if (noted() - position > kRecords) {  // overwritten, maybe while it was read
         vanished(kEverything);
         return end;
       }
@@ -59,7 +59,7 @@ class VanishLog {
   struct Record {
     std::atomic<std::uint64_t> start{0}, length{0};
   };
-  alignas(64) std::atomic<std::uint64_t> announced_{0};  // alone on its line: every hit in a cache reads it
+  alignas(64) std::atomic<std::uint64_t> noted_{0};  // alone on its line: every hit in a cache reads it
   alignas(64) std::atomic<std::uint64_t> published_{0};
   std::array<Record, kRecords> records_;
 };

@@ -70,14 +70,14 @@ std::int64_t RegionView::find(std::uint64_t key) const noexcept {
 }
 
 Errc RegionView::judge(const RegionEntry& entry, std::uint64_t key, std::uint64_t state, OpCode op,
-                       std::uint64_t remote, std::uint64_t length, const Visitor& visitor,
+                       std::uint64_t remote, std::uint64_t length, const Requester& requester,
                        std::uint64_t& offset) const noexcept {
   const std::uint64_t now = entry.state.load(std::memory_order_seq_cst);
   if (status_of(now) != RegionStatus::enabled || (state != 0 && state != now) ||
       entry.key.load(std::memory_order_relaxed) != key)
     return Errc::key_rejected;
-  if (!admits(entry.auth, visitor.auth)) return Errc::key_rejected;
-  if (entry.endpoint != 0 && entry.endpoint != visitor.port.endpoint.load(std::memory_order_relaxed))
+  if (!admits(entry.auth, requester.auth)) return Errc::key_rejected;
+  if (entry.endpoint != 0 && entry.endpoint != requester.rights.endpoint.load(std::memory_order_relaxed))
     return Errc::key_rejected;
   const std::uint32_t needed = op == OpCode::read ? access::kRemoteRead : access::kRemoteWrite;
   if ((entry.access & needed) == 0) return Errc::access;

@@ -25,16 +25,16 @@ struct alignas(128) RegionEntry {
   std::int32_t file;    // descriptor number, in the owner, of the memory file behind the region; -1: none
   std::uint32_t piece_count;  // 1, or the number of buffers that the region runs through
   std::uint32_t piece_block;  // where the pieces are listed, if there are several
-  std::uint32_t endpoint;     // Port::endpoint that the region is bound to; 0: any
+  std::uint32_t endpoint;     // ContextRights::endpoint that the region is bound to; 0: any
   // 1 + indices of the counters that remote writes raise. A 0 ends the list, which may grow.
   std::atomic<std::uint32_t> counters[8];
-  std::uint32_t auth;   // the Visitor::auth that is needed; with kAuthSet: one bit for each that suffices
+  std::uint32_t auth;   // the Requester::auth that is needed; with kAuthSet: one bit for each that suffices
   std::uint32_t spans;  // how many spans are reachable, with region_flag::kSpans
   std::uint32_t spans_block;
 };
 static_assert(sizeof(RegionEntry) == 128);
 inline constexpr std::uint32_t kAuthSet = 1u << 31;  // in RegionEntry::auth
-inline constexpr std::uint32_t kMostInAuthSet = 30;  // the highest Visitor::auth that such a set can hold
+inline constexpr std::uint32_t kMostInAuthSet = 30;  // the highest Requester::auth that such a set can hold
 constexpr bool admits(std::uint32_t auth, std::uint32_t shown) noexcept {
   return (auth & kAuthSet) == 0 ? shown == auth : shown <= kMostInAuthSet && ((auth >> shown) & 1) != 0;
 }
@@ -49,15 +49,15 @@ inline constexpr std::uint32_t kObserved = 1u << 17;  // accesses come as messag
 inline constexpr std::uint32_t kOwnPages = 1u << 18;
 }  // namespace region_flag
 
-// What judge() must know of the context that a request comes in through.
-struct Port {
+// What remote requests that come in through one context may do.
+struct ContextRights {
   std::atomic<std::uint32_t> endpoint;  // number of the endpoint; never 0, never used again
   std::atomic<std::uint32_t> events;    // 1: remote writes through it count
 };
 
 // Who makes a request, as far as judge() must know.
-struct Visitor {
-  const Port& port;
+struct Requester {
+  const ContextRights& rights;
   std::uint32_t auth;  // number, within the domain, of the authorization key that it proved; 0: the domain's
 };
 
@@ -104,7 +104,7 @@ class RegionView {
   // starts within the region. `state` is the value that the entry is expected to have, or 0 for any
   // generation. Checks the key first, then rights, then bounds (fi_mr(3)).
   Errc judge(const RegionEntry& entry, std::uint64_t key, std::uint64_t state, OpCode op,
-             std::uint64_t remote, std::uint64_t length, const Visitor& visitor,
+             std::uint64_t remote, std::uint64_t length, const Requester& requester,
              std::uint64_t& offset) const noexcept;
 
   // Splits [offset, offset + length) of a judged region into owner addresses. Returns how many; at most
@@ -163,7 +163,8 @@ class RegionTable final : public RegionView {
   std::uint32_t insert(const RegionRecord& record);
   // Remote writes to the region raise counter `counter` of the segment. Throws Error(too_big) for a ninth.
   void bind_counter(std::uint32_t index, std::uint32_t counter);
-  // Only requests through this Port::endpoint reach the region. To be called before the region is enabled.
+  // Only requests through this ContextRights::endpoint reach the region. To be called before the region is
+  // enabled.
   void bind_endpoint(std::uint32_t index, std::uint32_t endpoint);
   // An entry that is enabled again has a new generation, so that accesses that began before do not go on.
   void set_enabled(std::uint32_t index, bool enabled);

@@ -128,58 +128,60 @@ std::int32_t Segment::user_of(std::uint32_t index) const {
   return 0;
 }
 
-bool raise_counters(const Segment& target, const RegionEntry& entry, const Port& port) noexcept {
+bool raise_counters(const Segment& target, const RegionEntry& entry, const ContextRights& rights) noexcept {
   if (entry.counters[0].load(std::memory_order_acquire) == 0 ||
-      port.events.load(std::memory_order_relaxed) == 0)
+      rights.events.load(std::memory_order_relaxed) == 0)
     return false;
   bool waited_for = false;
   for (const auto& bound : entry.counters) {
     const std::uint32_t counter = bound.load(std::memory_order_acquire);
     if (counter == 0 || counter > kMaxCounters) break;
-    CounterCell& cell = target.counters()[counter - 1];
-    cell.value.fetch_add(1, std::memory_order_seq_cst);
-    waited_for |= cell.waiters.load(std::memory_order_seq_cst) != 0;
+    CounterSlot& slot = target.counters()[counter - 1];
+    slot.value.fetch_add(1, std::memory_order_seq_cst);
+    waited_for |= slot.waiters.load(std::memory_order_seq_cst) != 0;
   }
   return waited_for;
 }
 
 namespace {
 
-// The proof that context `cell` takes `secret` under `number`. It covers the number, so that nobody can give
-// the key another one.
-Digest key_tag(const SegmentHeader& header, std::uint32_t cell, std::uint32_t number,
+// The proof that the context in `context_slot` takes `secret` under `number`. It covers the number, so that
+// nobody can give the key another one.
+Digest key_tag(const SegmentHeader& header, std::uint32_t context_slot, std::uint32_t number,
                const std::string& secret) {
   if (secret.empty()) return {};
   WireWriter text;
-  text.raw({reinterpret_cast<const char*>(header.auth_salt), sizeof header.auth_salt}).put(cell).put(number);
+  text.raw({reinterpret_cast<const char*>(header.auth_salt), sizeof header.auth_salt})
+      .put(context_slot)
+      .put(number);
   return hmac_sha256(secret, text.take());
 }
 
 }  // namespace
 
-void set_auth_keys(Segment& segment, std::uint32_t cell, std::span<const AuthKey> keys) {
-  KeyTags& published = segment.header().keys[cell];
+void set_auth_keys(Segment& segment, std::uint32_t context_slot, std::span<const AuthKey> keys) {
+  KeyTags& published = segment.header().keys[context_slot];
   published.count.store(0);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     KeyTags::Tag& tag = published.tags[i];
     tag.number = keys[i].number;
-    std::memcpy(tag.proof, key_tag(segment.header(), cell, tag.number, keys[i].secret).data(),
+    std::memcpy(tag.proof, key_tag(segment.header(), context_slot, tag.number, keys[i].secret).data(),
                 sizeof tag.proof);
   }
   published.count.store(static_cast<std::uint32_t>(keys.size()), std::memory_order_release);
 }
 
-std::optional<std::uint32_t> authorized(const Segment& segment, std::uint32_t cell,
+std::optional<std::uint32_t> authorized(const Segment& segment, std::uint32_t context_slot,
                                         const std::string& secret) {
-  cell %= kMaxContexts;
-  const KeyTags& published = segment.header().keys[cell];
+  context_slot %= kMaxContexts;
+  const KeyTags& published = segment.header().keys[context_slot];
   const std::size_t count =
       std::min<std::size_t>(published.count.load(std::memory_order_acquire), kMaxAuthKeys);
   for (const KeyTags::Tag& tag : std::span(published.tags, count)) {
     const std::uint32_t number = tag.number;
     Digest proof;
     std::memcpy(proof.data(), tag.proof, sizeof proof);
-    if (same(proof, key_tag(segment.header(), cell, number, secret))) return number;
+    if (same(proof, key_tag(segment.header(), context_slot, number, secret))) return number;
   }
   return std::nullopt;
 }

@@ -25,7 +25,7 @@ inline constexpr std::uint32_t kMaxCounters = 65536;
 
 // How to wake the progress of one context: raise `work`, then, if it sleeps, write one byte to its doorbell
 // pipe.
-struct alignas(64) ContextCell {
+struct alignas(64) ContextSlot {
   std::atomic<std::uint32_t> work;      // raised after a change that the context must look at
   std::atomic<std::uint32_t> sleeping;  // 1 while nobody polls
   // Low half: descriptor + 1 of the pipe's write end in the owner, opened through /proc; 0: the context is
@@ -63,18 +63,19 @@ struct alignas(128) AccessSlot {
   std::atomic<std::uint64_t> proof;
 };
 
-struct alignas(64) CounterCell {
+struct alignas(64) CounterSlot {
   std::atomic<std::uint64_t> value;
   std::atomic<std::uint64_t> errors;
-  // If this is not 0, whoever changes the counter wakes SegmentHeader::waiter_cell.
+  // If this is not 0, whoever changes the counter wakes SegmentHeader::waiter_slot.
   std::atomic<std::uint32_t> waiters;
 };
 
 // Which authorization keys a context takes: a peer that has one of them finds its number here.
 struct KeyTags {
   struct Tag {
-    std::uint32_t number;    // Visitor::auth
-    std::uint8_t proof[32];  // HMAC of salt, cell and number under the key; all zero: no key is needed
+    std::uint32_t number;  // Requester::auth
+    std::uint8_t
+        proof[32];  // HMAC of salt, context slot and number under the key; all zero: no key is needed
   };
   std::atomic<std::uint32_t> count;
   Tag tags[kMaxAuthKeys];
@@ -90,12 +91,12 @@ struct SegmentHeader {
   std::uint64_t mapped_at;  // where the owner has this header
   std::atomic<std::uint32_t> closed;
   std::atomic<std::uint32_t> slots_used;   // the slots from this number on were never used
-  std::atomic<std::uint32_t> waiter_cell;  // the context in which those sleep who wait for a counter
-  ContextCell contexts[kMaxContexts];
-  // Apart from the cells, whose cache lines are written all the time.
+  std::atomic<std::uint32_t> waiter_slot;  // the context in which those sleep who wait for a counter
+  ContextSlot contexts[kMaxContexts];
+  // Apart from the slots above, whose cache lines are written all the time.
   struct alignas(64) {
-    Port of[kMaxContexts];
-  } ports;
+    ContextRights of[kMaxContexts];
+  } context_rights;
   KeyTags keys[kMaxContexts];
 };
 
@@ -109,7 +110,7 @@ class Segment {
 
   SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(mapping_.data()); }
   AccessSlot* slots() const noexcept { return at<AccessSlot>(kSlotsOffset); }
-  CounterCell* counters() const noexcept { return at<CounterCell>(kCountersOffset); }
+  CounterSlot* counters() const noexcept { return at<CounterSlot>(kCountersOffset); }
   std::byte* region_area() const noexcept { return mapping_.data() + kRegionsOffset; }
   RegionView regions() const noexcept { return RegionView(region_area()); }
   int fd() const noexcept { return file_.get(); }
@@ -119,7 +120,9 @@ class Segment {
     return reinterpret_cast<void*>(header().mapped_at + offset);
   }
 
-  const Port& port(std::uint32_t cell) const noexcept { return header().ports.of[cell % kMaxContexts]; }
+  const ContextRights& rights_of(std::uint32_t context_slot) const noexcept {
+    return header().context_rights.of[context_slot % kMaxContexts];
+  }
 
   // Claims a slot that is free or whose process is dead. -1: all kMaxSlots are in use.
   int claim_slot(const ProcessId& claimant) const;
@@ -138,7 +141,7 @@ class Segment {
   }
   static constexpr std::size_t kSlotsOffset = 64 * 1024;
   static constexpr std::size_t kCountersOffset = kSlotsOffset + kMaxSlots * sizeof(AccessSlot);
-  static constexpr std::size_t kRegionsOffset = kCountersOffset + kMaxCounters * sizeof(CounterCell);
+  static constexpr std::size_t kRegionsOffset = kCountersOffset + kMaxCounters * sizeof(CounterSlot);
   static constexpr std::size_t kSize = kRegionsOffset + RegionView::kAreaBytes;
   static_assert(sizeof(SegmentHeader) <= kSlotsOffset);
 
@@ -146,17 +149,18 @@ class Segment {
   Mapping mapping_;
 };
 
-// Counts one remote write on every counter of `entry`, after its data; nothing if the endpoint of `port` was
-// opened without remote-write events. True if somebody waits for one of the counters: then the caller wakes
-// the waiter cell, by its doorbell from another process, or by EndpointServices::wake_domain within the
-// owner.
-[[nodiscard]] bool raise_counters(const Segment& target, const RegionEntry& entry, const Port& port) noexcept;
+// Counts one remote write on every counter of `entry`, after its data; nothing if the endpoint behind
+// `rights` was opened without remote-write events. True if somebody waits for one of the counters: then the
+// caller wakes the context in the waiter slot, by its doorbell from another process, or by
+// EndpointServices::wake_domain within the owner.
+[[nodiscard]] bool raise_counters(const Segment& target, const RegionEntry& entry,
+                                  const ContextRights& rights) noexcept;
 
-// Tells in `segment` which keys context `cell` takes, at most kMaxAuthKeys.
-void set_auth_keys(Segment& segment, std::uint32_t cell, std::span<const AuthKey> keys);
-// The Visitor::auth of a peer that comes to context `cell` with `secret`; nothing if the context does not
-// take that key.
-std::optional<std::uint32_t> authorized(const Segment& segment, std::uint32_t cell,
+// Tells in `segment` which keys the context in `context_slot` takes, at most kMaxAuthKeys.
+void set_auth_keys(Segment& segment, std::uint32_t context_slot, std::span<const AuthKey> keys);
+// The Requester::auth of a peer that comes to the context in `context_slot` with `secret`; nothing if the
+// context does not take that key.
+std::optional<std::uint32_t> authorized(const Segment& segment, std::uint32_t context_slot,
                                         const std::string& secret);
 
 }  // namespace fab

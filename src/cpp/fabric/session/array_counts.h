@@ -7,12 +7,13 @@
 
 namespace fab {
 
-// The arrays of one initiator whose atomics come in several pieces, one behind the other, as long as pieces
-// are missing: a counter of the region rises once for all of them, with the last. Pieces of different arrays
-// may mix.
+// An atomic on a long array comes in several pieces, one after the other. The counters of the region rise
+// once for the whole array, with its last piece. This remembers the arrays of one initiator of which pieces
+// are still missing. Pieces of different arrays may come in turns.
 class ArrayCounts final {
  public:
-  // A piece was applied, and has changed an element or not. True: it is the last one, and the array counts.
+  // A piece of `array` was applied. `modified`: it changed an element. Returns true if it was the last piece
+  // and any piece changed an element: then the counters rise.
   bool applied(std::uint64_t array, bool last, bool modified) noexcept {
     Entry* const known = find(array);
     const bool any = modified || (known && known->modified);
@@ -21,7 +22,8 @@ class ArrayCounts final {
       return any;
     }
     Entry* entry = known ? known : find(std::nullopt);
-    // Arrays that broke off fill the table in time: then one after the other gives way.
+    // Arrays whose last piece never came stay in the table. Once it is full, one after the other is
+    // replaced.
     if (!entry) entry = &entries_[next_++ % kMost];
     *entry = {array, any};
     return false;
@@ -29,7 +31,8 @@ class ArrayCounts final {
 
  private:
   static constexpr std::size_t kMost = 16;
-  using Place = std::optional<std::uint64_t>;  // the array that has it, whose number a peer may choose
+  // The number of the array in an entry. Peers choose these numbers, so none of them can mean "no array".
+  using Place = std::optional<std::uint64_t>;
   struct Entry {
     Place array{};
     bool modified = false;

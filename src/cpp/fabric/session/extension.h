@@ -12,75 +12,86 @@
 #include "fabric/session/frames/frame.h"
 #include "fabric/types/error.h"
 
-// A link may add to the protocol of sessions. Rails do: several sessions to one peer are used as one, so that
-// a request which was repeated over another of them must not be done twice. All of it is used under the
-// context's lock.
+// A link may add requests and rules to the protocol of sessions. Rails do so: they use several sessions to
+// one peer as one, and a request that is repeated over another session must not be done twice. Everything
+// here is used under the context's lock.
 namespace fab {
 
 // What an extension may ask of its session.
 class ExtensionHost {
  public:
-  // Answers the request that Extension::on_request() is about.
+  // Answers the request that Extension::on_request() is serving.
   virtual void answer(Errc outcome, FrameType request) noexcept = 0;
   virtual const std::shared_ptr<Sender>& peer() const noexcept = 0;
   // Ends the stream: the session fails before this returns, and Extension::leave() is called.
   virtual void cut() noexcept = 0;
-  // Goes on with an announced message that met its receive over another session.
+  // Fetches an announced message that was matched with its receive while it came over another session.
   virtual void resume(std::uint64_t number, const Matched& matched) noexcept = 0;
-  virtual bool at_rest() const noexcept = 0;  // no announced message of the peer is under way
+  // Whether no announced message of the peer waits for its receive or is being fetched.
+  virtual bool at_rest() const noexcept = 0;
 
  protected:
   ~ExtensionHost() = default;
 };
 
-// The outcome of a request that happens once.
+// The outcome of a request that was done before, and must not be done again.
 struct PastOutcome {
   Errc error = Errc::ok;
-  std::vector<std::byte> result{};  // former values
+  std::vector<std::byte> result{};  // former values, which a fetching atomic returns
 };
 
-// What is known of an announced message.
+// What the target knows of a message that the peer announces.
 enum class Standing : std::uint8_t {
-  unknown,  // it is announced for the first time
-  waiting,  // it waits for a receive; its origin is this session from now on
-  resumed,  // it had met a receive: ExtensionHost::resume() was called
-  done,     // it is over: Extension::message_outcome()
-  refused,  // no peer may announce it
+  unknown,  // the message is announced for the first time
+  waiting,  // the message waits for a receive; from now on this session is its origin
+  resumed,  // the message was matched with a receive before, and ExtensionHost::resume() was called
+  done,     // the message was received, or nobody wanted it: Extension::message_outcome()
+  refused,  // no peer may announce this message: the stream has to end
 };
 
-// The guest of one session.
+// What a link adds to one session.
 class Extension {
  public:
   virtual ~Extension() = default;
 
-  // --- requests that the session does not know
-  // Errc::protocol: no peer may send this one. Else it has been answered. May throw std::bad_alloc.
+  // --- requests that the session itself does not know
+  // Serves a request of the peer and answers it. Errc::protocol: no peer may send this request. May throw
+  // std::bad_alloc.
   virtual Errc on_request(const FrameHeader& frame) = 0;
-  virtual void on_post(const FrameHeader& frame) noexcept = 0;  // this side posts such a one
-  // Whether the peer can be reached over other sessions, too, so that the end of this one is not the peer's.
+  // This side posts such a request.
+  virtual void on_post(const FrameHeader& frame) noexcept = 0;
+  // Whether the peer can be reached over other sessions too, so that the peer may live on when this one ends.
   virtual bool one_of_several() const noexcept = 0;
 
-  // --- requests that happen once: happens_once() says which
-  virtual bool may_come(std::uint64_t number) const noexcept = 0;  // false: no peer may send it
-  virtual const PastOutcome* outcome(
-      std::uint64_t number) const noexcept = 0;  // null: it was not done before
-  // Before it is done: from then on record() needs no memory. Throws std::bad_alloc.
+  // --- requests that are done once, however often they come: happens_once() says which
+  // Whether the peer may send a request of this number.
+  virtual bool may_come(std::uint64_t number) const noexcept = 0;
+  // The outcome of a request that was done before; null: the request was not done before.
+  virtual const PastOutcome* outcome(std::uint64_t number) const noexcept = 0;
+  // Is called before the request is done, so that record() needs no memory. Throws std::bad_alloc.
   virtual void make_room(std::size_t result_bytes) = 0;
   virtual void record(std::uint64_t number, Errc outcome, std::span<const std::byte> result) noexcept = 0;
-  // Of the initiator, whose pieces may come over several sessions. Null: they all come over this one.
+  // The arrays of this initiator, whose pieces may come over several sessions. Null: all pieces come over
+  // this session.
   virtual ArrayCounts* arrays() noexcept = 0;
 
   // --- messages with a number
-  virtual bool took(std::uint64_t number) = 0;  // a small one was taken before, over whichever session
-  virtual Standing announce(std::uint64_t number, MessageOrigin& origin) = 0;  // throws std::bad_alloc
+  // Whether a message of this number was taken or announced before, over any session.
+  virtual bool took(std::uint64_t number) = 0;
+  // The peer announces the message over this session. Throws std::bad_alloc.
+  virtual Standing announce(std::uint64_t number, MessageOrigin& origin) = 0;
   virtual Errc message_outcome(std::uint64_t number) const noexcept = 0;
-  virtual bool shares(
-      std::uint64_t number) const noexcept = 0;  // the message may come over other sessions again
-  virtual void fetching(std::uint64_t number, const Matched& matched) noexcept = 0;  // it met a receive
-  virtual void done(std::uint64_t number, Errc error) noexcept = 0;  // it was received, or nobody wants it
-  virtual MessageOrigin* heir() noexcept = 0;  // takes over what this session leaves; null: nobody does
+  // Whether the peer may announce this message again over another session.
+  virtual bool shares(std::uint64_t number) const noexcept = 0;
+  // The message was matched with a receive, and is being fetched.
+  virtual void fetching(std::uint64_t number, const Matched& matched) noexcept = 0;
+  // The message was received, or its receiver does not want it.
+  virtual void done(std::uint64_t number, Errc error) noexcept = 0;
+  // Takes over the messages of this session that are still unmatched when it ends; null: nobody does.
+  virtual MessageOrigin* heir() noexcept = 0;
 
-  // --- the end: the stream is gone
+  // --- the end
+  // The stream is gone.
   virtual void leave() noexcept = 0;
 };
 
@@ -93,13 +104,14 @@ class ExtensionMaker {
   ~ExtensionMaker() = default;
 };
 
-// The place of an extension in a session, which is empty in most of them. It asks the guest only about what
-// concerns it, so that other requests pay for one comparison.
+// The extension of one session. Most sessions have none. It is asked only about requests that concern it, so
+// that all other requests pay for one comparison.
 class Guest final {
  public:
   void move_in(std::unique_ptr<Extension> extension) noexcept { extension_ = std::move(extension); }
 
-  // A peer that wants to join is told that nobody is at home; all else comes after a join.
+  // A peer that wants to join a session without an extension is told that this is not supported. All other
+  // requests of an extension come after a join, so that no peer may send them here.
   Errc on_request(const FrameHeader& frame, ExtensionHost& host) {
     if (extension_) return extension_->on_request(frame);
     if (frame.type != FrameType::join) return Errc::protocol;
@@ -151,7 +163,7 @@ class Guest final {
 
  private:
   std::unique_ptr<Extension> extension_;
-  ArrayCounts arrays_;  // of the peer, where they come over this session alone
+  ArrayCounts arrays_;  // of a peer that uses this session alone
 };
 
 }  // namespace fab

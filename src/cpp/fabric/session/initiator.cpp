@@ -13,17 +13,18 @@
 namespace fab {
 namespace {
 
-constexpr std::size_t kCopy = 256;                // longer payloads are sent from where they lie,
-constexpr std::size_t kCopyPieces = 16 * 1024;    // unless they lie in many pieces
-constexpr std::size_t kCopyInject = 64 * 1024;    // or the caller wants the buffer back
-constexpr std::uint64_t kLongestRow = 64 * 1024;  // of a get that shares a request with others
+// The longest payloads that are copied; longer ones are sent from where they lie.
+constexpr std::size_t kCopy = 256;
+constexpr std::size_t kCopyPieces = 16 * 1024;    // of payloads that lie in many pieces
+constexpr std::size_t kCopyInject = 64 * 1024;    // of injected payloads, whose buffer the caller wants back
+constexpr std::uint64_t kLongestRow = 64 * 1024;  // bytes of a get that shares its request with others
 
 bool wants_data(OpCode op) noexcept {
   return op == OpCode::read || op == OpCode::fetch_atomic || op == OpCode::compare_atomic ||
          op == OpCode::receive;
 }
 
-// How many gets at the front of `batch` go as one request.
+// The number of gets at the front of `batch` that go as one request.
 std::size_t rows_at_front(std::span<const Transfer> batch) noexcept {
   std::size_t rows = 0;
   std::uint64_t total = 0;
@@ -38,7 +39,7 @@ std::size_t rows_at_front(std::span<const Transfer> batch) noexcept {
   return rows;
 }
 
-// What a link says of a transfer.
+// Adds to the header what a link says of a transfer (LinkOperation).
 void mark(const Transfer& transfer, FrameHeader& header) noexcept {
   if (!(transfer.flags & transfer_flag::kMarked)) return;
   const FrameHeader& marks = link_operation(transfer).frame;
@@ -55,7 +56,7 @@ Delivery Initiator::level_of(const Transfer& transfer) const noexcept {
   return answered ? Delivery::delivery : transfer.delivery;
 }
 
-// Returns the number of the transfer. What a link asks for was posted by no user, and is not counted.
+// Counts a transfer and returns its number. OpCode::control is not counted, because no user posts it.
 std::uint64_t Initiator::count_posted(OpCode op) noexcept {
   std::uint64_t& posted = end_.services.counts.posted;
   return op == OpCode::control ? posted + 1 : ++posted;
@@ -161,15 +162,15 @@ void Initiator::post_rows(std::span<const Transfer> run) {
   asked_rows_ += run.size();
 }
 
-// One range out of bounds, or one landing place that is not there, is no reason for the others to fail: then
-// each is asked for by itself.
+// The rows of a request fail together if one range is out of bounds, or if the memory for one of them is not
+// there. That must not fail the others, so each row is then asked for by itself.
 void Initiator::settle_rows(const Request& request, Errc error) noexcept {
   bool again = error == Errc::bounds && !end_.failing;
   try {
     if (again) again_.reserve(again_.size() + request.rows->rows.size());
   } catch (const std::bad_alloc&) {
     again = false;
-    error = Errc::no_memory;  // whichever of them is out of bounds
+    error = Errc::no_memory;  // nobody finds out any more which of them is out of bounds
   }
   asked_rows_ -= request.rows->rows.size();
   for (std::size_t i = 0; i < request.rows->rows.size(); ++i) {
@@ -287,7 +288,7 @@ bool Initiator::post_notify(std::uint64_t data, std::uint64_t length) noexcept t
   return false;
 }
 
-// The operation may be gone once it is settled.
+// The owner may destroy the operation as soon as it is settled, so nothing of it is used afterwards.
 void Initiator::settle(const Request& request, Errc error) noexcept {
   if (request.rows) return settle_rows(request, error);
   if (request.op != OpCode::control) end_.services.counts.settle(request.op, request.length, error);
@@ -311,7 +312,7 @@ void Initiator::finish_oldest(Errc error) {
   read_again();
 }
 
-// Whether an answer may come at all, and whether it must bring data.
+// Whether the oldest request waits for an answer that brings data.
 bool Initiator::awaits_data() const noexcept {
   const Request& request = requests_[0];
   return request.op == OpCode::control ? request.length != 0 : wants_data(request.op);
@@ -375,7 +376,7 @@ void Initiator::held() noexcept {
   for (std::size_t i = 0; i < handed_over_; ++i) settle_early(requests_[i]);
 }
 
-// Of a request that is with the stream.
+// Settles the operation of a request that was sent completely, if its delivery level is reached by that.
 void Initiator::settle_early(Request& request) const noexcept {
   const bool reached = request.delivery == Delivery::inject ||
                        (request.delivery == Delivery::transmit && end_.handover == Handover::at_once);

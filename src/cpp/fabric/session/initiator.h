@@ -12,14 +12,16 @@
 
 namespace fab {
 
-// The initiator's side of a session: requests out, answers in. Answers settle requests strictly in the order
-// in which these were sent. What posts throws std::bad_alloc, and has done nothing then.
+// The initiator's side of a session: it sends requests and receives their answers. Answers come in the order
+// of the requests, so each one settles the oldest request. The functions that post may throw std::bad_alloc,
+// and have done nothing then.
 class Initiator {
  public:
-  // Asks for the bytes of announced messages, which is a request among the others.
+  // Asks the sender for the bytes of announced messages (rendezvous). Such a pull is a request among the
+  // others.
   class Puller {
    public:
-    virtual void pull_ended(Errc error) noexcept = 0;  // the oldest one
+    virtual void pull_ended(Errc error) noexcept = 0;  // the oldest pull was answered, or has failed
 
    protected:
     ~Puller() = default;
@@ -28,7 +30,8 @@ class Initiator {
   explicit Initiator(StreamEnd& end) : end_(end) {}
   Initiator(const Initiator&) = delete;
   Initiator& operator=(const Initiator&) = delete;
-  void set_puller(Puller& puller) noexcept { puller_ = &puller; }  // once, before all else
+  // Is called once, before any other function.
+  void set_puller(Puller& puller) noexcept { puller_ = &puller; }
 
   // --- requests out
   bool room_for(const Transfer& transfer) const noexcept {
@@ -38,43 +41,47 @@ class Initiator {
     const bool fetches = transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic;
     return !fetches || result_bytes_ + kMaxAtomicBytes <= kMaxResultBytes;
   }
-  // Takes what the batch begins with, which is no message; returns how many transfers that is.
+  // Posts the first transfer of the batch, which must not be a message, or several gets at its front as one
+  // request. Returns the number of transfers that were posted.
   std::size_t post(std::span<const Transfer> batch);
-  // A transfer for which there is no memory fails; false: it may be tried again, as others have yet to be
-  // answered.
+  // Fails a transfer for which there is no memory. Returns false if requests are outstanding: the caller
+  // posts the transfer again when they are answered and have given memory back.
   bool refuse(const Transfer& transfer) noexcept;
   bool post_notify(std::uint64_t data, std::uint64_t length) noexcept;
-  // What the operation waits for, in terms of the stream.
+  // The delivery level that the operation has to wait for on this stream.
   Delivery level_of(const Transfer& transfer) const noexcept;
 
   // --- requests whose frames the messenger queues
   bool full() const noexcept { return requests_.size() >= kMaxOutstanding; }
-  void reserve() { requests_.reserve(requests_.size() + 1); }  // the next await_*() does not throw
+  // Gets memory for one more request, so that the next await_*() does not throw.
+  void reserve() { requests_.reserve(requests_.size() + 1); }
   void await_ack(Operation* operation, std::uint64_t length);
   void await_message(const Matched& matched);
 
-  // --- answers in. Errc::protocol: no peer may answer so.
+  // --- answers. Errc::protocol: no peer may answer so, and the stream has to end.
   Errc on_ack(const FrameHeader& frame);
   Errc on_fail(const FrameHeader& frame);
-  Errc on_data(const FrameHeader& frame, Reader& reader) noexcept;  // and when its payload has come:
+  // A data frame begins: its payload goes to the memory of the oldest request.
+  Errc on_data(const FrameHeader& frame, Reader& reader) noexcept;
+  // The payload of that frame has come.
   void end_data(const FrameHeader& frame, const Reader& reader);
 
   // --- the stream
-  void sent() noexcept;  // some of the output
-  void held() noexcept;  // from now on the peer has what is with the stream
-  // The payload of the oldest request that is not with the stream lies in memory that is not there.
+  void sent() noexcept;  // the stream took some of the output
+  void held() noexcept;  // from now on the peer has what was handed to the stream (Session::held())
+  // The payload of the oldest request that is not sent completely lies in memory that is not there.
   void output_fault() noexcept;
   bool idle() const noexcept { return requests_.empty(); }
-  // As Path::oldest(), of the requests; kNone if there is none.
+  // The number of the oldest request, as Path::oldest() tells it; kNone if there is no request.
   static constexpr std::uint64_t kNone = ~std::uint64_t{0};
   std::uint64_t oldest() const noexcept;
   std::size_t outstanding() const noexcept { return requests_.size() + again_.size(); }
   void fail(Errc error) noexcept;
 
  private:
-  static constexpr std::size_t kMostCopied = 1 << 20;  // bytes of requests that wait
+  static constexpr std::size_t kMostCopied = 1 << 20;  // copied bytes that may wait to be sent
 
-  // Gets that went as one request, because one followed the other.
+  // One of several gets that followed each other and went as one request.
   struct Row {
     Operation* operation;
     std::uint64_t remote;
@@ -82,23 +89,23 @@ class Initiator {
   struct Rows {
     std::uint64_t key;
     std::vector<Row> rows;
-    std::vector<iovec> places;  // where they land
+    std::vector<iovec> places;  // where the bytes of each row go
   };
   struct Request {
-    Operation* operation = nullptr;  // null once it was settled ahead of the answer
-    std::uint64_t context = 0;       // of the operation, for an error that comes after that
-    std::uint64_t number = 0;        // as Path::oldest(); of rows that of the first
+    Operation* operation = nullptr;  // null once the operation was settled ahead of the answer
+    std::uint64_t context = 0;       // of the operation, for an error that comes after it was settled
+    std::uint64_t number = 0;        // of the transfer (Path::oldest()), or of the first row
     std::uint32_t flags = 0;
     OpCode op = OpCode::write;
     Delivery delivery = Delivery::delivery;
-    bool local = false;        // never sent: `error` is its outcome
-    bool again = false;        // a row that is asked for by itself, behind younger requests
-    bool ignored = false;      // the bytes of the answer go nowhere
-    Errc error = Errc::ok;     // found on this side
-    std::uint64_t length = 0;  // bytes
-    std::uint64_t got = 0;     // of the answer
-    std::uint64_t end = 0;     // where it ends in the request lane
-    PieceCursor landing{};     // of the answer
+    bool local = false;        // the request is never sent, and `error` is its outcome
+    bool again = false;        // a row that is asked for a second time, alone, behind younger requests
+    bool ignored = false;      // the bytes of the answer are thrown away
+    Errc error = Errc::ok;     // an error that was found on this side
+    std::uint64_t length = 0;  // bytes of the transfer
+    std::uint64_t got = 0;     // bytes of the answer that have come
+    std::uint64_t end = 0;     // where the request ends in the request lane
+    PieceCursor landing{};     // where the answer goes
     std::unique_ptr<Rows> rows{};
   };
 
@@ -117,16 +124,16 @@ class Initiator {
 
   StreamEnd& end_;
   Puller* puller_ = nullptr;
-  RingQueue<Request> requests_;     // without an answer, oldest first
-  std::size_t handed_over_ = 0;     // how many of them were sent completely: only those can be answered
-  std::uint64_t result_bytes_ = 0;  // former values that they ask for
-  std::size_t asked_rows_ = 0;      // of requests_, one by one
+  RingQueue<Request> requests_;     // requests without an answer, oldest first
+  std::size_t handed_over_ = 0;     // requests_ that were sent completely: only these can be answered
+  std::uint64_t result_bytes_ = 0;  // former values that requests_ ask for
+  std::size_t asked_rows_ = 0;      // rows in requests_
   struct Again {
     Transfer transfer;
     std::uint64_t number;
   };
-  RingQueue<Again> again_;       // rows of a request that failed, one by one, when there is room
-  std::size_t asked_again_ = 0;  // of requests_, those
+  RingQueue<Again> again_;       // rows of a failed request that have to be asked for one by one
+  std::size_t asked_again_ = 0;  // such rows in requests_
 };
 
 }  // namespace fab

@@ -15,7 +15,7 @@
 namespace fab {
 namespace {
 
-constexpr std::uint64_t kCreditAtOnce = kMessageWindow / 4;  // told in one frame
+constexpr std::uint64_t kCreditAtOnce = kMessageWindow / 4;  // bytes that are gathered into one credit frame
 
 MessageHead head_of(const FrameHeader& frame) noexcept {
   return {.tag = frame.key,
@@ -60,7 +60,7 @@ bool Messenger::post(const Transfer& transfer) {
   sending_.reserve(sending_.size() + 1);
   const bool small = transfer.length <= end_.services.largest_message &&
                      window_used_ + transfer.length + kMessageOverhead <= kMessageWindow;
-  if (small && post_beside(transfer)) {
+  if (small && push_small(transfer)) {
     if (link) count(*link, transfer);
     return true;
   }
@@ -87,10 +87,11 @@ bool Messenger::post(const Transfer& transfer) {
   return true;
 }
 
-bool Messenger::post_beside(const Transfer& transfer) noexcept {
-  // Not past puts that are on their way through the stream: whoever gets the message finds their bytes.
-  if (!end_.services.beside || transfer.delivery == Delivery::delivery || !initiator_.idle() ||
-      !end_.services.beside->push(transfer))
+bool Messenger::push_small(const Transfer& transfer) noexcept {
+  // A message must not overtake puts that are on their way through the stream, because its receiver expects
+  // to find their bytes.
+  if (!end_.services.small_messages || transfer.delivery == Delivery::delivery || !initiator_.idle() ||
+      !end_.services.small_messages->push(transfer))
     return false;
   window_used_ += transfer.length + kMessageOverhead;
   if (transfer.delivery == Delivery::transmit && end_.handover != Handover::at_once)
@@ -104,8 +105,10 @@ void Messenger::post_small(const Transfer& transfer, FrameHeader header) {
   const bool acknowledged = initiator_.level_of(transfer) == Delivery::delivery;
   if (acknowledged) header.flags |= frame_flag::kAcknowledge;
   std::byte* at = end_.output.append(SessionOutput::Lane::requests, kHeaderBytes + transfer.length);
-  // Only now: a number that never comes would keep the peer from all that follow.
-  if (end_.services.beside) header.remote |= std::uint64_t{end_.services.beside->number()} << 32;
+  // The number is taken only when nothing can fail any more: the peer would wait forever for a message whose
+  // number never comes, and take none that follows.
+  if (end_.services.small_messages)
+    header.remote |= std::uint64_t{end_.services.small_messages->number()} << 32;
   encode(header, at);
   gather(local_of(transfer), at + kHeaderBytes, transfer.length);
   window_used_ += transfer.length + kMessageOverhead;
@@ -145,7 +148,8 @@ bool Messenger::announce(const Transfer& transfer, FrameHeader header) {
   header.length = static_cast<std::uint32_t>(count * kPieceBytes);
   std::byte* at = hold_announced(header, std::move(entry));
   if (!(header.id & kStreamOnly)) static_cast<LinkOperation&>(*transfer.operation).announced = true;
-  if (end_.services.beside) header.remote |= std::uint64_t{end_.services.beside->number()} << 32;
+  if (end_.services.small_messages)
+    header.remote |= std::uint64_t{end_.services.small_messages->number()} << 32;
   encode(header, at);
   at += kHeaderBytes;
   for (std::size_t i = 0; i < count; ++i, at += kPieceBytes) {
@@ -169,7 +173,8 @@ void Messenger::note_announced(std::uint64_t id, Announcement entry) {
   in_order_.push_back(known->second);
 }
 
-// Notes an announced message, under a number of the stream if it has none, and makes room for its frame.
+// Notes an announced message, and makes room for its frame. A message without a number gets one that means
+// something on this stream only.
 std::byte* Messenger::hold_announced(FrameHeader& header, Announcement entry) {
   const bool of_stream = header.id == 0;
   if (of_stream)
@@ -211,7 +216,7 @@ Errc Messenger::on_pull(const FrameHeader& frame) {
 Errc Messenger::on_release(const FrameHeader& frame) noexcept {
   const auto found = announced_.find(frame.id);
   if (found == announced_.end()) return Errc::protocol;
-  // The memory must stay while an answer is read from it.
+  // The peer may not release a message while the answer to its pull is still sent from the message's memory.
   if (found->second.answer != 0 && end_.output.holds(found->second.answer)) return Errc::protocol;
   spare_announced_ = announced_.extract(found);
   decltype(in_order_)::erase(spare_announced_.mapped());
@@ -229,10 +234,10 @@ Errc Messenger::on_credit(const FrameHeader& frame) noexcept {
 
 // --- receiving
 
-// Whether a message of the stream comes after all that were sent before it another way.
+// Whether all messages that were sent before this one through the eager ring have been taken in.
 bool Messenger::in_order(const FrameHeader& frame) const noexcept {
-  return !end_.services.beside ||
-         end_.services.beside->come_to(static_cast<std::uint32_t>(frame.remote >> 32));
+  return !end_.services.small_messages ||
+         end_.services.small_messages->come_to(static_cast<std::uint32_t>(frame.remote >> 32));
 }
 
 bool Messenger::buffer(std::uint64_t cost) noexcept {
@@ -241,7 +246,7 @@ bool Messenger::buffer(std::uint64_t cost) noexcept {
   return true;
 }
 
-// A small one, which was counted as buffered.
+// Hands over an eager message, whose bytes were counted as buffered.
 void Messenger::deliver(Matched& arrived, const std::byte* payload) {
   const std::uint64_t length = arrived.head.length;
   if (end_.services.receives.match(arrived, *end_.services.sender)) {
@@ -288,7 +293,7 @@ Errc Messenger::on_message(const FrameHeader& frame, const std::byte* payload) {
   return Errc::ok;
 }
 
-// All that may lack memory comes before anybody hears of the message.
+// Everything that may run out of memory is done before the receive queue hears of the message.
 Errc Messenger::on_announce(const FrameHeader& frame, const std::byte* payload) {
   if (!in_order(frame)) return Errc::protocol;
   if (++announcements_ > kMaxOutstanding) return Errc::protocol;
@@ -331,7 +336,7 @@ Errc Messenger::on_announce(const FrameHeader& frame, const std::byte* payload) 
     return Errc::ok;
   }
   begin_fetch(matched, frame.id, message->where);
-  // Those that came together are read together, where that saves something.
+  // Messages that were announced together are read together, where that saves system calls.
   if (!end_.services.reader || fetches_.size() == kMostFetches || fetch_bytes_ >= kMostFetchBytes)
     run_fetches();
   return Errc::ok;

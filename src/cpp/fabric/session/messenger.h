@@ -15,19 +15,19 @@
 
 namespace fab {
 
-// A message that the peer was told of.
+// A message that was announced to the peer, and whose bytes are still here.
 struct Announcement {
-  Operation* operation = nullptr;  // null: its outcome is known (inject)
+  Operation* operation = nullptr;  // null: the operation was settled before (inject)
   PieceCursor source{};
   std::uint64_t length = 0;
-  std::uint32_t answer = 0;             // serial of the answer to the pull, if there was one
-  std::unique_ptr<std::byte[]> copy{};  // of an injected one
-  std::uint64_t number = 0;             // as Path::oldest()
+  std::uint32_t answer = 0;             // serial of the answer to the peer's pull; 0: there was no pull
+  std::unique_ptr<std::byte[]> copy{};  // the bytes, if they were injected
+  std::uint64_t number = 0;             // of the transfer: Path::oldest()
 };
 
-// The messages of a session, both ways: docs/messages.md. Small ones are sent eagerly, into a window of the
-// peer's memory; longer ones are announced, and stay with their sender until the receiver reads them or asks
-// for them.
+// The messages of a session, in both directions (docs/messages.md). Small messages are sent eagerly, into a
+// window of the peer's memory, for which the peer gives credit. Longer messages are announced (rendezvous):
+// they stay with their sender until the receiver reads them or asks for them with a pull.
 class Messenger final : private MessageOrigin, private Initiator::Puller {
  public:
   Messenger(StreamEnd& end, Initiator& initiator);
@@ -35,37 +35,42 @@ class Messenger final : private MessageOrigin, private Initiator::Puller {
   Messenger& operator=(const Messenger&) = delete;
 
   // --- sending
-  bool post(const Transfer& transfer);  // false: full. Throws std::bad_alloc, and has done nothing then
-  void sent() noexcept;                 // some of the output, or the peer has what is with the stream
-  // As Path::oldest(), of the messages; Initiator::kNone if there is none.
+  // Posts a message. Returns false where there is no room. May throw std::bad_alloc, and has done nothing
+  // then.
+  bool post(const Transfer& transfer);
+  // The stream took some of the output, or the peer has from now on what was handed to the stream.
+  void sent() noexcept;
+  // The number of the oldest message, as Path::oldest() tells it; Initiator::kNone if there is no message.
   std::uint64_t oldest() const noexcept;
   bool announces() const noexcept { return !announced_.empty(); }
   // Whether the peer has yet to do something for messages of this side.
   bool awaits_peer() const noexcept { return announces() || !sending_.empty(); }
-  // Whether it may not have read all of them.
+  // Whether the peer may not have read all messages of this side.
   bool owes() const noexcept { return announces() || window_used_ != 0; }
 
-  // --- frames. Errc::protocol: no peer may send that. Throws std::bad_alloc, and the stream ends.
+  // --- frames of the peer. Errc::protocol: no peer may send that. They may throw std::bad_alloc; the stream
+  // ends in both cases.
   Errc on_message(const FrameHeader& frame, const std::byte* payload);
   Errc on_announce(const FrameHeader& frame, const std::byte* payload);
   Errc on_pull(const FrameHeader& frame);
   Errc on_release(const FrameHeader& frame) noexcept;
   Errc on_credit(const FrameHeader& frame) noexcept;
-  // A message that came beside the stream; nothing but its head is known. Tells as Session::received() does.
+  // A small message came through the eager ring of the link and not through the stream. Only its head is
+  // known. Returns what Session::received() returns.
   Errc accept(Matched& arrived, const std::byte* payload) noexcept;
 
-  void run_fetches() noexcept;  // as many as the slice allows
-  // Requests were answered: there may be room for pulls that wait.
+  void run_fetches() noexcept;  // fetches announced messages, as many bytes as the slice allows
+  // Requests were answered, so there may be room for pulls that wait.
   void answered() noexcept {
     if (!waiting_pulls_.empty()) pull_waiting();
   }
-  // As ExtensionHost.
+  // The two functions of ExtensionHost that concern messages.
   void resume(std::uint64_t number, const Matched& matched) noexcept;
   bool at_rest() const noexcept;
   void fail(Errc error) noexcept;
 
  private:
-  // Announced messages that are read at once: more would make the first ones wait.
+  // The most announced messages that are read together: with more of them, the first would wait longer.
   static constexpr std::size_t kMostFetches = 16;
   static constexpr std::uint64_t kMostFetchBytes = 512 * 1024;
 
@@ -73,23 +78,24 @@ class Messenger final : private MessageOrigin, private Initiator::Puller {
   struct Sending {
     Operation* operation = nullptr;
     std::uint64_t length = 0;
-    std::uint64_t end = 0;     // where it ends in the request lane
-    std::uint64_t number = 0;  // as Path::oldest()
+    std::uint64_t end = 0;     // where the message ends in the request lane
+    std::uint64_t number = 0;  // of the transfer: Path::oldest()
   };
   struct Pull {
     std::uint64_t id = 0;
     Matched matched{};
   };
-  // An announced message that met its receive.
+  // An announced message of the peer that was matched with a receive, and is read from the peer's memory.
   struct Fetch {
     Pull pull{};
     std::vector<iovec> where{};
-    std::uint64_t done = 0;  // bytes that were read
+    std::uint64_t done = 0;  // bytes that have been read
   };
 
   struct Announced : Announcement, Linked<Announcement> {};
 
-  bool post_beside(const Transfer& transfer) noexcept;  // false: has to go through the stream
+  // Sends a small message through the eager ring. Returns false if it has to go through the stream.
+  bool push_small(const Transfer& transfer) noexcept;
   void post_small(const Transfer& transfer, FrameHeader header);
   bool announce(const Transfer& transfer, FrameHeader header);
   void note_announced(std::uint64_t id, Announcement entry);
@@ -98,12 +104,13 @@ class Messenger final : private MessageOrigin, private Initiator::Puller {
   void end_send(Operation* operation, std::uint64_t length, Errc error) noexcept;
 
   bool in_order(const FrameHeader& frame) const noexcept;
-  bool buffer(std::uint64_t cost) noexcept;  // false: more than the peer may send
+  // Uses up credit of the peer. Returns false if the peer has sent more than it had credit for.
+  bool buffer(std::uint64_t cost) noexcept;
   void deliver(Matched& arrived, const std::byte* payload);
   void begin_fetch(const Matched& matched, std::uint64_t id, std::vector<iovec>& where) noexcept;
   void read_fetches() noexcept;
   bool slice_spent() const noexcept { return end_.services.slice && end_.services.slice->spent(); }
-  bool stands(std::uint64_t id) const noexcept;  // an announcement of the peer
+  bool stands(std::uint64_t id) const noexcept;  // the peer has not taken its announcement back
   void start_pull(const Pull& pull);
   void pull(const Pull& what) noexcept;
   void pull_waiting() noexcept;
@@ -122,20 +129,20 @@ class Messenger final : private MessageOrigin, private Initiator::Puller {
   Initiator& initiator_;
 
   RingQueue<Sending> sending_;
-  std::uint64_t window_used_ = 0;                           // of kMessageWindow, by messages of this side
-  std::unordered_map<std::uint64_t, Announced> announced_;  // by number
-  LinkedList<Announced, Announcement> in_order_;            // of posting
-  decltype(announced_)::node_type spare_announced_;         // of one that has ended
+  std::uint64_t window_used_ = 0;  // bytes of kMessageWindow that messages of this side fill
+  std::unordered_map<std::uint64_t, Announced> announced_;  // messages of this side, by number
+  LinkedList<Announced, Announcement> in_order_;            // the same messages in the order of posting
+  decltype(announced_)::node_type spare_announced_;  // a node for the next message, kept from an old one
   std::uint64_t next_announced_ = 1;
 
-  RingQueue<Fetch> fetches_;                // to be read in one go, or slice by slice
-  std::uint64_t fetch_bytes_ = 0;           // of them
-  std::unique_ptr<Message> spare_message_;  // for the next one that is announced
-  RingQueue<Pull> pulls_;                   // among the initiator's requests, in the same order
-  RingQueue<Pull> waiting_pulls_;           // for a place there
-  std::size_t announcements_ = 0;           // of the peer, not released
-  std::uint64_t buffered_ = 0;              // of kMessageWindow, by messages of the peer
-  std::uint64_t uncredited_ = 0;            // bytes of it that are free again
+  RingQueue<Fetch> fetches_;       // messages that are read together, or slice by slice if they are long
+  std::uint64_t fetch_bytes_ = 0;  // bytes of all of fetches_
+  std::unique_ptr<Message> spare_message_;  // for the next message that the peer announces
+  RingQueue<Pull> pulls_;                   // pulls among the initiator's requests, in the same order
+  RingQueue<Pull> waiting_pulls_;           // pulls for which the initiator has no room yet
+  std::size_t announcements_ = 0;           // messages that the peer announced and this side has not released
+  std::uint64_t buffered_ = 0;    // bytes of kMessageWindow that eager messages of the peer fill here
+  std::uint64_t uncredited_ = 0;  // bytes that are free again, for which the peer has not got credit yet
 };
 
 }  // namespace fab

@@ -4,10 +4,12 @@
 
 #include "fabric/session/messenger.h"
 
-// How the bytes of announced messages come: read from the sender's memory, or asked for through the stream.
+// How the bytes of announced messages come to the receiver (rendezvous): they are read from the sender's
+// memory where the link can do that, and otherwise asked for through the stream with a pull.
 namespace fab {
 
-// There is room in fetches_. `where` gets the memory of one that has ended.
+// The caller has made room in fetches_. `where` says where the bytes lie at the sender; in exchange it gets
+// the memory of an old list.
 void Messenger::begin_fetch(const Matched& matched, std::uint64_t id, std::vector<iovec>& where) noexcept {
   end_.guest.fetching(id, matched);
   Fetch& fetch = fetches_.push_back();
@@ -38,7 +40,7 @@ void Messenger::run_fetches() noexcept {
   tell_output();
 }
 
-// The first of them, together, and of the last one as much as the slice holds.
+// Reads as many of fetches_, from the front, as the slice holds; of the last of these maybe only a part.
 void Messenger::read_fetches() noexcept {
   MemoryReader::Read reads[kMostFetches];
   MemoryReader::Read* read_of[kMostFetches] = {};
@@ -87,7 +89,7 @@ void Messenger::start_pull(const Pull& pull) {
   pulls_.push_back(pull);
 }
 
-// The same where the message is lost if there is no memory to ask for it.
+// Starts a pull. Without the memory for that the message is lost, and its receive fails.
 void Messenger::pull(const Pull& what) noexcept try { start_pull(what); } catch (const std::bad_alloc&) {
   end_fetch(what, Errc::no_memory);
 }
@@ -113,7 +115,7 @@ bool Messenger::stands(std::uint64_t id) const noexcept {
 void Messenger::end_fetch(const Pull& pull, Errc error) noexcept {
   if (error == Errc::ok && end_.services.ledger && !end_.services.ledger->take(pull.id))
     error = Errc::peer_lost;
-  if (end_.failing && end_.guest.shares(pull.id)) return;  // it goes on with the next announcement
+  if (end_.failing && end_.guest.shares(pull.id)) return;  // another session announces the message again
   end_.guest.done(pull.id, error);
   if (!end_.failing) tell_release(pull.id, error);
   ReceiveQueue::finish(pull.matched, error);

@@ -11,7 +11,7 @@ namespace {
 
 using Lane = SessionOutput::Lane;
 
-// What a peer may have outstanding makes no more answers than these.
+// The most answers that the requests which a peer may have outstanding can make.
 constexpr std::size_t kMostWaitingAnswers = 2 * kMaxOutstanding + 64;
 constexpr std::size_t kMostCopiedAnswers =
     kMaxOutstanding * (kHeaderBytes + kMaxCopiedAnswer) + kMaxResultBytes + 64 * 1024;
@@ -145,7 +145,7 @@ Errc Session::on_request() {
     case FrameType::settled:
       return end_.guest.on_request(frame, *this);
     case FrameType::probe:
-      return Errc::ok;  // its payload is thrown away
+      return Errc::ok;  // the payload of a probe is thrown away
     default:
       return Errc::protocol;
   }

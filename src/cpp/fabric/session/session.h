@@ -13,12 +13,14 @@
 
 namespace fab {
 
-// Put, get, atomics and messages as frames over a reliable byte stream (a socket, a ring): one connection
-// between two contexts. Knows no transport: the owner moves output() and input() and calls sent() and
-// received(). Payloads go from and to registered memory without a bounce. Used under its context's lock.
+// One connection between two contexts: puts, gets, atomics and messages travel as frames over a reliable byte
+// stream (a socket, a ring). A session does not know the transport: its owner moves the bytes that output()
+// and input() show, and calls sent() and received(). Payloads go from and to registered memory without a
+// bounce buffer. A session is used under the lock of its context.
 //
-// Bytes become frames in the Reader; requests of this side and their answers are the Initiator's, those of
-// the peer the Target's, messages the Messenger's. What is to be sent waits in the SessionOutput.
+// The Reader makes frames of bytes. The Initiator posts the requests of this side and takes their answers,
+// the Target serves the requests of the peer, and the Messenger sends and receives messages. What is to be
+// sent waits in the SessionOutput.
 class Session final : private ExtensionHost {
  public:
   using Services = SessionServices;
@@ -28,69 +30,75 @@ class Session final : private ExtensionHost {
   Session& operator=(const Session&) = delete;
 
   // --- posting
-  // As Path::post; short when the limits are reached. A transfer for which there is no memory waits as for
-  // room while something is outstanding, and fails with no_memory otherwise.
+  // Posts a prefix of the batch and returns its length, as Path::post() does. The prefix is short when a
+  // limit is reached. A transfer for which there is no memory waits while something is outstanding, and fails
+  // with no_memory otherwise.
   std::size_t post(std::span<const Transfer> batch) noexcept;
-  // False: full, or no memory.
+  // Returns false where there is no room or no memory.
   bool post_notify(std::uint64_t data, std::uint64_t length) noexcept {
     return initiator_.post_notify(data, length);
   }
 
   // --- byte stream
-  // Whether memory was lacking for what the peer is owed, so that the owner has to end the stream with
-  // no_memory. Nothing is sent from then on. received() and accept() tell it, too; in between, on_output() is
-  // called.
+  // Whether there was no memory for something that has to be told to the peer. The owner has to end the
+  // stream with no_memory then, and nothing is sent any more. received() and accept() return it too; when it
+  // happens outside of them, on_output() is called.
   bool broken() const noexcept { return end_.output.broken(); }
-  // What to send next, at most `max` pieces, which stay valid until sent() or fail(); 0 if there is nothing.
+  // Shows what to send next, in at most `max` pieces, which stay valid until sent() or fail(). Returns their
+  // number; 0: there is nothing to send.
   std::size_t output(iovec* out, std::size_t max) noexcept;
   void sent(std::size_t bytes) noexcept;
   bool has_output() const noexcept { return !broken() && !end_.output.empty(); }
-  std::size_t queued() const noexcept {
-    return end_.output.queued();
-  }  // bytes of requests that wait to be sent
-  // Where to put received bytes, in this order, at most `max` >= 2 pieces, never empty. Valid until
-  // received(), forget() or fail().
+  // The bytes of requests that wait to be sent.
+  std::size_t queued() const noexcept { return end_.output.queued(); }
+  // Shows where received bytes go, in at most `max` >= 2 pieces that are filled in order. They are never
+  // empty, and valid until received(), forget() or fail().
   std::size_t input(iovec* out, std::size_t max = 2) noexcept { return reader_.input(out, max); }
-  // ok, or why the connection must go: protocol (the peer sent nonsense) or no_memory.
+  // Takes in bytes that were put there. Returns ok, or why the connection must end: protocol (the peer sent
+  // what no peer may send) or no_memory.
   Errc received(std::size_t bytes) noexcept;
-  // In a turn after Services::on_more.
+  // Goes on after Services::on_more, in a later turn.
   void go_on() noexcept { messenger_.run_fetches(); }
-  // After a round of received(): queues the gathered ack, if any. True: it still waits, which it does only if
-  // it `may_wait`, while it is of messages and not of many.
+  // Is called after a round of received(), and queues the gathered ack if there is one. With `may_wait` an
+  // ack of a few messages only may go with a later frame. True: it waits.
   bool end_turn(bool may_wait = false) noexcept {
     if (may_wait && end_.answers.can_wait()) return true;
     end_.answers.flush();
     return false;
   }
-  // A message that came beside the stream; nothing but its head is known.
-  // Tells as received() does.
+  // A small message came through the eager ring of the link and not through the stream. Only its head is
+  // known. Returns what received() returns.
   Errc accept(Matched& arrived, const std::byte* payload) noexcept {
     return messenger_.accept(arrived, payload);
   }
 
   // --- control
   Sender& sender() noexcept { return *end_.services.sender; }
-  // Whether the peer has something to do for this side: nothing is heard of one that cannot.
+  // Whether the peer has something to do for this side. A peer that stays silent then may be gone (Liveness).
   bool awaits_peer() const noexcept { return initiator_.outstanding() != 0 || messenger_.awaits_peer(); }
-  // As Path::oldest(); Initiator::kNone if all has settled.
+  // The number of the oldest transfer that has not settled, as Path::oldest() tells it; Initiator::kNone if
+  // all have settled.
   std::uint64_t oldest() const noexcept { return std::min(initiator_.oldest(), messenger_.oldest()); }
   // What waits for the peer, by kind.
   const Initiator& requests() const noexcept { return initiator_; }
   const Messenger& messages() const noexcept { return messenger_; }
-  bool one_of_several() const noexcept { return end_.guest.one_of_several(); }  // ways to the peer
+  // Whether this session is one of several ways to the peer.
+  bool one_of_several() const noexcept { return end_.guest.one_of_several(); }
   void forget(std::uint32_t region) noexcept;
-  // The connection is gone: everything outstanding settles with `error`.
+  // The connection is gone: everything that is outstanding settles with `error`.
   void fail(Errc error) noexcept;
-  // The transport met memory that is not there (EFAULT) in the first piece of output() or of input() with
-  // `max` 2: the request in question fails with `bounds`, the stream goes on. False: no such piece was shown.
+  // The transport met memory that is not there (EFAULT) in the first piece of output(), or of input() with
+  // `max` 2. The request that the piece belongs to fails with `bounds`, and the stream goes on. False: no
+  // such piece was shown.
   bool output_fault() noexcept;
   bool input_fault() noexcept { return reader_.fault(); }
-  // Asks for a sign of life.
+  // Asks the peer for a sign of life.
   void ping() noexcept { end_.answers.tell({.type = FrameType::ping}); }
-  // From now on the peer has what is handed to the stream, and what was (Handover).
+  // From now on the peer gets what was handed to the stream and what will be, even if this process ends
+  // (Handover::when_held).
   void held() noexcept;
-  // The peer has told that the requests are lost which have no answer yet: none of them is served any more.
-  // Messages that it counts as sent are still taken.
+  // The peer has told its user that the requests without an answer are lost, so none of them is served any
+  // more. Messages that the peer counts as sent are still taken.
   void peer_gave_up() noexcept { end_.peer_gave_up = true; }
 
  private:

@@ -8,21 +8,21 @@
 
 namespace fab {
 
-// What the initiator, the target and the messenger of a session have in common: this end of its stream.
+// This end of a session's stream, which the initiator, the target and the messenger of the session share.
 struct StreamEnd {
   explicit StreamEnd(SessionServices given)
       : services(std::move(given)),
-        requester{services.segment.port(services.cell), services.sender->key().number},
+        requester{services.segment.rights_of(services.context_slot), services.sender->key().number},
         output(services.segment.regions()) {}
 
   const SessionServices services;
-  const Visitor requester;  // the peer, as regions judge it
+  const Requester requester;  // the peer, as RegionView::judge() must know it
   SessionOutput output;
   Answers answers{output};
   Guest guest;
   Handover handover = services.handover;
-  bool peer_gave_up = false;  // the peer has told that its requests without an answer are lost
-  bool failing = false;       // the stream is being ended: nothing is queued any more
+  bool peer_gave_up = false;  // the peer has told its user that its requests without an answer are lost
+  bool failing = false;       // the stream is being ended, and nothing is queued any more
 };
 
 }  // namespace fab

@@ -33,7 +33,7 @@ OpCode op_of(FrameType type) noexcept {
 
 }  // namespace
 
-// Judges the whole range of the frame, or of what it is a stripe of.
+// Judges the whole range that the frame is about. For a stripe that is the range of the whole put or get.
 Target::Admitted Target::admit(const FrameHeader& frame, OpCode op) const noexcept {
   if (end_.peer_gave_up) return {.error = Errc::peer_lost};
   const RegionView regions = this->regions();
@@ -65,7 +65,7 @@ void Target::begin_put(const FrameHeader& frame) noexcept {
   put_ = {.open = true, .first = frame};
   if (const auto* known = end_.guest.outcome(frame)) {
     put_.before = known->error;
-    put_.target.error = Errc::key_rejected;  // nothing of it is stored
+    put_.target.error = Errc::key_rejected;  // nothing of the put is stored
   } else {
     put_.target = admit(frame, OpCode::write);
   }
@@ -91,7 +91,7 @@ Errc Target::on_write(const FrameHeader& frame, Reader& reader) {
   if (target.error != Errc::ok) return Errc::ok;
   const RegionEntry& entry = regions().entry(target.region);
   if (entry.state.load(std::memory_order_seq_cst) != target.state) {
-    target.error = Errc::key_rejected;  // closed or disabled meanwhile
+    target.error = Errc::key_rejected;  // the region was closed or disabled meanwhile
     return Errc::ok;
   }
   reader.store_in_region(
@@ -135,7 +135,7 @@ void Target::end_probe(const FrameHeader& frame) {
 }
 
 void Target::count_write(const RegionEntry& entry) noexcept {
-  if (raise_counters(end_.services.segment, entry, end_.requester.port)) end_.services.wake_domain();
+  if (raise_counters(end_.services.segment, entry, end_.requester.rights)) end_.services.wake_domain();
 }
 
 void Target::deliver(std::uint64_t length, std::uint64_t data) noexcept {
@@ -158,7 +158,7 @@ void Target::on_read(const FrameHeader& frame) {
   answer_copy(frame, target.region, {&range, 1}, content);
 }
 
-// Answers with a copy of the ranges, one after the other, made in `content`.
+// Answers with a copy of the ranges, one after the other, that is made in `content`.
 void Target::answer_copy(const FrameHeader& frame, std::uint32_t region,
                          std::span<const SessionOutput::Range> ranges, std::byte* content) {
   const RegionView regions = this->regions();
@@ -178,9 +178,9 @@ void Target::answer_copy(const FrameHeader& frame, std::uint32_t region,
   end_.answers.give({content, frame.total});
 }
 
-// All or nothing: the initiator asks again for each range if one is refused.
+// Serves all ranges or none: if one is refused, the initiator asks again for each of them.
 Errc Target::on_rows(const FrameHeader& asked, const std::byte* payload) {
-  FrameHeader frame = asked;  // of one range
+  FrameHeader frame = asked;  // as if one range were asked for
   const std::size_t count = asked.length / kRowBytes;
   std::vector<SessionOutput::Range> ranges(count);
   std::uint64_t total = 0;
@@ -212,7 +212,7 @@ Errc Target::on_rows(const FrameHeader& asked, const std::byte* payload) {
   return Errc::ok;
 }
 
-// Whatever its rights: the description tells them.
+// The region is described whatever its rights are, because the description tells them.
 void Target::on_describe(const FrameHeader& frame) {
   const RegionView regions = this->regions();
   const std::int64_t found = regions.find(frame.key);
@@ -251,7 +251,7 @@ void Target::on_atomic(const FrameHeader& frame, const std::byte* payload) {
     answer(frame, outcome);
 }
 
-// All or nothing: what is wrong shows before the first element is touched.
+// Applies the atomic to all elements or to none: everything is checked before the first element is touched.
 Errc Target::apply(const FrameHeader& frame, const Admitted& target, const std::byte* payload,
                    std::byte* result) noexcept {
   const auto op = static_cast<AtomicOp>(frame.atomic_op);
@@ -287,7 +287,7 @@ Errc Target::apply(const FrameHeader& frame, const Admitted& target, const std::
   if (frame.flags & frame_flag::kCommit) outcome = make_durable(target, frame.total);
   if (outcome == Errc::ok) {
     if (op != AtomicOp::atomic_read) tell_stored(frame, target, OpCode::atomic);
-    if (frame.data != 0)  // of an array
+    if (frame.data != 0)  // a piece of this array
       modified = end_.guest.arrays().applied(frame.data, frame.flags & frame_flag::kLast, modified);
     if (modified) count_write(entry);
   }

@@ -11,18 +11,21 @@
 
 namespace fab {
 
-// The target's side of a session: requests in, answers out. Each request is judged by RegionView::judge()
-// before a byte of it is stored; a refused one is answered by `fail`, and the stream goes on. What serves a
-// frame throws std::bad_alloc; the stream ends then, and has not changed anything twice or halfway.
-// Errc::protocol: no peer may send that.
+// The target's side of a session: it serves the requests of the peer and answers them. RegionView::judge()
+// judges each request before a byte of it is stored. A request that is refused is answered by `fail`, and the
+// stream goes on. A function that serves a frame may throw std::bad_alloc: the stream ends then, and nothing
+// was changed twice or halfway. It may return Errc::protocol: no peer may send that frame.
 class Target {
  public:
   explicit Target(StreamEnd& end) : end_(end) {}
   Target(const Target&) = delete;
   Target& operator=(const Target&) = delete;
 
-  bool in_put() const noexcept { return put_.open; }        // nothing but more of it may come
-  Errc on_write(const FrameHeader& frame, Reader& reader);  // and when its payload has come:
+  // Whether a put has begun whose last frame has not come: no other request may come before it.
+  bool in_put() const noexcept { return put_.open; }
+  // A frame of a put begins: its payload goes to the region.
+  Errc on_write(const FrameHeader& frame, Reader& reader);
+  // The payload of that frame has come.
   void end_write(const FrameHeader& frame, const Reader& reader);
   void end_probe(const FrameHeader& frame);
   void on_read(const FrameHeader& frame);
@@ -30,7 +33,7 @@ class Target {
   void on_atomic(const FrameHeader& frame, const std::byte* payload);
   void on_describe(const FrameHeader& frame);
   void on_notify(const FrameHeader& frame) noexcept { deliver(frame.total, frame.data); }
-  // The region closes: no more is stored there.
+  // The region closes: nothing more is stored there.
   void forget(std::uint32_t region, Reader& reader) noexcept;
   void clear() noexcept { put_ = {}; }
 
@@ -46,7 +49,7 @@ class Target {
     FrameHeader first{};
     Admitted target{};
     std::uint64_t done = 0;
-    std::optional<Errc> before{};  // it was done on another stream, and this came of it
+    std::optional<Errc> before{};  // the put was done before, over another stream, with this outcome
   };
 
   Admitted admit(const FrameHeader& frame, OpCode op) const noexcept;
@@ -65,7 +68,7 @@ class Target {
 
   StreamEnd& end_;
   IncomingPut put_;
-  iovec pieces_[RegionView::kMaxRegionPieces];  // where the payload of its frame goes
+  iovec pieces_[RegionView::kMaxRegionPieces];  // where the payload of the present frame of put_ goes
 };
 
 }  // namespace fab

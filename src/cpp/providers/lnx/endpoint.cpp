@@ -74,10 +74,10 @@ LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointSer
 }
 
 LinkedEndpoint::~LinkedEndpoint() {
-  for (const auto& [key, rails] : rails_) rails->begin_end();
+  for (const auto& [place, rails] : rails_) rails->begin_end();
   for (const auto& some : ended_) some->begin_end();
   links_.clear();  // what the links hold settles
-  for (const auto& [key, rails] : rails_) rails->fail(Errc::canceled);
+  for (const auto& [place, rails] : rails_) rails->fail(Errc::canceled);
 }
 
 std::vector<std::string> LinkedEndpoint::socket_names() const {
@@ -106,19 +106,19 @@ struct Reasons {
   void add(const std::exception& thrown) { add(thrown.what(), shortage_or(thrown, Errc::unreachable)); }
 };
 
-Reach look(const Endpoint& endpoint, const Name& peer, std::uint16_t target, std::size_t key) try {
-  return endpoint.reaches(peer, target, key);
+Reach look(const Endpoint& endpoint, const Name& peer, std::uint16_t target, std::size_t auth_index) try {
+  return endpoint.reaches(peer, target, auth_index);
 } catch (const std::system_error& error) {
   return {false, error.what(), shortage_or(error, Errc::unreachable)};
 }
 
 }  // namespace
 
-Reach LinkedEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t key) const {
+Reach LinkedEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t auth_index) const {
   Reach best;
   Reasons reasons;
   for (const Opened& link : links_) {
-    const Reach reach = look(*link.endpoint, peer, target, key);
+    const Reach reach = look(*link.endpoint, peer, target, auth_index);
     if (!reach.ok) {
       reasons.add(reach.why, reach.error);
     } else if (!best.ok) {
@@ -134,12 +134,12 @@ Reach LinkedEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_
 }
 
 std::vector<Endpoint*> LinkedEndpoint::rails_to(const Name& peer, std::uint16_t target,
-                                                std::size_t key) const {
+                                                std::size_t auth_index) const {
   std::vector<Endpoint*> named;  // links in the peer's name, also those that are down now
   bool reached = false;
   for (const Opened& link : links_) {
     Endpoint* const endpoint = link.endpoint.get();
-    const bool reaches = look(*endpoint, peer, target, key).ok;
+    const bool reaches = look(*endpoint, peer, target, auth_index).ok;
     if (reaches && !link.network && !reached) return {};
     reached |= reaches && link.network;
     if (link.network && named.size() < kMaxRails && peer.find(endpoint->parts().front().link, target))
@@ -150,54 +150,55 @@ std::vector<Endpoint*> LinkedEndpoint::rails_to(const Name& peer, std::uint16_t 
 }
 
 // Two handles of one peer share its rails, as they share its streams.
-std::string LinkedEndpoint::place_of(const Name& peer, std::uint16_t target, std::size_t key) {
-  std::string place = std::to_string(key) + ":" + std::to_string(target);
+std::string LinkedEndpoint::place_of(const Name& peer, std::uint16_t target, std::size_t auth_index) {
+  std::string place = std::to_string(auth_index) + ":" + std::to_string(target);
   for (const Part& part : peer.parts)
     if (part.context == target) place.append(part.link).append(part.bytes);
   return place;
 }
 
 Endpoint::Question LinkedEndpoint::question(PeerId id, const Name& peer, std::uint16_t target,
-                                            std::size_t key) const {
+                                            std::size_t auth_index) const {
   if (!options_.rail_policy) return {};
-  const std::string place = place_of(peer, target, key);
+  const std::string place = place_of(peer, target, auth_index);
   const auto found = rails_.find(place);
   if (answers_.contains(place) || (found != rails_.end() && found->second->state() == Errc::ok)) return {};
   std::vector<std::string> tags;
-  for (const Endpoint* endpoint : rails_to(peer, target, key)) tags.push_back(endpoint->parts().front().link);
+  for (const Endpoint* endpoint : rails_to(peer, target, auth_index))
+    tags.push_back(endpoint->parts().front().link);
   if (tags.empty()) return {};
   return [policy = options_.rail_policy, id, tags = std::move(tags)] { return policy(id, tags); };
 }
 
-void LinkedEndpoint::answer(const Name& peer, std::uint16_t target, std::size_t key,
+void LinkedEndpoint::answer(const Name& peer, std::uint16_t target, std::size_t auth_index,
                             const std::vector<double>& shares) {
-  answers_.insert_or_assign(place_of(peer, target, key), shares);
+  answers_.insert_or_assign(place_of(peer, target, auth_index), shares);
 }
 
 std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
-                                              std::size_t key) {
+                                              std::size_t auth_index) {
   Reasons reasons;
   std::vector<Endpoint*> reached;  // over network links
   for (const Opened& link : links_) {
     Endpoint* const endpoint = link.endpoint.get();
-    const Reach reach = look(*endpoint, peer, target, key);
+    const Reach reach = look(*endpoint, peer, target, auth_index);
     if (!reach.ok) {
       reasons.add(reach.why, reach.error);
     } else if (link.network) {
       reached.push_back(endpoint);
     } else if (reached.empty()) {
       try {
-        return endpoint->connect(id, peer, target, key);
+        return endpoint->connect(id, peer, target, auth_index);
       } catch (const std::runtime_error& error) {  // Error, or std::system_error: out of descriptors
         reasons.add(error);
       }
     }
   }
-  if (const auto named = rails_to(peer, target, key); !named.empty())
-    return connect_rails({id, peer, target, key}, named);
+  if (const auto named = rails_to(peer, target, auth_index); !named.empty())
+    return connect_rails({id, peer, target, auth_index}, named);
   for (Endpoint* endpoint : reached) {
     try {
-      return endpoint->connect(id, peer, target, key);
+      return endpoint->connect(id, peer, target, auth_index);
     } catch (const std::runtime_error& error) {
       reasons.add(error);
     }
@@ -207,7 +208,7 @@ std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::
 
 std::unique_ptr<Path> LinkedEndpoint::connect_rails(const RailsParameters::Destination& to,
                                                     const std::vector<Endpoint*>& named) {
-  const std::string place = place_of(to.name, to.target, to.key);
+  const std::string place = place_of(to.name, to.target, to.auth_index);
   if (const auto found = rails_.find(place); found != rails_.end() && found->second->state() == Errc::ok) {
     found->second->known_as(to.peer);
     return std::make_unique<RailedPath>(found->second);
@@ -315,7 +316,7 @@ bool LinkedEndpoint::serve_rails() noexcept {
   todo.take(work_);
   work_.take(todo);
   if (std::exchange(time_is_up_, false)) {
-    for (const auto& [key, rails] : rails_) tick(*rails);
+    for (const auto& [place, rails] : rails_) tick(*rails);
     expire();
   }
   std::erase_if(ended_, [](const auto& rails) { return rails->idle() && rails.use_count() == 1; });
@@ -335,7 +336,7 @@ void LinkedEndpoint::expire() noexcept {
 // The tick of looks_, whose time goes on only while this process is at work.
 void LinkedEndpoint::on_look() noexcept {
   bool watched = false;
-  for (const auto& [key, rails] : rails_) {
+  for (const auto& [place, rails] : rails_) {
     tick(*rails);
     watched |= rails->watched();
   }

@@ -29,10 +29,11 @@ class LinkedEndpoint final : public Endpoint {
 
   std::vector<std::string> socket_names() const override;
   std::vector<Part> parts() const override;
-  Reach reaches(const Name& peer, std::uint16_t target, std::size_t key) const override;
-  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) override;
-  Question question(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) const override;
-  void answer(const Name& peer, std::uint16_t target, std::size_t key,
+  Reach reaches(const Name& peer, std::uint16_t target, std::size_t auth_index) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target,
+                                std::size_t auth_index) override;
+  Question question(PeerId id, const Name& peer, std::uint16_t target, std::size_t auth_index) const override;
+  void answer(const Name& peer, std::uint16_t target, std::size_t auth_index,
               const std::vector<double>& shares) override;
   bool progress() noexcept override;
   bool arm() noexcept override;
@@ -44,9 +45,9 @@ class LinkedEndpoint final : public Endpoint {
     std::unique_ptr<Endpoint> endpoint;
     bool network;
   };
-  static std::string place_of(const Name& peer, std::uint16_t target, std::size_t key);
+  static std::string place_of(const Name& peer, std::uint16_t target, std::size_t auth_index);
   // The links that become rails to the peer; none where only one leads there.
-  std::vector<Endpoint*> rails_to(const Name& peer, std::uint16_t target, std::size_t key) const;
+  std::vector<Endpoint*> rails_to(const Name& peer, std::uint16_t target, std::size_t auth_index) const;
   std::unique_ptr<Path> connect_rails(const RailsParameters::Destination& to,
                                       const std::vector<Endpoint*>& named);
   std::vector<RailLink> links_of(const std::vector<Endpoint*>& named, const std::string& place);

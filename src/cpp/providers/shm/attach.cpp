@@ -68,13 +68,13 @@ Errc AttachBatch::run() noexcept {
       return Errc::peer_lost;
     // What came in full succeeded. The kernel stops at memory that is not there, so the next one failed.
     std::uint64_t left = moved < 0 ? 0 : static_cast<std::uint64_t>(moved) - proof;
-    while (tried_ < transfers_ && (parts_[tried_].verdict != Errc::ok || parts_[tried_].length <= left)) {
-      if (parts_[tried_].verdict == Errc::ok) left -= parts_[tried_].length;
+    while (tried_ < transfers_ && (ranges_[tried_].verdict != Errc::ok || ranges_[tried_].length <= left)) {
+      if (ranges_[tried_].verdict == Errc::ok) left -= ranges_[tried_].length;
       ++tried_;
     }
-    if (tried_ < transfers_) parts_[tried_++].verdict = failure;
-    local = parts_[tried_ - 1].local_end;
-    remote = parts_[tried_ - 1].remote_end;
+    if (tried_ < transfers_) ranges_[tried_++].verdict = failure;
+    local = ranges_[tried_ - 1].local_end;
+    remote = ranges_[tried_ - 1].remote_end;
   }
   return Errc::ok;
 }

@@ -88,7 +88,7 @@ class AttachBatch {
     local_count_ += static_cast<std::uint32_t>(local_pieces);
     remote_count_ += static_cast<std::uint32_t>(remote_pieces);
     bytes_ += length;
-    parts_[transfers_++] = {local_count_, remote_count_, length, verdict};
+    ranges_[transfers_++] = {local_count_, remote_count_, length, verdict};
   }
   std::size_t size() const noexcept { return transfers_; }
 
@@ -96,13 +96,13 @@ class AttachBatch {
   // there, on either side. Returns ok if that is all of them, or why the rest was left: peer_lost (which may
   // have been read from another program), not_supported (forbidden by the kernel).
   Errc run() noexcept;
-  Errc verdict(std::size_t i) const noexcept { return parts_[i].verdict; }
+  Errc verdict(std::size_t i) const noexcept { return ranges_[i].verdict; }
   std::size_t tried() const noexcept { return tried_; }
 
  private:
   std::size_t join(std::size_t first) noexcept;
 
-  struct Part {
+  struct Range {
     std::uint32_t local_end, remote_end;
     std::uint64_t length;
     Errc verdict;
@@ -113,7 +113,7 @@ class AttachBatch {
   std::uint32_t transfers_ = 0, local_count_ = 0, remote_count_ = 0;
   std::size_t tried_ = 0;
   std::array<iovec, kMaxPieces> local_, remote_, joined_;  // the first local and joined one: the proof
-  std::array<Part, kMaxTransfers> parts_;
+  std::array<Range, kMaxTransfers> ranges_;
 };
 
 }  // namespace fab::shm

@@ -32,20 +32,21 @@ std::span<std::byte> ring_bytes(const Mapping& mapping, bool to_target) noexcept
 }  // namespace
 
 Digest channel_proof(const std::string& secret, const Address& initiator, std::uint16_t context,
-                     std::uint16_t target_cell, const std::uint8_t (&target_domain)[16]) {
+                     std::uint16_t target_context_slot, const std::uint8_t (&target_domain)[16]) {
   if (secret.empty()) return {};
   WireWriter text;
   text.raw("pyfab shm channel 1").raw(initiator.encode()).put(context);
-  text.raw({reinterpret_cast<const char*>(target_domain), sizeof target_domain}).put(target_cell);
+  text.raw({reinterpret_cast<const char*>(target_domain), sizeof target_domain}).put(target_context_slot);
   return hmac_sha256(secret, text.take());
 }
 
-Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer, std::uint16_t peer_cell,
-                 bool initiator, Session::Services services, AttachBatch* direct)
+Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer,
+                 std::uint16_t peer_context_slot, bool initiator, Session::Services services,
+                 AttachBatch* direct)
     : file_(std::move(file)),
       mapping_(std::move(mapping)),
       peer_(std::move(peer)),
-      peer_cell_(peer_cell),
+      peer_context_slot_(peer_context_slot),
       out_(initiator ? header_of(mapping_).to_target : header_of(mapping_).to_initiator,
            ring_bytes(mapping_, initiator)),
       in_(initiator ? header_of(mapping_).to_initiator : header_of(mapping_).to_target,
@@ -62,7 +63,7 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer, 
     if (!moving_) flush();
   };
   if (direct_) services.reader = this;
-  services.beside = this;
+  services.small_messages = this;
   services.ledger = this;
   // What lies in a process goes with it in any case.
   held_ = !initiator_ || peer_->address().process == this_process();
@@ -77,10 +78,10 @@ bool Channel::taken() const noexcept {
 
 Channel::~Channel() {
   header_of(mapping_).closed.fetch_or(initiator_ ? closed_by::kInitiator : closed_by::kTarget);
-  peer_->wake(peer_cell_, work::kLook);
+  peer_->wake(peer_context_slot_, work::kLook);
 }
 
-std::unique_ptr<Channel> Channel::create(std::shared_ptr<PeerDomain> peer, std::uint16_t peer_cell,
+std::unique_ptr<Channel> Channel::create(std::shared_ptr<PeerDomain> peer, std::uint16_t peer_context_slot,
                                          const Address& self, std::uint16_t context,
                                          Session::Services services, AttachBatch* direct) {
   OwnFd file = make_memory_file("pyfab-channel", kChannelBytes);
@@ -89,18 +90,18 @@ std::unique_ptr<Channel> Channel::create(std::shared_ptr<PeerDomain> peer, std::
   header.magic = kChannelMagic;
   header.version = kChannelVersion;
   header.initiator_context = context;
-  header.target_cell = peer_cell;
+  header.target_context_slot = peer_context_slot;
   self.encode().copy(header.initiator, sizeof header.initiator);
   std::memcpy(header.target_domain, peer->address().domain_id, sizeof header.target_domain);
-  const Digest proof =
-      channel_proof(services.sender->key().secret, self, context, peer_cell, peer->address().domain_id);
+  const Digest proof = channel_proof(services.sender->key().secret, self, context, peer_context_slot,
+                                     peer->address().domain_id);
   std::memcpy(header.proof, proof.data(), sizeof header.proof);
-  return std::unique_ptr<Channel>(new Channel(std::move(file), std::move(mapping), std::move(peer), peer_cell,
-                                              true, std::move(services), direct));
+  return std::unique_ptr<Channel>(new Channel(std::move(file), std::move(mapping), std::move(peer),
+                                              peer_context_slot, true, std::move(services), direct));
 }
 
-Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell, const std::uint8_t (&domain_id)[16],
-                             const AuthKeys& keys) {
+Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t context_slot,
+                             const std::uint8_t (&domain_id)[16], const AuthKeys& keys) {
   const ProcessId claimant = SlotOwner::unpack(slot.owner.load());
   const auto refuse = [&](const char* why) {
     return Error(Errc::protocol, "the channel of process " + std::to_string(claimant.pid) + " " + why);
@@ -122,33 +123,35 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t cell, const s
   if ((header.closed.load() & closed_by::kTarget) != 0) throw refuse("was closed here");
   const auto initiator = Address::decode(std::string(header.initiator, sizeof header.initiator));
   if (!initiator || initiator->process != claimant) throw refuse("names another process");
-  if (header.target_cell != cell || std::memcmp(header.target_domain, domain_id, sizeof domain_id) != 0)
+  if (header.target_context_slot != context_slot ||
+      std::memcmp(header.target_domain, domain_id, sizeof domain_id) != 0)
     throw refuse("is for another context");
   offer.initiator = *initiator;
   offer.initiator_context = header.initiator_context;
   Digest proof;  // the initiator may still write to the header: what is judged is what is used
   std::memcpy(proof.data(), header.proof, sizeof proof);
-  const auto key = proven_key(keys, proof, [&](const std::string& secret) {
-    return channel_proof(secret, offer.initiator, offer.initiator_context, cell, domain_id);
+  const auto index = proven_key(keys, proof, [&](const std::string& secret) {
+    return channel_proof(secret, offer.initiator, offer.initiator_context, context_slot, domain_id);
   });
-  if (!key)
+  if (!index)
     throw Error(Errc::key_rejected,
                 "process " + std::to_string(claimant.pid) + " has no authorization key of this context");
-  offer.key = *key;
+  offer.auth_index = *index;
   return offer;
 }
 
 std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<PeerDomain> peer,
                                          Session::Services services, AttachBatch* direct) {
-  const std::uint16_t cell = offer.initiator.cell;
+  const std::uint16_t context_slot = offer.initiator.context_slot;
   std::unique_ptr<Channel> channel(new Channel(std::move(offer.file), std::move(offer.mapping),
-                                               std::move(peer), cell, false, std::move(services), direct));
+                                               std::move(peer), context_slot, false, std::move(services),
+                                               direct));
   // Last of all: from now on the initiator relies on it.
   Hold hold = Hold::initiator;
   if (!header_of(channel->mapping_).hold.compare_exchange_strong(hold, Hold::both))
     throw Error(Errc::peer_lost,
                 "process " + std::to_string(channel->peer().address().process.pid) + " has given up");
-  channel->peer_->wake(cell, work::kLook);  // who waits for that
+  channel->peer_->wake(context_slot, work::kLook);  // who waits for that
   return channel;
 }
 
@@ -224,7 +227,7 @@ bool Channel::take_in() noexcept {
   }
   if (in_.broken()) error_ = Errc::protocol;
   if (taken && error_ == Errc::ok) session_->end_turn();
-  if (tell) peer_->wake(peer_cell_, work::kLook);
+  if (tell) peer_->wake(peer_context_slot_, work::kLook);
   received_ += taken;
   return taken != 0;
 }
@@ -255,7 +258,7 @@ bool Channel::send_out() noexcept {
     }
   }
   if (out_.broken()) error_ = Errc::protocol;
-  if (sent) peer_->wake(peer_cell_, work::kLook);
+  if (sent) peer_->wake(peer_context_slot_, work::kLook);
   return sent;
 }
 
@@ -390,7 +393,8 @@ void Channel::flush() noexcept {
     untold_ = false;
     // Either this side sees that the other one does not look any more, or the other one sees the messages.
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (!eager_out_.polled() || peer_->sleeps(peer_cell_)) peer_->wake(peer_cell_, work::kLook);
+    if (!eager_out_.polled() || peer_->sleeps(peer_context_slot_))
+      peer_->wake(peer_context_slot_, work::kLook);
   }
   if (error_ == Errc::ok && session_->has_output()) send_out();
   look_at_memory();

@@ -19,7 +19,7 @@ namespace fab::shm {
 // What an initiator says in ChannelHeader::proof: that it has this key, and opens this very channel. Zero
 // without a key.
 Digest channel_proof(const std::string& secret, const Address& initiator, std::uint16_t context,
-                     std::uint16_t target_cell, const std::uint8_t (&target_domain)[16]);
+                     std::uint16_t target_context_slot, const std::uint8_t (&target_domain)[16]);
 
 // One session over two rings in a shared memory file: what a peer must do itself goes this way.
 class Channel final : private MemoryReader, private SmallMessages, private AnnouncementLedger {
@@ -27,7 +27,7 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   // The initiator's side; throws std::system_error. `direct`: reads messages by cross-memory
   // attach; outlives the channel; may be null. `self` is its own address, `context` its Part::context; the
   // key that it proves is that of the sender in `services`.
-  static std::unique_ptr<Channel> create(std::shared_ptr<PeerDomain> peer, std::uint16_t peer_cell,
+  static std::unique_ptr<Channel> create(std::shared_ptr<PeerDomain> peer, std::uint16_t peer_context_slot,
                                          const Address& self, std::uint16_t context,
                                          Session::Services services, AttachBatch* direct);
   // A channel file as the target finds it.
@@ -36,11 +36,12 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
     Mapping mapping;
     Address initiator;
     std::uint16_t initiator_context;
-    std::size_t key;  // index of the one that the initiator proved
+    std::size_t auth_index;  // of the authorization key that the initiator proved
   };
-  // Opens the channel that `slot` announces to context `cell` of `domain_id`; throws Error(protocol) if it is
-  // none, or one that this context has closed, Error(key_rejected) if its maker has none of `keys`.
-  static Offer open(const AccessSlot& slot, std::uint16_t cell, const std::uint8_t (&domain_id)[16],
+  // Opens the channel that `slot` shows to the context in `context_slot` of `domain_id`; throws
+  // Error(protocol) if it is none, or one that this context has closed, Error(key_rejected) if its maker has
+  // none of `keys`.
+  static Offer open(const AccessSlot& slot, std::uint16_t context_slot, const std::uint8_t (&domain_id)[16],
                     const AuthKeys& keys);
   // The target's side. What the initiator has sent outlives it from now on. Throws Error(peer_lost) if it has
   // given up meanwhile.
@@ -81,7 +82,7 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   void give_up(Errc why) noexcept;
 
  private:
-  Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer, std::uint16_t peer_cell,
+  Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer, std::uint16_t peer_context_slot,
           bool initiator, Session::Services services, AttachBatch* direct);
   AnnouncementCells& announcements() const noexcept;
   std::uint64_t open() noexcept override;
@@ -103,7 +104,7 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   OwnFd file_;
   Mapping mapping_;
   std::shared_ptr<PeerDomain> peer_;
-  const std::uint16_t peer_cell_;
+  const std::uint16_t peer_context_slot_;
   RingWriter out_;
   RingReader in_;
   const bool initiator_;

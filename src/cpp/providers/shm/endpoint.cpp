@@ -27,22 +27,23 @@ ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices&
   self_.process = this_process();
   self_.segment_fd = domain_.segment.fd();
   std::memcpy(self_.domain_id, domain_.domain_id, sizeof self_.domain_id);
-  self_.cell = services.cell;
+  self_.context_slot = services.context_slot;
 
   int ends[2];
   check_call(::pipe2(ends, O_NONBLOCK | O_CLOEXEC), "pipe2");
   doorbell_.reset(ends[0]);
   doorbell_end_.reset(ends[1]);
   services_.poller.add(doorbell_.get(), EPOLLIN, *this);  // from here on nothing throws
-  const std::uint64_t former = cell().doorbell.load() & ~kDoorbellFd;
-  cell().doorbell.store(former + kDoorbellFd + 1 + static_cast<std::uint64_t>(doorbell_end_.get()) + 1);
-  if (cell().work.load() != 0) waker_.wake();  // raised while nobody could ring
+  const std::uint64_t former = context_slot().doorbell.load() & ~kDoorbellFd;
+  context_slot().doorbell.store(former + kDoorbellFd + 1 + static_cast<std::uint64_t>(doorbell_end_.get()) +
+                                1);
+  if (context_slot().work.load() != 0) waker_.wake();  // raised while nobody could ring
   if (services_.lingerers) services_.lingerers->push_back(*this);
 }
 
 ShmEndpoint::~ShmEndpoint() {
-  cell().doorbell.fetch_and(~kDoorbellFd);  // before the pipe is closed and its number used again
-  cell().sleeping.store(0);
+  context_slot().doorbell.fetch_and(~kDoorbellFd);  // before the pipe is closed and its number used again
+  context_slot().sleeping.store(0);
   services_.poller.remove(doorbell_.get(), *this);
 }
 
@@ -61,7 +62,8 @@ std::shared_ptr<PeerDomain> ShmEndpoint::peer_domain(const Address& address) con
 }
 
 // The peer behind a name; throws Error with the reason why there is none.
-ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target, std::size_t key) const {
+ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target,
+                                        std::size_t auth_index) const {
   const auto refuse = [](const std::string& why) { return Error(Errc::unreachable, why); };
   const Part* part = peer.find(link_, target);
   if (!part) throw refuse("the peer has no " + link_ + " link");
@@ -79,24 +81,24 @@ ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target, 
     throw refuse(who +
                  " did not take the channel that this one opened to it; may it open files of this one in "
                  "/proc?");
-  if (!found->serves(address->cell)) throw refuse("the peer has closed its endpoint");
-  const auto auth = authorized(found->segment(), address->cell, services_.keys[key].secret);
+  if (!found->serves(address->context_slot)) throw refuse("the peer has closed its endpoint");
+  const auto auth = authorized(found->segment(), address->context_slot, services_.keys[auth_index].secret);
   if (!auth)
     throw Error(Errc::key_rejected,
                 who + " has opened its endpoint with another auth_key; give both the same one");
-  return {std::move(found), address->cell, *auth};
+  return {std::move(found), address->context_slot, *auth};
 }
 
-Reach ShmEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t key) const try {
-  look_up(peer, target, key);
+Reach ShmEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t auth_index) const try {
+  look_up(peer, target, auth_index);
   return {true, "same node"};
 } catch (const std::exception& error) {
   return {false, error.what(), shortage_or(error, Errc::unreachable)};
 }
 
 std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
-                                           std::size_t key) try {
-  const auto [found, cell, auth] = look_up(peer, target, key);
+                                           std::size_t auth_index) try {
+  const auto [found, context_slot, auth] = look_up(peer, target, auth_index);
   looked_at_.reset();
   found->watch();  // what is kept of a peer goes with it, whether or not anybody asks for it again
   const int slot = found->segment().claim_slot(self_.process);
@@ -104,7 +106,7 @@ std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uin
     throw Error(Errc::unreachable, "all " + std::to_string(kMaxSlots) + " access slots of process " +
                                        std::to_string(found->address().process.pid) + " are in use");
   return std::make_unique<ShmPath>(*this, id, found, *peer.find(link_, target),
-                                   ShmPath::Entry{cell, key, auth},
+                                   ShmPath::Entry{context_slot, auth_index, auth},
                                    ClaimedSlot(&found->segment().slots()[slot]));
 } catch (const Error& error) {
   throw Error(error.code(), "no path over " + link_ + ": " + error.what());
@@ -112,13 +114,13 @@ std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uin
   throw Error(shortage_or(error, Errc::unreachable), "no path over " + link_ + ": " + error.what());
 }
 
-Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, std::size_t key) {
+Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, std::size_t auth_index) {
   return {.segment = domain_.segment,
           .completions = services_.completions,
           .receives = services_.receives,
           .sender = std::make_shared<Sender>(services_.peers, std::vector{std::move(part)},
-                                             services_.keys[key], &services_.links[link_]),
-          .cell = services_.cell,
+                                             services_.keys[auth_index], &services_.links[link_]),
+          .context_slot = services_.context_slot,
           .counts = counts,
           .wake_domain = services_.wake_domain,
           .slice = &services_.slice,
@@ -188,8 +190,9 @@ bool ShmEndpoint::lingers() noexcept {
 
 bool ShmEndpoint::progress() noexcept {
   if (someone_left_) drop_lost();
-  const std::uint32_t bits =
-      cell().work.load(std::memory_order_relaxed) ? cell().work.exchange(0, std::memory_order_seq_cst) : 0;
+  const std::uint32_t bits = context_slot().work.load(std::memory_order_relaxed)
+                                 ? context_slot().work.exchange(0, std::memory_order_seq_cst)
+                                 : 0;
   if (bits == 0 && !more_) return take_messages();
   if ((bits & work::kChannels) != 0) look_for_channels();
   more_ = false;
@@ -252,9 +255,9 @@ void ShmEndpoint::continue_later() noexcept {
 }
 
 bool ShmEndpoint::arm() noexcept {
-  cell().sleeping.store(1, std::memory_order_seq_cst);  // whoever raises `work` rings, once
+  context_slot().sleeping.store(1, std::memory_order_seq_cst);  // whoever raises `work` rings, once
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  return !more_ && !someone_left_ && cell().work.load(std::memory_order_seq_cst) == 0 &&
+  return !more_ && !someone_left_ && context_slot().work.load(std::memory_order_seq_cst) == 0 &&
          std::ranges::none_of(polled_,
                               [](const Channel* channel) { return channel && channel->messages_ready(); });
 }
@@ -280,7 +283,7 @@ void ShmEndpoint::forget(std::uint32_t index) noexcept {
 
 // --- channels that others opened
 
-// Whether the slot still announces the channel.
+// Whether the slot still shows the channel.
 bool ShmEndpoint::stands(const Served& served) const noexcept {
   const AccessSlot& slot = domain_.segment.slots()[served.slot];
   return slot.channel_epoch.load(std::memory_order_acquire) == served.epoch &&
@@ -309,17 +312,17 @@ void ShmEndpoint::look_for_channels() noexcept {
     const std::uint32_t epoch = slot.channel_epoch.load(std::memory_order_acquire);
     const std::uint64_t owner = slot.owner.load();
     if (owner == 0 || (owner & SlotOwner::kClaiming) != 0 ||
-        slot.channel_fd.load(std::memory_order_acquire) < 0 || slot.target_context != self_.cell)
+        slot.channel_fd.load(std::memory_order_acquire) < 0 || slot.target_context != self_.context_slot)
       continue;
     if (std::ranges::any_of(served_, [&](const Served& served) { return served.slot == i; })) continue;
     try {
-      Channel::Offer offer = Channel::open(slot, self_.cell, domain_.domain_id, services_.keys);
+      Channel::Offer offer = Channel::open(slot, self_.context_slot, domain_.domain_id, services_.keys);
       // What was opened may have been a mixture of two owners'. The later one will wake this context.
       if (slot.owner.load() != owner || slot.channel_epoch.load() != epoch) continue;
       Part part{link_, offer.initiator_context, offer.initiator.encode()};
       auto peer = peer_domain(offer.initiator);
       looked_at_.reset();
-      auto services = session_services(served_counts_, std::move(part), offer.key);
+      auto services = session_services(served_counts_, std::move(part), offer.auth_index);
       services.on_output = [this] { expect_answers(); };  // it may ask for an announced message
       served_.reserve(served_.size() + 1);                // what was accepted is served
       served_.push_back(

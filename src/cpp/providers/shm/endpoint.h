@@ -29,8 +29,9 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
 
   std::vector<Part> parts() const override;
   std::vector<std::string> socket_names() const override { return {}; }
-  Reach reaches(const Name& peer, std::uint16_t target, std::size_t key) const override;
-  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) override;
+  Reach reaches(const Name& peer, std::uint16_t target, std::size_t auth_index) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target,
+                                std::size_t auth_index) override;
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t index) noexcept override;
@@ -47,8 +48,8 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
   // Null where memory of other processes may not be reached by cross-memory attach.
   AttachBatch* reader() noexcept { return mode_.attach ? &attach_batch_ : nullptr; }
   Slice& slice() noexcept { return services_.slice; }
-  // For a session with the endpoint that `part` names, under the key of this index.
-  Session::Services session_services(PathCounts& counts, Part part, std::size_t key);
+  // For a session with the endpoint that `part` names, under the authorization key of this index.
+  Session::Services session_services(PathCounts& counts, Part part, std::size_t auth_index);
   void continue_later() noexcept;  // progress() shall be called again
   void expect_answers() noexcept;  // watch for peers that do not answer
   void path_ended(PeerId peer, Errc why) noexcept;
@@ -59,14 +60,14 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
     std::uint32_t slot, epoch;
     std::unique_ptr<Channel> channel;
   };
-  ContextCell& cell() const noexcept { return domain_.segment.header().contexts[self_.cell]; }
+  ContextSlot& context_slot() const noexcept { return domain_.segment.header().contexts[self_.context_slot]; }
   std::shared_ptr<PeerDomain> peer_domain(const Address& address) const;
   struct Found {
     std::shared_ptr<PeerDomain> peer;
-    std::uint16_t cell;
-    std::uint32_t auth;  // Visitor::auth there
+    std::uint16_t context_slot;
+    std::uint32_t auth;  // Requester::auth there
   };
-  Found look_up(const Name& peer, std::uint16_t target, std::size_t key) const;
+  Found look_up(const Name& peer, std::uint16_t target, std::size_t auth_index) const;
   void look_for_channels() noexcept;
   bool take_messages() noexcept;
   void poll(Channel& channel) noexcept;

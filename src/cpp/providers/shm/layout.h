@@ -24,7 +24,7 @@ struct Address {
   ProcessId process;
   std::int32_t segment_fd = -1;  // in that process
   std::uint8_t domain_id[16] = {};
-  std::uint16_t cell = 0;  // SegmentHeader::contexts
+  std::uint16_t context_slot = 0;  // SegmentHeader::contexts
 
   static constexpr std::size_t kSize = 50;
 
@@ -34,7 +34,7 @@ struct Address {
         .put(process.pid)
         .put(process.start_time)
         .put(segment_fd);
-    out.raw({reinterpret_cast<const char*>(domain_id), sizeof domain_id}).put(cell);
+    out.raw({reinterpret_cast<const char*>(domain_id), sizeof domain_id}).put(context_slot);
     return out.take();
   }
   // Nothing if the bytes are no address.
@@ -46,7 +46,7 @@ struct Address {
     address.process.start_time = in.get<std::uint64_t>();
     address.segment_fd = in.get<std::int32_t>();
     const auto domain = in.raw(sizeof address.domain_id);
-    address.cell = in.get<std::uint16_t>();
+    address.context_slot = in.get<std::uint16_t>();
     if (!in.at_end() || address.process.pid <= 0 || address.segment_fd < 0) return {};
     std::memcpy(address.host, host.data(), sizeof address.host);
     std::memcpy(address.domain_id, domain.data(), sizeof address.domain_id);
@@ -54,15 +54,15 @@ struct Address {
   }
 };
 
-// Bits of ContextCell::work.
+// Bits of ContextSlot::work.
 namespace work {
 inline constexpr std::uint32_t kLook = 1;  // messages, room in a ring, or a counter that somebody waits for
-inline constexpr std::uint32_t kChannels = 2;  // a channel was announced or taken back in an access slot
+inline constexpr std::uint32_t kChannels = 2;  // an access slot shows a channel, or no longer does
 }  // namespace work
 
-inline constexpr std::uint64_t kDoorbellFd = 0xffffffff;  // the half of ContextCell::doorbell
+inline constexpr std::uint64_t kDoorbellFd = 0xffffffff;  // the half of ContextSlot::doorbell
 
-// A channel: a memory file made by the initiator, announced in its access slot of the target's segment.
+// A channel: a memory file made by the initiator, which shows it in its access slot of the target's segment.
 inline constexpr std::uint64_t kChannelMagic = 0x316e6863'62616670;  // "pfabchn1"
 inline constexpr std::uint32_t kChannelVersion = 6;
 inline constexpr std::size_t kRingBytes = 256 * 1024;
@@ -89,7 +89,7 @@ struct ChannelHeader {
   std::uint64_t magic;
   std::uint32_t version;
   std::uint16_t initiator_context;  // Part::context
-  std::uint16_t target_cell;
+  std::uint16_t target_context_slot;
   char initiator[Address::kSize];
   std::uint8_t target_domain[16];
   std::atomic<std::uint32_t> closed;  // bits of closed_by, after the last message of that side

@@ -13,9 +13,9 @@
 namespace fab::shm {
 namespace {
 
-// What is longer than a slice is moved by progress(). No more than a slice moves under one announcement
-// either, so that a region closes soon.
-constexpr std::uint64_t kAnnouncedSlice = Slice::kBytes;
+// What is longer than a slice is moved by progress(). No more than a slice moves while the access is shown,
+// so that a region closes soon.
+constexpr std::uint64_t kAccessSlice = Slice::kBytes;
 constexpr std::uint64_t kStreaming = 16 * 1024 * 1024;  // more than its share of any cache
 constexpr std::uint64_t kSmall = 16 * 1024;  // rather goes through a busy channel than waits for it
 constexpr std::size_t kMostWaiting = 1024;
@@ -26,7 +26,7 @@ bool is_put_or_get(const Transfer& transfer) noexcept {
 
 // Whether a transfer is done by moving bytes, in one go.
 bool simple(const Transfer& transfer) noexcept {
-  return transfer.length <= kAnnouncedSlice && transfer.op != OpCode::send &&
+  return transfer.length <= kAccessSlice && transfer.op != OpCode::send &&
          (transfer.flags & transfer_flag::kRemoteData) == 0 && transfer.delivery != Delivery::commit;
 }
 
@@ -48,9 +48,9 @@ ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> p
       peer_(std::move(peer)),
       claimed_(std::move(slot)),
       part_(std::move(part)),
-      cell_(entry.cell),
-      key_(entry.key),
-      visitor_{peer_->segment().port(entry.cell), entry.auth},
+      context_slot_(entry.context_slot),
+      auth_index_(entry.auth_index),
+      requester_{peer_->segment().rights_of(entry.context_slot), entry.auth},
       slot_(*claimed_),
       known_(*peer_, endpoint.copy_mode()),
       proof_(peer_->address().process.pid, peer_->segment(), peer_->address().domain_id, &slot_) {
@@ -60,21 +60,22 @@ ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> p
 ShmPath::~ShmPath() {
   if (state_ == Errc::ok) lose(Errc::canceled);
   endpoint_.remove(*this);
-  const bool announced = channel_ != nullptr;
-  if (announced) {
+  const bool shown = channel_ != nullptr;
+  if (shown) {
     slot_.channel_fd.store(-1);
     slot_.channel_epoch.fetch_add(1);
   }
-  if (announced && !peer_->gone()) peer_->wake(cell_, work::kChannels);
+  if (shown && !peer_->gone()) peer_->wake(context_slot_, work::kChannels);
 }
 
 // The channel goes with this path; messages that were complete must not go with it.
 bool ShmPath::lingers() noexcept {
   if (state_ != Errc::ok || !channel_) return false;
   const Address& self = endpoint_.address();
-  if (cell_ == self.cell && std::ranges::equal(peer_->address().domain_id, self.domain_id)) return false;
+  if (context_slot_ == self.context_slot && std::ranges::equal(peer_->address().domain_id, self.domain_id))
+    return false;
   channel_->flush();
-  return channel_->unread() && !peer_->gone() && peer_->serves(cell_);
+  return channel_->unread() && !peer_->gone() && peer_->serves(context_slot_);
 }
 
 std::uint64_t ShmPath::oldest() const noexcept {
@@ -94,7 +95,7 @@ inline Errc ShmPath::judge(const Transfer& transfer, const KnownRegion& region,
   if (transfer.piece_count != 0 || !transfer.local || !is_put_or_get(transfer) || DmaBuf::any_hidden())
     if (const Errc wrong = check_copied(transfer); wrong != Errc::ok) return wrong;
   return known_.view().judge(*region.entry, transfer.key, region.state, transfer.op, transfer.remote,
-                             transfer.length, visitor_, offset);
+                             transfer.length, requester_, offset);
 }
 
 std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
@@ -131,7 +132,7 @@ std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
       ++counts_.posted;
       ++taken;
       blocked_ = !channel_idle();
-      if (waiting_.size() == 1 && next.length <= kAnnouncedSlice)
+      if (waiting_.size() == 1 && next.length <= kAccessSlice)
         while (!blocked_ && !waiting_.empty() && state_ == Errc::ok && !endpoint_.slice().spent()) advance();
     }
   }
@@ -181,7 +182,7 @@ std::size_t ShmPath::run_mapped(std::span<const Transfer> batch, const KnownRegi
       const Transfer& next = batch[done + 1];
       if (next.remote < region.length) prefetch_memory(region.memory + next.remote, next.length);
     }
-    if (transfer.key != region.key || !simple(transfer) || transfer.length > kAnnouncedSlice - bytes) break;
+    if (transfer.key != region.key || !simple(transfer) || transfer.length > kAccessSlice - bytes) break;
     bytes += transfer.length;
     ++counts_.posted;
     ++done;
@@ -201,7 +202,7 @@ std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegi
   std::uint64_t bytes = 0;
   for (const Transfer& transfer : batch) {
     if (transfer.key != region.key || transfer.op != op || !is_put_or_get(transfer) || !simple(transfer) ||
-        transfer.length > kAnnouncedSlice - bytes ||
+        transfer.length > kAccessSlice - bytes ||
         !calls.fits(std::max<std::size_t>(transfer.piece_count, 1), region.entry->piece_count))
       break;
     bytes += transfer.length;
@@ -228,7 +229,7 @@ std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegi
 }
 
 // Moves bytes [from, from + length) of a judged transfer, which starts at `offset` of the region. The access
-// is announced.
+// is shown.
 Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
                          std::uint64_t from, std::uint64_t length) noexcept {
   // The verdict was made on the owner's words; what is mapped here is certain.
@@ -286,7 +287,7 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
   // An atomic is never cut.
   const std::uint64_t slice =
       is_put_or_get(transfer)
-          ? std::min({kAnnouncedSlice, endpoint_.slice().left(), transfer.length - waiting.moved})
+          ? std::min({kAccessSlice, endpoint_.slice().left(), transfer.length - waiting.moved})
           : transfer.length;
   endpoint_.slice().spend(slice);
   if (slice) {
@@ -395,20 +396,20 @@ bool ShmPath::by_channel(const Transfer& transfer) noexcept {
 
 Channel* ShmPath::open_channel() noexcept try {
   // With other keys it is another endpoint that has the place now, which would not take the channel.
-  const bool there =
-      peer_->serves(cell_) &&
-      (channel_ || authorized(peer_->segment(), cell_, endpoint_.key(key_).secret) == visitor_.auth);
+  const bool there = peer_->serves(context_slot_) &&
+                     (channel_ || authorized(peer_->segment(), context_slot_,
+                                             endpoint_.key(auth_index_).secret) == requester_.auth);
   if (!there) {
     lose(Errc::peer_lost);
     return nullptr;
   }
   if (!channel_) {
-    channel_ = Channel::create(peer_, cell_, endpoint_.address(), endpoint_.context(),
-                               endpoint_.session_services(counts_, part_, key_), endpoint_.reader());
+    channel_ = Channel::create(peer_, context_slot_, endpoint_.address(), endpoint_.context(),
+                               endpoint_.session_services(counts_, part_, auth_index_), endpoint_.reader());
     channel_->session().sender().known_as(id_);
-    slot_.target_context = cell_;
+    slot_.target_context = context_slot_;
     slot_.channel_fd.store(channel_->fd(), std::memory_order_release);
-    peer_->wake(cell_, work::kChannels);
+    peer_->wake(context_slot_, work::kChannels);
     if (const Errc hindrance = peer_->hindrance_or(Errc::ok); hindrance != Errc::ok) {
       lose(hindrance);
       return nullptr;
@@ -423,19 +424,19 @@ Channel* ShmPath::open_channel() noexcept try {
 
 bool ShmPath::check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience) noexcept {
   if (state_ != Errc::ok) return false;
-  if (peer_->gone() || (channel_ && !peer_->serves(cell_))) {
+  if (peer_->gone() || (channel_ && !peer_->serves(context_slot_))) {
     lose(Errc::peer_lost);
     return false;
   }
   if (!channel_) return false;
   const bool owed = channel_->check(now, patience, !waiting_.empty() || channel_->session().has_output());
   if (channel_->error() != Errc::ok) {
-    const bool left = !channel_->taken() && peer_->looked_for_channels(cell_);
+    const bool left = !channel_->taken() && peer_->looked_for_channels(context_slot_);
     if (left) peer_->leave_channel();  // another link may lead to it
     const Errc silence = peer_->hindrance_or(left ? Errc::unreachable : Errc::peer_lost);
     lose(channel_->error() == Errc::peer_lost ? silence : channel_->error());
   } else if (owed) {
-    peer_->wake(cell_, work::kChannels);  // a doorbell that could not be opened before may open now
+    peer_->wake(context_slot_, work::kChannels);  // a doorbell that could not be opened before may open now
   }
   return owed;
 }
@@ -452,8 +453,8 @@ void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcep
     if (!counts) return;
   }
   Segment& segment = peer_->segment();
-  if (raise_counters(segment, *region.entry, visitor_.port))
-    peer_->wake(segment.header().waiter_cell.load(), work::kLook);
+  if (raise_counters(segment, *region.entry, requester_.rights))
+    peer_->wake(segment.header().waiter_slot.load(), work::kLook);
 }
 
 inline void ShmPath::settle(const Transfer& transfer, Errc outcome) noexcept {

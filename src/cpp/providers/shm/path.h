@@ -29,10 +29,11 @@ using ClaimedSlot = std::unique_ptr<AccessSlot, FreeSlot>;
 // until it is idle.
 class ShmPath final : public Path {
  public:
-  // Which context there, under which key: its index here, and its number there (Visitor::auth).
+  // Which context there, under which authorization key: its index here, and its number there
+  // (Requester::auth).
   struct Entry {
-    std::uint16_t cell;
-    std::size_t key;
+    std::uint16_t context_slot;
+    std::size_t auth_index;
     std::uint32_t auth;
   };
   // `part`: of the peer's name.
@@ -95,9 +96,9 @@ class ShmPath final : public Path {
   std::shared_ptr<PeerDomain> peer_;
   const ClaimedSlot claimed_;
   const Part part_;
-  const std::uint16_t cell_;
-  const std::size_t key_;
-  const Visitor visitor_;
+  const std::uint16_t context_slot_;
+  const std::size_t auth_index_;
+  const Requester requester_;
   AccessSlot& slot_;
   KnownRegions known_;
   Errc state_ = Errc::ok;

@@ -62,8 +62,9 @@ bool PeerDomain::holds_segment() const noexcept {
   return ::stat(path, &status) != 0;
 }
 
-bool PeerDomain::serves(std::uint16_t cell) const noexcept {
-  return cell < kMaxContexts && (segment_.header().contexts[cell].doorbell.load() & kDoorbellFd) != 0;
+bool PeerDomain::serves(std::uint16_t context_slot) const noexcept {
+  return context_slot < kMaxContexts &&
+         (segment_.header().contexts[context_slot].doorbell.load() & kDoorbellFd) != 0;
 }
 
 void PeerDomain::watch() {
@@ -84,15 +85,15 @@ OwnFd PeerDomain::open(int fd, int flags) const noexcept {
   return OwnFd(::open(path, flags | O_CLOEXEC));
 }
 
-void PeerDomain::wake(std::uint32_t cell_index, std::uint32_t bits) noexcept {
-  if (cell_index >= kMaxContexts) return;
-  ContextCell& cell = segment_.header().contexts[cell_index];
-  cell.work.fetch_or(bits, std::memory_order_seq_cst);
+void PeerDomain::wake(std::uint32_t context_slot, std::uint32_t bits) noexcept {
+  if (context_slot >= kMaxContexts) return;
+  ContextSlot& there = segment_.header().contexts[context_slot];
+  there.work.fetch_or(bits, std::memory_order_seq_cst);
   // Whoever takes the flag rings; until the owner has answered the doorbell, nobody else needs to.
-  if (cell.sleeping.load(std::memory_order_seq_cst) == 0 || cell.sleeping.exchange(0) == 0) return;
-  const std::uint64_t doorbell = cell.doorbell.load();
+  if (there.sleeping.load(std::memory_order_seq_cst) == 0 || there.sleeping.exchange(0) == 0) return;
+  const std::uint64_t doorbell = there.doorbell.load();
   if ((doorbell & kDoorbellFd) == 0) return;
-  Doorbell& bell = doorbells_[cell_index];
+  Doorbell& bell = doorbells_[context_slot];
   if (bell.seen != doorbell) {
     // Opened for reading as well, so that a write never meets a pipe without a reader (SIGPIPE). The owner
     // takes the number back before it closes the pipe: a number that is still there was the doorbell when it
@@ -101,11 +102,11 @@ void PeerDomain::wake(std::uint32_t cell_index, std::uint32_t bits) noexcept {
     hindrance_ = bell.fd.valid() ? 0 : errno;
     struct stat status;
     const bool usable = bell.fd.valid() && ::fstat(bell.fd.get(), &status) == 0 && S_ISFIFO(status.st_mode) &&
-                        cell.doorbell.load() == doorbell && watch_.alive();
+                        there.doorbell.load() == doorbell && watch_.alive();
     bell.seen = usable ? doorbell : 0;
     if (!usable) {
       bell.fd.reset();
-      cell.sleeping.store(1);  // not rung: the next one tries again
+      there.sleeping.store(1);  // not rung: the next one tries again
       return;
     }
   }

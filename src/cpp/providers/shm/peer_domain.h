@@ -50,15 +50,16 @@ class PeerDomain final : public ReadyHandler {
     if (const auto now = coarse_clock(); now >= next_look_) look(now);
     return gone_;
   }
-  bool serves(std::uint16_t cell) const noexcept;  // whether the context is open
+  bool serves(std::uint16_t context_slot) const noexcept;  // whether the context is open
   // From now on, the end of the process wakes the poller.
   void watch();
   // Lets a context of the peer look at `bits`, waking it if need be.
-  void wake(std::uint32_t cell, std::uint32_t bits) noexcept;
+  void wake(std::uint32_t context_slot, std::uint32_t bits) noexcept;
   // Why the last doorbell could not be rung, if descriptors or memory were lacking; else `otherwise`.
   Errc hindrance_or(Errc otherwise) const noexcept { return shortage_or(hindrance_, otherwise); }
-  bool sleeps(std::uint32_t cell) noexcept {
-    return segment_.header().contexts[cell % kMaxContexts].sleeping.load(std::memory_order_relaxed) != 0;
+  bool sleeps(std::uint32_t context_slot) noexcept {
+    return segment_.header().contexts[context_slot % kMaxContexts].sleeping.load(std::memory_order_relaxed) !=
+           0;
   }
   // The memory file behind descriptor `number` of the owner, of which `size` bytes are needed; null if it
   // cannot be mapped safely.
@@ -66,8 +67,8 @@ class PeerDomain final : public ReadyHandler {
   void on_ready(std::uint32_t events) noexcept override;
 
   // Whether it looked for channels since the last wake() for them.
-  bool looked_for_channels(std::uint32_t cell) const noexcept {
-    return (segment_.header().contexts[cell % kMaxContexts].work.load() & work::kChannels) == 0;
+  bool looked_for_channels(std::uint32_t context_slot) const noexcept {
+    return (segment_.header().contexts[context_slot % kMaxContexts].work.load() & work::kChannels) == 0;
   }
   // It looked, and did not take a channel of this process.
   void leave_channel() noexcept { left_channel_ = true; }
@@ -75,7 +76,7 @@ class PeerDomain final : public ReadyHandler {
 
  private:
   struct Doorbell {
-    std::uint64_t seen = 0;  // ContextCell::doorbell
+    std::uint64_t seen = 0;  // ContextSlot::doorbell
     OwnFd fd;
   };
   static std::int64_t coarse_clock() noexcept;  // ns

@@ -34,7 +34,7 @@ KnownRegion* KnownRegions::look_up(std::uint64_t key, Access& access) noexcept {
   known.key = key;
   known.index = static_cast<std::uint32_t>(index);
   known.entry = &view_.entry(known.index);
-  access.announce(known.index);
+  access.show(known.index);
   known.state = known.entry->state.load(std::memory_order_seq_cst);
   if (status_of(known.state) != RegionStatus::enabled ||
       known.entry->key.load(std::memory_order_relaxed) != key)

@@ -23,8 +23,8 @@ class Access {
   ~Access() { slot_.active.store(0, std::memory_order_release); }
   Access(const Access&) = delete;
   Access& operator=(const Access&) = delete;
-  // The exchange is a full barrier: the state of the region is read after the owner can see the announcement.
-  void announce(std::uint32_t index) noexcept {
+  // The exchange is a full barrier: the state of the region is read after the owner can see the access.
+  void show(std::uint32_t index) noexcept {
     slot_.active.exchange(std::uint64_t{index} + 1, std::memory_order_seq_cst);
   }
 
@@ -48,11 +48,11 @@ class KnownRegions {
  public:
   KnownRegions(PeerDomain& peer, CopyMode mode);
 
-  // Announces an access to the region with `key`; null if there is none. Good until the next call.
+  // Shows an access to the region with `key`; null if there is none. Good until the next call.
   KnownRegion* enter(std::uint64_t key, Access& access) noexcept {
     KnownRegion& known = place(key);
     if (known.key == key && known.entry) {
-      access.announce(known.index);
+      access.show(known.index);
       if (known.entry->state.load(std::memory_order_seq_cst) == known.state) return &known;
       known = {};
     }

@@ -101,11 +101,11 @@ void PendingConnection::fail(Errc error) noexcept {
   if (error_ == Errc::ok) error_ = error;
 }
 
-OutgoingConnection::OutgoingConnection(Poller& poller, const Identity& self, std::size_t key,
+OutgoingConnection::OutgoingConnection(Poller& poller, const Identity& self, std::size_t auth_index,
                                        const EndpointAddress& peer, std::vector<SocketAddress> addresses,
                                        std::uint64_t stream, Attended deadline, Told told)
     : PendingConnection(poller, deadline, std::move(told)),
-      handshake_(self, key, peer.id, stream),
+      handshake_(self, auth_index, peer.id, stream),
       addresses_(std::move(addresses)) {}
 
 bool OutgoingConnection::start() noexcept {

@@ -61,10 +61,10 @@ class PendingConnection : public ReadyHandler {
 // Calls a peer: tries its addresses in turn.
 class OutgoingConnection final : public PendingConnection {
  public:
-  // `key`: the index of the one to prove. `stream`: this side's number for it.
-  OutgoingConnection(Poller& poller, const Identity& self, std::size_t key, const EndpointAddress& peer,
-                     std::vector<SocketAddress> addresses, std::uint64_t stream, Attended deadline,
-                     Told told);
+  // `auth_index`: of the key to prove. `stream`: this side's number for it.
+  OutgoingConnection(Poller& poller, const Identity& self, std::size_t auth_index,
+                     const EndpointAddress& peer, std::vector<SocketAddress> addresses, std::uint64_t stream,
+                     Attended deadline, Told told);
   // Starts; false if every address failed at once.
   bool start() noexcept;
   std::uint64_t peer_stream() const noexcept { return handshake_.peer_stream(); }
@@ -84,7 +84,8 @@ class IncomingConnection final : public PendingConnection {
  public:
   IncomingConnection(Poller& poller, const Identity& self, OwnFd socket, Attended deadline, Told told);
   const Hello& hello() const noexcept { return handshake_.hello(); }
-  std::size_t key() const noexcept { return handshake_.key(); }  // index of the one that the caller proved
+  // Of the key that the caller proved.
+  std::size_t auth_index() const noexcept { return handshake_.auth_index(); }
   // The last message; false, with error(), if the caller is gone, or no memory is left.
   bool welcome(std::uint64_t stream) noexcept;
 

@@ -84,9 +84,9 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
 
 TcpEndpoint::~TcpEndpoint() {
   const auto deadline = Deadline::in(kLinger);
-  for (const auto& [key, stream] : streams_)
-    if (key.peer != identity_.id) stream->begin_close(deadline);
-  for (const auto& [key, stream] : streams_) {
+  for (const auto& [place, stream] : streams_)
+    if (place.peer != identity_.id) stream->begin_close(deadline);
+  for (const auto& [place, stream] : streams_) {
     stream->await_close(deadline);
     stream->detach(Errc::canceled);
   }
@@ -134,13 +134,13 @@ Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) 
 // The stream to a peer; null: there is none. Of a peer that is known by its address only, one that it called
 // with will do.
 std::shared_ptr<TcpStream> TcpEndpoint::stream_to(const EndpointAddress& where,
-                                                  std::size_t wanted_key) const {
-  if (const auto found = streams_.find(key_of(where, wanted_key)); found != streams_.end())
+                                                  std::size_t wanted_auth) const {
+  if (const auto found = streams_.find(key_of(where, wanted_auth)); found != streams_.end())
     return found->second;
   if (where.id != kAnybody) return nullptr;
   const std::string wanted = where.addresses.front().text();
-  for (const auto& [key, stream] : streams_)
-    if (!key.to_self && key.key == wanted_key && stream->open() &&
+  for (const auto& [place, stream] : streams_)
+    if (!place.to_self && place.auth_index == wanted_auth && stream->open() &&
         std::ranges::any_of(stream->where().addresses,
                             [&](const SocketAddress& address) { return address.text() == wanted; }))
       return stream;
@@ -148,26 +148,27 @@ std::shared_ptr<TcpStream> TcpEndpoint::stream_to(const EndpointAddress& where,
 }
 
 std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
-                                           std::size_t key) {
+                                           std::size_t auth_index) {
   const auto where = find(peer, target);
   // A peer that called is reached, also one that could not be called.
   const auto called = [&] {
     if (!where || where->id == kAnybody) return false;
-    const auto there = streams_.find(key_of(*where, key));
+    const auto there = streams_.find(key_of(*where, auth_index));
     return there != streams_.end() && there->second->open();
   };
-  if (const Reach reach = reaches(peer, target, key); !where || (!reach.ok && !called()))
+  if (const Reach reach = reaches(peer, target, auth_index); !where || (!reach.ok && !called()))
     throw Error(Errc::unreachable,
                 "peer " + std::to_string(id) + " cannot be reached over tcp: " + reach.why);
   std::vector<SocketAddress> routes = routes_to(*where);
-  std::shared_ptr<TcpStream> stream = stream_to(*where, key);
+  std::shared_ptr<TcpStream> stream = stream_to(*where, auth_index);
   const bool known = stream != nullptr;
   if (!known) {
     const Part* part = peer.find(link(), target);
-    stream = std::make_shared<TcpStream>(*this, part ? *part : *peer.find(kSocketLink, 0), *where, key);
+    stream =
+        std::make_shared<TcpStream>(*this, part ? *part : *peer.find(kSocketLink, 0), *where, auth_index);
   }
   auto path = std::make_unique<TcpPath>(stream, link());
-  if (!known) streams_.emplace(key_of(*where, key), stream);
+  if (!known) streams_.emplace(key_of(*where, auth_index), stream);
   stream->known_as(id);
   if (!known) stream->connect(std::move(routes));
   return path;
@@ -213,10 +214,10 @@ void TcpEndpoint::on_caller(PendingConnection& told) noexcept {
 void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try {
   const Hello& hello = caller->hello();
   const bool self = hello.from == identity_.id;
-  const StreamKey key{hello.from, caller->key(), self,
-                      hello.to == kAnybody ? local_address(caller->socket()).text() : std::string()};
+  const StreamKey place{hello.from, caller->auth_index(), self,
+                        hello.to == kAnybody ? local_address(caller->socket()).text() : std::string()};
   std::shared_ptr<TcpStream> stream;
-  if (const auto found = streams_.find(key); found != streams_.end()) {
+  if (const auto found = streams_.find(place); found != streams_.end()) {
     stream = found->second;
     if (stream->open()) {
       // A call that crossed the one that won; or the peer lost the connection and we have not noticed.
@@ -228,8 +229,8 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try
     }
   }
   if (!stream) {
-    stream = std::make_shared<TcpStream>(*this, hello.part, hello.where, caller->key());
-    streams_.emplace(key, stream);
+    stream = std::make_shared<TcpStream>(*this, hello.part, hello.where, caller->auth_index());
+    streams_.emplace(place, stream);
   }
   if (caller->welcome(stream->number()))
     stream->adopt(caller->take_socket(), hello.stream);
@@ -297,7 +298,7 @@ void TcpEndpoint::poll_directly(TcpStream& stream) noexcept {
 }
 
 void TcpEndpoint::forget(std::uint32_t region) noexcept {
-  for (const auto& [key, stream] : streams_) stream->forget(region);
+  for (const auto& [place, stream] : streams_) stream->forget(region);
 }
 
 void TcpEndpoint::retire(TcpStream& stream) noexcept {

@@ -23,8 +23,9 @@ class TcpEndpoint final : public Endpoint {
 
   std::vector<Part> parts() const override { return {identity_.part}; }
   std::vector<std::string> socket_names() const override;
-  Reach reaches(const Name& peer, std::uint16_t target, std::size_t key) const override;
-  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target, std::size_t key) override;
+  Reach reaches(const Name& peer, std::uint16_t target, std::size_t auth_index) const override;
+  std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target,
+                                std::size_t auth_index) override;
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t region) noexcept override;
@@ -55,15 +56,15 @@ class TcpEndpoint final : public Endpoint {
  private:
   struct StreamKey {
     EndpointId peer;
-    std::size_t key;  // index of the authorization key that it stands under
-    bool to_self;     // the accepting end of a stream to this very endpoint
+    std::size_t auth_index;  // of the authorization key that it stands under
+    bool to_self;            // the accepting end of a stream to this very endpoint
     // Where a caller who did not know whom it calls found it; `peer` is kAnybody at the caller's end.
     std::string address{};
     auto operator<=>(const StreamKey&) const = default;
   };
 
-  static StreamKey key_of(const EndpointAddress& peer, std::size_t key) {
-    return {peer.id, key, false, peer.id == kAnybody ? peer.addresses.front().text() : std::string()};
+  static StreamKey key_of(const EndpointAddress& peer, std::size_t auth_index) {
+    return {peer.id, auth_index, false, peer.id == kAnybody ? peer.addresses.front().text() : std::string()};
   }
 
   // The listening socket, watched by the poller.
@@ -84,7 +85,7 @@ class TcpEndpoint final : public Endpoint {
   static bool flush(List& streams) noexcept;
   // What a name says about this link; a bare socket address says no more than where.
   std::optional<EndpointAddress> find(const Name& peer, std::uint16_t target) const;
-  std::shared_ptr<TcpStream> stream_to(const EndpointAddress& where, std::size_t key) const;
+  std::shared_ptr<TcpStream> stream_to(const EndpointAddress& where, std::size_t auth_index) const;
 
   const DomainServices domain_;
   const EndpointServices services_;

@@ -42,19 +42,19 @@ std::vector<Part> names_of(const Part& part, const EndpointAddress& where) {
 
 }  // namespace
 
-TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t key)
+TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t auth_index)
     : endpoint_(&endpoint),
       peer_(std::move(peer)),
       where_(std::move(where)),
-      key_(key),
+      auth_index_(auth_index),
       number_(nonzero_random_u64()),
       session_({.segment = endpoint.domain().segment,
                 .completions = endpoint.services().completions,
                 .receives = endpoint.services().receives,
                 .sender = std::make_shared<Sender>(endpoint.services().peers, names_of(peer_, where_),
-                                                   endpoint.services().keys[key],
+                                                   endpoint.services().keys[auth_index],
                                                    &endpoint.services().links[endpoint.link()]),
-                .cell = endpoint.services().cell,
+                .context_slot = endpoint.services().context_slot,
                 .counts = counts_,
                 .wake_domain = endpoint.services().wake_domain,
                 .slice = &endpoint.services().slice,
@@ -73,7 +73,7 @@ std::string TcpStream::remote() const {
 
 void TcpStream::connect(std::vector<SocketAddress> routes) noexcept try {
   attempt_ = std::make_unique<OutgoingConnection>(
-      endpoint_->services().poller, endpoint_->identity(), key_, where_, std::move(routes), number_,
+      endpoint_->services().poller, endpoint_->identity(), auth_index_, where_, std::move(routes), number_,
       endpoint_->handshake_until(), [this](PendingConnection& attempt) { on_attempt(attempt); });
   endpoint_->watch();
   if (!attempt_->start()) attempt_failed(attempt_->error());

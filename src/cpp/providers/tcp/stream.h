@@ -23,7 +23,7 @@ struct Unhurried;
 // stands waits in the session.
 class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linked<Unhurried> {
  public:
-  TcpStream(TcpEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t key);
+  TcpStream(TcpEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t auth_index);
   ~TcpStream() override;
 
   const EndpointAddress& where() const noexcept { return where_; }  // the peer
@@ -81,7 +81,7 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   TcpEndpoint* endpoint_;  // null once detached
   const Part peer_;
   const EndpointAddress where_;
-  const std::size_t key_;  // its index
+  const std::size_t auth_index_;
   const std::uint64_t number_;
   std::uint64_t peer_number_ = 0;
   PathCounts counts_;

@@ -44,7 +44,7 @@ void VerbsStream::make_session(Part peer) {
       .sender = std::make_shared<Sender>(endpoint_.services().peers, std::vector<Part>{std::move(peer)},
                                          endpoint_.services().keys[key_],
                                          &endpoint_.services().links[endpoint_.link()]),
-      .cell = endpoint_.services().cell,
+      .context_slot = endpoint_.services().context_slot,
       .counts = counts_,
       .wake_domain = endpoint_.services().wake_domain,
       .slice = &endpoint_.services().slice,
@@ -164,7 +164,7 @@ Errc VerbsStream::on_handshake(std::string_view message) {
 }
 
 void VerbsStream::admit() {
-  key_ = answering_->key();
+  key_ = answering_->auth_index();
   token_ = nonzero_random_u64();
   endpoint_.supersede(*this);
   make_session(answering_->hello().part);

@@ -226,18 +226,18 @@ bool post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batc
               bool long_work, bool first) {
   Context& context = *handle.context;
   bool started = false;
-  Context::Room room;
+  Context::FullPath full;
   for (unsigned fruitless = 0; !batch.empty();) {
     std::size_t taken = 0;
     try {
       std::optional<std::size_t> tried;
-      if (!long_work && fruitless == 0) tried = context.try_post(peer, batch, room);
+      if (!long_work && fruitless == 0) tried = context.try_post(peer, batch, full);
       if (tried) {
         taken = *tried;
       } else {
         const WithoutGil without_gil;
-        taken = context.post(peer, batch, room);
-        if (room.ended) {
+        taken = context.post(peer, batch, full);
+        if (full.ended) {
           context.abandon(operation, static_cast<std::uint32_t>(batch.size()), Errc::peer_lost);
           return false;
         }

@@ -84,8 +84,9 @@ Rows rows_of(PyObject* remote_offsets, PyObject* local_offsets, PyObject* length
 // one part more than there are rows, which is still to end when this returns or throws.
 void post_rows(ContextHandle& handle, const OperationObject& object, Transfer row, const Rows& rows) {
   Operation& operation = *row.operation;
-  const auto abandon = [&](std::size_t parts, Errc error) {
-    WithoutGil::run([&] { handle.context->abandon(operation, static_cast<std::uint32_t>(parts), error); });
+  const auto abandon = [&](std::size_t transfers, Errc error) {
+    WithoutGil::run(
+        [&] { handle.context->abandon(operation, static_cast<std::uint32_t>(transfers), error); });
   };
   std::byte* const local = row.local;
   const std::uint64_t remote = row.remote;

@@ -221,9 +221,9 @@ void bind_gather(py::module_& m) {
       .def(
           "trouble",
           [](const Begun& begun) -> py::object {
-            GatherJob::Part part{};
-            if (!begun.job->troubled(part)) return py::none();
-            return py::make_tuple(part.field, part.shard, part.holder);
+            GatherJob::Chunk chunk{};
+            if (!begun.job->troubled(chunk)) return py::none();
+            return py::make_tuple(chunk.field, chunk.shard, chunk.holder);
           },
           "(field, shard, holder) of what failed first, or of something that is still open; None without.");
   py::class_<Gatherer>(m, "Gatherer", holds_objects<Gatherer>(),

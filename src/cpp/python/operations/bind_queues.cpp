@@ -35,7 +35,7 @@ void bind_queues(py::module_& m) {
                 context = py::none();
               } else if (entry.context > kNoContext) {
                 // The object goes with the operation's own entry. What is told late finds none, and takes
-                // none away from an operation that still has parts under way.
+                // none away from an operation that still has transfers under way.
                 const py::int_ number(entry.context);
                 const bool more = (entry.flags & (completion_flag::kMore | completion_flag::kLate)) != 0;
                 context =

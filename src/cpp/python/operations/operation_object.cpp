@@ -350,14 +350,14 @@ std::uint32_t completion_flags(OpCode op) noexcept {
   }
 }
 
-void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number,
+void begin(OperationObject& operation, std::uint32_t transfers, std::uint64_t context_number,
            CompletionQueue* queue) {
   if (queue && !queue->reserve())
     throw Error(Errc::again, "the completion queue of " + std::to_string(queue->size()) +
                                  " entries is full; read it before posting more, or make it larger");
   const std::uint32_t flags =
       completion_flags(operation.op) | (operation.tagged ? completion_flag::kTagged : 0);
-  operation.core.begin(parts, context_number, flags, queue, nullptr, settled_hook);
+  operation.core.begin(transfers, context_number, flags, queue, nullptr, settled_hook);
 }
 
 void keep_context(OperationObject& operation, PyObject* context) noexcept {

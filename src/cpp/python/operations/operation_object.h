@@ -83,7 +83,7 @@ inline constexpr std::uint64_t kNoContext = std::uint64_t{1} << 63;  // and abov
 // result of one that `brings` is what it brought: `value`, or an element of `value_dtype` in `words[2]`.
 OperationObject* new_operation(bool brings = false) noexcept;
 // Takes a place in the queue (null: none) and prepares the hook. Throws Error(again) if the queue is full.
-void begin(OperationObject& operation, std::uint32_t parts, std::uint64_t context_number,
+void begin(OperationObject& operation, std::uint32_t transfers, std::uint64_t context_number,
            CompletionQueue* queue);
 // Keeps the caller's context argument for the Completion.
 void keep_context(OperationObject& operation, PyObject* context) noexcept;

@@ -117,8 +117,8 @@ struct World {
   }
   Log take_log() { return std::exchange(wire.log, {}); }
   std::optional<std::size_t> try_post(std::span<const Transfer> batch) {
-    Context::Room room;
-    return context->try_post(peer, batch, room);
+    Context::FullPath full;
+    return context->try_post(peer, batch, full);
   }
 
   Wire wire;
@@ -217,7 +217,7 @@ TEST_CASE("who finds no room moves the context, and naps when that has not helpe
   CHECK(world.take_log().size() > 1);  // it looks before it sleeps, and afterwards
 }
 
-TEST_CASE("parts of an operation that nothing was posted of settle here") {
+TEST_CASE("transfers of an operation that were never posted settle here") {
   World world;
   Operation operation;
   operation.begin(3, 0, 0, nullptr, nullptr, nullptr);

@@ -17,17 +17,17 @@ using fab::test::Side;
 namespace {
 
 // What endpoints that linger do, and when they end.
-struct Farewell {
+struct LingerScript {
   std::function<bool()> lingers;
   std::function<void()> over = [] {};
 };
 
 class LingeringEndpoint final : public Endpoint, private Lingerer {
  public:
-  LingeringEndpoint(const EndpointServices& services, Farewell& farewell) : farewell_(farewell) {
+  LingeringEndpoint(const EndpointServices& services, LingerScript& script) : script_(script) {
     services.lingerers->push_back(*this);
   }
-  ~LingeringEndpoint() override { farewell_.over(); }
+  ~LingeringEndpoint() override { script_.over(); }
   LingeringEndpoint(const LingeringEndpoint&) = delete;
   LingeringEndpoint& operator=(const LingeringEndpoint&) = delete;
 
@@ -42,34 +42,34 @@ class LingeringEndpoint final : public Endpoint, private Lingerer {
   void forget(std::uint32_t) noexcept override {}
 
  private:
-  bool lingers() noexcept override { return farewell_.lingers(); }
-  Farewell& farewell_;
+  bool lingers() noexcept override { return script_.lingers(); }
+  LingerScript& script_;
 };
 
 class LingeringDomain final : public Domain {
  public:
-  explicit LingeringDomain(Farewell& farewell) : farewell_(farewell) {}
+  explicit LingeringDomain(LingerScript& script) : script_(script) {}
   const Info& info() const noexcept override { return info_; }
   std::vector<LinkRegistrations> registrations() const override { return {}; }
   PartCheck part_check() const override { return {}; }
   std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override {
-    return std::make_unique<LingeringEndpoint>(services, farewell_);
+    return std::make_unique<LingeringEndpoint>(services, script_);
   }
 
  private:
-  Farewell& farewell_;
+  LingerScript& script_;
   const Info info_{};
 };
 
 // Whether somebody else got a context while it closed and its endpoint waited for that.
 bool others_get_in() {
   std::atomic<bool> begun{false}, visited{false};
-  Farewell farewell{.lingers = [&] {
+  LingerScript script{.lingers = [&] {
     begun = true;
     begun.notify_all();
     return !visited;
   }};
-  LingeringDomain domain(farewell);
+  LingeringDomain domain(script);
   const PostRules rules(0);
   Context context(
       domain, {.rules = &rules,
@@ -91,18 +91,18 @@ bool all_linger_together(const std::function<void(DomainCore&, const Contexts&)>
   std::atomic<bool> alone{false};
   static thread_local bool counted;  // a context closes on one thread
   counted = false;
-  Farewell farewell{.lingers =
-                        [&] {
-                          if (!std::exchange(counted, true)) ++begun;
-                          return begun != kContexts;
-                        },
-                    .over =
-                        [&] {
-                          counted = false;
-                          if (begun != kContexts) alone = true;
-                        }};
-  const auto domain = DomainCore::open(
-      [&](const DomainServices&) { return std::make_unique<LingeringDomain>(farewell); }, {});
+  LingerScript script{.lingers =
+                          [&] {
+                            if (!std::exchange(counted, true)) ++begun;
+                            return begun != kContexts;
+                          },
+                      .over =
+                          [&] {
+                            counted = false;
+                            if (begun != kContexts) alone = true;
+                          }};
+  const auto domain =
+      DomainCore::open([&](const DomainServices&) { return std::make_unique<LingeringDomain>(script); }, {});
   const auto peers = std::make_shared<AddressVector>();
   const auto completions = domain->open_completion_queue(16, CompletionQueue::WhenFull::forget_oldest);
   Contexts contexts;

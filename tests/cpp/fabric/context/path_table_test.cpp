@@ -24,7 +24,7 @@ struct Wire {
   std::uint64_t oldest = 1;  // that has not settled
   bool open = true;          // the path has not been destroyed
   std::uint16_t target = 0;
-  std::size_t key = 0;
+  std::size_t auth_index = 0;
 };
 
 class WirePath final : public Path {
@@ -54,11 +54,11 @@ class WireEndpoint final : public Endpoint {
   std::vector<Part> parts() const override { return {}; }
   std::vector<std::string> socket_names() const override { return {}; }
   Reach reaches(const Name&, std::uint16_t, std::size_t) const override { return {true, "", Errc::ok}; }
-  std::unique_ptr<Path> connect(PeerId, const Name&, std::uint16_t target, std::size_t key) override {
+  std::unique_ptr<Path> connect(PeerId, const Name&, std::uint16_t target, std::size_t auth_index) override {
     if (refusal != Errc::ok) throw Error(refusal, "no way");
     wires.push_back(std::make_shared<Wire>());
     wires.back()->target = target;
-    wires.back()->key = key;
+    wires.back()->auth_index = auth_index;
     auto path = std::make_unique<WirePath>(wires.back());
     paths.push_back(path.get());
     return path;
@@ -102,11 +102,11 @@ struct World {
     table.removed(handles.parts(peer).index);
   }
   std::size_t post(PeerId peer, std::size_t count = 1) {
-    Room room;
-    return post(peer, count, room);
+    FullPath full;
+    return post(peer, count, full);
   }
-  std::size_t post(PeerId peer, std::size_t count, Room& room) {
-    return table.post(peer, std::vector<Transfer>(count), room);
+  std::size_t post(PeerId peer, std::size_t count, FullPath& full) {
+    return table.post(peer, std::vector<Transfer>(count), full);
   }
 
   AuthKeys keys = AuthKeys(1);
@@ -217,21 +217,21 @@ TEST_CASE("a lost path is not used, even before it is tidied") {
 TEST_CASE("a post that waits for room shares the fate of the path that was full") {
   World world;
   const PeerId a = world.add("a");
-  Room room;
+  FullPath full;
   world.table.to(a);
   world.endpoint.last().room = 2;
-  CHECK(world.post(a, 3, room) == 2);
-  CHECK(room.path == 0);
-  CHECK(world.post(a, 1, room) == 0);
-  CHECK(room.path != 0);
-  CHECK(!room.ended);
+  CHECK(world.post(a, 3, full) == 2);
+  CHECK(full.path == 0);
+  CHECK(world.post(a, 1, full) == 0);
+  CHECK(full.path != 0);
+  CHECK(!full.ended);
   world.endpoint.last().room = 1;
-  CHECK(world.post(a, 1, room) == 1);  // there is room again
-  CHECK(room.path == 0);
-  CHECK(world.post(a, 1, room) == 0);
+  CHECK(world.post(a, 1, full) == 1);  // there is room again
+  CHECK(full.path == 0);
+  CHECK(world.post(a, 1, full) == 0);
   for (const bool replaced : {false, true}) {
     CAPTURE(replaced);
-    Room waiting = room;
+    FullPath waiting = full;
     if (!replaced) {
       world.endpoint.last().state = Errc::peer_lost;
       CHECK(world.post(a, 1, waiting) == 0);
@@ -247,15 +247,15 @@ TEST_CASE("a post that waits for room shares the fate of the path that was full"
 TEST_CASE("a post does not go on, on the path to another peer that has the handle now") {
   World world;
   const PeerId a = world.add("a");
-  Room room;
+  FullPath full;
   world.table.to(a);
   world.endpoint.last().room = 0;
-  CHECK(world.post(a, 1, room) == 0);
+  CHECK(world.post(a, 1, full) == 0);
   world.endpoint.last().idle = false;
   world.remove(a);
   REQUIRE(world.add("b") == a);
-  CHECK(world.post(a, 1, room) == 0);
-  CHECK(room.ended);
+  CHECK(world.post(a, 1, full) == 0);
+  CHECK(full.ended);
 }
 
 TEST_CASE("the path to a removed peer goes as soon as nothing is under way") {
@@ -355,7 +355,7 @@ TEST_CASE("paths under different keys are asked for by the key that the peer was
   name.parts.push_back({"wire.0", 0, "a"});
   const PeerId a = world.peers.insert(name.encode(), {.auth = 7});
   world.table.to(a);
-  CHECK(world.endpoint.last().key == 1);
+  CHECK(world.endpoint.last().auth_index == 1);
   CHECK(&world.handles.key_under(7) == &world.keys[1]);
   CHECK(refusal([&] { (void)world.handles.key_under(8); }) == Errc::invalid);
   const PeerId b = world.add("b");  // without a key, where there are two

@@ -59,7 +59,7 @@ class TestMonitor final : public MemoryMonitor {
   }
   const VanishLog& log() const noexcept override { return log_; }
   void vanish(AddressRange range) noexcept {
-    log_.announce();
+    log_.note();
     log_.publish(range);
   }
   std::uint64_t unwatchable = 1;

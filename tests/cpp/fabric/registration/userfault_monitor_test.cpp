@@ -42,7 +42,7 @@ struct Reader {
     return found;
   }
   const VanishLog& log;
-  std::uint64_t position = log.announced();
+  std::uint64_t position = log.noted();
 };
 
 TEST_CASE("who unmaps or discards watched memory sees it in the log on return") {

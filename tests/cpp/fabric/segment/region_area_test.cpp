@@ -130,10 +130,10 @@ TEST_CASE("an entry that claims too many pieces or spans leads into no block of 
   area.table.set_spans(other, {&far, 1});
   CHECK(area.entry(other).spans_block == area.entry(one).spans_block + 1);
   area.entry(one).spans = 1000;
-  const Port port{};
+  const ContextRights rights{};
   const auto verdict = [&](std::uint32_t entry, std::uint64_t key) {
     std::uint64_t offset = 0;
-    return area.judge(area.entry(entry), key, 0, OpCode::read, 200, 1, {port, 0}, offset);
+    return area.judge(area.entry(entry), key, 0, OpCode::read, 200, 1, {rights, 0}, offset);
   };
   CHECK(verdict(one, 3) == Errc::bounds);
   CHECK(verdict(other, 4) == Errc::ok);

@@ -32,8 +32,8 @@ void close(RegionTable& table, std::uint32_t index) {
 }
 
 char memory[256];
-Port port;
-const Visitor visitor{port, 0};
+ContextRights rights;
+const Requester requester{rights, 0};
 
 TEST_CASE("a key names one region at a time and is free again after close") {
   Area area;
@@ -52,7 +52,7 @@ TEST_CASE("requests are judged by key, then rights, then bounds") {
   const RegionEntry& entry = area.table.entry(index);
   std::uint64_t offset = 0;
   const auto verdict = [&](std::uint64_t key, OpCode op, std::uint64_t remote, std::uint64_t length) {
-    return area.table.judge(entry, key, 0, op, remote, length, visitor, offset);
+    return area.table.judge(entry, key, 0, op, remote, length, requester, offset);
   };
   CHECK(verdict(9, OpCode::write, 0, 100) == Errc::ok);
   CHECK(verdict(9, OpCode::write, 100, 0) == Errc::ok);
@@ -67,7 +67,7 @@ TEST_CASE("requests are judged by key, then rights, then bounds") {
   close(area.table, index);
   CHECK(verdict(9, OpCode::write, 0, 1) == Errc::key_rejected);
   insert(area.table, 9, {memory, 100});
-  CHECK(area.table.judge(entry, 9, state, OpCode::write, 0, 1, visitor, offset) == Errc::key_rejected);
+  CHECK(area.table.judge(entry, 9, state, OpCode::write, 0, 1, requester, offset) == Errc::key_rejected);
 }
 
 TEST_CASE("virtual addressing subtracts the base without wrapping") {
@@ -78,7 +78,7 @@ TEST_CASE("virtual addressing subtracts the base without wrapping") {
       area.table.insert({.key = 1, .base = base, .buffers = {&buffer, 1}, .access = access::kRemote});
   std::uint64_t offset = 0;
   const auto verdict = [&](std::uint64_t remote) {
-    return area.table.judge(area.table.entry(index), 1, 0, OpCode::read, remote, 8, visitor, offset);
+    return area.table.judge(area.table.entry(index), 1, 0, OpCode::read, remote, 8, requester, offset);
   };
   CHECK(verdict(base + 56) == Errc::ok);
   CHECK(offset == 56);
@@ -93,7 +93,7 @@ TEST_CASE("a region may ask for an endpoint, an authorization key, and pages tha
       {.key = 4, .buffers = {&buffer, 1}, .access = access::kRemote, .auth = 2, .enabled = false});
   const RegionEntry& entry = area.table.entry(index);
   std::uint64_t offset = 0;
-  Port through;
+  ContextRights through;
   through.endpoint.store(5);
   std::uint32_t auth = 2;
   const auto verdict = [&](std::uint64_t remote, std::uint64_t length) {
@@ -197,7 +197,7 @@ TEST_CASE("a region is bound to the endpoint that it names, be it the first, and
   Area area;
   const auto bound = insert(area.table, 1, {memory, 64}), free = insert(area.table, 2, {memory, 64});
   area.table.bind_endpoint(bound, 1);
-  Port through;
+  ContextRights through;
   const auto verdict = [&](std::uint32_t index, std::uint32_t endpoint) {
     through.endpoint.store(endpoint);
     std::uint64_t offset = 0;
@@ -216,7 +216,7 @@ TEST_CASE("of the spans of a region those count that were set last") {
   const auto reaches = [&](std::uint64_t remote, std::uint64_t length) {
     std::uint64_t offset = 0;
     const Errc verdict =
-        area.table.judge(area.table.entry(index), 1, 0, OpCode::read, remote, length, visitor, offset);
+        area.table.judge(area.table.entry(index), 1, 0, OpCode::read, remote, length, requester, offset);
     return verdict == Errc::ok;
   };
   std::vector<RegionSpan> spans;

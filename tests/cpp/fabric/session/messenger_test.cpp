@@ -72,7 +72,7 @@ TEST_CASE("a small message goes beside the stream if nothing is before it that i
   Bytes bytes(20, std::byte{'m'}), large(kMaxMessage + 1);
   Beside beside;
   std::list<Send> sends;
-  Side side(1, {.beside = &beside, .counters = &counters});
+  Side side(1, {.small_messages = &beside, .counters = &counters});
   const auto post = [&](Bytes& what, Delivery level) -> Send& {
     Send& send = sends.emplace_back(what, level, 5);
     REQUIRE(send.post(side) == 1);
@@ -120,7 +120,7 @@ TEST_CASE("messages beside the stream have their part of the window") {
   Bytes bytes(kFitting);
   Beside beside;
   std::list<Send> sends;
-  Side side(1, {.beside = &beside});
+  Side side(1, {.small_messages = &beside});
   for (std::size_t i = 0; i < kFit; ++i) REQUIRE(sends.emplace_back(bytes).post(side) == 1);
   CHECK(beside.pushed.size() == kFit);
   CHECK_FALSE(side.session.messages().announces());
@@ -136,7 +136,7 @@ TEST_CASE("messages beside the stream have their part of the window") {
 TEST_CASE("a message beside the stream is with the peer when the peer holds that memory") {
   Bytes bytes(20);
   Beside beside;
-  Side side(1, {.beside = &beside, .handover = Handover::when_held});
+  Side side(1, {.small_messages = &beside, .handover = Handover::when_held});
   Send transmit(bytes), inject(bytes, Delivery::inject);
   REQUIRE(transmit.post(side) == 1);
   REQUIRE(inject.post(side) == 1);
@@ -155,7 +155,7 @@ TEST_CASE("a message of the stream comes behind all that came beside it") {
   for (const bool there : {true, false}) {
     Beside beside;
     beside.there = there;
-    Side side(1, {.beside = &beside});
+    Side side(1, {.small_messages = &beside});
     FrameHeader message = small_one(), announcement = announced(1);
     message.remote = std::uint64_t{3} << 32;
     announcement.remote = std::uint64_t{4} << 32;

@@ -23,7 +23,7 @@ struct Helpers {
   DeviceAccess* device = nullptr;
   AccessObserver* observer = nullptr;
   MemoryReader* reader = nullptr;
-  SmallMessages* beside = nullptr;
+  SmallMessages* small_messages = nullptr;
   AnnouncementLedger* ledger = nullptr;
   LinkCounters* counters = nullptr;
   Slice* slice = nullptr;
@@ -35,7 +35,7 @@ struct Helpers {
 struct Side {
   explicit Side(std::uint8_t number, Helpers have = {})
       : domain_id{number}, segment(Segment::create(domain_id)), helpers(std::move(have)) {
-    segment.header().ports.of[0].events.store(1);
+    segment.header().context_rights.of[0].events.store(1);
   }
 
   std::uint64_t expose(std::vector<iovec> buffers, std::uint32_t rights = access::kAll,
@@ -72,7 +72,7 @@ struct Side {
                    .receives = receives,
                    .sender = std::make_shared<Sender>(peers, std::vector<Part>{{"test.0", 0, "peer"}},
                                                       kNoAuthKey, helpers.counters),
-                   .cell = 0,
+                   .context_slot = 0,
                    .counts = counts,
                    .wake_domain = wake,
                    .slice = helpers.slice,
@@ -80,7 +80,7 @@ struct Side {
                    .observer = helpers.observer,
                    .on_output = helpers.on_output,
                    .reader = helpers.reader,
-                   .beside = helpers.beside,
+                   .small_messages = helpers.small_messages,
                    .ledger = helpers.ledger,
                    .handover = helpers.handover,
                    .device = helpers.device,

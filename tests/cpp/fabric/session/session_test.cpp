@@ -349,21 +349,19 @@ TEST_CASE("remote data and counters come once per request, whatever its length, 
   Bytes memory(9'000'000), local(9'000'001, std::byte{5});
   const auto key = pipe.b.expose({piece(memory)});
   pipe.b.regions.bind_counter(pipe.b.last_region, 3);
-  CounterCell& cell = pipe.b.segment.counters()[3];
-  cell.waiters.store(1);
+  CounterSlot& slot = pipe.b.segment.counters()[3];
+  slot.waiters.store(1);
   const PeerId source = pipe.b.peers.insert(Name{{{"test.0", 0, "peer"}}}.encode());
   std::list<Probe> probes;
-  std::uint64_t sent = 0;
   for (const std::uint64_t length : {0u, 1u, 4096u, 70'000u, 9'000'000u, 9'000'001u}) {
     Probe& probe = probes.emplace_back(OpCode::write, key, 0, local.data(), length);
     probe.transfer.flags = transfer_flag::kRemoteData;
     probe.transfer.data = 1000 + length;
     REQUIRE(probe.post(pipe.a) == 1);
-    ++sent;
   }
   REQUIRE(pipe.a.session.post_notify(7, 12));
   REQUIRE(pipe.run() == Errc::ok);
-  CHECK(cell.value.load() == 5);
+  CHECK(slot.value.load() == 5);
   CHECK(pipe.b.wakes == 5);
   Completion got[16];
   REQUIRE(pipe.b.completions.read(got) == 6);

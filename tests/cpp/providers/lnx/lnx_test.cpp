@@ -137,7 +137,7 @@ struct Lent {
   const AuthKeys keys = AuthKeys(1);
   EndpointServices services(std::uint16_t context) {
     return {.context = context,
-            .cell = 0,
+            .context_slot = 0,
             .keys = keys,
             .poller = poller,
             .completions = completions,

@@ -173,7 +173,7 @@ TEST_CASE("a context that lacks memory to open has never had a doorbell") {
   Side side("auto", driven_by_hand());
   const auto peers = std::make_shared<AddressVector>();
   const auto completions = side.domain->open_completion_queue(16, CompletionQueue::WhenFull::forget_oldest);
-  constexpr std::uint16_t kCell = 1;  // the next one
+  constexpr std::uint16_t kContextSlot = 1;  // the next one
   with_each_failing([&](FailingMemory& memory) {
     std::shared_ptr<Context> opened;
     try {
@@ -183,8 +183,8 @@ TEST_CASE("a context that lacks memory to open has never had a doorbell") {
       CHECK(memory.failed());
     }
     CAPTURE(memory.made());
-    const auto& cell = side.domain->segment().header().contexts[kCell];
-    CHECK(((cell.doorbell.load() & shm::kDoorbellFd) != 0) == (opened != nullptr));
+    const auto& there = side.domain->segment().header().contexts[kContextSlot];
+    CHECK(((there.doorbell.load() & shm::kDoorbellFd) != 0) == (opened != nullptr));
     if (opened) side.domain->contexts().close(*opened);
   });
 }

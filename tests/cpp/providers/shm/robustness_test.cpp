@@ -159,9 +159,9 @@ TEST_CASE("channels that are none get no answer and harm nobody") {
   Segment segment = Segment::attach(address.process, address.segment_fd, address.domain_id);
   const auto offer = [&](int fd) {
     AccessSlot& slot = segment.slots()[segment.claim_slot(this_process())];
-    slot.target_context = address.cell;
+    slot.target_context = address.context_slot;
     slot.channel_fd.store(fd);
-    segment.header().contexts[address.cell].work.fetch_or(shm::work::kChannels);
+    segment.header().contexts[address.context_slot].work.fetch_or(shm::work::kChannels);
   };
   offer(0);
   offer(1'000'000);
@@ -173,7 +173,7 @@ TEST_CASE("channels that are none get no answer and harm nobody") {
   auto& header = *reinterpret_cast<shm::ChannelHeader*>(bytes.data());
   header.magic = shm::kChannelMagic;
   header.version = shm::kChannelVersion;
-  header.target_cell = address.cell;
+  header.target_context_slot = address.context_slot;
   std::memcpy(header.target_domain, address.domain_id, 16);
   shm::Address self = address;
   self.segment_fd = small.get();  // no segment
@@ -224,7 +224,7 @@ TEST_CASE("a channel is taken from who proves one of the keys for this very chan
     auto& header = *reinterpret_cast<shm::ChannelHeader*>(channel.bytes.data());
     header.magic = shm::kChannelMagic;
     header.version = shm::kChannelVersion;
-    header.target_cell = there.cell;
+    header.target_context_slot = there.context_slot;
     std::memcpy(header.target_domain, there.domain_id, 16);
     self.encode().copy(header.initiator, sizeof header.initiator);
     std::memcpy(header.proof, proof.data(), sizeof header.proof);
@@ -233,27 +233,27 @@ TEST_CASE("a channel is taken from who proves one of the keys for this very chan
     header.to_target.written.store(kHeaderBytes + 8);
     const Segment& segment = target.domain->segment();
     AccessSlot& slot = segment.slots()[segment.claim_slot(this_process())];
-    slot.target_context = there.cell;
+    slot.target_context = there.context_slot;
     slot.channel_fd.store(channel.file.get());
-    segment.header().contexts[there.cell].work.fetch_or(shm::work::kChannels);
+    segment.header().contexts[there.context_slot].work.fetch_or(shm::work::kChannels);
   };
   const auto proof = [&](const std::string& secret, const shm::Address& from, std::uint16_t context,
-                         std::uint16_t cell, const shm::Address& to) {
-    return shm::channel_proof(secret, from, context, cell, to.domain_id);
+                         std::uint16_t context_slot, const shm::Address& to) {
+    return shm::channel_proof(secret, from, context, context_slot, to.domain_id);
   };
   offer(100, {});
-  offer(101, proof("third", self, 0, there.cell, there));
-  offer(102, proof("first", another, 0, there.cell, there));
-  offer(103, proof("first", self, 1, there.cell, there));
-  offer(104, proof("first", self, 0, static_cast<std::uint16_t>(there.cell + 1), there));
-  offer(105, proof("first", self, 0, there.cell, another));
+  offer(101, proof("third", self, 0, there.context_slot, there));
+  offer(102, proof("first", another, 0, there.context_slot, there));
+  offer(103, proof("first", self, 1, there.context_slot, there));
+  offer(104, proof("first", self, 0, static_cast<std::uint16_t>(there.context_slot + 1), there));
+  offer(105, proof("first", self, 0, there.context_slot, another));
   const std::string published(
       reinterpret_cast<const char*>(target.domain->segment().header().keys[0].tags[0].proof), 32);
   Digest copied;
   std::ranges::copy(published, copied.begin());
   offer(106, copied);
-  offer(1, proof("first", self, 0, there.cell, there));
-  offer(2, proof("second", self, 0, there.cell, there));
+  offer(1, proof("first", self, 0, there.context_slot, there));
+  offer(2, proof("second", self, 0, there.context_slot, there));
   const auto deadline = Deadline::in_seconds(30);
   while (target.context->inbox().sizes().unexpected < 2 && !deadline.passed()) target.context->progress();
   CHECK(target.context->inbox().sizes().unexpected == 2);  // slots are looked at in order
@@ -301,7 +301,7 @@ TEST_CASE(
       // Before the initiator writes again and with that puts its own position back.
       const auto look = [](Side& side) {
         const auto name = *shm::Address::decode(Name::decode(side.name()).parts[0].bytes);
-        auto& work = side.domain->segment().header().contexts[name.cell].work;
+        auto& work = side.domain->segment().header().contexts[name.context_slot].work;
         work.fetch_or(shm::work::kLook);
         while (work.load() & shm::work::kLook) side.context->progress();
         (void)side.context->inbox().link_counters();  // waits for the thread that looks

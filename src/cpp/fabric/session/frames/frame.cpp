@@ -25,7 +25,7 @@ T load(const std::byte* in, std::size_t at) noexcept {
 
 bool is_outcome(std::uint64_t code) noexcept { return code != 0 && code < 1024; }
 
-// A put may be sent in parts; all but the last carry something.
+// A put may be sent in several frames, of which all but the last have a payload.
 bool write_fits(const FrameHeader& header) noexcept {
   if (header.flags & frame_flag::kStriped)
     return header.length == 0 && (header.flags & frame_flag::kLast) && !(header.flags & frame_flag::kStripe);
@@ -33,7 +33,7 @@ bool write_fits(const FrameHeader& header) noexcept {
   return (header.flags & frame_flag::kLast) || header.length != 0;
 }
 
-// A stripe lies within the whole, and is no more than a part of it.
+// A stripe lies within the whole put or get, and is shorter than it.
 bool stripe_fits(const FrameHeader& header) noexcept {
   if (!(header.flags & frame_flag::kStripe)) return true;
   return (header.flags & frame_flag::kRemoteData) == 0 && header.data <= header.id &&

@@ -13,7 +13,7 @@ struct HelloMessage {
   std::string_view body;
 };
 
-// Nothing if this is not one whole message.
+// Returns nothing if this is not exactly one message.
 std::optional<HelloMessage> parse_message(std::string_view message) {
   if (missing_of_message(message) != 0) return {};
   return HelloMessage{HelloHeader::parse(message.substr(0, kHelloHeader))->type,
@@ -38,9 +38,9 @@ Digest proof_of(Role role, const std::string& key, const Hello& hello, const Non
 
 // --- the caller
 
-CallerHandshake::CallerHandshake(const Identity& self, std::size_t key, const EndpointId& called,
+CallerHandshake::CallerHandshake(const Identity& self, std::size_t auth_index, const EndpointId& called,
                                  std::uint64_t stream)
-    : Handshake(self, State::welcome), secret_((*self.keys)[key].secret) {
+    : Handshake(self, State::welcome), secret_((*self.keys)[auth_index].secret) {
   hello_.from = self.id;
   hello_.to = called;
   hello_.stream = stream;
@@ -60,8 +60,9 @@ Handshake::Step CallerHandshake::receive(std::string_view message) {
     case HelloType::refuse:
       return fail(parse_refuse(parsed->body).value_or(Errc::protocol));
     case HelloType::hello:
-      // Another caller, not somebody who is called. A port that is free again may be given to this very call,
-      // which then hears itself (simultaneous open, RFC 9293).
+      // A hello came from another caller instead of an answer from the side that is called. The kernel may
+      // give the port that is called to this very call, which then hears itself (simultaneous open, RFC
+      // 9293).
       return fail(Errc::unreachable);
     default:
       return fail(Errc::protocol);
@@ -102,7 +103,7 @@ Handshake::Step AcceptorHandshake::on_hello(std::string_view body) {
   auto hello = Hello::parse(body);
   if (!hello || hello->stream == 0) return fail(Errc::protocol);
   hello_ = std::move(*hello);
-  // Meant for another endpoint, which had this address before.
+  // The caller means another endpoint, which had this address before.
   if (hello_.to != kAnybody && hello_.to != self_.id) return refuse(Errc::unreachable);
   if (hello_.keyed == self_.keys->front().secret.empty()) return refuse(Errc::key_rejected);
   if (!hello_.keyed) {
@@ -117,11 +118,11 @@ Handshake::Step AcceptorHandshake::on_hello(std::string_view body) {
 Handshake::Step AcceptorHandshake::on_proof(std::string_view body) {
   const auto proof = parse_proof(body);
   if (!proof) return fail(Errc::protocol);
-  const auto key = proven_key(*self_.keys, *proof, [this](const std::string& secret) {
+  const auto index = proven_key(*self_.keys, *proof, [this](const std::string& secret) {
     return proof_of(Role::initiator, secret, hello_, *challenge_, 0, hello_.to);
   });
-  if (!key) return refuse(Errc::key_rejected);
-  key_ = *key;
+  if (!index) return refuse(Errc::key_rejected);
+  auth_index_ = *index;
   state_ = State::done;
   return {};
 }
@@ -136,7 +137,7 @@ std::string AcceptorHandshake::welcome(std::uint64_t stream) const {
   Welcome welcome{.stream = stream, .id = self_.id, .proof = {}};
   if (hello_.keyed)
     welcome.proof =
-        proof_of(Role::acceptor, (*self_.keys)[key_].secret, hello_, *challenge_, stream, self_.id);
+        proof_of(Role::acceptor, (*self_.keys)[auth_index_].secret, hello_, *challenge_, stream, self_.id);
   return welcome.encode();
 }
 

@@ -8,9 +8,10 @@
 
 #include "fabric/session/frames/hello.h"
 
-// How a stream begins, without the transport: the messages of the peer go in, and what is to be sent comes
-// out. The exchange is hello → welcome or, with an authorization key, hello → challenge → proof → welcome
-// (docs/wire.md). The caller proves itself first, so that a stranger learns nothing.
+// The handshake with which a stream begins, apart from the transport: it takes the messages of the peer and
+// returns what is to be sent. The exchange is hello → welcome or, with an authorization key, hello →
+// challenge → proof → welcome (docs/wire.md). The caller proves itself first, so that a stranger learns
+// nothing.
 namespace fab {
 
 // Who this side is.
@@ -20,8 +21,8 @@ struct Identity {
   const AuthKeys* keys = nullptr;
 };
 
-// What only a side with the key can say: over both nonces, who is who, and the stream. `called` is the side
-// that is called, as far as the maker of the proof knows it.
+// What only a side with the key can say: an HMAC over both nonces, the roles of both sides and the stream.
+// `called` is the endpoint that is called, as far as the maker of the proof knows it.
 enum class Role : std::uint8_t { initiator = 1, acceptor = 2 };
 Digest proof_of(Role role, const std::string& key, const Hello& hello, const Nonce& challenge,
                 std::uint64_t accepted, const EndpointId& called);
@@ -29,9 +30,9 @@ Digest proof_of(Role role, const std::string& key, const Hello& hello, const Non
 // One side of the exchange. It is over with done() or with an error; whatever comes afterwards is an error.
 class Handshake {
  public:
-  // What one message leads to. Where there is both, the transport sends the answer and then gives up.
+  // What one message leads to. With an answer and an error, the transport sends the answer and then gives up.
   struct Step {
-    std::string answer{};   // to be sent now; empty: nothing
+    std::string answer{};   // to be sent now; empty: nothing is to be sent
     Errc error = Errc::ok;  // why the exchange has failed
   };
   bool done() const noexcept { return state_ == State::done; }
@@ -54,8 +55,9 @@ class Handshake {
 // The caller's side. It answers one challenge: whoever is called cannot make it prove more than once.
 class CallerHandshake final : public Handshake {
  public:
-  // `key`: the index of the one to prove. `stream`: this side's number for the stream, not 0.
-  CallerHandshake(const Identity& self, std::size_t key, const EndpointId& called, std::uint64_t stream);
+  // `auth_index`: of the authorization key to prove. `stream`: this side's number for the stream, not 0.
+  CallerHandshake(const Identity& self, std::size_t auth_index, const EndpointId& called,
+                  std::uint64_t stream);
 
   std::string hello() const { return hello_.encode(); }                // the first message
   Step receive(std::string_view message);                              // a whole message of the called side
@@ -77,15 +79,17 @@ class AcceptorHandshake final : public Handshake {
   Step receive(std::string_view message);  // a whole message of the caller
   // What the caller has said. Nothing is proven before done().
   const Hello& hello() const noexcept { return hello_; }
-  std::size_t key() const noexcept { return key_; }  // index of the key that the caller proved, once done()
-  std::string welcome(std::uint64_t stream) const;   // the last message; `stream`: as in CallerHandshake
+  // Of the key that the caller proved, once done().
+  std::size_t auth_index() const noexcept { return auth_index_; }
+  // The last message. `stream`: this side's number for the stream, not 0.
+  std::string welcome(std::uint64_t stream) const;
 
  private:
   Step on_hello(std::string_view body);
   Step on_proof(std::string_view body);
   Step refuse(Errc reason);
 
-  std::size_t key_ = 0;
+  std::size_t auth_index_ = 0;
 };
 
 }  // namespace fab

@@ -51,7 +51,7 @@ std::string EndpointAddress::encode() const {
 
 namespace {
 
-// Calls `found` with the bytes and the port of each address. False: not valid.
+// Calls `found` with the bytes and the port of each address. Returns false if the part is not valid.
 template <class Found>
 bool read_part(std::string_view bytes, EndpointId& id, std::array<std::uint8_t, 16>& network, Found&& found) {
   WireReader in(bytes);

@@ -14,22 +14,22 @@
 #include "fabric/types/name.h"
 
 // What network links exchange outside of sessions: a part of a name, and the messages of the handshake
-// (docs/wire.md), which handshake.h puts into their order. Parsers take bytes that nobody vouches for and
-// give nothing where something is wrong.
+// (docs/wire.md), whose order handshake.h knows. Parsers take bytes that nobody vouches for, and return
+// nothing where something is wrong.
 namespace fab {
 
 using EndpointId = std::array<std::uint8_t, 16>;
 using Nonce = std::array<std::uint8_t, 32>;
 
-// Where an endpoint of a network link is: its part of a name.
+// Where an endpoint of a network link is. Encoded, this is the link's part of the endpoint's name.
 struct EndpointAddress {
   EndpointId id{};
-  std::array<std::uint8_t, 16> network{};  // hash of network_identity(): whose loopback addresses are meant
+  std::array<std::uint8_t, 16> network{};  // hash of network_identity(): whose loopback addresses these are
   std::vector<SocketAddress> addresses;
 
   std::string encode() const;
   static std::optional<EndpointAddress> parse(std::string_view bytes);
-  static bool valid(std::string_view bytes) noexcept;  // whether parse() takes them
+  static bool valid(std::string_view bytes) noexcept;  // whether parse() takes these bytes
 };
 std::array<std::uint8_t, 16> this_network();
 
@@ -37,26 +37,27 @@ enum class HelloType : std::uint8_t { hello = 1, challenge = 2, proof = 3, welco
 inline constexpr std::size_t kHelloHeader = 12;
 inline constexpr std::size_t kMaxHelloBody = 4096;
 
-// Magic, version, type and length of the body; nothing if it is no header of this protocol version.
+// Magic, version, type and length of the body. parse() returns nothing for a header of another protocol or of
+// another version.
 struct HelloHeader {
   HelloType type{};
   std::uint32_t length = 0;
   static std::optional<HelloHeader> parse(std::string_view bytes);
 };
-// How many bytes are missing until the message that begins with `begun` is whole; nothing if no message
-// begins so, or it ends earlier.
+// The number of bytes that are missing of the message which begins with `begun`. Returns nothing if no
+// message begins so, or if the message ends before `begun` does.
 std::optional<std::size_t> missing_of_message(std::string_view begun);
 
-// The first message, by the caller. `to` is kAnybody for whoever listens at that address.
+// The first message, which the caller sends. `to` is kAnybody if the caller knows only the address.
 inline constexpr EndpointId kAnybody{};
 struct Hello {
   EndpointId from{}, to{};
-  std::uint64_t stream =
-      0;  // the sender's number for the stream: another one from the same endpoint replaces it
+  // The sender's number for the stream. A stream with another number from the same endpoint replaces it.
+  std::uint64_t stream = 0;
   Nonce nonce{};
   bool keyed = false;
   Part part;              // of the sender's name
-  EndpointAddress where;  // what it says; encode() takes it from there
+  EndpointAddress where;  // what `part` says: parse() sets it, and encode() does not look at it
 
   std::string encode() const;
   static std::optional<Hello> parse(std::string_view body);
@@ -64,8 +65,8 @@ struct Hello {
 
 struct Welcome {
   std::uint64_t stream = 0;
-  EndpointId id{};  // who answers: the caller may have known no more than an address
-  Digest proof{};   // zero without a key
+  EndpointId id{};  // of the side that answers: the caller may have known no more than an address
+  Digest proof{};   // zero where there is no authorization key
 
   std::string encode() const;
   static std::optional<Welcome> parse(std::string_view body);

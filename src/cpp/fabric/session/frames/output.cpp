@@ -73,7 +73,7 @@ bool SessionOutput::holds(std::uint32_t serial) const noexcept {
   return false;
 }
 
-// Answers go first, since peers wait for them, but leave every second turn to requests.
+// Answers go first because peers wait for them, but every second frame is left to requests.
 bool SessionOutput::next_lane(Lane& lane) const noexcept {
   const auto& answers = of(Lane::answers).items;
   const auto& requests = of(Lane::requests).items;
@@ -249,7 +249,7 @@ void SessionOutput::end_answer(std::uint32_t serial, Errc error) noexcept {
     Piece& piece = staged_[i];
     if (piece.serial != serial || piece.length == 0) continue;
     const bool whole_header = piece.source == Source::header && piece.length == sizeof(FrameHeader);
-    if (!ended && !whole_header) continue;  // of the frame that has begun, which is finished
+    if (!ended && !whole_header) continue;  // the rest of the frame that has begun, which is finished
     if (!ended) {
       encode(fail, const_cast<std::byte*>(piece.data));
       ended = true;

@@ -14,16 +14,17 @@ namespace {
 
 constexpr std::size_t kHeader = sizeof(FrameHeader);
 constexpr std::size_t kStaging = 64 * 1024;
-// Shorter payloads are handled when they are complete, so that a scalar is stored at once; longer ones, and
-// pieces of at least this size, are received in place.
+// The least bytes of a payload, or of a piece of one, that is received in place. Shorter payloads are stored
+// when they are complete, so that a scalar is stored in one go.
 constexpr std::size_t kInPlace = 8 * 1024;
-constexpr std::size_t kScattered = 1024;  // several such pieces at once, likewise
+constexpr std::size_t kScattered = 1024;  // of a piece, where several pieces are received in place together
 constexpr std::size_t kLongFrame = 16 * 1024;
 static_assert(kStaging >= kHeader + 2 * kMaxAtomicBytes && kStaging >= kHeader + kMaxMessage);
 
 enum class Payload : std::uint8_t { none, content, to_sink };
 
-// Content is read by whoever handles the frame, and therefore comes as a whole.
+// How the payload of each type of frame is handled. Content is read by whoever serves the frame, so it has to
+// be complete before.
 constexpr std::array<Payload, 256> kPayloads = [] {
   std::array<Payload, 256> kinds{};
   for (const FrameType type : {FrameType::atomic, FrameType::fetch, FrameType::compare, FrameType::message,
@@ -131,14 +132,14 @@ bool Reader::fault() noexcept {
   return true;
 }
 
-// From what has come of the payload.
+// Stores bytes of the payload that have come into staging_.
 void Reader::store(std::size_t bytes) noexcept {
   while (bytes) {
     iovec piece{nullptr, bytes};
     if (kind_ != Sink::drain) {
       piece = sink_.here(bytes);
       if (piece.iov_len == 0) {
-        drain();  // the list of pieces is shorter than it said
+        drain();  // the list of pieces is shorter than the payload
         continue;
       }
       const std::byte* from = staging_.get() + taken_;

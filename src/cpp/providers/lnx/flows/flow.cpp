@@ -38,7 +38,7 @@ std::optional<std::chrono::nanoseconds> Flow::alone_since(std::chrono::nanosecon
 bool Flow::fence(RailNumber rail, const Carrier& from) noexcept {
   if (rail.slot >= kMaxRails) return false;
   Rail& there = rails_[rail.slot];
-  if (there.incarnation > rail.incarnation) return true;  // it has come back since
+  if (there.incarnation > rail.incarnation) return true;  // a later stream has joined as this rail since
   there.incarnation = rail.incarnation;
   if (there.carrier == &from) return false;
   if (there.carrier) there.carrier->cut();
@@ -118,16 +118,16 @@ void Flow::record(std::uint64_t number, Errc error, std::span<const std::byte> r
   }
   const auto run = std::prev(after);
   if (after == done_.end() || after->first != run->second) return;
-  run->second = after->second;  // the gap is closed
+  run->second = after->second;  // the number closes the gap between two runs
   done_.erase(after);
 }
 
 void Flow::settled(std::uint64_t mark) noexcept {
-  if (mark == kOver) {  // other rails may still bring something
+  if (mark == kOver) {  // the outcomes are kept, since other rails may still bring requests
     over_ = true;
     return;
   }
-  if (mark <= mark_) return;  // came over a slower rail than a later one
+  if (mark <= mark_) return;  // a later mark was faster, over another rail
   mark_ = mark;
   while (!outcomes_.empty() && outcomes_.begin()->first < mark) {
     result_bytes_ -= outcomes_.begin()->second.result.size();
@@ -164,7 +164,7 @@ Standing Flow::announce(std::uint64_t number, Carrier& carrier, MessageOrigin& o
   return Standing::waiting;
 }
 
-// All of it was announced.
+// Does nothing for a message that was not announced over a flow.
 void Flow::fetching(std::uint64_t number, const Matched& matched) noexcept {
   if (const auto found = messages_.find(number); found != messages_.end()) found->second.matched = matched;
 }
@@ -179,7 +179,8 @@ void Flow::done(std::uint64_t number, Errc error) noexcept {
 void Flow::message_settled(std::uint64_t number) {
   const auto found = messages_.find(number);
   if (found == messages_.end() || !found->second.outcome) return;
-  if (number >= mark_ && !known(number)) record(number, Errc::ok);  // joins the runs on both sides
+  if (number >= mark_ && !known(number))
+    record(number, Errc::ok);  // so that the runs of numbers have no gap here
   messages_.erase(found);
 }
 

@@ -17,18 +17,19 @@
 #include "fabric/messages/receive_queue.h"
 #include "fabric/session/extension.h"
 
-// What the target of requests that come over several rails remembers, so that a request that is repeated on
-// another rail is done once (docs/rails.md). All used under the lock of one context.
+// What the target remembers of requests that come over several rails, so that a request which is repeated
+// over another rail is done once (docs/rails.md). Everything here is used under the lock of one context.
 namespace fab::lnx {
 
-// From one endpoint to another. A flow ends those of smaller epochs: their streams are cut before anything of
-// the new one is looked at.
+// Names the flow from one endpoint to another. A flow with a greater epoch ends the one before it: the
+// streams of the old flow are cut before any request of the new one is served.
 struct FlowId {
   std::uint64_t peer = 0;  // random, for each pair of endpoints
   std::uint64_t epoch = 0;
 };
 
-// A rail of a flow, and the how-manyth stream on it.
+// A rail of a flow, and one of the streams that it has had: the first stream has incarnation 1, and each one
+// that replaces it has a greater incarnation.
 struct RailNumber {
   std::uint32_t slot = 0, incarnation = 0;
   std::uint64_t packed() const noexcept { return (std::uint64_t{slot} << 32) | incarnation; }
@@ -42,56 +43,64 @@ inline constexpr std::uint32_t kMaxRails = 16;
 // The requests of one initiator that carry numbers.
 class Flow final : public MessageOrigin {
  public:
-  // A stream on which they come. Ends itself, and calls Flow::leave(), when it is cut.
+  // A stream on which requests of the flow come.
   class Carrier {
    public:
+    // Ends the stream, which calls Flow::leave().
     virtual void cut() noexcept = 0;
     virtual const std::string& link() const noexcept = 0;  // "tcp.0"
-    // Goes on with an announced message that met its receive on another rail.
+    // Fetches an announced message that was matched with its receive while it came over another rail.
     virtual void resume(std::uint64_t number, const Matched& matched) noexcept = 0;
 
    protected:
     ~Carrier() = default;
   };
 
-  static constexpr std::uint64_t kOver = ~std::uint64_t{0};  // as a mark: nothing more will come
-  // What is kept for repetitions: bytes of results; outcomes, of which a run of plain successes counts as
-  // one.
+  static constexpr std::uint64_t kOver = ~std::uint64_t{0};  // as a mark: the initiator sends nothing more
+  // The most that is kept for requests that may be repeated: bytes of results, and outcomes. Successes
+  // without a result whose numbers follow each other count as one outcome.
   static constexpr std::size_t kMostResults = 16u << 20, kMostUnsettled = 32768;
 
-  // `on_alone`: no rail is left, or the flow is over.
+  // `on_alone` is called when the last rail has left.
   Flow(ReceiveQueue& receives, std::shared_ptr<Sender> initiator, std::function<void()> on_alone)
       : receives_(receives), initiator_(std::move(initiator)), on_alone_(std::move(on_alone)) {}
   ~Flow();
   Flow(const Flow&) = delete;
   Flow& operator=(const Flow&) = delete;
 
-  // --- rails. False: no peer may ask for that.
-  // Cuts the stream that stood there before.
+  // --- rails
+  // A stream joins as this rail; the stream that was this rail before is cut. False: no peer may ask for
+  // that.
   bool join(RailNumber rail, Carrier& carrier) noexcept;
+  // The initiator tells over `from` that this rail is dead: its stream is cut. False: no peer may ask for
+  // that.
   bool fence(RailNumber rail, const Carrier& from) noexcept;
+  // The stream is gone.
   void leave(const Carrier& carrier) noexcept;
   void cut_all() noexcept;
   bool alone() const noexcept { return alone_; }  // no rail is left
-  // Since when it is, if it is, by the caller's clock: as far as he saw it, who asks from time to time.
+  // The time at which a call of this first found that no rail is left, by the caller's clock; nothing if
+  // there is a rail.
   std::optional<std::chrono::nanoseconds> alone_since(std::chrono::nanoseconds now) noexcept;
   bool over() const noexcept { return over_ && alone_; }
   std::size_t result_bytes() const noexcept { return result_bytes_; }
-  // The link on which the first message came; empty: none came.
+  // The link on which the first message came; empty if no message has come.
   const std::string& message_link() const noexcept { return message_link_; }
   Sender& initiator() noexcept { return *initiator_; }
+  // A message has come over this rail.
   void message_came(const Carrier& carrier);
 
-  // --- outcomes of requests that happen once
-  // Of a request that was done before. Null: it was not.
+  // --- outcomes of requests that are done once
+  // The outcome of a request that was done before; null: the request was not done.
   const PastOutcome* outcome(std::uint64_t number) const noexcept;
   bool known(std::uint64_t number) const noexcept { return outcome(number) != nullptr; }
   // Whether a request of this number may still come, and there is room for its outcome.
   bool may_come(std::uint64_t number) const noexcept;
   void record(std::uint64_t number, Errc error, std::span<const std::byte> result = {});
-  // For the outcome of one more, with so many bytes of result, so that the next record() does not throw.
+  // Gets memory for one more outcome with a result of so many bytes, so that the next record() does not
+  // throw.
   void make_room(std::size_t result);
-  // The initiator knows the outcomes of all below `mark`.
+  // The initiator knows the outcomes of all requests with numbers below `mark`, so they can be forgotten.
   void settled(std::uint64_t mark) noexcept;
 
   ArrayCounts& arrays() noexcept { return arrays_; }
@@ -101,13 +110,16 @@ class Flow final : public MessageOrigin {
   Standing announce(std::uint64_t number, Carrier& carrier, MessageOrigin& origin);
   Errc message_outcome(std::uint64_t number) const noexcept;
   bool was_announced(std::uint64_t number) const noexcept { return messages_.contains(number); }
-  void fetching(std::uint64_t number, const Matched& matched) noexcept;  // it met a receive
-  void done(std::uint64_t number, Errc error) noexcept;                  // received, or not wanted
-  void message_settled(std::uint64_t number);                            // the initiator knows that
+  // The message was matched with a receive, and is being fetched.
+  void fetching(std::uint64_t number, const Matched& matched) noexcept;
+  // The message was received, or nobody wants it.
+  void done(std::uint64_t number, Errc error) noexcept;
+  // The initiator knows the outcome of the message.
+  void message_settled(std::uint64_t number);
 
  private:
   struct Rail {
-    std::uint32_t incarnation = 0;  // the greatest so far
+    std::uint32_t incarnation = 0;  // the greatest one that has joined or was fenced
     Carrier* carrier = nullptr;
   };
   struct Noted {
@@ -116,7 +128,7 @@ class Flow final : public MessageOrigin {
     std::optional<Errc> outcome{};
   };
 
-  // MessageOrigin, of messages whose rails are gone.
+  // MessageOrigin, for unmatched messages whose rails are gone.
   void fetch(const Message& message, const Matched& matched) noexcept override;
   void release(const Message& message) noexcept override;
   void consumed(std::uint64_t) noexcept override {}
@@ -128,19 +140,20 @@ class Flow final : public MessageOrigin {
   bool alone_ = true;
   std::optional<std::chrono::nanoseconds> alone_since_;
   std::string message_link_;
-  // Of numbers from mark_ on: runs that succeeded without a result, by their first number, with the one
-  // behind the last; and the others.
+  // The outcomes of numbers from mark_ on. Requests that succeeded without a result are kept as runs of
+  // numbers: the first number of a run, and the number behind its last one. All other outcomes are kept one
+  // by one.
   using Runs = std::map<std::uint64_t, std::uint64_t>;
   using Outcomes = std::map<std::uint64_t, PastOutcome>;
   Runs done_;
   Outcomes outcomes_;
-  Runs::node_type spare_run_;  // for the next of either
+  Runs::node_type spare_run_;  // memory for the next run and for the next outcome
   Outcomes::node_type spare_outcome_;
   std::size_t result_bytes_ = 0;
   ArrayCounts arrays_;
   std::uint64_t mark_ = 0;
   bool over_ = false;
-  std::unordered_map<std::uint64_t, Noted> messages_;  // announced
+  std::unordered_map<std::uint64_t, Noted> messages_;  // announced messages that are not settled
 };
 
 }  // namespace fab::lnx

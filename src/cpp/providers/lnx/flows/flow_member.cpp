@@ -18,7 +18,7 @@ Errc FlowMember::on_request(const FrameHeader& frame) {
 }
 
 Errc FlowMember::on_join(const FrameHeader& frame) {
-  if (flow_) {  // a later flow of the same peer, begun before this stream stood
+  if (flow_) {  // the peer has begun a later flow, and uses the same stream for it
     if (!host_.at_rest()) return Errc::protocol;
     std::exchange(flow_, nullptr)->leave(*this);
   }

@@ -8,12 +8,12 @@
 
 namespace fab::lnx {
 
-// The part of one session in a flow: its stream may be one of several rails to the same peer (docs/rails.md).
-// It keeps requests that carry a number from being done twice, and messages from being taken twice, whichever
-// rail they come on.
+// The extension of a session whose stream may be one of several rails to the same peer (docs/rails.md). It
+// makes the session a member of a flow, by which requests that carry a number are not done twice and messages
+// are not taken twice, whichever rail they come over.
 class FlowMember final : public Extension, private Flow::Carrier {
  public:
-  // Both outlive it.
+  // The session and the table outlive this object.
   FlowMember(ExtensionHost& host, FlowTable& flows) : host_(host), flows_(flows) {}
 
   Errc on_request(const FrameHeader& frame) override;
@@ -56,8 +56,8 @@ class FlowMember final : public Extension, private Flow::Carrier {
 
   ExtensionHost& host_;
   FlowTable& flows_;
-  bool joined_ = false;         // as a rail of a flow of this side
-  std::shared_ptr<Flow> flow_;  // of the peer, whose rail this is
+  bool joined_ = false;         // this side has joined the stream to a flow of its own, at the peer
+  std::shared_ptr<Flow> flow_;  // the flow of the peer that this stream is a rail of; null: none
 };
 
 }  // namespace fab::lnx

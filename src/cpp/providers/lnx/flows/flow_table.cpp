@@ -8,7 +8,7 @@ std::unique_ptr<Extension> FlowTable::make(ExtensionHost& host) {
   return std::make_unique<FlowMember>(host, *this);
 }
 
-// In the order in which they lost their last rail, so that the oldest is the first.
+// Moves the flow to the end of alone_, so that the first flow of the list has been without rails for longest.
 void FlowTable::stands_alone(std::uint64_t peer) noexcept {
   if (const auto found = flows_.find(peer); found != flows_.end()) {
     Alone::erase(found->second);
@@ -18,7 +18,7 @@ void FlowTable::stands_alone(std::uint64_t peer) noexcept {
 }
 
 void FlowTable::forget(const Entry& entry) noexcept {
-  const std::uint64_t peer = entry.peer;  // goes with the entry
+  const std::uint64_t peer = entry.peer;  // a copy, because erase() destroys the entry
   flows_.erase(peer);
 }
 
@@ -29,7 +29,7 @@ std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shar
   const auto found = flows_.find(id.peer);
   if (found != flows_.end()) {
     Entry& entry = found->second;
-    if (&entry.flow->initiator().key() != &initiator->key()) return nullptr;  // another one's flow
+    if (&entry.flow->initiator().key() != &initiator->key()) return nullptr;  // the flow of another peer
     if (id.epoch == entry.epoch) return entry.flow;
     if (id.epoch < entry.epoch || must_know) return nullptr;
     auto flow = make();
@@ -37,7 +37,7 @@ std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shar
     entry.epoch = id.epoch;
     former->cut_all();
     Alone::erase(entry);
-    alone_.push_back(entry);  // until somebody joins
+    alone_.push_back(entry);  // the new flow has no rail until one joins
     return entry.flow;
   }
   if (must_know || flows_.size() >= kMost) return nullptr;
@@ -59,7 +59,7 @@ bool FlowTable::expire(std::chrono::nanoseconds now) noexcept {
     ++at;
     const auto since = entry.flow->alone_since(now);
     if (!since) {
-      Alone::erase(entry);  // somebody has joined
+      Alone::erase(entry);  // a rail has joined
     } else if (entry.flow->over() || now - *since > keep_) {
       forget(entry);
     } else {

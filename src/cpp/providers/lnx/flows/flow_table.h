@@ -19,18 +19,19 @@ namespace fab::lnx {
 // The flows of a context.
 class FlowTable final : public ExtensionMaker {
  public:
-  // `keep`: seconds for which a flow without rails is remembered. `on_alone`: expire() is to be called, now
-  // and from time to time.
+  // `keep`: the seconds for which a flow without rails is remembered. `on_alone` is called when there is a
+  // flow without rails: expire() has to be called at once, and from time to time.
   FlowTable(ReceiveQueue& receives, double keep, std::function<void()> on_alone)
       : receives_(receives), keep_(in_nanoseconds(keep)), on_alone_(std::move(on_alone)) {}
 
   std::unique_ptr<Extension> make(ExtensionHost& host) override;
-  // Null: it is over, or of somebody who came under another key, or not known though `must_know` says that it
-  // was, or they are too many.
+  // Returns the flow, which is made if it is new. Null: a later flow of the peer has ended this one, or the
+  // peer came under another authorization key, or the flow is not known although `must_know`, or there are
+  // too many flows.
   std::shared_ptr<Flow> open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator);
-  // The link on which this peer's messages come; empty: none came.
+  // The link on which the messages of this peer come; empty if no message has come.
   std::string message_link(PeerId peer) const;
-  // Ends flows whose peers have been gone for long; true while it has to be called again. `now`: as
+  // Forgets flows whose peers have been gone for long. Returns true while it has to be called again. `now` is
   // Ticker::attended(), so that peers are not blamed for an absence of this process.
   bool expire(std::chrono::nanoseconds now) noexcept;
 
@@ -52,7 +53,9 @@ class FlowTable final : public ExtensionMaker {
   const std::chrono::nanoseconds keep_;
   const std::function<void()> on_alone_;
   std::unordered_map<std::uint64_t, Entry> flows_;  // by FlowId::peer
-  Alone alone_;                                     // those without rails; maybe some that have one by now
+  // The flows without rails, in the order in which they lost the last one. A flow that a rail has joined
+  // again stays in the list until expire().
+  Alone alone_;
 };
 
 }  // namespace fab::lnx

@@ -20,8 +20,8 @@ struct RailsParameters {
   struct Destination {
     PeerId peer;
     Name name;
-    std::uint16_t target;  // context of the peer
-    std::size_t key;       // index of the authorization key
+    std::uint16_t target;    // context of the peer
+    std::size_t auth_index;  // of the authorization key
   };
 
   CompletionQueue& completions;              // for errors of injected transfers

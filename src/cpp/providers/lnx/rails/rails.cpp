@@ -145,7 +145,7 @@ void Rails::connect(Rail& rail) noexcept {
   ++rail.incarnation;
   const RailsParameters::Destination& to = parameters_.to;
   try {
-    rail.path = rail.link.endpoint->connect(known() ? peer_ : kNoPeer, to.name, to.target, to.key);
+    rail.path = rail.link.endpoint->connect(known() ? peer_ : kNoPeer, to.name, to.target, to.auth_index);
   } catch (const std::exception&
                error) {  // the link does not reach the peer now, or descriptors or memory ran out
     last_error_ = shortage_or(error, Errc::unreachable);

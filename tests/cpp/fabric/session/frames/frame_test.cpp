@@ -421,7 +421,7 @@ TEST_CASE("mutated streams end in an error or in answers, never in memory that i
          .completions = queue,
          .receives = target.receives,
          .sender = std::make_shared<Sender>(target.peers, std::vector<Part>{{"test.0", 0, "peer"}}),
-         .cell = 0,
+         .context_slot = 0,
          .counts = counts,
          .wake_domain = target.wake});
     std::size_t done = 0;

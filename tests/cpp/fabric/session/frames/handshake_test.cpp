@@ -34,8 +34,8 @@ constexpr std::uint64_t kCallersStream = 11, kAcceptorsStream = 22;
 
 // A call of one endpoint by another, message by message.
 struct Exchange {
-  Exchange(const Side& from, const Side& to, std::size_t key = 0)
-      : caller(from.identity, key, to.identity.id, kCallersStream), acceptor(to.identity) {}
+  Exchange(const Side& from, const Side& to, std::size_t auth_index = 0)
+      : caller(from.identity, auth_index, to.identity.id, kCallersStream), acceptor(to.identity) {}
 
   // As far as it goes without lies; the error of whoever gives up first, the refused one otherwise.
   Errc run() {
@@ -101,7 +101,7 @@ TEST_CASE("the called side finds out which of its keys was proven, and proves th
   Side a(1, {"x", "second"}), b(2, {"first", "second"});
   Exchange call(a, b, 1);
   CHECK(call.run() == Errc::ok);
-  CHECK(call.acceptor.key() == 1);
+  CHECK(call.acceptor.auth_index() == 1);
   Exchange other(a, b, 0);
   CHECK(other.run() == Errc::key_rejected);
   CHECK_FALSE(other.acceptor.done());

@@ -291,7 +291,7 @@ TEST_CASE("mutated streams of rails end in an error or in answers") {
                      .completions = target.completions,
                      .receives = target.receives,
                      .sender = somebody(target.peers),
-                     .cell = 0,
+                     .context_slot = 0,
                      .counts = counts,
                      .wake_domain = target.wake,
                      .extensions = &flows,

@@ -21,10 +21,11 @@ class HeldEndpoint final : public Endpoint {
   std::vector<Part> parts() const override { return {}; }
   std::vector<std::string> socket_names() const override { return {}; }
   Reach reaches(const Name&, std::uint16_t, std::size_t) const override { return {true, "test"}; }
-  std::unique_ptr<Path> connect(PeerId id, const Name&, std::uint16_t target, std::size_t key) override {
+  std::unique_ptr<Path> connect(PeerId id, const Name&, std::uint16_t target,
+                                std::size_t auth_index) override {
     ++calls;
     CHECK(target == 3);
-    CHECK(key == 4);
+    CHECK(auth_index == 4);
     peer = id;
     if (no_memory) throw std::bad_alloc();
     if (refuses) throw Error(Errc::too_many_files, "no");
@@ -68,7 +69,7 @@ struct HeldRails {
                              .preferred = {},
                              .peers = peers,
                              .flow = {77, 5},
-                             .to = {.peer = 0, .name = {}, .target = 3, .key = 4}},
+                             .to = {.peer = 0, .name = {}, .target = 3, .auth_index = 4}},
         links);
   }
   // All joins are answered.

@@ -97,7 +97,7 @@ class RailGround : private lnx::RailsOwner {
                    .preferred = std::move(preferred),
                    .peers = peers,
                    .flow = {1, 1},
-                   .to = {.peer = 0, .name = {}, .target = 0, .key = 0}},
+                   .to = {.peer = 0, .name = {}, .target = 0, .auth_index = 0}},
         links(count) {
     weights.resize(count);
     for (std::size_t i = 0; i < count; ++i)

@@ -22,7 +22,7 @@ namespace {
 
 struct Ground {  // one process
   explicit Ground(std::uint8_t number) : id{number}, segment(Segment::create(id)) {
-    segment.header().ports.of[0].events.store(1);
+    segment.header().context_rights.of[0].events.store(1);
   }
   std::uint8_t id[16];
   Segment segment;
@@ -43,7 +43,7 @@ struct End {
                  .receives = owner.receives,
                  .sender = std::make_shared<Sender>(
                      owner.peers, std::vector<Part>{{"test." + std::to_string(link), 0, "peer"}}),
-                 .cell = 0,
+                 .context_slot = 0,
                  .counts = counts,
                  .wake_domain = owner.wake,
                  .extensions = &owner.flows,
@@ -125,7 +125,7 @@ class World {
                                                     .preferred = {},
                                                     .peers = near.peers,
                                                     .flow = {seed, 1},
-                                                    .to = {.peer = 0, .name = {}, .target = 0, .key = 0}},
+                                                    .to = {}},
                                     all);
   }
   ~World() {

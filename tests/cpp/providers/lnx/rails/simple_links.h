@@ -148,7 +148,7 @@ class SimpleRails {
                              .preferred = {},
                              .peers = peers,
                              .flow = {1, 1},
-                             .to = {.peer = 0, .name = {}, .target = 0, .key = 0}},
+                             .to = {.peer = 0, .name = {}, .target = 0, .auth_index = 0}},
         named_);
   }
   void pass(Clock::duration span) {
