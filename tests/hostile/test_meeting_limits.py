@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pyfab.meeting.acceptor import RESERVE
@@ -26,11 +27,14 @@ def test_a_burst_of_calls_leaves_a_server_at_work(start: Start, attack: Attack, 
     server.use()  # while all of them are still there
 
 
-def test_who_has_proven_the_token_stays(start: Start, attack: Attack) -> None:
+def test_who_has_proven_the_token_stays(start: Start, attack: Attack, tmp_path: Path) -> None:
     server = start("serve")
     with ArrayClient(server.address, TOKEN) as client:
         attack("flood", server, BURST)
-        assert "labels" in client.names()
+        fetched = client.fetch(
+            "labels", ..., tmp_path / "out.npy"
+        )  # for which the server needs descriptors, too
+        assert fetched.tolist() == list(range(10))
 
 
 OPENS_FILES = """

@@ -31,6 +31,9 @@ _NONCE_HEX = 64
 MOST_UNPROVEN_BYTES = 4096
 """Bytes of the header with a client's proof; nothing longer is taken before it."""
 
+BACKLOG = 1024
+"""Calls that may wait to be accepted: with fewer, a burst makes the kernel turn others away for seconds."""
+
 Header = dict[str, Any]
 
 _short = reprlib.Repr()
@@ -77,7 +80,8 @@ def listen(address: str) -> socket.socket:
     """A socket that listens on ``host:port``, port 0 for any. ValueError for what is no address, OSError that says which."""
     host, port = split_address(address)
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:  # whose own text has the address as a tuple, and not in every case
         resolved = not isinstance(error, socket.gaierror)
         reason = os.strerror(error.errno) if resolved and error.errno else error.strerror or str(error)

@@ -13,7 +13,7 @@ from typing import Any
 from pyfab.core.deadline import Deadline, Looks
 from pyfab.core.errors import AccessDeniedError, InvalidArgumentError, OperationTimeout
 from pyfab.meeting.acceptor import Acceptor
-from pyfab.meeting.frames import Channel, WrongToken, join_address, shown, token_from_environment
+from pyfab.meeting.frames import BACKLOG, Channel, WrongToken, join_address, shown, token_from_environment
 from pyfab.meeting.ranks import incomplete
 
 _MAX_VALUE = 1 << 20  # bytes per rank
@@ -73,7 +73,7 @@ def serve(host: str, port: int, rank: int, size: int, value: bytes, deadline: De
     meeting.arrive(rank, size, value)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=max(128, min(size, 1024)))
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise InvalidArgumentError(
             f"rank 0 cannot listen on {where}: {error.strerror or error}. Choose a free port and an address of the machine"
