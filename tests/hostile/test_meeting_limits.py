@@ -45,8 +45,11 @@ with ArrayServer({"labels": Path(sys.argv[1]) / "labels.npy"}, token="secret") a
     print(f"serving on {server.address}", flush=True)
     held = []
     for line in sys.stdin:
-        if line == "some\\n":  # what a program may need while it is under attack
-            held = [open(os.devnull) for _ in range(64)]
+        if line == "most\\n":  # nearly up to the reserve
+            while not held or held[-1].fileno() < 256 - 64 - 8:
+                held.append(open(os.devnull))
+        elif line == "some\\n":  # what it may need while it is under attack
+            held += [open(os.devnull) for _ in range(48)]
         elif line == "all\\n":
             try:
                 while True:
@@ -61,8 +64,10 @@ with ArrayServer({"labels": Path(sys.argv[1]) / "labels.npy"}, token="secret") a
 
 def test_descriptors_are_left_to_the_program(start: Start, attack: Attack) -> None:
     server = start("serve", OPENS_FILES)
+    server.tell("most")
+    server.wait_for("done most")
     attack("flood", server, BURST)
-    server.wait_for("limit reached")
+    server.wait_for("limit reached: descriptors are left to the program")
     server.tell("some")
     server.wait_for("done some")
     server.use()

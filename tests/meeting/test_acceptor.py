@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import re
@@ -10,13 +11,15 @@ import struct
 import threading
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from pyfab.core.deadline import Deadline
+from pyfab.core.deadline import Deadline, Looks
 from pyfab.meeting import acceptor, frames, security_log
 from pyfab.meeting.acceptor import Acceptor
 from pyfab.meeting.frames import Channel
+from pyfab.meeting.rendezvous import exchange
 
 
 class Troubled(socket.socket):
@@ -64,6 +67,81 @@ def test_closing_ends_what_has_not_proven_the_token() -> None:
         while stranger.recv(4096):
             pass
     assert not [thread for thread in threading.enumerate() if thread.name == "pyfab-acceptor"]
+
+
+def greet(channel: Channel) -> None:
+    """What a client that was let in hears, until it goes."""
+    channel.send({"hello": 1}, deadline=Deadline(20))
+    channel.receive(Deadline(20))
+
+
+def let_in(address: tuple[str, int]) -> Channel:
+    channel = Channel.connect(*address, "secret", Deadline(20))
+    try:
+        assert channel.receive(Deadline(20))[0] == {"hello": 1}
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+def test_one_address_pushes_out_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor, "MOST_UNPROVEN", 8)
+    monkeypatch.setattr(acceptor, "MOST_UNPROVEN_OF_ONE", 4)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Acceptor(listener, "secret", greet)
+    server.start()
+    with contextlib.ExitStack() as held:
+        held.callback(server.close)
+        address = listener.getsockname()
+        other = held.enter_context(socket.create_connection(address, 20, ("127.0.0.2", 0)))
+        assert other.recv(1) == b"p"
+        burst = [held.enter_context(socket.create_connection(address, 20)) for _ in range(20)]
+        assert burst[-1].recv(1) == b"p"
+        for connection in burst[:16]:  # the oldest of that address, which have been told all there is
+            while connection.recv(4096):
+                pass
+        other.setblocking(False)
+        while True:  # the greeting, and no end after it
+            try:
+                assert other.recv(4096)
+            except BlockingIOError:
+                break
+
+
+def test_who_has_proven_the_token_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor, "MOST_PROVEN", 2)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Acceptor(listener, "secret", greet)
+    server.start()
+    try:
+        address = listener.getsockname()
+        first, second = let_in(address), let_in(address)
+        with pytest.raises(ConnectionError):
+            let_in(address)
+        first.hang_up(Deadline(20))  # the server's side is closed, and counts no more in a moment
+        looks = Looks(Deadline(20))
+        while True:
+            try:
+                third = let_in(address)
+                break
+            except ConnectionError:
+                looks.pause()
+        for channel in (second, third):
+            channel.close()
+    finally:
+        server.close()
+
+
+def test_many_ranks_that_come_at_once_are_no_burst(caplog: pytest.LogCaptureFixture) -> None:
+    size = acceptor.MOST_UNPROVEN_OF_ONE + 30
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        place = f"tcp://127.0.0.1:{found.getsockname()[1]}"
+    with ThreadPoolExecutor(size) as pool:
+        met = [pool.submit(exchange, place, rank, size, b"%d" % rank, 60) for rank in range(size)]
+    expected = [b"%d" % rank for rank in range(size)]
+    assert all(one.result() == expected for one in met)
+    assert not [record for record in caplog.records if record.name == "pyfab.security"]
 
 
 def test_memory_is_taken_for_what_has_come_and_not_for_what_is_claimed() -> None:
