@@ -34,7 +34,8 @@ from pyfab.core.enums import Access
 from pyfab.core.errors import InvalidArgumentError
 from pyfab.core.region import RemoteRegion
 from pyfab.launch.child import LEAVE_CTRL_C
-from pyfab.meeting.frames import Channel, Header, WrongToken, join_address, listen, open_to, talk_to_each
+from pyfab.meeting.acceptor import Acceptor
+from pyfab.meeting.frames import Channel, Header, join_address, listen, open_to
 
 MEMORY = ("mapped", "other")
 """What the target's memory can be: made by the library (`Domain.alloc`), or an ordinary array."""
@@ -189,15 +190,16 @@ class Listener:
         links: str | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._socket = listen(address)
-        self.host, port = self._socket.getsockname()[:2]
+        listener = listen(address)
+        self.host, port = listener.getsockname()[:2]
         self.address = join_address(self.host, port)
         self._token, self._links, self._tell = token, links, tell
         self._lock = threading.Lock()  # guards the next two
         self._run, self._sessions = "", 0  # of whom, and how many are open
-        threading.Thread(
-            target=talk_to_each, args=(self._socket, self._talk), name="pyfab-bench", daemon=True
-        ).start()
+        self._acceptor = Acceptor(
+            listener, token, self._talk, refused=lambda who: tell(f"{who} has another token")
+        )
+        self._acceptor.start()
 
     @property
     def open_to(self) -> str:
@@ -206,9 +208,7 @@ class Listener:
 
     def close(self) -> None:
         """Takes nobody new; sessions that are open end with their initiators."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        self._socket.close()
+        self._acceptor.close()
 
     def __enter__(self) -> Listener:
         return self
@@ -232,19 +232,15 @@ class Listener:
         with self._lock:
             self._sessions -= 1
 
-    def _talk(self, connection: socket.socket) -> None:
-        """One client; whatever it does wrong ends its own connection alone."""
-        with connection, contextlib.suppress(OSError):
-            who = join_address(*connection.getpeername()[:2])
-            try:
-                channel = Channel.accept(connection, self._token, Deadline(_ANSWER))
-                self._tell(f"{who} has come")
-                why = _Target(channel, self.host, self._token, self, self._links).serve()
-                self._tell(f"{who} was refused: {why}")
-            except WrongToken:
-                self._tell(f"{who} has another token")
-            except ConnectionError:
-                self._tell(f"{who} has gone")
+    def _talk(self, channel: Channel) -> None:
+        """One client."""
+        who = channel.peer
+        self._tell(f"{who} has come")
+        try:
+            why = _Target(channel, self.host, self._token, self, self._links).serve()
+            self._tell(f"{who} was refused: {why}")
+        except ConnectionError:
+            self._tell(f"{who} has gone")
 
 
 class _Target:

@@ -8,16 +8,16 @@ know the same token (HMAC-SHA256 over both nonces; the token itself does not tra
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import ipaddress
 import json
 import os
+import reprlib
 import secrets
 import socket
 import struct
-import threading
-from collections.abc import Callable
 from typing import Any
 
 from pyfab.core.deadline import Deadline
@@ -25,28 +25,33 @@ from pyfab.core.deadline import Deadline
 _PREFIX = struct.Struct("<4sII")  # magic, bytes of the header, bytes of the body
 _MAGIC = b"pyf1"
 _MAX_HEADER = 1 << 20
+_CHUNK = 1 << 18  # bytes that are taken from a socket at once
 _NONCE_HEX = 64
 
+MOST_UNPROVEN_BYTES = 4096
+"""Bytes of the header with a client's proof; nothing longer is taken before it."""
+
+BACKLOG = 1024
+"""Calls that may wait to be accepted: with fewer, a burst makes the kernel turn others away for seconds."""
+
 Header = dict[str, Any]
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 100
 
 
 class WrongToken(ConnectionError):
     """The other side has another token."""
 
 
+def shown(value: object) -> str:
+    """What the other side has sent, short enough for a message, however long or deeply nested it is."""
+    return _short.repr(value)
+
+
 def token_from_environment() -> str:
     """The token that members of a group share: $PYFAB_TOKEN, or an empty one."""
     return os.environ.get("PYFAB_TOKEN", "")
-
-
-def talk_to_each(listener: socket.socket, talk: Callable[[socket.socket], None]) -> None:
-    """Calls `talk` for each client in a thread of its own, until the listener is shut down."""
-    while True:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
-        threading.Thread(target=talk, args=(connection,), daemon=True).start()
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -75,32 +80,53 @@ def listen(address: str) -> socket.socket:
     """A socket that listens on ``host:port``, port 0 for any. ValueError for what is no address, OSError that says which."""
     host, port = split_address(address)
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:  # whose own text has the address as a tuple, and not in every case
         resolved = not isinstance(error, socket.gaierror)
         reason = os.strerror(error.errno) if resolved and error.errno else error.strerror or str(error)
         raise OSError(error.errno, f"cannot listen on {address}: {reason}") from None
 
 
+class Handshake:
+    """The server's side of a new connection, which takes the client's proof as its bytes come."""
+
+    def __init__(self, token: str) -> None:
+        self._token, self._nonce = token, secrets.token_hex(_NONCE_HEX // 2)
+        self._data = bytearray()
+        self._size: int | None = None  # of the header, once the prefix is here
+        self.greeting = _encoded({"nonce": self._nonce})
+        self.refusal = _encoded({"refused": "token"})
+        self.proof = b""  # this side's, for the client that has proven its own
+
+    @property
+    def lacks(self) -> int:
+        """Bytes of the part that comes next; not one more may be read."""
+        return (_PREFIX.size if self._size is None else self._size) - len(self._data)
+
+    def take(self, data: bytes) -> bool:
+        """Whether the client has proven the token by now. WrongToken, or ConnectionError for what is no such proof."""
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "the client ended the connection")
+        self._data += data
+        if self._size is None and self.lacks == 0:
+            self._size, _ = _sizes(self._data, MOST_UNPROVEN_BYTES, 0)
+            self._data.clear()
+        if self._size is None or self.lacks > 0:
+            return False
+        header = _decoded(self._data)
+        theirs = _nonce(header)
+        if not _proves(header, self._token, "client", self._nonce, theirs):
+            raise WrongToken("the client's token differs")
+        self.proof = _encoded({"proof": _proof(self._token, "server", self._nonce, theirs)})
+        return True
+
+
 class Channel:
-    """One connected socket that carries frames; made by `accept` or `connect`, which prove the token first."""
+    """One connected socket that carries frames, on which both sides have proven the token; `connect` makes the client's."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-
-    @classmethod
-    def accept(cls, connection: socket.socket, token: str, deadline: Deadline) -> Channel:
-        """The server's side of a new connection. Raises WrongToken, ConnectionError or TimeoutError."""
-        channel = cls(connection)
-        mine = secrets.token_hex(_NONCE_HEX // 2)
-        channel.send({"nonce": mine}, deadline=deadline)
-        header, _ = channel.receive(deadline)
-        theirs = _nonce(header)
-        if not hmac.compare_digest(str(header.get("proof")), _proof(token, "client", mine, theirs)):
-            channel.send({"refused": "token"}, deadline=deadline)
-            raise WrongToken("the client's token differs")
-        channel.send({"proof": _proof(token, "server", mine, theirs)}, deadline=deadline)
-        return channel
 
     @classmethod
     def call(cls, address: str, token: str, deadline: Deadline, start: str) -> Channel:
@@ -123,7 +149,7 @@ class Channel:
             server, mine = _nonce(header), secrets.token_hex(_NONCE_HEX // 2)
             channel.send({"nonce": mine, "proof": _proof(token, "client", server, mine)}, deadline=deadline)
             header, _ = channel.receive(deadline)
-            if not hmac.compare_digest(str(header.get("proof")), _proof(token, "server", server, mine)):
+            if not _proves(header, token, "server", server, mine):
                 raise WrongToken(
                     f"{join_address(host, port)} has another token; set the same PYFAB_TOKEN on both sides"
                 )
@@ -137,30 +163,22 @@ class Channel:
         """This side's address, as the other one sees it."""
         return str(self._socket.getsockname()[0])
 
+    @property
+    def peer(self) -> str:
+        """The other side's ``host:port``."""
+        return join_address(*self._socket.getpeername()[:2])
+
     def send(self, header: Header, body: bytes = b"", *, deadline: Deadline) -> None:
         """Sends one frame."""
-        head = json.dumps(header).encode()
-        if len(head) > _MAX_HEADER:
-            raise ValueError(f"a frame header of {len(head)} bytes; at most {_MAX_HEADER}")
+        frame = _encoded(header, body)
         self._arm(deadline)
-        self._socket.sendall(_PREFIX.pack(_MAGIC, len(head), len(body)) + head + body)
+        self._socket.sendall(frame)
 
     def receive(self, deadline: Deadline, max_body: int = 0) -> tuple[Header, bytes]:
         """The next frame; ConnectionError if the stream ends or is not what it should be."""
-        magic, head_size, body_size = _PREFIX.unpack(self._exactly(_PREFIX.size, deadline))
-        if magic != _MAGIC:
-            raise ConnectionError("what answers there does not speak pyfab's protocol")
-        if head_size > _MAX_HEADER or body_size > max_body:
-            raise ConnectionError(
-                f"a frame of {head_size} + {body_size} bytes; at most {_MAX_HEADER} + {max_body}"
-            )
-        try:
-            header = json.loads(self._exactly(head_size, deadline))
-        except (ValueError, RecursionError) as error:
-            raise ConnectionError(f"a frame whose header is no JSON: {error}") from None
-        if not isinstance(header, dict):
-            raise ConnectionError("a frame whose header is no JSON object")
-        return header, self._exactly(body_size, deadline)
+        head_size, body_size = _sizes(self._exactly(_PREFIX.size, deadline), _MAX_HEADER, max_body)
+        header = _decoded(self._exactly(head_size, deadline))
+        return header, bytes(self._exactly(body_size, deadline))
 
     def detach(self) -> socket.socket:
         """The socket itself, blocking, for another protocol from here on."""
@@ -179,16 +197,15 @@ class Channel:
             while self._socket.recv(1 << 16):
                 self._arm(deadline)
 
-    def _exactly(self, size: int, deadline: Deadline) -> bytes:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
+    def _exactly(self, size: int, deadline: Deadline) -> bytearray:
+        data = bytearray()  # which grows with what has come: the size is only what the other side says
+        while len(data) < size:
             self._arm(deadline)
-            count = self._socket.recv_into(view)
-            if count == 0:
+            part = self._socket.recv(min(size - len(data), _CHUNK))
+            if not part:
                 raise ConnectionError("the other side ended the connection")
-            view = view[count:]
-        return bytes(data)
+            data += part
+        return data
 
     def _arm(self, deadline: Deadline) -> None:
         left = deadline.remaining()
@@ -197,11 +214,48 @@ class Channel:
         self._socket.settimeout(left)
 
 
+def _encoded(header: Header, body: bytes = b"") -> bytes:
+    head = json.dumps(header).encode()
+    if len(head) > _MAX_HEADER:
+        raise ValueError(f"a frame header of {len(head)} bytes; at most {_MAX_HEADER}")
+    return _PREFIX.pack(_MAGIC, len(head), len(body)) + head + body
+
+
+def _sizes(prefix: bytes | bytearray, max_header: int, max_body: int) -> tuple[int, int]:
+    magic, head_size, body_size = _PREFIX.unpack(prefix)
+    if magic != _MAGIC:
+        raise ConnectionError("what answers there does not speak pyfab's protocol")
+    if head_size > max_header or body_size > max_body:
+        raise ConnectionError(
+            f"a frame of {head_size} + {body_size} bytes; at most {max_header} + {max_body}"
+        )
+    return head_size, body_size
+
+
+def _decoded(head: bytes | bytearray) -> Header:
+    try:
+        header = json.loads(head)
+    except (ValueError, RecursionError) as error:
+        raise ConnectionError(f"a frame whose header is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise ConnectionError("a frame whose header is no JSON object")
+    return header
+
+
 def _nonce(header: Header) -> str:
     nonce = header.get("nonce")
-    if not isinstance(nonce, str) or len(nonce) != _NONCE_HEX:
+    if not isinstance(nonce, str) or len(nonce) != _NONCE_HEX or not nonce.isascii():
         raise ConnectionError("what answers there does not speak pyfab's protocol")
     return nonce
+
+
+def _proves(header: Header, token: str, side: str, server_nonce: str, client_nonce: str) -> bool:
+    proof = header.get("proof")
+    expected = _proof(token, side, server_nonce, client_nonce)
+    # As text, compare_digest() takes ASCII alone, and raises for what else the other side may send.
+    return isinstance(proof, str) and hmac.compare_digest(
+        proof.encode(errors="backslashreplace"), expected.encode()
+    )
 
 
 def _proof(token: str, side: str, server_nonce: str, client_nonce: str) -> str:

@@ -6,14 +6,14 @@ the other, without any if its timeout came first; or {"refused": why}.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from typing import Any
 
 from pyfab.core.deadline import Deadline, Looks
 from pyfab.core.errors import AccessDeniedError, InvalidArgumentError, OperationTimeout
-from pyfab.meeting.frames import Channel, WrongToken, join_address, token_from_environment
+from pyfab.meeting.acceptor import Acceptor
+from pyfab.meeting.frames import BACKLOG, Channel, WrongToken, join_address, shown, token_from_environment
 from pyfab.meeting.ranks import incomplete
 
 _MAX_VALUE = 1 << 20  # bytes per rank
@@ -35,9 +35,9 @@ class _Meeting:
             if self.over or self.complete:
                 return "again"
             if size != self.size:
-                return f"rank {rank} counts {size} ranks, rank 0 counts {self.size}"
+                return f"rank {shown(rank)} counts {shown(size)} ranks, rank 0 counts {self.size}"
             if not isinstance(rank, int) or not 0 <= rank < self.size:
-                return f"rank {rank!r} is none of 0 to {self.size - 1}"
+                return f"rank {shown(rank)} is none of 0 to {self.size - 1}"
             if rank in self.values:
                 return f"two processes call themselves rank {rank}"
             self.values[rank] = value
@@ -73,56 +73,43 @@ def serve(host: str, port: int, rank: int, size: int, value: bytes, deadline: De
     meeting.arrive(rank, size, value)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=min(size, 1024))
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise InvalidArgumentError(
             f"rank 0 cannot listen on {where}: {error.strerror or error}. Choose a free port and an address of the machine"
             " that runs rank 0, with rendezvous= or PYFAB_RENDEZVOUS"
         ) from error
-    token = token_from_environment()
-    threading.Thread(
-        target=_accept, args=(listener, meeting, token), name="pyfab-rendezvous", daemon=True
-    ).start()
+    acceptor = Acceptor(
+        listener, token_from_environment(), lambda channel: _answer(channel, meeting), expected=size
+    )
+    acceptor.start()
     try:
         meeting.wait(deadline.remaining())
     finally:
         meeting.end()
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        listener.close()
+        acceptor.close()
     if not meeting.complete:
         raise incomplete(meeting.values, size, deadline, where)
     return [meeting.values[r] for r in range(size)]
 
 
-def _accept(listener: socket.socket, meeting: _Meeting, token: str) -> None:
-    while not meeting.over:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
+def _answer(channel: Channel, meeting: _Meeting) -> None:
+    """Rank 0's side of one connection."""
+    header, value = channel.receive(Deadline(10), _MAX_VALUE)
+    meeting.talk(+1)
+    try:
+        refused = meeting.arrive(header.get("rank"), header.get("size"), value)
+        if refused:
+            channel.send({"refused": refused}, deadline=Deadline(10))
             return
-        threading.Thread(target=_answer, args=(connection, meeting, token), daemon=True).start()
-
-
-def _answer(connection: socket.socket, meeting: _Meeting, token: str) -> None:
-    """Rank 0's side of one connection; whatever goes wrong is that connection's alone."""
-    with connection, contextlib.suppress(OSError):
-        channel = Channel.accept(connection, token, Deadline(10))
-        header, value = channel.receive(Deadline(10), _MAX_VALUE)
-        meeting.talk(+1)
-        try:
-            refused = meeting.arrive(header.get("rank"), header.get("size"), value)
-            if refused:
-                channel.send({"refused": refused}, deadline=Deadline(10))
-                return
-            patience = header.get("timeout")
-            bounded = isinstance(patience, (int, float)) and 0 <= patience < 1e9
-            complete = meeting.wait(patience if bounded else None)
-            values = [meeting.values[r] for r in range(meeting.size)] if complete else []
-            answer = {"arrived": sorted(meeting.values), "sizes": [len(value) for value in values]}
-            channel.send(answer, b"".join(values), deadline=Deadline(10))
-        finally:
-            meeting.talk(-1)
+        patience = header.get("timeout")
+        bounded = isinstance(patience, (int, float)) and 0 <= patience < 1e9
+        complete = meeting.wait(patience if bounded else None)
+        values = [meeting.values[r] for r in range(meeting.size)] if complete else []
+        answer = {"arrived": sorted(meeting.values), "sizes": [len(value) for value in values]}
+        channel.send(answer, b"".join(values), deadline=Deadline(10))
+    finally:
+        meeting.talk(-1)
 
 
 def call(host: str, port: int, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:

@@ -14,7 +14,6 @@ and nothing that needs trust, no pickle above all, is read before it was proven.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import json
 import os
@@ -29,7 +28,8 @@ from types import TracebackType
 
 import pyfab
 from pyfab.core.deadline import Deadline
-from pyfab.meeting.frames import Channel, Header, WrongToken, join_address, listen, talk_to_each
+from pyfab.meeting.acceptor import Acceptor
+from pyfab.meeting.frames import Channel, Header, join_address, listen, shown
 from pyfab.testing._facts import facts
 from pyfab.testing._sides import ENDING, start_process, suspend
 
@@ -51,21 +51,20 @@ class Agent:
         self._tickets: dict[str, queue.SimpleQueue[socket.socket]] = {}
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._held, self._left = threading.Event(), threading.Event()  # a connection with {"op": "hold"}
-        self._listener = listen(address)
-        host, port = self._listener.getsockname()[:2]
+        listener = listen(address)
+        host, port = listener.getsockname()[:2]
         self.address = join_address(host, port)
         if not token and not ipaddress.ip_address(host).is_loopback:
-            self._listener.close()
+            listener.close()
             raise ValueError(
                 f"{address}: others can reach this address and would have programs run here;"
                 " give --token or PYFAB_TOKEN, or listen on 127.0.0.1"
             )
+        self._acceptor = Acceptor(listener, token, self._talk)
 
     def close(self) -> None:
         """Stops listening and kills the peers."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        self._listener.close()
+        self._acceptor.close()
         for process in list(self._processes):
             process.kill()
 
@@ -77,7 +76,7 @@ class Agent:
             then.set()
 
     def __enter__(self) -> Agent:
-        threading.Thread(target=self._accept, name="pyfab-agent", daemon=True).start()
+        self._acceptor.start()
         return self
 
     def __exit__(
@@ -85,26 +84,20 @@ class Agent:
     ) -> None:
         self.close()
 
-    def _accept(self) -> None:
-        talk_to_each(self._listener, self._talk)
-
-    def _talk(self, connection: socket.socket) -> None:
-        """One client; whatever it does wrong ends its own connection alone."""
-        with connection, contextlib.suppress(OSError, WrongToken):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            channel = Channel.accept(connection, self.token, Deadline(_PATIENCE))
-            request, _ = channel.receive(Deadline(_PATIENCE))
-            operation = request.get("op")
-            if operation == "join":
-                self._join(connection, request)
-            elif operation == "peer":
-                self._peer(channel, request)
-            elif operation == "hold":
-                self._hold(channel)
-            else:
-                known = operation == "facts"
-                answer = {"facts": facts()} if known else {"error": f"unknown request {operation!r}"}
-                channel.send(answer, deadline=Deadline(_PATIENCE))
+    def _talk(self, channel: Channel) -> None:
+        """One client."""
+        request, _ = channel.receive(Deadline(_PATIENCE))
+        operation = request.get("op")
+        if operation == "join":
+            self._join(channel, request)
+        elif operation == "peer":
+            self._peer(channel, request)
+        elif operation == "hold":
+            self._hold(channel)
+        else:
+            known = operation == "facts"
+            answer = {"facts": facts()} if known else {"error": f"unknown request {shown(operation)}"}
+            channel.send(answer, deadline=Deadline(_PATIENCE))
 
     def _hold(self, channel: Channel) -> None:
         self._held.set()
@@ -114,14 +107,15 @@ class Agent:
         finally:
             self._left.set()
 
-    def _join(self, connection: socket.socket, request: Header) -> None:
-        waiting = self._tickets.pop(str(request.get("ticket")), None)
+    def _join(self, channel: Channel, request: Header) -> None:
+        ticket = request.get("ticket")
+        waiting = self._tickets.pop(ticket, None) if isinstance(ticket, str) else None
         if waiting is not None:
-            waiting.put(connection.dup())
+            waiting.put(channel.detach().dup())
 
     def _peer(self, channel: Channel, request: Header) -> None:
         if request.get("version") != pyfab.__version__:
-            error = f"it runs pyfab {pyfab.__version__}, this side {request.get('version')}"
+            error = f"it runs pyfab {pyfab.__version__}, this side {shown(request.get('version'))}"
             channel.send({"error": f"{error}; install the same on both"}, deadline=Deadline(_PATIENCE))
             return
         ticket = secrets.token_hex(16)
@@ -167,7 +161,7 @@ def _obey(process: subprocess.Popen[bytes], operation: object) -> Header:
         except subprocess.TimeoutExpired:
             return {"error": f"peer {process.pid} did not end within {ENDING} s"}
     else:
-        return {"error": f"unknown request {operation!r}"}
+        return {"error": f"unknown request {shown(operation)}"}
     return {}
 
 

@@ -1,6 +1,6 @@
 """``pyfab serve``: arrays in .npy files, readable by everyone who may connect, straight from the mapped file.
 
-Clients ask for names over a small protocol (`_frames`) on the given address:
+Clients ask for names over a small protocol (`pyfab.meeting.frames`) on the given address:
 
     {"op": "list"}               → {"arrays": {name: {"shape": [...], "dtype": "..."}}}
     {"op": "open", "name": name} → {"address": ..., "region": ...}, both base64, or {"error": "..."}
@@ -14,7 +14,6 @@ import base64
 import contextlib
 import json
 import signal
-import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +26,8 @@ from pyfab.core.deadline import Deadline
 from pyfab.core.domain import Domain
 from pyfab.core.enums import Access
 from pyfab.core.region import MemoryRegion
-from pyfab.meeting.frames import Channel, Header, WrongToken, join_address, listen, open_to, talk_to_each
+from pyfab.meeting.acceptor import Acceptor
+from pyfab.meeting.frames import Channel, Header, join_address, listen, open_to, shown
 
 _PATIENCE = 10.0  # seconds that a client has for each message
 
@@ -42,19 +42,20 @@ class ArrayServer:
 
     def __init__(self, arrays: Mapping[str, Path], address: str = "127.0.0.1:0", token: str = "") -> None:
         self.arrays: dict[str, NDArray[Any]] = {name: _mapped(path) for name, path in arrays.items()}
-        self._token = token
         self._regions: dict[str, MemoryRegion] = {}
         with contextlib.ExitStack() as undo:
-            self._listener = undo.enter_context(listen(address))
-            self.host, port = self._listener.getsockname()[:2]  # numeric, and the port that was found
+            listener = undo.enter_context(listen(address))
+            self.host, port = listener.getsockname()[:2]  # numeric, and the port that was found
             self.address = join_address(self.host, port)
             secret = token.encode() or None
             domain = undo.enter_context(Domain("shm+tcp", tcp_listen=self.host, auth_key=secret))
             self._endpoint = undo.enter_context(domain.endpoint())
             for name, array in self.arrays.items():
                 self._regions[name] = undo.enter_context(domain.register(array, Access.REMOTE_READ))
+            acceptor = Acceptor(listener, token, self._talk)
+            acceptor.start()
+            undo.callback(acceptor.close)
             self._resources = undo.pop_all()
-        threading.Thread(target=self._accept, name="pyfab-serve", daemon=True).start()
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Name → {"shape": (...), "dtype": "..."}."""
@@ -62,8 +63,6 @@ class ArrayServer:
 
     def close(self) -> None:
         """Stops; reads that are going on fail."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
         self._resources.close()
 
     def __enter__(self) -> ArrayServer:
@@ -74,25 +73,20 @@ class ArrayServer:
     ) -> None:
         self.close()
 
-    def _accept(self) -> None:
-        talk_to_each(self._listener, self._talk)
-
-    def _talk(self, connection: socket.socket) -> None:
-        """One client; whatever it does wrong ends its own connection alone."""
-        with connection, contextlib.suppress(OSError, WrongToken):
-            channel = Channel.accept(connection, self._token, Deadline(_PATIENCE))
-            while True:
-                request, _ = channel.receive(Deadline(_PATIENCE))
-                channel.send(self._answer(request), deadline=Deadline(_PATIENCE))
+    def _talk(self, channel: Channel) -> None:
+        """One client."""
+        while True:
+            request, _ = channel.receive(Deadline(_PATIENCE))
+            channel.send(self._answer(request), deadline=Deadline(_PATIENCE))
 
     def _answer(self, request: Header) -> Header:
         operation, name = request.get("op"), request.get("name")
         if operation == "list":
             return {"arrays": self.describe()}
         if operation != "open":
-            return {"error": f"the server knows no operation {operation!r}"}
+            return {"error": f"the server knows no operation {shown(operation)}"}
         if not isinstance(name, str) or name not in self._regions:
-            return {"error": f"there is no array {name!r}; there are {', '.join(self.arrays)}"}
+            return {"error": f"there is no array {shown(name)}; there are {', '.join(self.arrays)}"}
         region = self._regions[name].remote.to_bytes()
         encoded = {"address": self._endpoint.address, "region": region}
         return {key: base64.b64encode(value).decode() for key, value in encoded.items()}

@@ -1,0 +1,64 @@
+"""Servers, and programs that attack them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from servers import MEETING, TOKEN, Server
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts a server by its kind, or a program that is one."""
+    monkeypatch.setenv("PYFAB_TOKEN", TOKEN)
+    np.save(tmp_path / "labels.npy", np.arange(10))
+    commands = {
+        "serve": ["-m", "pyfab", "serve", str(tmp_path / "labels.npy")],
+        "agent": ["-m", "pyfab", "agent", "--listen", "127.0.0.1:0"],
+        "bench": ["-m", "pyfab", "bench", "--listen", "127.0.0.1:0"],
+        "meeting": ["-c", MEETING],
+    }
+    servers: list[Server] = []
+
+    def begin(kind: str, program: str = "") -> Server:
+        servers.append(Server(kind, *(["-c", program, str(tmp_path)] if program else commands[kind])))
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        server.end()
+        assert "Traceback" not in server.said, server.said
+
+
+Attack = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def attack() -> Iterator[Attack]:
+    """Starts an attack, and waits until it is under way."""
+    attackers: list[subprocess.Popen[str]] = []
+
+    def begin(name: str, server: Server, number: int = 1) -> subprocess.Popen[str]:
+        command = [sys.executable, str(Path(__file__).with_name("attacker.py"))]
+        attacker = subprocess.Popen(
+            [*command, name, server.address, str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        attackers.append(attacker)
+        assert attacker.stdout is not None
+        assert attacker.stdout.readline() == "ready\n"
+        return attacker
+
+    yield begin
+    for attacker in attackers:
+        attacker.kill()
+        attacker.communicate()
