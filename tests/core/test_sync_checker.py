@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyfab
 import pytest
-from pyfab import Access
+from pyfab import Access, Group
 from pyfab.testing import Peer, Target
 from sync_memory import TIMEOUT, Memory
 
@@ -108,6 +109,21 @@ def test_each_mistake_is_one_report(checked: Memory, mistake: Callable[[Memory],
     assert report.where == (line_of(Memory, "domain.register") if missing else line_of(mistake, "# the call"))
     assert report.where in str(report)
     assert checked.domain.sync_reports == [report]
+
+
+def window_of_a_missing_sync(domain: pyfab.Domain, folder: Path) -> None:
+    with Group(0, 1, rendezvous=f"file://{folder}", domain=domain) as group:
+        window = group.window(shape=(64,), dtype=np.int64)  # the window
+        window.local[:] = 1
+        window[0].get(np.zeros(1, np.int64), np.s_[0:1]).result()
+
+
+@pytest.mark.req("SYNC-30")
+def test_a_report_names_the_programs_line_also_where_the_library_registered(tmp_path: Path) -> None:
+    with pyfab.Domain("shm", coherent=False, checker=True) as domain:
+        window_of_a_missing_sync(domain, tmp_path)
+        places = {report.where for report in domain.sync_reports}
+    assert places == {line_of(window_of_a_missing_sync, "# the window")}
 
 
 @pytest.mark.req("SYNC-30")

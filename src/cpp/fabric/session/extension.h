@@ -106,7 +106,7 @@ class ExtensionMaker {
 
 // The extension of one session. Most sessions have none. It is asked only about requests that concern it, so
 // that all other requests pay for one comparison.
-class Guest final {
+class ExtensionPlace final {
  public:
   void move_in(std::unique_ptr<Extension> extension) noexcept { extension_ = std::move(extension); }
 

@@ -125,7 +125,7 @@ void Initiator::post_control(const Transfer& transfer, Request& request) {
   if (frame.length != 0) end_.output.zeros(frame.length);
   request.landing = local_of(transfer);
   request.ignored = !transfer.local;
-  end_.guest.on_post(frame);
+  end_.extension.on_post(frame);
 }
 
 void Initiator::post_rows(std::span<const Transfer> run) {

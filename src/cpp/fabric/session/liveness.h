@@ -21,9 +21,8 @@ namespace fab {
 // - What happens while nobody owes anything. shm and tcp need nothing: a pidfd and TCP's keep-alive tell of a
 //   peer that has gone. A queue pair has neither, so the called side of a verbs stream sends something once
 //   in a deadline, and its device finds out whether the peer is there.
-// - Work of devices (verbs) needs no process of the peer, so no peer is pinged for it. It is judged by
-// itself,
-//   and any sign of the device or of the process counts.
+// - Work of devices (verbs) needs no process of the peer, so no peer is pinged for it. It is judged
+//   by itself, and any sign of the device or of the process counts.
 // - When the link takes in what has arrived. shm and verbs make progress before they look at any peer, which
 //   costs one look at a ring or a queue. Over tcp that would be a system call for each peer, so tcp looks
 //   only at the socket of the peer that it is about to give up.

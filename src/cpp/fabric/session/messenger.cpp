@@ -282,12 +282,12 @@ Errc Messenger::on_message(const FrameHeader& frame, const std::byte* payload) {
     consumed(cost);
     return Errc::ok;
   }
-  if (end_.guest.took(frame)) {
+  if (end_.extension.took(frame)) {
     consumed(cost);
   } else {
-    end_.guest.make_room(frame, 0);
+    end_.extension.make_room(frame, 0);
     deliver(arrived, payload);
-    end_.guest.record(frame, Errc::ok);
+    end_.extension.record(frame, Errc::ok);
   }
   if (frame.flags & frame_flag::kAcknowledge) end_.answers.give(Errc::ok, frame.type);
   return Errc::ok;
@@ -314,14 +314,14 @@ Errc Messenger::on_announce(const FrameHeader& frame, const std::byte* payload) 
   if (!message->where.empty() && described != message->head.length) return Errc::protocol;
   fetches_.reserve(fetches_.size() + 1);
   end_.services.receives.make_room();
-  switch (end_.guest.announce(frame, *this)) {
+  switch (end_.extension.announce(frame, *this)) {
     case Standing::unknown:
       break;
     case Standing::waiting:
     case Standing::resumed:
       return Errc::ok;
     case Standing::done:
-      tell_release(frame.id, end_.guest.message_outcome(frame.id));
+      tell_release(frame.id, end_.extension.message_outcome(frame.id));
       return Errc::ok;
     case Standing::refused:
       return Errc::protocol;
@@ -352,7 +352,7 @@ bool Messenger::at_rest() const noexcept {
 }
 
 void Messenger::release(const Message& message) noexcept {
-  end_.guest.done(message.id, Errc::ok);
+  end_.extension.done(message.id, Errc::ok);
   if (end_.services.ledger) end_.services.ledger->take(message.id);
   tell_release(message.id, Errc::ok);
   tell_output();
@@ -373,7 +373,7 @@ void Messenger::consumed(std::uint64_t bytes) noexcept {
 // --- the end
 
 void Messenger::fail(Errc error) noexcept {
-  end_.services.receives.leave(*this, end_.guest.heir());
+  end_.services.receives.leave(*this, end_.extension.heir());
   window_used_ = buffered_ = uncredited_ = 0;
   announcements_ = 0;
   for (; !sending_.empty(); sending_.pop_front()) end_send(sending_.front().operation, 0, error);

@@ -11,7 +11,7 @@ namespace fab {
 // The caller has made room in fetches_. `where` says where the bytes lie at the sender; in exchange it gets
 // the memory of an old list.
 void Messenger::begin_fetch(const Matched& matched, std::uint64_t id, std::vector<iovec>& where) noexcept {
-  end_.guest.fetching(id, matched);
+  end_.extension.fetching(id, matched);
   Fetch& fetch = fetches_.push_back();
   fetch.pull = {id, matched};
   fetch.done = 0;
@@ -115,8 +115,8 @@ bool Messenger::stands(std::uint64_t id) const noexcept {
 void Messenger::end_fetch(const Pull& pull, Errc error) noexcept {
   if (error == Errc::ok && end_.services.ledger && !end_.services.ledger->take(pull.id))
     error = Errc::peer_lost;
-  if (end_.failing && end_.guest.shares(pull.id)) return;  // another session announces the message again
-  end_.guest.done(pull.id, error);
+  if (end_.failing && end_.extension.shares(pull.id)) return;  // another session announces the message again
+  end_.extension.done(pull.id, error);
   if (!end_.failing) tell_release(pull.id, error);
   ReceiveQueue::finish(pull.matched, error);
 }

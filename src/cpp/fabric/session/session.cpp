@@ -20,7 +20,7 @@ constexpr std::size_t kMostCopiedAnswers =
 
 Session::Session(Services services) : end_(std::move(services)) {
   arm_fault_guard();
-  if (end_.services.extensions) end_.guest.move_in(end_.services.extensions->make(*this));
+  if (end_.services.extensions) end_.extension.move_in(end_.services.extensions->make(*this));
 }
 
 Session::~Session() { fail(Errc::peer_lost); }
@@ -114,7 +114,7 @@ Errc Session::on_frame() {
 Errc Session::on_request() {
   const FrameHeader& frame = reader_.frame();
   if (target_.in_put() && frame.type != FrameType::write) return Errc::protocol;
-  if (!end_.guest.may_come(frame)) return Errc::protocol;
+  if (!end_.extension.may_come(frame)) return Errc::protocol;
   switch (frame.type) {
     case FrameType::write:
       return target_.on_write(frame, reader_);
@@ -143,7 +143,7 @@ Errc Session::on_request() {
     case FrameType::join:
     case FrameType::fence:
     case FrameType::settled:
-      return end_.guest.on_request(frame, *this);
+      return end_.extension.on_request(frame, *this);
     case FrameType::probe:
       return Errc::ok;  // the payload of a probe is thrown away
     default:
@@ -203,7 +203,7 @@ void Session::fail(Errc error) noexcept {
   reader_.clear();
   initiator_.fail(error);
   messenger_.fail(error);
-  end_.guest.leave();
+  end_.extension.leave();
   end_.failing = false;
   end_.output.clear();
 }

@@ -83,7 +83,7 @@ class Session final : private ExtensionHost {
   const Initiator& requests() const noexcept { return initiator_; }
   const Messenger& messages() const noexcept { return messenger_; }
   // Whether this session is one of several ways to the peer.
-  bool one_of_several() const noexcept { return end_.guest.one_of_several(); }
+  bool one_of_several() const noexcept { return end_.extension.one_of_several(); }
   void forget(std::uint32_t region) noexcept;
   // The connection is gone: everything that is outstanding settles with `error`.
   void fail(Errc error) noexcept;

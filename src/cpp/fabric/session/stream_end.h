@@ -19,7 +19,7 @@ struct StreamEnd {
   const Requester requester;  // the peer, as RegionView::judge() must know it
   SessionOutput output;
   Answers answers{output};
-  Guest guest;
+  ExtensionPlace extension;
   Handover handover = services.handover;
   bool peer_gave_up = false;  // the peer has told its user that its requests without an answer are lost
   bool failing = false;       // the stream is being ended, and nothing is queued any more

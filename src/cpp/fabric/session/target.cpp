@@ -63,7 +63,7 @@ void Target::tell_stored(const FrameHeader& frame, const Admitted& target, OpCod
 
 void Target::begin_put(const FrameHeader& frame) noexcept {
   put_ = {.open = true, .first = frame};
-  if (const auto* known = end_.guest.outcome(frame)) {
+  if (const auto* known = end_.extension.outcome(frame)) {
     put_.before = known->error;
     put_.target.error = Errc::key_rejected;  // nothing of the put is stored
   } else {
@@ -108,7 +108,7 @@ void Target::end_write(const FrameHeader& frame, const Reader& reader) {
 void Target::end_put(const FrameHeader& frame) {
   put_.open = false;
   if (put_.before) return answer(frame, *put_.before);
-  end_.guest.make_room(frame, 0);
+  end_.extension.make_room(frame, 0);
   const Admitted& target = put_.target;
   Errc outcome = target.error;
   const bool stripe = frame.flags & frame_flag::kStripe;
@@ -119,7 +119,7 @@ void Target::end_put(const FrameHeader& frame) {
     if (!stripe) count_write(regions().entry(target.region));
     if (frame.flags & frame_flag::kRemoteData) deliver(frame.total, frame.data);
   }
-  end_.guest.record(frame, outcome);
+  end_.extension.record(frame, outcome);
   answer(frame, outcome);
 }
 
@@ -232,19 +232,19 @@ void Target::on_describe(const FrameHeader& frame) {
 
 void Target::on_atomic(const FrameHeader& frame, const std::byte* payload) {
   const bool fetches = frame.type != FrameType::atomic;
-  if (const auto* known = end_.guest.outcome(frame)) {
+  if (const auto* known = end_.extension.outcome(frame)) {
     if (known->error != Errc::ok || !fetches) return answer(frame, known->error);
     if (known->result.size() != frame.total) return answer(frame, Errc::protocol);
     return end_.answers.give(known->result);
   }
-  end_.guest.make_room(frame, fetches ? frame.total : 0);
+  end_.extension.make_room(frame, fetches ? frame.total : 0);
   std::byte result[kMaxAtomicBytes];
   const Admitted target = admit(frame, op_of(frame.type));
   const Errc outcome =
       target.error != Errc::ok ? target.error : apply(frame, target, payload, fetches ? result : nullptr);
   const bool data = outcome == Errc::ok && fetches;
-  end_.guest.record(frame, outcome,
-                    data ? std::span<const std::byte>(result, frame.total) : std::span<const std::byte>());
+  end_.extension.record(
+      frame, outcome, data ? std::span<const std::byte>(result, frame.total) : std::span<const std::byte>());
   if (data)
     end_.answers.give({result, frame.total});
   else
@@ -288,7 +288,7 @@ Errc Target::apply(const FrameHeader& frame, const Admitted& target, const std::
   if (outcome == Errc::ok) {
     if (op != AtomicOp::atomic_read) tell_stored(frame, target, OpCode::atomic);
     if (frame.data != 0)  // a piece of this array
-      modified = end_.guest.arrays().applied(frame.data, frame.flags & frame_flag::kLast, modified);
+      modified = end_.extension.arrays().applied(frame.data, frame.flags & frame_flag::kLast, modified);
     if (modified) count_write(entry);
   }
   return outcome;

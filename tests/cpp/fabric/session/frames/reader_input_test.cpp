@@ -14,7 +14,7 @@ namespace {
 using Bytes = std::vector<std::byte>;
 using Sizes = std::vector<std::size_t>;
 
-constexpr std::size_t kOwn = 64 * 1024;  // the reader's own memory
+constexpr std::size_t kStaged = 64 * 1024;  // the reader's own memory
 
 struct Fed {
   Reader reader;
@@ -80,7 +80,7 @@ TEST_CASE("a payload is received in place where its pieces are long enough") {
     std::size_t max;
     std::vector<long> shown;
   };
-  constexpr long kOwnAfterPut = -kHeader, kOwnAfterData = -2 * kHeader, kAll = -static_cast<long>(kOwn);
+  constexpr long kOwnAfterPut = -kHeader, kOwnAfterData = -2 * kHeader, kAll = -static_cast<long>(kStaged);
   const Case cases[] = {
       {true, {20'000}, 2, {20'000, kOwnAfterPut}},
       {true, {50'000}, 8, {20'000, kOwnAfterPut}},
@@ -154,7 +154,7 @@ TEST_CASE("beside long payloads only headers are looked for, and all that comes 
     CHECK(-fed.shows(2).at(0) == whole - 10);
     return whole;
   };
-  constexpr long kAll = kOwn;
+  constexpr long kAll = kStaged;
   const FrameHeader ack{.type = FrameType::ack, .total = 1};
   CHECK(after({ack}) == kAll);
   CHECK(after({put_of(16'383)}) == kAll);
@@ -172,7 +172,7 @@ TEST_CASE("its own memory is used from its beginning again once all in it was re
   Fed fed;
   iovec first[2], again[2];
   REQUIRE(fed.reader.input(first, 2) == 1);
-  CHECK(first[0].iov_len == kOwn);
+  CHECK(first[0].iov_len == kStaged);
   for (int round = 0; round < 3; ++round) {
     fed.comes({.type = FrameType::ack, .total = 1});
     if (round == 2)
