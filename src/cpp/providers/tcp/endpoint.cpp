@@ -79,7 +79,10 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
       ticker_(services.poller, [this] { tick(); }) {
   EndpointAddress where{
       .id = choose_id(listen), .network = this_network(), .addresses = advertised(listens_at_, absent_)};
-  identity_ = {where.id, {std::move(link), services.context, where.encode()}, &services.keys};
+  identity_ = {.id = where.id,
+               .part = {std::move(link), services.context, where.encode()},
+               .keys = &services.keys,
+               .by_address = true};
 }
 
 TcpEndpoint::~TcpEndpoint() {

@@ -79,7 +79,8 @@ Handshake::Step CallerHandshake::on_challenge(std::string_view body) {
 
 Handshake::Step CallerHandshake::on_welcome(std::string_view body) {
   const auto welcome = Welcome::parse(body);
-  const bool meant = welcome && (hello_.to == kAnybody || hello_.to == welcome->id);
+  const bool anybody = self_.by_address && hello_.to == kAnybody;
+  const bool meant = welcome && (anybody || hello_.to == welcome->id);
   if (!meant || welcome->stream == 0) return fail(Errc::protocol);
   if (hello_.keyed &&
       (!challenge_ || !same(welcome->proof, proof_of(Role::acceptor, secret_, hello_, *challenge_,
@@ -103,8 +104,9 @@ Handshake::Step AcceptorHandshake::on_hello(std::string_view body) {
   auto hello = Hello::parse(body);
   if (!hello || hello->stream == 0) return fail(Errc::protocol);
   hello_ = std::move(*hello);
+  const bool anybody = self_.by_address && hello_.to == kAnybody;
   // The caller means another endpoint, which had this address before.
-  if (hello_.to != kAnybody && hello_.to != self_.id) return refuse(Errc::unreachable);
+  if (!anybody && hello_.to != self_.id) return refuse(Errc::unreachable);
   if (hello_.keyed == self_.keys->front().secret.empty()) return refuse(Errc::key_rejected);
   if (!hello_.keyed) {
     state_ = State::done;

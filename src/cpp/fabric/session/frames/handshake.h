@@ -19,6 +19,9 @@ struct Identity {
   EndpointId id{};
   Part part;  // of its name
   const AuthKeys* keys = nullptr;
+  // Whether a caller may know no more than an address (kAnybody). Where every name tells who is meant, it may
+  // not.
+  bool by_address = false;
 };
 
 // What only a side with the key can say: an HMAC over both nonces, the roles of both sides and the stream.

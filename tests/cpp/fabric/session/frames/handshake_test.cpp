@@ -21,6 +21,7 @@ struct Side {
   Side(std::uint8_t number, const std::vector<std::string>& secrets) : keys(keys_of(secrets)) {
     identity.id.fill(number);
     identity.keys = &keys;
+    identity.by_address = true;
     const EndpointAddress where{
         .id = identity.id, .network = {}, .addresses = {SocketAddress::from_bytes({"\x7f\0\0\1", 4}, 4711)}};
     identity.part = {"tcp.0", 0, where.encode()};
@@ -95,6 +96,20 @@ TEST_CASE("a caller that knows no more than an address learns who answers") {
   CHECK(acceptor.receive(proof.answer).error == Errc::ok);
   CHECK(caller.receive(acceptor.welcome(kAcceptorsStream)).error == Errc::ok);
   CHECK(caller.done());
+}
+
+TEST_CASE("where names tell who is meant, neither side takes anybody") {
+  Side a(1, {"secret"}), b(2, {"secret"});
+  CallerHandshake stranger(a.identity, 0, kAnybody, kCallersStream);
+  b.identity.by_address = false;
+  CHECK(AcceptorHandshake(b.identity).receive(stranger.hello()).error == Errc::unreachable);
+  a.identity.by_address = false;
+  b.identity.by_address = true;
+  CallerHandshake caller(a.identity, 0, kAnybody, kCallersStream);
+  AcceptorHandshake acceptor(b.identity);
+  const auto proof = caller.receive(acceptor.receive(caller.hello()).answer);
+  CHECK(acceptor.receive(proof.answer).error == Errc::ok);
+  CHECK(caller.receive(acceptor.welcome(kAcceptorsStream)).error == Errc::protocol);
 }
 
 TEST_CASE("the called side finds out which of its keys was proven, and proves the same") {
