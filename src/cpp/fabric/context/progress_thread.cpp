@@ -103,10 +103,18 @@ std::shared_ptr<ProgressThread> ProgressThread::start() {
   made->thread_ = start_quiet_thread("pyfab", [made] {
     made->id_.store(std::this_thread::get_id());
     made->run();
-    made->slots_.clear();
+    made->let_go();
     const auto owner = std::move(made->owner_);  // goes here, and may be the last of its holders
   });
   return made;
+}
+
+// Others may be in remove() while the thread ends.
+void ProgressThread::let_go() {
+  const std::lock_guard lock(mutex_);
+  const std::lock_guard arrivals_lock(arrivals_mutex_);
+  arrivals_.clear();
+  slots_.clear();
 }
 
 void ProgressThread::end(std::shared_ptr<void> owner) noexcept {

@@ -36,6 +36,7 @@ class ProgressThread final : public std::enable_shared_from_this<ProgressThread>
   class Slot;
   ProgressThread() = default;
   void run();
+  void let_go();
   // When to look again without being woken.
   enum class Again { never, soon, at_once };
   Again take_back();
