@@ -76,8 +76,8 @@ class Extension {
   virtual ArrayCounts* arrays() noexcept = 0;
 
   // --- messages with a number
-  // Whether a message of this number was taken or announced before, over any session.
-  virtual bool took(std::uint64_t number) = 0;
+  // A small message of this number came. True: it was taken or announced before, over whichever session.
+  virtual bool came(std::uint64_t number) = 0;
   // The peer announces the message over this session. Throws std::bad_alloc.
   virtual Standing announce(std::uint64_t number, MessageOrigin& origin) = 0;
   virtual Errc message_outcome(std::uint64_t number) const noexcept = 0;
@@ -140,7 +140,7 @@ class ExtensionPlace final {
     return shared ? *shared : arrays_;
   }
 
-  bool took(const FrameHeader& frame) { return frame.id != 0 && extension_ && extension_->took(frame.id); }
+  bool came(const FrameHeader& frame) { return frame.id != 0 && extension_ && extension_->came(frame.id); }
   Standing announce(const FrameHeader& frame, MessageOrigin& origin) {
     if (frame.id & kStreamOnly) return Standing::unknown;
     return extension_ ? extension_->announce(frame.id, origin) : Standing::refused;

@@ -282,7 +282,7 @@ Errc Messenger::on_message(const FrameHeader& frame, const std::byte* payload) {
     consumed(cost);
     return Errc::ok;
   }
-  if (end_.extension.took(frame)) {
+  if (end_.extension.came(frame)) {
     consumed(cost);
   } else {
     end_.extension.make_room(frame, 0);

@@ -54,7 +54,7 @@ void FlowMember::leave() noexcept {
   joined_ = false;
 }
 
-bool FlowMember::took(std::uint64_t number) {
+bool FlowMember::came(std::uint64_t number) {
   if (!flow_) return false;
   flow_->message_came(*this);
   return flow_->known(number) || flow_->was_announced(number);

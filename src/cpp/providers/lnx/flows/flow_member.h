@@ -28,7 +28,7 @@ class FlowMember final : public Extension, private Flow::Carrier {
   }
   ArrayCounts* arrays() noexcept override { return flow_ ? &flow_->arrays() : nullptr; }
 
-  bool took(std::uint64_t number) override;
+  bool came(std::uint64_t number) override;
   Standing announce(std::uint64_t number, MessageOrigin& origin) override;
   Errc message_outcome(std::uint64_t number) const noexcept override {
     return flow_->message_outcome(number);
