@@ -8,15 +8,15 @@
 namespace fab::shm {
 
 bool attach_allowed(std::int32_t pid) noexcept {
-  // An address that nobody has: who may attach learns that it is bad (EFAULT), who may not does not get so
-  // far (EPERM, ENOSYS).
+  // No process has memory at this address. A caller that may attach learns that (EFAULT). One that may not
+  // attach is refused before the address is looked at (EPERM, ENOSYS).
   char byte;
   iovec local{&byte, 1}, remote{reinterpret_cast<void*>(8), 1};
   return ::process_vm_readv(pid ? pid : ::getpid(), &local, 1, &remote, 1, 0) == -1 && errno == EFAULT;
 }
 
-// The proof and the remote pieces from `first` on, with neighbours made one: the kernel looks up pages anew
-// for each piece.
+// Puts the remote pieces from `first` on into `joined_`, behind the place of the proof, and returns the
+// number of all. Adjacent pieces become one, because the kernel looks up pages anew for each piece.
 std::size_t AttachBatch::join(std::size_t first) noexcept {
   std::size_t count = 1;
   for (std::size_t i = first; i < remote_count_; ++i) {
@@ -33,11 +33,12 @@ Errc AttachBatch::run() noexcept {
   std::uint32_t local = 0, remote = 0;
   const bool proves = bytes_ >= proven_from_;
   for (tried_ = 0; tried_ < transfers_;) {
-    if (local == local_count_ || remote == remote_count_) {  // nothing but empty or refused ones left
+    if (local == local_count_ || remote == remote_count_) {  // only empty or refused transfers are left
       tried_ = transfers_;
       break;
     }
-    iovec* const ours = local_.data() + local;  // the place of a piece that is done
+    // The proof goes in front: into the first element, or in place of the last piece that is done with.
+    iovec* const ours = local_.data() + local;
     std::size_t our_count = local_count_ - local + 1, their_count = join(remote);
     const iovec *from = ours, *to = joined_.data();
     if (proves) {
@@ -66,7 +67,8 @@ Errc AttachBatch::run() noexcept {
     const std::size_t proof = proves ? ours[0].iov_len : 0;
     if (proves && moved >= 0 && (std::cmp_less(moved, proof) || !proof_->holds(write_)))
       return Errc::peer_lost;
-    // What came in full succeeded. The kernel stops at memory that is not there, so the next one failed.
+    // Transfers whose bytes have all moved succeeded. The kernel stops at memory that is not there, so the
+    // next transfer failed.
     std::uint64_t left = moved < 0 ? 0 : static_cast<std::uint64_t>(moved) - proof;
     while (tried_ < transfers_ && (ranges_[tried_].verdict != Errc::ok || ranges_[tried_].length <= left)) {
       if (ranges_[tried_].verdict == Errc::ok) left -= ranges_[tried_].length;

@@ -16,15 +16,16 @@ namespace fab::shm {
 // Whether this process may use process_vm_readv/writev on `pid` (0: on itself). Moves nothing.
 bool attach_allowed(std::int32_t pid) noexcept;
 
-// Tells by a copy whether it met the program that made a segment, and not another one that its process has
-// become (execve) or that has its number by now. It is the first piece of each call, since the kernel goes
-// through the pieces in order, stops where there is no memory, and stays with one program for the whole call.
-// So another program is not written to unless it happens to have memory where the segment was, and what was
-// read there is not taken for what was asked for. A look at the process afterwards would cost more, and might
-// come before the descriptor of the segment goes.
+// Proves that a copy met the program that made a segment. The process may have become another program
+// (execve), or another process may have its number by now. The proof is the first piece of each call: the
+// kernel goes through the pieces in order, stops where there is no memory, and stays with one program for the
+// whole call. So another program is not written to unless it happens to have memory where the segment was,
+// and what is read from it is not taken for the peer's bytes. A look at the process afterwards would cost
+// more, and could come too early: execve replaces the memory before it closes the descriptor of the segment.
 class AttachProof {
  public:
-  // `pid` has made `segment`. `slot`: there, claimed by this process; null: nothing will be written.
+  // `pid` is the process that made `segment`. `slot` is a slot of it that this process has claimed; null:
+  // nothing will be written.
   AttachProof(std::int32_t pid, const Segment& segment, const std::uint8_t (&domain_id)[16],
               AccessSlot* slot) noexcept
       : pid_(pid),
@@ -34,7 +35,7 @@ class AttachProof {
         number_(slot ? slot->proof.load() : 0) {}
 
   std::int32_t pid() const noexcept { return pid_; }
-  // The piece, on either side, of the next call.
+  // The proof's piece of the next call, on this side and on the peer's.
   iovec here(bool write) noexcept {
     return write ? iovec{&++number_, sizeof number_} : iovec{seen_, sizeof seen_};
   }
@@ -42,7 +43,7 @@ class AttachProof {
     return write ? iovec{segment_.in_owner(&slot_->proof), sizeof number_}
                  : iovec{segment_.in_owner(segment_.header().domain_id), sizeof seen_};
   }
-  // After a call that has moved the piece.
+  // Whether a call that has moved the piece met the right program.
   bool holds(bool write) const noexcept {
     return write ? slot_->proof.load() == number_ : std::memcmp(seen_, domain_id_, sizeof seen_) == 0;
   }
@@ -61,9 +62,10 @@ class AttachProof {
 class AttachBatch {
  public:
   static constexpr std::size_t kMaxTransfers = 256;
-  static constexpr std::size_t kMost = kMaxPieces - 1;  // pieces on either side, beside the proof
+  static constexpr std::size_t kMost = kMaxPieces - 1;  // pieces on either side, without the proof
 
-  // The proof costs 0.4 us, a third of a small put or get, and is asked for where at least this is moved.
+  // The proof costs 0.4 us, a third of a small put or get. By default, calls that move less than this go
+  // without it.
   static constexpr std::uint64_t kProven = 256 * 1024;  // bytes
 
   void begin(AttachProof& proof, bool write, std::uint64_t proven_from = kProven) noexcept {
@@ -73,13 +75,13 @@ class AttachBatch {
     bytes_ = 0;
     transfers_ = local_count_ = remote_count_ = 0;
   }
-  // Room for one more transfer of these numbers of pieces?
+  // Whether there is room for one more transfer of so many pieces.
   bool fits(std::size_t local_pieces, std::size_t remote_pieces) const noexcept {
     return transfers_ < kMaxTransfers && local_count_ + local_pieces <= kMost &&
            remote_count_ + remote_pieces <= kMost;
   }
-  // Where the pieces of the next transfer go; then add() with how many they were, and a verdict other than ok
-  // if it is refused (no pieces then).
+  // The caller puts the pieces of the next transfer here, and then calls add() with their numbers. A transfer
+  // that is refused has no pieces, and a verdict other than ok.
   iovec* local() noexcept { return local_.data() + 1 + local_count_; }
   std::span<iovec> local_room() noexcept { return {local(), kMost - local_count_}; }
   std::span<iovec> remote_room() noexcept { return {remote(), kMost - remote_count_}; }
@@ -92,9 +94,10 @@ class AttachBatch {
   }
   std::size_t size() const noexcept { return transfers_; }
 
-  // Moves the first tried() transfers; verdict(i) tells the outcome of each: `bounds` where memory is not
-  // there, on either side. Returns ok if that is all of them, or why the rest was left: peer_lost (which may
-  // have been read from another program), not_supported (forbidden by the kernel).
+  // Moves the transfers in order. Afterwards the first tried() of them have an outcome, which verdict(i)
+  // tells: `bounds` where memory is not there, on either side. Returns ok if all were tried, or why the rest
+  // was left: peer_lost (memory here may then hold bytes of another program) or not_supported (the kernel
+  // forbids it).
   Errc run() noexcept;
   Errc verdict(std::size_t i) const noexcept { return ranges_[i].verdict; }
   std::size_t tried() const noexcept { return tried_; }
@@ -112,7 +115,8 @@ class AttachBatch {
   std::uint64_t proven_from_ = 0, bytes_ = 0;
   std::uint32_t transfers_ = 0, local_count_ = 0, remote_count_ = 0;
   std::size_t tried_ = 0;
-  std::array<iovec, kMaxPieces> local_, remote_, joined_;  // the first local and joined one: the proof
+  // The first element of `local_`, and of `joined_`, is kept for the proof.
+  std::array<iovec, kMaxPieces> local_, remote_, joined_;
   std::array<Range, kMaxTransfers> ranges_;
 };
 

@@ -65,7 +65,7 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer,
   if (direct_) services.reader = this;
   services.small_messages = this;
   services.ledger = this;
-  // What lies in a process goes with it in any case.
+  // If both ends are in one process, nothing can outlive the initiator, so there is nothing to wait for.
   held_ = !initiator_ || peer_->address().process == this_process();
   services.handover = held_ ? Handover::at_once : Handover::when_held;
   session_ = std::make_unique<Session>(std::move(services));
@@ -119,7 +119,8 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t context_slot,
   offer.mapping = Mapping::shared(offer.file.get(), 0, kChannelBytes);
   const ChannelHeader& header = header_of(offer.mapping);
   if (header.magic != kChannelMagic || header.version != kChannelVersion) throw refuse("has another layout");
-  // Whoever began again at the front of its rings would receive what was received before.
+  // Accepted again, it would be read from the front of its rings, and what was received before would be
+  // received again.
   if ((header.closed.load() & closed_by::kTarget) != 0) throw refuse("was closed here");
   const auto initiator = Address::decode(std::string(header.initiator, sizeof header.initiator));
   if (!initiator || initiator->process != claimant) throw refuse("names another process");
@@ -128,7 +129,8 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t context_slot,
     throw refuse("is for another context");
   offer.initiator = *initiator;
   offer.initiator_context = header.initiator_context;
-  Digest proof;  // the initiator may still write to the header: what is judged is what is used
+  // A copy is judged, because the initiator may still write to the header.
+  Digest proof;
   std::memcpy(proof.data(), header.proof, sizeof proof);
   const auto index = proven_key(keys, proof, [&](const std::string& secret) {
     return channel_proof(secret, offer.initiator, offer.initiator_context, context_slot, domain_id);
@@ -146,23 +148,23 @@ std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<PeerDomain
   std::unique_ptr<Channel> channel(new Channel(std::move(offer.file), std::move(offer.mapping),
                                                std::move(peer), context_slot, false, std::move(services),
                                                direct));
-  // Last of all: from now on the initiator relies on it.
+  // This comes last, because from now on the initiator relies on the channel.
   Hold hold = Hold::initiator;
   if (!header_of(channel->mapping_).hold.compare_exchange_strong(hold, Hold::both))
     throw Error(Errc::peer_lost,
                 "process " + std::to_string(channel->peer().address().process.pid) + " has given up");
-  channel->peer_->wake(context_slot, work::kLook);  // who waits for that
+  channel->peer_->wake(context_slot, work::kLook);  // the initiator may wait for this
   return channel;
 }
 
-// Whether the target has the file by now.
+// Tells the session once the target has the file.
 void Channel::look_at_hold() noexcept {
   if (held_ || !taken()) return;
   held_ = true;
   session_->held();
 }
 
-// A session that lacked memory for what the peer is owed ends the channel.
+// Ends the channel if the session had no memory for something that the peer is owed.
 void Channel::look_at_memory() noexcept {
   if (error_ != Errc::ok || !session_->broken()) return;
   error_ = Errc::no_memory;
@@ -172,7 +174,8 @@ void Channel::look_at_memory() noexcept {
 bool Channel::unread() const noexcept {
   if (!session_->messages().owes()) return false;
   if (session_->has_output()) return true;
-  // What lies in a file that the target holds stays to be read, but for announcements: their bytes are here.
+  // The target can still read what lies in a file that it holds, except announced messages: their bytes are
+  // in this process.
   const bool stays = taken() && !session_->messages().announces();
   return !stays && (!out_.all_read() || !eager_out_.all_taken());
 }
@@ -245,7 +248,7 @@ bool Channel::send_out() noexcept {
     tsan_rings.release();
     std::size_t done = 0;
     if (!guarded([&] { done = out_.write(pieces, count); })) {
-      // One piece at a time, to learn whose memory it is that is not there.
+      // From here on the pieces go one at a time, to learn whose memory is missing.
       if (std::exchange(most, 1) == 1 && !session_->output_fault()) {
         error_ = Errc::protocol;
         break;
@@ -301,7 +304,7 @@ bool Channel::take_message() noexcept {
 }
 
 bool Channel::come_to(std::uint32_t number) noexcept {
-  // Only the initiator sends messages, and between two that come through the ring lie no more than cells.
+  // Only the initiator sends messages, and no more than kCells of them can be in the ring before this one.
   if (initiator_ || number - eager_in_.next() > kCells) return false;
   while (eager_in_.next() != number)
     if (!eager_in_.ready() || !take_message()) return false;
@@ -330,7 +333,7 @@ AnnouncementCells& Channel::announcements() const noexcept {
   return *reinterpret_cast<AnnouncementCells*>(mapping_.data() + kAnnouncementsOffset);
 }
 
-// Numbers follow each other, but for those whose cell is in use.
+// Numbers are consecutive, but those whose cell is in use are skipped.
 std::uint64_t Channel::open() noexcept {
   while (announced_.test(next_announced_ % kMaxOutstanding)) ++next_announced_;
   announced_.set(next_announced_ % kMaxOutstanding);
@@ -350,7 +353,7 @@ bool Channel::stands(std::uint64_t number) const noexcept {
   return cell.load(std::memory_order_acquire) != AnnouncementCells::kRevoked;
 }
 
-// The bytes were read before: an exchange orders them, on both sides.
+// The bytes were read before this, and the exchange keeps that order, as the one in revoke() does.
 bool Channel::take(std::uint64_t number) noexcept {
   auto& cell = announcements().taken[number % kMaxOutstanding];
   std::uint64_t seen = cell.load();
@@ -366,7 +369,7 @@ void Channel::read(std::span<Read> reads) noexcept {
     while (!reads.empty()) reads = reads.subspan(read_first(reads));
 }
 
-// As many of the first reads as go together; returns how many.
+// Does as many of the first reads as fit into one batch, and returns their number.
 std::size_t Channel::read_first(std::span<Read> reads) noexcept {
   direct_->begin(proof_, false, 0);
   std::size_t count = 0;
@@ -391,7 +394,7 @@ std::size_t Channel::read_first(std::span<Read> reads) noexcept {
 void Channel::flush() noexcept {
   if (untold_) {
     untold_ = false;
-    // Either this side sees that the other one does not look any more, or the other one sees the messages.
+    // After this, either this side sees that the target no longer looks, or the target sees the messages.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!eager_out_.polled() || peer_->sleeps(peer_context_slot_))
       peer_->wake(peer_context_slot_, work::kLook);

@@ -16,17 +16,17 @@
 
 namespace fab::shm {
 
-// What an initiator says in ChannelHeader::proof: that it has this key, and opens this very channel. Zero
-// without a key.
+// Makes the proof in ChannelHeader::proof: the initiator has the key `secret`, and opens this very channel.
+// Zero without a key.
 Digest channel_proof(const std::string& secret, const Address& initiator, std::uint16_t context,
                      std::uint16_t target_context_slot, const std::uint8_t (&target_domain)[16]);
 
-// One session over two rings in a shared memory file: what a peer must do itself goes this way.
+// One session over two rings in a shared memory file. It carries what the peer must do itself.
 class Channel final : private MemoryReader, private SmallMessages, private AnnouncementLedger {
  public:
-  // The initiator's side; throws std::system_error. `direct`: reads messages by cross-memory
-  // attach; outlives the channel; may be null. `self` is its own address, `context` its Part::context; the
-  // key that it proves is that of the sender in `services`.
+  // Makes the initiator's side. `self` is its own address, and `context` its Part::context. The key that it
+  // proves is that of the sender in `services`. `direct` reads messages by cross-memory attach; it outlives
+  // the channel, and may be null. Throws std::system_error.
   static std::unique_ptr<Channel> create(std::shared_ptr<PeerDomain> peer, std::uint16_t peer_context_slot,
                                          const Address& self, std::uint16_t context,
                                          Session::Services services, AttachBatch* direct);
@@ -38,13 +38,13 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
     std::uint16_t initiator_context;
     std::size_t auth_index;  // of the authorization key that the initiator proved
   };
-  // Opens the channel that `slot` shows to the context in `context_slot` of `domain_id`; throws
-  // Error(protocol) if it is none, or one that this context has closed, Error(key_rejected) if its maker has
-  // none of `keys`.
+  // Opens the channel that `slot` shows to the context in `context_slot` of `domain_id`. Throws
+  // Error(protocol) if it is no channel, or one that this context has closed, and Error(key_rejected) if its
+  // maker has none of `keys`.
   static Offer open(const AccessSlot& slot, std::uint16_t context_slot, const std::uint8_t (&domain_id)[16],
                     const AuthKeys& keys);
-  // The target's side. What the initiator has sent outlives it from now on. Throws Error(peer_lost) if it has
-  // given up meanwhile.
+  // Makes the target's side. From now on, what the initiator has sent outlives the initiator. Throws
+  // Error(peer_lost) if the initiator has given up meanwhile.
   static std::unique_ptr<Channel> accept(Offer offer, std::shared_ptr<PeerDomain> peer,
                                          Session::Services services, AttachBatch* direct);
 
@@ -55,30 +55,32 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   int fd() const noexcept { return file_.get(); }
   Session& session() noexcept { return *session_; }
   PeerDomain& peer() noexcept { return *peer_; }
-  // Moves bytes between session and rings, both ways; true if any moved. Stops early after a slice: pending()
-  // then.
+  // Moves bytes between session and rings, both ways; true if any moved. Stops when the slice is spent:
+  // pending() is true if there is more to take in then.
   bool move() noexcept;
-  void flush() noexcept;  // only outwards; after posting, too
+  void flush() noexcept;  // moves bytes outwards only; to be called after posting, too
   bool pending() const noexcept { return pending_; }
   // Target: takes in the messages of the eager ring; true if there were any.
   bool take_messages() noexcept;
   bool messages_ready() const noexcept { return eager_in_.ready(); }
-  bool took_messages() noexcept { return std::exchange(took_messages_, false); }  // since asked last
-  // Target: whether the initiator may leave out to tell of such messages while this context is awake.
+  // Whether take_messages() has taken any since this was asked last.
+  bool took_messages() noexcept { return std::exchange(took_messages_, false); }
+  // Target: with `on`, the initiator need not tell of messages in the eager ring while this context is awake.
   void poll_messages(bool on) noexcept { eager_in_.poll(on); }
-  // Initiator: whether messages would go with this end of the channel.
+  // Initiator: whether messages that the target has not read would be lost with this end of the channel.
   bool unread() const noexcept;
-  // Initiator: whether the target has the channel open, so that what is put into it arrives as long as it
-  // lives.
+  // Initiator: whether the target has the channel open, so that what is put into it arrives as long as the
+  // target lives.
   bool taken() const noexcept;
   // ok, or why nothing moves any more: protocol (the peer sent what no peer may send), peer_lost (the peer
   // closed the channel, or was silent for too long), no_memory.
   Errc error() const noexcept { return error_; }
-  // To be called several times per `patience`: error() is peer_lost afterwards if the peer owes something, as
-  // it does if `more` waits for it, and was silent for that long. True while it owes something.
+  // To be called several times per `patience`. Sets error() to peer_lost if the peer owed something and was
+  // silent for that long. `more`: the peer owes something that the session does not know of. True while the
+  // peer owes something.
   bool check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience, bool more) noexcept;
-  // The initiator gives up: everything outstanding settles with `why`, or, where the target was first, with
-  // its outcome.
+  // The initiator gives up: everything outstanding settles with `why`, or with the target's outcome where the
+  // target was first.
   void give_up(Errc why) noexcept;
 
  private:
@@ -115,7 +117,7 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   AttachBatch* const direct_;
   AttachProof proof_;
   std::unique_ptr<Session> session_;
-  std::bitset<kMaxOutstanding> announced_;  // the initiator's, by number modulo that
+  std::bitset<kMaxOutstanding> announced_;  // the initiator's cells that are in use (AnnouncementCells)
   std::uint64_t next_announced_ = 1;
   bool held_ = false;  // the target has the file, as far as the initiator knows
   Liveness liveness_;
@@ -123,7 +125,7 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   bool took_messages_ = false;
   bool moving_ = false;   // move() is running, and sends what the session has to say
   bool untold_ = false;   // there are messages in the eager ring of which the target was not told
-  bool pending_ = false;  // the last move() was stopped by the slice
+  bool pending_ = false;  // the last move() has left something to take in
   Errc error_ = Errc::ok;
 };
 

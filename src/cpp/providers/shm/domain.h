@@ -9,10 +9,11 @@
 
 namespace fab::shm {
 
-// Shared memory asks nothing of a region: the region table is all that peers need.
+// Shared memory needs no registrations of its own: the region table is all that peers need.
 class ShmDomain final : public Domain {
  public:
-  // Throws Error(invalid, not_supported) for a "shm_copy" that is unknown or that the kernel forbids.
+  // Throws Error(invalid) for a "shm_copy" that is unknown, and Error(not_supported) for one that the kernel
+  // forbids.
   ShmDomain(Info info, std::string link, const DomainServices& services);
 
   const Info& info() const noexcept override { return info_; }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint64_t kLine = 64;
 
-// Where the next `length` bytes begin: on a line of their own, and in one piece.
+// Where the next `length` bytes begin, so that they lie on cache lines of their own and in one piece.
 std::uint64_t begin_of(std::uint64_t end, std::uint64_t length) noexcept {
   const std::uint64_t begin = (end + kLine - 1) & ~(kLine - 1), left = kPayloadBytes - begin % kPayloadBytes;
   return length <= left ? begin : begin + left;
@@ -57,7 +57,8 @@ bool EagerWriter::push(const Transfer& transfer) noexcept {
 const std::byte* EagerReader::look(MessageHead& head) const noexcept {
   tsan_rings.acquire();
   const EagerCell& cell = memory_.cells[next_ % kCells];
-  const auto once = [](const auto& shared) {  // the compiler may not look again
+  // The compiler must not read a shared value twice.
+  const auto once = [](const auto& shared) {
     return *const_cast<const volatile std::remove_cvref_t<decltype(shared)>*>(&shared);
   };
   constexpr std::uint8_t kKnown = frame_flag::kRemoteData | frame_flag::kTagged;

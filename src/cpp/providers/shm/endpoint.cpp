@@ -100,7 +100,9 @@ std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uin
                                            std::size_t auth_index) try {
   const auto [found, context_slot, auth] = look_up(peer, target, auth_index);
   looked_at_.reset();
-  found->watch();  // what is kept of a peer goes with it, whether or not anybody asks for it again
+  // The end of the peer's process is noticed even if nobody asks for the peer again, so what is kept of it is
+  // given up then.
+  found->watch();
   const int slot = found->segment().claim_slot(self_.process);
   if (slot < 0)
     throw Error(Errc::unreachable, "all " + std::to_string(kMaxSlots) + " access slots of process " +
@@ -149,14 +151,14 @@ bool ShmEndpoint::take_messages() noexcept {
   return any;
 }
 
-// From now on looks for messages of this channel in every turn, in place of another one's.
+// From now on looks for messages of this channel in every turn. Another channel may lose its place for that.
 void ShmEndpoint::poll(Channel& channel) noexcept {
   if (std::ranges::find(polled_, &channel) != polled_.end()) return;
   Channel*& place = polled_[next_polled_++ % polled_.size()];
   if (place) {
     place->poll_messages(false);
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (place->messages_ready()) continue_later();  // came while nobody had to tell of them
+    if (place->messages_ready()) continue_later();  // they came while the peer did not have to tell
   }
   place = &channel;
   channel.poll_messages(true);
@@ -171,8 +173,8 @@ void ShmEndpoint::drop_served(Gone gone) noexcept {
   });
 }
 
-// A channel that ended because memory was lacking here is an event: nothing else tells that messages of the
-// peer were given up.
+// Drops channels that have ended. One that ended because there was no memory here is an event, because
+// nothing else tells that messages of the peer were given up.
 void ShmEndpoint::drop_broken() noexcept {
   drop_served([this](const Served& served) {
     const Errc error = served.channel->error();
@@ -196,7 +198,8 @@ bool ShmEndpoint::progress() noexcept {
   if (bits == 0 && !more_) return take_messages();
   if ((bits & work::kChannels) != 0) look_for_channels();
   more_ = false;
-  constexpr unsigned kKinds = 3;  // any of which may spend the slice
+  // The kinds of work take turns in being first, because each of them may spend the slice.
+  constexpr unsigned kKinds = 3;
   for (unsigned i = 0; i < kKinds; ++i) switch ((turns_ + i) % kKinds) {
       case 0:
         take_messages();
@@ -214,8 +217,8 @@ bool ShmEndpoint::progress() noexcept {
 
 namespace {
 
-// Lets each of the channels, or paths, move until the slice is spent. Who is left out begins the next turn.
-// Returns whether more is to be done.
+// Lets each of the channels, or paths, move until the slice is spent. The first one that is left out begins
+// the next turn. Returns whether more is to be done.
 template <class Movers, class Move>
 bool move_in_turn(Movers& movers, std::size_t& next, const Slice& slice, Move move) noexcept {
   const std::size_t count = movers.size(), first = next;
@@ -265,7 +268,7 @@ bool ShmEndpoint::arm() noexcept {
 void ShmEndpoint::on_ready(std::uint32_t) noexcept {
   char rung[64];
   [[maybe_unused]] const auto got = ::read(doorbell_.get(), rung, sizeof rung);
-  // The doorbell is silent now, so what rang must be done by whoever silenced it.
+  // The doorbell does not ring again for the same work, so it is done here.
   progress();
 }
 
@@ -290,7 +293,7 @@ bool ShmEndpoint::stands(const Served& served) const noexcept {
          slot.owner.load() == SlotOwner::pack(served.channel->peer().address().process);
 }
 
-// A peer that has gone may have left as much as a channel holds. That is many slices, but a bounded number.
+// Takes in what is left in a channel whose initiator has gone: many slices, but no more than a channel holds.
 void ShmEndpoint::take_rest(Channel& channel) noexcept {
   constexpr int kMostSlices = 64;
   for (int i = 0; i < kMostSlices; ++i) {
@@ -317,23 +320,25 @@ void ShmEndpoint::look_for_channels() noexcept {
     if (std::ranges::any_of(served_, [&](const Served& served) { return served.slot == i; })) continue;
     try {
       Channel::Offer offer = Channel::open(slot, self_.context_slot, domain_.domain_id, services_.keys);
-      // What was opened may have been a mixture of two owners'. The later one will wake this context.
+      // If the slot has changed meanwhile, the offer may mix two owners. The later one wakes this context.
       if (slot.owner.load() != owner || slot.channel_epoch.load() != epoch) continue;
       Part part{link_, offer.initiator_context, offer.initiator.encode()};
       auto peer = peer_domain(offer.initiator);
       looked_at_.reset();
       auto services = session_services(served_counts_, std::move(part), offer.auth_index);
-      services.on_output = [this] { expect_answers(); };  // it may ask for an announced message
-      served_.reserve(served_.size() + 1);                // what was accepted is served
+      // The session may ask for an announced message, and wait for it.
+      services.on_output = [this] { expect_answers(); };
+      // Nothing may fail after accept(): what was accepted is served.
+      served_.reserve(served_.size() + 1);
       served_.push_back(
           {i, epoch, Channel::accept(std::move(offer), std::move(peer), std::move(services), reader())});
     } catch (const std::exception&) {
-      continue;  // the claimant is gone, not one of ours, or has none of our keys: it gets no answer
+      continue;  // the claimant is gone, shows no channel, or has none of our keys: it gets no answer
     }
   }
 }
 
-// Channels and paths of peers that ended.
+// Drops the channels, and gives up the paths, of peers that have ended.
 void ShmEndpoint::drop_lost() noexcept {
   someone_left_ = false;
   drop_served([&](const Served& served) {
@@ -352,7 +357,7 @@ void ShmEndpoint::expect_answers() noexcept {
 }
 
 void ShmEndpoint::check_answers() noexcept {
-  progress();  // what has arrived counts, also what came while this process did not run
+  progress();  // what has arrived counts, even if it came while this process did not run
   const auto patience = Liveness::patience({domain_.options.peer_deadline}, false);
   bool owed = false;
   for (ShmPath* path : paths_) owed |= path->check(ticker_.attended(), patience);

@@ -48,7 +48,7 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
   // Null where memory of other processes may not be reached by cross-memory attach.
   AttachBatch* reader() noexcept { return mode_.attach ? &attach_batch_ : nullptr; }
   Slice& slice() noexcept { return services_.slice; }
-  // For a session with the endpoint that `part` names, under the authorization key of this index.
+  // The services of a session with the endpoint that `part` names, under the authorization key of this index.
   Session::Services session_services(PathCounts& counts, Part part, std::size_t auth_index);
   void continue_later() noexcept;  // progress() shall be called again
   void expect_answers() noexcept;  // watch for peers that do not answer
@@ -92,12 +92,12 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
   OwnFd doorbell_, doorbell_end_;
   Waker waker_;
   Ticker ticker_;
-  bool more_ = false;  // left over by the last progress()
-  // Who comes first in the next turn, since whoever does may spend the slice.
+  bool more_ = false;  // the last progress() left something to do
+  // Where the next turn begins in each list. This changes, because the first one may spend the whole slice.
   std::size_t next_served_ = 0, next_path_ = 0, next_taken_ = 0;
   unsigned turns_ = 0;
   mutable bool someone_left_ = false;
-  // Peers that paths and channels hold. The one that was looked at last is held here, because whoever asks
+  // Paths and channels keep these peers. The one that was looked at last is kept here, because whoever asks
   // whether a peer can be reached often opens a path to it next.
   mutable std::vector<std::weak_ptr<PeerDomain>> peers_;
   mutable std::shared_ptr<PeerDomain> looked_at_;
@@ -105,7 +105,8 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
   PathCounts served_counts_;
   std::vector<Served> served_;
   unsigned next_polled_ = 0;
-  std::array<Channel*, 4> polled_{};  // of served_: where messages come in without being told of
+  // Channels of `served_` that are looked at in every turn, because their peers need not tell of messages.
+  std::array<Channel*, 4> polled_{};
   AttachBatch attach_batch_;
 };
 

@@ -60,7 +60,7 @@ inline constexpr std::uint32_t kLook = 1;  // messages, room in a ring, or a cou
 inline constexpr std::uint32_t kChannels = 2;  // an access slot shows a channel, or no longer does
 }  // namespace work
 
-inline constexpr std::uint64_t kDoorbellFd = 0xffffffff;  // the half of ContextSlot::doorbell
+inline constexpr std::uint64_t kDoorbellFd = 0xffffffff;  // the low half of ContextSlot::doorbell: its pipe
 
 // A channel: a memory file made by the initiator, which shows it in its access slot of the target's segment.
 inline constexpr std::uint64_t kChannelMagic = 0x316e6863'62616670;  // "pfabchn1"
@@ -71,15 +71,16 @@ namespace closed_by {
 inline constexpr std::uint32_t kInitiator = 1, kTarget = 2;
 }
 
-// Whose the file is, decided once: what lies in it outlives its maker as soon as the target has it mapped.
+// Who holds the file of a channel; this is decided once. What lies in the file outlives the initiator as soon
+// as the target has mapped the file.
 enum class Hold : std::uint32_t {
   initiator,  // at first
-  both,       // by the target, which has mapped it
-  nobody      // by the initiator, which gave up before: the target does not take it any more
+  both,       // set by the target, which has mapped the file
+  nobody      // set by the initiator, which gave up before that: the target no longer takes the file
 };
 
-// Announcements of the initiator, by their number modulo kMaxOutstanding: the number of the last one that the
-// target took, or kRevoked.
+// A cell for each announced message of the initiator, at its number modulo kMaxOutstanding. It holds the
+// number of the last message that the target took there, or kRevoked: the initiator took it back.
 struct AnnouncementCells {
   static constexpr std::uint64_t kRevoked = ~std::uint64_t{0};
   std::atomic<std::uint64_t> taken[kMaxOutstanding];
@@ -92,11 +93,12 @@ struct ChannelHeader {
   std::uint16_t target_context_slot;
   char initiator[Address::kSize];
   std::uint8_t target_domain[16];
-  std::atomic<std::uint32_t> closed;  // bits of closed_by, after the last message of that side
-  std::uint8_t proof[32];  // by the initiator, of the key that it comes under (channel_proof); or zero
+  std::atomic<std::uint32_t> closed;  // bits of closed_by, set after the last message of that side
+  // The initiator's channel_proof() of its authorization key; zero without a key.
+  std::uint8_t proof[32];
   std::atomic<Hold> hold;
-  // By the initiator, before it tells that its unanswered requests are lost: the target serves none of them
-  // any more.
+  // Set by the initiator before it tells its user that unanswered requests are lost. From then on the target
+  // serves none of them.
   std::atomic<std::uint32_t> given_up;
   RingIndices to_target, to_initiator;
   EagerIndices messages;

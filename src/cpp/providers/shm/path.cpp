@@ -13,24 +13,25 @@
 namespace fab::shm {
 namespace {
 
-// What is longer than a slice is moved by progress(). No more than a slice moves while the access is shown,
-// so that a region closes soon.
+// A transfer that is longer than a slice is moved by progress(). No more than a slice moves while an access
+// is shown, so that a region that closes need not wait long.
 constexpr std::uint64_t kAccessSlice = Slice::kBytes;
-constexpr std::uint64_t kStreaming = 16 * 1024 * 1024;  // more than its share of any cache
-constexpr std::uint64_t kSmall = 16 * 1024;  // rather goes through a busy channel than waits for it
+constexpr std::uint64_t kStreaming = 16 * 1024 * 1024;  // bytes; more than a process has of any cache
+// Bytes of the longest transfer that goes through a busy channel and does not wait for it.
+constexpr std::uint64_t kSmall = 16 * 1024;
 constexpr std::size_t kMostWaiting = 1024;
 
 bool is_put_or_get(const Transfer& transfer) noexcept {
   return transfer.op == OpCode::write || transfer.op == OpCode::read;
 }
 
-// Whether a transfer is done by moving bytes, in one go.
+// Whether a transfer, by its kind and length, can be done in one go and without the channel.
 bool simple(const Transfer& transfer) noexcept {
   return transfer.length <= kAccessSlice && transfer.op != OpCode::send &&
          (transfer.flags & transfer_flag::kRemoteData) == 0 && transfer.delivery != Delivery::commit;
 }
 
-// An atomic whose operands lie in several pieces, at `target`; sets `modified` if it changed something there.
+// Applies to `target` an atomic whose operands lie in several pieces. Sets `modified` if something changed.
 [[gnu::noinline]] Errc gathered_atomic(const Transfer& transfer, std::byte* target, const std::byte* compare,
                                        std::byte* result, bool* modified) noexcept {
   std::byte operands[kMaxAtomicBytes];
@@ -68,7 +69,7 @@ ShmPath::~ShmPath() {
   if (shown && !peer_->gone()) peer_->wake(context_slot_, work::kChannels);
 }
 
-// The channel goes with this path; messages that were complete must not go with it.
+// The channel ends with this path, and messages that have completed must not be lost with it.
 bool ShmPath::lingers() noexcept {
   if (state_ != Errc::ok || !channel_) return false;
   const Address& self = endpoint_.address();
@@ -141,7 +142,7 @@ std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
   return taken;
 }
 
-// The messages that `batch` begins with; 0: the channel takes none now.
+// Posts the messages that `batch` begins with, and returns how many it took. 0: the channel takes none now.
 std::size_t ShmPath::post_messages(std::span<const Transfer> batch) noexcept {
   Channel* channel = open_channel();
   if (!channel) return 0;
@@ -152,8 +153,8 @@ std::size_t ShmPath::post_messages(std::span<const Transfer> batch) noexcept {
   return sent;
 }
 
-// Moves the first transfers of `batch`, as far as they are simple and for one region; returns how many. 0:
-// the first is not simple.
+// Does the first transfers of `batch`, as far as they are simple() and for one region, and returns how many.
+// 0: the first one has to wait or to go through the channel.
 std::size_t ShmPath::run(std::span<const Transfer> batch) noexcept {
   if (batch.front().op == OpCode::send) return 0;
   Access access(slot_);
@@ -228,11 +229,11 @@ std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegi
   return calls.tried();
 }
 
-// Moves bytes [from, from + length) of a judged transfer, which starts at `offset` of the region. The access
-// is shown.
+// Moves bytes [from, from + length) of a transfer that judge() has allowed, and that starts at `offset` of
+// the region. The caller shows the access.
 Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
                          std::uint64_t from, std::uint64_t length) noexcept {
-  // The verdict was made on the owner's words; what is mapped here is certain.
+  // The verdict relied on what the owner says of the region. The length that is mapped here is certain.
   if (offset > region.length || from + length > region.length - offset) return Errc::bounds;
   std::byte* remote = region.memory + offset + from;
   const bool put = transfer.op == OpCode::write;
@@ -261,7 +262,7 @@ Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region, st
 
 // --- what takes more than one step
 
-// False: there is no memory for that.
+// Lets a transfer wait until progress() comes to it. False: there is no memory for that.
 bool ShmPath::wait(const Transfer& transfer) noexcept try {
   waiting_.push_back({transfer, counts_.posted + 1});
   return true;
@@ -280,7 +281,7 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
   if (verdict != Errc::ok) return Step::done;
   waiting.state = region->state;
   // Nothing answers a notice, so it waits until the target is known to take what comes. The bytes wait with
-  // it: a put that cannot be told is called unreachable, which means that it did not happen.
+  // it: a put whose notice cannot be sent is told unreachable, which means that it did not happen.
   const bool notifies = (transfer.flags & transfer_flag::kRemoteData) != 0;
   Channel* const channel = notifies ? open_channel() : nullptr;
   if (notifies && (!channel || !channel->taken())) return Step::blocked;
@@ -325,14 +326,14 @@ Errc ShmPath::attach_slice(const Transfer& transfer, const KnownRegion& region, 
   return Errc::ok;
 }
 
-// Goes on with the first waiting transfer, as far as the slice goes, which is not spent; true if anything was
-// done.
+// Goes on with the first waiting transfer, as far as the slice goes. The slice must not be spent. True if
+// anything was done.
 bool ShmPath::advance() noexcept {
   Waiting& first = waiting_.front();
   if (first.moved == 0 && by_channel(first.transfer)) {
     Channel* channel = open_channel();
     if (state_ != Errc::ok) return true;  // lost on the way: all is settled
-    // It was counted when it began to wait.
+    // The transfer was counted as posted when it began to wait.
     const bool sent = channel && counts_.repost(first.number, [&] {
       return channel->session().post({&first.transfer, 1}) != 0;
     });
@@ -384,7 +385,7 @@ bool ShmPath::progress() noexcept {
 
 // --- the channel
 
-// Whether a transfer must go through the channel, or had better.
+// Whether a transfer must or should go through the channel.
 bool ShmPath::by_channel(const Transfer& transfer) noexcept {
   if (transfer.delivery == Delivery::commit || transfer.op == OpCode::send) return true;
   if (!channel_idle() && transfer.length <= kSmall) return true;
@@ -395,7 +396,8 @@ bool ShmPath::by_channel(const Transfer& transfer) noexcept {
 }
 
 Channel* ShmPath::open_channel() noexcept try {
-  // With other keys it is another endpoint that has the place now, which would not take the channel.
+  // If the context slot takes other keys, it belongs to another endpoint by now, which would not take the
+  // channel.
   const bool there = peer_->serves(context_slot_) &&
                      (channel_ || authorized(peer_->segment(), context_slot_,
                                              endpoint_.key(auth_index_).secret) == requester_.auth);

@@ -14,7 +14,7 @@ namespace fab::shm {
 
 class ShmEndpoint;
 
-// A slot of the peer's segment that this process has claimed, until it is free again.
+// Frees a slot of the peer's segment that this process has claimed.
 struct FreeSlot {
   void operator()(AccessSlot* slot) const noexcept {
     slot->active.store(0);
@@ -29,14 +29,14 @@ using ClaimedSlot = std::unique_ptr<AccessSlot, FreeSlot>;
 // until it is idle.
 class ShmPath final : public Path {
  public:
-  // Which context there, under which authorization key: its index here, and its number there
-  // (Requester::auth).
+  // The peer's context that the path leads to, and the authorization key: its index here, and its number
+  // there (Requester::auth).
   struct Entry {
     std::uint16_t context_slot;
     std::size_t auth_index;
     std::uint32_t auth;
   };
-  // `part`: of the peer's name.
+  // `part` is this link's part of the peer's name.
   ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> peer, Part part, const Entry& entry,
           ClaimedSlot slot);
   ~ShmPath() override;
@@ -55,8 +55,8 @@ class ShmPath final : public Path {
   // Whether progress() can go on at once; otherwise whatever lets it go on wakes the context.
   bool busy() const noexcept { return (!waiting_.empty() && !blocked_) || (channel_ && channel_->pending()); }
   Channel* channel() noexcept { return channel_.get(); }
-  bool lingers() noexcept;  // as Lingerer
-  // Gives up if the process or the context behind it is gone, or, at `now`, has not answered for `patience`.
+  bool lingers() noexcept;  // as Lingerer::lingers()
+  // Gives up if the peer's process or context is gone, or if at `now` it has not answered for `patience`.
   // True while an answer is owed.
   bool check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience) noexcept;
 
@@ -65,7 +65,7 @@ class ShmPath final : public Path {
     Transfer transfer;
     std::uint64_t number = 0;  // as oldest()
     std::uint64_t moved = 0;   // bytes
-    std::uint64_t state = 0;   // of the region, when the first of them were moved
+    std::uint64_t state = 0;   // of the region, when the first bytes were moved
   };
   enum class Step { done, again, blocked };
 
@@ -106,7 +106,7 @@ class ShmPath final : public Path {
   RingQueue<Waiting> waiting_;
   bool modified_ = false;  // the last atomic that move_slice() applied has changed something
   ArrayCounts arrays_;     // of atomics that move_slice() applied
-  bool blocked_ = false;   // the first of them waits for the channel
+  bool blocked_ = false;   // the first of `waiting_` waits for the channel
   AttachProof proof_;
   std::unique_ptr<Channel> channel_;
 };

@@ -28,8 +28,8 @@ PeerDomain::PeerDomain(const Address& address, Poller& poller, bool& left)
       watch_(address.process),
       poller_(poller),
       left_(left) {
-  // The watch is of the right process and was made after the segment was opened: so that was the right one,
-  // too.
+  // The watch knows the right process, and was made after the segment was opened. If that process still
+  // lives, the segment is its own.
   if (!watch_.alive())
     throw Error(Errc::unreachable, "process " + std::to_string(address.process.pid) + " is gone");
 }
@@ -49,9 +49,9 @@ void PeerDomain::look(std::int64_t now) noexcept {
   if (!gone_) gone_ = !watch_.alive() || !holds_segment();
 }
 
-// A process that calls execve keeps its number and its start time, and loses the descriptor of its segment.
-// What may not be looked at counts as held, and so does that of a process whose first thread has ended, which
-// shows nothing.
+// A process that calls execve keeps its number and its start time, and loses the descriptor of its segment. A
+// segment that may not be looked at counts as held. So does the segment of a process whose first thread has
+// ended, because /proc shows nothing of such a process.
 bool PeerDomain::holds_segment() const noexcept {
   char path[48];
   struct stat status;
@@ -89,15 +89,15 @@ void PeerDomain::wake(std::uint32_t context_slot, std::uint32_t bits) noexcept {
   if (context_slot >= kMaxContexts) return;
   ContextSlot& there = segment_.header().contexts[context_slot];
   there.work.fetch_or(bits, std::memory_order_seq_cst);
-  // Whoever takes the flag rings; until the owner has answered the doorbell, nobody else needs to.
+  // Whoever takes the flag rings. Nobody else needs to, until the owner sleeps again.
   if (there.sleeping.load(std::memory_order_seq_cst) == 0 || there.sleeping.exchange(0) == 0) return;
   const std::uint64_t doorbell = there.doorbell.load();
   if ((doorbell & kDoorbellFd) == 0) return;
   Doorbell& bell = doorbells_[context_slot];
   if (bell.seen != doorbell) {
-    // Opened for reading as well, so that a write never meets a pipe without a reader (SIGPIPE). The owner
-    // takes the number back before it closes the pipe: a number that is still there was the doorbell when it
-    // was opened. An owner that has changed it meanwhile looks at `work` afterwards.
+    // The pipe is opened for reading as well, so that a write never meets a pipe without a reader (SIGPIPE).
+    // The owner takes the number back before it closes the pipe. So a number that is still there named the
+    // doorbell when it was opened. An owner that has changed it meanwhile looks at `work` afterwards.
     bell.fd = open(static_cast<int>((doorbell & kDoorbellFd) - 1), O_RDWR | O_NONBLOCK);
     hindrance_ = bell.fd.valid() ? 0 : errno;
     struct stat status;
@@ -106,12 +106,12 @@ void PeerDomain::wake(std::uint32_t context_slot, std::uint32_t bits) noexcept {
     bell.seen = usable ? doorbell : 0;
     if (!usable) {
       bell.fd.reset();
-      there.sleeping.store(1);  // not rung: the next one tries again
+      there.sleeping.store(1);  // the bell has not rung, so the next wake() tries again
       return;
     }
   }
   const char ring = 1;
-  [[maybe_unused]] const auto written = ::write(bell.fd.get(), &ring, 1);  // full: it is ringing already
+  [[maybe_unused]] const auto written = ::write(bell.fd.get(), &ring, 1);  // a full pipe rings already
 }
 
 std::shared_ptr<const MappedFile> PeerDomain::map(int number, std::uint64_t size) noexcept try {
@@ -131,7 +131,7 @@ std::shared_ptr<const MappedFile> PeerDomain::map(int number, std::uint64_t size
   files_.push_back(file);
   return file;
 } catch (...) {
-  return nullptr;  // no room for the mapping: there are other ways
+  return nullptr;  // no room for the mapping: the bytes go another way
 }
 
 }  // namespace fab::shm

@@ -23,7 +23,7 @@ struct MappedFile {
   Mapping mapping;
 };
 
-// What tells a file apart from all others that there are.
+// What identifies a file on this machine.
 struct FileId {
   dev_t device = 0;
   ino_t inode = 0;
@@ -53,7 +53,7 @@ class PeerDomain final : public ReadyHandler {
   bool serves(std::uint16_t context_slot) const noexcept;  // whether the context is open
   // From now on, the end of the process wakes the poller.
   void watch();
-  // Lets a context of the peer look at `bits`, waking it if need be.
+  // Tells a context of the peer to look at `bits` (see `work` in layout.h), and wakes it if it sleeps.
   void wake(std::uint32_t context_slot, std::uint32_t bits) noexcept;
   // Why the last doorbell could not be rung, if descriptors or memory were lacking; else `otherwise`.
   Errc hindrance_or(Errc otherwise) const noexcept { return shortage_or(hindrance_, otherwise); }
@@ -66,11 +66,11 @@ class PeerDomain final : public ReadyHandler {
   std::shared_ptr<const MappedFile> map(int number, std::uint64_t size) noexcept;
   void on_ready(std::uint32_t events) noexcept override;
 
-  // Whether it looked for channels since the last wake() for them.
+  // Whether the context has looked for channels since the last wake() for them.
   bool looked_for_channels(std::uint32_t context_slot) const noexcept {
     return (segment_.header().contexts[context_slot % kMaxContexts].work.load() & work::kChannels) == 0;
   }
-  // It looked, and did not take a channel of this process.
+  // The peer has looked for channels, and has not taken one of this process.
   void leave_channel() noexcept { left_channel_ = true; }
   bool left_channel() const noexcept { return left_channel_; }
 

@@ -27,7 +27,7 @@ std::string why_unusable() {
     if (is_shortage(error.code().value())) throw;
     return std::string(error.what()) + "; shm needs memfd_create(2) and a mounted /proc";
   }
-  // The kernel shows the descriptors of such a process to itself and to root only.
+  // The kernel shows the descriptors of a process that is not dumpable only to that process and to root.
   if (::prctl(PR_GET_DUMPABLE) != 1 && ::geteuid() != 0)
     return "this process is not dumpable (it changed its user, or hardened itself), so peers cannot open its "
            "memory through "

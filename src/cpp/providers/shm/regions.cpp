@@ -40,7 +40,7 @@ KnownRegion* KnownRegions::look_up(std::uint64_t key, Access& access) noexcept {
       known.entry->key.load(std::memory_order_relaxed) != key)
     return nullptr;
   known.way = last_way_ = way_to(known);
-  // Regions that meet in one place would be mapped again and again: make more room, within limits.
+  // Regions that share one place would be mapped again and again, so the table grows, within limits.
   while (place(key).entry && place(key).key != key && known_.size() < kMostKnown && grow()) {
   }
   KnownRegion& slot = place(key);
@@ -64,7 +64,7 @@ Way KnownRegions::way_to(KnownRegion& known) noexcept {
   return mode_.attach ? Way::attach : Way::ring;
 }
 
-// Unmaps the files of regions that are closed by now: their memory would be kept from being freed.
+// Unmaps the files of regions that are closed by now, because their memory cannot be freed before.
 void KnownRegions::drop_stale() noexcept {
   for (KnownRegion& known : known_)
     if (known.file && known.entry->state.load(std::memory_order_relaxed) != known.state) known = {};

@@ -7,7 +7,7 @@
 
 namespace fab::shm {
 
-// How the bytes of a region go.
+// How bytes get to and from a region.
 enum class Way : std::uint8_t { mapped, attach, ring };
 
 // What the user allows for the bytes ("shm_copy").
@@ -15,8 +15,8 @@ struct CopyMode {
   bool map = true, attach = true;
 };
 
-// Shows the owner of a region, for its own lifetime, that the region is in use (src/cpp/README.md, access
-// slots).
+// Shows the owner of a region, as long as this object lives, that the region is in use (src/cpp/README.md,
+// access slots).
 class Access {
  public:
   explicit Access(AccessSlot& slot) noexcept : slot_(slot) {}
@@ -32,7 +32,7 @@ class Access {
   AccessSlot& slot_;
 };
 
-// What is known of one region of a peer. Good only while the entry's state is `state`.
+// What is known of one region of a peer. It holds only while the entry's state is `state`.
 struct KnownRegion {
   std::uint64_t key = 0, state = 0;
   RegionEntry* entry = nullptr;  // null: nothing is known
@@ -48,7 +48,8 @@ class KnownRegions {
  public:
   KnownRegions(PeerDomain& peer, CopyMode mode);
 
-  // Shows an access to the region with `key`; null if there is none. Good until the next call.
+  // Shows an access to the region with `key`, and returns what is known of it, until the next call. Null:
+  // there is no such region.
   KnownRegion* enter(std::uint64_t key, Access& access) noexcept {
     KnownRegion& known = place(key);
     if (known.key == key && known.entry) {
@@ -63,12 +64,11 @@ class KnownRegions {
     return view_.pieces(*region.entry, offset, length, out);
   }
   const RegionView& view() const noexcept { return view_; }
-  // The kernel took the permission away (the peer changed its user or hardened itself): the peer must help
-  // from now on.
+  // The kernel no longer allows cross-memory attach, because the peer changed its user or hardened itself.
+  // From now on the peer must help.
   void forbid_attach() noexcept;
-  Way last_way() const noexcept {
-    return last_way_;
-  }  // of the region looked up last, or the one possible for any
+  // The way to the region that was looked up last. Before the first one: the way that any region allows.
+  Way last_way() const noexcept { return last_way_; }
 
  private:
   KnownRegion& place(std::uint64_t key) noexcept {

@@ -62,7 +62,7 @@ void PendingConnection::look() noexcept try {
   fail(Errc::no_memory);
 }
 
-// The last thing that is done here: the owner may destroy this object.
+// Nothing may follow a call of this: the owner may have destroyed the object.
 void PendingConnection::tell() noexcept {
   if (const Told told = std::exchange(told_, nullptr)) told(*this);
 }

@@ -9,9 +9,9 @@
 
 namespace fab::tcp {
 
-// A connection until it carries frames: it is made, and has its handshake. Reads not a byte beyond the
-// messages of that. Tells its owner once, from on_ready() or tick(), that it arrived or failed; the owner may
-// destroy it there, and that ends its events as well.
+// A connection before it carries frames: it is made, and has its handshake. It reads no byte beyond the
+// messages of the handshake. It tells its owner once, from on_ready() or tick(), that it has arrived or
+// failed. The owner may destroy it there, which also ends its events.
 class PendingConnection : public ReadyHandler {
  public:
   using Told = std::function<void(PendingConnection&)>;
@@ -22,7 +22,7 @@ class PendingConnection : public ReadyHandler {
 
   bool arrived() const noexcept { return arrived_; }
   Errc error() const noexcept { return error_; }  // why it failed
-  // Gives up where the time is over and what has arrived by now does not complete it.
+  // Gives up if the deadline has passed, unless what has arrived by now completes the handshake.
   void tick(Attended now) noexcept;
   int socket() const noexcept { return socket_.get(); }
   OwnFd take_socket() noexcept;  // no longer watched by this object
@@ -33,10 +33,10 @@ class PendingConnection : public ReadyHandler {
   PendingConnection(Poller& poller, Attended deadline, Told told);
   bool watch(OwnFd socket, std::uint32_t events) noexcept;
   void unwatch() noexcept;
-  // An exception ends the exchange: no memory.
+  // An exception from these ends the handshake with no_memory.
   virtual void on_connected() {}
   virtual Handshake::Step on_message(std::string_view message) = 0;
-  virtual bool done() const noexcept = 0;  // the handshake
+  virtual bool done() const noexcept = 0;  // whether the handshake is complete
   void send(const std::string& message) noexcept;
   void fail(Errc error) noexcept;
 
@@ -53,7 +53,7 @@ class PendingConnection : public ReadyHandler {
 
   const Attended deadline_;
   Told told_;
-  std::string buffer_;  // one message, so far
+  std::string buffer_;  // what has come of the present message
   bool arrived_ = false;
   Errc error_ = Errc::ok;
 };
@@ -61,11 +61,11 @@ class PendingConnection : public ReadyHandler {
 // Calls a peer: tries its addresses in turn.
 class OutgoingConnection final : public PendingConnection {
  public:
-  // `auth_index`: of the key to prove. `stream`: this side's number for it.
+  // `auth_index` names the authorization key to prove, and `stream` is this side's number of the stream.
   OutgoingConnection(Poller& poller, const Identity& self, std::size_t auth_index,
                      const EndpointAddress& peer, std::vector<SocketAddress> addresses, std::uint64_t stream,
                      Attended deadline, Told told);
-  // Starts; false if every address failed at once.
+  // Starts to call. False, with error(): every address failed at once.
   bool start() noexcept;
   std::uint64_t peer_stream() const noexcept { return handshake_.peer_stream(); }
 
@@ -79,14 +79,14 @@ class OutgoingConnection final : public PendingConnection {
   std::size_t next_ = 0;
 };
 
-// Answers a caller. Once it arrived, the owner says welcome() or drops it.
+// Answers a caller. Once it has arrived, the owner calls welcome() or drops it.
 class IncomingConnection final : public PendingConnection {
  public:
   IncomingConnection(Poller& poller, const Identity& self, OwnFd socket, Attended deadline, Told told);
   const Hello& hello() const noexcept { return handshake_.hello(); }
-  // Of the key that the caller proved.
+  // The index of the authorization key that the caller proved.
   std::size_t auth_index() const noexcept { return handshake_.auth_index(); }
-  // The last message; false, with error(), if the caller is gone, or no memory is left.
+  // Sends the last message of the handshake. False, with error(): the caller is gone, or there is no memory.
   bool welcome(std::uint64_t stream) noexcept;
 
  private:

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kMostCallers = 1024;  // connections that have not finished their handshake
 constexpr int kAcceptBudget = 32;
-constexpr unsigned kMostIdlePolls = 100;  // polls in vain
+constexpr unsigned kMostIdlePolls = 100;  // in a row, of a stream that is polled directly
 // One turn in so many belongs to the poller, however busy the streams are that are polled directly.
 constexpr unsigned kPollerTurn = 16;
 constexpr std::chrono::milliseconds kLinger(200);  // docs/messages.md
@@ -42,8 +42,8 @@ OwnFd listen_or_explain(const SocketAddress& address, const std::string& absent)
   }
 }
 
-// Where peers can call: for a wildcard, all addresses of the machine; of an interface that has none yet,
-// nowhere, so that this side calls them.
+// The addresses that peers are told. A wildcard stands for all addresses of the machine. While the interface
+// has no address yet, peers are told the wildcard itself: they cannot call it, so this side calls them.
 std::vector<SocketAddress> advertised(const SocketAddress& bound, const std::string& absent) {
   if (!bound.wildcard() || !absent.empty()) return {bound};
   std::vector<SocketAddress> all;
@@ -54,8 +54,8 @@ std::vector<SocketAddress> advertised(const SocketAddress& bound, const std::str
   return all;
 }
 
-// With a port that the user chose, an endpoint that comes back there has the same name. Otherwise every
-// endpoint is another one.
+// With a port that the user chose, an endpoint that is opened there again has the same id. Otherwise every
+// endpoint has an id of its own.
 EndpointId choose_id(const SocketAddress& wanted) {
   EndpointId id;
   if (wanted.port() == 0) {
@@ -115,7 +115,7 @@ std::optional<EndpointAddress> TcpEndpoint::find(const Name& peer, std::uint16_t
   if (const Part* part = peer.find(link(), target)) return EndpointAddress::parse(part->bytes);
   const Part* bare = peer.find(kSocketLink, 0);
   const auto first = bare ? unpack(bare->bytes) : std::nullopt;
-  const auto address = first ? advance(*first, 0, target) : std::nullopt;  // context i listens i ports on
+  const auto address = first ? advance(*first, 0, target) : std::nullopt;  // context i listens on port + i
   if (!address) return {};
   return EndpointAddress{.id = kAnybody, .network = this_network(), .addresses = {*address}};
 }
@@ -134,8 +134,8 @@ Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) 
   return {false, "no route to " + where->addresses.front().text()};
 }
 
-// The stream to a peer; null: there is none. Of a peer that is known by its address only, one that it called
-// with will do.
+// The stream to a peer; null: there is none. If only an address of the peer is known, any stream to an
+// endpoint that listens there will do.
 std::shared_ptr<TcpStream> TcpEndpoint::stream_to(const EndpointAddress& where,
                                                   std::size_t wanted_auth) const {
   if (const auto found = streams_.find(key_of(where, wanted_auth)); found != streams_.end())
@@ -153,7 +153,7 @@ std::shared_ptr<TcpStream> TcpEndpoint::stream_to(const EndpointAddress& where,
 std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
                                            std::size_t auth_index) {
   const auto where = find(peer, target);
-  // A peer that called is reached, also one that could not be called.
+  // A peer that has called is reached even if this side cannot call it.
   const auto called = [&] {
     if (!where || where->id == kAnybody) return false;
     const auto there = streams_.find(key_of(*where, auth_index));
@@ -186,7 +186,7 @@ void TcpEndpoint::accept() noexcept {
         broken_listener_ = std::move(listener_);
         listen_again();
       } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        listener_->on_call.pause(true);  // the caller keeps it readable until there are descriptors
+        listener_->on_call.pause(true);  // the waiting caller would wake the poller all the time
         listening_ = false;
         watch();
       }
@@ -223,7 +223,8 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try
   if (const auto found = streams_.find(place); found != streams_.end()) {
     stream = found->second;
     if (stream->open()) {
-      // A call that crossed the one that won; or the peer lost the connection and we have not noticed.
+      // Either this call has crossed the one that won, or the peer has lost the connection, which this side
+      // has not noticed yet.
       if (stream->peer_number() == hello.stream) return;
       stream->fail(Errc::peer_lost);
       stream.reset();
@@ -322,7 +323,7 @@ void TcpEndpoint::tick() noexcept {
   if (!listening_) listen_again();
   bool more = !callers_.empty() || !listening_;
   for (std::size_t i = callers_.size(); i-- > 0;) callers_[i]->tick(attended());  // may leave callers_
-  // They, and others, may end on the way.
+  // A tick may end its stream, and others.
   for (next_tick_ = streams_.begin(); next_tick_ != streams_.end();) more |= (next_tick_++)->second->tick();
   if (!more) ticker_.stop();
 }

@@ -12,11 +12,10 @@
 
 namespace fab::tcp {
 
-// A listening port and the streams that came out of it or were begun here: one for each endpoint that it
-// talks to, and each key.
+// A listening port, and the streams that peers or this side began: one for each peer and authorization key.
 class TcpEndpoint final : public Endpoint {
  public:
-  // Listens on `listen`; port 0 lets the system choose. `absent`: as of listen_tcp(). Throws Error.
+  // Listens on `listen`; port 0 lets the system choose. `absent` is that of listen_tcp(). Throws Error.
   TcpEndpoint(const DomainServices& domain, const EndpointServices& services, std::string link,
               const SocketAddress& listen, std::string absent);
   ~TcpEndpoint() override;
@@ -39,26 +38,29 @@ class TcpEndpoint final : public Endpoint {
   Liveness::Deadlines deadlines() const noexcept {
     return {domain_.options.peer_deadline, services_.shared_deadline};
   }
-  std::chrono::nanoseconds handshake_until() const noexcept {  // of attended()
+  // The time, by attended(), until which a handshake that begins now must be done.
+  std::chrono::nanoseconds handshake_until() const noexcept {
     return attended() + Liveness::handshake_time(deadlines());
   }
   // The peer's addresses that can be reached from here, best first.
   static std::vector<SocketAddress> routes_to(const EndpointAddress& peer);
-  // Gives it to the stream of its endpoint. Without memory for that the caller finds its connection closed.
+  // Gives the connection to the stream with the caller's endpoint. If there is no memory for that, the caller
+  // finds its connection closed.
   void admit(std::unique_ptr<IncomingConnection> caller) noexcept;
   void poll_directly(TcpStream& stream) noexcept;   // in each turn, until it has long been idle
   void send_later(TcpStream& stream) noexcept;      // with the next turn
   void send_when_idle(TcpStream& stream) noexcept;  // with the next turn in which nothing comes
   void watch() noexcept;                            // calls tick() of streams from time to time
-  // Takes it out of the poller, and destroys it once nothing of it runs any more.
+  // Takes the stream out of the poller, and lets go of it once none of its functions runs any more.
   void retire(TcpStream& stream) noexcept;
 
  private:
   struct StreamKey {
     EndpointId peer;
-    std::size_t auth_index;  // of the authorization key that it stands under
+    std::size_t auth_index;  // of its authorization key
     bool to_self;            // the accepting end of a stream to this very endpoint
-    // Where a caller who did not know whom it calls found it; `peer` is kAnybody at the caller's end.
+    // The address that was called, if the caller knew nothing else of the peer; else empty. At the caller's
+    // end `peer` is kAnybody then.
     std::string address{};
     auto operator<=>(const StreamKey&) const = default;
   };
@@ -83,7 +85,7 @@ class TcpEndpoint final : public Endpoint {
   void tick() noexcept;
   template <class List>
   static bool flush(List& streams) noexcept;
-  // What a name says about this link; a bare socket address says no more than where.
+  // What a name says about this link. A bare socket address says only where the peer listens.
   std::optional<EndpointAddress> find(const Name& peer, std::uint16_t target) const;
   std::shared_ptr<TcpStream> stream_to(const EndpointAddress& where, std::size_t auth_index) const;
 
@@ -94,12 +96,12 @@ class TcpEndpoint final : public Endpoint {
   std::shared_ptr<Listener> listener_;  // null while it is broken and another cannot be opened
   const SocketAddress listens_at_;
   Ticker ticker_;
-  bool listening_ = true;  // false while no descriptor is left, or no listener
+  bool listening_ = true;  // false while there is no descriptor, or no listener
 
   using Streams = std::map<StreamKey, std::shared_ptr<TcpStream>>;
   Streams streams_;
-  Streams::iterator next_tick_ = streams_.end();  // of the present round of ticks
-  // Those that ended keep the places that they had among streams_, so that ending takes no memory.
+  Streams::iterator next_tick_ = streams_.end();  // the next one in the present round of ticks
+  // Streams that have ended. They come here with their nodes of `streams_`, so that ending needs no memory.
   std::multimap<StreamKey, std::shared_ptr<TcpStream>> ended_;
   std::shared_ptr<Listener> broken_listener_;  // until nothing of it runs any more
   std::vector<std::unique_ptr<IncomingConnection>> callers_;

@@ -19,9 +19,9 @@ namespace fab::tcp {
 namespace {
 
 constexpr std::size_t kPieces = 256;            // of one sendmsg or recvmsg
-constexpr std::size_t kSendAtOnce = 64 * 1024;  // queued bytes that no longer wait for company
+constexpr std::size_t kSendAtOnce = 64 * 1024;  // so many queued bytes are sent at once
 
-// As many of the pieces, and as much of the last one, as the slice holds; their bytes.
+// Cuts the pieces to what the slice has left: sets `count`, shortens the last piece, and returns the bytes.
 std::size_t cut(std::span<iovec> pieces, const Slice& slice, std::size_t& count) noexcept {
   std::size_t bytes = 0;
   for (count = 0; count < pieces.size() && bytes < slice.left(); ++count) {
@@ -31,7 +31,7 @@ std::size_t cut(std::span<iovec> pieces, const Slice& slice, std::size_t& count)
   return bytes;
 }
 
-// What the address vector may hold of a peer: its part of a bundle, or where it listens.
+// What the address vector may know a peer by: its part of a bundle, or an address where it listens.
 std::vector<Part> names_of(const Part& part, const EndpointAddress& where) {
   std::vector<Part> names{part};
   if (part.link != kSocketLink)
@@ -92,7 +92,7 @@ void TcpStream::attempt_failed(Errc error) noexcept {
   attempt_.reset();
   if (deferred_) {
     endpoint_->admit(std::move(deferred_));
-    error = Errc::no_memory;  // unless that was successful
+    error = Errc::no_memory;  // told only if that opened no connection
   }
   if (!open()) fail(error);
 }
@@ -134,7 +134,7 @@ std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
   endpoint_->watch();
   endpoint_->poll_directly(*this);
   if (open() && !write_blocked_) {
-    // With something under way, its answer gives the next turn, and what gathers until then shares a system
+    // While something is under way, its answer brings the next turn. What gathers until then shares a system
     // call.
     if (alone || session_.queued() >= kSendAtOnce)
       send();
@@ -148,7 +148,7 @@ bool TcpStream::flush() noexcept {
   const Slice* const slice = endpoint_ ? &endpoint_->services().slice : nullptr;
   std::size_t sent = 0;
   std::size_t most = kPieces;
-  session_.end_turn();  // acks that waited for company
+  session_.end_turn();  // queues acks that waited for another frame
   while (open() && !send_ended_ && !slice->spent()) {
     iovec pieces[kPieces];
     msghdr message{};
@@ -165,13 +165,13 @@ bool TcpStream::flush() noexcept {
       sent += static_cast<std::size_t>(taken);
       if (std::cmp_less(taken, offered)) break;
     } else if (errno == EFAULT && most > 1) {
-      most = 1;  // to learn whose memory it is that is not there
+      most = 1;  // to learn whose memory is missing
     } else if (errno == EAGAIN || errno == ENOBUFS) {
       break;
     } else if (errno == EINTR || (errno == EFAULT && session_.output_fault())) {
       continue;
     } else {
-      send_ended_ = true;  // what has come before the end is still to be read: receive() finds the end
+      send_ended_ = true;  // receive() reads what came before the end, and then finds the end
     }
   }
   wait_writable(session_.has_output() && !send_ended_);
@@ -195,7 +195,8 @@ void TcpStream::wait_writable(bool on) noexcept {
   endpoint_->services().poller.modify(socket_.get(), on ? EPOLLIN | EPOLLOUT : EPOLLIN, *this);
 }
 
-// Somebody received or discarded a message: outside of receive() nobody else sends what that asks for.
+// A message was received or discarded by the user, and the peer has to be told. Outside of receive(), nothing
+// else sends that.
 void TcpStream::on_output() noexcept {
   if (!endpoint_) return;
   endpoint_->watch();
@@ -230,7 +231,7 @@ bool TcpStream::take_in() noexcept {
                          : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
     if (got < 0) {
       if (errno == EFAULT && most > 2) {
-        most = 2;  // to learn whose memory it is that is not there
+        most = 2;  // to learn whose memory is missing
         continue;
       }
       if (errno == EINTR || (errno == EFAULT && session_.input_fault())) continue;
@@ -250,8 +251,8 @@ bool TcpStream::take_in() noexcept {
   }
   if (!any) return false;
   endpoint_->poll_directly(*this);
-  // Whoever receives a message often answers by another one, which takes the ack along, or receives more of
-  // them. The turn without either of these may never come under manual progress.
+  // Whoever receives a message often answers with another one, which takes the ack along, or receives more.
+  // So acks wait for a turn in which nothing comes. Under manual progress such a turn may never come.
   const bool may_wait = !endpoint_->domain().options.manual_progress;
   if (session_.end_turn(may_wait)) endpoint_->send_when_idle(*this);
   return true;

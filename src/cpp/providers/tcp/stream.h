@@ -14,13 +14,13 @@ namespace fab::tcp {
 
 class TcpEndpoint;
 
-// Lists: of streams that have something to send, and of streams that have nothing to send but acks.
+// Tags of two lists: streams that have something to send, and streams that have only acks to send.
 struct Unsent;
 struct Unhurried;
 
 // All that goes between this endpoint and one other under one authorization key: the session and, once there
-// is one, its connection. Whoever calls first, both directions share it. What is posted before the connection
-// stands waits in the session.
+// is one, its connection. Both directions share the connection, whichever side called. What is posted before
+// there is a connection waits in the session.
 class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linked<Unhurried> {
  public:
   TcpStream(TcpEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t auth_index);
@@ -28,10 +28,10 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
 
   const EndpointAddress& where() const noexcept { return where_; }  // the peer
   std::uint64_t number() const noexcept { return number_; }  // tells this stream from earlier and later ones
-  std::uint64_t peer_number() const noexcept { return peer_number_; }  // the same of the other end
+  std::uint64_t peer_number() const noexcept { return peer_number_; }  // the other end's number
   Errc state() const noexcept { return state_; }
   const PathCounts& counts() const noexcept { return counts_; }
-  std::uint64_t oldest() const noexcept { return session_.oldest(); }  // as Path
+  std::uint64_t oldest() const noexcept { return session_.oldest(); }  // as Path::oldest()
   std::string remote() const;
 
   // --- connecting
@@ -45,9 +45,10 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
 
   // --- data path
   std::size_t post(std::span<const Transfer> batch) noexcept;
-  bool receive() noexcept;  // what has come; true if anything, maybe the end
-  // What the socket takes now; true if anything. Ends a stream that cannot go on, so the session must not
-  // call it.
+  // Takes in what has come. True if anything has, even if only the end of the stream.
+  bool receive() noexcept;
+  // Sends what the socket takes now; true if it took anything. Ends a stream that cannot go on, so the
+  // session must not call this.
   bool send() noexcept;
   bool write_blocked() const noexcept { return write_blocked_; }
   void forget(std::uint32_t region) noexcept;
@@ -56,20 +57,20 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   // Looks after deadlines; true if there is still something to look after.
   bool tick() noexcept;
   void fail(Errc error) noexcept;
-  // Ends its connection and its calls: nothing is told to it any more.
+  // Ends the connection, and calls that are under way. Nothing is told to this stream any more.
   void disconnect() noexcept;
-  // Before the endpoint ends: sends what waits and closes this direction if the peer may not have read
-  // messages of this side, which a close with unread bytes here would make the kernel throw away; then waits
-  // for the peer to close as well.
+  // To be called before the endpoint ends. begin_close() sends what waits, and closes this direction if the
+  // peer may not have read all messages of this side. await_close() then waits for the peer to close as well:
+  // a close with unread bytes here would make the kernel throw those messages away.
   void begin_close(Deadline deadline) noexcept;
   void await_close(Deadline deadline) noexcept;
-  // The endpoint ends: as fail(), without telling anybody else.
+  // Ends the stream as fail() does, but tells nobody else, because the endpoint ends.
   void detach(Errc error) noexcept;
 
   unsigned idle_polls = 0;  // kept by the endpoint
 
  private:
-  bool flush() noexcept;  // as send(), and ends nothing
+  bool flush() noexcept;  // as send(), but never ends the stream
   void on_attempt(PendingConnection& attempt) noexcept;
   void attempt_failed(Errc error) noexcept;
   void end_calls() noexcept;
