@@ -359,7 +359,7 @@ class AddressVector(Owned):
     def straddr(self, address: Address, size: int | None = None) -> str | tuple[str, int]:
         """An address as text, whether inserted or not; an empty string for bytes of no known format.
 
-        With `size`: (what fits into so many bytes with the end mark of C, the size that all of it needs).
+        With `size`: (what fits into `size` bytes with a terminating zero, the size that all of it needs).
         """
         self._check_open()
         text = as_text(address)

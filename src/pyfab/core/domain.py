@@ -373,7 +373,8 @@ class Domain(DomainBase):
     def sync_rdma_write(self, segments: Any) -> None:
         """Shows this process what peers put: to be called after a put has completed and before local loads or stores there.
 
-        Also to be called after local stores and before a peer puts into the same range. Otherwise like `sync_rdma_read`.
+        It is also to be called after local stores and before a peer puts into the same range. Arguments, errors and thread rules
+        are those of `sync_rdma_read`.
         """
         self._synchronise(segments, write_side=True)
 

@@ -72,7 +72,7 @@ BASIC_BITS = MRMode.VIRT_ADDR | MRMode.ALLOCATED | MRMode.PROV_KEY
 
 
 def bits_in_force(mr_mode: MRMode) -> MRMode:
-    """The single demands that a mode makes. FabricError FI_ENODATA for BASIC beside anything but LOCAL."""
+    """The single demands that a mode makes. FabricError FI_ENODATA for BASIC with anything but LOCAL."""
     if not mr_mode & MRMode.BASIC:
         return mr_mode
     others = mr_mode & ~(MRMode.BASIC | MRMode.LOCAL)
@@ -128,8 +128,8 @@ def getinfo(
     `node` and `service` restrict the entries to those with that local address. ep_type: every endpoint is reliable and
     unconnected (RDM); nothing matches another type.
 
-    mr_mode: the demands on registered memory that the program can meet. The entries show those of them that the provider
-    makes; one that makes others is left out. The providers of this build demand nothing by nature; `needs` stands in
+    mr_mode: the demands on registered memory that the program can meet. An entry shows the demands that its provider makes; an
+    entry with other demands is left out. The providers of this build demand nothing by nature; `needs` stands in
     for a device that does, and a `Domain` opened with such an entry enforces it.
     """
     demanded = bits_in_force(needs)

@@ -149,7 +149,7 @@ class Engine:
         return None, size, table, places if size else []
 
     def start(self, indices: ArrayLike, out: Batch | None, most_in_place: int = -1) -> Gathered:
-        """Starts a gather. The calling thread posts and copies up to `most_in_place` samples before this returns."""
+        """Starts a gather. If it has at most `most_in_place` samples, the calling thread posts and copies, then this returns."""
         indices = np.asarray(indices)
         count = indices.size
         if count == 0:
@@ -267,7 +267,7 @@ class Gathered:
         return self._operation.cancelled()
 
     def result(self, timeout: float | None = None) -> Batch:
-        """Waits at most so many seconds and returns the batch, or raises what failed, naming field, rank and host."""
+        """Waits at most `timeout` seconds and returns the batch, or raises what failed, naming field, rank and host."""
         try:
             # A wait for the operation itself would drive its context and keep a core busy, so wait for the posting first.
             if not self._operation.done():

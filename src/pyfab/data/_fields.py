@@ -50,14 +50,14 @@ class Ragged:
 
     @classmethod
     def _of(cls, values: NDArray[Any], offsets: NDArray[np.int64]) -> Ragged:
-        """Makes it without checking the offsets."""
+        """Makes a `Ragged` without checking the offsets."""
         ragged = cls.__new__(cls)
         ragged.values, ragged.offsets = values, offsets
         return ragged
 
     @classmethod
     def from_samples(cls, samples: Any, dtype: Any = None) -> Ragged:
-        """Makes it of a sequence of arrays, bytes or strings (as UTF-8)."""
+        """Makes a `Ragged` of a sequence of arrays, bytes or strings (as UTF-8)."""
         arrays = [_sample_array(sample, dtype) for sample in samples]
         offsets = np.zeros(len(arrays) + 1, np.int64)
         np.cumsum([len(array) for array in arrays], out=offsets[1:])

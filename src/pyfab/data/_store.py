@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyfab.group.group import Group
 
 _DEFAULT: Any = object()
-# At most so many samples are asked for on the caller's thread, which cannot be interrupted meanwhile.
+# A gather of at most this many samples runs on the caller's thread, which cannot be interrupted meanwhile.
 _MOST_IN_PLACE = 16384
 _CHUNK = 64 << 20  # bytes of a replica that are read at a time
 # What a child of fork() has from its parent is kept here: the parent's threads do not run here, so it cannot be closed.
@@ -193,8 +193,8 @@ class ShardedStore:
         The parts of them that were filled are returned. Without `out` the arrays are new, and their memory is used again when
         they are gone.
 
-        PeerLostError or UnreachableError names rank, host and field when no holder of a sample is left; OperationTimeout after
-        `timeout` seconds, and then the gather goes on and `out` must stay.
+        PeerLostError or UnreachableError names rank, host and field when no holder of a sample is left. OperationTimeout after
+        `timeout` seconds; then the gather goes on, and `out` must stay as it is.
         """
         self._check()
         waited = self.timeout if timeout is _DEFAULT else timeout

@@ -25,7 +25,7 @@ from pyfab.transport.settings import Tunables
 
 __all__ = ["AGAIN", "Callback", "Operations", "Outcome", "Request", "RequestFields"]
 
-AGAIN = 11  # EAGAIN: the way is full
+AGAIN = 11  # EAGAIN: there is no room for another operation
 
 Callback: TypeAlias = Callable[[FabricError | None, Any, Any], object]
 Start: TypeAlias = Callable[[Context, int, Module], Operation]
@@ -37,7 +37,7 @@ class Outcome(enum.Enum):
 
     QUEUED = "queued"  # the callback will tell
     DONE = "done"  # complete; no callback follows
-    TRY_AGAIN = "try again"  # the way is full; nothing was started
+    TRY_AGAIN = "try again"  # there is no room now; nothing was started
     NOT_POSSIBLE = "not possible"  # larger than the limit, or misaligned; nothing was started
 
 
@@ -145,7 +145,7 @@ class Operations:
         accepted: bool = False,
         wait: bool = False,
     ) -> Operation | None:
-        """Posts an operation through context `number` of a module. None: the way is full; with `wait`, it waits for room.
+        """Posts an operation through context `number` of a module. None: there is no room; with `wait`, it waits for room.
 
         accepted: the program was told that it is QUEUED, so `queue_depth` does not refuse it any more.
         """

@@ -16,7 +16,7 @@ class Turn(NamedTuple):
     """An operation that starts when its turn has come."""
 
     start: Callable[[bool, bool], Operation | None]
-    """start(accepted, wait) starts the operation. It returns None if the way is full, or waits for room if `wait` asks for that,
+    """start(accepted, wait) starts the operation. It returns None if there is no room, or waits for room if `wait` asks for it,
     and raises if the operation cannot start at all. accepted: the user was told that the operation will start."""
     follow: Callable[[Operation], None]
     """Makes sure that the user is told of the end. `Ordering.followed` is called before that."""
@@ -43,13 +43,13 @@ class Ordering:
     """
 
     def __init__(self, on_full: Callable[[int], None]) -> None:
-        """on_full(number) is called when the next operation of this order finds the way full. A later `advance` starts it."""
+        """on_full(number) is called when the next operation of this order finds no room. A later `advance` starts it."""
         self._on_full = on_full
         self._changed = threading.Condition()
         self._lines: dict[int, _Line] = {}
 
     def enter(self, number: int, turn: Turn, limit: int) -> bool:
-        """Starts the operation, or keeps it until its turn comes. False if the way is full, or if `limit` operations wait.
+        """Starts the operation, or keeps it until its turn comes. False if there is no room, or if `limit` operations wait.
 
         Raises what `turn.start` raises if that is called at once, and then the operation was not taken.
         """
@@ -64,7 +64,7 @@ class Ordering:
                 line.waiting.append(turn)
                 line.accepted += 1
                 if line.current is not None:
-                    return True  # whoever learns of its end goes on
+                    return True  # whoever learns of its end starts the next one
         operation = None
         try:
             if first:
@@ -88,9 +88,9 @@ class Ordering:
                 line.followed = True
 
     def advance(self, number: int, *, wait: bool = False) -> None:
-        """Starts the next operation if the one before it has ended, and goes on with those behind it.
+        """Starts the next operation if the one before it has ended, and so on until one must wait.
 
-        wait: if the way is full, the call waits for room.
+        wait: if there is no room, the call waits for it.
         """
         while True:
             with self._changed:

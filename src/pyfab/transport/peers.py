@@ -71,7 +71,7 @@ class TransportPeer:
         return found
 
     def _full(self, order: int) -> None:
-        """Sees to an ordered operation whose turn has come, but which found no room.
+        """Is called when the turn of an ordered operation has come, but there is no room for it.
 
         Under manual progress the next call tries again. Otherwise a thread waits for room: the calling thread may be the one
         that makes progress, and would wait for itself.
@@ -112,7 +112,7 @@ class TransportPeer:
             for scope in busy:
                 with suppress(OperationTimeout):
                     _flush(scope, _A_TURN, False, failed)
-            # In a callback nobody else starts the next ones: they follow the callbacks of those before them.
+            # Inside a callback nobody else starts the next operations, since each follows the callback of the one before it.
             ordering.advance_all()
             if not busy:
                 ordering.reached(goals, _A_TURN)

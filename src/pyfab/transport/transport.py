@@ -238,7 +238,7 @@ class Transport:
         context: Any = None,
         data: Any = None,
     ) -> Outcome:
-        """Moves `local` to `address`; complete when it is visible there. Its buffer is the library's until then.
+        """Moves `local` to `address`. It is complete when the bytes are visible there; until then the library owns the buffer.
 
         A put of no bytes moves nothing and is QUEUED like others, so that its callback is called once.
 
