@@ -70,7 +70,7 @@ class Farewell:
             )
 
     def _ask(self, handle: int, cell: RemoteRegion) -> Operation:
-        """Asks for a sign of life: under manual progress of the process itself, else of its progress thread."""
+        """Asks for a sign of life: from the process itself under manual progress, else from its progress thread."""
         if self._domain._options.manual_progress:
             return self._endpoint.read(np.empty(1, np.uint64), handle, cell)
         # The owner carries out an atomic on memory of this kind, even for a rank on the same node.

@@ -185,7 +185,7 @@ class Memory:
 
 
 def shard_of(fields: Mapping[str, Any], memory: Memory, copy: bool) -> Shard:
-    """Checks the fields that a rank gives. With `copy`, those that peers cannot use where they lie are copied."""
+    """Checks a rank's fields. It copies arrays with gaps and, with `copy`, those that peers cannot use where they lie."""
     if not fields:
         raise InvalidArgumentError("a store takes at least one field: {'image': images, 'label': labels}")
     infos, memories, tables = [], [], []

@@ -107,7 +107,10 @@ class GlobalShuffle:
         return left <= 0 or (self.drop_last and left < step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state of any number of ranks and any batch size. InvalidArgumentError if it is not of this data set."""
+        """Goes on from a state of any number of ranks and any batch size.
+
+        InvalidArgumentError if the state is incomplete, or is of another data set.
+        """
         missing = {"seed", "epoch", "cursor", "n"} - set(state)
         if missing:
             raise InvalidArgumentError(f"the state lacks {', '.join(sorted(missing))}")

@@ -124,7 +124,7 @@ class Group(Communicator):
         super().__init__(rank, size, timeout)
         self.epoch = 0
         self.lost: tuple[int, ...] = ()
-        self._successor: _Successor | None = None  # what a `shrink` has shown that has not ended
+        self._successor: _Successor | None = None  # what an unfinished `shrink` has shown
 
     def _open(
         self, domain: str | Domain | Mapping[str, Any] | None, contexts: int, undo: contextlib.ExitStack
@@ -211,7 +211,7 @@ class Group(Communicator):
         return group
 
     def shrink(self, timeout: float | None = -1) -> Group:
-        """The group of the remaining ranks when others have died or left. Its `lost` has the ranks of those in this group.
+        """The group of the remaining ranks when others have died or left. Its `lost` names those by their ranks in this group.
 
         Collective among the remaining ranks. Each asks all others for a sign of life until all agree. This group and its windows
         are closed without waiting. OperationTimeout names ranks that live but did not call it; then the call may be repeated, and
@@ -369,7 +369,7 @@ class Group(Communicator):
         return json.dumps(card).encode()
 
     def _meet(self, cards: list[Any], deadline: Deadline, known: tuple[int, ...] = ()) -> None:
-        """Inserts the addresses of `cards` without those whose handles are `known`, which come first, and waits for all ranks."""
+        """Inserts the addresses of `cards`, except for the first ones, whose handles are `known`, and waits for all ranks."""
         with contextlib.ExitStack() as undo:
             added = []
             for card in cards[len(known) :]:

@@ -60,7 +60,7 @@ class Shared:
 def agree(
     control: Control, rank: int, alive: set[int], number: int, successor: bytes, deadline: Deadline
 ) -> tuple[int, dict[int, bytes]]:
-    """Takes the ranks that are gone out of `alive`, until all others show the same view.
+    """Drops the ranks that are gone from `alive`, until all others show the same view.
 
     Returns the number of the agreement, at least `number`, and the successors of all, by rank. A rank that sees that another is
     gone shows it, and no rank comes back. So the views shrink until they are equal. OperationTimeout names ranks that did not
