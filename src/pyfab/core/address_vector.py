@@ -43,8 +43,8 @@ _SOCKET_LINK = "sockaddr"  # the part of a bundle that is a bare socket address
 class AddressVector(Owned):
     """The peers of an endpoint: handle → address. Made by `Domain.address_vector`.
 
-    Handles count from 0, the lowest free one first. Safe from any thread; looking up does not wait for those who insert. `with`
-    and `close()` end it; BusyError while an endpoint uses it.
+    A new peer gets the lowest free handle, counted from 0. Safe from any thread; looking up does not wait for those who insert.
+    `with` and `close()` end it; BusyError while an endpoint uses it.
     """
 
     def __init__(self, domain: DomainBase, type: AVType, options: VectorOptions) -> None:
@@ -128,9 +128,9 @@ class AddressVector(Owned):
     ) -> int | list[int] | tuple[list[int], list[FabricError | None]]:
         """Inserts one address (returns its handle) or several (returns a list).
 
-        InvalidArgumentError for one bad address, UnreachableError for one without a link of this domain; InsertError if some of
-        several are bad: the good ones are inserted then, and a bad one takes no handle. sync_err: the call returns
-        (handles, errors) and raises for no address.
+        A single bad address raises InvalidArgumentError, or UnreachableError if no link of this domain leads to it. If some of
+        several are bad, the call raises InsertError: the good ones are inserted, and a bad one takes no handle. sync_err: the
+        call returns (handles, errors) and raises for no address.
 
         fi_addr: a list or array of 64-bit integers that gets the handles as well, ADDR_NOTAVAIL for a failed address. It is also
         an input. With InsertFlag.USER_ID it holds what completions are to report of each peer. With InsertFlag.AUTH_KEY it holds
@@ -225,9 +225,8 @@ class AddressVector(Owned):
                 "insert the address of the peer's endpoint"
             )
         items = resolver.symmetric(services, _FAMILIES.get(self.addr_format, socket.AF_UNSPEC))
-        resolved = (
-            items if self._inserter else list(items)
-        )  # an asynchronous vector resolves names later, too
+        # An asynchronous vector resolves the names after the call has returned.
+        resolved = items if self._inserter else list(items)
         addresses = (
             _core.encode_name([(_SOCKET_LINK, 0, item)])
             if isinstance(item, bytes) and self.addr_format == "bundle"
@@ -296,7 +295,7 @@ class AddressVector(Owned):
         return handles, errors
 
     def bind(self, event_queue: EventQueue, flags: int = 0) -> None:
-        """Names the queue that an asynchronous vector tells of its insertions. A vector is bound once."""
+        """Binds the queue that an asynchronous vector tells of its insertions. A vector is bound once."""
         self._check_open()
         if flags:
             raise BadFlagsError(f"flags={flags!r}: bind() takes none")
@@ -360,7 +359,7 @@ class AddressVector(Owned):
     def straddr(self, address: Address, size: int | None = None) -> str | tuple[str, int]:
         """An address as text, whether inserted or not; an empty string for bytes of no known format.
 
-        With `size`: (what fits into so many bytes with the end mark of C, the size that all of it needs).
+        With `size`: (what fits into `size` bytes with a terminating zero, the size that all of it needs).
         """
         self._check_open()
         text = as_text(address)
@@ -389,9 +388,9 @@ class AddressVector(Owned):
     def set_user_id(self, handle: int, user_id: int, *, flags: InsertFlag = _NO_FLAGS) -> None:
         """Sets what completions report of a peer, in a vector opened with user_id=True. Until then that is ADDR_NOTAVAIL.
 
-        With InsertFlag.AUTH_KEY it sets what they report of peers that came under this authorization key and are not in the
-        vector. Their completions always have CompletionFlag.AUTH_KEY; in vectors without user ids they report the handle of the
-        key as source.
+        With InsertFlag.AUTH_KEY, `handle` is that of an authorization key, and the call sets what completions report of peers
+        that use this key and are not in the vector. These completions always have CompletionFlag.AUTH_KEY; in a vector without
+        user ids their source is the handle of the key.
         """
         self._check_open()
         if not 0 <= operator.index(user_id) <= ALL_ONES:
@@ -406,8 +405,8 @@ class AddressVector(Owned):
     def insert_auth_key(self, key: bytes, flags: int = 0) -> int:
         """Takes an authorization key. The handle that it returns means the key only in calls with InsertFlag.AUTH_KEY.
 
-        Endpoints that are opened with the vector afterwards take the key beside the others that are there, and serve whoever has
-        one of them; an endpoint that is open already does not take it. Peers under different keys share no connection.
+        An endpoint that is opened with the vector afterwards serves peers that have any one of its keys, this one included; an
+        endpoint that is open already does not take the key. Peers under different keys share no connection.
 
         InvalidArgumentError unless the domain was opened with av_auth_keys=True and the key has its auth_key_size.
         """

@@ -1,6 +1,6 @@
 """`await operation`: the event loop sleeps until the core tells it.
 
-asyncio is imported by those who use it: most programs do not, and every process of them would pay for it at its start.
+asyncio is imported inside the functions that use it. Most programs do not use it, and importing it slows their start.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ Waiters: TypeAlias = "set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
 
 
 def wake_all(waiters: Waiters) -> None:
-    """Ends the waiting of all of them, from any thread."""
+    """Ends the wait of every waiter. Safe from any thread."""
     for loop, future in tuple(waiters):
         if not loop.is_closed():
             loop.call_soon_threadsafe(_wake, future)
 
 
 async def wait_readable(fd: int, contexts: Iterable[Context], waiters: Waiters) -> None:
-    """Until `fd` is readable, or `wake_all(waiters)`. Under manual progress the loop drives `contexts` meanwhile."""
+    """Waits until `fd` is readable, or until `wake_all(waiters)`. Under manual progress the loop drives `contexts` meanwhile."""
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -81,7 +81,7 @@ def _drive(
 
 @contextmanager
 def _watched(loop: asyncio.AbstractEventLoop, fd: int, call: Callable[[], None]) -> Iterator[None]:
-    """Calls `call` whenever `fd` is readable. A loop has one reader for a descriptor, which all who watch it share."""
+    """Calls `call` whenever `fd` is readable. A loop has one reader for a descriptor, so all who watch it share that."""
     calls = _WATCHED.setdefault(loop, {}).setdefault(fd, [])
     if not calls:
         loop.add_reader(fd, lambda: [each() for each in tuple(calls)])

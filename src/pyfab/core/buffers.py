@@ -45,7 +45,7 @@ def _refuse_device(what: str, device: str) -> NotSupportedError:
 def bytes_of(name: str, value: Any) -> bytes:
     """A copy of what a buffer holds, for the argument of that name. InvalidArgumentError for what is no buffer.
 
-    Not bytes(value): that makes so many zeroes of a number.
+    It does not use bytes(value), which makes a number into that many zeroes.
     """
     try:
         with memoryview(value) as view:
@@ -72,7 +72,7 @@ def auth_key_of(value: Any) -> bytes:
 def array_of(thing: Any) -> Any:
     """The memory of a tensor without a buffer protocol as an array of the same memory; anything else as it is.
 
-    NotSupportedError for memory of a GPU, naming what is missing.
+    NotSupportedError for memory of a GPU; the message names what is missing.
     """
     if isinstance(thing, np.ndarray | bytes | bytearray | memoryview):
         return thing
@@ -87,7 +87,8 @@ def array_of(thing: Any) -> Any:
         if getattr(thing, "requires_grad", False):
             thing = thing.detach()  # a view: what peers do to the memory is not differentiated
         if hasattr(thing, "numpy"):
-            array: Any = thing.numpy()  # of torch: writable, which DLPack without a version does not tell
+            # torch's own array is writable; DLPack without a version does not tell that it is.
+            array: Any = thing.numpy()
         else:
             array = np.from_dlpack(thing)
         return array

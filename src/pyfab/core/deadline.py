@@ -35,8 +35,8 @@ class Deadline:
 class Looks:
     """Pauses between looks at something that sends no event when it changes.
 
-    They are short at first, then a twentieth of the time waited and at most a second: waiting costs next to nothing, however many
-    processes wait, and makes no one late by more than that.
+    A pause is short at first, later a twentieth of the time waited, and at most a second. So waiting costs next to nothing,
+    however many processes wait, and none of them notices a change later than by one pause.
     """
 
     _FIRST, _SHARE, _LONGEST = 0.002, 0.05, 1.0
@@ -50,6 +50,6 @@ class Looks:
         return time.monotonic() - self._start
 
     def pause(self) -> None:
-        """Until the next look, or until the deadline."""
+        """Sleeps until the next look is due, or until the deadline."""
         longest = min(max(self._FIRST, self._SHARE * self.waited), self._LONGEST)
         time.sleep(self._deadline.remaining(longest) or 0)

@@ -27,7 +27,7 @@ def mapped_core(core: _core.DmaBufCore) -> _core.DmaBufCore:
 
 
 class DmaBuf(_core.Exporter):
-    """A dma-buf among the addresses of this process: memory, of a GPU for instance, that its driver exported as a file.
+    """A dma-buf that this process opened: memory, of a GPU for instance, that its driver exported as a file.
 
     fd: its file descriptor, which is duplicated and stays the caller's. offset, length: the part that is meant, in bytes; the
     offset is a multiple of the page size, and without a length all that follows is meant. InvalidArgumentError for what is not
@@ -35,7 +35,7 @@ class DmaBuf(_core.Exporter):
 
     Where the exporter lets processors reach it, it is `mapped`: a buffer of bytes, for NumPy as well, and memory like any
     other. Where it does not, it is no buffer, and only RDMA devices reach it: register it, and name local memory by slices
-    of the region, `region[0:n]`. What processors have to do there fails with BoundsError (docs/verbs.md).
+    of the region, `region[0:n]`. An operation that needs a processor there fails with BoundsError (docs/verbs.md).
 
     close() refuses (BusyError) while arrays or regions use the memory; leaving a `with` block, or dropping the object, lets go
     of it, and it stays until the last of them has gone. Safe from any thread.
@@ -81,10 +81,11 @@ class DmaBuf(_core.Exporter):
 
     @contextlib.contextmanager
     def cpu_access(self, *, write: bool = False) -> Iterator[None]:
-        """Around loads, and stores if `write`, of this process: the exporter makes caches agree (DMA_BUF_IOCTL_SYNC).
+        """Encloses loads of this process, and stores if `write`: the exporter makes caches agree (DMA_BUF_IOCTL_SYNC).
 
-        It waits for devices that work on the memory. pyfab's own copies do not call it: where an exporter needs that, call it
-        around what peers do as well. InvalidArgumentError for a file that is no dma-buf; NotSupportedError if it is not mapped.
+        It waits for devices that work on the memory. pyfab's own copies do not call it: where an exporter needs it for them,
+        call it around what peers do as well. InvalidArgumentError for a file that is no dma-buf; NotSupportedError if it is not
+        mapped.
         """
         core = self._only_buffer()
         core.access(write, True)

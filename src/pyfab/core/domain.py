@@ -38,22 +38,27 @@ _DEFAULT_QUEUE = 4096  # entries of the queue that an endpoint makes for itself
 
 
 class Domain(DomainBase):
-    """Opens links for communication. Made of it: regions, memory, endpoints, address vectors, queues and counters.
+    """Opens links for communication. It makes regions, memory, endpoints, address vectors, queues and counters.
 
     spec: one provider ("shm", "tcp", "tcp:eth0") or several joined into a linked one ("shm+tcp"), alternatives with "|"; an
     Info; None takes $FI_LNX_PROV_LINKS, else the best links found. mr_mode: the demands on registered memory that are in force;
     None takes those of an Info, else none. mr_key_size: bytes of a key, 4 to 8. auth_key: a secret, which peers must have too.
-    api_version: below (1, 5), authorization keys of single regions and endpoints are ignored, as fi_mr(3) has it. progress:
-    "auto" serves peers from a thread of the library, "manual" only inside calls. peer_deadline: seconds without a sign of life
-    until a peer counts as lost; rail_deadline: the same of one of several network links to it. rail_policy(peer, links): called
-    when a peer is first used over several network links; returns a share for each, 0 for none, or None to let their bandwidth
-    decide; it may use the domain, but not that peer. coherent=False: emulates memory that needs `sync_rdma_read` and
-    `sync_rdma_write`, with a cache of lines of `cache_line` bytes at the "device" or the "cpu"; checker=True does so too and
-    reports calls that are missing, late or needless. settings: of the providers, for instance tcp_listen="10.0.0.5",
-    shm_copy="ring"; lnx_disable_shm and lnx_use_srq come before $FI_LNX_DISABLE_SHM and $FI_LNX_USE_SRQ (docs/links.md).
+    api_version: below (1, 5), authorization keys of single regions and endpoints are ignored, as fi_mr(3) has it.
+
+    progress: "auto" serves peers from a thread of the library, "manual" only inside calls. peer_deadline: seconds without a sign
+    of life until a peer counts as lost. rail_deadline: seconds until one of several network links to a peer does.
+    rail_policy(peer, links): called when a peer is first used over several network links; it returns a share for each, 0 for
+    none, or None to let their bandwidth decide; it may use the domain, but not that peer.
+
+    coherent=False: emulates memory that needs `sync_rdma_read` and `sync_rdma_write`, with a cache of lines of `cache_line` bytes
+    at the "device" or the "cpu". checker=True does so too, and reports calls that are missing, late or needless.
+
+    settings: those of the providers, for instance tcp_listen="10.0.0.5" or shm_copy="ring"; lnx_disable_shm and lnx_use_srq
+    override $FI_LNX_DISABLE_SHM and $FI_LNX_USE_SRQ (docs/links.md).
+
     mr_cache: whether memory stays registered with the device for the next region on it; "auto": where that is possible; None:
     if $FI_MR_CACHE_MONITOR names a monitor. The settings mr_cache_monitor, mr_cache_max_size, mr_cache_max_count and
-    mr_cache_merge_regions come before the variables $FI_MR_CACHE_*; RuntimeWarning where a cache is wanted and cannot be had.
+    mr_cache_merge_regions override the variables $FI_MR_CACHE_*. RuntimeWarning where a cache is wanted but not possible.
 
     Leaving a `with` block closes what the domain still owns. Safe from any thread; a child process of fork() gets ClosedError.
     """
@@ -179,7 +184,7 @@ class Domain(DomainBase):
             self._report_to(event_queue)
 
     def _report_to(self, event_queue: EventQueue | None) -> None:
-        # The caller holds the lock of what is bound to what.
+        # The caller holds `_binding`.
         if self._registration_events is not None:
             self._registration_events._reporters.discard(self)
         if event_queue is not None:
@@ -245,8 +250,8 @@ class Domain(DomainBase):
     ) -> Endpoint:
         """Opens an endpoint, enabled on return. Without `av` or `cq` it makes its own.
 
-        auth_key: what peers must have too; None: one of those in `av`, up to 16, else the domain's. caps: all that the domain
-        offers, unless given; remote writes through an endpoint without Caps.RMA_EVENT raise no counters, and receives
+        auth_key: the key that peers must have too; None: one of those in `av`, up to 16, else the domain's. caps: all that the
+        domain offers, unless given; remote writes through an endpoint without Caps.RMA_EVENT raise no counters, and receives
         of one without Caps.DIRECTED_RECV take messages from anybody, whatever `peer` they name.
 
         Its own queue holds the latest entries and forgets older ones; one that you pass refuses operations when it is full.
@@ -304,13 +309,13 @@ class Domain(DomainBase):
         """A table of peers. All arguments can be read back as attributes.
 
         type: how handles are made; here both kinds are indices. count, ep_per_node: hints, never limits. rx_ctx_bits: bits of
-        a handle for the receive context, 2**bits at least the contexts of the endpoints that are meant. name: shared with all
-        processes of this user that open it by this name in a domain of the same name; read_only: never changes it, and it must
-        be there. map_addr: 0 lets the library choose. symmetric: consecutive socket addresses take next to no memory. user_id:
-        completions report what set_user_id() said. asynchronous: insertions tell an event queue, see bind(); on_error: whether
-        they go on behind an address that fails, or cancel the rest of their call. duplicates: "reject" refuses an address that
-        is there already (FI_EALREADY); otherwise each insertion gives a handle of its own. flags: AVFlag, beside the keywords
-        that say the same.
+        a handle for the receive context; 2**bits is at least the number of contexts of each endpoint in the vector. name: the
+        vector is shared with all processes of this user that open it by this name in a domain of the same name. read_only: the
+        vector must exist already, and is never changed through this object. map_addr: 0 lets the library choose. symmetric:
+        consecutive socket addresses take next to no memory. user_id: completions report what set_user_id() said. asynchronous:
+        insertions tell an event queue, see bind(). on_error: whether they go on after an address that fails, or cancel the rest
+        of their call. duplicates: "reject" refuses an address that is there already (FI_EALREADY); otherwise each insertion
+        gives a handle of its own. flags: AVFlag, which mean the same as the keywords; either may be used.
         """
         self._core.check_open()
         if int(flags) & ~sum(AVFlag):
@@ -359,7 +364,7 @@ class Domain(DomainBase):
 
         segments: a list of regions, slices `mr[8:64]`, arrays within a region (strided ones too) or `Triplet`s. It takes effect
         before it returns, for stores by any thread that happened before, and promises nothing for other bytes. Where
-        `info.needs_sync_rdma_read` is false it checks its arguments and orders memory accesses, and that is all. ClosedError for
+        `info.needs_sync_rdma_read` is false it only checks its arguments and orders memory accesses. ClosedError for
         a closed domain; InvalidArgumentError, with `index`, for the first segment outside of the open regions of this domain,
         and then nothing was synchronised. Safe from any thread.
         """
@@ -368,7 +373,8 @@ class Domain(DomainBase):
     def sync_rdma_write(self, segments: Any) -> None:
         """Shows this process what peers put: to be called after a put has completed and before local loads or stores there.
 
-        Also to be called after local stores and before a peer puts into the same range. Otherwise like `sync_rdma_read`.
+        It is also to be called after local stores and before a peer puts into the same range. Arguments, errors and thread rules
+        are those of `sync_rdma_read`.
         """
         self._synchronise(segments, write_side=True)
 
@@ -386,8 +392,8 @@ class Domain(DomainBase):
     def sync_reports(self) -> list[SyncReport]:
         """What the checker has found, oldest first.
 
-        Looking takes stock: puts and gets that wait for their call count as having missed it. What is found otherwise, by a call
-        or by the end of a region, is also a SyncWarning.
+        Reading this property takes stock: puts and gets that wait for their call count as having missed it. What a call or the
+        end of a region finds is also a SyncWarning.
         """
         if self._sync_log is None:
             return []

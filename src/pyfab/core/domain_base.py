@@ -1,4 +1,4 @@
-"""What everything that a domain makes knows of the domain. `Domain` itself stands on top and knows what it makes."""
+"""The part of a domain that the objects made from it know. `Domain` adds the calls that make them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DomainBase", "DomainOptions", "PendingEvents"]
 
 @dataclasses.dataclass(frozen=True)
 class DomainOptions:
-    """How a domain was opened, as far as the objects made of it depend on it."""
+    """How a domain was opened, as far as the objects made from it depend on that."""
 
     auth_key: bytes
     auth_key_size: int

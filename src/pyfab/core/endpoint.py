@@ -60,9 +60,9 @@ class EndpointOptions:
     """The keys that peers may have, each with its number in the address vector, or 0; empty: the domain's key."""
     caps: Caps
     exempt: bool = False
-    """From the demands of the domain's mr_mode: groups meet them by other means."""
+    """The demands of the domain's mr_mode do not hold for this endpoint, because groups meet them by other means."""
     owns: tuple[Owned, ...] = ()
-    """The queue and address vector that nobody else passed, so that they end with the endpoint."""
+    """The queue and the address vector that the program did not pass: they were made for the endpoint and end with it."""
 
 
 class Endpoint(_Operations):
@@ -191,7 +191,7 @@ class Endpoint(_Operations):
             self._report_to(event_queue)
 
     def _report_to(self, event_queue: EventQueue | None) -> None:
-        # The caller holds the domain's lock of what is bound to what.
+        # The caller holds the domain's `_binding`.
         if self._events is not None:
             self._events._reporters.discard(self)
         if event_queue is not None:
@@ -212,7 +212,7 @@ class Endpoint(_Operations):
         return self._contexts[index]
 
     def report(self, peer: int) -> tuple[str, str, str]:
-        """(link, how, why): which link leads to the peer, how the bytes go there, and why this link was chosen."""
+        """(link, how, why): the link that leads to the peer, how the bytes go there, and why this link was chosen."""
         return self.context(0).report(peer)
 
     def counts(self, peer: int) -> dict[str, int]:
@@ -232,7 +232,7 @@ class Endpoint(_Operations):
         return Table(LinkStats, (total[name] for name in sorted(total)), title="messages of each link")
 
     def progress(self) -> bool:
-        """Moves what can be moved without waiting (manual progress); whether anything moved."""
+        """Moves what can be moved without waiting (manual progress). Returns whether anything moved."""
         moved = [context.progress() for context in self._contexts]
         return any(moved)
 

@@ -97,8 +97,8 @@ class InsertFlag(enum.IntFlag):
     MORE = 1  # more insertions follow; nothing waits for them
     SYNC_ERR = 2  # the context of the call gets the outcome of each address
     EVENT = 4  # the outcome comes as events
-    USER_ID = 8  # the array of handles holds, before, what completions are to report
-    # Handles given are those of authorization keys: to insert under, to look up, to receive from.
+    USER_ID = 8  # before the call, the array of handles holds what completions are to report
+    # The handles of the call are those of authorization keys: to insert under, to look up, or to receive from.
     AUTH_KEY = 16
 
 
@@ -140,7 +140,7 @@ class Delivery(enum.IntFlag):
 
 
 class SendFlag(enum.IntFlag):
-    """Of one message, beside its Delivery."""
+    """Flags of one message, combined with its Delivery."""
 
     UNORDERED = 16  # may overtake messages, puts and atomics sent before it, and take any rail
 
@@ -161,7 +161,8 @@ class CompletionFlag(enum.IntFlag):
     MULTI_RECV = 1024  # the memory of a receive for many messages is free again
     MORE = 2048  # more entries of the same operation follow
     AUTH_KEY = 4096  # source stands for the authorization key of a sender that is not in the address vector
-    LATE = 8192  # an error of an operation that had been told complete, at a level that does not wait for the other side
+    # The operation failed after it had been told complete, at a level that does not wait for the target.
+    LATE = 8192
 
 
 class AtomicOp(enum.IntEnum):
@@ -189,7 +190,7 @@ class AtomicOp(enum.IntEnum):
 
 
 class AVFlag(enum.IntFlag):
-    """How an address vector is opened (fi_av_open(3)): the same as the keyword of each."""
+    """How an address vector is opened (fi_av_open(3)). Each flag means the same as its keyword."""
 
     EVENT = 1  # asynchronous
     READ = 2  # read_only

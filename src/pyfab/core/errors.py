@@ -74,57 +74,57 @@ class FabricError(OSError):
 
 
 class KeyInUseError(FabricError):
-    """A region was to get a key that another one has."""
+    """The requested key belongs to another region."""
 
     code = 266
 
 
 class KeyRejectedError(FabricError):
-    """The target knows no region of that key, or it closed meanwhile."""
+    """The key is unknown to the target, closed or disabled, or the target refused the authorization key."""
 
     code = 129
 
 
 class AccessDeniedError(FabricError, PermissionError):
-    """The rights of the region, of the process or of a file forbid it."""
+    """The rights of the region, of the process or of a file forbid the access."""
 
     code = 13
 
 
 class BoundsError(FabricError, IndexError):
-    """Bytes outside of the region, or memory that is not there."""
+    """The bytes are outside of the region or array, or the memory is not there."""
 
     code = 14
 
 
 class BusyError(FabricError):
-    """Something else still uses it."""
+    """Others still use the object."""
 
     code = 16
 
 
 class BadFlagsError(FabricError, ValueError):
-    """A flag, or a combination of flags, that is not known here."""
+    """A flag, or a combination of flags, is not supported by the call."""
 
     code = 260
 
 
 class InvalidArgumentError(FabricError, ValueError):
-    """`index` is the place of the first bad item where one list of several is refused whole."""
+    """An argument is wrong. Where a list of items is refused as a whole, `index` is the place of its first bad item."""
 
     code = 22
     index: int | None = None
 
 
 class TooSmallError(FabricError):
-    """`needed` is the size in bytes that suffices."""
+    """The buffer is too small. `needed` is the size in bytes that suffices."""
 
     code = 257
     needed = 0
 
 
 class NoEventQueueError(FabricError):
-    """It tells of its end by an event, and no event queue is bound."""
+    """The call tells of its end by an event, and no event queue is bound."""
 
     code = 261
 
@@ -138,8 +138,8 @@ class UnreachableError(FabricError, ConnectionError):
 class PeerLostError(FabricError, ConnectionError):
     """The peer's process or link has gone. What was outstanding may have happened or not.
 
-    The death of a process on this node is noticed within 10 ms, a loss over the network when a system tells of it, and any
-    within the domain's `peer_deadline`. What succeeded shortly before, the peer may not have lived to see.
+    The death of a process on this node is noticed within 10 ms. A loss over the network is noticed when the operating system
+    reports it, and every loss within the domain's `peer_deadline`. The peer may have died before it saw what succeeded last.
     """
 
     code = 104
@@ -152,7 +152,7 @@ class TruncatedError(FabricError):
 
 
 class CanceledError(FabricError):
-    """It was canceled before it was done."""
+    """The operation was canceled before it was done."""
 
     code = 125
 
@@ -164,7 +164,7 @@ class OperationTimeout(FabricError, TimeoutError):
 
 
 class NotSupportedError(FabricError):
-    """The link, the memory or this machine does not have it."""
+    """The link, the memory, the mode or this machine does not support what was asked."""
 
     code = 95
 
@@ -199,7 +199,7 @@ class InsertError(FabricError):
 
     @property
     def count(self) -> int:
-        """How many addresses were inserted all the same."""
+        """The number of addresses that were inserted."""
         return sum(error is None for error in self.errors)
 
 

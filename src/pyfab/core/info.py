@@ -72,7 +72,7 @@ BASIC_BITS = MRMode.VIRT_ADDR | MRMode.ALLOCATED | MRMode.PROV_KEY
 
 
 def bits_in_force(mr_mode: MRMode) -> MRMode:
-    """The single demands that a mode makes. FabricError FI_ENODATA for BASIC beside anything but LOCAL."""
+    """The single demands that a mode makes. FabricError FI_ENODATA for BASIC with anything but LOCAL."""
     if not mr_mode & MRMode.BASIC:
         return mr_mode
     others = mr_mode & ~(MRMode.BASIC | MRMode.LOCAL)
@@ -126,10 +126,10 @@ def getinfo(
     every device of every provider, after the links of that variable if it is set. Entries lack neither `caps` nor
     `max_group_id`. Raises FabricError FI_ENODATA if nothing matches and InvalidArgumentError for a spec that cannot be read.
     `node` and `service` restrict the entries to those with that local address. ep_type: every endpoint is reliable and
-    unconnected (RDM); others are not to be had.
+    unconnected (RDM); nothing matches another type.
 
-    mr_mode: the demands on registered memory that the program can meet. The entries show those of them that the provider
-    makes; one that makes others is left out. The providers of this build demand nothing by nature; `needs` stands in
+    mr_mode: the demands on registered memory that the program can meet. An entry shows the demands that its provider makes; an
+    entry with other demands is left out. The providers of this build demand nothing by nature; `needs` stands in
     for a device that does, and a `Domain` opened with such an entry enforces it.
     """
     demanded = bits_in_force(needs)
@@ -171,7 +171,7 @@ def getinfo(
 
 
 def _found_or_nothing(spec: str) -> list[dict[str, Any]]:
-    """The entries of a link that need not be there: the ordinary providers are found without it."""
+    """The entries of a link spec, or none if nothing matches it: the ordinary providers are listed without it."""
     try:
         return _core.find_links(spec)
     except FabricError as error:

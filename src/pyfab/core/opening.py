@@ -1,4 +1,4 @@
-"""What a program asks for when it opens a domain, checked; and what it is granted."""
+"""Checks what a program asks for when it opens a domain, and tells what it is granted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["cache_setting", "emulated_cache", "granted", "seconds"]
 
 
 def seconds(name: str, value: float) -> float:
-    """The duration that the keyword of this name was given."""
+    """The duration given to the keyword of this name. InvalidArgumentError unless it is finite and above 0."""
     try:
         duration = float(value)
     except (TypeError, ValueError):
@@ -34,7 +34,10 @@ def cache_setting(mr_cache: object) -> str:
 
 
 def emulated_cache(cache: str, line: int, checker: bool) -> tuple[bool, int, bool]:
-    """The emulation of non-coherent memory as the core takes it: whether the cache is the processor's, its line, the checker."""
+    """The emulation of non-coherent memory as the core takes it.
+
+    That is whether the cache is the processor's, the bytes of its line, and whether the checker is on.
+    """
     if str(cache) not in ("device", "cpu"):
         raise InvalidArgumentError(f'cache={cache!r}: it is at the "device" or the "cpu"')
     if operator.index(line) <= 0:

@@ -24,7 +24,7 @@ class User(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it uses them no more."""
+        """Whether the endpoint has ended, and no longer uses the objects."""
 
 
 class Owned:

@@ -141,7 +141,7 @@ class Counter(Owned):
 
 
 class EventType(enum.IntEnum):
-    """What an event tells about."""
+    """What an event is about."""
 
     PEER_LOST = 0
     """A peer is gone, ended, or stopped answering: what was outstanding to it has failed."""
@@ -192,7 +192,7 @@ class Reporter(Protocol):
     """What is bound to an event queue and reports to it: an endpoint, or a domain for its registrations."""
 
     def _report_to(self, event_queue: EventQueue | None) -> None:
-        """Reports to this queue from now on, or to none. The caller holds the domain's lock of what is bound to what."""
+        """Reports to this queue from now on, or to none. The caller holds the domain's `_binding`."""
 
 
 class EventQueue(Owned):
@@ -254,7 +254,7 @@ class EventQueue(Owned):
         about: object = None
         of: object = None
         if type == EventType.INSERTED:
-            with pending.lock:  # the last event of an insertion, which has no error, takes the call out
+            with pending.lock:  # the last event of an insertion has no error, and takes the call out
                 calls = pending.insertions
                 of, about = calls[context] if errno else calls.pop(context)
         elif type == EventType.REGISTERED:

@@ -35,7 +35,8 @@ __all__ = ["MRAttr", "MemoryRegion", "Range", "RawKey", "RegionSlice", "RemoteRe
 
 _NO_FLAGS = MRFlag(0)
 AuthKeys = bytes | Sequence[bytes] | AddressVector | tuple[AddressVector, int] | None
-"""One key; several, of which a peer needs one; all keys of an address vector; with MRFlag.AUTH_KEY one of them by handle."""
+"""The authorization keys of a region: one key; several, of which a peer needs one; or all keys of an address vector.
+With MRFlag.AUTH_KEY it is one key of an address vector, by its handle."""
 _NOT_IMPLEMENTED = 38  # ENOSYS, as fi_mr(3) has it for what a domain lacks
 
 
@@ -89,7 +90,7 @@ def shared_memory_of(array: object) -> _core.SharedMemory | None:
 
 
 def _auth_keys(domain: DomainBase, given: object, by_handle: bool) -> list[bytes]:
-    """The keys of a region, of which peers need one, from what register() got as auth_key. An empty list: the domain's key."""
+    """The keys of a region, of which peers need one, from what register() got as auth_key. [] stands for the domain's key."""
     if by_handle:
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], AddressVector)):
             raise InvalidArgumentError(
@@ -139,7 +140,7 @@ def _pieces(memories: list[Any], limit: int) -> list[Any]:
 
 
 def _described(memories: list[Any]) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-    """Type and shape of a region's items. None: it is so many bytes."""
+    """Type and shape of a region's items. None for memory that is plain bytes."""
     only = memories[0] if len(memories) == 1 else None
     if isinstance(only, memoryview) and only.format not in (None, "B"):
         only = np.asarray(only)
@@ -160,7 +161,7 @@ class RegionSlice(NamedTuple):
 class MemoryRegion(_core.Exporter):
     """Registered memory. Made by `Domain.register`; owns the key, keeps the buffer alive, ends with close().
 
-    Safe from any thread, close() from one.
+    Safe from any thread, except that only one thread may call close().
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class MemoryRegion(_core.Exporter):
         self._domain = domain
         self._buffer = attr.buffers
         self._memory = memories
-        self._context: object = None  # only an event brings it
+        self._context: object = None  # stays None after a synchronous registration
         self._access = Access(attr.access)
         # A region that starts disabled also takes keys that come to the vector before it is enabled.
         self._keys_of = attr.auth_key if isinstance(attr.auth_key, AddressVector) else None
@@ -246,7 +247,7 @@ class MemoryRegion(_core.Exporter):
 
     @property
     def access(self) -> Access:
-        """Who may do what."""
+        """The rights of peers and of local operations."""
         return self._access
 
     @property
@@ -321,7 +322,8 @@ class MemoryRegion(_core.Exporter):
         """Opens to peers a region that started disabled.
 
         Those are all regions in MRMode.ENDPOINT, and those registered with MRFlag.RMA_EVENT in MRMode.RMA_EVENT. In other
-        modes this changes nothing. FabricError FI_EOPBADSTATE if something is still to be bound, or if it is enabled.
+        modes this changes nothing. FabricError FI_EOPBADSTATE if something is still to be bound, or if the region is
+        enabled already.
         """
         if self._keys_of is not None and not self._domain._options.ignores_auth_keys and not self.enabled:
             self._core.admit(_auth_keys(self._domain, self._keys_of, False))
@@ -344,10 +346,11 @@ class MemoryRegion(_core.Exporter):
     def close(self) -> None:
         """Takes the region away from peers; when it returns no peer touches the memory any more.
 
-        A peer on this node that was stopped (SIGSTOP) in the middle of an access is waited for, for the domain's `peer_deadline`;
-        then OperationTimeout names its process. No access starts any more, but until another call returns the peer may still
-        carry out this one. Where a domain, window, group or store closes the region, this is a RuntimeWarning.
-        BusyError while it is still registering, and while a counter or an endpoint is bound that is still open: close that
+        A peer on this node may have been stopped (SIGSTOP) in the middle of an access. The call waits for it up to the domain's
+        `peer_deadline`; then OperationTimeout names its process. No other access starts after that, but the peer may still carry
+        out this one until another call of close() returns. Where a domain, window, group or store closes the region, a
+        RuntimeWarning takes the place of the error.
+        BusyError while the region is still registering, and while a counter or an endpoint bound to it is open: close that
         first, or leave by the `with` block.
         """
         if self._core.released:

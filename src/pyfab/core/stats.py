@@ -18,12 +18,12 @@ def html_table(caption: str, rows: dict[str, Any]) -> str:
 class CacheStats:
     """What a domain's registration cache did and holds; all zero where the domain uses none.
 
-    Each search is a hit or a miss. Evictions: idle entries dropped to keep the limits. Notifications: times that memory went away
-    under at least one entry. Cached: all entries; idle: those of them that no region uses. Entries that were merged into a larger
-    one or lost their memory are no longer counted, though their regions go on.
+    Each search is a hit or a miss. Evictions: idle entries dropped to keep the limits. Notifications: how often memory of at
+    least one entry went away. Cached: all entries. Idle: the entries that no region uses. Entries that were merged into a larger
+    one, or that lost their memory, are no longer counted, though their regions go on.
     """
 
-    monitor: str  # in force; "disabled" without a cache
+    monitor: str  # the monitor in force; "disabled" without a cache
     searches: int
     hits: int
     misses: int
@@ -45,9 +45,10 @@ class CacheStats:
 class LinkStats(NamedTuple):
     """What messages did over one link of an endpoint.
 
-    sends: those that the link took, by form: "send" or "inject", with a "t" in front if tagged, and "+vector" and "+data" for
-    several buffers and remote data. receives: messages that came over it and met a receive. unexpected: those that came before
-    their receive; longest and mean: how many waited, each time that one more had come. waiting: now.
+    sends: the messages that the link took, by form: "send" or "inject", with a "t" in front if tagged, and "+vector" and "+data"
+    for several buffers and remote data. receives: messages that came over the link and met a receive. unexpected: messages that
+    came before their receive. waiting: the unexpected messages that wait now. longest, mean: how many waited, counted each time
+    that one more had come.
     """
 
     link: str
@@ -60,7 +61,7 @@ class LinkStats(NamedTuple):
 
     @classmethod
     def of(cls, link: str, counts: dict[str, Any]) -> LinkStats:
-        """From the counts of one context."""
+        """Makes them of the counts of one context."""
         unexpected = counts["unexpected"]
         mean = counts["unexpected_lengths"] / unexpected if unexpected else 0.0
         return cls(
@@ -74,7 +75,7 @@ class LinkStats(NamedTuple):
         )
 
     def plus(self, other: LinkStats | None) -> LinkStats:
-        """Of two contexts, each of which has queues of its own."""
+        """Adds the statistics of another context, which has queues of its own."""
         if other is None:
             return self
         unexpected = self.unexpected + other.unexpected
@@ -95,7 +96,7 @@ class DomainStats(dict[str, Any]):
 
     @property
     def cache(self) -> CacheStats:
-        """The registration cache's part."""
+        """The item "cache"."""
         cache: CacheStats = self["cache"]
         return cache
 

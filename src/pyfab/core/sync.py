@@ -65,7 +65,8 @@ class SyncStats:
 
     read_calls: int
     write_calls: int
-    flushes: int  # of the emulated cache, one for each segment
+    # The emulated cache counts one flush, or one invalidation, for each segment of a call.
+    flushes: int
     invalidations: int
     bytes_to_device: int
     bytes_to_cpu: int
@@ -148,7 +149,7 @@ def runs(array: NDArray[Any]) -> tuple[list[int], int]:
     for stride, extent in sorted(
         (abs(stride), extent) for stride, extent in zip(array.strides, array.shape, strict=True)
     ):
-        if stride <= run:  # next to each other, or overlapping
+        if stride <= run:  # the items touch or overlap
             run += stride * (extent - 1)
         else:
             gaps.append((stride, extent))
@@ -162,7 +163,7 @@ def runs(array: NDArray[Any]) -> tuple[list[int], int]:
 
 
 def _of_segment(error: InvalidArgumentError, owners: Sequence[int]) -> InvalidArgumentError:
-    """The core's error, which counts triplets, in terms of what the caller passed."""
+    """The error with the number of the segment that the caller passed. The core numbers triplets instead."""
     return error if error.index is None else _bad_segment(owners[error.index], str(error.strerror))
 
 

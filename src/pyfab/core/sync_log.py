@@ -13,7 +13,8 @@ from pyfab import _core
 
 __all__ = ["SyncLog", "SyncReport", "SyncWarning"]
 
-_PACKAGE = str(Path(__file__).parent.parent) + os.sep  # of which no line is the program's
+# Files below this folder belong to the library, so none of their lines is the program's.
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
 class SyncWarning(UserWarning):

@@ -1,4 +1,4 @@
-"""Reading samples by number in one process: a way to every holder, and the core's gatherer."""
+"""Reading samples by number in one process: connections to all holders, and the core's gatherer."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ Batch = dict[str, Any]
 
 
 class Copy(NamedTuple):
-    """What one rank holds of one shard: for each field its region, and that of a ragged field's table; None where empty."""
+    """What one rank holds of one shard: the region of each field, and of each ragged field's table; None where empty."""
 
     regions: list[RemoteRegion | None]
     tables: list[RemoteRegion | None]
 
     def to_card(self) -> list[list[str | None]]:
-        """For JSON."""
+        """The same in a form that JSON can write."""
         return [[_text(region) for region in regions] for regions in self]
 
     @classmethod
     def from_card(cls, card: list[list[str | None]]) -> Copy:
-        """The other way round."""
+        """The inverse of `to_card`."""
         return cls(*([_region(text) for text in texts] for texts in card))
 
 
@@ -58,7 +58,7 @@ def _region(text: str | None) -> RemoteRegion | None:
 
 
 class Layout(NamedTuple):
-    """Where everything is: what all ranks know, and all that another process needs."""
+    """Where everything is. All ranks know it, and another process needs nothing more to read."""
 
     fields: list[FieldInfo]
     counts: list[int]  # samples, by shard
@@ -66,17 +66,17 @@ class Layout(NamedTuple):
     checksums: list[list[int]]  # by shard and field
     hosts: list[str]  # by rank
     addresses: list[bytes]  # by rank
-    copies: list[dict[int, Copy]]  # by shard: what which rank holds
+    copies: list[dict[int, Copy]]  # by shard, then by rank
     timeout: float | None
 
     @property
     def starts(self) -> list[int]:
-        """The number of each shard's first sample, and how many there are in all."""
+        """The number of each shard's first sample, and at the end the number of all samples."""
         return [0, *np.cumsum(self.counts, dtype=np.int64).tolist()]
 
 
 class Engine:
-    """Gathers for one process. `handles`: of the ranks, in the endpoint's address vector; `own`: the shards that it holds."""
+    """Gathers for one process. `handles` are the ranks' handles at the endpoint, `own` the shards that the process holds."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Engine:
         return tables
 
     def read(self, shard: int, number: int, out: NDArray[Any], *, table: bool = False) -> int:
-        """Fills `out` with a field of a shard, or its table, from the nearest rank that has it; returns that rank."""
+        """Fills `out` with a field of a shard, or with its table, from the nearest rank that answers. Returns that rank."""
         failures: list[str] = []
         for rank in self.order[shard]:
             region = self.layout.copies[shard][rank][table][number]
@@ -149,7 +149,7 @@ class Engine:
         return None, size, table, places if size else []
 
     def start(self, indices: ArrayLike, out: Batch | None, most_in_place: int = -1) -> Gathered:
-        """Begins. Up to `most_in_place` samples, this thread posts and copies, before this returns."""
+        """Starts a gather. If it has at most `most_in_place` samples, the calling thread posts and copies, then this returns."""
         indices = np.asarray(indices)
         count = indices.size
         if count == 0:
@@ -175,7 +175,7 @@ class Engine:
         return Gathered(self, begun, batch, count)
 
     def sizes(self, indices: ArrayLike) -> Iterator[tuple[FieldInfo, int]]:
-        """The fields, and how many samples, or values of ragged ones, these indices need room for."""
+        """Each field, and how many samples, or values if it is ragged, these indices need room for."""
         indices = np.asarray(indices)
         for number, field in enumerate(self.layout.fields):
             yield (
@@ -190,7 +190,7 @@ class Engine:
         return values
 
     def _array(self, target: _Target, given: Any, count: int) -> NDArray[Any]:
-        """The memory for so many samples, or values of ragged ones: a part of what is given, or new."""
+        """Memory for `count` samples, or values of a ragged field: a part of what is given, or new."""
         if given is None:
             return self._pool.take((count, *target.shape), target.dtype)
         array: NDArray[Any] = np.asarray(given)
@@ -208,7 +208,7 @@ class Engine:
 
     @property
     def replica_samples(self) -> int:
-        """Samples, once for each field, that came from another holder than the nearest."""
+        """How many samples came from another holder than the nearest. Each field counts for itself."""
         return self._gatherer.replica_samples
 
     @property
@@ -217,7 +217,7 @@ class Engine:
         return self._gatherer.lost()
 
     def bytes_read(self) -> dict[str, int]:
-        """By link, from other processes."""
+        """Bytes read from other processes, by link."""
         by_link: dict[str, int] = {}
         for rank, nbytes in enumerate(self._gatherer.bytes_read()):
             if nbytes:
@@ -229,12 +229,12 @@ class Engine:
         return by_link
 
     def close(self) -> None:
-        """What goes on fails with CanceledError. Local."""
+        """Ends the gatherer. Gathers that go on fail with CanceledError. Local."""
         self._gatherer.close()
 
 
 class _Target(NamedTuple):
-    """What is asked of the memory for a field."""
+    """What the memory for a field must be like."""
 
     name: str
     dtype: np.dtype[Any]
@@ -267,11 +267,10 @@ class Gathered:
         return self._operation.cancelled()
 
     def result(self, timeout: float | None = None) -> Batch:
-        """Waits at most so many seconds and returns the batch, or raises what failed, naming field, rank and host."""
+        """Waits at most `timeout` seconds and returns the batch, or raises what failed, naming field, rank and host."""
         try:
-            if (
-                not self._operation.done()
-            ):  # waiting for the operation itself drives its context, which costs a core
+            # A wait for the operation itself would drive its context and keep a core busy, so wait for the posting first.
+            if not self._operation.done():
                 deadline = Deadline(timeout)
                 self._begun.wait_posted(timeout)
                 timeout = deadline.remaining()

@@ -1,4 +1,4 @@
-"""The end of memory that others read: it stays until all have said that they are done, or are gone."""
+"""The end of memory that others read. It stays until each of them has said that it is done, or is gone."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pyfab._core import Operation
     from pyfab.group.group import Group
 
-_LOOK = 0.5  # seconds between looks at whether those that are waited for live
-_PATIENCE = 30.0  # seconds without an answer until one counts as gone
+_LOOK = 0.5  # seconds until the ranks that have not come are asked for a sign of life
+_PATIENCE = 30.0  # seconds without an answer until a rank counts as gone
 
 
 class Farewell:
-    """A board on each rank on which the others mark that they are done; `learn` takes everybody's `card`."""
+    """A board on each rank, on which the others mark that they are done. `learn` takes the `card` of every rank."""
 
     def __init__(self, group: Group) -> None:
         self._rank, self._size = group.rank, group.size
@@ -40,16 +40,17 @@ class Farewell:
         self._boards: list[RemoteRegion] = []
 
     def learn(self, cards: list[str]) -> None:
-        """Where the boards of all ranks are."""
+        """Takes the places of the boards of all ranks, by rank."""
         self._boards = [RemoteRegion.from_bytes(base64.b64decode(card)) for card in cards]
 
     def wait(self) -> None:
-        """Tells the others, and waits for those that live. RuntimeWarning names those that died or stopped answering."""
+        """Tells the others that this rank is done, and waits for them. RuntimeWarning names those that died or are silent."""
         one = np.ones(1, np.uint64)
         others = {rank for rank in range(self._size) if rank != self._rank}
         waiting = self._answering(others, lambda handle, cell: self._endpoint.write(one, handle, cell))
         while waiting:
-            seen = self._counter.value  # before the look at the board: what comes after it ends the wait
+            # The counter is read before the board, so what comes after the look at it ends the wait.
+            seen = self._counter.value
             self._domain._synchronise([self._region], write_side=True, deliberate=False)
             waiting = {rank for rank in waiting if not self._board[rank]}
             if not waiting:
@@ -58,7 +59,7 @@ class Farewell:
                 self._counter.wait(seen + 1, _LOOK)
             except TimeoutError:
                 waiting = self._answering(waiting, self._ask)
-        # Others ended after they were done.
+        # A rank that ended after it had marked that it was done is not named.
         silent = sorted(rank for rank in self._silent if not self._board[rank])
         if silent:
             who = ", ".join(f"rank {rank} on host {self._hosts[rank]}" for rank in silent)
@@ -69,15 +70,15 @@ class Farewell:
             )
 
     def _ask(self, handle: int, cell: RemoteRegion) -> Operation:
-        """For a sign of life: of the process where only calls of it make progress, else of its progress thread."""
+        """Asks for a sign of life: from the process itself under manual progress, else from its progress thread."""
         if self._domain._options.manual_progress:
             return self._endpoint.read(np.empty(1, np.uint64), handle, cell)
-        # An atomic on memory of this kind is the owner's to carry out, on the same node, too.
+        # The owner carries out an atomic on memory of this kind, even for a rank on the same node.
         zero = np.zeros(1, np.uint64)
         return self._endpoint.fetch_atomic(AtomicOp.SUM, zero, np.empty(1, np.uint64), handle, cell)
 
     def _answering(self, ranks: set[int], start: Callable[[int, RemoteRegion], Operation]) -> set[int]:
-        """Those whose board an operation reaches; of the others, some have closed, the rest is silent."""
+        """The ranks whose board an operation reaches. Other ranks have closed already, or are noted as silent."""
         asked: dict[int, Operation] = {}
         answering = set()
         deadline = Deadline(_PATIENCE)

@@ -1,4 +1,4 @@
-"""What a data set consists of: fields, of fixed-size or ragged samples, and the memory of one rank's shard of them."""
+"""What a data set consists of: fields of fixed-size or ragged samples, and the memory of one rank's shard."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _CHUNK = 64 << 20  # bytes
 class Ragged:
     """Samples of different lengths: sample i is ``values[offsets[i]:offsets[i + 1]]``.
 
-    `values` has one or more dimensions, of which the first is the one that varies; `offsets` are integers, one more than there
-    are samples, that start at 0, never decrease, and end at ``len(values)``. Immutable; keeps both arrays alive.
+    `values` has one or more dimensions; samples differ in the first. `offsets` are integers, one more than there are samples;
+    they start at 0, never decrease, and end at ``len(values)``. Immutable; keeps both arrays alive.
     """
 
     __slots__ = ("offsets", "values")
@@ -50,14 +50,14 @@ class Ragged:
 
     @classmethod
     def _of(cls, values: NDArray[Any], offsets: NDArray[np.int64]) -> Ragged:
-        """Without a look at the offsets."""
+        """Makes a `Ragged` without checking the offsets."""
         ragged = cls.__new__(cls)
         ragged.values, ragged.offsets = values, offsets
         return ragged
 
     @classmethod
     def from_samples(cls, samples: Any, dtype: Any = None) -> Ragged:
-        """Of a sequence of arrays, bytes or strings (as UTF-8)."""
+        """Makes a `Ragged` of a sequence of arrays, bytes or strings (as UTF-8)."""
         arrays = [_sample_array(sample, dtype) for sample in samples]
         offsets = np.zeros(len(arrays) + 1, np.int64)
         np.cumsum([len(array) for array in arrays], out=offsets[1:])
@@ -67,7 +67,7 @@ class Ragged:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Of the samples."""
+        """The length of each sample, as int64."""
         return np.diff(self.offsets)
 
     @property
@@ -78,7 +78,7 @@ class Ragged:
         return self.offsets.astype(np.int32)
 
     def padded(self, value: Any = 0, length: int | None = None) -> NDArray[Any]:
-        """A rectangular copy: samples cut or filled with `value` to `length`, by default that of the longest."""
+        """A rectangular copy: samples are cut, or filled with `value`, to `length`, by default that of the longest sample."""
         lengths = self.lengths
         width = int(lengths.max(initial=0)) if length is None else length
         out = np.full((len(self), width, *self.values.shape[1:]), value, self.values.dtype)
@@ -114,7 +114,7 @@ def _sample_array(sample: Any, dtype: Any) -> NDArray[Any]:
 
 
 class FieldInfo(NamedTuple):
-    """What all ranks agree on. `shape` is that of a sample; of a ragged one without its first dimension."""
+    """What all ranks agree on. `shape` is that of a sample; for a ragged field, without the first dimension."""
 
     name: str
     dtype: str
@@ -123,7 +123,7 @@ class FieldInfo(NamedTuple):
 
     @property
     def row(self) -> int:
-        """Bytes of a sample; of a ragged one, of a value."""
+        """Bytes of a sample; for a ragged field, of a value."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
     def __str__(self) -> str:
@@ -132,12 +132,12 @@ class FieldInfo(NamedTuple):
 
 
 class Shard:
-    """One rank's part of the fields, where it lies."""
+    """The memory of one rank's part of the fields."""
 
     def __init__(self, fields: list[FieldInfo], memories: list[NDArray[Any]], tables: list[Any]) -> None:
         self.fields = fields
         self.memories = memories  # bytes of each field's samples
-        self.tables = tables  # of ragged fields: byte offsets of the samples, uint64; else None
+        self.tables = tables  # for each ragged field, byte offsets of the samples, uint64; else None
 
     def checksums(self) -> list[int]:
         """CRC-32 of each field's samples."""
@@ -153,9 +153,9 @@ def checksum(memory: NDArray[np.uint8]) -> int:
 
 
 class Memory:
-    """Where the copies of a rank live: memory that peers on the node map, up to a limit, and beyond it mapped files.
+    """Where the copies of a rank live: memory that peers on the node can map, up to a limit; beyond it, mapped files.
 
-    The files have no names, so that nothing is left behind by whatever end of the process.
+    The files have no names, so they are gone when the process ends, however it ends.
     """
 
     def __init__(self, domain: Domain, limit: int | None, folder: str | os.PathLike[str] | None) -> None:
@@ -165,7 +165,7 @@ class Memory:
         self.spilled = 0  # bytes in files
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """New bytes to write to. OSError if the folder has no room."""
+        """New memory of `nbytes` bytes. OSError if the folder has no room."""
         if nbytes == 0:
             return np.empty(0, np.uint8)
         if self._left is None or nbytes <= self._left:
@@ -185,7 +185,7 @@ class Memory:
 
 
 def shard_of(fields: Mapping[str, Any], memory: Memory, copy: bool) -> Shard:
-    """The fields that a rank gives, checked, and copied if so asked unless peers can use them where they lie."""
+    """Checks a rank's fields. It copies arrays with gaps and, with `copy`, those that peers cannot use where they lie."""
     if not fields:
         raise InvalidArgumentError("a store takes at least one field: {'image': images, 'label': labels}")
     infos, memories, tables = [], [], []

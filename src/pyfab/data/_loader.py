@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 
 
 class Loader:
-    """Iterating gives the batches of an epoch in the order of a sampler: dicts of NumPy arrays, `Ragged` for ragged fields.
+    """Iterates over the batches of an epoch in a sampler's order: dicts of NumPy arrays, and of `Ragged` for ragged fields.
 
     store: stays the caller's. sampler: a `GlobalShuffle`, or anything that gives arrays or lists of sample numbers. depth: how
-    many batches are read ahead; 0 reads each when it is asked for. copy: True gives arrays that are the caller's for as long as
-    it likes, and whose memory is used again after that; False lends `depth` + 2 sets of arrays in turn, each until the next
-    batch is asked for. transform: called with each batch, what it returns is given instead. progress: shows a bar in a terminal
-    or notebook.
+    many batches are read ahead; 0 reads each when it is asked for. copy: True gives arrays that the caller may keep; their
+    memory is used again once they are gone. False lends `depth` + 2 sets of arrays in turn, each until the next batch is asked
+    for. transform: called with each batch; what it returns is given instead. progress: shows a bar in a terminal or notebook.
 
-    One iteration at a time. The state tells of batches that were given, whatever was read ahead.
+    One iteration at a time. The state counts the batches that were given, not those that were read ahead.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Loader:
 
     def _batches(self) -> Iterator[Any]:
         ahead: deque[tuple[Gathered, Any, int]] = deque()
-        started: dict[int, Gathered] = {}  # the latest of each slot
+        started: dict[int, Gathered] = {}  # the latest gather of each slot
         self._state = self._state_now()
         numbers = iter(self.sampler)
         turn = 0
@@ -100,7 +99,7 @@ class Loader:
                 self._settle(started)
 
     def _settle(self, started: Mapping[int, Gathered]) -> None:
-        """Slots that something is still on its way to are not used again."""
+        """Waits for the gathers. If some have not ended in time, the slots that they fill are not used again."""
         deadline = Deadline(self.store.timeout)
         for gathered in started.values():
             with contextlib.suppress(OperationTimeout):
@@ -123,20 +122,20 @@ class Loader:
                 slot[field.name] = self._new(field, count + (count // 4 if field.ragged else 0))
         return slot
 
-    # --- what loaders for others change
+    # --- what a subclass may change
 
     def _new(self, field: FieldInfo, count: int) -> NDArray[Any]:
-        """Memory for so many samples or values."""
+        """Memory for `count` samples or values."""
         return np.empty((count, *field.shape), field.dtype)
 
     def _given(self, batch: Batch) -> Any:
         return batch
 
     def _taken_back(self, slot: int) -> None:
-        """The caller asks for the next batch."""
+        """Is called when the caller asks for the next batch, and so gives back the arrays of this slot."""
 
     def _wait_for(self, slot: int) -> None:
-        """The memory of a slot is about to be filled again."""
+        """Is called before the memory of a slot is filled again."""
 
     def _shown(self, batches: Iterator[Any]) -> Iterator[Any]:
         from rich.progress import track
@@ -147,17 +146,17 @@ class Loader:
     # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the order is behind the batch that was given last; a few numbers, at any time."""
+        """Where the order is after the batch that was given last: a few numbers. It may be called at any time."""
         state: dict[str, Any] = self._state if self._state is not None else self.sampler.state_dict()
         return dict(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on there. Any number of ranks may have made it."""
+        """Lets the next iteration go on from a state, which a loader of any number of ranks may have made."""
         self.sampler.load_state_dict(state)
         self._state = None
 
     def metrics(self) -> Snapshot:
-        """As of the store, with the waits of this loader."""
+        """The metrics of the store, with the waits of this loader."""
         snapshot = self.store.metrics()
         waits = sorted(self._waits)
         if waits:
@@ -172,7 +171,7 @@ class Loader:
 
 
 class JaxLoader(Loader):
-    """The same with arrays of JAX, which take the memory over by DLPack; `copy` stays True, because they do not change."""
+    """A `Loader` of JAX arrays, which take the memory over by DLPack. `copy` stays True, because JAX arrays do not change."""
 
     def __init__(
         self, store: ShardedStore, sampler: GlobalShuffle | Any, depth: int = 4, **options: Any

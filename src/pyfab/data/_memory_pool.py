@@ -17,8 +17,8 @@ class MemoryPool:
     Fresh memory costs a page fault for each page that is written, which is more than the copy of a sample.
     """
 
-    # No lock: the garbage collector may end a lease, which gives its block back, inside of any call here. What is done to
-    # the dictionary and its queues is done in single steps.
+    # There is no lock, because the garbage collector may end a lease inside of any call here, and that gives a block back.
+    # Each change of the dictionary and of its queues is a single step.
     def __init__(self) -> None:
         self._idle: dict[int, deque[NDArray[np.uint8]]] = {}
 
@@ -42,7 +42,7 @@ class MemoryPool:
 
 
 class _Lease:
-    """What the arrays of a block refer to; its end gives the block back."""
+    """What the arrays in a block refer to. When it is collected, the block goes back to the pool."""
 
     def __init__(self, pool: MemoryPool, block: NDArray[np.uint8]) -> None:
         self._pool, self._block = pool, block
@@ -53,6 +53,6 @@ class _Lease:
 
 
 def _block_size(nbytes: int) -> int:
-    """Rounded up so that batches of about equal size share blocks: to an eighth of a power of two."""
+    """`nbytes` rounded up to an eighth of a power of two, so that batches of about equal size share blocks."""
     step = max(4096, 1 << max(0, nbytes.bit_length() - 4))
     return -(-nbytes // step) * step

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyfab.data._engine import Gathered
 
-_WAITS = 4096  # the latest, of which the percentiles are told
+_WAITS = 4096  # how many of the latest waits the percentiles are taken of
 
 
 class Snapshot(dict[str, Any]):
     """Numbers by name; waits in seconds. `prometheus()` gives them as text for a scrape."""
 
     def prometheus(self, prefix: str = "pyfab_data") -> str:
-        """In the text format of Prometheus."""
+        """The numbers in the text format of Prometheus."""
         kinds = {"samples": "counter", "batches": "counter", "replica_samples": "counter", "bytes": "counter"}
         lines = []
         for name, value in self.items():
@@ -43,7 +43,7 @@ class Metrics:
         self._waits: deque[float] = deque(maxlen=_WAITS)
 
     def count(self, gathered: Gathered, waited: float | None = None) -> None:
-        """A batch, and how long its user waited for it."""
+        """Counts a batch, and the seconds that its user waited for it, if known."""
         with self._lock:
             self._samples += gathered.samples
             self._batches += 1
@@ -51,7 +51,7 @@ class Metrics:
                 self._waits.append(waited)
 
     def snapshot(self, bytes_by_link: Mapping[str, int], replica_samples: int, lost: int) -> Snapshot:
-        """All of it now; samples_per_second is the mean since the beginning."""
+        """All numbers as of now. samples_per_second is the mean since the beginning."""
         with self._lock:
             seconds = time.perf_counter() - self._began
             waits = sorted(self._waits)
@@ -68,5 +68,5 @@ class Metrics:
 
 
 def percentile(ordered: list[float], part: float) -> float:
-    """0 of nothing."""
+    """The value below which `part` of the ordered values lie; 0 if there are none."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else 0.0

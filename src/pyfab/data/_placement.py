@@ -1,4 +1,4 @@
-"""Which ranks hold which shard, and from whom a process had best read it."""
+"""Which ranks hold which shard, and in which order a process reads from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Replicas = int | Literal["node"]
 def holders(hosts: Sequence[str], replicas: Replicas | Any) -> list[list[int]]:
     """For each shard the ranks that hold it, its owner first. `hosts` are those of the ranks.
 
-    ``"node"``: each host has all shards. A number k: each shard is held k times, on as many hosts as there are up to k, and
+    ``"node"``: each host has all shards. A number k: k ranks hold each shard, on k different hosts if there are so many, and
     every rank holds about k shards.
     """
     size = len(hosts)
@@ -29,7 +29,7 @@ def holders(hosts: Sequence[str], replicas: Replicas | Any) -> list[list[int]]:
         raise InvalidArgumentError(
             f'replicas={replicas!r}: how many ranks hold each shard, 1 to {size} in this group, or "node"'
         )
-    # Ranks in a ring, host after host: steps of a k-th part of it lead to other hosts, but where hosts are of unequal size.
+    # The ranks form a ring, host after host. Steps of a k-th part of it lead to other hosts, if hosts are of equal size.
     first = {host: rank for rank, host in reversed(list(enumerate(hosts)))}
     ring = sorted(range(size), key=lambda rank: (first[hosts[rank]], rank))
     place = {rank: position for position, rank in enumerate(ring)}
@@ -51,8 +51,8 @@ def holders(hosts: Sequence[str], replicas: Replicas | Any) -> list[list[int]]:
 def by_nearness(ranks: Sequence[int], hosts: Sequence[str], home: int | None, host: str) -> list[int]:
     """The ranks in the order in which a process reads from them.
 
-    `home` is the rank that it is, or belongs to: that one first, then those on its host; among equals each process begins with
-    another one.
+    `home` is the rank that the process is, or belongs to. It comes first, then the ranks on the same host. Among equals each
+    process begins with another rank.
     """
     start = home or 0
     size = len(hosts)

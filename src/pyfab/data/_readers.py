@@ -1,4 +1,4 @@
-"""Fields for a `ShardedStore` from files and tables: each rank reads its part."""
+"""Fields for a `ShardedStore` from files and tables. Each rank reads its part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PathLike = str | os.PathLike[str]
 
 
 def part(items: Sequence[Any], rank: int, size: int) -> Sequence[Any]:
-    """The items of one rank: consecutive ones, equally many for each as far as they go."""
+    """The consecutive items of one rank. Ranks get equally many, or differ by one."""
     if not 0 <= rank < size:
         raise InvalidArgumentError(f"rank={rank}, size={size}: ranks are 0 to size - 1")
     return items[len(items) * rank // size : len(items) * (rank + 1) // size]
@@ -61,7 +61,7 @@ def _column(name: str, values: list[Any]) -> NDArray[Any] | Ragged:
 
 
 def from_raw(path: PathLike, dtype: DTypeLike, shape: tuple[int, ...] = (), offset: int = 0) -> NDArray[Any]:
-    """Samples of `shape` that lie one after the other in a file from `offset` on, mapped, not read."""
+    """Samples of `shape` that lie one after the other in a file, from byte `offset` on. The file is mapped, not read."""
     dtype = np.dtype(dtype)
     row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     size = Path(path).stat().st_size - offset
@@ -75,10 +75,10 @@ def from_raw(path: PathLike, dtype: DTypeLike, shape: tuple[int, ...] = (), offs
 
 
 def from_arrow(table: Any, columns: Sequence[str] | None = None) -> Fields:
-    """The columns of a pyarrow Table or RecordBatch, by default all.
+    """Fields of the columns of a pyarrow Table or RecordBatch, by default of all columns.
 
-    Numbers and truth values become arrays, lists of numbers `Ragged`, lists of fixed size arrays with one more dimension, binary
-    and strings `Ragged` bytes. InvalidArgumentError for nulls and for other types, naming the column.
+    Numbers and truth values become arrays; lists of numbers become `Ragged`; lists of fixed size become arrays with one more
+    dimension; binary and strings become `Ragged` bytes. InvalidArgumentError, naming the column, for nulls and for other types.
     """
     pa = _pyarrow()
     names = list(columns) if columns is not None else list(table.schema.names)
@@ -93,14 +93,14 @@ def from_arrow(table: Any, columns: Sequence[str] | None = None) -> Fields:
         large = _with_large_offsets(pa, column.type)
         column = column if large == column.type else column.cast(large)
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        if isinstance(array, pa.ChunkedArray):  # of no chunk, or of too many bytes for one
+        if isinstance(array, pa.ChunkedArray):  # it has no chunk, or too many bytes for one chunk
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
         fields[name] = _arrow_field(pa, name, array)
     return fields
 
 
 def _with_large_offsets(pa: Any, kind: Any) -> Any:
-    """The same type, of which more than 2 GiB fit into one array; bytes for strings."""
+    """The same type with 64-bit offsets, so that more than 2 GiB fit into one array; bytes for strings."""
     types = pa.types
     if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind):
         return pa.large_binary()
@@ -146,7 +146,7 @@ def from_parquet(
     rank: int = 0,
     size: int = 1,
 ) -> Fields:
-    """One rank's part of Parquet files: as many row groups as the others, of all files in the order given. Needs pyarrow."""
+    """One rank's part of Parquet files: its share of the row groups of all files, in the order given. Needs pyarrow."""
     pa = _pyarrow()
     import pyarrow.parquet as pq
 
@@ -163,10 +163,10 @@ def from_parquet(
 
 
 def from_tar(paths: PathLike | Sequence[PathLike], reader: Reader, rank: int = 0, size: int = 1) -> Fields:
-    """One rank's part of tar files in the manner of WebDataset: as many files as the others.
+    """One rank's part of tar files in the manner of WebDataset: its share of the files.
 
-    Members that share a name up to the first dot of its last part are one sample: reader({"__key__": name, ".jpg": bytes, …})
-    returns its fields, see `from_samples`.
+    Consecutive members with the same path up to the first dot of the file's name are one sample:
+    reader({"__key__": name, ".jpg": bytes, …}) returns its fields, see `from_samples`.
     """
     files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     mine = part(files, rank, size)
@@ -198,7 +198,7 @@ def _tar_samples(path: PathLike) -> Iterator[dict[str, Any]]:
 def from_folder(
     folder: PathLike, reader: Reader, pattern: str = "**/*", rank: int = 0, size: int = 1
 ) -> Fields:
-    """One rank's part of the files below a folder, in the order of their names: reader(path) returns a sample's fields."""
+    """One rank's part of the files below a folder, in the order of their names. reader(path) returns the fields of a sample."""
     files = sorted(path for path in Path(folder).glob(pattern) if path.is_file())
     mine = part(files, rank, size)
     if not mine:

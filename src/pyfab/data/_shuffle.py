@@ -1,4 +1,4 @@
-"""The order in which samples are drawn: the same for any number of ranks and workers, and to be resumed anywhere."""
+"""The order in which samples are drawn. It is the same for any number of ranks and workers, and resumes at any place."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pyfab.meeting import launchers
 
 
 class GlobalShuffle:
-    """Batches of sample numbers: this rank's part of a global shuffle that is another one in each epoch.
+    """Batches of sample numbers: this rank's part of a global shuffle, which is a new one in each epoch.
 
-    A batch sampler for torch's DataLoader as well as for pyfab's loaders: iterating gives int64 arrays of `batch_size` numbers,
-    those of one epoch from where the state says. In step t the ranks take `size` consecutive batches of the global order, in the
-    order of ranks, so that the order in which samples are seen depends on `seed` and epoch alone, neither on the number of
-    ranks nor on that of workers. It is computed, not stored: a data set of any size costs no memory, and resuming no time.
+    It is a batch sampler for torch's DataLoader as well as for pyfab's loaders. Iterating gives int64 arrays of `batch_size`
+    numbers, from where the state says to the end of the epoch. In each step the ranks take `size` consecutive batches of the
+    global order, in the order of ranks. So the order in which samples are seen depends on `seed` and epoch alone, not on the
+    number of ranks or workers. It is computed, not stored: a data set of any size costs no memory, and resuming no time.
 
     n: samples of the data set. rank, size: by default those of torch.distributed, if it is initialised, or of the launcher
-    (torchrun, mpirun, srun), else 0 of 1. shuffle: False keeps the data set's order. drop_last: leaves out the samples behind
-    the last whole step; otherwise the last step shares them out evenly, and where there are fewer than ranks, some ranks repeat
-    one, so that all ranks always have equally many batches.
+    (torchrun, mpirun, srun), else 0 of 1. shuffle: False keeps the data set's order. drop_last: True leaves out the samples after
+    the last whole step. Otherwise the last step shares them out evenly; if they are fewer than ranks, some ranks repeat one. So
+    all ranks always have equally many batches.
 
     The end of an epoch begins the next. Not thread-safe.
     """
@@ -62,13 +62,13 @@ class GlobalShuffle:
         return self.batch_size * self.size
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of an epoch; nothing happens if this is the one already, so that one that was resumed goes on."""
+        """Goes to the beginning of an epoch. If it is the current one, nothing happens, so a resumed epoch goes on."""
         if epoch != self.epoch:
             self.epoch, self.cursor = epoch, 0
             self._started = epoch, 0, self.step
 
     def set_ranks(self, rank: int, size: int) -> None:
-        """From the next iteration on there are other ranks: what is left of the epoch is drawn by these."""
+        """Sets other ranks from the next iteration on. They draw what is left of the epoch."""
         if not 0 <= rank < size:
             raise InvalidArgumentError(f"rank={rank}, size={size}: ranks are 0 to size - 1")
         self.rank, self.size = rank, size
@@ -90,8 +90,8 @@ class GlobalShuffle:
     def state_dict(self, batches: int | None = None) -> dict[str, int]:
         """Where this order is: {seed, epoch, cursor, n}. The same on all ranks that have drawn equally many batches.
 
-        batches: after so many of this iteration, instead of those that were drawn; for loaders that draw ahead of their user,
-        such as torch's DataLoader with workers.
+        batches: the state after this many batches of the iteration, instead of after those that were drawn. It serves loaders
+        that draw ahead of their user, such as torch's DataLoader with workers.
         """
         epoch, cursor = self.epoch, self.cursor
         if batches is not None:
@@ -102,12 +102,15 @@ class GlobalShuffle:
         return {"seed": self.seed, "epoch": epoch, "cursor": cursor, "n": self.n}
 
     def _ends(self, cursor: int, step: int) -> bool:
-        """Whether there is no batch of this epoch behind `cursor`."""
+        """Whether the epoch has no batch after `cursor`."""
         left = self.n - cursor
         return left <= 0 or (self.drop_last and left < step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where another one was, whatever its number of ranks and batch size. InvalidArgumentError for other data."""
+        """Goes on from a state of any number of ranks and any batch size.
+
+        InvalidArgumentError if the state is incomplete, or is of another data set.
+        """
         missing = {"seed", "epoch", "cursor", "n"} - set(state)
         if missing:
             raise InvalidArgumentError(f"the state lacks {', '.join(sorted(missing))}")
@@ -165,11 +168,11 @@ class Batches(Iterator[NDArray[np.int64]]):
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """As of the sampler, behind the batch that was drawn last."""
+        """The state of the sampler, after the batch that was drawn last."""
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As of the sampler."""
+        """Goes on from a state, as `GlobalShuffle.load_state_dict` does."""
         self._sampler.load_state_dict(state)
         self._begin()
 

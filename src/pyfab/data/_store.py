@@ -28,27 +28,29 @@ if TYPE_CHECKING:
     from pyfab.group.group import Group
 
 _DEFAULT: Any = object()
-_MOST_IN_PLACE = 16384  # samples that the caller's thread asks for itself: it cannot be interrupted meanwhile
+# A gather of at most this many samples runs on the caller's thread, which cannot be interrupted meanwhile.
+_MOST_IN_PLACE = 16384
 _CHUNK = 64 << 20  # bytes of a replica that are read at a time
-_inherited: list[Any] = []  # of the parent of a fork: its threads are not here, so nothing of it can be ended
+# What a child of fork() has from its parent is kept here: the parent's threads do not run here, so it cannot be closed.
+_inherited: list[Any] = []
 
 
 class ShardedStore:
     """A data set whose samples lie in the memory of the ranks of a group, and are read by number from wherever they lie.
 
     Each rank gives its shard, which may be of any size, as a dict of fields: arrays with one entry for each sample, torch
-    tensors on the CPU, paths of .npy files (read where they are mapped), `numpy.memmap`s, or `Ragged` samples of different
-    lengths. Names, dtypes and shapes of samples are the same on all ranks. Samples are numbered through, shard after shard in
-    the order of ranks. Collective: all ranks make and close it together.
+    tensors on the CPU, paths of .npy files (which are mapped), `numpy.memmap`s, or `Ragged` samples of different lengths. Names,
+    dtypes and shapes of samples are the same on all ranks. Samples are numbered from 0 on, shard after shard, in the order of
+    ranks. Collective: all ranks make and close it together.
 
     replicas: how many ranks hold each shard, or "node": each host holds all. Reads go to the nearest holder, and to the next one
-    when that is lost. copy: False serves arrays where they are, which must then stay as they are; else the store copies them into
-    memory that ranks on the node map, which is faster, except for files and arrays from `Domain.alloc`. memory_limit: bytes of
-    such copies, replicas included, that this rank holds in memory; the rest goes to unnamed files in `spill_folder`. timeout:
-    seconds that a gather waits at most; also how long this call waits for the others.
+    when that is lost. copy: True copies the fields into memory that ranks on the node can map, which is faster; files and arrays
+    from `Domain.alloc` are not copied. False serves arrays where they are, and they must not change. memory_limit: bytes of
+    copies, replicas included, that this rank holds in memory; the rest goes to unnamed files in `spill_folder`. timeout: seconds
+    that a gather waits at most; also how long this call waits for the others.
 
-    Other processes, such as a DataLoader's workers, get it by pickling or by fork and open their own way to the holders on first
-    use; they only read. Gathering is safe from any thread.
+    Other processes, such as a DataLoader's workers, get the store by pickling or by fork. They open connections of their own on
+    first use, and only read. Gathering is safe from any thread.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class ShardedStore:
             return self._engine_here
 
     def _attach(self) -> Engine:
-        """The way of a process that holds nothing."""
+        """Opens the connections of a process that holds no shard."""
         self._check()
         with ExitStack() as undo:
             domain = undo.enter_context(Domain(**self._options, auth_key=self._secret or None))
@@ -187,11 +189,12 @@ class ShardedStore:
         """The samples with these numbers, in this order: a dict of arrays with one entry each, `Ragged` for ragged fields.
 
         indices: integers in one dimension, of which negative ones count from the end; IndexError out of range. out: arrays to
-        fill, of the fields' dtypes and shapes with room for all samples; for ragged fields an array of values, or a `Ragged`.
-        Their used parts are returned. Otherwise the memory is used again when the arrays returned are gone.
+        fill, of the fields' dtypes and shapes, with room for all samples; for ragged fields an array of values, or a `Ragged`.
+        The parts of them that were filled are returned. Without `out` the arrays are new, and their memory is used again when
+        they are gone.
 
-        PeerLostError or UnreachableError names rank, host and field when no holder of a sample is left; OperationTimeout after
-        `timeout` seconds, and then the gather goes on and `out` must stay.
+        PeerLostError or UnreachableError names rank, host and field when no holder of a sample is left. OperationTimeout after
+        `timeout` seconds; then the gather goes on, and `out` must stay as it is.
         """
         self._check()
         waited = self.timeout if timeout is _DEFAULT else timeout
@@ -202,7 +205,7 @@ class ShardedStore:
         return batch
 
     def gather_async(self, indices: ArrayLike, out: Batch | None = None) -> Gathered:
-        """Starts the same on a thread of the library, and returns at once: an Operation whose result is the batch."""
+        """Starts a `gather` on a thread of the library. Returns at once an Operation whose result is the batch."""
         self._check()
         gathered = self._engine().start(indices, out)
         self._metrics.count(gathered)
@@ -246,11 +249,11 @@ class ShardedStore:
 
     @classmethod
     def moved(cls, group: Group, store: ShardedStore | None = None, **settings: Any) -> ShardedStore:
-        """A new store with the samples of an open one, in shards of equal size over the ranks of `group`. Collective over these.
+        """A new store with the samples of an open one, in shards of equal size on the ranks of `group`. Collective over these.
 
-        For ranks that joined or left between epochs (`Group.admit`, `Group.shrink`): those that have the old store give it, new
-        ones None. `settings` are those of the constructor; `replicas` and `timeout` stay unless given. The old store stays open,
-        and can be closed then by all that have it.
+        It is meant for ranks that joined or left between epochs (`Group.admit`, `Group.shrink`). Ranks that have the old store
+        give it, new ranks give None. `settings` are those of the constructor; `replicas` and `timeout` stay unless given. The old
+        store stays open, and all that have it can then close it.
         """
         states = group.allgather(store.__getstate__() if store is not None and not store._closed else None)
         portable = next((state for state in states if state is not None), None)
@@ -273,7 +276,7 @@ class ShardedStore:
                 source.close()
 
     def close(self) -> None:
-        """Lends this rank's memory until all others have closed or are gone, then takes it back. Collective, once.
+        """Keeps this rank's memory open until all others have closed or are gone, then takes it back. Collective, once.
 
         RuntimeWarning names those that ended without closing, or gave no sign of life for the domain's `peer_deadline`. In a
         process that only reads, it is local.
@@ -327,7 +330,7 @@ class ShardedStore:
 
 
 class _Opened:
-    """The making of a store: each step ends with everybody's part, or with the error of the rank that failed."""
+    """The steps that make a store. Each ends when all ranks have done it, or with the error of the rank that failed."""
 
     def __init__(self, group: Group, undo: ExitStack) -> None:
         self._group, self._undo = group, undo
@@ -335,13 +338,16 @@ class _Opened:
         self.cards: list[Any] = []
 
     def agreed(self, wait: float | None, step: Any) -> Any:
-        """What `step` returns, once all ranks have done theirs; if one fails, all raise, the others an error that names it."""
+        """What `step` returns, once all ranks have done theirs.
+
+        If one fails, all raise: that one its own error, the others an error that names it.
+        """
         failed: Exception | None = None
         result = None
         try:
             result, self._card = step()
             card = {"card": self._card}
-        except Exception as error:  # the others are told before it is raised, or they would wait
+        except Exception as error:  # the others would wait, so they are told before it is raised
             failed = error
             card = {"error": f"{type(error).__name__}: {error}"}
         self.cards = self._group.allgather(card, wait)
@@ -383,7 +389,7 @@ class _Opened:
         return shard, card
 
     def layout(self, timeout: float | None) -> Layout:
-        """What all gave. InvalidArgumentError where fields differ."""
+        """The layout of what all ranks gave. InvalidArgumentError if their fields differ."""
         cards = [card["card"] for card in self.cards]
         fields = [[FieldInfo(n, d, tuple(s), r) for n, d, s, r in card["fields"]] for card in cards]
         for rank, other in enumerate(fields):
@@ -434,7 +440,7 @@ class _Opened:
         return copies, card
 
     def ends(self, layout: Layout, own: dict[int, Shard]) -> tuple[tuple[Engine, Farewell], Any]:
-        """What this rank reads with, and what tells it that the others have read."""
+        """What this rank reads with, and what tells it that the others need its memory no more."""
         group = self._group
         farewell = self._undo.enter_context(Farewell(group))
         endpoint = self._undo.enter_context(group.domain._open_endpoint(group.endpoint.av, exempt=True))

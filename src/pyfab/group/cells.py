@@ -1,7 +1,7 @@
-"""Words of every rank that the others write: what windows synchronise by.
+"""Words of each rank that the others write. Windows synchronise by them.
 
-Each rank has a row of 64-bit cells. A cell that holds a count is written by one rank each, so that writing it twice changes
-nothing; locks are changed by atomics. A counter of remote writes wakes the rank that waits; peers that may have died are asked
+Each rank has an array of 64-bit words, its cells. Only one rank writes a cell that holds a count, so writing it twice changes
+nothing; locks are changed by atomics. A counter of remote writes wakes the rank that waits. Peers that may have died are asked
 for a sign of life now and then.
 """
 
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
     from pyfab.core.queues import Counter
 
 _LOOK = 0.25  # seconds of waiting until peers are asked for a sign of life, and between later questions
-_ANSWER = 0.01  # seconds that each of them has to answer before the next is asked
+_ANSWER = 0.01  # seconds that a peer has to answer before the next is asked
 _PAUSES = 20e-6, 1e-3  # seconds between looks at a lock that another rank holds: at first, at most
 
-_OWNER = 32  # a lock: bits 0 to 31 the readers, 32 to 62 the writer's rank + 1, 63 a writer that waits
+# Bits 0 to 31 of a lock count its readers, 32 to 62 hold the writer's rank + 1, and 63 tells that a writer waits.
+_OWNER = 32
 _WRITER_WAITS = 1 << 63
 _READERS = (1 << _OWNER) - 1
 _ALL_BITS = (1 << 64) - 1
 _GRACE = 1.0  # seconds that an answer may take beyond the deadline of a lock
-_PATIENCE = 200  # looks that a reader stays behind a writer that waits, which may have died
+_PATIENCE = 200  # looks for which a reader lets a waiting writer go first; the writer may have died
 
 
 def open_region(
@@ -44,7 +45,10 @@ def open_region(
     *,
     coherent: bool = False,
 ) -> MemoryRegion:
-    """Registers for peers in any mr_mode, with a counter of what they write."""
+    """Registers memory for peers, whatever the domain's mr_mode demands. `counter` counts what they write.
+
+    coherent: peers see the memory as this process does, also in a non-coherent domain.
+    """
     region = MemoryRegion(domain, MRAttr(memory, access), coherent=coherent, exempt=True)
     if counter is not None:
         region.bind(counter, RMAEvent.REMOTE_WRITE)
@@ -52,7 +56,7 @@ def open_region(
 
 
 class Cells:
-    """The row of one rank. `handles` are the ranks' handles in the address vector."""
+    """The cells of one rank. `handles` are the ranks' handles in the address vector, `count` is the number of cells."""
 
     def __init__(
         self, domain: Domain, endpoint: Endpoint, handles: tuple[int, ...], rank: int, count: int
@@ -60,26 +64,26 @@ class Cells:
         self._endpoint, self._handles, self._rank = endpoint, handles, rank
         self.words: NDArray[np.uint64] = domain.alloc(count, np.uint64)
         self._arrivals = domain.counter()
-        # Words that others write while this rank looks at them are not for a cache that must be told of it.
+        # Others write these words while this rank looks at them, so no cache may stand between.
         self._region = open_region(domain, self.words, Access.REMOTE, self._arrivals, coherent=True)
         self._remotes: list[RemoteRegion] = []
 
     @property
     def remote(self) -> bytes:
-        """What the other ranks need."""
+        """The description by which other ranks reach these cells."""
         return self._region.remote.to_bytes()
 
     def connect(self, remotes: list[RemoteRegion]) -> None:
-        """Takes the other ranks' cells, by rank."""
+        """Takes the cells of all ranks, by rank."""
         self._remotes = remotes
 
     def close(self) -> None:
-        """Local."""
+        """Takes the cells away from the peers. Local."""
         self._arrivals.close()
         self._region._end()
 
     def store(self, rank: int, cell: int, value: int, deadline: Deadline) -> None:
-        """Sets a cell of `rank`; it is there on return."""
+        """Sets a cell of `rank`. The value is there on return."""
         if rank == self._rank:
             self.words[cell] = value
             self._arrivals.add()
@@ -90,9 +94,13 @@ class Cells:
         )
 
     def wait(self, wanted: Mapping[int, tuple[int, int]], deadline: Deadline, what: str) -> None:
-        """Until of every rank in `wanted` (cell, value) holds: the own cell, which that rank writes, is at least the value."""
+        """Waits until every rank in `wanted` has written its cell here: `wanted` has the cell and its least value by rank.
+
+        OperationTimeout names the ranks that did not come, PeerLostError those that have ended; `what` is what they had to do.
+        """
         while True:
-            seen = self._arrivals.value  # before the cells: what arrives after this raises it further
+            # The counter is read before the cells, so what arrives after the look at them ends the wait.
+            seen = self._arrivals.value
             absent = self.missing(wanted)
             if not absent:
                 return
@@ -114,9 +122,8 @@ class Cells:
         take = self._enter if shared else self._own
         pause, looks, looked = _PAUSES[0], 0, time.monotonic()
         left = deadline.remaining()
-        answers = Deadline(
-            None if left is None else left + _GRACE
-        )  # so that a rank which answers can tell why not
+        # An answer may come after the deadline of the lock, and then tells who holds it.
+        answers = Deadline(None if left is None else left + _GRACE)
         while (found := take(rank, cell, looks < _PATIENCE, answers)) is not None:
             looks += 1
             holder = ((found & ~_WRITER_WAITS) >> _OWNER) - 1
@@ -128,7 +135,7 @@ class Cells:
             if time.monotonic() - looked > _LOOK:
                 self._check_alive([rank, *([holder] if holder >= 0 else [])])
                 looked = time.monotonic()
-            time.sleep(pause)  # nothing tells of a word that changes in another rank's memory
+            time.sleep(pause)  # no event tells that a word in another rank's memory has changed
             pause = min(2 * pause, _PAUSES[1])
 
     def release(self, rank: int, cell: int, shared: bool, deadline: Deadline) -> None:
@@ -137,7 +144,7 @@ class Cells:
         self._change(rank, cell, AtomicOp.SUM, -held, deadline)
 
     def _own(self, rank: int, cell: int, _: bool, deadline: Deadline) -> int | None:
-        """Takes a lock alone; None, or what the word was."""
+        """Takes a lock alone. Returns None, or, if it is not free, the word that was found."""
         mine, found = (self._rank + 1) << _OWNER, 0
         for free in (0, _WRITER_WAITS):
             found = self._change(rank, cell, AtomicOp.CSWAP, mine, deadline, compare=free, undo=-mine)
@@ -150,7 +157,10 @@ class Cells:
         return found
 
     def _enter(self, rank: int, cell: int, polite: bool, deadline: Deadline) -> int | None:
-        """Takes a share of a lock; None, or what the word was."""
+        """Takes a share of a lock. Returns None, or, if it is not free, the word that was found.
+
+        polite: a writer that waits goes first.
+        """
         found = self._change(rank, cell, AtomicOp.SUM, 1, deadline, undo=-1)
         if (found & ~_WRITER_WAITS) >> _OWNER == 0 and not (polite and found & _WRITER_WAITS):
             return None
@@ -168,7 +178,7 @@ class Cells:
         compare: int | None = None,
         undo: int = 0,
     ) -> int:
-        """One atomic; what the word was. What it does after the deadline is undone by adding `undo`."""
+        """Changes a cell by one atomic. Returns what the word was. A change after the deadline is undone by adding `undo`."""
         operand, former = np.array([value & _ALL_BITS], np.uint64), np.zeros(1, np.uint64)
         at, handle = self._at(rank, cell), self._handles[rank]
         started: list[Operation] = []
@@ -194,7 +204,7 @@ class Cells:
         return int(former[0])
 
     def read(self, rank: int, deadline: Deadline) -> NDArray[np.uint64]:
-        """A copy of a rank's row."""
+        """A copy of a rank's cells."""
         here = np.empty(len(self.words), np.uint64)
         self._settle(
             rank, lambda: self._endpoint.read(here, self._handles[rank], self._remotes[rank]), deadline
@@ -216,7 +226,7 @@ class Cells:
             ) from error
 
     def _check_alive(self, ranks: list[int]) -> None:
-        """PeerLostError naming those of `ranks` that have ended or closed their side."""
+        """Raises PeerLostError if some of `ranks` have ended or closed their window. It names them."""
         lost: dict[int, FabricError] = {}
         for rank in ranks:
             here = np.empty(1, np.uint64)

@@ -1,4 +1,4 @@
-"""Ranks that reach each other, and what they do together at one time: what a group is to its windows."""
+"""Ranks that reach each other, and their collective calls: as much of a group as its windows know."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Releasable(Protocol):
-    """What a group takes back when it ends without waiting: its windows."""
+    """What a group takes back when it ends without waiting, such as its windows."""
 
     def _release(self) -> None:
         """Takes the memory back from the peers. Local."""
 
 
 class Communicator:
-    """The ranks of a group: their endpoint, their handles and the collective calls. `Group` is how they come to be one."""
+    """The ranks of a group: their endpoint, their handles and the collective calls. `Group` adds how they meet."""
 
     domain: Domain
     endpoint: Endpoint
@@ -31,16 +31,16 @@ class Communicator:
     def __init__(self, rank: int, size: int, timeout: float | None) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
         self.peers: tuple[int, ...] = tuple(r for r in range(size) if r != rank)
-        self._handles: tuple[int, ...] = ()  # of the ranks, in the address vector
+        self._handles: tuple[int, ...] = ()  # the ranks' handles in the address vector
         self._barrier_lock = threading.Lock()
-        self._windows: list[Releasable] = []  # those that are open
+        self._windows: list[Releasable] = []  # the open windows
         self._closed = False
 
     def barrier(self, timeout: float | None = -1) -> None:
         """Returns when all ranks have called it. Collective.
 
-        Raises PeerLostError naming a rank that has ended, OperationTimeout naming ranks that did not come; after that one the
-        call may be repeated, and no other collective one works before.
+        Raises PeerLostError naming a rank that has ended, or OperationTimeout naming ranks that did not come. After an
+        OperationTimeout the call may be repeated, and no other collective call works before it has succeeded.
         """
         self._check()
         self._control.barrier(self._timeout(timeout))
@@ -48,10 +48,10 @@ class Communicator:
     def allgather(self, obj: Any, timeout: float | None = -1) -> list[Any]:
         """Everyone's `obj`, by rank. Collective.
 
-        Objects of any size travel as JSON where that keeps them, or else as pickles: members of a group are the same program of
-        the same user, so they trust each other's pickles. A call that timed out may be repeated with an equal object, since ranks
-        that came meanwhile have seen the first; with another one it raises InvalidArgumentError. So it does where a rank called
-        another method in place of this one.
+        Objects of any size travel as JSON if that keeps them, else as pickles. Members of a group are the same program of the
+        same user, so they trust each other's pickles. A call that timed out may be repeated with an equal object; with another
+        one it raises InvalidArgumentError, since ranks that came meanwhile may have seen the first. If a rank called another
+        method in place of this one, the call raises InvalidArgumentError too.
         """
         self._check()
         return [
@@ -60,7 +60,7 @@ class Communicator:
         ]
 
     def broadcast(self, obj: Any = None, root: int = 0, timeout: float | None = -1) -> Any:
-        """The `obj` of rank `root`; what the others give is ignored. Collective. As for how objects travel, see `allgather`."""
+        """The `obj` of rank `root`; what the others give is ignored. Collective. `allgather` tells how objects travel."""
         self._check()
         if not 0 <= root < self.size:
             raise InvalidArgumentError(f"root={root}: ranks are 0 to {self.size - 1}")

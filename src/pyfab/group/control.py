@@ -5,20 +5,19 @@ Every rank has a small control window that the others know. Its cells are writte
     cell 0        the number of the barrier that this rank has entered
     cell 1 + k    written by rank - 2**k: the number of the barrier whose round k it has reached
     box 0, box 1  what this rank shows the others: length, kind, the number of the barrier that it is for, bytes
-    view          what this rank shows when the group breaks up: whom it takes for alive
+    view          what this rank shows when the group breaks up: which ranks it takes for alive
 
-Barriers are dissemination barriers: in round k a rank writes to rank + 2**k and waits for rank - 2**k, so that after
-log2(size) rounds everyone has heard of everyone. Numbers only grow and writing one twice changes nothing, so a barrier that
-timed out is carried on by calling it again. A counter of remote writes wakes the waiting rank; no one polls, except for
-peers that may have died.
+Barriers are dissemination barriers: in round k a rank writes to rank + 2**k and waits for rank - 2**k. After log2(size) rounds
+every rank has heard of every other. Numbers only grow, and writing one twice changes nothing, so calling a barrier again carries
+on one that timed out. A counter of remote writes wakes the rank that waits. Nobody polls, except to find peers that have died.
 
-To ask a peer is to connect to it, so a rank that waits does not ask everybody, which would cost a group the square of its size.
-It asks the rank that it waits for, whose cells tell which rank that one waits for in an earlier round, and so on until one that
-has not come; and one more at each look, since a rank that stays away may know of a death that the one who waits does not.
+Asking a peer opens a connection to it. If every waiting rank asked everybody, a group would pay the square of its size. So a rank
+asks the one that it waits for; the cells of that rank tell whom it waits for in an earlier round, and so on until a rank that has
+not come. At each look one more rank is asked, in turn, since a rank that stays away may know of a death that the others do not.
 
-What a rank shows is read by the others between two barriers. The boxes are used in turn, so one barrier per exchange is enough:
-who enters barrier n + 1 has read what was shown in barrier n, and box n % 2 is written again for barrier n + 2. A rank that
-timed out while it read goes on reading when the call is repeated.
+The others read what a rank shows between two barriers. The boxes are used in turn, so one barrier per exchange is enough: a rank
+that enters barrier n + 1 has read what was shown for barrier n, and box n % 2 is written again only for barrier n + 2. A rank
+that timed out while it read goes on reading when the call is repeated.
 """
 
 from __future__ import annotations
@@ -50,26 +49,28 @@ if TYPE_CHECKING:
 
 _CELLS = 64
 _BOX = 4096  # bytes
-_BOX_HEAD = 24  # of them: length, kind, number of the barrier
+_BOX_HEAD = 24  # bytes of a box's header: length, kind, number of the barrier
 _INLINE = _BOX - _BOX_HEAD
 _VIEW_AT = _CELLS * 8 + 2 * _BOX
-_VIEW_HEAD = 1024  # bytes: number, length of the successor, the successor; then a byte for each rank
+# Bytes of a view's header: number, length of the successor, the successor. A byte for each rank follows.
+_VIEW_HEAD = 1024
 _SHOWN, _REGION = 0, 1  # kinds: the bytes themselves, or the region that holds them
-_ANSWER = 0.01  # seconds that each of them has to answer before the next is looked at
-# A rank that waits asks its peers for a sign of life after so many seconds, and again:
-_LOOK, _LONGEST = 0.25, 2.0  # at least, at most; between them
-_PER_RANK = 0.004  # this for each rank, as all may ask
-_SHARE = 0.05  # or this share of the time waited
-# What says that a rank is dead or that its group is closed. Any other error, such as a lack of memory or of descriptors,
-# is this process's own and says nothing of the rank.
+_ANSWER = 0.01  # seconds that a peer has to answer before the next is looked at
+# A rank that waits asks for signs of life again and again. The seconds between two looks grow with the number of ranks, as all
+# of them may ask, and with the time waited; they have a lower and an upper limit.
+_LOOK, _LONGEST = 0.25, 2.0  # the limits
+_PER_RANK = 0.004  # seconds for each rank
+_SHARE = 0.05  # share of the time waited
+# These errors tell that a rank is dead or that its group is closed. Any other error, such as a lack of memory or of descriptors,
+# is this process's own and tells nothing about the rank.
 GONE = (PeerLostError, UnreachableError, KeyRejectedError, AccessDeniedError)
-_NAMED = 64  # how many are asked at most to name those that did not come
+_NAMED = 64  # how many ranks are asked at most, to name those that did not come
 
 
 class Control:
     """The control window of one rank; made by its group. Calls are collective, from one thread at a time.
 
-    `capacity` is the number of ranks that a view has room for; the other ranks' must be the same.
+    `capacity` is the number of ranks that a view has room for. It must be the same on all ranks.
     """
 
     def __init__(self, domain: Domain, endpoint: Endpoint, capacity: int) -> None:
@@ -80,22 +81,22 @@ class Control:
         self._boxes = memory[_CELLS * 8 : _VIEW_AT].reshape(2, _BOX)
         self._view = memory[_VIEW_AT:]
         self._arrivals = domain.counter()
-        # Words that others write while this rank looks at them are not for a cache that must be told of it.
+        # Others write these words while this rank looks at them, so no cache may stand between.
         self._region = open_region(domain, memory, Access.REMOTE, self._arrivals, coherent=True)
         self._remotes: list[RemoteRegion] = []
         self._barrier = 0  # barriers that this rank has left
-        self._late = 0  # the number of a barrier() that timed out: this rank showed nothing for it
+        self._late = 0  # the number of a barrier() that timed out; this rank showed nothing for it
         # Whether the last call met the others, but timed out while it read what they show.
         self._unread = False
         self._shown = (0, b"")  # the barrier for which a box was last filled, and what the others find there
         self._large: list[MemoryRegion | None] = [None, None]  # what the boxes refer to
-        self._asked = 0  # the rank that was asked last, when a wait took long: all have their turn
-        # Reads that peers have not answered yet, by the rank and the place in its window.
+        self._asked = 0  # the rank that was asked last during a long wait; the next one follows
+        # Reads that peers have not answered yet, by rank and by place in its window.
         self._questions: dict[tuple[int, int], tuple[Operation, NDArray[np.uint8]]] = {}
 
     @property
     def remote(self) -> bytes:
-        """What the other ranks need."""
+        """The description by which other ranks reach this window."""
         return self._region.remote.to_bytes()
 
     def connect(
@@ -103,18 +104,18 @@ class Control:
     ) -> None:
         """Takes everyone's `remote` and handle in the address vector, by rank, before the first call.
 
-        `generation`, below 2**31, is the same for all, and higher where a former group had some of these control windows: its
-        barriers have lower numbers, so that what it left in the cells is never taken for an arrival.
+        `generation`, below 2**31, is the same on all ranks. It is higher than that of a former group that had some of these
+        control windows. The barriers of that group had lower numbers, so what it left in the cells never counts as an arrival.
         """
         self._barrier = max(self._barrier, generation << 32)
         self._rank, self._size, self._handles = rank, len(remotes), handles
         self._remotes = [remote.view(np.uint8, (remote.nbytes,)) for remote in remotes]
 
     def show_view(self, number: int, alive: Iterable[int], successor: bytes) -> None:
-        """Shows whom this rank takes for alive, and where the control window of its next group is. Local."""
+        """Shows which ranks this one takes for alive, and where the control window of its next group is. Local."""
         listed = list(alive)
         view = self._view
-        view[:8].view(np.uint64)[0] = 0  # until it is complete
+        view[:8].view(np.uint64)[0] = 0  # 0 tells that the view is not complete
         view[_VIEW_HEAD:] = 0
         view[_VIEW_HEAD:][listed] = 1
         view[8:16].view(np.uint64)[0] = len(successor)
@@ -122,7 +123,7 @@ class Control:
         view[:8].view(np.uint64)[0] = number
 
     def view_of(self, rank: int) -> tuple[int, set[int], bytes] | None:
-        """What a rank shows: (number, alive, successor); None if it does not answer. Raises one of GONE if it is gone."""
+        """What a rank shows: (number, alive, successor). None if it does not answer. Raises one of GONE if it is gone."""
         if rank == self._rank:
             view = self._view
         else:
@@ -180,8 +181,8 @@ class Control:
                 region._end()
         self._large = [None, None]
 
-    # Each box is written for the barrier that comes next, unless a call that timed out is being repeated: ranks that came
-    # meanwhile may have read it.
+    # A box is written for the next barrier. It is not written again when a call that timed out is repeated, because ranks that
+    # came meanwhile may have read it.
     def _show(self, data: bytes) -> None:
         number = self._barrier if self._unread else self._barrier + 1
         if self._shown == (number, data):
@@ -272,7 +273,8 @@ class Control:
         """Waits until `source` has written `number` into `cell`."""
         began = time.monotonic()
         while True:
-            seen = self._arrivals.value  # before the cell: what arrives after this raises it further
+            # The counter is read before the cell, so what arrives after the look at it ends the wait.
+            seen = self._arrivals.value
             if self._cells[cell] >= number:
                 return
             pauses = _LOOK, _PER_RANK * self._size, _SHARE * (time.monotonic() - began)
@@ -292,7 +294,7 @@ class Control:
     def _last_in_line(self, source: int, number: int) -> int:
         """The last rank of a chain in barrier `number`: `source` waits for one rank, that one for another, and so on.
 
-        PeerLostError if one of them has died, or if the last one has found that another has.
+        PeerLostError if a rank of the chain has died, or if the last rank has found that another has.
         """
         rounds = (self._size - 1).bit_length()
         try:
@@ -301,7 +303,7 @@ class Control:
                 if cells is None or cells[0] < number:
                     break
                 behind = np.flatnonzero(cells[1 : 1 + rounds] < number)
-                if not len(behind):  # it goes on
+                if not len(behind):  # it waits for nobody
                     return source
                 source = (source - (1 << int(behind[0]))) % self._size
             view = self.view_of(source)
@@ -315,7 +317,7 @@ class Control:
         return source
 
     def _absent(self, ranks: Iterable[int], number: int) -> list[int]:
-        """Those of `ranks` that, as far as is known, have not entered barrier `number`. PeerLostError if one has died."""
+        """The ranks of `ranks` that are not known to have entered barrier `number`. PeerLostError if one has died."""
         absent = set()
         for rank in ranks:
             try:
@@ -335,22 +337,22 @@ class Control:
                     self._ask(rank)
             except GONE as another:
                 lost[rank] = another
-            except FabricError:  # this process cannot ask any more: those found so far are named
+            except FabricError:  # this process cannot ask any more, so it names those found so far
                 break
         return _lost(lost, self._size)
 
     def _ask(self, rank: int) -> NDArray[np.uint64] | None:
-        """A rank's cells; None if it does not answer at once. Raises one of GONE if it is gone."""
+        """A rank's cells. None if it does not answer at once. Raises one of GONE if it is gone."""
         if rank == self._rank:
             return self._cells
         answer = self._question(rank, 0, _CELLS * 8, _ANSWER)
         return None if answer is None else answer.view(np.uint64)
 
     def _question(self, rank: int, start: int, nbytes: int, patience: float) -> NDArray[np.uint8] | None:
-        """A part of a peer's control window; None if it does not answer within `patience` seconds.
+        """A part of a peer's control window. None if the peer does not answer within `patience` seconds.
 
-        A question without an answer stays, and the next call waits for it: a stopped rank is asked once, however often it is
-        looked at.
+        A question without an answer stays open, and the next call waits for it. So a stopped rank is asked only once, however
+        often it is looked at.
         """
         if (rank, start) not in self._questions:
             self._questions[rank, start] = self._look(rank, start, nbytes)

@@ -1,7 +1,7 @@
 """When a window may be used: fences, post/start/complete/wait, and locks.
 
-The cells of a rank: the lock of its part, the lock of updates that need several steps, and per rank how many exposures it has
-opened to this one and how many accesses it has completed on it.
+A rank has these cells: the lock of its part; the lock of updates that need several steps; and, for each other rank, how many
+exposures that rank has opened to this one, and how many accesses it has completed on this one.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Epochs:
         self._fenced = False
         self._locks: dict[int, bool] = {}  # target → whether shared
         self._all = False
-        self._targets: tuple[int, ...] | None = None  # of start()
-        self._origins: tuple[int, ...] | None = None  # of post()
-        # By rank: exposures that this rank has opened to it, and has taken up of it.
+        self._targets: tuple[int, ...] | None = None  # the ranks of start()
+        self._origins: tuple[int, ...] | None = None  # the ranks of post()
+        # By rank: how many exposures this rank has opened to it, and how many of its exposures this rank has used.
         self._posted, self._taken = [0] * size, [0] * size
-        # By rank: accesses that this rank has completed on it, and has waited for of it.
+        # By rank: how many accesses this rank has completed on it, and how many of its accesses this rank has waited for.
         self._completed, self._awaited = [0] * size, [0] * size
 
     def check_window(self) -> None:
@@ -78,7 +78,7 @@ class Epochs:
 
     @property
     def open(self) -> str:
-        """What must end before the window can close, in words; empty if nothing."""
+        """What must end before the window can close, in words. Empty if nothing must."""
         if self._locks or self._all:
             return "a lock is held: unlock() it"
         if self._targets is not None:
@@ -103,7 +103,7 @@ class Epochs:
         self._cells.release(peer, LOCK, self._locks.pop(peer), deadline)
 
     def check_locked(self, peer: int) -> None:
-        """Raises EpochError unless this rank alone is locked."""
+        """Raises EpochError unless `peer` is locked by itself, not by lock_all()."""
         if peer not in self._locks:
             hint = ": use unlock_all()" if self._all else ": lock() it first"
             raise EpochError(f"rank {peer} is not locked by this rank alone{hint}")
@@ -115,7 +115,7 @@ class Epochs:
         self._no_start("lock_all()")
         taken: list[int] = []
         try:
-            # From the own rank on, so that not all begin with rank 0. Shares do not wait for each other.
+            # Each rank begins with itself, so that not all begin with rank 0. Shares do not wait for each other.
             for peer in ((self._rank + step) % self._size for step in range(self._size)):
                 self._cells.acquire(peer, LOCK, True, deadline)
                 taken.append(peer)
@@ -137,7 +137,7 @@ class Epochs:
             raise EpochError("unlock_all() without lock_all()")
 
     def update_lock(self, peer: int, timeout: float | None) -> Held:
-        """Takes the lock of updates that take several steps, until the `with` block ends."""
+        """Takes the lock of updates that need several steps, until the `with` block ends."""
         self.check_window()
         self._cells.acquire(peer, UPDATE_LOCK, False, Deadline(timeout))
         return Held(lambda: self._cells.release(peer, UPDATE_LOCK, False, Deadline(timeout)))
@@ -156,7 +156,7 @@ class Epochs:
     # --- post, start, complete, wait
 
     def post(self, origins: Iterable[int], deadline: Deadline) -> None:
-        """Lets these ranks begin their epoch with this one."""
+        """Lets these ranks access the memory of this one."""
         if self._origins is not None:
             raise EpochError("post() was called already: wait() for it first")
         ranks = self._ranks(origins)
@@ -192,12 +192,12 @@ class Epochs:
             self._cells.store(rank, self._cell(1), self._completed[rank], deadline)
 
     def wait(self, deadline: Deadline) -> None:
-        """Waits until all that `post` named have completed."""
+        """Waits until all ranks that `post` named have completed."""
         self._cells.wait(self._awaiting(), deadline, "wait(): a complete()")
         self._waited()
 
     def test(self) -> bool:
-        """Whether all that `post` named have completed; if so, the epoch has ended as by `wait`."""
+        """Whether all ranks that `post` named have completed. If so, this ends the epoch as `wait` does."""
         if self._cells.missing(self._awaiting()):
             return False
         self._waited()

@@ -1,4 +1,4 @@
-"""Processes that work together: who they are, how they meet, what they do together."""
+"""Processes that work together: who they are, how they meet, and what they do together."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from pyfab.meeting.rendezvous import exchange
 
 
 class Link(NamedTuple):
-    """How the bytes to one peer go.
+    """How bytes go to one peer.
 
-    `path` is "direct" where this process or a device moves them to and from the peer's memory, and "messages" where they go in
-    messages that the peer's library carries out; on shared memory it is what the last transfer took.
+    `path` is "direct" if this process or a device moves them to and from the peer's memory, and "messages" if they go in messages
+    that the peer's library carries out. On shared memory it is the path of the last transfer.
     """
 
     peer: int
@@ -61,7 +61,7 @@ class Links(Table[Link]):
         self.rank, self.hosts = rank, hosts
 
     def drawn(self) -> list[DrawnLink]:
-        """As `topology` takes them."""
+        """The links as `topology` takes them."""
         return [DrawnLink(self.rank, link.peer, link.link, link.how) for link in self]
 
     def _repr_html_(self) -> str:
@@ -70,15 +70,15 @@ class Links(Table[Link]):
 
 @dataclass
 class _Successor:
-    """What `shrink` has shown the others: they may have taken it, so it stays open until this group ends or is replaced."""
+    """What `shrink` has shown the others. They may use it, so it stays open until this group ends or is replaced."""
 
     control: Control
     alive: set[int]
-    number: int = 1  # of the agreement
-    group: Group | None = None  # once this rank has agreed
+    number: int = 1  # the number of the agreement
+    group: Group | None = None  # the next group, once this rank has agreed
 
     def close(self) -> None:
-        """Local."""
+        """Ends the next group, or only its control window. Local."""
         if self.group is not None:
             self.group._end(wait=False)
         else:
@@ -88,17 +88,18 @@ class _Successor:
 class Group(Communicator):
     """A fixed number of processes, each of which can reach the memory that the others put into windows.
 
-    `rank` and `size` say who this process is; all meet at `rendezvous` (``tcp://host:port``, where rank 0 listens;
+    `rank` and `size` say who this process is. All meet at `rendezvous` (``tcp://host:port``, where rank 0 listens;
     ``file:///folder``; ``torch``; a store with set, get and wait, such as torch's; or an mpi4py communicator) within `timeout`
-    seconds, which is also the default of later calls. PYFAB_TOKEN, if set, must be the same for all that meet over tcp. `domain`
-    is a Domain, which stays the caller's, or the spec of one to open: between machines name the interface, as in
-    ``"shm+tcp:eth0"``, because an unnamed tcp listens on loopback alone; or all its arguments, as in ``{"spec": "shm",
-    "coherent": False}``. `contexts` is the number of contexts of the endpoint.
+    seconds, which is also the default of later calls. PYFAB_TOKEN, if set, must be the same for all that meet over tcp.
 
-    Members come and go by `split`, `shrink` and `admit`, which each make a new group, with an `epoch` one higher.
+    `domain` is a Domain, which stays the caller's; or the spec of one to open; or all its arguments, as in ``{"spec": "shm",
+    "coherent": False}``. Between machines the spec names the interface, as in ``"shm+tcp:eth0"``, because a tcp without a name
+    listens on loopback alone. `contexts` is the number of contexts of the endpoint.
+
+    Members come and go by `split`, `shrink` and `admit`. Each of these makes a new group, whose `epoch` is one higher.
 
     Methods marked *collective* are to be called by all ranks in the same order, from one thread at a time. They run over the
-    group's own endpoint; nothing but the start needs the rendezvous.
+    group's own endpoint; only the start needs the rendezvous.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Group(Communicator):
         super().__init__(rank, size, timeout)
         self.epoch = 0
         self.lost: tuple[int, ...] = ()
-        self._successor: _Successor | None = None  # of a `shrink` that has not ended
+        self._successor: _Successor | None = None  # what an unfinished `shrink` has shown
 
     def _open(
         self, domain: str | Domain | Mapping[str, Any] | None, contexts: int, undo: contextlib.ExitStack
@@ -149,9 +150,9 @@ class Group(Communicator):
     ) -> Group:
         """A group as torchrun, mpirun, srun or PYFAB_RANK, PYFAB_SIZE and PYFAB_RENDEZVOUS describe it.
 
-        The meeting place is `rendezvous` if given, then $PYFAB_RENDEZVOUS; then the store of torchrun's agent (not with
-        PYFAB_TOKEN, which it does not ask for); then, where MASTER_ADDR and MASTER_PORT are set, the port after MASTER_PORT
-        (torch needs that one for itself); then, on one node, a folder named after the job.
+        The meeting place is the first of these: `rendezvous`; $PYFAB_RENDEZVOUS; the store of torchrun's agent (not with
+        PYFAB_TOKEN, which it does not ask for); if MASTER_ADDR and MASTER_PORT are set, the port after MASTER_PORT (torch needs
+        MASTER_PORT for itself); on one node, a folder named after the job.
         """
         launch = launchers.from_environment(environment, rendezvous)
         return cls(launch.rank, launch.size, launch.rendezvous, domain, contexts, timeout)
@@ -171,11 +172,11 @@ class Group(Communicator):
     ) -> Window:
         """Opens memory of every rank to the others. Collective.
 
-        Either `array`, used where it is and kept alive; or `shape` and `dtype` of a zeroed one that peers on the node can map,
-        which is the fastest; or, with `dynamic`, arrays that each rank attaches and detaches later, at most `max_parts` at a
-        time. Shapes and dtypes may differ between ranks. `access` is what the others may do. counters: how many each rank has
-        for notified puts, `Window.counters`. epochs: operations outside of an epoch are refused (EpochError). If one rank fails,
-        all raise: that one its own error, the others one that names it.
+        The memory is `array`, used where it is and kept alive; or a zeroed array of `shape` and `dtype` that peers on the node
+        can map, which is the fastest; or, with `dynamic`, arrays that each rank attaches and detaches later, at most `max_parts`
+        at a time. Shapes and dtypes may differ between ranks. `access` is what the others may do. counters: how many counters of
+        notified puts each rank has, see `Window.counters`. epochs: operations outside of an epoch are refused (EpochError). If
+        one rank fails, all raise: that one its own error, the others one that names it.
         """
         self._check()
         if counters < 0 or (dynamic and max_parts < 1):
@@ -187,9 +188,9 @@ class Group(Communicator):
     # --- membership
 
     def split(self, color: Any, key: int = 0, timeout: float | None = -1) -> Group | None:
-        """A group of the ranks that give the same `color`, in the order of `key`, then rank; None for who gives None. Collective.
+        """A group of the ranks that give the same `color`, in the order of `key`, then rank; None if `color` is None. Collective.
 
-        It uses the endpoint of this group, and stays usable when this one is closed.
+        The new group uses the endpoint of this one, and stays usable when this one is closed.
         """
         self._check()
         deadline = Deadline(self._timeout(timeout))
@@ -210,11 +211,11 @@ class Group(Communicator):
         return group
 
     def shrink(self, timeout: float | None = -1) -> Group:
-        """The group of those that are left when ranks have died or left; `lost` names them by their ranks here.
+        """The group of the remaining ranks when others have died or left. Its `lost` names those by their ranks in this group.
 
-        Collective among those that are left, each of whom asks everyone for a sign of life until all agree. This group is closed,
-        its windows with it, without waiting. OperationTimeout names ranks that live but did not call it; it may be called again,
-        and goes on from there.
+        Collective among the remaining ranks. Each asks all others for a sign of life until all agree. This group and its windows
+        are closed without waiting. OperationTimeout names ranks that live but did not call it; then the call may be repeated, and
+        goes on from there.
         """
         self._check()
         deadline = Deadline(self._timeout(timeout))
@@ -238,7 +239,7 @@ class Group(Communicator):
                 )
             try:
                 group.barrier(deadline.remaining())
-            except PeerLostError:  # another one, since they agreed
+            except PeerLostError:  # another rank has died since they agreed
                 group._end(wait=False)
                 control = Control(self.domain, self.endpoint, CAPACITY)
                 self._successor = _Successor(control, begun.alive, begun.number + 1)
@@ -255,7 +256,7 @@ class Group(Communicator):
     def admit(self, rendezvous: Any, count: int, timeout: float | None = -1) -> Group:
         """The group of these ranks and `count` more processes, which call `Group.join` with the same rendezvous. Collective.
 
-        The ranks here stay the same, those that join follow. This group stays usable.
+        The ranks of this group stay the same, and those that join follow. This group stays usable.
         """
         self._check()
         deadline = Deadline(self._timeout(timeout))
@@ -296,7 +297,7 @@ class Group(Communicator):
         contexts: int = 1,
         timeout: float | None = 60,
     ) -> Group:
-        """Becomes a member of a group whose ranks call `admit`, as number 0 to `count` - 1 of those that join."""
+        """Joins a group whose ranks call `admit`. `number`, 0 to `count` - 1, tells which of the joining processes this is."""
         if not 0 <= number < count:
             raise InvalidArgumentError(f"number={number}, count={count}: numbers are 0 to count - 1")
         deadline = Deadline(timeout)
@@ -327,8 +328,8 @@ class Group(Communicator):
     def close(self) -> None:
         """Waits for the others, so that no one loses memory in use, and ends. Collective, and harmless if repeated.
 
-        Raises BusyError while windows are open. If peers have died, it waits no longer than it takes to notice; RuntimeWarning
-        names those that did not come within the group's timeout.
+        Raises BusyError while windows are open. If peers have died, it waits no longer than it takes to notice that. A
+        RuntimeWarning names those that did not come within the group's timeout.
         """
         if self._windows and not self._closed:
             raise BusyError(f"{len(self._windows)} windows of the group are open; close them first")
@@ -359,7 +360,7 @@ class Group(Communicator):
         return Link(peer, self._hosts[peer], link, _path(link, how), how, why)
 
     def _card(self, control: Control | None = None) -> bytes:
-        """What the others need to know of this rank."""
+        """What the others need to know about this rank."""
         card = {
             "host": socket.gethostname(),
             "address": base64.b64encode(self.endpoint.address).decode(),
@@ -368,7 +369,7 @@ class Group(Communicator):
         return json.dumps(card).encode()
 
     def _meet(self, cards: list[Any], deadline: Deadline, known: tuple[int, ...] = ()) -> None:
-        """Fills the address vector with those that are not `known` by their handles yet, and waits for all."""
+        """Inserts the addresses of `cards`, except for the first ones, whose handles are `known`, and waits for all ranks."""
         with contextlib.ExitStack() as undo:
             added = []
             for card in cards[len(known) :]:
@@ -393,9 +394,9 @@ class Group(Communicator):
         deadline: Deadline,
         undo: contextlib.ExitStack,
     ) -> None:
-        """Takes a link whose device moves bytes itself for all peers or for none, so that all windows are alike to all ranks.
+        """Uses a link whose device moves bytes itself for all peers or for none, so that all ranks see windows that work alike.
 
-        Where it does not lead to all, all are reached by the messages of the other links.
+        If such a link does not lead to all peers, all are reached by the messages of the other links.
         """
         av, own = self.endpoint.av, addresses[self.rank]
         found = path_choice.not_to_all(av, self.endpoint.context(0), addresses, own)
@@ -417,7 +418,7 @@ class Group(Communicator):
     def _descend(
         self, control: Control, rank: int, ranks: list[int], controls: list[bytes], generation: int = 0
     ) -> Group:
-        """A group of some of these ranks over the same endpoint, before anyone has waited for another."""
+        """A group of some of these ranks over the same endpoint. Its ranks have not waited for each other yet."""
         group = object.__new__(Group)
         group._begin(rank, len(ranks), self.timeout)
         group.domain, group.endpoint, group._control = self.domain, self.endpoint, control
@@ -443,7 +444,7 @@ class Group(Communicator):
                         f"closed without waiting any longer: {error.strerror}", RuntimeWarning, stacklevel=3
                     )
                 except FabricError:
-                    pass  # who is gone cannot be waited for
+                    pass  # nobody can wait for a rank that is gone
             for window in reversed(self._windows):
                 window._release()
         finally:
@@ -455,6 +456,6 @@ class Group(Communicator):
 
 
 def _path(link: str, how: str) -> str:
-    """`Link.path`, of what the endpoint reports: a link or several rails, and how the bytes go there."""
+    """`Link.path` for what the endpoint reports: a link, or several rails, and how the bytes go."""
     providers = {rail.partition(".")[0] for rail in link.split("+")}
     return "messages" if "tcp" in providers or how == "ring" else "direct"

@@ -17,7 +17,7 @@ def names_rows(index: Any) -> bool:
 
 
 def row_numbers(index: NDArray[Any], extent: int) -> NDArray[np.int64]:
-    """Rows that an array of integers or a mask selects on an axis of `extent`, all of them from 0 on."""
+    """The rows that an array of integers or a mask selects on an axis of `extent`, counted from 0. IndexError outside of it."""
     if index.dtype.kind == "b":
         if index.shape != (extent,):
             raise IndexError(f"a mask of shape {index.shape} does not fit axis 0 with size {extent}")
@@ -36,7 +36,7 @@ def row_numbers(index: NDArray[Any], extent: int) -> NDArray[np.int64]:
 
 
 def packed(offsets: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
-    """Local offsets of as many runs that lie one after the other."""
+    """Local byte offsets for the same runs, of `length` bytes each, one right after the other."""
     return np.arange(0, len(offsets) * length, max(length, 1), dtype=np.uint64)
 
 
@@ -51,9 +51,8 @@ def fitting(values: ArrayLike, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
         return values
     array = np.asarray(values)
     if array.dtype != dtype and array.size:
-        exact = not isinstance(
-            values, (np.ndarray, np.generic)
-        )  # Python's ints have no width: those that fit go in
+        # Python's ints have no width, so those that fit are taken.
+        exact = not isinstance(values, (np.ndarray, np.generic))
         if exact and array.dtype.kind in "iu" and dtype.kind in "iu":
             limits = np.iinfo(dtype)
             for value in (int(array.min()), int(array.max())):

@@ -23,10 +23,10 @@ _PAUSES = 0.001, 0.05  # seconds between looks at the others' views: at first, a
 
 
 class Shared:
-    """What several groups use, each until it ends.
+    """What several groups use until the last of them ends: the peers' handles, and resources.
 
-    The peers' handles: one that no group has any more is taken out of the address vector, and with it all that is kept for the
-    peer. And resources, which the last of the groups closes.
+    A handle that no group has any more is taken out of the address vector, and with it all that is kept for the peer. The last
+    group closes the resources.
     """
 
     def __init__(self, resources: ExitStack, av: AddressVector) -> None:
@@ -42,7 +42,7 @@ class Shared:
         return self
 
     def release(self, handles: Iterable[int]) -> None:
-        """Counts a user less. The peers that no group has any more are removed; the last user closes the resources."""
+        """Counts one user less. The peers that no group has any more are removed; the last user closes the resources."""
         with self._lock:
             self._users -= 1
             self._handles.subtract(handles)
@@ -53,17 +53,18 @@ class Shared:
         if last:
             self._resources.close()
         else:
-            with suppress(ClosedError):  # the domain, which is its opener's to close at any time
+            with suppress(ClosedError):  # whoever opened the domain may have closed it
                 self._av.remove(unused)
 
 
 def agree(
     control: Control, rank: int, alive: set[int], number: int, successor: bytes, deadline: Deadline
 ) -> tuple[int, dict[int, bytes]]:
-    """Takes those out of `alive` that do not live, until all others show the same.
+    """Drops the ranks that are gone from `alive`, until all others show the same view.
 
-    Returns the number of the agreement, at least `number`, and the successors of all, by rank. Whoever sees that a rank is gone
-    shows so, and nobody comes back, so the views shrink until they are equal.
+    Returns the number of the agreement, at least `number`, and the successors of all, by rank. A rank that sees that another is
+    gone shows it, and no rank comes back. So the views shrink until they are equal. OperationTimeout names ranks that did not
+    come.
     """
     size = max(alive) + 1
     control.show_view(number, alive, successor)
@@ -82,9 +83,8 @@ def agree(
             if view is None or view[0] < number or view[1] != alive:
                 behind.append(other)
             if view is not None and view[0] > number:
-                number = view[
-                    0
-                ]  # it has agreed before, but then a rank was lost, and waits for this one to know
+                # The other rank had agreed before, then lost one more, and waits until this rank knows of it.
+                number = view[0]
                 gone |= alive - view[1]
             if view is not None:
                 successors[other] = view[2]
@@ -96,5 +96,5 @@ def agree(
             return number, successors
         if deadline.over:
             raise OperationTimeout(f"shrink: {ranks_text(behind, size)} did not come within {deadline}")
-        time.sleep(pause)  # nothing tells of what others show
+        time.sleep(pause)  # no event tells that a view has changed
         pause = min(2 * pause, _PAUSES[1])

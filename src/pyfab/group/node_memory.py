@@ -21,7 +21,7 @@ def _boot() -> str:
 
 
 def describe_file(memory: SharedMemory | None, array: NDArray[Any]) -> Any:
-    """What `map_file` needs to find the memory of `array`, or why it cannot be mapped. For JSON."""
+    """What `map_file` needs to find the memory of `array`, or why it cannot be mapped. It fits into JSON."""
     if memory is None:
         return "it is ordinary memory; make the window with shape= instead of an array"
     found = os.fstat(memory.fd)
@@ -36,7 +36,7 @@ def describe_file(memory: SharedMemory | None, array: NDArray[Any]) -> Any:
 
 
 def map_file(card: Any, shape: tuple[int, ...], dtype: np.dtype[Any], whose: str) -> NDArray[Any]:
-    """The array, shared with its owner; the mapping ends with the last view of it."""
+    """The array, shared with its owner. The mapping ends with its last view. NotSupportedError if it cannot be mapped."""
     refused = f"the memory of {whose} cannot be mapped: "
     if not isinstance(card, dict):
         raise NotSupportedError(f"{refused}{card}")

@@ -10,7 +10,7 @@ _JSON_ATOMS = (type(None), bool, int, float, str)
 
 
 def encode(obj: Any) -> bytes:
-    """JSON where it gives back the same object, pickle elsewhere."""
+    """JSON if that gives back the same object, else a pickle."""
     if _same_after_json(obj):
         return b"j" + json.dumps(obj).encode()
     return b"p" + pickle.dumps(obj, protocol=5)

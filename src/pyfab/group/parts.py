@@ -18,12 +18,16 @@ if TYPE_CHECKING:
     from pyfab.group.communicator import Communicator
     from pyfab.group.remote_array import RemoteArray
 
-_ENTRY = 1024  # bytes of a slot: lengths of the name and the region (8 each), then both
+# Bytes of a slot. It holds the lengths of a name and of a region's description, 8 bytes each, then both.
+_ENTRY = 1024
 _HEAD = 16
 
 
 class Directory:
-    """The table of one rank. A slot holds a part if its lengths are not 0; the first word counts changes, odd during one."""
+    """The table of one rank. A slot holds a part if its lengths are not 0.
+
+    The first word of the table counts changes: it rises before and after each, so it is odd during one.
+    """
 
     def __init__(self, group: Communicator, limit: int, access: Access) -> None:
         self._group, self._limit, self._access = group, limit, access
@@ -43,15 +47,15 @@ class Directory:
 
     @property
     def regions(self) -> list[MemoryRegion]:
-        """Those attached here."""
+        """The regions of the arrays that this rank has attached."""
         return [region for _, region in list(self._attached.values())]
 
     def connect(self, remotes: list[RemoteRegion]) -> None:
-        """Takes the other ranks' directories, by rank."""
+        """Takes the directories of all ranks, by rank."""
         self._remotes = remotes
 
     def attach(self, array: NDArray[Any], name: str | None) -> str:
-        """Registers an array and publishes it, under this name or one of its own; returns the name."""
+        """Registers an array, and publishes it under this name, or under a new one if it is None. Returns the name."""
         with self._lock:
             used = {slot for slot, _ in self._attached.values()}
             free = next((slot for slot in range(self._limit) if slot not in used), None)
@@ -80,7 +84,7 @@ class Directory:
             return name
 
     def detach(self, name: str) -> None:
-        """Withdraws an array; its region closes."""
+        """Withdraws an array, and closes its region."""
         with self._lock:
             if name not in self._attached:
                 raise InvalidArgumentError(
@@ -91,7 +95,7 @@ class Directory:
             region._end()
 
     def read(self, rank: int, deadline: Deadline) -> dict[str, RemoteRegion]:
-        """What a rank has attached: its table, read until it did not change meanwhile."""
+        """What a rank has attached. Its table is read again until it has not changed meanwhile."""
         here = np.empty(8 + self._limit * _ENTRY, np.uint8)
         again = np.empty(8, np.uint8)
         handle, remote = self._group._handles[rank], self._remotes[rank]
@@ -109,7 +113,7 @@ class Directory:
                 raise OperationTimeout(f"the parts of rank {rank} were changing all the time for {deadline}")
 
     def known(self, rank: int, region: RemoteRegion, make: Callable[[], RemoteArray]) -> RemoteArray:
-        """The array of a part, one for each region."""
+        """The array of a part. A region always gives the same array."""
         key = rank, region.to_bytes()
         with self._lock:
             if key not in self._arrays:
@@ -117,7 +121,7 @@ class Directory:
             return self._arrays[key]
 
     def close(self) -> None:
-        """Local."""
+        """Closes the regions of this rank. Local."""
         with self._lock:
             for _, region in self._attached.values():
                 region._end()

@@ -1,4 +1,4 @@
-"""Which of several ways to a peer is taken: one that moves bytes itself and leads to all peers, and of equals the fastest."""
+"""Which of several links to a peer is taken: one whose device moves bytes itself, to all peers. Of equals the fastest."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 __all__ = ["UNREACHED", "left_out", "measure", "mixed", "moves_itself", "not_to_all", "rank"]
 
-_ROUNDS = 6  # gets of a few bytes, of which the first one opens the way
+_ROUNDS = 6  # gets of a few bytes; the first opens the path and is not counted
 UNREACHED = float("inf")
 
 
 def moves_itself(link: str) -> bool:
-    """Whether the device of a network link moves bytes between the memories of two hosts, and no library carries them out."""
+    """Whether the device of a network link moves bytes between the memories of two hosts, without a library at the target."""
     return link.split(":")[0].split(".")[0] == "verbs"
 
 
 def rank(shared: bool, direct: bool, latency: float) -> tuple[bool, bool, float]:
-    """The lower, the better: through shared memory; by a device, to all peers; by messages."""
+    """The rank of a link; the lowest is best. Shared memory comes first, then a device that leads to all, then messages."""
     return not shared, not direct, latency
 
 
 def measure(context: Context, peer: int, place: tuple[int, int], told: Callable[[float], None]) -> None:
-    """Tells the seconds of a small get from `place` of the peer, UNREACHED if there is none. Does not wait."""
+    """Tells the seconds of a small get from `place` of the peer, or UNREACHED if it fails. Does not wait."""
     into = np.empty(8, np.uint8)
     took: list[float] = []
     begun = 0.0
@@ -80,7 +80,7 @@ def not_to_all(av: AddressVector, context: Context, addresses: Iterable[bytes], 
 
 
 def left_out(named: Iterable[Iterable[str]], addresses: Iterable[bytes]) -> set[str]:
-    """Links that all leave out because ranks named them. Nobody takes from the others a link that is not a device's."""
+    """The links that all ranks leave out because some rank named them. Only links whose device moves bytes can be left out."""
     return _direct(addresses).intersection(itertools.chain(*named))
 
 

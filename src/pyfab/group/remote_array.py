@@ -25,11 +25,11 @@ class _Selection(NamedTuple):
     """What an update changes."""
 
     shape: tuple[int, ...]
-    region: RemoteRegion  # a view; or the whole array, of which `rows` are meant
-    rows: tuple[NDArray[np.uint64], int] | None  # where each begins, and bytes of one
+    region: RemoteRegion  # the elements themselves, or, with `rows`, the whole array
+    rows: tuple[NDArray[np.uint64], int] | None  # the byte offset of each row, and the bytes of one
 
 
-# Updates of types for which there are no atomics, in steps under a lock; NumPy's rules decide what goes.
+# Types without atomics are updated in steps under a lock. NumPy's rules decide what is possible.
 _STEPS: dict[AtomicOp, Callable[[Any, Any], Any]] = {
     AtomicOp.MIN: np.minimum,
     AtomicOp.MAX: np.maximum,
@@ -56,8 +56,8 @@ class RemoteArray(_core.RemoteArrayCore):
     assignment to a local array; all this is checked before anything moves.
 
     Updates (`accumulate`, `fetch_add`, …) are atomic by element among all updates of the library on elements of that type:
-    integers of 1 to 8 bytes, float32 and float64 by atomics of the processor that holds the memory; float16, longer floats,
-    complex numbers, truth values and foreign byte order in several steps under a lock of the peer's part, so that they have
+    integers of 1 to 8 bytes, float32 and float64 by atomics of the processor that holds the memory. Updates of float16, longer
+    floats, complex numbers, truth values and foreign byte order take several steps under a lock of the peer's part; they have
     ended when the call returns.
     """
 
@@ -72,7 +72,7 @@ class RemoteArray(_core.RemoteArrayCore):
         self.shape: tuple[int, ...] = region.shape
         self._dtype = region.dtype
         self._timeout = timeout
-        # Of a window's arrays: whose context it is, what locks and epochs there are, and the peer's regions that count.
+        # The window of the array sets these: the owner of the context, locks and epochs, and the peer's regions with counters.
         self._endpoint: Endpoint | None = None
         self._epochs: Epochs | None = None
         self._notified: list[RemoteRegion] = []
@@ -107,7 +107,7 @@ class RemoteArray(_core.RemoteArrayCore):
     def view(self, dtype: DTypeLike) -> RemoteArray:
         """The same memory as a one-dimensional array of `dtype`, whose size divides that of the memory.
 
-        Of a window, it belongs to the same window. Updates through views of different types are not atomic among each other.
+        It belongs to the same window as this array. Updates through views of different types are not atomic among each other.
         """
         wanted = np.dtype(dtype)
         known = self._views.get(wanted)
@@ -117,7 +117,7 @@ class RemoteArray(_core.RemoteArrayCore):
                     f"view({wanted}): {self.nbytes} bytes are no whole number of elements of {wanted.itemsize} bytes"
                 )
             region = self.region.view(wanted, (self.nbytes // wanted.itemsize,))
-            # It counts its operations with those of this array, so that whoever waits for this array's waits for its own.
+            # The view counts its operations in the context of this array, so a wait for this array also waits for them.
             known = type(self)(self._context, self._handle, self.peer, region, self._timeout)
             known._endpoint, known._epochs = self._endpoint, self._epochs
             self._views[wanted] = known
@@ -126,7 +126,7 @@ class RemoteArray(_core.RemoteArrayCore):
     def take(self, indices: ArrayLike, out: NDArray[Any] | None = None, axis: int = 0) -> Any:
         """Reads the rows named by `indices`, numbers or a mask, in that order and as often as named, in one operation.
 
-        With `out` returns an Operation, without it a Fetch whose result is the new array of shape
+        Returns an Operation with `out`, and without it a Fetch whose result is the new array of shape
         ``np.shape(indices) + self.shape[1:]``.
         """
         if axis != 0:
@@ -134,7 +134,7 @@ class RemoteArray(_core.RemoteArrayCore):
         return self._gather(np.asarray(indices), out)
 
     def put_at(self, indices: Any, rows: ArrayLike) -> Operation:
-        """Writes `rows` to the rows named by `indices`, in one operation; of rows named twice, either may stay."""
+        """Writes `rows` to the rows named by `indices`, in one operation. If a row is named twice, either may stay."""
         return self._scatter(self.region, indices, rows)
 
     def __repr__(self) -> str:
@@ -251,7 +251,7 @@ class RemoteArray(_core.RemoteArrayCore):
         combine: Callable[[Any, Any], Any],
         former: NDArray[Any] | None,
     ) -> Operation:
-        """Lock, get, compute, put, unlock. The put is what is returned, done."""
+        """Updates in steps: lock, get, compute, put, unlock. Returns the put, which is done."""
         shape, target, rows = selected
         operand = fitting(values, shape, self._dtype)
         if self._epochs is None:
@@ -277,7 +277,7 @@ class RemoteArray(_core.RemoteArrayCore):
         return operation
 
     def _nothing(self, local: NDArray[Any], *, brings: bool = False) -> Operation:
-        """A finished operation that moves nothing."""
+        """An operation that moves nothing, and is done."""
         none = np.empty(0, np.uint64)
         return self._context.read_many(self._handle, self.region, local, none, none, none, _brings=brings)
 
@@ -337,7 +337,7 @@ class RemoteArray(_core.RemoteArrayCore):
 
 
 class CheckedRemoteArray(RemoteArray):
-    """One of a window whose operations belong into epochs: EpochError outside of one."""
+    """The array of a window with epochs. Its operations raise EpochError outside of one."""
 
     def _allow(self) -> None:
         assert self._epochs is not None

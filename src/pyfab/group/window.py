@@ -37,7 +37,7 @@ __all__ = ["Wanted", "Window"]
 
 
 class Wanted(NamedTuple):
-    """What memory a rank opens to the others, as `Group.window` takes it. `parts`: of a dynamic window, at most so many."""
+    """What memory a rank opens to the others, as `Group.window` takes it. `parts`: how many a dynamic window may have, else 0."""
 
     array: NDArray[Any] | None
     shape: int | tuple[int, ...] | None
@@ -51,12 +51,12 @@ class Window(_core.WindowCore):
     """One array of every rank, open to all ranks of the group. Made by `Group.window`.
 
     ``window[peer]`` is the peer's array (`RemoteArray`), `local` this rank's own. What peers write appears in `local` without any
-    call here, unless the domain is non-coherent (see `sync`). How the ranks agree on when is theirs to choose: `fence`; `post`,
-    `start`, `complete` and `wait`; `lock` and `unlock`; the counters of notified puts; barriers; or the data itself. A window is
-    open inside a passive epoch on all ranks, which lasts until it closes, so that operations and flushes need no other. With
-    ``epochs=True`` there is none: operations outside of those that the program opens raise EpochError.
+    call here, unless the domain is non-coherent (see `sync`). The program chooses how the ranks agree on the time of access:
+    `fence`; `post`, `start`, `complete` and `wait`; `lock` and `unlock`; the counters of notified puts; barriers; or the data
+    itself. A new window is in a passive epoch on all ranks, which lasts until it closes, so operations and flushes need no
+    other. With ``epochs=True`` there is no such epoch: operations outside of those that the program opens raise EpochError.
 
-    Collective methods are called by all ranks in the same order. -1 as a timeout stands for the group's. Thread-safe, apart from
+    Collective methods are called by all ranks in the same order. -1 as a timeout stands for the group's. Thread-safe, except for
     the collective methods and the ends of epochs that other threads use.
     """
 
@@ -77,7 +77,7 @@ class Window(_core.WindowCore):
             try:
                 opened = _Opened(group, wanted, undo)
                 card = opened.card
-            except Exception as caught:  # the others are told before it is raised, or they would wait
+            except Exception as caught:  # the others would wait, so they are told before it is raised
                 error = caught
                 card["error"] = f"{type(caught).__name__}: {caught}"
             cards = group.allgather(card, timeout)
@@ -99,7 +99,7 @@ class Window(_core.WindowCore):
         if self._directory is not None:
             self._directory.connect([_decode(card["directory"]) for card in cards])
         self._peers = [None] * group.size  # RemoteArrays, made on first use
-        self._arrays: list[RemoteArray] = []  # all that count operations: those of _peers, and of parts
+        self._arrays: list[RemoteArray] = []  # every array that counts operations: of _peers, and of parts
         self._mapped: dict[int, NDArray[Any]] = {}
         group._windows.append(self)
 
@@ -143,8 +143,8 @@ class Window(_core.WindowCore):
     def shared(self, peer: int) -> NDArray[Any]:
         """The array of a peer on this node as memory of this process, for plain loads and stores; `local` for this rank itself.
 
-        For windows made with a shape. NotSupportedError with the reason for peers whose memory cannot be mapped. The array stays
-        usable after the window is closed; what orders accesses is `sync` on both sides, and whatever the two agree on.
+        For windows made with a shape. NotSupportedError, with the reason, if the peer's memory cannot be mapped. The array stays
+        usable after the window is closed. `sync` on both sides orders accesses, together with whatever the two agree on.
         """
         self._check()
         rank = self._rank(peer)
@@ -172,7 +172,7 @@ class Window(_core.WindowCore):
         self._parts().detach(name)
 
     def parts(self, peer: int, timeout: float | None = -1) -> dict[str, RemoteArray]:
-        """What a peer has attached by now, by name. Looked up there, without its help."""
+        """What a peer has attached by now, by name. It is read from the peer's memory, without a call there."""
         directory = self._parts()
         rank = self._rank(peer)
         found = directory.read(rank, Deadline(self.group._timeout(timeout)))
@@ -186,9 +186,9 @@ class Window(_core.WindowCore):
     def flush(self, peer: int | None = None, timeout: float | None = -1, *, callbacks: bool = False) -> None:
         """Waits until all that this rank has started through this window, towards `peer` or all, is visible there.
 
-        What other windows or peers have outstanding does not matter, nor what is started meanwhile. Raises the error of the first
-        operation that failed, unless the program had seen it before this call. callbacks: waits also until their callbacks have
-        been called; not to be asked for inside of one (BusyError).
+        It does not wait for operations on other windows or peers, nor for those started meanwhile. Raises the error of the first
+        operation that failed, unless the program had seen it before this call. callbacks: waits also until the callbacks of these
+        operations have been called; inside a callback that is a BusyError.
         """
         self._check()
         if self._checked and not (
@@ -202,11 +202,11 @@ class Window(_core.WindowCore):
     flush_all = flush
 
     def flush_local(self, peer: int | None = None, timeout: float | None = -1) -> None:
-        """As `flush`: here an operation is complete for its initiator no earlier than for its target."""
+        """The same as `flush`: here an operation is complete for its initiator no earlier than for its target."""
         self.flush(peer, timeout)
 
     def outstanding(self, peer: int | None = None) -> int:
-        """Operations started through this window towards `peer`, or all, that have not ended."""
+        """How many operations on `peer`, or on all peers, were started through this window and have not ended."""
         return sum(array._context._outstanding for array in self._of(peer))
 
     def _of(self, peer: int | None) -> list[RemoteArray]:
@@ -217,7 +217,7 @@ class Window(_core.WindowCore):
             array._context._flush_scope(deadline.remaining(), callbacks)
 
     def _meet(self, deadline: Deadline) -> FabricError | None:
-        """Completes what this rank has started and waits for the others to do so; what failed here."""
+        """Completes what this rank has started, and waits for the others to do so. Returns this rank's first error."""
         failed: FabricError | None = None
         self.sync()
         for array in self._arrays:
@@ -225,7 +225,7 @@ class Window(_core.WindowCore):
                 array._context._flush_scope(deadline.remaining())
             except TimeoutError:
                 raise
-            except FabricError as error:  # the others wait for this rank
+            except FabricError as error:  # the others wait for this rank, so it goes on to the barrier
                 failed = failed or error
         self.group.barrier(deadline.remaining())
         self.sync()
@@ -234,7 +234,7 @@ class Window(_core.WindowCore):
     # --- epochs
 
     def fence(self, timeout: float | None = -1, *, last: bool = False) -> None:
-        """Separates two phases: what any rank started or stored before is visible to all after. Collective.
+        """Separates two phases: what any rank started or stored before the fence is visible to all after it. Collective.
 
         It opens an epoch for operations, unless it is the `last` one. The error of an operation that failed unseen is raised once
         all ranks have come.
@@ -247,9 +247,9 @@ class Window(_core.WindowCore):
             raise failed
 
     def post(self, origins: Iterable[int] | int, timeout: float | None = -1) -> Held:
-        """Lets `origins` access this rank's memory, once each; `wait` waits for their end, as does leaving a `with` block.
+        """Lets `origins` access this rank's memory, once each. `wait`, or leaving the `with` block, waits until they have ended.
 
-        Shows them what was stored in `local` before.
+        It shows them what was stored in `local` before.
         """
         self.sync()
         self._epochs.post(_listed(origins), Deadline(self.group._timeout(timeout)))
@@ -272,13 +272,13 @@ class Window(_core.WindowCore):
             self._epochs.complete(deadline)
 
     def wait(self, timeout: float | None = -1) -> None:
-        """Waits until all that `post` let in have called `complete`; shows what they put in `local`."""
+        """Waits until all that `post` let in have called `complete`. Then `local` shows what they put."""
         self._check()
         self._epochs.wait(Deadline(self.group._timeout(timeout)))
         self.sync()
 
     def test(self) -> bool:
-        """`wait` if it need not wait: whether all that `post` let in have called `complete`."""
+        """Whether all that `post` let in have called `complete`. If so, it does the same as `wait`."""
         self._check()
         done = self._epochs.test()
         if done:
@@ -288,8 +288,8 @@ class Window(_core.WindowCore):
     def lock(self, peer: int, timeout: float | None = -1, *, shared: bool = False) -> Held:
         """Takes the lock of a peer's part, alone or `shared`, until `unlock` or the end of the `with` block.
 
-        It keeps out other locks, not operations without one. OperationTimeout if it is not free in time, PeerLostError if the
-        rank that holds it alone has died; either names the holder.
+        It keeps out other locks, not operations without one. OperationTimeout if the lock is not free in time, PeerLostError if
+        the rank that holds it alone has died; either error names the holder.
         """
         self._check()
         self._epochs.lock(self._rank(peer), shared, Deadline(self.group._timeout(timeout)))
@@ -393,11 +393,11 @@ class Window(_core.WindowCore):
         return self._directory
 
     def _check(self) -> None:
-        if self._epochs.closed:  # the test of Epochs.check_window, in place: every call comes through here
+        if self._epochs.closed:  # tested here as well, because every call passes here and a call costs time
             self._epochs.check_window()
 
     def _release(self) -> None:
-        """Local."""
+        """Takes the memory back without waiting for the others. Local."""
         if not self._epochs.closed:
             self._epochs.closed = True
             self._resources.close()
@@ -423,7 +423,7 @@ class _Opened:
             )
         memory = array
         if not array.nbytes:
-            # No region is empty; a window may be, on ranks that have no share of the data. Never touched, so never backed.
+            # A region is never empty, but a window may be, on ranks without a share of the data. These bytes are never touched.
             memory = np.zeros([max(1, extent) for extent in array.shape], array.dtype)
         self.array = array
         self.regions: list[MemoryRegion] = []
@@ -439,7 +439,7 @@ class _Opened:
 
         self.card: dict[str, Any] = {"remote": opened()}
         self.counters = tuple(domain.counter() for _ in range(wanted.counters))
-        # The same memory under a key of its own for each counter: what is put through it counts, after its data.
+        # Each counter has a region of its own over the same memory. It counts what is put through that, after the data.
         self.card["notified"] = [opened(counter) for counter in self.counters]
         for counter in self.counters:
             undo.callback(counter.close)

@@ -13,9 +13,9 @@ __all__ = ["Completions", "Here", "report"]
 
 
 class Here(threading.local):
-    """What holds for the calling thread, in one transport."""
+    """What one transport knows of the calling thread."""
 
-    telling = False  # it is inside a callback or a handler
+    telling = False  # whether the thread is inside a callback or a handler
 
 
 class Completions:
@@ -58,7 +58,7 @@ class Completions:
             self.tell(number)
 
     def take_told(self, number: int, at_most: int) -> int:
-        """How many events of context `number` have run, each counted once, and no more than `at_most` in one call."""
+        """How many events of context `number` have run. Each is counted once, and one call counts no more than `at_most`."""
         with self._lock:
             told = min(self._told[number], at_most)
             self._told[number] -= told
@@ -66,7 +66,7 @@ class Completions:
 
 
 def report(error: Exception, where: object) -> None:
-    """Reports an exception that a callback of the program raised to nobody."""
+    """Reports an exception of a callback, which has no caller to raise it to, through `sys.unraisablehook`."""
     what: Any = SimpleNamespace(
         exc_type=type(error),
         exc_value=error,

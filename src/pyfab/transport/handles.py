@@ -28,7 +28,7 @@ class RemoteHandle:
         self.access = Access(access & int(Access.ALL))
 
     def _place(self, module: Module, number: int, address: int) -> tuple[int, int]:
-        """Address and key, as the core takes them, of an address that the program gave; `number` is that of the peer's module."""
+        """Address and key as the core takes them. `address` is the program's, `number` that of the peer's module."""
         return address - (0 if module.virtual else self.address), self._keys[number % MOST_MODULES]
 
     def __repr__(self) -> str:
@@ -36,10 +36,10 @@ class RemoteHandle:
 
 
 class Registration(RemoteHandle):
-    """Registered memory: a local handle, and, as bytes, a remote one for peers. Made by `Transport.register`.
+    """Registered memory: a handle for this process and, as bytes, for its peers. Made by `Transport.register`.
 
-    `address` is how operations name the first byte: in MRMode.VIRT_ADDR by its virtual address, else by a number that tells
-    nothing about this process. Programs that add offsets to it are the same in both modes.
+    `address` is how operations name the first byte: in MRMode.VIRT_ADDR its virtual address, else a number that tells nothing
+    about this process. Programs add offsets to it in the same way in both modes.
     """
 
     def __init__(self, owner: object, regions: list[MemoryRegion], address: int) -> None:
@@ -63,5 +63,5 @@ class Registration(RemoteHandle):
 
     @property
     def descriptor(self) -> int:
-        """What the memory is named by locally."""
+        """What names the memory locally: the `desc` of its region in the first module."""
         return self._regions[0].desc

@@ -1,4 +1,4 @@
-"""Small messages of a transport, each to the handler that the receiver has for its tag."""
+"""Small messages of a transport. Each goes to the handler that the receiver has for its tag."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyfab.transport.settings import Tunables
 
 __all__ = ["Handler", "Messages"]
 
-_HEADER = struct.Struct("<BxxxI")  # of a message: tag, length
+_HEADER = struct.Struct("<BxxxI")  # tag and length of a message
 _CLOSED, _CANCELED = 9, 125
 
 Then: TypeAlias = tuple[Callback | None, Any, Any]
@@ -37,10 +37,10 @@ class Messages:
     def __init__(self, tunables: Tunables, peers: Peers, operations: Operations) -> None:
         self._tunables, self._peers, self._operations = tunables, peers, operations
         self._handlers: dict[int, Handler] = {}
-        self.receives = 0  # that wait for messages
+        self.receives = 0  # receives that wait for messages
 
     def handle(self, tag: int, handler: Handler | None) -> None:
-        """Calls this handler for messages with the tag from now on; None: none."""
+        """Calls this handler for messages with the tag from now on. None: such messages are dropped."""
         if not 0 <= tag <= 255:
             raise _bad_tag(tag)
         if handler is None:
@@ -49,7 +49,7 @@ class Messages:
             self._handlers[tag] = handler
 
     def send(self, peer: TransportPeer, tag: int, message: Any, then: Then) -> Outcome:
-        """Sends a message, most often without anything that must be followed to its end."""
+        """Sends a message. One that can be injected is DONE at once; the end of any other is followed."""
         if self._tunables.mode == "one_sided":
             raise NotSupportedError('messages are off: the transport was made with mode="one_sided"')
         if not 0 <= tag <= 255:
@@ -83,7 +83,7 @@ class Messages:
         return Outcome.QUEUED
 
     def post_receives(self) -> None:
-        """Posts the receives of every context. Each that a message has used is posted again."""
+        """Posts the receives of every context. A receive that a message has used is posted again."""
         size = self._tunables.message_size + _HEADER.size
         for module in self._peers.modules:
             for number in range(module.endpoint.contexts):
@@ -92,7 +92,7 @@ class Messages:
                     self.receives += 1
 
     def _post_receive(self, module: Module, number: int, buffer: NDArray[np.uint8]) -> None:
-        # A receive that waits does not keep a transport that nobody else has.
+        # The reference is weak, so that a receive that waits does not keep alive a transport that nobody uses.
         receiver = weakref.WeakMethod(self._received)
         which = module.number
 

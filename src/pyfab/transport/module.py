@@ -13,7 +13,7 @@ from pyfab.transport.settings import Limits, Tunables
 
 __all__ = ["MOST_MODULES", "Module"]
 
-MOST_MODULES = 8  # a handle has room for the keys of so many
+MOST_MODULES = 8  # a handle has room for the keys of this many modules
 
 
 class Module:
@@ -40,7 +40,7 @@ class Module:
         return number
 
     def progress(self) -> int:
-        """Moves what can be moved without waiting; how many operations have ended, in the first context where any has."""
+        """Moves what can be moved without waiting. Returns how many operations have ended in the first context that has any."""
         own = self.context()
         for step in range(self.endpoint.contexts):
             number = (own + step) % self.endpoint.contexts

@@ -10,11 +10,11 @@ from pyfab.transport.module import Module
 
 __all__ = ["name_of", "names_in"]
 
-_CARD = b"PFT2"  # what such a name begins with
+_CARD = b"PFT2"  # the first bytes of a transport's name
 
 
 def name_of(modules: list[Module], beacon: Registration) -> bytes:
-    """The name of a transport: its beacon, which peers read to time the way, and the address of each module."""
+    """The name of a transport: its beacon, which peers read to time the modules, and the address of each module."""
     names = [module.endpoint.address for module in modules]
     return (
         _CARD
@@ -25,7 +25,7 @@ def name_of(modules: list[Module], beacon: Registration) -> bytes:
 
 
 def names_in(name: bytes) -> tuple[list[bytes], RemoteHandle | None]:
-    """The endpoint names in a transport's name, and its beacon; none if it is damaged."""
+    """The addresses in a transport's name, and its beacon; no address and None if the name is damaged."""
     nothing: tuple[list[bytes], None] = [], None
     at = len(_CARD) + HANDLE_SIZE
     if len(name) < at + 2 or name[:4] != _CARD:

@@ -25,7 +25,7 @@ from pyfab.transport.settings import Tunables
 
 __all__ = ["AGAIN", "Callback", "Operations", "Outcome", "Request", "RequestFields"]
 
-AGAIN = 11  # EAGAIN: the way is full
+AGAIN = 11  # EAGAIN: there is no room for another operation
 
 Callback: TypeAlias = Callable[[FabricError | None, Any, Any], object]
 Start: TypeAlias = Callable[[Context, int, Module], Operation]
@@ -37,23 +37,24 @@ class Outcome(enum.Enum):
 
     QUEUED = "queued"  # the callback will tell
     DONE = "done"  # complete; no callback follows
-    TRY_AGAIN = "try again"  # the way is full; nothing was started
+    TRY_AGAIN = "try again"  # there is no room now; nothing was started
     NOT_POSSIBLE = "not possible"  # larger than the limit, or misaligned; nothing was started
 
 
 class Request(NamedTuple):
-    """An operation as far as its end is concerned: towards whom it goes, and what follows."""
+    """What is needed at the end of an operation: its peer, and whom to tell."""
 
     peer: TransportPeer
     callback: Callback | None
-    context: Any  # both values are the program's, and come with the callback
+    # Context and data are the program's, and are passed to the callback.
+    context: Any
     data: Any
     local_handle: Registration | None = None
     order: int = 0
 
 
 RequestFields: TypeAlias = tuple[TransportPeer, Callback | None, Any, Any, "Registration | None", int]
-"""Those of a Request, in its order. A Request is made of them only where an operation does not end in the call that starts it."""
+"""The fields of a Request, in its order. The Request itself is made only if the operation outlives the call that starts it."""
 
 
 class Operations:
@@ -86,11 +87,11 @@ class Operations:
 
         if order:
             return self._start_in_turn(start, module, Request(*fields[:5], operator.index(order)))
-        # An operation of no bytes always tells its end by the callback, even where the call itself has seen it.
+        # An operation of no bytes always tells its end by the callback, even if it ends within the call.
         return self.start(start, module, fields, told=nbytes == 0)
 
     def start(self, start: Start, module: Module, fields: RequestFields, *, told: bool = False) -> Outcome:
-        """Starts an operation through a module. told: the callback tells its end also where the call has seen it."""
+        """Starts an operation through a module. told: the callback is called even if the operation ends within this call."""
         number = module.context()
         operation = self._begin(start, module, number, fields[0])
         if operation is None:
@@ -121,7 +122,7 @@ class Operations:
                 why.__cause__ = error
             if peer._unstarted is None:
                 peer._unstarted = why
-            # The next operation of the order is started by whoever called this.
+            # The caller starts the next operation of the order, so `_finish` must not.
             module.completions.push(number, lambda: self._finish(request._replace(order=0), why))
 
         self._use(request.local_handle, 1)
@@ -144,7 +145,7 @@ class Operations:
         accepted: bool = False,
         wait: bool = False,
     ) -> Operation | None:
-        """Posts an operation through context `number` of a module. None: the way is full; wait: it waits for room.
+        """Posts an operation through context `number` of a module. None: there is no room; with `wait`, it waits for room.
 
         accepted: the program was told that it is QUEUED, so `queue_depth` does not refuse it any more.
         """
@@ -171,7 +172,7 @@ class Operations:
             raise
 
     def follow(self, operation: Operation, module: Module, number: int, request: Request) -> None:
-        """Sees to it that the program is told of the end, and that the next operation of the same order starts."""
+        """Makes sure that the program is told of the end, and that the next operation of the same order starts."""
 
         def ended(ended: Operation) -> None:
             error = ended._failure

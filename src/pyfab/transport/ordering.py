@@ -16,16 +16,16 @@ class Turn(NamedTuple):
     """An operation that starts when its turn has come."""
 
     start: Callable[[bool, bool], Operation | None]
-    """start(accepted, wait) starts it. It returns None where the way is full, unless `wait` asks it to wait for room, and raises
-    where it cannot start at all. accepted: the operation has waited for its turn, and its user was told that it will start."""
+    """start(accepted, wait) starts the operation. It returns None if there is no room, or waits for room if `wait` asks for it,
+    and raises if the operation cannot start at all. accepted: the user was told that the operation will start."""
     follow: Callable[[Operation], None]
-    """Sees to it that the user is told of the end. `Ordering.followed` is called by then at the latest."""
+    """Makes sure that the user is told of the end. `Ordering.followed` is called before that."""
     fail: Callable[[BaseException], None]
     """Tells the user that the operation could not be started."""
 
 
 class _Line:
-    """The operations of one order number: one is on its way, the others wait in the order in which they came."""
+    """The operations of one order number: one is under way, the others wait in the order in which they came."""
 
     def __init__(self) -> None:
         self.waiting: deque[Turn] = deque()
@@ -38,18 +38,18 @@ class _Line:
 class Ordering:
     """The ordered operations towards one peer. Safe from any thread.
 
-    Whoever learns of the end of an operation calls `advance`, which starts the next one. No operation is started, and nobody is
-    told, under the lock.
+    Whoever learns of the end of an operation calls `advance`, which starts the next one. The lock is held neither while an
+    operation is started nor while a user is told of its end.
     """
 
     def __init__(self, on_full: Callable[[int], None]) -> None:
-        """on_full(number) is called when the next operation of this order finds the way full. Another `advance` starts it."""
+        """on_full(number) is called when the next operation of this order finds no room. A later `advance` starts it."""
         self._on_full = on_full
         self._changed = threading.Condition()
         self._lines: dict[int, _Line] = {}
 
     def enter(self, number: int, turn: Turn, limit: int) -> bool:
-        """Starts the operation, or keeps it until its turn comes. False: the way is full, or `limit` wait already.
+        """Starts the operation, or keeps it until its turn comes. False if there is no room, or if `limit` operations wait.
 
         Raises what `turn.start` raises if that is called at once, and then the operation was not taken.
         """
@@ -64,7 +64,7 @@ class Ordering:
                 line.waiting.append(turn)
                 line.accepted += 1
                 if line.current is not None:
-                    return True  # whoever learns of its end goes on
+                    return True  # whoever learns of its end starts the next one
         operation = None
         try:
             if first:
@@ -77,20 +77,20 @@ class Ordering:
                 if operation is not None:
                     turn.follow(operation)
                     self.followed(number, operation)
-            self.advance(number)  # the operation may have ended meanwhile, and others may have come behind it
+            self.advance(number)  # the operation may have ended meanwhile, and others may wait
         return not first or operation is not None
 
     def followed(self, number: int, operation: Operation) -> None:
-        """Says that the user will be told of the operation's end, or is being told. Only then can it count as ended."""
+        """Notes that the user will be told of the operation's end, or is being told. Only after that may it count as ended."""
         with self._changed:
             line = self._lines.get(number)
             if line is not None and line.current is operation:
                 line.followed = True
 
     def advance(self, number: int, *, wait: bool = False) -> None:
-        """Starts the next operation if the one before it has ended, and goes on with those behind it.
+        """Starts the next operation if the one before it has ended, and so on until one must wait.
 
-        wait: where the way is full, this waits for room.
+        wait: if there is no room, the call waits for it.
         """
         while True:
             with self._changed:
@@ -143,11 +143,11 @@ class Ordering:
             return sum(len(line.waiting) for line in self._lines.values())
 
     def goals(self) -> list[tuple[_Line, int]]:
-        """All operations that were accepted until now, as `reached` takes them."""
+        """What `reached` takes to wait for all operations that were accepted until now."""
         with self._changed:
             return [(line, line.accepted) for line in self._lines.values()]
 
     def reached(self, goals: Iterable[tuple[_Line, int]], timeout: float) -> bool:
-        """Waits until those operations have ended, for so many seconds at most; whether they have."""
+        """Waits until the operations of `goals` have ended, at most `timeout` seconds. Returns whether they have."""
         with self._changed:
             return self._changed.wait_for(lambda: all(line.ended >= goal for line, goal in goals), timeout)

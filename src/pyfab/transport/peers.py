@@ -1,4 +1,4 @@
-"""The peers of a transport: the modules that lead to them, and waiting for what is outstanding."""
+"""The peers of a transport: which modules lead to them, and how to wait for what is outstanding."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from pyfab.transport.ordering import Ordering
 
 __all__ = ["Peers", "TransportPeer"]
 
-_A_TURN = 0.01  # seconds that one scope is waited for while others have work, too
+_A_TURN = 0.01  # seconds of waiting for one scope while others have work, too
 
 
 class TransportPeer:
-    """Another transport. `reachable` tells whether operations can be started, and `why` tells the reason if not."""
+    """Another transport. `reachable` tells whether operations can be started, and `why` the reason if not."""
 
     def __init__(self, table: Peers, name: bytes) -> None:
         self.name = name
@@ -38,24 +38,23 @@ class TransportPeer:
         self.latency: dict[int, float] = {}
         self._table = table
         self._handles: list[int | None] = []  # by module
-        self._modules = 1  # the peer's own
-        self._chosen: Module | None = None  # operations take this one; None: it must be chosen anew
+        self._modules = 1  # how many modules the peer has
+        self._chosen: Module | None = None  # the module that operations take; None: it must be chosen anew
         # By module, context, and whether it waits for room: the part of the context that counts this peer's operations.
         self._scopes: dict[tuple[int, int, bool], Context] = {}
         self._ordering = Ordering(self._full)
-        self._unstarted: FabricError | None = (
-            None  # the first failure to start in its turn, for the next flush
-        )
+        # The first ordered operation that could not be started when its turn came left this error, for the next flush.
+        self._unstarted: FabricError | None = None
         self._lock = threading.Lock()
 
     @property
     def reachable(self) -> bool:
-        """Whether one of the modules leads there."""
+        """Whether one of the modules leads to the peer."""
         return any(handle is not None for handle in self._handles)
 
     @property
     def link(self) -> str:
-        """The link that operations take: through memory on this node, else the fastest; "" where none leads there."""
+        """The link that operations take: through memory on this node, else the fastest; "" if none leads to the peer."""
         return self._table.module_for(self).domain.info.spec if self.reachable else ""
 
     @property
@@ -72,7 +71,7 @@ class TransportPeer:
         return found
 
     def _full(self, order: int) -> None:
-        """Sees to an ordered operation whose turn has come, but which found no room.
+        """Is called when the turn of an ordered operation has come, but there is no room for it.
 
         Under manual progress the next call tries again. Otherwise a thread waits for room: the calling thread may be the one
         that makes progress, and would wait for itself.
@@ -87,7 +86,7 @@ class TransportPeer:
             )
             try:
                 waiting.start()
-            except RuntimeError:  # there is no other thread to be had
+            except RuntimeError:  # the system gives no other thread
                 pass
             else:
                 return
@@ -103,7 +102,7 @@ class TransportPeer:
             failed.append(unstarted)
 
     def _flush_ordered(self, deadline: Deadline, failed: list[FabricError]) -> None:
-        """Waits until the ordered operations that were accepted have ended: they start one after the other."""
+        """Waits until the ordered operations that were accepted have ended. They start one after the other."""
         ordering = self._ordering
         goals = ordering.goals()
         while not ordering.reached(goals, 0):
@@ -113,7 +112,7 @@ class TransportPeer:
             for scope in busy:
                 with suppress(OperationTimeout):
                     _flush(scope, _A_TURN, False, failed)
-            # In a callback nobody else starts the next ones: they follow the callbacks of those before them.
+            # Inside a callback nobody else starts the next operations, since each follows the callback of the one before it.
             ordering.advance_all()
             if not busy:
                 ordering.reached(goals, _A_TURN)
@@ -123,14 +122,14 @@ class TransportPeer:
 
 
 class Peers:
-    """The peers of a transport, and the module that leads best to each. `closed`: the transport is."""
+    """The peers of a transport, and the module that leads best to each. `closed` tells whether the transport is."""
 
     def __init__(self, modules: list[Module], manual: bool) -> None:
         self.modules, self.manual = modules, manual
         self.closed = False
         self.by_name: dict[bytes, TransportPeer] = {}
         self.by_handle: dict[tuple[int, int], TransportPeer] = {}  # by module and handle there
-        # Ordered operations that wait for room, and which no thread starts: by peer and order.
+        # By peer and order: ordered operations that wait for room and that no thread will start.
         self.stalled: dict[tuple[TransportPeer, int], None] = {}
         self._lock = threading.Lock()
 
@@ -166,7 +165,7 @@ class Peers:
         return peer
 
     def _choose_anew(self, peer: TransportPeer) -> None:
-        """Chooses for the other peers again, too: a link that does not lead to all of them counts for less."""
+        """Chooses again for all peers, since a link that does not lead to all of them counts for less."""
         for known in (peer, *self.by_name.values()):
             known._chosen = None
 
@@ -181,7 +180,7 @@ class Peers:
         measure(module.endpoint.context(0), handle, place, told)
 
     def forget(self, peer: TransportPeer, errors: list[FabricError]) -> None:
-        """Takes the peer out of all modules, and adds what went wrong."""
+        """Takes the peer out of all modules, and adds what went wrong to `errors`."""
         with self._lock:
             self.by_name.pop(peer.name, None)
             for module, handle in zip(self.modules, peer._handles, strict=False):
@@ -196,7 +195,7 @@ class Peers:
             peer.why = "it was removed"
 
     def module_for(self, peer: TransportPeer) -> Module:
-        """The module that operations towards the peer take. UnreachableError where none leads there."""
+        """The module that operations towards the peer take. UnreachableError if none leads to it."""
         if self.closed:
             raise ClosedError("the transport is closed")
         if peer._table is not self:
@@ -215,9 +214,10 @@ class Peers:
         return sum(module.progress() for module in self.modules)
 
     def _choose(self, peer: TransportPeer) -> Module:
-        """The module through memory of this node; else a device that moves bytes itself to all peers; else one with messages.
+        """The best module that leads to the peer. UnreachableError if none does.
 
-        Among equals it is the fastest.
+        Shared memory comes first, then a device that moves bytes itself and leads to all peers, then messages. Of equals the
+        fastest is taken.
         """
         leading = [m for m, handle in zip(self.modules, peer._handles, strict=False) if handle is not None]
         if not leading:
@@ -241,7 +241,7 @@ class Peers:
 
 
 def _flush(scope: Context, timeout: float | None, callbacks: bool, failed: list[FabricError]) -> None:
-    """Waits for the operations of a scope and adds the error of the first that failed. What stops the wait itself is raised."""
+    """Waits for the operations of a scope, and adds the error of the first that failed. An error of the wait itself is raised."""
     try:
         scope._flush_scope(timeout, callbacks)
     except (BusyError, ClosedError, OperationTimeout):

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Tunables:
-    """How a transport works. Each value comes from a keyword, else from PYFAB_TRANSPORT_<NAME>, else it is the default below."""
+    """How a transport works. A value is that of the keyword, else that of PYFAB_TRANSPORT_<NAME>, else the default below."""
 
     mode: Literal["one_sided", "two_sided", "both"] = "both"
     completions_per_read: int = 64  # events that one progress() handles at most in each context
@@ -38,8 +38,8 @@ class Tunables:
     max_transfer: int = 8 << 20  # bytes of the largest put or get
     inject: bool = True  # small messages leave without a completion
     device_memory: bool = True  # memory of devices may be registered where a link can
-    include: tuple[str, ...] = ()  # providers or links: nothing else is opened
-    exclude: tuple[str, ...] = ()  # providers or links that are not opened
+    include: tuple[str, ...] = ()  # only these providers or links are opened
+    exclude: tuple[str, ...] = ()  # these providers or links are not opened
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -63,7 +63,7 @@ class Tunables:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **given: Any) -> Tunables:
-        """A keyword comes before the environment, and that before the default. InvalidArgumentError names what is wrong."""
+        """Reads the keywords, then the environment for those not given. InvalidArgumentError names what is wrong."""
         env = os.environ if environment is None else environment
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
@@ -116,7 +116,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, info: Info, tunables: Tunables) -> Limits:
-        """What the device allows, where the tunables do not set less."""
+        """What the device allows, or less where the tunables set less."""
         largest = min(info.max_rma_size, tunables.max_transfer)
         return cls(largest, largest, info.inject_size)
 
@@ -146,12 +146,12 @@ def candidates(
 
 
 def device_of(info: Info) -> str:
-    """A name that tells devices apart. Two providers on one device have the same."""
+    """The name of a link's device. Two providers on one device have the same."""
     return info.nic.name if info.nic else info.links[0]
 
 
 def _latency_rank(info: Info) -> int:
-    """The lower, the sooner a small put arrives: through memory, by a device, or by messages that the target carries out."""
+    """A lower rank means that a small put arrives sooner: by memory, by a device, or by messages that the target carries out."""
     provider = info.links[0].partition(":")[0]
     return _BY_LATENCY.index(provider) if provider in _BY_LATENCY else len(_BY_LATENCY)
 
@@ -173,7 +173,7 @@ def _objection(info: Info, tunables: Tunables, mr_mode: MRMode) -> str:
 
 
 def slice_of(modules: Sequence[T], local_rank: int, local_size: int) -> list[T]:
-    """The share of one process of the node. Each gets modules of its own where there are enough, else all of them."""
+    """The share of one process of the node. Each gets modules of its own if there are enough, else all modules."""
     count = len(modules)
     if count < local_size:
         return list(modules)

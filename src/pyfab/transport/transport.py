@@ -51,10 +51,10 @@ _NO_DATA = 61  # FI_ENODATA
 class Transport:
     """One-sided operations, atomics and small messages to peers, over every usable device of this process.
 
-    spec: a link for one module, a list of links, or None for all that are found, of which the processes of a node (`local_rank`
-    of `local_size`) share the devices out. Tunables are keywords or variables of the environment, see `Tunables`; `candidates`
-    tells what was looked at. Peers are made of the `name` of another transport. on_error(peer, error) is called when a peer turns
-    out to be lost; others are not concerned.
+    spec: a link for one module, a list of links, or None for all that are found; then the processes of a node (`local_rank` of
+    `local_size`) share the devices out. Tunables are keywords or variables of the environment, see `Tunables`; `candidates`
+    tells which links were looked at. A peer is made of the `name` of another transport. on_error(peer, error) is called when a
+    peer turns out to be lost; operations towards other peers go on.
 
     Operations name remote memory by a handle and an address from ``handle.address`` on. They return an `Outcome`; those that are
     QUEUED call ``callback(error, context, data)`` once, from any thread (progress="auto") or from `progress` and `flush`
@@ -74,7 +74,7 @@ class Transport:
     ) -> None:
         self.tunables = Tunables.read(**tunables)
         self._here = Here()
-        self._addresses = itertools.count(1)  # of registrations, where they are not virtual
+        self._addresses = itertools.count(1)  # numbers registrations whose addresses are not virtual
         self.candidates: list[Candidate] = []
         self._modules: list[Module] = []
         options = {"mr_mode": mr_mode, "mr_cache": "auto", **(domain or {})}
@@ -97,7 +97,7 @@ class Transport:
                 self._modules.append(module)
             if self.tunables.mode != "one_sided":
                 self._messages.post_receives()
-            # Peers time how long it takes to read the beacon, and so which module is the fastest.
+            # Peers time reads of the beacon to find the fastest module.
             self._beacon = self.register(np.zeros(8, np.uint8), Access.REMOTE_READ)
             self._resources = undo.pop_all()
 
@@ -139,7 +139,7 @@ class Transport:
 
     @property
     def limits(self) -> list[Limits]:
-        """Of each module."""
+        """The limits of each module."""
         return [module.limits for module in self._modules]
 
     @property
@@ -168,9 +168,9 @@ class Transport:
     # --- peers
 
     def peer(self, name: bytes) -> TransportPeer:
-        """The peer of that name, always the same object. Module i leads to module i modulo the number of the peer's.
+        """The peer of that name, always the same object. Module i leads to the peer's module i, modulo their number.
 
-        A name that cannot be read, or that no link leads to, makes an unreachable peer; others are not concerned.
+        A name that cannot be read, or that no link leads to, makes an unreachable peer.
         """
         self._peers.check_open()
         return self._peers.get(name)
@@ -190,7 +190,8 @@ class Transport:
     def register(self, buffer: Any, access: Access) -> Registration:
         """Registers memory with every module. `access` says what peers, and local operations, may do with it.
 
-        The same memory again is found in the registration cache. Memory of a device, as a DmaBuf, is registered with the device.
+        Memory that was registered before is found in the registration cache. Memory of a device, as a DmaBuf, is registered with
+        the device.
         """
         self._peers.check_open()
         if isinstance(buffer, DmaBuf) and not self.tunables.device_memory:
@@ -237,12 +238,12 @@ class Transport:
         context: Any = None,
         data: Any = None,
     ) -> Outcome:
-        """Moves `local` to `address`; complete when it is visible there. Its buffer is the library's until then.
+        """Moves `local` to `address`. It is complete when the bytes are visible there; until then the library owns the buffer.
 
-        One of no bytes moves nothing and is QUEUED like others, so that its callback is called once.
+        A put of no bytes moves nothing and is QUEUED like others, so that its callback is called once.
 
-        order: puts and gets to one peer with the same number, if not 0, happen one after the other. One that cannot be started
-        when its turn comes ends with the error that the call would have raised, and the next one follows.
+        order: puts and gets to one peer with the same number, if not 0, happen one after the other. If one cannot be started
+        when its turn comes, it ends with the error that the call would have raised, and the next one follows.
         """
         fields = (peer, callback, context, data, local_handle, order)
         return self._operations.move("write", local, handle, address, fields)
@@ -279,9 +280,9 @@ class Transport:
         context: Any = None,
         data: Any = None,
     ) -> Outcome:
-        """Updates the number at `address`, of 64 bits unless `dtype` says otherwise. `result`: gets what was there before.
+        """Updates the number at `address`, of 64 bits unless `dtype` says otherwise. `result` gets what was there before.
 
-        Operand and comparand are taken when called: they need no registration and may change at once.
+        The call copies operand and comparand: they need no registration, and may change when it returns.
         """
         number = np.dtype(dtype)
         operands = np.array(operand, number)
@@ -305,8 +306,8 @@ class Transport:
     ) -> None:
         """Repeats a call of this transport until it is not TRY_AGAIN, and waits for its end. Raises what it failed with.
 
-        In a callback or a handler it is for manual progress alone: otherwise the end would be told only after they had returned
-        (BusyError). There give the call a callback of its own, or `flush`.
+        Inside a callback or a handler it works only under manual progress. Under automatic progress the end is told only after
+        these have returned, so wait() raises BusyError there: give the call a callback of its own, or use `flush`.
         """
         if self._here.telling and not self._manual:
             raise BusyError(
@@ -339,20 +340,21 @@ class Transport:
     # --- completion
 
     def progress(self) -> int:
-        """Moves what can be moved without waiting; how many operations have ended.
+        """Moves what can be moved without waiting. Returns how many operations have ended.
 
-        At most `completions_per_read` of the thread's own context in each module; if there are none, the other contexts get their
-        turn, once around.
+        In each module these are at most `completions_per_read` of the thread's own context. If it has none, each of the other
+        contexts is looked at once, until one has some.
         """
         return self._peers.progress()
 
     def flush(
         self, peer: TransportPeer | None = None, timeout: float | None = None, *, callbacks: bool = False
     ) -> None:
-        """Waits until all that was started towards the peer, or all, before the call has ended.
+        """Waits until all has ended that was started before the call, towards the peer or, without one, towards all peers.
 
-        Raises the error of the first of them that failed, once, whether or not a callback is told. callbacks: waits also until
-        the callbacks have returned; not to be asked for in one (BusyError). Ends under endless posting, and in callbacks too.
+        Raises the error of the first operation that failed, once, whether or not a callback is told. callbacks: waits also until
+        the callbacks have returned; inside a callback that is a BusyError. The call ends even if other threads go on posting,
+        and, without `callbacks`, inside callbacks too.
         """
         self._peers.check_open()
         deadline = Deadline(timeout)
@@ -367,7 +369,7 @@ class Transport:
     # --- messages
 
     def handle(self, tag: int, handler: Handler | None) -> None:
-        """From now on ``handler(peer, message)`` is called for messages with `tag`, 0 to 255; None: for none.
+        """From now on ``handler(peer, message)`` is called for messages with `tag`, 0 to 255. None: they are dropped.
 
         `peer` is None for a sender that is no peer of this transport. A large message may come after smaller ones that were sent
         later.
@@ -395,7 +397,7 @@ class Transport:
             return
         self._peers.closed = True
         self._resources.close()
-        # The program is told what it has not been told yet, and that operations which wait for their turn will not start.
+        # The program is told of all remaining ends. Operations that wait for their turn end with an error, too.
         self._tell_all()
         for peer in list(self._peers.by_name.values()):
             peer._ordering.advance_all()

@@ -12,7 +12,7 @@ from pyfab.core.errors import FabricError, InvalidArgumentError
 __all__ = ["FORMATS", "Address", "as_text", "cut", "packed", "parse_addr", "shown"]
 
 FORMATS = {"bundle": 0, "sockaddr_in": 1, "sockaddr_in6": 2, "str": 3}
-"""By the name of an address format, the number that the core has for it."""
+"""The core's number of each address format, by the name of the format."""
 
 Address = bytes | bytearray | memoryview | str
 T = TypeVar("T", bytes, str)
@@ -34,7 +34,7 @@ def shown(address: bytes, format: str) -> Any:
 
 
 def packed(addresses: Iterable[Any], format: str) -> list[bytes | FabricError]:
-    """What a program passed as addresses, as the core takes them, or the error of each that is no address."""
+    """The addresses that a program passed, as the core takes them. One that is no address becomes its error."""
     return [_packed(address, format) for address in addresses]
 
 

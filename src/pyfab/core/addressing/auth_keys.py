@@ -12,9 +12,9 @@ __all__ = ["KeyTable"]
 
 
 class KeyTable:
-    """Authorization keys by handle: the lowest free one first. Safe from any thread.
+    """Authorization keys by handle. A new key gets the lowest free handle. Safe from any thread.
 
-    The core counts the same keys from 1 and takes 0 for "no key of the vector": what goes there is the handle plus 1.
+    The core numbers the same keys from 1, because its number 0 means "no key of the vector": its number is the handle plus 1.
     """
 
     def __init__(self) -> None:
@@ -33,14 +33,14 @@ class KeyTable:
         self._keys[handle] = None
 
     def __getitem__(self, handle: int) -> bytes:
-        """InvalidArgumentError if it is not the handle of a key."""
+        """The key of a handle. InvalidArgumentError if it is not the handle of a key."""
         key = self._keys[handle] if 0 <= operator.index(handle) < len(self._keys) else None
         if key is None:
             raise InvalidArgumentError(f"{handle} is not the handle of an authorization key")
         return key
 
     def numbers(self, handles: Sequence[int]) -> tuple[list[int], dict[int, FabricError]]:
-        """The core's number of each key, 0 for what is no handle of one, and the errors of those by their index."""
+        """The core's numbers of the keys of these handles. A handle of no key gets 0, and an error under its index."""
         numbers: list[int] = []
         errors: dict[int, FabricError] = {}
         for index, handle in enumerate(handles):
@@ -53,7 +53,7 @@ class KeyTable:
         return numbers, errors
 
     def numbered(self, only: bytes = b"") -> list[tuple[bytes, int]]:
-        """The keys that there are now, or `only` this one, each with its number in the core."""
+        """The keys that are there now, each with its number in the core. With `only`, at most that key."""
         return [
             (key, handle + 1)
             for handle, key in enumerate(self._keys)

@@ -10,10 +10,8 @@ from pyfab.core.errors import InvalidArgumentError
 
 __all__ = ["ALL_ONES", "INDEX_BITS", "Handles", "fill", "group_addr", "rx_addr"]
 
-INDEX_BITS, GROUP_BITS = (
-    32,
-    24,
-)  # the index is lowest, the group above it; receive contexts take the topmost bits
+# The index takes the lowest bits and the group those above it; receive contexts take the topmost bits.
+INDEX_BITS, GROUP_BITS = 32, 24
 MAX_GROUP_ID = (1 << GROUP_BITS) - 1
 ALL_ONES = 2**64 - 1
 
@@ -25,7 +23,7 @@ def rx_addr(handle: int, index: int, rx_ctx_bits: int) -> int:
     """`handle` as the target of receive context `index`, which takes the topmost `rx_ctx_bits` bits (fi_av(3)).
 
     `rx_ctx_bits` is that of the address vector. With 0 bits there is only index 0. ADDR_NOTAVAIL stands for the other side of a
-    connected endpoint: all its bits but those of the index stay ones.
+    connected endpoint: only the bits of `index` change in it, the others stay ones.
     """
     handle, index, bits = operator.index(handle), operator.index(index), operator.index(rx_ctx_bits)
     if not 0 <= bits <= 64 - INDEX_BITS:

@@ -44,8 +44,8 @@ class _Waiting(NamedTuple):
 class Inserter:
     """The insertions of one address vector that are under way, and the thread that does them.
 
-    The thread lives only while there are any, so that an address vector which nobody uses can go. Under manual progress there
-    is no thread: whoever reads the event queue does the work.
+    The thread lives only while insertions are under way, so it keeps no address vector alive that nobody uses. Under manual
+    progress there is no thread: whoever reads the event queue does the work.
     """
 
     def __init__(self, domain: DomainBase, target: Target) -> None:
@@ -66,7 +66,7 @@ class Inserter:
             events._workers.add(self)
 
     def push(self, items: Iterable[bytes | FabricError], insertion: Insertion) -> None:
-        """Hands over addresses that the thread resolves and inserts."""
+        """Hands over addresses, which are resolved and inserted after the call."""
         inputs = insertion.inputs()
         number = next(_calls)
         with self._changed:
@@ -78,7 +78,7 @@ class Inserter:
                 self._thread.start()
 
     def work(self) -> None:
-        """Does what is waiting."""
+        """Carries out the insertions that wait."""
         with self._working:
             while self._waiting:
                 self._do(self._waiting.popleft())
@@ -94,7 +94,7 @@ class Inserter:
     def _do(self, call: _Waiting) -> None:
         try:
             items: list[bytes | FabricError] = list(call.items)
-        except FabricError as error:  # the first name cannot be resolved, which counts as one failed address
+        except FabricError as error:  # a first name that cannot be resolved counts as one failed address
             items = [error]
         if self._target.stops_at_errors:
             handles, errors = self._until_first_error(items, call)
@@ -124,7 +124,7 @@ class Inserter:
         return handles, errors
 
     def stop(self) -> None:
-        """Finishes what is waiting."""
+        """Ends the thread, and carries out the insertions that still wait."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()

@@ -18,11 +18,12 @@ Result: TypeAlias = int | list[int] | tuple[list[int], list[FabricError | None]]
 
 @dataclasses.dataclass(frozen=True)
 class Insertion:
-    """The arguments of the call beside the addresses, as `AddressVector.insert` explains them."""
+    """The arguments of the call without the addresses, as `AddressVector.insert` explains them."""
 
     flags: InsertFlag
     fi_addr: Handles | None
-    context: Any  # with InsertFlag.SYNC_ERR the list or array that takes error codes, else whatever comes with events
+    # With InsertFlag.SYNC_ERR it is the list or array that takes error codes, else it comes with the events.
+    context: Any
     sync_err: bool = False
     single: bool = False  # the program passed one address, not a list
 

@@ -28,7 +28,10 @@ class CoreOptions(TypedDict):
 
 @dataclasses.dataclass(frozen=True)
 class VectorOptions:
-    """The keywords of `Domain.address_vector`, which explains them. InvalidArgumentError for a value that none of them takes."""
+    """The keywords of `Domain.address_vector`, which explains them.
+
+    InvalidArgumentError for a value that its keyword does not take.
+    """
 
     count: int
     ep_per_node: int

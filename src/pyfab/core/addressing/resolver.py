@@ -1,4 +1,4 @@
-"""From names of nodes and services to packed socket addresses. Tests replace `getaddrinfo`."""
+"""Turns names of nodes and services into packed socket addresses. Tests replace `getaddrinfo`."""
 
 from __future__ import annotations
 
