@@ -13,7 +13,7 @@ namespace fab {
 namespace {
 
 constexpr std::size_t kBatch = 256;  // transfers to a post
-// Samples of at least kLongRow bytes are copied past the caches, if all of the job have at least kLongBatch.
+// Samples of at least kLongRow bytes are copied past the caches in a job of at least kLongBatch bytes.
 constexpr std::uint64_t kLongRow = 4096, kLongBatch = 16 * 1024 * 1024;
 
 // Whether another holder is worth a try: this one has died, cannot be reached, or has closed its region.

@@ -164,8 +164,8 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
 // Posts jobs on a thread of its own, in order. Safe from any thread.
 class GatherWorker final {
  public:
-  // Starts the thread on first use. Returns false, and drops the job, after stop() or if there is no memory
-  // or no thread.
+  // Starts the thread on first use. Returns false if the job will never be posted: after stop(), or if there
+  // is no memory or no thread.
   bool submit(std::shared_ptr<GatherJob> job) noexcept;
   // Posts the jobs that wait, and ends the thread. The jobs fail if the context has been closed.
   void stop() noexcept { jobs_.stop(); }

@@ -24,8 +24,8 @@ class Shuffle final {
 
   std::uint64_t size() const noexcept { return size_; }
 
-  // The number at `position`, which is below size(). The rounds permute a power of two of numbers. A result
-  // that is not below size() is permuted again, which takes few turns on average.
+  // The number at `position`, which is below size(). The rounds permute more numbers, a power of two. A
+  // result that is not below size() is permuted again, which takes few turns on average.
   std::uint64_t operator()(std::uint64_t position) const noexcept {
     do position = rounds(position);
     while (position >= size_);
