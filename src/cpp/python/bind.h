@@ -70,8 +70,8 @@ class WithoutGil {
 
 // Lets Python's collector find cycles through instances that hold Python objects.
 //
-// T has `int traverse(visitproc, void*) const`, which visits the objects that the instance owns, and `void
-// clear()`, which lets go of them. traverse() must not lock, wait or allocate. It does not visit objects that
+// T has two functions: `int traverse(visitproc, void*) const` visits the objects that the instance owns, and
+// `void clear()` lets go of them. traverse() must not lock, wait or allocate. It does not visit objects that
 // other owners in C++ share. The objects that it visits must change only under the GIL or, on free-threaded
 // CPython, while no thread is stopped for the collector.
 template <class T>

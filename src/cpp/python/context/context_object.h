@@ -83,7 +83,7 @@ bool post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batc
 // Bytes from which a copy takes so long that other Python threads should run meanwhile.
 inline constexpr std::uint64_t kLongWork = 32 * 1024;
 
-// Makes a new operation, after introduce(). The caller begins it with begin(), which takes a place in the
+// Calls introduce() and makes a new operation. The caller then calls begin(), which takes a place in the
 // completion queue.
 OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer, const Target& target,
                                    std::uint64_t nbytes, PyObject* user_context, bool brings = false);

@@ -121,7 +121,7 @@ bool element_from(PyObject* number, const RemoteArrayObject& array, std::uint64_
 
 bool one_element(const RemoteView& part) { return std::cmp_equal(part.nbytes, part.itemsize); }
 
-// A buffer of memory that stays without an owner.
+// A buffer of memory that needs no owner to keep it alive.
 LocalBuffer bare(void* data, std::uint64_t nbytes) {
   LocalBuffer buffer;
   buffer.data = static_cast<std::byte*>(data);

@@ -162,7 +162,7 @@ LocalBuffer LocalBuffer::of(PyObject* object, bool writable) {
     }
     buffer.holder = Py_NewRef(object);
   } else if (PyList_Check(object) || PyTuple_Check(object)) {
-    // A tuple keeps the elements of now, because the caller may change its list while the operation runs.
+    // A tuple keeps the present elements, because the caller may change its list while the operation runs.
     buffer.holder = PySequence_Tuple(object);
     if (!buffer.holder) throw py::error_already_set();
     const Py_ssize_t count = PyTuple_GET_SIZE(buffer.holder);
