@@ -170,8 +170,8 @@ class Direct final : public ConnectionOwner {
   std::vector<std::shared_ptr<Question>> questions_;
   Repeat repeat_;
 
-  // Requests that have not settled, oldest first. It has room for one from the beginning, so that refuse()
-  // can take a transfer when memory runs out.
+  // Requests that have not settled, oldest first. The queue has room for one from the beginning, so that
+  // refuse() can take a transfer when memory runs out.
   RingQueue<Request> requests_;
   std::size_t unposted_ = 0;                  // index of the first request that is not posted completely
   std::uint64_t posted_ = 0, completed_ = 0;  // counts of work requests

@@ -137,7 +137,7 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
   bool atomics_;
   std::unordered_map<std::uint32_t, Registered> registered_;  // by index in the region table
   std::unordered_set<std::uint32_t> claimed_;                 // regions whose atomics the processor does
-  std::map<std::uint64_t, Local> local_;                      // by address of the first byte
+  std::map<std::uint64_t, Local> local_;  // by first address; of several pieces there, one
 };
 
 }  // namespace fab::verbs
