@@ -13,10 +13,10 @@ namespace fab {
 namespace {
 
 constexpr std::size_t kBatch = 256;  // transfers to a post
-// Samples of at least so many bytes, in batches of at least so many, are copied past the caches.
+// Samples of at least kLongRow bytes are copied past the caches in a job of at least kLongBatch bytes.
 constexpr std::uint64_t kLongRow = 4096, kLongBatch = 16 * 1024 * 1024;
 
-// Whether another holder is worth a try: this one died, cannot be reached, or has closed its part.
+// Whether another holder is worth a try: this one has died, cannot be reached, or has closed its region.
 bool holder_gone(Errc error) noexcept {
   return error == Errc::peer_lost || error == Errc::unreachable || error == Errc::key_rejected;
 }
@@ -57,10 +57,10 @@ void GatherPlan::measure(std::size_t field, std::span<const std::uint64_t> sampl
 struct GatherJob::Request : Operation {
   GatherJob* job = nullptr;
   std::uint32_t field = 0, shard = 0;
-  std::uint32_t place = 0;  // in the source's places
-  std::uint32_t tried = 0;
-  Request* next = nullptr;  // in unposted_
-  bool ran = false;         // failed and open requests are told apart by it
+  std::uint32_t place = 0;  // index in Source::places, of the holder that is asked
+  std::uint32_t tried = 0;  // places before this index have failed
+  Request* next = nullptr;  // in the list unposted_
+  bool ran = false;         // has its outcome
 };
 
 GatherJob::GatherJob(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Context> context,
@@ -94,7 +94,7 @@ GatherJob::GatherJob(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Con
 
 GatherJob::~GatherJob() = default;
 
-// Sorts the places of the samples by shard, keeping their order within one.
+// Sorts the samples by shard and keeps their order within each shard.
 void GatherJob::group() {
   const std::size_t count = samples_.size();
   std::vector<std::uint32_t> shards(count);
@@ -176,7 +176,7 @@ bool GatherJob::goes_past_caches(std::uint64_t row) const noexcept {
   return row >= kLongRow && samples_.size() * row >= kLongBatch;
 }
 
-// Takes samples from a shard that lies in this process.
+// Copies the samples of a shard that lies in this process.
 void GatherJob::copy(std::uint32_t field, std::uint32_t shard) noexcept {
   const GatherPlan::Field& what = plan_->fields()[field];
   const GatherPlan::Source& from = what.sources[shard];
@@ -264,14 +264,14 @@ void GatherJob::send(Request& request) noexcept {
   }
 }
 
-// False: nobody will call post().
+// Returns false if nobody will call post().
 bool GatherJob::ask_for_post() noexcept try {
   return again_(shared_from_this());
 } catch (const std::exception&) {
-  return false;  // there was no memory to ask
+  return false;  // memory ran out
 }
 
-// Under the context's lock.
+// Runs under the context's lock.
 void GatherJob::ended(Request& request) noexcept {
   const Errc error = request.completion().error;
   const GatherPlan::Source& from = source(request);
@@ -282,14 +282,14 @@ void GatherJob::ended(Request& request) noexcept {
     if (request.place + 1 < from.places.size()) {
       request.tried = request.place + 1;
       request.next = std::exchange(unposted_, &request);
-      // Whoever posts the request may end this job before the lock is taken again.
+      // Whoever posts the request may end and release this job before the lock is taken again.
       const auto self = weak_from_this().lock();
       lock.unlock();
       if (ask_for_post()) return;
       lock.lock();
       Request** at = &unposted_;
       while (*at && *at != &request) at = &(*at)->next;
-      if (!*at) return;  // somebody has posted it meanwhile
+      if (!*at) return;  // another call of post() has taken it meanwhile
       *at = std::exchange(request.next, nullptr);
     }
   }
@@ -315,7 +315,7 @@ bool GatherWorker::submit(std::shared_ptr<GatherJob> job) noexcept try {
   one.push_back(std::move(job));
   return jobs_.push(one, true);
 } catch (const std::exception&) {
-  return false;  // memory, or the system's limit of threads
+  return false;  // no memory, or no more threads allowed
 }
 
 }  // namespace fab

@@ -7,8 +7,8 @@
 
 namespace fab {
 
-// A pseudo-random permutation of the numbers below `size` that is computed, not stored: any part of it costs
-// only that part, on every machine the same. Not for secrets.
+// A pseudo-random permutation of the numbers below `size`. It is computed rather than stored, so each number
+// costs the same, and every machine finds the same permutation. Not for secrets.
 class Shuffle final {
  public:
   // 1 <= size <= 2**62.
@@ -24,8 +24,8 @@ class Shuffle final {
 
   std::uint64_t size() const noexcept { return size_; }
 
-  // Which number stands at `position` (< size). Outside of the range it permutes its argument again: fewer
-  // than two turns on average, because the rounds permute less than twice as many numbers.
+  // The number at `position`, which is below size(). The rounds permute more numbers, a power of two. A
+  // result that is not below size() is permuted again, which takes few turns on average.
   std::uint64_t operator()(std::uint64_t position) const noexcept {
     do position = rounds(position);
     while (position >= size_);
@@ -41,7 +41,7 @@ class Shuffle final {
     value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
     return value ^ (value >> 31);
   }
-  // Unbalanced Feistel rounds: each changes one half by a function of the other.
+  // Unbalanced Feistel rounds: each changes one half of the bits by a function of the other half.
   std::uint64_t rounds(std::uint64_t value) const noexcept {
     std::uint64_t high = value >> low_bits_, low = value & low_mask_;
     for (std::size_t i = 0; i < keys_.size(); i += 2) {

@@ -6,7 +6,7 @@
 
 namespace fab {
 
-// One provider in a link, with the devices asked for (empty: the provider's first).
+// One provider in a link, and the devices that are named for it. No name means any one device.
 struct LinkPart {
   std::string provider;
   std::vector<std::string> devices;
@@ -14,9 +14,9 @@ struct LinkPart {
 };
 using Link = std::vector<LinkPart>;  // in order of preference
 
-// Parses `shm+tcp`, `shm+verbs:mlx5_0,mlx5_1`, and alternatives such as `a+b:b0|a+b:b1` (FI_LNX_PROV_LINKS of
-// fi_lnx(7)). Spaces are trimmed. Throws Error(invalid) that names the bad part. Does not check which
-// providers exist.
+// Parses links such as `shm+tcp` and `shm+verbs:mlx5_0,mlx5_1`, and alternatives such as `a+b:b0|a+b:b1`: the
+// syntax of FI_LNX_PROV_LINKS in fi_lnx(7). Trims spaces. Throws Error(invalid) that names the bad part. Does
+// not check which providers exist.
 std::vector<Link> parse_links(std::string_view spec);
 
 }  // namespace fab

@@ -60,8 +60,8 @@ const Provider& provider_of(const LinkPart& part) {
   return **found;
 }
 
-// What a part may stand for: the devices that it names, together, or else any one that can be used. Never
-// empty.
+// What a part may stand for: all devices that it names together or, if it names none, any one device that can
+// be used. Never empty.
 std::vector<Leaves> choices_of(const LinkPart& part) {
   const Provider& provider = provider_of(part);
   const auto infos = provider.discover();
@@ -71,27 +71,29 @@ std::vector<Leaves> choices_of(const LinkPart& part) {
   if (part.devices.empty()) {
     for (const Info& info : infos)
       if (info.usable) choices.push_back({{&provider, info}});
-    if (choices.empty()) choices.push_back({{&provider, infos.front()}});  // tells why not
+    // If no device can be used, the Info of the first one tells the reason.
+    if (choices.empty()) choices.push_back({{&provider, infos.front()}});
     return choices;
   }
   choices.emplace_back();
   for (const std::string& device : part.devices) {
     const auto called = [&](const Info& info) { return info.domain == device || info.alias == device; };
     auto found = std::ranges::find_if(infos, [&](const Info& info) { return info.usable && called(info); });
-    if (found == infos.end()) found = std::ranges::find_if(infos, called);  // tells why not
+    // If the named device cannot be used, its Info tells the reason.
+    if (found == infos.end()) found = std::ranges::find_if(infos, called);
     if (found == infos.end())
       throw Error(Errc::invalid, part.provider + " has no device \"" + device + "\"; it has " +
                                      listed(infos, [](const Info& info) { return info.domain; }));
     choices.front().push_back({&provider, *found});
   }
-  // Of several ports one that is down is a rail that is down, as long as another one works.
+  // A named port that is down counts as a rail that is down, as long as another port works.
   Leaves& named = choices.front();
   if (std::ranges::any_of(named, [](const Leaf& leaf) { return leaf.info.usable; }))
     for (Leaf& leaf : named) leaf.info.usable |= leaf.info.absent;
   return choices;
 }
 
-// All that a link may stand for; the leaves in order of preference.
+// All that a link may stand for. The leaves of each are in order of preference.
 std::vector<Leaves> combinations_of(const Link& link, bool first_only) {
   std::vector<std::vector<Leaves>> choices;
   std::vector<std::size_t> counts;
@@ -131,7 +133,7 @@ std::vector<Link> links_for(const std::string& spec) {
   Link best;
   for (const auto& provider : providers()) {
     const auto infos = provider->discover();
-    // What reaches beyond this machine has to be named: peers from there may call.
+    // A provider that reaches beyond this machine has to be named, because other machines could call it.
     const bool here = !infos.empty() && (infos.front().caps & caps::kRemoteComm) == 0;
     if (here && infos.front().usable) best.push_back({std::string(provider->name()), {}});
   }
@@ -141,11 +143,11 @@ std::vector<Link> links_for(const std::string& spec) {
 struct Found {
   Leaves leaves;
   Info info;
-  bool linked;  // asked for as several links
+  bool linked;  // several links were asked for
 };
 
-// What of `spec` can be used here, of each alternative all or the first combination. Throws Error(no_data) if
-// nothing can.
+// The links of `spec` that can be used here. With `first_only` each alternative gives only its first
+// combination. Throws Error(no_data) if nothing can be used.
 std::vector<Found> usable_links(const std::string& spec, const lnx::LinkSettings& settings, bool first_only) {
   std::vector<Found> found;
   std::string reasons;

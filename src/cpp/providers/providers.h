@@ -10,27 +10,30 @@
 
 namespace fab {
 
-// Everything that this build could open, also what cannot be used here, with the reason in Info::why.
+// Everything that this build knows to open. What cannot be used here is listed too, with the reason in
+// Info::why.
 std::vector<Info> discover();
 
 // $FI_LNX_PROV_LINKS, or empty.
 std::string configured_links();
 
-// What `spec` may stand for here: first alternative first, and of each, every combination of one device per
-// provider, in the order of the devices, the last provider's varying fastest. Devices that it names go
-// together. Empty: $FI_LNX_PROV_LINKS, else the best links found; "lnx": the variable only.
-// $FI_LNX_DISABLE_SHM takes shm out of links with other providers. Throws Error(invalid) for what cannot be
-// parsed, unknown providers and unknown devices, Error(no_data) where nothing can be used here,
-// Error(too_big) beyond lnx::kMaxCombinations.
+// The links that `spec` may stand for here, in the order of its alternatives. Each alternative gives every
+// combination of one device per provider, in the order of the devices; the last provider's device varies
+// fastest. Devices that `spec` names for a provider are used together.
+//
+// An empty `spec` means $FI_LNX_PROV_LINKS or, if that is not set, the best links found. "lnx" means the
+// variable only. $FI_LNX_DISABLE_SHM takes shm out of links with other providers. Throws Error(invalid) for a
+// `spec` that cannot be parsed and for unknown providers and devices, Error(no_data) if nothing can be used
+// here, and Error(too_big) beyond lnx::kMaxCombinations.
 std::vector<Info> find_links(const std::string& spec);
 
-// How several network links to one peer are used together, as lnx::LinkedOptions says.
+// How several network links to one peer are used together: see lnx::LinkedOptions.
 struct RailOptions {
   std::function<std::vector<double>(std::uint64_t peer, const std::vector<std::string>& links)> policy{};
   double deadline = 2;
 };
 
-// Opens the first that can be used.
+// Opens the first of the links that `spec` may stand for.
 std::shared_ptr<DomainCore> open_domain(const std::string& spec, DomainOptions options,
                                         RailOptions rails = {});
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// First include of every file in this folder: the only one that knows Python.
+// Every file in this folder includes this one first. No other folder of the core knows Python.
 #include <pybind11/critical_section.h>
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
@@ -32,20 +32,21 @@ void bind_remote_array(py::module_& m);
 void bind_window(py::module_& m);
 void bind_gather(py::module_& m);
 
-// Text for people of bytes that others may have chosen. What is not UTF-8 is escaped, so this never fails.
+// Text for people from bytes that others may have chosen. Bytes that are not UTF-8 are escaped, so they never
+// make this fail.
 py::str shown(std::string_view bytes);
-// The library's exception for `code`, as an instance; message as given.
+// An instance of pyfab's exception class for `code`, with this message.
 py::object make_error(Errc code, const std::string& message);
-// Sets the Python error of the C++ exception being handled. For functions that are called by CPython
+// Sets the Python error that stands for the C++ exception being handled. For functions that CPython calls
 // directly.
 void set_python_error() noexcept;
 
-// Lets go of the GIL for its lifetime. A daemon thread that wants it back while the interpreter ends stops
-// here for ever, because CPython would unwind it through frames that do not expect that.
+// Lets go of the GIL for its lifetime. A daemon thread that wants the GIL back while the interpreter ends
+// stops here for ever: CPython would end it by unwinding, through frames that do not expect that.
 class WithoutGil {
  public:
-  // Returns what `call` returns, which is called without the GIL. Whatever waits for a lock of the core needs
-  // this, because the holder of that lock may want the GIL, for instance to ask a policy.
+  // Calls `call` without the GIL and returns its result. Code that waits for a lock of the core needs this,
+  // because the holder of that lock may want the GIL, for instance to ask a policy.
   template <class Call>
   static auto run(const Call& call) {
     const WithoutGil without_gil;
@@ -63,15 +64,16 @@ class WithoutGil {
 
  private:
   [[noreturn]] static void stay_away() noexcept;
-  const bool ending_;  // the thread that ends the interpreter, in a destructor
+  const bool ending_;  // this is the thread that ends the interpreter, in a destructor
   PyThreadState* state_;
 };
 
-// For types whose instances hold objects of Python's: lets the collector find cycles through them.
-// T has `int traverse(visitproc, void*) const`, which visits the objects that this instance owns and neither
-// locks, waits nor allocates, and `void clear()`, which lets go of them. What it visits must change only
-// under the GIL (on free-threaded CPython: while no thread is stopped for the collector); objects that other
-// owners in C++ share are not visited.
+// Lets Python's collector find cycles through instances that hold Python objects.
+//
+// T has two functions: `int traverse(visitproc, void*) const` visits the objects that the instance owns, and
+// `void clear()` lets go of them. traverse() must not lock, wait or allocate. It does not visit objects that
+// other owners in C++ share. The objects that it visits must change only under the GIL or, on free-threaded
+// CPython, while no thread is stopped for the collector.
 template <class T>
 py::custom_type_setup holds_objects() {
   return py::custom_type_setup([](PyHeapTypeObject* heap) {
@@ -93,10 +95,11 @@ py::custom_type_setup holds_objects() {
   });
 }
 
-// Runs `wait(deadline)` without the GIL until it returns true or the time is over, looking for signals in
-// between (Ctrl-C works within 100 ms). Throws py::error_already_set for an exception of a signal handler.
+// Runs `wait(deadline)` without the GIL until it returns true or the time is over. Looks for signals in
+// between, so that Ctrl-C works within 100 ms. Throws py::error_already_set for an exception of a signal
+// handler.
 bool wait_interruptibly(const std::function<bool(Deadline)>& wait, Deadline deadline);
-// Seconds from a Python argument: None waits for ever.
+// The deadline that a Python argument of seconds means. None waits for ever.
 Deadline deadline_from(py::handle timeout);
 
 }  // namespace fab::python

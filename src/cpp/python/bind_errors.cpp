@@ -7,8 +7,8 @@
 namespace fab::python {
 namespace {
 
-// Code → exception class, set once by the package, whose Python code owns the tree. Never freed: exceptions
-// may be raised until the interpreter is gone.
+// The exception class of each code. The package's Python code defines the classes and sets them here once.
+// They are never freed, because exceptions may be raised until the interpreter is gone.
 PyObject* error_classes = nullptr;
 PyObject* base_class = nullptr;
 
@@ -25,7 +25,7 @@ void raise(Errc code, std::string message) {
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
 }
 
-// pybind11 fixes the signature.
+// pybind11 prescribes the signature.
 void translate(std::exception_ptr thrown) {  // NOLINT(performance-unnecessary-value-param)
   try {
     if (thrown) std::rethrow_exception(thrown);

@@ -1,7 +1,7 @@
 #include "python/bind.h"
 
-// The module does not need the GIL: what its objects share between threads is atomic, or is guarded by a lock
-// of its own or by the lock of its Python object.
+// The module does not need the GIL: what threads share is atomic, or guarded by a lock of its own or by the
+// lock of its Python object.
 PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   using namespace fab::python;
   m.doc() = "The C++ core of pyfab. Programs use the names of the package, not these.";

@@ -11,14 +11,15 @@
 
 namespace fab {
 
-// What memory is registered for: entries of a cache serve those who ask for exactly the same.
+// What memory is registered for. An entry of a cache serves only requests for exactly the same use.
 struct MemoryUse {
-  std::uint16_t rights = 0;     // access::
-  std::uint16_t interface = 0;  // the kind of memory, FI_HMEM_* of fi_mr(3): 0 is memory of the system
+  std::uint16_t rights = 0;  // bits of access::
+  // The kind of memory, FI_HMEM_* of fi_mr(3): 0 is memory of the system.
+  std::uint16_t interface = 0;
   std::string_view auth_key = {};
 };
 
-// Numbers the uses that a cache has met. The list only grows, and is read without a lock.
+// Numbers the uses that a cache has met. The list only grows, so it is read without a lock.
 class MemoryUses {
  public:
   std::optional<std::uint16_t> find(const MemoryUse& use) const noexcept {
@@ -28,7 +29,7 @@ class MemoryUses {
       if (packed_[i] == wanted && auth_keys_[i] == use.auth_key) return i;
     return std::nullopt;
   }
-  // Needs a lock. None: there are too many.
+  // The caller holds the lock of the cache. Returns nothing if kMost uses are known already.
   std::optional<std::uint16_t> add(const MemoryUse& use) {
     if (const auto known = find(use)) return known;
     const std::uint16_t count = count_.load(std::memory_order_relaxed);
@@ -49,21 +50,24 @@ class MemoryUses {
   std::array<std::string, kMost> auth_keys_;
 };
 
-// One enrolled range: the half of it that a hit needs, small because among many entries fetching it is what a
-// hit costs. Entries are used again but never freed while their cache lives, so a look-up without a lock may
-// meet one that is just becoming another: whoever takes a lease does it by compare-and-swap on `state`, which
-// has a generation, and the words below are read with acquire order and written, while the entry is not live,
-// with release order.
+// The half of an enrolled range that a hit needs. It is small because a hit among many entries costs little
+// more than fetching it from memory.
+//
+// An entry may be used again for another range, but is never freed while its cache lives. A look-up without a
+// lock may therefore meet an entry that is just becoming another one. So a lease is taken by compare-and-swap
+// on `state`, which has a generation. The other words are read with acquire order; they are written with
+// release order, while the entry is not live.
 struct CacheEntry {
-  static constexpr std::uint64_t kLeases = 0xffff'ffff;             // how many are using it
-  static constexpr std::uint64_t kQueued = std::uint64_t{1} << 32;  // stands in the queue for eviction
+  static constexpr std::uint64_t kLeases = 0xffff'ffff;             // the number of leases
+  static constexpr std::uint64_t kQueued = std::uint64_t{1} << 32;  // is in the queue for eviction
   static constexpr std::uint64_t kLive = std::uint64_t{1} << 33;    // look-ups find it
-  static constexpr std::uint64_t kLink = std::uint64_t{1} << 34;    // stands for another one, with its range
+  static constexpr std::uint64_t kLink = std::uint64_t{1} << 34;    // leads to an entry with the same range
   static constexpr std::uint64_t kTaken = std::uint64_t{1} << 35;   // the place is not free
   static constexpr std::uint64_t kGeneration = std::uint64_t{1} << 36;
 
   std::atomic<std::uint64_t> state;
-  std::atomic<std::uint64_t> last_use;  // in ticks: when the latest lease ended; of a link: whose it is
+  // The tick at which the latest lease ended. In a link: the number of the entry that it leads to.
+  std::atomic<std::uint64_t> last_use;
   std::atomic<std::uint64_t> start;
   std::atomic<std::uint64_t> length_and_use;  // bytes << 16 | number of the use
 
@@ -74,7 +78,7 @@ struct CacheEntry {
   std::uint16_t use() const noexcept {
     return static_cast<std::uint16_t>(length_and_use.load(std::memory_order_acquire));
   }
-  // While it is not live.
+  // To be called only while the entry is not live.
   void describe(AddressRange range, std::uint16_t use) noexcept {
     start.store(range.start, std::memory_order_release);
     length_and_use.store(range.length << 16 | use, std::memory_order_release);
@@ -82,7 +86,7 @@ struct CacheEntry {
   bool serves(AddressRange wanted, std::uint16_t wanted_use) const noexcept {
     return use() == wanted_use && range().contains(wanted);
   }
-  // Takes a lease if the entry is live and serves; returns the state before that, or 0.
+  // Takes a lease if the entry is live and serves. Returns the state before the lease, or 0 without one.
   std::uint64_t take(AddressRange wanted, std::uint16_t wanted_use) noexcept {
     std::uint64_t seen = state.load(std::memory_order_acquire);
     do {
@@ -94,11 +98,12 @@ struct CacheEntry {
 };
 static_assert(sizeof(CacheEntry) == 32, "two to a cache line");
 
-// The other half. Guarded by the cache's mutex; `handle` may be read by who has a lease.
+// The half of an enrolled range that a hit does not need. The cache's mutex guards it; whoever has a lease
+// may read `handle` without that.
 struct CacheEntryDetails {
-  void* handle;              // of the enroller
-  std::uint64_t queued_use;  // last_use when it was queued
-  std::uint32_t link;        // the table's
+  void* handle;              // as the enroller returned it
+  std::uint64_t queued_use;  // last_use when the entry was queued
+  std::uint32_t link;        // number of the entry's link, for CacheTable only
 };
 
 }  // namespace fab

@@ -16,7 +16,7 @@ namespace {
 
 struct Value {
   std::string text;  // empty: not given
-  std::string name;  // where it was given
+  std::string name;  // the setting or variable that gave it
 };
 
 Value value_of(const DomainOptions& options, const std::string& setting) {

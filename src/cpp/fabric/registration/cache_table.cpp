@@ -35,7 +35,7 @@ CacheTable::Taken CacheTable::take(AddressRange range, std::uint16_t use) const 
   };
   std::uint64_t left = classes;
   if (left && search(tables_[newest], hash_for(left), range, use, taken)) return taken;
-  // The places of the other classes are fetched together, so that one wait does for all.
+  // The places of the other classes are fetched together, so that their delays overlap.
   if (left) left &= left - 1;
   for (std::uint64_t next = left; next; next &= next - 1)
     __builtin_prefetch(&tables_[newest][hash_for(next)], 1);
@@ -54,13 +54,14 @@ void CacheTable::open_table(unsigned level) {
   const std::size_t count = std::size_t{1} << (kFewestBits + level);
   table.details = Mapping::anonymous(count * sizeof(CacheEntryDetails));
   table.stride = level < kFirstDense ? 6 : 5;
-  table.entries = Mapping::anonymous(count << table.stride, true);  // chosen by hash: few hits in the TLB
+  // Places are chosen by hash, so small pages would miss the TLB nearly always.
+  table.entries = Mapping::anonymous(count << table.stride, true);
   table.mask = static_cast<std::uint32_t>(count - 1);
   const unsigned before = newest_.exchange(level, std::memory_order_acq_rel);
   if (tables_[before].taken > 0 && level != before) older_.fetch_or(1u << before, std::memory_order_release);
 }
 
-// A place for what is looked up under `hash`, in the newest table.
+// Takes a place in the newest table for an entry or link that is looked up under `hash`.
 CacheTable::Number CacheTable::claim(std::uint32_t hash) {
   Table& table = tables_[newest_.load(std::memory_order_relaxed)];
   std::uint32_t i = hash;
@@ -78,7 +79,7 @@ void CacheTable::unclaim(Number number) noexcept {
   table[i].state.store(kFormer, std::memory_order_release);
   if (--table.taken == 0 && level != newest_.load(std::memory_order_relaxed))
     older_.fetch_and(~(1u << level), std::memory_order_release);
-  // Places at the end of a run, behind which nothing comes, are empty again: look-ups end there sooner.
+  // Former places at the end of a run become empty, so that look-ups end sooner.
   for (; state(i + 1) == 0 && state(i) == kFormer; --i) {
     table[i].state.store(0, std::memory_order_release);
     --table.touched;

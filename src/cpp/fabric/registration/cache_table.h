@@ -13,20 +13,20 @@
 
 namespace fab {
 
-// The entries of a cache, and the search for the live one that holds a given range: without a lock, in a time
-// that does not grow with their number, and with a single access to far memory.
+// The entries of a cache, and the search for a live one that holds a given range. The search takes no lock,
+// its time does not grow with the number of entries, and it waits for far memory about once.
 //
 // An entry's size class is the smallest power of two that it fits in, so it lies in one or two blocks of that
-// size. Entries stand in a hash table (open addressing) under the first of these blocks; under the second
-// stands a link to it. A look-up asks once for each size class in use that is large enough. It may miss an
-// entry while others come and go, never find a wrong one: whoever finds nothing looks again under the lock of
-// the owner, which all changes need.
+// size. A hash table with open addressing has the entry under the first of these blocks, and a link to it
+// under the second. A look-up asks once for each size class in use that is large enough. It never finds a
+// wrong entry, but it may miss one while others come and go. Whoever finds nothing therefore looks again
+// under the owner's lock, which all changes need.
 //
-// An entry keeps its place while it is in use. When a table is half full a larger one takes over, into which
-// the owner moves what is idle; look-ups ask those before it as long as anything is in them.
+// An entry keeps its place while it is in use. When a table is half full, a larger one takes over, and the
+// owner moves idle entries into it. Look-ups search the older tables for as long as anything is left in them.
 class CacheTable {
  public:
-  using Number = std::uint32_t;  // a place: which table, and where in it
+  using Number = std::uint32_t;  // a place: the table, and the place in that table
 
   CacheTable() { open_table(0); }
   CacheTable(const CacheTable&) = delete;
@@ -35,7 +35,7 @@ class CacheTable {
   struct Taken {
     CacheEntry* entry = nullptr;
     Number number = 0;
-    std::uint64_t before = 0;  // its state before the lease
+    std::uint64_t before = 0;  // the entry's state before the lease
   };
   // Finds an entry that holds `range` (of 1 to 2**47 bytes) and is for `use`, and takes a lease on it.
   Taken take(AddressRange range, std::uint16_t use) const noexcept;
@@ -46,11 +46,13 @@ class CacheTable {
   unsigned newest() const noexcept { return newest_.load(std::memory_order_relaxed); }
   bool is_newest(Number number) const noexcept { return level_of(number) == newest(); }
 
-  // The rest needs the owner's lock.
+  // The functions below need the owner's lock.
 
-  // A new entry with one lease, not live. Throws std::bad_alloc or std::system_error for want of memory.
+  // Makes an entry that has one lease and is not live. Throws std::bad_alloc or std::system_error when memory
+  // runs out.
   Number allocate(AddressRange range, std::uint16_t use);
-  // insert() makes look-ups find an entry and erase() ends that; whether it is live is up to the caller.
+  // After insert() look-ups find the entry as long as it is live; erase() ends that. The caller sets and
+  // clears CacheEntry::kLive.
   void insert(Number number);
   void erase(Number number);
   // Ends an entry that is neither in the table nor leased.
@@ -59,7 +61,7 @@ class CacheTable {
   std::vector<Number> in_older_tables() const;
 
  private:
-  static constexpr int kSmallest = 6;  // size class of the shortest ranges: 2**6 bytes
+  static constexpr int kSmallest = 6;  // the smallest size class: ranges of up to 2**6 bytes
   static int size_class(std::uint64_t length) noexcept {
     const auto bits = static_cast<int>(std::bit_width(length - 1));
     return bits < kSmallest ? kSmallest : bits;
@@ -71,15 +73,15 @@ class CacheTable {
     return static_cast<std::uint32_t>(x >> 32);
   }
 
-  // A look-up ends at the first place with state 0, which nothing was put behind.
+  // A look-up ends at the first place with state 0: nothing was ever put behind such a place.
   struct Table {
     Mapping entries, details;
     std::uint32_t mask = 0;
-    // log2 of the bytes from place to place. Only tables that are too large for a nearby cache put two
-    // entries on a line; among few, threads would disturb each other there.
+    // log2 of the bytes from place to place. Large tables put two entries on a cache line, because they do
+    // not fit into a nearby cache. Small tables do not: two threads would often share a line there.
     std::uint32_t stride = 6;
-    std::uint32_t taken = 0;    // by entries and links
-    std::uint32_t touched = 0;  // taken now or before
+    std::uint32_t taken = 0;    // places of entries and links
+    std::uint32_t touched = 0;  // places that are taken or were, whose state is not 0
     CacheEntry& operator[](std::uint32_t i) const noexcept {
       return *reinterpret_cast<CacheEntry*>(entries.data() + (std::size_t{i & mask} << stride));
     }
@@ -88,7 +90,7 @@ class CacheTable {
   static constexpr unsigned kFewestBits = 10, kPlaceBits = 26, kLevels = kPlaceBits - kFewestBits + 1;
   static constexpr unsigned kFirstDense = 6;
   static constexpr Number kNoLink = ~Number{0};
-  static constexpr std::uint64_t kFormer = CacheEntry::kQueued;  // state of a place that was taken before
+  static constexpr std::uint64_t kFormer = CacheEntry::kQueued;  // the state of a place that was taken before
   static unsigned level_of(Number number) noexcept { return number >> kPlaceBits; }
   static std::uint32_t place_of(Number number) noexcept { return number & ((1u << kPlaceBits) - 1); }
 

@@ -8,7 +8,7 @@
 
 namespace fab {
 
-// How often each address was added. Not thread-safe.
+// Counts how often each address was added. Not thread-safe.
 class CountedRanges {
  public:
   void add(AddressRange range) {
@@ -17,7 +17,7 @@ class CountedRanges {
     join(range);
   }
 
-  // `range` was added before. Calls `freed(AddressRange)` for each part of it that is not there any more.
+  // Takes back one add() of `range`. Calls `freed(AddressRange)` for each part whose count becomes 0.
   template <class Freed>
   void remove(AddressRange range, const Freed& freed) {
     const auto end = split(range.end());
@@ -28,7 +28,7 @@ class CountedRanges {
   }
 
  private:
-  using Steps = std::map<std::uint64_t, std::uint32_t>;  // from this address on: the count
+  using Steps = std::map<std::uint64_t, std::uint32_t>;  // an address, and the count from there on
 
   Steps::iterator split(std::uint64_t address) {
     const auto next = steps_.lower_bound(address);
@@ -36,7 +36,7 @@ class CountedRanges {
     return steps_.emplace_hint(next, address, next == steps_.begin() ? 0 : std::prev(next)->second);
   }
 
-  // Removes steps in and at the ends of `range` that change nothing.
+  // Removes the steps in `range` and at its ends whose count is that of the step before.
   void join(AddressRange range) {
     auto step = steps_.lower_bound(range.start);
     while (step != steps_.end() && step->first <= range.end()) {

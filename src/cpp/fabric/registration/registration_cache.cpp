@@ -8,7 +8,7 @@
 namespace fab {
 namespace {
 
-// Ticks to order uses by: one counter for all threads would be the one line that all of them write to.
+// A time to order uses by. A counter that all threads share would be a cache line that all of them write to.
 std::uint64_t now() noexcept {
 #ifdef __x86_64__
   return __builtin_ia32_rdtsc();
@@ -18,7 +18,7 @@ std::uint64_t now() noexcept {
 }
 
 constexpr std::uint64_t kInTable = CacheEntry::kLive | CacheEntry::kQueued;
-constexpr std::uint64_t kLongest = std::uint64_t{1} << 47;  // bytes; no program has more
+constexpr std::uint64_t kLongest = std::uint64_t{1} << 47;  // bytes: the address space of a program
 
 }  // namespace
 
@@ -85,7 +85,7 @@ RegistrationCache::Lease RegistrationCache::acquire_new(AddressRange range, cons
   return enter(enrolment, range, gone);
 }
 
-// The memory is watched before it is enrolled, so that pages that go away meanwhile are noticed.
+// Watching begins before enrolment, so that pages which go away meanwhile are noticed.
 void RegistrationCache::enroll(Enrolment& enrolment, const MemoryUse& use) {
   enrolment.watched = enrolment.may_keep && monitor_->watch(enrolment.range);
   try {
@@ -96,7 +96,7 @@ void RegistrationCache::enroll(Enrolment& enrolment, const MemoryUse& use) {
   }
 }
 
-// Where the device refuses the range together with its neighbours, it may still take `range` alone.
+// A device that refuses the range together with its neighbours may still take `range` alone.
 void RegistrationCache::enroll_or_shrink(Enrolment& enrolment, AddressRange range, const MemoryUse& use) {
   try {
     enroll(enrolment, use);
@@ -110,7 +110,7 @@ void RegistrationCache::enroll_or_shrink(Enrolment& enrolment, AddressRange rang
   }
 }
 
-// The lease on what was enrolled, or on the entry of another thread that was faster.
+// Returns a lease on what was enrolled, or on an entry that another thread has made meanwhile.
 RegistrationCache::Lease RegistrationCache::enter(const Enrolment& enrolment, AddressRange range,
                                                   Handles& gone) {
   const bool keep = enrolment.watched && !enrolment.vanished;
@@ -136,7 +136,8 @@ void RegistrationCache::release(Number number) noexcept {
   const std::uint64_t length = entry.length();
   const std::uint64_t before = entry.state.fetch_sub(1, std::memory_order_acq_rel);
   if ((before & CacheEntry::kLeases) != 1) return;
-  if (before & CacheEntry::kLive) {  // from here on the entry may be gone
+  if (before & CacheEntry::kLive) {
+    // The entry may be gone from here on: it is idle, so another thread may evict it.
     count(&Counts::idle_count, 1);
     count(&Counts::idle_bytes, length);
     if (before & CacheEntry::kQueued && table_.is_newest(number) && !beyond_limits() && !something_vanished())
@@ -145,7 +146,7 @@ void RegistrationCache::release(Number number) noexcept {
   settle(number, before);
 }
 
-// The part of release() that needs the lock, after the last lease has ended.
+// The part of release() that needs the lock. The last lease has ended before it.
 void RegistrationCache::settle(Number number, std::uint64_t before) noexcept {
   Handles gone;
   {
@@ -222,7 +223,7 @@ CacheTable::Number RegistrationCache::make_entry(AddressRange range, std::uint16
   return number;
 }
 
-// An entry in use stays where it is until it is idle.
+// Does nothing while the entry is in use; the release of its last lease moves it then.
 void RegistrationCache::move_to_newest(Number number) {
   CacheEntry& entry = table_.entry(number);
   std::uint64_t state = entry.state.load(std::memory_order_acquire);
@@ -238,7 +239,7 @@ void RegistrationCache::move_to_newest(Number number) {
   table_.free(number);
   table_.insert(moved);
   enqueue(moved);
-  // The entry becomes live and queued, and the lease that it was made with ends.
+  // One addition makes the entry live and queued, and ends the lease that allocate() gave it.
   there.state.fetch_add(kInTable - 1, std::memory_order_acq_rel);
 }
 
@@ -249,7 +250,8 @@ void RegistrationCache::publish(Number number) {
   cached_bytes_.fetch_add(table_.entry(number).length(), std::memory_order_relaxed);
 }
 
-// `range` and all entries for the same use that overlap or touch it, and so on.
+// Returns `range` joined with all entries of the same use that overlap or touch it, and with the entries that
+// overlap or touch those. Returns `range` alone if the joined range is beyond the limit of bytes.
 AddressRange RegistrationCache::with_neighbours(AddressRange range, std::uint16_t use) const {
   const AddressRange alone = range;
   for (AddressRange before; before != range;) {
@@ -266,7 +268,7 @@ AddressRange RegistrationCache::with_neighbours(AddressRange range, std::uint16_
   return range.length > limits_.max_bytes ? alone : range;
 }
 
-// Drops what the merged entry `by` stands for from now on.
+// Drops the entries that the merged entry `by` replaces.
 void RegistrationCache::replace_within(AddressRange range, Number by, Handles& gone) {
   const std::uint16_t use = table_.entry(by).use();
   for (const Number number : table_.overlapping(range)) {
@@ -275,7 +277,7 @@ void RegistrationCache::replace_within(AddressRange range, Number by, Handles& g
   }
 }
 
-// From now on look-ups do not find the entry. Its leases hold, and the last one to end retires it.
+// From now on look-ups do not find the entry. Its leases stay valid, and the last one to end retires it.
 void RegistrationCache::drop(Number number, Handles& gone) {
   forget(number);
   const std::uint64_t before = table_.entry(number).state.fetch_and(~kInTable, std::memory_order_acq_rel);
@@ -294,7 +296,7 @@ void RegistrationCache::forget(Number number) {
   monitor_->unwatch(range);
 }
 
-// The entry is not live and has no leases, so nobody else touches it.
+// The entry must be neither live nor leased: then no other thread touches it.
 void RegistrationCache::retire(Number number, Handles& gone) {
   gone.push_back(table_.details(number).handle);
   table_.free(number);
@@ -318,14 +320,14 @@ void RegistrationCache::keep_limits(Handles& gone) {
   const auto too_many = [&] {
     if (cached_bytes_.load(std::memory_order_relaxed) > limits_.max_bytes) return true;
     if (cached_count_.load(std::memory_order_relaxed) <= limits_.max_idle) return false;
-    // The sum may be below 0: another thread may count the next use before this release is counted.
+    // The sum may be negative: the next use of an entry may be counted before the release that came first.
     const auto idle = static_cast<std::int64_t>(sum(&Counts::idle_count));
     return std::cmp_greater(idle, limits_.max_idle);
   };
   while (too_many() && evict_one(gone)) continue;
 }
 
-// The idle entry whose last use is longest ago, if there is one.
+// Evicts the idle entry whose last use is longest ago. Returns false if no entry is idle.
 bool RegistrationCache::evict_one(Handles& gone) {
   while (!queue_.empty()) {
     const Number number = queue_.begin()->second;

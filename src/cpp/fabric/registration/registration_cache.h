@@ -20,39 +20,39 @@
 
 namespace fab {
 
-// What a device needs to reach memory. `enroll` may throw and be called by several threads at once; nothing
-// of the cache is locked meanwhile.
+// How a device gets access to memory, and loses it. Several threads may call these at once, and the cache is
+// not locked meanwhile. `enroll` may throw.
 struct Enroller {
   std::function<void*(AddressRange range, const MemoryUse& use)> enroll;
   std::function<void(void* handle)> withdraw;
 };
 
 struct CacheLimits {
-  std::uint64_t max_bytes = ~std::uint64_t{0};  // of all entries; those in use stay beyond it (MR-71)
-  std::uint64_t max_idle = 1024;                // entries kept though nobody uses them; 0: no caching (MR-72)
-  bool merge = false;                           // neighbours of equal use become one entry (MR-73)
+  std::uint64_t max_bytes = ~std::uint64_t{0};  // of all entries; those in use stay even beyond it
+  std::uint64_t max_idle = 1024;                // idle entries that are kept; 0: nothing is cached
+  bool merge = false;                           // neighbours of equal use become one entry
 };
 
-// Entries that are merged into a larger one or whose memory went away count no longer, though their leases
-// hold.
+// An entry that was merged into a larger one, or whose memory went away, is not counted any more, even while
+// it is leased.
 struct CacheStats {
-  std::uint64_t searches = 0, hits = 0, misses = 0;  // a search is one or the other
-  std::uint64_t evictions = 0;                       // idle entries dropped to keep the limits
+  std::uint64_t searches = 0, hits = 0, misses = 0;  // each search is a hit or a miss
+  std::uint64_t evictions = 0;                       // idle entries that were dropped to keep the limits
   std::uint64_t notifications = 0;                   // times that memory went away under at least one entry
-  std::uint64_t cached_bytes = 0, cached_count = 0;
-  std::uint64_t idle_bytes = 0, idle_count = 0;  // of these: in nobody's use
+  std::uint64_t cached_bytes = 0, cached_count = 0;  // entries in use and idle entries
+  std::uint64_t idle_bytes = 0, idle_count = 0;
 };
 
-// Keeps ranges of memory enrolled after their last user has gone, for the next one (MR-71 … MR-80). An entry
-// serves whoever asks for a range inside it and for equal rights, interface and auth key.
+// Keeps memory enrolled after its last user has gone, so that the next user need not enroll it again. An
+// entry serves requests for a range inside it, with equal rights, interface and auth key.
 //
-// Thread-safe. A hit takes no lock and writes to nothing that another thread writes to, except the entry.
-// Memory that goes away is noticed by the monitor, and entries of it are dropped by the next call that comes
-// after; leases on them hold until they end. In a child of fork() leases end without effect and acquire()
-// throws Error(closed).
+// Thread-safe. A hit takes no lock. It writes to nothing that other threads write to, except the entry. The
+// monitor notices memory that goes away, and the next call drops the entries of that memory; leases on them
+// stay valid until they end. In a child of fork() leases end without effect, and acquire() throws
+// Error(closed).
 class RegistrationCache final {
  public:
-  // Use of an enrolled range; ends with the object, which the cache outlives.
+  // One use of an entry. It ends with the object, and the cache must outlive it.
   class Lease {
    public:
     Lease() = default;
@@ -66,12 +66,10 @@ class RegistrationCache final {
       return *this;
     }
     ~Lease() { reset(); }
-    void* handle() const noexcept {
-      return cache_->table_.details(number_).handle;
-    }  // as the enroller gave it
-    AddressRange range() const noexcept {
-      return cache_->table_.entry(number_).range();
-    }  // all of the entry's
+    // As the enroller returned it.
+    void* handle() const noexcept { return cache_->table_.details(number_).handle; }
+    // The whole range of the entry, which may be more than was asked for.
+    AddressRange range() const noexcept { return cache_->table_.entry(number_).range(); }
     void reset() noexcept {
       if (cache_) std::exchange(cache_, nullptr)->release(number_);
     }
@@ -83,33 +81,34 @@ class RegistrationCache final {
     CacheTable::Number number_ = 0;
   };
 
-  // `monitor` outlives the cache. Without one nothing is kept, because entries could go stale.
+  // `monitor` must outlive the cache. If it is null, nothing is kept, because entries could go stale.
   RegistrationCache(CacheLimits limits, Enroller enroller, MemoryMonitor* monitor);
   ~RegistrationCache();
   RegistrationCache(const RegistrationCache&) = delete;
   RegistrationCache& operator=(const RegistrationCache&) = delete;
 
-  // Throws what the enroller throws, and then keeps nothing.
+  // Throws what the enroller throws; nothing is kept then.
   Lease acquire(AddressRange range, const MemoryUse& use);
-  // Withdraws all that is idle.
+  // Withdraws all idle entries.
   void clear() noexcept;
   // Exact while no other thread is in the cache.
   CacheStats stats();
 
  private:
-  // Written by one thread each, but for the last, which all threads without a slot share.
+  // Each element of counts_ is written by one thread, except the last: all threads without a slot share it.
   struct alignas(64) Counts {
     std::atomic<std::uint64_t> hits{0}, idle_count{0}, idle_bytes{0};
   };
   using Count = std::atomic<std::uint64_t> Counts::*;
   using Number = CacheTable::Number;
-  using Handles = std::vector<void*>;  // to be withdrawn once the lock is not held any more
-  struct Enrolment {                   // one that is being made
+  using Handles = std::vector<void*>;  // to be withdrawn after the lock has been released
+  // An enrolment that is being made.
+  struct Enrolment {
     AddressRange range;
     std::uint16_t use;      // its number in uses_
-    bool may_keep;          // after its last lease
-    bool watched = false;   // by the monitor
-    bool vanished = false;  // some of its memory went away meanwhile
+    bool may_keep;          // the entry may stay after its last lease
+    bool watched = false;   // the monitor watches the range
+    bool vanished = false;  // some of the memory went away meanwhile
     void* handle = nullptr;
   };
 
@@ -134,7 +133,7 @@ class RegistrationCache final {
   void settle(Number number, std::uint64_t before) noexcept;
   void withdraw(const Handles& handles) noexcept;
 
-  // All of these under mutex_.
+  // The caller of these holds mutex_.
   Lease enter(const Enrolment& enrolment, AddressRange range, Handles& gone);
   Number make_entry(AddressRange range, std::uint16_t use, void* handle);
   void move_to_newest(Number number);
@@ -157,13 +156,13 @@ class RegistrationCache final {
 
   MemoryUses uses_;
   CacheTable table_;
-  std::atomic<std::uint64_t> log_position_{0};                    // up to here entries were dropped
+  std::atomic<std::uint64_t> log_position_{0};                    // of the next event to be read in log_
   std::atomic<std::uint64_t> cached_count_{0}, cached_bytes_{0};  // written under mutex_
   std::array<Counts, kThreadSlots + 1> counts_;
 
-  std::mutex mutex_;  // guards what follows and changes of table_
-  // Idle entries by their last use, and some that were taken into use since: an entry is moved or removed
-  // only when it comes to the front.
+  std::mutex mutex_;  // guards what follows, and changes of table_
+  // Idle entries by their last use. Some may be in use again: an entry is moved or removed only when it comes
+  // to the front.
   std::set<std::pair<std::uint64_t, Number>> queue_;
   std::vector<Enrolment*> enrolments_;
   std::uint64_t misses_ = 0, evictions_ = 0, notifications_ = 0;

@@ -29,8 +29,8 @@
 namespace fab {
 namespace {
 
-// Only events are wanted, never page faults, so the form that every user may have does: since Linux 5.11 it
-// needs no privilege. The device helps where a container filters the system call.
+// The monitor wants events and never page faults. So it asks for UFFD_USER_MODE_ONLY, which needs no
+// privilege since Linux 5.11. The device file helps where a container filters the system call.
 OwnFd open_userfaultfd() {
   const auto by_call = [](int flags) {
     return OwnFd(static_cast<int>(::syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | flags)));
@@ -60,7 +60,7 @@ OwnFd open_userfaultfd() {
 }
 
 // Ranges are registered in write-protect mode and nothing is ever protected, so no page fault waits for this
-// monitor; the kernel only holds a thread that takes watched pages away until the reader has read of it.
+// monitor. The kernel only holds a thread that takes watched pages away until the reader has read the event.
 class UserfaultMonitor final : public MemoryMonitor {
  public:
   UserfaultMonitor() : fd_(open_userfaultfd()) {
@@ -72,7 +72,7 @@ class UserfaultMonitor final : public MemoryMonitor {
     if (failed_.load() || pages.end() < pages.start || !pages_stay_until_unmapped(pages)) return false;
     const std::lock_guard lock(mutex_);
     watched_.add(pages);
-    // Again even if it is watched already: the pages may be new ones at a former address.
+    // A watched range is registered again, because the pages may be new ones at a former address.
     uffdio_register request{
         .range = {.start = pages.start, .len = pages.length}, .mode = UFFDIO_REGISTER_MODE_WP, .ioctls = 0};
     if (::ioctl(fd_.get(), UFFDIO_REGISTER, &request) == 0) return true;
@@ -99,7 +99,8 @@ class UserfaultMonitor final : public MemoryMonitor {
   void end_watch(AddressRange pages) noexcept {
     watched_.remove(pages, [&](AddressRange free) {
       uffdio_range request{.start = free.start, .len = free.length};
-      ::ioctl(fd_.get(), UFFDIO_UNREGISTER, &request);  // fails where nothing is mapped any more
+      // This fails where nothing is mapped any more, which does no harm.
+      ::ioctl(fd_.get(), UFFDIO_UNREGISTER, &request);
     });
   }
 
@@ -115,7 +116,8 @@ class UserfaultMonitor final : public MemoryMonitor {
         log_.publish(range_of(message));
       } else if (length < 0 && (errno == EAGAIN || errno == EINTR)) {
         log_.publish({});
-      } else {  // somebody closed a descriptor that was not theirs
+      } else {
+        // Some code has closed a descriptor that it did not own.
         failed_.store(true);
         log_.publish(VanishLog::kEverything);
         return;
@@ -147,7 +149,7 @@ class UserfaultMonitor final : public MemoryMonitor {
 
 MemoryMonitor& userfault_monitor() {
   static std::mutex mutex;
-  // Never destroyed: the kernel waits for the reader as long as anything is watched.
+  // The monitor is never destroyed, because the kernel waits for its reader as long as anything is watched.
   static UserfaultMonitor* monitor = nullptr;
   static std::uint32_t generation = 0;
   const std::lock_guard lock(mutex);

@@ -9,20 +9,20 @@
 
 namespace fab {
 
-// What one thread tells any number of others about memory that is gone, in the order in which it went. Each
-// reader keeps a position of its own; one that falls far behind is told that everything may be gone.
+// A log in which one writer tells any number of readers which memory has gone, in the order in which it went.
+// Each reader keeps its own position. A reader that falls far behind is told that everything may be gone.
 //
-// The writer never waits, takes no lock and allocates nothing, because the thread that unmaps memory may hold
-// any lock there is, that of malloc included, and waits for the writer. It notes an event before it lets
-// that thread go on: whoever looks after an unmapping call has returned sees the note, and waits the
-// moment until the event itself is there.
+// The writer never waits, takes no lock and allocates nothing: the thread that unmaps memory waits for the
+// writer, and it may hold any lock, even that of malloc. The writer notes an event before it lets that thread
+// go on. A reader that looks after the unmapping call has returned therefore sees the note, and waits the
+// short time until the event itself is there.
 class VanishLog {
  public:
   VanishLog() = default;
   VanishLog(const VanishLog&) = delete;
   VanishLog& operator=(const VanishLog&) = delete;
 
-  // The writer: note(), then publish() what was noted; an empty range where nothing was.
+  // For the writer. Each note() is followed by one publish(), of an empty range if there was no event.
   void note() noexcept { noted_.fetch_add(1); }
   void publish(AddressRange range) noexcept {
     const std::uint64_t position = published_.load(std::memory_order_relaxed);
@@ -32,9 +32,9 @@ class VanishLog {
     published_.store(position + 1, std::memory_order_release);
   }
 
-  // Readers: differs from their position when there is something to read.
+  // For readers. A reader has something to read if this differs from its position.
   std::uint64_t noted() const noexcept { return noted_.load(std::memory_order_acquire); }
-  // Calls `vanished(AddressRange)` for every event from `position` on; returns the position after them.
+  // Calls `vanished(AddressRange)` for every event from `position` on. Returns the position after the last.
   template <class Vanished>
   std::uint64_t read(std::uint64_t position, const Vanished& vanished) const {
     const std::uint64_t end = noted();
@@ -43,7 +43,7 @@ class VanishLog {
       const Record& record = records_[position % kRecords];
       const AddressRange range{.start = record.start.load(std::memory_order_acquire),
                                .length = record.length.load(std::memory_order_acquire)};
-      if (noted() - position > kRecords) {  // overwritten, maybe while it was read
+      if (noted() - position > kRecords) {  // the record was overwritten, maybe while it was read
         vanished(kEverything);
         return end;
       }

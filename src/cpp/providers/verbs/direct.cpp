@@ -12,15 +12,16 @@
 namespace fab::verbs {
 namespace {
 
-constexpr std::uint64_t kAskAt = 8 * 1024;     // bytes: a region worth knowing at its first use
-constexpr std::uint64_t kWaitAt = 32 * 1024;   // bytes: transfers that wait until it is known
+// The peer is asked for a region at its second use, or at its first if that has so many bytes.
+constexpr std::uint64_t kAskAt = 8 * 1024;
+constexpr std::uint64_t kWaitAt = 32 * 1024;   // bytes from which a transfer waits until its region is known
 constexpr std::size_t kMostKnown = 64 * 1024;  // regions
 constexpr std::size_t kMostRequests = 4096;
-constexpr std::uint64_t kPage = 4096;           // bytes: the smallest of any peer
+constexpr std::uint64_t kPage = 4096;           // bytes of the smallest page of any peer
 constexpr std::uint64_t kLittle = 256;          // bytes
-constexpr std::uint64_t kTellAt = 1024 * 1024;  // bytes of a work request that are a sign of life
+constexpr std::uint64_t kTellAt = 1024 * 1024;  // bytes from which a work request completes as a sign of life
 
-// Additions and compare-and-swaps of one 8-byte integer are what devices do.
+// Whether devices can do the update: additions, and compare-and-swaps, of one 8-byte integer.
 bool native(const Transfer& transfer) noexcept {
   if (transfer.length != 8 || transfer.piece_count > 1) return false;
   if (transfer.type != DataType::i64 && transfer.type != DataType::u64) return false;
@@ -29,12 +30,13 @@ bool native(const Transfer& transfer) noexcept {
          (transfer.op == OpCode::fetch_atomic && transfer.atomic == AtomicOp::atomic_read);
 }
 
-// Whether it goes from or to a slot of the endpoint's memory.
+// Whether the bytes go through a slot of the endpoint's staging memory.
 bool stages(const Transfer& transfer) noexcept {
   return is_atomic(transfer.op) || (transfer.length <= StagingMemory::kSlotBytes && !hides_local(transfer));
 }
 
-// What a part of a larger put or get is a part of; of another transfer, itself.
+// The put or get that a stripe is a part of; for any other transfer, the transfer itself. `before` is the
+// stripe's offset there, in bytes.
 struct Whole {
   std::uint64_t before = 0, length = 0;
   explicit Whole(const Transfer& transfer) noexcept : length(transfer.length) {
@@ -76,7 +78,8 @@ void Direct::ask(std::uint64_t key, Known& known) {
   transfer.delivery = Delivery::delivery;
   questions_.push_back(std::move(question));
   known.state = Known::State::asked;
-  if (session->post({&transfer, 1}) == 0) {  // full: another time
+  // If the session is full, the next transfer asks again.
+  if (session->post({&transfer, 1}) == 0) {
     questions_.pop_back();
     known.state = Known::State::seen;
     return;
@@ -105,7 +108,7 @@ void Direct::learn(Known& known, Errc error, const std::byte* answer) noexcept t
                 : error == Errc::no_memory    ? Known::State::seen
                                               : Known::State::messages;
 } catch (const std::exception&) {
-  known.state = Known::State::seen;  // asked again at its next use
+  known.state = Known::State::seen;  // the next use asks again
 }
 
 std::pair<Direct::Known*, bool> Direct::find(std::uint64_t key) {
@@ -120,7 +123,7 @@ void Direct::forget_all() noexcept {
   recent_ = {};
 }
 
-// `later`: not known yet, and worth waiting for.
+// Returns `later` if the region is not known yet and the transfer is worth waiting for that.
 Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
   if (failed_ || link_ == Link::ended || transfer.length == 0 || transfer.delivery == Delivery::commit)
     return {Way::session};
@@ -130,7 +133,7 @@ Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
              : transfer.op != OpCode::read &&
                    (transfer.op != OpCode::write || endpoint_.shared().device.iwarp()))
     return {Way::session};
-  // Of an update in one buffer native() knows the rest.
+  // For an update in one buffer, native() has made the other checks.
   if (atomic && transfer.piece_count == 0 ? lacks_local(transfer) || hides_local(transfer)
                                           : check_transfer(transfer) != Errc::ok)
     return {Way::session};
@@ -138,7 +141,8 @@ Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
   const auto [there, first] = look_up(transfer.key);
   Known& known = *there;
   if (known.state == Known::State::messages) return {Way::session};
-  if (known.state == Known::State::unknown) {  // there may be such a region later
+  // The peer may open such a region later, so the next use asks again.
+  if (known.state == Known::State::unknown) {
     known.state = Known::State::seen;
     return {Way::session};
   }
@@ -154,7 +158,7 @@ Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
   if ((region.access & needed) == 0 || transfer.remote < region.base ||
       transfer.remote - region.base < whole.before || offset > region.length() ||
       whole.length > region.length() - offset)
-    return {Way::session};  // where it is refused in words
+    return {Way::session};  // the peer refuses it and tells why
   if (atomic) {
     const Description::Place place = region.at(offset);
     if (!region.atomics || place.address % 8 != 0 || place.left < 8) return {Way::session};
@@ -184,7 +188,7 @@ Direct::Way Direct::refuse(const Transfer& transfer, std::uint64_t after) noexce
                                    .error = Errc::no_memory};
   return Way::devices;
 } catch (const std::exception&) {
-  return Way::later;  // for the place of one that is under way
+  return Way::later;  // it can have the place of a request that is under way
 }
 
 Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept {
@@ -198,7 +202,8 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
   }
   if (chosen.way == Way::session) return Way::session;
   if (failed_ || requests_.size() >= kMostRequests) return Way::later;
-  // What is small and waits for a slot has to come again; the rest waits here until more is known.
+  // A transfer that finds no free slot is not taken. Without requests of its own, this link would wait for
+  // the slots of other links, so its puts and gets go through the session.
   if (staged && !endpoint_.staging().has_free()) {
     const bool others_have_them = requests_.empty() && !is_atomic(transfer.op);
     return others_have_them ? Way::session : Way::later;
@@ -226,7 +231,8 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
     gather(local_of(transfer), endpoint_.staging().at(request.staged), transfer.length);
     request.transfer.local = endpoint_.staging().at(request.staged);
   }
-  if (transfer.op != OpCode::read) request.transfer.piece_count = 0;  // copied
+  // The bytes have been copied, so the caller's pieces are not needed any more.
+  if (transfer.op != OpCode::read) request.transfer.piece_count = 0;
   if (chosen.way == Way::devices) {
     if (request.region != *chosen.region) request.region = *chosen.region;
     request.fate = Request::Fate::devices;
@@ -240,7 +246,7 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
   return Way::devices;
 }
 
-// False: more has to be known first.
+// Decides who does a request. Returns false if more has to be known first.
 bool Direct::decide(Request& request) noexcept try {
   const Choice chosen = choose(request.transfer, request.staged >= 0);
   if (chosen.way == Way::later) return false;
@@ -255,10 +261,10 @@ bool Direct::decide(Request& request) noexcept try {
   return true;
 }
 
-// Gives the device local memory that it can reach.
+// Sees to it that the device reaches the local memory. Returns false if it does not take that memory.
 bool Direct::reach_local(Request& request) try {
   const Transfer& transfer = request.transfer;
-  if (transfer.piece_count > 1) return true;  // each piece has its own key: post()
+  if (transfer.piece_count > 1) return true;  // next_piece() finds the key of each piece
   const iovec whole = local_of(transfer).here(transfer.length);
   const bool stores = transfer.op == OpCode::read;
   if (const auto key = endpoint_.shared().regions.local_key(whole.iov_base, whole.iov_len, stores)) {
@@ -272,7 +278,7 @@ bool Direct::reach_local(Request& request) try {
   return false;
 }
 
-// False: the queue pair takes nothing more.
+// Returns false if the queue pair takes nothing more.
 bool Direct::send_chain() noexcept {
   if (chained_ == 0) return true;
   for (std::size_t i = 0; i + 1 < chained_; ++i) chain_[i].next = &chain_[i + 1];
@@ -283,7 +289,7 @@ bool Direct::send_chain() noexcept {
   return ibv_post_send(connection_->queue_pair(), chain_, &bad) == 0;
 }
 
-// The local memory that goes with `there`, the next piece of the region: as much as one work request takes.
+// The local memory for the next work request: as much as goes to or comes from `there` in one request.
 ibv_sge Direct::next_piece(const Request& request, const Description::Place& there) {
   const Transfer& transfer = request.transfer;
   std::uint64_t length =
@@ -303,14 +309,14 @@ ibv_sge Direct::next_piece(const Request& request, const Description::Place& the
                       .regions.local_key(here.iov_base, length, transfer.op == OpCode::read)
                       .value_or(0);
   }
-  // soft-iWARP (Linux 6.1) answers with the wrong page's bytes where some 30 bytes or fewer cross a page
+  // soft-iWARP (Linux 6.1) answers with bytes of the wrong page if about 30 bytes or fewer cross a page
   // boundary.
   if (endpoint_.shared().device.iwarp() && length <= kLittle)
     length = std::min(length, kPage - there.address % kPage);
   return {.addr = local, .length = static_cast<std::uint32_t>(length), .lkey = local_key};
 }
 
-// What `work` does with `length` bytes of the region.
+// Sets what `work` does with `length` bytes of the region.
 void Direct::describe(ibv_send_wr& work, const Request& request, const Description::Place& there,
                       std::uint64_t length) const noexcept {
   const Transfer& transfer = request.transfer;
@@ -384,7 +390,8 @@ bool Direct::pump() noexcept {
   return moved;
 }
 
-// What the peer has to judge goes alone, so that transfers settle in order.
+// Repeats the oldest request through the session. Only one is repeated at a time, so that transfers settle in
+// order.
 bool Direct::repeat_front() noexcept {
   Session* const session = services_.session();
   if (!session) return false;
@@ -394,14 +401,15 @@ bool Direct::repeat_front() noexcept {
     static_cast<Repeat&>(done).asker->on_repeated(done.completion());
   });
   repeat_.belongs_to(front.array);
-  // To be repeated does no harm: it needs no number.
+  // The request may be done twice without harm, so it needs no number of a flow.
   transfer.flags &= static_cast<std::uint16_t>(~transfer_flag::kMarked);
   if (front.stripe) {
     transfer.flags |= transfer_flag::kMarked;
     repeat_.frame = {.flags = frame_flag::kStripe, .data = front.offset, .id = front.whole};
   }
   transfer.operation = &repeat_;
-  if (is_atomic(transfer.op)) {  // copied by the session at once
+  // The session copies these operands at once.
+  if (is_atomic(transfer.op)) {
     transfer.local = reinterpret_cast<std::byte*>(&front.operand);
     transfer.compare = reinterpret_cast<const std::byte*>(&front.compare);
   }
@@ -409,7 +417,8 @@ bool Direct::repeat_front() noexcept {
   front.fate = Request::Fate::repeated;
   const auto post = [&] { return session->post({&transfer, 1}); };
   if (services_.counts.repost(front.number, post) == 0) {
-    front.fate = Request::Fate::session;  // full: tried again when a turn of the stream has settled something
+    // The session is full. The next turn of the stream tries again.
+    front.fate = Request::Fate::session;
     return false;
   }
   services_.on_posted();
@@ -434,7 +443,7 @@ void Direct::settle_front(Errc error) noexcept {
   const Transfer& transfer = front.transfer;
   Operation* const operation = transfer.operation;
   const std::uint64_t length = transfer.length;
-  // The session has counted what was repeated through it.
+  // The session itself counts the requests that it has repeated.
   if (front.fate != Request::Fate::repeated) services_.counts.settle(transfer.op, transfer.length, error);
   if (error == Errc::ok && front.staged >= 0 && front.fate == Request::Fate::devices) {
     const std::byte* const bytes = endpoint_.staging().at(front.staged);

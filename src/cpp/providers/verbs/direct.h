@@ -15,58 +15,62 @@ namespace fab::verbs {
 
 class VerbsEndpoint;
 
-// Puts, gets and atomics that the devices do between themselves, over a connection of their own: a request
-// that the peer's device refuses ends that connection and nothing else. The request goes on through the
-// stream, where the peer judges it in words; the others are repeated over a new connection.
-// Transfers settle in the order in which they were taken. Used under the context's lock.
+// Puts, gets and atomics that the devices do between themselves, over a connection of their own. A request
+// that the peer's device refuses ends that connection and nothing else. The session then repeats the request,
+// so that the peer tells what is wrong with it; other requests are repeated over a new connection. Transfers
+// settle in the order in which they were taken. Used under the context's lock.
 class Direct final : public ConnectionOwner {
  public:
   struct Services {
-    std::function<Session*()> session;     // of the stream; null once it ended
-    std::function<std::uint64_t()> token;  // of the peer; 0: not known yet
+    std::function<Session*()> session;     // of the stream; null when the stream has ended
+    std::function<std::uint64_t()> token;  // that the peer chose for the stream; 0 if not known yet
     // Whether the session has settled its puts, gets and updates up to this number (Path::oldest).
     std::function<bool(std::uint64_t)> settled_by_session;
-    std::function<void()> on_posted;   // the session got something to send
-    std::function<void()> on_waiting;  // work is left for pump()
-    PathCounts& counts;                // which the session counts in too
+    std::function<void()> on_posted;   // called when the session has something new to send
+    std::function<void()> on_waiting;  // called when there is work for pump()
+    PathCounts& counts;                // of the path; the session counts there too
   };
   Direct(VerbsEndpoint& endpoint, EndpointAddress peer, Services services);
   ~Direct();
 
-  // Where a transfer belongs: here, which may turn out to be through the session after all, and then it was
-  // taken; through the session; or nowhere until there is room. What was taken settles after what the session
-  // got up to number `after`.
+  // The way of a transfer. `devices`: it was taken here, and the session may still have to repeat it.
+  // `session`: it has to be posted to the session. `later`: it was not taken, and has to be offered again.
   enum class Way { devices, session, later };
-  // What there is no memory for is taken, and settles in its turn with no_memory.
+  // Takes a transfer, or says where it belongs. A taken transfer settles after all that the session got up to
+  // number `after`. If memory runs out, the transfer is taken and settles with no_memory when its turn comes.
   Way take(const Transfer& transfer, std::uint64_t after) noexcept;
-  // Processors of the peer do not reach the region with this key: what goes there waits for the devices.
+  // The peer's processors do not reach the region with this key, so its transfers wait for the devices.
   void expect_hidden(std::uint64_t key) { known_[key].hidden = true; }
-  bool pump() noexcept;  // posts what was taken; true if anything
+  // Posts taken transfers to the device. Returns whether it posted any.
+  bool pump() noexcept;
 
-  // Looks after the deadline of a call; true while one is under way.
+  // Looks after the deadlines of the connection. Returns whether a call is under way.
   bool tick() noexcept;
 
   std::size_t outstanding() const noexcept { return requests_.size(); }
-  std::uint64_t oldest() const noexcept {  // as Path::oldest()
+  // As Path::oldest().
+  std::uint64_t oldest() const noexcept {
     return requests_.empty() ? services_.counts.posted + 1 : requests_.front().number;
   }
-  std::uint64_t signs() const noexcept { return signs_; }  // of life of the peer's device
+  // A count of the signs of life of the peer and its device.
+  std::uint64_t signs() const noexcept { return signs_; }
   void fail(Errc error) noexcept;
 
  private:
-  static constexpr std::uint32_t kDepth = 128;  // work requests
+  static constexpr std::uint32_t kDepth = 128;  // work requests that may be under way
+  // What is known of a region of the peer.
   struct Known {
     enum class State : std::uint8_t {
-      seen,      // used before
-      asked,     // the peer, for its description
-      told,      // which is this
-      unknown,   // to the peer, when it was asked
-      messages,  // only these reach it
+      seen,      // a transfer has used it before
+      asked,     // the peer was asked for its description
+      told,      // the peer has sent its description
+      unknown,   // the peer answered that it has no such region
+      messages,  // only messages reach it
     } state = State::seen;
     std::shared_ptr<const Description> description{};
-    bool hidden = false;  // from the peer's processors
+    bool hidden = false;  // the peer's processors do not reach it
   };
-  // A question of the session's. Its hook notes the answer.
+  // A `describe` request that the session carries. Its hook notes the answer.
   struct Question : LinkOperation, DestroyedLater {
     Direct* asker = nullptr;
     std::uint64_t key = 0;
@@ -75,33 +79,35 @@ class Direct final : public ConnectionOwner {
   struct Repeat : LinkOperation {
     Direct* asker = nullptr;
   };
-  // How far a request is.
+  // The state of a request.
   struct Course {
-    std::uint64_t number = 0;             // as Path::oldest()
-    std::uint64_t after = 0;              // see take()
-    std::uint64_t offset = 0, whole = 0;  // of a stripe,
-    bool stripe = false;                  // if it is one
-    std::uint64_t context = 0;            // of the operation, for an error after it was settled
+    std::uint64_t number = 0;  // as in Path::oldest()
+    std::uint64_t after = 0;   // see take()
+    // Of a stripe: where it lies in the whole put or get, and the length of that. Both in bytes.
+    std::uint64_t offset = 0, whole = 0;
+    bool stripe = false;
+    // The operation's, for telling an error after the operation has settled.
+    std::uint64_t context = 0;
     std::uint32_t flags = 0;
-    std::uint32_t array = 0;   // Operation::array(), of which an update may be a piece
-    std::int32_t staged = -1;  // slot of the endpoint's staging memory
+    std::uint32_t array = 0;   // Operation::array(): an update may be a piece of that array
+    std::int32_t staged = -1;  // slot of the endpoint's staging memory, or -1
     std::uint32_t local_key = 0;
     std::uint64_t operand = 0, compare = 0;  // of an update
     std::uint64_t posted = 0;                // bytes
-    std::uint64_t last = 0;                  // number of its last work request, once all are posted; else 0
+    std::uint64_t last = 0;                  // number of its last work request; 0 until all are posted
     enum class Fate : std::uint8_t {
-      undecided,  // more has to be known of the region
+      undecided,  // the region is not known well enough yet
       devices,    // the devices do it
-      session,    // the peer has to judge it
-      repeated,   // the session has it
-      lost,       // nothing more happens: `error` is its outcome
+      session,    // the session has to repeat it
+      repeated,   // the session is repeating it
+      lost,       // nothing more happens, and `error` is its outcome
     } fate = Fate::undecided;
     Errc error = Errc::ok;
   };
   struct Request : Course {
     Transfer transfer{};
     std::shared_ptr<const Description> region{};
-    RegistrationCache::Lease own{};  // of local memory that no region holds
+    RegistrationCache::Lease own{};  // on local memory that lies in no region
   };
   enum class Link { none, connecting, connected, ended };
 
@@ -109,7 +115,8 @@ class Direct final : public ConnectionOwner {
   void on_closed(Errc why) noexcept override;
   void on_completion(const ibv_wc& completion) noexcept override;
 
-  void ask(std::uint64_t key, Known& known);  // has no effect if it throws
+  // Has no effect if it throws.
+  void ask(std::uint64_t key, Known& known);
   void on_answer(Question& question) noexcept;
   static void learn(Known& known, Errc error, const std::byte* answer) noexcept;
   void on_repeated(const Completion& outcome) noexcept;
@@ -117,10 +124,11 @@ class Direct final : public ConnectionOwner {
   bool connect();
   struct Choice {
     Way way;
-    const std::shared_ptr<const Description>* region = nullptr;  // where it is `devices`
+    const std::shared_ptr<const Description>* region = nullptr;  // set if `way` is `devices`
   };
   Choice choose(const Transfer& transfer, bool staged);
-  std::pair<Known*, bool> look_up(std::uint64_t key) {  // and whether it is new
+  // Returns what is known of a region, and whether this is its first use.
+  std::pair<Known*, bool> look_up(std::uint64_t key) {
     if (recent_.second && recent_.first == key) return {recent_.second, false};
     return find(key);
   }
@@ -149,21 +157,24 @@ class Direct final : public ConnectionOwner {
   const Services services_;
   std::unique_ptr<Connection> connection_;
   Link link_ = Link::none;
-  unsigned failed_calls_ = 0;  // one after the other
-  // Of the connection, of its first request: by VerbsEndpoint::attended().
+  unsigned failed_calls_ = 0;  // since a request last succeeded
+  // Deadlines, of VerbsEndpoint::attended(): for the call, and for the first request of the connection.
   std::chrono::nanoseconds call_until_{}, answer_until_{};
-  bool proven_useful_ = false;  // the connection did something
+  bool proven_useful_ = false;  // a request over the connection has succeeded
   bool send_failed_ = false;
   std::uint64_t signs_ = 0;
-  std::uint64_t settled_by_session_ = 0;  // as last asked
+  // The highest `after` for which Services::settled_by_session has returned true.
+  std::uint64_t settled_by_session_ = 0;
   std::unordered_map<std::uint64_t, Known> known_;
   std::pair<std::uint64_t, Known*> recent_{};  // the region that was looked up last
   std::vector<std::shared_ptr<Question>> questions_;
   Repeat repeat_;
 
-  RingQueue<Request> requests_;  // not settled, oldest first; has a place for one from the beginning
-  std::size_t unposted_ = 0;     // index of the first request that is not posted completely
-  std::uint64_t posted_ = 0, completed_ = 0;  // work requests
+  // Requests that have not settled, oldest first. The queue has room for one from the beginning, so that
+  // refuse() can take a transfer when memory runs out.
+  RingQueue<Request> requests_;
+  std::size_t unposted_ = 0;                  // index of the first request that is not posted completely
+  std::uint64_t posted_ = 0, completed_ = 0;  // counts of work requests
   ibv_send_wr chain_[32];
   ibv_sge places_[32];
   std::size_t chained_ = 0;

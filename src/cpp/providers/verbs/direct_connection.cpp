@@ -4,14 +4,16 @@
 #include "providers/verbs/endpoint.h"
 #include "providers/verbs/route.h"
 
-// How the connection of devices comes and goes, and what that means for what was posted.
+// The part of Direct that opens and ends the connection of the devices, and decides what becomes of the
+// requests that were posted over it.
 namespace fab::verbs {
 namespace {
 
 constexpr std::uint32_t kInline = 256;    // bytes
-constexpr unsigned kMostDirectCalls = 3;  // in vain, one after the other
+constexpr unsigned kMostDirectCalls = 3;  // failed calls, without a success between them
 
-// By the peer's device, which then begins nothing that came behind. An error here may come when it has.
+// Whether the peer's device has refused a request; then it begins none of the requests behind it. After an
+// error of this side's device, the peer's device may have begun them.
 bool refusal(ibv_wc_status status) noexcept {
   switch (status) {
     case IBV_WC_REM_ACCESS_ERR:
@@ -43,7 +45,7 @@ bool Direct::connect() {
   return false;
 }
 
-// Messages do what devices cannot.
+// Another call may follow. After kMostDirectCalls in vain, messages do everything.
 void Direct::give_up_call() noexcept {
   connection_.reset();
   link_ = ++failed_calls_ < kMostDirectCalls ? Link::none : Link::ended;
@@ -55,7 +57,8 @@ bool Direct::tick() noexcept {
     failed_calls_ = kMostDirectCalls;
     give_up_call();
   }
-  // As answers to a stream's first message: on_closed() repeats what was posted.
+  // With soft-iWARP the first message over a new connection may never leave (see VerbsStream::dial_again()).
+  // on_closed() repeats what was posted.
   if (link_ == Link::connected && endpoint_.shared().device.iwarp() && !proven_useful_ && posted_ != 0 &&
       endpoint_.attended() >= answer_until_)
     on_closed(Errc::peer_lost);
@@ -74,7 +77,7 @@ void Direct::on_closed(Errc) noexcept {
 }
 
 void Direct::on_completion(const ibv_wc& completion) noexcept {
-  // Numbers are of 31 bits on the way.
+  // The completion has only 31 bits of the request's number.
   const std::uint32_t behind =
       (static_cast<std::uint32_t>(posted_) - Connection::number_of(completion)) & 0x7FFFFFFF;
   const std::uint64_t number = posted_ - behind;
@@ -86,7 +89,7 @@ void Direct::on_completion(const ibv_wc& completion) noexcept {
     settle_completed();
     if (!requests_.empty()) services_.on_waiting();
   } else {
-    // Those before it were done.
+    // The requests before the failed one were done.
     completed_ = std::max(completed_, number - 1);
     settle_completed();
     break_off(refusal(completion.status));
@@ -100,14 +103,15 @@ void Direct::break_off(bool refused) noexcept {
   chained_ = 0;
   posted_ = completed_ = 0;
   unposted_ = 0;
-  std::optional<std::uint64_t> key;  // of the one whose turn it was
+  std::optional<std::uint64_t> key;  // of the region of the oldest request that has begun
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     Request& request = requests_[i];
     const bool begun = std::exchange(request.posted, 0) != 0;
     request.last = 0;
     if (request.fate != Request::Fate::devices) continue;
     if (begun && !key) key = request.transfer.key;
-    // What a device refuses it has not begun, nor what came behind. Otherwise nobody knows.
+    // A device has not begun a request that it refuses, nor those behind it. After other errors nobody knows
+    // whether an update was done, so it cannot be repeated.
     if (begun && !refused && is_atomic(request.transfer.op)) {
       request.fate = Request::Fate::lost;
       request.error = Errc::peer_lost;

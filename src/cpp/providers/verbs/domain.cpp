@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint32_t kFewestShared = 16;
 
-// Whether the setting `name` has its second value rather than its first, which is the default.
+// Whether the setting `name` has the value `second`. The default is `first`, the only other value.
 bool chosen(const DomainServices& services, const std::string& name, const std::string& first,
             const std::string& second) {
   const std::string& given = services.options.setting(name, first);
@@ -53,9 +53,9 @@ bool device_atomics(const Device& device, const DomainServices& services) {
          device.limits.atomic_cap != IBV_ATOMIC_NONE;
 }
 
-// Of its reliable connections: IBV_ODP_SUPPORT_*.
+// What on-demand paging can do over the device's reliable connections: bits of IBV_ODP_SUPPORT_*.
 std::uint32_t on_demand_paging(const Device& device) noexcept {
-  // As ibv_query_device_ex(), which needs the library at link time.
+  // This does the work of ibv_query_device_ex(), which would need the library at link time.
   const verbs_context* const calls = verbs_get_ctx(device.context);
   constexpr std::size_t kNeeded = sizeof(verbs_context) - offsetof(verbs_context, query_device_ex);
   if (!calls || calls->sz < kNeeded || !calls->query_device_ex) return 0;
@@ -83,7 +83,7 @@ int registration_traits(const Device& device, bool atomics, const DomainServices
       throw Error(Errc::not_supported_here,
                   "verbs_relaxed_ordering is \"on\", but the rdma-core libraries here are older than 28; "
                   "leave the setting out");
-    traits |= IBV_ACCESS_RELAXED_ORDERING;  // ignored by devices that do not know it
+    traits |= IBV_ACCESS_RELAXED_ORDERING;  // devices that do not know it ignore it
   }
   return traits;
 }

@@ -10,13 +10,22 @@
 
 namespace fab::verbs {
 
-// Settings: "verbs_atomics" = "native" (the default: by the devices, where they can and nothing but verbs
-// reaches the memory) or "cpu". "verbs_odp" = "off" (the default) or "on": memory is registered with
-// on-demand paging, neither pinned nor counted against the limit of locked memory. "verbs_relaxed_ordering" =
-// "off" (the default) or "on": the devices may write the bytes of puts and gets to memory in any order.
-// "verbs_gid_index" = the index of the GID, that is of the IP address, to use on RoCE; the default is the
-// first address. "verbs_srq" = slots (of 16 KiB) of a shared receive queue for all peers of an endpoint; the
-// default, 0, is receives for each.
+// An open device. Its settings are:
+//
+// "verbs_atomics": "native" (the default) or "cpu". With "native" the devices do atomics, if they can and
+// nothing but verbs reaches the memory.
+//
+// "verbs_odp": "off" (the default) or "on". With "on" memory is registered with on-demand paging: it is
+// neither pinned nor counted against the limit of locked memory.
+//
+// "verbs_relaxed_ordering": "off" (the default) or "on". With "on" the devices may write the bytes of puts
+// and gets to memory in any order.
+//
+// "verbs_gid_index": the index of the GID, and so of the IP address, to use on RoCE. The default is the first
+// address.
+//
+// "verbs_srq": the number of slots, of 16 KiB, in a receive queue that all peers of an endpoint share. With 0
+// (the default) each peer has receives of its own.
 class VerbsDomain final : public Domain {
  public:
   VerbsDomain(Device device, Info info, std::string link, const DomainServices& services);
@@ -35,7 +44,9 @@ class VerbsDomain final : public Domain {
   const SocketAddress address_;
   const bool atomics_;
   const std::uint32_t receive_slots_;
-  OwnPd streams_;  // apart: a stream that has not proven who it is reaches no region
+  // Streams have a protection domain of their own, so that a caller that has proven nothing reaches no
+  // region.
+  OwnPd streams_;
   OwnPd protection_domain_;
   DeviceRegions regions_;
 };

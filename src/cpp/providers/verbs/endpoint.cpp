@@ -18,8 +18,8 @@ constexpr std::chrono::milliseconds kLinger(200);  // docs/messages.md
 
 }  // namespace
 
-// A stream that was called, and the connection by which the caller's device reaches memory here: it needs
-// nobody's attention until it ends.
+// A stream of a peer that has called, and the connection by which that peer's device reaches memory here.
+// That connection needs no attention until it ends.
 struct VerbsEndpoint::Served final : public ConnectionOwner, public DestroyedLater {
   explicit Served(VerbsEndpoint& of)
       : endpoint(of),
@@ -65,7 +65,8 @@ VerbsEndpoint::VerbsEndpoint(const Shared& shared, const EndpointServices& servi
 }
 
 VerbsEndpoint::~VerbsEndpoint() {
-  // What was handed to the device and not acknowledged is lost with its queue pair.
+  // A message that the peer's device has not acknowledged is lost with its queue pair, so the endpoint
+  // lingers.
   const auto deadline = Deadline::in(kLinger);
   const auto busy = [this] {
     bool any = false;
@@ -137,7 +138,8 @@ void VerbsEndpoint::on_cm() noexcept {
     const rdma_cm_event_type type = event->event;
     rdma_cm_id* const id = event->id;
     rdma_conn_param asked = event->param.conn;
-    char said[256];  // the event's own goes when it is acknowledged; its length is of 8 bits
+    // A copy of the private data, which goes when the event is acknowledged. Its length has 8 bits.
+    char said[256];
     std::size_t length = 0;
     if (type == RDMA_CM_EVENT_CONNECT_REQUEST && asked.private_data)
       length = std::string_view(static_cast<const char*>(asked.private_data), asked.private_data_len)
@@ -147,10 +149,10 @@ void VerbsEndpoint::on_cm() noexcept {
       on_call(OwnId(id), asked, {said, length});
       continue;
     }
-    // What came before the end is still to be read.
     auto* const connection = static_cast<Connection*>(id->context);
     if (!connection) continue;
     const std::uint32_t number = connection->work_number();
+    // Messages from before the end are still to be read. That may destroy the connection.
     if (type == RDMA_CM_EVENT_DISCONNECTED)
       while (completions_.poll() != 0) {
       }
@@ -179,7 +181,7 @@ void VerbsEndpoint::on_call(OwnId id, const rdma_conn_param& asked, std::string_
   if (const Errc error = served->stream.answer(std::move(id), asked); error != Errc::ok)
     served->stream.fail(error);
 } catch (const std::exception&) {
-  return;  // no memory for one more: the caller finds itself rejected
+  return;  // memory ran out; destroying the id rejects the caller
 }
 
 void VerbsEndpoint::supersede(const VerbsStream& by) noexcept {
@@ -224,7 +226,7 @@ bool VerbsEndpoint::take_turns() noexcept {
     turns_.pop_front().end_turn();
     moved = true;
   }
-  LinkedList<VerbsLink, LinkPumps> now;  // what comes meanwhile is for the next turn
+  LinkedList<VerbsLink, LinkPumps> now;  // links that are added meanwhile wait for the next turn
   now.take(pumps_);
   while (!now.empty()) moved |= now.pop_front().pump();
   return moved || !turns_.empty() || !pumps_.empty();
@@ -232,7 +234,7 @@ bool VerbsEndpoint::take_turns() noexcept {
 
 bool VerbsEndpoint::progress() noexcept {
   if (destroyed_later_.empty()) return poll_and_turn();
-  DestroyedLaterList dead = std::move(destroyed_later_);  // after the polls of this turn
+  DestroyedLaterList dead = std::move(destroyed_later_);  // destroyed after the polls of this turn
   const bool moved = poll_and_turn();
   dead.destroy();
   return moved;
@@ -269,11 +271,11 @@ void VerbsEndpoint::forget(std::uint32_t region) noexcept {
 void VerbsEndpoint::watch() noexcept { ticker_.start(Liveness::look_period(deadlines())); }
 
 void VerbsEndpoint::tick() noexcept {
-  // What has arrived counts, also what came while this process did not run.
+  // Everything that has arrived counts as a sign of life, even if it came while this process did not run.
   on_cm();
   progress();
   bool more = false;
-  // They, and others, may end on the way; none is destroyed before the next progress().
+  // A tick may end its own link and others. None is destroyed before the next progress().
   for (next_tick_ = links_.begin(); next_tick_ != links_.end();) more |= (next_tick_++)->second->tick();
   visit_served([&](VerbsStream& stream) { more |= stream.tick(); });
   take_turns();

@@ -21,11 +21,11 @@
 
 namespace fab::verbs {
 
-// A listening rdma_cm id, one completion queue, the links that were begun here and the streams that serve
-// others.
+// An endpoint has a listening rdma_cm id, one completion queue, the links to peers that it calls, and the
+// streams of peers that have called it.
 class VerbsEndpoint final : public Endpoint {
  public:
-  // What the endpoints of a domain have in common; outlives them.
+  // What the endpoints of a domain share. It must outlive them.
   struct Shared {
     const DomainServices& services;
     const Device& device;
@@ -33,8 +33,8 @@ class VerbsEndpoint final : public Endpoint {
     ibv_pd& stream_domain;
     ibv_pd& protection_domain;  // of memory that devices of peers may reach
     DeviceRegions& regions;
-    bool atomics;                 // by devices
-    std::uint32_t receive_slots;  // that all streams of an endpoint share; 0: each has its own
+    bool atomics;                 // devices may do atomics
+    std::uint32_t receive_slots;  // that all streams of an endpoint share; 0: each stream has its own
   };
   VerbsEndpoint(const Shared& shared, const EndpointServices& services, std::string link);
   ~VerbsEndpoint() override;
@@ -47,7 +47,7 @@ class VerbsEndpoint final : public Endpoint {
   bool arm() noexcept override;
   void forget(std::uint32_t region) noexcept override;
 
-  // --- for its links, streams and connections
+  // --- for links, streams and connections of the endpoint
   const Shared& shared() const noexcept { return shared_; }
   const EndpointServices& services() const noexcept { return services_; }
   const Identity& identity() const noexcept { return identity_; }
@@ -55,21 +55,24 @@ class VerbsEndpoint final : public Endpoint {
   const SocketAddress& address() const noexcept { return address_; }
   StagingMemory& staging() noexcept { return staging_; }
   const Connection::Services& connections() const noexcept { return connections_; }
-  SharedReceives* shared_receives() const noexcept { return shared_receives_.get(); }  // null: none
+  // Null if each stream has receives of its own.
+  SharedReceives* shared_receives() const noexcept { return shared_receives_.get(); }
   std::chrono::nanoseconds attended() const noexcept { return ticker_.attended(); }
   Liveness::Deadlines deadlines() const noexcept {
     return {shared_.services.options.peer_deadline, services_.shared_deadline};
   }
-  std::chrono::nanoseconds handshake_until() const noexcept {  // of attended()
+  // The deadline, of attended(), for a handshake that begins now.
+  std::chrono::nanoseconds handshake_until() const noexcept {
     return attended() + Liveness::handshake_time(deadlines());
   }
   void turn_later(VerbsStream& stream) noexcept;
   void pump_later(VerbsLink& link) noexcept;
-  // Whoever called is the one that `by` comes from, and has begun anew.
+  // The peer of `by` has called anew, so its earlier streams end.
   void supersede(const VerbsStream& by) noexcept;
-  void watch() noexcept;  // calls tick() from time to time
+  // From now on calls tick() from time to time, until nothing needs it any more.
+  void watch() noexcept;
   void retire(VerbsLink& link) noexcept;
-  // Destroys it when nothing of it runs any more.
+  // Destroys an object when no code of it runs any more.
   void destroy_later(std::shared_ptr<DestroyedLater> dead) noexcept { destroyed_later_.add(std::move(dead)); }
 
  private:
@@ -82,7 +85,7 @@ class VerbsEndpoint final : public Endpoint {
   void on_completions() noexcept;
   bool poll_and_turn() noexcept;
   bool take_turns() noexcept;
-  // Calls it with each stream that serves, which may end on the way, as may others.
+  // Calls `visit` with each stream that a peer has called. This and other streams may end meanwhile.
   template <class Visit>
   void visit_served(Visit visit) noexcept;
   void tick() noexcept;
@@ -104,8 +107,8 @@ class VerbsEndpoint final : public Endpoint {
   std::unique_ptr<ReadyCall> on_cm_, on_completions_;
 
   using Links = std::map<std::pair<EndpointId, std::size_t>, std::shared_ptr<VerbsLink>>;
-  Links links_;                               // by peer and key
-  Links::iterator next_tick_ = links_.end();  // of the present round of ticks
+  Links links_;                               // by peer and index of the authorization key
+  Links::iterator next_tick_ = links_.end();  // the link whose tick is next in this round
   std::vector<std::shared_ptr<Served>> served_;
   LinkedList<VerbsStream, StreamTurns> turns_;
   LinkedList<VerbsLink, LinkPumps> pumps_;

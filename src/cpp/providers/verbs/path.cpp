@@ -46,8 +46,9 @@ std::uint64_t VerbsLink::oldest() const noexcept {
 
 namespace {
 
-// Messages of which the peer may only hear when the puts before them are there (docs/messages.md), and all
-// that is no message, so that puts, gets and updates settle in the order in which they were posted.
+// Whether a transfer waits until the devices have done the puts before it. Ordered messages do, because the
+// peer may hear of them only after those puts (docs/messages.md). Puts, gets and updates do, so that they
+// settle in the order in which they were posted.
 bool follows_puts(const Transfer& transfer) noexcept {
   return transfer.op != OpCode::send || (transfer.flags & transfer_flag::kUnordered) == 0;
 }
@@ -87,7 +88,7 @@ std::size_t VerbsLink::post(std::span<const Transfer> batch) noexcept {
 
 bool VerbsLink::pump() noexcept { return state() == Errc::ok && direct_.pump(); }
 
-// A device that is there answers or tells; this is for those that do neither.
+// A working device answers or reports an error. This finds peers whose device does neither.
 bool VerbsLink::tick() noexcept {
   const bool calls = direct_.tick();
   const bool waits = direct_.outstanding() != 0;

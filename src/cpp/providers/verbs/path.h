@@ -9,10 +9,10 @@
 
 namespace fab::verbs {
 
-struct LinkPumps;  // list of links that wait for pump()
+struct LinkPumps;  // names the list of links that wait for pump()
 
-// Everything that this endpoint has under way with one other, under one authorization key: what devices do,
-// and the stream for the rest. The handles of one peer share it.
+// Everything that this endpoint has under way with one other endpoint, under one authorization key: what the
+// devices do, and the stream for the rest. All handles of one peer share it.
 class VerbsLink final : public DestroyedLater, public Linked<LinkPumps> {
  public:
   VerbsLink(VerbsEndpoint& endpoint, Part peer, const EndpointAddress& where, std::size_t key);
@@ -24,7 +24,7 @@ class VerbsLink final : public DestroyedLater, public Linked<LinkPumps> {
   bool pump() noexcept;
   Errc state() const noexcept { return stream_.state(); }
   PathCounts counts() const noexcept { return stream_.counts(); }
-  std::uint64_t oldest() const noexcept;  // as Path
+  std::uint64_t oldest() const noexcept;  // as Path::oldest()
   std::string remote() const { return stream_.remote(); }
   void known_as(PeerId peer) noexcept { stream_.session()->sender().known_as(peer); }
   VerbsStream& stream() noexcept { return stream_; }
@@ -41,7 +41,7 @@ class VerbsLink final : public DestroyedLater, public Linked<LinkPumps> {
   Liveness devices_;
 };
 
-// The way to one peer: a share in its link.
+// The path to one peer: a share in its link.
 class VerbsPath final : public Path {
  public:
   VerbsPath(std::shared_ptr<VerbsLink> link, std::string tag)

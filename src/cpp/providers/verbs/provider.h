@@ -6,7 +6,7 @@
 
 namespace fab::verbs {
 
-// RDMA networks: InfiniBand, RoCE and iWARP devices, by rdma-core.
+// The provider for RDMA networks: InfiniBand, RoCE and iWARP devices, by rdma-core.
 std::unique_ptr<Provider> make_verbs_provider();
 
 }  // namespace fab::verbs

@@ -16,7 +16,7 @@
 namespace fab::verbs {
 namespace {
 
-constexpr unsigned kMostStreamCalls = 4;  // of which all but the last are refused, or not answered in time
+constexpr unsigned kMostStreamCalls = 4;  // after which the peer is given up
 
 }  // namespace
 
@@ -56,7 +56,8 @@ void VerbsStream::make_session(Part peer) {
       .on_cut = [this] { fail(Errc::peer_lost); }});
 }
 
-// Somebody received or discarded a message: outside of on_completion() nobody else sends what that asks for.
+// Receiving or discarding a message gives the session something to send. Inside on_completion() the end of
+// the turn sends it; outside, nothing else would.
 void VerbsStream::on_output() noexcept {
   endpoint_.watch();
   if (!receiving_) flush();
@@ -132,8 +133,8 @@ void VerbsStream::on_closed(Errc why) noexcept {
   fail(open_ ? Errc::peer_lost : why);
 }
 
-// A busy machine, or a software device, refuses a call now and then that it takes a moment later. And where
-// siw is the device, one answer in a hundred never leaves the queue of a pair that has just connected.
+// A busy machine, or a software device, sometimes refuses a call that it would take a moment later. With
+// soft-iWARP one answer in a hundred never leaves the queue of a pair that has just connected.
 bool VerbsStream::dial_again() noexcept {
   return caller_ && !open_ && calls_ < kMostStreamCalls && endpoint_.attended() < handshake_until_ &&
          dial() == Errc::ok;
@@ -146,12 +147,13 @@ void VerbsStream::send_handshake(const std::string& message) noexcept {
 }
 
 Errc VerbsStream::on_handshake(std::string_view message) {
-  if (open_ || (caller_ && !calling_)) return Errc::protocol;  // out of turn
+  if (open_ || (caller_ && !calling_)) return Errc::protocol;  // the message comes at the wrong time
   Handshake& handshake = caller_ ? static_cast<Handshake&>(*calling_) : *answering_;
   const Handshake::Step step = caller_ ? calling_->receive(message) : answering_->receive(message);
   if (!caller_) where_ = answering_->hello().where;
   if (!step.answer.empty()) send_handshake(step.answer);
-  // Whoever is refused hangs up once it has heard so: a device drops what has not left with its queue pair.
+  // The side that is refused ends the stream. Ending it here would lose the refusal, because a device drops
+  // with the queue pair what has not left yet.
   if (step.error != Errc::ok) return step.answer.empty() ? step.error : state_;
   if (state_ != Errc::ok || !handshake.done()) return state_;
   if (!caller_) {
@@ -215,7 +217,8 @@ bool VerbsStream::post(std::uint32_t slot, Kind kind, std::size_t bytes) noexcep
   return true;
 }
 
-// What the session has to send next, as much as a slot holds. 0: nothing, or the stream must end.
+// Fills a slot with what the session has to send next. Returns the number of bytes: 0 if there is nothing, or
+// if broken_ says that the stream must end.
 std::size_t VerbsStream::fill(std::byte* to) noexcept {
   constexpr std::size_t kPieces = 64;
   std::size_t filled = 0;
@@ -227,7 +230,7 @@ std::size_t VerbsStream::fill(std::byte* to) noexcept {
     for (std::size_t i = 0; i < count && filled + done < kSlotBytes - kHeader; ++i) {
       const std::size_t part = std::min(pieces[i].iov_len, kSlotBytes - kHeader - filled - done);
       if (!guarded([&] { copy_memory(to + filled + done, pieces[i].iov_base, part); })) {
-        // Whose memory is not there is known of the first piece only.
+        // output_fault() is about the first piece, so a fault in a later one is met again as the first.
         if (i == 0 && done == 0 && !session_->output_fault()) broken_ = Errc::protocol;
         break;
       }
@@ -241,11 +244,11 @@ std::size_t VerbsStream::fill(std::byte* to) noexcept {
   return filled;
 }
 
-// Ends nothing, because it is called from anywhere: what breaks on the way is for end_turn().
+// Never ends the stream, because it is called from many places. It leaves an error in broken_ for end_turn().
 bool VerbsStream::flush() noexcept {
   if (!open_ || state_ != Errc::ok || broken_ != Errc::ok) return false;
   bool sent = false;
-  // The last credit is for telling of emptied slots.
+  // The last credit is kept for a message that gives back credits.
   while (broken_ == Errc::ok && free_slots_ > 0 && credits_ > 1 && session_->has_output()) {
     const std::uint32_t slot = next_slot_;
     const std::size_t bytes = fill(send_slot(slot) + kHeader);
@@ -269,7 +272,8 @@ void VerbsStream::send_credits() noexcept {
 
 void VerbsStream::posted(bool alone) noexcept {
   endpoint_.watch();
-  // With something under way, its answer gives the next turn, and what gathers until then shares a message.
+  // If requests are under way, an answer to them leads to the next turn, and what is posted until then shares
+  // a message.
   if (alone)
     flush();
   else
@@ -381,7 +385,7 @@ bool VerbsStream::tick() noexcept {
   return owes || others_wait_ || !caller_;
 }
 
-// A caller whose machine is gone says nothing any more: the devices find out when something is sent.
+// The machine of an idle caller may be gone. This side's device finds that out only when something is sent.
 void VerbsStream::send_sign_of_life() noexcept {
   const auto now = endpoint_.attended();
   if (now - sign_sent_at_ < Liveness::patience(endpoint_.deadlines(), false)) return;

@@ -18,64 +18,72 @@ namespace fab::verbs {
 
 class VerbsEndpoint;
 
-struct StreamTurns;  // list of streams that wait for their turn
+struct StreamTurns;  // names the list of streams that wait for their turn
 
-// Frames between two endpoints, as messages of a queue pair: the byte stream of a session is cut into pieces
-// of at most kSlotBytes. A side has a credit for each free slot of the other one, and every message gives
-// back the credits of the slots that were emptied. Requests go from the caller to the called side only, so
-// each direction has its stream. It begins with a handshake (docs/wire.md).
+// Frames between two endpoints, as messages of a queue pair. The byte stream of a session is cut into
+// messages of at most kSlotBytes. A side has a credit for each free receive slot of the other side, and every
+// message gives back the credits of slots that were emptied. Requests go only from the caller to the called
+// side, so each direction has a stream of its own. A stream begins with a handshake (docs/wire.md).
 class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
  public:
-  // `on_open`, `on_failed`: once each; on_failed when the session has settled all it had. `on_turn`: after
-  // each turn in which something moved.
+  // `on_open` and `on_failed` are called at most once. on_failed comes after the session has settled all its
+  // operations. `on_turn` is called after each turn of the stream.
   struct Told {
     std::function<void()> on_open;
     std::function<void()> on_turn;
     std::function<void(Errc)> on_failed;
   };
-  // Calls, and proves the key of this index.
+  // A stream that calls the peer, and proves that it has the authorization key with the index `key`.
   VerbsStream(VerbsEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t key, Told told);
-  VerbsStream(VerbsEndpoint& endpoint, Told told);  // is called
+  // A stream that is called by a peer.
+  VerbsStream(VerbsEndpoint& endpoint, Told told);
   ~VerbsStream();
 
-  // ok, or why that failed at once.
+  // These return ok, or why they failed at once.
   Errc call() noexcept;
   Errc answer(OwnId id, const rdma_conn_param& asked) noexcept;
 
-  // Null: called, and the caller did not say who it is.
+  // Null in a called stream until the caller has proven who it is.
   Session* session() noexcept { return session_.get(); }
   const Session* session() const noexcept { return session_.get(); }
   const PathCounts& counts() const noexcept { return counts_; }
-  PathCounts& counts() noexcept { return counts_; }  // also of what devices do without the stream
+  // They include what devices do without the stream.
+  PathCounts& counts() noexcept { return counts_; }
   Errc state() const noexcept { return state_; }
   bool open() const noexcept { return open_; }
-  // What a call for a memory connection must know: chosen by the called side, told in its welcome.
+  // The called side chooses it and tells it in its welcome. A call for a memory connection proves with it
+  // that it belongs to this stream.
   std::uint64_t token() const noexcept { return token_; }
   std::string remote() const;
-  std::uint64_t received() const noexcept { return received_; }  // messages
+  std::uint64_t received() const noexcept { return received_; }  // the number of messages
   const EndpointAddress& where() const noexcept { return where_; }
-  std::size_t key() const noexcept { return key_; }  // its index
+  std::size_t key() const noexcept { return key_; }  // the index of the authorization key
 
-  void posted(bool alone) noexcept;  // the session has something to send
-  void end_turn() noexcept;          // after a round of completions
+  // The session has something new to send. With `alone` it is sent at once; otherwise it may wait for the
+  // next turn and share a message.
+  void posted(bool alone) noexcept;
+  void end_turn() noexcept;  // called after a round of completions
   bool flush() noexcept;
   void forget(std::uint32_t region) noexcept;
-  void watch_for(bool waits) noexcept { others_wait_ = waits; }  // as its devices may
-  bool tick() noexcept;  // looks after deadlines; true if there is still something to look after
+  // Whether something outside the stream, such as its devices, needs tick().
+  void watch_for(bool waits) noexcept { others_wait_ = waits; }
+  // Looks after deadlines. Returns whether the stream still needs that.
+  bool tick() noexcept;
   void fail(Errc error) noexcept;
-  // Before the endpoint ends: whether messages of this side may not have left the device.
+  // Whether the endpoint has to wait before it ends, because messages of this side may not have left the
+  // device.
   bool leaving() const noexcept {
     return open_ && session_->messages().owes() && (session_->has_output() || free_slots_ != kSlots);
   }
 
   static constexpr std::size_t kSlotBytes = SharedReceives::kSlotBytes;
 
-  // How long the first answer over a new connection may take until another connection is tried.
+  // The time for the first answer over a new connection. After it another connection is tried.
   static constexpr std::chrono::milliseconds kAnswerTime{1250};
 
  private:
   static constexpr std::uint32_t kSlots = 16;
-  static constexpr std::size_t kHeader = 8;  // emptied slots (4), kind (1), zero
+  static constexpr std::size_t kHeader = 8;  // 4 bytes: emptied slots; 1 byte: kind; the rest: zero
 
   enum class Kind : std::uint8_t { frames = 0, handshake = 1 };
 
@@ -106,8 +114,8 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
   VerbsEndpoint& endpoint_;
   const Told told_;
   const bool caller_;
-  EndpointAddress where_;  // the peer
-  std::size_t key_ = 0;    // under which the stream stands
+  EndpointAddress where_;  // of the peer
+  std::size_t key_ = 0;    // index of the authorization key
   PathCounts counts_;
   std::unique_ptr<Session> session_;
   Mapping memory_;
@@ -116,23 +124,24 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
   Errc state_ = Errc::ok;
   unsigned calls_ = 0;
   bool open_ = false;
-  Errc broken_ = Errc::ok;  // found while sending
+  Errc broken_ = Errc::ok;  // an error found while sending, which end_turn() or tick() reports
   bool receiving_ = false;
-  std::chrono::nanoseconds handshake_until_{}, answer_until_{};  // of all calls; of this one
+  // Deadlines: for all calls together, and for the present one.
+  std::chrono::nanoseconds handshake_until_{}, answer_until_{};
 
-  std::optional<CallerHandshake> calling_;      // of this call
-  std::optional<AcceptorHandshake> answering_;  // where this side is called
+  std::optional<CallerHandshake> calling_;      // of the present call
+  std::optional<AcceptorHandshake> answering_;  // set if this side is called
   std::uint64_t token_ = 0;
 
-  std::uint32_t free_slots_ = kSlots;  // free ones, used in turn: sends complete in order
+  std::uint32_t free_slots_ = kSlots;  // send slots; they are used in turn, because sends complete in order
   std::uint32_t next_slot_ = 0;
-  std::uint32_t credits_ = kSlots;  // free slots of the other side
-  std::uint32_t owed_ = 0;          // slots emptied here of which it does not know
+  std::uint32_t credits_ = kSlots;  // free receive slots of the other side
+  std::uint32_t owed_ = 0;          // slots emptied here that the other side has not been told of
 
   std::uint64_t received_ = 0;  // messages
   Liveness liveness_;
   bool others_wait_ = false;
-  std::chrono::nanoseconds sign_sent_at_{};  // VerbsEndpoint::attended()
+  std::chrono::nanoseconds sign_sent_at_{};  // of VerbsEndpoint::attended()
 };
 
 }  // namespace fab::verbs

@@ -8,7 +8,7 @@ namespace fab::python {
 
 std::optional<DataType> atomic_type(PyObject* dtype) {
   const auto* fields = py::detail::array_descriptor_proxy(dtype);
-  if (fields->byteorder == '>') return std::nullopt;  // of this machine is '=' or '|'
+  if (fields->byteorder == '>') return std::nullopt;  // '=' and '|' are this machine's order
   const auto size = static_cast<std::uint64_t>(itemsize_of(dtype));
   if (fields->kind == 'i' || fields->kind == 'u') {
     if (!std::has_single_bit(size) || size > 8) return std::nullopt;
@@ -37,7 +37,8 @@ AtomicOp atomic_op(PyObject* object) {
   return static_cast<AtomicOp>(value);
 }
 
-// Operands and comparands: an array, or what numpy makes of it in the dtype of the remote array.
+// The array of an operand or comparand. NumPy makes one of any other object, in the dtype of the remote
+// array.
 py::array operand_array(PyObject* object, const Target& target, const py::object& dtype) {
   if (is_array(object)) return py::reinterpret_borrow<py::array>(object);
   const py::object wanted = dtype ? dtype : (target.view ? target.view->dtype : py::object());
@@ -46,7 +47,7 @@ py::array operand_array(PyObject* object, const Target& target, const py::object
       .cast<py::array>();
 }
 
-// Result and comparand buffers hold as many elements, of the same dtype, as the operands.
+// Checks that a result or comparand has as many elements as the operand, and the same dtype.
 void check_like(const LocalBuffer& buffer, const LocalBuffer& operand, const char* what) {
   if (!buffer.pieces.empty() || buffer.nbytes != operand.nbytes)
     throw Error(Errc::invalid, std::string(what) + " has " + std::to_string(buffer.nbytes) +
@@ -72,10 +73,11 @@ void check_form(const char* name, OpCode code, AtomicOp op) {
     throw Error(Errc::not_supported, "ATOMIC_READ gives a result: use fetch_atomic");
 }
 
-// Where the elements lie at the target: all in one run, in the runs of a strided view, or in given ones.
+// Where the elements lie at the target: in one run, in the runs of a strided view, or in runs that the caller
+// gives.
 struct Runs {
-  std::vector<std::uint64_t> offsets;  // from `remote`
-  std::uint64_t length = 0;            // bytes of each
+  std::vector<std::uint64_t> offsets;  // bytes from `remote`
+  std::uint64_t length = 0;            // bytes of each run
 };
 
 Runs runs_of(const Target& target, std::uint64_t nbytes, PyObject* rows) {
@@ -100,7 +102,7 @@ struct Given {
                                                                                *brings = nullptr;
 };
 
-// What an atomic brings along, checked against the remote array.
+// The local buffers of an atomic, checked against the remote array.
 struct Operands {
   DataType type;
   LocalBuffer operand, compare, result;
@@ -127,13 +129,14 @@ Operands operands_of(const char* name, AtomicOp op, const Given& given, const Ta
   return all;
 }
 
-// The transfers that `first` stands for, whose local memory is that of all of them.
+// Cuts `first`, whose local memory is that of the whole operation, into transfers of one run or less.
 std::vector<Transfer> cut_to_runs(const Transfer& first, const Runs& runs) {
   std::vector<Transfer> batch;
   std::uint64_t done = 0;
   for (const std::uint64_t offset : runs.offsets) {
     std::uint64_t within = 0;
-    do {  // a run of no elements still goes to the target, to be judged there
+    // A run of no elements still goes to the target, which checks it.
+    do {
       Transfer& part = batch.emplace_back(first);
       part.length = std::min<std::uint64_t>(runs.length - within, kMaxAtomicBytes);
       part.local += done;
@@ -180,7 +183,7 @@ PyObject* start_atomic(const char* name, OpCode code, PyObject* self, const Give
     if (given.result) first.result = operands.result.data;
     const std::vector<Transfer> batch = cut_to_runs(first, runs_of(target, nbytes, given.rows));
     if (batch.size() > 1) operation->core.begin_array();
-    const bool ends_by_itself = batch.empty();  // no rows
+    const bool ends_by_itself = batch.empty();  // the call has no rows
     begin(*operation, ends_by_itself ? 1 : static_cast<std::uint32_t>(batch.size()),
           context_number(handle, given.context), handle.queue.get());
     if (ends_by_itself) {

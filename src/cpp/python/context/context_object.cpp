@@ -36,10 +36,11 @@ ContextHandle& context_handle(PyObject* object) {
   return *reinterpret_cast<py::detail::instance*>(object)->get_value_and_holder().value_ptr<ContextHandle>();
 }
 
-// NOLINTNEXTLINE(bugprone-exception-escape): only for want of memory
+// NOLINTNEXTLINE(bugprone-exception-escape): it throws only if memory runs out
 ContextHandle::~ContextHandle() {
   if (!tally) close();
-  const WithoutGil without_gil;  // the domain may go with it, and its thread may wait for the GIL
+  // The domain may end here, and wait for its thread, which may want the GIL.
+  const WithoutGil without_gil;
   origin.reset();
   context.reset();
   domain.reset();
@@ -53,20 +54,21 @@ void ContextHandle::close_all(const std::vector<ContextHandle*>& handles) {
   open.reserve(handles.size());
   contexts.reserve(handles.size());
   for (ContextHandle* const handle : handles) {
-    if (!handle->context || handle->shared->closed.exchange(true)) continue;  // null: the domain gave none
+    // The context is null if the domain could not open one.
+    if (!handle->context || handle->shared->closed.exchange(true)) continue;
     open.push_back(handle);
     contexts.push_back(handle->context);
   }
   if (open.empty()) return;
   {
-    // The progress thread may hold what this needs while it waits for the GIL.
+    // The progress thread may hold a lock that this needs, and wait for the GIL.
     const WithoutGil without_gil;
     open.front()->domain->contexts().close(contexts);
   }
   for (ContextHandle* const handle : open) handle->end();
 }
 
-// What was outstanding has settled.
+// Comes after everything outstanding has settled.
 void ContextHandle::end() {
   finished->drain();
   decltype(shared->interrupted) settled;
@@ -105,7 +107,7 @@ bool ContextHandle::flush_scope(Deadline deadline, bool callbacks) {
           [&](Deadline until) { return context->wait([&] { return tally->ended(goal); }, until); }, deadline))
     return false;
   finished->drain();
-  // Another thread may be in the middle of them.
+  // Another thread may be calling callbacks at this moment.
   if (callbacks && !tally->called_all(goal) &&
       !wait_interruptibly([&](Deadline until) { return tally->wait_called(goal, until); }, deadline))
     return false;
@@ -171,7 +173,7 @@ void check_fit(const LocalBuffer& local, const Target& target, const char* what)
                     "; slice either");
   if (!local.dtype || local.dtype == view->dtype.ptr()) return;
   const auto itemsize = itemsize_of(local.dtype);
-  if (itemsize == 1 || view->itemsize == 1) return;  // raw bytes
+  if (itemsize == 1 || view->itemsize == 1) return;  // raw bytes fit any dtype
   const int equal = PyObject_RichCompareBool(local.dtype, view->dtype.ptr(), Py_EQ);
   if (equal < 0) throw py::error_already_set();
   if (!equal)
@@ -210,13 +212,14 @@ std::uint64_t context_number(ContextHandle& handle, PyObject* context) {
     if ((number != ~0ull || !PyErr_Occurred()) && number < kNoContext) return number;
     PyErr_Clear();
   }
-  static std::atomic<std::uint64_t> next{kNoContext + 1};  // distinct in all queues
+  static std::atomic<std::uint64_t> next{kNoContext + 1};  // numbers are distinct across all queues
   const std::uint64_t number = next.fetch_add(1, std::memory_order_relaxed);
   const py::scoped_critical_section section(handle.objects);
   if (handle.objects.size() >= handle.queue->size()) {
-    // The queue forgot or lost the oldest entries, and so may this.
+    // The queue has forgotten or lost its oldest entries, so their objects are not needed any more.
     const auto oldest = py::reinterpret_steal<py::object>(PyIter_Next(py::iter(handle.objects).ptr()));
-    if (!oldest || PyDict_DelItem(handle.objects.ptr(), oldest.ptr()) != 0) PyErr_Clear();  // taken meanwhile
+    if (!oldest || PyDict_DelItem(handle.objects.ptr(), oldest.ptr()) != 0)
+      PyErr_Clear();  // a reader has taken it meanwhile
   }
   handle.objects[py::int_(number)] = py::reinterpret_borrow<py::object>(context);
   return number;
@@ -273,7 +276,7 @@ void post_operation(ContextHandle& handle, std::span<const Transfer> batch, Oper
   try {
     post_all(handle, operation.peer, batch, operation.core, operation.nbytes >= kLongWork);
   } catch (...) {
-    keep();  // a part may be on its way
+    keep();  // some transfers may be under way
     throw;
   }
   keep();

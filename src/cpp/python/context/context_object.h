@@ -13,12 +13,12 @@ struct ContextHandle {
   std::shared_ptr<Context> context;
   std::shared_ptr<CompletionQueue> queue;
   std::shared_ptr<FinishedList> finished = std::make_shared<FinishedList>();
-  py::dict objects;  // number → what the caller gave as context, where that is no int; shared with the
-                     // queue's reader
+  // Context arguments of callers that are not ints, by number. The reader of the queue shares the dict.
+  py::dict objects;
   // What all handles of the context share.
   struct Shared {
-    // Calls whose waiting an exception ended (Ctrl-C): their memory stays until the context has settled
-    // everything.
+    // Calls whose waiting was ended by an exception, such as Ctrl-C. Their memory stays until the context has
+    // settled everything.
     std::vector<std::shared_ptr<void>> interrupted;
     std::mutex mutex;  // guards `interrupted`
     std::atomic<bool> closed{false};
@@ -26,14 +26,14 @@ struct ContextHandle {
   std::shared_ptr<Shared> shared = std::make_shared<Shared>();
   std::shared_ptr<const Origin> origin;  // of the operations that start here
   bool manual = false;
-  // A scope is a handle that counts what it starts and does not own the context. It alone has these two:
+  // Only a scope has these two. A scope is a handle that counts its operations and does not own the context.
   std::shared_ptr<Tally> tally;
-  bool no_wait = false;  // what finds the path full is not started and throws Error(again)
+  bool no_wait = false;  // an operation that finds the path full is not started and throws Error(again)
 
-  py::object kept;  // alive as long as operations can be started here
+  py::object kept;  // an object that lives as long as operations can be started here
 
   ~ContextHandle();
-  // The operations that are in flight are not visited: they keep themselves until they have ended.
+  // Operations in flight are not visited, because they keep themselves alive until they have ended.
   int traverse(visitproc visit, void* arg) const {
     Py_VISIT(objects.ptr());
     Py_VISIT(kept.ptr());
@@ -44,12 +44,13 @@ struct ContextHandle {
     const py::object last_kept = std::exchange(kept, py::object());
   }
   void close();
-  static void close_all(const std::vector<ContextHandle*>& handles);  // of one domain
+  // All must belong to one domain.
+  static void close_all(const std::vector<ContextHandle*>& handles);
   void end();
   // Another handle of the same context, with a tally of its own.
   std::unique_ptr<ContextHandle> scope(bool never_waits) const;
-  // Waits until all that this scope has started has ended, and, if asked, its callbacks have been called;
-  // raises what failed and was not seen. False: out of time.
+  // Waits until all operations that this scope has started have ended and, with `callbacks`, their callbacks
+  // have been called. Raises the first failure that nobody has seen. Returns false when the time is over.
   bool flush_scope(Deadline deadline, bool callbacks);
   void check_open() const {
     if (shared->closed.load()) throw Error(Errc::closed, "the endpoint is closed");
@@ -59,38 +60,39 @@ struct ContextHandle {
 
 ContextHandle& context_handle(PyObject* object);
 
-// Where an operation goes: a RemoteRegion, or (address, key).
+// The remote memory of an operation, from a RemoteRegion or from (address, key).
 struct Target {
   std::uint64_t remote = 0, key = 0;
   const RemoteView* view = nullptr;  // null for (address, key)
   static Target of(PyObject* object);
 };
 
-// Comes before a put or get, because whoever carries it may have to know the region.
+// Tells the path about the target's region. To be called before a put or get, because the path may need that.
 void introduce(ContextHandle& handle, PeerId peer, const Target& target);
-// Compares size and dtype of a local buffer with the target's before anything moves; throws what differs.
+// Compares size and dtype of a local buffer with the target's before anything moves. Throws if they differ.
 void check_fit(const LocalBuffer& local, const Target& target, const char* what);
 
-// Posts all of `batch` and waits for room where the path is full. What this throws comes after all that was
-// not posted has settled. If that is the whole operation (`first`: no batch of it came before), the operation
-// leaves no queue entry. Returns false if the path ended while it was full: then the rest has settled with
-// peer_lost, as everything has that the path had taken.
+// Posts all of `batch`, and waits for room while the path is full.
+//
+// Before this throws, all transfers that were not posted have settled. If those are the whole operation, it
+// leaves no queue entry; `first` says that no other batch of it came before. Returns false if the path ended
+// while it was full: then the other transfers have settled with peer_lost, like all that the path had taken.
 bool post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation,
               bool long_work, bool first = true);
 
-inline constexpr std::uint64_t kLongWork =
-    32 * 1024;  // bytes from which a copy is worth letting other Python threads run
+// Bytes from which a copy takes so long that other Python threads should run meanwhile.
+inline constexpr std::uint64_t kLongWork = 32 * 1024;
 
-// A new operation with a place in the completion queue; begin() comes next. Throws Error(again) if the queue
-// is full.
+// Calls introduce() and makes a new operation. The caller then calls begin(), which takes a place in the
+// completion queue.
 OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer, const Target& target,
                                    std::uint64_t nbytes, PyObject* user_context, bool brings = false);
-// post_all() for an operation that has begun; what is in flight afterwards keeps its buffers.
+// Does post_all() for an operation that has begun. If it is in flight afterwards, it keeps its buffers.
 void post_operation(ContextHandle& handle, std::span<const Transfer> batch, OperationObject& operation,
                     std::span<LocalBuffer> buffers);
 
-// A put or get of all of `local`: start_move() returns a new reference to its operation, move_now() returns
-// when it is complete. Both throw what is wrong with the arguments, move_now() also what went wrong later.
+// A put or get of all of `local`. start_move() returns a new reference to its operation; move_now() returns
+// when it is complete. Both throw if an argument is wrong, move_now() also if the operation fails.
 OperationObject* start_move(const char* name, OpCode op, ContextHandle& handle, PyObject* local, PeerId peer,
                             const Target& target);
 void move_now(const char* name, OpCode op, ContextHandle& handle, PyObject* local, PeerId peer,
@@ -99,11 +101,12 @@ void move_now(const char* name, OpCode op, ContextHandle& handle, LocalBuffer lo
               const Target& target);
 
 Delivery delivery_from(PyObject* flags);
-// The number that a completion carries for the caller's context argument; keeps what is no int below
-// kNoContext.
+// The number that a completion carries for the caller's context argument. An int below kNoContext is the
+// number itself; any other object is kept under a new number.
 std::uint64_t context_number(ContextHandle& handle, PyObject* context);
 
-// Arguments of a METH_FASTCALL method by name, in the order of `names`; those not given are null.
+// Finds the arguments of a METH_FASTCALL method by position or name, in the order of `names`. Arguments that
+// are not given become null. Returns false with the Python error set if they do not fit.
 template <std::size_t N>
 bool parse_arguments(const char* function, const char* const (&names)[N], std::size_t required,
                      PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
@@ -139,16 +142,17 @@ bool parse_arguments(const char* function, const char* const (&names)[N], std::s
 // Methods that are called once per operation, in tables that the type takes over.
 extern PyMethodDef rma_methods[];     // write, read, put, get, inject
 extern PyMethodDef vector_methods[];  // write_many, read_many
-extern PyMethodDef
-    message_methods[];                // send, tsend, recv, trecv, peek, claim, discard, cancel, message_stats
+// send, tsend, recv, trecv, peek, claim, discard, cancel, message_stats
+extern PyMethodDef message_methods[];
 extern PyMethodDef atomic_methods[];  // atomic, fetch_atomic, compare_atomic
 
 // inject() of a message; `tag` and `data` may be null or None.
 PyObject* inject_message(PyObject* self, PyObject* buffer, PyObject* to, PyObject* tag, PyObject* data);
 
-// The type of a dtype whose elements are updated atomically by themselves; nothing for others.
+// The DataType of a dtype whose elements can be updated atomically; nothing for other dtypes.
 std::optional<DataType> atomic_type(PyObject* dtype);
 
-PeerId peer_from(PyObject* object);  // throws Error(invalid) for what is no handle
+// Throws Error(invalid) for an object that is no handle.
+PeerId peer_from(PyObject* object);
 
 }  // namespace fab::python

@@ -33,7 +33,8 @@ bool names_key(PyObject* flags) {
   return bits != 0;
 }
 
-// Which messages: `peer` with its group, `group` of anybody's, or of those who came under a key.
+// Which messages a receive takes: those of `peer` with its group, those of `group` from any peer, or those of
+// peers that came under an authorization key.
 MatchRule rule_from(const ContextHandle& handle, PyObject* tag, PyObject* ignore, PyObject* peer,
                     PyObject* group, PyObject* flags) {
   MatchRule rule;
@@ -96,7 +97,7 @@ struct Levels {
   bool unordered;
 };
 
-// Delivery and SendFlag.
+// Reads the bits of Delivery and of SendFlag.
 Levels levels_from(PyObject* flags) {
   if (!given(flags)) return {Delivery::transmit, false};
   const long bits = PyLong_AsLong(flags);
@@ -136,7 +137,7 @@ PyObject* start_send(PyObject* self, PyObject* buffer, PyObject* to, PyObject* t
   }
 }
 
-// Begins a receive into `buffer` and hands it to `post`, which throws if nothing was posted.
+// Begins a receive into `buffer` and passes it to `post`, which throws if it posted nothing.
 template <class Post>
 PyObject* start_receive(ContextHandle& handle, PyObject* buffer, const MatchRule& rule,
                         std::uint64_t least_room, PyObject* context, const Post& post) {
@@ -249,11 +250,11 @@ PyObject* completion_of(const Inbox::Waiting& found) {
                          Py_None);
 }
 
-// A message that is out of reach for other receives (FI_CLAIM).
+// A message that other receives do not get any more (FI_CLAIM of fi_tagged(3)).
 struct ClaimedMessage {
   py::object owner;  // the Context
   std::uint64_t number;
-  MatchRule rule;  // what it says of itself
+  MatchRule rule;  // its peer, group and tag
   py::object completion;
 
   ContextHandle& handle() const { return context_handle(owner.ptr()); }
@@ -263,7 +264,7 @@ struct ClaimedMessage {
       const WithoutGil without_gil;
       handle().context->inbox().discard_claimed(number);
     } catch (const Error&) {
-      return;  // a child of fork(): the message is the parent's
+      return;  // in a child of fork() the message belongs to the parent
     }
   }
   std::uint64_t take() {

@@ -5,7 +5,7 @@
 namespace fab::python {
 namespace {
 
-// "tsend+vector+data"
+// The name of a form of sending, such as "tsend+vector+data".
 std::string name_of_form(unsigned form) {
   std::string name = form & send_form::kTagged ? "t" : "";
   name += form & send_form::kInject ? "inject" : "send";

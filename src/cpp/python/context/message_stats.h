@@ -4,7 +4,7 @@
 
 namespace fab::python {
 
-// Methods of a context that tell what messages did there.
+// Methods of a context: counts of its messages, and of its links.
 PyObject* message_stats(PyObject* self, PyObject*);
 PyObject* link_stats(PyObject* self, PyObject*);
 

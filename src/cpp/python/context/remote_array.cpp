@@ -1,6 +1,6 @@
-// The part of what Python calls RemoteArray that runs once per operation. Usual indices, with arrays of just
-// the selected shape and dtype, go straight to the core. Everything else is left to the Python subclass
-// (_put, _assign, …).
+// The part of Python's RemoteArray that runs once per operation. Usual indices, with arrays of exactly the
+// selected shape and dtype, go straight to the core. Everything else is left to methods of the Python
+// subclass (_put, _assign, …): the long way.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -14,13 +14,13 @@ namespace {
 struct RemoteArrayObject {
   PyObject_HEAD PyObject* context;  // owned: a scope
   PyObject* rank;                   // owned: the number of the peer in its group
-  PyObject* handle;                 // owned: its handle in the address vector
-  PyObject* region;                 // owned RemoteRegion
+  PyObject* handle;                 // owned: the handle of the peer in the address vector
+  PyObject* region;                 // owned: a RemoteRegion
   const RemoteView* view;           // of `region`
   ContextHandle* scope;             // of `context`
   PeerId peer;
-  DataType type;  // if `atomic`
-  bool atomic;    // elements are updated by atomics
+  DataType type;  // of the elements, if `atomic`
+  bool atomic;    // whether the elements can be updated atomically
 };
 
 RemoteArrayObject& array_of(PyObject* self) { return *reinterpret_cast<RemoteArrayObject*>(self); }
@@ -84,7 +84,8 @@ bool has_ellipsis(PyObject* index) {
   return false;
 }
 
-// Turns a Python number into the bytes of one element. False if it is not a plain one or does not fit.
+// Turns a Python number into the bytes of one element. Returns false if it is no plain number or does not
+// fit.
 bool element_from(PyObject* number, const RemoteArrayObject& array, std::uint64_t& word) {
   if (!array.atomic) return false;
   word = 0;
@@ -108,19 +109,19 @@ bool element_from(PyObject* number, const RemoteArrayObject& array, std::uint64_
   if (!PyLong_CheckExact(number)) return false;
   int overflow = 0;
   const long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
-  if (overflow) return false;  // rare: large unsigned ones go the long way
+  if (overflow) return false;  // large unsigned numbers are rare and go the long way
   const auto bits = static_cast<unsigned>(8 * array.view->itemsize);
   const bool is_unsigned = static_cast<int>(array.type) % 2 != 0;
   if (is_unsigned ? value < 0 || (bits < 64 && value >> bits != 0)
                   : bits < 64 && (value < -(1LL << (bits - 1)) || value >= 1LL << (bits - 1)))
-    return false;  // the long way raises what NumPy does
+    return false;  // the long way raises the error that NumPy raises
   std::memcpy(&word, &value, sizeof value);
   return true;
 }
 
 bool one_element(const RemoteView& part) { return std::cmp_equal(part.nbytes, part.itemsize); }
 
-// Memory of this process that needs nobody to keep it.
+// A buffer of memory that needs no owner to keep it alive.
 LocalBuffer bare(void* data, std::uint64_t nbytes) {
   LocalBuffer buffer;
   buffer.data = static_cast<std::byte*>(data);
@@ -214,28 +215,29 @@ PyObject* array_get(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyO
   return move("get", "_get", OpCode::read, self, args, nargs, kwnames);
 }
 
-// An atomic on arrays that are just what the index selects, or on one element with Python's numbers. Null
-// with no error set: the long way.
+// An atomic on arrays of exactly the selected shape and dtype, or on one element with Python numbers.
+// update() returns null without a Python error if the operation has to go the long way.
 struct Update {
   OpCode code;
   AtomicOp op;
   PyObject *index, *operand, *compare, *out;
 };
 
-// An operand or comparand: an array that is just what the index selects, or a number for its one element.
+// An operand or comparand: an array of exactly the selected shape and dtype, or a number for the one element.
 struct Values {
-  PyObject* array = nullptr;  // borrowed; null: a number
-  std::uint64_t number = 0;   // as the bytes of the element
+  PyObject* array = nullptr;  // borrowed; null for a number
+  std::uint64_t number = 0;   // the bytes of the element
 };
 
-// False: values of another form.
+// Returns false if `given` has another form.
 bool take(Values& values, PyObject* given, const RemoteArrayObject& array, const RemoteView& part) {
   if (one_element(part) && element_from(given, array, values.number)) return true;
   values.array = given;
   return part.is_like(given);
 }
 
-// Where an operation finds its operand (0), its comparand (1) or its result (2), which it keeps.
+// Where the operand (0), the comparand (1) and the result (2) of an operation are. The operation keeps this
+// memory.
 class Places {
  public:
   explicit Places(OperationObject& operation) : operation_(operation) {}
@@ -248,7 +250,7 @@ class Places {
     buffers_.push_back(LocalBuffer::of(array, i == 2));
     return buffers_.back().data;
   }
-  // For what was there before: `out`, or what the operation brings.
+  // Where the former values go: into `out` or, if that is null, into the result that the operation returns.
   std::byte* of_result(PyObject* out, const RemoteView& part) {
     if (out) return of(2, out);
     if (part.ndim == 0) {
@@ -262,7 +264,7 @@ class Places {
 
  private:
   OperationObject& operation_;
-  std::vector<LocalBuffer> buffers_;  // none for numbers
+  std::vector<LocalBuffer> buffers_;  // of the arrays; numbers need none
 };
 
 PyObject* update(RemoteArrayObject& array, const Update& wanted) {
@@ -306,7 +308,7 @@ PyObject* update(RemoteArrayObject& array, const Update& wanted) {
   }
 }
 
-// The AtomicOp that an argument means if it is one that `update` takes; negative otherwise.
+// The AtomicOp that an argument means, or a negative number if update() does not take it.
 long plain_op(PyObject* object, bool fetches) {
   if (!object) return static_cast<long>(AtomicOp::sum);
   const long value = PyLong_Check(object) ? PyLong_AsLong(object) : -1;

@@ -3,7 +3,7 @@
 namespace fab::python {
 namespace {
 
-// The transfers of one put or get: one, or one for each run of a strided remote array.
+// The transfers of one put or get: a single one, or one for each run of a strided remote array.
 struct Plan {
   Transfer single;
   std::vector<Transfer> many;
@@ -56,14 +56,14 @@ struct Extras {
   PyObject *data = nullptr, *context = nullptr, *flags = nullptr;
 };
 
-// What a call that waits needs. It outlives the call if the waiting is interrupted.
+// What a blocking call needs. It outlives the call if the waiting is interrupted.
 struct Call {
   Operation operation;
   LocalBuffer local;
   Plan posts;
 };
 
-// The last one that this thread is done with.
+// The last Call that this thread has finished, for its next one.
 thread_local std::shared_ptr<Call> spare_call;
 
 ContextHandle& ready(ContextHandle& handle) {
@@ -157,7 +157,7 @@ PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* ar
   }
 }
 
-// Complete on return: no Operation, no queue entry.
+// A put or get that is complete on return, without an Operation and without a queue entry.
 PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                    PyObject* kwnames) {
   static const char* const names[] = {"local", "peer", "remote", "timeout"};

@@ -8,8 +8,8 @@ namespace {
 
 using Offsets = py::array_t<std::uint64_t, py::array::c_style | py::array::forcecast>;
 
-// An array argument of write_many: unsigned 64-bit, one-dimensional. Negative and fractional numbers are
-// refused.
+// An array argument of write_many() or read_many(), as unsigned 64-bit numbers in one dimension. Negative and
+// fractional numbers are refused.
 Offsets offsets_from(PyObject* object, const char* what) {
   const auto array = py::array::ensure(py::reinterpret_borrow<py::object>(object));
   if (!array) {
@@ -28,7 +28,7 @@ Offsets offsets_from(PyObject* object, const char* what) {
 
 struct Column {
   const std::uint64_t* data;
-  std::size_t step;  // 0: one value for all
+  std::size_t step;  // 1, or 0 if one value is for all rows
   std::uint64_t operator[](std::size_t i) const { return data[i * step]; }
 };
 
@@ -52,7 +52,7 @@ void check_rows(const Column& offsets, const Column& lengths, std::size_t rows, 
 
 // The rows of a call, in three columns.
 struct Rows {
-  Offsets remote_array, local_array, length_array;  // what the columns are views of
+  Offsets remote_array, local_array, length_array;  // the arrays that the columns are views of
   std::size_t count = 0;
   Column remote{nullptr, 0}, local{nullptr, 0}, length{nullptr, 0};
 };
@@ -61,7 +61,8 @@ Rows rows_of(PyObject* remote_offsets, PyObject* local_offsets, PyObject* length
   Rows rows{.remote_array = offsets_from(remote_offsets, "remote_offsets"),
             .local_array = offsets_from(local_offsets, "local_offsets"),
             .length_array = offsets_from(lengths, "lengths")};
-  // A column of length 0 means no rows, and then every column that is no single number must be empty.
+  // A column of length 0 means that there are no rows. Every column that is no single number must be empty
+  // then.
   bool none = false;
   py::ssize_t longest = 0;
   for (const Offsets* array : {&rows.remote_array, &rows.local_array, &rows.length_array}) {
@@ -80,8 +81,9 @@ Rows rows_of(PyObject* remote_offsets, PyObject* local_offsets, PyObject* length
   return rows;
 }
 
-// Posts transfers that are like `row`, whose addresses are those that offsets count from. The operation has
-// one part more than there are rows, which is still to end when this returns or throws.
+// Posts a transfer like `row` for each of the rows, whose offsets count from the addresses in `row`. The
+// operation has one transfer more than there are rows; the caller ends that one after this has returned or
+// thrown.
 void post_rows(ContextHandle& handle, const OperationObject& object, Transfer row, const Rows& rows) {
   Operation& operation = *row.operation;
   const auto abandon = [&](std::size_t transfers, Errc error) {
@@ -149,7 +151,7 @@ PyObject* start_many(const char* name, OpCode op, PyObject* self, PyObject* cons
     operation = prepare_operation(handle, op, peer, target, nbytes, given[6], brings);
     row.operation = &operation->core;
     if (brings) operation->value = Py_NewRef(given[2]);
-    // One part stands for the call itself, so that the operation cannot end between two batches.
+    // One transfer stands for the call itself, so that the operation cannot end between two batches.
     begin(*operation, static_cast<std::uint32_t>(rows.count) + 1, context_number(handle, given[6]),
           handle.queue.get());
     const auto end_call = [&](Errc error) {

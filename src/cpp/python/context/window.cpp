@@ -1,5 +1,5 @@
-// What Python calls Window, as far as `window[peer]` needs it: the arrays of the peers by rank. The rest is
-// in its Python subclass.
+// The part of Python's Window that `window[peer]` needs: the arrays of the peers, by rank. The rest is in its
+// Python subclass.
 #include <utility>
 
 #include "python/bind.h"
@@ -8,7 +8,8 @@ namespace fab::python {
 namespace {
 
 struct WindowObject {
-  PyObject_HEAD PyObject* peers;  // owned list by rank, with None where the subclass's _open_peer() makes one
+  // An owned list, by rank. For None the subclass's _open_peer() makes the array.
+  PyObject_HEAD PyObject* peers;
 };
 
 WindowObject& window_of(PyObject* self) { return *reinterpret_cast<WindowObject*>(self); }

@@ -9,8 +9,8 @@
 namespace fab::python {
 namespace {
 
-// Views of a list of bytes, which the caller keeps alive. What is no bytes object gives a view of nothing,
-// which no vector takes for an address.
+// Views of a list of bytes objects, which the caller keeps alive. Any other object gives an empty view, which
+// no address vector takes for an address.
 std::vector<std::string_view> views_of(const py::list& items) {
   std::vector<std::string_view> views;
   views.reserve(items.size());
@@ -28,7 +28,8 @@ struct Failed {
   std::string text;
 };
 
-// (handles, {index: (code, text)})
+// Inserts many addresses. Returns their handles, and a dict from the index of each that failed to its code
+// and text.
 py::tuple insert_many(AddressVector& vector, const py::list& addresses, const py::object& user_ids,
                       const py::object& auths) {
   const auto views = views_of(addresses);
@@ -64,7 +65,7 @@ py::tuple insert_many(AddressVector& vector, const py::list& addresses, const py
   return py::make_tuple(out, errors);
 }
 
-// `call(first..., options)` as a function that takes the options one by one.
+// Makes a function that takes the options one by one and calls `call(first..., options)`.
 template <class... First, class Call>
 auto with_options(Call call) {
   return [call](First... first, std::uint32_t format, unsigned rx_bits, std::uint64_t max_group,

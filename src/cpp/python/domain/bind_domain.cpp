@@ -43,7 +43,7 @@ py::dict info_dict(const Info& info) {
   return out;
 }
 
-// Every domain that this process opened, so that none outlives the interpreter. Never freed.
+// Every domain that this process has opened, so that none outlives the interpreter. The list is never freed.
 struct OpenedDomains {
   std::mutex mutex;
   std::vector<std::weak_ptr<DomainCore>> domains;
@@ -102,16 +102,17 @@ py::list info_list(const std::vector<Info>& infos) {
   return out;
 }
 
-// The function of a policy. Python owns it, by a PolicyOwner, so that the collector sees to whom it leads,
-// perhaps back to the domain; the core, whose domain may live on in operations, finds none after that.
+// The function of a policy. Python owns it, through a PolicyOwner, so that the collector sees what it refers
+// to, which may be the domain itself. The core's domain may live longer, in operations; it finds no function
+// then.
 class PolicySlot {
  public:
   explicit PolicySlot(py::function function) noexcept : function_(function.release().ptr()) {}
-  ~PolicySlot() = default;  // empty by then: its owner has gone
+  ~PolicySlot() = default;  // the slot is empty by then, because its owner has gone
   PolicySlot(const PolicySlot&) = delete;
   PolicySlot& operator=(const PolicySlot&) = delete;
 
-  // With the GIL. Nothing that takes time happens under the lock, and nothing that runs code of Python's.
+  // Needs the GIL. Nothing under the lock takes time or runs Python code.
   py::object get() const {
     const std::lock_guard lock(mutex_);
     return py::reinterpret_borrow<py::object>(function_.load());
@@ -127,11 +128,11 @@ class PolicySlot {
   }
 
  private:
-  mutable std::mutex mutex_;  // between looking at the function and taking a reference
+  mutable std::mutex mutex_;  // keeps the function alive until get() has its reference
   std::atomic<PyObject*> function_;
 };
 
-// Held by everything in Python that can start operations of the domain.
+// The owner of a policy's function. Every Python object that can start operations of the domain holds it.
 struct PolicyOwner {
   explicit PolicyOwner(py::function function) : slot(std::make_shared<PolicySlot>(std::move(function))) {}
   ~PolicyOwner() { clear(); }
@@ -163,7 +164,7 @@ decltype(RailOptions::policy) policy_from(const std::shared_ptr<PolicySlot>& slo
   };
 }
 
-// (whether the CPU has the cache, bytes of a line, whether to check)
+// Whether the cache is the processor's, the bytes of a cache line, and whether to check the program.
 using NonCoherent = std::tuple<bool, std::uint32_t, bool>;
 
 std::optional<CacheModel> cache_model(const std::optional<NonCoherent>& given) {

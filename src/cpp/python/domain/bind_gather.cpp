@@ -10,7 +10,7 @@ namespace {
 using Numbers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
 using SampleOffsets = py::array_t<std::uint64_t, py::array::c_style>;
 
-// Sample numbers as NumPy takes them as an index: negative ones count from the end.
+// Sample numbers from an index array as NumPy has them: negative numbers count from the end.
 std::vector<std::uint64_t> samples_from(const py::object& object, std::uint64_t size) {
   const auto array = py::array::ensure(object);
   if (!array) {
@@ -32,7 +32,7 @@ std::vector<std::uint64_t> samples_from(const py::object& object, std::uint64_t 
   const std::int64_t* data = numbers.data();
   const auto limit = static_cast<std::int64_t>(size);
   for (std::size_t i = 0; i < samples.size(); ++i) {
-    const std::int64_t number = data[i];  // once: somebody may be writing there
+    const std::int64_t number = data[i];  // read once, because another thread may be writing there
     if (number < -limit || number >= limit)
       throw Error(Errc::bounds, "index " + std::to_string(number) + " is out of range: the store has " +
                                     std::to_string(size) + " samples");
@@ -44,7 +44,7 @@ std::vector<std::uint64_t> samples_from(const py::object& object, std::uint64_t 
 // A gather that has begun.
 struct Begun {
   py::object operation;
-  py::list offsets;  // byte offsets of the samples, of each ragged field in turn
+  py::list offsets;  // for each ragged field: the byte offsets of the samples
   std::shared_ptr<GatherJob> job;
 
   int traverse(visitproc visit, void* arg) const {
@@ -72,14 +72,14 @@ class Gatherer {
   Gatherer(const Gatherer&) = delete;
   Gatherer& operator=(const Gatherer&) = delete;
 
-  // Bytes of these samples of a ragged field.
   int traverse(visitproc visit, void* arg) const {
     Py_VISIT(context_.ptr());
     Py_VISIT(kept_.ptr());
     return 0;
   }
-  void clear() noexcept {}  // the context and the list are cleared themselves
+  void clear() noexcept {}  // the collector clears the context and the list themselves
 
+  // The bytes of these samples of a ragged field.
   std::uint64_t measure(std::size_t field, const py::object& indices) const {
     const auto samples = samples_from(indices, plan_->size());
     if (field >= plan_->fields().size() || plan_->fields()[field].row != 0)
@@ -89,8 +89,8 @@ class Gatherer {
     return offsets.back();
   }
 
-  // outputs: one a field, an array; for a ragged field a function that is called with the bytes of its
-  // samples and returns the array of values.
+  // `outputs` has one entry for each field: an array or, for a ragged field, a function that is called with
+  // the bytes of the samples and returns the array for their values.
   static Begun start(const py::object& self, const py::object& indices, const py::list& outputs,
                      bool in_place) {
     auto& gatherer = self.cast<Gatherer&>();

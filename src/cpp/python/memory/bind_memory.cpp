@@ -8,11 +8,11 @@
 namespace fab::python {
 namespace {
 
-// Keeps exporters of buffers alive and their memory in place. Whoever drops the last reference need not have
-// the GIL: the destructor takes it.
+// Keeps exporters of buffers alive and their memory in place. The destructor takes the GIL, so any thread may
+// drop the last reference.
 struct Exporters {
   std::vector<Py_buffer> views;
-  std::vector<py::object> hidden;  // dma-bufs that are no buffers
+  std::vector<py::object> hidden;  // dma-bufs that the processor cannot reach
   // NOLINTNEXTLINE(bugprone-exception-escape): taking the GIL throws only while the interpreter breaks
   ~Exporters() {
     const py::gil_scoped_acquire acquire;
@@ -21,7 +21,7 @@ struct Exporters {
   }
 };
 
-// Memory as the buffer protocol gives it: C-contiguous, writable if asked for.
+// Memory as the buffer protocol gives it: C-contiguous, and writable if that is asked for.
 iovec export_buffer(Exporters& exporters, py::handle object, bool writable) {
   Py_buffer view;
   if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_ND | (writable ? PyBUF_WRITABLE : 0)) != 0) {
@@ -58,7 +58,7 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
   auto exporters = std::make_shared<Exporters>();
   MemoryRegion::Parameters parameters;
   for (const py::handle buffer : buffers) {
-    if (PyTuple_Check(buffer.ptr())) {  // a bare range of addresses
+    if (PyTuple_Check(buffer.ptr())) {  // an address and a length
       const auto [address, length] = buffer.cast<std::pair<std::uint64_t, std::uint64_t>>();
       parameters.buffers.push_back({reinterpret_cast<void*>(address), static_cast<std::size_t>(length)});
     } else if (py::isinstance<DmaBuf>(buffer) && buffer.cast<const DmaBuf&>().hidden()) {
@@ -86,11 +86,12 @@ std::shared_ptr<MemoryRegion> register_memory(const std::shared_ptr<DomainCore>&
   parameters.keep_alive =
       std::make_shared<std::pair<std::shared_ptr<Exporters>, std::shared_ptr<SharedMemory>>>(exporters,
                                                                                              memory);
-  const WithoutGil without_gil;  // looking at the pages of large memory takes its time
+  const WithoutGil without_gil;  // registering large memory takes time
   return domain->register_memory(std::move(parameters));
 }
 
-// Base of what Python calls MemoryRegion: its memory as a buffer. (`__buffer__` needs Python 3.12.)
+// The base class of Python's MemoryRegion, which gives its memory as a buffer. Defining `__buffer__` in
+// Python would need Python 3.12.
 int memory_getbuffer(PyObject* self, Py_buffer* view, int flags) {
   view->obj = nullptr;
   PyObject* memory = PyObject_CallMethod(self, "_only_buffer", nullptr);

@@ -10,7 +10,7 @@
 namespace fab::python {
 namespace {
 
-using Fields = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>;  // of a triplet
+using Fields = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>;  // the three numbers of a triplet
 
 std::vector<Triplet> triplets_from(const py::list& segments) {
   std::vector<Triplet> triplets;
@@ -22,7 +22,7 @@ std::vector<Triplet> triplets_from(const py::list& segments) {
   return triplets;
 }
 
-// Segments of the type `plain` hold their numbers ready in native form, so that ten of them cost little more
+// Triplets of the type `plain`, which hold their numbers ready in native form: ten of them cost little more
 // than the call. Returns nothing if one has another type.
 std::optional<std::vector<Triplet>> plain_triplets_from(const py::list& segments, const py::type& plain) {
   static PyObject* const name = PyUnicode_InternFromString("_native");
@@ -85,8 +85,8 @@ py::dict sync_stats(DomainCore& domain) {
   return out;
 }
 
-// Triplets of [offset, offset + length) of a region, one for each of its buffers that the range runs through.
-// A closed region has them as well. A range outside of the region gives one that no call accepts.
+// The triplets of [offset, offset + length) of a region: one for each of its buffers that the range touches.
+// A closed region has them too. A range outside of the region gives a triplet that no call accepts.
 std::vector<Fields> triplets_of(const MemoryRegion& region, std::uint64_t offset, std::uint64_t length) {
   const std::uint32_t context = region.id();
   if (offset > region.length() || length > region.length() - offset)

@@ -8,7 +8,8 @@
 namespace fab::python {
 namespace {
 
-// What NumPy gives, and an empty tuple. Set when the core is imported, and never freed.
+// Objects and a function of NumPy, and an empty tuple. They are set when the core is imported, and never
+// freed.
 PyTypeObject* array_type = nullptr;
 PyObject* (*array_scalar)(void* data, PyObject* dtype, PyObject* base) = nullptr;
 PyObject* no_index = nullptr;
@@ -22,7 +23,7 @@ std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
 void prepare_buffers() {
   const auto numpy = py::module_::import("numpy");
   array_type = reinterpret_cast<PyTypeObject*>(numpy.attr("ndarray").cast<py::object>().release().ptr());
-  // PyArray_Scalar has this place in NumPy's table of functions, in version 1 and 2.
+  // The place of PyArray_Scalar in NumPy's table of functions, in versions 1 and 2.
   constexpr std::size_t kScalar = 60;
   const bool second = numpy.attr("__version__").cast<std::string>()[0] != '1';
   const auto core =
@@ -55,7 +56,7 @@ PyObject* make_array(PyObject* dtype, int ndim, const std::int64_t* shape) {
   std::array<Py_intptr_t, 32> extents{};
   std::copy_n(shape, ndim, extents.begin());
   const auto& api = py::detail::npy_api::get();
-  Py_INCREF(dtype);  // stolen
+  Py_INCREF(dtype);  // PyArray_NewFromDescr steals a reference
   PyObject* array =
       api.PyArray_NewFromDescr_(api.PyArray_Type_, dtype, ndim, extents.data(), nullptr, nullptr, 0, nullptr);
   if (!array) throw py::error_already_set();
@@ -120,12 +121,12 @@ void LocalBuffer::add(PyObject* object, bool writable) {
   }
   Py_buffer view;
   if (PyObject_GetBuffer(object, &view, PyBUF_ND | (writable ? PyBUF_WRITABLE : 0)) != 0) {
-    if (PyErr_ExceptionMatches(PyExc_OSError)) throw py::error_already_set();  // ours, which says it better
+    if (PyErr_ExceptionMatches(PyExc_OSError)) throw py::error_already_set();  // pyfab's own error says more
     PyErr_Clear();
     if (!PyObject_CheckBuffer(object) && (PyObject_HasAttrString(object, "__dlpack_device__") ||
                                           PyObject_HasAttrString(object, "__cuda_array_interface__"))) {
       const py::object array = py::module_::import("pyfab.core.buffers").attr("array_of")(py::handle(object));
-      return add(array.ptr(), writable);  // the same memory, which `holder` keeps
+      return add(array.ptr(), writable);  // an array of the same memory, which `holder` keeps alive
     }
     if (PyObject_CheckBuffer(object) && writable && PyObject_GetBuffer(object, &view, PyBUF_ND) == 0) {
       PyBuffer_Release(&view);
@@ -161,7 +162,7 @@ LocalBuffer LocalBuffer::of(PyObject* object, bool writable) {
     }
     buffer.holder = Py_NewRef(object);
   } else if (PyList_Check(object) || PyTuple_Check(object)) {
-    // The elements as they are now: the caller may change its list while the operation runs.
+    // A tuple keeps the present elements, because the caller may change its list while the operation runs.
     buffer.holder = PySequence_Tuple(object);
     if (!buffer.holder) throw py::error_already_set();
     const Py_ssize_t count = PyTuple_GET_SIZE(buffer.holder);

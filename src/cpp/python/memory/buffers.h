@@ -8,8 +8,8 @@
 
 namespace fab::python {
 
-// Local memory of an operation as its caller gave it: an array, any buffer, a list of them, or (region,
-// offset, length). Holds what keeps the memory in place. Move-only.
+// Local memory of an operation, from what its caller gave: an array, any buffer, a list of these, or (region,
+// offset, length). Holds the objects that keep the memory in place. Move-only.
 class LocalBuffer {
  public:
   LocalBuffer() = default;
@@ -17,16 +17,16 @@ class LocalBuffer {
   LocalBuffer& operator=(LocalBuffer&& other) noexcept;
   ~LocalBuffer();  // needs the GIL
 
-  // Throws for memory that is not C-contiguous, not writable where `writable` is asked for, or no memory at
-  // all.
+  // Throws if `object` is no memory, if the memory is not C-contiguous, or if it has to be writable and is
+  // not.
   static LocalBuffer of(PyObject* object, bool writable);
 
-  std::byte* data = nullptr;  // of the only piece; with several, see `pieces`
+  std::byte* data = nullptr;  // of the only piece; several pieces are in `pieces`
   std::uint64_t nbytes = 0;
   std::vector<iovec> pieces;     // two or more pieces, or empty
   PyObject* dtype = nullptr;     // borrowed: the dtype of an ndarray, else null
   PyObject* holder = nullptr;    // owned: keeps the memory alive
-  std::shared_ptr<void> memory;  // likewise, of a region
+  std::shared_ptr<void> memory;  // keeps the memory of a region alive
 
  private:
   void add(PyObject* object, bool writable);
@@ -36,9 +36,9 @@ class LocalBuffer {
 
 bool is_array(PyObject* object);        // numpy.ndarray or a subclass
 bool is_exact_array(PyObject* object);  // no subclass
-// Bytes of an element. Leaves the dtype's count of references alone, which all threads share.
+// The bytes of an element. Does not touch the reference count of the dtype, which all threads share.
 py::ssize_t itemsize_of(PyObject* dtype);
-// The fields of an ndarray without the buffer protocol, which costs more than the rest of a small operation.
+// The fields of an ndarray. Asking by the buffer protocol would cost more than the rest of a small operation.
 struct ArrayFields {
   std::byte* data;
   std::uint64_t nbytes;
@@ -46,9 +46,11 @@ struct ArrayFields {
   bool contiguous, writable;
 };
 ArrayFields array_fields(PyObject* array);
-// These return new references.
-PyObject* make_array(PyObject* dtype, int ndim, const std::int64_t* shape);  // its elements are not set
-PyObject* make_scalar(void* data, PyObject* dtype);                          // of the bytes at `data`
-PyObject* element_or_array(PyObject* array);  // `array[()]`: its scalar if it has no axes, else itself
+// These return new references. The elements of make_array() are not set. make_scalar() takes the bytes at
+// `data`. element_or_array() is `array[()]`: the scalar of an array without axes, and otherwise the array
+// itself.
+PyObject* make_array(PyObject* dtype, int ndim, const std::int64_t* shape);
+PyObject* make_scalar(void* data, PyObject* dtype);
+PyObject* element_or_array(PyObject* array);
 
 }  // namespace fab::python

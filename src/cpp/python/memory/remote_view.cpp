@@ -154,7 +154,7 @@ RemoteView RemoteView::bytes(std::int64_t start, std::int64_t stop) const {
 }
 
 std::vector<std::uint64_t> RemoteView::runs(std::uint64_t& run_length) const {
-  // The innermost axes that lie densely make one run.
+  // The innermost axes without gaps make one run.
   int outer = ndim;
   std::int64_t dense = itemsize;
   while (outer > 0 && (shape[static_cast<std::size_t>(outer) - 1] == 1 ||

@@ -5,7 +5,7 @@
 namespace fab::python {
 namespace {
 
-// Waits for a queue or counter of `domain`; true if `done`.
+// Waits for a queue or counter of `domain` until `done()` or the time is over. Returns whether it is done.
 template <class Waited>
 bool wait_for(DomainCore& domain, Waited& waited, const std::function<bool()>& done,
               const py::object& timeout) {
@@ -34,8 +34,8 @@ void bind_queues(py::module_& m) {
               if (entry.context == kNoContext || (entry.flags & completion_flag::kRemoteWrite) != 0) {
                 context = py::none();
               } else if (entry.context > kNoContext) {
-                // The object goes with the operation's own entry. What is told late finds none, and takes
-                // none away from an operation that still has transfers under way.
+                // The operation's own entry takes the context object away. Other entries leave it, because
+                // the operation may still have transfers under way.
                 const py::int_ number(entry.context);
                 const bool more = (entry.flags & (completion_flag::kMore | completion_flag::kLate)) != 0;
                 context =

@@ -115,7 +115,7 @@ PyObject* make_completion(const Completion& completion, PyObject* context) {
   if (!object) return nullptr;
   object->value = completion;
   object->context = context ? Py_NewRef(context) : PyLong_FromUnsignedLongLong(completion.context);
-  if (context && PyObject_IS_GC(context)) PyObject_GC_Track(object);  // numbers lead nowhere
+  if (context && PyObject_IS_GC(context)) PyObject_GC_Track(object);  // a number is part of no cycle
   return reinterpret_cast<PyObject*>(object);
 }
 

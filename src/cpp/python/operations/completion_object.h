@@ -5,9 +5,10 @@
 
 namespace fab::python {
 
-// The Completion of a queue entry; `context` (borrowed) replaces the number if given. Null: Python error set.
+// The Completion of a queue entry. `context` (borrowed) replaces the number, unless it is null. Returns null
+// with the Python error set if there is no memory.
 PyObject* make_completion(const Completion& completion, PyObject* context);
-// The class CompletionFlag of the package, in which completions tell their flags.
+// Sets the package's class CompletionFlag, in which completions give their flags.
 void set_flag_class(const py::object& flags);
 void bind_completion(py::module_& m);
 

@@ -34,7 +34,7 @@ const char* verb(OpCode op) noexcept {
       return "send";
     case OpCode::receive:
       return "receive";
-    default:  // nothing that a user starts
+    default:  // a user starts no others
       return "operation";
   }
 }

@@ -7,7 +7,7 @@
 
 namespace fab::python {
 
-// An operation that failed: what was asked, of whom, what was found.
+// A failed operation: what was asked of which peer, and how it failed.
 struct Failure {
   OpCode op;
   Errc error;
@@ -16,9 +16,9 @@ struct Failure {
 };
 
 const char* verb(OpCode op) noexcept;  // "write"
-// The exception that tells of it. `context`, which may be null, knows the way to the peer.
+// The exception for a failure. It names the path to the peer, if `context` is not null and has one.
 py::object make_exception(const Failure& failure, Context* context);
-// Sets it as the Python error.
+// Sets that exception as the Python error.
 void raise_failure(const Failure& failure, Context* context);
 
 }  // namespace fab::python

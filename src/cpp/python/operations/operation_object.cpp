@@ -28,8 +28,8 @@ void settled_hook(Operation& core) noexcept {
   OperationObject& operation = owner_of(core);
   Tally* const tally = operation.origin->tally.get();
   const Errc error = core.completion().error;
-  // An operation that was never posted fails with an exception of the call and is not told here. The tally
-  // is told before the exchange, because a poster that finds kSettled may free the operation.
+  // The tally is not told of an operation that was never posted: the call itself throws. It is told before
+  // the exchange, because a poster that finds kSettled may free the operation.
   if (tally && error != Errc::ok &&
       (error != Errc::canceled || operation.phase.load() != OperationObject::kPosting))
     tally->fail(operation.entry, failure_of(operation));
@@ -57,8 +57,7 @@ int operation_clear(PyObject* self) {
   return 0;
 }
 
-// Only operations that hold something of the caller's can be part of a cycle; the others stay unknown to the
-// collector.
+// Only an operation that holds an object of the caller can be part of a cycle. The collector knows no others.
 void track(OperationObject& operation) {
   auto* self = reinterpret_cast<PyObject*>(&operation);
   if (!PyObject_GC_IsTracked(self)) PyObject_GC_Track(self);
@@ -76,10 +75,12 @@ void operation_dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-// Waits; false with the Python error set (time-out, or a signal handler raised).
+// Waits for the outcome. Returns false with the Python error set when the time is over; throws what a signal
+// handler raises.
 bool wait_done(OperationObject& operation, PyObject* timeout) {
   if (operation.core.done()) {
-    if (!operation.origin->finished->empty()) operation.origin->finished->drain();  // lets go of the buffers
+    // This lets go of the buffers.
+    if (!operation.origin->finished->empty()) operation.origin->finished->drain();
     return true;
   }
   const Deadline deadline = deadline_from(timeout ? timeout : Py_None);
@@ -184,7 +185,7 @@ PyObject* operation_add_done_callback(PyObject* self, PyObject* function) {
     track(operation);
     operation.wants_notice.store(true);
   }
-  // It may have settled before it could see the wish. Then nobody else will run the callbacks.
+  // The operation may have settled before the callback was added. Then nobody else will run its callbacks.
   if (operation.core.done()) operation.origin->finished->call_late(operation);
   Py_RETURN_NONE;
 }
@@ -229,7 +230,8 @@ PyObject* operation_cancelled(PyObject* self, PyObject*) {
   return PyBool_FromLong(core.done() && core.completion().error == Errc::canceled);
 }
 
-// For event loops under manual progress: moves what can be moved; on return the descriptor tells of more.
+// For event loops under manual progress. Moves what can be moved now; the descriptor becomes readable when
+// there is more.
 PyObject* operation_drive(PyObject* self, PyObject*) {
   OperationObject& operation = operation_of(self);
   const std::shared_ptr<Context> context = operation.origin->context;
@@ -284,7 +286,7 @@ PyGetSetDef operation_getset[] = {
      nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-// A Fetch has the layout and the methods of an Operation; its result is what it brought.
+// A Fetch has the layout and the methods of an Operation. Its result is the value that it has fetched.
 PyType_Slot fetch_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(operation_dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(operation_traverse)},
@@ -363,8 +365,8 @@ void begin(OperationObject& operation, std::uint32_t transfers, std::uint64_t co
 void keep_context(OperationObject& operation, PyObject* context) noexcept {
   operation.user_context = Py_NewRef(context);
   track(operation);
-  // It may lead back to the endpoint, so it is let go of at once when the operation has ended, and not when
-  // somebody calls the endpoint next.
+  // The object may refer to the endpoint. So it is released as soon as the operation has ended, rather than
+  // at the next call of the endpoint.
   if (PyObject_IS_GC(context)) operation.wants_notice.store(true);
 }
 

@@ -27,7 +27,7 @@ void Tally::fail(Entry& entry, const Failure& failure) noexcept {
   try {
     if (failures_.size() < kKept) failures_.push_back({entry.number, failure});
   } catch (const std::bad_alloc&) {
-    return;  // the operation itself still tells
+    return;  // the operation itself still has its failure
   }
 }
 

@@ -13,12 +13,12 @@
 
 namespace fab::python {
 
-// The operations of one user of a context, for instance of one window towards one peer: which are open, which
-// failed unseen, and whose callbacks are still to come. So its user flushes what is its own, however many
-// share the context. Safe from any thread.
+// The operations of one user of a context, for instance of one window towards one peer: which of them are
+// open, which have failed unseen, and which still have to call callbacks. With it a user flushes only its own
+// operations, however many users share the context. Safe from any thread.
 class Tally {
  public:
-  // Embedded in an operation that is in flight. Numbers rise.
+  // A part of each operation in flight. Later operations have higher numbers.
   struct Entry {
     Entry *before = nullptr, *after = nullptr;
     std::uint64_t number = 0;  // 0: none yet
@@ -26,11 +26,13 @@ class Tally {
 
   void enter(Entry& entry);
   void leave(Entry& entry) noexcept;
-  // It failed; also of one that ended before it was in flight.
+  // Notes a failure, even of an operation that ended before it was in flight.
   void fail(Entry& entry, const Failure& failure) noexcept;
-  // The caller has seen how operation `number` failed. A flush that covers it tells of it all the same.
+  // The caller has seen how operation `number` failed. A flush that is under way and covers it still reports
+  // it.
   void seen(std::uint64_t number) noexcept;
-  // Its callbacks are to come; those of operation `number` have been called.
+  // expect_call(): the operation has callbacks to call. called(): those of operation `number` have been
+  // called.
   void expect_call(Entry& entry);
   void called(std::uint64_t number) noexcept;
 
@@ -38,20 +40,23 @@ class Tally {
   std::uint64_t begin_flush() noexcept;
   void end_flush() noexcept;
   std::size_t open() const noexcept;
-  bool ended(std::uint64_t up_to) const noexcept;                  // all operations up to that number
-  bool called_all(std::uint64_t up_to) const noexcept;             // their callbacks
-  bool wait_called(std::uint64_t up_to, Deadline deadline) const;  // the same, or out of time
-  // The first failure of operations up to that number that nobody has seen before the flush; forgets it and
-  // the others.
+  // Whether all operations up to that number have ended.
+  bool ended(std::uint64_t up_to) const noexcept;
+  // Whether the callbacks of all operations up to that number have been called.
+  bool called_all(std::uint64_t up_to) const noexcept;
+  // Waits for called_all(). Returns false when the time is over.
+  bool wait_called(std::uint64_t up_to, Deadline deadline) const;
+  // The first failure of operations up to that number that nobody had seen when the flush began. Forgets all
+  // failures up to that number.
   std::optional<Failure> take_failure(std::uint64_t up_to);
 
  private:
   struct Unseen {
     std::uint64_t number;
     Failure failure;
-    bool seen = false;  // while a flush was under way
+    bool seen = false;  // the caller has seen it while a flush was under way
   };
-  static constexpr std::size_t kKept = 64;  // failures, the oldest
+  static constexpr std::size_t kKept = 64;  // failures that are kept; later ones are not
 
   void number(Entry& entry) noexcept {
     if (entry.number == 0) entry.number = ++latest_;

@@ -11,11 +11,13 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x31766670;  // "pfv1"
 constexpr int kResolveMs = 2000;
-constexpr std::uint8_t kAckTimeout = 17;  // 4.096 us * 2^17: 0.54 s for each of
+constexpr std::uint8_t kAckTimeout = 17;  // 4.096 us * 2^17: 0.54 s for each attempt
 constexpr std::uint8_t kRetries = 7;
-constexpr std::uint8_t kNotReadyRetries = 6;  // who keeps to the credits needs none
-constexpr std::uint8_t kRetryForEver = 7;     // where receives are shared: a deadline ends it
-constexpr std::uint8_t kNotReadyTimer = 12;   // 0.64 ms; rdma_cm leaves 655 ms
+// Retries when the peer has no receive posted. Credits see to it that a stream needs none.
+constexpr std::uint8_t kNotReadyRetries = 6;
+// The value that means retrying without end, for peers that share receives. Deadlines end a stream then.
+constexpr std::uint8_t kRetryForEver = 7;
+constexpr std::uint8_t kNotReadyTimer = 12;  // 0.64 ms; the default of rdma_cm is 655 ms
 
 }  // namespace
 
@@ -57,7 +59,8 @@ Connection::~Connection() {
   if (id_) {
     id_->context = nullptr;
     if (connected_) library().disconnect(id_.get());
-    // What it took of shared receives must have been polled when the queue pair goes: drivers drop the rest.
+    // The queue pair may have completions in shared receives. A driver drops them when the queue pair goes,
+    // so it goes later, after they have been polled.
     if (depth_.shared_receives && id_->qp) {
       depth_.shared_receives->leave(id_->qp->qp_num);
       late_id_->id = std::move(id_);
@@ -74,7 +77,8 @@ bool Connection::call(const SocketAddress& from, const SocketAddress& to, const 
   if (library().create_id(&services_.events, &made, this, RDMA_PS_TCP) != 0) return false;
   id_.reset(made);
   calling_ = true;
-  std::uint8_t timeout = kAckTimeout;  // a kernel that does not know it takes its own
+  // A kernel that does not know the option refuses it and uses a timeout of its own.
+  std::uint8_t timeout = kAckTimeout;
   library().set_option(made, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
   const SocketAddress any_port = from.with_port(0);
   return library().resolve_addr(made, const_cast<sockaddr*>(any_port.get()), const_cast<sockaddr*>(to.get()),
@@ -86,7 +90,8 @@ bool Connection::make_queue_pair() noexcept {
   const std::uint32_t room = depth_.sends + receives;
   if (id_->verbs != depth_.protection_domain.context || !services_.completions.take_room(room)) return false;
   room_ = room;
-  // Devices differ in what they send inline; and none says how much before it is asked for.
+  // Devices differ in how many bytes they send inline, and none tells its limit. So half as many are asked
+  // for until the device agrees.
   for (std::uint32_t bytes = depth_.inline_bytes;; bytes /= 2) {
     ibv_qp_init_attr wanted{};
     wanted.send_cq = wanted.recv_cq = &services_.completions.queue();

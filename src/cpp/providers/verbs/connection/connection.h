@@ -17,11 +17,11 @@ namespace fab::verbs {
 
 class SharedReceives;
 
-// What a call says before there is a connection: rdma_cm's private data.
+// What a caller says before there is a connection: the private data of rdma_cm.
 struct PrivateData {
   enum class Purpose : std::uint8_t {
-    stream = 1,  // for frames
-    memory = 2,  // for the caller's device, which reaches memory of the called one; `token` is the stream's
+    stream = 1,  // the connection carries frames
+    memory = 2,  // the caller's device reaches memory of the called side; `token` names the stream
   };
   static constexpr std::size_t kBytes = 32;
   Purpose purpose = Purpose::stream;
@@ -29,15 +29,15 @@ struct PrivateData {
   std::uint64_t token = 0;
 
   void encode(char* out) const noexcept;
-  static std::optional<PrivateData> decode(
-      std::string_view bytes) noexcept;  // more may follow: InfiniBand pads
+  // Ignores bytes after the first kBytes, because InfiniBand pads.
+  static std::optional<PrivateData> decode(std::string_view bytes) noexcept;
 };
 
-// A queue pair with the connection that it comes by. Calls and ends without waiting; its owner is told under
-// the context's lock, and may destroy it there.
+// A queue pair and its rdma_cm connection. Neither calling nor ending waits. The owner is told of events
+// under the context's lock, and may destroy the connection there.
 class Connection final {
  public:
-  // What the connections of an endpoint have in common; outlives them.
+  // What the connections of an endpoint share. It must outlive them.
   struct Services {
     const Device& device;
     rdma_event_channel& events;
@@ -47,23 +47,24 @@ class Connection final {
   struct Depth {
     std::uint32_t sends, receives, inline_bytes;
     ibv_pd& protection_domain;
-    SharedReceives* shared_receives = nullptr;  // where messages arrive, instead of in receives of its own
+    // Where messages arrive. If it is null, the queue pair has receives of its own.
+    SharedReceives* shared_receives = nullptr;
   };
 
-  // `owner` is told of the connection, and of completions whose ids work_id() made.
+  // Tells `owner` of the connection, and of the completions whose ids work_id() made.
   Connection(const Services& services, ConnectionOwner& owner, const Depth& depth);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // False: it failed at once, and the owner is not told.
+  // These return false if they failed at once; the owner is not told then.
   bool call(const SocketAddress& from, const SocketAddress& to, const PrivateData& data) noexcept;
   bool answer(OwnId id, const rdma_conn_param& asked) noexcept;
 
   bool connected() const noexcept { return connected_; }
   ibv_qp* queue_pair() const noexcept { return id_->qp; }
   std::uint32_t inline_bytes() const noexcept { return inline_bytes_; }
-  // The id of a work request with `number`, of 31 bits.
+  // The id of a work request. Only 31 bits of `number` are kept.
   std::uint64_t work_id(std::uint32_t number, bool receive) const noexcept {
     return work_id(work_number_, number, receive);
   }
@@ -76,7 +77,8 @@ class Connection final {
   static bool is_receive(const ibv_wc& completion) noexcept { return (completion.wr_id >> 31 & 1) != 0; }
 
   std::uint32_t work_number() const noexcept { return work_number_; }
-  void on_event(rdma_cm_event_type type) noexcept;  // for the endpoint
+  // To be called by the endpoint.
+  void on_event(rdma_cm_event_type type) noexcept;
 
  private:
   bool make_queue_pair() noexcept;
@@ -89,10 +91,10 @@ class Connection final {
     OwnId id;
   };
   OwnId id_;
-  std::shared_ptr<LateId> late_id_;  // where it goes at the end, if it has to outlive this
+  std::shared_ptr<LateId> late_id_;  // takes id_ at the end, if it has to outlive this object
   std::uint32_t work_number_ = 0;
   std::uint32_t inline_bytes_ = 0;
-  std::uint32_t room_ = 0;  // taken in the completion queue
+  std::uint32_t room_ = 0;  // entries of the completion queue that this connection has taken
   bool calling_ = false, connected_ = false;
   char private_data_[PrivateData::kBytes];
 };

@@ -5,8 +5,8 @@
 
 namespace fab::verbs {
 
-// What is destroyed after the present turn, because it may still be running. The objects link each other, so
-// that ending takes no memory.
+// An object that is destroyed after the present turn, because its code may still be running. The objects form
+// a list by themselves, so that adding one allocates nothing.
 struct DestroyedLater {
   virtual ~DestroyedLater() = default;
   std::shared_ptr<DestroyedLater> next{};
@@ -24,8 +24,8 @@ class DestroyedLaterList {
     dead->next = std::move(first_);
     first_ = std::move(dead);
   }
-  // Also what is added on the way. Each is destroyed before the next one: a chain that destroyed itself would
-  // do so by recursion.
+  // Destroys all, even those that are added meanwhile. It cuts each off the list first: a list that destroyed
+  // itself would do so by recursion.
   void destroy() noexcept {
     while (first_) {
       std::shared_ptr<DestroyedLater> dead = std::move(first_);

@@ -6,7 +6,8 @@ namespace fab::verbs {
 namespace {
 
 constexpr std::uint32_t kFirstRoom = 16384;  // completions
-constexpr unsigned kAcknowledgeAt = 64;      // notices: each acknowledgement takes a lock
+// Notices that are acknowledged together, because each acknowledgement takes a lock.
+constexpr unsigned kAcknowledgeAt = 64;
 
 }  // namespace
 
@@ -38,7 +39,8 @@ bool DeviceCompletionQueue::arm() noexcept {
   if (armed_) return true;
   if (ibv_req_notify_cq(queue_.get(), 0) != 0) return false;
   armed_ = true;
-  return poll() == 0;  // what came before this is not told of
+  // Completions that came before ibv_req_notify_cq() give no notice, so they are told now.
+  return poll() == 0;
 }
 
 void DeviceCompletionQueue::take_notices() noexcept {

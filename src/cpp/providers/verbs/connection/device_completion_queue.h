@@ -9,11 +9,13 @@
 
 namespace fab::verbs {
 
-// Where a device puts the completions of all work requests of an endpoint, and from where their owners are
-// told. It grows with the work requests that may be under way. Used under the context's lock.
+// The queue in which a device puts the completions of all work requests of an endpoint. Its poll() tells the
+// owners of the requests. It grows with the number of requests that may be under way. Used under the
+// context's lock.
 class DeviceCompletionQueue {
  public:
-  explicit DeviceCompletionQueue(const Device& device);  // throws Error
+  // Throws Error.
+  explicit DeviceCompletionQueue(const Device& device);
   ~DeviceCompletionQueue();
   DeviceCompletionQueue(const DeviceCompletionQueue&) = delete;
   DeviceCompletionQueue& operator=(const DeviceCompletionQueue&) = delete;
@@ -21,12 +23,12 @@ class DeviceCompletionQueue {
   ibv_cq& queue() const noexcept { return *queue_; }
   WorkOwners& owners() noexcept { return owners_; }
 
-  // Room for completions. False: the device has no more.
+  // Reserves room for completions. Returns false if the device has no more.
   bool take_room(std::uint32_t entries) noexcept;
   void give_room(std::uint32_t entries) noexcept { room_taken_ -= entries; }
 
   static constexpr int kPollAtOnce = 32;
-  // Tells the owners; returns of how many completions, at most kPollAtOnce.
+  // Tells the owners of at most kPollAtOnce completions. Returns how many there were.
   int poll() noexcept {
     ibv_wc completions[kPollAtOnce];
     const int count = ibv_poll_cq(queue_.get(), kPollAtOnce, completions);
@@ -36,11 +38,12 @@ class DeviceCompletionQueue {
     return std::max(count, 0);
   }
 
-  // Makes the next completion readable at notices(). False: it is not armed, or something was there already,
-  // and the owners were told.
+  // Lets the next completion make notices() readable. Returns false if arming failed, or if there were
+  // completions already; their owners have been told of those.
   bool arm() noexcept;
   int notices() const noexcept { return notices_->fd; }
-  void take_notices() noexcept;  // and is armed no more
+  // Reads all notices. The queue is not armed afterwards.
+  void take_notices() noexcept;
 
  private:
   const Device& device_;

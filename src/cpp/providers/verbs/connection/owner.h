@@ -5,13 +5,15 @@
 
 namespace fab::verbs {
 
-// Who is told of a connection, and of the completions of its work requests, under the context's lock.
+// The owner of a connection. It is told of the connection, and of the completions of its work requests, under
+// the context's lock.
 class ConnectionOwner {
  public:
-  // The queue pair is there: receives may be posted. False: give up.
+  // The queue pair exists, and receives may be posted. Returning false ends the connection.
   virtual bool on_made() noexcept { return true; }
   virtual void on_connected() noexcept = 0;
-  virtual void on_closed(Errc why) noexcept = 0;  // once; not after the owner let go of it
+  // Called once, and not after the owner has destroyed the connection.
+  virtual void on_closed(Errc why) noexcept = 0;
   virtual void on_completion(const ibv_wc& completion) noexcept = 0;
 
  protected:

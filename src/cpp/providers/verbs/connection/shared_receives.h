@@ -12,8 +12,8 @@
 namespace fab::verbs {
 
 // A shared receive queue: slots for the messages of all streams of an endpoint, so that the memory for
-// receiving does not grow with the number of peers. While no slot is free the devices of those who send try
-// again. Used under the context's lock; outlives the queue pairs.
+// receiving does not grow with the number of peers. While no slot is free, the devices of the senders try
+// again. Used under the context's lock. It must outlive the queue pairs.
 class SharedReceives final : public ConnectionOwner {
  public:
   static constexpr std::size_t kSlotBytes = 16 * 1024;
@@ -23,8 +23,8 @@ class SharedReceives final : public ConnectionOwner {
                  std::uint32_t slots);
 
   ibv_srq& queue() const noexcept { return *queue_; }
-  // The owner of the queue pair is told of its messages as of its other completions, with the number of the
-  // slot, which is free again when on_completion() returns.
+  // Tells `owner` of the queue pair's messages by on_completion(), with the number of the slot. The slot is
+  // free again when on_completion() returns. Returns false if there is no memory.
   bool join(std::uint32_t queue_pair, ConnectionOwner& owner) noexcept;
   void leave(std::uint32_t queue_pair) noexcept { owners_.erase(queue_pair); }
   const std::byte* slot(std::uint32_t number) const noexcept;

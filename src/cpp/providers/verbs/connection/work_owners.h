@@ -8,13 +8,13 @@ namespace fab::verbs {
 
 class ConnectionOwner;
 
-// Whose work requests complete: each owner has a number, which the ids of its requests hold. The device may
-// tell of requests whose owner is gone.
+// Finds the owner of a completed work request. Each owner has a number, which is part of the ids of its
+// requests. The device may tell of requests whose owner is gone.
 class WorkOwners {
  public:
   explicit WorkOwners(std::uint32_t first_number = 1) noexcept : next_number_(first_number) {}
 
-  // Its number, which is not 0.
+  // Returns the owner's number, which is never 0.
   std::uint32_t add(ConnectionOwner& owner) {
     while (next_number_ == 0 || owners_.contains(next_number_)) ++next_number_;
     owners_.emplace(next_number_, &owner);
@@ -24,7 +24,7 @@ class WorkOwners {
     owners_.erase(number);
     recent_ = {};
   }
-  // Null: gone.
+  // Returns null if the owner is gone.
   ConnectionOwner* find(std::uint32_t number) noexcept {
     if (number != recent_.first) {
       const auto found = owners_.find(number);

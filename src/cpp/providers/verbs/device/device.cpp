@@ -25,7 +25,8 @@
 namespace fab::verbs {
 namespace {
 
-// As rdma_cm would choose a device and its port for a connection from each of this machine's addresses.
+// The addresses of this machine by device and port: of each address, the port that rdma_cm chooses for a
+// connection from it.
 using Port = std::pair<const ibv_context*, std::uint8_t>;
 std::map<Port, std::vector<SocketAddress>> addresses_by_port() {
   std::map<Port, std::vector<SocketAddress>> found;
@@ -105,9 +106,10 @@ std::string problem_of(const Device& device) {
 
 }  // namespace
 
-// rdma-core takes one offset in soft-iWARP's file for a sign of failure, SIW_INVAL_UOBJ_KEY of
-// <rdma/siw-abi.h>. A queue that the kernel places there cannot be had: in a process with a completion queue
-// of 16384 entries the eighth queue pair. A queue that begins at offset 0 and goes beyond covers it.
+// rdma-core takes one offset in soft-iWARP's file, SIW_INVAL_UOBJ_KEY of <rdma/siw-abi.h>, for a sign of
+// failure. So creating a queue that the kernel places at that offset fails: the eighth queue pair, for
+// instance, in a process with a completion queue of 16384 entries. A queue from offset 0 to beyond that one
+// occupies it, and is never destroyed.
 void prepare(const Device& device) {
   constexpr std::uint32_t kSoftIwarp = 0x626d74;  // vendor
   constexpr int kRefusedOffset = 0x90000, kEntryBytes = 32;
@@ -121,9 +123,10 @@ void prepare(const Device& device) {
 
 std::vector<Device> list_devices() try {
   std::vector<Device> devices;
-  std::error_code error;  // nothing there: no need for the libraries
+  // A machine without devices needs no libraries.
+  std::error_code error;
   if (std::filesystem::is_empty("/sys/class/infiniband", error) || error) return devices;
-  // rdma_cm keeps the devices that it opened: those of the parent process are not for its children.
+  // rdma_cm keeps the devices that it has opened. A child of fork() must not use those of its parent.
   static const std::uint32_t opened_in = fork_generation();
   if (!find_library() || opened_in != fork_generation()) return devices;
   int count = 0;
@@ -149,7 +152,8 @@ std::vector<Device> list_devices() try {
       devices.push_back(device);
     }
   }
-  library().free_devices(contexts);  // the list; rdma_cm keeps the devices open
+  // This frees the list only: rdma_cm keeps the devices open.
+  library().free_devices(contexts);
   std::ranges::sort(devices, {}, &Device::name);
   return devices;
 } catch (const std::exception& error) {

@@ -13,9 +13,11 @@ namespace fab::verbs {
 
 // A port of an RDMA device of this machine. Connections are made through its IP addresses (rdma_cm(7)).
 struct Device {
-  std::string name;                // "mlx5_0"; of a device with several ports "mlx4_0/2"
-  std::string alias;               // what else it may be called: "mlx5_0/1", and "mlx4_0" for any port
-  ibv_context* context = nullptr;  // open as long as the process lives
+  // "mlx5_0" or, if the device has several ports, "mlx4_0/2".
+  std::string name;
+  // Another name that users may give: "mlx5_0/1" or, for any port of the device, "mlx4_0".
+  std::string alias;
+  ibv_context* context = nullptr;  // stays open as long as the process lives
   ibv_device_attr limits{};
   std::vector<SocketAddress> addresses;  // IPv4 first
   std::uint8_t port = 1;
@@ -24,7 +26,7 @@ struct Device {
   std::uint8_t link_layer = 0;  // IBV_LINK_LAYER_*
   std::uint64_t speed_bits_per_second = 0;
   std::uint64_t max_message = 0;  // bytes of one work request
-  // Reads and atomics under way at once over one connection: of the peer's, and of this side's.
+  // How many reads and atomics of the peer, and of this side, may be under way at once over one connection.
   std::uint8_t reads_served() const noexcept {
     return static_cast<std::uint8_t>(std::clamp(limits.max_qp_rd_atom, 1, 128));
   }
@@ -37,32 +39,33 @@ struct Device {
 // An entry of a port's GID table: what RoCE puts into packets for an IP address.
 struct Gid {
   int index = 0;
-  std::string bytes;  // 16; an IPv4 address is mapped into IPv6
+  std::string bytes;  // 16 bytes; an IPv4 address is mapped into IPv6
   std::string type;   // "RoCE v2", "IB/RoCE v1"
 };
 std::vector<Gid> list_gids(const Device& device);
 
-// The one of the device's addresses whose GID of RoCE v2 has this index. Throws Error(invalid), with what
-// there is.
+// The address of the device whose GID of RoCE v2 has this index. Throws Error(invalid) that lists the indices
+// there are.
 SocketAddress address_of_gid(const Device& device, const std::string& index);
 
-// After a call of the device's failed: throws Error(no_memory) with what it does not give, and errno's
-// reason.
+// For a call of the device that has just failed. Throws Error(no_memory), or Error(too_many_files) if errno
+// says so. The message says what the device does not give, and errno's reason.
 [[noreturn]] void refuse(const Device& device, const std::string& what);
 
-// Where it tells of completions, and of connections. Reading does not wait where there is nothing. Throw
-// Error and std::system_error.
+// Open the channels in which the device tells of completions, and rdma_cm of connections. Reading from an
+// empty channel does not wait. Both throw Error and std::system_error.
 OwnCompletionChannel open_completion_channel(const Device& device);
 OwnEventChannel open_event_channel(const Device& device);
 
-// Never throws; none where there are none. Looks at this machine only.
+// The ports of this machine's devices, sorted by name. Empty if there are none or they cannot be listed.
+// Throws only for a shortage of memory or descriptors.
 std::vector<Device> list_devices();
 
-// To be called before anything is made with the device: covers for the lifetime of the process what its
-// driver gets wrong.
+// Works around a fault of the soft-iWARP driver for the lifetime of the process. To be called before anything
+// is made with the device.
 void prepare(const Device& device);
 
-// What discovery says of a device: among it, why it cannot be used.
+// What discovery says of a device. If it cannot be used, Info::why has the reason.
 Info describe(const Device& device);
 
 }  // namespace fab::verbs

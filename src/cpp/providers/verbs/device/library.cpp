@@ -74,12 +74,13 @@ Opened open_libraries() {
   load(cm, "rdma_ack_cm_event", all.ack_cm_event);
   load(cm, "rdma_set_option", all.set_option);
   opened.usable = opened.problem.empty();
-  // Without it, and on a kernel that does not see to it itself, a fork moves memory away from the devices.
+  // On kernels that do not handle fork() by themselves, a fork would otherwise move memory away from the
+  // devices.
   if (opened.usable) all.fork_init();
   return opened;
 }
 
-// What failed once may work later, as when a descriptor is there again.
+// Tries again after a failure, because opening may work later: when a descriptor is free again, for instance.
 class Libraries {
  public:
   const Library* find() noexcept {

@@ -10,8 +10,9 @@
 
 namespace fab::verbs {
 
-// What is used of libibverbs and librdmacm, which are opened on first use: a build that knows verbs runs on
-// machines without them. Functions of the two headers that are inline (posting, polling) need no entry.
+// The functions of libibverbs and librdmacm that are used here. The libraries are opened on first use, so
+// that a build with verbs runs on machines without them. Inline functions of the headers (posting, polling)
+// need no entry.
 struct Library {
   decltype(&::ibv_fork_init) fork_init;
   decltype(&::ibv_get_device_name) get_device_name;
@@ -20,8 +21,9 @@ struct Library {
   decltype(&::ibv_alloc_pd) alloc_pd;
   decltype(&::ibv_dealloc_pd) dealloc_pd;
   decltype(&::ibv_reg_mr) reg_mr;
-  decltype(&::ibv_reg_mr_iova2) reg_mr_iova2;  // null where rdma-core is older than it
-  // Null where rdma-core is older than 34, whose headers do not have it either.
+  // Null if rdma-core is older than 28.
+  decltype(&::ibv_reg_mr_iova2) reg_mr_iova2;
+  // Null if rdma-core is older than 34. Older headers do not declare it, so its type is written out.
   ibv_mr* (*reg_dmabuf_mr)(ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova, int fd,
                            int access);
   decltype(&::ibv_dereg_mr) dereg_mr;
@@ -58,13 +60,13 @@ struct Library {
   decltype(&::rdma_set_option) set_option;
 };
 
-// Null where the libraries cannot be used; then library_problem() says why and what to do.
+// Null if the libraries cannot be used; then library_problem() says why, and what to do.
 const Library* find_library() noexcept;
 std::string library_problem();
-// For those who hold an object of it.
+// For code that holds an object of the libraries, which are open then.
 inline const Library& library() noexcept { return *find_library(); }
 
-// One owner for each object of the two libraries.
+// Owning pointers to the objects of the two libraries.
 template <auto Member>
 struct Destroy {
   void operator()(auto* object) const noexcept { (library().*Member)(object); }
@@ -81,6 +83,6 @@ struct DestroyId {
     library().destroy_id(id);
   }
 };
-using OwnId = std::unique_ptr<rdma_cm_id, DestroyId>;  // with its queue pair
+using OwnId = std::unique_ptr<rdma_cm_id, DestroyId>;  // owns its queue pair too
 
 }  // namespace fab::verbs

@@ -14,7 +14,8 @@ namespace fab::verbs {
 namespace {
 
 constexpr std::uint8_t kVersion = 1;
-constexpr std::uint32_t kMostSearched = 4096;  // regions, for local memory that no device knows yet
+// Regions that are searched for local memory that the device does not know yet.
+constexpr std::uint32_t kMostSearched = 4096;
 
 std::unique_ptr<RegistrationCache> open_cache_of(const DomainOptions& options, const Enroller& enroller) {
   DomainCache opened = open_cache(CacheSettings::of(options), enroller);
@@ -61,7 +62,7 @@ std::optional<Description> Description::decode(const std::byte* in) noexcept {
 ibv_mr* register_memory(const Library& library, ibv_pd& pd, AddressRange range, int access) noexcept {
   if (const auto place = DmaBuf::find(range)) {
     errno = EOPNOTSUPP;
-    // Where its pages are is the exporter's affair: on-demand paging is not for it.
+    // On-demand paging is not for a dma-buf: its exporter decides where the pages are.
     if (ibv_mr* const made = library.reg_dmabuf_mr
                                  ? library.reg_dmabuf_mr(&pd, place->offset, range.length, range.start,
                                                          place->fd.get(), access & ~IBV_ACCESS_ON_DEMAND)
@@ -119,7 +120,7 @@ std::uint32_t DeviceRegions::key_of(const RegistrationCache::Lease& lease) noexc
 
 bool DeviceRegions::take(std::uint32_t region, Registered& into) {
   const RegionEntry& entry = regions_.entry(region);
-  // Accesses that the owner has to see, to allow or to count one by one, come as messages.
+  // If the owner has to see, allow or count each access, they come as messages.
   if ((entry.flags & (region_flag::kObserved | region_flag::kSpans)) != 0 ||
       entry.counters[0].load(std::memory_order_acquire) != 0 || entry.length == 0)
     return false;
@@ -136,7 +137,8 @@ bool DeviceRegions::take(std::uint32_t region, Registered& into) {
     const AddressRange range{.start = reinterpret_cast<std::uint64_t>(pieces[i].iov_base),
                              .length = pieces[i].iov_len};
     OwnMr mr(reg_mr(range, rights));
-    if (!mr) return false;  // too much, or pages that are not there: messages serve the region
+    // The device refuses too much memory, and pages that are not there. Messages serve the region then.
+    if (!mr) return false;
     into.pieces.push_back({range.start, range.length, std::move(mr)});
     ++made_;
   }
@@ -163,7 +165,8 @@ DeviceRegions::Registered* DeviceRegions::find(std::uint32_t region) {
 bool DeviceRegions::describe(std::uint32_t region, std::byte* out) noexcept try {
   const std::lock_guard lock(mutex_);
   const RegionEntry& entry = regions_.entry(region);
-  if (entry.counters[0].load(std::memory_order_acquire) != 0) {  // bound since
+  // A counter that was bound meanwhile counts each access, so the device must not reach the region any more.
+  if (entry.counters[0].load(std::memory_order_acquire) != 0) {
     registered_.erase(region);
     return false;
   }
@@ -184,7 +187,8 @@ bool DeviceRegions::describe(std::uint32_t region, std::byte* out) noexcept try 
   return false;
 }
 
-// From this processor, which then cannot take its atomics over from the devices.
+// Whether the processor cannot reach memory of the region. Then it cannot do the atomics instead of the
+// devices.
 bool DeviceRegions::hidden(std::uint32_t region) const noexcept {
   const RegionEntry& entry = regions_.entry(region);
   iovec pieces[RegionView::kMaxRegionPieces];
@@ -200,9 +204,10 @@ void DeviceRegions::claim_atomics(std::uint32_t region) noexcept {
   try {
     claimed_.insert(region);
   } catch (const std::exception&) {
-    atomics_ = false;  // no memory to tell them apart: the CPU takes all
+    // There is no memory to note the region, so the processor does the atomics of all regions.
+    atomics_ = false;
   }
-  // Whoever was told that its device may update the region meets an unknown key, and asks again.
+  // A peer that was told that its device may update the region meets an unknown key, and asks again.
   if (const auto known = registered_.find(region); known != registered_.end() && known->second.told_atomics)
     registered_.erase(known);
 }
@@ -228,7 +233,7 @@ const DeviceRegions::Local* DeviceRegions::look_for(std::uint64_t at, std::uint6
   for (std::uint32_t region = 0; region < kMostSearched; ++region) {
     const RegionEntry& entry = regions_.entry(region);
     const std::uint64_t state = entry.state.load(std::memory_order_seq_cst);
-    if (state == 0) break;  // never used, nor those behind it
+    if (state == 0) break;  // neither this entry nor any behind it was ever used
     if (status_of(state) != RegionStatus::enabled) continue;
     const std::size_t count = regions_.pieces(entry, 0, entry.length, pieces);
     for (std::size_t i = 0; i < count; ++i) {
@@ -262,7 +267,8 @@ std::optional<std::uint32_t> DeviceRegions::local_key(const void* at, std::uint6
 
 LinkRegistrations DeviceRegions::registrations(const std::string& link) const {
   const std::lock_guard lock(mutex_);
-  const std::uint64_t hits = cache_->stats().hits;  // first: it drops what has gone with its memory
+  // stats() comes first, because it withdraws what has gone with its memory.
+  const std::uint64_t hits = cache_->stats().hits;
   LinkRegistrations counts{.link = link, .held = leased_, .made = made_, .reused = reused_ + hits};
   for (const auto& [region, registered] : registered_) counts.held += registered.pieces.size();
   return counts;

@@ -21,7 +21,7 @@
 
 namespace fab::verbs {
 
-// What a peer's device needs to reach a region without this process: the answer to a `describe` frame.
+// What a peer's device has to know to reach a region without this process: the answer to a `describe` frame.
 struct Description {
   struct Piece {
     std::uint64_t address = 0, length = 0;
@@ -31,7 +31,7 @@ struct Description {
 
   std::uint64_t base = 0;  // what peers add to offsets
   std::uint32_t access = 0;
-  bool atomics = false;  // 8-byte additions and compare-and-swaps by the device
+  bool atomics = false;  // devices may do 8-byte additions and compare-and-swaps
   std::uint8_t piece_count = 0;
   std::array<Piece, kMostPieces> pieces{};
 
@@ -40,10 +40,10 @@ struct Description {
     for (std::size_t i = 0; i < piece_count; ++i) sum += pieces[i].length;
     return sum;
   }
-  // The place of `offset`, which is less than length().
+  // Where the byte at `offset` is; at() needs an offset below length().
   struct Place {
     std::uint64_t address = 0;
-    std::uint64_t left = 0;  // bytes from there on in one piece
+    std::uint64_t left = 0;  // bytes from there to the end of the piece
     std::uint32_t rkey = 0;
   };
   Place at(std::uint64_t offset) const noexcept {
@@ -51,24 +51,27 @@ struct Description {
     for (; offset >= piece->length; ++piece) offset -= piece->length;
     return {piece->address + offset, piece->length - offset, piece->rkey};
   }
-  void encode(std::byte* out) const;  // kDescriptionBytes
+  void encode(std::byte* out) const;  // writes kDescriptionBytes
   static std::optional<Description> decode(const std::byte* in) noexcept;
 };
 
-// Gives a device memory of this process, under its addresses here: a dma-buf as such, where the library and
-// the device can, else what is mapped there. `access`: IBV_ACCESS_*. Null, with errno, where the device does
-// not take it.
+// Registers memory of this process with a device, under its addresses here. A dma-buf is registered as such,
+// if the library and the device can do that; otherwise what is mapped there. `access` is of IBV_ACCESS_*.
+// Returns null, with errno, if the device does not take the memory.
 ibv_mr* register_memory(const Library& library, ibv_pd& pd, AddressRange range, int access) noexcept;
 
-// Registered memory as the device knows it: registered with it when it is first needed, by a peer or here,
-// and taken away when the region closes. Keys of the device are 32 bits and valid for every peer of the
-// domain; a new one is given whenever what was told of an old one is no longer true, so that the device
-// refuses those who still use it. What this process uses itself goes through a registration cache, where the
-// domain has one, and stays with the device for the next region or transfer (LNX-59). Safe from any thread.
+// The regions of a domain as the device knows them. A region is registered with the device when a peer or
+// this process first needs that, and withdrawn when the region closes.
+//
+// A key of the device has 32 bits and is valid for every peer of the domain. A region gets a new key whenever
+// what peers were told of it is no longer true, so that the device refuses peers that still use the old key.
+//
+// Memory that this process uses itself goes through a registration cache, if the domain has one, and stays
+// with the device for the next region or transfer. Safe from any thread.
 class DeviceRegions final : public DeviceAccess, public DeviceMemory {
  public:
-  // `atomics`: peers' devices may update memory, because nothing else does than devices and, after
-  // claim_atomics(), this process. `traits`: of the registrations, IBV_ACCESS_ON_DEMAND and
+  // With `atomics` the devices of peers may update memory: nothing else updates it than devices and, after
+  // claim_atomics(), this process. `traits` are bits for every registration: IBV_ACCESS_ON_DEMAND and
   // IBV_ACCESS_RELAXED_ORDERING.
   DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics, int traits, const DomainOptions& options);
 
@@ -77,11 +80,12 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
   void forget(std::uint32_t region) noexcept override;
   bool reaches_hidden(AddressRange range, bool stores) noexcept override;
 
-  // The device's key for [at, at + length), if it lies within one piece of a region of this domain; `stores`:
-  // the device will write there.
+  // The device's key for [at, at + length), if that lies within one piece of a region of this domain. With
+  // `stores` the device will write there.
   std::optional<std::uint32_t> local_key(const void* at, std::uint64_t length, bool stores) noexcept;
 
-  // The device's key for any other memory of this process, while the lease lives. Throws Error(no_memory).
+  // Registers any other memory of this process while the lease lives; key_of() is its key. Throws
+  // Error(no_memory).
   RegistrationCache::Lease lend(const void* at, std::uint64_t length, bool stores);
   static std::uint32_t key_of(const RegistrationCache::Lease& lease) noexcept;
 
@@ -92,14 +96,15 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
     std::uint64_t address, length;
     OwnMr mr;
   };
-  // For peers.
+  // A region as peers reach it.
   struct Registered {
     std::uint64_t state = 0;  // of the region's entry
     std::vector<Piece> pieces;
     std::uint32_t access = 0;
     bool told_atomics = false;
   };
-  // For transfers of this process, apart from that: what is taken from peers must not fail those under way.
+  // A piece of a region as transfers of this process reach it. It is registered a second time, so that these
+  // transfers do not fail when peers lose their access.
   struct Local {
     std::uint64_t length = 0;
     std::uint64_t state = 0;  // of the region's entry
@@ -108,7 +113,7 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
     RegistrationCache::Lease lease{};
   };
 
-  // Null where the device does not take the region, or may not reach it by itself.
+  // Returns null if the device does not take the region, or must not reach it by itself.
   Registered* find(std::uint32_t region);
   bool take(std::uint32_t region, Registered& into);
   const Local* search(std::uint64_t at, std::uint64_t length) const noexcept;
@@ -123,14 +128,16 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
   ibv_pd& pd_;
   const RegionView regions_;
   const int traits_;
-  std::atomic<std::uint64_t> made_{0}, leased_{0};  // leased_: held for leases, or idle
-  const std::unique_ptr<RegistrationCache> cache_;  // of local memory; keeps nothing where none is wanted
-  mutable std::mutex mutex_;                        // guards what follows
+  // Registrations that were made, and those that the cache holds, leased or idle.
+  std::atomic<std::uint64_t> made_{0}, leased_{0};
+  // Of local memory. It keeps nothing if the domain has no cache.
+  const std::unique_ptr<RegistrationCache> cache_;
+  mutable std::mutex mutex_;  // guards what follows
   std::uint64_t reused_ = 0;
   bool atomics_;
   std::unordered_map<std::uint32_t, Registered> registered_;  // by index in the region table
-  std::unordered_set<std::uint32_t> claimed_;                 // whose atomics the CPU does
-  std::map<std::uint64_t, Local> local_;                      // by address; of overlapping ones, any
+  std::unordered_set<std::uint32_t> claimed_;                 // regions whose atomics the processor does
+  std::map<std::uint64_t, Local> local_;  // by first address; of several pieces there, one
 };
 
 }  // namespace fab::verbs
