@@ -78,12 +78,12 @@ class CellRanks:
         return bool(self._children)
 
     def meet(self) -> list[Report]:
-        """Makes the ranks a group: before the first cell, and again after a cell that failed, which may have left the group broken."""
+        """Makes the ranks a group: before the first cell, and again after a cell that failed, since that may have broken it."""
         self._meetings += 1
         return self._ask(("meet", self._meetings), None)
 
     def run(self, source: str, timeout: float | None) -> list[Report]:
-        """Runs a cell; returns what each rank did. Interrupts those that are late: after `timeout` seconds, or after one failed."""
+        """Runs a cell; returns what each rank did. Interrupts the late ones: after `timeout` seconds, or after one failed."""
         return self._ask(("run", source), timeout)
 
     def _ask(self, request: tuple[str, Any], timeout: float | None) -> list[Report]:
