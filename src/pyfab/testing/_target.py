@@ -88,7 +88,7 @@ def serve(connection: Connection) -> None:
 
 
 def _synchronise(call: Callable[[list[Any]], None]) -> None:
-    """Orders memory with a message between the sides, as programs have to. It names no segment: enough only on coherent domains."""
+    """Orders memory with a message between the sides, as programs have to. No region is named: enough only if all is coherent."""
     with suppress(pyfab.ClosedError):
         call([])
 
