@@ -21,7 +21,7 @@ Words = NDArray[np.int64]
 IN_FLIGHT = 64
 MANY = 4096
 """Transfers in one call of write_many or read_many."""
-MOST_IN_FLIGHT = 64 << 20  # bytes
+MOST_IN_FLIGHT = 64 << 20  # bytes that may be under way at once
 PATIENCE = 60.0  # seconds that a message may take
 
 ONE_SIDED = {

@@ -107,7 +107,7 @@ class Session:
         return taken
 
     def close(self) -> None:
-        """Ends the session, and with it the target's side: a listener is free for the next run."""
+        """Ends the session, and with it the target's side, so that a listener is free for the next run."""
         self._undo.close()
 
     def __enter__(self) -> Session:

@@ -53,7 +53,7 @@ def run(task: Task, rank: int, line: socket.socket, parent: int) -> None:
             try:
                 value = task.fn(group, *task.args)
             except BaseException as error:
-                # The parent must hear of this before the group ends, and the others tell that they lost this rank.
+                # The parent must hear of this first: once the group ends here, the others tell that they lost this rank.
                 report.failed(error)
                 raise
         report.send(Outcome(value))
@@ -139,7 +139,7 @@ class Child:
 
 
 def how(status: int) -> str:
-    """How a process ended, in words; `status` is as of `os.waitstatus_to_exitcode`. Real-time signals have no name."""
+    """How a process ended, in words; `status` is what `os.waitstatus_to_exitcode` gives. Real-time signals have no name."""
     if status >= 0:
         return f"exit status {status}"
     known = -status in signal.Signals.__members__.values()

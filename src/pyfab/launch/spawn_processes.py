@@ -166,7 +166,7 @@ class Served:
 def serve(caller: str, task: str, requests: str, size: str) -> None:
     """The body of the server."""
     bind_to(int(caller))
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it is inherited from a caller that ignores it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it passes that on
     data = read_file(int(task))
     os.close(int(task))
     server = os.getpid()

@@ -1,4 +1,4 @@
-"""Accepts connections, and lets in whoever proves the token. Those who do not hold a bounded share of this process's means.
+"""Accepts connections, and lets in whoever proves the token. Others hold a bounded share of this process's resources.
 
 One thread watches the listener and all connections that have not proven the token. Each that has proven it gets its own thread.
 """

@@ -1,8 +1,8 @@
 """Small messages over a socket: a JSON header and some bytes, both length-checked.
 
-Used where no fabric exists yet: to exchange names at the start of a group, and to ask a server for its arrays. Nothing received
-is trusted: a frame of another format or size raises ConnectionError, and no pickle is ever read. Both sides prove that they
-know the same token (HMAC-SHA256 over both nonces; the token itself does not travel); the empty token is one like any other.
+They are used where no fabric exists yet: to exchange names at the start of a group, and to ask a server for its arrays. Nothing
+received is trusted: a frame of another format or size raises ConnectionError, and no pickle is ever read. Both sides prove that
+they know the same token (HMAC-SHA256 over both nonces; the token itself does not travel); the empty token is one like any other.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ class Handshake:
     def __init__(self, token: str) -> None:
         self._token, self._nonce = token, secrets.token_hex(_NONCE_HEX // 2)
         self._data = bytearray()
-        self._size: int | None = None  # of the header, once the prefix is here
+        self._size: int | None = None  # size of the header, once the prefix is here
         self.greeting = _encoded({"nonce": self._nonce})
         self.refusal = _encoded({"refused": "token"})
-        self.proof = b""  # this side's, for the client that has proven its own
+        self.proof = b""  # for the client, once it has proven the token
 
     @property
     def lacks(self) -> int:

@@ -43,11 +43,13 @@ class Launch(NamedTuple):
 def from_environment(environment: Mapping[str, str] | None = None, rendezvous: Any = None) -> Launch:
     """Reads the variables of the first launcher found: PYFAB_RANK/PYFAB_SIZE, torchrun, Open MPI, PMI (MPICH), srun.
 
-    The meeting place is `rendezvous` if given, or PYFAB_RENDEZVOUS if that is set. If torchrun's agent has a store, it is that
-    store, which needs no other port; but not if PYFAB_TOKEN is set, because the store asks nobody for a token. If MASTER_ADDR
-    and MASTER_PORT are set, it is ``tcp://MASTER_ADDR:MASTER_PORT+1`` (65534 if MASTER_PORT is 65535), so that torch keeps
-    MASTER_PORT for itself. If mpirun or srun runs the job on one node, it is a folder of this user, named after the job. Raises
-    InvalidArgumentError naming the missing variables.
+    The meeting place is `rendezvous` if given, or PYFAB_RENDEZVOUS if set. Otherwise it is the first of these that can be had:
+
+    - the store of torchrun's agent, which needs no other port; not if PYFAB_TOKEN is set, because the store asks for no token;
+    - ``tcp://MASTER_ADDR:MASTER_PORT+1`` (65534 if MASTER_PORT is 65535), so that torch keeps MASTER_PORT for itself;
+    - if mpirun or srun runs the job on one node, a folder of this user, named after the job.
+
+    Raises InvalidArgumentError naming the missing variables.
     """
     env = os.environ if environment is None else environment
     for launcher, rank_name, size_name in _RANK_VARIABLES:

@@ -34,7 +34,7 @@ class Report:
     """What one rank did with a cell: texts as ("stdout" or "stderr", bytes), displays as ("display", (data, metadata))."""
 
     outputs: list[tuple[str, Any]] = field(default_factory=list)
-    error: str | None = None  # its traceback
+    error: str | None = None  # the traceback of what it raised
     interrupted: str = ""  # why, if it was told to end
     lost: bool = False  # the process has ended
 

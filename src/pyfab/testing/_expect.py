@@ -3,7 +3,7 @@
 [[expect]]
 operation = "put"          # put, get or fetch_add
 size = 8                   # bytes, or with a unit: "64 KiB", "1 MiB"
-latency_us_max = 3.0       # of one operation, complete on return: the median
+latency_us_max = 3.0       # the median of one operation, complete on return
 links = "verbs:*"          # only where --links matches; without: everywhere
 
 [[expect]]

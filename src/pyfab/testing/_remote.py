@@ -102,19 +102,19 @@ class RemoteSide:
         return pickled
 
     def suspend(self) -> None:
-        """SIGSTOP, by the agent."""
+        """Has the agent stop the process (SIGSTOP)."""
         self._agent.ask(self._control, {"op": "suspend"})
 
     def resume(self) -> None:
-        """SIGCONT, by the agent."""
+        """Has the agent let the process go on (SIGCONT)."""
         self._agent.ask(self._control, {"op": "resume"})
 
     def kill(self) -> None:
-        """SIGKILL, by the agent."""
+        """Has the agent kill the process (SIGKILL)."""
         self._agent.ask(self._control, {"op": "kill"})
 
     def end(self) -> int:
-        """The agent waits for the process. ConnectionError if the agent has gone, and the process with it."""
+        """Has the agent wait for the process. ConnectionError if the agent has gone, and the process with it."""
         try:
             return int(self._agent.ask(self._control, {"op": "end"}, ENDING + _PATIENCE)["code"])
         finally:

@@ -93,15 +93,15 @@ class ProcessSide:
         return pickle.dumps(call)
 
     def suspend(self) -> None:
-        """SIGSTOP."""
+        """Stops the child (SIGSTOP)."""
         suspend(self._process)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Lets the child go on (SIGCONT)."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kills the child (SIGKILL)."""
         self._process.kill()
 
     def end(self) -> int:

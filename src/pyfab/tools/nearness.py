@@ -48,7 +48,7 @@ class _Machine:
         self._sysfs = sysfs
 
     def device(self, address: str) -> Path | None:
-        """Where a PCI device hangs: its folder below those of its bridges."""
+        """The folder of a PCI device, which is below those of its bridges; None if there is no such device."""
         link = self._sysfs / "bus/pci/devices" / address.lower()
         return link.resolve() if address and link.exists() else None
 

@@ -8,7 +8,7 @@ operation is a pair of events that begin and end it (``"ph": "b"`` and ``"e"``),
 itself needs it for barriers, exchanges and epochs; blocking waits are slices of their thread (``"ph": "X"``, category "wait").
 
 An operation begins when its call begins. It ends when its call returns if it is complete by then, else when its done callback
-runs. The thread that serves the endpoint runs that as soon as the operation is complete and Python's lock is free. So the time
+runs. The thread that serves the endpoint runs it as soon as the operation is complete and Python's lock is free. So the time
 is an upper bound, and does not depend on when the program looks at the operation.
 
 `pyfab.trace` names a place in $PYFAB_TRACE. Every process that imports pyfab with that variable set, or is forked by one that

@@ -36,7 +36,7 @@ class Pair:
         open_domain: Callable[[], pyfab.Domain],
     ) -> None:
         self.domain, self.endpoint, self.peer = domain, endpoint, peer
-        self.alloc = alloc  # what kind of memory the peer exposes
+        self.alloc = alloc  # whether the peer exposes memory from `Domain.alloc`
         self.open_domain = open_domain  # opens a further domain on this side
         self._during_test = ExitStack()
 

@@ -1,4 +1,4 @@
-"""Chosen faults: a peer is killed, stopped, or stopped for a while; a link goes down. The others go on, and what comes back works again."""
+"""Chosen faults: a peer is killed, or stopped for long or short; a link goes down. Others go on, and what returns works again."""
 
 from __future__ import annotations
 
