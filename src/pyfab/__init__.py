@@ -196,12 +196,12 @@ __all__ = [
     "trace",
 ]
 
-# What is public is `pyfab.…` in tracebacks and pickles too, whichever room it is defined in.
+# Public names are `pyfab.…` in tracebacks and pickles, too, whichever package they are defined in.
 for _name in __all__:
     if getattr(globals()[_name], "__module__", "").startswith(f"{__name__}.") and not hasattr(_core, _name):
         globals()[_name].__module__ = __name__
 
-_PARTS = ("bench", "data", "testing", "torch")  # modules that are imported when somebody asks for them
+_PARTS = ("bench", "data", "testing", "torch")  # modules that are imported at their first use
 
 
 def __getattr__(name: str) -> ModuleType:

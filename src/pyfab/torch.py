@@ -30,7 +30,7 @@ __all__ = ["GlobalShuffle", "Sample", "Samples", "ShardedDataset", "ShardedLoade
 
 
 def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The same memory as tensors; of a ragged field (values, cu_seqlens)."""
+    """The fields of a batch as tensors of the same memory; a ragged field becomes (values, cu_seqlens)."""
     return {name: _tensor(values) for name, values in batch.items()}
 
 
@@ -49,7 +49,8 @@ class Samples(Sequence["Sample"]):
     def __init__(self, batch: Mapping[str, Any], count: int, shared: Mapping[str, Any] | None = None) -> None:
         self.batch = batch
         self._count = count
-        self._shared = shared  # the tensors whose memory the batch was read to, where these are to be sent on
+        # In a worker, the shared tensors whose memory the batch was read to: these are sent on.
+        self._shared = shared
 
     def tensors(self) -> dict[str, Any]:
         """The batch as `tensors` gives it."""
@@ -86,7 +87,7 @@ class Sample(Mapping[str, Any]):
 
 
 def _collate(batch: Any, *, collate_fn_map: Any = None) -> dict[str, Any]:
-    """Of samples: those of one gather as they are, others put together again."""
+    """Collates samples: those of one gather stay as they are, others are put together again."""
     del collate_fn_map
     if isinstance(batch, Samples):
         return batch.tensors()
@@ -108,8 +109,8 @@ class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
     """The samples of a store for `torch.utils.data.DataLoader`.
 
     Whatever works on data sets works on it: `Subset`, `random_split`, collate functions of your own, workers started in any way.
-    A batch is read by one gather. Without `transform` the default collate function gives a dict of tensors that are the memory
-    that it was read to, in a worker shared memory, so that nothing is copied; a ragged field gives (values, cu_seqlens).
+    A batch is read by one gather. Without `transform`, the default collate function gives a dict of tensors of the very memory
+    that the batch was read to, so nothing is copied; in a worker it is shared memory. A ragged field gives (values, cu_seqlens).
     transform: called with each sample, a mapping of tensors; what it returns is collated as usual.
 
     Worker processes open their own way to the memory of the ranks when they first read, and inherit none.
@@ -132,7 +133,7 @@ class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
     def _shared(self, indices: NDArray[np.int64]) -> dict[str, Any]:
-        """Memory that the worker's tensors are sent in, so that the batch is read to where the main process finds it."""
+        """Shared memory for a worker's tensors, so that the batch is read to where the main process finds it."""
         out = {}
         for field, count in self.store._engine().sizes(indices):
             empty = torch.from_numpy(np.empty((0, *field.shape), field.dtype))
@@ -144,11 +145,11 @@ class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
 
 
 class ShardedLoader(Loader):
-    """`pyfab.data.Loader` with tensors: a dict of them, of a ragged field (values, cu_seqlens).
+    """A `pyfab.data.Loader` whose batches are dicts of tensors; a ragged field gives (values, cu_seqlens).
 
-    pin_memory: batches in page-locked memory, so that `tensor.to("cuda", non_blocking=True)` overlaps; by default where there is
-    CUDA. With `copy=False` the memory of a batch is filled again only after the copies to the GPU that were begun from it, on the
-    stream that is current when the next batch is asked for.
+    pin_memory: whether batches are in page-locked memory, so that `tensor.to("cuda", non_blocking=True)` overlaps; by default, if
+    there is CUDA. With `copy=False`, the memory of a batch is filled again only after the copies from it to the GPU; these must
+    be on the stream that is current when the next batch is asked for.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the console script ``pyfab`` starts. A package of its own, because importing any part of pyfab imports all of it."""
+"""What the console script ``pyfab`` starts. It is a package of its own: importing any part of pyfab imports all of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 
 def main() -> int:
-    """Runs the command line (`pyfab.cli`). Ctrl-C ends it with status 130 and no traceback, while it is being imported, too."""
+    """Runs the command line (`pyfab.cli`). Ctrl-C ends it with status 130 and no traceback, even while it is being imported."""
     former = signal.getsignal(signal.SIGINT)
     if former is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # there is nothing to clean up yet

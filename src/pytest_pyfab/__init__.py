@@ -1,6 +1,6 @@
 """The pytest plugin of pyfab: options ``--pyfab-…`` and the fixtures `fabric`, `domain`, `endpoint`, `peer`, `window`.
 
-A package of its own, so that a run of pytest that has nothing to do with pyfab does not load it: what is heavy is imported when
+This is a package of its own, so that a run of pytest that has nothing to do with pyfab does not load pyfab: that is imported when
 an option or a fixture is used. docs/validation.md is the guide.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyfab.testing._session import Session
 
 _SESSION = pytest.StashKey["Session"]()
-RECORD = "pyfab_"  # how the names of what `pyfab_record` notes begin in JUnit's properties
+RECORD = "pyfab_"  # begins the names of JUnit properties that `pyfab_record` notes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Looks at the options, if there are any, and registers the reports that are asked for."""
+    """Checks the options, if there are any, and registers the reports that are asked for."""
     if any(
         config.getoption(f"pyfab_{name}") for name in ("links", "peer", "set", "soak", "expect", "drills")
     ):
@@ -100,7 +100,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def session_of(config: pytest.Config) -> Session:
-    """What the options say, made once for a run."""
+    """The session that the options ask for, made once for a run."""
     if _SESSION not in config.stash:
         from pyfab.testing._session import Session
 
@@ -110,7 +110,7 @@ def session_of(config: pytest.Config) -> Session:
 
 @contextmanager
 def _in_words() -> Iterator[None]:
-    """What keeps a fixture from working is said without a traceback through the library."""
+    """Reports what keeps a fixture from working, without a traceback through the library."""
     try:
         yield
     except OSError as error:
@@ -140,7 +140,7 @@ def domain(fabric: Fabric) -> pyfab.Domain:
 
 @pytest.fixture
 def endpoint(fabric: Fabric) -> Iterator[pyfab.Endpoint]:
-    """Its `pyfab.Endpoint`, which knows the peer; its completion queue is emptied after each test."""
+    """The domain's `pyfab.Endpoint`, which knows the peer. Its completion queue is emptied after each test."""
     with _in_words():
         endpoint = fabric.endpoint
     yield endpoint
@@ -156,7 +156,7 @@ def peer(request: pytest.FixtureRequest, fabric: Fabric) -> Iterator[Peer]:
     yield peer
     if peer.over:
         return
-    if peer.busy:  # what it answers next would be taken for the answer to the next call
+    if peer.busy:  # its next answer would be taken for that of the next call
         peer.abandon()
         if request.session.exitstatus != pytest.ExitCode.INTERRUPTED:
             pytest.fail(
@@ -165,7 +165,7 @@ def peer(request: pytest.FixtureRequest, fabric: Fabric) -> Iterator[Peer]:
         return
     try:
         peer.tidy()
-    except BaseException:  # stopped, perhaps: the next test gets another one
+    except BaseException:  # the peer may be stopped: the next test gets another one
         peer.abandon()
         raise
 
@@ -186,7 +186,7 @@ def window(fabric: Fabric) -> Iterator[Callable[..., PairedWindow]]:
 
 @pytest.fixture
 def pyfab_record(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """``pyfab_record(kind, name=value, …)`` notes what a test has found, for the reports. Values are such as JSON takes."""
+    """``pyfab_record(kind, name=value, …)`` notes what a test has found, for the reports. JSON must be able to hold them."""
 
     def record(kind: str, **values: Any) -> None:
         request.node.user_properties.append((RECORD + kind, json.dumps(values)))

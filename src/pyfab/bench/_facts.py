@@ -1,4 +1,4 @@
-"""What a figure is worth nothing without: the machine and the versions."""
+"""The machine and the versions that figures were measured with; without them, figures cannot be compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyfab import _core
 
 
 def machine_facts(core: int) -> dict[str, Any]:
-    """What is recorded with a run whose process here is kept on `core`; None for what this machine does not say."""
+    """What is recorded with a run whose process here is kept on `core`. A fact that this machine does not tell is None."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "cpu": _cpu_model(),

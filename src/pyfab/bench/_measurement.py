@@ -8,10 +8,11 @@ UNITS = {"us": "µs (less is better)", "GB/s": "GB/s", "Mops": "million operatio
 
 
 class Measurement(NamedTuple):
-    """One figure. `median` is that of the rounds; `p10` and `p99` are of all samples, the fast and the slow side of any unit.
+    """One figure, the median of its rounds, with the fast and the slow side of all samples.
 
+    `rounds` are the medians of the rounds, and `median` is theirs. In any unit, `p10` is the fast side and `p99` the slow side.
     metric: "latency" (unit "us"), "bandwidth" ("GB/s") or "rate" ("Mops", million operations per second). links: the spec that
-    was opened; link: which of its links led to the target, and how. rounds: the median of each.
+    was opened; link: which of its links led to the target, and how.
     """
 
     metric: str
@@ -28,5 +29,5 @@ class Measurement(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, int, str, str]:
-        """What makes two figures of different runs comparable."""
+        """Two figures of different runs can be compared if they have the same key."""
         return self.metric, self.operation, self.size, self.memory, self.links

@@ -21,7 +21,7 @@ Words = NDArray[np.int64]
 IN_FLIGHT = 64
 MANY = 4096
 """Transfers in one call of write_many or read_many."""
-MOST_IN_FLIGHT = 64 << 20  # bytes
+MOST_IN_FLIGHT = 64 << 20  # bytes that may be under way at once
 PATIENCE = 60.0  # seconds that a message may take
 
 ONE_SIDED = {
@@ -36,7 +36,7 @@ ONE_SIDED = {
     "post": "op = ep.write(local, peer, at)",
     "slice": "region[0:1]",
 }
-"""Python source of the operations that need nobody at the target; ..._rate has `IN_FLIGHT` under way."""
+"""Python source of the operations that need no Python at the target. Those named ..._rate keep `in_flight` of them under way."""
 
 MESSAGES = {
     "message": "echo = ep.trecv(back, 1)\nep.tsend(local, peer, 1).result(patience)\necho.result(patience)",
@@ -44,7 +44,10 @@ MESSAGES = {
     "for op in [ep.tsend(local, peer, 1) for _ in window]:\n    op.result(patience)\n"
     "echo.result(patience)",
 }
-"""Tagged messages: a round trip, counted as two, and `IN_FLIGHT` one way that one comes back for."""
+"""Python source of the operations with tagged messages.
+
+"message" is a round trip, which counts as two. "message_rate" sends as many as `in_flight` says; the peer answers them with one.
+"""
 
 PUTS = ("put", "put_rate", "write_many", "post")
 
@@ -56,7 +59,7 @@ class Source:
         self.words: Words = private_memory(capacity).view(np.int64)
 
     def stamped(self, count: int) -> Callable[[int], None]:
-        """What marks the first and last of `count` words, to be looked for at the target."""
+        """Returns what writes a stamp into the first and the last of `count` words, to be looked for at the target."""
 
         def stamp(value: int) -> None:
             self.words[[0, count - 1]] = value
@@ -65,7 +68,7 @@ class Source:
 
 
 def checked(count: int, read_back: Callable[[Words], None]) -> Callable[[int], None]:
-    """What reads the target again and raises when the stamp is not there."""
+    """Returns what reads the target's memory back and raises FI_EIO if the stamp is not there."""
 
     def check(stamp: int) -> None:
         back = np.zeros(count, np.int64)
@@ -77,12 +80,12 @@ def checked(count: int, read_back: Callable[[Words], None]) -> Callable[[int], N
 
 
 def in_flight(size: int) -> int:
-    """Operations of that size that are under way at once."""
+    """How many operations of that size are under way at once."""
     return max(2, min(IN_FLIGHT, MOST_IN_FLIGHT // size))
 
 
 class Operations:
-    """The statements over one endpoint and one peer, whose memory is described by `remotes`: name → int64 region."""
+    """Makes the statements for one endpoint and one peer. `remotes` describes the peer's memory: name → int64 region."""
 
     def __init__(
         self, endpoint: Endpoint, peer: int, remotes: Mapping[str, RemoteRegion], capacity: int
@@ -91,13 +94,13 @@ class Operations:
         self._source = Source(capacity)
 
     def one_sided(self, operation: str, memory: str, size: int) -> Statement:
-        """`operation` of ONE_SIDED on `size` bytes of that memory; KeyError for others."""
+        """The statement of `operation`, one of ONE_SIDED, on `size` bytes of that memory. KeyError for any other operation."""
         ep, peer, remote = self._endpoint, self._peer, self._remotes[memory]
         count = size // 8
         many = operation in ("write_many", "read_many")
         transfers = min(MANY, len(remote) // count)
         span = transfers * count if many else count
-        # A shuffled order, so that no transfer can be merged with the one before it.
+        # The order is shuffled, so that no transfer can be merged with the one before it.
         offsets = np.random.default_rng(1).permutation(transfers).astype(np.uint64) * np.uint64(size)
         window = range(in_flight(size))
         names = {
@@ -129,7 +132,7 @@ class Operations:
         )
 
     def message(self, operation: str, size: int) -> Statement:
-        """`operation` of MESSAGES; the peer runs `answer` with as many turns as the statement is executed."""
+        """The statement of `operation`, one of MESSAGES. The peer runs `answer` with a turn for each execution."""
         count = size // 8
         window = range(in_flight(size))
         names: dict[str, Any] = {
@@ -155,9 +158,9 @@ class Operations:
 
 
 def answer(endpoint: Endpoint, peer: int, operation: str, size: int, turns: int) -> Callable[[], None]:
-    """The target's side of a message statement, ready to receive; what it returns does the `turns`."""
+    """The target's side of a message statement. Its receives are posted on return; the function returned does the `turns`."""
     window = 1 if operation == "message" else in_flight(size)
-    # Two sets, so that receives are waiting before the message that lets the initiator go on is sent.
+    # There are two sets of buffers, so that the next receives are posted before the answer that lets the initiator go on.
     buffers = np.zeros((2, window, size // 8), np.int64)
     back = buffers[:, -1, : None if operation == "message" else 1]
 

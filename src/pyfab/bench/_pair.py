@@ -1,12 +1,12 @@
 """The two sides of a measurement: a target that serves its memory, and the session that an initiator has with it.
 
-They talk over a `Channel` before and between measurements; the target's Python takes part in messages alone:
+They talk over a `Channel` before and between measurements. The target's Python takes part only where messages are measured.
 
     {"op": "open", "links", "capacity", "address", "run", "core"}   → {"address", "remotes": {name: region}, "facts"}
     {"op": "answer", "operation", "size", "turns"}                  → {"ready": true}, and when done {"done": true}
 
-with addresses and regions in base64; {"error": "..."} in place of what cannot be had. A target serves the sessions of one run at
-a time, because two measurements would disturb each other.
+Addresses and regions are in base64. A request that cannot be fulfilled is answered by {"error": "..."}. A target serves the
+sessions of one run at a time, because two measurements would disturb each other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MEMORY = ("mapped", "other")
 """What the target's memory can be: made by the library (`Domain.alloc`), or an ordinary array."""
 
 LARGEST = 256 << 20
-"""Bytes of an operation, at most."""
+"""The most bytes that one operation may have."""
 
 _ANSWER = 30.0  # seconds that the other side has for an answer
 _IDLE = 600.0  # seconds after which a target gives up an initiator that asks nothing
@@ -57,10 +57,10 @@ class Opening(NamedTuple):
 
 
 class Session:
-    """The initiator's side over one link spec: made by `local` or `remote`, used by one thread, on one core.
+    """The initiator's side over one link spec, made by `local` or `remote`. One thread uses it, on one core.
 
-    `link` says which of the links leads to the target, `facts` what machine that is. host: the address under which a target on
-    another machine finds this one. token: what both know.
+    `link` says which of the links leads to the target, `facts` what machine the target is on. host: the address under which a
+    target on another machine finds this one. token: what both know.
     """
 
     def __init__(self, channel: Channel, opening: Opening, host: str = "", token: str = "") -> None:
@@ -107,7 +107,7 @@ class Session:
         return taken
 
     def close(self) -> None:
-        """Ends the session, and with it the target's side: a listener is free for the next run."""
+        """Ends the session, and with it the target's side, so that a listener is free for the next run."""
         self._undo.close()
 
     def __enter__(self) -> Session:
@@ -119,7 +119,7 @@ class Session:
         self._undo.__exit__(kind, error, trace)
 
     def _hang_up(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:  # otherwise the target may wait for what does not come
+        if kind is None:  # after an error, the target may wait for a message that never comes
             self._channel.hang_up(Deadline(_ANSWER))
 
     def _ask(self, request: Header) -> Header:
@@ -153,7 +153,7 @@ def local(links: str, capacity: int, core: int) -> Iterator[Session]:
             with Session(Channel(mine), Opening(links, capacity, "", core)) as session:
                 yield session
         except BaseException:
-            process.kill()  # it may be waiting for messages that do not come
+            process.kill()  # the target may be waiting for messages that never come
             raise
         finally:
             mine.close()
@@ -179,7 +179,7 @@ def serve_descriptor(descriptor: int) -> None:
 class Listener:
     """Targets for whoever connects and knows the token, until it is closed; the work is done by threads.
 
-    address: ``host:port``, port 0 for any. links: in place of what the initiators ask for, where devices have other names here.
+    address: ``host:port``, port 0 for any. links: used in place of those that initiators ask for, where devices have other names.
     tell: called with a line of text when a client comes or goes. OSError for an address that cannot be listened on.
     """
 
@@ -195,7 +195,7 @@ class Listener:
         self.address = join_address(self.host, port)
         self._token, self._links, self._tell = token, links, tell
         self._lock = threading.Lock()  # guards the next two
-        self._run, self._sessions = "", 0  # of whom, and how many are open
+        self._run, self._sessions = "", 0  # the run that is served, and how many of its sessions are open
         self._acceptor = Acceptor(
             listener, token, self._talk, refused=lambda who: tell(f"{who} has another token")
         )
@@ -228,12 +228,12 @@ class Listener:
             return True
 
     def leave(self) -> None:
-        """A session has ended."""
+        """Counts an admitted session as ended."""
         with self._lock:
             self._sessions -= 1
 
     def _talk(self, channel: Channel) -> None:
-        """One client."""
+        """Serves one client."""
         who = channel.peer
         self._tell(f"{who} has come")
         try:
@@ -244,7 +244,7 @@ class Listener:
 
 
 class _Target:
-    """One session's target. `listener` counts it; a local one has none."""
+    """The target of one session. `listener` counts the session; a local target has none."""
 
     def __init__(
         self, channel: Channel, host: str, token: str, listener: Listener | None, links: str | None = None
@@ -253,9 +253,9 @@ class _Target:
         self._listener, self._links = listener, links
 
     def serve(self) -> str:
-        """Serves until the initiator ends the connection, which is a ConnectionError.
+        """Serves until the initiator ends the connection, which raises ConnectionError.
 
-        Returns only for an initiator that is refused: what it was told.
+        Returns only if the initiator was refused, with the reason that it was told.
         """
         request, _ = self._channel.receive(Deadline(_IDLE))
         admitted, why = False, ""

@@ -30,7 +30,7 @@ def check(path: Path) -> None:
 
 
 def write(rows: Sequence[Measurement], facts: dict[str, Any], table: str, path: Path) -> None:
-    """As `Measurements.write_plot` says; `table` is the rows in HTML."""
+    """Writes a picture as `Measurements.write_plot` promises; `table` is the rows in HTML."""
     check(path)
     figure = draw(rows)
     if path.suffix.lower() == ".html":
@@ -57,7 +57,7 @@ def draw(rows: Sequence[Measurement]) -> Figure:
 
 
 def _lines(axis: Any, rows: list[Measurement]) -> None:
-    """A colour for each operation, a stroke for each way."""
+    """Draws a line for each label. Its colour tells the operation, its stroke the links and the memory."""
     operations = list(dict.fromkeys(row.operation for row in rows))
     ways = sorted({(row.links, row.memory.replace("-", "mapped")) for row in rows})
     series: dict[str, list[Measurement]] = {}
@@ -88,7 +88,7 @@ def _lines(axis: Any, rows: list[Measurement]) -> None:
 
 
 def scale_logarithmically(axes: Any) -> None:
-    """Gives the y axis of what is drawn plain numbers; not of powers of ten alone, because a small range may hold none."""
+    """Makes the y axis logarithmic, with plain numbers. A small range may hold no power of ten, so it gets others, too."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_yscale("log")
@@ -100,7 +100,7 @@ def scale_logarithmically(axes: Any) -> None:
 
 
 def _whiskers(rows: list[Measurement]) -> list[list[float]]:
-    """Below and above each median."""
+    """How far the whiskers reach below and above each median."""
     return [
         [max(0.0, row.median - min(row.p10, row.p99)) for row in rows],
         [max(0.0, max(row.p10, row.p99) - row.median) for row in rows],
@@ -123,7 +123,7 @@ def _bars(axis: Any, rows: list[Measurement]) -> None:
 
 
 def _label(row: Measurement, rows: list[Measurement]) -> str:
-    """What tells it from the others."""
+    """What tells a row from the others."""
     parts = [row.operation]
     if len({other.memory for other in rows} - {"-"}) > 1 and row.memory != "-":
         parts.append(row.memory)
@@ -133,7 +133,7 @@ def _label(row: Measurement, rows: list[Measurement]) -> str:
 
 
 def _page(facts: dict[str, Any], table: str, figure: Figure) -> str:
-    """One file that needs no other."""
+    """A page in one file that needs no other."""
     picture = io.BytesIO()
     figure.savefig(picture, format="svg")
     source = base64.b64encode(picture.getvalue()).decode()
@@ -175,7 +175,7 @@ def _figure_class() -> Any:
         raise ImportError("pictures need matplotlib: pip install 'pyfab-rdma[plot]'") from None
 
     class Picture(Figure):
-        """Shows itself in notebooks, where a Figure does only after pyplot was imported."""
+        """A Figure that shows itself in notebooks; an ordinary one does so only after pyplot was imported."""
 
         def _repr_png_(self) -> bytes:
             stream = io.BytesIO()

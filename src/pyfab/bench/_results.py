@@ -41,7 +41,8 @@ def _shown(name: str, value: Any) -> str:
     if name == "size":
         return size_name(value)
     if isinstance(value, float):
-        return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"  # zeros, too: three digits were measured
+        # Three digits were measured, so zeros at the end stay.
+        return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
     return "µs" if (name, value) == ("unit", "us") else str(value)
 
 
@@ -69,7 +70,7 @@ class Measurements(Table[Measurement]):
         Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
 
     def compare(self, saved: Measurements) -> Comparison:
-        """These figures beside those of another run, where both have one."""
+        """Compares these figures with those of another run, where both have one."""
         before = {row.key: row for row in saved}
         here, there = self.facts["initiator"], saved.facts["initiator"]
         return Comparison(
@@ -87,7 +88,7 @@ class Measurements(Table[Measurement]):
         return draw(self)
 
     def write_plot(self, path: str | Path) -> None:
-        """Writes the picture as its name says: .png, .svg, .pdf, or .html with the table and the facts, in one file."""
+        """Writes the picture as its name ends: .png, .svg, .pdf, or .html, which has table and facts, too, in one file."""
         write(self, self.facts, self._repr_html_(), Path(path))
 
 
@@ -108,12 +109,12 @@ class Comparison(Table[Ratio]):
         return _by_metric(self, ("saved", "now", "speed"), note="; speed above 1: faster than the saved run")
 
     def slower_than(self, limit: float) -> list[Ratio]:
-        """Those whose speed is below `limit`."""
+        """The figures whose speed is below `limit`."""
         return [row for row in self if row.speed < limit]
 
 
 def load(path: str | Path) -> Measurements:
-    """A run that was saved. OSError if it cannot be read, InvalidArgumentError for another file."""
+    """Reads a run that was saved. OSError if it cannot be read, InvalidArgumentError if the file is no saved run."""
     try:
         told = json.loads(Path(path).read_text())
         if told["format"] != _FORMAT:
@@ -135,7 +136,7 @@ def _ratio(now: Measurement, saved: Measurement) -> Ratio:
 
 
 def _by_metric(rows: Sequence[Measurement | Ratio], figures: Sequence[str], note: str = "") -> RichGroup:
-    """A table for each metric, of the columns that tell its rows apart."""
+    """A table for each metric, with the columns that tell its rows apart."""
     metrics = dict.fromkeys(row.metric for row in rows)
     return RichGroup(*(_one([row for row in rows if row.metric == name], figures, note) for name in metrics))
 

@@ -1,4 +1,4 @@
-"""The measurements themselves."""
+"""The functions that measure, and the cases that they measure."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ KIB, MIB = 1 << 10, 1 << 20
 
 class _Metric(NamedTuple):
     unit: str
-    sizes: tuple[int, ...]  # by default
+    sizes: tuple[int, ...]  # measured if none are asked for
     operations: dict[str, str]  # name for users → statement
-    default: tuple[str, ...]
+    default: tuple[str, ...]  # operations that are measured if none are asked for
 
 
 METRICS = {
@@ -89,7 +89,7 @@ class _Case:
 
 
 class _Target(NamedTuple):
-    """Where the other side is: a `Listener` at `peer`, or a process on that core of this machine."""
+    """Where the other side is: a `Listener` at `peer`, or else a process on `core` of this machine."""
 
     peer: str | None
     token: str
@@ -98,7 +98,7 @@ class _Target(NamedTuple):
     def sessions(
         self, specs: Iterable[str], capacity: int
     ) -> Iterator[tuple[str, contextlib.AbstractContextManager[Session]]]:
-        """One for each spec, all of the same run."""
+        """Each spec and a session over it; all sessions are of one run."""
         run = new_run()
         for spec in dict.fromkeys(specs):
             if self.peer is None:
@@ -110,9 +110,9 @@ class _Target(NamedTuple):
 def latency(
     links: str | Sequence[str] = "shm+tcp", sizes: Sequence[int] | None = None, **how: Any
 ) -> Measurements:
-    """Microseconds of one operation at a time: put, get and fetch_add complete at the target, half a round trip of a message.
+    """Microseconds of one operation at a time. Put, get and fetch_add are complete at the target; a message is half a round trip.
 
-    links: one spec or several, which are measured interleaved. sizes: bytes, multiples of 8. `how` is as for `measure`.
+    links: one spec or several; several take turns. sizes: bytes, multiples of 8. `how` are further arguments of `measure`.
     """
     return measure(("latency",), links, sizes, **how)
 
@@ -149,10 +149,10 @@ def measure(
 ) -> Measurements:
     """Measures between this process and another one; all cases take turns, in random order, in each of `rounds` rounds.
 
-    metrics: of "latency", "bandwidth" and "rate". operations: those of them that are wanted; None: all. memory: of the target,
-    "mapped" (made by `Domain.alloc`) or "other" (an ordinary array), or both; messages have none. peer: ``host:port`` of a
-    `Listener`, with its `token`; None starts a process on this machine. round_ms: milliseconds of one case in one round.
-    progress: called with the steps done and the steps there are. The calling thread is kept on one core meanwhile, the target
+    metrics: any of "latency", "bandwidth" and "rate". operations: which of their operations; None: all. memory: the target's,
+    "mapped" (made by `Domain.alloc`) or "other" (an ordinary array), or both; messages use none. peer: ``host:port`` of a
+    `Listener`, with its `token`; None starts a process on this machine. round_ms: milliseconds that a case takes in one round.
+    progress: called with the number of steps done and of all steps. The calling thread is kept on one core meanwhile, the target
     on another. A sample is a batch of at least 0.1 ms, divided by its operations; a round's first fifth is dropped.
 
     InvalidArgumentError for what cannot be measured, OSError if the peer cannot be reached, FabricError FI_EIO if bytes are lost.
@@ -227,7 +227,7 @@ def _cases(
 
 
 def _names(wanted: str | Sequence[str]) -> list[str]:
-    """One or several, without repetitions."""
+    """A list of one name or of several, without repetitions."""
     return [wanted] if isinstance(wanted, str) else list(dict.fromkeys(wanted))
 
 
@@ -236,7 +236,7 @@ def _all_operations() -> list[str]:
 
 
 def _plan(session: Session, case: _Case, round_ns: float) -> tuple[int, int]:
-    """(batch, samples) for rounds of that length."""
+    """(batch, samples) with which a round takes `round_ns`."""
     operations = session.operations_of(case.statement, case.size)
 
     def sample(batch: int) -> float:

@@ -34,7 +34,7 @@ class Statement:
 
 
 def run_statement(statement: Statement, batch: int, samples: int, stamp: int) -> list[float]:
-    """`samples` times, `batch` executions, garbage collector off. Returns nanoseconds per operation."""
+    """Times `batch` executions, `samples` times, with the garbage collector off. Returns nanoseconds per operation."""
     timer = timeit.Timer(statement.source, timer=time.perf_counter_ns, globals=statement.names)
     statement.before(stamp)
     per_operation = 1 / (batch * statement.operations)
@@ -44,7 +44,7 @@ def run_statement(statement: Statement, batch: int, samples: int, stamp: int) ->
 
 
 def calibrate(sample: Callable[[int], float]) -> tuple[int, float]:
-    """(batch, nanoseconds per batch) for samples of at least SAMPLE_NS; warms up on the way.
+    """(batch, nanoseconds per batch) for samples of at least SAMPLE_NS. Finding them warms the statement up.
 
     ``sample(batch)`` runs a few samples and returns the nanoseconds that one took.
     """
@@ -62,12 +62,12 @@ def samples_in(round_ns: float, sample_ns: float) -> int:
 
 
 def warm(samples: list[float]) -> list[float]:
-    """Without the first fifth."""
+    """The samples without the first fifth, during which everything warms up."""
     return samples[max(1, len(samples) // 5) :]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Of a sequence that need not be sorted."""
+    """A percentile of values that need not be sorted."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
@@ -84,7 +84,7 @@ def spread(ratios: Sequence[float]) -> dict[str, float]:
 
 
 def private_memory(size: int) -> NDArray[np.uint8]:
-    """Private memory as an ordinary large array has it. Written once: pages never written would all be the one zero page."""
+    """Private memory like that of a large array. It is written once, since all unwritten pages are the same zero page."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= 4 << 20:
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -116,7 +116,7 @@ def speed(ns: float, size: int, unit: str) -> float:
 
 
 def size_name(size: int) -> str:
-    """As people write it: 8 B, 64 KiB, 1 MiB."""
+    """A size as people write it: 8 B, 64 KiB, 1 MiB."""
     for shift, suffix in ((20, "MiB"), (10, "KiB")):
         if size >= 1 << shift and size % (1 << shift) == 0:
             return f"{size >> shift} {suffix}"

@@ -1,14 +1,15 @@
 """The command line: one module for each command.
 
-A command ``name`` is a module ``_cli/name.py`` with
+A command ``name`` is a module ``cli/name.py`` with
 
     def add(commands) -> None:    # registers the subparser: commands.add_parser("name", help=...).set_defaults(run=run)
-    def run(options) -> int:      # does it; returns the exit status: 0 for success, 1 for a failure that it has told about
+    def run(options) -> int:      # does the work; returns the exit status: 0 for success, 1 for a failure that it has reported
 
 and stands in `_COMMANDS` below, in the order of ``pyfab --help``. What only this command needs is imported in `run`, so that
-``pyfab --help`` and completion stay quick. OSError (so every FabricError), ValueError, LookupError and ImportError may pass:
-`main` prints them as ``pyfab name: message`` and returns 1, or 2 for a `UsageError`. Results go to stdout, progress and remarks
-to stderr; every command that finds something out has ``--json``. `_options` has the arguments and the output that commands share.
+``pyfab --help`` and completion stay quick. `run` may raise OSError (as every FabricError is), ValueError, LookupError and
+ImportError: `main` prints them as ``pyfab name: message`` and returns 1, or 2 for a `UsageError`. Results go to stdout, progress
+and remarks to stderr; every command that finds something out has ``--json``. `_options` has the arguments and the output that
+commands share.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = run(options)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # who reads the output has seen enough
+    except BrokenPipeError:  # whoever reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (OSError, ValueError, LookupError, ImportError) as error:
@@ -86,6 +87,6 @@ class _PrintCompletion(argparse.Action):
         except ImportError:
             parser.exit(1, "pyfab: completion needs shtab: pip install 'pyfab-rdma[completion]'\n")
         script = shtab.complete(parser, shell=values)
-        # A colon in a metavar would begin what zsh does with it.
+        # zsh would take what follows a colon in a metavar for the completion's action.
         print(script.replace(":HOST:PORT:", r":HOST\:PORT:") if values == "zsh" else script)
         parser.exit()

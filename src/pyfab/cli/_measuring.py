@@ -75,7 +75,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def size(text: str) -> int:
-    """Bytes of ``8``, ``64K``, ``1M``, ``1G``."""
+    """The type of an argument that is a size: the bytes of ``8``, ``64K``, ``1M``, ``1G``."""
     digits = text.rstrip("kKmMgG")
     factor = _SUFFIXES.get(text[len(digits) :].lower())
     if factor is None or not digits.isdecimal():
@@ -91,7 +91,7 @@ def measure(
     operations: Sequence[str] | None,
     memory: Sequence[str] = ("mapped",),
 ) -> int:
-    """Does what the options say; the exit status."""
+    """Does what the options say; returns the exit status."""
     if options.listen is not None:
         if options.peer is not None:
             raise UsageError("--listen waits for others: leave the address out")
@@ -189,12 +189,12 @@ def _listen(options: argparse.Namespace) -> int:
 
 
 class _Steps:
-    """A bar on stderr, if that is a terminal."""
+    """A progress bar on stderr, if that is a terminal."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
         columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        # Refreshed between measurements, not by a thread that would disturb them.
+        # The bar is refreshed between measurements; a thread that refreshes it would disturb them.
         self._bar = Progress(
             *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
         )

@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 
 class UsageError(ValueError):
-    """Wrong usage that the parser does not see: exit status 2."""
+    """Wrong usage that the parser does not notice; the exit status is 2."""
 
 
 FILE = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
-"""What completes a file's name: `add_argument(...).complete = FILE`."""
+"""How each shell completes the name of a file, for shtab: `add_argument(...).complete = FILE`."""
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
-    """The option that has the result printed as JSON."""
+    """Adds the option that has the result printed as JSON."""
     command.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def add_file(command: argparse._ActionsContainer, *names: str, **how: Any) -> None:
-    """An argument that is the name of a file."""
+    """Adds an argument that is the name of a file."""
     command.add_argument(*names, **how).complete = FILE  # type: ignore[attr-defined]
 
 
 def add_token(command: argparse.ArgumentParser, text: str) -> None:
-    """The secret that both sides know."""
+    """Adds the option for the secret that both sides know."""
     command.add_argument("--token", help=f"{text} (default: $PYFAB_TOKEN)")
 
 
 def token(options: argparse.Namespace) -> str:
-    """What `add_token`'s option says, else the environment."""
+    """The token that `add_token`'s option gives, or else the environment."""
     return str(options.token if options.token is not None else os.environ.get("PYFAB_TOKEN", ""))
 
 
@@ -57,13 +57,13 @@ def address(text: str) -> str:
 
 
 def status_of(process: subprocess.Popen[Any]) -> int:
-    """Waits for a process; its exit status, as a shell gives it."""
+    """Waits for a process; returns its exit status as a shell gives it."""
     status = process.wait()
     return status if status >= 0 else 128 - status
 
 
 def check_folder(file: Path | None) -> None:
-    """FileNotFoundError if the result cannot lie there, for before the work that it takes."""
+    """Raises FileNotFoundError if the folder of a result is missing. To be called before the work for the result begins."""
     if file is not None and not file.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file.parent))
 
@@ -82,7 +82,7 @@ def print_json(value: Any) -> None:
 
 
 class TransferProgress:
-    """A bar on stderr, if that is a terminal, that is told the bytes that have arrived and that there are."""
+    """A progress bar on stderr, if that is a terminal. It is called with the bytes that have arrived and with all there are."""
 
     def __init__(self, title: str) -> None:
         self._console = Console(stderr=True)

@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does it."""
+    """Runs the command; returns its exit status."""
     from pyfab.testing.agent import DEFAULT_PORT, serve
 
     secret = sys.stdin.readline().strip() if options.attached else token(options)

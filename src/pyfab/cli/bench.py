@@ -35,5 +35,5 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does it."""
+    """Runs the command; returns its exit status."""
     return measure(options, options.metrics, options.operations, options.memory)

@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does it."""
+    """Runs the command; returns its exit status."""
     from pyfab.tools.demo import demo
 
     found = demo(options.data, options.procs, options.links, Console(quiet=options.json))

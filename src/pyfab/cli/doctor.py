@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does it."""
+    """Runs the command; returns its exit status."""
     from pyfab.tools.doctor import report, tables
 
     found = report()

@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does it."""
+    """Runs the command; returns its exit status."""
     infos = pyfab.getinfo(options.provider)
     if options.json:
         print_json([_record(info) for info in infos])
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Usable(NamedTuple):
-    """What can be opened."""
+    """A row of the table of what can be opened."""
 
     provider: str
     spec: str
@@ -71,20 +71,20 @@ class Usable(NamedTuple):
 
     @classmethod
     def of(cls, info: pyfab.Info, common: pyfab.Caps) -> Usable:
-        """The entry of one Info; `also` is what it is capable of beyond what is common."""
+        """The row of one Info; `also` lists its capabilities beyond the common ones."""
         cards = ", ".join(nic.name for nic in info.nics)
         return cls(info.provider, info.spec, info.src_addr, cards, _text(info.caps & ~common))
 
 
 def _card(nic: pyfab.Nic) -> tuple[str, ...]:
-    """A network card and where it sits."""
+    """The row of a network card."""
     speed = f"{nic.speed_bits_per_second / 1e9:g}" if nic.speed_bits_per_second else "-"
     place = str(nic.numa_node) if nic.numa_node >= 0 else "-"
     return nic.name, nic.driver or "-", nic.state, speed, nic.pci_address or "-", place
 
 
 def _limits(infos: Sequence[pyfab.Info]) -> RichTable:
-    """A column for all that have the same limits, which are mostly the devices of a provider."""
+    """A table of limits. All that have the same limits, mostly the devices of one provider, share a column."""
     alike: dict[tuple[int, ...], list[str]] = {}
     for info in infos:
         alike.setdefault(tuple(getattr(info, name) for name in _LIMITS), []).append(info.spec)

@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does it."""
+    """Runs the command; returns its exit status."""
     spec = options.links or os.environ.get("FI_LNX_PROV_LINKS") or "shm+tcp"
     if options.job:
         with pyfab.Group.from_env(domain=spec) as group:

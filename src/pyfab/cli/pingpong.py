@@ -23,6 +23,6 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does it."""
+    """Runs the command; returns its exit status."""
     options.sizes = options.sizes or _SIZES
     return measure(options, ("latency",), ("message",))

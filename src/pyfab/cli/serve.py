@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does it."""
+    """Runs the command; returns its exit status."""
     from pyfab.tools.serve import serve
 
     named = [(path.stem, path) for path in options.files]

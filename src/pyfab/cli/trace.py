@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does it; the exit status is the program's, as a shell gives it."""
+    """Runs the command; returns the program's exit status as a shell gives it."""
     from pyfab.tracing.time_line import Record, merge
     from pyfab.tracing.trace import VARIABLE
 
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         program = [sys.executable, *program]
     options.output.touch()
     with Record() as record:
-        former = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the program's to deal with
+        former = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is left to the program
         try:
             process = subprocess.Popen(
                 program,

@@ -79,7 +79,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does it; the status is pytest's."""
+    """Runs the command; returns pytest's exit status."""
     if importlib.util.find_spec("pytest") is None:
         raise ValueError("pytest is missing: pip install 'pyfab-rdma[validate]'")
     if not options.job:
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _pytest(options: argparse.Namespace, peers: list[str], secret: str) -> int:
-    """Runs pytest, in a process of its own that has loaded nothing before; the token goes through the environment."""
+    """Runs pytest in a process of its own, which has loaded nothing before. The token goes through the environment."""
     command = [sys.executable, "-m", "pytest", "-p", "pytest_pyfab", "-p", "no:cacheprovider"]
     root = os.path.commonpath([_suite().parent, *(Path(file).absolute().parent for file in options.files)])
     command += ["-c", str(_suite() / "pytest.ini"), "--rootdir", root]
@@ -112,7 +112,7 @@ def _pytest(options: argparse.Namespace, peers: list[str], secret: str) -> int:
     while True:
         try:
             return status_of(process)
-        except KeyboardInterrupt:  # pytest got it, too, and reports what it has
+        except KeyboardInterrupt:  # pytest was interrupted, too, and reports what it has
             pass
 
 

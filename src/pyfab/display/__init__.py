@@ -1,1 +1,1 @@
-"""Tables and pictures that show things in a terminal or a notebook; knows nothing of memory or peers."""
+"""Tables and pictures that show things in a terminal or a notebook. They know nothing of memory or peers."""

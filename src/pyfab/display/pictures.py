@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-# Readable beside each other, also without full colour vision.
+# These can be told apart also without full colour vision.
 _PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7f7f7f")
 _UNREACHABLE = "#d40000"
 _DASHED = ' stroke-dasharray="5 4"'
@@ -15,7 +15,7 @@ _MOST_REGIONS = 60
 
 
 class Drawing:
-    """An SVG picture: shown by notebooks, its text by terminals, `str` gives the SVG."""
+    """An SVG picture. Notebooks show it, terminals show its text instead, and `str` gives the SVG."""
 
     def __init__(self, svg: str, text: str) -> None:
         self._svg, self._text = svg, text
@@ -42,7 +42,7 @@ class DrawnRegion(NamedTuple):
 
 
 def regions_map(regions: Iterable[DrawnRegion]) -> Drawing:
-    """One row for each region in the order of addresses, its bar as long as the logarithm of its bytes, and the gaps between."""
+    """A row for each region and each gap, in the order of addresses. A bar is as long as the logarithm of its region's bytes."""
     ordered = sorted(regions)
     shown = ordered[:_MOST_REGIONS]
     largest = max((math.log2(2 + region.nbytes) for region in shown), default=1.0)
@@ -96,9 +96,9 @@ def topology(hosts: Sequence[str], links: Iterable[DrawnLink]) -> Drawing:
         styles["-"] = (_UNREACHABLE, _DASHED)
     circle = _Circle(hosts)
     shapes = []
-    for link in sorted(links, key=lambda link: link.link == "-"):  # what is missing lies on top
+    for link in sorted(links, key=lambda link: link.link == "-"):  # missing links are drawn last, on top
         if link.rank > link.peer and (link.peer, link.rank, link.link) in both:
-            continue  # drawn as the other direction
+            continue  # the other direction is drawn for both
         (x1, y1), (x2, y2) = circle.places[link.rank], circle.places[link.peer]
         x, y = (0.3 * centre + 0.35 * (a + b) for centre, a, b in ((circle.x, x1, x2), (circle.y, y1, y2)))
         colour, dash = styles[link.link]
@@ -121,7 +121,7 @@ def topology(hosts: Sequence[str], links: Iterable[DrawnLink]) -> Drawing:
 
 
 class _Circle:
-    """Where the ranks are: in the order of hosts, with gaps between these."""
+    """The places of the ranks on a circle: in the order of hosts, with a gap between two hosts."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         order = sorted(range(len(hosts)), key=lambda rank: (hosts.index(hosts[rank]), rank))
@@ -144,7 +144,7 @@ class _Circle:
         return self.x + radius * math.cos(angle), self.y + radius * math.sin(angle)
 
     def labels(self) -> Iterator[tuple[float, float, str, str]]:
-        """The names of the hosts outside of their ranks: place, anchor, text."""
+        """The names of the hosts, which stand outside of the circle: place, anchor, text."""
         for host, angles in self._spans.items():
             middle = (angles[0] + angles[-1]) / 2 if len(self._spans) > 1 else -math.pi / 2
             x, y = self._at(middle, self._radius + 30)

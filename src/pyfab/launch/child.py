@@ -22,7 +22,7 @@ from pyfab.tracing import trace
 _PR_SET_PDEATHSIG = 1
 
 LEAVE_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-"""How the program of a fresh interpreter begins: Ctrl-C is the business of whoever started it, also while it imports."""
+"""How the program of a fresh interpreter begins. It leaves Ctrl-C to whoever started it, from before its imports on."""
 
 
 class Task(NamedTuple):
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 def run(task: Task, rank: int, line: socket.socket, parent: int) -> None:
-    """Lives a rank's life in a process that was made for it, and tells the parent what came of it."""
+    """Runs a task as one rank, in a process that was made for it, and tells the parent the outcome."""
     bind_to(parent)
     report = _Report(line)
     try:
@@ -53,9 +53,8 @@ def run(task: Task, rank: int, line: socket.socket, parent: int) -> None:
             try:
                 value = task.fn(group, *task.args)
             except BaseException as error:
-                report.failed(
-                    error
-                )  # before the group ends: the others' loss of this rank must not be heard of first
+                # The parent must hear of this first: once the group ends here, the others tell that they lost this rank.
+                report.failed(error)
                 raise
         report.send(Outcome(value))
     except BaseException as error:
@@ -72,7 +71,7 @@ def report_failure(line: socket.socket, error: BaseException) -> None:
 
 
 class _Report:
-    """The child's end of its stream: the first outcome counts."""
+    """The child's end of its stream. Only the first outcome is sent."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line: socket.socket | None = line
@@ -102,16 +101,16 @@ class _Report:
 class Child:
     """A process that `fork` made, held by a descriptor.
 
-    Its number may be another process's as soon as it has ended: where SIGCHLD is ignored, the kernel waits for it by itself.
+    Its number would not do: where SIGCHLD is ignored, the number may belong to another process as soon as this one has ended.
     """
 
     def __init__(self, process: int) -> None:
-        """`process` is a descriptor of it, which is this object's from now on."""
+        """`process` is a descriptor of the process; this object closes it."""
         self._process = process
         self._status = ""  # how it ended, once that is known; then the descriptor is closed
 
     def ended(self, timeout: float | None) -> str | None:
-        """How it ended; None if it has not within so many seconds."""
+        """How the process ended; None if it has not ended within `timeout` seconds."""
         if not self._status:
             poll = select.poll()
             poll.register(self._process, select.POLLIN)
@@ -140,7 +139,7 @@ class Child:
 
 
 def how(status: int) -> str:
-    """How a process ended, by what `os.waitstatus_to_exitcode` says; real-time signals have no name."""
+    """How a process ended, in words; `status` is what `os.waitstatus_to_exitcode` gives. Real-time signals have no name."""
     if status >= 0:
         return f"exit status {status}"
     known = -status in signal.Signals.__members__.values()
@@ -160,9 +159,8 @@ def fork(body: Callable[[], None]) -> Child:
         if pid == 0:
             try:
                 os.close(key)
-                if os.read(
-                    gate, 1
-                ):  # it cannot end, and its number cannot become another's, before it is opened
+                # The child waits until its parent has opened it: so it cannot end before, and free its number for another.
+                if os.read(gate, 1):
                     os.close(gate)
                     body()
             finally:
@@ -176,9 +174,9 @@ def fork(body: Callable[[], None]) -> Child:
 
 
 def bind_to(parent: int) -> None:
-    """Ends this process with its parent, whose business Ctrl-C is."""
+    """Makes this process end with its parent, and leaves Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before that call
+    if os.getppid() != parent:  # the parent ended before that call
         os._exit(1)

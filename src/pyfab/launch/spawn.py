@@ -22,7 +22,7 @@ _MEETING = 60.0  # seconds that ranks wait for each other, unless the caller say
 
 
 class RemoteTraceback(Exception):
-    """Where in another process an exception came from; the cause of what `spawn` raises."""
+    """The traceback of an exception in another process, as the cause of what `spawn` raises."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -43,8 +43,8 @@ def spawn(
     lambdas and local functions run in forks of the caller, which inherit everything but cannot use the caller's pyfab objects
     (ClosedError). Results are pickled.
 
-    If a rank raises, the others are ended and its exception is raised here, with its traceback as the cause: that of the
-    lowest rank, save that a rank which only lost its peer or waited in vain comes after one with another error.
+    If a rank raises, the others are ended and its exception is raised here, with its traceback as the cause. If several raise,
+    it is that of the lowest rank; a rank that only lost a peer or waited in vain counts after those with other errors.
     OperationTimeout if they are not done after `timeout` seconds. No process is left behind, whatever happens.
     """
     if n < 1:
@@ -83,7 +83,7 @@ class _Children:
     def outcomes(self, deadline: Deadline, patience: float) -> dict[int, Outcome]:
         """Outcomes by rank: of all, or of those that had come when one failed or the time was over.
 
-        On the way the ranks meet, or hear who has not come within `patience` seconds after the first.
+        Meanwhile the ranks meet, or hear who has not come within `patience` seconds after the first.
         """
         outcomes: dict[int, Outcome] = {}
         spoken = {rank: Spoken() for rank in self._lines}
@@ -145,7 +145,7 @@ class _Children:
 def _receive(line: socket.socket) -> bytes:
     try:
         return line.recv(1 << 20)
-    except ConnectionError:  # it ended before it had read all
+    except ConnectionError:  # the rank ended before it had read all
         return b""
 
 

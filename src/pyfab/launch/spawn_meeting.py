@@ -1,7 +1,7 @@
 """How the ranks of one `spawn` meet: through the sockets to their parent, so that nothing is in the file system.
 
-Each rank has a stream to its parent. It says what it has for the others, is answered once all have (or when they have waited for
-too long), and then how it ended:
+Each rank has a stream to its parent. It sends its value for the others. The parent answers when all values are there, or when the
+ranks have waited for too long. At its end the rank sends its outcome:
 
     rank to parent   "V", length (8 bytes), value;  then "O", the pickled outcome, the end of the stream
     parent to rank   one byte with the descriptor of a memory file, the same for all: the pickled values, or an Absence
@@ -40,12 +40,12 @@ def memory_file(content: bytes) -> int:
 
 
 def read_file(file: int) -> bytes:
-    """What a memory file holds. Those who have the same descriptor do not disturb each other."""
+    """What a memory file holds. The file's position stays, because other processes share it with the descriptor."""
     return os.pread(file, os.fstat(file).st_size, 0)
 
 
 class Meeting:
-    """A rank's end. As an mpi4py communicator, it is a rendezvous of groups."""
+    """A rank's side of the meeting. It has the methods of an mpi4py communicator, so groups take it as their rendezvous."""
 
     def __init__(self, line: socket.socket, rank: int, size: int, timeout: float) -> None:
         self._line, self._rank, self._size, self._timeout = line, rank, size, timeout
@@ -75,7 +75,7 @@ class Meeting:
 
 
 def tell_outcome(line: socket.socket, outcome: bytes) -> None:
-    """The last thing that a rank says."""
+    """Sends a rank's pickled outcome and ends its stream."""
     with line:
         line.sendall(_OUTCOME + outcome)
 
@@ -103,13 +103,13 @@ class Spoken:
 
 
 def answer(lines: Mapping[int, socket.socket], told: Any) -> None:
-    """Tells these ranks the same: all values by rank, or an Absence."""
+    """Tells all these ranks the same: the values by rank, or an Absence."""
     file = memory_file(pickle.dumps(told))
     try:
         for line in lines.values():
             try:
                 socket.send_fds(line, [b"x"], [file])
-            except ConnectionError:  # it has ended, which its stream says
+            except ConnectionError:  # the rank has ended, as its stream tells
                 continue
     finally:
         os.close(file)

@@ -1,8 +1,8 @@
 """The processes of one `spawn`: forks of its caller, or of a server that has imported pyfab once for all of them.
 
 A rank takes many times as long to import NumPy and pyfab as to do all else until it runs its function. So one fresh interpreter
-does it, forks the ranks, and does nothing else: it has no thread of its own, no random state that the ranks keep, and never
-imports what the caller's function needs.
+imports them, forks the ranks, and does nothing else. It has no thread of its own and no random state that the ranks keep, and it
+never imports what the caller's function needs.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from pyfab.launch.spawn_meeting import memory_file, read_file
 
 _GRACE = 2.0  # seconds that ranks have to end by themselves, and again from SIGTERM to SIGKILL
 
-# What the server is asked for, each in a message of its own; "status" is followed by a rank and is answered.
+# The requests to the server, each in a message of its own. "status" is followed by a rank, and is answered.
 _STATUS, _END_PATIENTLY = b"status ", b"end patiently"
 
-_LINES_AT_ONCE = 16  # so that the caller has few ends twice, and need not wait until the server has started
+# Streams go to the server a few at a time: so the caller has few of them open at both ends, and need not wait for its start.
+_LINES_AT_ONCE = 16
 
 
 class Processes(Protocol):
     """The processes of one call, by rank."""
 
     def start(self, size: int, lines: dict[int, socket.socket]) -> None:
-        """Starts so many. Enters this process's end of the stream to each into `lines`, which the caller closes."""
+        """Starts `size` processes. Puts this process's end of the stream to each into `lines`; the caller closes them."""
 
     def status(self, rank: int) -> str:
-        """How one ended, whose stream has; waits for its end for a grace, since it may have closed its stream alone."""
+        """How a process ended whose stream has ended. Waits for that for a grace, since it may have closed only its stream."""
 
     def end(self, *, patient: bool) -> None:
-        """Ends all: those that end by themselves within a grace if `patient`, then by SIGTERM, then by SIGKILL."""
+        """Ends all by SIGTERM, then by SIGKILL. If `patient`, they first have a grace to end by themselves."""
 
 
 class Forked:
@@ -62,7 +63,7 @@ class Forked:
                 self.add(line, lines.values())
 
     def add(self, line: socket.socket, others: Iterable[socket.socket]) -> None:
-        """Makes the process of the next rank, which takes the line and closes `others`: their ends would not be seen."""
+        """Makes the process of the next rank, which takes `line`. It closes `others`, or the ends of these would not be seen."""
         rank = len(self._children)
 
         def begin() -> None:
@@ -76,13 +77,13 @@ class Forked:
         line.close()
 
     def status(self, rank: int) -> str:
-        """How the process of this rank ended; waits for that for a grace."""
+        """How the process of this rank ended. Waits for that for a grace."""
         if rank >= len(self._children):
             return "it could not be started"
         return self._children[rank].ended(_GRACE) or "it closed its stream and goes on"
 
     def end(self, *, patient: bool) -> None:
-        """Ends those that live, at once or after a moment's patience."""
+        """Ends the processes that still run, at once or, if `patient`, after a grace."""
         if patient:
             self._reap(_GRACE)
         for number, patience in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, None)):
@@ -136,11 +137,11 @@ class Served:
                 for rank in range(first, min(first + _LINES_AT_ONCE, size)):
                     lines[rank], line = socket.socketpair()
                     theirs_now.append(undo.enter_context(line).fileno())
-                with contextlib.suppress(ConnectionError):  # it has ended, which the streams to its ranks say
+                with contextlib.suppress(ConnectionError):  # the server has ended, as the ranks' streams tell
                     socket.send_fds(self._requests, [bytes([len(theirs_now)])], theirs_now)
 
     def status(self, rank: int) -> str:
-        """How the process of this rank ended; waits for that."""
+        """How the process of this rank ended. Waits until the server knows."""
         assert self._requests is not None and self._server is not None
         with contextlib.suppress(ConnectionError):
             self._requests.send(_STATUS + str(rank).encode())
@@ -149,7 +150,7 @@ class Served:
         return f"with the process that it was forked from: {how(self._server.wait())}"
 
     def end(self, *, patient: bool) -> None:
-        """Ends those that live, at once or after a moment's patience."""
+        """Ends the processes that still run, at once or, if `patient`, after a grace."""
         if self._requests is not None:
             with self._requests, contextlib.suppress(ConnectionError):
                 if patient:
@@ -157,7 +158,7 @@ class Served:
         if self._server is not None:
             try:
                 self._server.wait(3 * _GRACE + 1)
-            except subprocess.TimeoutExpired:  # it was stopped, or hangs while it starts
+            except subprocess.TimeoutExpired:  # the server was stopped, or hangs while it starts
                 self._server.kill()  # and its ranks with it
                 self._server.wait()
 
@@ -165,7 +166,7 @@ class Served:
 def serve(caller: str, task: str, requests: str, size: str) -> None:
     """The body of the server."""
     bind_to(int(caller))
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it hands that on
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it passes that on
     data = read_file(int(task))
     os.close(int(task))
     server = os.getpid()
@@ -203,7 +204,7 @@ def serve(caller: str, task: str, requests: str, size: str) -> None:
 
 
 def _next(asked: socket.socket) -> bytes:
-    """What the caller asks next; nothing if it is gone, or gave up before it had read an answer."""
+    """The caller's next request; empty if the caller is gone, or gave up before it had read an answer."""
     try:
         return asked.recv(100)
     except ConnectionError:
@@ -214,7 +215,7 @@ def _serve_as(rank: int, data: bytes, line: socket.socket, server: int) -> None:
     """The body of a rank."""
     bind_to(server)
     numpy_random: Any = sys.modules.get("numpy.random")
-    if numpy_random is not None:  # Python's own `random` sees to this itself
+    if numpy_random is not None:  # Python's own `random` is seeded anew in any fork
         numpy_random.seed()
     try:
         task = pickle.loads(data)
@@ -222,6 +223,6 @@ def _serve_as(rank: int, data: bytes, line: socket.socket, server: int) -> None:
         report_failure(line, error)
     else:
         run(task, rank, line, server)
-    # As at the end of any interpreter.
+    # Any interpreter does this at its end.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -1,6 +1,6 @@
-"""Accepts connections, and lets in who proves the token; who does not holds a bounded share of this process.
+"""Accepts connections, and lets in whoever proves the token. Others hold a bounded share of this process's resources.
 
-One thread watches the listener and all connections that have not proven the token. One that has gets a thread of its own.
+One thread watches the listener and all connections that have not proven the token. Each that has proven it gets its own thread.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pyfab.meeting.frames import Channel, Handshake, WrongToken, join_address
 from pyfab.meeting.security_log import Event, tell
 
 MOST_UNPROVEN = 256
-"""Connections that have not proven the token, in all; the oldest is closed for a new one."""
+"""The most connections that have not proven the token; beyond that, the oldest is closed for a new one."""
 
 MOST_UNPROVEN_OF_ONE = 128
-"""Those from one address."""
+"""The most connections from one address that have not proven the token."""
 
 MOST_PROVEN = 256
-"""Connections that have proven it; further ones are closed."""
+"""The most connections that have proven the token; further ones are closed."""
 
 RESERVE = 64
 """Descriptors, at the upper end of what the process may have, that connections without proof do not take."""
@@ -33,8 +33,8 @@ PROOF_DEADLINE = 10.0
 """Seconds that a connection has for its proof."""
 
 _SHARE = 4  # where descriptors are few, each of the three bounds above is at most this fraction of them
-_ACCEPTS_PER_TURN = 16  # so that those who are here already are heard before many new ones push them out
-_RETRY = 0.25  # seconds until accept() is tried again after it found no descriptor or memory, if nothing ends before
+_ACCEPTS_PER_TURN = 16  # few, so that earlier connections are heard before many new ones push them out
+_RETRY = 0.25  # seconds until accept() is tried again when descriptors or memory were short, unless something ends before
 
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _CLOSED = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
@@ -54,7 +54,7 @@ class Acceptor:
     """Calls `talk` in a thread of its own for each connection that proves the token, until it is closed. Owns the listener.
 
     The connection ends when `talk` returns or raises. `expected` is the number of peers that belong here, for which the
-    bounds leave room beside all others. `refused` is called with the address of a peer that has another token.
+    bounds leave room in addition to all others. `refused` is called with the address of a peer that has another token.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Acceptor:
         self._thread.start()
 
     def close(self) -> None:
-        """Takes nobody new, and closes what has not proven the token; who has is left to `talk`."""
+        """Accepts nobody new, and closes connections that have not proven the token. Those that have are left to `talk`."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
@@ -107,11 +107,11 @@ class Acceptor:
                     self._hear(caller)
             self._expire()
             if not listening:
-                with contextlib.suppress(OSError):  # no memory for it: then a moment later
+                with contextlib.suppress(OSError):  # without memory for it, it is tried again a moment later
                     self._selector.register(self._listener, selectors.EVENT_READ)
                     listening = True
             elif called and not self._accept():
-                self._selector.unregister(self._listener)  # it stays readable, and would spin
+                self._selector.unregister(self._listener)  # it stays readable, so this loop would spin
                 listening = False
         for caller in list(self._unproven.values()):
             self._drop(caller)
@@ -124,12 +124,12 @@ class Acceptor:
     def _expire(self) -> None:
         for caller in list(self._unproven.values()):
             if not caller.deadline.over:
-                return  # nor are the younger ones
+                return  # the younger ones have time left, too
             self._drop(caller)
             tell(Event.DEADLINE, caller.address, f"no proof of the token within {PROOF_DEADLINE:g} s")
 
     def _accept(self) -> bool:
-        """Takes some of the connections that wait. False if this is of no use before something else has ended."""
+        """Takes some of the connections that wait. False if none can be taken before something else has ended."""
         for _ in range(_ACCEPTS_PER_TURN):
             try:
                 connection, address = self._listener.accept()
@@ -140,7 +140,7 @@ class Acceptor:
                     self._closing = True
                     return True
                 if error.errno not in _SCARCE:
-                    continue  # that connection's own trouble, as with ECONNABORTED
+                    continue  # only this connection has failed, as with ECONNABORTED
                 tell(Event.LIMIT, "all addresses", f"cannot accept: {error.strerror}")
                 if not self._drop_oldest("descriptors or memory are needed"):
                     return False
@@ -161,7 +161,7 @@ class Acceptor:
             connection = self._out_of_reserve(connection)
             caller = _Unproven(connection, address, self._token)
             connection.setblocking(False)
-            connection.sendall(caller.handshake.greeting)  # there is room in a new connection
+            connection.sendall(caller.handshake.greeting)  # a new connection has room for it
             self._selector.register(connection, selectors.EVENT_READ)
         except OSError:
             connection.close()
@@ -169,9 +169,9 @@ class Acceptor:
         self._unproven[connection] = caller
 
     def _out_of_reserve(self, connection: socket.socket) -> socket.socket:
-        """The connection with a descriptor below the reserve, for which older ones are closed; else it is the only one there.
+        """The connection, with a descriptor below the reserve. Older ones are closed for that while there are any.
 
-        The kernel gives the lowest free number, so what has a number below the reserve leaves those of the reserve to others.
+        The kernel gives the lowest free number, so the numbers of the reserve stay free for the program.
         """
         limit = _most_descriptors()
         while connection.fileno() >= limit - min(RESERVE, limit // _SHARE):
@@ -210,11 +210,11 @@ class Acceptor:
                 caller.socket.send(handshake.refusal)
             self._drop(caller)
             tell(Event.REFUSED, caller.address, "what it proved is not this side's token")
-            with contextlib.suppress(OSError):  # who listens may have closed its output
+            with contextlib.suppress(OSError):  # the callback may print to an output that is closed
                 self._refused(caller.address)
         except OSError as error:
             self._drop(caller)
-            if error.errno is None:  # the handshake's own error; others are of a connection that was lost
+            if error.errno is None:  # the handshake's own error; one with a number tells of a lost connection
                 tell(Event.PROTOCOL, caller.address, str(error))
 
     def _let_in(self, caller: _Unproven) -> None:
@@ -234,16 +234,16 @@ class Acceptor:
             caller.socket.setblocking(True)
             caller.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             threading.Thread(target=self._serve, args=(channel, caller.address), daemon=True).start()
-        except (OSError, RuntimeError) as error:  # RuntimeError: no further thread can be had
+        except (OSError, RuntimeError) as error:  # RuntimeError: no further thread can be started
             self._leave(channel)
             if isinstance(error, RuntimeError):
                 tell(Event.LIMIT, caller.address, str(error))
 
     def _serve(self, channel: Channel, address: str) -> None:
-        """One peer; whatever it does wrong ends its own connection alone."""
+        """Serves one peer. Whatever it does wrong ends only its own connection."""
         try:
             self._talk(channel)
-        except OSError:  # it has gone, is silent, or does not keep to the protocol
+        except OSError:  # the peer has gone, is silent, or does not keep to the protocol
             pass
         except Exception as error:
             tell(Event.PROTOCOL, address, f"{type(error).__name__}: {error}")
@@ -257,6 +257,6 @@ class Acceptor:
 
 
 def _most_descriptors() -> int:
-    """How many this process may have."""
+    """How many descriptors this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else 1 << 30

@@ -1,8 +1,8 @@
 """Small messages over a socket: a JSON header and some bytes, both length-checked.
 
-Used where no fabric exists yet: to exchange names at the start of a group, and to ask a server for its arrays. Nothing received
-is trusted: a frame of another format or size raises ConnectionError, and no pickle is ever read. Both sides prove that they
-know the same token (HMAC-SHA256 over both nonces; the token itself does not travel); the empty token is one like any other.
+They are used where no fabric exists yet: to exchange names at the start of a group, and to ask a server for its arrays. Nothing
+received is trusted: a frame of another format or size raises ConnectionError, and no pickle is ever read. Both sides prove that
+they know the same token (HMAC-SHA256 over both nonces; the token itself does not travel); the empty token is one like any other.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _CHUNK = 1 << 18  # bytes that are taken from a socket at once
 _NONCE_HEX = 64
 
 MOST_UNPROVEN_BYTES = 4096
-"""Bytes of the header with a client's proof; nothing longer is taken before it."""
+"""The most bytes of the header with a client's proof; nothing longer is taken before the proof."""
 
 BACKLOG = 1024
-"""Calls that may wait to be accepted: with fewer, a burst makes the kernel turn others away for seconds."""
+"""Connections that may wait to be accepted. With fewer, a burst makes the kernel turn others away for seconds."""
 
 Header = dict[str, Any]
 
@@ -77,12 +77,12 @@ def open_to(host: str, token: str) -> str:
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens on ``host:port``, port 0 for any. ValueError for what is no address, OSError that says which."""
+    """A socket that listens on ``host:port``, port 0 for any. ValueError for what is no address, OSError naming the address."""
     host, port = split_address(address)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:  # whose own text has the address as a tuple, and not in every case
+    except OSError as error:  # its own text has the address as a tuple, or not at all
         resolved = not isinstance(error, socket.gaierror)
         reason = os.strerror(error.errno) if resolved and error.errno else error.strerror or str(error)
         raise OSError(error.errno, f"cannot listen on {address}: {reason}") from None
@@ -94,18 +94,18 @@ class Handshake:
     def __init__(self, token: str) -> None:
         self._token, self._nonce = token, secrets.token_hex(_NONCE_HEX // 2)
         self._data = bytearray()
-        self._size: int | None = None  # of the header, once the prefix is here
+        self._size: int | None = None  # size of the header, once the prefix is here
         self.greeting = _encoded({"nonce": self._nonce})
         self.refusal = _encoded({"refused": "token"})
-        self.proof = b""  # this side's, for the client that has proven its own
+        self.proof = b""  # for the client, once it has proven the token
 
     @property
     def lacks(self) -> int:
-        """Bytes of the part that comes next; not one more may be read."""
+        """How many bytes the part that is coming still lacks; not one more may be read."""
         return (_PREFIX.size if self._size is None else self._size) - len(self._data)
 
     def take(self, data: bytes) -> bool:
-        """Whether the client has proven the token by now. WrongToken, or ConnectionError for what is no such proof."""
+        """Takes bytes of the proof; True once it is complete. WrongToken if it is wrong, ConnectionError if it is no proof."""
         if not data:
             raise ConnectionResetError(errno.ECONNRESET, "the client ended the connection")
         self._data += data
@@ -134,7 +134,7 @@ class Channel:
         try:
             return cls.connect(*split_address(address), token, deadline)
         except OSError as error:
-            if isinstance(error, ConnectionError) and error.errno is None:  # somebody did
+            if isinstance(error, ConnectionError) and error.errno is None:  # somebody answered
                 raise
             raise ConnectionError(
                 f"nobody answers at {address} ({error.strerror or error}); start there: {start}"
@@ -190,7 +190,7 @@ class Channel:
         self._socket.close()
 
     def hang_up(self, deadline: Deadline) -> None:
-        """Ends the connection once the other side has done so, too, or at the deadline. What it still says is lost."""
+        """Ends the connection once the other side has ended it, too, or at the deadline. What still comes is discarded."""
         with self._socket, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
             self._arm(deadline)
@@ -198,7 +198,7 @@ class Channel:
                 self._arm(deadline)
 
     def _exactly(self, size: int, deadline: Deadline) -> bytearray:
-        data = bytearray()  # which grows with what has come: the size is only what the other side says
+        data = bytearray()  # it grows with what has come, because the size is only a claim of the other side
         while len(data) < size:
             self._arm(deadline)
             part = self._socket.recv(min(size - len(data), _CHUNK))
@@ -252,7 +252,7 @@ def _nonce(header: Header) -> str:
 def _proves(header: Header, token: str, side: str, server_nonce: str, client_nonce: str) -> bool:
     proof = header.get("proof")
     expected = _proof(token, side, server_nonce, client_nonce)
-    # As text, compare_digest() takes ASCII alone, and raises for what else the other side may send.
+    # The proofs are compared as bytes: for text that is not ASCII, which the other side may send, compare_digest() raises.
     return isinstance(proof, str) and hmac.compare_digest(
         proof.encode(errors="backslashreplace"), expected.encode()
     )

@@ -43,11 +43,13 @@ class Launch(NamedTuple):
 def from_environment(environment: Mapping[str, str] | None = None, rendezvous: Any = None) -> Launch:
     """Reads the variables of the first launcher found: PYFAB_RANK/PYFAB_SIZE, torchrun, Open MPI, PMI (MPICH), srun.
 
-    `rendezvous` is the meeting place if given, or PYFAB_RENDEZVOUS if it is set. Else it is the store of torchrun's agent where
-    there is one, which needs no other port, unless PYFAB_TOKEN is set, which that store does not ask for. Else, with
-    MASTER_ADDR and MASTER_PORT it is ``tcp://MASTER_ADDR:MASTER_PORT+1`` (65534 if MASTER_PORT is 65535), so that torch keeps
-    MASTER_PORT for itself; and with a launcher on one node a folder of this user named after the job. Raises
-    InvalidArgumentError naming the missing variables.
+    The meeting place is `rendezvous` if given, or PYFAB_RENDEZVOUS if set. Otherwise it is the first of these that can be had:
+
+    - the store of torchrun's agent, which needs no other port; not if PYFAB_TOKEN is set, because the store asks for no token;
+    - ``tcp://MASTER_ADDR:MASTER_PORT+1`` (65534 if MASTER_PORT is 65535), so that torch keeps MASTER_PORT for itself;
+    - if mpirun or srun runs the job on one node, a folder of this user, named after the job.
+
+    Raises InvalidArgumentError naming the missing variables.
     """
     env = os.environ if environment is None else environment
     for launcher, rank_name, size_name in _RANK_VARIABLES:
@@ -76,7 +78,7 @@ def _number(env: Mapping[str, str], name: str) -> int:
 
 def _meeting_place(env: Mapping[str, str], launcher: str, size: int) -> str:
     if size == 1:
-        return "tcp://127.0.0.1:1"  # nobody to meet: nothing listens
+        return "tcp://127.0.0.1:1"  # there is nobody to meet, and nothing listens there
     if "MASTER_ADDR" in env and "MASTER_PORT" in env:
         if (
             env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -132,9 +134,9 @@ def _private_folder() -> Path:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether it is a folder that this user alone can enter; then this user can do all in it.
+    """Whether it is a folder that only this user can enter. If so, this user has all rights in it on return.
 
-    A link is not followed, and all that is asked is asked of what was opened, whatever others put in its place meanwhile.
+    A link is not followed. All checks are of the opened folder, so it does not matter what others put in its place meanwhile.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -147,7 +149,7 @@ def _is_private(folder: Path) -> bool:
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             return False
         if stat.S_IMODE(found.st_mode) != 0o700:
-            os.fchmod(descriptor, 0o700)  # the umask of whoever made it took rights of this user
+            os.fchmod(descriptor, 0o700)  # the umask of whoever made it took rights from this user
         return True
     finally:
         os.close(descriptor)
@@ -158,7 +160,7 @@ def _job_name(env: Mapping[str, str]) -> str:
         if all(name in env for name in names):
             text = "-".join(env[name] for name in names)
             return "job-" + "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
-    # Ranks on one node are children of one launcher; its start time tells it from a later process of that number.
+    # Ranks on one node are children of one launcher. Its start time tells it from a later process with its number.
     parent = os.getppid()
     start = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     return f"job-of-{parent}-{start}"

@@ -1,4 +1,4 @@
-"""Ranks in messages."""
+"""How error messages name ranks."""
 
 from __future__ import annotations
 

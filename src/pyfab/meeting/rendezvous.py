@@ -27,7 +27,7 @@ from pyfab.meeting.rendezvous_folder import through_folder
 def exchange(rendezvous: Any, rank: int, size: int, value: bytes, timeout: float | None) -> list[bytes]:
     """Gives `value` to all ranks and returns everyone's, by rank.
 
-    Raises OperationTimeout naming the ranks that did not come, InvalidArgumentError for a rendezvous that is none or for two
+    Raises OperationTimeout naming the ranks that did not come, InvalidArgumentError for a malformed rendezvous or for two
     ranks with one number, AccessDeniedError if PYFAB_TOKEN differs between the ranks or the folder is someone else's.
     """
     deadline = Deadline(timeout)
@@ -70,7 +70,7 @@ _meetings: dict[int, int] = {}  # id of a store → meetings that this process h
 
 
 def _through_store(store: Any, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
-    # The n-th meeting of this process in a store is the n-th of the others.
+    # The n-th meeting of this process in a store is the n-th of the others, too.
     turn = _meetings[id(store)] = _meetings.get(id(store), 0) + 1
     store.set(f"pyfab/meeting/{turn}/{rank}", value)
     values: list[bytes] = []
@@ -79,7 +79,7 @@ def _through_store(store: Any, rank: int, size: int, value: bytes, deadline: Dea
         left = deadline.remaining()
         try:
             store.wait([key], timedelta(seconds=365 * 86400 if left is None else left))
-        except Exception as error:  # each store has its own for a time that is over
+        except Exception as error:  # each kind of store has its own error for a timeout
             raise OperationTimeout(
                 f"{ranks_text([other], size)} did not arrive in the store within {deadline}: {error}"
             ) from error
@@ -95,17 +95,15 @@ def _through_torch(rank: int, size: int, value: bytes, deadline: Deadline) -> li
             'rendezvous="torch" needs the package torch; install it, or use tcp://'
         ) from error
     store = _torch_store(dist, rank, size, deadline)
-    turn = store.add(
-        f"pyfab/{rank}/turn", 1
-    )  # the n-th group of this rank meets the n-th group of the others
+    # The n-th group of this rank meets the n-th group of the others.
+    turn = store.add(f"pyfab/{rank}/turn", 1)
     place = f"pyfab/{turn}"
     store.set(f"{place}/{rank}", value)
     store.add(f"{place}/{rank}/here", 1)
     store.add(f"{place}/here", 1)
     looks = Looks(deadline)
-    while (
-        store.add(f"{place}/here", 0) < size
-    ):  # every version of torch has add(); wait() cannot be given up safely in old ones
+    # Every version of torch has add(); in old versions, wait() cannot be given up safely.
+    while store.add(f"{place}/here", 0) < size:
         if deadline.over:
             arrived = [r for r in range(size) if store.add(f"{place}/{r}/here", 0)]
             raise incomplete(arrived, size, deadline, "torch's store")
@@ -113,9 +111,8 @@ def _through_torch(rank: int, size: int, value: bytes, deadline: Deadline) -> li
     return [bytes_of("store.get()", store.get(f"{place}/{r}")) for r in range(size)]
 
 
-_torch_stores: dict[
-    tuple[str, int], Any
-] = {}  # rank 0's serves the others, so it stays until the process ends
+# The stores by host and port. That of rank 0 serves the others, so it stays until the process ends.
+_torch_stores: dict[tuple[str, int], Any] = {}
 
 
 def _torch_store(dist: Any, rank: int, size: int, deadline: Deadline) -> Any:
@@ -127,13 +124,13 @@ def _torch_store(dist: Any, rank: int, size: int, deadline: Deadline) -> Any:
         raise InvalidArgumentError(
             f'rendezvous="torch" needs the environment variable {error.args[0]}'
         ) from None
-    # The same rule as torch's env://, so that both can share the port: torchrun's agent has the store, or else rank 0.
+    # This is the rule of torch's env://, so that both can share the port: torchrun's agent has the store, or else rank 0.
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if (host, port) not in _torch_stores:
         timeout = timedelta(seconds=deadline.remaining() or 3600)
         _torch_stores[host, port] = dist.TCPStore(
             host, port, size, serves, timeout, wait_for_workers=False, multi_tenant=True
         )
-    # The store of torchrun's agent outlives the processes that it starts again; those count their meetings from the first.
+    # The store of torchrun's agent outlives the processes, which count their meetings from the first when they are started again.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"pyfab/attempt/{attempt}", _torch_stores[host, port])

@@ -33,10 +33,10 @@ _REMEDIES = {
 
 
 def through_folder(folder: Path, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
-    """Each rank links its file ``<rank>-<size>`` in and, having read all, a file ``<rank>-done``.
+    """Each rank links its file ``<rank>-<size>`` into the folder, reads those of all, and then makes a file ``<rank>-done``.
 
-    Who sees that all are done renames the folder, which one rank alone can do, and removes it. Ranks look for each other from
-    time to time: what hosts write to a shared file system, the kernel tells nobody of.
+    A rank that sees that all are done renames the folder, which only one rank can do, and removes it. Ranks look for each other
+    from time to time, because the kernel tells nobody what other hosts write to a shared file system.
     """
     with _explained(folder, rank, size):
         return _through_folder(folder, rank, size, value, deadline)
@@ -67,13 +67,13 @@ def _through_folder(folder: Path, rank: int, size: int, value: bytes, deadline: 
             )
         looks.pause()
     looks, listing_due = Looks(deadline), 0.0
-    arrived = 0  # all ranks before this one
+    arrived = 0  # all ranks below this number have arrived
     while True:
         while arrived < size and (folder / f"{arrived}-{size}").exists():
             arrived += 1
         if arrived == size:
             break
-        # One file a look; all names, which takes far longer where there are many, when the time waited has doubled.
+        # Each look is at one file. All names are read only when the time waited has doubled, as that takes longer.
         if looks.waited >= listing_due or deadline.over:
             listing_due = 2 * looks.waited
             _check(folder, rank, size, deadline)
@@ -82,7 +82,7 @@ def _through_folder(folder: Path, rank: int, size: int, value: bytes, deadline: 
     (folder / f"{rank}-done").touch()
     if all((folder / f"{r}-done").exists() for r in range(size)):
         swept = folder.with_name(f".{folder.name}-{rank}-{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):  # another rank sweeps
+        with contextlib.suppress(FileNotFoundError):  # another rank removes it
             folder.rename(swept)
             shutil.rmtree(swept)
     return values
@@ -90,7 +90,7 @@ def _through_folder(folder: Path, rank: int, size: int, value: bytes, deadline: 
 
 def _check(folder: Path, rank: int, size: int, deadline: Deadline) -> None:
     """Raises if the ranks disagree about their number, or if the time is over."""
-    over = deadline.over  # asked first: what is found then counts
+    over = deadline.over  # asked before the look, so that whatever the look finds counts
     names = {path.name for path in folder.iterdir()}
     others = sorted(n for n in names if n.partition("-")[2].isdigit() and not n.endswith(f"-{size}"))
     if others:
@@ -114,7 +114,7 @@ def _enter(folder: Path, rank: int, size: int, value: bytes) -> bool:
             own.hardlink_to(draft)
         finally:
             draft.unlink(missing_ok=True)
-    except FileNotFoundError:  # swept between two of these lines
+    except FileNotFoundError:  # another rank removed the folder between two of these lines
         return False
     except FileExistsError:
         if (folder / f"{rank}-done").exists() or not own.exists():

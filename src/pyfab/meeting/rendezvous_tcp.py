@@ -1,7 +1,7 @@
 """A meeting over tcp: rank 0 listens until every rank has its answer; the others connect and retry until their timeout.
 
 A rank sends {"rank", "size", "timeout"} with its value. It gets {"arrived": [ranks], "sizes": [bytes]} with all values one after
-the other, without any if its timeout came first; or {"refused": why}.
+the other, or with none if its timeout came first. If it is refused, it gets {"refused": why}.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_VALUE = 1 << 20  # bytes per rank
 
 
 class _Meeting:
-    """What rank 0 knows: who came, with what. Every method may be called from any thread."""
+    """What rank 0 knows: the ranks that came, and their values. Every method may be called from any thread."""
 
     def __init__(self, size: int, where: str) -> None:
         self.size, self.where = size, where
@@ -30,7 +30,7 @@ class _Meeting:
         self._changed = threading.Condition()
 
     def arrive(self, rank: Any, size: Any, value: bytes) -> str | None:
-        """Why this rank cannot come in, or None. ``again``: the meeting is over, its port will be free in a moment."""
+        """Lets a rank in and returns None, or returns why not. ``again``: the meeting is over, its port will soon be free."""
         with self._changed:
             if self.over or self.complete:
                 return "again"
@@ -59,7 +59,7 @@ class _Meeting:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Lets all who wait go, and waits a moment until they have been answered."""
+        """Ends the waiting of all, and waits a moment until they have been answered."""
         with self._changed:
             self.over = True
             self._changed.notify_all()
@@ -94,7 +94,7 @@ def serve(host: str, port: int, rank: int, size: int, value: bytes, deadline: De
 
 
 def _answer(channel: Channel, meeting: _Meeting) -> None:
-    """Rank 0's side of one connection."""
+    """Answers one rank, on rank 0's side of the connection."""
     header, value = channel.receive(Deadline(10), _MAX_VALUE)
     meeting.talk(+1)
     try:
@@ -144,7 +144,7 @@ def call(host: str, port: int, rank: int, size: int, value: bytes, deadline: Dea
 
 
 def _after(deadline: Deadline) -> Deadline:
-    """A little later, so that rank 0's list of who arrived comes before this side gives up."""
+    """A slightly later deadline, so that rank 0's list of who arrived comes before this side gives up."""
     left = deadline.remaining()
     return Deadline(None if left is None else left + 2)
 

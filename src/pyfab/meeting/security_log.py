@@ -1,4 +1,4 @@
-"""What strangers try, in the log ``pyfab.security`` of the module `logging`, at a limited rate.
+"""Logs what strangers try, under the name ``pyfab.security`` of the module `logging`, at a limited rate.
 
 Without a configuration of `logging` the lines go to standard error, as all warnings do.
 """
@@ -11,7 +11,7 @@ import time
 from enum import Enum
 
 MOST_LINES = 10
-"""Lines of one kind in each `PERIOD`; the first one after it says how many were left out."""
+"""The most lines of one kind in a `PERIOD`; the first line after it says how many were left out."""
 
 PERIOD = 10.0  # seconds
 
@@ -49,7 +49,7 @@ _lock = threading.Lock()
 
 
 def tell(event: Event, source: str, what: str) -> None:
-    """Logs a warning about what comes from that address. From any thread."""
+    """Logs a warning about what comes from that address. Any thread may call this."""
     with _lock:
         left_out = _rates[event].count()
     if left_out is not None:

@@ -34,7 +34,7 @@ class Report:
     """What one rank did with a cell: texts as ("stdout" or "stderr", bytes), displays as ("display", (data, metadata))."""
 
     outputs: list[tuple[str, Any]] = field(default_factory=list)
-    error: str | None = None  # its traceback
+    error: str | None = None  # the traceback of what it raised
     interrupted: str = ""  # why, if it was told to end
     lost: bool = False  # the process has ended
 
@@ -63,10 +63,10 @@ class CellRanks:
         parent = os.getpid()
 
         def body() -> None:
-            for pipe in self._pipes:  # or the ranks would not see the end of their parent's side
+            for pipe in self._pipes:  # otherwise the ranks would not see the end of their parent's side
                 pipe.close()
             bind_to(parent)
-            os.setpgrp()  # Ctrl-C is the parent's business
+            os.setpgrp()  # so Ctrl-C reaches only the parent
             _Rank(rank, self.size, self.links, theirs, shell).serve()
 
         with theirs:
@@ -78,12 +78,12 @@ class CellRanks:
         return bool(self._children)
 
     def meet(self) -> list[Report]:
-        """Makes the ranks a group: before the first cell, and to have a sound one after a cell that failed."""
+        """Makes the ranks a group: before the first cell, and again after a cell that failed, since that may have broken it."""
         self._meetings += 1
         return self._ask(("meet", self._meetings), None)
 
     def run(self, source: str, timeout: float | None) -> list[Report]:
-        """What each rank did with the cell. Interrupts those that are late: after `timeout` seconds, or after one failed."""
+        """Runs a cell; returns what each rank did. Interrupts the late ones: after `timeout` seconds, or after one failed."""
         return self._ask(("run", source), timeout)
 
     def _ask(self, request: tuple[str, Any], timeout: float | None) -> list[Report]:
@@ -95,7 +95,7 @@ class CellRanks:
 
     def _asked(self, request: tuple[str, Any], timeout: float | None) -> list[Report]:
         reports = [Report() for _ in range(self.size)]
-        values: dict[int, bytes] = {}  # by rank: what those that meet have for the others
+        values: dict[int, bytes] = {}  # by rank: what it has for the others in a meeting
         busy = {pipe: rank for rank, pipe in enumerate(self._pipes)}
         self._tell(*request)
         deadline, told = Deadline(timeout), False
@@ -132,7 +132,7 @@ class CellRanks:
 
     def _tell(self, kind: str, content: Any) -> None:
         for pipe in self._pipes:
-            with suppress(ConnectionError):  # a rank that has ended is heard of when it is listened to
+            with suppress(ConnectionError):  # that a rank has ended is noticed when it is listened to
                 pipe.send((kind, content))
 
     def end(self, *, patient: bool = True) -> None:
@@ -204,7 +204,7 @@ class _Rank:
         self._cells = 0
         self._names: dict[str, Any] = shell.user_ns
         self._names.update(np=np, pyfab=pyfab)
-        sys.stdin = open(os.devnull)  # noqa: SIM115 - as long as the process
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - open as long as the process runs
         sys.stdout, sys.stderr = (
             io.TextIOWrapper(_Sender(self._tell, name), "utf-8", "backslashreplace", line_buffering=True)
             for name in ("stdout", "stderr")
@@ -218,7 +218,7 @@ class _Rank:
                 kind, content = self._pipe.recv()
             except (EOFError, ConnectionError):
                 break
-            if kind == "values":  # of a meeting that this rank was interrupted in
+            if kind == "values":  # an answer of a meeting in which this rank was interrupted
                 continue
             error = _attempt(self._meet if kind == "meet" else self._run, content)
             sys.stdout.flush()
@@ -266,8 +266,8 @@ class _Rank:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Puts an interrupt off to the end of the block: the rest of a message must not be taken for the next one."""
-    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+    """Puts an interrupt off to the end of the block: the rest of a message that it cut would be taken for the next one."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread is interrupted
         yield
         return
     came = []
@@ -281,7 +281,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 class _Sender(io.BufferedIOBase):
-    """What is below a text stream: it tells the parent at once, and keeps nothing that would come twice after an interrupt."""
+    """The bytes below a text stream. They go to the parent at once: kept ones could come twice after an interrupt."""
 
     def __init__(self, tell: Callable[[str, Any], None], name: str) -> None:
         super().__init__()
@@ -296,7 +296,7 @@ class _Sender(io.BufferedIOBase):
 
 
 def _attempt(work: Callable[[Any], None], argument: Any) -> str | None:
-    """Does it interruptibly; the traceback of what it raised, without this module's frames."""
+    """Does work that can be interrupted. Returns the traceback of what it raised, without this module's frames, or None."""
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         work(argument)

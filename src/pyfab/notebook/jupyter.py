@@ -28,7 +28,7 @@ def load(shell: Any) -> None:
 class _Magic:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        self._ranks: CellRanks | None = None  # those that stay
+        self._ranks: CellRanks | None = None  # the ranks that stay, if there are any
         atexit.register(self._stop)
 
     def pyfab(self, line: str, cell: str | None = None) -> None:
@@ -93,7 +93,7 @@ class _Magic:
         _raise(reports)
 
     def _recover(self, ranks: CellRanks) -> None:
-        """A new group, because ranks may have left the former one in the middle of a collective call."""
+        """Makes a new group, because ranks may have left the former one in the middle of a collective call."""
         if ranks.alive:
             ranks.meet()
         if not ranks.alive:
@@ -101,7 +101,7 @@ class _Magic:
             print("the ranks have ended, with their variables; %pyfab start starts others", file=sys.stderr)
 
     def _show(self, reports: list[Report]) -> None:
-        """Texts with the number of their rank before each line."""
+        """Shows what the ranks put out. Each line of text has the number of its rank before it."""
         for rank, report in enumerate(reports):
             for kind, outputs in groupby(report.outputs, lambda output: output[0]):
                 if kind == "display":
@@ -158,7 +158,7 @@ def _labelled(rank: int, text: str) -> str:
 
 
 def _raise(reports: list[Report]) -> None:
-    """Raises what ranks raised, each text once. What an interrupt hit is told only where nothing else explains it."""
+    """Raises what ranks raised, each text once. Where an interrupt hit a rank is told only if nothing else explains it."""
     explained = any(report.error and not report.interrupted for report in reports)
     texts: dict[str, list[int]] = {}
     for rank, report in enumerate(reports):

@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 
 class Live:
-    """What `live` returns. Showing it starts the updates; `close`, and the end of the domain, end them."""
+    """What `live` returns. Showing it starts the updates; `close` or the end of the domain stops them."""
 
     def __init__(self, domain: Domain, interval: float) -> None:
         self._domain, self._interval = domain, interval

@@ -3,7 +3,7 @@
 [[expect]]
 operation = "put"          # put, get or fetch_add
 size = 8                   # bytes, or with a unit: "64 KiB", "1 MiB"
-latency_us_max = 3.0       # of one operation, complete on return: the median
+latency_us_max = 3.0       # the median of one operation, complete on return
 links = "verbs:*"          # only where --links matches; without: everywhere
 
 [[expect]]
@@ -24,7 +24,7 @@ from pyfab.testing._measure import OPERATIONS, Measurement
 
 if sys.version_info >= (3, 11):
     import tomllib
-else:  # pytest brings it where Python does not have it
+else:  # pytest brings this where Python has no tomllib
     import tomli as tomllib
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -42,7 +42,7 @@ class Expectation(NamedTuple):
     links: str = "*"
 
     def concerns(self, links: str) -> bool:
-        """Whether it is about these links."""
+        """Whether the expectation is about these links."""
         return fnmatch.fnmatchcase(links, self.links)
 
     def missed(self, found: Measurement) -> list[str]:

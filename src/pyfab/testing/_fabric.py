@@ -1,4 +1,4 @@
-"""A way from this process to a peer, and what the fixtures make of it."""
+"""The links from this process to a peer, and windows over them; the fixtures give both to tests."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pyfab.testing._target import Target
 class Fabric:
     """Links, and where the other side runs: opens domains here and peers there.
 
-    `domain` and `endpoint` are opened on first use and shared by all who ask. So is the peer of `peer()`, which is replaced when
-    it has ended. settings: of all domains, as for `pyfab.Domain`. peer_links: the links of the peers, where devices have other
-    names there. With an agent that has a token, domains ask each other for a key made of it. From one thread.
+    `domain`, `endpoint` and the peer of `peer()` are opened on first use and shared by all who ask; a peer that has ended is
+    replaced. settings: of all domains, as for `pyfab.Domain`. peer_links: the links of the peers, where devices have other names
+    there. With an agent that has a token, domains ask each other for a key made of it. Used by one thread.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Fabric:
         if isinstance(where, RemoteAgent) and where.token:
             settings.setdefault("auth_key", hmac.digest(where.token.encode(), b"domain", hashlib.sha256))
         self.settings = settings
-        self.alloc = "shm" in links  # memory of `Domain.alloc` is what shared memory is fastest with
+        self.alloc = "shm" in links  # shared memory is fastest with memory from `Domain.alloc`
         self._peer: Peer | None = None
         self._group: pyfab.Group | None = None
         self._resources = contextlib.ExitStack()
@@ -50,11 +50,11 @@ class Fabric:
 
     @cached_property
     def endpoint(self) -> pyfab.Endpoint:
-        """Its endpoint, which `peer()` has met."""
+        """The domain's endpoint, which the peer of `peer()` meets."""
         return self._resources.enter_context(self.domain.endpoint())
 
     def peer(self) -> Peer:
-        """The peer that all share; a new one if the last has ended or is busy. Both are in each other's address vectors."""
+        """The peer that all share; a new one if the last has ended or is busy. It and `endpoint` know each other's addresses."""
         self._abandon_if_busy()
         if self._peer is None or self._peer.over:
             self._leave_group()
@@ -63,11 +63,11 @@ class Fabric:
         return self._peer
 
     def open_domain(self, **settings: Any) -> pyfab.Domain:
-        """A further domain; `settings` come before the fabric's."""
+        """A further domain; `settings` replace those of the fabric."""
         return pyfab.Domain(self.links, **self.settings | settings)
 
     def open_peer(self, **settings: Any) -> Peer:
-        """A further peer, which has not met anybody; `settings` come before the fabric's."""
+        """A further peer, which has not met anybody; `settings` replace those of the fabric."""
         return Peer(self.peer_links, where=self.where, **self.settings | settings)
 
     def window(
@@ -196,7 +196,7 @@ _names = itertools.count()
 
 
 class _Here:
-    """The meeting of the two, over the peer's own connection, as a communicator: this process is rank 0."""
+    """This side of the meeting of the two, as a communicator over the peer's own connection: rank 0."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -213,7 +213,7 @@ class _Here:
 
 
 class _There:
-    """The peer's side of it: rank 1."""
+    """The peer's side of the meeting: rank 1."""
 
     def __init__(self, target: Target) -> None:
         self._target = target

@@ -1,4 +1,4 @@
-"""What a measurement is worth nothing without: the machine and the versions."""
+"""The machine and the versions of a measurement; without them it cannot be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one operation takes, and what many move: `measure`."""
+"""`measure`: the time of one operation alone, and the bandwidth of many at once."""
 
 from __future__ import annotations
 

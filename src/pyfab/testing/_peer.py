@@ -61,7 +61,7 @@ class Peer:
     """One side of a test: a domain and an endpoint that serve in a thread, in a child process (the default), or at an agent.
 
     `settings` go to `pyfab.Domain`. Functions given to `run` are called there with the `Target` first; they and their arguments
-    and results are pickled, in a thread too, so that nothing is shared by accident. Not safe for use by several threads at once.
+    and results are pickled, even for a thread, so nothing is shared by accident. Not safe for use by several threads at once.
     launcher: a command to put before that of the process, for instance to run it in a container.
     """
 
@@ -81,7 +81,7 @@ class Peer:
             self._side = ProcessSide(launcher) if where == "process" else ThreadSide()
         self._connection = self._side.connection
         self._over = False  # killed, or known to have ended
-        self._begun = 1  # calls whose last answer was not taken; the first gives the address
+        self._begun = 1  # calls whose last answer was not taken; the first answer is the address
         self._exposed: list[Exposed] = []
         self._handles = (-1, -1)
         try:
@@ -93,7 +93,7 @@ class Peer:
 
     @property
     def pid(self) -> int:
-        """Of the process that the peer runs in, on its host."""
+        """The number of the process that the peer runs in, on its host."""
         return self._side.pid
 
     @property
@@ -103,17 +103,17 @@ class Peer:
 
     @property
     def busy(self) -> bool:
-        """Whether it is in the middle of a call, as after an interrupt; what it answers next is not for the next call."""
+        """Whether it is in the middle of a call, as after an interrupt; its next answer is not for the next call."""
         return self._begun > 0
 
     @property
     def handle(self) -> int:
-        """This peer in the address vector of the endpoint that it met."""
+        """The handle of this peer in the address vector of the endpoint that it met."""
         return self._handles[0]
 
     @property
     def handle_there(self) -> int:
-        """That endpoint in this peer's address vector."""
+        """The handle of the endpoint that it met, in this peer's address vector."""
         return self._handles[1]
 
     def meet(self, endpoint: pyfab.Endpoint) -> None:
@@ -129,7 +129,7 @@ class Peer:
     def start(
         self, function: Callable[Concatenate[Target, P], Any], *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Begins such a call without waiting for it; `finish` gives its result."""
+        """Begins a call as `run` does, without waiting for it; `finish` gives its result."""
         self._send(self._side.dumps((function, args, kwargs)))
         self._begun += 1
 
@@ -196,10 +196,10 @@ class Peer:
                 raise RuntimeError(f"peer {self.pid} ended with return code {code}")
 
     def abandon(self) -> None:
-        """Gives the peer up in the middle of a call, however that is doing."""
+        """Gives the peer up, even in the middle of a call."""
         self._over = True
         self._connection.close()
-        with contextlib.suppress(OSError):  # its agent has gone, and so has it
+        with contextlib.suppress(OSError):  # its agent has gone, and so has the peer
             if not isinstance(self._side, ThreadSide):
                 self._side.kill()
             self._side.end()

@@ -1,4 +1,4 @@
-"""Plots of a report as SVG that stands inside of a page; by matplotlib."""
+"""Plots of a report, drawn by matplotlib as SVG that stands inside of a page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plots(found: dict[str, Any]) -> list[tuple[str, str]]:
             figure = Figure(figsize=(5.6, 3.4), layout="constrained")
             axes = figure.add_subplot()
             draw(axes)
-            # Above, where it covers no curve, with room of its own.
+            # The legend has room of its own above, where it covers no curve.
             legend = axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
             lines = (len(legend.get_texts()) + 1) // 2
             figure.set_figheight(3.2 + 0.2 * lines)
@@ -47,7 +47,7 @@ def plots(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _inline(svg: str, title: str) -> str:
-    """Without what belongs to a file of its own, and with a name for those who do not see it."""
+    """The SVG without what only a file of its own needs, and with a name for those who do not see it."""
     svg = re.sub(r"^.*?(?=<svg)", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     return svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
@@ -63,7 +63,7 @@ def _drawings(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def way(findings: list[dict[str, Any]], finding: dict[str, Any]) -> str:
-    """Its links, and where they lead if that tells some of the findings apart."""
+    """The links of a finding, and its peer if the findings have several."""
     several = len({one["peer"] for one in findings}) > 1
     return f"{finding['links']} to {finding['peer']}" if several else str(finding["links"])
 
@@ -76,7 +76,7 @@ class _Curve(NamedTuple):
 
 
 def _curves(measured: list[dict[str, Any]]) -> Iterator[_Curve]:
-    """A colour for each way, a stroke for each operation."""
+    """A curve for each way and operation: the way has the colour, the operation the stroke."""
     curves: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     again: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for m in measured:
@@ -109,7 +109,7 @@ def _bandwidth(axes: Any, measured: list[dict[str, Any]]) -> None:
 
 
 def _draw(axes: Any, measured: list[dict[str, Any]], figure: str) -> None:
-    """Curves, and as rings what was measured once more."""
+    """Draws the curves, and rings for what was measured once more."""
     label = "again, for an expectation"
     for curve in _curves(measured):
         sizes, figures = zip(*((point["size"], point[figure]) for point in curve.points), strict=True)

@@ -1,4 +1,4 @@
-"""The other side of a test at an agent on another host; `agent` has the protocol."""
+"""The other side of a test at an agent on another host. `pyfab.testing.agent` describes the protocol."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RemoteAgent:
         return join_address(self.host, self.port)
 
     def facts(self) -> dict[str, Any]:
-        """What the agent's machine is."""
+        """The facts of the agent's machine."""
         channel = self.connect()
         try:
             found: dict[str, Any] = self.ask(channel, {"op": "facts"})["facts"]
@@ -89,7 +89,7 @@ class RemoteSide:
         self.connection = Connection(stream.detach())
 
     def dumps(self, call: tuple[Callable[..., Any], Any, Any]) -> bytes:
-        """A pickle that carries functions of modules which are not installed, such as files of tests, along."""
+        """The pickle of a call. It carries functions along whose module is not installed, such as a file of tests."""
         module = sys.modules.get(getattr(call[0], "__module__", ""))
         if module is None or _is_installed(module):
             return pickle.dumps(call)
@@ -102,19 +102,19 @@ class RemoteSide:
         return pickled
 
     def suspend(self) -> None:
-        """SIGSTOP, by the agent."""
+        """Has the agent stop the process (SIGSTOP)."""
         self._agent.ask(self._control, {"op": "suspend"})
 
     def resume(self) -> None:
-        """SIGCONT, by the agent."""
+        """Has the agent let the process go on (SIGCONT)."""
         self._agent.ask(self._control, {"op": "resume"})
 
     def kill(self) -> None:
-        """SIGKILL, by the agent."""
+        """Has the agent kill the process (SIGKILL)."""
         self._agent.ask(self._control, {"op": "kill"})
 
     def end(self) -> int:
-        """The agent waits for the process. ConnectionError if the agent has gone, and the process with it."""
+        """Has the agent wait for the process. ConnectionError if the agent has gone, and the process with it."""
         try:
             return int(self._agent.ask(self._control, {"op": "end"}, ENDING + _PATIENCE)["code"])
         finally:
@@ -122,7 +122,7 @@ class RemoteSide:
 
 
 def _is_installed(module: Any) -> bool:
-    """Whether the other host has the module, too: the library itself and what was installed."""
+    """Whether the other host is taken to have the module, too: pyfab does, and so does whatever was installed here."""
     if module.__name__.partition(".")[0] in ("pyfab", *sys.builtin_module_names):
         return True
     places = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyfab.testing._session import Session
 
 _PACKAGE = Path(__file__).parent
-PREFIX = "pyfab_"  # of properties that tests record, as in pytest_pyfab.RECORD
+PREFIX = "pyfab_"  # begins the names of properties that tests record, as pytest_pyfab.RECORD
 
 
 class Reporter:
@@ -26,7 +26,8 @@ class Reporter:
     def __init__(self, config: pytest.Config, session_of: Callable[[pytest.Config], Session]) -> None:
         self._config, self._session_of = config, session_of
         self._files = {kind: Path(path) for kind in _WRITERS if (path := config.getoption(f"pyfab_{kind}"))}
-        for kind, path in self._files.items():  # as pytest does for JUnit's, but before the tests, not after
+        # Folders are made as pytest makes that of JUnit's report, but before the tests and not after them.
+        for kind, path in self._files.items():
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -64,7 +65,7 @@ class Reporter:
             }
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """All tests have ended; their fixtures, too."""
+        """All tests and their fixtures have ended."""
         self._status = int(exitstatus)
 
     @pytest.hookimpl(trylast=True)
@@ -76,7 +77,7 @@ class Reporter:
             terminalreporter.write_line(f"pyfab: report in {path}")
 
     def _name(self, nodeid: str) -> str:
-        """Of a test, in a file of the suite or as seen from where pytest was started."""
+        """The name of a test: its path in the suite, or else from where pytest was started."""
         file, colons, test = nodeid.partition("::")
         path = self._config.rootpath / file
         if path.is_relative_to(_PACKAGE):
@@ -84,7 +85,7 @@ class Reporter:
         return f"{os.path.relpath(path, self._config.invocation_params.dir)}{colons}{test}"
 
     def found(self) -> dict[str, Any]:
-        """The report, such as JSON takes it."""
+        """The report, as JSON takes it."""
         session = self._session_of(self._config)
         tests = list(self._tests.values())
         began = datetime.datetime.fromtimestamp(self._began, datetime.timezone.utc)

@@ -22,7 +22,7 @@ DRILLS = ("kill", "stop", "resume", "link")
 
 
 class Way(NamedTuple):
-    """Links to a peer; both as the options say it."""
+    """Links and a peer, both as the options name them."""
 
     links: str
     peer: str
@@ -56,11 +56,11 @@ class Session:
             _parsed(peer)
         self._places: dict[str, Literal["thread", "process"] | RemoteAgent] = {}
         self._resources = ExitStack()
-        self.facts: dict[str, dict[str, Any]] = {}  # of the hosts, by what the options call them
+        self.facts: dict[str, dict[str, Any]] = {}  # facts of the hosts, by what the options call these
         self.links: list[dict[str, Any]] = []  # how each peer was reached
 
     def check(self) -> None:
-        """Opens all that the options name once, so that what is missing is said before any test. OSError."""
+        """Opens once all that the options name, so that what is missing is known before any test. OSError for that."""
         for way in self.ways:
             with self._fabric(way) as fabric:
                 fabric.peer()
@@ -114,7 +114,7 @@ def _parsed(text: str) -> tuple[str, str, int | None]:
         url = urlsplit(text if "://" in text else f"agent://{text}")
         if url.scheme in ("ssh", "agent") and url.hostname and not (url.path or url.query):
             return f"{url.username}@" if url.username else "", url.hostname, url.port
-    except ValueError:  # of the port
+    except ValueError:  # the port is no number
         pass
     raise pytest.UsageError(
         f"--pyfab-peer {text}: write process, thread, HOST[:PORT] or ssh://[USER@]HOST[:PORT]"

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from pyfab.launch.child import LEAVE_CTRL_C
 from pyfab.testing._target import serve
 
-ENDING = 60  # seconds that a side has for that
+ENDING = 60  # seconds that a side has to end
 
 
 class Side(Protocol):
@@ -26,7 +26,7 @@ class Side(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of the process, on its host."""
+        """The number of the process, on its host."""
 
     def dumps(self, call: Any) -> bytes:
         """The pickle of a call, as that side can read it."""
@@ -35,10 +35,10 @@ class Side(Protocol):
         """Stops the process; it has stopped on return."""
 
     def resume(self) -> None:
-        """Lets it go on."""
+        """Lets the process go on."""
 
     def kill(self) -> None:
-        """SIGKILL; `end` waits for it."""
+        """Ends the process by SIGKILL; `end` waits for it."""
 
     def end(self) -> int:
         """Waits for the end and gives the return code."""
@@ -54,7 +54,7 @@ class ThreadSide:
 
     @property
     def pid(self) -> int:
-        """Of this process."""
+        """The number of this process."""
         return os.getpid()
 
     def dumps(self, call: Any) -> bytes:
@@ -62,7 +62,7 @@ class ThreadSide:
         return pickle.dumps(call)
 
     def suspend(self) -> None:
-        """Impossible."""
+        """ValueError: a thread cannot be stopped or killed alone."""
         raise ValueError("this peer is a thread of the calling process")
 
     resume = kill = suspend
@@ -85,7 +85,7 @@ class ProcessSide:
 
     @property
     def pid(self) -> int:
-        """Of the child."""
+        """The number of the child."""
         return self._process.pid
 
     def dumps(self, call: Any) -> bytes:
@@ -93,15 +93,15 @@ class ProcessSide:
         return pickle.dumps(call)
 
     def suspend(self) -> None:
-        """SIGSTOP."""
+        """Stops the child (SIGSTOP)."""
         suspend(self._process)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Lets the child go on (SIGCONT)."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kills the child (SIGKILL)."""
         self._process.kill()
 
     def end(self) -> int:

@@ -88,13 +88,13 @@ def serve(connection: Connection) -> None:
 
 
 def _synchronise(call: Callable[[list[Any]], None]) -> None:
-    """Orders memory with a message between the two sides, as programs have to; of no segment, so only on coherent domains."""
+    """Orders memory with a message between the sides, as programs have to. No region is named: enough only if all is coherent."""
     with suppress(pyfab.ClosedError):
         call([])
 
 
 def _reply(connection: Connection, outcome: tuple[bool, Any], *, last: bool = True) -> None:
-    """Whether it is an error, and what; the last of a call, or one before."""
+    """Sends an outcome: whether it is an error, and its value. `last` tells whether it is the last answer of a call."""
     connection.send_bytes(pickle.dumps((last, outcome)))
 
 
@@ -145,7 +145,7 @@ def store(target: Target, name: int, values: Any) -> None:
 
 def withdraw(target: Target, name: int) -> None:
     """Closes the region of an exposed array and forgets its memory."""
-    with target.kept.pop(name).region:  # also where an endpoint is bound to it that goes on
+    with target.kept.pop(name).region:  # `with` closes it even where an endpoint that goes on is bound to it
         pass
 
 
@@ -156,5 +156,5 @@ def drain(target: Target) -> None:
 
 
 def insert(target: Target, address: bytes) -> int:
-    """The handle of an endpoint in the target's address vector."""
+    """Inserts an endpoint into the target's address vector; returns its handle."""
     return target.endpoint.av.insert(address)

@@ -8,8 +8,8 @@ Every connection begins with both sides proving that they know the token (`pyfab
         {"op": "suspend" | "resume" | "kill"} → {}, and {"op": "end"} → {"code": the exit status}
     {"op": "join", "ticket": ...}            → {}; from here on the connection belongs to the peer's process
 
-A peer's process ends with the connection that asked for it. It runs what it is sent, as this user: that is what the token guards,
-and nothing that needs trust, no pickle above all, is read before it was proven. The stream itself is not encrypted.
+A peer's process ends with the connection that asked for it. It runs what it is sent, as this user; the token guards that. Nothing
+that needs trust, above all no pickle, is read before the token was proven. The stream itself is not encrypted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Agent:
         self.token = token
         self._tickets: dict[str, queue.SimpleQueue[socket.socket]] = {}
         self._processes: set[subprocess.Popen[bytes]] = set()
-        self._held, self._left = threading.Event(), threading.Event()  # a connection with {"op": "hold"}
+        # Set when a connection with {"op": "hold"} has come, and when it has gone.
+        self._held, self._left = threading.Event(), threading.Event()
         listener = listen(address)
         host, port = listener.getsockname()[:2]
         self.address = join_address(host, port)
@@ -69,7 +70,7 @@ class Agent:
             process.kill()
 
     def wait_until_left(self, then: threading.Event | None = None) -> None:
-        """Returns, and sets `then`, when who held the agent has gone, or nobody has come within a minute."""
+        """Returns, and sets `then`, when whoever held the agent has gone, or if nobody has come within a minute."""
         if self._held.wait(_UNUSED):
             self._left.wait()
         if then is not None:
@@ -85,7 +86,7 @@ class Agent:
         self.close()
 
     def _talk(self, channel: Channel) -> None:
-        """One client."""
+        """Serves one client."""
         request, _ = channel.receive(Deadline(_PATIENCE))
         operation = request.get("op")
         if operation == "join":
@@ -166,7 +167,7 @@ def _obey(process: subprocess.Popen[bytes], operation: object) -> Header:
 
 
 def serve(address: str, token: str, *, attached: bool = False, as_json: bool = False) -> None:
-    """Runs an agent until SIGINT or SIGTERM; `attached`: or until whoever started it has gone. Prints where it listens."""
+    """Runs an agent until SIGINT or SIGTERM or, if `attached`, until whoever started it has gone. Prints where it listens."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

@@ -25,9 +25,9 @@ _PATIENCE = 60.0  # seconds that an agent has to start, and to end
 def launched(command: str, host: str, reach: str) -> Iterator[RemoteAgent]:
     """An agent that a command starts on a host, until the end of the block.
 
-    `command` is split like a shell's, but run without one. In it stand ``{host}`` and ``{agent}``, the arguments of ``pyfab`` on
-    that host; without the latter, ``pyfab {agent}`` is appended. `reach` is the address at which the agent is connected. Its
-    token is made here and goes through the command's standard input, so that no list of processes shows it.
+    `command` is split like a shell's, but run without one. It may contain ``{host}``, and ``{agent}`` for the arguments of
+    ``pyfab`` on that host; without ``{agent}``, ``pyfab {agent}`` is appended. `reach` is the address at which the agent is
+    connected. The agent's token is made here and goes through the command's standard input, so no list of processes shows it.
     """
     token = secrets.token_hex(32)
     words = shlex.split(command if "{agent}" in command else f"{command} pyfab {{agent}}")
@@ -99,7 +99,7 @@ def job(timeout: float = _PATIENCE) -> Iterator[list[RemoteAgent] | None]:
 def _serve(launch: pyfab.meeting.launchers.Launch, timeout: float) -> None:
     """A rank that is not 0: an agent, reached at the address by which this host reaches the meeting place."""
     address = _towards(launch.rendezvous)
-    # It answers nobody before the meeting, where its port is told and the token of the job is heard.
+    # It answers nobody before the meeting, which tells rank 0 its port, and tells it the token of the job.
     agent = Agent(join_address("::" if ":" in address else "0.0.0.0", 0), secrets.token_hex(32))
     card = {"address": address, "host": socket.gethostname(), "port": split_address(agent.address)[1]}
     try:
@@ -119,5 +119,5 @@ def _towards(rendezvous: object) -> str:
     host, port = split_address(url.netloc)
     (family, _, _, _, place), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(place)  # sends nothing
+        probe.connect(place)  # sends nothing, but finds the way
         return str(probe.getsockname()[0])

@@ -1,1 +1,1 @@
-"""What the command line is made of: doctor, serve, fetch, demo."""
+"""The work behind the commands doctor, serve, fetch and demo, and `pyfab.nearest`."""

@@ -27,7 +27,7 @@ from rich.text import Text
 _BATCH = 256  # rows that a process asks for at a time, each owner's share in one operation
 _BINS = 64  # counters that all processes add to
 _ENOUGH_OPERATIONS, _ENOUGH_SECONDS = 2000, 1.0  # small data are read again until either is reached
-_MAX_BYTES = 256 << 20  # that one process reads over one link
+_MAX_BYTES = 256 << 20  # the most that one process reads over one link
 _TIMEOUT = 60.0  # seconds for one link
 _COLORS = ("green", "cyan", "magenta", "yellow")
 
@@ -40,7 +40,7 @@ class Visit(NamedTuple):
     rows: int
     wrong: int  # reads whose bytes were not the source's
     atomics: int
-    exact: bool  # whether the counters, looked at by this process, hold the exact sums
+    exact: bool  # whether the counters, read by this process, hold the exact sums
     links: list[str]  # by rank: the link that leads there
 
 
@@ -150,7 +150,7 @@ def _shuffled(rows: int, row_bytes: int, rank: int, done: list[float]) -> Iterat
 
 
 def _source(data: Path | None, undo: contextlib.ExitStack) -> tuple[NDArray[Any], str, str]:
-    """The array, a .npy file of it for the processes, which is there until `undo`, and its name."""
+    """The array, the path of a .npy file of it that the processes can read until `undo`, and its name."""
     if data is None:
         with resources.files("pyfab.datasets").joinpath("digits.npz").open("rb") as stream:
             array = np.load(stream)["images"]
@@ -186,7 +186,7 @@ def _load_csv(path: Path) -> NDArray[Any]:
     try:
         skip = 0 if all(_is_number(field) for field in heading.split(",")) else 1
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # "no data": told below
+            warnings.simplefilter("ignore", UserWarning)  # "no data", which is reported below
             array = np.loadtxt(path, delimiter=",", skiprows=skip, ndmin=2)
     except ValueError as error:
         raise ValueError(f"{path} is no table of numbers separated by commas: {error}") from None
@@ -204,7 +204,7 @@ def _is_number(field: str) -> bool:
 
 
 def _specs(links: str) -> list[str]:
-    """Each leaf alone, then the whole."""
+    """The specs to run: each link alone, then all together."""
     leaves = links.split("+") if "|" not in links else []
     return [*leaves, links] if len(leaves) > 1 else [links]
 
@@ -241,7 +241,7 @@ def _row(of: dict[str, Any]) -> list[str]:
 
 
 def _picture(spec: str, visits: list[Visit]) -> Table:
-    """Who used which link to whom: a row for each reader, a column for each owner."""
+    """A table of the links that were used: a row for each reader, a column for each owner."""
     kinds = sorted({link.partition(".")[0] for v in visits for link in v.links})
     color = dict(zip(kinds, _COLORS * len(kinds), strict=False))
     table = Table(title=f"{spec}: from ↓ to →", box=None, padding=(0, 1))

@@ -21,7 +21,7 @@ from pyfab import _core
 from pyfab.core.errors import FabricError
 from pyfab.display.tables import Table
 
-# Reads 8 bytes at an address of its parent: what cross-memory attach between two processes of one user needs.
+# This program reads 8 bytes of its parent's memory. If it can, cross-memory attach works between processes of one user.
 _ATTACH = """
 import ctypes, sys
 class Piece(ctypes.Structure):
@@ -56,7 +56,7 @@ class Found(NamedTuple):
 
 
 def report() -> dict[str, Any]:
-    """Everything, as JSON takes it: build, providers, checks."""
+    """All that was found, as JSON takes it: build, providers, checks."""
     return {
         "build": {
             "version": _core.__version__,
@@ -73,7 +73,7 @@ def report() -> dict[str, Any]:
 
 
 class Shown(NamedTuple):
-    """A check without what mends it, which is a line of its own, to be copied."""
+    """A check as its table shows it. What mends it is printed on a line of its own, so that it can be copied."""
 
     check: str
     state: str
@@ -120,7 +120,7 @@ def _contained() -> bool:
 
 
 def _text(path: str) -> str:
-    """Of a file of the system; empty if there is none."""
+    """The text of a file of the system; empty if there is no such file."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -177,7 +177,7 @@ def _ptrace_scope() -> str:
 
 
 def _attachable() -> str:
-    if _ptrace_scope() == "3":  # which lasts until the machine starts again
+    if _ptrace_scope() == "3":  # this value stays until the machine starts again
         return "echo kernel.yama.ptrace_scope=0 > /etc/sysctl.d/99-ptrace.conf && reboot"
     return "sysctl -w kernel.yama.ptrace_scope=0"
 
@@ -189,7 +189,7 @@ def _memlock() -> _Result:
     told = f"{soft // 1024:,} KiB: RDMA devices can register no more"
     if hard == resource.RLIM_INFINITY:
         return _limited(told, "ulimit -l unlimited")
-    who = "*" if os.geteuid() else "root"  # whom the asterisk leaves out
+    who = "*" if os.geteuid() else "root"  # the asterisk does not stand for root
     return _limited(
         told,
         f"echo '{who} - memlock unlimited' > /etc/security/limits.d/memlock.conf  # and log in again",

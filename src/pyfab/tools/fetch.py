@@ -48,8 +48,8 @@ class ArrayClient:
     ) -> NDArray[Any]:
         """Reads ``array[index]`` into the new .npy file `out`, which appears complete or not at all; returns it, mapped.
 
-        `progress` is called with the bytes that have arrived and that there are. KeyError for an unknown name, IndexError as
-        NumPy's.
+        `progress` is called with the bytes that have arrived and with all there are. KeyError for an unknown name, IndexError
+        where NumPy raises it.
         """
         answer = self._ask({"op": "open", "name": name})
         if "error" in answer:
@@ -64,9 +64,8 @@ class ArrayClient:
         try:
             if source.nbytes:
                 array = np.lib.format.open_memmap(draft, "w+", source.dtype, source.shape)
-                with draft.open(
-                    "r+b"
-                ) as stream:  # a full disk is an error here, and a crash in mapped memory
+                # A full disk is an error here; in mapped memory it would be a crash.
+                with draft.open("r+b") as stream:
                     os.posix_fallocate(stream.fileno(), 0, draft.stat().st_size)
                 with (
                     Domain("shm+tcp", auth_key=self._token.encode() or None) as domain,

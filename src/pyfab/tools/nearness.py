@@ -11,16 +11,17 @@ from pyfab.core.info import Info, Nic
 
 __all__ = ["nearest"]
 
-_UNKNOWN = (2, 0, 0)  # behind everything whose place is known
+_UNKNOWN = (2, 0, 0)  # comes after everything whose place is known
 
 
 def nearest(infos: Iterable[Info], to: str | int | None = None, *, sysfs: str = "/sys") -> list[Info]:
     """`infos` ordered by the distance of their network devices, otherwise as they came.
 
     to: None, the processors that this process may run on; an int, a NUMA node; a string, the PCI address of a device, such as
-    a GPU. Of devices below one PCI root those with the fewest bridges in between come first, then those of near NUMA nodes.
-    Entries without a network device come before all, those of unknown place last; of a link with several devices the
-    farthest counts. InvalidArgumentError for a PCI address or node that is not there. sysfs: where the system is described.
+    a GPU. Entries without a network device come first. Then come devices below the same PCI root, those with the fewest bridges
+    in between ahead, then devices of other roots by the distance of their NUMA nodes, and last those of unknown place. Of a
+    link with several devices the farthest counts. InvalidArgumentError for a PCI address or node that is not there. sysfs: where
+    the system is described.
     """
     machine = _Machine(Path(sysfs))
     if isinstance(to, str):
@@ -47,7 +48,7 @@ class _Machine:
         self._sysfs = sysfs
 
     def device(self, address: str) -> Path | None:
-        """Where a PCI device hangs: its folder below those of its bridges."""
+        """The folder of a PCI device, which is below those of its bridges; None if there is no such device."""
         link = self._sysfs / "bus/pci/devices" / address.lower()
         return link.resolve() if address and link.exists() else None
 
@@ -71,7 +72,7 @@ class _Machine:
         return sorted(nodes) or [-1]
 
     def distance(self, nic: Nic, place: Path | None, nodes: list[int]) -> tuple[int, int, int]:
-        """(way, NUMA distance, bridges): smaller is nearer."""
+        """(2 if the place is unknown, else 1; NUMA distance; bridges): smaller is nearer."""
         device = self.device(nic.pci_address) if nic.pci_address else None
         hops = _hops(device, place) if device and place else None
         if hops is not None:
@@ -83,7 +84,7 @@ class _Machine:
         return self._sysfs / f"devices/system/node/node{node}"
 
     def _between(self, one: int, other: int) -> int:
-        """As the firmware tells: 10 within a node."""
+        """The distance of two NUMA nodes as the firmware tells it; it is 10 within a node."""
         nodes = sorted(
             int(folder.name.removeprefix("node")) for folder in self._node(0).parent.glob("node[0-9]*")
         )

@@ -1,11 +1,12 @@
-"""``pyfab serve``: arrays in .npy files, readable by everyone who may connect, straight from the mapped file.
+"""``pyfab serve``: whoever may connect reads arrays in .npy files, straight from the mapped files.
 
 Clients ask for names over a small protocol (`pyfab.meeting.frames`) on the given address:
 
     {"op": "list"}               → {"arrays": {name: {"shape": [...], "dtype": "..."}}}
     {"op": "open", "name": name} → {"address": ..., "region": ...}, both base64, or {"error": "..."}
 
-and then read one-sidedly: over shared memory on the same node, over tcp on the same host address elsewhere. Nobody can write.
+Then they read one-sidedly: over shared memory on the same node, and over tcp at the same host address from elsewhere. Nobody
+can write.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class ArrayServer:
         self._regions: dict[str, MemoryRegion] = {}
         with contextlib.ExitStack() as undo:
             listener = undo.enter_context(listen(address))
-            self.host, port = listener.getsockname()[:2]  # numeric, and the port that was found
+            self.host, port = listener.getsockname()[:2]  # the numeric address, and the port that was chosen
             self.address = join_address(self.host, port)
             secret = token.encode() or None
             domain = undo.enter_context(Domain("shm+tcp", tcp_listen=self.host, auth_key=secret))
@@ -74,7 +75,7 @@ class ArrayServer:
         self.close()
 
     def _talk(self, channel: Channel) -> None:
-        """One client."""
+        """Serves one client."""
         while True:
             request, _ = channel.receive(Deadline(_PATIENCE))
             channel.send(self._answer(request), deadline=Deadline(_PATIENCE))
@@ -93,7 +94,7 @@ class ArrayServer:
 
 
 def serve(arrays: Mapping[str, Path], address: str, token: str, *, as_json: bool = False) -> None:
-    """Serves until SIGINT or SIGTERM; prints what and where."""
+    """Serves until SIGINT or SIGTERM; prints what it serves and where."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -114,7 +115,7 @@ def serve(arrays: Mapping[str, Path], address: str, token: str, *, as_json: bool
 def _mapped(path: Path) -> NDArray[Any]:
     with path.open("rb") as stream:
         if stream.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
-            raise ValueError(f"{path} is no .npy file")  # which NumPy would take for a pickle
+            raise ValueError(f"{path} is no .npy file")  # NumPy would take it for a pickle
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:

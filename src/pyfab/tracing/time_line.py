@@ -20,10 +20,10 @@ _encode = json.JSONEncoder(check_circular=False, default=str).encode
 
 
 class Record:
-    """What processes have written to `place`. The file has no name, so it goes with the processes that have it open."""
+    """What processes have written to `place`. The file has no name, so it is gone when no process has it open."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="pyfab-trace-")  # noqa: SIM115 - this is one itself
+        self._file = tempfile.TemporaryFile(prefix="pyfab-trace-")  # noqa: SIM115 - this class closes it
         found = os.fstat(self._file.fileno())
         self.place = f"/proc/{os.getpid()}/fd/{self._file.fileno()}:{found.st_dev}:{found.st_ino}"
 
@@ -34,15 +34,15 @@ class Record:
         self._file.close()
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Those of all processes, each in its order."""
+        """The events of all processes, those of each process in their order."""
         self._file.seek(0)
         for line in self._file:
-            with contextlib.suppress(ValueError):  # an event that its process was killed in
+            with contextlib.suppress(ValueError):  # a process was killed while it wrote this event
                 yield json.loads(line)
 
 
 def open_record(place: str) -> int | None:
-    """A descriptor to append to the record; None if the process that made it has it no more."""
+    """A descriptor to append to the record; None if the process that made it no longer has it."""
     path, *identity = place.split(":")
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -51,12 +51,12 @@ def open_record(place: str) -> int | None:
     found = os.fstat(file)
     if identity == [str(found.st_dev), str(found.st_ino)]:
         return file
-    os.close(file)  # another file has got the number since
+    os.close(file)  # the number belongs to another file by now
     return None
 
 
 class TimeLine:
-    """The time line of this process, in the record at `place`, which is opened when there is something to tell.
+    """The time line of this process, in the record at `place`. The record is opened at the first event.
 
     Each event is written at once, so that a process which is killed leaves what it did.
     """
@@ -70,28 +70,28 @@ class TimeLine:
     def restart(self) -> None:
         """Begins anew: a child of fork() has a time line of its own."""
         self.close()
-        self._lock = threading.Lock()  # guards the making of the file
+        self._lock = threading.Lock()  # guards the opening of the file
         self._threads: set[int] = set()
         self._numbers = itertools.count(1)
         self._outstanding: dict[int, dict[str, Any]] = {}  # number of an operation → the event that began it
         self.pid = os.getpid()
 
     def describe(self, name: str, kind: str = "process_name", thread: int = 0) -> None:
-        """How the viewer calls this process, or a thread of it."""
+        """Sets what the viewer calls this process, or a thread of it."""
         self._add({"ph": "M", "name": kind, "pid": self.pid, "tid": thread, "args": {"name": name}})
 
     def know(self, endpoint: Endpoint) -> None:
-        """Remembers whose the contexts are."""
+        """Remembers that an endpoint's contexts belong to it."""
         for index, context in enumerate(endpoint._contexts):
             self._names[id(context)] = (endpoint._number, index)
 
     def context(self, context: Any) -> str | None:
-        """As the time line names it: endpoint's number, dot, index."""
+        """The name of a context in the time line: the endpoint's number, a dot, its index. None for an unknown one."""
         named = self._names.get(id(context))
         return f"{named[0]}.{named[1]}" if named else None
 
     def begin(self, kind: str, category: str, began: int, arguments: dict[str, Any]) -> int:
-        """An operation that began at `began`, a time.monotonic_ns(); returns its number, for `end`."""
+        """Notes an operation that began at `began`, a time.monotonic_ns(); returns its number, for `end`."""
         number = next(self._numbers)
         self._outstanding[number] = {
             "ph": "b",
@@ -106,16 +106,16 @@ class TimeLine:
         return number
 
     def end(self, number: int, ended: int, **found: Any) -> None:
-        """It ended at `ended`; what was found is added to its arguments."""
+        """Records that an operation ended at `ended`; `found` is added to its arguments."""
         event = self._outstanding.pop(number, None)
-        if event is None:  # begun before a fork
+        if event is None:  # it began in another process, before a fork
             return
         event["args"].update(found)
         event["end"] = ended / 1000  # `merge` makes an event of it
         self._add(event)
 
     def waited(self, name: str, began: int, ended: int) -> None:
-        """The calling thread waited."""
+        """Records that the calling thread waited."""
         self._add(
             {
                 "ph": "X",
@@ -129,7 +129,7 @@ class TimeLine:
         )
 
     def finish(self) -> None:
-        """Tells of what has not ended."""
+        """Records the operations that have not ended."""
         for number in list(self._outstanding):
             event = self._outstanding.pop(number)
             event["args"]["outcome"] = "outstanding"
@@ -149,7 +149,7 @@ class TimeLine:
 
     @staticmethod
     def _write(file: int, event: dict[str, Any]) -> None:
-        # The line begins here, and not where another process was killed in the middle of one.
+        # The newline comes first: another process may have been killed in the middle of its line.
         os.write(file, ("\n" + _encode(event)).encode())
 
     def _open(self) -> int:

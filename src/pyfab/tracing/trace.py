@@ -3,13 +3,13 @@
 with pyfab.trace("trace.json"):      # or on the command line: pyfab trace -o trace.json script.py
     ...
 
-While it is on, the methods of contexts and remote arrays are replaced by ones that record; off, nothing is in their way. Each
+While it is on, the methods of contexts and remote arrays are replaced by ones that record; otherwise nothing is changed. Each
 operation is a pair of events that begin and end it (``"ph": "b"`` and ``"e"``), of category "operation", or "group" where pyfab
 itself needs it for barriers, exchanges and epochs; blocking waits are slices of their thread (``"ph": "X"``, category "wait").
 
 An operation begins when its call begins. It ends when its call returns if it is complete by then, else when its done callback
-runs: the thread that serves the endpoint calls that as soon as the operation is complete and Python's lock is free. So the time
-is an upper bound, whenever the program itself looks.
+runs. The thread that serves the endpoint runs it as soon as the operation is complete and Python's lock is free. So the time
+is an upper bound, and does not depend on when the program looks at the operation.
 
 `pyfab.trace` names a place in $PYFAB_TRACE. Every process that imports pyfab with that variable set, or is forked by one that
 records, writes there, and what they wrote is merged in the end.
@@ -43,11 +43,11 @@ from pyfab.tracing.time_line import Record, TimeLine, merge, open_record
 __all__ = ["VARIABLE", "finish", "start", "stop", "trace"]
 
 VARIABLE = "PYFAB_TRACE"
-"""Says where processes that import pyfab record."""
+"""The environment variable that says where processes which import pyfab record."""
 
 _GROUP_MODULES = ("pyfab.group.control", "pyfab.group.cells", "pyfab.group.parts")
 
-# Methods of a context: where the peer and the local memory stand among the arguments.
+# Methods of a context, and at which of their arguments the peer and the local memory stand.
 _CONTEXT = {
     "write": (1, 0),
     "read": (1, 0),
@@ -86,7 +86,7 @@ _WAITS: tuple[tuple[type, tuple[str, ...]], ...] = (
 
 
 class _Inside(threading.local):
-    """What of pyfab the thread is in: only the outermost call counts."""
+    """Whether the thread is in a recorded call already: only the outermost one counts."""
 
     operation = False
     wait = False
@@ -94,7 +94,7 @@ class _Inside(threading.local):
 
 _recorder: TimeLine | None = None
 _inside = _Inside()
-_replaced: list[tuple[type, str, Any]] = []  # class, name, what stood in its dictionary, or None
+_replaced: list[tuple[type, str, Any]] = []  # class, name, and what its dictionary held, or None
 
 
 @contextlib.contextmanager
@@ -103,12 +103,12 @@ def trace(path: str | Path) -> Iterator[None]:
 
     Open it in https://ui.perfetto.dev or chrome://tracing. Each operation has its kind, peer, link, bytes, thread, endpoint and
     outcome; `pyfab.tracing.trace` says what its times are. Methods of endpoints that the program has stored elsewhere before
-    are not seen. BusyError if it is on already, OSError if the file cannot be written.
+    are not seen. BusyError if a trace is on already, OSError if the file cannot be written.
     """
     if _recorder is not None:
         raise BusyError("this process is being traced already")
     path = Path(path)
-    path.touch()  # fails now rather than when all is over
+    path.touch()  # an error comes now, and not after all the work
     with Record() as record:
         os.environ[VARIABLE] = record.place
         start(record.place)
@@ -158,7 +158,7 @@ def stop() -> None:
 
 
 def finish() -> None:
-    """Tells of what has not ended, in a process that is about to end."""
+    """Records the operations that have not ended, in a process that is about to end."""
     if _recorder:
         _recorder.finish()
 
@@ -217,10 +217,10 @@ class _Call(NamedTuple):
     """An operation that a method is about to start."""
 
     kind: str
-    told: dict[str, Any]  # of its beginning
+    told: dict[str, Any]  # what is known when it begins
     context: Any
     handle: int
-    nbytes: Callable[[Any], int | None]  # by the result: asked where no Completion tells the bytes
+    nbytes: Callable[[Any], int | None]  # the bytes by the result, where no Completion tells them
 
 
 def _recorded(started: _Call, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -264,7 +264,7 @@ def _found(operation: Any, nbytes: Callable[[Any], int | None]) -> dict[str, Any
     if failure is not None:
         return {"bytes": _or_none(nbytes, None), "outcome": _outcome(failure)}
     done = operation.result()
-    if not isinstance(done, _core.Completion):  # a Fetch gives what it brought
+    if not isinstance(done, _core.Completion):  # the result of a Fetch is what it brought
         return {"bytes": np.asarray(done).nbytes, "outcome": "ok"}
     found: dict[str, Any] = {"bytes": done.nbytes, "outcome": "ok"}
     if done.source != ADDR_NOTAVAIL:
@@ -290,7 +290,7 @@ def _waiting(title: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _outside(original: Callable[..., None]) -> Callable[..., None]:
-    """Callbacks run inside of whatever call finds the operation complete, and what they start is theirs."""
+    """A callback runs inside of whatever call finds the operation complete, but what it starts is recorded as its own."""
 
     @functools.wraps(original)
     def call(self: Any, function: Callable[[Any], Any]) -> None:
@@ -334,11 +334,11 @@ def _replace(owner: Any, name: str, by: Callable[..., Any]) -> None:
 
 
 def _bound_again() -> list[Endpoint]:
-    """The endpoints that there are. They hold their operations bound, so these are taken from the class anew."""
+    """Lets all endpoints take their operations from the class anew, because they keep them bound; returns the endpoints."""
     found = [each for each in gc.get_objects() if type(each) is Endpoint and hasattr(each, "_contexts")]
     for endpoint in found:
         for name in _OPERATIONS:
-            if hasattr(endpoint, name):  # complete
+            if hasattr(endpoint, name):  # otherwise __init__ is still at work
                 setattr(endpoint, name, getattr(endpoint._contexts[0], name))
     return found
 
@@ -365,7 +365,7 @@ def _nbytes(local: Any) -> int | None:
 
 
 def _or_none(nbytes: Callable[[Any], int | None], result: Any) -> int | None:
-    """The time line goes without what cannot be told, whatever the program passed."""
+    """The bytes, or None where they cannot be told: whatever the program passed, a trace raises no error of its own."""
     try:
         return nbytes(result)
     except Exception:

@@ -15,7 +15,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """A link or a peer that is not there is one message, not one for each test."""
+    """Reports a link or a peer that is not there once, and not for each test."""
     if session.config.getoption("collectonly"):
         return
     try:
@@ -26,7 +26,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.fixture
 def pyfab_record(pyfab_record, fabric) -> Callable[..., None]:
-    """Findings of several ways stand side by side in the reports."""
+    """Adds links and peer to each finding, because reports show findings of several ways side by side."""
     return lambda kind, **values: pyfab_record(
         kind, **{"links": fabric.links, "peer": str(fabric.where)} | values
     )

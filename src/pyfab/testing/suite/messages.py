@@ -1,4 +1,4 @@
-"""What the tests of messages share: posted receives, sends there, and that nothing is left after a test."""
+"""What the tests of messages share: receives and sends on both sides, and the check that a test leaves nothing."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def send_there(target, content, peer, tag=None, **options):
 
 
 def send_later_there(target, content, peer, tag=None):
-    """For what may not be complete before somebody receives it."""
+    """Starts a send that need not be complete before somebody receives it; `finish_sends_there` waits for it."""
     target.kept["sends"] = [*target.kept.get("sends", []), send(target.endpoint, content, peer, tag)]
 
 
@@ -80,7 +80,7 @@ def finish_sends_there(target):
 
 
 def waits_there(target, count):
-    """Until that many messages wait."""
+    """Returns when that many messages wait."""
     while target.endpoint.message_stats()["unexpected"] < count:
         target.endpoint.progress()
 

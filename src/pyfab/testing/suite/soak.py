@@ -14,13 +14,11 @@ from pyfab import AtomicOp
 from pyfab.testing import Target
 from pyfab.testing.suite.support import TIMEOUT
 
-SLOTS, SLOT = (
-    64,
-    64 << 10,
-)  # operations of one turn go to different slots, so that their order does not matter
+# The slots of the memory, and the bytes of each. Operations of one turn go to different slots, so their order does not matter.
+SLOTS, SLOT = 64, 64 << 10
 CELLS = 64
-_TURN = 16  # slots of a turn
-_POSTED = 32  # receives
+_TURN = 16  # slots that a turn uses
+_POSTED = 32  # receives that are posted at once
 _MESSAGE = 4096
 _TAG, _LAST = 11, 12
 
@@ -47,11 +45,11 @@ class Soak:
         self._receives: deque[tuple[pyfab.Operation, NDArray[np.uint8]]] = deque()
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """Works for so long, then waits until all messages have come; what was done."""
+        """Works for `seconds`, then waits until all messages have come; returns what was done."""
         before = self._endpoint.counts(self._peer)
         last = np.zeros(1, np.int64)
         told = self._endpoint.trecv(last, _LAST, peer=self._peer)
-        slices = [0] * max(1, round(seconds))  # of about a second, and all of the same length
+        slices = [0] * max(1, round(seconds))  # operations in equal spans of about a second
         start = time.monotonic()
         while (now := time.monotonic() - start) < seconds:
             slices[int(now / seconds * len(slices))] += self._turn()
@@ -114,7 +112,7 @@ class Soak:
         return "fetch_add", operation, (old, expected)
 
     def _send(self) -> None:
-        """A message that says its number and its checksum."""
+        """Sends a message that says its number and its checksum, unless too many are under way."""
         while len(self._sends) >= _POSTED:
             if not self._sends[0].done():
                 return
@@ -148,5 +146,5 @@ def soak_there(
     seed: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """The peer's side."""
+    """Runs the peer's side."""
     return Soak(target.endpoint, peer, memory, cells, seed).run(seconds)

@@ -36,8 +36,8 @@ class Pair:
         open_domain: Callable[[], pyfab.Domain],
     ) -> None:
         self.domain, self.endpoint, self.peer = domain, endpoint, peer
-        self.alloc = alloc  # what kind of memory the peer exposes
-        self.open_domain = open_domain  # a further one on this side
+        self.alloc = alloc  # whether the peer exposes memory from `Domain.alloc`
+        self.open_domain = open_domain  # opens a further domain on this side
         self._during_test = ExitStack()
 
     @property
@@ -49,13 +49,13 @@ class Pair:
         return self.peer.handle_there
 
     def expose(self, content: Any, access: Access = Access.REMOTE, *, key: int | None = None) -> Exposed:
-        """An array of the peer, until the end of the test."""
+        """Exposes an array of the peer until the end of the test."""
         exposed = self.peer.expose(np.asarray(content), access, key=key, alloc=self.alloc)
         self._during_test.callback(exposed.close)
         return exposed
 
     def register(self, buffer: Any, access: Access, **options: Any) -> pyfab.MemoryRegion:
-        """A region of the local domain, until the end of the test."""
+        """Registers a region of the local domain until the end of the test."""
         return self._during_test.enter_context(self.domain.register(buffer, access, **options))
 
     def put(self, local: Any, remote: Any) -> pyfab.Completion:
@@ -88,7 +88,7 @@ def random_bytes(count: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8
 
 
 def failure(start: Callable[[], pyfab.Operation]) -> BaseException:
-    """What is wrong with an operation, told by the call itself or by its outcome."""
+    """The error of an operation, whether its call raises it or its outcome has it."""
     try:
         operation = start()
     except Exception as error:

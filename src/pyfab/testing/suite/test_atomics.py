@@ -14,7 +14,7 @@ INTEGERS = [np.dtype(code) for code in ("i1", "u1", "i2", "u2", "i4", "u4", "i8"
 FLOATS = [np.dtype("f4"), np.dtype("f8")]
 DTYPES = INTEGERS + FLOATS
 
-# Each takes (target, operand) and gives the target's new value.
+# Each function takes (target, operand) and gives the target's new value.
 UPDATES = {
     "MIN": np.minimum,
     "MAX": np.maximum,
@@ -28,7 +28,7 @@ UPDATES = {
     "BXOR": np.bitwise_xor,
     "ATOMIC_WRITE": lambda _, v: v,
 }
-# Each takes (target, operand, compare).
+# Each function takes (target, operand, compare) and gives the target's new value.
 COMPARISONS = {
     "CSWAP": lambda t, v, c: np.where(c == t, v, t),
     "CSWAP_NE": lambda t, v, c: np.where(c != t, v, t),
@@ -67,7 +67,7 @@ def expected(function, *arrays):
 
 
 def same(left: np.ndarray, right: np.ndarray) -> bool:
-    """Equal as bytes, but for NaNs, whose payload is nobody's promise."""
+    """Whether all elements are equal. NaNs are equal whatever their payload, which nobody promises."""
     if left.dtype.kind == "f":
         return bool(np.array_equal(left, right, equal_nan=True))
     return np.array_equal(left, right)
@@ -123,7 +123,7 @@ def test_atomic_read(pair):
 def test_compare_and_update(pair, name):
     for dtype in dtypes_of(name):
         content, operand, compare = (values(dtype, n, n) for n in (50, 40, 41))
-        compare = np.where(np.arange(40) % 2, content[5:45], compare[:40])  # every second one is equal
+        compare = np.where(np.arange(40) % 2, content[5:45], compare[:40])  # every second element is equal
         exposed = pair.expose(content)
         result = values(dtype, 42, 5)
         around = result.copy()
@@ -149,7 +149,7 @@ def test_min_and_max_go_by_the_type(pair, signed):
 
 @pytest.mark.parametrize("dtype", [np.dtype("f8"), np.dtype("u1")], ids=str)
 def test_long_arrays(pair, dtype):
-    """More than one frame holds: still one operation."""
+    """An update of more elements than one frame holds is still one operation."""
     content, operand = values(dtype, 50_000, 7), values(dtype, 50_000, 8)
     exposed = pair.expose(content)
     result = np.zeros_like(content)

@@ -112,7 +112,7 @@ def test_the_error_of_an_injected_write_is_its_only_entry(pair):
     try:
         pair.endpoint.inject(np.arange(2), pair.handle, (0, 0x6E6F6B6579))
     except pyfab.KeyRejectedError:
-        return  # over shared memory this side finds out
+        return  # over shared memory this side finds the error at once
     pair.endpoint.flush(timeout=TIMEOUT)
     (entry,) = pair.endpoint.cq.read(max=10)
     assert isinstance(entry.error, pyfab.KeyRejectedError)
@@ -192,7 +192,7 @@ def test_callbacks_get_the_operation_once(pair, exposed):
 
 
 def test_callbacks_come_without_anybody_waiting(pair, exposed):
-    """All of a thousand are called by the library's own progress."""
+    """The library's own progress calls all of a thousand callbacks."""
     called = threading.Semaphore(0)
     for number in range(1000):
         operation = pair.endpoint.write(np.array([number]), pair.handle, exposed.remote[:1])
@@ -218,7 +218,7 @@ def test_a_callback_may_start_the_next_operation(pair, exposed):
 
 
 def test_a_callback_may_wait(pair, exposed):
-    """Also where the thread that runs it is waiting for something else, and where it waits for such a thread."""
+    """It may, even if its thread is waiting for something else already, and it may wait for another thread that waits."""
     many = pair.expose(np.zeros(1 << 19, np.int64))
     content = np.ones(1 << 19, np.int64)
     called = threading.Semaphore(0)
@@ -292,7 +292,7 @@ def test_flush_waits_for_all(pair, exposed):
     operations = [write(pair, exposed) for _ in range(20)]
     pair.endpoint.flush(pair.handle, timeout=TIMEOUT)
     assert all(operation.done() for operation in operations)
-    pair.endpoint.flush(timeout=0)  # nothing left
+    pair.endpoint.flush(timeout=0)  # nothing is left to wait for
 
 
 def take_message(target, size):

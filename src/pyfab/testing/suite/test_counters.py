@@ -79,7 +79,7 @@ def test_atomics_that_write_count_one(pair, counted):
 @pytest.mark.req("MR-57", "MR-58")
 @pytest.mark.parametrize("elements", [1, 7])
 def test_atomics_that_change_nothing_do_not_count(pair, counted, elements):
-    """A compare-and-swap that does not swap, a minimum that is there already: as long as no element changes."""
+    """A compare-and-swap that swaps nothing does not count, nor does a minimum that is there already."""
 
     def run(op, operand, compare=None):
         operands = np.full(elements, operand, np.int64)
@@ -105,7 +105,7 @@ def test_atomics_that_change_nothing_do_not_count(pair, counted, elements):
         (AtomicOp.SUM, 1, None), (AtomicOp.ATOMIC_WRITE, 10, None), (AtomicOp.ATOMIC_WRITE, 10, None),
     ):  # fmt: skip
         assert run(op, operand, compare) == 1, op
-    # One element of several is enough.
+    # A change of one element of several is enough.
     values = np.full(elements, 10, np.int64)
     values[-1] = 11
     before = pair.peer.run(count)
@@ -114,7 +114,7 @@ def test_atomics_that_change_nothing_do_not_count(pair, counted, elements):
 
 
 def operands(counted, elements, other):
-    """The operands of an array of which the target has all but `other` already, room for results, and the place."""
+    """Operands that differ from the target's elements only at `other`, room for results, and the remote array."""
     counted.store(5)
     values = np.full(elements, 5, np.int64)
     if other is not None:
@@ -126,7 +126,7 @@ def operands(counted, elements, other):
 @pytest.mark.parametrize("elements", [2048, 2049, 70_000])
 @pytest.mark.parametrize("where", ["first", "last", "everywhere", "nowhere"])
 def test_an_atomic_on_an_array_counts_one(pair, counted, elements, where):
-    """However many pieces it is moved in, and in whichever of them an element changes."""
+    """It counts one however many pieces it is moved in, and whichever of them changes an element."""
     change = {"first": 0, "last": elements - 1, "everywhere": slice(None), "nowhere": None}[where]
     values, result, remote = operands(counted, elements, change)
     expected = 0 if change is None else 1
@@ -145,7 +145,7 @@ def test_an_atomic_on_an_array_counts_one(pair, counted, elements, where):
 
 @pytest.mark.req("MR-57")
 def test_atomics_on_arrays_that_mix_count_one_each(pair, counted):
-    """Threads whose pieces go in between each other's, beside atomics on single elements."""
+    """The pieces of several threads' atomics mix with each other, and with atomics on single elements."""
     ones, each = np.ones(70_000, np.int64), 8
 
     def work():
@@ -166,7 +166,7 @@ def test_atomics_on_arrays_that_mix_count_one_each(pair, counted):
 @pytest.mark.req("MR-57")
 @pytest.mark.parametrize("level", [Delivery.INJECT, Delivery.DELIVERY])
 def test_an_array_counts_one_for_a_counter_that_came_later(pair, level):
-    """A device that updated the region by itself refuses to, and what is repeated is one operation all the same."""
+    """A device that updated the region by itself so far refuses now. The operation is repeated, and still counts one."""
     exposed = pair.expose(np.zeros((16, 8), np.int64))
     column, ones = exposed.remote[:, 0], np.ones(16, np.int64)
 
@@ -253,7 +253,7 @@ def test_several_counters_of_one_region(pair):
 
 
 def watch(target, name, puts):
-    """Whoever sees the count sees the data of all puts counted."""
+    """Checks that whoever sees the count sees the data of all puts counted."""
     words, counter = target.kept[name].array[:64], target.kept["counter"]
     seen = 0
     while seen < puts:

@@ -1,4 +1,4 @@
-"""Faults by choice: a peer that is killed, stopped or stops for a while, a link that goes down. Others go on, and it heals."""
+"""Chosen faults: a peer is killed, or stopped for long or short; a link goes down. Others go on, and what returns works again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyfab.testing.suite.support import TIMEOUT
 from pytest_pyfab import session_of
 
 DEADLINE = 2.0  # seconds without a sign of life until a peer counts as lost
-NOTICE = 8.0  # more, on a busy machine
+NOTICE = 8.0  # seconds that a busy machine may need in addition to notice the loss
 pytestmark = pytest.mark.usefixtures("drill")
 GONE = (pyfab.PeerLostError, pyfab.UnreachableError)
 WORDS = 1000
@@ -45,21 +45,21 @@ class Station:
         return self.endpoint.write(np.full(WORDS, value), peer.handle, exposed.remote)
 
     def works(self, peer, exposed, value):
-        """A put and a get, verified."""
+        """Makes a put and a get, and verifies them."""
         self.put(peer, exposed, value).result(TIMEOUT)
         back = np.zeros(WORDS, np.int64)
         self.endpoint.read(back, peer.handle, exposed.remote).result(TIMEOUT)
         assert (back == value).all()
 
     def error(self, peer, exposed, value):
-        """How a put ends, whether its start tells or its outcome."""
+        """The error of a put, whether its call raises it or its outcome has it; None for success."""
         try:
             return self.put(peer, exposed, value).exception(TIMEOUT)
         except pyfab.FabricError as error:
             return error
 
     def until_lost(self, peer, exposed, meanwhile):
-        """Seconds until a put fails because the peer is gone; bytes may reach memory that is still mapped before."""
+        """Seconds until a put fails because the peer is gone. Puts before may have reached memory that is still mapped."""
         start = time.monotonic()
         while (error := self.error(peer, exposed, 2)) is None:
             meanwhile()
@@ -98,7 +98,7 @@ def test_kill(station, pyfab_record):
 
 
 def test_stop(station, pyfab_record):
-    """Puts into shared memory need nothing of a stopped peer; all others are lost at the deadline. It can be used again."""
+    """Puts into shared memory need nothing of a stopped peer; others are lost at the deadline. Then it can be used again."""
     here = station()
     (victim, silent), (survivor, kept) = here.peer(), here.peer()
     here.works(victim, silent, 1)

@@ -17,7 +17,7 @@ PATTERN = (np.arange(SIZE) % 251).astype(np.uint8)
 R, W = Access.REMOTE_READ, Access.REMOTE_WRITE
 WRONG_KEY = 0x0DD_BA11_0DD_BA11
 
-# name: access of the region, offset, bytes, what it fails with
+# By name: access of the region, offset, bytes, and the error.
 REFUSED = {
     "unknown key": (R | W, 0, 64, pyfab.KeyRejectedError),
     "key off by one": (R | W, 0, 64, pyfab.KeyRejectedError),
@@ -39,7 +39,7 @@ def key_of(exposed, what):
 
 
 def still_works(pair):
-    """Another region of the same peer, over the same path."""
+    """Uses another region of the same peer, over the same path."""
     exposed = pair.expose(np.zeros(16, np.int64))
     pair.put(np.arange(16), exposed.remote)
     back = np.zeros(16, np.int64)
@@ -50,7 +50,7 @@ def still_works(pair):
 
 
 def fails_once(pair, operation, kind):
-    """One error, which outcome, queue and flush agree on."""
+    """Checks that there is one error, on which outcome, queue and flush agree, and returns it."""
     error = operation.exception(TIMEOUT)
     assert isinstance(error, kind), error
     (entry,) = pair.endpoint.cq.read(max=10)
@@ -267,7 +267,7 @@ def test_errors_in_a_crowd_hit_their_own_operations(pair):
     [("write", "unknown key"), ("write", "one byte over"), ("read", "no right to get"), ("read", "overflow")],
 )
 def test_a_message_says_what_was_asked(pair, verb, what):
-    """The operation, the peer and the range; the code and name for programs."""
+    """It names the operation, the peer and the range; the error has its code and name for programs."""
     access, offset, size, kind = REFUSED[what]
     exposed = pair.expose(np.zeros(SIZE, np.uint8), access)
     start = getattr(pair.endpoint, verb)

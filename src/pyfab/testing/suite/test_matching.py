@@ -44,7 +44,7 @@ MATCHING = [  # (tag, ignore) of the receive, tag of the message, whether they f
 @pytest.mark.req("LNX-32")
 @pytest.mark.parametrize("tagged", [True, False])
 def test_a_message_goes_to_the_oldest_receive_that_takes_it(pair, tagged):
-    """However the receives differ in what else they would take, and whatever stands before them."""
+    """This holds in whichever order the receives are posted, whatever else each would take, and behind one of another tag."""
     tag, some_bits = (0x12, 0x0F) if tagged else (None, 0)
     kinds = [
         {"peer": peer, "ignore": ignore} for peer in (ADDR_UNSPEC, pair.handle) for ignore in {0, some_bits}
@@ -124,7 +124,7 @@ def test_a_message_comes_after_the_puts_before_it(pair, size):
 
 
 def first_and_last_there(target, name, count):
-    """Which messages came before the bytes that were put before them."""
+    """Returns the messages that came earlier than bytes which were put before them."""
     array = target.kept[name].array
     wrong = []
     memory = np.zeros(1, np.uint8)

@@ -1,4 +1,4 @@
-"""What operations take and move over the link, for the reports; and whether that is what the user's file expects."""
+"""Latency and bandwidth of operations over the link, for the reports, and whether they are as the user's file expects."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_entries_come_in_the_order_of_the_puts(pair):
 
 
 def watch(target, name, rounds):
-    """The data that an entry tells of is there when the entry is."""
+    """Checks that the data of a put are there when its entry is."""
     words = target.kept[name].array
     for number in range(1, rounds + 1):
         (entry,) = collect(target.endpoint.cq, 1)
@@ -98,7 +98,7 @@ def test_bad_data_is_refused(pair):
 
 
 def test_an_unknown_sender_is_not_available(pair):
-    """A source that is not in the target's address vector."""
+    """The source of an entry is unknown if the sender is not in the target's address vector."""
     exposed = pair.expose(np.zeros(4, np.int64))
     with pair.domain.endpoint() as stranger:
         handle = stranger.av.insert(pair.peer.address)
@@ -112,7 +112,7 @@ def put_with_data(target, handle, remote, data):
 
 
 def test_unread_completions_of_ones_own_do_not_push_it_out(pair):
-    """Who never reads the entries of its own operations still learns what peers did last."""
+    """A process that never reads the entries of its own operations still learns what peers did last."""
     exposed = pair.expose(np.zeros(4, np.int64))
     region = pair.register(np.zeros(4, np.int64), pyfab.Access.REMOTE)
     for _ in range(50_000):

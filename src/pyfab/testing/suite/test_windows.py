@@ -19,7 +19,7 @@ def test_put_and_get(window, size):
 
 
 def test_memory_of_ones_own(window):
-    """A window over an array that was there before; the peer's part has its shape and type."""
+    """A window can be over an array that was there before; the peer's part has its shape and type."""
     array = np.arange(12, dtype=np.float32).reshape(3, 4)
     shared = window(array)
     assert shared.local is array
