@@ -51,12 +51,16 @@ def test_a_device_that_does_not_lead_to_all_counts_as_any_other() -> None:
         near.latency.update({0: 1.0, 1: 2.0})
         transport._modules[1].direct = True
         near._chosen = None
-        assert transport._usable(near) is transport._modules[1], "slower, but it moves the bytes itself"
+        assert transport._peers.module_for(near) is transport._modules[1], (
+            "slower, but it moves the bytes itself"
+        )
         other = transport.peer(half.name)
         assert other.reachable
-        assert transport._usable(near) is transport._modules[0], "one peer is not reached by the device"
+        assert transport._peers.module_for(near) is transport._modules[0], (
+            "one peer is not reached by the device"
+        )
         transport.remove(other, TIMEOUT)
-        assert transport._usable(near) is transport._modules[1]
+        assert transport._peers.module_for(near) is transport._modules[1]
 
 
 @pytest.mark.req("WIN-74")
