@@ -55,6 +55,7 @@ class Acceptor:
 
     The connection ends when `talk` returns or raises. `expected` is the number of peers that belong here, for which the
     bounds leave room in addition to all others. `refused` is called with the address of a peer that has another token.
+    `token` may be replaced before the first connection that has to prove the new one.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class Acceptor:
         expected: int = 0,
         refused: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._listener, self._token, self._talk, self._refused = listener, token, talk, refused
+        self._listener, self._talk, self._refused = listener, talk, refused
+        self.token = token
         share = _most_descriptors() // _SHARE
         self._most = min(MOST_UNPROVEN, share) + expected
         self._most_of_one = min(MOST_UNPROVEN_OF_ONE, share // 2) + expected
@@ -159,7 +161,7 @@ class Acceptor:
             self._drop_oldest(f"{self._most} connections have not proven the token")
         try:
             connection = self._out_of_reserve(connection)
-            caller = _Unproven(connection, address, self._token)
+            caller = _Unproven(connection, address, self.token)
             connection.setblocking(False)
             connection.sendall(caller.handshake.greeting)  # a new connection has room for it
             self._selector.register(connection, selectors.EVENT_READ)

@@ -47,7 +47,6 @@ class Agent:
     """
 
     def __init__(self, address: str = f"127.0.0.1:{DEFAULT_PORT}", token: str = "") -> None:
-        self.token = token
         self._tickets: dict[str, queue.SimpleQueue[socket.socket]] = {}
         self._processes: set[subprocess.Popen[bytes]] = set()
         # Set when a connection with {"op": "hold"} has come, and when it has gone.
@@ -62,6 +61,15 @@ class Agent:
                 " give --token or PYFAB_TOKEN, or listen on 127.0.0.1"
             )
         self._acceptor = Acceptor(listener, token, self._talk)
+
+    @property
+    def token(self) -> str:
+        """What callers have to prove. It may be set before the `with` block, in which they are answered."""
+        return self._acceptor.token
+
+    @token.setter
+    def token(self, token: str) -> None:
+        self._acceptor.token = token
 
     def close(self) -> None:
         """Stops listening and kills the peers."""

@@ -247,15 +247,19 @@ def test_epochs_synchronise_memory_that_needs_it() -> None:
 
 
 DYING = """
-import os, signal, sys, time, numpy as np, pyfab
+import os, pathlib, signal, sys, time, numpy as np, pyfab
+folder = pathlib.Path(sys.argv[2])
 with pyfab.Group.from_env(sys.argv[1], timeout=30) as group:
     window = group.window(shape=8, dtype=np.int64)
     everyone = range(group.size)
     if group.rank == 2:
         window.lock(1)
     group.barrier()
-    if group.rank == 2:
+    if group.rank == 2:  # dies when nobody waits in the barrier any more, which its death would end as well
+        while len(list(folder.glob("left-*"))) < 3:
+            time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGKILL)
+    (folder / f"left-{group.rank}").touch()
     try:
         if group.rank == 0:
             window.lock(1)
@@ -278,7 +282,7 @@ def test_a_dead_rank_ends_the_waiting_for_it(links: str, tmp_path: Any) -> None:
 
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", DYING, links],
+            [sys.executable, "-c", DYING, links, str(tmp_path)],
             env=os.environ
             | {"PYFAB_RANK": str(rank), "PYFAB_SIZE": "4", "PYFAB_RENDEZVOUS": f"file://{tmp_path}/meeting"},
             stdout=subprocess.PIPE,
