@@ -87,7 +87,7 @@ class TcpEndpoint final : public Endpoint {
   static bool flush(List& streams) noexcept;
   // What a name says about this link. A bare socket address says only where the peer listens.
   std::optional<EndpointAddress> find(const Name& peer, std::uint16_t target) const;
-  std::shared_ptr<TcpStream> stream_to(const EndpointAddress& where, std::size_t auth_index) const;
+  std::shared_ptr<TcpStream> stream_to(const EndpointAddress& where, std::size_t wanted_auth) const;
 
   const DomainServices domain_;
   const EndpointServices services_;

@@ -147,30 +147,41 @@ void VerbsStream::send_handshake(const std::string& message) noexcept {
 }
 
 Errc VerbsStream::on_handshake(std::string_view message) {
-  if (open_ || (caller_ && !calling_)) return Errc::protocol;  // the message comes at the wrong time
-  Handshake& handshake = caller_ ? static_cast<Handshake&>(*calling_) : *answering_;
-  const Handshake::Step step = caller_ ? calling_->receive(message) : answering_->receive(message);
-  if (!caller_) where_ = answering_->hello().where;
+  if (open_) return Errc::protocol;  // the message comes at the wrong time
+  if (answering_) {
+    AcceptorHandshake& caller = *answering_;
+    const Handshake::Step step = caller.receive(message);
+    where_ = caller.hello().where;
+    const Errc outcome = answer_handshake(step);
+    if (outcome == Errc::ok && caller.done()) admit(caller);
+    return outcome == Errc::ok ? state_ : outcome;
+  }
+  if (!calling_) return Errc::protocol;
+  CallerHandshake& called = *calling_;
+  const Handshake::Step step = called.receive(message);
+  const Errc outcome = answer_handshake(step);
+  if (outcome == Errc::ok && called.done()) {
+    token_ = called.peer_stream();
+    become_open();
+  }
+  return outcome == Errc::ok ? state_ : outcome;
+}
+
+// Sends what one message of the handshake leads to. Returns ok, or why the stream has to end.
+Errc VerbsStream::answer_handshake(const Handshake::Step& step) noexcept {
   if (!step.answer.empty()) send_handshake(step.answer);
   // The side that is refused ends the stream. Ending it here would lose the refusal, because a device drops
   // with the queue pair what has not left yet.
-  if (step.error != Errc::ok) return step.answer.empty() ? step.error : state_;
-  if (state_ != Errc::ok || !handshake.done()) return state_;
-  if (!caller_) {
-    admit();
-  } else {
-    token_ = calling_->peer_stream();
-    become_open();
-  }
+  if (step.error != Errc::ok && step.answer.empty()) return step.error;
   return state_;
 }
 
-void VerbsStream::admit() {
-  key_ = answering_->auth_index();
+void VerbsStream::admit(const AcceptorHandshake& caller) {
+  key_ = caller.auth_index();
   token_ = nonzero_random_u64();
   endpoint_.supersede(*this);
-  make_session(answering_->hello().part);
-  send_handshake(answering_->welcome(token_));
+  make_session(caller.hello().part);
+  send_handshake(caller.welcome(token_));
   if (state_ == Errc::ok) become_open();
 }
 

@@ -108,7 +108,8 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
   void send_credits() noexcept;
   void send_sign_of_life() noexcept;
   Errc on_handshake(std::string_view message);
-  void admit();
+  Errc answer_handshake(const Handshake::Step& step) noexcept;
+  void admit(const AcceptorHandshake& caller);
   void become_open() noexcept;
 
   VerbsEndpoint& endpoint_;

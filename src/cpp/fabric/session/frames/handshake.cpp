@@ -16,8 +16,9 @@ struct HelloMessage {
 // Returns nothing if this is not exactly one message.
 std::optional<HelloMessage> parse_message(std::string_view message) {
   if (missing_of_message(message) != 0) return {};
-  return HelloMessage{HelloHeader::parse(message.substr(0, kHelloHeader))->type,
-                      message.substr(kHelloHeader)};
+  const auto header = HelloHeader::parse(message.substr(0, kHelloHeader));
+  if (!header) return {};
+  return HelloMessage{header->type, message.substr(kHelloHeader)};
 }
 
 template <std::size_t N>
@@ -137,7 +138,7 @@ Handshake::Step AcceptorHandshake::refuse(Errc reason) {
 
 std::string AcceptorHandshake::welcome(std::uint64_t stream) const {
   Welcome welcome{.stream = stream, .id = self_.id, .proof = {}};
-  if (hello_.keyed)
+  if (hello_.keyed && challenge_)
     welcome.proof =
         proof_of(Role::acceptor, (*self_.keys)[auth_index_].secret, hello_, *challenge_, stream, self_.id);
   return welcome.encode();
