@@ -1,70 +1,17 @@
 #include <doctest/doctest.h>
-#include <sys/eventfd.h>
 
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <thread>
 
-#include "base/fd.h"
-#include "fabric/context/driver.h"
+#include "fabric/context/driven.h"
 
 using namespace fab;
+using namespace fab::test;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 // What one turn of a driver is, and who is told of it.
-namespace {
-
-class Work final : public Endpoint, public Tidier {
- public:
-  bool progress() noexcept override {
-    ++advances;
-    return on_advance();
-  }
-  bool arm() noexcept override {
-    ++arms;
-    return true;
-  }
-  std::vector<Part> parts() const override { return {}; }
-  std::vector<std::string> socket_names() const override { return {}; }
-  Reach reaches(const Name&, std::uint16_t, std::size_t) const override { return {}; }
-  std::unique_ptr<Path> connect(PeerId, const Name&, std::uint16_t, std::size_t) override { return nullptr; }
-  void forget(std::uint32_t) noexcept override {}
-  void tidy(bool path_ended) noexcept override { path_ended ? ++tidied_ends : ++tidied_moves; }
-
-  std::function<bool()> on_advance = [] { return false; };
-  std::atomic<int> advances{0}, arms{0}, tidied_moves{0}, tidied_ends{0};
-};
-
-// A descriptor of the driver's poller, as a link has one.
-class Arrival final : public ReadyHandler {
- public:
-  explicit Arrival(Driver& driver) : poller_(driver.poller()), event_(::eventfd(0, EFD_NONBLOCK)) {
-    poller_.add(event_.get(), 1 /* EPOLLIN */, *this);
-  }
-  ~Arrival() override { poller_.remove(event_.get(), *this); }
-  void arrive() { REQUIRE(::eventfd_write(event_.get(), 1) == 0); }
-  void on_ready(std::uint32_t) noexcept override {
-    eventfd_t value;
-    if (::eventfd_read(event_.get(), &value) == 0) ++taken;
-  }
-  std::atomic<int> taken{0};
-
- private:
-  Poller& poller_;
-  OwnFd event_;
-};
-
-Deadline soon() { return Deadline::in(seconds(20)); }  // no test takes that long unless it fails
-
-void until(const std::function<bool()>& done) {
-  const Deadline deadline = soon();
-  while (!done() && !deadline.passed()) std::this_thread::yield();
-  CHECK(done());
-}
-
-}  // namespace
 
 TEST_CASE("a turn that pauses lets others have the lock for as long as it says, and begins anew") {
   Work work;
