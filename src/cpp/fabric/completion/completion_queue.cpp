@@ -27,9 +27,7 @@ void CompletionQueue::unreserve() noexcept {
 }
 
 void CompletionQueue::append(const Completion& completion) noexcept {
-  std::size_t at = head_ + count_;
-  if (at >= ring_.size()) at -= ring_.size();
-  ring_[at] = completion;
+  ring_[place_of(count_)] = completion;
   if (++count_ == 1 && event_.valid()) {
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = ::write(event_.get(), &one, sizeof one);
@@ -40,12 +38,11 @@ void CompletionQueue::append(const Completion& completion) noexcept {
 // peers did stay: nothing else tells of that.
 bool CompletionQueue::forget_own() noexcept {
   constexpr std::uint32_t kOfPeers = completion_flag::kRemoteWrite | completion_flag::kMore;
-  const auto at = [&](std::size_t i) -> Completion& { return ring_[(head_ + i) % ring_.size()]; };
   std::size_t oldest = 0;
-  while (oldest < count_ && (at(oldest).flags & kOfPeers)) ++oldest;
+  while (oldest < count_ && (ring_[place_of(oldest)].flags & kOfPeers)) ++oldest;
   if (oldest == count_) return false;
-  for (; oldest; --oldest) at(oldest) = at(oldest - 1);
-  head_ = (head_ + 1) % ring_.size();
+  for (; oldest; --oldest) ring_[place_of(oldest)] = ring_[place_of(oldest - 1)];
+  head_ = place_of(1);
   --count_;
   return true;
 }
@@ -85,7 +82,7 @@ std::size_t CompletionQueue::read(std::span<Completion> out) {
   std::size_t taken = 0;
   for (; taken < out.size() && count_; ++taken, --count_) {
     out[taken] = ring_[head_];
-    head_ = head_ + 1 == ring_.size() ? 0 : head_ + 1;
+    head_ = place_of(1);
   }
   if (count_ == 0 && event_.valid()) {
     std::uint64_t value;

@@ -52,9 +52,15 @@ void plan(Plan& out, OpCode op, Operation& operation, const LocalBuffer& local, 
   out.many.back().flags = transfer.flags;  // remote data goes with the last byte
 }
 
+// The optional arguments of write() and read(): data, context and flags, each null if it is not given. They
+// are read where they were stored: a copy in wider pieces would have to wait until the stores are over.
 struct Extras {
-  PyObject *data = nullptr, *context = nullptr, *flags = nullptr;
+  PyObject* const* given;
+  PyObject* data() const { return given[0]; }
+  PyObject* context() const { return given[1]; }
+  PyObject* flags() const { return given[2]; }
 };
+constexpr PyObject* kNoExtras[3] = {};
 
 // What a blocking call needs. It outlives the call if the waiting is interrupted.
 struct Call {
@@ -75,18 +81,18 @@ ContextHandle& ready(ContextHandle& handle) {
 OperationObject* start(const char* name, OpCode op, ContextHandle& handle, PyObject* from, PeerId peer,
                        const Target& target, const Extras& extras, bool queued) {
   const bool reading = op == OpCode::read;
-  if (reading && extras.data && extras.data != Py_None)
+  if (reading && extras.data() && extras.data() != Py_None)
     throw Error(Errc::invalid, "a read carries no remote data");
   LocalBuffer local = LocalBuffer::of(from, reading);
   check_fit(local, target, name);
-  const Delivery delivery = delivery_from(extras.flags);
+  const Delivery delivery = delivery_from(extras.flags());
 
-  OperationObject* operation = prepare_operation(handle, op, peer, target, local.nbytes, extras.context);
+  OperationObject* operation = prepare_operation(handle, op, peer, target, local.nbytes, extras.context());
   try {
     Plan posts;
-    plan(posts, op, operation->core, local, target, delivery, extras.data);
-    begin(*operation, static_cast<std::uint32_t>(posts.all().size()), context_number(handle, extras.context),
-          queued ? handle.queue.get() : nullptr);
+    plan(posts, op, operation->core, local, target, delivery, extras.data());
+    begin(*operation, static_cast<std::uint32_t>(posts.all().size()),
+          context_number(handle, extras.context()), queued ? handle.queue.get() : nullptr);
     post_operation(handle, posts.all(), *operation, {&local, 1});
     return operation;
   } catch (...) {
@@ -99,7 +105,7 @@ OperationObject* start(const char* name, OpCode op, ContextHandle& handle, PyObj
 
 OperationObject* start_move(const char* name, OpCode op, ContextHandle& handle, PyObject* local, PeerId peer,
                             const Target& target) {
-  return start(name, op, ready(handle), local, peer, target, {}, true);
+  return start(name, op, ready(handle), local, peer, target, {kNoExtras}, true);
 }
 
 void move_now(const char* name, OpCode op, ContextHandle& handle, LocalBuffer local, PeerId peer,
@@ -149,8 +155,7 @@ PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* ar
   if (!parse_arguments(name, names, 3, args, nargs, kwnames, given)) return nullptr;
   try {
     return reinterpret_cast<PyObject*>(start(name, op, ready(context_handle(self)), given[0],
-                                             peer_from(given[1]), Target::of(given[2]),
-                                             {given[3], given[4], given[5]}, true));
+                                             peer_from(given[1]), Target::of(given[2]), {given + 3}, true));
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -169,8 +174,8 @@ PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const*
     const PeerId peer = peer_from(given[1]);
     if (given[3] && given[3] != Py_None) {
       // With a time limit the operation may outlive the call, so it needs an object that keeps it.
-      auto* operation =
-          reinterpret_cast<PyObject*>(start(name, op, ready(handle), given[0], peer, target, {}, false));
+      auto* operation = reinterpret_cast<PyObject*>(
+          start(name, op, ready(handle), given[0], peer, target, {kNoExtras}, false));
       PyObject* result = PyObject_CallMethod(operation, "result", "O", given[3]);
       Py_DECREF(operation);
       Py_XDECREF(result);

@@ -321,12 +321,12 @@ PyType_Spec operation_spec = {
 OperationObject* new_operation(bool brings) noexcept {
   auto* operation = PyObject_GC_New(OperationObject, brings ? fetch_type : operation_type);
   if (!operation) return nullptr;
-  new (&operation->core) Operation();
+  new (&operation->core) Operation;  // with parentheses all of it would be filled with zeros first
   new (&operation->phase) std::atomic<int>(OperationObject::kPosting);
   new (&operation->wants_notice) std::atomic<bool>(false);
   operation->next = nullptr;
   new (&operation->origin) std::shared_ptr<const Origin>();
-  new (&operation->entry) Tally::Entry();
+  new (&operation->entry) Tally::Entry;
   operation->buffers = nullptr;
   operation->user_context = nullptr;
   operation->callbacks = nullptr;
