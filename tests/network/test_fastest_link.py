@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Any
 
@@ -22,8 +23,13 @@ def open_transport(target: Target) -> tuple[bytes, bytes]:
     return transport.name, registration.to_bytes()
 
 
-def put(target: Target, name: bytes, handle: bytes, value: int) -> tuple[str, dict[int, float]]:
+def put(target: Target, name: bytes, handle: bytes, value: int, busy: str) -> tuple[str, dict[int, float]]:
     transport = target.kept["transport"][0]
+    # A link at rest lets its first bytes through at once. Datagrams to `busy`, an address behind the slow link, use
+    # that up, and what comes after them waits.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        for _ in range(10):
+            datagrams.sendto(bytes(300), (busy, 9))
     peer = transport.peer(name)
     deadline = time.monotonic() + TIMEOUT
     while len(peer.latency) < len(LINKS):
@@ -55,7 +61,7 @@ def test_the_fastest_of_several_links_is_taken(slow: int) -> None:
         bench.node(0).call("tc", "qdisc", "replace", "dev", f"r{slow}", *shape.split())
         near.run(open_transport)
         name, handle = far.run(open_transport)
-        link, latency = near.run(put, name, handle, 7)
+        link, latency = near.run(put, name, handle, 7, bench.node(1).address(slow))
         assert latency[slow] > latency[1 - slow]
         assert link == LINKS[1 - slow]
         assert far.run(words)[0] == 7
