@@ -40,7 +40,7 @@ class Messages(Issuer):
         # What came, in the order in which the receives were posted, and so in the order of matching.
         self.order: dict[int, deque[list[Any]]] = {TAGGED: deque(), UNTAGGED: deque()}
         self.by_number: dict[int, list[Any]] = {}
-        self.latest: dict[tuple[int, int, int], int] = {}
+        self.latest: dict[tuple[int, int, int, int], int] = {}
         for capacity, count in RECEIVES.items():
             for _ in range(count):
                 self.later.append((0, Receive(capacity)))
@@ -181,7 +181,9 @@ class Messages(Issuer):
             (header,) = order.popleft()
             if isinstance(header, str):
                 continue
-            sender = header.rank, header.incarnation, capacity
+            # A sender knows each incarnation of this rank under a name of its own. Those that listen at the same port
+            # are the same for tcp, so a message to the one before may still come, in no order with those to this one.
+            sender = header.rank, header.incarnation, header.to_incarnation, capacity
             if header.sequence <= self.latest.get(sender, 0):
                 self.member.fail(f"a message out of order: after number {self.latest[sender]} came {header}")
             self.latest[sender] = header.sequence
