@@ -147,6 +147,7 @@ def test_what_waits_in_a_channel_of_another_layout_is_not_lost_in_silence(other:
         peer = endpoint.av.insert(address)
         there = pyfab.RemoteRegion.from_bytes(remote)
         host.send_signal(signal.SIGSTOP)
+        os.waitpid(host.pid, os.WUNTRACED)  # until it has stopped
         sent = endpoint.send(np.frombuffer(b"the lost", np.uint8), peer)
         put = endpoint.write(np.full(8, 5.0), peer, there, data=7)
         while not write("memfd:pyfab-channel", LAYOUT, "shared memory"):
@@ -236,7 +237,8 @@ def test_a_handshake_of_another_version_is_an_error_and_not_a_wait() -> None:
         domain.register(np.zeros(8), pyfab.Access.REMOTE) as region,
     ):
         ((link, context, part),) = _core.decode_name(endpoint.address)
-        port = int.from_bytes(part[35:37], "little")
+        at = part.index(b"\x7f\0\0\1")  # the host, with the port in front
+        port = int.from_bytes(part[at - 2 : at], "little")
         with socket.create_connection(("127.0.0.1", port), TIMEOUT) as caller:
             caller.settimeout(TIMEOUT)
             caller.sendall(b"pft1" + (versions.formats()["wire"] + 1).to_bytes(2, "little") + bytes(6 + 100))
@@ -245,9 +247,9 @@ def test_a_handshake_of_another_version_is_an_error_and_not_a_wait() -> None:
                     pass
 
         with socket.create_server(("127.0.0.1", 0)) as server:
-            moved = (
-                part[:1] + b"x" * 16 + part[17:35] + server.getsockname()[1].to_bytes(2, "little") + part[37:]
-            )
+            elsewhere = server.getsockname()[1].to_bytes(2, "little")
+            another = bytes([part[1] ^ 1])  # endpoint, of which the first byte is enough
+            moved = part[:1] + another + part[2 : at - 2] + elsewhere + part[at:]
             answer = b"pft1" + (versions.formats()["wire"] + 1).to_bytes(2, "little") + bytes(6)
 
             def serve() -> None:
