@@ -69,7 +69,7 @@ ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target,
   const Part* part = peer.find(link_, target);
   if (!part) throw refuse("the peer has no " + link_ + " link");
   const auto address = Address::decode(part->bytes);
-  if (const auto layout = Address::layout_of(part->bytes); layout != versions::kSharedLayout)
+  if (const auto layout = Address::layout_of(part->bytes); layout != 0 && layout != versions::kSharedLayout)
     throw OtherLayout("the peer", layout);
   if (!address) throw refuse("the peer's name holds no valid shm part");
   if (std::memcmp(address->host, self_.host, sizeof self_.host) != 0)

@@ -28,7 +28,7 @@ TEST_CASE("reach tells in words why not") {
   const PeerId peer = a.knows(b);
   CHECK(a.context->reaches(peer).ok);
   Name elsewhere = Name::decode(b.name());
-  elsewhere.parts[0].bytes[0] = static_cast<char>(elsewhere.parts[0].bytes[0] ^ 1);
+  elsewhere.parts[0].bytes[2] = static_cast<char>(elsewhere.parts[0].bytes[2] ^ 1);  // behind the layout
   CHECK(a.context->reaches(a.peers->insert(elsewhere.encode())).why.find("other host") != std::string::npos);
   Name garbled = Name::decode(b.name());
   garbled.parts[0].bytes += "x";

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "base/bytes/wire.h"
+#include "fabric/types/versions.h"
 
 using namespace fab;
 
