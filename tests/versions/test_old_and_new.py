@@ -248,8 +248,8 @@ def test_a_handshake_of_another_version_is_an_error_and_not_a_wait() -> None:
 
         with socket.create_server(("127.0.0.1", 0)) as server:
             elsewhere = server.getsockname()[1].to_bytes(2, "little")
-            another = bytes([part[1] ^ 1])  # endpoint, of which the first byte is enough
-            moved = part[:1] + another + part[2 : at - 2] + elsewhere + part[at:]
+            another = bytes([part[10] ^ 1])  # endpoint: a byte of its id is enough
+            moved = part[:10] + another + part[11 : at - 2] + elsewhere + part[at:]
             answer = b"pft1" + (versions.formats()["wire"] + 1).to_bytes(2, "little") + bytes(6)
 
             def serve() -> None:
