@@ -165,7 +165,17 @@ def test_python_stays_in_its_folder(path):
 BASES = ("_core.Exporter", "_core.RemoteArrayCore", "_core.WindowCore")
 
 
-KNOW_THE_CORE = {"__init__.py", "core", "group", "transport", "tracing", "tools", "bench", "data"}
+KNOW_THE_CORE = {
+    "versions.py",
+    "__init__.py",
+    "core",
+    "group",
+    "transport",
+    "tracing",
+    "tools",
+    "bench",
+    "data",
+}
 
 
 def core_names(tree: ast.AST) -> set[str]:

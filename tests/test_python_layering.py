@@ -14,6 +14,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__
 
 # A module imports from its own room, or from one that stands before it.
 ROOMS = (
+    "versions",
     "display",
     "core",
     "meeting",

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyfab
 import pytest
+from pyfab import versions
 
 
 def run(*arguments: str | Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
@@ -310,6 +311,13 @@ def test_doctor_for_people() -> None:
     assert ran.returncode == 0
     assert "providers" in ran.stdout
     assert "loopback" in ran.stdout
+
+
+def test_info_tells_the_versions_of_formats() -> None:
+    told = json.loads(run("info", "--formats", "--json").stdout)
+    assert told == {"pyfab": pyfab.__version__, "formats": versions.formats()}
+    shown = run("info", "--formats").stdout
+    assert all(form in shown for form in versions.formats())
 
 
 def test_info() -> None:

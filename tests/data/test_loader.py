@@ -28,7 +28,8 @@ def loads(group: pyfab.Group) -> None:
             if copy:
                 for batch, indices in zip(kept, expected, strict=True):
                     check(batch, indices, TOTAL)
-            assert loader.state_dict() == {"seed": 3, "epoch": 1, "cursor": 0, "n": TOTAL}
+            state = {"format": 1, "shuffle": 1, "seed": 3, "epoch": 1, "cursor": 0, "n": TOTAL}
+            assert loader.state_dict() == state
             assert loader.metrics()["wait_p99"] >= loader.metrics()["wait_p50"] >= 0
 
         # Stopped in the middle, and gone on with by another number of ranks.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pyfab
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from pyfab import versions
 from pyfab.data import GlobalShuffle
 
 
@@ -91,8 +94,9 @@ def test_the_state_after_what_was_used_not_what_was_drawn():
     ahead = iter(sampler)
     for _ in range(5):
         next(ahead)
-    assert sampler.state_dict(batches=2) == {"seed": 2, "epoch": 0, "cursor": 28, "n": 100}
-    assert sampler.state_dict(batches=8) == {"seed": 2, "epoch": 1, "cursor": 0, "n": 100}
+    numbers = {"format": 1, "shuffle": 1, "seed": 2, "n": 100}
+    assert sampler.state_dict(batches=2) == numbers | {"epoch": 0, "cursor": 28}
+    assert sampler.state_dict(batches=8) == numbers | {"epoch": 1, "cursor": 0}
     with pytest.raises(pyfab.InvalidArgumentError, match="100 samples"):
         GlobalShuffle(99, 7, rank=0, size=1).load_state_dict(sampler.state_dict())
     with pytest.raises(pyfab.InvalidArgumentError, match="lacks"):
@@ -102,10 +106,72 @@ def test_the_state_after_what_was_used_not_what_was_drawn():
 def test_an_epoch_that_was_resumed_off_the_steps_ends():
     sampler = GlobalShuffle(100, 16, rank=0, size=1, drop_last=True)
     sampler.load_state_dict({"seed": 0, "epoch": 0, "cursor": 10, "n": 100})
-    assert sampler.state_dict(batches=1) == {"seed": 0, "epoch": 0, "cursor": 26, "n": 100}
-    assert sampler.state_dict(batches=5) == {"seed": 0, "epoch": 1, "cursor": 0, "n": 100}
+    assert sampler.state_dict(batches=1)["cursor"] == 26
+    ended = sampler.state_dict(batches=5)
+    assert (ended["epoch"], ended["cursor"]) == (1, 0)
     assert [len(list(sampler)) for _ in range(3)] == [5, 6, 6]
     assert sampler.epoch == 3
+
+
+GOLDEN = {  # (n, seed, epoch): the first numbers of the order
+    (1, 0, 0): [0],
+    (2, 0, 0): [0, 1],
+    (10, 0, 0): [5, 0, 3, 2, 9, 6, 1, 4, 8, 7],
+    (10, 0, 1): [7, 2, 6, 9, 1, 0, 8, 4, 3, 5],
+    (10, 1, 0): [6, 0, 2, 1, 5, 8, 7, 4, 9, 3],
+    (16, 7, 3): [9, 1, 12, 5, 11, 13, 7, 4, 15, 3, 0, 8, 6, 14, 2, 10],
+    (17, 7, 3): [9, 1, 16, 5, 7, 13, 2, 10, 12, 15, 3, 4, 11, 14, 0, 6, 8],
+    (1000, 42, 0): [14, 922, 670, 865, 99, 498, 581, 765, 980, 781, 650, 877],
+    (10**6, 2**64 - 1, 5): [796991, 866645, 737602, 628379, 255841, 107706, 238366, 63747],
+    (2**40, 123, 7): [5507798801, 310952598804, 249261901372, 469363452271, 1016044232170, 426239790852],
+}
+
+
+@pytest.mark.parametrize("place", GOLDEN, ids=str)
+def test_orders_stay_what_they_are(place):
+    """A state names a place in an order, so an order that changes gets another number (versions.SHUFFLE)."""
+    n, seed, epoch = place
+    sampler = GlobalShuffle(n, 1, seed, rank=0, size=1)
+    sampler.set_epoch(epoch)
+    assert versions.SHUFFLE == 1
+    assert sampler.order(0, len(GOLDEN[place])).tolist() == GOLDEN[place]
+
+
+GOOD = GlobalShuffle(100, 7, seed=2, rank=0, size=1).state_dict()
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"cursor": 10**9}, "cursor=1000000000; it is a number from 0 to 100"),
+        ({"cursor": -1}, "cursor=-1; it is a number from 0 to 100"),
+        ({"cursor": 1.5}, "cursor=1.5"),
+        ({"cursor": "7"}, "cursor='7'"),
+        ({"epoch": -1}, "epoch=-1"),
+        ({"seed": 2**64}, "seed=18446744073709551616"),
+        ({"n": 99}, "99 samples, this one has 100"),
+        ({"format": 2}, "format 2, this library reads format 1"),
+        ({"shuffle": 2}, "shuffle 2, this library has shuffle 1"),
+        ({"shuffle": 0}, "shuffle=False"),
+    ],
+    ids=str,
+)
+def test_states_that_mean_something_else_are_refused(change, words):
+    sampler = GlobalShuffle(100, 7, seed=5, rank=0, size=1)
+    before = sampler.state_dict()
+    with pytest.raises(pyfab.InvalidArgumentError, match=re.escape(words)):
+        sampler.load_state_dict(GOOD | change)
+    assert sampler.state_dict() == before
+
+
+def test_a_state_goes_on_in_the_order_that_it_is_of():
+    plain = GlobalShuffle(100, 7, shuffle=False, rank=0, size=1)
+    with pytest.raises(pyfab.InvalidArgumentError, match="shuffle=True"):
+        plain.load_state_dict(GOOD)
+    plain.load_state_dict(plain.state_dict() | {"cursor": 100})
+    assert list(plain) == []
+    with pytest.raises(pyfab.InvalidArgumentError, match="lacks shuffle"):
+        plain.load_state_dict({name: value for name, value in GOOD.items() if name != "shuffle"})
 
 
 def test_rank_and_size_come_from_the_launcher(monkeypatch):

@@ -1,12 +1,26 @@
+#include "fabric/types/versions.h"
 #include "python/bind.h"
 
 // The module does not need the GIL: what threads share is atomic, or guarded by a lock of its own or by the
 // lock of its Python object.
 PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   using namespace fab::python;
+  namespace versions = fab::versions;
   m.doc() = "The C++ core of pyfab. Programs use the names of the package, not these.";
   m.attr("__version__") = FAB_VERSION;
   m.attr("has_verbs_headers") = FAB_HAS_VERBS != 0;
+  py::dict formats;  // in the words of docs/versions.md
+  formats["wire"] = versions::kWire;
+  formats["address"] = versions::kName;
+  formats["address: network part"] = versions::kEndpointPart;
+  formats["shared memory"] = versions::kSharedLayout;
+  formats["named address vector"] = versions::kPeerFile;
+  formats["remote region"] = versions::kRemoteRegion;
+  formats["remote region: array"] = versions::kRemoteView;
+  formats["verbs: call"] = versions::kVerbsCall;
+  formats["verbs: description of a region"] = versions::kVerbsDescription;
+  formats["shuffle"] = versions::kShuffle;
+  m.attr("versions") = formats;
   m.attr("compiler") = "g++ " __VERSION__;
   prepare_buffers();
   bind_errors(m);

@@ -10,6 +10,7 @@ import operator
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyfab
+from pyfab import versions
 from pyfab.cli._options import add_json, print_json
 from pyfab.display.tables import Table, drawn
 from rich.console import Console
@@ -38,12 +39,19 @@ def add(commands: Commands) -> None:
         "info", help="providers and devices that can be used here, their limits, and where cards are"
     )
     command.add_argument("--provider", help="only this one, for example tcp or shm+tcp")
+    command.add_argument(
+        "--formats",
+        action="store_true",
+        help="the versions of what is sent, shared and stored, and nothing else",
+    )
     add_json(command)
     command.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit status."""
+    if options.formats:
+        return _print_formats(options.json)
     infos = pyfab.getinfo(options.provider)
     if options.json:
         print_json([_record(info) for info in infos])
@@ -57,6 +65,16 @@ def run(options: argparse.Namespace) -> int:
     if cards:
         headings = ("card", "driver", "state", "Gbit/s", "PCI address", "NUMA")
         console.print(drawn("network cards", headings, map(_card, cards)))
+    return 0
+
+
+def _print_formats(as_json: bool) -> int:
+    formats = versions.formats()
+    if as_json:
+        print_json({"pyfab": pyfab.__version__, "formats": formats})
+        return 0
+    rows = [(form, str(version)) for form, version in formats.items()]
+    Console().print(drawn(f"formats of pyfab {pyfab.__version__}", ("format", "version"), rows))
     return 0
 
 

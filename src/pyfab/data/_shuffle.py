@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyfab import _core
+from pyfab import _core, versions
 from pyfab.core.errors import InvalidArgumentError
 from pyfab.meeting import launchers
 
@@ -88,7 +89,10 @@ class GlobalShuffle:
         return _core.shuffled(self.n, self.seed, self.epoch if epoch is None else epoch, start, stop - start)
 
     def state_dict(self, batches: int | None = None) -> dict[str, int]:
-        """Where this order is: {seed, epoch, cursor, n}. The same on all ranks that have drawn equally many batches.
+        """Where this order is. The same on all ranks that have drawn equally many batches.
+
+        A dict of numbers: format, shuffle (the number of the permutations that the order is drawn from, 0 for the data set's own
+        order), seed, epoch, cursor (samples of the epoch that all ranks together have drawn) and n.
 
         batches: the state after this many batches of the iteration, instead of after those that were drawn. It serves loaders
         that draw ahead of their user, such as torch's DataLoader with workers.
@@ -99,7 +103,17 @@ class GlobalShuffle:
             cursor = min(start + batches * step, self.n)
             if self._ends(cursor, step):
                 epoch, cursor = epoch + 1, 0
-        return {"seed": self.seed, "epoch": epoch, "cursor": cursor, "n": self.n}
+        return {
+            "format": versions.SAMPLER_STATE,
+            "shuffle": self._order(),
+            "seed": self.seed,
+            "epoch": epoch,
+            "cursor": cursor,
+            "n": self.n,
+        }
+
+    def _order(self) -> int:
+        return versions.SHUFFLE if self.shuffle else 0
 
     def _ends(self, cursor: int, step: int) -> bool:
         """Whether the epoch has no batch after `cursor`."""
@@ -109,16 +123,20 @@ class GlobalShuffle:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state of any number of ranks and any batch size.
 
-        InvalidArgumentError if the state is incomplete, or is of another data set.
+        InvalidArgumentError if the state is incomplete, of another format, of another order, or of another data set.
         """
-        missing = {"seed", "epoch", "cursor", "n"} - set(state)
+        missing = {"seed", "epoch", "cursor", "n", *(["shuffle"] if "format" in state else [])} - set(state)
         if missing:
             raise InvalidArgumentError(f"the state lacks {', '.join(sorted(missing))}")
         if state["n"] != self.n:
             raise InvalidArgumentError(
                 f"the state is of a data set of {state['n']} samples, this one has {self.n}"
             )
-        self.seed, self.epoch, self.cursor = int(state["seed"]), int(state["epoch"]), int(state["cursor"])
+        _check_order(state, self._order())
+        seed = _number(state, "seed", 2**64 - 1)
+        epoch = _number(state, "epoch", 2**64 - 1)
+        cursor = _number(state, "cursor", self.n)
+        self.seed, self.epoch, self.cursor = seed, epoch, cursor
         self._started = self.epoch, self.cursor, self.step
 
     def __repr__(self) -> str:
@@ -175,6 +193,36 @@ class Batches(Iterator[NDArray[np.int64]]):
         """Goes on from a state, as `GlobalShuffle.load_state_dict` does."""
         self._sampler.load_state_dict(state)
         self._begin()
+
+
+def _check_order(state: Mapping[str, Any], order: int) -> None:
+    """Refuses a state of another format or order. States that name no format are older than the first one, which names both."""
+    if state.get("format", 0) not in (0, versions.SAMPLER_STATE):
+        raise InvalidArgumentError(
+            f"the state is of format {state['format']}, this library reads format {versions.SAMPLER_STATE}"
+        )
+    found = state.get("shuffle", order)
+    if found == order:
+        return
+    if not found or not order:
+        which = "shuffle=True" if found else "shuffle=False"
+        raise InvalidArgumentError(
+            f"the state is of a sampler with {which}, this one has another order: it would repeat samples and leave others out"
+        )
+    raise InvalidArgumentError(
+        f"the state is of an order by shuffle {found}, this library has shuffle {order}: the rest of the epoch would repeat"
+        " samples and leave others out; go on with the version of pyfab that wrote it, or begin a new epoch"
+    )
+
+
+def _number(state: Mapping[str, Any], name: str, most: int) -> int:
+    try:
+        value = operator.index(state[name])
+    except TypeError:
+        value = -1
+    if not 0 <= value <= most:
+        raise InvalidArgumentError(f"the state has {name}={state[name]!r}; it is a number from 0 to {most}")
+    return value
 
 
 def _rank_and_size() -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+from pyfab import versions
 from pyfab.core.enums import Access
 from pyfab.core.errors import InvalidArgumentError
 from pyfab.core.region import MemoryRegion
@@ -12,7 +13,7 @@ from pyfab.transport.module import MOST_MODULES, Module
 __all__ = ["HANDLE_SIZE", "Registration", "RemoteHandle"]
 
 _HANDLE = struct.Struct(f"<4sIQQQ{MOST_MODULES}Q")  # magic, rights, length, address, local descriptor, keys
-_MAGIC = b"PFH1"
+_MAGIC = b"PFH%d" % versions.REGISTRATION
 HANDLE_SIZE = _HANDLE.size
 
 
@@ -20,6 +21,11 @@ class RemoteHandle:
     """A peer's registration, as it came in `Registration.to_bytes`."""
 
     def __init__(self, data: bytes) -> None:
+        if data[:3] == _MAGIC[:3] and data[3:4].isdigit() and data[:4] != _MAGIC:
+            raise InvalidArgumentError(
+                f"this handle is of version {int(data[3:4])}, this library reads version {versions.REGISTRATION}: use the same"
+                " version of pyfab on both sides"
+            )
         if len(data) != HANDLE_SIZE or data[:4] != _MAGIC:
             raise InvalidArgumentError(
                 f"a handle has {HANDLE_SIZE} bytes, as Registration.to_bytes() makes them"

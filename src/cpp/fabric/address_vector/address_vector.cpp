@@ -4,6 +4,7 @@
 
 #include "base/bytes/random.h"
 #include "fabric/types/error.h"
+#include "fabric/types/versions.h"
 
 namespace fab {
 namespace {
@@ -29,7 +30,7 @@ std::unique_ptr<PeerMemory> described(std::unique_ptr<PeerMemory> memory,
 
 void describe(PeerHeader& header, const AddressVectorOptions& options) {
   header.seed = random_u64();
-  header.version = kPeerMemoryVersion;
+  header.version = versions::kPeerFile;
   header.format = static_cast<std::uint32_t>(options.format);
   header.rx_bits = options.rx_bits;
   header.user_ids = options.user_ids;
@@ -174,13 +175,24 @@ void AddressVector::hashes_of(std::string_view address, std::vector<std::uint32_
 void AddressVector::check_links(const std::vector<PartView>& parts) const {
   if (!check_) return;
   bool common = false;
-  for (const PartView& part : parts) common |= check_(part);
+  std::vector<std::string> others;  // parts of links that are here, which cannot be used
+  for (const PartView& part : parts) {
+    PartVerdict verdict = check_(part);
+    common |= verdict.usable;
+    if (!verdict.found.empty() && part.context == 0) others.push_back(std::move(verdict.found));
+  }
   if (common) return;
   const auto add = [](std::string& list, std::string_view link) {
     list.append(list.empty() ? "" : ", ").append(link);
   };
   std::string ours, theirs;
   for (const std::string& link : links_) add(ours, link);
+  if (!others.empty()) {
+    for (const std::string& other : others) add(theirs, other);
+    throw Error(Errc::unreachable,
+                "no link leads to the peer: its address has " + theirs +
+                    "; use the same version of pyfab on both sides, or a link that both know");
+  }
   for (const PartView& part : parts)
     if (part.context == 0) add(theirs, part.link);
   throw Error(Errc::unreachable, "no link leads to the peer: this domain has " + ours + ", the peer " +

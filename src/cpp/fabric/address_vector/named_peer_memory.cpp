@@ -16,6 +16,7 @@
 #include "base/fd.h"
 #include "base/process/process.h"
 #include "fabric/types/error.h"
+#include "fabric/types/versions.h"
 
 namespace fab {
 namespace {
@@ -152,12 +153,26 @@ void initialise(PeerHeader& header, const VectorName& name, const AddressVectorO
   header.magic = kPeerMagic;
 }
 
+// Looks at the file of a vector that others have open, before any of it is taken for a PeerHeader.
+void check_version(int fd, const VectorName& name) {
+  struct {
+    std::uint64_t magic, seed;
+    std::uint32_t version;
+  } first{};
+  const bool read = ::pread(fd, &first, sizeof first, 0) == static_cast<ssize_t>(sizeof first);
+  const std::string which = "the address vector \"" + name.name + "\" ";
+  if (!read || first.magic != kPeerMagic) throw Error(Errc::invalid, which + "is damaged");
+  if (first.version != versions::kPeerFile)
+    throw Error(Errc::invalid, which + "is of version " + std::to_string(first.version) +
+                                   ", and this library has version " + std::to_string(versions::kPeerFile) +
+                                   "; use the same version of pyfab in all processes, or another name");
+  if (length_of(fd) < header_bytes()) throw Error(Errc::invalid, which + "is damaged");
+}
+
 void check(const PeerHeader& header, const VectorName& name, const AddressVectorOptions& options) {
   const auto refuse = [&](const std::string& why) {
     throw Error(Errc::invalid, "the address vector \"" + name.name + "\" " + why);
   };
-  if (header.magic != kPeerMagic || header.version != kPeerMemoryVersion)
-    refuse("is damaged, or of another version of the library");
   if (header.type != options.type) refuse("was made with another type (AVType)");
   if (header.format != static_cast<std::uint32_t>(options.format)) refuse("was made for another addr_format");
   if (header.rx_bits != options.rx_bits)
@@ -228,7 +243,7 @@ class NamedPeerMemory final : public PeerMemory {
         throw Error(Errc::no_memory, path + ": the system has no more locks");
       if (!same_file(fd, path)) continue;  // it was removed meanwhile
       file_ = file.get();
-      const bool stale = !others_present(fd) || length_of(fd) < header_bytes();
+      const bool stale = !others_present(fd);
       if (stale && name.read_only) {
         ::unlink(path.c_str());
         throw Error(Errc::not_found, "there is no address vector \"" + name.name + "\" of this domain here");
@@ -237,6 +252,7 @@ class NamedPeerMemory final : public PeerMemory {
         check_call(::ftruncate(fd, 0), "ftruncate");
         reserve(fd, 0, header_bytes());
       }
+      if (!stale) check_version(fd, name);
       map_header();
       if (stale) initialise(header(), name, options);
       check(header(), name, options);

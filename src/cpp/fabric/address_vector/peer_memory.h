@@ -51,10 +51,9 @@ struct PeerRun {
 inline constexpr unsigned kMaxShapes = 256, kMaxRuns = 64, kRecordClasses = 64;
 
 inline constexpr std::uint64_t kPeerMagic = 0x3176612d62617966;  // "fyab-av1"
-inline constexpr std::uint32_t kPeerMemoryVersion = 3;
 
 struct PeerHeader {
-  // --- written once
+  // --- written once; magic and version stay where they are in all versions
   std::uint64_t magic, seed;
   std::uint32_t version, format, rx_bits, user_ids, type, ep_per_node;
   std::uint64_t map_address;
@@ -78,7 +77,7 @@ struct PeerHeader {
   std::atomic<std::uint64_t> file_length;
   std::array<std::array<std::atomic<std::uint64_t>, kPeerChunks>, kPeerSections> extents;
 };
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(offsetof(PeerHeader, version) == 16 && std::atomic<std::uint64_t>::is_always_lock_free);
 
 // Header and chunks. find() is lock-free; make() belongs to writers, one at a time.
 class PeerMemory {

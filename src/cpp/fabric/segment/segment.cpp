@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -14,8 +15,16 @@
 #include "base/bytes/sha256.h"
 #include "base/bytes/wire.h"
 #include "fabric/types/error.h"
+#include "fabric/types/versions.h"
 
 namespace fab {
+
+OtherLayout::OtherLayout(const std::string& whose, std::uint32_t found)
+    : Error(Errc::unreachable, whose + " uses layout " + std::to_string(found) +
+                                   " of shared memory, and this library layout " +
+                                   std::to_string(versions::kSharedLayout) +
+                                   "; use the same version of pyfab on both sides, or another link"),
+      found_(found) {}
 
 Segment Segment::create(const std::uint8_t (&domain_id)[16]) {
   Segment segment;
@@ -28,7 +37,7 @@ Segment Segment::create(const std::uint8_t (&domain_id)[16]) {
   header.mapped_at = reinterpret_cast<std::uint64_t>(segment.mapping_.data());
   std::memcpy(header.domain_id, domain_id, sizeof header.domain_id);
   fill_random(header.auth_salt, sizeof header.auth_salt);
-  header.version = kSegmentVersion;
+  header.layout = versions::kSharedLayout;
   header.magic = kSegmentMagic;
   return segment;
 }
@@ -47,13 +56,20 @@ Segment Segment::attach(const ProcessId& owner, int fd, const std::uint8_t (&dom
     throw refuse(std::string("does not let this process map its memory (") + std::strerror(error) +
                  "): same user, and not hardened by PR_SET_DUMPABLE?");
   }
+  // Read and not mapped, because nothing but this is known of another layout.
+  struct {
+    std::uint64_t magic;
+    std::uint32_t layout;
+  } first{};
+  if (::pread(segment.file_.get(), &first, sizeof first, 0) != static_cast<ssize_t>(sizeof first) ||
+      first.magic != kSegmentMagic)
+    throw refuse("has closed its domain");
+  if (first.layout != versions::kSharedLayout) throw OtherLayout(who, first.layout);
   struct stat status;
   if (::fstat(segment.file_.get(), &status) != 0 || !std::cmp_equal(status.st_size, kSize))
-    throw refuse("has closed its domain, or it comes from another version of the library");
+    throw refuse("has closed its domain");
   segment.mapping_ = Mapping::shared(segment.file_.get(), 0, kSize);
   const SegmentHeader& header = segment.header();
-  if (header.magic != kSegmentMagic || header.version != kSegmentVersion)
-    throw refuse("uses another version of the shared-memory layout");
   if (std::memcmp(header.domain_id, domain_id, sizeof header.domain_id) != 0 || header.closed.load() != 0)
     throw refuse("has closed its domain");
   return segment;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -11,6 +12,7 @@
 #include "base/process/process.h"
 #include "fabric/segment/region_table.h"
 #include "fabric/types/auth_key.h"
+#include "fabric/types/error.h"
 
 namespace fab {
 
@@ -18,7 +20,6 @@ namespace fab {
 // slots, counters and the region table. All offsets are fixed; pages cost memory only once used. Any process
 // of the user may write any of it, so readers check indices and lengths before use.
 inline constexpr std::uint64_t kSegmentMagic = 0x31676573'62616670;  // "pfabseg1"
-inline constexpr std::uint32_t kSegmentVersion = 7;
 inline constexpr std::uint32_t kMaxContexts = 64;
 inline constexpr std::uint32_t kMaxSlots = 4096;
 inline constexpr std::uint32_t kMaxCounters = 65536;
@@ -59,6 +60,9 @@ struct alignas(128) AccessSlot {
   // Raised after channel_fd was taken back, so that a later channel is not taken for the one before.
   std::atomic<std::uint32_t> channel_epoch;
   std::uint32_t target_context;
+  // The target does not take the channel of epoch `refused` >> 32: the low half is the layout that it found,
+  // in the channel or in the claimant's segment, in place of its own.
+  std::atomic<std::uint64_t> refused;
   // Written through the owner's memory, by cross-memory attach, in front of what the claimant puts there.
   std::atomic<std::uint64_t> proof;
 };
@@ -82,8 +86,9 @@ struct KeyTags {
 };
 
 struct SegmentHeader {
+  // Magic and layout stay where they are in all versions.
   std::uint64_t magic;
-  std::uint32_t version;
+  std::uint32_t layout;  // versions::kSharedLayout
   std::int32_t pid;
   std::uint64_t start_time;
   std::uint8_t domain_id[16];
@@ -100,12 +105,23 @@ struct SegmentHeader {
   KeyTags keys[kMaxContexts];
 };
 
+// What another process shows has another layout than this library reads.
+class OtherLayout : public Error {
+ public:
+  // "process 7" or "the channel of process 7"
+  OtherLayout(const std::string& whose, std::uint32_t found);
+  std::uint32_t found() const noexcept { return found_; }
+
+ private:
+  std::uint32_t found_;
+};
+
 class Segment {
  public:
   // Makes the segment of a domain of this process.
   static Segment create(const std::uint8_t (&domain_id)[16]);
   // Maps the segment of another process by its owner and descriptor number. Throws Error(unreachable) that
-  // says why it cannot be used: gone, not ours to open, another version, or another domain by now.
+  // says why it cannot be used: gone, not ours to open, or another domain by now; OtherLayout.
   static Segment attach(const ProcessId& owner, int fd, const std::uint8_t (&domain_id)[16]);
 
   SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(mapping_.data()); }
@@ -144,6 +160,7 @@ class Segment {
   static constexpr std::size_t kRegionsOffset = kCountersOffset + kMaxCounters * sizeof(CounterSlot);
   static constexpr std::size_t kSize = kRegionsOffset + RegionView::kAreaBytes;
   static_assert(sizeof(SegmentHeader) <= kSlotsOffset);
+  static_assert(offsetof(SegmentHeader, layout) == 8);
 
   OwnFd file_;
   Mapping mapping_;

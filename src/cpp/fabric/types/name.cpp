@@ -6,24 +6,24 @@
 
 #include "base/bytes/wire.h"
 #include "fabric/types/error.h"
+#include "fabric/types/versions.h"
 
 namespace fab {
 namespace {
 
 constexpr std::uint32_t kNameMagic = 0x316E6670;    // "pfn1"
 constexpr std::uint32_t kRegionMagic = 0x31726670;  // "pfr1"
-constexpr std::uint16_t kNameVersion = 1;
 constexpr std::size_t kMaxParts = 4096;
 constexpr std::size_t kMaxBytes = 1 << 20;
 
 // magic, version, length of the body, CRC of the body, body
-std::string seal(std::uint32_t magic, const std::string& body) {
+std::string seal(std::uint32_t magic, std::uint16_t version, const std::string& body) {
   WireWriter out;
-  out.put(magic).put(kNameVersion).put_bytes(body).put(crc32(body));
+  out.put(magic).put(version).put_bytes(body).put(crc32(body));
   return out.take();
 }
 
-std::string_view unseal(std::uint32_t magic, std::string_view bytes, const char* what) {
+std::string_view unseal(std::uint32_t magic, std::uint16_t ours, std::string_view bytes, const char* what) {
   const auto refuse = [&](const std::string& why) -> std::string_view {
     throw Error(Errc::invalid,
                 std::string(what) + " of " + std::to_string(bytes.size()) + " bytes is not valid: " + why);
@@ -31,9 +31,9 @@ std::string_view unseal(std::uint32_t magic, std::string_view bytes, const char*
   if (bytes.size() > kMaxBytes) return refuse("longer than 1 MiB");
   WireReader in(bytes);
   if (in.get<std::uint32_t>() != magic) return refuse("it does not start like one");
-  if (const auto version = in.get<std::uint16_t>(); version != kNameVersion)
+  if (const auto version = in.get<std::uint16_t>(); version != ours)
     return refuse("version " + std::to_string(version) + ", this library reads version " +
-                  std::to_string(kNameVersion));
+                  std::to_string(ours));
   const auto body = in.get_bytes();
   const auto sum = in.get<std::uint32_t>();
   if (!in.at_end()) return refuse("its length does not match its contents");
@@ -61,7 +61,7 @@ std::vector<P> get_parts(WireReader& in, std::vector<P> parts = {}) {
 
 template <class P>
 std::vector<P> parts_of_name(std::string_view bytes, std::vector<P> parts = {}) {
-  WireReader in(unseal(kNameMagic, bytes, "an address"));
+  WireReader in(unseal(kNameMagic, versions::kName, bytes, "an address"));
   parts = get_parts<P>(in, std::move(parts));
   if (!in.at_end() || parts.empty())
     throw Error(Errc::invalid, "an address is not valid: its parts do not fit its length");
@@ -95,6 +95,11 @@ std::uint32_t crc32(std::string_view bytes) noexcept {
   return ~sum;
 }
 
+std::string other_version(std::string_view link, std::uint64_t found, std::uint64_t ours) {
+  return std::string(link) + " in version " + std::to_string(found) + " (this library has version " +
+         std::to_string(ours) + ")";
+}
+
 const Part* Name::find(std::string_view link, std::uint16_t context) const noexcept {
   for (const Part& part : parts)
     if (part.link == link && part.context == context) return &part;
@@ -110,7 +115,7 @@ std::uint16_t Name::contexts() const noexcept {
 std::string Name::encode() const {
   WireWriter body;
   put_parts(body, parts);
-  return seal(kNameMagic, body.bytes());
+  return seal(kNameMagic, versions::kName, body.bytes());
 }
 
 Name Name::decode(std::string_view bytes) { return {parts_of_name<Part>(bytes)}; }
@@ -124,11 +129,11 @@ std::string RemoteRegion::encode() const {
   WireWriter body;
   body.put(key).put(base).put(length).put(access);
   put_parts(body, parts);
-  return seal(kRegionMagic, body.bytes());
+  return seal(kRegionMagic, versions::kRemoteRegion, body.bytes());
 }
 
 RemoteRegion RemoteRegion::decode(std::string_view bytes) {
-  WireReader in(unseal(kRegionMagic, bytes, "a remote region"));
+  WireReader in(unseal(kRegionMagic, versions::kRemoteRegion, bytes, "a remote region"));
   RemoteRegion region;
   region.key = in.get<std::uint64_t>();
   region.base = in.get<std::uint64_t>();

@@ -27,8 +27,16 @@ struct PartView {
   }
 };
 
-// Whether one of the links knows the part as its own. Throws Error(invalid) if that link cannot read it.
-using PartCheck = std::function<bool(const PartView&)>;
+// What the links of a domain say of a part. One that none of them can use is kept with the address and left
+// alone: another kind of link, or a version that this library does not know, hinders no other part.
+struct PartVerdict {
+  bool usable = false;
+  std::string found;  // of a part that one of them knows as its own and cannot use: its version, in words
+};
+// Throws Error(invalid) for a part of a known version that cannot be read.
+using PartCheck = std::function<PartVerdict(const PartView&)>;
+// "tcp.0 in version 7 (this library has version 1)"
+std::string other_version(std::string_view link, std::uint64_t found, std::uint64_t ours);
 
 // What a peer needs to reach an endpoint: one part per link and context. It is encoded with magic, version,
 // total length and checksum; decode() takes bytes that are not trusted.

@@ -70,7 +70,8 @@ LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointSer
   EndpointServices lent = services;
   lent.extensions = &flows_;
   lent.shared_deadline = options.rail_deadline;
-  for (const Link& link : links) links_.push_back({link.domain->open_endpoint(lent), link.network});
+  for (const Link& link : links)
+    links_.push_back({link.domain->open_endpoint(lent), link.network, link.domain->part_check()});
 }
 
 LinkedEndpoint::~LinkedEndpoint() {
@@ -133,6 +134,13 @@ Reach LinkedEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_
   return best;
 }
 
+bool LinkedEndpoint::Opened::named_in(const Name& peer, std::uint16_t target) const try {
+  const Part* const part = peer.find(endpoint->parts().front().link, target);
+  return part && check({part->link, part->context, part->bytes}).usable;
+} catch (const Error&) {
+  return false;
+}
+
 std::vector<Endpoint*> LinkedEndpoint::rails_to(const Name& peer, std::uint16_t target,
                                                 std::size_t auth_index) const {
   std::vector<Endpoint*> named;  // links in the peer's name, also those that are down now
@@ -142,8 +150,7 @@ std::vector<Endpoint*> LinkedEndpoint::rails_to(const Name& peer, std::uint16_t 
     const bool reaches = look(*endpoint, peer, target, auth_index).ok;
     if (reaches && !link.network && !reached) return {};
     reached |= reaches && link.network;
-    if (link.network && named.size() < kMaxRails && peer.find(endpoint->parts().front().link, target))
-      named.push_back(endpoint);
+    if (link.network && named.size() < kMaxRails && link.named_in(peer, target)) named.push_back(endpoint);
   }
   // A peer that is known by a bare socket address only is reached in one way.
   return reached && named.size() > 1 ? named : std::vector<Endpoint*>{};

@@ -44,6 +44,9 @@ class LinkedEndpoint final : public Endpoint {
   struct Opened {
     std::unique_ptr<Endpoint> endpoint;
     bool network;
+    PartCheck check;
+    // Whether the peer's name has a part for this link, in a version that it reads.
+    bool named_in(const Name& peer, std::uint16_t target) const;
   };
   static std::string place_of(const Name& peer, std::uint16_t target, std::size_t auth_index);
   // The links that become rails to the peer; none where only one leads there.

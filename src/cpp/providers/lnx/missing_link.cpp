@@ -32,7 +32,7 @@ class MissingLink final : public Domain {
   const Info& info() const noexcept override { return info_; }
   std::vector<LinkRegistrations> registrations() const override { return {{.link = link_}}; }
   PartCheck part_check() const override {
-    return [](const PartView&) { return false; };
+    return [](const PartView&) { return PartVerdict{}; };
   }
   std::unique_ptr<Endpoint> open_endpoint(const EndpointServices&) override {
     return std::make_unique<MissingEndpoint>(info_.provider + " cannot be used here: " + info_.why);

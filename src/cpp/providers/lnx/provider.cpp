@@ -37,9 +37,13 @@ class LinkedDomain final : public Domain, private DeviceMemory {
     checks.reserve(links_.size());
     for (const auto& link : links_) checks.push_back(link->part_check());
     return [checks = std::move(checks)](const PartView& part) {
-      bool ours = false;
-      for (const PartCheck& check : checks) ours |= check(part);
-      return ours;
+      PartVerdict all;
+      for (const PartCheck& check : checks) {
+        PartVerdict one = check(part);
+        all.usable |= one.usable;
+        if (!one.found.empty()) all.found = std::move(one.found);
+      }
+      return all;
     };
   }
 

@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "base/locks/tsan.h"
@@ -88,7 +90,7 @@ std::unique_ptr<Channel> Channel::create(std::shared_ptr<PeerDomain> peer, std::
   Mapping mapping = Mapping::shared(file.get(), 0, kChannelBytes);
   ChannelHeader& header = header_of(mapping);
   header.magic = kChannelMagic;
-  header.version = kChannelVersion;
+  header.layout = versions::kSharedLayout;
   header.initiator_context = context;
   header.target_context_slot = peer_context_slot;
   self.encode().copy(header.initiator, sizeof header.initiator);
@@ -110,15 +112,26 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t context_slot,
                            std::to_string(slot.channel_fd.load(std::memory_order_acquire));
   Offer offer;
   offer.file.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!offer.file.valid() && is_shortage(errno))
+    throw std::system_error(errno, std::generic_category(), "open " + path);
+  // Read and not mapped, because nothing but this is known of another layout.
+  struct {
+    std::uint64_t magic;
+    std::uint32_t layout;
+  } first{};
   struct stat status;
   if (!offer.file.valid() || ::fstat(offer.file.get(), &status) != 0) throw refuse("is gone");
+  if (!S_ISREG(status.st_mode) ||
+      ::pread(offer.file.get(), &first, sizeof first, 0) != static_cast<ssize_t>(sizeof first) ||
+      first.magic != kChannelMagic)
+    throw refuse("is no channel");
+  if (first.layout != versions::kSharedLayout)
+    throw OtherLayout("the channel of process " + std::to_string(claimant.pid), first.layout);
   const int seals = ::fcntl(offer.file.get(), F_GET_SEALS);
-  if (!S_ISREG(status.st_mode) || !std::cmp_equal(status.st_size, kChannelBytes) || seals < 0 ||
-      (seals & F_SEAL_SHRINK) == 0)
+  if (!std::cmp_equal(status.st_size, kChannelBytes) || seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     throw refuse("is no channel");
   offer.mapping = Mapping::shared(offer.file.get(), 0, kChannelBytes);
   const ChannelHeader& header = header_of(offer.mapping);
-  if (header.magic != kChannelMagic || header.version != kChannelVersion) throw refuse("has another layout");
   // Accepted again, it would be read from the front of its rings, and what was received before would be
   // received again.
   if ((header.closed.load() & closed_by::kTarget) != 0) throw refuse("was closed here");

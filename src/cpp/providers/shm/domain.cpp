@@ -1,5 +1,6 @@
 #include "providers/shm/domain.h"
 
+#include "fabric/types/versions.h"
 #include "providers/shm/attach.h"
 #include "providers/shm/layout.h"
 
@@ -28,9 +29,11 @@ ShmDomain::ShmDomain(Info info, std::string link, const DomainServices& services
 }
 
 PartCheck ShmDomain::part_check() const {
-  return [link = link_](const PartView& part) {
-    if (part.link != link) return false;
-    if (Address::decode(part.bytes)) return true;
+  return [link = link_](const PartView& part) -> PartVerdict {
+    if (part.link != link) return {};
+    if (Address::decode(part.bytes)) return {.usable = true, .found = {}};
+    if (const auto layout = Address::layout_of(part.bytes); layout != 0 && layout != versions::kSharedLayout)
+      return {.found = other_version(link, layout, versions::kSharedLayout)};
     throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
   };
 }

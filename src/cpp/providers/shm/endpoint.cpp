@@ -11,6 +11,7 @@
 #include "base/process/identity.h"
 #include "fabric/address_vector/address_vector.h"
 #include "fabric/completion/event_queue.h"
+#include "fabric/types/versions.h"
 #include "providers/shm/path.h"
 
 namespace fab::shm {
@@ -68,6 +69,8 @@ ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target,
   const Part* part = peer.find(link_, target);
   if (!part) throw refuse("the peer has no " + link_ + " link");
   const auto address = Address::decode(part->bytes);
+  if (const auto layout = Address::layout_of(part->bytes); layout != 0 && layout != versions::kSharedLayout)
+    throw OtherLayout("the peer", layout);
   if (!address) throw refuse("the peer's name holds no valid shm part");
   if (std::memcmp(address->host, self_.host, sizeof self_.host) != 0)
     throw refuse("other host, container or user: no shared memory");
@@ -77,6 +80,11 @@ ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target,
     throw refuse(who +
                  " may not open memory of this one, so it could not answer: give both the same group and "
                  "the same capabilities (see CapPrm and CapEff in /proc/PID/status)");
+  if (found->left_layout() != 0)
+    throw refuse(who + " has layout " + std::to_string(versions::kSharedLayout) +
+                 " of shared memory, found layout " + std::to_string(found->left_layout()) +
+                 " in this one, and takes nothing from it; use the same version of pyfab in both, or another "
+                 "link");
   if (domain_.linked && found->left_channel())
     throw refuse(who +
                  " did not take the channel that this one opened to it; may it open files of this one in "
@@ -134,6 +142,13 @@ Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, s
 void ShmEndpoint::path_ended(PeerId peer, Errc why) noexcept {
   services_.path_ended = true;
   if (why != Errc::canceled) tell_lost(peer, why);
+}
+
+void ShmEndpoint::leave(const std::shared_ptr<PeerDomain>& peer, std::uint32_t layout) noexcept try {
+  peer->leave_channel(layout);
+  if (std::ranges::find(left_, peer) == left_.end()) left_.push_back(peer);
+} catch (const std::bad_alloc&) {
+  return;  // the next path finds it out again
 }
 
 void ShmEndpoint::tell_lost(PeerId peer, Errc why) noexcept {
@@ -311,7 +326,7 @@ void ShmEndpoint::look_for_channels() noexcept {
   });
   const std::uint32_t used = std::min(domain_.segment.header().slots_used.load(), kMaxSlots);
   for (std::uint32_t i = 0; i < used; ++i) {
-    const AccessSlot& slot = domain_.segment.slots()[i];
+    AccessSlot& slot = domain_.segment.slots()[i];
     const std::uint32_t epoch = slot.channel_epoch.load(std::memory_order_acquire);
     const std::uint64_t owner = slot.owner.load();
     if (owner == 0 || (owner & SlotOwner::kClaiming) != 0 ||
@@ -332,8 +347,14 @@ void ShmEndpoint::look_for_channels() noexcept {
       served_.reserve(served_.size() + 1);
       served_.push_back(
           {i, epoch, Channel::accept(std::move(offer), std::move(peer), std::move(services), reader())});
+    } catch (const OtherLayout& other) {
+      // Of all reasons this one is told, because the claimant is no enemy and would wait for nothing.
+      slot.refused.store(std::uint64_t{epoch} << 32 | other.found(), std::memory_order_release);
     } catch (const std::exception&) {
-      continue;  // the claimant is gone, shows no channel, or has none of our keys: it gets no answer
+      // The claimant is gone, shows no channel or has none of our keys, or something is lacking here. It gets
+      // no answer: what it sent fails there at its deadline, and where more is lacking than now, it asks
+      // again.
+      continue;
     }
   }
 }
@@ -341,6 +362,7 @@ void ShmEndpoint::look_for_channels() noexcept {
 // Drops the channels, and gives up the paths, of peers that have ended.
 void ShmEndpoint::drop_lost() noexcept {
   someone_left_ = false;
+  std::erase_if(left_, [](const auto& peer) { return peer->gone(); });
   drop_served([&](const Served& served) {
     if (!served.channel->peer().gone()) return false;
     take_rest(*served.channel);

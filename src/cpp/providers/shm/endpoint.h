@@ -53,6 +53,9 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
   void continue_later() noexcept;  // progress() shall be called again
   void expect_answers() noexcept;  // watch for peers that do not answer
   void path_ended(PeerId peer, Errc why) noexcept;
+  // The peer does not take the channels of this process. Remembered as long as its process lives, so that the
+  // next path goes over another link or says why there is none. `layout`: PeerDomain::leave_channel().
+  void leave(const std::shared_ptr<PeerDomain>& peer, std::uint32_t layout) noexcept;
 
  private:
   // A channel that a peer opened to this context.
@@ -101,6 +104,7 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
   // whether a peer can be reached often opens a path to it next.
   mutable std::vector<std::weak_ptr<PeerDomain>> peers_;
   mutable std::shared_ptr<PeerDomain> looked_at_;
+  std::vector<std::shared_ptr<PeerDomain>> left_;  // that do not take channels
   std::vector<ShmPath*> paths_;
   PathCounts served_counts_;
   std::vector<Served> served_;

@@ -12,13 +12,15 @@
 #include "base/process/process.h"
 #include "base/queues/spsc_ring.h"
 #include "fabric/session/frames/frame.h"
+#include "fabric/types/versions.h"
 #include "providers/shm/eager_ring.h"
 
 // The bytes that processes agree on: the shm part of a name, and the channel. The segment is in
 // fabric/segment/segment.h.
 namespace fab::shm {
 
-// Where a context is: the shm part of a name, 50 bytes.
+// Where a context is: the shm part of a name, 52 bytes. It begins with the layout of all that it leads to
+// (versions::kSharedLayout), whatever the layout is.
 struct Address {
   std::uint8_t host[16] = {};  // digest of host_identity()
   ProcessId process;
@@ -26,28 +28,35 @@ struct Address {
   std::uint8_t domain_id[16] = {};
   std::uint16_t context_slot = 0;  // SegmentHeader::contexts
 
-  static constexpr std::size_t kSize = 50;
+  static constexpr std::size_t kSize = 52;
 
   std::string encode() const {
     WireWriter out;
-    out.raw({reinterpret_cast<const char*>(host), sizeof host})
+    out.put(versions::kSharedLayout)
+        .raw({reinterpret_cast<const char*>(host), sizeof host})
         .put(process.pid)
         .put(process.start_time)
         .put(segment_fd);
     out.raw({reinterpret_cast<const char*>(domain_id), sizeof domain_id}).put(context_slot);
     return out.take();
   }
-  // Nothing if the bytes are no address.
+  // Of any bytes; 0 if they are none.
+  static std::uint16_t layout_of(std::string_view bytes) noexcept {
+    WireReader in(bytes);
+    return in.get<std::uint16_t>();
+  }
+  // Nothing if the bytes are no address of this layout.
   static std::optional<Address> decode(std::string_view bytes) {
     WireReader in(bytes);
     Address address;
+    const bool ours = in.get<std::uint16_t>() == versions::kSharedLayout;
     const auto host = in.raw(sizeof address.host);
     address.process.pid = in.get<std::int32_t>();
     address.process.start_time = in.get<std::uint64_t>();
     address.segment_fd = in.get<std::int32_t>();
     const auto domain = in.raw(sizeof address.domain_id);
     address.context_slot = in.get<std::uint16_t>();
-    if (!in.at_end() || address.process.pid <= 0 || address.segment_fd < 0) return {};
+    if (!ours || !in.at_end() || address.process.pid <= 0 || address.segment_fd < 0) return {};
     std::memcpy(address.host, host.data(), sizeof address.host);
     std::memcpy(address.domain_id, domain.data(), sizeof address.domain_id);
     return address;
@@ -64,7 +73,6 @@ inline constexpr std::uint64_t kDoorbellFd = 0xffffffff;  // the low half of Con
 
 // A channel: a memory file made by the initiator, which shows it in its access slot of the target's segment.
 inline constexpr std::uint64_t kChannelMagic = 0x316e6863'62616670;  // "pfabchn1"
-inline constexpr std::uint32_t kChannelVersion = 6;
 inline constexpr std::size_t kRingBytes = 256 * 1024;
 
 namespace closed_by {
@@ -87,8 +95,9 @@ struct AnnouncementCells {
 };
 
 struct ChannelHeader {
+  // Magic and layout stay where they are in all versions.
   std::uint64_t magic;
-  std::uint32_t version;
+  std::uint32_t layout;             // versions::kSharedLayout
   std::uint16_t initiator_context;  // Part::context
   std::uint16_t target_context_slot;
   char initiator[Address::kSize];
@@ -110,7 +119,8 @@ inline constexpr std::size_t kPayloadOffset = kCellsOffset + kCells * sizeof(Eag
 inline constexpr std::size_t kChannelBytes = kPayloadOffset + kPayloadBytes;
 
 static_assert(sizeof(ChannelHeader) <= kAnnouncementsOffset);
-static_assert(offsetof(ChannelHeader, initiator) == 16 && offsetof(ChannelHeader, target_domain) == 66);
+static_assert(offsetof(ChannelHeader, initiator) == 16 && offsetof(ChannelHeader, target_domain) == 68);
+static_assert(offsetof(ChannelHeader, layout) == 8);
 static_assert(offsetof(ChannelHeader, proof) == 88 && offsetof(ChannelHeader, hold) == 120);
 static_assert(offsetof(ChannelHeader, to_target) == 128 && sizeof(RingIndices) == 192);
 static_assert(std::atomic<Hold>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free &&

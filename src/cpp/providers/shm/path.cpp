@@ -424,6 +424,13 @@ Channel* ShmPath::open_channel() noexcept try {
   return nullptr;
 }
 
+// The layout for which the target refuses the channel; 0: it does not.
+std::uint32_t ShmPath::refused_layout() const noexcept {
+  const std::uint64_t refused = slot_.refused.load(std::memory_order_acquire);
+  const bool of_this = refused >> 32 == slot_.channel_epoch.load(std::memory_order_relaxed);
+  return of_this ? static_cast<std::uint32_t>(refused) : 0;
+}
+
 bool ShmPath::check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience) noexcept {
   if (state_ != Errc::ok) return false;
   if (peer_->gone() || (channel_ && !peer_->serves(context_slot_))) {
@@ -431,10 +438,15 @@ bool ShmPath::check(std::chrono::nanoseconds now, std::chrono::nanoseconds patie
     return false;
   }
   if (!channel_) return false;
+  if (const std::uint32_t layout = refused_layout(); layout != 0 && !channel_->taken()) {
+    endpoint_.leave(peer_, layout);
+    lose(Errc::unreachable);  // nothing of it has happened, and another link may lead to the peer
+    return false;
+  }
   const bool owed = channel_->check(now, patience, !waiting_.empty() || channel_->session().has_output());
   if (channel_->error() != Errc::ok) {
     const bool left = !channel_->taken() && peer_->looked_for_channels(context_slot_);
-    if (left) peer_->leave_channel();  // another link may lead to it
+    if (left) endpoint_.leave(peer_, 0);  // another link may lead to it
     const Errc silence = peer_->hindrance_or(left ? Errc::unreachable : Errc::peer_lost);
     lose(channel_->error() == Errc::peer_lost ? silence : channel_->error());
   } else if (owed) {

@@ -85,6 +85,7 @@ class ShmPath final : public Path {
     return !channel_ || channel_->session().requests().outstanding() == 0;
   }
   Channel* open_channel() noexcept;
+  std::uint32_t refused_layout() const noexcept;
 
   bool wait(const Transfer& transfer) noexcept;
   void settle(const Transfer& transfer, Errc outcome) noexcept;

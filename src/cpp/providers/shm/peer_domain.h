@@ -70,9 +70,14 @@ class PeerDomain final : public ReadyHandler {
   bool looked_for_channels(std::uint32_t context_slot) const noexcept {
     return (segment_.header().contexts[context_slot % kMaxContexts].work.load() & work::kChannels) == 0;
   }
-  // The peer has looked for channels, and has not taken one of this process.
-  void leave_channel() noexcept { left_channel_ = true; }
+  // The peer has looked for channels, and has not taken one of this process. `layout` is the layout that it
+  // found there instead of its own; 0: it has not told why.
+  void leave_channel(std::uint32_t layout) noexcept {
+    left_channel_ = true;
+    left_layout_ = layout;
+  }
   bool left_channel() const noexcept { return left_channel_; }
+  std::uint32_t left_layout() const noexcept { return left_layout_; }
 
  private:
   struct Doorbell {
@@ -94,6 +99,7 @@ class PeerDomain final : public ReadyHandler {
   bool gone_ = false;
   int hindrance_ = 0;  // errno
   bool left_channel_ = false;
+  std::uint32_t left_layout_ = 0;
   std::int64_t next_look_ = 0;
   std::array<Doorbell, kMaxContexts> doorbells_;
   std::vector<std::weak_ptr<const MappedFile>> files_;

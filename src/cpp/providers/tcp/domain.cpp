@@ -39,11 +39,10 @@ TcpDomain::TcpDomain(Info info, std::string link, const DomainServices& services
 }
 
 PartCheck TcpDomain::part_check() const {
-  return [link = link_](const PartView& part) {
-    if (part.link == kSocketLink) return true;
-    if (part.link != link) return false;
-    if (EndpointAddress::valid(part.bytes)) return true;
-    throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
+  return [link = link_](const PartView& part) -> PartVerdict {
+    if (part.link == kSocketLink) return {.usable = true, .found = {}};
+    if (part.link != link) return {};
+    return EndpointAddress::judge(part);
   };
 }
 

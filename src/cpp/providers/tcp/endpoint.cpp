@@ -124,7 +124,7 @@ Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) 
   if (!peer.find(link(), target) && !peer.find(kSocketLink, 0))
     return {false, "the peer has no " + link() + " link"};
   const auto where = find(peer, target);
-  if (!where) return {false, "the peer's name holds no valid tcp part"};
+  if (!where) return {false, "the peer's name holds no tcp part of a version that this library reads"};
   const auto routes = routes_to(*where);
   if (!routes.empty()) return {true, "tcp to " + routes.front().text()};
   if (where->addresses.front().loopback())

@@ -115,10 +115,9 @@ VerbsDomain::VerbsDomain(Device device, Info info, std::string link, const Domai
 }
 
 PartCheck VerbsDomain::part_check() const {
-  return [link = link_](const PartView& part) {
-    if (part.link != link) return false;
-    if (EndpointAddress::valid(part.bytes)) return true;
-    throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");
+  return [link = link_](const PartView& part) -> PartVerdict {
+    if (part.link != link) return {};
+    return EndpointAddress::judge(part);
   };
 }
 

@@ -100,7 +100,7 @@ Reach VerbsEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t
   const Part* const part = peer.find(link(), target);
   if (!part) return {false, "the peer has no " + link() + " link"};
   const auto where = EndpointAddress::parse(part->bytes);
-  if (!where) return {false, "the peer's name holds no valid verbs part"};
+  if (!where) return {false, "the peer's name holds no verbs part of a version that this library reads"};
   if (const auto route = find_route(*where, address_))
     return {true, std::string("RDMA by ") + shared_.device.name + " to " + route->text()};
   return {false,

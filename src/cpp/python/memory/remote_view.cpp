@@ -5,10 +5,14 @@
 
 #include "base/bytes/wire.h"
 #include "fabric/memory/raw_key.h"
+#include "fabric/types/versions.h"
 #include "python/memory/buffers.h"
 
 namespace fab::python {
 namespace {
+
+constexpr std::uint8_t kVersionDigit = '0' + versions::kRemoteView;
+static_assert(versions::kRemoteView < 10);
 
 PyTypeObject* remote_type = nullptr;
 
@@ -192,7 +196,7 @@ std::string RemoteView::encode() const {
     out.put(shape[static_cast<std::size_t>(axis)]).put(strides[static_cast<std::size_t>(axis)]);
   const std::string body = out.take();
   WireWriter sealed;
-  sealed.raw("pfv1").put(crc32(body)).raw(body);
+  sealed.raw("pfv").put(kVersionDigit).put(crc32(body)).raw(body);
   return sealed.take();
 }
 
@@ -201,7 +205,10 @@ RemoteView RemoteView::decode(std::string_view bytes) {
     return Error(Errc::invalid, "these bytes are no remote region: " + why);
   };
   WireReader in(bytes);
-  if (in.raw(4) != "pfv1") throw refuse("they do not start like one");
+  if (in.raw(3) != "pfv") throw refuse("they do not start like one");
+  if (const auto digit = in.get<std::uint8_t>(); in.ok() && digit != kVersionDigit)
+    throw refuse("they are of version " + std::to_string(int{digit} - '0') + ", this library reads version " +
+                 std::to_string(versions::kRemoteView));
   if (const auto sum = in.get<std::uint32_t>(); !in.ok() || sum != crc32(bytes.substr(8)))
     throw refuse("the checksum is wrong");
   RemoteView view;

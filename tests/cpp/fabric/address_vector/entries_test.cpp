@@ -154,7 +154,12 @@ TEST_CASE("what is no address of the format is refused, with what is wanted inst
 
 TEST_CASE("a peer needs a part that one of the domain's links can use") {
   AddressVector vector;
-  vector.judge_parts([](const PartView& part) { return part.link == "tcp.0"; }, {"tcp.0", "shm.0"});
+  vector.judge_parts(
+      [](const PartView& part) {
+        if (part.bytes == "newer") return PartVerdict{.found = other_version(part.link, 2, 1)};
+        return PartVerdict{.usable = part.link == "tcp.0", .found = {}};
+      },
+      {"tcp.0", "shm.0"});
   const Name mixed{{{"ib.0", 0, "a"}, {"tcp.0", 0, "b"}, {"ib.0", 1, "c"}}};
   CHECK(vector.insert(mixed.encode()) == 0);
   const Name strange{{{"ib.0", 0, "a"}, {"ib.0", 1, "b"}, {"roce.0", 0, "c"}}};
@@ -162,6 +167,13 @@ TEST_CASE("a peer needs a part that one of the domain's links can use") {
   CHECK(code == Errc::unreachable);
   CHECK(says(why, "has tcp.0, shm.0, the peer ib.0, roce.0;"));
   CHECK(vector.size() == 1);
+  // Parts in another version are kept beside others, and named where there are none.
+  const std::string half = Name{{{"shm.0", 0, "newer"}, {"tcp.0", 0, "b"}}}.encode();
+  CHECK(vector.lookup(vector.insert(half)) == half);
+  const Name newer{{{"shm.0", 0, "newer"}, {"tcp.0", 0, "newer"}, {"ib.0", 0, "a"}}};
+  const auto [refused, told] = error_of([&] { vector.insert(newer.encode()); });
+  CHECK(refused == Errc::unreachable);
+  CHECK(says(told, "its address has shm.0 in version 2 (this library has version 1), tcp.0 in version 2"));
 }
 
 TEST_CASE("duplicates are refused where they are not wanted, with and without runs") {

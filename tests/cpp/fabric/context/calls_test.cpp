@@ -107,7 +107,7 @@ class WireDomain final : public Domain {
 
 struct World {
   explicit World(std::uint32_t mr_mode = 0) : rules(mr_mode) {
-    peers->judge_parts([](const PartView&) { return true; }, {"wire.0"});
+    peers->judge_parts([](const PartView&) { return PartVerdict{.usable = true, .found = {}}; }, {"wire.0"});
     Name name;
     name.parts.push_back({"wire.0", 0, "there"});
     peer = peers->insert(name.encode());

@@ -89,7 +89,7 @@ struct World {
       : peers({.rx_bits = rx_bits}),
         handles({.index = index, .rx_bits = rx_bits}, keys, peers),
         table(handles) {
-    peers.judge_parts([](const PartView&) { return true; }, {"wire.0"});
+    peers.judge_parts([](const PartView&) { return PartVerdict{.usable = true, .found = {}}; }, {"wire.0"});
     table.open(endpoint);
   }
   PeerId add(const std::string& who, std::uint16_t contexts = 1) {

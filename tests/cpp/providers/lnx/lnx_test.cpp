@@ -86,9 +86,10 @@ class FakeDomain final : public Domain, private DeviceMemory {
   std::vector<LinkRegistrations> registrations() const override { return {{.link = info_.domain}}; }
   DeviceMemory* device_memory() noexcept override { return info_.provider == "b" ? this : nullptr; }
   PartCheck part_check() const override {
-    return [link = info_.domain](const PartView& part) {
-      if (part.link != link) return false;
-      if (part.bytes == "where " + link + " is") return true;
+    return [link = info_.domain](const PartView& part) -> PartVerdict {
+      if (part.link != link) return {};
+      if (part.bytes == "where " + link + " is") return {.usable = true, .found = {}};
+      if (part.bytes == "newer") return {.found = other_version(link, 2, 1)};
       throw Error(Errc::invalid, "bad part of " + link);
     };
   }
@@ -228,6 +229,15 @@ TEST_CASE("an address with a part that one link cannot read leaves nothing in th
     CHECK(outcome([&] { peers.insert(name_with(device, "nowhere")); }) == Errc::invalid);
     CHECK(peers.size() == 0);
     CHECK(peers.end() == 0);
+  }
+  // Parts of another version are kept beside others, and named where there is nothing else.
+  CHECK(outcome([&] { peers.insert(Name{{{kDevices[0], 0, "newer"}}}.encode()); }) == Errc::unreachable);
+  CHECK(peers.size() == 0);
+  AddressVector mixed;
+  mixed.judge_parts(domain->part_check(), kDevices);
+  for (const std::string& device : kDevices) {
+    const std::string name = name_with(device, "newer");
+    CHECK(mixed.lookup(mixed.insert(name)) == name);
   }
   const Part elsewhere{"d.0", 0, "of a link that is not here"};
   CHECK(outcome([&] { peers.insert(Name{{elsewhere}}.encode()); }) == Errc::unreachable);  // LNX-18

@@ -11,6 +11,7 @@
 #include "base/fd.h"
 #include "base/memory/mapping.h"
 #include "fabric/session/frames/frame.h"
+#include "fabric/types/versions.h"
 #include "providers/shm/channel.h"
 #include "providers/shm/harness.h"
 #include "providers/shm/layout.h"
@@ -27,7 +28,7 @@ TEST_CASE("reach tells in words why not") {
   const PeerId peer = a.knows(b);
   CHECK(a.context->reaches(peer).ok);
   Name elsewhere = Name::decode(b.name());
-  elsewhere.parts[0].bytes[0] = static_cast<char>(elsewhere.parts[0].bytes[0] ^ 1);
+  elsewhere.parts[0].bytes[2] = static_cast<char>(elsewhere.parts[0].bytes[2] ^ 1);  // behind the layout
   CHECK(a.context->reaches(a.peers->insert(elsewhere.encode())).why.find("other host") != std::string::npos);
   Name garbled = Name::decode(b.name());
   garbled.parts[0].bytes += "x";
@@ -172,7 +173,7 @@ TEST_CASE("channels that are none get no answer and harm nobody") {
   Mapping bytes = Mapping::shared(nonsense.get(), 0, shm::kChannelBytes);
   auto& header = *reinterpret_cast<shm::ChannelHeader*>(bytes.data());
   header.magic = shm::kChannelMagic;
-  header.version = shm::kChannelVersion;
+  header.layout = versions::kSharedLayout;
   header.target_context_slot = address.context_slot;
   std::memcpy(header.target_domain, address.domain_id, 16);
   shm::Address self = address;
@@ -223,7 +224,7 @@ TEST_CASE("a channel is taken from who proves one of the keys for this very chan
     const Forged& channel = channels.emplace_back();
     auto& header = *reinterpret_cast<shm::ChannelHeader*>(channel.bytes.data());
     header.magic = shm::kChannelMagic;
-    header.version = shm::kChannelVersion;
+    header.layout = versions::kSharedLayout;
     header.target_context_slot = there.context_slot;
     std::memcpy(header.target_domain, there.domain_id, 16);
     self.encode().copy(header.initiator, sizeof header.initiator);

@@ -4,13 +4,12 @@
 
 #include "base/bytes/wire.h"
 #include "base/process/identity.h"
+#include "fabric/types/versions.h"
 
 namespace fab {
 namespace {
 
 constexpr std::uint32_t kHelloMagic = 0x31746670;  // "pft1"
-constexpr std::uint16_t kHelloVersion = 2;
-constexpr std::uint8_t kPartVersion = 1;
 constexpr std::size_t kMaxAddresses = 64;
 
 template <std::size_t N>
@@ -26,7 +25,7 @@ void take(WireReader& in, std::array<std::uint8_t, N>& out) noexcept {
 
 std::string frame(HelloType type, const WireWriter& body) {
   WireWriter out;
-  out.put(kHelloMagic).put(kHelloVersion).put(static_cast<std::uint8_t>(type)).put(std::uint8_t{0});
+  out.put(kHelloMagic).put(versions::kWire).put(static_cast<std::uint8_t>(type)).put(std::uint8_t{0});
   out.put_bytes(body.bytes());
   return out.take();
 }
@@ -43,7 +42,10 @@ std::optional<std::array<std::uint8_t, N>> exactly(std::string_view body) {
 
 std::string EndpointAddress::encode() const {
   WireWriter out;
-  out.put(kPartVersion).raw(view(id)).raw(view(network)).put(static_cast<std::uint8_t>(addresses.size()));
+  out.put(versions::kEndpointPart)
+      .raw(view(id))
+      .raw(view(network))
+      .put(static_cast<std::uint8_t>(addresses.size()));
   for (const SocketAddress& address : addresses)
     out.put(static_cast<std::uint8_t>(address.v6() ? 6 : 4)).put(address.port()).raw(address.bytes());
   return out.take();
@@ -55,7 +57,7 @@ namespace {
 template <class Found>
 bool read_part(std::string_view bytes, EndpointId& id, std::array<std::uint8_t, 16>& network, Found&& found) {
   WireReader in(bytes);
-  if (in.get<std::uint8_t>() != kPartVersion) return false;
+  if (in.get<std::uint8_t>() != versions::kEndpointPart) return false;
   take(in, id);
   take(in, network);
   const auto count = in.get<std::uint8_t>();
@@ -86,6 +88,15 @@ bool EndpointAddress::valid(std::string_view bytes) noexcept {
   return read_part(bytes, id, network, [](std::string_view, std::uint16_t) {});
 }
 
+PartVerdict EndpointAddress::judge(const PartView& part) {
+  if (valid(part.bytes)) return {.usable = true, .found = {}};
+  const auto version = static_cast<std::uint8_t>(part.bytes.empty() ? 0 : part.bytes.front());
+  if (version == versions::kEndpointPart || version == 0)
+    throw Error(Errc::invalid,
+                "an address is not valid: its " + std::string(part.link) + " part cannot be read");
+  return {.found = other_version(part.link, version, versions::kEndpointPart)};
+}
+
 std::array<std::uint8_t, 16> this_network() {
   const Digest digest = sha256(network_identity());
   std::array<std::uint8_t, 16> network;
@@ -95,7 +106,7 @@ std::array<std::uint8_t, 16> this_network() {
 
 std::optional<HelloHeader> HelloHeader::parse(std::string_view bytes) {
   WireReader in(bytes);
-  const bool ours = in.get<std::uint32_t>() == kHelloMagic && in.get<std::uint16_t>() == kHelloVersion;
+  const bool ours = in.get<std::uint32_t>() == kHelloMagic && in.get<std::uint16_t>() == versions::kWire;
   const auto type = in.get<std::uint8_t>();
   const auto zero = in.get<std::uint8_t>();
   const auto length = in.get<std::uint32_t>();

@@ -30,6 +30,8 @@ struct EndpointAddress {
   std::string encode() const;
   static std::optional<EndpointAddress> parse(std::string_view bytes);
   static bool valid(std::string_view bytes) noexcept;  // whether parse() takes these bytes
+  // What Domain::part_check() says of a part of this link.
+  static PartVerdict judge(const PartView& part);
 };
 std::array<std::uint8_t, 16> this_network();
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/bytes/wire.h"
+#include "fabric/types/versions.h"
 #include "providers/verbs/connection/shared_receives.h"
 
 namespace fab::verbs {
@@ -27,7 +28,7 @@ void PrivateData::encode(char* out) const noexcept {
     out += sizeof value;
   };
   put(to_little(kMagic));
-  put(std::uint8_t{1});
+  put(versions::kVerbsCall);
   put(purpose);
   put(std::uint16_t{0});
   put(to);
@@ -36,7 +37,8 @@ void PrivateData::encode(char* out) const noexcept {
 
 std::optional<PrivateData> PrivateData::decode(std::string_view bytes) noexcept {
   WireReader reader(bytes.substr(0, std::min(bytes.size(), kBytes)));
-  const bool ours = reader.get<std::uint32_t>() == kMagic && reader.get<std::uint8_t>() == 1;
+  const bool ours =
+      reader.get<std::uint32_t>() == kMagic && reader.get<std::uint8_t>() == versions::kVerbsCall;
   const auto purpose = reader.get<std::uint8_t>();
   const auto zero = reader.get<std::uint16_t>();
   PrivateData data{.purpose = static_cast<Purpose>(purpose)};

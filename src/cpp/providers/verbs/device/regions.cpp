@@ -9,11 +9,11 @@
 #include "fabric/memory/dma_buf.h"
 #include "fabric/registration/cache_settings.h"
 #include "fabric/types/error.h"
+#include "fabric/types/versions.h"
 
 namespace fab::verbs {
 namespace {
 
-constexpr std::uint8_t kVersion = 1;
 // Regions that are searched for local memory that the device does not know yet.
 constexpr std::uint32_t kMostSearched = 4096;
 
@@ -27,7 +27,10 @@ std::unique_ptr<RegistrationCache> open_cache_of(const DomainOptions& options, c
 
 void Description::encode(std::byte* out) const {
   WireWriter writer;
-  writer.put(kVersion).put(piece_count).put(static_cast<std::uint8_t>(atomics)).put(std::uint8_t{0});
+  writer.put(versions::kVerbsDescription)
+      .put(piece_count)
+      .put(static_cast<std::uint8_t>(atomics))
+      .put(std::uint8_t{0});
   writer.put(access).put(base);
   for (std::size_t i = 0; i < piece_count; ++i)
     writer.put(pieces[i].address).put(pieces[i].length).put(pieces[i].rkey);
@@ -39,7 +42,7 @@ void Description::encode(std::byte* out) const {
 std::optional<Description> Description::decode(const std::byte* in) noexcept {
   WireReader reader({reinterpret_cast<const char*>(in), kDescriptionBytes});
   Description told;
-  if (reader.get<std::uint8_t>() != kVersion) return {};
+  if (reader.get<std::uint8_t>() != versions::kVerbsDescription) return {};
   told.piece_count = reader.get<std::uint8_t>();
   told.atomics = reader.get<std::uint8_t>() != 0;
   reader.get<std::uint8_t>();

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "base/bytes/wire.h"
+#include "fabric/types/versions.h"
 
 using namespace fab;
 
@@ -91,6 +92,17 @@ TEST_CASE("a part of a name says who is where, and nothing that is not whole is 
     CHECK(parses(somewhere(64).encode()));
     CHECK_FALSE(parses(somewhere(65).encode()));
   }
+}
+
+TEST_CASE("a part of another version is left alone, and a broken one of this version is refused") {
+  const std::string address("\x7f\0\0\1", 4);
+  const auto judge = [](const std::string& bytes) { return EndpointAddress::judge({"tcp.0", 0, bytes}); };
+  CHECK(judge(part_of(4, 1, address)).usable);
+  const PartVerdict newer = judge(part_of(4, 1, address, versions::kEndpointPart + 1) + "and what it adds");
+  CHECK_FALSE(newer.usable);
+  CHECK(newer.found == other_version("tcp.0", versions::kEndpointPart + 1, versions::kEndpointPart));
+  CHECK_THROWS_AS(judge(part_of(5, 1, address)), Error);
+  CHECK_THROWS_AS(judge(""), Error);
 }
 
 TEST_CASE("the network is the same for all processes of one host, and says nothing of it") {
