@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from pyfab.core.deadline import Deadline
 from pyfab.meeting.frames import Channel, Handshake, WrongToken, join_address
+from pyfab.meeting.sealing import Tampered
 from pyfab.meeting.security_log import Event, tell
 from pyfab.meeting.tokens import Token
 
@@ -248,6 +249,8 @@ class Acceptor:
         """Serves one peer. Whatever it does wrong ends only its own connection."""
         try:
             self._talk(channel)
+        except Tampered as error:
+            tell(Event.PROTOCOL, address, str(error))
         except OSError:  # the peer has gone, is silent, or does not keep to the protocol
             pass
         except Exception as error:
