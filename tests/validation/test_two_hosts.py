@@ -60,7 +60,7 @@ def test_a_wrong_token_is_refused(hosts: Hosts, run: Run, user_test: Path) -> No
 def test_the_suite_refuses_to_begin_without_its_peer(hosts: Hosts, run: Run) -> None:
     status, said = run(hosts.here, PYFAB, "validate", "--links", "tcp:r0", "--peer", hosts.agent)
     assert status == 4
-    assert "has another token" in said
+    assert "asks for a token, and this process has none" in said
     status, said = run(hosts.here, PYFAB, "validate", "--peer", f"{hosts.there.address()}:1")
     assert status == 4
     assert f"pyfab agent --listen {hosts.there.address()}:1" in said
