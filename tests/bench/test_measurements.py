@@ -203,7 +203,7 @@ class TestListener:
         with bench.Listener() as listener:
             mine = new_run()
             with (
-                remote("shm", 1 << 16, listener.address, "", mine),
+                remote("shm", 1 << 16, listener.address, None, mine),
                 pytest.raises(ConnectionError, match="somebody"),
             ):
                 remote("shm", 1 << 16, listener.address, "", new_run())

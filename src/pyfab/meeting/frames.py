@@ -29,6 +29,7 @@ import struct
 from typing import Any
 
 from pyfab.core.deadline import Deadline
+from pyfab.core.errors import FabricError
 from pyfab.meeting import tokens
 from pyfab.meeting.sealing import TAG_BYTES, derive, directions
 from pyfab.meeting.tokens import NoToken, Token, WrongToken
@@ -159,6 +160,8 @@ class Channel:
         """`connect` for a command: if nobody answers at ``host:port``, ConnectionError names the command to `start` there."""
         try:
             return cls.connect(*split_address(address), token, deadline)
+        except FabricError:  # of the token
+            raise
         except OSError as error:
             if isinstance(error, ConnectionError) and error.errno is None:  # somebody answered
                 raise

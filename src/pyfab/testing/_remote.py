@@ -13,7 +13,7 @@ from typing import Any
 
 import pyfab
 from pyfab.core.deadline import Deadline
-from pyfab.core.errors import AccessDeniedError
+from pyfab.core.errors import AccessDeniedError, FabricError
 from pyfab.meeting import tokens
 from pyfab.meeting.frames import Channel, Header, NoToken, WrongToken, join_address
 from pyfab.testing._sides import ENDING
@@ -64,7 +64,7 @@ class RemoteAgent:
             return channel
         except NoToken as error:
             raise AccessDeniedError(str(error)) from None
-        except AccessDeniedError:
+        except FabricError:  # of the token
             raise
         except WrongToken:
             raise AccessDeniedError(
