@@ -203,10 +203,10 @@ class TestListener:
         with bench.Listener() as listener:
             mine = new_run()
             with (
-                remote("shm", 1 << 16, listener.address, "", mine),
+                remote("shm", 1 << 16, listener.address, None, mine),
                 pytest.raises(ConnectionError, match="somebody"),
             ):
-                remote("shm", 1 << 16, listener.address, "", new_run())
+                remote("shm", 1 << 16, listener.address, None, new_run())
 
     def test_asks_for_the_token(self) -> None:
         with bench.Listener(token="secret") as listener, pytest.raises(ConnectionError, match="token"):

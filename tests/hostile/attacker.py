@@ -20,7 +20,7 @@ PATIENCE = 5
 
 def frame(header: object, sizes: tuple[int, int] | None = None) -> bytes:
     head = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<4sII", b"pyf1", *(sizes or (len(head), 0))) + head
+    return struct.pack("<4sII", b"pyf2", *(sizes or (len(head), 0))) + head
 
 
 def call() -> socket.socket:
@@ -56,15 +56,28 @@ def until_closed(connection: socket.socket, *sent: bytes) -> bytes:
     return said
 
 
-def proven() -> socket.socket:
+def proven() -> tuple[socket.socket, bytes]:
     """A peer that knows the token "secret", and then does not behave."""
     connection = call()
     theirs, mine = heard(connection)["nonce"], "0" * 64
-    message = f"client {theirs} {mine}".encode()
-    proof = hmac.new(b"secret", message, hashlib.sha256).hexdigest()
+    proof = derive(b"secret", b"proof", b"client", theirs.encode(), mine.encode()).hex()
     connection.sendall(frame({"nonce": mine, "proof": proof}))
     assert "proof" in heard(connection)
-    return connection
+    return connection, derive(b"secret", b"session", theirs.encode(), mine.encode())
+
+
+def derive(secret: bytes, *parts: bytes) -> bytes:
+    message = b"".join(struct.pack("<Q", len(part)) + part for part in (b"pyfab 2", *parts))
+    return hmac.digest(secret, message, "sha256")
+
+
+def sealed(session: bytes, sent: bytes) -> bytes:
+    """The client's first frame under a session's key."""
+    key, number = derive(session, b"from client"), (1).to_bytes(16, "little")
+    prefix, plain = sent[:12], sent[12:]
+    stream = hashlib.shake_256(derive(key, b"cipher") + number).digest(len(plain))
+    hidden = bytes(a ^ b for a, b in zip(plain, stream, strict=True))
+    return prefix + hidden + derive(derive(key, b"tag"), number, prefix, hidden)
 
 
 def heard(connection: socket.socket) -> dict[str, str]:
@@ -81,7 +94,7 @@ BEFORE_THE_PROOF = {
     "nested proof": frame(b'{"nonce": "%s", "proof": %s1%s}' % (NONCE.encode(), b"[" * 990, b"]" * 990)),
     "long line": b"A" * (1 << 16),
     "2^32 bytes": frame(b"", sizes=(2**32 - 1, 2**32 - 1)),
-    "2^63 bytes": b"pyf1" + (2**63).to_bytes(8, "little"),
+    "2^63 bytes": b"pyf2" + (2**63).to_bytes(8, "little"),
     "a megabyte of header": frame(b" " * (1 << 20)),
     "nested JSON": frame(b"[" * 4000),
     "many digits": frame(b'{"nonce": %s}' % (b"9" * 4000)),
@@ -98,6 +111,8 @@ AFTER_THE_PROOF = {
     "long ticket": frame(b'{"op": "join", "ticket": "%s"}' % (b"\\u0001" * 170_000)),
     "nested bomb": frame(b"[" * (1 << 20)),
     "2^32 bytes": frame(b"", sizes=(2**32 - 1, 2**32 - 1)),
+    "no ASCII": frame(b'{"op": "open", "name": "\xff\xfe"}'),
+    "surrogates": frame(b'{"op": "open", "name": "\\ud800"}'),
 }
 
 
@@ -105,8 +120,9 @@ def odd_bytes() -> None:
     for sent in BEFORE_THE_PROOF.values():
         until_closed(call(), sent)
     for sent in AFTER_THE_PROOF.values():
-        with proven() as connection, contextlib.suppress(ConnectionError):
-            connection.sendall(sent)
+        connection, session = proven()
+        with connection, contextlib.suppress(ConnectionError):
+            connection.sendall(sealed(session, sent))
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(1 << 16):
                 pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -62,3 +63,16 @@ def attack() -> Iterator[Attack]:
     for attacker in attackers:
         attacker.kill()
         attacker.communicate()
+
+
+@pytest.fixture
+def common(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A host's folder for all, and nothing set."""
+    tmp_path_factory.getbasetemp()  # stays where it is
+    for name in ("PYFAB_TOKEN", "PYFAB_TRUST_NETWORK", "PYFAB_RENDEZVOUS", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o1777)
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)

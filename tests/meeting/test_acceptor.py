@@ -20,6 +20,7 @@ from pyfab.meeting import acceptor, frames, security_log
 from pyfab.meeting.acceptor import Acceptor
 from pyfab.meeting.frames import Channel
 from pyfab.meeting.rendezvous import exchange
+from pyfab.meeting.tokens import Token
 
 
 class Troubled(socket.socket):
@@ -46,7 +47,9 @@ def _fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED", "EPROTO", "EPERM"])
 def test_accepting_goes_on_after(name: str) -> None:
     listener = Troubled([getattr(errno, name)] * 3)
-    server = Acceptor(listener, "secret", lambda channel: channel.send({"hello": 1}, deadline=Deadline(10)))
+    server = Acceptor(
+        listener, Token("secret"), lambda channel: channel.send({"hello": 1}, deadline=Deadline(10))
+    )
     server.start()
     try:
         channel = Channel.connect(*listener.getsockname(), "secret", Deadline(20))
@@ -59,7 +62,7 @@ def test_accepting_goes_on_after(name: str) -> None:
 
 def test_closing_ends_what_has_not_proven_the_token() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Acceptor(listener, "secret", lambda _: None)
+    server = Acceptor(listener, Token("secret"), lambda _: None)
     server.start()
     with socket.create_connection(listener.getsockname(), 10) as stranger:
         assert stranger.recv(4)
@@ -89,7 +92,7 @@ def test_one_address_pushes_out_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(acceptor, "MOST_UNPROVEN", 8)
     monkeypatch.setattr(acceptor, "MOST_UNPROVEN_OF_ONE", 4)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Acceptor(listener, "secret", greet)
+    server = Acceptor(listener, Token("secret"), greet)
     server.start()
     with contextlib.ExitStack() as held:
         held.callback(server.close)
@@ -112,7 +115,7 @@ def test_one_address_pushes_out_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_who_has_proven_the_token_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "MOST_PROVEN", 2)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Acceptor(listener, "secret", greet)
+    server = Acceptor(listener, Token("secret"), greet)
     server.start()
     try:
         address = listener.getsockname()

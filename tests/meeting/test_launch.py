@@ -42,7 +42,7 @@ def test_the_store_of_torchruns_agent_needs_no_other_port(monkeypatch: pytest.Mo
     environment = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
     assert from_environment(environment).rendezvous == "torch"
-    assert from_environment(environment | {"PYFAB_TOKEN": "t"}).rendezvous == "tcp://10.0.0.7:29501"
+    assert from_environment(environment | {"PYFAB_TOKEN": "t"}).rendezvous == "torch"
     assert from_environment(environment | {"PYFAB_RENDEZVOUS": "tcp://a:1"}).rendezvous == "tcp://a:1"
     assert from_environment(environment | {"TORCHELASTIC_USE_AGENT_STORE": "False"}) == from_environment(
         TORCHRUN
@@ -132,7 +132,20 @@ def test_the_umask_takes_no_rights_of_the_folder(private: str) -> None:
 def test_several_nodes_need_a_meeting_place(environment: dict[str, str]) -> None:
     with pytest.raises(InvalidArgumentError, match="several nodes: set PYFAB_RENDEZVOUS"):
         from_environment(environment)
-    assert from_environment(environment | {"PYFAB_RENDEZVOUS": "tcp://n0:1"}).rendezvous == "tcp://n0:1"
+    with_token = environment | {"PYFAB_RENDEZVOUS": "tcp://n0:1", "PYFAB_TOKEN": "secret"}
+    assert from_environment(with_token).rendezvous == "tcp://n0:1"
+    shared = "file:///shared/meeting"
+    assert from_environment(environment | {"PYFAB_RENDEZVOUS": shared}).rendezvous == shared
+
+
+@pytest.mark.parametrize("place", ["tcp://n0:1", "torch"])
+def test_several_nodes_need_a_token(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = TORCHRUN | {"LOCAL_WORLD_SIZE": "2", "PYFAB_RENDEZVOUS": place}
+    with pytest.raises(InvalidArgumentError, match=r"several nodes .*set PYFAB_TOKEN to the same secret"):
+        from_environment(environment)
+    assert from_environment(environment | {"LOCAL_WORLD_SIZE": "4"}).rendezvous == place
+    monkeypatch.setenv("PYFAB_TRUST_NETWORK", "1")
+    assert from_environment(environment).rendezvous == place
 
 
 @pytest.mark.parametrize(

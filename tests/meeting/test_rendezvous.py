@@ -163,7 +163,7 @@ def wait_until_listening(place: str) -> None:
 
 
 def frame(
-    header: Any, body: bytes = b"", magic: bytes = b"pyf1", sizes: tuple[int, int] | None = None
+    header: Any, body: bytes = b"", magic: bytes = b"pyf2", sizes: tuple[int, int] | None = None
 ) -> bytes:
     head = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<4sII", magic, *(sizes or (len(head), len(body)))) + head + body
@@ -211,7 +211,7 @@ def test_impossible_ranks_are_refused(announced: dict[str, Any]) -> None:
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(exchange, place, 0, 2, b"0", 20)
         wait_until_listening(place)
-        stranger = Channel.connect("127.0.0.1", port, "", Deadline(5))
+        stranger = Channel.connect("127.0.0.1", port, None, Deadline(5))
         stranger.send({"size": 2, **announced}, b"?", deadline=Deadline(5))
         assert "refused" in stranger.receive(Deadline(5))[0]
         stranger.close()
@@ -324,7 +324,7 @@ print([path.name for path in folder.iterdir() if path.name != "filler"])
 def test_a_folder_that_cannot_be_written_is_told(option: str, name: str, tmp_path: Path) -> None:
     """In a name space of its own, so that nobody else sees what is mounted."""
     mounting = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-    mount = f"mount -t tmpfs -o {option} none {tmp_path}"
+    mount = f"mount -t tmpfs -o {option},mode=0700 none {tmp_path}"
     if subprocess.run([*mounting, mount], capture_output=True, timeout=60, check=False).returncode:
         pytest.skip("this machine does not let a user mount in a name space of his own")
     ran = subprocess.run(

@@ -70,7 +70,8 @@ def test_two_links_are_measured_interleaved(machines: Bench) -> None:
     """Within the machine that listens, so that shared memory is one of them."""
     there = machines.node(1)
     with listening(there, "bench") as told:
-        assert told["open_to"] == "everyone who can reach it"
+        assert told["open_to"] == "those who have the token"
+        assert len(told["token"]) == 64  # which a process of the same user finds
         links = ("--links", "shm", "--links", "tcp:r0", "--metrics", "rate", "--operations", "put")
         ran = json.loads(there.run(COMMAND, "bench", told["listening"], *links, "--rounds", "2", "--json"))
         assert [(one["links"], one["link"]) for one in ran["measurements"]] == [
@@ -90,4 +91,4 @@ def test_serve_and_fetch(machines: Bench, tmp_path: Path) -> None:
         ran = json.loads(here.run(COMMAND, *fetch, PYFAB_TOKEN="secret"))
         assert ran == {"file": str(out), "shape": [10], "dtype": "int64", "nbytes": 80}
         assert (np.load(out) == rows[10:20, 1]).all()
-        assert "another token" in refused(here, *fetch)
+        assert "set PYFAB_TOKEN" in refused(here, *fetch)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +192,13 @@ def test_nobody_can_write(address: str, files: dict[str, Path]) -> None:
     import base64
 
     import pyfab
+    from pyfab.meeting.tokens import data_key
 
-    with ArrayClient(address) as client, pyfab.Domain("shm+tcp") as domain, domain.endpoint() as endpoint:
+    with (
+        ArrayClient(address) as client,
+        pyfab.Domain("shm+tcp", auth_key=data_key(client._channel.token)) as domain,
+        domain.endpoint() as endpoint,
+    ):
         answer = client._ask({"op": "open", "name": "labels"})
         peer = endpoint.av.insert(base64.b64decode(answer["address"]))
         region = pyfab.RemoteRegion.from_bytes(base64.b64decode(answer["region"]))
@@ -248,9 +254,13 @@ def test_tokens(files: dict[str, Path], tmp_path: Path) -> None:
     with ArrayServer(files, token="secret") as server:
         with ArrayClient(server.address, "secret") as client:
             assert np.array_equal(client.fetch("labels", ..., tmp_path / "out.npy"), LABELS)
-        for token in ("", "other"):
-            with pytest.raises(ConnectionError, match="token"):
-                ArrayClient(server.address, token)
+        with pytest.raises(ConnectionError, match="another token"):
+            ArrayClient(server.address, "other")
+        with pytest.raises(ConnectionError, match="set PYFAB_TOKEN"):
+            ArrayClient(server.address)
+        for make in (partial(ArrayClient, server.address, ""), partial(ArrayServer, files, token="")):
+            with pytest.raises(ValueError, match="an empty token would let in everybody"):
+                make()
         ran = run("fetch", server.address, "labels", "-o", tmp_path / "out.npy", PYFAB_TOKEN="secret")
         assert ran.returncode == 0, ran.stderr
         ran = run(
@@ -281,7 +291,7 @@ def test_odd_requests_end_only_their_own_connection(address: str) -> None:
             with ArrayClient(address) as client:
                 assert "error" in client._ask(request)
         with ArrayClient(address) as client:
-            client._channel._socket.sendall(b"pyf1" + b"\xff" * 100)
+            client._channel._socket.sendall(b"pyf2" + b"\xff" * 100)
             with pytest.raises(OSError, match=r"ended|reset"):
                 client._channel.receive(Deadline(10))
         assert witness.names().keys() == {"images", "labels", "records", "number"}

@@ -60,7 +60,7 @@ def test_a_wrong_token_is_refused(hosts: Hosts, run: Run, user_test: Path) -> No
 def test_the_suite_refuses_to_begin_without_its_peer(hosts: Hosts, run: Run) -> None:
     status, said = run(hosts.here, PYFAB, "validate", "--links", "tcp:r0", "--peer", hosts.agent)
     assert status == 4
-    assert "has another token" in said
+    assert "asks for a token, and this process has none" in said
     status, said = run(hosts.here, PYFAB, "validate", "--peer", f"{hosts.there.address()}:1")
     assert status == 4
     assert f"pyfab agent --listen {hosts.there.address()}:1" in said
@@ -137,10 +137,10 @@ def test_several_links_to_several_peers(hosts: Hosts, run: Run, user_test: Path)
             assert f"test_put[{links} to {peer}] PASSED" in said
 
 
-def test_an_agent_needs_a_token_where_others_can_reach_it(run: Run) -> None:
-    status, said = run(None, PYFAB, "agent", "--listen", "0.0.0.0:0")
+def test_an_agent_takes_no_empty_token(run: Run) -> None:
+    status, said = run(None, PYFAB, "agent", "--listen", "0.0.0.0:0", "--token", "")
     assert status == 1
-    assert "give --token or PYFAB_TOKEN, or listen on 127.0.0.1" in said
+    assert "an empty token would let in everybody who can connect" in said
 
 
 def test_peers_end_with_their_agent(hosts: Hosts, start_agent: Start) -> None:

@@ -34,6 +34,7 @@ from pyfab.core.enums import Access
 from pyfab.core.errors import InvalidArgumentError
 from pyfab.core.region import RemoteRegion
 from pyfab.launch.child import LEAVE_CTRL_C
+from pyfab.meeting import tokens
 from pyfab.meeting.acceptor import Acceptor
 from pyfab.meeting.frames import Channel, Header, join_address, listen, open_to
 
@@ -60,16 +61,16 @@ class Session:
     """The initiator's side over one link spec, made by `local` or `remote`. One thread uses it, on one core.
 
     `link` says which of the links leads to the target, `facts` what machine the target is on. host: the address under which a
-    target on another machine finds this one. token: what both know.
+    target on another machine finds this one. What both sides of the channel have proven is what their domains ask for, too.
     """
 
-    def __init__(self, channel: Channel, opening: Opening, host: str = "", token: str = "") -> None:
+    def __init__(self, channel: Channel, opening: Opening, host: str = "") -> None:
         self._channel = channel
         self._stamp = 0x1000  # every request stamps its buffer with a number that no earlier one used
         with contextlib.ExitStack() as undo:
             undo.callback(channel.close)
             undo.push(self._hang_up)
-            domain = undo.enter_context(_open(opening.links, host, token))
+            domain = undo.enter_context(_open(opening.links, host, channel.token))
             self._endpoint = undo.enter_context(domain.endpoint())
             told = self._ask({"op": "open", "address": _text(self._endpoint.address), **opening._asdict()})
             try:
@@ -164,21 +165,22 @@ def local(links: str, capacity: int, core: int) -> Iterator[Session]:
                 process.wait()
 
 
-def remote(links: str, capacity: int, address: str, token: str, run: str) -> Session:
+def remote(links: str, capacity: int, address: str, token: str | None, run: str) -> Session:
     """A session with a `Listener` at ``host:port``. ConnectionError if it cannot be reached or the token is wrong."""
     channel = Channel.call(address, token, Deadline(_ANSWER), f"pyfab bench --listen {address}")
-    return Session(channel, Opening(links, capacity, run, -1), channel.local_host, token)
+    return Session(channel, Opening(links, capacity, run, -1), channel.local_host)
 
 
 def serve_descriptor(descriptor: int) -> None:
     """The body of a local target's process: one session over an inherited socket."""
     with socket.socket(fileno=descriptor) as connection, contextlib.suppress(ConnectionError):
-        _Target(Channel(connection), "", "", None).serve()
+        _Target(Channel(connection), "", None).serve()
 
 
 class Listener:
     """Targets for whoever connects and knows the token, until it is closed; the work is done by threads.
 
+    token: None for $PYFAB_TOKEN, or else a random one, which this user's processes on this host find by themselves.
     address: ``host:port``, port 0 for any. links: used in place of those that initiators ask for, where devices have other names.
     tell: called with a line of text when a client comes or goes. OSError for an address that cannot be listened on.
     """
@@ -186,25 +188,31 @@ class Listener:
     def __init__(
         self,
         address: str = "127.0.0.1:0",
-        token: str = "",
+        token: str | None = None,
         links: str | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
+        tokens.stated(token)  # an empty one is refused before anything is opened
         listener = listen(address)
         self.host, port = listener.getsockname()[:2]
         self.address = join_address(self.host, port)
-        self._token, self._links, self._tell = token, links, tell
+        self._links, self._tell = links, tell
+        try:
+            self.token = tokens.for_server(token)
+        except BaseException:
+            listener.close()
+            raise
         self._lock = threading.Lock()  # guards the next two
         self._run, self._sessions = "", 0  # the run that is served, and how many of its sessions are open
         self._acceptor = Acceptor(
-            listener, token, self._talk, refused=lambda who: tell(f"{who} has another token")
+            listener, self.token, self._talk, refused=lambda who: tell(f"{who} has another token")
         )
         self._acceptor.start()
 
     @property
     def open_to(self) -> str:
         """Who may connect, in words."""
-        return open_to(self.host, self._token)
+        return open_to(self.host, self.token)
 
     def close(self) -> None:
         """Takes nobody new; sessions that are open end with their initiators."""
@@ -237,7 +245,7 @@ class Listener:
         who = channel.peer
         self._tell(f"{who} has come")
         try:
-            why = _Target(channel, self.host, self._token, self, self._links).serve()
+            why = _Target(channel, self.host, self, self._links).serve()
             self._tell(f"{who} was refused: {why}")
         except ConnectionError:
             self._tell(f"{who} has gone")
@@ -247,9 +255,9 @@ class _Target:
     """The target of one session. `listener` counts the session; a local target has none."""
 
     def __init__(
-        self, channel: Channel, host: str, token: str, listener: Listener | None, links: str | None = None
+        self, channel: Channel, host: str, listener: Listener | None, links: str | None = None
     ) -> None:
-        self._channel, self._host, self._token = channel, host, token
+        self._channel, self._host = channel, host
         self._listener, self._links = listener, links
 
     def serve(self) -> str:
@@ -268,7 +276,7 @@ class _Target:
             if not admitted:
                 raise InvalidArgumentError("it is measuring with somebody else; try again later")
             core = core if core >= 0 else choose_cores()[1]
-            with pinned(core), _open(self._links or links, self._host, self._token) as domain:
+            with pinned(core), _open(self._links or links, self._host, self._channel.token) as domain:
                 self._serve(domain, address, capacity, machine_facts(core))
         except ConnectionError:
             raise
@@ -318,7 +326,7 @@ def new_run() -> str:
 def _open(links: str, host: str, token: str) -> Domain:
     """A domain that peers elsewhere reach at `host`, the address where they find this side's channel."""
     settings: dict[str, Any] = {"tcp_listen": host} if host and "tcp" in re.split(r"[+|]", links) else {}
-    return Domain(links, auth_key=token.encode() or None, **settings)
+    return Domain(links, auth_key=tokens.data_key(token), **settings)
 
 
 def _text(data: bytes) -> str:

@@ -92,7 +92,7 @@ class _Target(NamedTuple):
     """Where the other side is: a `Listener` at `peer`, or else a process on `core` of this machine."""
 
     peer: str | None
-    token: str
+    token: str | None
     core: int
 
     def sessions(
@@ -142,7 +142,7 @@ def measure(
     operations: str | Sequence[str] | None = None,
     memory: str | Sequence[str] = "mapped",
     peer: str | None = None,
-    token: str = "",
+    token: str | None = None,
     rounds: int = 10,
     round_ms: float = 30.0,
     progress: Callable[[int, int], None] | None = None,

@@ -169,6 +169,7 @@ def _judge(comparison: Comparison | None, limit: float | None) -> int:
 
 def _listen(options: argparse.Namespace) -> int:
     from pyfab.bench import Listener
+    from pyfab.meeting.tokens import announced
 
     if options.links and len(options.links) > 1:
         raise UsageError("--listen takes one --links at most")
@@ -179,9 +180,12 @@ def _listen(options: argparse.Namespace) -> int:
     with Listener(
         options.listen, token(options), links, lambda line: print(line, file=sys.stderr)
     ) as listener:
+        made = {"token": listener.token.secret} if listener.token.name else {}
         if options.json:
-            print(json.dumps({"listening": listener.address, "open_to": listener.open_to}))
+            print(json.dumps({"listening": listener.address, "open_to": listener.open_to, **made}))
         else:
+            if made:
+                print(announced(listener.token.secret))
             print(f"listening on {listener.address} to {listener.open_to}")
         sys.stdout.flush()
         stop.wait()

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pyfab.meeting import tokens
 from pyfab.meeting.frames import split_address
 from rich.console import Console
 from rich.markup import escape
@@ -39,12 +40,14 @@ def add_file(command: argparse._ActionsContainer, *names: str, **how: Any) -> No
 
 def add_token(command: argparse.ArgumentParser, text: str) -> None:
     """Adds the option for the secret that both sides know."""
-    command.add_argument("--token", help=f"{text} (default: $PYFAB_TOKEN)")
+    command.add_argument(
+        "--token", help=f"{text} (default: $PYFAB_TOKEN, or one that only this user's processes here find)"
+    )
 
 
-def token(options: argparse.Namespace) -> str:
-    """The token that `add_token`'s option gives, or else the environment."""
-    return str(options.token if options.token is not None else os.environ.get("PYFAB_TOKEN", ""))
+def token(options: argparse.Namespace) -> str | None:
+    """The token that `add_token`'s option gives, or else the environment; None if neither does."""
+    return tokens.stated(options.token)
 
 
 def address(text: str) -> str:

@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         return _pytest(options, [str(agent) for agent in agents], agents[0].token)
 
 
-def _pytest(options: argparse.Namespace, peers: list[str], secret: str) -> int:
+def _pytest(options: argparse.Namespace, peers: list[str], secret: str | None) -> int:
     """Runs pytest in a process of its own, which has loaded nothing before. The token goes through the environment."""
     command = [sys.executable, "-m", "pytest", "-p", "pytest_pyfab", "-p", "no:cacheprovider"]
     root = os.path.commonpath([_suite().parent, *(Path(file).absolute().parent for file in options.files)])
@@ -108,7 +108,8 @@ def _pytest(options: argparse.Namespace, peers: list[str], secret: str) -> int:
     ]
     command += [f"--junit-xml={options.junit}"] if options.junit else []
     command += [str(_suite()), *options.files, *shlex.split(options.pytest)]
-    process = subprocess.Popen(command, env={**os.environ, "PYFAB_TOKEN": secret})
+    told = {"PYFAB_TOKEN": secret} if secret is not None else {}
+    process = subprocess.Popen(command, env={**os.environ, **told})
     while True:
         try:
             return status_of(process)

@@ -35,7 +35,8 @@ class Farewell:
         self._hosts = group._hosts
         self._silent: set[int] = set()
         self._board = np.zeros(group.size, np.uint64)
-        self._region = open_region(group.domain, self._board, Access.REMOTE, self._counter)
+        key = group._keys.regions
+        self._region = open_region(group.domain, self._board, Access.REMOTE, self._counter, auth_key=key)
         self.card = base64.b64encode(self._region.remote.to_bytes()).decode()
         self._boards: list[RemoteRegion] = []
 

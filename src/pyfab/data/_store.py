@@ -89,7 +89,7 @@ class ShardedStore:
             opened.learn_copies(layout)
             self._layout = layout
             self._options: dict[str, Any] = {"spec": group.domain.info.spec}
-            self._secret = group.domain._options.auth_key
+            self._secret = group._keys.regions or group.domain._options.auth_key
             self._engine_here: Engine | None
             self._farewell: Farewell | None
             self._engine_here, self._farewell = opened.agreed(
@@ -364,7 +364,9 @@ class _Opened:
         if memory is None or not memory.nbytes:
             return None
         group = self._group
-        region: MemoryRegion = open_region(group.domain, memory, Access.REMOTE_READ)
+        region: MemoryRegion = open_region(
+            group.domain, memory, Access.REMOTE_READ, auth_key=group._keys.regions
+        )
         self._undo.callback(region._end)
         group.domain._synchronise([region], write_side=False, deliberate=False)
         return region.remote
@@ -443,7 +445,9 @@ class _Opened:
         """What this rank reads with, and what tells it that the others need its memory no more."""
         group = self._group
         farewell = self._undo.enter_context(Farewell(group))
-        endpoint = self._undo.enter_context(group.domain._open_endpoint(group.endpoint.av, exempt=True))
+        endpoint = self._undo.enter_context(
+            group.domain._open_endpoint(group.endpoint.av, auth_key=group._keys.regions, exempt=True)
+        )
         engine = Engine(layout, endpoint, group._handles, group.rank, own)
         self._undo.callback(engine.close)
         return (engine, farewell), farewell.card

@@ -44,12 +44,13 @@ def open_region(
     counter: Counter | None = None,
     *,
     coherent: bool = False,
+    auth_key: bytes | None = None,
 ) -> MemoryRegion:
     """Registers memory for peers, whatever the domain's mr_mode demands. `counter` counts what they write.
 
-    coherent: peers see the memory as this process does, also in a non-coherent domain.
+    coherent: peers see the memory as this process does, also in a non-coherent domain. auth_key: what their endpoints must have.
     """
-    region = MemoryRegion(domain, MRAttr(memory, access), coherent=coherent, exempt=True)
+    region = MemoryRegion(domain, MRAttr(memory, access, auth_key=auth_key), coherent=coherent, exempt=True)
     if counter is not None:
         region.bind(counter, RMAEvent.REMOTE_WRITE)
     return region
@@ -59,13 +60,21 @@ class Cells:
     """The cells of one rank. `handles` are the ranks' handles in the address vector, `count` is the number of cells."""
 
     def __init__(
-        self, domain: Domain, endpoint: Endpoint, handles: tuple[int, ...], rank: int, count: int
+        self,
+        domain: Domain,
+        endpoint: Endpoint,
+        handles: tuple[int, ...],
+        rank: int,
+        count: int,
+        auth_key: bytes | None = None,
     ) -> None:
         self._endpoint, self._handles, self._rank = endpoint, handles, rank
         self.words: NDArray[np.uint64] = domain.alloc(count, np.uint64)
         self._arrivals = domain.counter()
         # Others write these words while this rank looks at them, so no cache may stand between.
-        self._region = open_region(domain, self.words, Access.REMOTE, self._arrivals, coherent=True)
+        self._region = open_region(
+            domain, self.words, Access.REMOTE, self._arrivals, coherent=True, auth_key=auth_key
+        )
         self._remotes: list[RemoteRegion] = []
 
     @property

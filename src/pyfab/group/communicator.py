@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pyfab.core.errors import ClosedError, InvalidArgumentError
 from pyfab.group import objects
+from pyfab.group.keys import Keys
 
 if TYPE_CHECKING:
     from pyfab.core.domain import Domain
@@ -27,6 +28,7 @@ class Communicator:
     domain: Domain
     endpoint: Endpoint
     _control: Control
+    _keys: Keys
 
     def __init__(self, rank: int, size: int, timeout: float | None) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
@@ -48,10 +50,11 @@ class Communicator:
     def allgather(self, obj: Any, timeout: float | None = -1) -> list[Any]:
         """Everyone's `obj`, by rank. Collective.
 
-        Objects of any size travel as JSON if that keeps them, else as pickles. Members of a group are the same program of the
-        same user, so they trust each other's pickles. A call that timed out may be repeated with an equal object; with another
-        one it raises InvalidArgumentError, since ranks that came meanwhile may have seen the first. If a rank called another
-        method in place of this one, the call raises InvalidArgumentError too.
+        None, booleans, numbers, strings, bytes, lists, tuples, dicts, and NumPy's arrays and scalars travel as plain data of
+        any size, all others as pickles. Members of a group are the same program of the same user, so they trust each other's
+        pickles; a proof with the group's key tells that nobody else has made or changed one. A call that timed out may be
+        repeated with an equal object; with another one it raises InvalidArgumentError, since ranks that came meanwhile may have
+        seen the first. If a rank called another method in place of this one, the call raises InvalidArgumentError too.
         """
         self._check()
         return [

@@ -4,7 +4,7 @@ Every rank has a small control window that the others know. Its cells are writte
 
     cell 0        the number of the barrier that this rank has entered
     cell 1 + k    written by rank - 2**k: the number of the barrier whose round k it has reached
-    box 0, box 1  what this rank shows the others: length, kind, the number of the barrier that it is for, bytes
+    box 0, box 1  what this rank shows the others: length, kind, the number of the barrier that it is for, proof, bytes
     view          what this rank shows when the group breaks up: which ranks it takes for alive
 
 Barriers are dissemination barriers: in round k a rank writes to rank + 2**k and waits for rank - 2**k. After log2(size) rounds
@@ -18,10 +18,15 @@ not come. At each look one more rank is asked, in turn, since a rank that stays 
 The others read what a rank shows between two barriers. The boxes are used in turn, so one barrier per exchange is enough: a rank
 that enters barrier n + 1 has read what was shown for barrier n, and box n % 2 is written again only for barrier n + 2. A rank
 that timed out while it read goes on reading when the call is repeated.
+
+The proof is an HMAC under the group's key of the bytes, of the barrier, and of whose window it is. So nobody between two hosts
+can change what a rank shows, or show again what it showed before: what is read may be a pickle, which is code.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -41,7 +46,9 @@ from pyfab.core.errors import (
 )
 from pyfab.core.region import MemoryRegion, RemoteRegion
 from pyfab.group.cells import open_region
+from pyfab.group.keys import Keys
 from pyfab.meeting.ranks import ranks_text
+from pyfab.meeting.sealing import TAG_BYTES, derive
 
 if TYPE_CHECKING:
     from pyfab.core.domain import Domain
@@ -50,11 +57,12 @@ if TYPE_CHECKING:
 _CELLS = 64
 _BOX = 4096  # bytes
 _BOX_HEAD = 24  # bytes of a box's header: length, kind, number of the barrier
-_INLINE = _BOX - _BOX_HEAD
+_INLINE = _BOX - _BOX_HEAD - TAG_BYTES
 _VIEW_AT = _CELLS * 8 + 2 * _BOX
 # Bytes of a view's header: number, length of the successor, the successor. A byte for each rank follows.
 _VIEW_HEAD = 1024
-_SHOWN, _REGION = 0, 1  # kinds: the bytes themselves, or the region that holds them
+_SHOWN, _REGION = 0, 1  # kinds: the bytes themselves, or their SHA-256 and the region that holds them
+_DIGEST = 32
 _ANSWER = 0.01  # seconds that a peer has to answer before the next is looked at
 # A rank that waits asks for signs of life again and again. The seconds between two looks grow with the number of ranks, as all
 # of them may ask, and with the time waited; they have a lower and an upper limit.
@@ -70,20 +78,24 @@ _NAMED = 64  # how many ranks are asked at most, to name those that did not come
 class Control:
     """The control window of one rank; made by its group. Calls are collective, from one thread at a time.
 
-    `capacity` is the number of ranks that a view has room for. It must be the same on all ranks.
+    `capacity` is the number of ranks that a view has room for. It must be the same on all ranks, as must be the secret of `keys`.
     """
 
-    def __init__(self, domain: Domain, endpoint: Endpoint, capacity: int) -> None:
+    def __init__(self, domain: Domain, endpoint: Endpoint, capacity: int, keys: Keys) -> None:
         self._domain, self._endpoint, self._rank, self._size = domain, endpoint, 0, 1
         self._handles: tuple[int, ...] = ()
+        self._keys = keys
         memory = domain.alloc(_VIEW_AT + _VIEW_HEAD + capacity, np.uint8)
         self._cells: NDArray[np.uint64] = memory[: _CELLS * 8].view(np.uint64)
         self._boxes = memory[_CELLS * 8 : _VIEW_AT].reshape(2, _BOX)
         self._view = memory[_VIEW_AT:]
         self._arrivals = domain.counter()
         # Others write these words while this rank looks at them, so no cache may stand between.
-        self._region = open_region(domain, memory, Access.REMOTE, self._arrivals, coherent=True)
+        self._region = open_region(
+            domain, memory, Access.REMOTE, self._arrivals, coherent=True, auth_key=keys.regions
+        )
         self._remotes: list[RemoteRegion] = []
+        self._windows: list[bytes] = []  # the same as bytes, which say whose window a proof is for
         self._barrier = 0  # barriers that this rank has left
         self._late = 0  # the number of a barrier() that timed out; this rank showed nothing for it
         # Whether the last call met the others, but timed out while it read what they show.
@@ -109,6 +121,7 @@ class Control:
         """
         self._barrier = max(self._barrier, generation << 32)
         self._rank, self._size, self._handles = rank, len(remotes), handles
+        self._windows = [remote.to_bytes() for remote in remotes]
         self._remotes = [remote.view(np.uint8, (remote.nbytes,)) for remote in remotes]
 
     def show_view(self, number: int, alive: Iterable[int], successor: bytes) -> None:
@@ -200,9 +213,15 @@ class Control:
             former.close()
         kind, content = _SHOWN, data
         if len(data) > _INLINE:
-            region = open_region(self._domain, np.frombuffer(data, np.uint8), Access.REMOTE_READ)
+            region = open_region(
+                self._domain,
+                np.frombuffer(data, np.uint8),
+                Access.REMOTE_READ,
+                auth_key=self._keys.regions,
+            )
             self._large[which] = region
-            kind, content = _REGION, region.remote.to_bytes()
+            kind, content = _REGION, hashlib.sha256(data).digest() + region.remote.to_bytes()
+        content = self._proof(self._rank, kind, number, content) + content
         box = self._boxes[which]
         box[:_BOX_HEAD].view(np.uint64)[:] = len(content), kind, number
         box[_BOX_HEAD : _BOX_HEAD + len(content)] = np.frombuffer(content, np.uint8)
@@ -237,15 +256,30 @@ class Control:
                 raise InvalidArgumentError(
                     f"rank {rank} of {self._size} shows nothing, because it called another collective method"
                 )
-            values[rank] = box[_BOX_HEAD : _BOX_HEAD + min(length, _INLINE)].tobytes()
+            shown = box[_BOX_HEAD : _BOX_HEAD + min(length, _BOX - _BOX_HEAD)].tobytes()
+            proof, values[rank] = shown[:TAG_BYTES], shown[TAG_BYTES:]
+            if not hmac.compare_digest(proof, self._proof(rank, kind, number, values[rank])):
+                raise self._forged(rank)
             if kind == _REGION:
-                remote = RemoteRegion.from_bytes(values[rank])
+                digest, remote = values[rank][:_DIGEST], RemoteRegion.from_bytes(values[rank][_DIGEST:])
                 content = np.empty(remote.nbytes, np.uint8)
-                large.append((rank, self._start(rank, self._endpoint.read, content, remote), content))
-        for rank, operation, content in large:
+                started = self._start(rank, self._endpoint.read, content, remote)
+                large.append((rank, started, content, digest))
+        for rank, operation, content, digest in large:
             self._settle(rank, operation, deadline)
             values[rank] = content.tobytes()
+            if not hmac.compare_digest(digest, hashlib.sha256(values[rank]).digest()):
+                raise self._forged(rank)
         return list(values.values())
+
+    def _proof(self, rank: int, kind: int, number: int, content: bytes) -> bytes:
+        return derive(self._keys.secret, b"shown", self._windows[rank], b"%d %d" % (kind, number), content)
+
+    def _forged(self, rank: int) -> AccessDeniedError:
+        return AccessDeniedError(
+            f"what rank {rank} of {self._size} shows was changed on its way, or is not of that rank: it does not fit"
+            " the group's key"
+        )
 
     def _look(self, rank: int, start: int, nbytes: int) -> tuple[Operation, NDArray[np.uint8]]:
         """Starts to read a part of a peer's control window."""

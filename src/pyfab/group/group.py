@@ -30,8 +30,10 @@ from pyfab.core.region import RemoteRegion
 from pyfab.display.pictures import Drawing, DrawnLink, topology
 from pyfab.display.tables import Table
 from pyfab.group import path_choice
+from pyfab.group.admission import agree_on_key, cards_of, given_key
 from pyfab.group.communicator import Communicator
 from pyfab.group.control import Control
+from pyfab.group.keys import Keys
 from pyfab.group.membership import CAPACITY, Shared, agree
 from pyfab.group.window import Wanted, Window
 from pyfab.meeting import launchers
@@ -90,7 +92,9 @@ class Group(Communicator):
 
     `rank` and `size` say who this process is. All meet at `rendezvous` (``tcp://host:port``, where rank 0 listens;
     ``file:///folder``; ``torch``; a store with set, get and wait, such as torch's; or an mpi4py communicator) within `timeout`
-    seconds, which is also the default of later calls. PYFAB_TOKEN, if set, must be the same for all that meet over tcp.
+    seconds, which is also the default of later calls. Only processes of this user on this host can come, unless PYFAB_TOKEN is
+    set, to the same for all, or they meet in a folder or through a communicator. There they get a random key, which their
+    endpoints ask of each other; a domain that was opened with an `auth_key` keeps its own.
 
     `domain` is a Domain, which stays the caller's; or the spec of one to open; or all its arguments, as in ``{"spec": "shm",
     "coherent": False}``. Between machines the spec names the interface, as in ``"shm+tcp:eth0"``, because a tcp without a name
@@ -114,9 +118,11 @@ class Group(Communicator):
         if size < 1 or not 0 <= rank < size:
             raise InvalidArgumentError(f"rank={rank}, size={size}: ranks are 0 to size - 1")
         self._begin(rank, size, timeout)
+        deadline = Deadline(timeout)
+        secret = agree_on_key(rendezvous, rank, size, given_key(domain), deadline)
         with contextlib.ExitStack() as undo:
-            self._open(domain, contexts, undo)
-            cards = [json.loads(value) for value in exchange(rendezvous, rank, size, self._card(), timeout)]
+            self._open(domain, contexts, secret, undo)
+            cards = cards_of(exchange(rendezvous, rank, size, self._card(), deadline.remaining()))
             self._meet(cards, Deadline(timeout))
             self._resources = Shared(undo.pop_all(), self.endpoint.av).share(self._handles)
 
@@ -127,15 +133,22 @@ class Group(Communicator):
         self._successor: _Successor | None = None  # what an unfinished `shrink` has shown
 
     def _open(
-        self, domain: str | Domain | Mapping[str, Any] | None, contexts: int, undo: contextlib.ExitStack
+        self,
+        domain: str | Domain | Mapping[str, Any] | None,
+        contexts: int,
+        secret: bytes,
+        undo: contextlib.ExitStack,
     ) -> None:
+        """Opens the domain and the endpoint with the group's key; a domain that has a key keeps its own."""
         if isinstance(domain, Domain):
             self.domain = domain
         else:
-            options = domain if isinstance(domain, Mapping) else {"spec": domain}
-            self.domain = undo.enter_context(Domain(**options))
-        self.endpoint = undo.enter_context(self.domain._open_endpoint(contexts=contexts, exempt=True))
-        self._control = Control(self.domain, self.endpoint, max(CAPACITY, self.size))
+            options = dict(domain) if isinstance(domain, Mapping) else {"spec": domain}
+            self.domain = undo.enter_context(Domain(**{"auth_key": secret} | options))
+        self._keys = Keys(secret, None if self.domain._options.auth_key else secret)
+        opened = self.domain._open_endpoint(contexts=contexts, auth_key=self._keys.regions, exempt=True)
+        self.endpoint = undo.enter_context(opened)
+        self._control = self._new_control(max(CAPACITY, self.size))
         undo.callback(lambda: self._control.close())
 
     @classmethod
@@ -150,9 +163,9 @@ class Group(Communicator):
     ) -> Group:
         """A group as torchrun, mpirun, srun or PYFAB_RANK, PYFAB_SIZE and PYFAB_RENDEZVOUS describe it.
 
-        The meeting place is the first of these: `rendezvous`; $PYFAB_RENDEZVOUS; the store of torchrun's agent (not with
-        PYFAB_TOKEN, which it does not ask for); if MASTER_ADDR and MASTER_PORT are set, the port after MASTER_PORT (torch needs
-        MASTER_PORT for itself); on one node, a folder named after the job.
+        The meeting place is the first of these: `rendezvous`; $PYFAB_RENDEZVOUS; the store of torchrun's agent; if MASTER_ADDR
+        and MASTER_PORT are set, the port after MASTER_PORT (torch needs MASTER_PORT for itself); on one node, a folder named
+        after the job.
         """
         launch = launchers.from_environment(environment, rendezvous)
         return cls(launch.rank, launch.size, launch.rendezvous, domain, contexts, timeout)
@@ -194,7 +207,7 @@ class Group(Communicator):
         """
         self._check()
         deadline = Deadline(self._timeout(timeout))
-        control = Control(self.domain, self.endpoint, CAPACITY)
+        control = self._new_control()
         try:
             cards = self.allgather((color, key, control.remote), deadline.remaining())
             members = [r for r in range(self.size) if color is not None and cards[r][0] == color]
@@ -223,9 +236,7 @@ class Group(Communicator):
             window._release()
         self._windows.clear()
         while True:
-            begun = self._successor or _Successor(
-                Control(self.domain, self.endpoint, CAPACITY), set(range(self.size))
-            )
+            begun = self._successor or _Successor(self._new_control(), set(range(self.size)))
             self._successor = begun
             group = begun.group
             if group is None:
@@ -241,7 +252,7 @@ class Group(Communicator):
                 group.barrier(deadline.remaining())
             except PeerLostError:  # another rank has died since they agreed
                 group._end(wait=False)
-                control = Control(self.domain, self.endpoint, CAPACITY)
+                control = self._new_control()
                 self._successor = _Successor(control, begun.alive, begun.number + 1)
                 continue
             group.lost = tuple(r for r in range(self.size) if r not in begun.alive)
@@ -256,21 +267,20 @@ class Group(Communicator):
     def admit(self, rendezvous: Any, count: int, timeout: float | None = -1) -> Group:
         """The group of these ranks and `count` more processes, which call `Group.join` with the same rendezvous. Collective.
 
-        The ranks of this group stay the same, and those that join follow. This group stays usable.
+        Those that join get the key of this group at the meeting. The ranks of this group stay the same, and those that join
+        follow. This group stays usable.
         """
         self._check()
         deadline = Deadline(self._timeout(timeout))
-        control = Control(self.domain, self.endpoint, CAPACITY)
+        control = self._new_control()
         try:
             cards = [json.loads(card) for card in self.allgather(self._card(control), deadline.remaining())]
             told: Any = None
             if self.rank == 0:
                 value = json.dumps({"cards": cards, "epoch": self.epoch + 1}).encode()
                 try:
-                    told = [
-                        json.loads(v)
-                        for v in exchange(rendezvous, 0, 1 + count, value, deadline.remaining())[1:]
-                    ]
+                    agree_on_key(rendezvous, 0, 1 + count, self._keys.secret, deadline)
+                    told = cards_of(exchange(rendezvous, 0, 1 + count, value, deadline.remaining()))[1:]
                 except Exception as error:
                     told = error
             told = self.broadcast(told, 0, None)
@@ -278,8 +288,7 @@ class Group(Communicator):
                 raise told
             group = object.__new__(Group)
             group._begin(self.rank, self.size + count, self.timeout)
-            group.domain, group.endpoint, group._control = self.domain, self.endpoint, control
-            group.epoch = self.epoch + 1
+            group._inherit(self, control)
             group._meet(cards + told, deadline, self._handles)
         except BaseException:
             control.close()
@@ -303,12 +312,12 @@ class Group(Communicator):
         deadline = Deadline(timeout)
         group = object.__new__(cls)
         group._begin(0, 1, timeout)
+        secret = agree_on_key(rendezvous, 1 + number, 1 + count, b"", deadline)
         with contextlib.ExitStack() as undo:
-            group._open(domain, contexts, undo)
-            values = [
-                json.loads(v)
-                for v in exchange(rendezvous, 1 + number, 1 + count, group._card(), deadline.remaining())
-            ]
+            group._open(domain, contexts, secret, undo)
+            values: list[Any] = cards_of(
+                exchange(rendezvous, 1 + number, 1 + count, group._card(), deadline.remaining())
+            )
             cards = values[0]["cards"] + values[1:]
             group._begin(len(values[0]["cards"]) + number, len(cards), timeout)
             group.epoch = values[0]["epoch"]
@@ -358,6 +367,14 @@ class Group(Communicator):
         except FabricError as error:
             return Link(peer, self._hosts[peer], "-", "-", "-", str(error))
         return Link(peer, self._hosts[peer], link, _path(link, how), how, why)
+
+    def _new_control(self, capacity: int = CAPACITY) -> Control:
+        return Control(self.domain, self.endpoint, capacity, self._keys)
+
+    def _inherit(self, group: Group, control: Control) -> None:
+        """Takes what a group that comes after another one has from that."""
+        self.domain, self.endpoint, self._keys = group.domain, group.endpoint, group._keys
+        self._control, self.epoch = control, group.epoch + 1
 
     def _card(self, control: Control | None = None) -> bytes:
         """What the others need to know about this rank."""
@@ -421,8 +438,7 @@ class Group(Communicator):
         """A group of some of these ranks over the same endpoint. Its ranks have not waited for each other yet."""
         group = object.__new__(Group)
         group._begin(rank, len(ranks), self.timeout)
-        group.domain, group.endpoint, group._control = self.domain, self.endpoint, control
-        group.epoch = self.epoch + 1
+        group._inherit(self, control)
         group._handles = tuple(self._handles[r] for r in ranks)
         group._hosts = [self._hosts[r] for r in ranks]
         remotes = [RemoteRegion.from_bytes(data) for data in controls]

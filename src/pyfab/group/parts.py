@@ -35,7 +35,10 @@ class Directory:
         memory = group.domain.alloc(8 + limit * _ENTRY, np.uint8)
         self._version = memory[:8].view(np.uint64)
         self._slots = memory[8:].reshape(limit, _ENTRY)
-        self._region = open_region(group.domain, memory, Access.REMOTE_READ, coherent=True)
+        self._key = group._keys.regions
+        self._region = open_region(
+            group.domain, memory, Access.REMOTE_READ, coherent=True, auth_key=self._key
+        )
         self._attached: dict[str, tuple[int, MemoryRegion]] = {}
         self._remotes: list[RemoteRegion] = []
         self._arrays: dict[tuple[int, bytes], RemoteArray] = {}
@@ -69,7 +72,7 @@ class Directory:
                 raise InvalidArgumentError(f"a part named {name!r} is attached already")
             if not array.nbytes:
                 raise InvalidArgumentError("an array without elements cannot be attached")
-            region = open_region(self._group.domain, array, self._access)
+            region = open_region(self._group.domain, array, self._access, auth_key=self._key)
             title, remote = name.encode(), region.remote.to_bytes()
             if len(title) + len(remote) + _HEAD > _ENTRY:
                 region._end()

@@ -429,7 +429,7 @@ class _Opened:
         self.regions: list[MemoryRegion] = []
 
         def opened(counter: Counter | None = None) -> str:
-            region = open_region(domain, memory, wanted.access, counter)
+            region = open_region(domain, memory, wanted.access, counter, auth_key=group._keys.regions)
             undo.callback(region._end)
             self.regions.append(region)
             remote = region.remote
@@ -443,7 +443,8 @@ class _Opened:
         self.card["notified"] = [opened(counter) for counter in self.counters]
         for counter in self.counters:
             undo.callback(counter.close)
-        self.cells = Cells(domain, group.endpoint, group._handles, group.rank, cell_count(group.size))
+        cells = cell_count(group.size)
+        self.cells = Cells(domain, group.endpoint, group._handles, group.rank, cells, group._keys.regions)
         undo.callback(self.cells.close)
         self.card["cells"] = base64.b64encode(self.cells.remote).decode()
         self.card["file"] = describe_file(shared_memory_of(array), array) if array.nbytes else "it is empty"

@@ -88,13 +88,12 @@ class _Children:
         outcomes: dict[int, Outcome] = {}
         spoken = {rank: Spoken() for rank in self._lines}
         meeting = Deadline(None)
-        met = False
         with selectors.DefaultSelector() as selector:
             for rank, line in self._lines.items():
                 selector.register(line, selectors.EVENT_READ, rank)
             while selector.get_map():
-                ready = selector.select(deadline.remaining(None if met else meeting.remaining()))
-                if not ready and (met or deadline.over):
+                ready = selector.select(deadline.remaining(meeting.remaining()))
+                if not ready and deadline.over:
                     break
                 for key, _ in ready:
                     rank = key.data
@@ -105,8 +104,8 @@ class _Children:
                         outcomes[rank] = self._outcome(rank, spoken[rank].outcome)
                 if meeting.timeout is None and any(said.value is not None for said in spoken.values()):
                     meeting = Deadline(patience)
-                if not met:
-                    met = self._let_meet(spoken, meeting)
+                if self._let_meet(spoken, meeting):
+                    meeting = Deadline(None)  # until they meet again
                 if any(outcome.error is not None for outcome in outcomes.values()):
                     break
         return outcomes
@@ -119,6 +118,8 @@ class _Children:
             answer({rank: self._lines[rank] for rank in values}, Absence(sorted(values)))
         else:
             return False
+        for said in spoken.values():
+            said.answered()
         return True
 
     def _outcome(self, rank: int, data: bytes | None) -> Outcome:

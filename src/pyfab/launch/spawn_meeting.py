@@ -1,9 +1,9 @@
 """How the ranks of one `spawn` meet: through the sockets to their parent, so that nothing is in the file system.
 
 Each rank has a stream to its parent. It sends its value for the others. The parent answers when all values are there, or when the
-ranks have waited for too long. At its end the rank sends its outcome:
+ranks have waited for too long; that may be repeated. At its end the rank sends its outcome:
 
-    rank to parent   "V", length (8 bytes), value;  then "O", the pickled outcome, the end of the stream
+    rank to parent   "V", length (8 bytes), value, as often as they meet;  then "O", the pickled outcome, the end of the stream
     parent to rank   one byte with the descriptor of a memory file, the same for all: the pickled values, or an Absence
 
 Waiting costs nothing, and what goes to all ranks is written once.
@@ -85,7 +85,12 @@ class Spoken:
 
     def __init__(self) -> None:
         self._bytes = bytearray()
-        self.value: bytes | None = None
+        self.value: bytes | None = None  # for the others, until they have been told
+
+    def answered(self) -> None:
+        """Forgets the value, which the others have been told."""
+        self.value = None
+        self.add(b"")
 
     def add(self, data: bytes) -> None:
         """Takes the next bytes that the parent has read from the line."""

@@ -15,7 +15,9 @@ from collections.abc import Callable
 
 from pyfab.core.deadline import Deadline
 from pyfab.meeting.frames import Channel, Handshake, WrongToken, join_address
+from pyfab.meeting.sealing import Tampered
 from pyfab.meeting.security_log import Event, tell
+from pyfab.meeting.tokens import Token
 
 MOST_UNPROVEN = 256
 """The most connections that have not proven the token; beyond that, the oldest is closed for a new one."""
@@ -43,7 +45,7 @@ _CLOSED = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
 class _Unproven:
     """A connection that has not proven the token."""
 
-    def __init__(self, connection: socket.socket, address: tuple[str, int], token: str) -> None:
+    def __init__(self, connection: socket.socket, address: tuple[str, int], token: Token) -> None:
         self.socket, self.host = connection, address[0]
         self.address = join_address(*address)
         self.handshake = Handshake(token)
@@ -51,7 +53,7 @@ class _Unproven:
 
 
 class Acceptor:
-    """Calls `talk` in a thread of its own for each connection that proves the token, until it is closed. Owns the listener.
+    """Calls `talk` in a thread of its own for each connection that proves the token, until it is closed. Owns listener and token.
 
     The connection ends when `talk` returns or raises. `expected` is the number of peers that belong here, for which the
     bounds leave room in addition to all others. `refused` is called with the address of a peer that has another token.
@@ -61,7 +63,7 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        token: str,
+        token: Token,
         talk: Callable[[Channel], None],
         *,
         expected: int = 0,
@@ -96,6 +98,7 @@ class Acceptor:
             self._thread.join()
         self._selector.close()
         self._listener.close()
+        self.token.withdraw()
 
     def _run(self) -> None:
         listening = True
@@ -230,9 +233,10 @@ class Acceptor:
             )
             return
         self._forget(caller)
-        channel = Channel(caller.socket)
+        handshake = caller.handshake
+        channel = Channel(caller.socket, handshake.session, token=handshake.token)
         try:
-            caller.socket.sendall(caller.handshake.proof)
+            caller.socket.sendall(handshake.proof)
             caller.socket.setblocking(True)
             caller.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             threading.Thread(target=self._serve, args=(channel, caller.address), daemon=True).start()
@@ -245,6 +249,8 @@ class Acceptor:
         """Serves one peer. Whatever it does wrong ends only its own connection."""
         try:
             self._talk(channel)
+        except Tampered as error:
+            tell(Event.PROTOCOL, address, str(error))
         except OSError:  # the peer has gone, is silent, or does not keep to the protocol
             pass
         except Exception as error:

@@ -1,15 +1,23 @@
 """Small messages over a socket: a JSON header and some bytes, both length-checked.
 
 They are used where no fabric exists yet: to exchange names at the start of a group, and to ask a server for its arrays. Nothing
-received is trusted: a frame of another format or size raises ConnectionError, and no pickle is ever read. Both sides prove that
-they know the same token (HMAC-SHA256 over both nonces; the token itself does not travel); the empty token is one like any other.
+received is trusted: a frame of another format or size raises ConnectionError, and no pickle is ever read.
+
+A connection begins with a handshake, in which both sides prove that they know the same token, which itself does not travel:
+
+    server to client   {"nonce": ..., "token": the name of its token, if it made it itself}
+    client to server   {"nonce": ..., "proof": HMAC-SHA-256 of "client" and both nonces, under the token}
+    server to client   {"proof": the same of "server"}, or {"refused": "token"}
+
+All further frames are sealed (`sealing`) under a key made of the token and both nonces, each with its number in its direction.
+So who stands between the two can end the connection, and sees how long frames are; it can neither read, change, repeat nor make
+up any.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import hmac
 import ipaddress
 import json
@@ -21,9 +29,28 @@ import struct
 from typing import Any
 
 from pyfab.core.deadline import Deadline
+from pyfab.core.errors import FabricError
+from pyfab.meeting import tokens
+from pyfab.meeting.sealing import TAG_BYTES, derive, directions
+from pyfab.meeting.tokens import NoToken, Token, WrongToken
+
+__all__ = [
+    "BACKLOG",
+    "MOST_UNPROVEN_BYTES",
+    "Channel",
+    "Handshake",
+    "Header",
+    "NoToken",
+    "WrongToken",
+    "join_address",
+    "listen",
+    "open_to",
+    "shown",
+    "split_address",
+]
 
 _PREFIX = struct.Struct("<4sII")  # magic, bytes of the header, bytes of the body
-_MAGIC = b"pyf1"
+_MAGIC = b"pyf2"
 _MAX_HEADER = 1 << 20
 _CHUNK = 1 << 18  # bytes that are taken from a socket at once
 _NONCE_HEX = 64
@@ -40,18 +67,9 @@ _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 100
 
 
-class WrongToken(ConnectionError):
-    """The other side has another token."""
-
-
 def shown(value: object) -> str:
     """What the other side has sent, short enough for a message, however long or deeply nested it is."""
     return _short.repr(value)
-
-
-def token_from_environment() -> str:
-    """The token that members of a group share: $PYFAB_TOKEN, or an empty one."""
-    return os.environ.get("PYFAB_TOKEN", "")
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -69,9 +87,9 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def open_to(host: str, token: str) -> str:
+def open_to(host: str, token: Token) -> str:
     """Who may connect to a server on that address, in words."""
-    if token:
+    if not token.open:
         return "those who have the token"
     return "this machine" if ipaddress.ip_address(host).is_loopback else "everyone who can reach it"
 
@@ -91,13 +109,14 @@ def listen(address: str) -> socket.socket:
 class Handshake:
     """The server's side of a new connection, which takes the client's proof as its bytes come."""
 
-    def __init__(self, token: str) -> None:
-        self._token, self._nonce = token, secrets.token_hex(_NONCE_HEX // 2)
+    def __init__(self, token: Token) -> None:
+        self.token, self._nonce = token.secret, secrets.token_hex(_NONCE_HEX // 2)
         self._data = bytearray()
         self._size: int | None = None  # size of the header, once the prefix is here
-        self.greeting = _encoded({"nonce": self._nonce})
+        self.greeting = _encoded({"nonce": self._nonce, "token": token.name})
         self.refusal = _encoded({"refused": "token"})
         self.proof = b""  # for the client, once it has proven the token
+        self.session = b""  # the key of all further frames, then
 
     @property
     def lacks(self) -> int:
@@ -116,23 +135,33 @@ class Handshake:
             return False
         header = _decoded(self._data)
         theirs = _nonce(header)
-        if not _proves(header, self._token, "client", self._nonce, theirs):
+        if not _proves(header, self.token, "client", self._nonce, theirs):
             raise WrongToken("the client's token differs")
-        self.proof = _encoded({"proof": _proof(self._token, "server", self._nonce, theirs)})
+        self.proof = _encoded({"proof": _proof(self.token, "server", self._nonce, theirs)})
+        self.session = _session(self.token, self._nonce, theirs)
         return True
 
 
 class Channel:
-    """One connected socket that carries frames, on which both sides have proven the token; `connect` makes the client's."""
+    """One connected socket that carries frames; `connect` makes the client's, after both sides have proven the token.
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
+    `session` is the key that the handshake gave; without one, as between two processes over a socket that nobody else has, frames
+    are not sealed. `token` is what was proven.
+    """
+
+    def __init__(
+        self, connection: socket.socket, session: bytes = b"", *, client: bool = False, token: str = ""
+    ) -> None:
+        self._socket, self._session, self.token = connection, session, token
+        self._directions = directions(session, client=client) if session else None
 
     @classmethod
-    def call(cls, address: str, token: str, deadline: Deadline, start: str) -> Channel:
+    def call(cls, address: str, token: str | None, deadline: Deadline, start: str) -> Channel:
         """`connect` for a command: if nobody answers at ``host:port``, ConnectionError names the command to `start` there."""
         try:
             return cls.connect(*split_address(address), token, deadline)
+        except FabricError:  # of the token
+            raise
         except OSError as error:
             if isinstance(error, ConnectionError) and error.errno is None:  # somebody answered
                 raise
@@ -141,22 +170,33 @@ class Channel:
             ) from error
 
     @classmethod
-    def connect(cls, host: str, port: int, token: str, deadline: Deadline) -> Channel:
-        """Raises WrongToken if the server has another token, OSError if it cannot be reached."""
-        channel = cls(socket.create_connection((host, port), deadline.remaining(at_most=5.0)))
+    def connect(cls, host: str, port: int, token: str | None, deadline: Deadline) -> Channel:
+        """Raises WrongToken if the server has another token, OSError if it cannot be reached.
+
+        token: None for $PYFAB_TOKEN, or else what the server left for this user's processes on its host.
+        """
+        tokens.stated(token)  # what cannot be used is told before anybody is asked
+        where = join_address(host, port)
+        connection = socket.create_connection((host, port), deadline.remaining(at_most=5.0))
         try:
-            header, _ = channel.receive(deadline)
+            plain = cls(connection)
+            header, _ = plain.receive(deadline)
             server, mine = _nonce(header), secrets.token_hex(_NONCE_HEX // 2)
-            channel.send({"nonce": mine, "proof": _proof(token, "client", server, mine)}, deadline=deadline)
-            header, _ = channel.receive(deadline)
-            if not _proves(header, token, "server", server, mine):
-                raise WrongToken(
-                    f"{join_address(host, port)} has another token; set the same PYFAB_TOKEN on both sides"
-                )
+            name = header.get("token")
+            # The name comes with the greeting, which is sent when the file is there: so it is that of this very server.
+            secret = tokens.for_client(token, name if isinstance(name, str) else "", where)
+            plain.send({"nonce": mine, "proof": _proof(secret, "client", server, mine)}, deadline=deadline)
+            header, _ = plain.receive(deadline)
+            if not _proves(header, secret, "server", server, mine):
+                raise WrongToken(f"{where} has another token; set the same PYFAB_TOKEN on both sides")
         except BaseException:
-            channel.close()
+            connection.close()
             raise
-        return channel
+        return cls(connection, _session(secret, server, mine), client=True, token=secret)
+
+    def key(self, purpose: bytes) -> bytes:
+        """A key that only the two sides of this connection have."""
+        return derive(self._session, b"key", purpose)
 
     @property
     def local_host(self) -> str:
@@ -171,14 +211,22 @@ class Channel:
     def send(self, header: Header, body: bytes = b"", *, deadline: Deadline) -> None:
         """Sends one frame."""
         frame = _encoded(header, body)
+        if self._directions:
+            prefix = frame[: _PREFIX.size]
+            frame = prefix + self._directions[0].close(prefix, frame[_PREFIX.size :])
         self._arm(deadline)
         self._socket.sendall(frame)
 
     def receive(self, deadline: Deadline, max_body: int = 0) -> tuple[Header, bytes]:
         """The next frame; ConnectionError if the stream ends or is not what it should be."""
-        head_size, body_size = _sizes(self._exactly(_PREFIX.size, deadline), _MAX_HEADER, max_body)
-        header = _decoded(self._exactly(head_size, deadline))
-        return header, bytes(self._exactly(body_size, deadline))
+        prefix = bytes(self._exactly(_PREFIX.size, deadline))
+        head_size, body_size = _sizes(prefix, _MAX_HEADER, max_body)
+        if self._directions:
+            sealed = self._exactly(head_size + body_size + TAG_BYTES, deadline)
+            frame = self._directions[1].open(prefix, sealed)
+        else:
+            frame = bytes(self._exactly(head_size + body_size, deadline))
+        return _decoded(frame[:head_size]), frame[head_size:]
 
     def detach(self) -> socket.socket:
         """The socket itself, blocking, for another protocol from here on."""
@@ -259,5 +307,10 @@ def _proves(header: Header, token: str, side: str, server_nonce: str, client_non
 
 
 def _proof(token: str, side: str, server_nonce: str, client_nonce: str) -> str:
-    message = f"{side} {server_nonce} {client_nonce}".encode()
-    return hmac.new(token.encode(), message, hashlib.sha256).hexdigest()
+    return derive(
+        tokens.as_key(token), b"proof", side.encode(), server_nonce.encode(), client_nonce.encode()
+    ).hex()
+
+
+def _session(token: str, server_nonce: str, client_nonce: str) -> bytes:
+    return derive(tokens.as_key(token), b"session", server_nonce.encode(), client_nonce.encode())

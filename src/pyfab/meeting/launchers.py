@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyfab.core.errors import AccessDeniedError, InvalidArgumentError, make_error
+from pyfab.meeting import tokens
 from pyfab.meeting.frames import join_address
 
 _RANK_VARIABLES = (  # launcher, rank, size
@@ -22,7 +23,11 @@ _RANK_VARIABLES = (  # launcher, rank, size
     ("mpirun", "PMI_RANK", "PMI_SIZE"),
     ("srun", "SLURM_PROCID", "SLURM_NTASKS"),
 )
-_NODE_VARIABLES = (("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"), ("MPI_LOCALNRANKS", "PMI_SIZE"))
+_NODE_VARIABLES = (  # ranks of this node, of all
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
+    ("MPI_LOCALNRANKS", "PMI_SIZE"),
+    ("LOCAL_WORLD_SIZE", "WORLD_SIZE"),
+)
 _JOB_VARIABLES = (
     ("PMIX_NAMESPACE",),
     ("OMPI_MCA_ess_base_jobid",),
@@ -45,11 +50,12 @@ def from_environment(environment: Mapping[str, str] | None = None, rendezvous: A
 
     The meeting place is `rendezvous` if given, or PYFAB_RENDEZVOUS if set. Otherwise it is the first of these that can be had:
 
-    - the store of torchrun's agent, which needs no other port; not if PYFAB_TOKEN is set, because the store asks for no token;
+    - the store of torchrun's agent, which needs no other port;
     - ``tcp://MASTER_ADDR:MASTER_PORT+1`` (65534 if MASTER_PORT is 65535), so that torch keeps MASTER_PORT for itself;
     - if mpirun or srun runs the job on one node, a folder of this user, named after the job.
 
-    Raises InvalidArgumentError naming the missing variables.
+    Raises InvalidArgumentError naming the missing variables. PYFAB_TOKEN is one of them where a job runs on several nodes that do
+    not meet in a folder: no launcher gives all ranks a secret, so nothing else tells them from others on the network.
     """
     env = os.environ if environment is None else environment
     for launcher, rank_name, size_name in _RANK_VARIABLES:
@@ -64,6 +70,16 @@ def from_environment(environment: Mapping[str, str] | None = None, rendezvous: A
     if size < 1 or rank >= size:
         raise InvalidArgumentError(f"{rank_name}={rank} and {size_name}={size}: ranks are 0 to size - 1")
     place = rendezvous or env.get("PYFAB_RENDEZVOUS") or _meeting_place(env, launcher, size)
+    asks = isinstance(place, str) and not place.startswith("file:")
+    if (
+        asks
+        and _several_nodes(env, launcher)
+        and not (env.get("PYFAB_TOKEN") or tokens.stated(None) is not None)
+    ):
+        raise InvalidArgumentError(
+            f"the {size} ranks run on several nodes and meet at {place}: {tokens.WHAT_TO_SET}. Or let them meet in a folder that"
+            " all nodes share (PYFAB_RENDEZVOUS=file:///folder)"
+        )
     return Launch(rank, size, place, launcher)
 
 
@@ -80,11 +96,7 @@ def _meeting_place(env: Mapping[str, str], launcher: str, size: int) -> str:
     if size == 1:
         return "tcp://127.0.0.1:1"  # there is nobody to meet, and nothing listens there
     if "MASTER_ADDR" in env and "MASTER_PORT" in env:
-        if (
-            env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-            and not env.get("PYFAB_TOKEN")
-            and _torch_is_here()
-        ):
+        if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and _torch_is_here():
             return "torch"
         port = _number(env, "MASTER_PORT")
         return f"tcp://{join_address(env['MASTER_ADDR'], port + 1 if port < 65535 else port - 1)}"
@@ -95,7 +107,7 @@ def _meeting_place(env: Mapping[str, str], launcher: str, size: int) -> str:
         raise InvalidArgumentError(
             f"{wanted} must be set: where the {size} ranks meet, for example tcp://127.0.0.1:29400"
         )
-    if _several_nodes(env):
+    if _several_nodes(env, launcher):
         raise InvalidArgumentError(
             "the job runs on several nodes: set PYFAB_RENDEZVOUS=tcp://host:port, the host being the one of rank 0, or"
             " file:///folder on a file system that all nodes share"
@@ -107,10 +119,14 @@ def _torch_is_here() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def _several_nodes(env: Mapping[str, str]) -> bool:
-    if env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES", "1")) != "1":
-        return True
-    return any(local in env and env[local] != env.get(total) for local, total in _NODE_VARIABLES)
+def _several_nodes(env: Mapping[str, str], launcher: str) -> bool:
+    """Whether the launcher tells that not all ranks are on this node. What other launchers around it tell does not count."""
+    totals = {size for name, _, size in _RANK_VARIABLES if name == launcher}
+    for local, total in _NODE_VARIABLES:
+        if total in totals and local in env:
+            return env[local] != env.get(total)
+    by_slurm = launcher in ("srun", "mpirun")
+    return by_slurm and env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES", "1")) != "1"
 
 
 def _private_folder() -> Path:

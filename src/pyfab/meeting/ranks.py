@@ -15,11 +15,13 @@ def ranks_text(ranks: Iterable[int], size: int) -> str:
     return f"{'rank' if len(listed) == 1 else 'ranks'} {shown} of {size}"
 
 
-def incomplete(arrived: Iterable[int], size: int, deadline: Deadline, where: str) -> OperationTimeout:
+def incomplete(
+    arrived: Iterable[int], size: int, deadline: Deadline, where: str, hint: str = ""
+) -> OperationTimeout:
     """The error of a meeting to which not all ranks came in time."""
     arrived = sorted(arrived)
     missing = set(range(size)) - set(arrived)
     came = ", ".join(map(str, arrived)) or "none"
     return OperationTimeout(
-        f"{ranks_text(missing, size)} did not arrive at {where} within {deadline}; arrived: {came}"
+        f"{ranks_text(missing, size)} did not arrive at {where} within {deadline}; arrived: {came}{hint}"
     )

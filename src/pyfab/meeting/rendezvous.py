@@ -5,6 +5,9 @@
 ``torch``            The TCPStore of torch.distributed at MASTER_ADDR:MASTER_PORT, or that of its default process group.
 A store              Anything with ``set``, ``get`` and ``wait``, as the stores of torch.distributed have them.
 A communicator       Anything with mpi4py's ``allgather``.
+
+Who is no rank learns and changes nothing. Over tcp and in a store, all prove a token and what they say is sealed under it; in a
+folder, only files of this user count, which nobody else can read. A communicator is as private as whoever made it has made it.
 """
 
 from __future__ import annotations
@@ -17,18 +20,20 @@ from urllib.parse import unquote, urlsplit
 
 from pyfab.core.buffers import bytes_of
 from pyfab.core.deadline import Deadline, Looks
-from pyfab.core.errors import InvalidArgumentError, OperationTimeout
-from pyfab.meeting import rendezvous_tcp
+from pyfab.core.errors import AccessDeniedError, InvalidArgumentError, OperationTimeout
+from pyfab.meeting import rendezvous_tcp, tokens
 from pyfab.meeting.frames import split_address
 from pyfab.meeting.ranks import incomplete, ranks_text
 from pyfab.meeting.rendezvous_folder import through_folder
+from pyfab.meeting.sealing import Tampered, seal, unseal
 
 
 def exchange(rendezvous: Any, rank: int, size: int, value: bytes, timeout: float | None) -> list[bytes]:
     """Gives `value` to all ranks and returns everyone's, by rank.
 
     Raises OperationTimeout naming the ranks that did not come, InvalidArgumentError for a malformed rendezvous or for two
-    ranks with one number, AccessDeniedError if PYFAB_TOKEN differs between the ranks or the folder is someone else's.
+    ranks with one number, AccessDeniedError if PYFAB_TOKEN differs between the ranks, or is needed and not set, or others can
+    change the folder.
     """
     deadline = Deadline(timeout)
     if hasattr(rendezvous, "allgather"):
@@ -66,16 +71,63 @@ def _through_communicator(communicator: Any, rank: int, size: int, value: bytes)
     return [bytes_of("allgather()", part) for part in communicator.allgather(value)]
 
 
+class _Sealed:
+    """The values of one meeting in a store, which does not ask who reads and writes it: sealed under a token.
+
+    Rank 0 tells the name of a token that it made itself, so that the others find it.
+    """
+
+    def __init__(self, place: str, size: int) -> None:
+        self._place, self._size = place, size
+        self._secret = b""
+        self._token: tokens.Token | None = None
+
+    def open(self) -> bytes:
+        """Rank 0's side: what the others need to find the token."""
+        self._token = tokens.for_server(None)
+        self._secret = tokens.as_key(self._token.secret)
+        return self._token.name.encode()
+
+    def learn(self, told: bytes) -> None:
+        """The others' side: takes what rank 0 has told."""
+        try:
+            secret = tokens.for_client(
+                None, told[:100].decode("ascii", errors="replace"), "the meeting in the store"
+            )
+        except tokens.WrongToken as error:
+            raise AccessDeniedError(str(error)) from None
+        self._secret = tokens.as_key(secret)
+
+    def close(self) -> None:
+        if self._token is not None:
+            self._token.withdraw()
+
+    def seal(self, rank: int, value: bytes) -> bytes:
+        return seal(self._secret, self._context(rank), value)
+
+    def unseal(self, rank: int, sealed: bytes) -> bytes:
+        try:
+            return unseal(self._secret, self._context(rank), sealed)
+        except Tampered:
+            raise AccessDeniedError(
+                f"what the store has from rank {rank} of {self._size} was not written by a rank that has this one's token;"
+                " set the same PYFAB_TOKEN for all ranks"
+            ) from None
+
+    def _context(self, rank: int) -> bytes:
+        return f"{self._place} {rank} {self._size}".encode()
+
+
 _meetings: dict[int, int] = {}  # id of a store → meetings that this process had there
 
 
 def _through_store(store: Any, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
     # The n-th meeting of this process in a store is the n-th of the others, too.
     turn = _meetings[id(store)] = _meetings.get(id(store), 0) + 1
-    store.set(f"pyfab/meeting/{turn}/{rank}", value)
-    values: list[bytes] = []
-    for other in range(size):
-        key = f"pyfab/meeting/{turn}/{other}"
+    place = f"pyfab/meeting/{turn}"
+    sealed = _Sealed(place, size)
+
+    def wait_for(key: str, other: int) -> bytes:
         left = deadline.remaining()
         try:
             store.wait([key], timedelta(seconds=365 * 86400 if left is None else left))
@@ -83,8 +135,18 @@ def _through_store(store: Any, rank: int, size: int, value: bytes, deadline: Dea
             raise OperationTimeout(
                 f"{ranks_text([other], size)} did not arrive in the store within {deadline}: {error}"
             ) from error
-        values.append(bytes_of("store.get()", store.get(key)))
-    return values
+        return bytes_of("store.get()", store.get(key))
+
+    try:
+        if rank == 0:
+            store.set(f"{place}/token", sealed.open())
+        else:
+            sealed.learn(wait_for(f"{place}/token", 0))
+        store.set(f"{place}/{rank}", sealed.seal(rank, value))
+        # When rank 0 takes its token back, all have found it.
+        return [sealed.unseal(other, wait_for(f"{place}/{other}", other)) for other in range(size)]
+    finally:
+        sealed.close()
 
 
 def _through_torch(rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
@@ -98,17 +160,31 @@ def _through_torch(rank: int, size: int, value: bytes, deadline: Deadline) -> li
     # The n-th group of this rank meets the n-th group of the others.
     turn = store.add(f"pyfab/{rank}/turn", 1)
     place = f"pyfab/{turn}"
-    store.set(f"{place}/{rank}", value)
-    store.add(f"{place}/{rank}/here", 1)
-    store.add(f"{place}/here", 1)
+    sealed = _Sealed(place, size)
     looks = Looks(deadline)
+
     # Every version of torch has add(); in old versions, wait() cannot be given up safely.
-    while store.add(f"{place}/here", 0) < size:
-        if deadline.over:
-            arrived = [r for r in range(size) if store.add(f"{place}/{r}/here", 0)]
-            raise incomplete(arrived, size, deadline, "torch's store")
-        looks.pause()
-    return [bytes_of("store.get()", store.get(f"{place}/{r}")) for r in range(size)]
+    def wait_for(counter: str, count: int) -> None:
+        while store.add(counter, 0) < count:
+            if deadline.over:
+                arrived = [r for r in range(size) if store.add(f"{place}/{r}/here", 0)]
+                raise incomplete(arrived, size, deadline, "torch's store")
+            looks.pause()
+
+    store.add(f"{place}/{rank}/here", 1)
+    try:
+        if rank == 0:
+            store.set(f"{place}/token", sealed.open())
+            store.add(f"{place}/open", 1)
+        else:
+            wait_for(f"{place}/open", 1)
+            sealed.learn(bytes_of("store.get()", store.get(f"{place}/token")))
+        store.set(f"{place}/{rank}", sealed.seal(rank, value))
+        store.add(f"{place}/here", 1)
+        wait_for(f"{place}/here", size)
+        return [sealed.unseal(r, bytes_of("store.get()", store.get(f"{place}/{r}"))) for r in range(size)]
+    finally:
+        sealed.close()
 
 
 # The stores by host and port. That of rank 0 serves the others, so it stays until the process ends.

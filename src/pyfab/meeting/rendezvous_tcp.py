@@ -1,7 +1,8 @@
 """A meeting over tcp: rank 0 listens until every rank has its answer; the others connect and retry until their timeout.
 
-A rank sends {"rank", "size", "timeout"} with its value. It gets {"arrived": [ranks], "sizes": [bytes]} with all values one after
-the other, or with none if its timeout came first. If it is refused, it gets {"refused": why}.
+A rank sends {"rank", "size", "timeout"} with its value. It gets {"arrived": [ranks], "sizes": [bytes]} with all values one
+after the other, or with none if its timeout came first. If it is refused, it gets {"refused": why}. Only who has the token
+takes part, and nobody else can read or change what is said (`frames`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 
 from pyfab.core.deadline import Deadline, Looks
 from pyfab.core.errors import AccessDeniedError, InvalidArgumentError, OperationTimeout
+from pyfab.meeting import tokens
 from pyfab.meeting.acceptor import Acceptor
-from pyfab.meeting.frames import BACKLOG, Channel, WrongToken, join_address, shown, token_from_environment
+from pyfab.meeting.frames import BACKLOG, Channel, WrongToken, join_address, shown
 from pyfab.meeting.ranks import incomplete
 
 _MAX_VALUE = 1 << 20  # bytes per rank
@@ -79,9 +81,12 @@ def serve(host: str, port: int, rank: int, size: int, value: bytes, deadline: De
             f"rank 0 cannot listen on {where}: {error.strerror or error}. Choose a free port and an address of the machine"
             " that runs rank 0, with rendezvous= or PYFAB_RENDEZVOUS"
         ) from error
-    acceptor = Acceptor(
-        listener, token_from_environment(), lambda channel: _answer(channel, meeting), expected=size
-    )
+    try:
+        token = tokens.for_server(None)
+    except BaseException:
+        listener.close()
+        raise
+    acceptor = Acceptor(listener, token, lambda channel: _answer(channel, meeting), expected=size)
     acceptor.start()
     try:
         meeting.wait(deadline.remaining())
@@ -89,7 +94,8 @@ def serve(host: str, port: int, rank: int, size: int, value: bytes, deadline: De
         meeting.end()
         acceptor.close()
     if not meeting.complete:
-        raise incomplete(meeting.values, size, deadline, where)
+        hint = f". Only processes of this user on this host can come; for others, {tokens.WHAT_TO_SET}"
+        raise incomplete(meeting.values, size, deadline, where, hint if token.name else "")
     return [meeting.values[r] for r in range(size)]
 
 
@@ -115,11 +121,11 @@ def _answer(channel: Channel, meeting: _Meeting) -> None:
 def call(host: str, port: int, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
     """The others' side: brings a value and waits for all of them."""
     where = f"tcp://{join_address(host, port)}"
-    token, problem = token_from_environment(), "no time to try"
+    problem = "no time to try"
     looks = Looks(deadline)
     while not deadline.over:
         try:
-            channel = Channel.connect(host, port, token, deadline)
+            channel = Channel.connect(host, port, None, deadline)
             try:
                 channel.send(
                     {"rank": rank, "size": size, "timeout": deadline.remaining()}, value, deadline=deadline
@@ -135,7 +141,7 @@ def call(host: str, port: int, rank: int, size: int, value: bytes, deadline: Dea
             problem = "its former meeting goes on"
         except WrongToken as error:
             raise AccessDeniedError(str(error)) from None
-        except (InvalidArgumentError, OperationTimeout):
+        except (AccessDeniedError, InvalidArgumentError, OperationTimeout):
             raise
         except OSError as error:
             problem = error.strerror or str(error)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import itertools
 from functools import cached_property
 from types import TracebackType
@@ -35,8 +33,8 @@ class Fabric:
         **settings: Any,
     ) -> None:
         self.links, self.peer_links, self.where = links, peer_links or links, where
-        if isinstance(where, RemoteAgent) and where.token:
-            settings.setdefault("auth_key", hmac.digest(where.token.encode(), b"domain", hashlib.sha256))
+        if isinstance(where, RemoteAgent) and "auth_key" not in settings and (key := where.data_key()):
+            settings["auth_key"] = key
         self.settings = settings
         self.alloc = "shm" in links  # shared memory is fastest with memory from `Domain.alloc`
         self._peer: Peer | None = None

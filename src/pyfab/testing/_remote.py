@@ -13,9 +13,11 @@ from typing import Any
 
 import pyfab
 from pyfab.core.deadline import Deadline
-from pyfab.core.errors import AccessDeniedError
-from pyfab.meeting.frames import Channel, Header, WrongToken, join_address
+from pyfab.core.errors import AccessDeniedError, FabricError
+from pyfab.meeting import tokens
+from pyfab.meeting.frames import Channel, Header, NoToken, WrongToken, join_address
 from pyfab.testing._sides import ENDING
+from pyfab.testing._stream import SealedConnection, Stream
 
 _PATIENCE = 20.0  # seconds that an agent has for each step
 
@@ -23,10 +25,11 @@ _PATIENCE = 20.0  # seconds that an agent has for each step
 class RemoteAgent:
     """Where a ``pyfab agent`` listens, and the token that it wants: `Peer(..., where=RemoteAgent(host, port, token))`.
 
+    Without a token it takes $PYFAB_TOKEN, or what an agent of this user on this host has left for that.
     Nothing is connected until it is used. AccessDeniedError for a wrong token, ConnectionError if no agent answers there.
     """
 
-    def __init__(self, host: str, port: int, token: str = "") -> None:
+    def __init__(self, host: str, port: int, token: str | None = None) -> None:
         self.host, self.port, self.token = host, port, token
 
     def __str__(self) -> str:
@@ -41,6 +44,12 @@ class RemoteAgent:
         finally:
             channel.close()
 
+    def data_key(self) -> bytes | None:
+        """The authorization key of domains that tests use on both sides; None if there is no token."""
+        if self.token is None:
+            self.connect().close()
+        return tokens.data_key(self.token or "")
+
     def hold(self) -> Channel:
         """Keeps an agent that was started for this process alive until the channel is closed."""
         channel = self.connect()
@@ -50,7 +59,13 @@ class RemoteAgent:
     def connect(self) -> Channel:
         """A connection on which both sides have proven the token."""
         try:
-            return Channel.connect(self.host, self.port, self.token, Deadline(_PATIENCE))
+            channel = Channel.connect(self.host, self.port, self.token, Deadline(_PATIENCE))
+            self.token = channel.token
+            return channel
+        except NoToken as error:
+            raise AccessDeniedError(str(error)) from None
+        except FabricError:  # of the token
+            raise
         except WrongToken:
             raise AccessDeniedError(
                 f"the agent at {self} has another token; give both sides the same --token or PYFAB_TOKEN"
@@ -73,6 +88,8 @@ class RemoteAgent:
 class RemoteSide:
     """A process that an agent started."""
 
+    connection: Stream
+
     def __init__(self, agent: RemoteAgent) -> None:
         self._agent = agent
         with contextlib.ExitStack() as undo:
@@ -84,9 +101,9 @@ class RemoteSide:
             agent.ask(data, {"op": "join", "ticket": ticket})
             self.pid = int(self._control.receive(Deadline(_PATIENCE))[0]["pid"])
             undo.pop_all()
-        stream = data.detach()
+        key, stream = data.key(b"peer"), data.detach()
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection = Connection(stream.detach())
+        self.connection = SealedConnection(Connection(stream.detach()), key, client=True)
 
     def dumps(self, call: tuple[Callable[..., Any], Any, Any]) -> bytes:
         """The pickle of a call. It carries functions along whose module is not installed, such as a file of tests."""

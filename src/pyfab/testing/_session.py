@@ -40,7 +40,7 @@ class Session:
         peers = option("pyfab_peer") or ["process"]
         self.ways = [Way(*way) for way in product(links, peers)]
         self._peer_links: str | None = option("pyfab_peer_links")
-        self._token = str(option("pyfab_token") or os.environ.get("PYFAB_TOKEN", ""))
+        self._token: str | None = option("pyfab_token")
         self._launch: str | None = option("pyfab_launch")
         self._settings = dict(_setting(text) for text in option("pyfab_set"))
         self.soak: float = option("pyfab_soak")

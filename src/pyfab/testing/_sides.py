@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -10,10 +11,10 @@ import sys
 import threading
 from collections.abc import Sequence
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from pyfab.launch.child import LEAVE_CTRL_C
+from pyfab.testing._stream import Stream
 from pyfab.testing._target import serve
 
 ENDING = 60  # seconds that a side has to end
@@ -22,7 +23,7 @@ ENDING = 60  # seconds that a side has to end
 class Side(Protocol):
     """One running side: `connection` leads to its `serve` loop."""
 
-    connection: Connection
+    connection: Stream
 
     @property
     def pid(self) -> int:
@@ -48,6 +49,7 @@ class ThreadSide:
     """A daemon thread of this process."""
 
     def __init__(self) -> None:
+        self.connection: Stream
         self.connection, theirs = Pipe()
         self._thread = threading.Thread(target=serve, args=(theirs,), name="pyfab peer", daemon=True)
         self._thread.start()
@@ -79,6 +81,7 @@ class ProcessSide:
     """A child process. `launcher` goes before its command."""
 
     def __init__(self, launcher: Sequence[str] = ()) -> None:
+        self.connection: Stream
         self.connection, theirs = Pipe()
         with theirs:
             self._process = start_process(theirs.fileno(), launcher)
@@ -115,14 +118,30 @@ class ProcessSide:
 
 
 def start_process(
-    fd: int, launcher: Sequence[str] = (), *, before: str = "", stdout: int | None = None
+    fd: int,
+    launcher: Sequence[str] = (),
+    *,
+    before: str = "",
+    stdout: int | None = None,
+    key: bytes = b"",
 ) -> subprocess.Popen[bytes]:
-    """A process that answers on `fd`. before: statements to run first; stdout: as for Popen."""
-    code = (
-        f"{LEAVE_CTRL_C}import sys; sys.path[:] = {sys.path!r}; {before}"
-        f"from pyfab.testing._target import serve_process; serve_process({fd})"
-    )
-    return subprocess.Popen([*launcher, sys.executable, "-c", code], pass_fds=[fd], stdout=stdout)
+    """A process that answers on `fd`. before: statements to run first; stdout: as for Popen; key: of a sealed stream.
+
+    The key goes through a pipe, so no list of processes shows it.
+    """
+    with contextlib.ExitStack() as undo:
+        passed = [fd]
+        if key:
+            source, sink = os.pipe()
+            undo.callback(os.close, source)
+            with open(sink, "wb") as stream:
+                stream.write(key)
+            passed.append(source)
+        code = (
+            f"{LEAVE_CTRL_C}import sys; sys.path[:] = {sys.path!r}; {before}"
+            f"from pyfab.testing._target import serve_process; serve_process{(*passed,)}"
+        )
+        return subprocess.Popen([*launcher, sys.executable, "-c", code], pass_fds=passed, stdout=stdout)
 
 
 def suspend(process: subprocess.Popen[bytes]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyfab
 from numpy.typing import NDArray
+from pyfab.testing._stream import SealedConnection, Stream
 
 MARGIN = 64  # bytes on each side of an exposed array that no peer may touch
 _MARGIN_BYTE = 0xC5
@@ -22,7 +23,7 @@ _MARGIN_BYTE = 0xC5
 class Target:
     """What a peer owns: its domain, its endpoint, and in `kept` whatever has to outlive one call."""
 
-    def __init__(self, domain: pyfab.Domain, endpoint: pyfab.Endpoint, connection: Connection) -> None:
+    def __init__(self, domain: pyfab.Domain, endpoint: pyfab.Endpoint, connection: Stream) -> None:
         self.domain = domain
         self.endpoint = endpoint
         self.kept: dict[Any, Any] = {}
@@ -52,15 +53,19 @@ class Exposure:
     memory: NDArray[np.uint8]  # the array's bytes and the margins around them
 
 
-def serve_process(fd: int) -> None:
-    """The body of a peer's process; `fd` is its end of a connection."""
-    serve(Connection(fd))
+def serve_process(fd: int, key: int = -1) -> None:
+    """The body of a peer's process; `fd` is its end of a connection, which is sealed under what the pipe `key` holds, if any."""
+    if key == -1:
+        serve(Connection(fd))
+        return
+    with open(key, "rb") as pipe:
+        serve(SealedConnection(Connection(fd), pipe.read(), client=False))
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: Stream) -> None:
     """Opens what the first message asks for, then answers calls until the other end closes."""
     with connection:
-        spec, contexts, settings = connection.recv()
+        spec, contexts, settings = pickle.loads(connection.recv_bytes())
         try:
             domain = pyfab.Domain(spec, **settings)
         except Exception as error:
@@ -93,7 +98,7 @@ def _synchronise(call: Callable[[list[Any]], None]) -> None:
         call([])
 
 
-def _reply(connection: Connection, outcome: tuple[bool, Any], *, last: bool = True) -> None:
+def _reply(connection: Stream, outcome: tuple[bool, Any], *, last: bool = True) -> None:
     """Sends an outcome: whether it is an error, and its value. `last` tells whether it is the last answer of a call."""
     connection.send_bytes(pickle.dumps((last, outcome)))
 

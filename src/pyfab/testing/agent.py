@@ -8,13 +8,13 @@ Every connection begins with both sides proving that they know the token (`pyfab
         {"op": "suspend" | "resume" | "kill"} → {}, and {"op": "end"} → {"code": the exit status}
     {"op": "join", "ticket": ...}            → {}; from here on the connection belongs to the peer's process
 
-A peer's process ends with the connection that asked for it. It runs what it is sent, as this user; the token guards that. Nothing
-that needs trust, above all no pickle, is read before the token was proven. The stream itself is not encrypted.
+A peer's process ends with the connection that asked for it. It runs what it is sent, as this user; the token guards that.
+Nothing that needs trust, above all no pickle, is read before both sides have proven the token; and all that comes after is
+sealed under it, on the connection that becomes the peer's, too (`_stream`).
 """
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import queue
@@ -28,6 +28,7 @@ from types import TracebackType
 
 import pyfab
 from pyfab.core.deadline import Deadline
+from pyfab.meeting import tokens
 from pyfab.meeting.acceptor import Acceptor
 from pyfab.meeting.frames import Channel, Header, join_address, listen, shown
 from pyfab.testing._facts import facts
@@ -43,33 +44,40 @@ _BIND_TO_AGENT = "from pyfab.launch.child import bind_to; bind_to({parent}); "
 class Agent:
     """Listens at once, and answers inside of its `with` block; every connection has a thread, every peer a process.
 
-    `address` is ``host:port``, port 0 for any. ValueError for an address that others can reach without a token.
+    `address` is ``host:port``, port 0 for any. Callers have to prove the token: without one $PYFAB_TOKEN, or else a random one,
+    which this user's processes on this host find by themselves. InvalidArgumentError for an empty token.
     """
 
-    def __init__(self, address: str = f"127.0.0.1:{DEFAULT_PORT}", token: str = "") -> None:
-        self._tickets: dict[str, queue.SimpleQueue[socket.socket]] = {}
+    def __init__(self, address: str = f"127.0.0.1:{DEFAULT_PORT}", token: str | None = None) -> None:
+        # The connections of peers, each with the key of its stream, by ticket.
+        self._tickets: dict[str, queue.SimpleQueue[tuple[socket.socket, bytes]]] = {}
         self._processes: set[subprocess.Popen[bytes]] = set()
         # Set when a connection with {"op": "hold"} has come, and when it has gone.
         self._held, self._left = threading.Event(), threading.Event()
+        tokens.stated(token)  # an empty one is refused before anything is opened
         listener = listen(address)
         host, port = listener.getsockname()[:2]
         self.address = join_address(host, port)
-        if not token and not ipaddress.ip_address(host).is_loopback:
+        try:
+            self._acceptor = Acceptor(listener, tokens.for_server(token), self._talk)
+        except BaseException:
             listener.close()
-            raise ValueError(
-                f"{address}: others can reach this address and would have programs run here;"
-                " give --token or PYFAB_TOKEN, or listen on 127.0.0.1"
-            )
-        self._acceptor = Acceptor(listener, token, self._talk)
+            raise
 
     @property
     def token(self) -> str:
         """What callers have to prove. It may be set before the `with` block, in which they are answered."""
-        return self._acceptor.token
+        return self._acceptor.token.secret
 
     @token.setter
     def token(self, token: str) -> None:
-        self._acceptor.token = token
+        self._acceptor.token.withdraw()
+        self._acceptor.token = tokens.Token(token)
+
+    @property
+    def made_its_token(self) -> bool:
+        """Whether nobody else has said what the token is."""
+        return bool(self._acceptor.token.name)
 
     def close(self) -> None:
         """Stops listening and kills the peers."""
@@ -120,7 +128,8 @@ class Agent:
         ticket = request.get("ticket")
         waiting = self._tickets.pop(ticket, None) if isinstance(ticket, str) else None
         if waiting is not None:
-            waiting.put(channel.detach().dup())
+            channel.send({}, deadline=Deadline(_PATIENCE))
+            waiting.put((channel.detach().dup(), channel.key(b"peer")))
 
     def _peer(self, channel: Channel, request: Header) -> None:
         if request.get("version") != pyfab.__version__:
@@ -128,22 +137,20 @@ class Agent:
             channel.send({"error": f"{error}; install the same on both"}, deadline=Deadline(_PATIENCE))
             return
         ticket = secrets.token_hex(16)
-        self._tickets[ticket] = waiting = queue.SimpleQueue[socket.socket]()
+        self._tickets[ticket] = waiting = queue.SimpleQueue[tuple[socket.socket, bytes]]()
         channel.send({"ticket": ticket}, deadline=Deadline(_PATIENCE))
         try:
-            connection = waiting.get(timeout=_PATIENCE)
+            connection, key = waiting.get(timeout=_PATIENCE)
         except queue.Empty:
             self._tickets.pop(ticket, None)
             return
         with connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            joined = Channel(connection)
-            joined.send({}, deadline=Deadline(_PATIENCE))
-            joined.detach()
             process = start_process(
                 connection.fileno(),
                 before=_BIND_TO_AGENT.format(parent=os.getpid()),
                 stdout=sys.stderr.fileno(),
+                key=key,
             )
         self._processes.add(process)
         try:
@@ -174,14 +181,22 @@ def _obey(process: subprocess.Popen[bytes], operation: object) -> Header:
     return {}
 
 
-def serve(address: str, token: str, *, attached: bool = False, as_json: bool = False) -> None:
-    """Runs an agent until SIGINT or SIGTERM or, if `attached`, until whoever started it has gone. Prints where it listens."""
+def serve(address: str, token: str | None, *, attached: bool = False, as_json: bool = False) -> None:
+    """Runs an agent until SIGINT or SIGTERM or, if `attached`, until whoever started it has gone. Prints where it listens.
+
+    It prints the token, too, if it has made that itself.
+    """
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     with Agent(address, token) as agent:
-        told = json.dumps({"serving": agent.address}) if as_json else f"serving on {agent.address}"
-        print(told, flush=True)
+        made = {"token": agent.token} if agent.made_its_token else {}
+        if as_json:
+            print(json.dumps({"serving": agent.address, **made}), flush=True)
+        else:
+            if made:
+                print(tokens.announced(agent.token))
+            print(f"serving on {agent.address}", flush=True)
         if attached:
             threading.Thread(target=agent.wait_until_left, args=(stop,), daemon=True).start()
         stop.wait()

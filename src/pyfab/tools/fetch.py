@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pyfab.core.deadline import Deadline
 from pyfab.core.domain import Domain
 from pyfab.core.region import RemoteRegion
+from pyfab.meeting import tokens
 from pyfab.meeting.frames import Channel, Header
 
 if TYPE_CHECKING:
@@ -29,10 +30,12 @@ _MAX_TEXT = 1000  # characters of a selection
 
 
 class ArrayClient:
-    """A connection to an `ArrayServer`. Raises ConnectionError if it cannot be reached or the token is wrong."""
+    """A connection to an `ArrayServer`. Raises ConnectionError if it cannot be reached or the token is wrong.
 
-    def __init__(self, address: str, token: str = "") -> None:
-        self._token = token
+    token: None for $PYFAB_TOKEN, or else what a server of this user on this host has left for that.
+    """
+
+    def __init__(self, address: str, token: str | None = None) -> None:
         start = f"pyfab serve FILE --listen {address}"
         self._channel = Channel.call(address, token, Deadline(_PATIENCE), start)
 
@@ -68,7 +71,7 @@ class ArrayClient:
                 with draft.open("r+b") as stream:
                     os.posix_fallocate(stream.fileno(), 0, draft.stat().st_size)
                 with (
-                    Domain("shm+tcp", auth_key=self._token.encode() or None) as domain,
+                    Domain("shm+tcp", auth_key=tokens.data_key(self._channel.token)) as domain,
                     domain.endpoint() as endpoint,
                 ):
                     peer = endpoint.av.insert(address)

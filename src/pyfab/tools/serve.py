@@ -27,6 +27,7 @@ from pyfab.core.deadline import Deadline
 from pyfab.core.domain import Domain
 from pyfab.core.enums import Access
 from pyfab.core.region import MemoryRegion
+from pyfab.meeting import tokens
 from pyfab.meeting.acceptor import Acceptor
 from pyfab.meeting.frames import Channel, Header, join_address, listen, open_to, shown
 
@@ -36,24 +37,29 @@ _PATIENCE = 10.0  # seconds that a client has for each message
 class ArrayServer:
     """Serves read-only arrays until it is closed; the work is done by threads.
 
-    `arrays` maps names to .npy files, `address` is ``host:port`` with port 0 for any; `token` must be known to the clients, and
-    with one set the data links ask for it too. Raises ValueError for files that cannot be served, OSError for an address
-    that cannot be listened on.
+    `arrays` maps names to .npy files, `address` is ``host:port`` with port 0 for any. Clients must prove the token, on the data
+    links too: without one $PYFAB_TOKEN, or else a random one, which this user's processes on this host find by themselves.
+    Raises ValueError for files that cannot be served and for an empty token, OSError for an address that cannot be listened on.
     """
 
-    def __init__(self, arrays: Mapping[str, Path], address: str = "127.0.0.1:0", token: str = "") -> None:
+    def __init__(
+        self, arrays: Mapping[str, Path], address: str = "127.0.0.1:0", token: str | None = None
+    ) -> None:
+        tokens.stated(token)  # an empty one is refused before anything is opened
         self.arrays: dict[str, NDArray[Any]] = {name: _mapped(path) for name, path in arrays.items()}
         self._regions: dict[str, MemoryRegion] = {}
         with contextlib.ExitStack() as undo:
             listener = undo.enter_context(listen(address))
             self.host, port = listener.getsockname()[:2]  # the numeric address, and the port that was chosen
             self.address = join_address(self.host, port)
-            secret = token.encode() or None
-            domain = undo.enter_context(Domain("shm+tcp", tcp_listen=self.host, auth_key=secret))
+            self.token = tokens.for_server(token)
+            undo.callback(self.token.withdraw)
+            key = tokens.data_key(self.token.secret)
+            domain = undo.enter_context(Domain("shm+tcp", tcp_listen=self.host, auth_key=key))
             self._endpoint = undo.enter_context(domain.endpoint())
             for name, array in self.arrays.items():
                 self._regions[name] = undo.enter_context(domain.register(array, Access.REMOTE_READ))
-            acceptor = Acceptor(listener, token, self._talk)
+            acceptor = Acceptor(listener, self.token, self._talk)
             acceptor.start()
             undo.callback(acceptor.close)
             self._resources = undo.pop_all()
@@ -93,19 +99,22 @@ class ArrayServer:
         return {key: base64.b64encode(value).decode() for key, value in encoded.items()}
 
 
-def serve(arrays: Mapping[str, Path], address: str, token: str, *, as_json: bool = False) -> None:
-    """Serves until SIGINT or SIGTERM; prints what it serves and where."""
+def serve(arrays: Mapping[str, Path], address: str, token: str | None, *, as_json: bool = False) -> None:
+    """Serves until SIGINT or SIGTERM; prints what it serves and where, and the token if it has made that itself."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     with ArrayServer(arrays, address, token) as server:
-        whom = open_to(server.host, token)
+        whom = open_to(server.host, server.token)
+        made = {"token": server.token.secret} if server.token.name else {}
         if as_json:
-            told = {"serving": server.address, "open_to": whom, "arrays": server.describe()}
+            told = {"serving": server.address, "open_to": whom, "arrays": server.describe(), **made}
             print(json.dumps(told), flush=True)  # one line: a reader need not wait for the end
         else:
             for name, array in server.arrays.items():
                 print(f"{name}: {array.shape} {array.dtype}, {array.nbytes:,} bytes")
+            if made:
+                print(tokens.announced(server.token.secret))
             print(f"serving on {server.address} to {whom}", flush=True)
         stop.wait()
     if not as_json:
