@@ -64,7 +64,7 @@ inline constexpr std::uint64_t kDoorbellFd = 0xffffffff;  // the low half of Con
 
 // A channel: a memory file made by the initiator, which shows it in its access slot of the target's segment.
 inline constexpr std::uint64_t kChannelMagic = 0x316e6863'62616670;  // "pfabchn1"
-inline constexpr std::uint32_t kChannelVersion = 6;
+inline constexpr std::uint32_t kChannelVersion = 7;
 inline constexpr std::size_t kRingBytes = 256 * 1024;
 
 namespace closed_by {
@@ -100,6 +100,7 @@ struct ChannelHeader {
   // Set by the initiator before it tells its user that unanswered requests are lost. From then on the target
   // serves none of them.
   std::atomic<std::uint32_t> given_up;
+  std::uint32_t published;  // PublishedChannel of the initiator's segment: its word that this is its channel
   RingIndices to_target, to_initiator;
   EagerIndices messages;
 };
@@ -112,7 +113,8 @@ inline constexpr std::size_t kChannelBytes = kPayloadOffset + kPayloadBytes;
 static_assert(sizeof(ChannelHeader) <= kAnnouncementsOffset);
 static_assert(offsetof(ChannelHeader, initiator) == 16 && offsetof(ChannelHeader, target_domain) == 66);
 static_assert(offsetof(ChannelHeader, proof) == 88 && offsetof(ChannelHeader, hold) == 120);
-static_assert(offsetof(ChannelHeader, to_target) == 128 && sizeof(RingIndices) == 192);
+static_assert(offsetof(ChannelHeader, published) == 128);
+static_assert(offsetof(ChannelHeader, to_target) == 192 && sizeof(RingIndices) == 192);
 static_assert(std::atomic<Hold>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free &&
               std::atomic<std::uint32_t>::is_always_lock_free);
 
