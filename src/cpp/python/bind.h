@@ -1,6 +1,9 @@
 #pragma once
 
 // Every file in this folder includes this one first. No other folder of the core knows Python.
+#include "python/foreign_text.h"
+
+// The headers above come first.
 #include <pybind11/critical_section.h>
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
@@ -32,9 +35,6 @@ void bind_remote_array(py::module_& m);
 void bind_window(py::module_& m);
 void bind_gather(py::module_& m);
 
-// Text for people from bytes that others may have chosen. Bytes that are not UTF-8 are escaped, so they never
-// make this fail.
-py::str shown(std::string_view bytes);
 // An instance of pyfab's exception class for `code`, with this message.
 py::object make_error(Errc code, const std::string& message);
 // Sets the Python error that stands for the C++ exception being handled. For functions that CPython calls

@@ -2,6 +2,7 @@
 
 #include <system_error>
 
+#include "base/bytes/printable.h"
 #include "python/bind.h"
 
 namespace fab::python {
@@ -38,7 +39,8 @@ void translate(std::exception_ptr thrown) {  // NOLINT(performance-unnecessary-v
 
 }  // namespace
 
-py::str shown(std::string_view bytes) {
+py::str shown(std::string_view foreign) {
+  const std::string bytes = printable(foreign);
   PyObject* text =
       PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "backslashreplace");
   if (!text) throw py::error_already_set();
@@ -49,7 +51,10 @@ py::object make_error(Errc code, const std::string& message) {
   return class_for(code)(static_cast<int>(code), shown(message));
 }
 
-void set_python_error() noexcept {
+namespace {
+
+// Sets the Python error for the C++ exception being handled. Throws what it meets on the way.
+void set_error_of_exception() {
   try {
     throw;
   } catch (py::error_already_set& error) {
@@ -65,7 +70,20 @@ void set_python_error() noexcept {
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+    PyErr_SetObject(PyExc_RuntimeError, shown(error.what()).ptr());
+  }
+}
+
+}  // namespace
+
+// Making the error needs memory and runs Python, either of which may fail with an error of its own.
+void set_python_error() noexcept {
+  try {
+    set_error_of_exception();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (...) {
+    PyErr_NoMemory();
   }
 }
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pyfab import _core
 from pyfab.core.errors import NotSupportedError
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ def map_file(card: Any, shape: tuple[int, ...], dtype: np.dtype[Any], whose: str
     if card["boot"] != _boot():
         raise NotSupportedError(f"{refused}it is on another node")
     try:
-        fd = os.open(f"/proc/{card['pid']}/fd/{card['fd']}", os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise NotSupportedError(f"{refused}{error.strerror}") from error
+        fd = _core.open_memory_of(card["pid"], card["fd"])
+    except NotSupportedError as error:
+        raise NotSupportedError(f"{refused}{error}") from error
     try:
         found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or [found.st_dev, found.st_ino] != card["identity"]:
+        if [found.st_dev, found.st_ino] != card["identity"]:
             raise NotSupportedError(f"{refused}process {card['pid']} is another one here (a pid name space?)")
         count = int(np.prod(shape, dtype=np.int64))
         start = card["offset"] // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY

@@ -54,12 +54,38 @@ void Mapping::reset() noexcept {
   size_ = 0;
 }
 
-OwnFd make_memory_file(const char* name, std::size_t length) {
+namespace {
+
+OwnFd make_unsealed(const char* name, std::size_t length) {
   OwnFd fd(check_call(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create"));
   check_call(::fchmod(fd.get(), 0600), "fchmod");
   check_call(::ftruncate(fd.get(), static_cast<off_t>(length)), "ftruncate");
-  check_call(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), "fcntl(F_ADD_SEALS)");
   return fd;
+}
+
+void seal_file(int fd, int more) {
+  check_call(::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | more),
+             "fcntl(F_ADD_SEALS)");
+}
+
+}  // namespace
+
+OwnFd make_memory_file(const char* name, std::size_t length) {
+  OwnFd fd = make_unsealed(name, length);
+  seal_file(fd.get(), 0);
+  return fd;
+}
+
+PublishedMemory make_published_memory(const char* name, std::size_t length) {
+  PublishedMemory made{make_unsealed(name, length), {}};
+  made.mapping = Mapping::shared(made.file.get(), 0, length);
+  seal_file(made.file.get(), F_SEAL_FUTURE_WRITE);
+  return made;
+}
+
+bool is_published(int fd) noexcept {
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_FUTURE_WRITE) != 0;
 }
 
 std::size_t page_size() noexcept {

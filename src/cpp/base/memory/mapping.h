@@ -39,6 +39,16 @@ class Mapping {
 // Sparse: pages cost memory only once touched. Sealed against shrinking, so a mapper never meets SIGBUS.
 OwnFd make_memory_file(const char* name, std::size_t length);
 
+// Such a file that only its maker writes, through `mapping`: the kernel lets nobody map it for writing, or
+// write to it, from now on. Throws std::system_error.
+struct PublishedMemory {
+  OwnFd file;
+  Mapping mapping;
+};
+PublishedMemory make_published_memory(const char* name, std::size_t length);
+// Whether the file behind `fd` is one of these.
+bool is_published(int fd) noexcept;
+
 std::size_t page_size() noexcept;
 
 }  // namespace fab

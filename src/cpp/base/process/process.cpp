@@ -96,6 +96,11 @@ struct Rights {
 
 }  // namespace
 
+std::optional<unsigned> user_of_process(std::int32_t pid) {
+  const auto rights = Rights::of(std::to_string(pid));
+  return rights ? std::optional(static_cast<unsigned>(rights->ids[1])) : std::nullopt;
+}
+
 bool may_open_ours(std::int32_t pid) {
   constexpr std::uint64_t kPtrace = 1u << 19;  // CAP_SYS_PTRACE
   const auto theirs = Rights::of(std::to_string(pid)), ours = Rights::of("self");

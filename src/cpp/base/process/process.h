@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "base/fd.h"
 
@@ -20,6 +21,10 @@ ProcessId this_process();
 std::uint64_t process_start_time(std::int32_t pid);
 // Whether it is certain that the process has ended.
 bool process_ended(const ProcessId& id) noexcept;
+
+// The user whose rights process `pid` has now; nothing if that cannot be found out. Throws std::system_error
+// when descriptors or memory run out.
+std::optional<unsigned> user_of_process(std::int32_t pid);
 
 // Whether the kernel lets process `pid`, of the same user name space, open what this process has open,
 // through /proc: users, groups and capabilities decide (ptrace(2), "Ptrace access mode checking"). Security

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/bytes/printable.h"
 #include "base/bytes/random.h"
 #include "fabric/types/error.h"
 #include "fabric/types/versions.h"
@@ -10,6 +11,7 @@ namespace fab {
 namespace {
 
 constexpr std::size_t kPerTurn = 64;  // addresses inserted before other writers get the lock
+constexpr int kAttempts = 10'000;     // to read an address while somebody else changes it
 
 std::vector<PartView>& scratch_parts() {
   thread_local std::vector<PartView> parts;
@@ -110,7 +112,9 @@ std::uint32_t AddressVector::generation(PeerId index) const noexcept {
 std::size_t AddressVector::read(std::uint64_t index, std::span<char> out) const {
   if (index >= end()) return 0;
   if (const PeerEntry* entry = entries_.find(index)) {
-    while (const std::uint32_t generation = entry->generation.load(std::memory_order_acquire)) {
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      const std::uint32_t generation = entry->generation.load(std::memory_order_acquire);
+      if (generation == 0) break;
       const PeerRecords::Stored stored{entry->form.load(std::memory_order_relaxed) & kFormMask,
                                        entry->record.load(std::memory_order_relaxed)};
       const std::size_t length = records_.read(stored, out.data(), out.size());
@@ -183,7 +187,7 @@ void AddressVector::check_links(const std::vector<PartView>& parts) const {
   }
   if (common) return;
   const auto add = [](std::string& list, std::string_view link) {
-    list.append(list.empty() ? "" : ", ").append(link);
+    list.append(list.empty() ? "" : ", ").append(printable(link));
   };
   std::string ours, theirs;
   for (const std::string& link : links_) add(ours, link);
@@ -273,9 +277,8 @@ PeerId AddressVector::insert_now(std::string_view address, const Extra& extra) {
   if (generation == 0) generation = 1;
   header.next_generation.store(generation, std::memory_order_relaxed);
 
-  const auto vacant = vacancies_.lowest();
-  const std::uint64_t end = header.used.load(std::memory_order_relaxed);
-  const std::uint64_t index = vacant.value_or(end);
+  const auto vacant = find_vacant();
+  const std::uint64_t index = vacant.value_or(header.used.load(std::memory_order_relaxed));
   if (index >= kMaxPeers) throw Error(Errc::no_memory, "the address vector is full");
   const bool plain = !extra.auth && !extra.user_id;
   if (options_.symmetric && !vacant && plain && options_.format != AddressFormat::bundle &&
@@ -300,6 +303,29 @@ PeerId AddressVector::insert_now(std::string_view address, const Extra& extra) {
   header.live.fetch_add(1, std::memory_order_relaxed);
   changed();
   return index;
+}
+
+void AddressVector::check_end() const {
+  const std::uint64_t end = memory_->header().used.load(std::memory_order_relaxed);
+  const auto is_peer = [&](std::uint64_t index) {
+    const PeerEntry* entry = entries_.find(index);
+    return entry && entry->generation.load(std::memory_order_relaxed) != 0;
+  };
+  const bool counts_too_many = end != 0 && !entries_.find(end - 1) && runs_.generation(end - 1) == 0;
+  if (counts_too_many || end > kMaxPeers || is_peer(end))
+    throw Error(Errc::bad_state,
+                "the address vector is damaged: it counts " + std::to_string(end) +
+                    " indices, which is not what it holds. Some process wrote into its memory; close the "
+                    "vector in all processes and fill it anew");
+}
+
+std::optional<std::uint64_t> AddressVector::find_vacant() {
+  check_end();
+  const auto found = vacancies_.lowest();
+  if (!found || (*found < end() && generation(*found) == 0)) return found;
+  repair();
+  check_end();
+  return vacancies_.lowest();
 }
 
 void AddressVector::watch(std::weak_ptr<PeerWatcher> watcher) {
@@ -349,10 +375,14 @@ void AddressVector::repair() {
   PeerHeader& header = memory_->header();
   vacancies_.forget_all();
   index_.clear();
-  std::uint64_t live = 0;
   std::string address;
   std::vector<std::uint32_t> hashes;  // the thread's scratch is in use: the caller has its own hashes there
-  for (std::uint64_t index = 0; index < header.used.load(std::memory_order_relaxed); ++index) {
+  // What was counted may be wrong as well. Indices without an entry belong to runs.
+  const std::uint64_t room = std::max(entries_.room(), runs_.end());
+  header.used.store(std::min(end(), room), std::memory_order_relaxed);
+  const std::uint64_t entries = std::min(end(), entries_.room());
+  std::uint64_t live = runs_.held(entries, end());
+  for (std::uint64_t index = 0; index < entries; ++index) {
     if (generation(index) == 0) {
       vacancies_.add(index);
       continue;
@@ -389,7 +419,8 @@ bool AddressVector::holds(std::uint64_t index, const Part& part) const {
 template <class Visit>
 void AddressVector::visit_candidates(std::uint32_t hash, Visit&& visit) const {
   if (index_.visit(hash, visit)) return;
-  for (std::uint64_t index = 0; index < end(); ++index) visit(static_cast<std::uint32_t>(index));
+  const std::uint64_t entries = std::min(end(), entries_.room());  // runs are visited apart
+  for (std::uint64_t index = 0; index < entries; ++index) visit(static_cast<std::uint32_t>(index));
 }
 
 bool AddressVector::is_there(std::string_view address, std::uint32_t hash) const {

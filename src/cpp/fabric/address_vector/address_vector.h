@@ -116,7 +116,7 @@ class AddressVector final {
 
   std::size_t size() const noexcept { return memory_->header().live.load(std::memory_order_relaxed); }
   std::uint64_t end() const noexcept {  // 1 + the highest index ever used
-    return memory_->header().used.load(std::memory_order_acquire);
+    return std::min(memory_->header().used.load(std::memory_order_acquire), kMaxPeers);
   }
   std::uint64_t map_address() const noexcept { return memory_->header().map_address; }
 
@@ -132,6 +132,10 @@ class AddressVector final {
   std::uint64_t remove_now(PeerId peer);                            // returns its index
   void check_writable() const;
   void repair();
+  // The index that a new peer gets: the lowest vacant one, or a new one, which is end(). Repairs a vector
+  // that takes peers for vacant; throws Error(bad_state) for one whose count is wrong.
+  std::optional<std::uint64_t> find_vacant();
+  void check_end() const;
   // Length of the address, 0 where there is none. Its bytes are in `out` if there is room for all of them.
   std::size_t read(std::uint64_t index, std::span<char> out) const;
   bool read(std::uint64_t index, std::string& out) const;  // false: there is none

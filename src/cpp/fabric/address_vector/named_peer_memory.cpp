@@ -98,11 +98,42 @@ bool same_file(int fd, const std::string& path) noexcept {
          open.st_dev == named.st_dev;
 }
 
+// Anybody may make files in the folder, under any name, and nobody may remove those of others (its sticky
+// bit). So a file that is not this user's alone is refused, and only its owner can give the name free.
+[[noreturn]] void refuse_file(const std::string& path, const struct stat& status, const char* why) {
+  const bool ours = status.st_uid == ::geteuid();
+  throw Error(Errc::access, path + ", which keeps this address vector, " + why + "; it belongs to user " +
+                                std::to_string(status.st_uid) + (ours ? " as this process does" : "") + ": " +
+                                (ours ? "remove it" : "have that user or root remove it") +
+                                ", or choose another name for the vector");
+}
+
 void check_owner(int fd, const std::string& path) {
   struct stat status{};
   check_call(::fstat(fd, &status), "fstat");
-  if (!S_ISREG(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0)
-    throw Error(Errc::access, path + " is not a file of this user alone; remove it, or choose another name");
+  if (!S_ISREG(status.st_mode)) refuse_file(path, status, "is no file");
+  if (status.st_uid != ::geteuid()) refuse_file(path, status, "is another user's");
+  if ((status.st_mode & 077) != 0) refuse_file(path, status, "is open to other users");
+  // Under a second name it would be a file of this user that is something else.
+  if (status.st_nlink > 1) refuse_file(path, status, "is linked under another name too");
+}
+
+// Opens the file, or makes it. Not valid: there is none, and none is to be made.
+OwnFd open_or_make(const std::string& path, bool make) {
+  constexpr int kFlags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  for (;;) {
+    OwnFd fd(::open(path.c_str(), kFlags));
+    if (!fd.valid() && errno == ENOENT && make) {
+      fd.reset(::open(path.c_str(), kFlags | O_CREAT | O_EXCL, 0600));
+      if (!fd.valid() && errno == EEXIST) continue;  // another process was faster
+    }
+    const int error = errno;
+    if (fd.valid() || error == ENOENT) return fd;
+    struct stat status{};
+    if (::lstat(path.c_str(), &status) == 0 && !is_shortage(error))
+      refuse_file(path, status, S_ISLNK(status.st_mode) ? "is a symbolic link" : "cannot be opened");
+    throw std::system_error(error, std::generic_category(), "open " + path);
+  }
 }
 
 struct CloseFolder {
@@ -232,11 +263,9 @@ class NamedPeerMemory final : public PeerMemory {
     for (;;) {
       auto file = std::make_unique<OpenFile>();
       file->path = path;
-      file->fd.reset(
-          ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | (name.read_only ? 0 : O_CREAT), 0600));
-      if (!file->fd.valid() && errno == ENOENT)
+      file->fd = open_or_make(path, !name.read_only);
+      if (!file->fd.valid())
         throw Error(Errc::not_found, "there is no address vector \"" + name.name + "\" of this domain here");
-      if (!file->fd.valid()) throw Error(Errc::access, "cannot open " + path);
       const int fd = file->fd.get();
       check_owner(fd, path);
       if (!set_lock(fd, Byte::opening, F_WRLCK, true))
@@ -283,6 +312,7 @@ class NamedPeerMemory final : public PeerMemory {
 
   std::byte* attach(unsigned section, unsigned chunk) const noexcept override {
     const std::uint64_t at = header_->extents[section][chunk].load(std::memory_order_acquire);
+    if (at == 0) return nullptr;
     const std::uint64_t length = length_of(file_->fd.get());
     if (at < header_bytes() || at % page_size() != 0 || at > length || bytes_of(chunk) > length - at)
       return nullptr;

@@ -75,9 +75,8 @@ class PeerIndex {
   }
   // Limits a search, because a table that is being changed, or is damaged, may lead in circles.
   std::uint64_t most_steps() const noexcept {
-    const PeerHeader& header = memory_.header();
-    return 2 + std::min<std::uint64_t>(header.overflow_used.load(std::memory_order_relaxed),
-                                       header.used.load(std::memory_order_relaxed));
+    return 2 + std::min<std::uint64_t>(memory_.header().overflow_used.load(std::memory_order_relaxed),
+                                       overflow_.room());
   }
   void put(std::uint64_t bucket, std::uint64_t value);
   void split();

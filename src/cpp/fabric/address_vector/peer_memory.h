@@ -155,6 +155,12 @@ class PeerColumn {
     std::byte* found = memory_.find(static_cast<unsigned>(kSection), chunk);
     return found ? reinterpret_cast<T*>(found) + (index - start_of(chunk)) : nullptr;
   }
+  // No item from this index on was made. What counts items may be damaged, so walks end here at the latest.
+  std::uint64_t room() const noexcept {
+    unsigned chunk = 0;
+    while (chunk < kPeerChunks && memory_.find(static_cast<unsigned>(kSection), chunk)) ++chunk;
+    return start_of(chunk);
+  }
   T& make(std::uint64_t index) {
     const unsigned chunk = chunk_of(index);
     std::byte* made =

@@ -54,6 +54,7 @@ std::uint32_t PeerRecords::allocate(std::size_t words) {
   }
   using Column = PeerColumn<Word, PeerSection::words>;
   std::uint64_t at = std::max<std::uint64_t>(header.words.load(std::memory_order_relaxed), 1);
+  if (at > kMaxWords) throw Error(Errc::bad_state, "the address vector is damaged");
   while (Column::chunk_of(at) != Column::chunk_of(at + size - 1))
     at = Column::start_of(Column::chunk_of(at) + 1);
   if (at + size > kMaxWords) throw Error(Errc::no_memory, "the address vector is full");

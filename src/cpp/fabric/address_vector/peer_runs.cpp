@@ -68,6 +68,28 @@ const PeerRun* PeerRuns::run_of(std::uint64_t index) const noexcept {
   return nullptr;
 }
 
+std::uint64_t PeerRuns::end_of(const PeerRun& run) noexcept {
+  const std::uint64_t first = std::min(run.first.load(std::memory_order_relaxed), kMaxPeers);
+  return first + std::min(run.count.load(std::memory_order_acquire), kMaxPeers - first);
+}
+
+std::uint64_t PeerRuns::end() const noexcept {
+  std::uint64_t end = 0;
+  for (std::uint32_t i = 0; i < count(); ++i) end = std::max(end, end_of(memory_.header().run[i]));
+  return end;
+}
+
+std::uint64_t PeerRuns::held(std::uint64_t from, std::uint64_t to) const noexcept {
+  std::uint64_t held = 0;
+  for (std::uint32_t i = 0; i < count(); ++i) {
+    const PeerRun& run = memory_.header().run[i];
+    const std::uint64_t first = std::max(run.first.load(std::memory_order_relaxed), from);
+    const std::uint64_t last = std::min(end_of(run), to);
+    if (first < last) held += last - first;
+  }
+  return held;
+}
+
 std::uint32_t PeerRuns::generation(std::uint64_t index) const noexcept {
   const PeerRun* run = run_of(index);
   return run ? run->generation.load(std::memory_order_relaxed) : 0;

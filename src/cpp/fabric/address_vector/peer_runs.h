@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "fabric/address_vector/peer_memory.h"
+#include "fabric/types/peer_id.h"
 #include "fabric/types/types.h"
 
 namespace fab {
@@ -21,6 +22,9 @@ class PeerRuns {
   bool append(std::uint64_t index, std::string_view address, std::uint32_t generation);
   // Generation of the run that holds the index; 0: none does.
   std::uint32_t generation(std::uint64_t index) const noexcept;
+  // How many indices of [from, to) runs hold, and 1 + the highest index that any holds.
+  std::uint64_t held(std::uint64_t from, std::uint64_t to) const noexcept;
+  std::uint64_t end() const noexcept;
   using Packed = std::array<char, 32>;
   // Length of the address; 0: no run holds the index.
   std::size_t address(std::uint64_t index, Packed& out) const noexcept;
@@ -35,6 +39,7 @@ class PeerRuns {
   std::uint32_t count() const noexcept {
     return std::min<std::uint32_t>(memory_.header().runs.load(std::memory_order_acquire), kMaxRuns);
   }
+  static std::uint64_t end_of(const PeerRun& run) noexcept;
   const PeerRun* run_of(std::uint64_t index) const noexcept;
   static std::size_t base(const PeerRun& run, Packed& out) noexcept;
   // The address `nodes` and `ports` behind the first one of the run; 0: there is none.

@@ -40,10 +40,9 @@ class PeerVacancies {
     if (clear(bits_, index) && clear(words_, index >> 6)) clear(blocks_, index >> 12);
   }
   void forget_all() noexcept {
-    const std::uint64_t used = memory_.header().used.load(std::memory_order_relaxed);
-    for (std::uint64_t i = 0; i <= used >> 6; ++i) zero(bits_, i);
-    for (std::uint64_t i = 0; i <= used >> 12; ++i) zero(words_, i);
-    for (std::uint64_t i = 0; i <= used >> 18; ++i) zero(blocks_, i);
+    zero(bits_);
+    zero(words_);
+    zero(blocks_);
     memory_.header().lowest.store(0, std::memory_order_relaxed);
   }
 
@@ -66,8 +65,10 @@ class PeerVacancies {
     return bits ? std::optional(word * 64 + static_cast<unsigned>(std::countr_zero(bits))) : std::nullopt;
   }
   template <class Column>
-  static void zero(Column& column, std::uint64_t word) noexcept {
-    if (Word* found = column.find(word)) found->store(0, std::memory_order_relaxed);
+  static void zero(Column& column) noexcept {
+    const std::uint64_t room = column.room();
+    for (std::uint64_t word = 0; word < room; ++word)
+      if (Word* found = column.find(word)) found->store(0, std::memory_order_relaxed);
   }
 
   PeerMemory& memory_;

@@ -3,6 +3,8 @@
 #include <new>
 #include <string>
 
+#include "base/bytes/printable.h"
+
 namespace fab {
 namespace {
 
@@ -120,7 +122,7 @@ std::unique_ptr<Path> PathTable::connect(const PeerTarget& target) {
     if (error.code() != Errc::unreachable) throw;
     std::string links;
     for (const Part& part : name.parts)
-      if (part.context == 0) links.append(links.empty() ? "" : ", ").append(part.link);
+      if (part.context == 0) links.append(links.empty() ? "" : ", ").append(printable(part.link));
     throw Error(Errc::unreachable, std::string(error.what()) + " (links of the peer: " + links + ")");
   }
 }

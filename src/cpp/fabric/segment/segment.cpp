@@ -1,12 +1,12 @@
 #include "fabric/segment/segment.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -14,6 +14,7 @@
 #include "base/bytes/random.h"
 #include "base/bytes/sha256.h"
 #include "base/bytes/wire.h"
+#include "base/memory/foreign_file.h"
 #include "fabric/types/error.h"
 #include "fabric/types/versions.h"
 
@@ -28,13 +29,18 @@ OtherLayout::OtherLayout(const std::string& whose, std::uint32_t found)
 
 Segment Segment::create(const std::uint8_t (&domain_id)[16]) {
   Segment segment;
-  segment.file_ = make_memory_file("pyfab-segment", kSize);
-  segment.mapping_ = Mapping::shared(segment.file_.get(), 0, kSize);
+  PublishedMemory table = make_published_memory("pyfab-segment", kTableBytes);
+  segment.file_ = std::move(table.file);
+  segment.table_ = std::move(table.mapping);
+  segment.board_file_ = make_memory_file("pyfab-board", kBoardBytes);
+  segment.board_ = Mapping::shared(segment.board_file_.get(), 0, kBoardBytes);
   SegmentHeader& header = segment.header();
   const ProcessId self = this_process();
   header.pid = self.pid;
   header.start_time = self.start_time;
-  header.mapped_at = reinterpret_cast<std::uint64_t>(segment.mapping_.data());
+  header.mapped_at = reinterpret_cast<std::uint64_t>(segment.table_.data());
+  header.board_mapped_at = reinterpret_cast<std::uint64_t>(segment.board_.data());
+  header.board_fd = segment.board_file_.get();
   std::memcpy(header.domain_id, domain_id, sizeof header.domain_id);
   fill_random(header.auth_salt, sizeof header.auth_salt);
   header.layout = versions::kSharedLayout;
@@ -42,37 +48,102 @@ Segment Segment::create(const std::uint8_t (&domain_id)[16]) {
   return segment;
 }
 
-Segment Segment::attach(const ProcessId& owner, int fd, const std::uint8_t (&domain_id)[16]) {
-  const std::string who = "process " + std::to_string(owner.pid);
-  const auto refuse = [&](const std::string& why) { return Error(Errc::unreachable, who + " " + why); };
-  if (process_start_time(owner.pid) != owner.start_time || owner.start_time == 0) throw refuse("is gone");
-  const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" + std::to_string(fd);
-  Segment segment;
-  segment.file_.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!segment.file_.valid()) {
-    const int error = errno;
-    if (error == ENOENT) throw refuse("has closed its domain");
-    if (is_shortage(error)) throw std::system_error(error, std::generic_category(), "open " + path);
-    throw refuse(std::string("does not let this process map its memory (") + std::strerror(error) +
-                 "): same user, and not hardened by PR_SET_DUMPABLE?");
+namespace {
+
+Error no_segment(const ProcessId& owner, const std::string& why) {
+  return Error(Errc::unreachable, "process " + std::to_string(owner.pid) + " " + why);
+}
+
+void check_user_of(const ProcessId& owner) {
+  const auto user = user_of_process(owner.pid);
+  if (!user) throw no_segment(owner, "is gone, or hides from this one in /proc");
+  if (*user != ::geteuid())
+    throw no_segment(owner, "belongs to user " + std::to_string(*user) + ", and this process to user " +
+                                std::to_string(::geteuid()) +
+                                ": shared memory is for processes of one user; use tcp");
+}
+
+ForeignFile open_file_of(const ProcessId& owner, int number, int flags) {
+  ForeignFile found = open_foreign(owner.pid, number, ForeignKind::sealed_memory, flags);
+  if (!found.fd.valid()) {
+    if (found.error == ENOENT) throw no_segment(owner, "has closed its domain");
+    if (is_shortage(found.error))
+      throw std::system_error(found.error, std::generic_category(),
+                              "open a file of process " + std::to_string(owner.pid));
+    throw no_segment(owner, found.why());
   }
-  // Read and not mapped, because nothing but this is known of another layout.
+  return found;
+}
+
+void check_size(const ForeignFile& file, std::size_t size, const ProcessId& owner) {
+  if (!std::cmp_equal(file.status.st_size, size)) throw no_segment(owner, "has closed its domain");
+}
+
+// The layout is read and not mapped, because nothing but this is known of another one.
+void check_layout(int fd, const ProcessId& owner) {
   struct {
     std::uint64_t magic;
     std::uint32_t layout;
   } first{};
-  if (::pread(segment.file_.get(), &first, sizeof first, 0) != static_cast<ssize_t>(sizeof first) ||
+  if (::pread(fd, &first, sizeof first, 0) != static_cast<ssize_t>(sizeof first) ||
       first.magic != kSegmentMagic)
-    throw refuse("has closed its domain");
-  if (first.layout != versions::kSharedLayout) throw OtherLayout(who, first.layout);
-  struct stat status;
-  if (::fstat(segment.file_.get(), &status) != 0 || !std::cmp_equal(status.st_size, kSize))
-    throw refuse("has closed its domain");
-  segment.mapping_ = Mapping::shared(segment.file_.get(), 0, kSize);
+    throw no_segment(owner, "has closed its domain");
+  if (first.layout != versions::kSharedLayout)
+    throw OtherLayout("process " + std::to_string(owner.pid), first.layout);
+}
+
+}  // namespace
+
+Segment Segment::attach(const ProcessId& owner, int fd, const std::uint8_t (&domain_id)[16]) {
+  if (process_start_time(owner.pid) != owner.start_time || owner.start_time == 0)
+    throw no_segment(owner, "is gone");
+  check_user_of(owner);
+  Segment segment;
+  ForeignFile table = open_file_of(owner, fd, O_RDONLY);
+  check_layout(table.fd.get(), owner);
+  check_size(table, kTableBytes, owner);
+  segment.file_ = std::move(table.fd);
+  if (!is_published(segment.file_.get()))
+    throw no_segment(owner, "shows a segment that others than it can write to");
+  segment.table_ = Mapping::shared(segment.file_.get(), 0, kTableBytes, false);
   const SegmentHeader& header = segment.header();
-  if (std::memcmp(header.domain_id, domain_id, sizeof header.domain_id) != 0 || header.closed.load() != 0)
-    throw refuse("has closed its domain");
+  // A process that has opened the segment of another one could show it as its own.
+  if (header.pid != owner.pid || header.start_time != owner.start_time)
+    throw no_segment(owner, "shows the segment of process " + std::to_string(header.pid));
+  if (std::memcmp(header.domain_id, domain_id, sizeof header.domain_id) != 0)
+    throw no_segment(owner, "has closed its domain");
+  const ForeignFile board = open_file_of(owner, header.board_fd, O_RDWR);
+  check_size(board, kBoardBytes, owner);
+  segment.board_ = Mapping::shared(board.fd.get(), 0, kBoardBytes);
+  // Looked at after the board was opened: the number was the board's until the domain closed.
+  if (header.closed.load() != 0) throw no_segment(owner, "has closed its domain");
   return segment;
+}
+
+std::uint32_t Segment::publish(std::uint64_t inode, const MadeChannel& channel) {
+  const std::lock_guard lock(*channels_mutex_);
+  for (std::uint32_t number = 0; number < kMaxChannels; ++number) {
+    PublishedChannel& place = channels()[number];
+    if (place.inode.load(std::memory_order_relaxed) != 0) continue;
+    place.made = channel;
+    place.inode.store(inode, std::memory_order_release);
+    return number;
+  }
+  throw Error(Errc::no_memory, "all " + std::to_string(kMaxChannels) + " channels of the domain are in use");
+}
+
+void Segment::withdraw(std::uint32_t number) noexcept {
+  channels()[number].inode.store(0, std::memory_order_release);
+}
+
+bool Segment::has_made(std::uint32_t number, std::uint64_t inode, const MadeChannel& channel) const noexcept {
+  if (number >= kMaxChannels) return false;
+  const PublishedChannel& place = channels()[number];
+  if (place.inode.load(std::memory_order_acquire) != inode) return false;
+  const MadeChannel made = place.made;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  // The place may have got another channel meanwhile.
+  return place.inode.load(std::memory_order_relaxed) == inode && made == channel;
 }
 
 namespace {
@@ -96,7 +167,7 @@ int Segment::claim_slot(const ProcessId& claimant) const {
   for (std::uint32_t i = 0; i < kMaxSlots; ++i) {
     if (!claim(slots()[i], owner)) continue;
     slots()[i].owner.store(owner);
-    auto& used = header().slots_used;
+    auto& used = board().slots_used;
     for (std::uint32_t seen = used.load(); seen <= i && !used.compare_exchange_weak(seen, i + 1);) {
     }
     return static_cast<int>(i);
@@ -113,7 +184,7 @@ void Segment::free_if_dead(AccessSlot& slot) noexcept try {
 }
 
 bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {
-  const std::uint32_t used = std::min(header().slots_used.load(), kMaxSlots);
+  const std::uint32_t used = slots_used();
   for (std::uint32_t i = 0; i < used; ++i) {
     AccessSlot& slot = slots()[i];
     // An access is short, unless its process is stopped in the middle of it: nothing tells of its end but the
@@ -121,7 +192,9 @@ bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {
     constexpr unsigned kEager = 64;
     for (unsigned round = 1; slot.active.load(std::memory_order_seq_cst) == std::uint64_t{index} + 1;
          ++round) {
-      if (slot.owner.load() & SlotOwner::kClaiming) break;  // the process that accessed the region is dead
+      // The process that accessed the region is dead, or somebody wrote into a slot that nobody has.
+      const std::uint64_t owner = slot.owner.load();
+      if (owner == 0 || (owner & SlotOwner::kClaiming) != 0) break;
       if (round < kEager) {
         std::this_thread::yield();
       } else if (round % kEager == 0) {
@@ -137,7 +210,7 @@ bool Segment::wait_unused(std::uint32_t index, Deadline deadline) const {
 }
 
 std::int32_t Segment::user_of(std::uint32_t index) const {
-  const std::uint32_t used = std::min(header().slots_used.load(), kMaxSlots);
+  const std::uint32_t used = slots_used();
   for (std::uint32_t i = 0; i < used; ++i)
     if (slots()[i].active.load() == std::uint64_t{index} + 1)
       return SlotOwner::unpack(slots()[i].owner.load()).pid;

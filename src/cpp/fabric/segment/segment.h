@@ -1,8 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,22 +19,23 @@
 
 namespace fab {
 
-// The memory of a domain that processes of the same user on the node may map: identity, doorbells, access
-// slots, counters and the region table. All offsets are fixed; pages cost memory only once used. Any process
-// of the user may write any of it, so readers check indices and lengths before use.
+// The memory of a domain that processes of the same user on the node may map. It is two files. Only the owner
+// writes the *table*, which the kernel keeps from all others (make_published_memory): identity, doorbells,
+// rights, the domain's channels, and the region table. So the owner trusts what it reads there. All may write
+// the *board*: what context has work, access slots and counters. Whatever is read there is checked before
+// use, by the owner as well. All offsets are fixed; pages cost memory only once used. What each field is, and
+// who may write it: docs/shm.md.
 inline constexpr std::uint64_t kSegmentMagic = 0x31676573'62616670;  // "pfabseg1"
 inline constexpr std::uint32_t kMaxContexts = 64;
 inline constexpr std::uint32_t kMaxSlots = 4096;
 inline constexpr std::uint32_t kMaxCounters = 65536;
+inline constexpr std::uint32_t kMaxChannels = 16384;
 
 // How to wake the progress of one context: raise `work`, then, if it sleeps, write one byte to its doorbell
 // pipe.
 struct alignas(64) ContextSlot {
   std::atomic<std::uint32_t> work;      // raised after a change that the context must look at
   std::atomic<std::uint32_t> sleeping;  // 1 while nobody polls
-  // Low half: descriptor + 1 of the pipe's write end in the owner, opened through /proc; 0: the context is
-  // closed. High half: counts the pipes, because descriptors are used again.
-  std::atomic<std::uint64_t> doorbell;
 };
 
 // A process as one word: process numbers have 22 bits, and start times fit into 41.
@@ -85,21 +89,36 @@ struct KeyTags {
   Tag tags[kMaxAuthKeys];
 };
 
+// A channel that the domain has made to another one, as only the domain can say: any process of the user may
+// write the channel itself, and show it in an access slot under any name.
+struct MadeChannel {
+  std::uint8_t target_domain[16] = {};
+  std::uint16_t target_context_slot = 0;
+  std::uint16_t context_slot = 0, context = 0;  // of the maker: SegmentHeader::doorbells, Part::context
+  std::uint16_t zero = 0;
+  friend bool operator==(const MadeChannel&, const MadeChannel&) = default;
+};
+struct PublishedChannel {
+  std::atomic<std::uint64_t> inode;  // of its file; 0: free
+  MadeChannel made;
+};
+
 struct SegmentHeader {
   // Magic and layout stay where they are in all versions.
   std::uint64_t magic;
   std::uint32_t layout;  // versions::kSharedLayout
-  std::int32_t pid;
+  std::int32_t pid;      // of the owner, as peers know it from the domain's name
   std::uint64_t start_time;
   std::uint8_t domain_id[16];
   std::uint8_t auth_salt[16];
-  std::uint64_t mapped_at;  // where the owner has this header
+  std::uint64_t mapped_at, board_mapped_at;  // where the owner has this header, and the board
+  std::int32_t board_fd;                     // in the owner
   std::atomic<std::uint32_t> closed;
-  std::atomic<std::uint32_t> slots_used;   // the slots from this number on were never used
   std::atomic<std::uint32_t> waiter_slot;  // the context in which those sleep who wait for a counter
-  ContextSlot contexts[kMaxContexts];
-  // Apart from the slots above, whose cache lines are written all the time.
-  struct alignas(64) {
+  // Low half: descriptor + 1 of the pipe's write end in the owner, opened through /proc; 0: the context is
+  // closed. High half: counts the pipes, because descriptors are used again.
+  std::atomic<std::uint64_t> doorbells[kMaxContexts];
+  struct {
     ContextRights of[kMaxContexts];
   } context_rights;
   KeyTags keys[kMaxContexts];
@@ -116,25 +135,48 @@ class OtherLayout : public Error {
   std::uint32_t found_;
 };
 
+struct BoardHeader {
+  std::atomic<std::uint32_t> slots_used;  // the slots from this number on were never used
+  ContextSlot contexts[kMaxContexts];
+};
+
 class Segment {
  public:
   // Makes the segment of a domain of this process.
   static Segment create(const std::uint8_t (&domain_id)[16]);
   // Maps the segment of another process by its owner and descriptor number. Throws Error(unreachable) that
-  // says why it cannot be used: gone, not ours to open, or another domain by now; OtherLayout.
+  // says why it cannot be used: gone, of another user, not ours to open, not sealed, or
+  // another domain or process than the one that is named; OtherLayout. All that can be is found out before
+  // anything is mapped.
   static Segment attach(const ProcessId& owner, int fd, const std::uint8_t (&domain_id)[16]);
 
-  SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(mapping_.data()); }
-  AccessSlot* slots() const noexcept { return at<AccessSlot>(kSlotsOffset); }
-  CounterSlot* counters() const noexcept { return at<CounterSlot>(kCountersOffset); }
-  std::byte* region_area() const noexcept { return mapping_.data() + kRegionsOffset; }
+  // Of the table: only the owner may write to it.
+  SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(table_.data()); }
+  std::byte* region_area() const noexcept { return table_.data() + kRegionsOffset; }
   RegionView regions() const noexcept { return RegionView(region_area()); }
   int fd() const noexcept { return file_.get(); }
-  // The owner's address of what lies at `here` in this mapping.
-  void* in_owner(const void* here) const noexcept {
-    const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(here) - mapping_.data());
-    return reinterpret_cast<void*>(header().mapped_at + offset);
+  // Of the board.
+  BoardHeader& board() const noexcept { return *at<BoardHeader>(0); }
+  AccessSlot* slots() const noexcept { return at<AccessSlot>(kSlotsOffset); }
+  CounterSlot* counters() const noexcept { return at<CounterSlot>(kCountersOffset); }
+  // The number of slots that may be in use.
+  std::uint32_t slots_used() const noexcept { return std::min(board().slots_used.load(), kMaxSlots); }
+  // The owner's address of its domain id, and of what lies at `here` on the board of this mapping.
+  void* id_in_owner() const noexcept {
+    return reinterpret_cast<void*>(header().mapped_at + offsetof(SegmentHeader, domain_id));
   }
+  void* in_owner(const void* here) const noexcept {
+    const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(here) - board_.data());
+    return reinterpret_cast<void*>(header().board_mapped_at + offset);
+  }
+
+  // --- the channels that this domain makes
+  // Owner: says that the file with this inode is a channel of this domain; returns its number here. Throws
+  // Error(no_memory) if there are kMaxChannels. Safe from any thread.
+  std::uint32_t publish(std::uint64_t inode, const MadeChannel& channel);
+  void withdraw(std::uint32_t number) noexcept;
+  // Whether the owner says so.
+  bool has_made(std::uint32_t number, std::uint64_t inode, const MadeChannel& channel) const noexcept;
 
   const ContextRights& rights_of(std::uint32_t context_slot) const noexcept {
     return header().context_rights.of[context_slot % kMaxContexts];
@@ -153,17 +195,24 @@ class Segment {
  private:
   template <class T>
   T* at(std::size_t offset) const noexcept {
-    return reinterpret_cast<T*>(mapping_.data() + offset);
+    return reinterpret_cast<T*>(board_.data() + offset);
   }
+  PublishedChannel* channels() const noexcept {
+    return reinterpret_cast<PublishedChannel*>(table_.data() + kChannelsOffset);
+  }
+  static constexpr std::size_t kChannelsOffset = 64 * 1024;
+  static constexpr std::size_t kRegionsOffset = kChannelsOffset + kMaxChannels * sizeof(PublishedChannel);
+  static constexpr std::size_t kTableBytes = kRegionsOffset + RegionView::kAreaBytes;
+  static_assert(sizeof(SegmentHeader) <= kChannelsOffset && kRegionsOffset % 4096 == 0);
   static constexpr std::size_t kSlotsOffset = 64 * 1024;
   static constexpr std::size_t kCountersOffset = kSlotsOffset + kMaxSlots * sizeof(AccessSlot);
-  static constexpr std::size_t kRegionsOffset = kCountersOffset + kMaxCounters * sizeof(CounterSlot);
-  static constexpr std::size_t kSize = kRegionsOffset + RegionView::kAreaBytes;
-  static_assert(sizeof(SegmentHeader) <= kSlotsOffset);
+  static constexpr std::size_t kBoardBytes = kCountersOffset + kMaxCounters * sizeof(CounterSlot);
+  static_assert(sizeof(BoardHeader) <= kSlotsOffset);
   static_assert(offsetof(SegmentHeader, layout) == 8);
 
-  OwnFd file_;
-  Mapping mapping_;
+  OwnFd file_, board_file_;  // the board's is the owner's alone
+  Mapping table_, board_;
+  std::unique_ptr<std::mutex> channels_mutex_ = std::make_unique<std::mutex>();
 };
 
 // Counts one remote write on every counter of `entry`, after its data; nothing if the endpoint behind

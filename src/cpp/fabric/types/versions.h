@@ -16,7 +16,7 @@ inline constexpr std::uint8_t kRemoteView = 1;
 // What processes of one node map of each other: the segment with its region table, the channel with its eager
 // ring, and the part of shared memory in an address. They are one layout, because who maps one of them relies
 // on all.
-inline constexpr std::uint16_t kSharedLayout = 8;
+inline constexpr std::uint16_t kSharedLayout = 9;
 inline constexpr std::uint32_t kPeerFile = 3;         // the file of a named address vector
 inline constexpr std::uint8_t kVerbsCall = 1;         // the private data of a connection over verbs
 inline constexpr std::uint8_t kVerbsDescription = 1;  // what a device needs to reach a region by itself

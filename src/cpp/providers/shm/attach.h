@@ -41,7 +41,7 @@ class AttachProof {
   }
   iovec there(bool write) const noexcept {
     return write ? iovec{segment_.in_owner(&slot_->proof), sizeof number_}
-                 : iovec{segment_.in_owner(segment_.header().domain_id), sizeof seen_};
+                 : iovec{segment_.id_in_owner(), sizeof seen_};
   }
   // Whether a call that has moved the piece met the right program.
   bool holds(bool write) const noexcept {

@@ -1,7 +1,6 @@
 #include "providers/shm/channel.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 
 #include "base/locks/tsan.h"
 #include "base/memory/fault_guard.h"
+#include "base/memory/foreign_file.h"
 
 namespace fab::shm {
 namespace {
@@ -98,8 +98,15 @@ std::unique_ptr<Channel> Channel::create(std::shared_ptr<PeerDomain> peer, std::
   const Digest proof = channel_proof(services.sender->key().secret, self, context, peer_context_slot,
                                      peer->address().domain_id);
   std::memcpy(header.proof, proof.data(), sizeof header.proof);
-  return std::unique_ptr<Channel>(new Channel(std::move(file), std::move(mapping), std::move(peer),
-                                              peer_context_slot, true, std::move(services), direct));
+  MadeChannel made{
+      .target_context_slot = peer_context_slot, .context_slot = self.context_slot, .context = context};
+  std::ranges::copy(peer->address().domain_id, made.target_domain);
+  Segment& own = services.segment;
+  std::unique_ptr<Channel> channel(new Channel(std::move(file), std::move(mapping), std::move(peer),
+                                               peer_context_slot, true, std::move(services), direct));
+  channel->publication_.emplace(own, FileId::of(channel->fd()).inode, made);
+  header_of(channel->mapping_).published = channel->publication_->number();
+  return channel;
 }
 
 Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t context_slot,
@@ -108,29 +115,26 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t context_slot,
   const auto refuse = [&](const char* why) {
     return Error(Errc::protocol, "the channel of process " + std::to_string(claimant.pid) + " " + why);
   };
-  const std::string path = "/proc/" + std::to_string(claimant.pid) + "/fd/" +
-                           std::to_string(slot.channel_fd.load(std::memory_order_acquire));
+  const ForeignFile found = open_foreign(claimant.pid, slot.channel_fd.load(std::memory_order_acquire),
+                                         ForeignKind::sealed_memory, O_RDWR);
+  if (!found.fd.valid() && is_shortage(found.error))
+    throw std::system_error(found.error, std::generic_category(),
+                            "open a channel of process " + std::to_string(claimant.pid));
+  if (!found.fd.valid()) throw refuse("is no channel");
   Offer offer;
-  offer.file.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!offer.file.valid() && is_shortage(errno))
-    throw std::system_error(errno, std::generic_category(), "open " + path);
   // Read and not mapped, because nothing but this is known of another layout.
   struct {
     std::uint64_t magic;
     std::uint32_t layout;
   } first{};
-  struct stat status;
-  if (!offer.file.valid() || ::fstat(offer.file.get(), &status) != 0) throw refuse("is gone");
-  if (!S_ISREG(status.st_mode) ||
-      ::pread(offer.file.get(), &first, sizeof first, 0) != static_cast<ssize_t>(sizeof first) ||
+  if (::pread(found.fd.get(), &first, sizeof first, 0) != static_cast<ssize_t>(sizeof first) ||
       first.magic != kChannelMagic)
     throw refuse("is no channel");
   if (first.layout != versions::kSharedLayout)
     throw OtherLayout("the channel of process " + std::to_string(claimant.pid), first.layout);
-  const int seals = ::fcntl(offer.file.get(), F_GET_SEALS);
-  if (!std::cmp_equal(status.st_size, kChannelBytes) || seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-    throw refuse("is no channel");
-  offer.mapping = Mapping::shared(offer.file.get(), 0, kChannelBytes);
+  if (!std::cmp_equal(found.status.st_size, kChannelBytes)) throw refuse("is no channel");
+  offer.file = {found.status.st_dev, found.status.st_ino};
+  offer.mapping = Mapping::shared(found.fd.get(), 0, kChannelBytes);
   const ChannelHeader& header = header_of(offer.mapping);
   // Accepted again, it would be read from the front of its rings, and what was received before would be
   // received again.
@@ -142,6 +146,11 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t context_slot,
     throw refuse("is for another context");
   offer.initiator = *initiator;
   offer.initiator_context = header.initiator_context;
+  offer.published = header.published;
+  offer.made = {.target_context_slot = context_slot,
+                .context_slot = initiator->context_slot,
+                .context = offer.initiator_context};
+  std::ranges::copy(domain_id, offer.made.target_domain);
   // A copy is judged, because the initiator may still write to the header.
   Digest proof;
   std::memcpy(proof.data(), header.proof, sizeof proof);
@@ -158,9 +167,8 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t context_slot,
 std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<PeerDomain> peer,
                                          Session::Services services, AttachBatch* direct) {
   const std::uint16_t context_slot = offer.initiator.context_slot;
-  std::unique_ptr<Channel> channel(new Channel(std::move(offer.file), std::move(offer.mapping),
-                                               std::move(peer), context_slot, false, std::move(services),
-                                               direct));
+  std::unique_ptr<Channel> channel(new Channel(OwnFd(), std::move(offer.mapping), std::move(peer),
+                                               context_slot, false, std::move(services), direct));
   // This comes last, because from now on the initiator relies on the channel.
   Hold hold = Hold::initiator;
   if (!header_of(channel->mapping_).hold.compare_exchange_strong(hold, Hold::both))

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "base/bytes/sha256.h"
 #include "base/deadline.h"
@@ -30,12 +31,16 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   static std::unique_ptr<Channel> create(std::shared_ptr<PeerDomain> peer, std::uint16_t peer_context_slot,
                                          const Address& self, std::uint16_t context,
                                          Session::Services services, AttachBatch* direct);
-  // A channel file as the target finds it.
+  // A channel file as the target finds it. Its descriptor is not kept: others could show it as a file of this
+  // process.
   struct Offer {
-    OwnFd file;
     Mapping mapping;
+    FileId file;
     Address initiator;
     std::uint16_t initiator_context;
+    std::uint32_t
+        published;  // the channel's number in the initiator's segment, and what is to be found there
+    MadeChannel made;
     std::size_t auth_index;  // of the authorization key that the initiator proved
   };
   // Opens the channel that `slot` shows to the context in `context_slot` of `domain_id`. Throws
@@ -103,8 +108,24 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   bool take_in() noexcept;
   bool send_out() noexcept;
 
-  OwnFd file_;
+  // The initiator's word for its channel, in the segment of its domain, as long as there is the channel.
+  class Publication {
+   public:
+    Publication(Segment& segment, std::uint64_t inode, const MadeChannel& channel)
+        : segment_(segment), number_(segment.publish(inode, channel)) {}
+    ~Publication() { segment_.withdraw(number_); }
+    Publication(const Publication&) = delete;
+    Publication& operator=(const Publication&) = delete;
+    std::uint32_t number() const noexcept { return number_; }
+
+   private:
+    Segment& segment_;
+    const std::uint32_t number_;
+  };
+
+  const OwnFd file_;  // the initiator's
   Mapping mapping_;
+  std::optional<Publication> publication_;
   std::shared_ptr<PeerDomain> peer_;
   const std::uint16_t peer_context_slot_;
   RingWriter out_;

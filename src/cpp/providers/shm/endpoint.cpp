@@ -35,15 +35,14 @@ ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices&
   doorbell_.reset(ends[0]);
   doorbell_end_.reset(ends[1]);
   services_.poller.add(doorbell_.get(), EPOLLIN, *this);  // from here on nothing throws
-  const std::uint64_t former = context_slot().doorbell.load() & ~kDoorbellFd;
-  context_slot().doorbell.store(former + kDoorbellFd + 1 + static_cast<std::uint64_t>(doorbell_end_.get()) +
-                                1);
+  const std::uint64_t former = doorbell().load() & ~kDoorbellFd;
+  doorbell().store(former + kDoorbellFd + 1 + static_cast<std::uint64_t>(doorbell_end_.get()) + 1);
   if (context_slot().work.load() != 0) waker_.wake();  // raised while nobody could ring
   if (services_.lingerers) services_.lingerers->push_back(*this);
 }
 
 ShmEndpoint::~ShmEndpoint() {
-  context_slot().doorbell.fetch_and(~kDoorbellFd);  // before the pipe is closed and its number used again
+  doorbell().fetch_and(~kDoorbellFd);  // before the pipe is closed and its number used again
   context_slot().sleeping.store(0);
   services_.poller.remove(doorbell_.get(), *this);
 }
@@ -324,7 +323,7 @@ void ShmEndpoint::look_for_channels() noexcept {
     take_rest(*served.channel);
     return true;
   });
-  const std::uint32_t used = std::min(domain_.segment.header().slots_used.load(), kMaxSlots);
+  const std::uint32_t used = domain_.segment.slots_used();
   for (std::uint32_t i = 0; i < used; ++i) {
     AccessSlot& slot = domain_.segment.slots()[i];
     const std::uint32_t epoch = slot.channel_epoch.load(std::memory_order_acquire);
@@ -340,6 +339,8 @@ void ShmEndpoint::look_for_channels() noexcept {
       Part part{link_, offer.initiator_context, offer.initiator.encode()};
       auto peer = peer_domain(offer.initiator);
       looked_at_.reset();
+      // The slot and the channel may be written by anybody; this only by the process that is named.
+      if (!peer->has_made(offer.file, offer.published, offer.made)) continue;
       auto services = session_services(served_counts_, std::move(part), offer.auth_index);
       // The session may ask for an announced message, and wait for it.
       services.on_output = [this] { expect_answers(); };

@@ -63,7 +63,10 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
     std::uint32_t slot, epoch;
     std::unique_ptr<Channel> channel;
   };
-  ContextSlot& context_slot() const noexcept { return domain_.segment.header().contexts[self_.context_slot]; }
+  ContextSlot& context_slot() const noexcept { return domain_.segment.board().contexts[self_.context_slot]; }
+  std::atomic<std::uint64_t>& doorbell() const noexcept {
+    return domain_.segment.header().doorbells[self_.context_slot];
+  }
   std::shared_ptr<PeerDomain> peer_domain(const Address& address) const;
   struct Found {
     std::shared_ptr<PeerDomain> peer;

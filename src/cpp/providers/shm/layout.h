@@ -109,6 +109,7 @@ struct ChannelHeader {
   // Set by the initiator before it tells its user that unanswered requests are lost. From then on the target
   // serves none of them.
   std::atomic<std::uint32_t> given_up;
+  std::uint32_t published;  // PublishedChannel of the initiator's segment: its word that this is its channel
   RingIndices to_target, to_initiator;
   EagerIndices messages;
 };
@@ -122,7 +123,8 @@ static_assert(sizeof(ChannelHeader) <= kAnnouncementsOffset);
 static_assert(offsetof(ChannelHeader, initiator) == 16 && offsetof(ChannelHeader, target_domain) == 68);
 static_assert(offsetof(ChannelHeader, layout) == 8);
 static_assert(offsetof(ChannelHeader, proof) == 88 && offsetof(ChannelHeader, hold) == 120);
-static_assert(offsetof(ChannelHeader, to_target) == 128 && sizeof(RingIndices) == 192);
+static_assert(offsetof(ChannelHeader, published) == 128);
+static_assert(offsetof(ChannelHeader, to_target) == 192 && sizeof(RingIndices) == 192);
 static_assert(std::atomic<Hold>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free &&
               std::atomic<std::uint32_t>::is_always_lock_free);
 

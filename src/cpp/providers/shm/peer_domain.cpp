@@ -9,6 +9,8 @@
 #include <ctime>
 #include <utility>
 
+#include "base/memory/foreign_file.h"
+
 namespace fab::shm {
 namespace {
 
@@ -63,8 +65,7 @@ bool PeerDomain::holds_segment() const noexcept {
 }
 
 bool PeerDomain::serves(std::uint16_t context_slot) const noexcept {
-  return context_slot < kMaxContexts &&
-         (segment_.header().contexts[context_slot].doorbell.load() & kDoorbellFd) != 0;
+  return context_slot < kMaxContexts && (segment_.header().doorbells[context_slot].load() & kDoorbellFd) != 0;
 }
 
 void PeerDomain::watch() {
@@ -79,30 +80,25 @@ void PeerDomain::on_ready(std::uint32_t) noexcept {
   poller_.remove(watch_.fd(), *this);
 }
 
-OwnFd PeerDomain::open(int fd, int flags) const noexcept {
-  char path[48];
-  std::snprintf(path, sizeof path, "/proc/%d/fd/%d", address_.process.pid, fd);
-  return OwnFd(::open(path, flags | O_CLOEXEC));
-}
-
 void PeerDomain::wake(std::uint32_t context_slot, std::uint32_t bits) noexcept {
   if (context_slot >= kMaxContexts) return;
-  ContextSlot& there = segment_.header().contexts[context_slot];
+  ContextSlot& there = segment_.board().contexts[context_slot];
   there.work.fetch_or(bits, std::memory_order_seq_cst);
   // Whoever takes the flag rings. Nobody else needs to, until the owner sleeps again.
   if (there.sleeping.load(std::memory_order_seq_cst) == 0 || there.sleeping.exchange(0) == 0) return;
-  const std::uint64_t doorbell = there.doorbell.load();
+  const std::atomic<std::uint64_t>& bell_there = segment_.header().doorbells[context_slot];
+  const std::uint64_t doorbell = bell_there.load();
   if ((doorbell & kDoorbellFd) == 0) return;
   Doorbell& bell = doorbells_[context_slot];
   if (bell.seen != doorbell) {
     // The pipe is opened for reading as well, so that a write never meets a pipe without a reader (SIGPIPE).
     // The owner takes the number back before it closes the pipe. So a number that is still there named the
     // doorbell when it was opened. An owner that has changed it meanwhile looks at `work` afterwards.
-    bell.fd = open(static_cast<int>((doorbell & kDoorbellFd) - 1), O_RDWR | O_NONBLOCK);
-    hindrance_ = bell.fd.valid() ? 0 : errno;
-    struct stat status;
-    const bool usable = bell.fd.valid() && ::fstat(bell.fd.get(), &status) == 0 && S_ISFIFO(status.st_mode) &&
-                        there.doorbell.load() == doorbell && watch_.alive();
+    ForeignFile pipe = open_foreign(address_.process.pid, static_cast<int>((doorbell & kDoorbellFd) - 1),
+                                    ForeignKind::pipe, O_RDWR);
+    hindrance_ = pipe.error;
+    bell.fd = std::move(pipe.fd);
+    const bool usable = bell.fd.valid() && bell_there.load() == doorbell && watch_.alive();
     bell.seen = usable ? doorbell : 0;
     if (!usable) {
       bell.fd.reset();
@@ -115,19 +111,16 @@ void PeerDomain::wake(std::uint32_t context_slot, std::uint32_t bits) noexcept {
 }
 
 std::shared_ptr<const MappedFile> PeerDomain::map(int number, std::uint64_t size) noexcept try {
-  const OwnFd fd = open(number, O_RDWR);
-  struct stat status;
-  if (!fd.valid() || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return nullptr;
-  // A file that can shrink could raise SIGBUS here at any time.
-  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || std::cmp_less(status.st_size, size)) return nullptr;
-  if (!watch_.alive()) return nullptr;
+  const ForeignFile found = open_foreign(address_.process.pid, number, ForeignKind::sealed_memory, O_RDWR);
+  const struct stat& status = found.status;
+  if (!found.fd.valid() || std::cmp_less(status.st_size, size) || !watch_.alive()) return nullptr;
   std::erase_if(files_, [](const auto& file) { return file.expired(); });
   for (const auto& known : files_)
     if (auto file = known.lock(); file && file->device == status.st_dev && file->inode == status.st_ino)
       return file;
-  auto file = std::make_shared<const MappedFile>(MappedFile{
-      status.st_dev, status.st_ino, Mapping::shared(fd.get(), 0, static_cast<std::size_t>(status.st_size))});
+  auto file = std::make_shared<const MappedFile>(
+      MappedFile{status.st_dev, status.st_ino,
+                 Mapping::shared(found.fd.get(), 0, static_cast<std::size_t>(status.st_size))});
   files_.push_back(file);
   return file;
 } catch (...) {

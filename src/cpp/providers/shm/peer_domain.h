@@ -51,6 +51,11 @@ class PeerDomain final : public ReadyHandler {
     return gone_;
   }
   bool serves(std::uint16_t context_slot) const noexcept;  // whether the context is open
+  // Whether the process says in its segment, which only it can write, that it has made the channel with this
+  // number there, behind this file.
+  bool has_made(const FileId& file, std::uint32_t published, const MadeChannel& channel) const noexcept {
+    return file.device == file_.device && segment_.has_made(published, file.inode, channel);
+  }
   // From now on, the end of the process wakes the poller.
   void watch();
   // Tells a context of the peer to look at `bits` (see `work` in layout.h), and wakes it if it sleeps.
@@ -58,7 +63,7 @@ class PeerDomain final : public ReadyHandler {
   // Why the last doorbell could not be rung, if descriptors or memory were lacking; else `otherwise`.
   Errc hindrance_or(Errc otherwise) const noexcept { return shortage_or(hindrance_, otherwise); }
   bool sleeps(std::uint32_t context_slot) noexcept {
-    return segment_.header().contexts[context_slot % kMaxContexts].sleeping.load(std::memory_order_relaxed) !=
+    return segment_.board().contexts[context_slot % kMaxContexts].sleeping.load(std::memory_order_relaxed) !=
            0;
   }
   // The memory file behind descriptor `number` of the owner, of which `size` bytes are needed; null if it
@@ -68,7 +73,7 @@ class PeerDomain final : public ReadyHandler {
 
   // Whether the context has looked for channels since the last wake() for them.
   bool looked_for_channels(std::uint32_t context_slot) const noexcept {
-    return (segment_.header().contexts[context_slot % kMaxContexts].work.load() & work::kChannels) == 0;
+    return (segment_.board().contexts[context_slot % kMaxContexts].work.load() & work::kChannels) == 0;
   }
   // The peer has looked for channels, and has not taken one of this process. `layout` is the layout that it
   // found there instead of its own; 0: it has not told why.
@@ -87,7 +92,6 @@ class PeerDomain final : public ReadyHandler {
   static std::int64_t coarse_clock() noexcept;  // ns
   void look(std::int64_t now) noexcept;
   bool holds_segment() const noexcept;
-  OwnFd open(int fd, int flags) const noexcept;
 
   const Address address_;
   Segment segment_;

@@ -62,7 +62,7 @@ PyObject* link_stats(PyObject* self, PyObject*) {
       link["unexpected"] = counters.unexpected.entries;
       link["longest_unexpected"] = counters.unexpected.longest;
       link["unexpected_lengths"] = counters.unexpected.sum;
-      out[py::str(name)] = link;
+      out[shown(name)] = link;
     }
     return out.release().ptr();
   } catch (...) {

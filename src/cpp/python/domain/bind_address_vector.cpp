@@ -136,8 +136,7 @@ void bind_address_vector(py::module_& m) {
       },
       py::arg("domain"), py::arg("name"));
   m.def(
-      "print_address",
-      [](const py::bytes& address) { return shown(print_address(std::string_view(address))); },
+      "print_address", [](const py::bytes& address) { return print_address(std::string_view(address)); },
       py::arg("address"), "As text; an empty string for what has no known format.");
   m.def(
       "address_links",
@@ -145,10 +144,7 @@ void bind_address_vector(py::module_& m) {
         std::vector<std::string> links;
         for (const Part& part : Name::decode(std::string_view(address)).parts)
           if (std::ranges::find(links, part.link) == links.end()) links.push_back(part.link);
-        std::vector<py::str> out;
-        out.reserve(links.size());
-        for (const std::string& link : links) out.push_back(shown(link));
-        return out;
+        return links;
       },
       py::arg("address"), "The links that an address has parts of: \"tcp.0\".");
   m.def(

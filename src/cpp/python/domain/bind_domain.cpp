@@ -70,7 +70,7 @@ py::dict registrations(const DomainCore& domain) {
     counts["held"] = link.held;
     counts["made"] = link.made;
     counts["reused"] = link.reused;
-    out[py::str(link.link)] = counts;
+    out[shown(link.link)] = counts;
   }
   return out;
 }

@@ -1,5 +1,7 @@
+#include <fcntl.h>
 #include <linux/dma-buf.h>
 
+#include "base/memory/foreign_file.h"
 #include "fabric/memory/dma_buf.h"
 #include "fabric/memory/shared_memory.h"
 #include "python/memory/buffers.h"
@@ -111,6 +113,17 @@ PyType_Spec memory_spec = {"pyfab._core.Exporter", sizeof(PyObject), 0,
 }  // namespace
 
 void bind_memory(py::module_& m) {
+  m.def(
+      "open_memory_of",
+      [](int pid, int number) {
+        ForeignFile found = open_foreign(pid, number, ForeignKind::sealed_memory, O_RDWR);
+        if (!found.fd.valid())
+          throw Error(shortage_or(found.error, Errc::not_supported),
+                      "process " + std::to_string(pid) + " " + found.why());
+        return found.fd.release();
+      },
+      py::arg("pid"), py::arg("number"),
+      "A descriptor of the memory file that a process of this user has open, which cannot shrink.");
   PyObject* exporter = PyType_FromSpec(&memory_spec);
   if (!exporter) throw py::error_already_set();
   m.attr("Exporter") = py::reinterpret_steal<py::object>(exporter);

@@ -7,6 +7,7 @@
 
 #include "base/memory/mapping.h"
 #include "fabric/address_vector/address_vector.h"
+#include "fabric/types/error.h"
 
 // Address vectors whose memory the tests read and write, as another process does that has them open.
 namespace fab {
@@ -34,6 +35,7 @@ class OpenMemory final : public PeerMemory {
   void unlock() noexcept override {}
   std::byte* attach(unsigned, unsigned) const noexcept override { return nullptr; }
   std::byte* create(unsigned section, unsigned chunk, std::size_t bytes) override {
+    if (chunk >= kPeerChunks || bytes > std::size_t{1} << 24) throw Error(Errc::no_memory, "too large");
     chunks_.push_back(Mapping::anonymous(bytes));
     set(section, chunk, chunks_.back().data());
     return chunks_.back().data();

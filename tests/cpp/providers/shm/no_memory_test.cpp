@@ -183,8 +183,8 @@ TEST_CASE("a context that lacks memory to open has never had a doorbell") {
       CHECK(memory.failed());
     }
     CAPTURE(memory.made());
-    const auto& there = side.domain->segment().header().contexts[kContextSlot];
-    CHECK(((there.doorbell.load() & shm::kDoorbellFd) != 0) == (opened != nullptr));
+    const auto& doorbell = side.domain->segment().header().doorbells[kContextSlot];
+    CHECK(((doorbell.load() & shm::kDoorbellFd) != 0) == (opened != nullptr));
     if (opened) side.domain->contexts().close(*opened);
   });
 }

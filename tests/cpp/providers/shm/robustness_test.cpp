@@ -109,9 +109,9 @@ TEST_CASE("nothing is left behind: descriptors, mappings and slots after many op
   for (int round = 0; round < 50; ++round) once(kWays[static_cast<std::size_t>(round) % kWays.size()]);
   CHECK(settled(files, maps));
   const Segment& segment = b.domain->segment();
-  for (std::uint32_t i = 0; i < segment.header().slots_used.load(); ++i)
+  for (std::uint32_t i = 0; i < segment.board().slots_used.load(); ++i)
     CHECK(segment.slots()[i].owner.load() == 0);
-  CHECK(segment.header().slots_used.load() <= 2);
+  CHECK(segment.board().slots_used.load() <= 2);
 }
 
 TEST_CASE("a file is unmapped once its region is closed and another one is used") {
@@ -162,7 +162,7 @@ TEST_CASE("channels that are none get no answer and harm nobody") {
     AccessSlot& slot = segment.slots()[segment.claim_slot(this_process())];
     slot.target_context = address.context_slot;
     slot.channel_fd.store(fd);
-    segment.header().contexts[address.context_slot].work.fetch_or(shm::work::kChannels);
+    segment.board().contexts[address.context_slot].work.fetch_or(shm::work::kChannels);
   };
   offer(0);
   offer(1'000'000);
@@ -208,53 +208,68 @@ TEST_CASE("a segment tells each key its number, and others nothing") {
   CHECK_FALSE(authorized(segment, 0, "third"));
 }
 
-TEST_CASE("a channel is taken from who proves one of the keys for this very channel") {
+namespace {
+
+// A channel for `there` as `self` would make it, with one message, whose tag is `number`.
+struct Forged {
+  Forged(const shm::Address& self, const shm::Address& there, std::uint64_t number, const Digest& proof) {
+    header().magic = shm::kChannelMagic;
+    header().layout = versions::kSharedLayout;
+    header().target_context_slot = there.context_slot;
+    std::memcpy(header().target_domain, there.domain_id, 16);
+    self.encode().copy(header().initiator, sizeof header().initiator);
+    std::memcpy(header().proof, proof.data(), sizeof header().proof);
+    encode({.type = FrameType::message, .flags = frame_flag::kTagged, .length = 8, .key = number, .total = 8},
+           bytes.data() + shm::kRingsOffset);
+    header().to_target.written.store(kHeaderBytes + 8);
+  }
+  shm::ChannelHeader& header() const { return *reinterpret_cast<shm::ChannelHeader*>(bytes.data()); }
+
+  OwnFd file = make_memory_file("forged", shm::kChannelBytes);
+  Mapping bytes = Mapping::shared(file.get(), 0, shm::kChannelBytes);
+};
+
+}  // namespace
+
+TEST_CASE("a channel is taken from who made it and proves one of the keys for this very channel") {
   Side target("auto", {}, {{"first", 1}, {"second", 2}}), maker, other;
   const auto address_of = [](const Side& side) {
     return *shm::Address::decode(Name::decode(side.name()).parts[0].bytes);
   };
   const shm::Address there = address_of(target), self = address_of(maker), another = address_of(other);
-  struct Forged {
-    OwnFd file = make_memory_file("forged", shm::kChannelBytes);
-    Mapping bytes = Mapping::shared(file.get(), 0, shm::kChannelBytes);
-  };
   std::vector<Forged> channels;
-  // Sends one message whose tag is `number`.
-  const auto offer = [&](std::uint64_t number, const Digest& proof) {
-    const Forged& channel = channels.emplace_back();
-    auto& header = *reinterpret_cast<shm::ChannelHeader*>(channel.bytes.data());
-    header.magic = shm::kChannelMagic;
-    header.layout = versions::kSharedLayout;
-    header.target_context_slot = there.context_slot;
-    std::memcpy(header.target_domain, there.domain_id, 16);
-    self.encode().copy(header.initiator, sizeof header.initiator);
-    std::memcpy(header.proof, proof.data(), sizeof header.proof);
-    encode({.type = FrameType::message, .flags = frame_flag::kTagged, .length = 8, .key = number, .total = 8},
-           channel.bytes.data() + shm::kRingsOffset);
-    header.to_target.written.store(kHeaderBytes + 8);
+  // Sends one message whose tag is `number`. The maker vouches for the channel to `vouched`.
+  const auto offer = [&](std::uint64_t number, const Digest& proof, const shm::Address& vouched) {
+    const Forged& channel = channels.emplace_back(self, there, number, proof);
+    MadeChannel made{.target_context_slot = vouched.context_slot, .context_slot = self.context_slot};
+    std::ranges::copy(vouched.domain_id, made.target_domain);
+    channel.header().published =
+        maker.domain->segment().publish(shm::FileId::of(channel.file.get()).inode, made);
     const Segment& segment = target.domain->segment();
     AccessSlot& slot = segment.slots()[segment.claim_slot(this_process())];
     slot.target_context = there.context_slot;
     slot.channel_fd.store(channel.file.get());
-    segment.header().contexts[there.context_slot].work.fetch_or(shm::work::kChannels);
+    segment.board().contexts[there.context_slot].work.fetch_or(shm::work::kChannels);
   };
   const auto proof = [&](const std::string& secret, const shm::Address& from, std::uint16_t context,
                          std::uint16_t context_slot, const shm::Address& to) {
     return shm::channel_proof(secret, from, context, context_slot, to.domain_id);
   };
-  offer(100, {});
-  offer(101, proof("third", self, 0, there.context_slot, there));
-  offer(102, proof("first", another, 0, there.context_slot, there));
-  offer(103, proof("first", self, 1, there.context_slot, there));
-  offer(104, proof("first", self, 0, static_cast<std::uint16_t>(there.context_slot + 1), there));
-  offer(105, proof("first", self, 0, there.context_slot, another));
+  offer(100, {}, there);
+  offer(101, proof("third", self, 0, there.context_slot, there), there);
+  offer(102, proof("first", another, 0, there.context_slot, there), there);
+  offer(103, proof("first", self, 1, there.context_slot, there), there);
+  offer(104, proof("first", self, 0, static_cast<std::uint16_t>(there.context_slot + 1), there), there);
+  offer(105, proof("first", self, 0, there.context_slot, another), there);
   const std::string published(
       reinterpret_cast<const char*>(target.domain->segment().header().keys[0].tags[0].proof), 32);
   Digest copied;
   std::ranges::copy(published, copied.begin());
-  offer(106, copied);
-  offer(1, proof("first", self, 0, there.context_slot, there));
-  offer(2, proof("second", self, 0, there.context_slot, there));
+  offer(106, copied, there);
+  // Another process could write all of this, but not what the maker says of its channels.
+  offer(107, proof("first", self, 0, there.context_slot, there), another);
+  offer(1, proof("first", self, 0, there.context_slot, there), there);
+  offer(2, proof("second", self, 0, there.context_slot, there), there);
   const auto deadline = Deadline::in_seconds(30);
   while (target.context->inbox().sizes().unexpected < 2 && !deadline.passed()) target.context->progress();
   CHECK(target.context->inbox().sizes().unexpected == 2);  // slots are looked at in order
@@ -283,7 +298,7 @@ TEST_CASE(
       REQUIRE(a.put(peer, memory.region->key(), 0, &word, 8) == Errc::ok);
       // The channel as a third party with the same rights could open it.
       const AccessSlot* slot = nullptr;
-      for (std::uint32_t i = 0; i < b.domain->segment().header().slots_used.load(); ++i)
+      for (std::uint32_t i = 0; i < b.domain->segment().board().slots_used.load(); ++i)
         if (b.domain->segment().slots()[i].owner.load() != 0) slot = &b.domain->segment().slots()[i];
       REQUIRE(slot);
       const std::string path = "/proc/self/fd/" + std::to_string(slot->channel_fd.load());
@@ -302,7 +317,7 @@ TEST_CASE(
       // Before the initiator writes again and with that puts its own position back.
       const auto look = [](Side& side) {
         const auto name = *shm::Address::decode(Name::decode(side.name()).parts[0].bytes);
-        auto& work = side.domain->segment().header().contexts[name.context_slot].work;
+        auto& work = side.domain->segment().board().contexts[name.context_slot].work;
         work.fetch_or(shm::work::kLook);
         while (work.load() & shm::work::kLook) side.context->progress();
         (void)side.context->inbox().link_counters();  // waits for the thread that looks

@@ -40,7 +40,7 @@ TEST_CASE("slots of dead processes are taken over by one claimant each") {
     std::sort(all.begin(), all.end());
     CHECK(std::adjacent_find(all.begin(), all.end()) == all.end());
     CHECK(all.front() >= 0);
-    CHECK(segment.header().slots_used.load() <= kThreads * kEach + kThreads);
+    CHECK(segment.board().slots_used.load() <= kThreads * kEach + kThreads);
     for (const int index : all) {
       AccessSlot& slot = segment.slots()[index];
       CHECK(slot.owner.load() == SlotOwner::pack(this_process()));
