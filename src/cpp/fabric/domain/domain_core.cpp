@@ -23,6 +23,7 @@ DomainCore::DomainCore(DomainOptions options)
       post_rules_(options_.mr_mode),
       emulation_(options_.non_coherent ? std::make_unique<CacheEmulation>(*options_.non_coherent) : nullptr),
       auth_numbers_(options_.auth_key),
+      security_(!options_.manual_progress),
       contexts_(segment_),
       registrations_(!options_.manual_progress) {}
 
@@ -33,6 +34,7 @@ std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions
                           .regions = core->regions_,
                           .options = core->options_,
                           .domain_id = core->domain_id_,
+                          .security = core->security_,
                           .observer = core->emulation_.get()});
   // Links that register memory with a device have caches of their own; in this cache regions only have
   // entries.
@@ -240,6 +242,7 @@ void DomainCore::close(bool force) {
   const auto self = weak_from_this().lock();  // null: from the destructor
   contexts_.close_all(self == nullptr);
   contexts_.end_thread(self);
+  security_.stop();
 }
 
 }  // namespace fab

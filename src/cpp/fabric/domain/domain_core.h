@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fabric/completion/counter.h"
+#include "fabric/completion/security_log.h"
 #include "fabric/context/context_set.h"
 #include "fabric/domain/auth_numbers.h"
 #include "fabric/domain/memory_region.h"
@@ -44,6 +45,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
   RegistrationQueue& registrations() noexcept { return registrations_; }
   PostRules& post_rules() noexcept { return post_rules_; }
+  SecurityLog& security() noexcept { return security_; }
   AuthNumbers& auth_numbers() noexcept { return auth_numbers_; }
   ContextSet& contexts() noexcept { return contexts_; }
   std::shared_ptr<Counter> open_counter();
@@ -124,6 +126,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::function<void()> wake_later();
 
   AuthNumbers auth_numbers_;
+  SecurityLog security_;
   ContextSet contexts_;
   std::mutex counters_mutex_;  // guards the two
   std::vector<std::uint32_t> free_counters_;
