@@ -48,7 +48,8 @@ void PendingConnection::tick(Attended now) noexcept {
     if (now < deadline_) return;
     pollfd watched{socket_.get(), static_cast<short>(connected_ ? POLLIN : POLLOUT), 0};
     if (::poll(&watched, 1, 0) > 0) look();
-    if (!decided()) fail(Errc::unreachable);
+    late_ = !decided();
+    if (late_) fail(Errc::unreachable);
   }
   tell();
 }
