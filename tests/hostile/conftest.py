@@ -42,14 +42,13 @@ Attack = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def attack() -> Iterator[Attack]:
-    """Starts an attack, and waits until it is under way."""
+def begin() -> Iterator[Attack]:
+    """Starts a program of this folder, and waits until its attack is under way."""
     attackers: list[subprocess.Popen[str]] = []
 
-    def begin(name: str, server: Server, number: int = 1) -> subprocess.Popen[str]:
-        command = [sys.executable, str(Path(__file__).with_name("attacker.py"))]
+    def begin(program: str, *arguments: str) -> subprocess.Popen[str]:
         attacker = subprocess.Popen(
-            [*command, name, server.address, str(number)],
+            [sys.executable, str(Path(__file__).with_name(program)), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -76,3 +75,17 @@ def common(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
+
+
+@pytest.fixture
+def attack(begin: Attack) -> Attack:
+    """Starts an attack of a stranger."""
+    return lambda name, server, number=1: begin("attacker.py", name, server.address, str(number))
+
+
+@pytest.fixture
+def peer_attack(begin: Attack) -> Attack:
+    """Starts an attack of a peer."""
+    return lambda name, target, number=1: begin(
+        "peer_attacker.py", name, target.address.hex(), str(number), (target.key or b"").hex()
+    )

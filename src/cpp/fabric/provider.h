@@ -33,6 +33,7 @@ class EventOutlet;
 class ExtensionMaker;
 class MemoryRegion;
 class ReceiveQueue;
+class SecurityLog;
 
 // Choices of the user that reach a provider; each provider reads those that it knows.
 struct DomainOptions {
@@ -60,6 +61,7 @@ struct DomainServices {
   RegionTable& regions;
   const DomainOptions& options;
   const std::uint8_t (&domain_id)[16];
+  SecurityLog& security;
   bool linked = false;                 // the domain has other links as well
   AccessObserver* observer = nullptr;  // of regions that are kObserved; for Session::Services
 };

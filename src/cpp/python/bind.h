@@ -23,6 +23,7 @@ namespace fab::python {
 void prepare_buffers();
 void bind_errors(py::module_& m);
 void bind_domain(py::module_& m);
+void bind_security(py::module_& m);
 void bind_memory(py::module_& m);
 void bind_sync(py::module_& m);
 void bind_queues(py::module_& m);

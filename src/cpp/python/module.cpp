@@ -31,6 +31,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   bind_memory(m);
   bind_sync(m);
   bind_domain(m);
+  bind_security(m);
   bind_context(m);
   bind_messages(m);
   bind_remote_array(m);

@@ -404,7 +404,8 @@ class Domain(DomainBase):
         """Counts of what is open, per endpoint and peer what moved over which link, and of the registration cache.
 
         "registrations" has for each link how many ranges of memory its device knows ("held"), was ever given ("made"), and had
-        already when they were needed ("reused"): a link registers memory when it first needs it, shm and tcp never.
+        already when they were needed ("reused"): a link registers memory when it first needs it, shm and tcp never. "security"
+        counts what cost strangers and peers their connections (docs/security.md).
         """
         self._core.check_open()
         peers = []
@@ -422,6 +423,7 @@ class Domain(DomainBase):
             peers=peers,
             cache=CacheStats(**self._core.cache_stats),
             registrations=self._core.device_registrations,
+            security=_core.security_stats(self._core),
         )
 
     def regions_map(self) -> Drawing:

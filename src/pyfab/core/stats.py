@@ -92,7 +92,7 @@ class LinkStats(NamedTuple):
 
 
 class DomainStats(dict[str, Any]):
-    """What `Domain.stats` tells at one moment: the items "regions", "peers", "cache" and "registrations"."""
+    """What `Domain.stats` tells at one moment: the items "regions", "peers", "cache", "registrations" and "security"."""
 
     @property
     def cache(self) -> CacheStats:
@@ -105,8 +105,10 @@ class DomainStats(dict[str, Any]):
         registered = {
             f"ranges known to {link}": counts["held"] for link, counts in self["registrations"].items()
         }
+        happened = {name.replace("_", " "): count for name, count in self["security"].items() if count}
         return (
             html_table("Domain", {"regions": self["regions"], **registered})
             + peers
             + self.cache._repr_html_()
+            + (html_table("Security", happened) if happened else "")
         )

@@ -22,6 +22,7 @@ class Event(Enum):
     """The kinds of lines; a flood of one kind hides none of another."""
 
     REFUSED = "another token"
+    KEY = "another key"
     LIMIT = "limit reached"
     DEADLINE = "deadline passed"
     PROTOCOL = "protocol broken"
@@ -46,6 +47,22 @@ class _Rate:
 
 _rates = {event: _Rate() for event in Event}
 _lock = threading.Lock()
+
+
+_OF_THE_CORE = {
+    "refused_keys": Event.KEY,
+    "dropped_callers": Event.LIMIT,
+    "late_handshakes": Event.DEADLINE,
+    "broken_protocols": Event.PROTOCOL,
+    "half_frames": Event.DEADLINE,
+    "limits": Event.LIMIT,
+}
+"""By the names of `Domain.stats()["security"]`."""
+
+
+def tell_note(name: str, source: str, what: str, count: int) -> None:
+    """Logs what the core has seen `count` times. The core calls this from a thread of its own."""
+    tell(_OF_THE_CORE[name], source, what if count == 1 else f"{what} ({count} times)")
 
 
 def tell(event: Event, source: str, what: str) -> None:

@@ -17,7 +17,8 @@ Segment create_segment(std::uint8_t (&domain_id)[16]) {
 }  // namespace
 
 DomainCore::DomainCore(DomainOptions options)
-    : options_(std::move(options)),
+    : security(!options.manual_progress),
+      options_(std::move(options)),
       segment_(create_segment(domain_id_)),
       regions_(segment_.region_area()),
       post_rules_(options_.mr_mode),
@@ -33,6 +34,7 @@ std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions
                           .regions = core->regions_,
                           .options = core->options_,
                           .domain_id = core->domain_id_,
+                          .security = core->security,
                           .observer = core->emulation_.get()});
   // Links that register memory with a device have caches of their own; in this cache regions only have
   // entries.
@@ -240,6 +242,7 @@ void DomainCore::close(bool force) {
   const auto self = weak_from_this().lock();  // null: from the destructor
   contexts_.close_all(self == nullptr);
   contexts_.end_thread(self);
+  security.stop();
 }
 
 }  // namespace fab

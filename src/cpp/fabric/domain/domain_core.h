@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fabric/completion/counter.h"
+#include "fabric/completion/security_log.h"
 #include "fabric/context/context_set.h"
 #include "fabric/domain/auth_numbers.h"
 #include "fabric/domain/memory_region.h"
@@ -96,6 +97,8 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   void check_open() const;
   // Whether this is a child of fork(): then the domain is the parent's.
   bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
+
+  SecurityLog security;  // what strangers and peers did that ended their connections
 
  private:
   friend class MemoryRegion;

@@ -263,6 +263,8 @@ bool ReceiveQueue::match(Matched& arrived, Sender& sender) noexcept {
 void ReceiveQueue::keep(std::unique_ptr<Message> message) {
   message->hash = hash_of(message->head);
   unexpected_.insert(*message);
+  message->held = {held_, sizeof(Message) + (message->announced ? 0 : message->head.length) +
+                              message->where.capacity() * sizeof(iovec)};
   if (LinkCounters* const link = message->sender->counters()) link->unexpected.note(++link->waiting);
   by_age_.push_back(*message.release());
   sizes_.unexpected_lengths.note(unexpected_.size());

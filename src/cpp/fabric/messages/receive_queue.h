@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "fabric/memory/piece_cursor.h"
@@ -89,6 +90,29 @@ inline constexpr std::uint64_t kStreamOnly = std::uint64_t{1} << 63;
 
 inline constexpr std::uint64_t kMessageOverhead = 128;  // what a buffered message costs besides its bytes
 
+// Bytes that something holds, counted in a total while it is there.
+class HeldBytes {
+ public:
+  HeldBytes() noexcept = default;
+  HeldBytes(std::size_t& total, std::size_t bytes) noexcept : total_(&total), bytes_(bytes) {
+    total += bytes;
+  }
+  HeldBytes(HeldBytes&& other) noexcept
+      : total_(std::exchange(other.total_, nullptr)), bytes_(other.bytes_) {}
+  HeldBytes& operator=(HeldBytes&& other) noexcept {
+    std::swap(total_, other.total_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~HeldBytes() {
+    if (total_) *total_ -= bytes_;
+  }
+
+ private:
+  std::size_t* total_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
 // A message that no receive has wanted yet.
 struct Message {
   MessageHead head{};
@@ -100,6 +124,7 @@ struct Message {
   std::vector<iovec> where;            // announced: the sender's addresses, if they can be read directly
   std::uint64_t claim = 0;
   std::uint64_t hash = 0;
+  HeldBytes held;  // of this message, once it waits
   ListLink<Message> same, age;
 };
 
@@ -141,6 +166,8 @@ class ReceiveQueue {
   // Keeps a message that no receive wanted. Throws std::bad_alloc without effect, but not after make_room().
   void keep(std::unique_ptr<Message> message);
   void make_room() { unexpected_.make_room(); }
+  // The bytes of all messages that wait, with what they need besides their content.
+  std::size_t held() const noexcept { return held_; }
   // The bytes of a matched message are in place, or `error` tells why they are not.
   static void finish(const Matched& matched, Errc error) noexcept;
   // To be called when `origin` ends. Messages that it announced are dropped; with an `heir`, those whose id
@@ -181,6 +208,7 @@ class ReceiveQueue {
   std::unique_ptr<Message> take_claimed(std::uint64_t claim) noexcept;
 
   static constexpr std::size_t kSpare = 64;
+  std::size_t held_ = 0;
   const bool directed_;
   PostedTable exact_;                                  // receives without ignore bits
   IntrusiveList<Posted, &Posted::same> masked_;        // receives with ignore bits, oldest first

@@ -41,6 +41,7 @@ class Sender {
     return reported_;
   }
   const AuthKey& key() const noexcept { return key_; }
+  const Part& name() const noexcept { return names_.front(); }
   const std::string& link() const noexcept { return names_.front().link; }  // "tcp.0"
   LinkCounters* counters() const noexcept { return counters_; }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <span>
 #include <utility>
 
@@ -16,6 +17,11 @@ namespace fab {
 namespace {
 
 constexpr std::uint64_t kCreditAtOnce = kMessageWindow / 4;  // bytes that are gathered into one credit frame
+// Bytes of messages that wait, with what they need besides their content, for all peers of a context: beyond
+// kMostNotingPieces, the pieces of announced messages are not noted any more, so that these are pulled.
+// Beyond kMostHeld, streams are ended whose own messages hold more than kShareOfOne, and beyond twice that,
+// all that bring more: messages that count as sent stay when their streams have gone.
+constexpr std::size_t kMostNotingPieces = 64u << 20, kMostHeld = 256u << 20, kShareOfOne = 64u << 10;
 
 MessageHead head_of(const FrameHeader& frame) noexcept {
   return {.tag = frame.key,
@@ -246,6 +252,12 @@ bool Messenger::buffer(std::uint64_t cost) noexcept {
   return true;
 }
 
+bool Messenger::overfills() const noexcept {
+  const std::size_t held = end_.services.receives.held();
+  return held > kMostHeld &&
+         (held > 2 * kMostHeld || buffered_ + announcements_ * sizeof(Message) > kShareOfOne);
+}
+
 // Hands over an eager message, whose bytes were counted as buffered.
 void Messenger::deliver(Matched& arrived, const std::byte* payload) {
   const std::uint64_t length = arrived.head.length;
@@ -254,6 +266,7 @@ void Messenger::deliver(Matched& arrived, const std::byte* payload) {
     consumed(length + kMessageOverhead);
     return ReceiveQueue::finish(arrived, stored ? Errc::ok : Errc::bounds);
   }
+  if (overfills()) throw std::bad_alloc();
   auto message = std::make_unique<Message>();
   message->head = arrived.head;
   message->sender = end_.services.sender;
@@ -297,10 +310,12 @@ Errc Messenger::on_message(const FrameHeader& frame, const std::byte* payload) {
 Errc Messenger::on_announce(const FrameHeader& frame, const std::byte* payload) {
   if (!in_order(frame)) return Errc::protocol;
   if (++announcements_ > kMaxOutstanding) return Errc::protocol;
+  if (overfills()) return Errc::no_memory;
   if (!spare_message_) spare_message_ = std::make_unique<Message>();
   Message* const message = spare_message_.get();
   message->head = head_of(frame);
   message->where.clear();
+  const bool notes = end_.services.reader && end_.services.receives.held() < kMostNotingPieces;
   std::uint64_t described = 0;
   for (std::size_t i = 0; i < frame.length / kPieceBytes; ++i, payload += kPieceBytes) {
     std::uint64_t words[2];
@@ -308,10 +323,11 @@ Errc Messenger::on_announce(const FrameHeader& frame, const std::byte* payload) 
     const std::uint64_t length = to_little(words[1]);
     if (length > message->head.length - described) return Errc::protocol;
     described += length;
-    message->where.push_back(
-        {reinterpret_cast<void*>(to_little(words[0])), static_cast<std::size_t>(length)});
+    if (notes)
+      message->where.push_back(
+          {reinterpret_cast<void*>(to_little(words[0])), static_cast<std::size_t>(length)});
   }
-  if (!message->where.empty() && described != message->head.length) return Errc::protocol;
+  if (frame.length != 0 && described != message->head.length) return Errc::protocol;
   fetches_.reserve(fetches_.size() + 1);
   end_.services.receives.make_room();
   switch (end_.extension.announce(frame, *this)) {

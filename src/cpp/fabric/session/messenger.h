@@ -109,6 +109,8 @@ class Messenger final : private MessageOrigin, private Initiator::Puller {
   void deliver(Matched& arrived, const std::byte* payload);
   void begin_fetch(const Matched& matched, std::uint64_t id, std::vector<iovec>& where) noexcept;
   void read_fetches() noexcept;
+  // Whether this peer holds more than its share while all together hold too much.
+  bool overfills() const noexcept;
   bool slice_spent() const noexcept { return end_.services.slice && end_.services.slice->spent(); }
   bool stands(std::uint64_t id) const noexcept;  // the peer has not taken its announcement back
   void start_pull(const Pull& pull);

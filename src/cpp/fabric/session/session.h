@@ -88,10 +88,12 @@ class Session final : private ExtensionHost {
   // The connection is gone: everything that is outstanding settles with `error`.
   void fail(Errc error) noexcept;
   // The transport met memory that is not there (EFAULT) in the first piece of output(), or of input() with
-  // `max` 2. The request that the piece belongs to fails with `bounds`, and the stream goes on. False: no
-  // such piece was shown.
+  // `max` 2, and tells by output_fault() or incoming().fault(). The request that the piece belongs to fails
+  // with `bounds`, and the stream goes on. False: no such piece was shown.
   bool output_fault() noexcept;
-  bool input_fault() noexcept { return reader_.fault(); }
+  // What has come, as frames.
+  Reader& incoming() noexcept { return reader_; }
+  const Reader& incoming() const noexcept { return reader_; }
   // Asks the peer for a sign of life.
   void ping() noexcept { end_.answers.tell({.type = FrameType::ping}); }
   // From now on the peer gets what was handed to the stream and what will be, even if this process ends

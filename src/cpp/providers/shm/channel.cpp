@@ -241,7 +241,7 @@ bool Channel::take_in() noexcept {
     const std::size_t count = session_->input(places);
     std::size_t got = 0;
     if (!guarded([&] { got = in_.read(places, count); })) {
-      if (session_->input_fault()) continue;
+      if (session_->incoming().fault()) continue;
       error_ = Errc::protocol;
       break;
     }

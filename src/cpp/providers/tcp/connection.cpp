@@ -48,7 +48,8 @@ void PendingConnection::tick(Attended now) noexcept {
     if (now < deadline_) return;
     pollfd watched{socket_.get(), static_cast<short>(connected_ ? POLLIN : POLLOUT), 0};
     if (::poll(&watched, 1, 0) > 0) look();
-    if (!decided()) fail(Errc::unreachable);
+    late_ = !decided();
+    if (late_) fail(Errc::unreachable);
   }
   tell();
 }
@@ -79,6 +80,7 @@ void PendingConnection::read() {
     const auto got = ::recv(socket_.get(), bytes, *missing, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) return fail(Errc::unreachable);
+    silent_ = false;
     buffer_.append(bytes, static_cast<std::size_t>(got));
   }
 }

@@ -1,7 +1,5 @@
 #include "providers/tcp/endpoint.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <system_error>
 
@@ -14,33 +12,10 @@
 namespace fab::tcp {
 namespace {
 
-constexpr std::size_t kMostCallers = 1024;  // connections that have not finished their handshake
-constexpr int kAcceptBudget = 32;
 constexpr unsigned kMostIdlePolls = 100;  // in a row, of a stream that is polled directly
 // One turn in so many belongs to the poller, however busy the streams are that are polled directly.
 constexpr unsigned kPollerTurn = 16;
 constexpr std::chrono::milliseconds kLinger(200);  // docs/messages.md
-
-std::string reason_of(const std::system_error& error, const SocketAddress& address) {
-  return "cannot listen on " + address.text() + ": " + error.code().message();
-}
-
-OwnFd listen_or_explain(const SocketAddress& address, const std::string& absent) try {
-  return listen_tcp(address, absent);
-} catch (const std::system_error& error) {
-  const std::string what = reason_of(error, address);
-  switch (error.code().value()) {
-    case EADDRINUSE:
-      throw Error(Errc::address_in_use,
-                  what + "; close what listens there, choose another port, or none to let the system choose");
-    case EACCES:
-      throw Error(Errc::access, what + "; choose a port from 1024 on");
-    case EADDRNOTAVAIL:
-      throw Error(Errc::invalid, what + "; tcp_listen takes an address of this machine");
-    default:
-      throw Error(shortage_or(error, Errc::invalid), what);
-  }
-}
 
 // The addresses that peers are told. A wildcard stands for all addresses of the machine. While the interface
 // has no address yet, peers are told the wildcard itself: they cannot call it, so this side calls them.
@@ -70,15 +45,14 @@ EndpointId choose_id(const SocketAddress& wanted) {
 }  // namespace
 
 TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& services, std::string link,
-                         const SocketAddress& listen, std::string absent)
+                         const SocketAddress& listen, const std::string& absent)
     : domain_(domain),
       services_(services),
-      absent_(std::move(absent)),
-      listener_(std::make_shared<Listener>(*this, listen_or_explain(listen, absent_))),
-      listens_at_(local_address(listener_->socket.get())),
+      reception_(*this, listen, absent),
       ticker_(services.poller, [this] { tick(); }) {
-  EndpointAddress where{
-      .id = choose_id(listen), .network = this_network(), .addresses = advertised(listens_at_, absent_)};
+  EndpointAddress where{.id = choose_id(listen),
+                        .network = this_network(),
+                        .addresses = advertised(reception_.listens_at(), absent)};
   identity_ = {.id = where.id,
                .part = {std::move(link), services.context, where.encode()},
                .keys = &services.keys,
@@ -177,43 +151,6 @@ std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uin
   return path;
 }
 
-void TcpEndpoint::accept() noexcept {
-  for (int i = 0; i < kAcceptBudget; ++i) {
-    OwnFd socket(::accept4(listener_->socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!socket.valid()) {
-      if (errno == EINVAL) {  // somebody has shut it down
-        listener_->stop();
-        broken_listener_ = std::move(listener_);
-        listen_again();
-      } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        listener_->on_call.pause(true);  // the waiting caller would wake the poller all the time
-        listening_ = false;
-        watch();
-      }
-      return;
-    }
-    if (callers_.size() < kMostCallers) greet(std::move(socket));
-  }
-}
-
-void TcpEndpoint::greet(OwnFd socket) noexcept try {
-  tune_tcp(socket.get(), domain_.options.peer_deadline);
-  callers_.push_back(
-      std::make_unique<IncomingConnection>(services_.poller, identity_, std::move(socket), handshake_until(),
-                                           [this](PendingConnection& caller) { on_caller(caller); }));
-  watch();
-} catch (const std::exception&) {
-  return;  // no memory for one more: the caller finds its connection closed
-}
-
-void TcpEndpoint::on_caller(PendingConnection& told) noexcept {
-  const auto found =
-      std::ranges::find_if(callers_, [&](const auto& caller) { return caller.get() == &told; });
-  std::unique_ptr<IncomingConnection> caller = std::move(*found);
-  callers_.erase(found);
-  if (caller->arrived()) admit(std::move(caller));
-}
-
 void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try {
   const Hello& hello = caller->hello();
   const bool self = hello.from == identity_.id;
@@ -244,20 +181,9 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try
   return;  // no memory
 }
 
-void TcpEndpoint::listen_again() noexcept {
-  listening_ = true;
-  if (listener_) return listener_->on_call.pause(false);
-  try {
-    listener_ = std::make_shared<Listener>(*this, listen_tcp(listens_at_, absent_));
-  } catch (const std::exception&) {  // somebody else has the port, or no descriptor is left: tried again
-    listening_ = false;
-    watch();
-  }
-}
-
 bool TcpEndpoint::progress() noexcept {
   ended_.clear();
-  broken_listener_.reset();
+  reception_.tidy();
   bool moved = flush(unsent_), blocked = false;
   if (++turn_ % kPollerTurn == 0) return false;
   const auto polled = polled_;
@@ -320,9 +246,7 @@ void TcpEndpoint::retire(TcpStream& stream) noexcept {
 void TcpEndpoint::watch() noexcept { ticker_.start(Liveness::look_period(deadlines())); }
 
 void TcpEndpoint::tick() noexcept {
-  if (!listening_) listen_again();
-  bool more = !callers_.empty() || !listening_;
-  for (std::size_t i = callers_.size(); i-- > 0;) callers_[i]->tick(attended());  // may leave callers_
+  bool more = reception_.tick(attended());
   // A tick may end its stream, and others.
   for (next_tick_ = streams_.begin(); next_tick_ != streams_.end();) more |= (next_tick_++)->second->tick();
   if (!more) ticker_.stop();

@@ -8,6 +8,7 @@
 #include "base/network/ticker.h"
 #include "base/queues/linked_list.h"
 #include "fabric/provider.h"
+#include "providers/tcp/reception.h"
 #include "providers/tcp/stream.h"
 
 namespace fab::tcp {
@@ -17,7 +18,7 @@ class TcpEndpoint final : public Endpoint {
  public:
   // Listens on `listen`; port 0 lets the system choose. `absent` is that of listen_tcp(). Throws Error.
   TcpEndpoint(const DomainServices& domain, const EndpointServices& services, std::string link,
-              const SocketAddress& listen, std::string absent);
+              const SocketAddress& listen, const std::string& absent);
   ~TcpEndpoint() override;
 
   std::vector<Part> parts() const override { return {identity_.part}; }
@@ -44,6 +45,7 @@ class TcpEndpoint final : public Endpoint {
   }
   // The peer's addresses that can be reached from here, best first.
   static std::vector<SocketAddress> routes_to(const EndpointAddress& peer);
+  Guests& guests() noexcept { return reception_.guests(); }
   // Gives the connection to the stream with the caller's endpoint. If there is no memory for that, the caller
   // finds its connection closed.
   void admit(std::unique_ptr<IncomingConnection> caller) noexcept;
@@ -69,19 +71,6 @@ class TcpEndpoint final : public Endpoint {
     return {peer.id, auth_index, false, peer.id == kAnybody ? peer.addresses.front().text() : std::string()};
   }
 
-  // The listening socket, watched by the poller.
-  struct Listener {
-    Listener(TcpEndpoint& endpoint, OwnFd listening)
-        : socket(std::move(listening)),
-          on_call(endpoint.services_.poller, socket.get(), [&endpoint] { endpoint.accept(); }) {}
-    void stop() noexcept { on_call.end(); }
-    OwnFd socket;
-    ReadyCall on_call;
-  };
-  void accept() noexcept;
-  void listen_again() noexcept;
-  void greet(OwnFd socket) noexcept;
-  void on_caller(PendingConnection& told) noexcept;
   void tick() noexcept;
   template <class List>
   static bool flush(List& streams) noexcept;
@@ -92,19 +81,14 @@ class TcpEndpoint final : public Endpoint {
   const DomainServices domain_;
   const EndpointServices services_;
   Identity identity_;
-  const std::string absent_;
-  std::shared_ptr<Listener> listener_;  // null while it is broken and another cannot be opened
-  const SocketAddress listens_at_;
+  Reception reception_;
   Ticker ticker_;
-  bool listening_ = true;  // false while there is no descriptor, or no listener
 
   using Streams = std::map<StreamKey, std::shared_ptr<TcpStream>>;
   Streams streams_;
   Streams::iterator next_tick_ = streams_.end();  // the next one in the present round of ticks
   // Streams that have ended. They come here with their nodes of `streams_`, so that ending needs no memory.
   std::multimap<StreamKey, std::shared_ptr<TcpStream>> ended_;
-  std::shared_ptr<Listener> broken_listener_;  // until nothing of it runs any more
-  std::vector<std::unique_ptr<IncomingConnection>> callers_;
   std::array<TcpStream*, 4> polled_{};  // polled without asking the poller
   LinkedList<TcpStream, Unsent> unsent_;
   LinkedList<TcpStream, Unhurried> unhurried_;

@@ -13,6 +13,7 @@
 #include "fabric/address_vector/socket_name.h"
 #include "fabric/completion/event_queue.h"
 #include "fabric/completion/operation.h"
+#include "fabric/completion/security_log.h"
 #include "providers/tcp/endpoint.h"
 
 namespace fab::tcp {
@@ -82,10 +83,9 @@ void TcpStream::connect(std::vector<SocketAddress> routes) noexcept try {
 }
 
 void TcpStream::on_attempt(PendingConnection& attempt) noexcept {
-  if (attempt.arrived())
-    adopt(attempt.take_socket(), attempt_->peer_stream());
-  else
-    attempt_failed(attempt.error());
+  if (!attempt.arrived()) return attempt_failed(attempt.error());
+  called_ = true;
+  adopt(attempt.take_socket(), attempt_->peer_stream());
 }
 
 void TcpStream::attempt_failed(Errc error) noexcept {
@@ -112,6 +112,7 @@ void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) noexcept {
   peer_number_ = peer_number;
   tune_tcp(socket.get(), endpoint_->domain().options.peer_deadline);
   try {
+    if (!called_) endpoint_->guests().add(*this, source_of(peer_address(socket.get())));
     endpoint_->services().poller.add(socket.get(), EPOLLIN, *this);
   } catch (const std::exception&) {
     return fail(Errc::no_memory);  // or the system's limit of watched descriptors
@@ -234,7 +235,7 @@ bool TcpStream::take_in() noexcept {
         most = 2;  // to learn whose memory is missing
         continue;
       }
-      if (errno == EINTR || (errno == EFAULT && session_.input_fault())) continue;
+      if (errno == EINTR || (errno == EFAULT && session_.incoming().fault())) continue;
       if (errno == EAGAIN) break;
     }
     if (got <= 0) {
@@ -251,6 +252,7 @@ bool TcpStream::take_in() noexcept {
   }
   if (!any) return false;
   endpoint_->poll_directly(*this);
+  if (session_.incoming().unfinished()) endpoint_->watch();
   // Whoever receives a message often answers with another one, which takes the ack along, or receives more.
   // So acks wait for a turn in which nothing comes. Under manual progress such a turn may never come.
   const bool may_wait = !endpoint_->domain().options.manual_progress;
@@ -275,6 +277,8 @@ bool TcpStream::tick() noexcept {
     return state_ == Errc::ok;
   }
   if (!open()) return connecting();
+  if (half_frame_stays()) return false;
+  if (!open()) return false;
   const bool owes = session_.awaits_peer();
   const auto patience = Liveness::patience(endpoint_->deadlines(), session_.one_of_several());
   switch (liveness_.look(owes, received_, now, patience)) {
@@ -288,18 +292,52 @@ bool TcpStream::tick() noexcept {
     case Liveness::Verdict::well:
       break;
   }
-  return owes && state_ == Errc::ok;
+  return (owes || session_.incoming().unfinished()) && state_ == Errc::ok;
+}
+
+// Whoever begins a frame and does not go on would hold this stream for ever. Ends it at the deadline.
+bool TcpStream::half_frame_stays() noexcept {
+  const auto deadlines = endpoint_->deadlines();
+  const auto verdict = completes_frames_.look(session_.incoming().unfinished(), received_,
+                                              endpoint_->attended(), Liveness::patience(deadlines, false));
+  if (verdict != Liveness::Verdict::lost || receive()) return false;
+  if (state_ == Errc::ok) {
+    note(SecurityEvent::half_frame, "it began a frame, and did not go on");
+    fail(Errc::peer_lost);
+  }
+  return true;
+}
+
+bool TcpStream::may_be_evicted() const noexcept {
+  if (!open() || counts_.posted != 0) return false;
+  return !has_spoken() || (!session_.incoming().unfinished() && !session_.has_output() &&
+                           session_.messages().at_rest() && !session_.one_of_several());
+}
+
+void TcpStream::evict(const char* why) noexcept {
+  note(SecurityEvent::limit, why);
+  fail(Errc::peer_lost);
+}
+
+void TcpStream::note(SecurityEvent event, const char* what) const noexcept try {
+  endpoint_->domain().security.note(event, source().empty() ? where_.addresses.front().host() : source(),
+                                    what);
+} catch (const std::bad_alloc&) {
+  return;
 }
 
 void TcpStream::disconnect() noexcept {
   end_calls();
   if (open() && endpoint_) endpoint_->services().poller.remove(socket_.get(), *this);
   socket_.reset();
+  if (endpoint_) endpoint_->guests().remove(*this);
 }
 
 void TcpStream::fail(Errc error) noexcept {
   if (state_ != Errc::ok) return;
   TcpEndpoint& endpoint = *endpoint_;
+  if (error == Errc::protocol) note(SecurityEvent::protocol, "what came on its stream is no frame");
+  if (error == Errc::no_memory) note(SecurityEvent::limit, "memory for what came on its stream, or is owed");
   const PeerId peer = session_.sender().handle();
   const bool rail = session_.one_of_several(), stood = open();
   endpoint.retire(*this);

@@ -6,9 +6,11 @@
 #include "base/deadline.h"
 #include "base/network/poller.h"
 #include "base/queues/linked_list.h"
+#include "fabric/completion/security_log.h"
 #include "fabric/session/liveness.h"
 #include "fabric/session/session.h"
 #include "providers/tcp/connection.h"
+#include "providers/tcp/guests.h"
 
 namespace fab::tcp {
 
@@ -21,7 +23,7 @@ struct Unhurried;
 // All that goes between this endpoint and one other under one authorization key: the session and, once there
 // is one, its connection. Both directions share the connection, whichever side called. What is posted before
 // there is a connection waits in the session.
-class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linked<Unhurried> {
+class TcpStream final : public ReadyHandler, private Guest, public Linked<Unsent>, public Linked<Unhurried> {
  public:
   TcpStream(TcpEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t auth_index);
   ~TcpStream() override;
@@ -78,6 +80,13 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   bool take_in() noexcept;
   void end_if_broken() noexcept;
   void wait_writable(bool on) noexcept;
+  bool half_frame_stays() noexcept;
+  // As a guest, where the peer has called.
+  std::uint64_t heard() const noexcept override { return received_; }
+  bool has_spoken() const noexcept override { return session_.incoming().frames() != 0; }
+  bool may_be_evicted() const noexcept override;
+  void evict(const char* why) noexcept override;
+  void note(SecurityEvent event, const char* what) const noexcept;
 
   TcpEndpoint* endpoint_;  // null once detached
   const Part peer_;
@@ -90,6 +99,7 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
   Errc state_ = Errc::ok;
 
   OwnFd socket_;
+  bool called_ = false;  // this side has called
   bool write_blocked_ = false;
   bool send_ended_ = false;
   bool closing_ = false;
@@ -99,6 +109,7 @@ class TcpStream final : public ReadyHandler, public Linked<Unsent>, public Linke
 
   std::uint64_t received_ = 0;  // bytes
   Liveness liveness_;
+  Liveness completes_frames_;  // the peer, those that it has begun
 };
 
 }  // namespace fab::tcp

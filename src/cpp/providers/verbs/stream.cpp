@@ -343,7 +343,7 @@ Errc VerbsStream::take(const std::byte* bytes, std::size_t length) noexcept {
       if (there) got += part;
     }
     if (!there && got == 0) {
-      if (!session_->input_fault()) return Errc::protocol;
+      if (!session_->incoming().fault()) return Errc::protocol;
       continue;
     }
     bytes += got;

@@ -249,7 +249,13 @@ void bind_domain(py::module_& m) {
           },
           py::arg("size"), py::arg("forget_oldest"))
       .def("progress", &DomainCore::progress, py::call_guard<WithoutGil>())
-      .def("close", &DomainCore::close, py::arg("force"), py::call_guard<WithoutGil>());
+      .def(
+          "close",
+          [](DomainCore& domain, bool force) {
+            domain.close(force);
+            domain.security.tell();
+          },
+          py::arg("force"), py::call_guard<WithoutGil>());
 
   py::class_<PolicyOwner>(m, "RailPolicy", holds_objects<PolicyOwner>(),
                           "The function that a domain asks about its rails, as long as this object is there.")

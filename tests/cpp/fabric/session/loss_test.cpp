@@ -112,7 +112,7 @@ TEST_CASE("memory that is not there fails its request, and the stream goes on") 
         pipe.send(receiver);
         REQUIRE(pipe.receive(receiver, sender) == Errc::ok);
         REQUIRE(receiver.session.input(io) >= 1);
-        met = receiver.session.input_fault();
+        met = receiver.session.incoming().fault();
         if (!met) REQUIRE(pipe.receive(sender, receiver) == Errc::ok);
       }
       REQUIRE(met);

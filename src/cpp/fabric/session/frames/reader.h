@@ -34,6 +34,8 @@ class Reader {
   // The whole payload of an atomic, a message, an announcement or a list of ranges, valid until next() is
   // called again.
   const std::byte* content() const noexcept { return content_; }
+  // Whether a frame, or a put of several frames, has begun of which the rest has yet to come.
+  bool unfinished() const noexcept { return in_payload_ || taken_ != filled_ || put_open_; }
   // The number of frames that have come.
   std::uint64_t frames() const noexcept { return frames_; }
 

@@ -8,10 +8,12 @@ namespace fab::lnx {
 namespace {
 
 constexpr std::size_t kMostAnnounced = 2 * kMaxOutstanding;
+constexpr std::size_t kBytesOfOutcome = 128;  // of one that is kept, besides its result
 
 }  // namespace
 
 Flow::~Flow() {
+  *in_all_ -= held_;
   receives_.leave(*this);
   for (auto& [number, message] : messages_)
     if (message.matched) ReceiveQueue::finish(*message.matched, Errc::peer_lost);
@@ -77,9 +79,16 @@ const PastOutcome* Flow::outcome(std::uint64_t number) const noexcept {
 
 bool Flow::may_come(std::uint64_t number) const noexcept {
   if (number < mark_) return false;
-  const bool room =
-      done_.size() + outcomes_.size() < kMostUnsettled && result_bytes_ + kMaxAtomicBytes <= kMostResults;
+  const bool room = done_.size() + outcomes_.size() < kMostUnsettled &&
+                    result_bytes_ + kMaxAtomicBytes <= kMostResults &&
+                    (*in_all_ <= kMostHeld || held_ <= kShareOfOne);
   return room || known(number);
+}
+
+void Flow::count_held() noexcept {
+  const std::size_t held = result_bytes_ + (done_.size() + outcomes_.size()) * kBytesOfOutcome;
+  *in_all_ += held - held_;
+  held_ = held;
 }
 
 void Flow::make_room(std::size_t result) {
@@ -106,7 +115,7 @@ void Flow::record(std::uint64_t number, Errc error, std::span<const std::byte> r
       result_bytes_ -= known.position->second.result.size();
       known.position->second = std::move(known.node.mapped());
     }
-    return;
+    return count_held();
   }
   auto after = done_.upper_bound(number);
   if (after == done_.begin() || std::prev(after)->second != number) {
@@ -117,9 +126,11 @@ void Flow::record(std::uint64_t number, Errc error, std::span<const std::byte> r
     ++std::prev(after)->second;
   }
   const auto run = std::prev(after);
-  if (after == done_.end() || after->first != run->second) return;
-  run->second = after->second;  // the number closes the gap between two runs
-  done_.erase(after);
+  if (after != done_.end() && after->first == run->second) {
+    run->second = after->second;  // the number closes the gap between two runs
+    done_.erase(after);
+  }
+  count_held();
 }
 
 void Flow::settled(std::uint64_t mark) noexcept {
@@ -139,6 +150,7 @@ void Flow::settled(std::uint64_t mark) noexcept {
     run.key() = mark;
     done_.insert(std::move(run));
   }
+  count_held();
 }
 
 // --- announced messages

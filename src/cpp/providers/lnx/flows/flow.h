@@ -60,10 +60,17 @@ class Flow final : public MessageOrigin {
   // The most that is kept for requests that may be repeated: bytes of results, and outcomes. Successes
   // without a result whose numbers follow each other count as one outcome.
   static constexpr std::size_t kMostResults = 16u << 20, kMostUnsettled = 32768;
+  // Bytes that all flows of a table may hold for that together. Beyond it, a flow gets no more than its
+  // share.
+  static constexpr std::size_t kMostHeld = 256u << 20, kShareOfOne = 64u << 10;
 
-  // `on_alone` is called when the last rail has left.
-  Flow(ReceiveQueue& receives, std::shared_ptr<Sender> initiator, std::function<void()> on_alone)
-      : receives_(receives), initiator_(std::move(initiator)), on_alone_(std::move(on_alone)) {}
+  // `on_alone` is called when the last rail has left. `in_all`: the bytes that all flows of a table hold.
+  Flow(ReceiveQueue& receives, std::shared_ptr<Sender> initiator, std::function<void()> on_alone,
+       std::shared_ptr<std::size_t> in_all = std::make_shared<std::size_t>(0))
+      : receives_(receives),
+        initiator_(std::move(initiator)),
+        on_alone_(std::move(on_alone)),
+        in_all_(std::move(in_all)) {}
   ~Flow();
   Flow(const Flow&) = delete;
   Flow& operator=(const Flow&) = delete;
@@ -83,7 +90,7 @@ class Flow final : public MessageOrigin {
   // there is a rail.
   std::optional<std::chrono::nanoseconds> alone_since(std::chrono::nanoseconds now) noexcept;
   bool over() const noexcept { return over_ && alone_; }
-  std::size_t result_bytes() const noexcept { return result_bytes_; }
+  std::size_t held() const noexcept { return held_; }  // bytes, for outcomes
   // The link on which the first message came; empty if no message has come.
   const std::string& message_link() const noexcept { return message_link_; }
   Sender& initiator() noexcept { return *initiator_; }
@@ -128,6 +135,8 @@ class Flow final : public MessageOrigin {
     std::optional<Errc> outcome{};
   };
 
+  void count_held() noexcept;
+
   // MessageOrigin, for unmatched messages whose rails are gone.
   void fetch(const Message& message, const Matched& matched) noexcept override;
   void release(const Message& message) noexcept override;
@@ -150,6 +159,8 @@ class Flow final : public MessageOrigin {
   Runs::node_type spare_run_;  // memory for the next run and for the next outcome
   Outcomes::node_type spare_outcome_;
   std::size_t result_bytes_ = 0;
+  const std::shared_ptr<std::size_t> in_all_;
+  std::size_t held_ = 0;  // bytes of it that are this flow's
   ArrayCounts arrays_;
   std::uint64_t mark_ = 0;
   bool over_ = false;

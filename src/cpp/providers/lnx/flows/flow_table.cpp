@@ -22,9 +22,27 @@ void FlowTable::forget(const Entry& entry) noexcept {
   flows_.erase(peer);
 }
 
+// Whether the initiator may have one more flow.
+bool FlowTable::make_room_for(const Sender& initiator) noexcept {
+  const auto of_it = [&](const Entry& entry) {
+    const Sender& other = entry.flow->initiator();
+    return &other.key() == &initiator.key() && other.name() == initiator.name();
+  };
+  std::size_t count = 0;
+  for (const auto& [peer, entry] : flows_) count += of_it(entry);
+  if (count < kMostOfOne) return true;
+  for (Entry& entry : alone_)
+    if (entry.flow->alone() && of_it(entry)) {
+      forget(entry);
+      return true;
+    }
+  return false;
+}
+
 std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator) {
   const auto make = [&] {
-    return std::make_shared<Flow>(receives_, initiator, [this, peer = id.peer] { stands_alone(peer); });
+    return std::make_shared<Flow>(
+        receives_, initiator, [this, peer = id.peer] { stands_alone(peer); }, held_);
   };
   const auto found = flows_.find(id.peer);
   if (found != flows_.end()) {
@@ -40,7 +58,7 @@ std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shar
     alone_.push_back(entry);  // the new flow has no rail until one joins
     return entry.flow;
   }
-  if (must_know || flows_.size() >= kMost) return nullptr;
+  if (must_know || flows_.size() >= kMost || !make_room_for(*initiator)) return nullptr;
   const auto flow = flows_.try_emplace(id.peer, id.peer, id.epoch, make()).first->second.flow;
   stands_alone(id.peer);
   return flow;
@@ -64,12 +82,12 @@ bool FlowTable::expire(std::chrono::nanoseconds now) noexcept {
       forget(entry);
     } else {
       ++left;
-      bytes += entry.flow->result_bytes();
+      bytes += entry.flow->held();
     }
   }
   for (; left > kMostAlone || bytes > Flow::kMostResults; --left) {
     const Entry& oldest = alone_.pop_front();
-    bytes -= oldest.flow->result_bytes();
+    bytes -= oldest.flow->held();
     forget(oldest);
   }
   return left != 0;

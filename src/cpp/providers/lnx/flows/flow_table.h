@@ -27,7 +27,8 @@ class FlowTable final : public ExtensionMaker {
   std::unique_ptr<Extension> make(ExtensionHost& host) override;
   // Returns the flow, which is made if it is new. Null: a later flow of the peer has ended this one, or the
   // peer came under another authorization key, or the flow is not known although `must_know`, or there are
-  // too many flows.
+  // too many flows, in all or of this initiator. Of an initiator's flows without rails the oldest is
+  // forgotten for a new one.
   std::shared_ptr<Flow> open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator);
   // The link on which the messages of this peer come; empty if no message has come.
   std::string message_link(PeerId peer) const;
@@ -36,7 +37,7 @@ class FlowTable final : public ExtensionMaker {
   bool expire(std::chrono::nanoseconds now) noexcept;
 
  private:
-  static constexpr std::size_t kMost = 65536, kMostAlone = 4096;
+  static constexpr std::size_t kMost = 65536, kMostAlone = 4096, kMostOfOne = 64;
   struct WithoutRails;
   struct Entry : Linked<WithoutRails> {
     Entry(std::uint64_t of, std::uint64_t number, std::shared_ptr<Flow> made)
@@ -48,11 +49,13 @@ class FlowTable final : public ExtensionMaker {
   using Alone = LinkedList<Entry, WithoutRails>;
   void stands_alone(std::uint64_t peer) noexcept;
   void forget(const Entry& entry) noexcept;
+  bool make_room_for(const Sender& initiator) noexcept;
 
   ReceiveQueue& receives_;
   const std::chrono::nanoseconds keep_;
   const std::function<void()> on_alone_;
-  std::unordered_map<std::uint64_t, Entry> flows_;  // by FlowId::peer
+  const std::shared_ptr<std::size_t> held_ = std::make_shared<std::size_t>(0);  // bytes of all flows
+  std::unordered_map<std::uint64_t, Entry> flows_;                              // by FlowId::peer
   // The flows without rails, in the order in which they lost the last one. A flow that a rail has joined
   // again stays in the list until expire().
   Alone alone_;

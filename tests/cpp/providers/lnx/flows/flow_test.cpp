@@ -88,10 +88,57 @@ TEST_CASE("an outcome that takes the place of another one counts once") {
   Flow flow(receives, somebody(peers), [] {});
   const std::vector<std::byte> result(100);
   flow.record(5, Errc::ok, result);
+  const std::size_t held = flow.held();
   flow.record(5, Errc::ok, std::span(result).first(40));
-  CHECK(flow.result_bytes() == 40);
+  CHECK(flow.held() == held - 60);
   flow.settled(6);
-  CHECK(flow.result_bytes() == 0);
+  CHECK(flow.held() == 0);
+}
+
+TEST_CASE("beyond what all flows may hold together, each gets no more than its share") {
+  AddressVector peers;
+  ReceiveQueue receives;
+  const auto in_all = std::make_shared<std::size_t>(Flow::kMostHeld - 200);
+  {
+    Flow first(receives, somebody(peers), [] {}, in_all), second(receives, somebody(peers), [] {}, in_all);
+    std::uint64_t number = 1;
+    while (number < 10'000 && first.may_come(number)) first.record(2 * number++, Errc::bounds);
+    CHECK(number > 2);
+    CHECK(number < 10'000);
+    CHECK(first.held() > Flow::kShareOfOne);
+    CHECK(second.may_come(1));
+    second.record(1, Errc::ok);
+    first.settled(20'000);
+    CHECK(first.may_come(20'001));
+  }
+  CHECK(*in_all == Flow::kMostHeld - 200);
+}
+
+TEST_CASE("one peer has a bounded number of flows, and the oldest without rails goes for a new one") {
+  AddressVector peers;
+  ReceiveQueue receives;
+  FlowTable table(receives, 100, [] {});
+  const auto other = std::make_shared<Sender>(peers, std::vector<Part>{{"test.0", 0, "other"}});
+  REQUIRE(table.open({.peer = 1'000'000, .epoch = 1}, false, other));
+  std::vector<std::shared_ptr<Flow>> flows;
+  std::vector<Carrier> carriers(1000);
+  const auto open = [&](std::uint64_t peer) {
+    return table.open({.peer = peer, .epoch = 1}, false, somebody(peers));
+  };
+  for (std::uint64_t peer = 1; peer <= 1000; ++peer) REQUIRE(open(peer));
+  CHECK_FALSE(table.open({.peer = 1, .epoch = 1}, true, somebody(peers)));
+  CHECK(table.open({.peer = 1000, .epoch = 1}, true, somebody(peers)));
+  CHECK(table.open({.peer = 1'000'000, .epoch = 1}, true, other));
+  for (std::uint64_t peer = 1; peer <= 1000; ++peer) {  // with rails, they stay
+    const auto flow = open(peer + 2000);
+    if (!flow) break;
+    REQUIRE(flow->join({.slot = 0, .incarnation = 1}, carriers[peer - 1]));
+    carriers[peer - 1].flow = flow.get();
+    flows.push_back(flow);
+  }
+  CHECK(flows.size() < 1000);
+  CHECK_FALSE(open(5000));
+  for (const auto& flow : flows) flow->cut_all();
 }
 
 TEST_CASE("a peer cannot make a flow remember without end") {
