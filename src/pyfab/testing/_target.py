@@ -65,7 +65,14 @@ def serve_process(fd: int, key: int = -1) -> None:
 def serve(connection: Stream) -> None:
     """Opens what the first message asks for, then answers calls until the other end closes."""
     with connection:
-        spec, contexts, settings = pickle.loads(connection.recv_bytes())
+        try:
+            first = connection.recv_bytes()
+        except (
+            EOFError,
+            ConnectionError,
+        ):  # the other side has gone, or somebody between the two has changed what it said
+            return
+        spec, contexts, settings = pickle.loads(first)
         try:
             domain = pyfab.Domain(spec, **settings)
         except Exception as error:
