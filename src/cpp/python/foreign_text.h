@@ -5,12 +5,13 @@
 
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 namespace fab::python {
 
 // Text for people from bytes that others may have chosen. Bytes that are not UTF-8 are escaped, so they never
-// make this fail, and so are control characters (base/bytes/printable.h). Every string of the core becomes a Python string here. Throws py::error_already_set when
-// memory runs out.
+// make this fail, and so are control characters (base/bytes/printable.h). Every string of the core becomes a
+// Python string here. Throws py::error_already_set when memory runs out.
 pybind11::str shown(std::string_view foreign);
 
 // Returns to Python what a function of the core returns as text.

@@ -14,7 +14,8 @@ inline std::string printable(std::string_view text) {
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
     // Those from U+0080 to U+009F have two bytes, of which the first is 0xc2.
-    const bool second = byte >= 0x80 && byte < 0xa0 && i != 0 && static_cast<unsigned char>(text[i - 1]) == 0xc2;
+    const bool second =
+        byte >= 0x80 && byte < 0xa0 && i != 0 && static_cast<unsigned char>(text[i - 1]) == 0xc2;
     if (byte >= 0x20 && byte != 0x7f && !second) {
       out.push_back(text[i]);
       continue;

@@ -12,12 +12,13 @@ namespace fab {
 enum class ForeignKind : std::uint8_t { sealed_memory, pipe };
 
 // What another process has open, opened here as well, through /proc. It is looked at first, through a
-// descriptor that can do nothing else: opening a device, or a file with a lease, has effects of its own. Taken
-// are a file in memory that cannot shrink, so that a mapping of it never meets SIGBUS, or a pipe, and only if
-// it belongs to the user of this process. That holds for root too, whom the kernel lets open everything.
+// descriptor that can do nothing else: opening a device, or a file with a lease, has effects of its own.
+// Taken are a file in memory that cannot shrink, so that a mapping of it never meets SIGBUS, or a pipe, and
+// only if it belongs to the user of this process. That holds for root too, whom the kernel lets open
+// everything.
 struct ForeignFile {
   OwnFd fd;  // not valid: it cannot be had, or is refused
-  struct stat status {};
+  struct stat status{};
   int error = 0;  // errno of what failed; 0: the file is there, and is refused
   const char* refusal = "";
 

@@ -101,11 +101,10 @@ bool same_file(int fd, const std::string& path) noexcept {
 // bit). So a file that is not this user's alone is refused, and only its owner can give the name free.
 [[noreturn]] void refuse_file(const std::string& path, const struct stat& status, const char* why) {
   const bool ours = status.st_uid == ::geteuid();
-  throw Error(Errc::access,
-              path + ", which keeps this address vector, " + why + "; it belongs to user " +
-                  std::to_string(status.st_uid) + (ours ? " as this process does" : "") + ": " +
-                  (ours ? "remove it" : "have that user or root remove it") +
-                  ", or choose another name for the vector");
+  throw Error(Errc::access, path + ", which keeps this address vector, " + why + "; it belongs to user " +
+                                std::to_string(status.st_uid) + (ours ? " as this process does" : "") + ": " +
+                                (ours ? "remove it" : "have that user or root remove it") +
+                                ", or choose another name for the vector");
 }
 
 void check_owner(int fd, const std::string& path) {

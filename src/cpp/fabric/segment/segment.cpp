@@ -51,8 +51,8 @@ void check_user_of(const ProcessId& owner) {
   if (!user) throw no_segment(owner, "is gone, or hides from this one in /proc");
   if (*user != ::geteuid())
     throw no_segment(owner, "belongs to user " + std::to_string(*user) + ", and this process to user " +
-                                 std::to_string(::geteuid()) +
-                                 ": shared memory is for processes of one user; use tcp");
+                                std::to_string(::geteuid()) +
+                                ": shared memory is for processes of one user; use tcp");
 }
 
 OwnFd open_file_of(const ProcessId& owner, int number, int flags, std::size_t size) {
@@ -111,8 +111,7 @@ void Segment::withdraw(std::uint32_t number) noexcept {
   channels()[number].inode.store(0, std::memory_order_release);
 }
 
-bool Segment::has_made(std::uint32_t number, std::uint64_t inode,
-                       const MadeChannel& channel) const noexcept {
+bool Segment::has_made(std::uint32_t number, std::uint64_t inode, const MadeChannel& channel) const noexcept {
   if (number >= kMaxChannels) return false;
   const PublishedChannel& place = channels()[number];
   if (place.inode.load(std::memory_order_acquire) != inode) return false;

@@ -21,9 +21,9 @@ namespace fab {
 // The memory of a domain that processes of the same user on the node may map. It is two files. Only the owner
 // writes the *table*, which the kernel keeps from all others (make_published_memory): identity, doorbells,
 // rights, the domain's channels, and the region table. So the owner trusts what it reads there. All may write
-// the *board*: what context has work, access slots and counters. Whatever is read there is checked before use,
-// by the owner as well. All offsets are fixed; pages cost memory only once used. What each field is, and who
-// may write it: docs/shm.md.
+// the *board*: what context has work, access slots and counters. Whatever is read there is checked before
+// use, by the owner as well. All offsets are fixed; pages cost memory only once used. What each field is, and
+// who may write it: docs/shm.md.
 inline constexpr std::uint64_t kSegmentMagic = 0x31676573'62616670;  // "pfabseg1"
 inline constexpr std::uint32_t kSegmentVersion = 8;
 inline constexpr std::uint32_t kMaxContexts = 64;

@@ -96,7 +96,8 @@ std::unique_ptr<Channel> Channel::create(std::shared_ptr<PeerDomain> peer, std::
   const Digest proof = channel_proof(services.sender->key().secret, self, context, peer_context_slot,
                                      peer->address().domain_id);
   std::memcpy(header.proof, proof.data(), sizeof header.proof);
-  MadeChannel made{.target_context_slot = peer_context_slot, .context_slot = self.context_slot, .context = context};
+  MadeChannel made{
+      .target_context_slot = peer_context_slot, .context_slot = self.context_slot, .context = context};
   std::ranges::copy(peer->address().domain_id, made.target_domain);
   Segment& own = services.segment;
   std::unique_ptr<Channel> channel(new Channel(std::move(file), std::move(mapping), std::move(peer),
@@ -114,7 +115,8 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t context_slot,
   };
   const ForeignFile found = open_foreign(claimant.pid, slot.channel_fd.load(std::memory_order_acquire),
                                          ForeignKind::sealed_memory, O_RDWR);
-  if (!found.fd.valid() || !std::cmp_equal(found.status.st_size, kChannelBytes)) throw refuse("is no channel");
+  if (!found.fd.valid() || !std::cmp_equal(found.status.st_size, kChannelBytes))
+    throw refuse("is no channel");
   Offer offer;
   offer.file = {found.status.st_dev, found.status.st_ino};
   offer.mapping = Mapping::shared(found.fd.get(), 0, kChannelBytes);

@@ -65,8 +65,7 @@ bool PeerDomain::holds_segment() const noexcept {
 }
 
 bool PeerDomain::serves(std::uint16_t context_slot) const noexcept {
-  return context_slot < kMaxContexts &&
-         (segment_.header().doorbells[context_slot].load() & kDoorbellFd) != 0;
+  return context_slot < kMaxContexts && (segment_.header().doorbells[context_slot].load() & kDoorbellFd) != 0;
 }
 
 void PeerDomain::watch() {
@@ -119,8 +118,9 @@ std::shared_ptr<const MappedFile> PeerDomain::map(int number, std::uint64_t size
   for (const auto& known : files_)
     if (auto file = known.lock(); file && file->device == status.st_dev && file->inode == status.st_ino)
       return file;
-  auto file = std::make_shared<const MappedFile>(MappedFile{
-      status.st_dev, status.st_ino, Mapping::shared(found.fd.get(), 0, static_cast<std::size_t>(status.st_size))});
+  auto file = std::make_shared<const MappedFile>(
+      MappedFile{status.st_dev, status.st_ino,
+                 Mapping::shared(found.fd.get(), 0, static_cast<std::size_t>(status.st_size))});
   files_.push_back(file);
   return file;
 } catch (...) {

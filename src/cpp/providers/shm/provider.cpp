@@ -26,7 +26,8 @@ std::string why_unusable() {
     make_published_memory("pyfab-probe", page_size());
   } catch (const std::system_error& error) {
     if (is_shortage(error.code().value())) throw;
-    return std::string(error.what()) + "; shm needs memfd_create(2) with F_SEAL_FUTURE_WRITE (Linux 5.1) and a mounted /proc";
+    return std::string(error.what()) +
+           "; shm needs memfd_create(2) with F_SEAL_FUTURE_WRITE (Linux 5.1) and a mounted /proc";
   }
   // The kernel shows the descriptors of a process that is not dumpable only to that process and to root.
   if (::prctl(PR_GET_DUMPABLE) != 1 && ::geteuid() != 0)

@@ -136,8 +136,7 @@ void bind_address_vector(py::module_& m) {
       },
       py::arg("domain"), py::arg("name"));
   m.def(
-      "print_address",
-      [](const py::bytes& address) { return print_address(std::string_view(address)); },
+      "print_address", [](const py::bytes& address) { return print_address(std::string_view(address)); },
       py::arg("address"), "As text; an empty string for what has no known format.");
   m.def(
       "address_links",

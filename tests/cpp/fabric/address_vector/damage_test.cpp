@@ -25,7 +25,8 @@ bool fails(Call&& call) {
 }  // namespace
 
 TEST_CASE("a count that is too high is an error, and no walk follows it") {
-  for (const std::uint64_t used : {std::uint64_t{1} << 20, kMaxPeers, std::uint64_t{1} << 60, ~std::uint64_t{0}}) {
+  for (const std::uint64_t used :
+       {std::uint64_t{1} << 20, kMaxPeers, std::uint64_t{1} << 60, ~std::uint64_t{0}}) {
     CAPTURE(used);
     OpenVector open({.reject_duplicates = true});
     AddressVector& vector = open.vector;
@@ -86,14 +87,16 @@ TEST_CASE("a chain of buckets that leads in a circle ends") {
 
 TEST_CASE("random words in the header end no call badly") {
   const char* given = std::getenv("FAB_SEED");
-  const auto seed = given ? static_cast<std::uint32_t>(std::strtoul(given, nullptr, 10)) : std::random_device()();
+  const auto seed =
+      given ? static_cast<std::uint32_t>(std::strtoul(given, nullptr, 10)) : std::random_device()();
   std::cout << "FAB_SEED=" << seed << std::endl;
   std::mt19937_64 random(seed);
-  const std::uint64_t interesting[] = {0, 1, 0x7fffffff, 0xffffffff, std::uint64_t{1} << 32, ~std::uint64_t{0}};
+  const std::uint64_t interesting[] = {
+      0, 1, 0x7fffffff, 0xffffffff, std::uint64_t{1} << 32, ~std::uint64_t{0}};
   for (int round = 0; round < 400; ++round) {
     const bool sockets = round % 2;
-    OpenVector open({.format = sockets ? AddressFormat::sockaddr_in : AddressFormat::bundle,
-                     .symmetric = sockets});
+    OpenVector open(
+        {.format = sockets ? AddressFormat::sockaddr_in : AddressFormat::bundle, .symmetric = sockets});
     AddressVector& vector = open.vector;
     const auto address = [&](int i) { return sockets ? socket_of(i) : name_of(i); };
     for (int i = 0; i < 40; ++i) vector.insert(address(i));

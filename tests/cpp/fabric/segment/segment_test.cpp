@@ -1,3 +1,5 @@
+#include "fabric/segment/segment.h"
+
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -8,7 +10,6 @@
 #include <string>
 
 #include "base/process/process.h"
-#include "fabric/segment/segment.h"
 #include "fabric/types/error.h"
 
 // What a segment keeps others from doing, and what is found out about the segment of another process before

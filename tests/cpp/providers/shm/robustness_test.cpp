@@ -242,7 +242,8 @@ TEST_CASE("a channel is taken from who made it and proves one of the keys for th
     const Forged& channel = channels.emplace_back(self, there, number, proof);
     MadeChannel made{.target_context_slot = vouched.context_slot, .context_slot = self.context_slot};
     std::ranges::copy(vouched.domain_id, made.target_domain);
-    channel.header().published = maker.domain->segment().publish(shm::FileId::of(channel.file.get()).inode, made);
+    channel.header().published =
+        maker.domain->segment().publish(shm::FileId::of(channel.file.get()).inode, made);
     const Segment& segment = target.domain->segment();
     AccessSlot& slot = segment.slots()[segment.claim_slot(this_process())];
     slot.target_context = there.context_slot;
