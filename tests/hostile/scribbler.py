@@ -52,6 +52,8 @@ def main() -> None:
     written = 0
     while written < writes:
         maps, kept = map_all([*memory_files(pid), *sys.argv[4:]])
+        if not maps:
+            sys.exit(f"nothing of process {pid} can be written to")
         for _ in range(min(2000, writes - written)):
             memory = chance.choice(maps)
             size = (

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -114,7 +115,9 @@ class AddressVector final {
   // No value: the key is forgotten. Throws Error(invalid) in vectors without user ids.
   void set_key_user_id(std::uint32_t auth, std::optional<PeerId> user_id);
 
-  std::size_t size() const noexcept { return memory_->header().live.load(std::memory_order_relaxed); }
+  std::size_t size() const noexcept {
+    return std::min(memory_->header().live.load(std::memory_order_relaxed), end());
+  }
   std::uint64_t end() const noexcept {  // 1 + the highest index ever used
     return std::min(memory_->header().used.load(std::memory_order_acquire), kMaxPeers);
   }

@@ -46,6 +46,13 @@ TEST_CASE("a count that is too high is an error, and no walk follows it") {
   }
 }
 
+TEST_CASE("a vector has no more peers than indices") {
+  OpenVector open;
+  for (int i = 0; i < 20; ++i) open.vector.insert(name_of(i));
+  open.memory.header().live = ~std::uint64_t{0};
+  CHECK(open.vector.size() == 20);
+}
+
 TEST_CASE("a count that is too low gives no peer's index to another one") {
   OpenVector open;
   AddressVector& vector = open.vector;

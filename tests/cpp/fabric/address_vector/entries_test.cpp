@@ -322,7 +322,12 @@ TEST_CASE("the first number after the last is that of no vacant entry, and no in
   std::set<std::uint32_t> generations;
   for (int i = 0; i < 3; ++i) generations.insert(open.vector.generation(open.vector.insert(name_of(i))));
   CHECK(generations == std::set<std::uint32_t>{1, 2, ~std::uint32_t{0}});
-  open.memory.header().used = kMaxPeers;
+  PeerHeader& header = open.memory.header();
+  header.run[0].first = 3;
+  header.run[0].count = kMaxPeers - 3;
+  header.run[0].generation = 3;
+  header.runs = 1;
+  header.used = kMaxPeers;
   CHECK(error_of([&] { open.vector.insert(name_of(3)); }).first == Errc::no_memory);
 }
 
