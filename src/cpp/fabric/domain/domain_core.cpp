@@ -17,13 +17,13 @@ Segment create_segment(std::uint8_t (&domain_id)[16]) {
 }  // namespace
 
 DomainCore::DomainCore(DomainOptions options)
-    : options_(std::move(options)),
+    : security(!options.manual_progress),
+      options_(std::move(options)),
       segment_(create_segment(domain_id_)),
       regions_(segment_.region_area()),
       post_rules_(options_.mr_mode),
       emulation_(options_.non_coherent ? std::make_unique<CacheEmulation>(*options_.non_coherent) : nullptr),
       auth_numbers_(options_.auth_key),
-      security_(!options_.manual_progress),
       contexts_(segment_),
       registrations_(!options_.manual_progress) {}
 
@@ -34,7 +34,7 @@ std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions
                           .regions = core->regions_,
                           .options = core->options_,
                           .domain_id = core->domain_id_,
-                          .security = core->security_,
+                          .security = core->security,
                           .observer = core->emulation_.get()});
   // Links that register memory with a device have caches of their own; in this cache regions only have
   // entries.
@@ -242,7 +242,7 @@ void DomainCore::close(bool force) {
   const auto self = weak_from_this().lock();  // null: from the destructor
   contexts_.close_all(self == nullptr);
   contexts_.end_thread(self);
-  security_.stop();
+  security.stop();
 }
 
 }  // namespace fab

@@ -45,7 +45,6 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
   RegistrationQueue& registrations() noexcept { return registrations_; }
   PostRules& post_rules() noexcept { return post_rules_; }
-  SecurityLog& security() noexcept { return security_; }
   AuthNumbers& auth_numbers() noexcept { return auth_numbers_; }
   ContextSet& contexts() noexcept { return contexts_; }
   std::shared_ptr<Counter> open_counter();
@@ -99,6 +98,8 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // Whether this is a child of fork(): then the domain is the parent's.
   bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
 
+  SecurityLog security;  // what strangers and peers did that ended their connections
+
  private:
   friend class MemoryRegion;
   explicit DomainCore(DomainOptions options);
@@ -126,7 +127,6 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::function<void()> wake_later();
 
   AuthNumbers auth_numbers_;
-  SecurityLog security_;
   ContextSet contexts_;
   std::mutex counters_mutex_;  // guards the two
   std::vector<std::uint32_t> free_counters_;

@@ -80,6 +80,7 @@ void PendingConnection::read() {
     const auto got = ::recv(socket_.get(), bytes, *missing, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) return fail(Errc::unreachable);
+    silent_ = false;
     buffer_.append(bytes, static_cast<std::size_t>(got));
   }
 }

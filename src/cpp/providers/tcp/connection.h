@@ -21,8 +21,9 @@ class PendingConnection : public ReadyHandler {
   PendingConnection& operator=(const PendingConnection&) = delete;
 
   bool arrived() const noexcept { return arrived_; }
-  Errc error() const noexcept { return error_; }  // why it failed
-  bool late() const noexcept { return late_; }    // because its deadline has passed
+  Errc error() const noexcept { return error_; }    // why it failed
+  bool late() const noexcept { return late_; }      // because its deadline has passed
+  bool silent() const noexcept { return silent_; }  // no byte has come so far
   // Gives up if the deadline has passed, unless what has arrived by now completes the handshake.
   void tick(Attended now) noexcept;
   int socket() const noexcept { return socket_.get(); }
@@ -55,7 +56,7 @@ class PendingConnection : public ReadyHandler {
   const Attended deadline_;
   Told told_;
   std::string buffer_;  // what has come of the present message
-  bool arrived_ = false, late_ = false;
+  bool arrived_ = false, late_ = false, silent_ = true;
   Errc error_ = Errc::ok;
 };
 

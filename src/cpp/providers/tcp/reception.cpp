@@ -74,8 +74,10 @@ std::size_t Callers::of(const std::string& source) const noexcept {
   return found == by_source_.end() ? 0 : found->second;
 }
 
-Caller Callers::take_oldest(const std::string& of) noexcept {
-  return take(std::ranges::find(callers_, of, &Caller::source));
+Caller Callers::take_oldest(const std::string& source) noexcept {
+  const auto silent = std::ranges::find_if(
+      callers_, [&](const Caller& caller) { return caller.source == source && caller.connection->silent(); });
+  return take(silent != callers_.end() ? silent : std::ranges::find(callers_, source, &Caller::source));
 }
 
 Caller Callers::take_one() noexcept {

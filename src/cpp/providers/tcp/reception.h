@@ -23,7 +23,8 @@ struct Caller {
 };
 
 // The callers whose handshakes are under way, and which of them goes when there are too many. A flood pushes
-// out itself: it is always one of the source that has the most, and of these the oldest.
+// out itself: it is always one of the source that has the most, and of these the oldest one that has said
+// nothing, or else the oldest.
 class Callers final {
  public:
   void add(Caller caller);  // throws std::bad_alloc
@@ -32,12 +33,12 @@ class Callers final {
   std::size_t of(const std::string& source) const noexcept;
   // Closes one so that one more may come from `source`, and returns it; without a connection: there is room.
   Caller make_room(const std::string& source, const Bounds& bounds) noexcept;
-  // Takes out the oldest one of the source that has the most; without a connection: there is none.
+  // Takes out one of the source that has the most; without a connection: there is none.
   Caller take_one() noexcept;
   void tick(std::chrono::nanoseconds now) noexcept;  // PendingConnection::tick() of all
 
  private:
-  Caller take_oldest(const std::string& of) noexcept;
+  Caller take_oldest(const std::string& source) noexcept;
   Caller take(std::list<Caller>::iterator at) noexcept;
 
   std::list<Caller> callers_;  // the oldest first

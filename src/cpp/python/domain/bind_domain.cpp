@@ -253,7 +253,7 @@ void bind_domain(py::module_& m) {
           "close",
           [](DomainCore& domain, bool force) {
             domain.close(force);
-            domain.security().tell();
+            domain.security.tell();
           },
           py::arg("force"), py::call_guard<WithoutGil>());
 

@@ -24,9 +24,9 @@ void log_security(std::span<const SecurityLog::Note> notes) {
 }
 
 py::dict security_stats(DomainCore& domain) {
-  WithoutGil::run([&] { domain.security().tell(); });
+  WithoutGil::run([&] { domain.security.tell(); });
   py::dict out;
-  const auto counts = domain.security().counts();
+  const auto counts = domain.security.counts();
   for (std::size_t i = 0; i < counts.size(); ++i) out[kSecurityEvents[i]] = counts[i];
   return out;
 }

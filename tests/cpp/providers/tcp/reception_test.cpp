@@ -72,6 +72,19 @@ TEST_CASE("a caller too many pushes out the oldest one of its own source") {
   CHECK(door.callers.of("a") == 3);
 }
 
+TEST_CASE("who has said something stays longer than who has said nothing") {
+  Door door;
+  for (int i = 0; i < 3; ++i) door.call("a");
+  for (const int speaker : {0, 2})
+    REQUIRE(::send(door.far[static_cast<std::size_t>(speaker)].get(), "p", 1, 0) == 1);
+  CHECK(door.poller.dispatch() == 2);
+  CHECK(door.call("a") == 1);
+  CHECK(door.call("a") == 3);
+  CHECK(::send(door.far[4].get(), "p", 1, 0) == 1);
+  CHECK(door.poller.dispatch() == 1);
+  CHECK(door.call("a") == 0);
+}
+
 TEST_CASE("when all places are taken, the oldest caller of the source that has the most goes") {
   Door door;
   CHECK(door.call("b") == -1);  // the oldest of all

@@ -331,8 +331,10 @@ TEST_CASE("of flows without rails the oldest give way, when they are many or hol
   constexpr std::uint64_t kMost = 4096;
   {
     FlowTable table(receives, 10, [] {});
-    for (std::uint64_t peer = 1; peer <= kMost; ++peer)
-      REQUIRE(table.open({.peer = peer, .epoch = 1}, false, sender));
+    for (std::uint64_t peer = 1; peer <= kMost; ++peer)  // one peer has only some of them
+      REQUIRE(table.open({.peer = peer, .epoch = 1}, false,
+                         std::make_shared<Sender>(
+                             peers, std::vector<Part>{{"test.0", 0, "peer" + std::to_string(peer / 32)}})));
     CHECK(table.expire(now));
     CHECK(table.open({.peer = 1, .epoch = 1}, true, sender));
     REQUIRE(table.open({.peer = kMost + 1, .epoch = 1}, false, sender));
@@ -343,7 +345,10 @@ TEST_CASE("of flows without rails the oldest give way, when they are many or hol
   }
   {
     FlowTable table(receives, 10, [] {});
-    const std::vector<std::byte> half(Flow::kMostResults / 2), byte(1);
+    const std::vector<std::byte> byte(1);
+    Flow one(receives, sender, [] {});
+    one.record(1, Errc::ok, byte);
+    const std::vector<std::byte> half(Flow::kMostResults / 2 - (one.held() - 1));
     for (const std::uint64_t peer : {1, 2, 3}) {
       const auto flow = table.open({.peer = peer, .epoch = 1}, false, sender);
       REQUIRE(flow);
