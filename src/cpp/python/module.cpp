@@ -1,3 +1,4 @@
+#include "base/crypto/libcrypto.h"
 #include "python/bind.h"
 
 // The module does not need the GIL: what threads share is atomic, or guarded by a lock of its own or by the
@@ -7,6 +8,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.doc() = "The C++ core of pyfab. Programs use the names of the package, not these.";
   m.attr("__version__") = FAB_VERSION;
   m.attr("has_verbs_headers") = FAB_HAS_VERBS != 0;
+  m.def("libcrypto_problem", [] { return fab::libcrypto_problem(); });
   m.attr("compiler") = "g++ " __VERSION__;
   prepare_buffers();
   bind_errors(m);
