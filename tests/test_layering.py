@@ -22,6 +22,7 @@ ROOMS = (
     "base/locks",
     "base/queues",
     "base/bytes",
+    "base/crypto",
     "fabric/types",
     "fabric/noncoherent",
     "fabric/segment",

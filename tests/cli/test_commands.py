@@ -215,6 +215,7 @@ def test_doctor_as_json() -> None:
         "/dev/shm",
         "huge pages",
         "loopback",
+        "signatures",
         "rdma modules",
         "rdma devices",
         "links",

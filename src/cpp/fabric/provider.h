@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/crypto/key_pair.h"
 #include "base/memory/address_range.h"
 #include "base/network/poller.h"
 #include "base/queues/linked_list.h"
@@ -64,6 +65,8 @@ struct DomainServices {
   SecurityLog& security;
   bool linked = false;                 // the domain has other links as well
   AccessObserver* observer = nullptr;  // of regions that are kObserved; for Session::Services
+  // What the ids of endpoints are bound to; null where the system has no libcrypto.
+  std::shared_ptr<const KeyPair> key_pair{};
 };
 
 struct Lingering;

@@ -1,3 +1,4 @@
+#include "base/crypto/libcrypto.h"
 #include "fabric/types/versions.h"
 #include "python/bind.h"
 
@@ -21,6 +22,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   formats["verbs: description of a region"] = versions::kVerbsDescription;
   formats["shuffle"] = versions::kShuffle;
   m.attr("versions") = formats;
+  m.def("libcrypto_problem", [] { return fab::libcrypto_problem(); });
   m.attr("compiler") = "g++ " __VERSION__;
   prepare_buffers();
   bind_errors(m);

@@ -304,6 +304,14 @@ def _rdma() -> _Result:
     return _ok(names)
 
 
+def _signatures() -> _Result:
+    if problem := _core.libcrypto_problem():
+        return _limited(
+            f"{problem}: over networks no peer can prove who it is (docs/security.md)", "apt install libssl3"
+        )
+    return _ok("endpoints prove who they are, over networks too")
+
+
 def _opens(library: str) -> bool:
     try:
         ctypes.CDLL(library)
@@ -321,6 +329,7 @@ _CHECKS: dict[str, Callable[[], _Result]] = {
     "/dev/shm": _dev_shm,
     "huge pages": _huge_pages,
     "loopback": _loopback,
+    "signatures": _signatures,
     "rdma modules": _rdma_modules,
     "rdma devices": _rdma,
     "links": _links,

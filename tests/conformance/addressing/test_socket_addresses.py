@@ -81,7 +81,8 @@ def test_a_peer_is_reached_by_node_and_service(spec):
             assert endpoint.report(handle)[0] == "tcp.0"
 
 
-def test_the_source_is_known_by_where_it_listens():
+@pytest.mark.parametrize("first_calls", [False, True], ids=["found before", "found after"])
+def test_the_source_is_known_by_where_it_listens_once_it_was_found_there(first_calls):
     with (
         pyfab.Domain("tcp", addr_format="sockaddr_in", tcp_listen="127.0.0.1") as domain,
         domain.endpoint() as first,
@@ -92,9 +93,34 @@ def test_the_source_is_known_by_where_it_listens():
             second.av.insert(pyfab.parse_addr("fi_sockaddr_in://127.0.0.1:9"))
             source = second.av.insert(first.address)
             to = first.av.insert(second.address)
-            first.write(np.ones(4), to, region.remote, data=7).result(TIMEOUT)
-            second.cq.wait(TIMEOUT)
-            assert second.cq.read()[0].source == source
+
+            def told_source():
+                first.write(np.ones(4), to, region.remote, data=7).result(TIMEOUT)
+                second.cq.wait(TIMEOUT)
+                return second.cq.read()[0].source
+
+            if first_calls:
+                assert told_source() == pyfab.ADDR_NOTAVAIL  # it only says that it listens there
+            second.write(np.ones(4), source, region.remote).result(TIMEOUT)
+            assert second.cq.read()[0].data == 0  # the write of its own
+            assert told_source() == source
+
+
+def test_whose_id_is_an_address_is_nobody_as_a_source():
+    with (
+        pyfab.Domain("tcp", tcp_listen="127.0.0.1", tcp_port=free_port()) as domain,
+        domain.endpoint() as first,
+        pyfab.Domain("tcp", tcp_listen="127.0.0.1") as other,
+        other.endpoint() as second,
+    ):
+        source, to = second.av.insert(first.address), first.av.insert(second.address)
+        named, anybody = np.zeros(1), np.zeros(1)
+        directed, open_to_all = second.recv(named, source), second.recv(anybody)
+        first.send(np.ones(1), to).result(TIMEOUT)
+        assert open_to_all.result(TIMEOUT).source == pyfab.ADDR_NOTAVAIL
+        assert (anybody == 1).all()
+        assert not directed.done()
+        directed.cancel()
 
 
 def test_an_endpoint_that_comes_back_at_its_port():

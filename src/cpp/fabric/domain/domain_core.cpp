@@ -4,6 +4,7 @@
 #include <new>
 
 #include "base/bytes/random.h"
+#include "base/crypto/stretched_key.h"
 #include "base/locks/tsan.h"
 
 namespace fab {
@@ -35,7 +36,8 @@ std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions
                           .options = core->options_,
                           .domain_id = core->domain_id_,
                           .security = core->security,
-                          .observer = core->emulation_.get()});
+                          .observer = core->emulation_.get(),
+                          .key_pair = KeyPair::make()});
   // Links that register memory with a device have caches of their own; in this cache regions only have
   // entries.
   core->cache_ = open_cache(cache, {.enroll = [](AddressRange, const MemoryUse&) -> void* { return nullptr; },
@@ -77,7 +79,7 @@ AuthKeys DomainCore::keys_of(const EndpointTraits& traits) {
   for (const auto& [secret, auth] : traits.keys) {
     const std::uint32_t number = auth_numbers_.of(secret);
     auto found = std::ranges::find(keys, number, &AuthKey::number);
-    if (found == keys.end()) found = keys.insert(found, AuthKey{secret, number});
+    if (found == keys.end()) found = keys.insert(found, AuthKey{stretched_key(secret), number});
     if (auth != 0) found->handles.push_back(auth);
   }
   if (keys.size() > kMaxAuthKeys)
@@ -85,7 +87,7 @@ AuthKeys DomainCore::keys_of(const EndpointTraits& traits) {
                                    " authorization keys, and an endpoint takes at most " +
                                    std::to_string(kMaxAuthKeys) +
                                    "; open an address vector for some of them");
-  if (keys.empty()) keys.push_back(AuthKey{options_.auth_key});
+  if (keys.empty()) keys.push_back(AuthKey{stretched_key(options_.auth_key)});
   return keys;
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/crypto/key_pair.h"
 #include "fabric/address_vector/address_vector.h"
 #include "fabric/messages/link_counters.h"
 #include "fabric/types/auth_key.h"
@@ -22,13 +23,24 @@ struct Source {
 // Used under its context's lock.
 class Sender {
  public:
-  // `names`: the parts by which the address vector may know the peer. `key`: the one that the peer proved;
+  // `names`: the parts by which the address vector may know the peer; of a peer that has not proven who it
+  // is, one that says the link only, which no address vector knows. `key`: the one that the peer proved;
   // outlives this. `counters`: those of its link; null if none are kept.
   Sender(const AddressVector& peers, std::vector<Part> names, const AuthKey& key = kNoAuthKey,
          LinkCounters* counters = nullptr)
       : peers_(peers), names_(std::move(names)), key_(key), counters_(counters) {}
 
+  // The peer has proven that it has this public key, which is the same on all links of its domain.
+  void proven_by(const PublicKey& key) noexcept { public_key_ = key; }
+  // kNoPublicKey: it has proven none.
+  const PublicKey& public_key() const noexcept { return public_key_; }
+
   void known_as(PeerId peer) noexcept;
+  // The address vector may know it by this, too. Throws std::bad_alloc.
+  void also_named(Part name) {
+    names_.push_back(std::move(name));
+    seen_ = ~std::uint64_t{0};
+  }
   // Its handle, or kNoPeer while it has none.
   PeerId handle() noexcept {
     look();
@@ -53,8 +65,9 @@ class Sender {
   PeerId find() const;
 
   const AddressVector& peers_;
-  const std::vector<Part> names_;
+  std::vector<Part> names_;
   const AuthKey& key_;
+  PublicKey public_key_{};
   LinkCounters* const counters_;
   PeerId handle_ = kNoPeer;
   Source reported_{};

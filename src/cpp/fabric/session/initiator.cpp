@@ -279,10 +279,13 @@ void Initiator::post_atomic(const Transfer& transfer, Request& request) {
   }
 }
 
-bool Initiator::post_notify(std::uint64_t data, std::uint64_t length) noexcept try {
+bool Initiator::post_notify(const Transfer& put) noexcept try {
   if (end_.output.broken() || end_.output.copied(SessionOutput::Lane::requests) >= kMostCopied) return false;
-  end_.output.append_header(SessionOutput::Lane::requests,
-                            {.type = FrameType::notify, .total = length, .data = data});
+  end_.output.append_header(SessionOutput::Lane::requests, {.type = FrameType::notify,
+                                                            .key = put.key,
+                                                            .remote = put.remote,
+                                                            .total = put.length,
+                                                            .data = put.data});
   return true;
 } catch (const std::bad_alloc&) {
   return false;

@@ -47,7 +47,7 @@ class Initiator {
   // Fails a transfer for which there is no memory. Returns false if requests are outstanding: the caller
   // posts the transfer again when they are answered and have given memory back.
   bool refuse(const Transfer& transfer) noexcept;
-  bool post_notify(std::uint64_t data, std::uint64_t length) noexcept;
+  bool post_notify(const Transfer& put) noexcept;
   // The delivery level that the operation has to wait for on this stream.
   Delivery level_of(const Transfer& transfer) const noexcept;
 

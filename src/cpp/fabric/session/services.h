@@ -104,6 +104,7 @@ struct SessionServices {
   SmallMessages* small_messages = nullptr;
   AnnouncementLedger* ledger = nullptr;  // either both ends have one or neither
   Handover handover = Handover::at_once;
+  bool notices = false;  // the peer may move the bytes of puts itself, and tell of them by notices
   std::size_t largest_message = kMaxMessage;  // bytes of an eager message; longer messages are announced
   DeviceAccess* device = nullptr;
   ExtensionMaker* extensions = nullptr;

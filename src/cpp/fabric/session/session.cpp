@@ -129,6 +129,7 @@ Errc Session::on_request() {
       target_.on_atomic(frame, reader_.content());
       return Errc::ok;
     case FrameType::notify:
+      if (!end_.services.notices) return Errc::protocol;
       target_.on_notify(frame);
       return Errc::ok;
     case FrameType::message:

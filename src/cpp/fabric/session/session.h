@@ -34,10 +34,8 @@ class Session final : private ExtensionHost {
   // limit is reached. A transfer for which there is no memory waits while something is outstanding, and fails
   // with no_memory otherwise.
   std::size_t post(std::span<const Transfer> batch) noexcept;
-  // Returns false where there is no room or no memory.
-  bool post_notify(std::uint64_t data, std::uint64_t length) noexcept {
-    return initiator_.post_notify(data, length);
-  }
+  // Tells of a put whose bytes this side has moved itself. Returns false where there is no room or no memory.
+  bool post_notify(const Transfer& put) noexcept { return initiator_.post_notify(put); }
 
   // --- byte stream
   // Whether there was no memory for something that has to be told to the peer. The owner has to end the

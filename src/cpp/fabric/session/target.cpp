@@ -123,6 +123,19 @@ void Target::end_put(const FrameHeader& frame) {
   answer(frame, outcome);
 }
 
+// A notice tells of a put, so it needs what a put needs. The region may have been closed after the bytes were
+// there; then there is nothing left to tell of.
+void Target::on_notify(const FrameHeader& frame) noexcept {
+  const RegionView regions = this->regions();
+  const std::int64_t found = regions.find(frame.key);
+  if (found < 0) return;
+  const RegionEntry& entry = regions.entry(static_cast<std::uint32_t>(found));
+  std::uint64_t offset = 0;
+  const Errc verdict = regions.judge(entry, frame.key, entry.state.load(std::memory_order_seq_cst),
+                                     OpCode::write, frame.remote, frame.total, end_.requester, offset);
+  if (verdict == Errc::ok) deliver(frame.total, frame.data);
+}
+
 void Target::forget(std::uint32_t region, Reader& reader) noexcept {
   if (!put_.open || put_.target.error != Errc::ok || put_.target.region != region) return;
   put_.target.error = Errc::key_rejected;

@@ -32,7 +32,7 @@ class Target {
   Errc on_rows(const FrameHeader& asked, const std::byte* payload);
   void on_atomic(const FrameHeader& frame, const std::byte* payload);
   void on_describe(const FrameHeader& frame);
-  void on_notify(const FrameHeader& frame) noexcept { deliver(frame.total, frame.data); }
+  void on_notify(const FrameHeader& frame) noexcept;
   // The region closes: nothing more is stored there.
   void forget(std::uint32_t region, Reader& reader) noexcept;
   void clear() noexcept { put_ = {}; }

@@ -12,7 +12,9 @@ namespace fab {
 
 // One authorization key of an endpoint: peers that prove it are served.
 struct AuthKey {
-  std::string secret{};      // empty: peers prove nothing, and the endpoint has no other key
+  // What stretched_key() made of the user's key; empty: peers prove nothing, and the endpoint has no other
+  // key.
+  std::string secret{};
   std::uint32_t number = 0;  // of the key within the domain (RegionEntry::auth); 0: the domain's key
   // What AddressVector::auth() returns for peers under this key; empty if it is not from the address vector.
   std::vector<std::uint32_t> handles{};

@@ -7,9 +7,9 @@
 // tests/cpp/fabric/types/versions_test.cpp fails when a layout changes and its number does not.
 namespace fab::versions {
 
-inline constexpr std::uint16_t kWire = 2;          // the handshake, and the frames that follow it
+inline constexpr std::uint16_t kWire = 3;          // the handshake, and the frames that follow it
 inline constexpr std::uint16_t kName = 1;          // the envelope of addresses and their list of parts
-inline constexpr std::uint8_t kEndpointPart = 1;   // the part of a network link in an address
+inline constexpr std::uint8_t kEndpointPart = 2;   // the part of a network link in an address
 inline constexpr std::uint16_t kRemoteRegion = 1;  // RemoteRegion::encode()
 // The array that a remote region is seen as, around the remote region: the digit behind "pfv".
 inline constexpr std::uint8_t kRemoteView = 1;

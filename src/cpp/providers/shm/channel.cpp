@@ -67,6 +67,7 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer,
   if (direct_) services.reader = this;
   services.small_messages = this;
   services.ledger = this;
+  services.notices = true;
   // If both ends are in one process, nothing can outlive the initiator, so there is nothing to wait for.
   held_ = !initiator_ || peer_->address().process == this_process();
   services.handover = held_ ? Handover::at_once : Handover::when_held;

@@ -304,7 +304,7 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
     if (waiting.moved < transfer.length) return Step::again;
   }
   if (notifies) {
-    if (!channel->session().post_notify(transfer.data, transfer.length)) return Step::blocked;
+    if (!channel->session().post_notify(transfer)) return Step::blocked;
     channel->flush();
   }
   count(transfer, *region);

@@ -107,7 +107,7 @@ OutgoingConnection::OutgoingConnection(Poller& poller, const Identity& self, std
                                        const EndpointAddress& peer, std::vector<SocketAddress> addresses,
                                        std::uint64_t stream, Attended deadline, Told told)
     : PendingConnection(poller, deadline, std::move(told)),
-      handshake_(self, auth_index, peer.id, stream),
+      handshake_(self, auth_index, peer, stream),
       addresses_(std::move(addresses)) {}
 
 bool OutgoingConnection::start() noexcept {

@@ -70,6 +70,10 @@ class OutgoingConnection final : public PendingConnection {
   // Starts to call. False, with error(): every address failed at once.
   bool start() noexcept;
   std::uint64_t peer_stream() const noexcept { return handshake_.peer_stream(); }
+  const EndpointId& peer_id() const noexcept { return handshake_.peer_id(); }
+  const std::optional<WireVersions>& other_versions() const noexcept { return handshake_.other_versions(); }
+  // A copy, because the connection may end before it is used.
+  PublicKey peer_key() const noexcept { return handshake_.peer_key(); }
 
  private:
   void on_connected() override;
@@ -88,6 +92,9 @@ class IncomingConnection final : public PendingConnection {
   const Hello& hello() const noexcept { return handshake_.hello(); }
   // The index of the authorization key that the caller proved.
   std::size_t auth_index() const noexcept { return handshake_.auth_index(); }
+  // Whether the caller has proven that its id is its own, and by which public key.
+  bool proven() const noexcept { return peer_key() != kNoPublicKey; }
+  const PublicKey& peer_key() const noexcept { return handshake_.peer_key(); }
   // Sends the last message of the handshake. False, with error(): the caller is gone, or there is no memory.
   bool welcome(std::uint64_t stream) noexcept;
 

@@ -12,7 +12,8 @@
 namespace fab::tcp {
 namespace {
 
-constexpr unsigned kMostIdlePolls = 100;  // in a row, of a stream that is polled directly
+constexpr std::size_t kMostVersions = 1024;  // of peers that speak others, until the next connect() to them
+constexpr unsigned kMostIdlePolls = 100;     // in a row, of a stream that is polled directly
 // One turn in so many belongs to the poller, however busy the streams are that are polled directly.
 constexpr unsigned kPollerTurn = 16;
 constexpr std::chrono::milliseconds kLinger(200);  // docs/messages.md
@@ -29,9 +30,9 @@ std::vector<SocketAddress> advertised(const SocketAddress& bound, const std::str
   return all;
 }
 
-// With a port that the user chose, an endpoint that is opened there again has the same id. Otherwise every
-// endpoint has an id of its own.
-EndpointId choose_id(const SocketAddress& wanted) {
+// The id of an endpoint that has no key pair, or does not use it: with a port that the user chose, an
+// endpoint that is opened there again has the same id. Otherwise every endpoint has an id of its own.
+EndpointId address_id(const SocketAddress& wanted) {
   EndpointId id;
   if (wanted.port() == 0) {
     fill_random(id.data(), id.size());
@@ -42,6 +43,32 @@ EndpointId choose_id(const SocketAddress& wanted) {
   return id;
 }
 
+Part name_of(const SocketAddress& address) { return {std::string(kSocketLink), 0, pack(address)}; }
+
+// What the address vector may know a peer by that this side calls: its part of a bundle, or an address where
+// it listens.
+std::vector<Part> names_of(const Part& part, const EndpointAddress& where) {
+  std::vector<Part> names{part};
+  if (part.link != kSocketLink)
+    for (const SocketAddress& address : where.addresses) names.push_back(name_of(address));
+  return names;
+}
+
+// And a caller. Where it listens is what it says of itself, which nobody has proven.
+std::vector<Part> names_of(const IncomingConnection& caller) {
+  const Part& part = caller.hello().part;
+  return {caller.proven() ? part : Part{part.link, 0, {}}};
+}
+
+// A peer has been found there, too.
+void add_names(Sender& peer, const EndpointAddress& where) {
+  for (const SocketAddress& address : where.addresses) peer.also_named(name_of(address));
+}
+
+std::string text_of(WireVersions versions) {
+  return std::to_string(versions.lowest) + "-" + std::to_string(versions.highest);
+}
+
 }  // namespace
 
 TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& services, std::string link,
@@ -50,13 +77,15 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
       services_(services),
       reception_(*this, listen, absent),
       ticker_(services.poller, [this] { tick(); }) {
-  EndpointAddress where{.id = choose_id(listen),
-                        .network = this_network(),
-                        .addresses = advertised(reception_.listens_at(), absent)};
-  identity_ = {.id = where.id,
-               .part = {std::move(link), services.context, where.encode()},
-               .keys = &services.keys,
-               .by_address = true};
+  identity_.keys = &services.keys;
+  identity_.by_address = true;
+  identity_.take_id(listen.port() == 0 ? domain.key_pair : nullptr, std::move(link), services.context,
+                    address_id(listen));
+  identity_.part.bytes = EndpointAddress{.id = identity_.id,
+                                         .kind = identity_.kind(),
+                                         .network = this_network(),
+                                         .addresses = advertised(reception_.listens_at(), absent)}
+                             .encode();
 }
 
 TcpEndpoint::~TcpEndpoint() {
@@ -108,19 +137,16 @@ Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) 
   return {false, "no route to " + where->addresses.front().text()};
 }
 
-// The stream to a peer; null: there is none. If only an address of the peer is known, any stream to an
-// endpoint that listens there will do.
+// The stream to a peer; null: there is none. A caller that has proven its id, but could not know that of this
+// side, is as good as one that this side has called.
 std::shared_ptr<TcpStream> TcpEndpoint::stream_to(const EndpointAddress& where,
                                                   std::size_t wanted_auth) const {
-  if (const auto found = streams_.find(key_of(where, wanted_auth)); found != streams_.end())
+  StreamKey wanted_key = key_of(where, wanted_auth);
+  if (const auto found = streams_.find(wanted_key); found != streams_.end()) return found->second;
+  wanted_key.served = true;
+  if (const auto found = streams_.find(wanted_key);
+      found != streams_.end() && found->second->open() && where.id != identity_.id)
     return found->second;
-  if (where.id != kAnybody) return nullptr;
-  const std::string wanted = where.addresses.front().text();
-  for (const auto& [place, stream] : streams_)
-    if (!place.to_self && place.auth_index == wanted_auth && stream->open() &&
-        std::ranges::any_of(stream->where().addresses,
-                            [&](const SocketAddress& address) { return address.text() == wanted; }))
-      return stream;
   return nullptr;
 }
 
@@ -129,33 +155,47 @@ std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uin
   const auto where = find(peer, target);
   // A peer that has called is reached even if this side cannot call it.
   const auto called = [&] {
-    if (!where || where->id == kAnybody) return false;
-    const auto there = streams_.find(key_of(*where, auth_index));
-    return there != streams_.end() && there->second->open();
+    const auto there = where && where->id != kAnybody ? stream_to(*where, auth_index) : nullptr;
+    return there && there->open();
   };
   if (const Reach reach = reaches(peer, target, auth_index); !where || (!reach.ok && !called()))
     throw Error(Errc::unreachable,
                 "peer " + std::to_string(id) + " cannot be reached over tcp: " + reach.why);
+  if (const auto other = other_versions_.extract(key_of(*where, auth_index)))
+    throw Error(Errc::not_supported, "this side speaks wire versions " + text_of(kOurVersions) +
+                                         ", the peer at " + where->addresses.front().text() + " " +
+                                         text_of(other.mapped()) +
+                                         "; run versions of pyfab that have one in common");
   std::vector<SocketAddress> routes = routes_to(*where);
   std::shared_ptr<TcpStream> stream = stream_to(*where, auth_index);
   const bool known = stream != nullptr;
   if (!known) {
     const Part* part = peer.find(link(), target);
-    stream =
-        std::make_shared<TcpStream>(*this, part ? *part : *peer.find(kSocketLink, 0), *where, auth_index);
+    stream = std::make_shared<TcpStream>(*this, names_of(part ? *part : *peer.find(kSocketLink, 0), *where),
+                                         *where, auth_index);
   }
   auto path = std::make_unique<TcpPath>(stream, link());
   if (!known) streams_.emplace(key_of(*where, auth_index), stream);
-  stream->known_as(id);
+  stream->sender().known_as(id);
   if (!known) stream->connect(std::move(routes));
   return path;
 }
 
+TcpEndpoint::StreamKey TcpEndpoint::key_of(const IncomingConnection& caller) {
+  const Hello& hello = caller.hello();
+  const bool by_address = hello.to == kAnybody;
+  return {.peer = hello.from,
+          .auth_index = caller.auth_index(),
+          .served = !caller.proven() || by_address || !identity_.key_pair || hello.from == identity_.id,
+          .address = by_address ? local_address(caller.socket()).text() : std::string(),
+          .stranger = caller.proven() ? 0 : ++strangers_};
+}
+
+// Only who has proven its id meets a stream that stands here already. Two calls cross only where both ends
+// take them for one stream.
 void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try {
   const Hello& hello = caller->hello();
-  const bool self = hello.from == identity_.id;
-  const StreamKey place{hello.from, caller->auth_index(), self,
-                        hello.to == kAnybody ? local_address(caller->socket()).text() : std::string()};
+  const StreamKey place = key_of(*caller);
   std::shared_ptr<TcpStream> stream;
   if (const auto found = streams_.find(place); found != streams_.end()) {
     stream = found->second;
@@ -170,15 +210,37 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try
     }
   }
   if (!stream) {
-    stream = std::make_shared<TcpStream>(*this, hello.part, hello.where, caller->auth_index());
+    stream = std::make_shared<TcpStream>(*this, names_of(*caller), hello.where, caller->auth_index());
+    // Streams to addresses stand first. What a caller says of where it listens is believed only if this side
+    // has found it there.
+    for (auto at = streams_.begin(); at != streams_.end() && at->first.peer == kAnybody; ++at)
+      if (caller->proven() && at->second->found == hello.from)
+        add_names(stream->sender(), at->second->where());
     streams_.emplace(place, stream);
   }
   if (caller->welcome(stream->number()))
-    stream->adopt(caller->take_socket(), hello.stream);
+    stream->adopt(caller->take_socket(), hello.stream, caller->peer_key());
   else if (!stream->connecting())
     stream->fail(caller->error() == Errc::no_memory ? Errc::no_memory : Errc::peer_lost);
 } catch (const std::exception&) {
   return;  // no memory
+}
+
+void TcpEndpoint::on_found(TcpStream& there, const EndpointId& id) noexcept try {
+  there.found = id;
+  for (auto at = streams_.lower_bound({.peer = id, .auth_index = 0});
+       at != streams_.end() && at->first.peer == id; ++at)
+    if (at->first.stranger == 0) add_names(at->second->sender(), there.where());
+} catch (const std::exception&) {
+  return;  // no memory: they stay without a name
+}
+
+void TcpEndpoint::on_other_versions(const EndpointAddress& peer, std::size_t auth_index,
+                                    WireVersions theirs) noexcept try {
+  if (other_versions_.size() >= kMostVersions) other_versions_.clear();
+  other_versions_.insert_or_assign(key_of(peer, auth_index), theirs);
+} catch (const std::exception&) {
+  return;  // no memory: the code of the error has to do
 }
 
 bool TcpEndpoint::progress() noexcept {

@@ -13,7 +13,8 @@
 
 namespace fab::tcp {
 
-// A listening port, and the streams that peers or this side began: one for each peer and authorization key.
+// A listening port, and the streams that peers or this side began: one for each peer and authorization key,
+// if both ends have proven who they are, else one for each direction.
 class TcpEndpoint final : public Endpoint {
  public:
   // Listens on `listen`; port 0 lets the system choose. `absent` is that of listen_tcp(). Throws Error.
@@ -53,6 +54,10 @@ class TcpEndpoint final : public Endpoint {
   void send_later(TcpStream& stream) noexcept;      // with the next turn
   void send_when_idle(TcpStream& stream) noexcept;  // with the next turn in which nothing comes
   void watch() noexcept;                            // calls tick() of streams from time to time
+  // A stream to an address has found an endpoint there, by whose id callers may be known already.
+  void on_found(TcpStream& there, const EndpointId& id) noexcept;
+  // A peer has refused a call because it speaks other versions: the next connect() says so.
+  void on_other_versions(const EndpointAddress& peer, std::size_t auth_index, WireVersions theirs) noexcept;
   // Takes the stream out of the poller, and lets go of it once none of its functions runs any more.
   void retire(TcpStream& stream) noexcept;
 
@@ -60,16 +65,25 @@ class TcpEndpoint final : public Endpoint {
   struct StreamKey {
     EndpointId peer;
     std::size_t auth_index;  // of its authorization key
-    bool to_self;            // the accepting end of a stream to this very endpoint
+    // Only the peer sends requests: the other end does not take this stream for the one to this endpoint,
+    // because this side cannot prove its id, or the caller could not or knew only an address, or the peer is
+    // this very endpoint.
+    bool served = false;
     // The address that was called, if the caller knew nothing else of the peer; else empty. At the caller's
     // end `peer` is kAnybody then.
     std::string address{};
+    // Tells callers from each other that claim one id and have not proven it; 0: it is proven, or this side
+    // called.
+    std::uint64_t stranger = 0;
     auto operator<=>(const StreamKey&) const = default;
   };
 
   static StreamKey key_of(const EndpointAddress& peer, std::size_t auth_index) {
-    return {peer.id, auth_index, false, peer.id == kAnybody ? peer.addresses.front().text() : std::string()};
+    return {.peer = peer.id,
+            .auth_index = auth_index,
+            .address = peer.id == kAnybody ? peer.addresses.front().text() : std::string()};
   }
+  StreamKey key_of(const IncomingConnection& caller);
 
   void tick() noexcept;
   template <class List>
@@ -86,6 +100,8 @@ class TcpEndpoint final : public Endpoint {
 
   using Streams = std::map<StreamKey, std::shared_ptr<TcpStream>>;
   Streams streams_;
+  std::uint64_t strangers_ = 0;  // that have come
+  std::map<StreamKey, WireVersions> other_versions_;
   Streams::iterator next_tick_ = streams_.end();  // the next one in the present round of ticks
   // Streams that have ended. They come here with their nodes of `streams_`, so that ending needs no memory.
   std::multimap<StreamKey, std::shared_ptr<TcpStream>> ended_;

@@ -10,7 +10,6 @@
 
 #include "base/bytes/random.h"
 #include "fabric/address_vector/address_vector.h"
-#include "fabric/address_vector/socket_name.h"
 #include "fabric/completion/event_queue.h"
 #include "fabric/completion/operation.h"
 #include "fabric/completion/security_log.h"
@@ -32,27 +31,18 @@ std::size_t cut(std::span<iovec> pieces, const Slice& slice, std::size_t& count)
   return bytes;
 }
 
-// What the address vector may know a peer by: its part of a bundle, or an address where it listens.
-std::vector<Part> names_of(const Part& part, const EndpointAddress& where) {
-  std::vector<Part> names{part};
-  if (part.link != kSocketLink)
-    for (const SocketAddress& address : where.addresses)
-      names.push_back({std::string(kSocketLink), 0, pack(address)});
-  return names;
-}
-
 }  // namespace
 
-TcpStream::TcpStream(TcpEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t auth_index)
+TcpStream::TcpStream(TcpEndpoint& endpoint, std::vector<Part> names, EndpointAddress where,
+                     std::size_t auth_index)
     : endpoint_(&endpoint),
-      peer_(std::move(peer)),
       where_(std::move(where)),
       auth_index_(auth_index),
       number_(nonzero_random_u64()),
       session_({.segment = endpoint.domain().segment,
                 .completions = endpoint.services().completions,
                 .receives = endpoint.services().receives,
-                .sender = std::make_shared<Sender>(endpoint.services().peers, names_of(peer_, where_),
+                .sender = std::make_shared<Sender>(endpoint.services().peers, std::move(names),
                                                    endpoint.services().keys[auth_index],
                                                    &endpoint.services().links[endpoint.link()]),
                 .context_slot = endpoint.services().context_slot,
@@ -83,9 +73,13 @@ void TcpStream::connect(std::vector<SocketAddress> routes) noexcept try {
 }
 
 void TcpStream::on_attempt(PendingConnection& attempt) noexcept {
+  if (attempt_->other_versions())
+    endpoint_->on_other_versions(where_, auth_index_, *attempt_->other_versions());
   if (!attempt.arrived()) return attempt_failed(attempt.error());
+  if (where_.id == kAnybody && attempt_->peer_key() != kNoPublicKey)
+    endpoint_->on_found(*this, attempt_->peer_id());
   called_ = true;
-  adopt(attempt.take_socket(), attempt_->peer_stream());
+  adopt(attempt.take_socket(), attempt_->peer_stream(), attempt_->peer_key());
 }
 
 void TcpStream::attempt_failed(Errc error) noexcept {
@@ -107,7 +101,8 @@ void TcpStream::end_calls() noexcept {
   deferred_.reset();
 }
 
-void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number) noexcept {
+void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number, const PublicKey& peer_key) noexcept {
+  session_.sender().proven_by(peer_key);
   end_calls();
   peer_number_ = peer_number;
   tune_tcp(socket.get(), endpoint_->domain().options.peer_deadline);

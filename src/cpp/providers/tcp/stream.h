@@ -25,7 +25,9 @@ struct Unhurried;
 // there is a connection waits in the session.
 class TcpStream final : public ReadyHandler, private Guest, public Linked<Unsent>, public Linked<Unhurried> {
  public:
-  TcpStream(TcpEndpoint& endpoint, Part peer, EndpointAddress where, std::size_t auth_index);
+  // `names`: by which the address vector may know the peer (Sender). `where`: what the peer's name says, or
+  // what a caller says of itself.
+  TcpStream(TcpEndpoint& endpoint, std::vector<Part> names, EndpointAddress where, std::size_t auth_index);
   ~TcpStream() override;
 
   const EndpointAddress& where() const noexcept { return where_; }  // the peer
@@ -40,10 +42,11 @@ class TcpStream final : public ReadyHandler, private Guest, public Linked<Unsent
   void connect(std::vector<SocketAddress> routes) noexcept;
   bool connecting() const noexcept { return attempt_ != nullptr; }
   bool open() const noexcept { return socket_.valid(); }
-  void adopt(OwnFd socket, std::uint64_t peer_number) noexcept;
+  // `peer_key`: the public key that the other end has proven; kNoPublicKey: none.
+  void adopt(OwnFd socket, std::uint64_t peer_number, const PublicKey& peer_key) noexcept;
   // Two calls have crossed, and ours goes first: the other one waits until ours has succeeded or failed.
   void defer(std::unique_ptr<IncomingConnection> caller) noexcept;
-  void known_as(PeerId peer) noexcept { session_.sender().known_as(peer); }
+  Sender& sender() noexcept { return session_.sender(); }
 
   // --- data path
   std::size_t post(std::span<const Transfer> batch) noexcept;
@@ -70,6 +73,9 @@ class TcpStream final : public ReadyHandler, private Guest, public Linked<Unsent
   void detach(Errc error) noexcept;
 
   unsigned idle_polls = 0;  // kept by the endpoint
+  // Kept by the endpoint as well: whom this side has found at an address by which alone it knew the peer.
+  // kAnybody: nobody who has proven an id, or the peer is known by its id.
+  EndpointId found = kAnybody;
 
  private:
   bool flush() noexcept;  // as send(), but never ends the stream
@@ -89,7 +95,6 @@ class TcpStream final : public ReadyHandler, private Guest, public Linked<Unsent
   void note(SecurityEvent event, const char* what) const noexcept;
 
   TcpEndpoint* endpoint_;  // null once detached
-  const Part peer_;
   const EndpointAddress where_;
   const std::size_t auth_index_;
   const std::uint64_t number_;

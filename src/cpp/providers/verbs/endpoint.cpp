@@ -54,11 +54,14 @@ VerbsEndpoint::VerbsEndpoint(const Shared& shared, const EndpointServices& servi
     shared_receives_ = std::make_unique<SharedReceives>(completions_, shared.device, shared.stream_domain,
                                                         shared.receive_slots);
 
-  fill_random(identity_.id.data(), identity_.id.size());
+  EndpointId of_no_key;  // where there is no key pair: tells this endpoint from others, and proves nothing
+  fill_random(of_no_key.data(), of_no_key.size());
   identity_.keys = &services.keys;
+  identity_.take_id(shared.services.key_pair, std::move(link), services.context, of_no_key);
   listen();
-  const EndpointAddress where{.id = identity_.id, .network = this_network(), .addresses = {address_}};
-  identity_.part = {std::move(link), services.context, where.encode()};
+  const EndpointAddress where{
+      .id = identity_.id, .kind = identity_.kind(), .network = this_network(), .addresses = {address_}};
+  identity_.part.bytes = where.encode();
   on_cm_ = std::make_unique<ReadyCall>(services.poller, events_->fd, [this] { on_cm(); });
   on_completions_ =
       std::make_unique<ReadyCall>(services.poller, completions_.notices(), [this] { on_completions(); });
@@ -186,7 +189,8 @@ void VerbsEndpoint::on_call(OwnId id, const rdma_conn_param& asked, std::string_
 
 void VerbsEndpoint::supersede(const VerbsStream& by) noexcept {
   visit_served([&](VerbsStream& stream) {
-    if (&stream != &by && stream.open() && stream.where().id == by.where().id && stream.key() == by.key())
+    if (&stream != &by && stream.open() && stream.proven() && stream.where().id == by.where().id &&
+        stream.key() == by.key())
       stream.fail(Errc::peer_lost);
   });
 }

@@ -67,7 +67,7 @@ class VerbsEndpoint final : public Endpoint {
   }
   void turn_later(VerbsStream& stream) noexcept;
   void pump_later(VerbsLink& link) noexcept;
-  // The peer of `by` has called anew, so its earlier streams end.
+  // The peer of `by` has called anew, and proven that it is the same, so its earlier streams end.
   void supersede(const VerbsStream& by) noexcept;
   // From now on calls tick() from time to time, until nothing needs it any more.
   void watch() noexcept;

@@ -122,7 +122,7 @@ bool VerbsStream::on_made() noexcept try {
 
 void VerbsStream::on_connected() noexcept try {
   if (!caller_) return;
-  calling_.emplace(endpoint_.identity(), key_, where_.id, nonzero_random_u64());
+  calling_.emplace(endpoint_.identity(), key_, where_, nonzero_random_u64());
   send_handshake(calling_->hello());
 } catch (const std::exception&) {
   fail(Errc::no_memory);
@@ -162,6 +162,7 @@ Errc VerbsStream::on_handshake(std::string_view message) {
   const Errc outcome = answer_handshake(step);
   if (outcome == Errc::ok && called.done()) {
     token_ = called.peer_stream();
+    session_->sender().proven_by(called.peer_key());
     become_open();
   }
   return outcome == Errc::ok ? state_ : outcome;
@@ -179,8 +180,10 @@ Errc VerbsStream::answer_handshake(const Handshake::Step& step) noexcept {
 void VerbsStream::admit(const AcceptorHandshake& caller) {
   key_ = caller.auth_index();
   token_ = nonzero_random_u64();
-  endpoint_.supersede(*this);
-  make_session(caller.hello().part);
+  const Part& part = caller.hello().part;
+  if (proven()) endpoint_.supersede(*this);
+  make_session(proven() ? part : Part{part.link, 0, {}});  // a name only for who has proven it
+  session_->sender().proven_by(caller.peer_key());
   send_handshake(caller.welcome(token_));
   if (state_ == Errc::ok) become_open();
 }

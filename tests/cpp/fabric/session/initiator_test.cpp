@@ -69,8 +69,13 @@ TEST_CASE("a request's frame says what its transfer says, and nothing else") {
        [](Transfer& update) { update.atomic = AtomicOp::atomic_read; });
   asks(OpCode::compare_atomic, {.type = compare}, x + y,
        [](Transfer& update) { update.atomic = AtomicOp::cswap; });
-  CHECK(side.session.post_notify(7, 12));
-  CHECK(says_one(side).header == FrameHeader{.type = notify, .total = 12, .data = 7});
+  Transfer moved{};
+  moved.key = 5;
+  moved.remote = 6;
+  moved.length = 12;
+  moved.data = 7;
+  CHECK(side.session.post_notify(moved));
+  CHECK(says_one(side).header == FrameHeader{.type = notify, .key = 5, .remote = 6, .total = 12, .data = 7});
 }
 
 TEST_CASE("the pieces of an array are known by its number, and the last of them says so") {
@@ -217,15 +222,15 @@ TEST_CASE("what is copied has a limit, which is reached to the byte") {
   std::size_t posted = 0;
   while (puts.emplace_back(local).post(side) == 1) ++posted;
   CHECK(posted == (1 << 20) / 256);
-  CHECK_FALSE(side.session.post_notify(1, 2));
+  CHECK_FALSE(side.session.post_notify({}));
   iovec out[1];
   REQUIRE(side.session.output(out, 1) == 1);
   side.session.sent(256);
-  CHECK(side.session.post_notify(1, 2));
+  CHECK(side.session.post_notify({}));
   CHECK(puts.back().post(side) == 1);
-  CHECK_FALSE(side.session.post_notify(1, 2));
+  CHECK_FALSE(side.session.post_notify({}));
   says(side);
-  CHECK(side.session.post_notify(1, 2));
+  CHECK(side.session.post_notify({}));
 }
 
 TEST_CASE("what is wrong on this side has its outcome at once, if nothing is before it") {

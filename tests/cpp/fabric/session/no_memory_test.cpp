@@ -18,7 +18,7 @@ namespace {
 // Two sessions without a wire between them, which would need memory itself. Ends both once one has to end, as
 // their owners do.
 struct Link {
-  Pipe pipe{1};
+  Pipe pipe{1, {.notices = true}};
   bool up = true;
 
   bool move(Session& from, Session& to) {
@@ -151,7 +151,7 @@ struct Course {
     for (auto get = gets.begin(); get != std::prev(gets.end(), 20); ++get) post(*get);
     post(rows);
     for (const Do& atomic : atomics) post(atomic);
-    if (link.up) a.session.post_notify(1, 2);
+    if (link.up) a.session.post_notify({});
     link.run();
     // Every second message meets a receive that waits; the others are waited for.
     std::size_t number = 0;

@@ -30,6 +30,7 @@ struct Helpers {
   ExtensionMaker* extensions = nullptr;
   std::function<void()> on_more{}, on_output{};
   Handover handover = Handover::at_once;
+  bool notices = false;
 };
 
 struct Side {
@@ -83,6 +84,7 @@ struct Side {
                    .small_messages = helpers.small_messages,
                    .ledger = helpers.ledger,
                    .handover = helpers.handover,
+                   .notices = helpers.notices,
                    .device = helpers.device,
                    .extensions = helpers.extensions}};
   std::uint32_t last_region = 0;

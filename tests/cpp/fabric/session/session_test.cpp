@@ -345,7 +345,7 @@ TEST_CASE("an atomic element that straddles buffers, or is misaligned, is refuse
 }
 
 TEST_CASE("remote data and counters come once per request, whatever its length, and not for refused ones") {
-  Pipe pipe(13);
+  Pipe pipe(13, {.notices = true});
   Bytes memory(9'000'000), local(9'000'001, std::byte{5});
   const auto key = pipe.b.expose({piece(memory)});
   pipe.b.regions.bind_counter(pipe.b.last_region, 3);
@@ -359,7 +359,12 @@ TEST_CASE("remote data and counters come once per request, whatever its length, 
     probe.transfer.data = 1000 + length;
     REQUIRE(probe.post(pipe.a) == 1);
   }
-  REQUIRE(pipe.a.session.post_notify(7, 12));
+  Transfer moved{};
+  moved.key = key;
+  moved.remote = 100;
+  moved.length = 12;
+  moved.data = 7;
+  REQUIRE(pipe.a.session.post_notify(moved));
   REQUIRE(pipe.run() == Errc::ok);
   CHECK(slot.value.load() == 5);
   CHECK(pipe.b.wakes == 5);
@@ -376,6 +381,40 @@ TEST_CASE("remote data and counters come once per request, whatever its length, 
   CHECK(got[5].data == 7);
   CHECK(got[5].length == 12);
   CHECK(probes.back().error() == Errc::bounds);
+}
+
+TEST_CASE("a notice needs what the put that it tells of needs, and a link on which peers move bytes") {
+  Pipe pipe(15, {.notices = true});
+  Bytes memory(64);
+  const auto readable = pipe.b.expose({piece(memory)}, access::kRemoteRead);
+  const auto closed = pipe.b.expose({piece(memory)});
+  pipe.b.close(pipe.b.last_region);
+  const auto key = pipe.b.expose({piece(memory)});
+  const auto notice = [&](std::uint64_t region, std::uint64_t remote, std::uint64_t length) {
+    Transfer moved{};
+    moved.key = region;
+    moved.remote = remote;
+    moved.length = length;
+    moved.data = 7;
+    REQUIRE(pipe.a.session.post_notify(moved));
+    CHECK(pipe.run() == Errc::ok);
+    Completion got[2];
+    return pipe.b.completions.read(got);
+  };
+  CHECK(notice(key, 0, 64) == 1);
+  CHECK(notice(key, 1, 64) == 0);
+  CHECK(notice(key + 1, 0, 8) == 0);
+  CHECK(notice(readable, 0, 8) == 0);
+  CHECK(notice(closed, 0, 8) == 0);
+  CHECK(notice(0, 0, 0) == 0);
+
+  Pipe other(16);
+  const auto there = other.b.expose({piece(memory)});
+  Transfer moved{};
+  moved.key = there;
+  moved.length = 8;
+  REQUIRE(other.a.session.post_notify(moved));
+  CHECK(other.run() == Errc::protocol);
 }
 
 TEST_CASE("a durable write needs a persistent region") {

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "base/crypto/stretched_key.h"
 #include "base/fd.h"
 #include "base/memory/mapping.h"
 #include "fabric/session/frames/frame.h"
@@ -192,20 +193,23 @@ TEST_CASE("channels that are none get no answer and harm nobody") {
 TEST_CASE("a segment tells each key its number, and others nothing") {
   const Side side("auto", {}, {{"first", 1}, {"second", 2}});
   Segment& segment = side.domain->segment();
-  const auto first = authorized(segment, 0, "first"), second = authorized(segment, 0, "second");
+  const auto authorized_by = [&](std::uint32_t slot, const char* key) {
+    return authorized(segment, slot, stretched_key(key));
+  };
+  const auto first = authorized_by(0, "first"), second = authorized_by(0, "second");
   REQUIRE((first && second));
   CHECK(*first == side.domain->auth_numbers().of("first"));
   CHECK(*second == side.domain->auth_numbers().of("second"));
-  for (const char* other : {"", "third", "first "}) CHECK_FALSE(authorized(segment, 0, other));
-  CHECK_FALSE(authorized(segment, 1, "first"));
+  for (const char* other : {"", "third", "first "}) CHECK_FALSE(authorized_by(0, other));
+  CHECK_FALSE(authorized_by(1, "first"));
   // Numbers that somebody exchanged are no numbers any more.
   auto& tags = segment.header().keys[0].tags;
   std::swap(tags[0].number, tags[1].number);
-  CHECK_FALSE(authorized(segment, 0, "first"));
+  CHECK_FALSE(authorized_by(0, "first"));
   tags[0].number = tags[1].number;
-  CHECK_FALSE(authorized(segment, 0, "second"));
+  CHECK_FALSE(authorized_by(0, "second"));
   segment.header().keys[0].count.store(~0u);
-  CHECK_FALSE(authorized(segment, 0, "third"));
+  CHECK_FALSE(authorized_by(0, "third"));
 }
 
 namespace {
@@ -253,7 +257,7 @@ TEST_CASE("a channel is taken from who made it and proves one of the keys for th
   };
   const auto proof = [&](const std::string& secret, const shm::Address& from, std::uint16_t context,
                          std::uint16_t context_slot, const shm::Address& to) {
-    return shm::channel_proof(secret, from, context, context_slot, to.domain_id);
+    return shm::channel_proof(stretched_key(secret), from, context, context_slot, to.domain_id);
   };
   offer(100, {}, there);
   offer(101, proof("third", self, 0, there.context_slot, there), there);

@@ -9,6 +9,7 @@ namespace fab {
 namespace {
 
 struct HelloMessage {
+  std::uint16_t version;
   HelloType type;
   std::string_view body;
 };
@@ -18,74 +19,120 @@ std::optional<HelloMessage> parse_message(std::string_view message) {
   if (missing_of_message(message) != 0) return {};
   const auto header = HelloHeader::parse(message.substr(0, kHelloHeader));
   if (!header) return {};
-  return HelloMessage{header->type, message.substr(kHelloHeader)};
+  return HelloMessage{header->version, header->type, message.substr(kHelloHeader)};
 }
 
-template <std::size_t N>
-std::string_view text_of(const std::array<std::uint8_t, N>& bytes) noexcept {
-  return {reinterpret_cast<const char*>(bytes.data()), N};
+// What proves that its maker has the authorization key. Without a key it is zero.
+Digest key_proof(const std::string& secret, const std::string& text) {
+  return secret.empty() ? Digest{} : hmac_sha256(secret, text);
+}
+
+const char* purpose_of(ProofKind kind) noexcept {
+  switch (kind) {
+    case ProofKind::called_id:
+      return "pyfab 3 id of the called side";
+    case ProofKind::caller_id:
+      return "pyfab 3 id of the caller";
+    case ProofKind::caller_key:
+      return "pyfab 3 key of the caller";
+    case ProofKind::called_key:
+      break;
+  }
+  return "pyfab 3 key of the called side";
 }
 
 }  // namespace
 
-Digest proof_of(Role role, const std::string& key, const Hello& hello, const Nonce& challenge,
-                std::uint64_t accepted, const EndpointId& called) {
-  WireWriter text;
-  text.raw("pyfab tcp proof 1").put(static_cast<std::uint8_t>(role));
-  text.raw(text_of(hello.nonce)).raw(text_of(challenge)).raw(text_of(hello.from)).raw(text_of(hello.to));
-  text.put(hello.stream).put(accepted).raw(text_of(called));
-  return hmac_sha256(key, text.bytes());
+std::string text_of_proof(ProofKind kind, std::string_view transcript) {
+  const Digest said = sha256(transcript);
+  return WireWriter()
+      .put_bytes(purpose_of(kind))
+      .raw({reinterpret_cast<const char*>(said.data()), said.size()})
+      .take();
+}
+
+void Identity::take_id(std::shared_ptr<const KeyPair> pair, std::string link, std::uint16_t context,
+                       const EndpointId& address) {
+  key_pair = std::move(pair);
+  if (key_pair) binding = {.key = key_pair->public_key(), .number = random_u64()};
+  id = key_pair ? bound_id(binding, link, context) : address;
+  part.link = std::move(link);
+  part.context = context;
 }
 
 // --- the caller
 
-CallerHandshake::CallerHandshake(const Identity& self, std::size_t auth_index, const EndpointId& called,
+CallerHandshake::CallerHandshake(const Identity& self, std::size_t auth_index, const EndpointAddress& called,
                                  std::uint64_t stream)
-    : Handshake(self, State::welcome), secret_((*self.keys)[auth_index].secret) {
+    : Handshake(self, State::challenge),
+      secret_((*self.keys)[auth_index].secret),
+      bound_(called.kind == IdKind::key) {
   hello_.from = self.id;
-  hello_.to = called;
+  hello_.to = called.id;
   hello_.stream = stream;
   hello_.keyed = !secret_.empty();
+  hello_.binding = self.binding;
   hello_.part = self.part;
   fill_random(hello_.nonce.data(), hello_.nonce.size());
+  note(hello_.encode());
 }
 
 Handshake::Step CallerHandshake::receive(std::string_view message) {
   const auto parsed = parse_message(message);
-  if (!parsed || state_ != State::welcome) return fail(Errc::protocol);
-  switch (parsed->type) {
-    case HelloType::challenge:
-      return on_challenge(parsed->body);
-    case HelloType::welcome:
-      return on_welcome(parsed->body);
-    case HelloType::refuse:
-      return fail(parse_refuse(parsed->body).value_or(Errc::protocol));
-    case HelloType::hello:
-      // A hello came from another caller instead of an answer from the side that is called. The kernel may
-      // give the port that is called to this very call, which then hears itself (simultaneous open, RFC
-      // 9293).
-      return fail(Errc::unreachable);
-    default:
-      return fail(Errc::protocol);
-  }
+  const bool open = state_ == State::challenge || state_ == State::welcome;
+  if (!parsed || !open) return fail(Errc::protocol);
+  if (parsed->type == HelloType::refuse) return on_refusal(parsed->body);
+  // A hello came from another caller instead of an answer from the side that is called. The kernel may give
+  // the port that is called to this very call, which then hears itself (simultaneous open, RFC 9293).
+  if (parsed->type == HelloType::hello) return fail(Errc::unreachable);
+  if (parsed->version != kWireVersion) return fail(Errc::protocol);
+  if (parsed->type == HelloType::challenge && state_ == State::challenge)
+    return on_challenge(message, parsed->body);
+  if (parsed->type == HelloType::welcome && state_ == State::welcome) return on_welcome(parsed->body);
+  return fail(Errc::protocol);
 }
 
-Handshake::Step CallerHandshake::on_challenge(std::string_view body) {
-  const auto challenge = parse_challenge(body);
-  if (!challenge || challenge_) return fail(Errc::protocol);
-  if (!hello_.keyed) return fail(Errc::key_rejected);
-  challenge_ = challenge;
-  return {.answer = encode_proof(proof_of(Role::initiator, secret_, hello_, *challenge_, 0, hello_.to))};
+Handshake::Step CallerHandshake::on_refusal(std::string_view body) {
+  const auto refusal = Refusal::parse(body);
+  if (!refusal) return fail(Errc::protocol);
+  if (refusal->versions.lowest > kOurVersions.highest || refusal->versions.highest < kOurVersions.lowest)
+    other_versions_ = refusal->versions;
+  return fail(refusal->reason);
+}
+
+// Whoever cannot show that it is the endpoint that is meant gets no proof that depends on the key, because
+// it could try keys on such a proof. Without a libcrypto here nothing can be looked at, and a name is no more
+// than an address.
+Errc CallerHandshake::judge(const Challenge& challenge) const {
+  const bool anybody = self_.by_address && hello_.to == kAnybody;
+  if (!anybody && challenge.id != hello_.to) return Errc::unreachable;
+  if (!libcrypto()) return Errc::ok;
+  if (challenge.binding.none()) return bound_ ? Errc::key_rejected : Errc::ok;
+  const std::string proven = text(ProofKind::called_id, challenge.signed_fields());
+  return verify(challenge.binding.key, proven, challenge.signature) ? Errc::ok : Errc::key_rejected;
+}
+
+Handshake::Step CallerHandshake::on_challenge(std::string_view message, std::string_view body) {
+  const auto challenge = Challenge::parse(body);
+  if (!challenge) return fail(Errc::protocol);
+  if (const Errc error = judge(*challenge); error != Errc::ok) return fail(error);
+  challenge_ = *challenge;
+  if (libcrypto()) peer_key_ = challenge_.binding.key;
+  note(message);
+  Proof proof;
+  if (self_.key_pair) proof.signature = self_.key_pair->sign(text(ProofKind::caller_id));
+  proof.key = key_proof(secret_, text(ProofKind::caller_key));
+  Step step{.answer = proof.encode()};
+  note(step.answer);
+  state_ = State::welcome;
+  return step;
 }
 
 Handshake::Step CallerHandshake::on_welcome(std::string_view body) {
   const auto welcome = Welcome::parse(body);
-  const bool anybody = self_.by_address && hello_.to == kAnybody;
-  const bool meant = welcome && (anybody || hello_.to == welcome->id);
-  if (!meant || welcome->stream == 0) return fail(Errc::protocol);
-  if (hello_.keyed &&
-      (!challenge_ || !same(welcome->proof, proof_of(Role::acceptor, secret_, hello_, *challenge_,
-                                                     welcome->stream, welcome->id))))
+  if (!welcome || welcome->stream == 0) return fail(Errc::protocol);
+  const std::string stream = WireWriter().put(welcome->stream).take();
+  if (!same(welcome->key, key_proof(secret_, text(ProofKind::called_key, stream))))
     return fail(Errc::key_rejected);
   peer_stream_ = welcome->stream;
   state_ = State::done;
@@ -96,52 +143,67 @@ Handshake::Step CallerHandshake::on_welcome(std::string_view body) {
 
 Handshake::Step AcceptorHandshake::receive(std::string_view message) {
   const auto parsed = parse_message(message);
-  if (parsed && state_ == State::hello && parsed->type == HelloType::hello) return on_hello(parsed->body);
-  if (parsed && state_ == State::proof && parsed->type == HelloType::proof) return on_proof(parsed->body);
+  if (!parsed) return fail(Errc::protocol);
+  if (state_ == State::hello && parsed->type == HelloType::hello) {
+    if (parsed->version != kWireVersion) return refuse(Errc::not_supported);
+    return on_hello(message, parsed->body);
+  }
+  if (state_ == State::proof && parsed->type == HelloType::proof && parsed->version == kWireVersion)
+    return on_proof(message, parsed->body);
   return fail(Errc::protocol);
 }
 
-Handshake::Step AcceptorHandshake::on_hello(std::string_view body) {
+Handshake::Step AcceptorHandshake::on_hello(std::string_view message, std::string_view body) {
   auto hello = Hello::parse(body);
   if (!hello || hello->stream == 0) return fail(Errc::protocol);
+  if (hello->versions.lowest > kWireVersion || hello->versions.highest < kWireVersion)
+    return fail(Errc::protocol);  // it does not say what it speaks
   hello_ = std::move(*hello);
   const bool anybody = self_.by_address && hello_.to == kAnybody;
   // The caller means another endpoint, which had this address before.
   if (!anybody && hello_.to != self_.id) return refuse(Errc::unreachable);
   if (hello_.keyed == self_.keys->front().secret.empty()) return refuse(Errc::key_rejected);
-  if (!hello_.keyed) {
-    state_ = State::done;
-    return {};
-  }
-  fill_random(challenge_.emplace().data(), challenge_->size());
+  note(message);
+  Challenge challenge{
+      .id = self_.id, .binding = self_.binding, .link = self_.part.link, .context = self_.part.context};
+  fill_random(challenge.nonce.data(), challenge.nonce.size());
+  if (self_.key_pair)
+    challenge.signature = self_.key_pair->sign(text(ProofKind::called_id, challenge.signed_fields()));
+  Step step{.answer = challenge.encode()};
+  note(step.answer);
   state_ = State::proof;
-  return {.answer = encode_challenge(*challenge_)};
+  return step;
 }
 
-Handshake::Step AcceptorHandshake::on_proof(std::string_view body) {
-  const auto proof = parse_proof(body);
+Handshake::Step AcceptorHandshake::on_proof(std::string_view message, std::string_view body) {
+  const auto proof = Proof::parse(body);
   if (!proof) return fail(Errc::protocol);
-  const auto index = proven_key(*self_.keys, *proof, [this](const std::string& secret) {
-    return proof_of(Role::initiator, secret, hello_, *challenge_, 0, hello_.to);
-  });
+  const std::string key_text = text(ProofKind::caller_key);
+  const auto index = proven_key(*self_.keys, proof->key,
+                                [&](const std::string& secret) { return key_proof(secret, key_text); });
   if (!index) return refuse(Errc::key_rejected);
+  if (!hello_.binding.none() && libcrypto()) {
+    if (!verify(hello_.binding.key, text(ProofKind::caller_id), proof->signature))
+      return refuse(Errc::key_rejected);
+    peer_key_ = hello_.binding.key;
+  }
   auth_index_ = *index;
+  note(message);
   state_ = State::done;
   return {};
 }
 
 Handshake::Step AcceptorHandshake::refuse(Errc reason) {
   Step step = fail(reason);
-  step.answer = encode_refuse(reason);
+  step.answer = Refusal{.reason = reason}.encode();
   return step;
 }
 
 std::string AcceptorHandshake::welcome(std::uint64_t stream) const {
-  Welcome welcome{.stream = stream, .id = self_.id, .proof = {}};
-  if (hello_.keyed && challenge_)
-    welcome.proof =
-        proof_of(Role::acceptor, (*self_.keys)[auth_index_].secret, hello_, *challenge_, stream, self_.id);
-  return welcome.encode();
+  const std::string told = WireWriter().put(stream).take();
+  return Welcome{.stream = stream,
+                 .key = key_proof((*self_.keys)[auth_index_].secret, text(ProofKind::called_key, told))}
+      .encode();
 }
 
 }  // namespace fab

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,9 +10,8 @@
 #include "fabric/session/frames/hello.h"
 
 // The handshake with which a stream begins, apart from the transport: it takes the messages of the peer and
-// returns what is to be sent. The exchange is hello → welcome or, with an authorization key, hello →
-// challenge → proof → welcome (docs/wire.md). The caller proves itself first, so that a stranger learns
-// nothing.
+// returns what is to be sent. The exchange is always hello → challenge → proof → welcome (docs/wire.md). The
+// called side proves whose id it has before the caller says anything that depends on a secret.
 namespace fab {
 
 // Who this side is.
@@ -22,13 +22,22 @@ struct Identity {
   // Whether a caller may know no more than an address (kAnybody). Where every name tells who is meant, it may
   // not.
   bool by_address = false;
+  // What the id is bound to; null, and a binding of nothing: the id is an address, and nobody can prove it.
+  std::shared_ptr<const KeyPair> key_pair{};
+  IdBinding binding{};
+
+  // Gives the endpoint of this link and context an id. With a pair the id is bound to it, else it is
+  // `address`.
+  void take_id(std::shared_ptr<const KeyPair> pair, std::string link, std::uint16_t context,
+               const EndpointId& address);
+  IdKind kind() const noexcept { return key_pair ? IdKind::key : IdKind::address; }
 };
 
-// What only a side with the key can say: an HMAC over both nonces, the roles of both sides and the stream.
-// `called` is the endpoint that is called, as far as the maker of the proof knows it.
-enum class Role : std::uint8_t { initiator = 1, acceptor = 2 };
-Digest proof_of(Role role, const std::string& key, const Hello& hello, const Nonce& challenge,
-                std::uint64_t accepted, const EndpointId& called);
+// What is proven, and by whom. Each kind of proof is made for its own text, so none is good for another.
+enum class ProofKind : std::uint8_t { called_id, caller_id, caller_key, called_key };
+// What a signature or an HMAC of this kind is made for. `transcript`: all that was said before, message by
+// message, and then what the maker of the proof says beside the proof.
+std::string text_of_proof(ProofKind kind, std::string_view transcript);
 
 // One side of the exchange. It is over with done() or with an error; whatever comes afterwards is an error.
 class Handshake {
@@ -41,37 +50,54 @@ class Handshake {
   bool done() const noexcept { return state_ == State::done; }
 
  protected:
-  enum class State : std::uint8_t { hello, proof, welcome, done, failed };  // what comes next, or the end
-  explicit Handshake(const Identity& self, State first) : self_(self), state_(first) {}
+  enum class State : std::uint8_t { hello, challenge, proof, welcome, done, failed };  // what comes next
+  Handshake(const Identity& self, State first) : self_(self), state_(first) {}
 
   Step fail(Errc error) noexcept {
     state_ = State::failed;
     return {.error = error};
   }
+  // What has been said becomes part of all later proofs.
+  void note(std::string_view message) { transcript_ += message; }
+  std::string text(ProofKind kind, std::string_view own = {}) const {
+    return text_of_proof(kind, transcript_ + std::string(own));
+  }
 
   const Identity& self_;
   State state_;
-  Hello hello_;  // of the caller
-  std::optional<Nonce> challenge_;
+  Hello hello_;             // of the caller
+  std::string transcript_;  // all messages so far
 };
 
 // The caller's side. It answers one challenge: whoever is called cannot make it prove more than once.
 class CallerHandshake final : public Handshake {
  public:
-  // `auth_index`: of the authorization key to prove. `stream`: this side's number for the stream, not 0.
-  CallerHandshake(const Identity& self, std::size_t auth_index, const EndpointId& called,
+  // `auth_index`: of the authorization key to prove. `called`: who is meant; if its id is bound to a key, the
+  // called side has to prove it. `stream`: this side's number for the stream, not 0.
+  CallerHandshake(const Identity& self, std::size_t auth_index, const EndpointAddress& called,
                   std::uint64_t stream);
 
   std::string hello() const { return hello_.encode(); }                // the first message
   Step receive(std::string_view message);                              // a whole message of the called side
   std::uint64_t peer_stream() const noexcept { return peer_stream_; }  // once done()
+  // Once done(): the called side, and the public key that it proved to have; kNoPublicKey: it proved none.
+  const EndpointId& peer_id() const noexcept { return challenge_.id; }
+  const PublicKey& peer_key() const noexcept { return peer_key_; }
+  // What the side that refused speaks, if it speaks nothing that this side does.
+  const std::optional<WireVersions>& other_versions() const noexcept { return other_versions_; }
 
  private:
-  Step on_challenge(std::string_view body);
+  Step on_challenge(std::string_view message, std::string_view body);
   Step on_welcome(std::string_view body);
+  Step on_refusal(std::string_view body);
+  Errc judge(const Challenge& challenge) const;  // ok if the side that was called is the one that is meant
 
   const std::string& secret_;
+  const bool bound_;  // the id that is called is bound to a key
+  Challenge challenge_;
+  PublicKey peer_key_{};
   std::uint64_t peer_stream_ = 0;
+  std::optional<WireVersions> other_versions_;
 };
 
 // The called side. Once done(), its owner sends welcome(), or drops the caller.
@@ -82,17 +108,21 @@ class AcceptorHandshake final : public Handshake {
   Step receive(std::string_view message);  // a whole message of the caller
   // What the caller has said. Nothing is proven before done().
   const Hello& hello() const noexcept { return hello_; }
-  // Of the key that the caller proved, once done().
+  // Once done(): the index of the authorization key that the caller proved.
   std::size_t auth_index() const noexcept { return auth_index_; }
+  // Once done(): the public key that the caller proved to have, to which Hello::from is bound. kNoPublicKey:
+  // nothing is known of who calls, whatever the hello says.
+  const PublicKey& peer_key() const noexcept { return peer_key_; }
   // The last message. `stream`: this side's number for the stream, not 0.
   std::string welcome(std::uint64_t stream) const;
 
  private:
-  Step on_hello(std::string_view body);
-  Step on_proof(std::string_view body);
+  Step on_hello(std::string_view message, std::string_view body);
+  Step on_proof(std::string_view message, std::string_view body);
   Step refuse(Errc reason);
 
   std::size_t auth_index_ = 0;
+  PublicKey peer_key_{};
 };
 
 }  // namespace fab

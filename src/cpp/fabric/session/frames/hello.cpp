@@ -30,12 +30,20 @@ std::string frame(HelloType type, const WireWriter& body) {
   return out.take();
 }
 
-template <std::size_t N>
-std::optional<std::array<std::uint8_t, N>> exactly(std::string_view body) {
-  WireReader in(body);
-  std::array<std::uint8_t, N> bytes{};
-  take(in, bytes);
-  return in.at_end() ? std::optional(bytes) : std::nullopt;
+void put(WireWriter& out, const IdBinding& binding) { out.put(binding.number).raw(view(binding.key)); }
+
+IdBinding take_binding(WireReader& in) noexcept {
+  IdBinding binding;
+  binding.number = in.get<std::uint64_t>();
+  take(in, binding.key);
+  return binding;
+}
+
+WireVersions take_versions(WireReader& in) noexcept {
+  WireVersions versions;
+  versions.lowest = in.get<std::uint16_t>();
+  versions.highest = in.get<std::uint16_t>();
+  return versions;
 }
 
 }  // namespace
@@ -43,6 +51,7 @@ std::optional<std::array<std::uint8_t, N>> exactly(std::string_view body) {
 std::string EndpointAddress::encode() const {
   WireWriter out;
   out.put(versions::kEndpointPart)
+      .put(static_cast<std::uint8_t>(kind))
       .raw(view(id))
       .raw(view(network))
       .put(static_cast<std::uint8_t>(addresses.size()));
@@ -55,9 +64,13 @@ namespace {
 
 // Calls `found` with the bytes and the port of each address. Returns false if the part is not valid.
 template <class Found>
-bool read_part(std::string_view bytes, EndpointId& id, std::array<std::uint8_t, 16>& network, Found&& found) {
+bool read_part(std::string_view bytes, IdKind& kind, EndpointId& id, std::array<std::uint8_t, 16>& network,
+               Found&& found) {
   WireReader in(bytes);
   if (in.get<std::uint8_t>() != versions::kEndpointPart) return false;
+  const auto kind_of_id = in.get<std::uint8_t>();
+  if (kind_of_id > 1) return false;
+  kind = static_cast<IdKind>(kind_of_id);
   take(in, id);
   take(in, network);
   const auto count = in.get<std::uint8_t>();
@@ -76,16 +89,18 @@ bool read_part(std::string_view bytes, EndpointId& id, std::array<std::uint8_t, 
 
 std::optional<EndpointAddress> EndpointAddress::parse(std::string_view bytes) {
   EndpointAddress where;
-  const bool valid = read_part(bytes, where.id, where.network, [&](std::string_view raw, std::uint16_t port) {
+  const auto found = [&](std::string_view raw, std::uint16_t port) {
     where.addresses.push_back(SocketAddress::from_bytes(raw, port));
-  });
+  };
+  const bool valid = read_part(bytes, where.kind, where.id, where.network, found);
   return valid ? std::optional(std::move(where)) : std::nullopt;
 }
 
 bool EndpointAddress::valid(std::string_view bytes) noexcept {
+  IdKind kind;
   EndpointId id;
   std::array<std::uint8_t, 16> network;
-  return read_part(bytes, id, network, [](std::string_view, std::uint16_t) {});
+  return read_part(bytes, kind, id, network, [](std::string_view, std::uint16_t) {});
 }
 
 PartVerdict EndpointAddress::judge(const PartView& part) {
@@ -104,14 +119,25 @@ std::array<std::uint8_t, 16> this_network() {
   return network;
 }
 
+EndpointId bound_id(const IdBinding& binding, std::string_view link, std::uint16_t context) {
+  WireWriter text;
+  text.raw("pyfab endpoint 2").raw(view(binding.key)).put(binding.number).put_bytes(link).put(context);
+  const Digest digest = sha256(text.bytes());
+  EndpointId id;
+  std::copy_n(digest.begin(), id.size(), id.begin());
+  return id;
+}
+
 std::optional<HelloHeader> HelloHeader::parse(std::string_view bytes) {
   WireReader in(bytes);
-  const bool ours = in.get<std::uint32_t>() == kHelloMagic && in.get<std::uint16_t>() == versions::kWire;
+  const bool ours = in.get<std::uint32_t>() == kHelloMagic;
+  const auto version = in.get<std::uint16_t>();
   const auto type = in.get<std::uint8_t>();
   const auto zero = in.get<std::uint8_t>();
   const auto length = in.get<std::uint32_t>();
-  if (!in.at_end() || !ours || type < 1 || type > 5 || zero != 0 || length > kMaxHelloBody) return {};
-  return HelloHeader{static_cast<HelloType>(type), length};
+  if (!in.at_end() || !ours || type == 0 || zero != 0 || length > kMaxHelloBody) return {};
+  if (version == kWireVersion && type > static_cast<std::uint8_t>(HelloType::refuse)) return {};
+  return HelloHeader{version, static_cast<HelloType>(type), length};
 }
 
 std::optional<std::size_t> missing_of_message(std::string_view begun) {
@@ -123,7 +149,9 @@ std::optional<std::size_t> missing_of_message(std::string_view begun) {
 
 std::string Hello::encode() const {
   WireWriter body;
+  body.put(versions.lowest).put(versions.highest).put(capabilities);
   body.raw(view(from)).raw(view(to)).put(stream).raw(view(nonce)).put(static_cast<std::uint8_t>(keyed));
+  put(body, binding);
   body.put_bytes(part.link).put(part.context).put_bytes(part.bytes);
   return frame(HelloType::hello, body);
 }
@@ -131,25 +159,75 @@ std::string Hello::encode() const {
 std::optional<Hello> Hello::parse(std::string_view body) {
   WireReader in(body);
   Hello hello;
+  hello.versions = take_versions(in);
+  hello.capabilities = in.get<std::uint64_t>();
   take(in, hello.from);
   take(in, hello.to);
   hello.stream = in.get<std::uint64_t>();
   take(in, hello.nonce);
   const auto keyed = in.get<std::uint8_t>();
   hello.keyed = keyed != 0;
+  hello.binding = take_binding(in);
   hello.part.link = in.get_bytes();
   hello.part.context = in.get<std::uint16_t>();
   hello.part.bytes = in.get_bytes();
   if (!in.at_end() || keyed > 1) return {};
   auto where = EndpointAddress::parse(hello.part.bytes);
-  if (!where || where->id != hello.from) return {};
+  if (!where || where->id != hello.from || (where->kind == IdKind::key) == hello.binding.none()) return {};
+  if (!hello.binding.none() && bound_id(hello.binding, hello.part.link, hello.part.context) != hello.from)
+    return {};
   hello.where = std::move(*where);
   return hello;
 }
 
+std::string Challenge::signed_fields() const {
+  WireWriter fields;
+  fields.put(capabilities).raw(view(nonce)).raw(view(id));
+  put(fields, binding);
+  fields.put_bytes(link).put(context);
+  return fields.take();
+}
+
+std::string Challenge::encode() const {
+  WireWriter body;
+  body.raw(signed_fields()).raw(view(signature));
+  return frame(HelloType::challenge, body);
+}
+
+std::optional<Challenge> Challenge::parse(std::string_view body) {
+  WireReader in(body);
+  Challenge challenge;
+  challenge.capabilities = in.get<std::uint64_t>();
+  take(in, challenge.nonce);
+  take(in, challenge.id);
+  challenge.binding = take_binding(in);
+  challenge.link = in.get_bytes();
+  challenge.context = in.get<std::uint16_t>();
+  take(in, challenge.signature);
+  if (!in.at_end()) return {};
+  if (!challenge.binding.none() &&
+      bound_id(challenge.binding, challenge.link, challenge.context) != challenge.id)
+    return {};
+  return challenge;
+}
+
+std::string Proof::encode() const {
+  WireWriter body;
+  body.raw(view(signature)).raw(view(key));
+  return frame(HelloType::proof, body);
+}
+
+std::optional<Proof> Proof::parse(std::string_view body) {
+  WireReader in(body);
+  Proof proof;
+  take(in, proof.signature);
+  take(in, proof.key);
+  return in.at_end() ? std::optional(proof) : std::nullopt;
+}
+
 std::string Welcome::encode() const {
   WireWriter body;
-  body.put(stream).raw(view(id)).raw(view(proof));
+  body.put(stream).raw(view(key));
   return frame(HelloType::welcome, body);
 }
 
@@ -157,35 +235,22 @@ std::optional<Welcome> Welcome::parse(std::string_view body) {
   WireReader in(body);
   Welcome welcome;
   welcome.stream = in.get<std::uint64_t>();
-  take(in, welcome.id);
-  take(in, welcome.proof);
+  take(in, welcome.key);
   return in.at_end() ? std::optional(welcome) : std::nullopt;
 }
 
-std::string encode_challenge(const Nonce& nonce) {
+std::string Refusal::encode() const {
   WireWriter body;
-  body.raw(view(nonce));
-  return frame(HelloType::challenge, body);
-}
-std::optional<Nonce> parse_challenge(std::string_view body) { return exactly<32>(body); }
-
-std::string encode_proof(const Digest& proof) {
-  WireWriter body;
-  body.raw(view(proof));
-  return frame(HelloType::proof, body);
-}
-std::optional<Digest> parse_proof(std::string_view body) { return exactly<32>(body); }
-
-std::string encode_refuse(Errc reason) {
-  WireWriter body;
-  body.put(static_cast<std::uint32_t>(reason));
+  body.put(static_cast<std::uint32_t>(reason)).put(versions.lowest).put(versions.highest);
   return frame(HelloType::refuse, body);
 }
 
-std::optional<Errc> parse_refuse(std::string_view body) {
+std::optional<Refusal> Refusal::parse(std::string_view body) {
   WireReader in(body);
   const auto code = in.get<std::uint32_t>();
-  return in.at_end() && code != 0 && code < 1024 ? std::optional(static_cast<Errc>(code)) : std::nullopt;
+  const WireVersions versions = take_versions(in);
+  if (!in.at_end() || code == 0 || code >= 1024) return {};
+  return Refusal{static_cast<Errc>(code), versions};
 }
 
 }  // namespace fab

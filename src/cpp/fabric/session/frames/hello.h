@@ -8,10 +8,12 @@
 #include <vector>
 
 #include "base/bytes/sha256.h"
+#include "base/crypto/key_pair.h"
 #include "base/network/tcp_socket.h"
 #include "fabric/types/auth_key.h"
 #include "fabric/types/error.h"
 #include "fabric/types/name.h"
+#include "fabric/types/versions.h"
 
 // What network links exchange outside of sessions: a part of a name, and the messages of the handshake
 // (docs/wire.md), whose order handshake.h knows. Parsers take bytes that nobody vouches for, and return
@@ -21,11 +23,18 @@ namespace fab {
 using EndpointId = std::array<std::uint8_t, 16>;
 using Nonce = std::array<std::uint8_t, 32>;
 
+// What an id is made of, and so what its owner can prove.
+enum class IdKind : std::uint8_t {
+  address = 0,  // a place, or nothing: whoever listens there has the id
+  key = 1,      // a public key: see bound_id()
+};
+
 // Where an endpoint of a network link is. Encoded, this is the link's part of the endpoint's name.
 struct EndpointAddress {
   EndpointId id{};
+  IdKind kind = IdKind::address;
   std::array<std::uint8_t, 16> network{};  // hash of network_identity(): whose loopback addresses these are
-  std::vector<SocketAddress> addresses;
+  std::vector<SocketAddress> addresses{};
 
   std::string encode() const;
   static std::optional<EndpointAddress> parse(std::string_view bytes);
@@ -35,14 +44,36 @@ struct EndpointAddress {
 };
 std::array<std::uint8_t, 16> this_network();
 
+// The public key of an endpoint's domain, and a random number that tells the endpoint from others of the
+// domain. Zero where the id is of another kind.
+struct IdBinding {
+  PublicKey key{};
+  std::uint64_t number = 0;
+  bool none() const noexcept { return key == kNoPublicKey; }
+};
+// The id that belongs to a public key. Nobody else can have it, because nobody finds another key with the
+// same hash.
+EndpointId bound_id(const IdBinding& binding, std::string_view link, std::uint16_t context);
+
 enum class HelloType : std::uint8_t { hello = 1, challenge = 2, proof = 3, welcome = 4, refuse = 5 };
 inline constexpr std::size_t kHelloHeader = 12;
 inline constexpr std::size_t kMaxHelloBody = 4096;
 
-// Magic, version, type and length of the body. parse() returns nothing for a header of another protocol or of
-// another version.
+// The versions of the wire, handshake and frames, that this side speaks.
+struct WireVersions {
+  std::uint16_t lowest = 0, highest = 0;
+  friend bool operator==(const WireVersions&, const WireVersions&) = default;
+};
+inline constexpr std::uint16_t kWireVersion = versions::kWire;
+inline constexpr WireVersions kOurVersions{kWireVersion, kWireVersion};
+inline constexpr std::uint64_t kOurCapabilities = 0;  // none is defined
+
+// Magic, version, type and length of the body. The header is the same in all versions, as are the body of a
+// refusal and the versions with which a hello begins, so that two sides can tell each other what they speak.
+// parse() returns nothing for a header of another protocol.
 struct HelloHeader {
-  HelloType type{};
+  std::uint16_t version = 0;
+  HelloType type{};  // of another version: any value
   std::uint32_t length = 0;
   static std::optional<HelloHeader> parse(std::string_view bytes);
 };
@@ -53,32 +84,59 @@ std::optional<std::size_t> missing_of_message(std::string_view begun);
 // The first message, which the caller sends. `to` is kAnybody if the caller knows only the address.
 inline constexpr EndpointId kAnybody{};
 struct Hello {
+  WireVersions versions = kOurVersions;
+  std::uint64_t capabilities = kOurCapabilities;
   EndpointId from{}, to{};
   // The sender's number for the stream. A stream with another number from the same endpoint replaces it.
   std::uint64_t stream = 0;
   Nonce nonce{};
   bool keyed = false;
-  Part part;              // of the sender's name
-  EndpointAddress where;  // what `part` says: parse() sets it, and encode() does not look at it
+  IdBinding binding{};
+  Part part{};              // of the sender's name
+  EndpointAddress where{};  // what `part` says: parse() sets it, and encode() does not look at it
 
   std::string encode() const;
+  // Nothing as well if `from`, `binding` and the part do not belong together.
   static std::optional<Hello> parse(std::string_view body);
+};
+
+struct Challenge {
+  std::uint64_t capabilities = kOurCapabilities;
+  Nonce nonce{};
+  EndpointId id{};  // of the side that answers: the caller may have known no more than an address
+  IdBinding binding{};
+  std::string link{};  // these and `binding` make the id
+  std::uint16_t context = 0;
+  Signature signature{};  // over the hello and what stands above; zero without a binding
+
+  std::string signed_fields() const;  // all but the signature
+  std::string encode() const;
+  // Nothing as well if `id` and `binding` do not belong together.
+  static std::optional<Challenge> parse(std::string_view body);
+};
+
+struct Proof {
+  Signature signature{};  // zero without a binding
+  Digest key{};           // an HMAC; zero where there is no authorization key
+
+  std::string encode() const;
+  static std::optional<Proof> parse(std::string_view body);
 };
 
 struct Welcome {
   std::uint64_t stream = 0;
-  EndpointId id{};  // of the side that answers: the caller may have known no more than an address
-  Digest proof{};   // zero where there is no authorization key
+  Digest key{};  // an HMAC; zero where there is no authorization key
 
   std::string encode() const;
   static std::optional<Welcome> parse(std::string_view body);
 };
 
-std::string encode_challenge(const Nonce& nonce);
-std::optional<Nonce> parse_challenge(std::string_view body);
-std::string encode_proof(const Digest& proof);
-std::optional<Digest> parse_proof(std::string_view body);
-std::string encode_refuse(Errc reason);
-std::optional<Errc> parse_refuse(std::string_view body);
+struct Refusal {
+  Errc reason = Errc::protocol;
+  WireVersions versions = kOurVersions;  // of the side that refuses
+
+  std::string encode() const;
+  static std::optional<Refusal> parse(std::string_view body);
+};
 
 }  // namespace fab

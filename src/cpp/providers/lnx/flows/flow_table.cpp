@@ -47,7 +47,9 @@ std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shar
   const auto found = flows_.find(id.peer);
   if (found != flows_.end()) {
     Entry& entry = found->second;
-    if (&entry.flow->initiator().key() != &initiator->key()) return nullptr;  // the flow of another peer
+    const Sender& owner = entry.flow->initiator();
+    if (&owner.key() != &initiator->key() || owner.public_key() != initiator->public_key())
+      return nullptr;  // the flow of another peer
     if (id.epoch == entry.epoch) return entry.flow;
     if (id.epoch < entry.epoch || must_know) return nullptr;
     auto flow = make();

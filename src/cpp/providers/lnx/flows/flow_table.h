@@ -26,9 +26,9 @@ class FlowTable final : public ExtensionMaker {
 
   std::unique_ptr<Extension> make(ExtensionHost& host) override;
   // Returns the flow, which is made if it is new. Null: a later flow of the peer has ended this one, or the
-  // peer came under another authorization key, or the flow is not known although `must_know`, or there are
-  // too many flows, in all or of this initiator. Of an initiator's flows without rails the oldest is
-  // forgotten for a new one.
+  // peer came under another authorization key or public key, or the flow is not known although `must_know`,
+  // or there are too many flows, in all or of this initiator. Of an initiator's flows without rails the
+  // oldest is forgotten for a new one.
   std::shared_ptr<Flow> open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator);
   // The link on which the messages of this peer come; empty if no message has come.
   std::string message_link(PeerId peer) const;

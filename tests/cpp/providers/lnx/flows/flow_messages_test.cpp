@@ -279,6 +279,27 @@ TEST_CASE("a message that is over is not told again when its flow goes") {
   CHECK_FALSE(taken.operation.done());
 }
 
+TEST_CASE("a flow belongs to the public key of its first rail") {
+  AddressVector peers;
+  ReceiveQueue receives;
+  const auto proven = [&](PublicKey key, const char* link) {
+    auto sender = std::make_shared<Sender>(peers, std::vector<Part>{{link, 0, "peer"}});
+    sender->proven_by(key);
+    return sender;
+  };
+  FlowTable table(receives, 10, [] {});
+  const auto flow = table.open({.peer = 7, .epoch = 1}, false, proven({1}, "tcp.0"));
+  REQUIRE(flow);
+  CHECK(table.open({.peer = 7, .epoch = 1}, false, proven({1}, "tcp.1")) == flow);
+  for (const std::uint64_t epoch : {1, 2}) {
+    CHECK_FALSE(table.open({.peer = 7, .epoch = epoch}, false, proven({2}, "tcp.0")));
+    CHECK_FALSE(table.open({.peer = 7, .epoch = epoch}, false, proven({}, "tcp.0")));
+  }
+  const auto unproven = table.open({.peer = 8, .epoch = 1}, false, proven({}, "tcp.0"));
+  REQUIRE(unproven);
+  CHECK_FALSE(table.open({.peer = 8, .epoch = 2}, false, proven({1}, "tcp.0")));
+}
+
 TEST_CASE("a table tells the link of a peer's messages while one of its flows has a rail") {
   AddressVector peers;
   ReceiveQueue receives;

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "base/crypto/libcrypto.h"
+
+// Ed25519 signatures (RFC 8032).
+namespace fab {
+
+using PublicKey = std::array<std::uint8_t, 32>;
+using Signature = std::array<std::uint8_t, 64>;
+inline constexpr PublicKey kNoPublicKey{};
+
+// A pair of keys that lives as long as this object, and is written nowhere. Safe from any thread.
+class KeyPair final {
+ public:
+  // Null where the system has no libcrypto.
+  static std::shared_ptr<const KeyPair> make();
+  ~KeyPair();
+  KeyPair(const KeyPair&) = delete;
+  KeyPair& operator=(const KeyPair&) = delete;
+
+  const PublicKey& public_key() const noexcept { return public_; }
+  Signature sign(std::string_view text) const;  // throws std::bad_alloc
+
+ private:
+  explicit KeyPair(LibCrypto::Key* key) noexcept : key_(key) {}
+  LibCrypto::Key* const key_;
+  PublicKey public_{};
+};
+
+// False also where there is no libcrypto, and where there is no memory.
+bool verify(const PublicKey& by, std::string_view text, const Signature& signature) noexcept;
+
+}  // namespace fab

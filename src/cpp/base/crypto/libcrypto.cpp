@@ -1,0 +1,76 @@
+#include "base/crypto/libcrypto.h"
+
+#include <dlfcn.h>
+
+#include <type_traits>
+
+namespace fab {
+namespace {
+
+struct OpenedCrypto {
+  LibCrypto library{};
+  std::string problem;
+};
+
+// False if the library lacks a function.
+bool load_all(void* handle, LibCrypto& all) {
+  bool complete = true;
+  const auto load = [&](const char* name, auto& function) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle, name));
+    complete &= function != nullptr;
+  };
+  load("EVP_PKEY_new_raw_private_key", all.new_raw_private_key);
+  load("EVP_PKEY_new_raw_public_key", all.new_raw_public_key);
+  load("EVP_PKEY_get_raw_public_key", all.get_raw_public_key);
+  load("EVP_PKEY_free", all.free_key);
+  load("EVP_MD_CTX_new", all.new_context);
+  load("EVP_MD_CTX_free", all.free_context);
+  load("EVP_DigestSignInit", all.sign_init);
+  load("EVP_DigestSign", all.sign);
+  load("EVP_DigestVerifyInit", all.verify_init);
+  load("EVP_DigestVerify", all.verify);
+  load("EVP_sha256", all.sha256);
+  load("PKCS5_PBKDF2_HMAC", all.pbkdf2);
+  load("ERR_set_mark", all.set_error_mark);
+  load("ERR_pop_to_mark", all.pop_errors_to_mark);
+  return complete;
+}
+
+// A library in a restricted mode may have all functions and yet refuse this kind of key.
+bool makes_keys(const LibCrypto& library) {
+  const QuietLibCrypto quiet(library);
+  const LibCrypto::Bytes seed[32] = {1};
+  LibCrypto::Key* const key = library.new_raw_private_key(LibCrypto::kEd25519, nullptr, seed, sizeof seed);
+  if (key) library.free_key(key);
+  return key != nullptr;
+}
+
+// The library stays open until the process ends.
+OpenedCrypto open_libcrypto() {
+  OpenedCrypto opened;
+  for (const char* name : {"libcrypto.so.3", "libcrypto.so.1.1"}) {
+    void* const handle = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!handle) continue;
+    if (load_all(handle, opened.library) && makes_keys(opened.library)) return {opened.library, {}};
+    opened.problem = std::string(name) + " makes no Ed25519 keys";
+  }
+  if (opened.problem.empty())
+    opened.problem = "there is no libcrypto.so.3 or libcrypto.so.1.1 (Debian: libssl3)";
+  return opened;
+}
+
+const OpenedCrypto& opened_crypto() {
+  static const OpenedCrypto opened = open_libcrypto();
+  return opened;
+}
+
+}  // namespace
+
+const LibCrypto* libcrypto() noexcept {
+  const OpenedCrypto& opened = opened_crypto();
+  return opened.problem.empty() ? &opened.library : nullptr;
+}
+
+const std::string& libcrypto_problem() noexcept { return opened_crypto().problem; }
+
+}  // namespace fab

@@ -1,0 +1,183 @@
+"""A program that takes the place of an endpoint over tcp: it knows what everybody may know of it, and the wire (docs/wire.md).
+
+It is used by test_identity.py, says on its standard output what became of each attempt, and ends with its standard input. What
+it is given are addresses in hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+import secrets
+import select
+import socket
+import struct
+import sys
+import threading
+import time
+from typing import NamedTuple
+
+HELLO, CHALLENGE, PROOF, WELCOME, REFUSE = 1, 2, 3, 4, 5
+WRITE, READ, NOTIFY, MESSAGE, ACK, DATA = 1, 2, 6, 7, 16, 18
+LAST, REMOTE_DATA = 1, 2
+PATIENCE = 10
+
+
+class Place(NamedTuple):
+    """The tcp part of an address."""
+
+    context: int
+    part: bytes
+
+    @property
+    def id(self) -> bytes:
+        return self.part[2:18]
+
+    @property
+    def socket(self) -> tuple[str, int]:
+        family, port = struct.unpack_from("<BH", self.part, 35)
+        return socket.inet_ntop(socket.AF_INET if family == 4 else socket.AF_INET6, self.part[38:42]), port
+
+    @classmethod
+    def of(cls, address: str) -> Place:
+        name = bytes.fromhex(address)
+        at = name.index(b"\x05\0\0\0tcp.0") + 9
+        context, size = struct.unpack_from("<HI", name, at)
+        return cls(context, name[at + 6 : at + 6 + size])
+
+    def claimed_as_address(self) -> bytes:
+        """The same part, as if the id were no hash of a key."""
+        return self.part[:1] + b"\0" + self.part[2:]
+
+
+def message(kind: int, body: bytes, version: int = 3) -> bytes:
+    return struct.pack("<4sHBBI", b"pft1", version, kind, 0, len(body)) + body
+
+
+def hear(connection: socket.socket) -> tuple[int, bytes]:
+    """Type and body of a message; type 0 if the other side hangs up."""
+    try:
+        header = connection.recv(12, socket.MSG_WAITALL)
+        if len(header) < 12:
+            return 0, b""
+        _, _, kind, _, size = struct.unpack("<4sHBBI", header)
+        return kind, connection.recv(size, socket.MSG_WAITALL) if size else b""
+    except ConnectionError:
+        return 0, b""
+
+
+def hello(claimed: Place, part: bytes, to: bytes, number: int = 0, key: bytes = bytes(32)) -> bytes:
+    body = struct.pack("<HHQ", 3, 3, 0) + claimed.id + to + struct.pack("<Q", 77) + secrets.token_bytes(32)
+    body += struct.pack("<BQ", 0, number) + key
+    body += struct.pack("<I", 5) + b"tcp.0" + struct.pack("<HI", claimed.context, len(part)) + part
+    return message(HELLO, body)
+
+
+def call(place: Place) -> socket.socket:
+    return socket.create_connection(place.socket, PATIENCE)
+
+
+def public_key_of(place: Place) -> tuple[int, bytes]:
+    """What an endpoint tells whoever calls it: the number and the public key to which its id is bound."""
+    stranger = Place(0, place.part[:2] + bytes(16) + place.part[18:])
+    with call(place) as connection:
+        connection.sendall(hello(stranger, stranger.claimed_as_address(), place.id))
+        kind, body = hear(connection)
+        assert kind == CHALLENGE
+        number, key = struct.unpack_from("<Q32s", body, 8 + 32 + 16)
+        return number, key
+
+
+def enter(victim: Place, greeting: bytes, proof: bytes = bytes(96)) -> socket.socket | None:
+    """Calls, and goes as far as it is let: a connection on which frames may be sent, or nothing."""
+    connection = call(victim)
+    connection.sendall(greeting)
+    if hear(connection)[0] == CHALLENGE:
+        connection.sendall(message(PROOF, proof))
+        if hear(connection)[0] == WELCOME:
+            return connection
+    connection.close()
+    return None
+
+
+def frame(
+    kind: int, payload: bytes = b"", flags: int = 0, key: int = 0, total: int = 0, data: int = 0
+) -> bytes:
+    return struct.pack("<BBBBIQQQQQ", kind, flags, 0, 0, len(payload), key, 0, total, data, 0) + payload
+
+
+def serve(connection: socket.socket) -> None:
+    """Behaves as the endpoint would whose place this is: takes what is put, and makes up what is got."""
+    while len(header := connection.recv(48, socket.MSG_WAITALL)) == 48:
+        kind, flags, _, _, size, _, _, total, _, _ = struct.unpack("<BBBBIQQQQQ", header)
+        if size:
+            connection.recv(size, socket.MSG_WAITALL)
+        print("stole", kind, flush=True)
+        if kind == WRITE and flags & LAST:
+            connection.sendall(frame(ACK, total=1))
+        elif kind == READ:
+            connection.sendall(frame(DATA, b"!" * total))
+
+
+def claim(victim: str, peer: str) -> None:
+    """Enters at the victim under the id of its peer, and sends a message in its name."""
+    at, claimed = Place.of(victim), Place.of(peer)
+    number, key = public_key_of(claimed)
+    forged = [
+        ("with its public key", hello(claimed, claimed.part, at.id, number, key), secrets.token_bytes(96)),
+        ("with no key for an id of a key", hello(claimed, claimed.part, at.id), bytes(96)),
+        ("with another number", hello(claimed, claimed.part, at.id, number + 1, key), bytes(96)),
+    ]
+    for how, greeting, proof in forged:
+        print(how, "in" if enter(at, greeting, proof) else "refused", flush=True)
+    connection = enter(at, hello(claimed, claimed.claimed_as_address(), at.id))
+    print("as an address", "in" if connection else "refused", flush=True)
+    if connection:
+        connection.sendall(frame(MESSAGE, b"forged!!", REMOTE_DATA, total=8, data=666))
+        threading.Thread(target=serve, args=[connection], daemon=True).start()
+
+
+def take_over(peer: str) -> None:
+    """Listens where the peer was, and answers every call with its id. Tells what callers said."""
+    gone = Place.of(peer)
+    until = time.monotonic() + PATIENCE
+    while True:  # the port is free as soon as its owner has closed it
+        try:
+            server = socket.create_server(gone.socket)
+            break
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            threading.Event().wait(0.01)
+
+    def answer() -> None:
+        while True:
+            connection, _ = server.accept()
+            kind, _ = hear(connection)
+            made_up = (
+                bytes(8) + secrets.token_bytes(32) + gone.id + struct.pack("<Q", 1) + secrets.token_bytes(32)
+            )
+            nothing = bytes(8) + secrets.token_bytes(32) + gone.id + bytes(40)
+            fields = made_up if secrets.randbelow(2) else nothing
+            fields += struct.pack("<I", 5) + b"tcp.0" + struct.pack("<H", gone.context)
+            connection.sendall(message(CHALLENGE, fields + secrets.token_bytes(64)))
+            print("heard", kind, *(str(hear(connection)[0]) for _ in range(1)), flush=True)
+            connection.close()
+
+    threading.Thread(target=answer, daemon=True).start()
+
+
+def notices(victim: str, key: str) -> None:
+    """Tells of puts that nobody made, to regions that exist and to those that do not."""
+    at = Place.of(victim)
+    stranger = Place(0, at.part[:2] + secrets.token_bytes(16) + at.part[18:])
+    for region in (0, int(key), 1):
+        connection = enter(at, hello(stranger, stranger.claimed_as_address(), at.id))
+        assert connection
+        connection.sendall(frame(NOTIFY, flags=0, key=region, total=8, data=666))
+        gone = bool(select.select([connection], [], [], PATIENCE)[0]) and not hear(connection)[0]
+        print("notice", "cut" if gone else "taken", flush=True)
+
+
+if __name__ == "__main__":
+    {"claim": claim, "take over": take_over, "notices": notices}[sys.argv[1]](*sys.argv[2:])
+    print("ready", flush=True)
+    sys.stdin.read()
