@@ -19,6 +19,8 @@ HELLO, CHALLENGE, PROOF, WELCOME, REFUSE = 1, 2, 3, 4, 5
 WRITE, READ, NOTIFY, MESSAGE, ACK, DATA = 1, 2, 6, 7, 16, 18
 LAST, REMOTE_DATA = 1, 2
 PATIENCE = 10
+BUSY = threading.Lock()
+"""Held while a caller is answered."""
 
 
 class Place(NamedTuple):
@@ -151,6 +153,11 @@ def take_over(peer: str) -> None:
     def answer() -> None:
         while True:
             connection, _ = server.accept()
+            with BUSY:  # so that what is said is not lost with the end of the program
+                answer_one(connection)
+
+    def answer_one(connection: socket.socket) -> None:
+        with connection:
             kind, _ = hear(connection)
             made_up = (
                 bytes(8) + secrets.token_bytes(32) + gone.id + struct.pack("<Q", 1) + secrets.token_bytes(32)
@@ -159,8 +166,7 @@ def take_over(peer: str) -> None:
             fields = made_up if secrets.randbelow(2) else nothing
             fields += struct.pack("<I", 5) + b"tcp.0" + struct.pack("<H", gone.context)
             connection.sendall(message(CHALLENGE, fields + secrets.token_bytes(64)))
-            print("heard", kind, *(str(hear(connection)[0]) for _ in range(1)), flush=True)
-            connection.close()
+            print("heard", kind, hear(connection)[0], flush=True)
 
     threading.Thread(target=answer, daemon=True).start()
 
@@ -181,3 +187,4 @@ if __name__ == "__main__":
     {"claim": claim, "take over": take_over, "notices": notices}[sys.argv[1]](*sys.argv[2:])
     print("ready", flush=True)
     sys.stdin.read()
+    BUSY.acquire(timeout=PATIENCE)

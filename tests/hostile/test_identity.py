@@ -138,7 +138,7 @@ def test_who_listens_where_a_peer_was_gets_neither_puts_nor_proofs(start: Start,
         error = b.endpoint.write(np.ones(8, np.uint8), to_a, remote).exception(TIMEOUT)
         assert isinstance(error, pyfab.FabricError), error
     heard = attack.end()
-    assert len(heard) == 4
+    assert len(heard) >= 4
     assert set(heard) == {"heard 1 0"}  # a hello, and then nothing
 
 
