@@ -16,6 +16,10 @@ import pyfab
 from pyfab import Access
 
 
+def ended() -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
 def work(done: Counter[str], vector: pyfab.AddressVector, address: bytes) -> None:
     with (
         pyfab.Domain("shm", peer_deadline=1) as domain,
@@ -24,6 +28,8 @@ def work(done: Counter[str], vector: pyfab.AddressVector, address: bytes) -> Non
         other.endpoint() as peer,
     ):
         for _ in range(50):
+            if ended():
+                return
             try:
                 step(domain, endpoint, peer)
                 done["step"] += 1
@@ -63,7 +69,7 @@ def main() -> None:
         domain.address_vector(name=sys.argv[1]) as vector,
     ):
         print("ready", flush=True)
-        while not select.select([sys.stdin], [], [], 0)[0]:
+        while not ended():
             with contextlib.suppress(pyfab.FabricError):
                 work(done, vector, endpoint.address)
             done["rounds"] += 1
