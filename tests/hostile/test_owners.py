@@ -153,7 +153,7 @@ def address_in(endpoint: pyfab.Endpoint, pid: int, start: int, fd: int) -> bytes
     """The address of an endpoint, as it were, whose segment process `pid` shows."""
     ((link, context, data),) = (part for part in parts_of(endpoint.address) if part[0].startswith(b"shm"))
     process = pid.to_bytes(4, "little") + start.to_bytes(8, "little") + fd.to_bytes(4, "little")
-    return address_of([(link, context, data[:16] + process + data[32:])])
+    return address_of([(link, context, data[:18] + process + data[34:])])
 
 
 @pytest.mark.parametrize(

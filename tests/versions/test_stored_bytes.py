@@ -44,14 +44,21 @@ def test_remote_regions():
             pyfab.RemoteRegion.from_bytes(changed(data, 3))
 
 
-def test_addresses():
-    parts = _core.decode_name(stored("address-1"))
+@pytest.mark.parametrize("name", ["address-1", "address-1-with-parts-9-2"])
+def test_addresses(name):
+    parts = _core.decode_name(stored(name))
     assert [(link, context) for link, context, _ in parts] == [("shm.0", 0), ("tcp.0", 0)]
-    assert _core.encode_name(parts) == stored("address-1")
+    assert _core.encode_name(parts) == stored(name)
+
+
+def test_parts_of_addresses():
+    now = stored("address-1-with-parts-9-2")
     with pyfab.Domain("tcp") as domain, domain.endpoint() as endpoint:
-        peer = endpoint.av.insert(stored("address-1"))
-        assert endpoint.av.lookup(peer) == stored("address-1")
-        assert pyfab.parse_addr(endpoint.av.straddr(stored("address-1"))) == stored("address-1")
+        peer = endpoint.av.insert(now)
+        assert endpoint.av.lookup(peer) == now
+        assert pyfab.parse_addr(endpoint.av.straddr(now)) == now
+        with pytest.raises(pyfab.UnreachableError, match=r"tcp.0 in version 1\b.*\b2\b"):
+            endpoint.av.insert(stored("address-1"))
 
 
 def test_registrations():

@@ -52,12 +52,17 @@ std::string segment_text() {
   return FAB_WHOLE(SegmentHeader) + FAB_FIELD(SegmentHeader, magic) + FAB_FIELD(SegmentHeader, layout) +
          FAB_FIELD(SegmentHeader, pid) + FAB_FIELD(SegmentHeader, start_time) +
          FAB_FIELD(SegmentHeader, domain_id) + FAB_FIELD(SegmentHeader, auth_salt) +
-         FAB_FIELD(SegmentHeader, mapped_at) + FAB_FIELD(SegmentHeader, closed) +
-         FAB_FIELD(SegmentHeader, slots_used) + FAB_FIELD(SegmentHeader, waiter_slot) +
-         FAB_FIELD(SegmentHeader, contexts) + FAB_FIELD(SegmentHeader, context_rights) +
-         FAB_FIELD(SegmentHeader, keys) + FAB_WHOLE(ContextSlot) + FAB_FIELD(ContextSlot, work) +
-         FAB_FIELD(ContextSlot, sleeping) + FAB_FIELD(ContextSlot, doorbell) + FAB_WHOLE(AccessSlot) +
-         FAB_FIELD(AccessSlot, owner) + FAB_FIELD(AccessSlot, active) + FAB_FIELD(AccessSlot, channel_fd) +
+         FAB_FIELD(SegmentHeader, mapped_at) + FAB_FIELD(SegmentHeader, board_mapped_at) +
+         FAB_FIELD(SegmentHeader, board_fd) + FAB_FIELD(SegmentHeader, closed) +
+         FAB_FIELD(SegmentHeader, waiter_slot) + FAB_FIELD(SegmentHeader, doorbells) +
+         FAB_FIELD(SegmentHeader, context_rights) + FAB_FIELD(SegmentHeader, keys) +
+         FAB_WHOLE(PublishedChannel) + FAB_FIELD(PublishedChannel, inode) +
+         FAB_FIELD(PublishedChannel, made) + FAB_WHOLE(MadeChannel) + FAB_FIELD(MadeChannel, target_domain) +
+         FAB_FIELD(MadeChannel, target_context_slot) + FAB_FIELD(MadeChannel, context_slot) +
+         FAB_FIELD(MadeChannel, context) + FAB_WHOLE(BoardHeader) + FAB_FIELD(BoardHeader, slots_used) +
+         FAB_FIELD(BoardHeader, contexts) + FAB_WHOLE(ContextSlot) + FAB_FIELD(ContextSlot, work) +
+         FAB_FIELD(ContextSlot, sleeping) + FAB_WHOLE(AccessSlot) + FAB_FIELD(AccessSlot, owner) +
+         FAB_FIELD(AccessSlot, active) + FAB_FIELD(AccessSlot, channel_fd) +
          FAB_FIELD(AccessSlot, channel_epoch) + FAB_FIELD(AccessSlot, target_context) +
          FAB_FIELD(AccessSlot, refused) + FAB_FIELD(AccessSlot, proof) + FAB_WHOLE(CounterSlot) +
          FAB_FIELD(CounterSlot, value) + FAB_FIELD(CounterSlot, errors) + FAB_FIELD(CounterSlot, waiters) +
@@ -98,14 +103,14 @@ std::string channel_text() {
          FAB_FIELD(ChannelHeader, initiator_context) + FAB_FIELD(ChannelHeader, target_context_slot) +
          FAB_FIELD(ChannelHeader, initiator) + FAB_FIELD(ChannelHeader, target_domain) +
          FAB_FIELD(ChannelHeader, closed) + FAB_FIELD(ChannelHeader, proof) + FAB_FIELD(ChannelHeader, hold) +
-         FAB_FIELD(ChannelHeader, given_up) + FAB_FIELD(ChannelHeader, to_target) +
-         FAB_FIELD(ChannelHeader, to_initiator) + FAB_FIELD(ChannelHeader, messages) +
-         FAB_WHOLE(RingIndices) + FAB_FIELD(RingIndices, written) + FAB_FIELD(RingIndices, read) +
-         FAB_FIELD(RingIndices, writer_waits) + FAB_WHOLE(EagerIndices) + FAB_FIELD(EagerIndices, taken) +
-         FAB_FIELD(EagerIndices, polled) + FAB_WHOLE(EagerCell) + FAB_FIELD(EagerCell, turn) +
-         FAB_FIELD(EagerCell, length) + FAB_FIELD(EagerCell, flags) + FAB_FIELD(EagerCell, tag) +
-         FAB_FIELD(EagerCell, data) + FAB_FIELD(EagerCell, group) + FAB_FIELD(EagerCell, offset) +
-         FAB_FIELD(EagerCell, bytes) + FAB_WHOLE(AnnouncementCells) +
+         FAB_FIELD(ChannelHeader, given_up) + FAB_FIELD(ChannelHeader, published) +
+         FAB_FIELD(ChannelHeader, to_target) + FAB_FIELD(ChannelHeader, to_initiator) +
+         FAB_FIELD(ChannelHeader, messages) + FAB_WHOLE(RingIndices) + FAB_FIELD(RingIndices, written) +
+         FAB_FIELD(RingIndices, read) + FAB_FIELD(RingIndices, writer_waits) + FAB_WHOLE(EagerIndices) +
+         FAB_FIELD(EagerIndices, taken) + FAB_FIELD(EagerIndices, polled) + FAB_WHOLE(EagerCell) +
+         FAB_FIELD(EagerCell, turn) + FAB_FIELD(EagerCell, length) + FAB_FIELD(EagerCell, flags) +
+         FAB_FIELD(EagerCell, tag) + FAB_FIELD(EagerCell, data) + FAB_FIELD(EagerCell, group) +
+         FAB_FIELD(EagerCell, offset) + FAB_FIELD(EagerCell, bytes) + FAB_WHOLE(AnnouncementCells) +
          FAB_NUMBER(AnnouncementCells::kRevoked) + FAB_NUMBER(kRingBytes) + FAB_NUMBER(kCells) +
          FAB_NUMBER(kPayloadBytes) + FAB_NUMBER(kLargestMessage) + FAB_NUMBER(kAnnouncementsOffset) +
          FAB_NUMBER(kRingsOffset) + FAB_NUMBER(kCellsOffset) + FAB_NUMBER(kPayloadOffset) +
@@ -167,7 +172,7 @@ std::string hello_text() {
   Hello hello;
   hello.from = an_address().id;
   hello.part = {"tcp.0", 1, "the part of an address"};
-  return hello.encode() + Welcome{}.encode();
+  return hello.encode() + Challenge{}.encode() + Proof{}.encode() + Welcome{}.encode() + Refusal{}.encode();
 }
 
 Name a_name() { return {{{"shm.0", 0, "abc"}, {"tcp.0", 3, "defg"}}}; }
@@ -217,15 +222,15 @@ struct Format {
 
 TEST_CASE("a format that changes has another version") {
   const Format formats[] = {
-      {"kWire: frames", versions::kWire, 2, frame_text(), "7bb50677022b2cbe"},
-      {"kWire: handshake", versions::kWire, 2, hello_text(), "48c5bf74b2b15fce"},
+      {"kWire: frames", versions::kWire, 3, frame_text(), "7bb50677022b2cbe"},
+      {"kWire: handshake", versions::kWire, 3, hello_text(), "a85578a146b63b42"},
       {"kName", versions::kName, 1, a_name().encode(), "be9a87327e7991ac"},
-      {"kEndpointPart", versions::kEndpointPart, 1, an_address().encode(), "04837677c1209f93"},
+      {"kEndpointPart", versions::kEndpointPart, 2, an_address().encode(), "f19fcfa6d9446b53"},
       {"kRemoteRegion", versions::kRemoteRegion, 1, a_region().encode(), "0eb0b3c2c980e4d4"},
-      {"kSharedLayout: segment", versions::kSharedLayout, 8, segment_text(), "4ee590771caa23d4"},
-      {"kSharedLayout: regions", versions::kSharedLayout, 8, region_text(), "dfb6fcbc66fc2117"},
-      {"kSharedLayout: channel", versions::kSharedLayout, 8, channel_text(), "618e738585a2241a"},
-      {"kSharedLayout: frames in a channel", versions::kSharedLayout, 8, frame_text(), "7bb50677022b2cbe"},
+      {"kSharedLayout: segment", versions::kSharedLayout, 9, segment_text(), "c2f42517c2da3594"},
+      {"kSharedLayout: regions", versions::kSharedLayout, 9, region_text(), "dfb6fcbc66fc2117"},
+      {"kSharedLayout: channel", versions::kSharedLayout, 9, channel_text(), "552e403e3b668a9e"},
+      {"kSharedLayout: frames in a channel", versions::kSharedLayout, 9, frame_text(), "7bb50677022b2cbe"},
       {"kPeerFile", versions::kPeerFile, 3, vector_text(), "7babe3d3470f7efa"},
       {"kShuffle", versions::kShuffle, 1, shuffle_text(), "5ba758e130181295"},
   };

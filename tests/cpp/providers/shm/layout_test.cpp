@@ -99,7 +99,7 @@ TEST_CASE("messages and remote data in a channel of another layout are errors of
       const Segment segment = segment_of(target.name);
       const AccessSlot* slot = nullptr;
       while (!slot)
-        for (std::uint32_t i = 0; i < segment.header().slots_used.load(); ++i)
+        for (std::uint32_t i = 0; i < segment.slots_used(); ++i)
           if (segment.slots()[i].channel_fd.load() >= 0 &&
               SlotOwner::unpack(segment.slots()[i].owner.load()) == this_process())
             slot = &segment.slots()[i];
