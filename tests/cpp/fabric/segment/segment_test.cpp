@@ -74,7 +74,7 @@ TEST_CASE("a segment is taken only from the process that made it, and sealed") {
   const OwnFd unsealed(::memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   CHECK(says(why_not(this_process(), unsealed.get()), "not sealed against shrinking"));
   const OwnFd writable = make_memory_file("writable", 4096);
-  CHECK(says(why_not(this_process(), writable.get()), "another version"));
+  CHECK(says(why_not(this_process(), writable.get()), "has closed its domain"));
   int ends[2];
   REQUIRE(::pipe(ends) == 0);
   CHECK(says(why_not(this_process(), ends[0]), "of another kind"));
