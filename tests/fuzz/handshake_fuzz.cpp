@@ -36,7 +36,7 @@ struct Side {
     identity.keys = &keys;
     identity.by_address = true;
     identity.take_id(bound ? pair : nullptr, "tcp.0", number, address);
-    where = {.id = identity.id, .kind = identity.kind(), .network = {}, .addresses = {}};
+    where = {.id = identity.id, .kind = identity.kind, .network = {}, .addresses = {}};
     where.addresses.push_back(SocketAddress::from_bytes(std::string("\x7f\0\0\1", 4), 4711));
     identity.part.bytes = where.encode();
   }
@@ -67,7 +67,7 @@ void exchange(Input& input) {
   const Side& from = sides[(kind >> 1) & 1][keyed][0];
   const Side& to = sides[(kind >> 2) & 1][keyed][1];
   CallerHandshake caller(from.identity, 0, to.where, 7);
-  AcceptorHandshake called(to.identity);
+  AcceptorHandshake called(to.identity, place_of(to.where.addresses.front()));
   bool changed = false;
   const auto pass = [&](const std::string& message) {
     std::string arrived = on_its_way(message, input);

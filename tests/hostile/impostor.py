@@ -66,9 +66,12 @@ def hear(connection: socket.socket) -> tuple[int, bytes]:
         return 0, b""
 
 
-def hello(claimed: Place, part: bytes, to: bytes, number: int = 0, key: bytes = bytes(32)) -> bytes:
-    body = struct.pack("<HHQ", 3, 3, 0) + claimed.id + to + struct.pack("<Q", 77) + secrets.token_bytes(32)
+def hello(claimed: Place, part: bytes, to: Place, number: int = 0, key: bytes = bytes(32)) -> bytes:
+    body = struct.pack("<HHQ", 3, 3, 0) + claimed.id + to.id + struct.pack("<Q", 77) + secrets.token_bytes(32)
     body += struct.pack("<BQ", 0, number) + key
+    body += (
+        struct.pack("<I", 6) + to.part[38:42] + to.part[36:38]
+    )  # the address that is called, then the port
     body += struct.pack("<I", 5) + b"tcp.0" + struct.pack("<HI", claimed.context, len(part)) + part
     return message(HELLO, body)
 
@@ -81,7 +84,7 @@ def public_key_of(place: Place) -> tuple[int, bytes]:
     """What an endpoint tells whoever calls it: the number and the public key to which its id is bound."""
     stranger = Place(0, place.part[:2] + bytes(16) + place.part[18:])
     with call(place) as connection:
-        connection.sendall(hello(stranger, stranger.claimed_as_address(), place.id))
+        connection.sendall(hello(stranger, stranger.claimed_as_address(), place))
         kind, body = hear(connection)
         assert kind == CHALLENGE
         number, key = struct.unpack_from("<Q32s", body, 8 + 32 + 16)
@@ -124,13 +127,13 @@ def claim(victim: str, peer: str) -> None:
     at, claimed = Place.of(victim), Place.of(peer)
     number, key = public_key_of(claimed)
     forged = [
-        ("with its public key", hello(claimed, claimed.part, at.id, number, key), secrets.token_bytes(96)),
-        ("with no key for an id of a key", hello(claimed, claimed.part, at.id), bytes(96)),
-        ("with another number", hello(claimed, claimed.part, at.id, number + 1, key), bytes(96)),
+        ("with its public key", hello(claimed, claimed.part, at, number, key), secrets.token_bytes(96)),
+        ("with no key for an id of a key", hello(claimed, claimed.part, at), bytes(96)),
+        ("with another number", hello(claimed, claimed.part, at, number + 1, key), bytes(96)),
     ]
     for how, greeting, proof in forged:
         print(how, "in" if enter(at, greeting, proof) else "refused", flush=True)
-    connection = enter(at, hello(claimed, claimed.claimed_as_address(), at.id))
+    connection = enter(at, hello(claimed, claimed.claimed_as_address(), at))
     print("as an address", "in" if connection else "refused", flush=True)
     if connection:
         connection.sendall(frame(MESSAGE, b"forged!!", REMOTE_DATA, total=8, data=666))
@@ -176,7 +179,7 @@ def notices(victim: str, key: str) -> None:
     at = Place.of(victim)
     stranger = Place(0, at.part[:2] + secrets.token_bytes(16) + at.part[18:])
     for region in (0, int(key), 1):
-        connection = enter(at, hello(stranger, stranger.claimed_as_address(), at.id))
+        connection = enter(at, hello(stranger, stranger.claimed_as_address(), at))
         assert connection
         connection.sendall(frame(NOTIFY, flags=0, key=region, total=8, data=666))
         gone = bool(select.select([connection], [], [], PATIENCE)[0]) and not hear(connection)[0]

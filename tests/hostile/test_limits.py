@@ -105,7 +105,7 @@ def test_silent_calls_take_no_more_than_their_share(start: Start, attack: Attack
         put()
         target.ask("open some")  # what the program may need
     assert len(target.server.descriptors()) < DESCRIPTORS
-    target.server.wait_for("127.0.0.1: limit reached: too many handshakes are under way")
+    target.server.wait_for("loopback: limit reached: too many handshakes are under way")
     assert target.security("dropped_callers") > BURST / 2
 
 
@@ -117,7 +117,7 @@ def test_descriptors_are_left_to_the_program(start: Start, attack: Attack) -> No
         put()
         target.ask("open some")
         put()
-    target.server.wait_for("127.0.0.1: limit reached: descriptors are left to the program")
+    target.server.wait_for("loopback: limit reached: descriptors are left to the program")
 
 
 @KEYS
@@ -157,7 +157,7 @@ def test_half_frames_do_not_stay(start: Start, peer_attack: Attack, key: bytes |
         peer_attack("half frames", target, 8)  # and ends when all of them have been closed
         put()
     assert target.security("half_frames") == 8
-    target.server.wait_for("127.0.0.1: deadline passed: it began a frame, and did not go on")
+    target.server.wait_for("loopback: deadline passed: it began a frame, and did not go on")
 
 
 def test_announcements_hold_little_memory(start: Start, peer_attack: Attack) -> None:
@@ -180,5 +180,5 @@ def test_refused_keys_are_told(start: Start) -> None:
         peer = endpoint.av.insert(target.address)
         with pytest.raises(pyfab.KeyRejectedError):
             endpoint.write(np.ones(8), peer, remote).result(TIMEOUT)
-    target.server.wait_for("pyfab: 127.0.0.1: another key: ")
+    target.server.wait_for("pyfab: loopback: another key: ")
     assert target.security("refused_keys") == 1

@@ -224,7 +224,7 @@ def test_what_others_planted_is_refused(common: Path, plant: Callable[[Path], No
 def test_a_place_for_tokens_that_another_user_took_is_told(
     common: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    as_nobody("import os, sys; os.mkdir(sys.argv[1])", str(common / "pyfab-0"))
+    as_nobody("import os, sys; os.mkdir(sys.argv[1])", str(common / f"pyfab-{os.geteuid()}"))
     with pytest.raises(pyfab.AccessDeniedError, match=r"no place for a token.*belongs to another user"):
         Agent("127.0.0.1:0")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(common))
@@ -234,10 +234,10 @@ def test_a_place_for_tokens_that_another_user_took_is_told(
 
 def test_tokens_of_dead_servers_are_removed(common: Path) -> None:
     with server("agent", "--listen", "127.0.0.1:0"):
-        assert len(list((common / "pyfab-0").iterdir())) == 1
+        assert len(list((common / f"pyfab-{os.geteuid()}").iterdir())) == 1
     with Agent("127.0.0.1:0"):  # the other one was killed
-        assert len(list((common / "pyfab-0").iterdir())) == 1
-    assert list((common / "pyfab-0").iterdir()) == []
+        assert len(list((common / f"pyfab-{os.geteuid()}").iterdir())) == 1
+    assert list((common / f"pyfab-{os.geteuid()}").iterdir()) == []
 
 
 def test_every_group_has_a_key_of_its_own(common: Path) -> None:

@@ -132,5 +132,7 @@ def clear(folder: int) -> None:
 def own_folders() -> list[Path]:
     """Where this user's processes on this host leave each other private files: the best place first. They may be missing."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    places = [Path(runtime) / "pyfab"] if runtime.startswith("/") and Path(runtime).is_dir() else []
+    # Of another user it may be after `su` or `sudo`.
+    ours = runtime.startswith("/") and Path(runtime).is_dir() and Path(runtime).stat().st_uid == os.geteuid()
+    places = [Path(runtime) / "pyfab"] if ours else []
     return [*places, Path(tempfile.gettempdir()) / f"pyfab-{os.geteuid()}"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from typing import Any
 
 from pyfab.core.deadline import Deadline, Looks
@@ -19,6 +20,7 @@ from pyfab.meeting.frames import BACKLOG, Channel, WrongToken, join_address, sho
 from pyfab.meeting.ranks import incomplete
 
 _MAX_VALUE = 1 << 20  # bytes per rank
+PATIENCE = 5.0  # seconds for which a token that does not fit is taken for one that is about to be replaced
 
 
 class _Meeting:
@@ -121,7 +123,7 @@ def _answer(channel: Channel, meeting: _Meeting) -> None:
 def call(host: str, port: int, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
     """The others' side: brings a value and waits for all of them."""
     where = f"tcp://{join_address(host, port)}"
-    problem = "no time to try"
+    problem, wrong = "no time to try", 0.0
     looks = Looks(deadline)
     while not deadline.over:
         try:
@@ -140,7 +142,12 @@ def call(host: str, port: int, rank: int, size: int, value: bytes, deadline: Dea
                 return _unpack(answer, values, size, deadline, where)
             problem = "its former meeting goes on"
         except WrongToken as error:
-            raise AccessDeniedError(str(error)) from None
+            # Between two meetings of a group the listener is another one, with another token. Its file may be gone
+            # since its name was read, and somebody else may have the port for a moment.
+            wrong = wrong or time.monotonic() + PATIENCE
+            if time.monotonic() > wrong or tokens.stated(None):
+                raise AccessDeniedError(str(error)) from None
+            problem = str(error)
         except (AccessDeniedError, InvalidArgumentError, OperationTimeout):
             raise
         except OSError as error:

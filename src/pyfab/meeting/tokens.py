@@ -40,7 +40,8 @@ class Token(NamedTuple):
 
     secret: str
     name: str = ""
-    lock: int = -1  # the file's descriptor, whose lock tells that the maker lives
+    # The file's descriptor, whose lock tells that the maker lives; nothing once it is withdrawn.
+    lock: list[int] | None = None
 
     @property
     def open(self) -> bool:
@@ -49,10 +50,9 @@ class Token(NamedTuple):
 
     def withdraw(self) -> None:
         """Removes the file, if there is one. Harmless if repeated."""
-        if self.name:
+        if self.lock:
             _remove(self.name)
-            with contextlib.suppress(OSError):
-                os.close(self.lock)
+            os.close(self.lock.pop())
 
 
 def trusted() -> bool:
@@ -114,7 +114,7 @@ def find(name: str) -> str | None:
     if not _NAME.fullmatch(name):
         return None
     for path in private_files.own_folders():
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(OSError):  # it may be missing, or belong to whom this process was before
             folder = private_files.open_folder(path, str(path))
             try:
                 return private_files.read(folder, name, str(path)).decode("ascii", errors="replace")
@@ -132,7 +132,7 @@ def _made() -> Token:
         lock = private_files.write(folder, name, secret.encode(), locked=True)
     finally:
         os.close(folder)
-    return Token(secret, name, lock)
+    return Token(secret, name, [lock])
 
 
 def _folder() -> int:

@@ -4,7 +4,7 @@
 
 // The version of each format whose bytes leave a process: docs/versions.md says what each covers and what may
 // mix. The number goes up with any change after which an older reader would misread the bytes;
-// tests/cpp/fabric/types/versions_test.cpp fails when a layout changes and its number does not.
+// tests/cpp/providers/versions_test.cpp fails when a layout changes and its number does not.
 namespace fab::versions {
 
 inline constexpr std::uint16_t kWire = 3;          // the handshake, and the frames that follow it

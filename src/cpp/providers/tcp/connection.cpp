@@ -135,12 +135,14 @@ void OutgoingConnection::on_connected() {
   }
   connected_ = true;
   poller_.modify(socket_.get(), EPOLLIN, *this);
+  handshake_.connected_to(addresses_[next_ - 1]);
   send(handshake_.hello());
 }
 
 IncomingConnection::IncomingConnection(Poller& poller, const Identity& self, OwnFd socket, Attended deadline,
                                        Told told)
-    : PendingConnection(poller, deadline, std::move(told)), handshake_(self) {
+    : PendingConnection(poller, deadline, std::move(told)),
+      handshake_(self, place_of(local_address(socket.get()))) {
   connected_ = true;
   if (!watch(std::move(socket), EPOLLIN)) fail(Errc::no_memory);
 }

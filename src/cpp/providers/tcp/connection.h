@@ -92,8 +92,8 @@ class IncomingConnection final : public PendingConnection {
   const Hello& hello() const noexcept { return handshake_.hello(); }
   // The index of the authorization key that the caller proved.
   std::size_t auth_index() const noexcept { return handshake_.auth_index(); }
-  // Whether the caller has proven that its id is its own, and by which public key.
-  bool proven() const noexcept { return peer_key() != kNoPublicKey; }
+  // Whether the caller has proven that its id is its own, and the public key that it has proven to have.
+  bool proven() const noexcept { return handshake_.proven(); }
   const PublicKey& peer_key() const noexcept { return handshake_.peer_key(); }
   // Sends the last message of the handshake. False, with error(): the caller is gone, or there is no memory.
   bool welcome(std::uint64_t stream) noexcept;

@@ -81,8 +81,9 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
   identity_.by_address = true;
   identity_.take_id(listen.port() == 0 ? domain.key_pair : nullptr, std::move(link), services.context,
                     address_id(listen));
+  if (!identity_.key_pair) identity_.show(domain.key_pair);
   identity_.part.bytes = EndpointAddress{.id = identity_.id,
-                                         .kind = identity_.kind(),
+                                         .kind = identity_.kind,
                                          .network = this_network(),
                                          .addresses = advertised(reception_.listens_at(), absent)}
                              .encode();
@@ -184,15 +185,19 @@ std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uin
 TcpEndpoint::StreamKey TcpEndpoint::key_of(const IncomingConnection& caller) {
   const Hello& hello = caller.hello();
   const bool by_address = hello.to == kAnybody;
-  return {.peer = hello.from,
-          .auth_index = caller.auth_index(),
-          .served = !caller.proven() || by_address || !identity_.key_pair || hello.from == identity_.id,
-          .address = by_address ? local_address(caller.socket()).text() : std::string(),
-          .stranger = caller.proven() ? 0 : ++strangers_};
+  IdBinding stranger;
+  if (!caller.proven())
+    stranger = caller.peer_key() != kNoPublicKey ? hello.binding : IdBinding{.number = ++strangers_};
+  return {
+      .peer = hello.from,
+      .auth_index = caller.auth_index(),
+      .served = !caller.proven() || by_address || identity_.kind != IdKind::key || hello.from == identity_.id,
+      .address = by_address ? local_address(caller.socket()).text() : hello.where.encode(),
+      .stranger = stranger};
 }
 
-// Only who has proven its id meets a stream that stands here already. Two calls cross only where both ends
-// take them for one stream.
+// Only who has proven its id, or has the key of the caller that began it, meets a stream that stands here
+// already. Two calls cross only where both ends take them for one stream.
 void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try {
   const Hello& hello = caller->hello();
   const StreamKey place = key_of(*caller);
@@ -230,7 +235,7 @@ void TcpEndpoint::on_found(TcpStream& there, const EndpointId& id) noexcept try 
   there.found = id;
   for (auto at = streams_.lower_bound({.peer = id, .auth_index = 0});
        at != streams_.end() && at->first.peer == id; ++at)
-    if (at->first.stranger == 0) add_names(at->second->sender(), there.where());
+    if (at->first.stranger == IdBinding{}) add_names(at->second->sender(), there.where());
 } catch (const std::exception&) {
   return;  // no memory: they stay without a name
 }

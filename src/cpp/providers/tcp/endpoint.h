@@ -69,19 +69,20 @@ class TcpEndpoint final : public Endpoint {
     // because this side cannot prove its id, or the caller could not or knew only an address, or the peer is
     // this very endpoint.
     bool served = false;
-    // The address that was called, if the caller knew nothing else of the peer; else empty. At the caller's
-    // end `peer` is kAnybody then.
+    // The address that was called, if the caller knew nothing else of the peer; at the caller's end `peer` is
+    // kAnybody then. Otherwise the peer's part as a whole: who makes up a name with the id of another
+    // endpoint and an address of its own meets no stream of that endpoint.
     std::string address{};
-    // Tells callers from each other that claim one id and have not proven it; 0: it is proven, or this side
-    // called.
-    std::uint64_t stranger = 0;
+    // Tells callers from each other that claim one id and have not proven it: by the key that each has
+    // proven, or by a number. Nothing: the id is proven, or this side called.
+    IdBinding stranger{};
     auto operator<=>(const StreamKey&) const = default;
   };
 
   static StreamKey key_of(const EndpointAddress& peer, std::size_t auth_index) {
     return {.peer = peer.id,
             .auth_index = auth_index,
-            .address = peer.id == kAnybody ? peer.addresses.front().text() : std::string()};
+            .address = peer.id == kAnybody ? peer.addresses.front().text() : peer.encode()};
   }
   StreamKey key_of(const IncomingConnection& caller);
 
@@ -100,7 +101,7 @@ class TcpEndpoint final : public Endpoint {
 
   using Streams = std::map<StreamKey, std::shared_ptr<TcpStream>>;
   Streams streams_;
-  std::uint64_t strangers_ = 0;  // that have come
+  std::uint64_t strangers_ = 0;  // that have come and have proven nothing
   std::map<StreamKey, WireVersions> other_versions_;
   Streams::iterator next_tick_ = streams_.end();  // the next one in the present round of ticks
   // Streams that have ended. They come here with their nodes of `streams_`, so that ending needs no memory.

@@ -6,7 +6,8 @@
 namespace fab::tcp {
 
 std::string source_of(const SocketAddress& address) {
-  if (!address.v6() || address.loopback()) return address.host();
+  if (address.loopback()) return "loopback";  // whose addresses every user of the host may take, all of them
+  if (!address.v6()) return address.host();
   std::string network = address.bytes();
   std::fill(network.begin() + 8, network.end(), '\0');
   return SocketAddress::from_bytes(network, 0).host() + "/64";

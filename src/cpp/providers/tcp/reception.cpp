@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <climits>
 #include <iterator>
+#include <ranges>
 #include <system_error>
 #include <utility>
 
@@ -82,8 +83,11 @@ Caller Callers::take_oldest(const std::string& source) noexcept {
 
 Caller Callers::take_one() noexcept {
   if (callers_.empty()) return {};
-  return take_oldest(
-      std::ranges::max_element(by_source_, {}, [](const auto& one) { return one.second; })->first);
+  const std::size_t most = std::ranges::max(std::views::values(by_source_));
+  const auto greedy = [&](const Caller& caller) { return of(caller.source) == most; };
+  const auto silent = std::ranges::find_if(
+      callers_, [&](const Caller& caller) { return greedy(caller) && caller.connection->silent(); });
+  return take(silent != callers_.end() ? silent : std::ranges::find_if(callers_, greedy));
 }
 
 Caller Callers::make_room(const std::string& source, const Bounds& bounds) noexcept {

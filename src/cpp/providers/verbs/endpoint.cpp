@@ -60,7 +60,7 @@ VerbsEndpoint::VerbsEndpoint(const Shared& shared, const EndpointServices& servi
   identity_.take_id(shared.services.key_pair, std::move(link), services.context, of_no_key);
   listen();
   const EndpointAddress where{
-      .id = identity_.id, .kind = identity_.kind(), .network = this_network(), .addresses = {address_}};
+      .id = identity_.id, .kind = identity_.kind, .network = this_network(), .addresses = {address_}};
   identity_.part.bytes = where.encode();
   on_cm_ = std::make_unique<ReadyCall>(services.poller, events_->fd, [this] { on_cm(); });
   on_completions_ =
@@ -119,13 +119,13 @@ std::unique_ptr<Path> VerbsEndpoint::connect(PeerId id, const Name& peer, std::u
   const EndpointAddress where =
       EndpointAddress::parse(part.bytes).value_or(EndpointAddress{});  // reaches() read it
   std::shared_ptr<VerbsLink> link;
-  if (const auto known = links_.find({where.id, key}); known != links_.end()) {
+  if (const auto known = links_.find({part.bytes, key}); known != links_.end()) {
     link = known->second;
     link->known_as(id);
   } else {
     link = std::make_shared<VerbsLink>(*this, part, where, key);
     auto path = std::make_unique<VerbsPath>(link, this->link());
-    links_.emplace(std::pair(where.id, key), link);
+    links_.emplace(std::pair(part.bytes, key), link);
     link->known_as(id);
     link->call();
     return path;

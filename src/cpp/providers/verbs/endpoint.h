@@ -106,8 +106,8 @@ class VerbsEndpoint final : public Endpoint {
   std::unique_ptr<SharedReceives> shared_receives_;
   std::unique_ptr<ReadyCall> on_cm_, on_completions_;
 
-  using Links = std::map<std::pair<EndpointId, std::size_t>, std::shared_ptr<VerbsLink>>;
-  Links links_;                               // by peer and index of the authorization key
+  using Links = std::map<std::pair<std::string, std::size_t>, std::shared_ptr<VerbsLink>>;
+  Links links_;  // by the peer's part as a whole and index of the authorization key
   Links::iterator next_tick_ = links_.end();  // the link whose tick is next in this round
   std::vector<std::shared_ptr<Served>> served_;
   LinkedList<VerbsStream, StreamTurns> turns_;

@@ -28,7 +28,7 @@ VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Part peer, EndpointAddress whe
 
 VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Told told)
     : endpoint_(endpoint), told_(std::move(told)), caller_(false), sign_sent_at_(endpoint.attended()) {
-  answering_.emplace(endpoint.identity());
+  answering_.emplace(endpoint.identity(), place_of(endpoint.address()));
 }
 
 VerbsStream::~VerbsStream() {

@@ -59,7 +59,7 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
   const EndpointAddress& where() const noexcept { return where_; }
   std::size_t key() const noexcept { return key_; }  // the index of the authorization key
   // Whether a caller has proven that the id in where() is its own.
-  bool proven() const noexcept { return answering_ && answering_->peer_key() != kNoPublicKey; }
+  bool proven() const noexcept { return answering_ && answering_->proven(); }
 
   // The session has something new to send. With `alone` it is sent at once; otherwise it may wait for the
   // next turn and share a message.

@@ -253,7 +253,8 @@ void bind_domain(py::module_& m) {
           "close",
           [](DomainCore& domain, bool force) {
             domain.close(force);
-            domain.security.tell();
+            if (!domain.inherited())
+              domain.security.tell();  // in a child of fork() its lock may be held for ever
           },
           py::arg("force"), py::call_guard<WithoutGil>());
 

@@ -66,6 +66,7 @@ TEST_CASE("a peer that breaks the protocol after the handshake is cut off, and o
   hello.from.fill(9);
   hello.to = where.id;
   hello.stream = 1;
+  hello.place = place_of(where.addresses[0]);
   EndpointAddress own{.id = hello.from, .network = {}, .addresses = where.addresses};
   hello.part = {"tcp.0", 0, own.encode()};
   const std::string text = hello.encode() + Proof{}.encode() + std::string(48, '\x7f');

@@ -23,7 +23,7 @@ struct ByHand {
   }
   EndpointAddress where() const {
     return {.id = identity.id,
-            .kind = identity.kind(),
+            .kind = identity.kind,
             .network = this_network(),
             .addresses = {local_address(listener.get())}};
   }
@@ -221,6 +221,46 @@ TEST_CASE("an endpoint whose id is an address uses the stream of a caller that h
   CHECK(back.run(a, to_b) == Errc::ok);
   CHECK(b.context->report(to_a).how == a.listens_on().text());
   CHECK(a.context->report(to_b).how != b.listens_on().text());
+}
+
+TEST_CASE("a caller whose id is an address replaces what it began itself, and nothing else") {
+  Node b;
+  ByHand a(false), stranger(false);
+  const auto pair = KeyPair::make();
+  a.identity.show(pair);
+  stranger.identity.show(KeyPair::make());
+  const auto enter = [&](const ByHand& from, std::uint64_t number) {
+    OwnFd socket = call_to(b);
+    CallerHandshake caller(from.identity, 0, place_of(b), number);
+    CHECK(shake(socket, caller) == Errc::ok);
+    return socket;
+  };
+  const OwnFd first = enter(a, 1), other = enter(stranger, 1), second = enter(a, 2);
+  CHECK(hear(first).empty());  // what it has sent there before comes no more, after what it sends now
+  char byte;
+  for (const OwnFd* socket : {&other, &second})
+    CHECK(::recv(socket->get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) < 0);
+}
+
+TEST_CASE("a made-up name with the id of a peer leads to no stream of that peer") {
+  Node a, b;
+  ByHand stranger(false);
+  EndpointAddress crafted = stranger.where();
+  crafted.id = place_of(b).id;
+  stranger.identity.id = crafted.id;
+  Part part = stranger.identity.part;
+  part.bytes = crafted.encode();
+  std::uint64_t value = 1;
+  Call lured(OpCode::write, b.region->key(), 0, &value, 8);
+  lured.start(a, a.peers->insert(Name{{part}}.encode()));
+  const OwnFd call = stranger.accept();
+  AcceptorHandshake called(stranger.identity, place_of(local_address(call.get())));
+  say(call, called.receive(hear(call)).answer);
+  called.receive(hear(call));
+  say(call, called.welcome(5));
+  Call put(OpCode::write, b.region->key(), 0, &value, 8);
+  CHECK(put.run(a, a.peers->insert(b.name())) == Errc::ok);
+  CHECK(b.memory[0] == std::byte{1});
 }
 
 TEST_CASE("a peer of another version is named with what both speak, and called again after that") {

@@ -145,12 +145,13 @@ TEST_CASE("when there are too many streams in all, the source that has the most 
   CHECK_FALSE((one.gone || second.gone || other.gone));
 }
 
-TEST_CASE("an IPv6 network is one source, and so is an IPv4 address") {
+TEST_CASE("an IPv6 network is one source, and so are an IPv4 address and all of loopback") {
   const auto source = [](const char* text) { return source_of(parse_socket_address(text, 1)); };
   CHECK(source("10.0.0.5:7") == "10.0.0.5");
   CHECK(source("[2001:db8:1:2:3:4:5:6]:7") == "2001:db8:1:2::/64");
   CHECK(source("[2001:db8:1:2::9]:8") == source("[2001:db8:1:2:3:4:5:6]:7"));
-  CHECK(source("[::1]:7") == "::1");
+  CHECK(source("[::1]:7") == source("127.0.0.1:7"));
+  CHECK(source("127.9.9.9:7") == source("127.0.0.1:8"));
 }
 
 TEST_CASE("where there are few descriptors, a part of them stays with the program") {

@@ -53,11 +53,16 @@ std::string text_of_proof(ProofKind kind, std::string_view transcript) {
 
 void Identity::take_id(std::shared_ptr<const KeyPair> pair, std::string link, std::uint16_t context,
                        const EndpointId& address) {
-  key_pair = std::move(pair);
-  if (key_pair) binding = {.key = key_pair->public_key(), .number = random_u64()};
+  show(std::move(pair));
+  kind = key_pair ? IdKind::key : IdKind::address;
   id = key_pair ? bound_id(binding, link, context) : address;
   part.link = std::move(link);
   part.context = context;
+}
+
+void Identity::show(std::shared_ptr<const KeyPair> pair) {
+  key_pair = std::move(pair);
+  if (key_pair) binding = {.key = key_pair->public_key(), .number = random_u64()};
 }
 
 // --- the caller
@@ -73,8 +78,8 @@ CallerHandshake::CallerHandshake(const Identity& self, std::size_t auth_index, c
   hello_.keyed = !secret_.empty();
   hello_.binding = self.binding;
   hello_.part = self.part;
+  if (!called.addresses.empty()) connected_to(called.addresses.front());
   fill_random(hello_.nonce.data(), hello_.nonce.size());
-  note(hello_.encode());
 }
 
 Handshake::Step CallerHandshake::receive(std::string_view message) {
@@ -115,6 +120,7 @@ Errc CallerHandshake::judge(const Challenge& challenge) const {
 Handshake::Step CallerHandshake::on_challenge(std::string_view message, std::string_view body) {
   const auto challenge = Challenge::parse(body);
   if (!challenge) return fail(Errc::protocol);
+  note(hello_.encode());
   if (const Errc error = judge(*challenge); error != Errc::ok) return fail(error);
   challenge_ = *challenge;
   if (libcrypto()) peer_key_ = challenge_.binding.key;
@@ -162,12 +168,14 @@ Handshake::Step AcceptorHandshake::on_hello(std::string_view message, std::strin
   const bool anybody = self_.by_address && hello_.to == kAnybody;
   // The caller means another endpoint, which had this address before.
   if (!anybody && hello_.to != self_.id) return refuse(Errc::unreachable);
+  // It has called somebody else, who hands its messages on.
+  if (hello_.place != place_) return refuse(Errc::unreachable);
   if (hello_.keyed == self_.keys->front().secret.empty()) return refuse(Errc::key_rejected);
   note(message);
-  Challenge challenge{
-      .id = self_.id, .binding = self_.binding, .link = self_.part.link, .context = self_.part.context};
+  Challenge challenge{.id = self_.id, .link = self_.part.link, .context = self_.part.context};
+  if (self_.kind == IdKind::key) challenge.binding = self_.binding;
   fill_random(challenge.nonce.data(), challenge.nonce.size());
-  if (self_.key_pair)
+  if (!challenge.binding.none() && self_.key_pair)
     challenge.signature = self_.key_pair->sign(text(ProofKind::called_id, challenge.signed_fields()));
   Step step{.answer = challenge.encode()};
   note(step.answer);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "fabric/session/frames/hello.h"
 
@@ -22,7 +23,9 @@ struct Identity {
   // Whether a caller may know no more than an address (kAnybody). Where every name tells who is meant, it may
   // not.
   bool by_address = false;
-  // What the id is bound to; null, and a binding of nothing: the id is an address, and nobody can prove it.
+  // Whether the id is bound to the pair, or an address, which nobody can prove to be his.
+  IdKind kind = IdKind::address;
+  // Null, and a binding of nothing: there is no pair.
   std::shared_ptr<const KeyPair> key_pair{};
   IdBinding binding{};
 
@@ -30,7 +33,8 @@ struct Identity {
   // `address`.
   void take_id(std::shared_ptr<const KeyPair> pair, std::string link, std::uint16_t context,
                const EndpointId& address);
-  IdKind kind() const noexcept { return key_pair ? IdKind::key : IdKind::address; }
+  // After take_id() without a pair: calls show that they come from one caller all the same.
+  void show(std::shared_ptr<const KeyPair> pair);
 };
 
 // What is proven, and by whom. Each kind of proof is made for its own text, so none is good for another.
@@ -77,6 +81,8 @@ class CallerHandshake final : public Handshake {
   CallerHandshake(const Identity& self, std::size_t auth_index, const EndpointAddress& called,
                   std::uint64_t stream);
 
+  // To be told before hello(), unless it is the first one of `called`: the address that has taken the call.
+  void connected_to(const SocketAddress& called) { hello_.place = place_of(called); }
   std::string hello() const { return hello_.encode(); }                // the first message
   Step receive(std::string_view message);                              // a whole message of the called side
   std::uint64_t peer_stream() const noexcept { return peer_stream_; }  // once done()
@@ -103,16 +109,20 @@ class CallerHandshake final : public Handshake {
 // The called side. Once done(), its owner sends welcome(), or drops the caller.
 class AcceptorHandshake final : public Handshake {
  public:
-  explicit AcceptorHandshake(const Identity& self) : Handshake(self, State::hello) {}
+  // `place`: of the address at which this side was called.
+  explicit AcceptorHandshake(const Identity& self, std::string place)
+      : Handshake(self, State::hello), place_(std::move(place)) {}
 
   Step receive(std::string_view message);  // a whole message of the caller
   // What the caller has said. Nothing is proven before done().
   const Hello& hello() const noexcept { return hello_; }
   // Once done(): the index of the authorization key that the caller proved.
   std::size_t auth_index() const noexcept { return auth_index_; }
-  // Once done(): the public key that the caller proved to have, to which Hello::from is bound. kNoPublicKey:
-  // nothing is known of who calls, whatever the hello says.
+  // Once done(): the public key that the caller proved to have, that of Hello::binding. kNoPublicKey: none.
   const PublicKey& peer_key() const noexcept { return peer_key_; }
+  // Once done(): whether the caller has proven that Hello::from is its own. If not, nothing is known of who
+  // calls, whatever the hello says, but that callers with one public key are one.
+  bool proven() const noexcept { return peer_key_ != kNoPublicKey && hello_.where.kind == IdKind::key; }
   // The last message. `stream`: this side's number for the stream, not 0.
   std::string welcome(std::uint64_t stream) const;
 
@@ -121,6 +131,7 @@ class AcceptorHandshake final : public Handshake {
   Step on_proof(std::string_view message, std::string_view body);
   Step refuse(Errc reason);
 
+  const std::string place_;
   std::size_t auth_index_ = 0;
   PublicKey peer_key_{};
 };

@@ -152,6 +152,7 @@ std::string Hello::encode() const {
   body.put(versions.lowest).put(versions.highest).put(capabilities);
   body.raw(view(from)).raw(view(to)).put(stream).raw(view(nonce)).put(static_cast<std::uint8_t>(keyed));
   put(body, binding);
+  body.put_bytes(place);
   body.put_bytes(part.link).put(part.context).put_bytes(part.bytes);
   return frame(HelloType::hello, body);
 }
@@ -168,16 +169,22 @@ std::optional<Hello> Hello::parse(std::string_view body) {
   const auto keyed = in.get<std::uint8_t>();
   hello.keyed = keyed != 0;
   hello.binding = take_binding(in);
+  hello.place = in.get_bytes();
   hello.part.link = in.get_bytes();
   hello.part.context = in.get<std::uint16_t>();
   hello.part.bytes = in.get_bytes();
   if (!in.at_end() || keyed > 1) return {};
   auto where = EndpointAddress::parse(hello.part.bytes);
-  if (!where || where->id != hello.from || (where->kind == IdKind::key) == hello.binding.none()) return {};
-  if (!hello.binding.none() && bound_id(hello.binding, hello.part.link, hello.part.context) != hello.from)
-    return {};
+  if (!where || where->id != hello.from) return {};
+  const bool bound =
+      !hello.binding.none() && bound_id(hello.binding, hello.part.link, hello.part.context) == hello.from;
+  if (where->kind == IdKind::key && !bound) return {};
   hello.where = std::move(*where);
   return hello;
+}
+
+std::string place_of(const SocketAddress& called) {
+  return WireWriter().raw(called.bytes()).put(called.port()).take();
 }
 
 std::string Challenge::signed_fields() const {

@@ -45,10 +45,12 @@ struct EndpointAddress {
 std::array<std::uint8_t, 16> this_network();
 
 // The public key of an endpoint's domain, and a random number that tells the endpoint from others of the
-// domain. Zero where the id is of another kind.
+// domain. An id of kind `key` is made of it. Beside an id that is an address it proves nothing of the id, but
+// shows that two calls come from the same caller. Zero where there is no key.
 struct IdBinding {
   PublicKey key{};
   std::uint64_t number = 0;
+  auto operator<=>(const IdBinding&) const = default;
   bool none() const noexcept { return key == kNoPublicKey; }
 };
 // The id that belongs to a public key. Nobody else can have it, because nobody finds another key with the
@@ -87,18 +89,23 @@ struct Hello {
   WireVersions versions = kOurVersions;
   std::uint64_t capabilities = kOurCapabilities;
   EndpointId from{}, to{};
-  // The sender's number for the stream. A stream with another number from the same endpoint replaces it.
+  // The sender's number for the stream. A stream with another number from the same caller replaces it.
   std::uint64_t stream = 0;
   Nonce nonce{};
   bool keyed = false;
   IdBinding binding{};
+  // The socket address that was called, as place_of() writes it. The called side takes no other than its own:
+  // who is called in its place, and hands all messages on, would have the stream in the end.
+  std::string place{};
   Part part{};              // of the sender's name
   EndpointAddress where{};  // what `part` says: parse() sets it, and encode() does not look at it
 
   std::string encode() const;
-  // Nothing as well if `from`, `binding` and the part do not belong together.
+  // Nothing as well if `from`, `binding` and the part do not belong together where the id is bound to a key.
   static std::optional<Hello> parse(std::string_view body);
 };
+
+std::string place_of(const SocketAddress& called);
 
 struct Challenge {
   std::uint64_t capabilities = kOurCapabilities;

@@ -26,8 +26,9 @@ void FlowTable::forget(const Entry& entry) noexcept {
 bool FlowTable::make_room_for(const Sender& initiator) noexcept {
   const auto of_it = [&](const Entry& entry) {
     const Sender& other = entry.flow->initiator();
-    return &other.key() == &initiator.key() && other.name() == initiator.name();
+    return &other.key() == &initiator.key() && other.public_key() == initiator.public_key();
   };
+  if (initiator.public_key() == kNoPublicKey) return true;  // nothing tells it from others
   std::size_t count = 0;
   for (const auto& [peer, entry] : flows_) count += of_it(entry);
   if (count < kMostOfOne) return true;

@@ -18,6 +18,9 @@ AuthKeys keys_of(const std::vector<std::string>& secrets) {
   return keys;
 }
 
+const SocketAddress kAddress = SocketAddress::from_bytes({"\x7f\0\0\1", 4}, 4711);
+const std::string kPlace = place_of(kAddress);
+
 // An endpoint that calls, or is called. Its id is bound to a key pair, or is an address.
 struct Side {
   explicit Side(const std::vector<std::string>& secrets, bool bound = true) : keys(keys_of(secrets)) {
@@ -28,10 +31,7 @@ struct Side {
   }
   Side(const Side&) = delete;
   EndpointAddress where() const {
-    return {.id = identity.id,
-            .kind = identity.kind(),
-            .network = {},
-            .addresses = {SocketAddress::from_bytes({"\x7f\0\0\1", 4}, 4711)}};
+    return {.id = identity.id, .kind = identity.kind, .network = {}, .addresses = {kAddress}};
   }
   // Another endpoint that says it were this one, with all that is known of this one.
   void steal(const Side& victim) {
@@ -49,7 +49,7 @@ constexpr std::uint64_t kCallersStream = 11, kAcceptorsStream = 22;
 // A call of one endpoint by another, message by message.
 struct Exchange {
   Exchange(const Side& from, const Side& to, std::size_t auth_index = 0)
-      : caller(from.identity, auth_index, to.where(), kCallersStream), acceptor(to.identity) {}
+      : caller(from.identity, auth_index, to.where(), kCallersStream), acceptor(to.identity, kPlace) {}
 
   // As far as it goes without lies; the error of whoever gives up first, the refused one otherwise.
   Errc run() {
@@ -132,8 +132,9 @@ TEST_CASE("each endpoint of a domain has an id of its own, under one public key"
 
 TEST_CASE("a caller that knows no more than an address learns who answers") {
   Side a({"secret"}), b({"secret"});
-  CallerHandshake caller(a.identity, 0, {.id = kAnybody, .network = {}, .addresses = {}}, kCallersStream);
-  AcceptorHandshake acceptor(b.identity);
+  CallerHandshake caller(a.identity, 0, {.id = kAnybody, .network = {}, .addresses = {kAddress}},
+                         kCallersStream);
+  AcceptorHandshake acceptor(b.identity, kPlace);
   const auto proof = caller.receive(acceptor.receive(caller.hello()).answer);
   CHECK(acceptor.receive(proof.answer).error == Errc::ok);
   CHECK(caller.receive(acceptor.welcome(kAcceptorsStream)).error == Errc::ok);
@@ -146,11 +147,11 @@ TEST_CASE("where names tell who is meant, neither side takes anybody") {
   const EndpointAddress anybody{.id = kAnybody, .network = {}, .addresses = {}};
   CallerHandshake stranger(a.identity, 0, anybody, kCallersStream);
   b.identity.by_address = false;
-  CHECK(AcceptorHandshake(b.identity).receive(stranger.hello()).error == Errc::unreachable);
+  CHECK(AcceptorHandshake(b.identity, kPlace).receive(stranger.hello()).error == Errc::unreachable);
   a.identity.by_address = false;
   b.identity.by_address = true;
   CallerHandshake caller(a.identity, 0, anybody, kCallersStream);
-  AcceptorHandshake acceptor(b.identity);
+  AcceptorHandshake acceptor(b.identity, kPlace);
   CHECK(caller.receive(acceptor.receive(caller.hello()).answer).error == Errc::unreachable);
 }
 
@@ -178,6 +179,7 @@ TEST_CASE("nobody calls under the id of somebody else") {
   }
   SUBCASE("without any key, as if it were an address: nothing is proven") {
     stranger.steal(a);
+    stranger.identity.kind = IdKind::address;
     stranger.identity.key_pair = nullptr;
     stranger.identity.binding = {};
     SUBCASE("in the part of the name that says so") { CHECK(Exchange(stranger, b).run() == Errc::protocol); }
@@ -195,7 +197,7 @@ TEST_CASE("a stranger that listens where a peer was gets no proof to guess a key
   Side a({"secret"}), b({"secret"}), stranger({"guess"});
   const auto asked = [&] {
     CallerHandshake caller(a.identity, 0, b.where(), kCallersStream);
-    AcceptorHandshake called(stranger.identity);
+    AcceptorHandshake called(stranger.identity, kPlace);
     const auto challenged = called.receive(caller.hello());
     const auto step = caller.receive(challenged.answer);
     CHECK(step.answer.empty());
@@ -252,7 +254,7 @@ TEST_CASE("a key on one side only is refused before anything is proven") {
 TEST_CASE("who is called by another's name says so") {
   Side a({""}), b({""}), c({""});
   Exchange call(a, b);
-  AcceptorHandshake other(c.identity);
+  AcceptorHandshake other(c.identity, kPlace);
   const auto step = other.receive(call.caller.hello());
   CHECK(step.error == Errc::unreachable);
   CHECK(call.caller.receive(step.answer).error == Errc::unreachable);
@@ -326,7 +328,7 @@ TEST_CASE("a proof is good for its own exchange only") {
   const std::string proof = call.proof();
   CHECK(call.acceptor.receive(proof).error == Errc::ok);
   SUBCASE("replayed to the same endpoint") {
-    AcceptorHandshake again(b.identity);
+    AcceptorHandshake again(b.identity, kPlace);
     again.receive(call.caller.hello());
     CHECK(again.receive(proof).error == Errc::key_rejected);  // its nonce is another one
   }
@@ -337,7 +339,7 @@ TEST_CASE("a proof is good for its own exchange only") {
   }
   SUBCASE("of another stream of the same caller") {
     Exchange second(a, b);
-    AcceptorHandshake acceptor(b.identity);
+    AcceptorHandshake acceptor(b.identity, kPlace);
     CallerHandshake later(a.identity, 0, b.where(), kCallersStream + 1);
     CHECK(second.caller.receive(acceptor.receive(later.hello()).answer).error == Errc::key_rejected);
   }
@@ -434,21 +436,21 @@ TEST_CASE("what is cut, too long or out of turn ends the exchange") {
   Side a({"secret"}), b({"secret"});
   const std::string hello = Exchange(a, b).caller.hello();
   for (std::size_t size = 0; size < hello.size(); ++size) {
-    AcceptorHandshake acceptor(b.identity);
+    AcceptorHandshake acceptor(b.identity, kPlace);
     CHECK(acceptor.receive(hello.substr(0, size)).error == Errc::protocol);
     CHECK(missing_of_message(hello.substr(0, size)) ==
           (size < kHelloHeader ? kHelloHeader : hello.size()) - size);
   }
   CHECK_FALSE(missing_of_message(hello + "x"));
   CHECK_FALSE(missing_of_message(with(hello, 0)));
-  AcceptorHandshake acceptor(b.identity);
+  AcceptorHandshake acceptor(b.identity, kPlace);
   CHECK(acceptor.receive(hello + "x").error == Errc::protocol);
   for (std::size_t cut = 1; cut <= 96; cut += 5) {
     Exchange call(a, b);
     const std::string proof = call.proof();
     CHECK(call.acceptor.receive(proof.substr(0, proof.size() - cut)).error == Errc::protocol);
   }
-  AcceptorHandshake eager(b.identity);
+  AcceptorHandshake eager(b.identity, kPlace);
   CHECK(eager.receive(Proof{}.encode()).error == Errc::protocol);
   Exchange greeting(a, b);
   greeting.proof();
@@ -467,6 +469,30 @@ TEST_CASE("a caller that hears a hello has not reached anybody") {
   Exchange call(a, b);
   CHECK(call.caller.receive(call.caller.hello()).error == Errc::unreachable);
   CHECK_FALSE(call.caller.done());
+}
+
+TEST_CASE("who is called in the place of another endpoint gains nothing by handing all messages on") {
+  Side a({"secret"}), b({"secret"});
+  EndpointAddress crafted = b.where();  // b's id, and the address of somebody in between
+  crafted.addresses = {SocketAddress::from_bytes({"\x7f\0\0\1", 4}, 4712)};
+  SUBCASE("who has made up a name") {}
+  SUBCASE("who is known by his address only") { crafted.id = kAnybody; }
+  CallerHandshake caller(a.identity, 0, crafted, kCallersStream);
+  AcceptorHandshake called(b.identity, kPlace);
+  const auto step = called.receive(caller.hello());
+  CHECK(step.error == Errc::unreachable);
+  CHECK(caller.receive(step.answer).error == Errc::unreachable);
+}
+
+TEST_CASE("a caller whose id is an address shows a key, but proves no id") {
+  Side a({""}, false), b({""});
+  const auto pair = KeyPair::make();
+  a.identity.show(pair);
+  Exchange call(a, b);
+  CHECK(call.run() == Errc::ok);
+  CHECK(call.acceptor.peer_key() == pair->public_key());
+  CHECK_FALSE(call.acceptor.proven());
+  CHECK(call.caller.peer_key() == b.identity.binding.key);
 }
 
 }  // namespace fab::test

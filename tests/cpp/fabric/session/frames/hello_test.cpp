@@ -48,6 +48,7 @@ Hello some_hello(bool keyed = true, bool bound = false) {
   hello.stream = 0x1122334455667788;
   hello.nonce = kNonce;
   hello.keyed = keyed;
+  hello.place = "a place";
   EndpointAddress where = somewhere(2);
   if (bound) {
     hello.binding = kBinding;
@@ -159,6 +160,7 @@ TEST_CASE("a hello says who calls whom, and belongs to the part of the name that
     CHECK(back->capabilities == hello.capabilities);
     CHECK(back->binding.key == hello.binding.key);
     CHECK(back->binding.number == hello.binding.number);
+    CHECK(back->place == hello.place);
     CHECK(back->from == hello.from);
     CHECK(back->to == hello.to);
     CHECK(back->stream == hello.stream);
@@ -185,8 +187,8 @@ TEST_CASE("a hello says who calls whom, and belongs to the part of the name that
     CHECK_FALSE(Hello::parse(body_of(bound.encode(), HelloType::hello)));
   }
   other = some_hello();
-  other.binding = kBinding;  // of an id that is no hash of it
-  CHECK_FALSE(Hello::parse(body_of(other.encode(), HelloType::hello)));
+  other.binding = kBinding;  // beside an id that is an address, and so no hash of it
+  CHECK(Hello::parse(body_of(other.encode(), HelloType::hello))->binding == kBinding);
 }
 
 TEST_CASE("the other messages come back as they were sent, and nothing else is taken for them") {

@@ -120,14 +120,14 @@ TEST_CASE("one peer has a bounded number of flows, and the oldest without rails 
   FlowTable table(receives, 100, [] {});
   const auto other = std::make_shared<Sender>(peers, std::vector<Part>{{"test.0", 0, "other"}});
   REQUIRE(table.open({.peer = 1'000'000, .epoch = 1}, false, other));
+  const auto known = somebody(peers);
+  known->proven_by(PublicKey{1});
   std::vector<std::shared_ptr<Flow>> flows;
   std::vector<Carrier> carriers(1000);
-  const auto open = [&](std::uint64_t peer) {
-    return table.open({.peer = peer, .epoch = 1}, false, somebody(peers));
-  };
+  const auto open = [&](std::uint64_t peer) { return table.open({.peer = peer, .epoch = 1}, false, known); };
   for (std::uint64_t peer = 1; peer <= 1000; ++peer) REQUIRE(open(peer));
-  CHECK_FALSE(table.open({.peer = 1, .epoch = 1}, true, somebody(peers)));
-  CHECK(table.open({.peer = 1000, .epoch = 1}, true, somebody(peers)));
+  CHECK_FALSE(table.open({.peer = 1, .epoch = 1}, true, known));
+  CHECK(table.open({.peer = 1000, .epoch = 1}, true, known));
   CHECK(table.open({.peer = 1'000'000, .epoch = 1}, true, other));
   for (std::uint64_t peer = 1; peer <= 1000; ++peer) {  // with rails, they stay
     const auto flow = open(peer + 2000);
