@@ -84,7 +84,8 @@ class Lingerer : public Linked<Lingering> {
 // used under the context's lock only; everything outlives the endpoint.
 struct EndpointServices {
   std::uint16_t context;  // index within the endpoint that the user opened: Part::context
-  // Number of the context within the domain: its index in SegmentHeader::contexts and context_rights.
+  // Number of the context within the domain: its index in BoardHeader::contexts and
+  // SegmentHeader::context_rights.
   std::uint16_t context_slot;
   const AuthKeys& keys;  // of which peers must prove one
   Poller& poller;        // for descriptors that shall wake the context

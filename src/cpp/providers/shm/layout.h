@@ -26,7 +26,7 @@ struct Address {
   ProcessId process;
   std::int32_t segment_fd = -1;  // in that process
   std::uint8_t domain_id[16] = {};
-  std::uint16_t context_slot = 0;  // SegmentHeader::contexts
+  std::uint16_t context_slot = 0;  // BoardHeader::contexts
 
   static constexpr std::size_t kSize = 52;
 
@@ -69,7 +69,8 @@ inline constexpr std::uint32_t kLook = 1;  // messages, room in a ring, or a cou
 inline constexpr std::uint32_t kChannels = 2;  // an access slot shows a channel, or no longer does
 }  // namespace work
 
-inline constexpr std::uint64_t kDoorbellFd = 0xffffffff;  // the low half of ContextSlot::doorbell: its pipe
+inline constexpr std::uint64_t kDoorbellFd =
+    0xffffffff;  // the low half of SegmentHeader::doorbells: its pipe
 
 // A channel: a memory file made by the initiator, which shows it in its access slot of the target's segment.
 inline constexpr std::uint64_t kChannelMagic = 0x316e6863'62616670;  // "pfabchn1"

@@ -86,7 +86,7 @@ class PeerDomain final : public ReadyHandler {
 
  private:
   struct Doorbell {
-    std::uint64_t seen = 0;  // ContextSlot::doorbell
+    std::uint64_t seen = 0;  // SegmentHeader::doorbells
     OwnFd fd;
   };
   static std::int64_t coarse_clock() noexcept;  // ns
