@@ -51,7 +51,7 @@ Segment Segment::create(const std::uint8_t (&domain_id)[16]) {
 namespace {
 
 Error no_segment(const ProcessId& owner, const std::string& why) {
-  return Error(Errc::unreachable, "process " + std::to_string(owner.pid) + " " + why);
+  return {Errc::unreachable, "process " + std::to_string(owner.pid) + " " + why};
 }
 
 void check_user_of(const ProcessId& owner) {

@@ -32,12 +32,12 @@ bool FlowTable::make_room_for(const Sender& initiator) noexcept {
   std::size_t count = 0;
   for (const auto& [peer, entry] : flows_) count += of_it(entry);
   if (count < kMostOfOne) return true;
-  for (Entry& entry : alone_)
-    if (entry.flow->alone() && of_it(entry)) {
-      forget(entry);
-      return true;
-    }
-  return false;
+  const Entry* oldest = nullptr;
+  for (const Entry& entry : alone_)
+    if (!oldest && entry.flow->alone() && of_it(entry)) oldest = &entry;
+  if (!oldest) return false;
+  forget(*oldest);
+  return true;
 }
 
 std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator) {
