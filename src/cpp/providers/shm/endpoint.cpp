@@ -15,10 +15,10 @@
 #include "providers/shm/path.h"
 
 namespace fab::shm {
-ShmEndpoint::ShmEndpoint(const EndpointServices& services, const DomainServices& domain, std::string link,
+ShmEndpoint::ShmEndpoint(const EndpointServices& services, DomainServices domain, std::string link,
                          CopyMode mode)
     : services_(services),
-      domain_(domain),
+      domain_(std::move(domain)),
       link_(std::move(link)),
       mode_(mode),
       waker_(services.poller),

@@ -23,8 +23,7 @@ class ShmPath;
 // it.
 class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandler {
  public:
-  ShmEndpoint(const EndpointServices& services, const DomainServices& domain, std::string link,
-              CopyMode mode);
+  ShmEndpoint(const EndpointServices& services, DomainServices domain, std::string link, CopyMode mode);
   ~ShmEndpoint() override;
 
   std::vector<Part> parts() const override;
