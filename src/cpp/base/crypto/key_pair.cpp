@@ -30,16 +30,15 @@ std::shared_ptr<const KeyPair> KeyPair::make() {
   const QuietLibCrypto quiet(*library);
   Bytes seed[32];
   fill_random(seed, sizeof seed);
-  LibCrypto::Key* const key = library->new_raw_private_key(LibCrypto::kEd25519, nullptr, seed, sizeof seed);
+  OwnKey key(library->new_raw_private_key(LibCrypto::kEd25519, nullptr, seed, sizeof seed));
   ::explicit_bzero(seed, sizeof seed);
   if (!key) throw std::bad_alloc();
-  std::shared_ptr<KeyPair> pair(new KeyPair(key));
+  std::shared_ptr<KeyPair> pair(new KeyPair(std::move(key)));
   std::size_t length = pair->public_.size();
-  if (library->get_raw_public_key(key, pair->public_.data(), &length) != 1) throw std::bad_alloc();
+  if (library->get_raw_public_key(pair->key_.get(), pair->public_.data(), &length) != 1)
+    throw std::bad_alloc();
   return pair;
 }
-
-KeyPair::~KeyPair() { libcrypto()->free_key(key_); }
 
 Signature KeyPair::sign(std::string_view text) const {
   const LibCrypto& library = *libcrypto();
@@ -47,7 +46,7 @@ Signature KeyPair::sign(std::string_view text) const {
   const DigestContext context(library);
   Signature signature{};
   std::size_t length = signature.size();
-  if (!context.made || library.sign_init(context.made, nullptr, nullptr, nullptr, key_) != 1 ||
+  if (!context.made || library.sign_init(context.made, nullptr, nullptr, nullptr, key_.get()) != 1 ||
       library.sign(context.made, signature.data(), &length, bytes_of(text), text.size()) != 1)
     throw std::bad_alloc();
   return signature;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include "base/crypto/libcrypto.h"
 
@@ -19,7 +20,6 @@ class KeyPair final {
  public:
   // Null where the system has no libcrypto.
   static std::shared_ptr<const KeyPair> make();
-  ~KeyPair();
   KeyPair(const KeyPair&) = delete;
   KeyPair& operator=(const KeyPair&) = delete;
 
@@ -27,8 +27,12 @@ class KeyPair final {
   Signature sign(std::string_view text) const;  // throws std::bad_alloc
 
  private:
-  explicit KeyPair(LibCrypto::Key* key) noexcept : key_(key) {}
-  LibCrypto::Key* const key_;
+  struct Free {
+    void operator()(LibCrypto::Key* key) const noexcept { libcrypto()->free_key(key); }
+  };
+  using OwnKey = std::unique_ptr<LibCrypto::Key, Free>;
+  explicit KeyPair(OwnKey key) noexcept : key_(std::move(key)) {}
+  const OwnKey key_;
   PublicKey public_{};
 };
 
