@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <climits>
 #include <iterator>
-#include <ranges>
 #include <system_error>
 #include <utility>
 
@@ -83,7 +82,8 @@ Caller Callers::take_oldest(const std::string& source) noexcept {
 
 Caller Callers::take_one() noexcept {
   if (callers_.empty()) return {};
-  const std::size_t most = std::ranges::max(std::views::values(by_source_));
+  const std::size_t most =
+      std::ranges::max_element(by_source_, {}, [](const auto& one) { return one.second; })->second;
   const auto greedy = [&](const Caller& caller) { return of(caller.source) == most; };
   const auto silent = std::ranges::find_if(
       callers_, [&](const Caller& caller) { return greedy(caller) && caller.connection->silent(); });
