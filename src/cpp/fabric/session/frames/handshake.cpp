@@ -185,7 +185,8 @@ Handshake::Step AcceptorHandshake::on_hello(std::string_view message, std::strin
 
 Handshake::Step AcceptorHandshake::on_proof(std::string_view message, std::string_view body) {
   const auto proof = Proof::parse(body);
-  if (!proof) return fail(Errc::protocol);
+  // Without a key there is no signature: bytes that nothing vouches for are not let pass.
+  if (!proof || (hello_.binding.none() && proof->signature != Signature{})) return fail(Errc::protocol);
   const std::string key_text = text(ProofKind::caller_key);
   const auto index = proven_key(*self_.keys, proof->key,
                                 [&](const std::string& secret) { return key_proof(secret, key_text); });

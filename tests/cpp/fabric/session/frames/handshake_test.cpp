@@ -484,6 +484,15 @@ TEST_CASE("who is called in the place of another endpoint gains nothing by handi
   CHECK(caller.receive(step.answer).error == Errc::unreachable);
 }
 
+TEST_CASE("a signature of no key ends the call") {
+  Side a({"secret"}, false), b({"secret"});
+  Exchange call(a, b);
+  std::string proof = call.caller.receive(call.acceptor.receive(call.caller.hello()).answer).answer;
+  proof[kHelloHeader + 63] ^= 1;
+  CHECK(call.acceptor.receive(proof).error == Errc::protocol);
+  CHECK_FALSE(call.acceptor.done());
+}
+
 TEST_CASE("a caller whose id is an address shows a key, but proves no id") {
   Side a({""}, false), b({""});
   const auto pair = KeyPair::make();
