@@ -104,7 +104,10 @@ TEST_CASE("messages and remote data in a channel of another layout are errors of
               SlotOwner::unpack(segment.slots()[i].owner.load()) == this_process())
             slot = &segment.slots()[i];
       const std::uint32_t other = kOther;
-      [[maybe_unused]] const auto written = ::pwrite(slot->channel_fd.load(), &other, sizeof other, 8);
+      // Through a descriptor of its own: the other one is closed by the context, whenever it likes.
+      const std::string file = "/proc/self/fd/" + std::to_string(slot->channel_fd.load());
+      const OwnFd channel(::open(file.c_str(), O_RDWR | O_CLOEXEC));
+      [[maybe_unused]] const auto written = ::pwrite(channel.get(), &other, sizeof other, 8);
       target.go_on();
     });
     std::uint64_t word = 7;

@@ -493,15 +493,4 @@ TEST_CASE("a signature of no key ends the call") {
   CHECK_FALSE(call.acceptor.done());
 }
 
-TEST_CASE("a caller whose id is an address shows a key, but proves no id") {
-  Side a({""}, false), b({""});
-  const auto pair = KeyPair::make();
-  a.identity.show(pair);
-  Exchange call(a, b);
-  CHECK(call.run() == Errc::ok);
-  CHECK(call.acceptor.peer_key() == pair->public_key());
-  CHECK_FALSE(call.acceptor.proven());
-  CHECK(call.caller.peer_key() == b.identity.binding.key);
-}
-
 }  // namespace fab::test
