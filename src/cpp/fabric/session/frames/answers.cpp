@@ -20,7 +20,8 @@ std::byte* Answers::room(std::uint64_t length) {
 }
 
 void Answers::give(std::span<const std::byte> content) {
-  std::memcpy(room(content.size()), content.data(), content.size());
+  std::byte* const at = room(content.size());
+  if (!content.empty()) std::memcpy(at, content.data(), content.size());
 }
 
 void Answers::tell(const FrameHeader& header) noexcept try {
