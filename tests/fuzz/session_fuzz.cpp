@@ -155,21 +155,7 @@ class Story {
   }
 
   Errc hear(const std::string& bytes) {
-    for (std::size_t at = 0; at < bytes.size();) {
-      iovec in[2];
-      const std::size_t count = session_->input(in);
-      std::size_t got = 0;
-      for (std::size_t i = 0; i < count && at < bytes.size(); ++i) {
-        const std::size_t part = std::min(in[i].iov_len, bytes.size() - at);
-        std::memcpy(in[i].iov_base, bytes.data() + at, part);
-        at += part;
-        got += part;
-        if (part < in[i].iov_len) break;
-      }
-      if (const Errc error = session_->received(got); error != Errc::ok) return error;
-      if (cut_) return Errc::protocol;
-    }
-    return Errc::ok;
+    return hears(*session_, bytes, [this] { return cut_; });
   }
 
   void speak() {
@@ -203,25 +189,8 @@ class Story {
     if (op == OpCode::fetch_atomic || op == OpCode::compare_atomic) transfer.result = local.begin() + 1024;
     if (op == OpCode::compare_atomic) transfer.compare = local.begin() + 2048;
     if (op == OpCode::send) transfer.delivery = Delivery::transmit;
-    if (probe->post_to(*session_) == 1) probes_.push_back(std::move(probe));
+    if (probe->post(*session_) == 1) probes_.push_back(std::move(probe));
   }
-
-  struct Probe {
-    Operation operation;
-    Transfer transfer{};
-    Probe(OpCode op, std::uint64_t key, std::uint64_t remote, std::byte* memory, std::uint64_t length) {
-      operation.begin(1, 77, completion_flag::kRma, nullptr, nullptr, nullptr);
-      transfer.operation = &operation;
-      transfer.op = op;
-      transfer.key = key;
-      transfer.remote = remote;
-      transfer.local = memory;
-      transfer.length = length;
-      transfer.delivery = Delivery::delivery;
-    }
-    std::size_t post_to(Session& session) { return session.post({&transfer, 1}); }
-    bool done() const { return operation.done(); }
-  };
 
   void receive() {
     if (probes_.size() >= 32) return;

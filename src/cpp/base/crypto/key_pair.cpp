@@ -56,17 +56,11 @@ bool verify(const PublicKey& by, std::string_view text, const Signature& signatu
   const LibCrypto* const library = libcrypto();
   if (!library) return false;
   const QuietLibCrypto quiet(*library);
-  LibCrypto::Key* const key = library->new_raw_public_key(LibCrypto::kEd25519, nullptr, by.data(), by.size());
+  const OwnKey key(library->new_raw_public_key(LibCrypto::kEd25519, nullptr, by.data(), by.size()));
   if (!key) return false;
-  bool good = false;
-  {
-    const DigestContext context(*library);
-    good =
-        context.made && library->verify_init(context.made, nullptr, nullptr, nullptr, key) == 1 &&
-        library->verify(context.made, signature.data(), signature.size(), bytes_of(text), text.size()) == 1;
-  }
-  library->free_key(key);
-  return good;
+  const DigestContext context(*library);
+  return context.made && library->verify_init(context.made, nullptr, nullptr, nullptr, key.get()) == 1 &&
+         library->verify(context.made, signature.data(), signature.size(), bytes_of(text), text.size()) == 1;
 }
 
 }  // namespace fab

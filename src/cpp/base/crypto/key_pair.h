@@ -15,6 +15,11 @@ using PublicKey = std::array<std::uint8_t, 32>;
 using Signature = std::array<std::uint8_t, 64>;
 inline constexpr PublicKey kNoPublicKey{};
 
+struct FreeKey {
+  void operator()(LibCrypto::Key* key) const noexcept { libcrypto()->free_key(key); }
+};
+using OwnKey = std::unique_ptr<LibCrypto::Key, FreeKey>;
+
 // A pair of keys that lives as long as this object, and is written nowhere. Safe from any thread.
 class KeyPair final {
  public:
@@ -27,10 +32,6 @@ class KeyPair final {
   Signature sign(std::string_view text) const;  // throws std::bad_alloc
 
  private:
-  struct Free {
-    void operator()(LibCrypto::Key* key) const noexcept { libcrypto()->free_key(key); }
-  };
-  using OwnKey = std::unique_ptr<LibCrypto::Key, Free>;
   explicit KeyPair(OwnKey key) noexcept : key_(std::move(key)) {}
   const OwnKey key_;
   PublicKey public_{};

@@ -15,6 +15,7 @@ class Ticker final {
   Ticker(Poller& poller, std::function<void()> tick);
   void start(double seconds) noexcept;  // at most a second; no effect while it runs
   void stop() noexcept;
+  bool running() const noexcept { return running_; }
 
   // For how long the ticker has run, counting only time in which this process was at work. A stretch in which
   // the process was stopped, got no processor, or was not driven counts as one period, and from the second

@@ -310,7 +310,10 @@ void TcpEndpoint::retire(TcpStream& stream) noexcept {
   ended_.insert(streams_.extract(at));
 }
 
-void TcpEndpoint::watch() noexcept { ticker_.start(Liveness::look_period(deadlines())); }
+void TcpEndpoint::watch() noexcept {
+  // Posts and receives come here all the time, and the period is worked out only where it is needed.
+  if (!ticker_.running()) ticker_.start(Liveness::look_period(deadlines()));
+}
 
 void TcpEndpoint::tick() noexcept {
   bool more = reception_.tick(attended());

@@ -272,7 +272,9 @@ void VerbsEndpoint::forget(std::uint32_t region) noexcept {
   for (const auto& served : served_) served->stream.forget(region);
 }
 
-void VerbsEndpoint::watch() noexcept { ticker_.start(Liveness::look_period(deadlines())); }
+void VerbsEndpoint::watch() noexcept {
+  if (!ticker_.running()) ticker_.start(Liveness::look_period(deadlines()));
+}
 
 void VerbsEndpoint::tick() noexcept {
   // Everything that has arrived counts as a sign of life, even if it came while this process did not run.

@@ -29,20 +29,7 @@ inline std::string words(std::initializer_list<std::uint64_t> values) {
 
 // What a side makes of bytes that come to it.
 inline Errc hears(Side& side, const std::string& bytes) {
-  for (std::size_t at = 0; at < bytes.size();) {
-    iovec in[2];
-    const std::size_t count = side.session.input(in);
-    std::size_t got = 0;
-    for (std::size_t i = 0; i < count && at < bytes.size(); ++i) {
-      const std::size_t part = std::min(in[i].iov_len, bytes.size() - at);
-      std::memcpy(in[i].iov_base, bytes.data() + at, part);
-      at += part;
-      got += part;
-      if (part < in[i].iov_len) break;
-    }
-    if (const Errc error = side.session.received(got); error != Errc::ok) return error;
-  }
-  return Errc::ok;
+  return hears(side.session, bytes, [] { return false; });
 }
 inline Errc hears(Side& side, const FrameHeader& header, const std::string& payload = "") {
   return hears(side, frame_of(header, payload));

@@ -126,6 +126,26 @@ inline Errc take_off_wire(std::mt19937& random, std::string& wire, Session& to) 
   return to.received(bytes);
 }
 
+// What a session makes of bytes that come to it. After `cut()` has become true no more come.
+template <class Cut>
+Errc hears(Session& session, const std::string& bytes, const Cut& cut) {
+  for (std::size_t at = 0; at < bytes.size();) {
+    iovec in[2];
+    const std::size_t count = session.input(in);
+    std::size_t got = 0;
+    for (std::size_t i = 0; i < count && at < bytes.size(); ++i) {
+      const std::size_t part = std::min(in[i].iov_len, bytes.size() - at);
+      std::memcpy(in[i].iov_base, bytes.data() + at, part);
+      at += part;
+      got += part;
+      if (part < in[i].iov_len) break;
+    }
+    if (const Errc error = session.received(got); error != Errc::ok) return error;
+    if (cut()) return Errc::protocol;
+  }
+  return Errc::ok;
+}
+
 class Pipe {
  public:
   explicit Pipe(unsigned seed, Helpers of_b = {}, Helpers of_a = {})
@@ -197,7 +217,8 @@ struct Probe {
     transfer.length = length;
     transfer.delivery = Delivery::delivery;
   }
-  std::size_t post(Side& side) { return side.session.post({&transfer, 1}); }
+  std::size_t post(Session& session) { return session.post({&transfer, 1}); }
+  std::size_t post(Side& side) { return post(side.session); }
   bool done() const { return operation.done(); }
   Errc error() const { return operation.completion().error; }
   std::uint64_t length() const { return operation.completion().length; }
