@@ -72,7 +72,7 @@ def main() -> None:
         while not ended():
             with contextlib.suppress(pyfab.FabricError):
                 work(done, vector, endpoint.address)
-            done["rounds"] += 1
+                done["rounds"] += 1
     print(dict(done), flush=True)
 
 

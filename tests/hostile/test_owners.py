@@ -73,7 +73,10 @@ def test_random_words_over_all_that_is_shared_neither_end_nor_stop_the_owner(run
     told, trouble = owner.communicate("\n", timeout=PATIENCE)
     assert owner.returncode == 0, f"PYFAB_SEED={seed}: {owner.returncode}\n{trouble}"
     print(told)
-    assert ast.literal_eval(told)["rounds"] >= 1
+    done = ast.literal_eval(told)
+    assert done.get("rounds", 0) >= 1 and done.get("step", 0) >= 1, (
+        "what stands all that does its work as well"
+    )
     assert scribbler.returncode == 0, errors
     written, kept = (int(text) for text in said.split())
     assert written == ROUNDS
