@@ -317,12 +317,24 @@ void ShmEndpoint::take_rest(Channel& channel) noexcept {
   }
 }
 
-void ShmEndpoint::look_for_channels() noexcept {
+// Drops the channels that their initiators no longer show, with what is left in them.
+void ShmEndpoint::drop_withdrawn() noexcept {
   drop_served([&](const Served& served) {
     if (stands(served)) return false;
     take_rest(*served.channel);
     return true;
   });
+}
+
+void ShmEndpoint::look_for_channels() noexcept {
+  drop_withdrawn();
+  accept_channels();
+  // An initiator that comes back withdraws its former channel before it shows the next one, in another slot
+  // perhaps, and both may have happened since the first look. Messages of the former one go first.
+  drop_withdrawn();
+}
+
+void ShmEndpoint::accept_channels() noexcept {
   const std::uint32_t used = domain_.segment.slots_used();
   for (std::uint32_t i = 0; i < used; ++i) {
     AccessSlot& slot = domain_.segment.slots()[i];

@@ -74,6 +74,8 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
   };
   Found look_up(const Name& peer, std::uint16_t target, std::size_t auth_index) const;
   void look_for_channels() noexcept;
+  void accept_channels() noexcept;
+  void drop_withdrawn() noexcept;
   bool take_messages() noexcept;
   void poll(Channel& channel) noexcept;
   void move_served() noexcept;
