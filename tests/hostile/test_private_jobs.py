@@ -91,11 +91,11 @@ def hear(stream):
 for token in (b"", b"secret"):
     stream = socket.create_connection((host, int(port)), 20)
     theirs, mine = hear(stream)["nonce"], "0" * 64
-    parts = (b"pyfab 2", b"proof", b"client", theirs.encode(), mine.encode())
+    to = f"{sys.argv[2]} at {sys.argv[1]}"
+    parts = (b"pyfab 2", b"proof client", to.encode(), theirs.encode(), mine.encode())
     message = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
-    if MAGIC == b"pyf1":
-        message = f"client {theirs} {mine}".encode()
-    stream.sendall(frame({"nonce": mine, "proof": hmac.new(token, message, hashlib.sha256).hexdigest()}))
+    proof = hmac.new(pyfab._core.stretched_key(token), message, hashlib.sha256).hexdigest()
+    stream.sendall(frame({"nonce": mine, "to": to, "proof": proof}))
     print(hear(stream))
 """
 
@@ -116,7 +116,10 @@ def test_nobody_else_gets_into_a_server(common: Path) -> None:
     commands = [["agent"], ["serve", str(common / "labels.npy")], ["bench"]]
     for command in commands:
         with server(*command, "--listen", "127.0.0.1:0") as (address, said):
-            assert as_nobody(INTRUDER, address).splitlines() == ["{'refused': 'token'}"] * 2
+            assert (
+                as_nobody(INTRUDER, address, f"pyfab {command[0]}").splitlines()
+                == ["{'refused': 'token'}"] * 2
+            )
             (token,) = re.findall(r"[0-9a-f]{64}", said)  # it is told once
             assert token not in as_nobody(READER, str(common))
             if command[0] == "agent":  # its own user needs nothing
@@ -133,7 +136,7 @@ def test_nobody_else_gets_into_a_meeting_over_tcp() -> None:
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(pyfab.Group, 0, 2, f"tcp://{place}", "tcp", timeout=TIMEOUT)
         wait_until_listening(place)
-        assert as_nobody(INTRUDER, place).splitlines() == ["{'refused': 'token'}"] * 2
+        assert as_nobody(INTRUDER, place, "meeting").splitlines() == ["{'refused': 'token'}"] * 2
         said = as_nobody(
             "import pyfab, sys; pyfab.Group(1, 2, sys.argv[1], 'tcp', timeout=20)", f"tcp://{place}"
         )

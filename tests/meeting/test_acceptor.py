@@ -48,11 +48,11 @@ def _fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_accepting_goes_on_after(name: str) -> None:
     listener = Troubled([getattr(errno, name)] * 3)
     server = Acceptor(
-        listener, Token("secret"), lambda channel: channel.send({"hello": 1}, deadline=Deadline(10))
+        listener, Token("secret"), "test", lambda channel: channel.send({"hello": 1}, deadline=Deadline(10))
     )
     server.start()
     try:
-        channel = Channel.connect(*listener.getsockname(), "secret", Deadline(20))
+        channel = Channel.connect(*listener.getsockname(), "test", "secret", Deadline(20))
         assert channel.receive(Deadline(20))[0] == {"hello": 1}
         channel.close()
     finally:
@@ -62,7 +62,7 @@ def test_accepting_goes_on_after(name: str) -> None:
 
 def test_closing_ends_what_has_not_proven_the_token() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Acceptor(listener, Token("secret"), lambda _: None)
+    server = Acceptor(listener, Token("secret"), "test", lambda _: None)
     server.start()
     with socket.create_connection(listener.getsockname(), 10) as stranger:
         assert stranger.recv(4)
@@ -79,7 +79,7 @@ def greet(channel: Channel) -> None:
 
 
 def let_in(address: tuple[str, int]) -> Channel:
-    channel = Channel.connect(*address, "secret", Deadline(20))
+    channel = Channel.connect(*address, "test", "secret", Deadline(20))
     try:
         assert channel.receive(Deadline(20))[0] == {"hello": 1}
     except BaseException:
@@ -92,7 +92,7 @@ def test_one_address_pushes_out_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(acceptor, "MOST_UNPROVEN", 8)
     monkeypatch.setattr(acceptor, "MOST_UNPROVEN_OF_ONE", 4)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Acceptor(listener, Token("secret"), greet)
+    server = Acceptor(listener, Token("secret"), "test", greet)
     server.start()
     with contextlib.ExitStack() as held:
         held.callback(server.close)
@@ -115,7 +115,7 @@ def test_one_address_pushes_out_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_who_has_proven_the_token_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "MOST_PROVEN", 2)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Acceptor(listener, Token("secret"), greet)
+    server = Acceptor(listener, Token("secret"), "test", greet)
     server.start()
     try:
         address = listener.getsockname()

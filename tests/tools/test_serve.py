@@ -291,7 +291,7 @@ def test_odd_requests_end_only_their_own_connection(address: str) -> None:
             with ArrayClient(address) as client:
                 assert "error" in client._ask(request)
         with ArrayClient(address) as client:
-            client._channel._socket.sendall(b"pyf2" + b"\xff" * 100)
+            client._channel._socket.sendall(b"pyf3" + b"\xff" * 100)
             with pytest.raises(OSError, match=r"ended|reset"):
                 client._channel.receive(Deadline(10))
         assert witness.names().keys() == {"images", "labels", "records", "number"}

@@ -122,13 +122,6 @@ def read(folder: int, name: str, called: str) -> bytes:
         return stream.read()
 
 
-def clear(folder: int) -> None:
-    """Removes all files of a folder."""
-    for name in os.listdir(folder):
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
-            os.unlink(name, dir_fd=folder)
-
-
 def own_folders() -> list[Path]:
     """Where this user's processes on this host leave each other private files: the best place first. They may be missing."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")

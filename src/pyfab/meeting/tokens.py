@@ -15,6 +15,7 @@ import re
 import secrets
 from typing import NamedTuple
 
+from pyfab import _core
 from pyfab.core.errors import AccessDeniedError, InvalidArgumentError
 from pyfab.meeting import private_files
 from pyfab.meeting.sealing import derive
@@ -33,6 +34,10 @@ class WrongToken(ConnectionError):
 
 class NoToken(WrongToken):
     """Nobody has told this side the other one's token."""
+
+
+class WrongPlace(WrongToken):
+    """The call was for another service, or for another address."""
 
 
 class Token(NamedTuple):
@@ -96,12 +101,17 @@ def for_client(token: str | None, name: str, whose: str) -> str:
 
 def data_key(secret: str) -> bytes | None:
     """The authorization key of domains whose both sides have that token."""
-    return derive(as_key(secret), b"data") if secret else None
+    return derive(stretched(secret), b"data") if secret else None
 
 
-def as_key(secret: str) -> bytes:
-    """The bytes of a token. What the environment gives may be no UTF-8."""
-    return secret.encode(errors="surrogateescape")
+def stretched(secret: str) -> bytes:
+    """What is used of a token in place of itself, so that each guess at a weak one takes long; empty if there is none.
+
+    It takes some 20 ms once per process and token.
+    """
+    return _core.stretched_key(
+        secret.encode(errors="surrogateescape")
+    )  # the environment may hold what is no UTF-8
 
 
 def announced(secret: str) -> str:
