@@ -224,15 +224,13 @@ def test_what_others_planted_is_refused(common: Path, plant: Callable[[Path], No
         assert list((common / "victim").iterdir()) == []
 
 
-def test_a_place_for_tokens_that_another_user_took_is_told(
-    common: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    as_nobody("import os, sys; os.mkdir(sys.argv[1])", str(common / f"pyfab-{os.geteuid()}"))
-    with pytest.raises(pyfab.AccessDeniedError, match=r"no place for a token.*belongs to another user"):
-        Agent("127.0.0.1:0")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(common))
+def test_who_takes_the_place_for_tokens_stops_nobody(common: Path) -> None:
+    taken = [str(common / f"pyfab-{os.geteuid()}{ending}") for ending in ("", "-1")]
+    as_nobody("import os, sys; [os.mkdir(path) for path in sys.argv[1:]]", *taken)
+    assert all(Path(path).stat().st_uid == NOBODY for path in taken)
     with Agent("127.0.0.1:0") as agent:
         assert RemoteAgent(*split_address(agent.address)).facts()
+        assert len(list((common / f"pyfab-{os.geteuid()}-2").iterdir())) == 1
 
 
 def test_tokens_of_dead_servers_are_removed(common: Path) -> None:

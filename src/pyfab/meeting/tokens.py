@@ -123,13 +123,14 @@ def find(name: str) -> str | None:
     """The token in the file of that name, which this user's processes on this host have made; None if there is none."""
     if not _NAME.fullmatch(name):
         return None
-    for path in private_files.own_folders():
-        with contextlib.suppress(OSError):  # it may be missing, or belong to whom this process was before
-            folder = private_files.open_folder(path, str(path))
-            try:
-                return private_files.read(folder, name, str(path)).decode("ascii", errors="replace")
-            finally:
-                os.close(folder)
+    with contextlib.suppress(OSError):  # there may be none
+        for path in private_files.own_folders():
+            with contextlib.suppress(OSError):  # it may be missing
+                folder = private_files.open_folder(path, str(path))
+                try:
+                    return private_files.read(folder, name, str(path)).decode("ascii", errors="replace")
+                finally:
+                    os.close(folder)
     return None
 
 
@@ -146,17 +147,14 @@ def _made() -> Token:
 
 
 def _folder() -> int:
-    problems = []
-    for path in private_files.own_folders():
-        try:
-            private_files.make_folder(path)
-            return private_files.open_folder(path, str(path))
-        except OSError as error:
-            problems.append(error.strerror or str(error))
-    raise AccessDeniedError(
-        f"there is no place for a token that only this user's processes can read: {'; '.join(problems)}."
-        " Set PYFAB_TOKEN, or XDG_RUNTIME_DIR or TMPDIR to a folder of your own"
-    )
+    try:
+        path = private_files.own_folders()[0]
+        return private_files.open_folder(path, str(path))
+    except OSError as error:
+        raise AccessDeniedError(
+            f"there is no place for a token that only this user's processes can read: {error.strerror or error}."
+            " Set PYFAB_TOKEN, or XDG_RUNTIME_DIR or TMPDIR to a folder of your own"
+        ) from None
 
 
 def _sweep(folder: int) -> None:
@@ -174,10 +172,11 @@ def _sweep(folder: int) -> None:
 
 
 def _remove(name: str) -> None:
-    for path in private_files.own_folders():
-        with contextlib.suppress(OSError):
-            folder = private_files.open_folder(path, str(path))
-            try:
-                os.unlink(name, dir_fd=folder)
-            finally:
-                os.close(folder)
+    with contextlib.suppress(OSError):
+        for path in private_files.own_folders():
+            with contextlib.suppress(OSError):
+                folder = private_files.open_folder(path, str(path))
+                try:
+                    os.unlink(name, dir_fd=folder)
+                finally:
+                    os.close(folder)
