@@ -116,7 +116,7 @@ def stretched(secret: str) -> bytes:
 
 def announced(secret: str) -> str:
     """What a server prints once about a token that it has made."""
-    return f"token for other hosts and users: {secret} (--token or PYFAB_TOKEN; this user's processes here find it)"
+    return f"token for other hosts and users: {secret} (PYFAB_TOKEN or --token-file; this user's processes here find it)"
 
 
 def find(name: str) -> str | None:

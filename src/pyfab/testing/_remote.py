@@ -70,7 +70,7 @@ class RemoteAgent:
             raise AccessDeniedError(str(error)) from None
         except WrongToken:
             raise AccessDeniedError(
-                f"the agent at {self} has another token; give both sides the same --token or PYFAB_TOKEN"
+                f"the agent at {self} has another token; give both sides the same, by PYFAB_TOKEN or --token-file"
             ) from None
         except OSError as error:
             raise ConnectionError(
