@@ -11,6 +11,7 @@ from typing_extensions import Buffer, disjoint_base
 __version__: str
 has_verbs_headers: bool
 versions: dict[str, int]
+security_events: dict[str, str]
 compiler: str
 
 _Local: TypeAlias = Any  # an array, a buffer, a list of buffers, or (region, offset, length)

@@ -15,7 +15,7 @@ SEAL = 2
 """How what others could read or change is sealed and proven: there, in stores, and where members of a group show something."""
 CARD = 3
 """What the ranks of a group tell each other when they meet."""
-OBJECT = 1
+OBJECT = 2
 """The objects that members of a group exchange."""
 
 REGISTRATION = 1

@@ -87,7 +87,7 @@ def test_a_pickle_that_was_changed_on_its_way_to_a_member_is_not_loaded(
     common: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """What a rank shows is changed where it lies, as somebody between the hosts changes it on its way."""
-    evil = b"p\x01" + pickle.dumps((Mark(tmp_path / "mark"), b"." * size))
+    evil = b"p\x02" + pickle.dumps((Mark(tmp_path / "mark"), b"." * size))
     with two_ranks(common, "tcp") as (zero, one):
         if size:
             from pyfab.group import control
