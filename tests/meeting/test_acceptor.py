@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pyfab import _core
 from pyfab.core.deadline import Deadline, Looks
 from pyfab.meeting import acceptor, frames, security_log
 from pyfab.meeting.acceptor import Acceptor
@@ -70,6 +71,21 @@ def test_closing_ends_what_has_not_proven_the_token() -> None:
         while stranger.recv(4096):
             pass
     assert not [thread for thread in threading.enumerate() if thread.name == "pyfab-acceptor"]
+
+
+def test_endpoints_and_servers_have_the_same_bounds() -> None:
+    """docs/security.md tells one figure for both."""
+    source = Path(__file__).parents[2] / "src" / "cpp" / "providers" / "tcp" / "bounds.h"
+    found = re.findall(r"std::min<std::size_t>\((\d+), (?:quarter|descriptors)", source.read_text())
+    figures = (acceptor.MOST_UNPROVEN, acceptor.MOST_UNPROVEN_OF_ONE, acceptor.RESERVE)
+    assert tuple(map(int, found)) == figures
+
+
+def test_what_the_core_tells_has_a_kind_and_a_line_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \| [a-z]", page, re.MULTILINE) == list(_core.security_events)
+    for kind in _core.security_events.values():
+        security_log.Event(kind)
 
 
 def greet(channel: Channel) -> None:

@@ -182,6 +182,20 @@ def test_a_place_is_kept_between_two_exchanges_of_a_meeting(place: str) -> None:
             assert met == [[b"0", b"1"], [b"again 0", b"again 1"]]
 
 
+def test_another_version_of_the_protocol_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        place = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+        def answer() -> None:
+            with listener.accept()[0] as connection:
+                connection.sendall(frame({"nonce": "0" * 64}, magic=b"pyf2"))
+
+        answering = pool.submit(answer)
+        with pytest.raises(OperationTimeout, match=r"speaks version 2 of pyfab's .*, this side version 3"):
+            exchange(place, 1, 2, b"", 0.5)
+        answering.result()
+
+
 def test_who_waits_for_a_rank_zero_that_has_left_is_told() -> None:
     place = f"tcp://127.0.0.1:{free_port()}"
 

@@ -300,6 +300,12 @@ def _encoded(header: Header, body: bytes = b"") -> bytes:
 def _sizes(prefix: bytes | bytearray, max_header: int, max_body: int) -> tuple[int, int]:
     magic, head_size, body_size = _PREFIX.unpack(prefix)
     if magic != _MAGIC:
+        version = magic[3:].decode("ascii", errors="replace")
+        if magic[:3] == _MAGIC[:3] and version.isdigit():
+            raise ConnectionError(
+                f"what answers there speaks version {version} of pyfab's protocol of meetings, this side version"
+                f" {versions.MEETING}; install the same on both sides"
+            )
         raise ConnectionError("what answers there does not speak pyfab's protocol")
     if head_size > max_header or body_size > max_body:
         raise ConnectionError(
