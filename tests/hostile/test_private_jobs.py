@@ -16,9 +16,11 @@ import numpy as np
 import pyfab
 import pytest
 from private import TIMEOUT, free_place, two_ranks, wait_until_listening
+from pyfab import _core
 from pyfab.core.deadline import Deadline, Looks
 from pyfab.meeting.frames import split_address
 from pyfab.meeting.rendezvous import exchange
+from pyfab.meeting.sealing import derive
 from pyfab.testing import RemoteAgent
 from pyfab.testing.agent import Agent
 from pyfab.tools.fetch import ArrayClient
@@ -275,6 +277,24 @@ def test_a_group_over_a_domain_without_a_key_has_one_all_the_same(common: Path) 
             control = pyfab.RemoteRegion.from_bytes(groups[1]._control.remote)
             with pytest.raises(pyfab.KeyRejectedError):
                 stranger.write(np.zeros(8, np.uint8), peer, control.bytes(0, 8)).result(20)
+        list(pool.map(pyfab.Group.close, groups))
+
+
+def test_what_members_show_is_no_quick_test_of_guesses(common: Path) -> None:
+    """Somebody between two hosts sees what they show, with a proof, and can try words as the key of their domain."""
+    place, domain = f"file://{common}/meeting", {"spec": "tcp", "auth_key": b"hunter2"}
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(pyfab.Group, rank, 2, place, domain, timeout=20) for rank in range(2)]
+        groups = [one.result() for one in made]
+        assert list(pool.map(lambda group: group.allgather(7), groups)) == [[7, 7]] * 2
+        control = groups[0]._control
+        box = control._boxes[control._barrier % 2]
+        length, kind, number = map(int, box[:24].view(np.uint64))
+        proof, content = box[24:56].tobytes(), box[56 : 24 + length].tobytes()
+        assert kind == 0
+        shown = b"shown", control._windows[0], b"%d %d" % (kind, number), content
+        assert proof == derive(derive(_core.stretched_key(b"hunter2"), b"proofs of a group"), *shown)
+        assert proof != derive(b"hunter2", *shown)
         list(pool.map(pyfab.Group.close, groups))
 
 
