@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from pyfab import _core
 
-__all__ = ["REGISTRATION", "SAMPLER_STATE", "SHUFFLE", "formats"]
+__all__ = ["CARD", "MEETING", "OBJECT", "REGISTRATION", "SAMPLER_STATE", "SEAL", "SHUFFLE", "formats"]
+
+MEETING = 3
+"""The handshake and the frames of meetings and servers over tcp, the digit behind their magic."""
+SEAL = 2
+"""How what others could read or change is sealed and proven: there, in stores, and where members of a group show something."""
+CARD = 3
+"""What the ranks of a group tell each other when they meet."""
+OBJECT = 2
+"""The objects that members of a group exchange."""
 
 REGISTRATION = 1
 """`Registration.to_bytes`, the digit behind the magic."""
@@ -19,4 +28,12 @@ SHUFFLE: int = _core.versions["shuffle"]
 
 def formats() -> dict[str, int]:
     """The version of each format, those of the core and those of Python."""
-    return {**_core.versions, "registration": REGISTRATION, "state of a sampler": SAMPLER_STATE}
+    return {
+        **_core.versions,
+        "registration": REGISTRATION,
+        "state of a sampler": SAMPLER_STATE,
+        "meeting": MEETING,
+        "meeting: seals": SEAL,
+        "meeting: cards": CARD,
+        "object": OBJECT,
+    }

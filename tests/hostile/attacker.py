@@ -20,7 +20,7 @@ PATIENCE = 5
 
 def frame(header: object, sizes: tuple[int, int] | None = None) -> bytes:
     head = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<4sII", b"pyf2", *(sizes or (len(head), 0))) + head
+    return struct.pack("<4sII", b"pyf3", *(sizes or (len(head), 0))) + head
 
 
 def call() -> socket.socket:
@@ -38,8 +38,9 @@ def flood(number: int) -> list[socket.socket]:
 
 def guess(number: int) -> None:
     """Proofs with a wrong token, one after the other."""
+    here = place()
     for _ in range(number):
-        until_closed(call(), frame({"nonce": "0" * 64, "proof": "0" * 64}))
+        until_closed(call(), frame({"nonce": "0" * 64, "to": here, "proof": "0" * 64}))
 
 
 def until_closed(connection: socket.socket, *sent: bytes) -> bytes:
@@ -56,14 +57,26 @@ def until_closed(connection: socket.socket, *sent: bytes) -> bytes:
     return said
 
 
+def place() -> str:
+    """What callers have to call: a server says it to those who have called something else."""
+    connection = call()
+    heard(connection)
+    connection.sendall(frame({"nonce": "0" * 64, "proof": ""}))
+    with connection:
+        return str(heard(connection)["here"])
+
+
 def proven() -> tuple[socket.socket, bytes]:
     """A peer that knows the token "secret", and then does not behave."""
-    connection = call()
+    secret = hashlib.sha256(struct.pack("<Q", 6) + b"secret").digest()
+    secret = hashlib.pbkdf2_hmac("sha256", secret, b"pyfab authorization key 1", 40_000)
+    to, connection = place(), call()
     theirs, mine = heard(connection)["nonce"], "0" * 64
-    proof = derive(b"secret", b"proof", b"client", theirs.encode(), mine.encode()).hex()
-    connection.sendall(frame({"nonce": mine, "proof": proof}))
+    parts = to.encode(), theirs.encode(), mine.encode()
+    proof = derive(secret, b"proof client", *parts).hex()
+    connection.sendall(frame({"nonce": mine, "to": to, "proof": proof}))
     assert "proof" in heard(connection)
-    return connection, derive(b"secret", b"session", theirs.encode(), mine.encode())
+    return connection, derive(secret, b"session", *parts)
 
 
 def derive(secret: bytes, *parts: bytes) -> bytes:
@@ -94,7 +107,7 @@ BEFORE_THE_PROOF = {
     "nested proof": frame(b'{"nonce": "%s", "proof": %s1%s}' % (NONCE.encode(), b"[" * 990, b"]" * 990)),
     "long line": b"A" * (1 << 16),
     "2^32 bytes": frame(b"", sizes=(2**32 - 1, 2**32 - 1)),
-    "2^63 bytes": b"pyf2" + (2**63).to_bytes(8, "little"),
+    "2^63 bytes": b"pyf3" + (2**63).to_bytes(8, "little"),
     "a megabyte of header": frame(b" " * (1 << 20)),
     "nested JSON": frame(b"[" * 4000),
     "many digits": frame(b'{"nonce": %s}' % (b"9" * 4000)),
@@ -123,7 +136,8 @@ def odd_bytes() -> None:
         connection, session = proven()
         with connection, contextlib.suppress(ConnectionError):
             connection.sendall(sealed(session, sent))
-            connection.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # the server may have hung up already
+                connection.shutdown(socket.SHUT_WR)
             while connection.recv(1 << 16):
                 pass
 

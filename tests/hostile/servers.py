@@ -23,8 +23,7 @@ DESCRIPTORS = 256
 MEETING = """
 import socket
 import threading
-from pyfab.core.deadline import Deadline
-from pyfab.meeting.rendezvous_tcp import serve
+from pyfab.meeting.rendezvous import exchange
 with socket.create_server(("127.0.0.1", 0)) as found:
     port = found.getsockname()[1]
 
@@ -38,7 +37,7 @@ def tell():
     print(f"serving on 127.0.0.1:{port}", flush=True)
 
 threading.Thread(target=tell).start()
-assert serve("127.0.0.1", port, 0, 2, b"0", Deadline(60)) == [b"0", b"1"]
+assert exchange(f"tcp://127.0.0.1:{port}", 0, 2, b"0", 60) == [b"0", b"1"]
 print("met")
 """
 
@@ -105,7 +104,7 @@ class Server:
         elif self.kind == "agent":
             assert RemoteAgent(*split_address(self.address), TOKEN).facts()
         elif self.kind == "bench":
-            Channel.connect(*split_address(self.address), TOKEN, Deadline(10)).close()
+            Channel.connect(*split_address(self.address), "pyfab bench", TOKEN, Deadline(10)).close()
         elif self.kind == "meeting":
             assert exchange(f"tcp://{self.address}", 1, 2, b"1", 20) == [b"0", b"1"]
             self.wait_for("met")

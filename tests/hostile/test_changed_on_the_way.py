@@ -16,6 +16,7 @@ import numpy as np
 import pyfab
 import pytest
 from private import TIMEOUT, free_place, two_ranks, wait_until_listening
+from pyfab.meeting import frames
 from pyfab.meeting.frames import split_address
 from pyfab.meeting.rendezvous import exchange
 from pyfab.testing import Peer, RemoteAgent
@@ -37,7 +38,7 @@ class Mark:
 
 @pytest.mark.parametrize("of_caller", [True, False])
 def test_who_flips_bits_between_two_ranks_is_found_out(
-    caplog: pytest.LogCaptureFixture, of_caller: bool
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, of_caller: bool
 ) -> None:
     place = free_place()
     parts: Counter[tuple[int, bool]] = Counter()
@@ -48,6 +49,8 @@ def test_who_flips_bits_between_two_ranks_is_found_out(
         changed = number == 1 and from_caller == of_caller and parts[number, from_caller] == 3 - of_caller
         return data[:-1] + bytes([data[-1] ^ 1]) if changed else data
 
+    # As it is where packets are changed on their way to the very address that was called.
+    monkeypatch.setattr(frames, "called", lambda service, _: f"{service} at {place}")
     with ThreadPoolExecutor(2) as pool, Relay(split_address(place), flip) as relay:
         first = pool.submit(exchange, f"tcp://{place}", 0, 2, b"0" * 50, TIMEOUT)
         wait_until_listening(place)
@@ -61,7 +64,9 @@ def test_who_flips_bits_between_two_ranks_is_found_out(
                 second.result(TIMEOUT)
 
 
-def test_who_replaces_a_pickle_on_its_way_to_an_agent_runs_nothing(tmp_path: Path) -> None:
+def test_who_replaces_a_pickle_on_its_way_to_an_agent_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     evil = pickle.dumps(Mark(tmp_path / "mark"))
 
     def replace(_: int, from_caller: bool, data: bytes) -> bytes:
@@ -70,6 +75,7 @@ def test_who_replaces_a_pickle_on_its_way_to_an_agent_runs_nothing(tmp_path: Pat
         return len(evil).to_bytes(4, "big") + evil
 
     with Agent("127.0.0.1:0") as agent, Relay(split_address(agent.address), replace) as relay:
+        monkeypatch.setattr(frames, "called", lambda service, _: f"{service} at {agent.address}")
         with pytest.raises((OSError, RuntimeError, EOFError)):
             Peer("tcp", where=RemoteAgent("127.0.0.1", relay.port))
         assert RemoteAgent(*split_address(agent.address)).facts()
@@ -81,7 +87,7 @@ def test_a_pickle_that_was_changed_on_its_way_to_a_member_is_not_loaded(
     common: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """What a rank shows is changed where it lies, as somebody between the hosts changes it on its way."""
-    evil = b"p\x01" + pickle.dumps((Mark(tmp_path / "mark"), b"." * size))
+    evil = b"p\x02" + pickle.dumps((Mark(tmp_path / "mark"), b"." * size))
     with two_ranks(common, "tcp") as (zero, one):
         if size:
             from pyfab.group import control
@@ -150,10 +156,24 @@ def test_a_store_learns_and_changes_nothing() -> None:
         assert [one.result() for one in met] == [[value] * 2] * 2
         assert not [kept for kept in store.values.values() if value in kept]
         store.values.clear()
-        store.change = lambda key, kept: kept[:-1] + bytes([kept[-1] ^ key.endswith("/1")])
+        store.change = lambda key, kept: kept[:-1] + bytes([kept[-1] ^ key.endswith("values 0/1")])
         met = [pool.submit(exchange, view, rank, 2, value, 20) for rank, view in enumerate(views)]
         for one in met:
-            with pytest.raises(pyfab.AccessDeniedError, match="was not written by a rank"):
+            with pytest.raises(pyfab.AccessDeniedError, match="was not written for this meeting by a rank"):
+                one.result()
+
+
+def test_what_a_store_had_for_one_meeting_counts_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a restart, or in the next job, with the same token: somebody puts again what a rank has put there before."""
+    monkeypatch.setenv("PYFAB_TOKEN", "of all jobs")
+    former, store = Store(), Store()
+    with ThreadPoolExecutor(2) as pool:
+        met = [pool.submit(exchange, former.view(), rank, 2, b"old", 20) for rank in range(2)]
+        assert [one.result() for one in met] == [[b"old"] * 2] * 2
+        store.change = lambda key, kept: former.values[key] if key.endswith("values 0/1") else kept
+        (first, second) = (pool.submit(exchange, store.view(), rank, 2, b"new", 20) for rank in range(2))
+        for one in (first, second):
+            with pytest.raises(pyfab.AccessDeniedError, match="was not written for this meeting"):
                 one.result()
 
 
@@ -164,7 +184,7 @@ def test_ranks_of_different_versions_are_named(common: Path, told: dict[str, Any
         other = pool.submit(exchange, place, 1, 2, json.dumps(told).encode(), 20)
         with pytest.raises(
             pyfab.InvalidArgumentError,
-            match=rf"different versions.* rank 0: pyfab '{pyfab.__version__}', cards 2; rank 1: pyfab '.*0.",
+            match=rf"different versions.* rank 0: pyfab '{pyfab.__version__}', cards 3; rank 1: pyfab '.*0.",
         ):
             pyfab.Group(0, 2, place, "tcp", timeout=20)
         other.result()

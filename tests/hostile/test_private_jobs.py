@@ -16,9 +16,11 @@ import numpy as np
 import pyfab
 import pytest
 from private import TIMEOUT, free_place, two_ranks, wait_until_listening
+from pyfab import _core
 from pyfab.core.deadline import Deadline, Looks
 from pyfab.meeting.frames import split_address
 from pyfab.meeting.rendezvous import exchange
+from pyfab.meeting.sealing import derive
 from pyfab.testing import RemoteAgent
 from pyfab.testing.agent import Agent
 from pyfab.tools.fetch import ArrayClient
@@ -91,11 +93,11 @@ def hear(stream):
 for token in (b"", b"secret"):
     stream = socket.create_connection((host, int(port)), 20)
     theirs, mine = hear(stream)["nonce"], "0" * 64
-    parts = (b"pyfab 2", b"proof", b"client", theirs.encode(), mine.encode())
+    to = f"{sys.argv[2]} at {sys.argv[1]}"
+    parts = (b"pyfab 2", b"proof client", to.encode(), theirs.encode(), mine.encode())
     message = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
-    if MAGIC == b"pyf1":
-        message = f"client {theirs} {mine}".encode()
-    stream.sendall(frame({"nonce": mine, "proof": hmac.new(token, message, hashlib.sha256).hexdigest()}))
+    proof = hmac.new(pyfab._core.stretched_key(token), message, hashlib.sha256).hexdigest()
+    stream.sendall(frame({"nonce": mine, "to": to, "proof": proof}))
     print(hear(stream))
 """
 
@@ -116,7 +118,10 @@ def test_nobody_else_gets_into_a_server(common: Path) -> None:
     commands = [["agent"], ["serve", str(common / "labels.npy")], ["bench"]]
     for command in commands:
         with server(*command, "--listen", "127.0.0.1:0") as (address, said):
-            assert as_nobody(INTRUDER, address).splitlines() == ["{'refused': 'token'}"] * 2
+            assert (
+                as_nobody(INTRUDER, address, f"pyfab {command[0]}").splitlines()
+                == ["{'refused': 'token'}"] * 2
+            )
             (token,) = re.findall(r"[0-9a-f]{64}", said)  # it is told once
             assert token not in as_nobody(READER, str(common))
             if command[0] == "agent":  # its own user needs nothing
@@ -133,7 +138,7 @@ def test_nobody_else_gets_into_a_meeting_over_tcp() -> None:
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(pyfab.Group, 0, 2, f"tcp://{place}", "tcp", timeout=TIMEOUT)
         wait_until_listening(place)
-        assert as_nobody(INTRUDER, place).splitlines() == ["{'refused': 'token'}"] * 2
+        assert as_nobody(INTRUDER, place, "meeting").splitlines() == ["{'refused': 'token'}"] * 2
         said = as_nobody(
             "import pyfab, sys; pyfab.Group(1, 2, sys.argv[1], 'tcp', timeout=20)", f"tcp://{place}"
         )
@@ -221,15 +226,13 @@ def test_what_others_planted_is_refused(common: Path, plant: Callable[[Path], No
         assert list((common / "victim").iterdir()) == []
 
 
-def test_a_place_for_tokens_that_another_user_took_is_told(
-    common: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    as_nobody("import os, sys; os.mkdir(sys.argv[1])", str(common / f"pyfab-{os.geteuid()}"))
-    with pytest.raises(pyfab.AccessDeniedError, match=r"no place for a token.*belongs to another user"):
-        Agent("127.0.0.1:0")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(common))
+def test_who_takes_the_place_for_tokens_stops_nobody(common: Path) -> None:
+    taken = [str(common / f"pyfab-{os.geteuid()}{ending}") for ending in ("", "-1")]
+    as_nobody("import os, sys; [os.mkdir(path) for path in sys.argv[1:]]", *taken)
+    assert all(Path(path).stat().st_uid == NOBODY for path in taken)
     with Agent("127.0.0.1:0") as agent:
         assert RemoteAgent(*split_address(agent.address)).facts()
+        assert len(list((common / f"pyfab-{os.geteuid()}-2").iterdir())) == 1
 
 
 def test_tokens_of_dead_servers_are_removed(common: Path) -> None:
@@ -274,6 +277,24 @@ def test_a_group_over_a_domain_without_a_key_has_one_all_the_same(common: Path) 
             control = pyfab.RemoteRegion.from_bytes(groups[1]._control.remote)
             with pytest.raises(pyfab.KeyRejectedError):
                 stranger.write(np.zeros(8, np.uint8), peer, control.bytes(0, 8)).result(20)
+        list(pool.map(pyfab.Group.close, groups))
+
+
+def test_what_members_show_is_no_quick_test_of_guesses(common: Path) -> None:
+    """Somebody between two hosts sees what they show, with a proof, and can try words as the key of their domain."""
+    place, domain = f"file://{common}/meeting", {"spec": "tcp", "auth_key": b"hunter2"}
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(pyfab.Group, rank, 2, place, domain, timeout=20) for rank in range(2)]
+        groups = [one.result() for one in made]
+        assert list(pool.map(lambda group: group.allgather(7), groups)) == [[7, 7]] * 2
+        control = groups[0]._control
+        box = control._boxes[control._barrier % 2]
+        length, kind, number = map(int, box[:24].view(np.uint64))
+        proof, content = box[24:56].tobytes(), box[56 : 24 + length].tobytes()
+        assert kind == 0
+        shown = b"shown", control._windows[0], b"%d %d" % (kind, number), content
+        assert proof == derive(derive(_core.stretched_key(b"hunter2"), b"proofs of a group"), *shown)
+        assert proof != derive(b"hunter2", *shown)
         list(pool.map(pyfab.Group.close, groups))
 
 

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pyfab import _core
 from pyfab.core.deadline import Deadline, Looks
 from pyfab.meeting import acceptor, frames, security_log
 from pyfab.meeting.acceptor import Acceptor
@@ -48,11 +49,11 @@ def _fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_accepting_goes_on_after(name: str) -> None:
     listener = Troubled([getattr(errno, name)] * 3)
     server = Acceptor(
-        listener, Token("secret"), lambda channel: channel.send({"hello": 1}, deadline=Deadline(10))
+        listener, Token("secret"), "test", lambda channel: channel.send({"hello": 1}, deadline=Deadline(10))
     )
     server.start()
     try:
-        channel = Channel.connect(*listener.getsockname(), "secret", Deadline(20))
+        channel = Channel.connect(*listener.getsockname(), "test", "secret", Deadline(20))
         assert channel.receive(Deadline(20))[0] == {"hello": 1}
         channel.close()
     finally:
@@ -62,7 +63,7 @@ def test_accepting_goes_on_after(name: str) -> None:
 
 def test_closing_ends_what_has_not_proven_the_token() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Acceptor(listener, Token("secret"), lambda _: None)
+    server = Acceptor(listener, Token("secret"), "test", lambda _: None)
     server.start()
     with socket.create_connection(listener.getsockname(), 10) as stranger:
         assert stranger.recv(4)
@@ -72,6 +73,21 @@ def test_closing_ends_what_has_not_proven_the_token() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "pyfab-acceptor"]
 
 
+def test_endpoints_and_servers_have_the_same_bounds() -> None:
+    """docs/security.md tells one figure for both."""
+    source = Path(__file__).parents[2] / "src" / "cpp" / "providers" / "tcp" / "bounds.h"
+    found = re.findall(r"std::min<std::size_t>\((\d+), (?:quarter|descriptors)", source.read_text())
+    figures = (acceptor.MOST_UNPROVEN, acceptor.MOST_UNPROVEN_OF_ONE, acceptor.RESERVE)
+    assert tuple(map(int, found)) == figures
+
+
+def test_what_the_core_tells_has_a_kind_and_a_line_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \| [a-z]", page, re.MULTILINE) == list(_core.security_events)
+    for kind in _core.security_events.values():
+        security_log.Event(kind)
+
+
 def greet(channel: Channel) -> None:
     """What a client that was let in hears, until it goes."""
     channel.send({"hello": 1}, deadline=Deadline(20))
@@ -79,7 +95,7 @@ def greet(channel: Channel) -> None:
 
 
 def let_in(address: tuple[str, int]) -> Channel:
-    channel = Channel.connect(*address, "secret", Deadline(20))
+    channel = Channel.connect(*address, "test", "secret", Deadline(20))
     try:
         assert channel.receive(Deadline(20))[0] == {"hello": 1}
     except BaseException:
@@ -92,7 +108,7 @@ def test_one_address_pushes_out_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(acceptor, "MOST_UNPROVEN", 8)
     monkeypatch.setattr(acceptor, "MOST_UNPROVEN_OF_ONE", 4)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Acceptor(listener, Token("secret"), greet)
+    server = Acceptor(listener, Token("secret"), "test", greet)
     server.start()
     with contextlib.ExitStack() as held:
         held.callback(server.close)
@@ -115,7 +131,7 @@ def test_one_address_pushes_out_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_who_has_proven_the_token_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "MOST_PROVEN", 2)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Acceptor(listener, Token("secret"), greet)
+    server = Acceptor(listener, Token("secret"), "test", greet)
     server.start()
     try:
         address = listener.getsockname()

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from pyfab.core.errors import AccessDeniedError, InvalidArgumentError
+from pyfab.core.errors import InvalidArgumentError
 from pyfab.meeting.launchers import Launch, from_environment
 
 TORCHRUN = {
@@ -86,24 +86,33 @@ def test_without_a_job_number_the_launcher_itself_names_it(private: str) -> None
     assert from_environment(environment).rendezvous.startswith(f"{private}/job-of-{os.getppid()}-")
 
 
-def test_a_folder_that_others_can_enter_is_refused(private: str) -> None:
-    Path(private.removeprefix("file://")).mkdir(mode=0o755)
-    with pytest.raises(AccessDeniedError, match="0700"):
-        from_environment({"PMI_RANK": "0", "PMI_SIZE": "2"})
-
-
-@pytest.mark.parametrize("kind", ["link", "dangling link", "file"])
-def test_what_is_no_folder_is_refused(kind: str, private: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", ["folder for all", "link", "dangling link", "file", "folder of another user"]
+)
+def test_who_takes_the_folders_name_stops_nobody(kind: str, private: str, tmp_path: Path) -> None:
     place = Path(private.removeprefix("file://"))
-    own = tmp_path / "own"
     if kind == "file":
         place.touch(mode=0o700)
+    elif kind == "folder for all":
+        place.mkdir()
+        place.chmod(0o777)
+    elif kind == "folder of another user":
+        if os.geteuid() != 0:
+            pytest.skip("only root can make what belongs to another user")
+        for path in (place, place.with_name(f"{place.name}-1"), place.with_name(f"{place.name}-3")):
+            path.mkdir(mode=0o755)
+            os.chown(path, 65534, 65534)
     else:
-        place.symlink_to(own)
-    if kind == "link":
-        own.mkdir(mode=0o700)
-    with pytest.raises(AccessDeniedError, match="0700"):
-        from_environment({"PMI_RANK": "0", "PMI_SIZE": "2"})
+        place.symlink_to(tmp_path / "own")
+        if kind == "link":
+            (tmp_path / "own").mkdir(mode=0o700)
+    number = 2 if kind == "folder of another user" else 1
+    environment = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_JOBID": "7"}
+    for _ in range(2):  # all ranks find the same
+        assert from_environment(environment).rendezvous == f"{private}-{number}/job-7"
+        assert Path(f"{place}-{number}").stat().st_mode & 0o777 == 0o700
+        if kind == "folder of another user":
+            place.rmdir() if place.exists() else None  # the name is free again, and not taken: jobs are under way elsewhere
 
 
 def test_the_umask_takes_no_rights_of_the_folder(private: str) -> None:
@@ -163,6 +172,22 @@ def test_several_nodes_need_a_token(place: str, monkeypatch: pytest.MonkeyPatch)
 def test_what_is_missing_is_named(environment: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         from_environment(environment)
+
+
+@pytest.mark.parametrize(
+    "told,name",
+    [
+        ({}, ""),
+        ({"TORCHELASTIC_RUN_ID": "my run/1"}, "/job-my_run_1"),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
+            "",
+        ),  # of the launcher around torchrun, where steps may differ
+    ],
+)
+def test_a_job_meets_under_its_name(told: dict[str, str], name: str) -> None:
+    """So that no proof of one job's ranks counts in another job with the same token."""
+    assert from_environment(TORCHRUN | told).rendezvous == f"{from_environment(TORCHRUN).rendezvous}{name}"
 
 
 def test_one_process_needs_no_meeting_place() -> None:

@@ -11,15 +11,22 @@ import struct
 import subprocess
 import sys
 import threading
-import types
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyfab.core.errors import AccessDeniedError, FabricError, InvalidArgumentError, OperationTimeout
-from pyfab.meeting.rendezvous import exchange
+from pyfab import _core
+from pyfab.core.errors import (
+    AccessDeniedError,
+    FabricError,
+    InvalidArgumentError,
+    OperationTimeout,
+    PeerLostError,
+)
+from pyfab.meeting.rendezvous import exchange, meeting
+from pyfab.meeting.sealing import derive
 
 
 def free_port() -> int:
@@ -151,6 +158,131 @@ def test_a_wrong_token_is_refused_and_harms_nobody(monkeypatch: pytest.MonkeyPat
         assert exchange(place, 1, 2, b"1", 20) == first.result() == [b"0", b"1"]
 
 
+def test_a_place_is_kept_between_two_exchanges_of_a_meeting(place: str) -> None:
+    """Else another user may take the port, or make the folder, while the ranks do something else."""
+    folder = Path(place.removeprefix("file://").replace("%20", " "))
+
+    def take() -> None:
+        if place.startswith("tcp"):
+            socket.create_server(("127.0.0.1", int(place.rpartition(":")[2]))).close()
+        else:
+            folder.mkdir()
+
+    def twice(rank: int) -> list[list[bytes]]:
+        with meeting(place, rank, 2, 20) as exchange_next:
+            first = exchange_next(b"%d" % rank)
+            if rank == 0:
+                with pytest.raises(OSError, match=r"in use|exists"):
+                    take()
+            return [first, exchange_next(b"again %d" % rank)]
+
+    with ThreadPoolExecutor(2) as pool:
+        for met in pool.map(twice, range(2)):
+            assert met == [[b"0", b"1"], [b"again 0", b"again 1"]]
+
+
+def test_another_version_of_the_protocol_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        place = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with listener.accept()[0] as connection:
+                        connection.sendall(frame({"nonce": "0" * 64}, magic=b"pyf2"))
+
+        answering = pool.submit(answer)
+        with pytest.raises(OperationTimeout, match=r"speaks version 2 of pyfab's .*, this side version 3"):
+            exchange(place, 1, 2, b"", 0.5)
+        listener.shutdown(socket.SHUT_RDWR)
+        answering.result()
+
+
+def test_who_waits_for_a_rank_zero_that_has_left_is_told() -> None:
+    place = f"tcp://127.0.0.1:{free_port()}"
+
+    def leave() -> None:
+        with meeting(place, 0, 2, 20) as exchange_next:
+            exchange_next(b"")
+
+    with ThreadPoolExecutor(1) as pool, meeting(place, 1, 2, 20) as exchange_next:
+        left = pool.submit(leave)
+        exchange_next(b"")
+        left.result()
+        with pytest.raises(PeerLostError, match=r"rank 0 of 2 ended the meeting at tcp://"):
+            exchange_next(b"")
+
+
+def test_a_listener_that_hands_calls_on_to_another_job_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both jobs have the same token, and somebody else listens where one of them should."""
+    monkeypatch.setenv("PYFAB_TOKEN", "of all jobs")
+    place, port = f"tcp://127.0.0.1:{free_port()}", free_port()
+    with ThreadPoolExecutor(1) as pool, socket.create_server(("127.0.0.1", port)) as listener:
+        first = pool.submit(exchange, place, 0, 2, b"0", 20)
+        wait_until_listening(place)
+
+        def hand_on() -> None:
+            caller, _ = listener.accept()
+            with caller, socket.create_connection(("127.0.0.1", int(place.rpartition(":")[2]))) as called:
+                called.settimeout(20)
+                caller.sendall(called.recv(1 << 16))
+                called.sendall(caller.recv(1 << 16))
+                caller.sendall(called.recv(1 << 16))
+
+        handing = threading.Thread(target=hand_on)
+        handing.start()
+        with pytest.raises(
+            AccessDeniedError, match=rf"for meeting at 127.0.0.1:{port}, and .* is 'meeting at"
+        ):
+            exchange(f"tcp://127.0.0.1:{port}", 1, 2, b"1", 20)
+        handing.join()
+        with pytest.raises(AccessDeniedError, match=r"for meeting one at .* is 'meeting at"):
+            exchange(f"{place}/one", 1, 2, b"1", 20)
+        assert exchange(place, 1, 2, b"1", 20) == first.result() == [b"0", b"1"]
+
+
+def test_a_proof_is_no_quick_test_of_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who listens gets the caller's proof, and can try words on it; each of them has to be stretched."""
+    monkeypatch.setenv("PYFAB_TOKEN", "hunter2")
+    heard: list[dict[str, Any]] = []
+    nonce = "5" * 64
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def listen() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(frame({"nonce": nonce, "token": ""}))
+                heard.append(json.loads(connection.recv(1 << 16)[12:]))
+
+        hearing = threading.Thread(target=listen)
+        hearing.start()
+        with pytest.raises(OperationTimeout):
+            exchange(f"tcp://127.0.0.1:{listener.getsockname()[1]}", 1, 2, b"", 0.5)
+        hearing.join()
+    (said,) = heard
+    parts = b"proof client", said["to"].encode(), nonce.encode(), said["nonce"].encode()
+    assert said["proof"] == derive(_core.stretched_key(b"hunter2"), *parts).hex()
+    assert said["proof"] != derive(b"hunter2", *parts).hex()
+
+
+def test_what_a_folder_holds_beside_a_meeting_stays_there(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir(mode=0o700)
+    (folder / "table.csv").write_text("1")
+    with pytest.raises(
+        InvalidArgumentError, match=r"holds what is not of a meeting: 'table.csv'; name an empty"
+    ):
+        exchange(f"file://{folder}", 0, 1, b"", 20)
+    assert (folder / "table.csv").read_text() == "1"
+    shutil.rmtree(folder)
+    with meeting(f"file://{folder}", 0, 1, 20) as exchange_next:
+        exchange_next(b"")
+        (folder / "notes").write_text("2")  # while they meet
+    assert (folder / "notes").read_text() == "2"
+    with pytest.raises(InvalidArgumentError, match="'notes'"):
+        exchange(f"file://{folder}", 0, 1, b"", 20)
+
+
 def wait_until_listening(place: str) -> None:
     host, _, port = place.removeprefix("tcp://").partition(":")
     done = threading.Event()
@@ -163,7 +295,7 @@ def wait_until_listening(place: str) -> None:
 
 
 def frame(
-    header: Any, body: bytes = b"", magic: bytes = b"pyf2", sizes: tuple[int, int] | None = None
+    header: Any, body: bytes = b"", magic: bytes = b"pyf3", sizes: tuple[int, int] | None = None
 ) -> bytes:
     head = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<4sII", magic, *(sizes or (len(head), len(body)))) + head + body
@@ -182,6 +314,8 @@ def frame(
         frame([1, 2]),
         frame({"nonce": 5, "proof": None}),
         frame({"nonce": "0" * 64, "proof": "forged"}),
+        frame({"nonce": "0" * 64, "to": "meeting", "proof": "forged"}),
+        frame({"nonce": "0" * 64, "to": ["x"] * 300, "proof": "forged"}),
     ],
 )
 def test_strangers_harm_nobody(sent: bytes) -> None:
@@ -211,7 +345,7 @@ def test_impossible_ranks_are_refused(announced: dict[str, Any]) -> None:
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(exchange, place, 0, 2, b"0", 20)
         wait_until_listening(place)
-        stranger = Channel.connect("127.0.0.1", port, None, Deadline(5))
+        stranger = Channel.connect("127.0.0.1", port, "meeting", None, Deadline(5))
         stranger.send({"size": 2, **announced}, b"?", deadline=Deadline(5))
         assert "refused" in stranger.receive(Deadline(5))[0]
         stranger.close()
@@ -230,74 +364,6 @@ def test_a_server_that_is_none_is_told() -> None:
         with pytest.raises(OperationTimeout, match="rank 0 of 2"):
             exchange(place, 1, 2, b"", 0.5)
         lying.result()
-
-
-class FakeStore:
-    """The part of torch.distributed.TCPStore that is used, for the threads of one process."""
-
-    values: dict[str, bytes] = {}  # noqa: RUF012
-    lock = threading.Lock()
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def add(self, key: str, amount: int) -> int:
-        with self.lock:
-            total = int(self.values.get(key, b"0")) + amount
-            self.values[key] = b"%d" % total
-            return total
-
-    def set(self, key: str, value: bytes) -> None:
-        self.values[key] = value
-
-    def get(self, key: str) -> bytes:
-        return self.values[key]
-
-
-class FakePrefixStore:
-    """That of torch.distributed.PrefixStore."""
-
-    def __init__(self, prefix: str, store: FakeStore) -> None:
-        self.prefix, self.store = prefix, store
-
-    def add(self, key: str, amount: int) -> int:
-        return self.store.add(f"{self.prefix}/{key}", amount)
-
-    def set(self, key: str, value: bytes) -> None:
-        self.store.set(f"{self.prefix}/{key}", value)
-
-    def get(self, key: str) -> bytes:
-        return self.store.get(f"{self.prefix}/{key}")
-
-
-def test_torchs_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = types.ModuleType("torch")
-    torch.distributed = types.ModuleType("torch.distributed")  # type: ignore[attr-defined]
-    torch.distributed.is_initialized = lambda: False
-    torch.distributed.TCPStore = FakeStore
-    torch.distributed.PrefixStore = FakePrefixStore
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setitem(sys.modules, "torch.distributed", torch.distributed)
-    with pytest.raises(InvalidArgumentError, match="MASTER_ADDR"):
-        exchange("torch", 0, 2, b"", 1)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    for _ in range(2):
-        assert [met.result() for met in meet("torch", 3, [0, 1, 2])] == [
-            [b"value 0", b"value 1", b"value 2"]
-        ] * 3
-    (met,) = meet("torch", 2, [1], timeout=0.1)
-    with pytest.raises(OperationTimeout, match="rank 0 of 2 did not arrive at torch's store"):
-        met.result()
-    # Ranks that the agent has started again find nothing of those before them.
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert [met.result() for met in meet("torch", 2, [0, 1])] == [[b"value 0", b"value 1"]] * 2
-
-
-def test_torch_is_not_needed_until_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(InvalidArgumentError, match="package torch"):
-        exchange("torch", 0, 2, b"", 1)
 
 
 UNUSABLE = """

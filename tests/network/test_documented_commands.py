@@ -78,7 +78,7 @@ def test_on_two_machines(folder: Path, environment: dict[str, str], machines: Be
             if machine == "two":
                 assert where.run(SHELL, f"cd {folder}; {command}", **environment)
                 continue
-            process = where.popen(SHELL, f"cd {folder}; exec {command}", **environment)
+            process = where.popen(SHELL, f"cd {folder}; exec env {command}", **environment)
             servers.append(process)
             assert process.stdout
             while " on 10.77.0.1:" not in (line := process.stdout.readline()):

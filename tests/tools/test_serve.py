@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from pyfab.meeting import tokens
 from pyfab.tools.fetch import ArrayClient, parse_selection
 from pyfab.tools.serve import ArrayServer
 
@@ -277,6 +278,22 @@ def test_tokens(files: dict[str, Path], tmp_path: Path) -> None:
         assert "token" in ran.stderr
 
 
+def test_a_token_in_a_file_is_seen_by_its_user_alone(files: dict[str, Path], tmp_path: Path) -> None:
+    kept, out = tmp_path / "token", tmp_path / "out.npy"
+    kept.write_text("secret\n")
+    with ArrayServer(files, token="secret") as server:
+        kept.chmod(0o640)
+        ran = run("fetch", server.address, "labels", "-o", out, "--token-file", kept)
+        assert (ran.returncode, "other users can read the token" in ran.stderr) == (2, True), ran.stderr
+        kept.chmod(0o600)
+        ran = run("fetch", server.address, "labels", "-o", out, "--token-file", kept)
+        assert ran.returncode == 0, ran.stderr
+        kept.write_text("\n")
+        ran = run("fetch", server.address, "labels", "-o", out, "--token-file", kept)
+        assert (ran.returncode, "holds no token" in ran.stderr) == (2, True), ran.stderr
+    assert "--token " not in tokens.announced("secret")
+
+
 def test_odd_requests_end_only_their_own_connection(address: str) -> None:
     from pyfab.core.deadline import Deadline
 
@@ -291,7 +308,7 @@ def test_odd_requests_end_only_their_own_connection(address: str) -> None:
             with ArrayClient(address) as client:
                 assert "error" in client._ask(request)
         with ArrayClient(address) as client:
-            client._channel._socket.sendall(b"pyf2" + b"\xff" * 100)
+            client._channel._socket.sendall(b"pyf3" + b"\xff" * 100)
             with pytest.raises(OSError, match=r"ended|reset"):
                 client._channel.receive(Deadline(10))
         assert witness.names().keys() == {"images", "labels", "records", "number"}

@@ -50,4 +50,4 @@ def test_every_option_is_told() -> None:
     commands = next(action for action in parser()._actions if action.dest == "command")
     for action in commands.choices["validate"]._actions:  # type: ignore[index, union-attr]
         for name in action.option_strings:
-            assert name in ("-h", "--help", "--token") or name in PAGE, name
+            assert name in ("-h", "--help", "--token", "--token-file") or name in PAGE, name

@@ -1,4 +1,5 @@
 #include "base/crypto/libcrypto.h"
+#include "base/crypto/stretched_key.h"
 #include "fabric/types/versions.h"
 #include "python/bind.h"
 
@@ -23,6 +24,17 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   formats["shuffle"] = versions::kShuffle;
   m.attr("versions") = formats;
   m.def("libcrypto_problem", [] { return fab::libcrypto_problem(); });
+  m.def(
+      "stretched_key",
+      [](const py::bytes& key) {
+        std::string text = key;
+        {
+          const py::gil_scoped_release released;
+          text = fab::stretched_key(text);
+        }
+        return py::bytes(text);
+      },
+      py::arg("key"));
   m.attr("compiler") = "g++ " __VERSION__;
   prepare_buffers();
   bind_errors(m);

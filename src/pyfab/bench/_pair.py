@@ -44,6 +44,9 @@ MEMORY = ("mapped", "other")
 LARGEST = 256 << 20
 """The most bytes that one operation may have."""
 
+SERVICE = "pyfab bench"
+"""What initiators prove the token for."""
+
 _ANSWER = 30.0  # seconds that the other side has for an answer
 _IDLE = 600.0  # seconds after which a target gives up an initiator that asks nothing
 
@@ -167,7 +170,8 @@ def local(links: str, capacity: int, core: int) -> Iterator[Session]:
 
 def remote(links: str, capacity: int, address: str, token: str | None, run: str) -> Session:
     """A session with a `Listener` at ``host:port``. ConnectionError if it cannot be reached or the token is wrong."""
-    channel = Channel.call(address, token, Deadline(_ANSWER), f"pyfab bench --listen {address}")
+    start = f"pyfab bench --listen {address}"
+    channel = Channel.call(address, SERVICE, token, Deadline(_ANSWER), start)
     return Session(channel, Opening(links, capacity, run, -1), channel.local_host)
 
 
@@ -205,7 +209,7 @@ class Listener:
         self._lock = threading.Lock()  # guards the next two
         self._run, self._sessions = "", 0  # the run that is served, and how many of its sessions are open
         self._acceptor = Acceptor(
-            listener, self.token, self._talk, refused=lambda who: tell(f"{who} has another token")
+            listener, self.token, SERVICE, self._talk, refused=lambda who: tell(f"{who} has another token")
         )
         self._acceptor.start()
 

@@ -6,7 +6,9 @@ import argparse
 import errno
 import json
 import os
+import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -39,15 +41,44 @@ def add_file(command: argparse._ActionsContainer, *names: str, **how: Any) -> No
 
 
 def add_token(command: argparse.ArgumentParser, text: str) -> None:
-    """Adds the option for the secret that both sides know."""
-    command.add_argument(
-        "--token", help=f"{text} (default: $PYFAB_TOKEN, or one that only this user's processes here find)"
+    """Adds the options for the secret that both sides know."""
+    group = command.add_mutually_exclusive_group()
+    add_file(
+        group,
+        "--token-file",
+        metavar="FILE",
+        help=f"holds the token in its first line, - for standard input: {text} (default: $PYFAB_TOKEN, or one that only this"
+        " user's processes here find)",
+    )
+    group.add_argument(
+        "--token",
+        help="the token itself, which all users of this machine can read in its list of processes as long as this runs:"
+        " prefer --token-file or $PYFAB_TOKEN",
     )
 
 
 def token(options: argparse.Namespace) -> str | None:
-    """The token that `add_token`'s option gives, or else the environment; None if neither does."""
-    return tokens.stated(options.token)
+    """The token that `add_token`'s options give, or else the environment; None if neither does."""
+    given: str | None = options.token if options.token_file is None else _read_token(options.token_file)
+    return tokens.stated(given)
+
+
+def _read_token(file: str) -> str:
+    if file == "-":
+        return _token_in(sys.stdin.readline(), "standard input")
+    with open(file) as stream:
+        found = os.fstat(stream.fileno())
+        if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077:
+            raise UsageError(
+                f"other users can read the token in {file} (mode {stat.S_IMODE(found.st_mode):04o}); run: chmod go= {file}"
+            )
+        return _token_in(stream.readline(), file)
+
+
+def _token_in(line: str, where: str) -> str:
+    if not line.strip():
+        raise UsageError(f"the first line of {where} holds no token")
+    return line.strip()
 
 
 def address(text: str) -> str:

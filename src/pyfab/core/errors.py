@@ -23,6 +23,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,13 @@ __all__ = [
     "TruncatedError",
     "UnreachableError",
 ]
+
+AGAIN = 11
+"""The code of what has no room at the moment; nothing was taken."""
+NO_DATA = 61
+"""The code of a search that found nothing."""
+ERROR_AVAILABLE = 259
+"""The code of a read where an error comes next, which another call reads."""
 
 
 class FabricError(OSError):
@@ -224,7 +232,7 @@ _CLASSES: dict[int, type[FabricError]] = {
         ClosedError,
     )
 }
-_CLASSES |= {38: NotSupportedError, 1: AccessDeniedError}  # ENOSYS, EPERM
+_CLASSES |= {errno.ENOSYS: NotSupportedError, errno.EPERM: AccessDeniedError}
 
 
 def make_error(code: int, text: str) -> FabricError:

@@ -7,11 +7,10 @@ from typing import Any
 
 from pyfab import _core
 from pyfab.core.enums import Caps, Delivery, EPType, MRMode
-from pyfab.core.errors import FabricError, InvalidArgumentError
+from pyfab.core.errors import NO_DATA, FabricError, InvalidArgumentError
 
 __all__ = ["Info", "Nic", "getinfo"]
 
-_NO_DATA = 61
 _NO_CAPS = Caps(0)
 
 
@@ -78,7 +77,7 @@ def bits_in_force(mr_mode: MRMode) -> MRMode:
     others = mr_mode & ~(MRMode.BASIC | MRMode.LOCAL)
     if others:
         raise FabricError(
-            _NO_DATA,
+            NO_DATA,
             f"nothing offers {mr_mode!r}: BASIC stands alone or with LOCAL; give the bits themselves instead of BASIC",
         )
     return (mr_mode & ~MRMode.BASIC) | BASIC_BITS
@@ -158,7 +157,7 @@ def getinfo(
     ]
     if not wanted:
         raise FabricError(
-            _NO_DATA,
+            NO_DATA,
             f"nothing here matches provider={provider!r}, caps={caps!r}, mr_mode={mr_mode!r}, max_group_id={max_group_id}, "
             f"ep_type={ep_type!r}; found "
             + (", ".join(info.spec for info in infos) or "nothing")
@@ -175,6 +174,6 @@ def _found_or_nothing(spec: str) -> list[dict[str, Any]]:
     try:
         return _core.find_links(spec)
     except FabricError as error:
-        if error.errno != _NO_DATA:
+        if error.errno != NO_DATA:
             raise
         return []

@@ -13,12 +13,10 @@ from pyfab import _core
 from pyfab._core import Completion
 from pyfab.core.awaiting import Waiters, wait_readable, wake_all
 from pyfab.core.domain_base import DomainBase
-from pyfab.core.errors import FabricError, InvalidArgumentError, OperationTimeout
+from pyfab.core.errors import ERROR_AVAILABLE, FabricError, InvalidArgumentError, OperationTimeout
 from pyfab.core.owned import Owned
 
 __all__ = ["Completion", "CompletionQueue", "Counter", "Event", "EventQueue", "EventType"]
-
-_ERROR_AVAILABLE = 259  # FI_EAVAIL
 
 
 class CompletionQueue(Owned):
@@ -128,7 +126,7 @@ class Counter(Owned):
             )
         if self._core.value < threshold:
             raise FabricError(
-                _ERROR_AVAILABLE,
+                ERROR_AVAILABLE,
                 f"an operation failed while waiting for {threshold}: {self._core.errors} errors, value {self._core.value}",
             )
 
@@ -237,7 +235,7 @@ class EventQueue(Owned):
                     return event
                 self._error = event
             raise FabricError(
-                _ERROR_AVAILABLE, f"{self._error.type.name}: {self._error.text}; read_error() gives the entry"
+                ERROR_AVAILABLE, f"{self._error.type.name}: {self._error.text}; read_error() gives the entry"
             )
 
     def read_error(self) -> Event | None:

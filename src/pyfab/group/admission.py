@@ -12,15 +12,11 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from pyfab import _core
+from pyfab import _core, versions
 from pyfab.core.buffers import auth_key_of
-from pyfab.core.deadline import Deadline
 from pyfab.core.domain import Domain
 from pyfab.core.errors import FabricError, InvalidArgumentError
-from pyfab.meeting.rendezvous import exchange
-
-CARD_VERSION = 2
-"""The version of what ranks tell each other at the meeting. It goes up whenever that changes."""
+from pyfab.meeting.ranks import Exchange
 
 _KEY_BYTES = 32
 
@@ -32,15 +28,15 @@ def given_key(domain: Any) -> bytes:
     return auth_key_of(domain.get("auth_key")) if isinstance(domain, Mapping) else b""
 
 
-def agree_on_key(rendezvous: Any, rank: int, size: int, key: bytes, deadline: Deadline) -> bytes:
+def agree_on_key(exchange: Exchange, rank: int, key: bytes) -> bytes:
     """The key of the group: the one that rank 0 gives here, or a new one if that is empty. All ranks give theirs, or none.
 
     InvalidArgumentError names the ranks and their versions if not all run the same pyfab.
     """
-    told: dict[str, Any] = {"pyfab": _core.__version__, "card": CARD_VERSION}
+    told: dict[str, Any] = {"pyfab": _core.__version__, "card": versions.CARD}
     if rank == 0:
         told["key"] = base64.b64encode(key or secrets.token_bytes(_KEY_BYTES)).decode()
-    hellos = exchange(rendezvous, rank, size, json.dumps(told).encode(), deadline.remaining())
+    hellos = exchange(json.dumps(told).encode())
     return _key_of([_parsed(number, hello) for number, hello in enumerate(hellos)])
 
 

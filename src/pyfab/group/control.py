@@ -19,8 +19,8 @@ The others read what a rank shows between two barriers. The boxes are used in tu
 that enters barrier n + 1 has read what was shown for barrier n, and box n % 2 is written again only for barrier n + 2. A rank
 that timed out while it read goes on reading when the call is repeated.
 
-The proof is an HMAC under the group's key of the bytes, of the barrier, and of whose window it is. So nobody between two hosts
-can change what a rank shows, or show again what it showed before: what is read may be a pickle, which is code.
+The proof is an HMAC, under a key made of the group's key, of the bytes, of the barrier, and of whose window it is. So nobody
+between two hosts can change what a rank shows, or show again what it showed before: what is read may be a pickle, which is code.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Control:
     def __init__(self, domain: Domain, endpoint: Endpoint, capacity: int, keys: Keys) -> None:
         self._domain, self._endpoint, self._rank, self._size = domain, endpoint, 0, 1
         self._handles: tuple[int, ...] = ()
-        self._keys = keys
+        self._keys, self._proof_key = keys, keys.for_proofs()
         memory = domain.alloc(_VIEW_AT + _VIEW_HEAD + capacity, np.uint8)
         self._cells: NDArray[np.uint64] = memory[: _CELLS * 8].view(np.uint64)
         self._boxes = memory[_CELLS * 8 : _VIEW_AT].reshape(2, _BOX)
@@ -273,7 +273,7 @@ class Control:
         return list(values.values())
 
     def _proof(self, rank: int, kind: int, number: int, content: bytes) -> bytes:
-        return derive(self._keys.secret, b"shown", self._windows[rank], b"%d %d" % (kind, number), content)
+        return derive(self._proof_key, b"shown", self._windows[rank], b"%d %d" % (kind, number), content)
 
     def _forged(self, rank: int) -> AccessDeniedError:
         return AccessDeniedError(

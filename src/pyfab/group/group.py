@@ -37,7 +37,7 @@ from pyfab.group.keys import Keys
 from pyfab.group.membership import CAPACITY, Shared, agree
 from pyfab.group.window import Wanted, Window
 from pyfab.meeting import launchers
-from pyfab.meeting.rendezvous import exchange
+from pyfab.meeting.rendezvous import meeting
 
 
 class Link(NamedTuple):
@@ -118,13 +118,18 @@ class Group(Communicator):
         if size < 1 or not 0 <= rank < size:
             raise InvalidArgumentError(f"rank={rank}, size={size}: ranks are 0 to size - 1")
         self._begin(rank, size, timeout)
-        deadline = Deadline(timeout)
-        secret = agree_on_key(rendezvous, rank, size, given_key(domain), deadline)
         with contextlib.ExitStack() as undo:
-            self._open(domain, contexts, secret, undo)
-            cards = cards_of(exchange(rendezvous, rank, size, self._card(), deadline.remaining()))
-            self._meet(cards, Deadline(timeout))
-            self._resources = Shared(undo.pop_all(), self.endpoint.av).share(self._handles)
+            with meeting(rendezvous, rank, size, timeout) as exchange:
+                self._open(domain, contexts, agree_on_key(exchange, rank, given_key(domain)), undo)
+                cards = cards_of(exchange(self._card()))
+            self._settle(cards, Deadline(timeout), undo)
+
+    @classmethod
+    def _unmet(cls, rank: int, size: int, timeout: float | None) -> Group:
+        """A group that has met nobody yet. Who makes it gives it endpoint, keys and control window."""
+        group = object.__new__(cls)
+        group._begin(rank, size, timeout)
+        return group
 
     def _begin(self, rank: int, size: int, timeout: float | None) -> None:
         super().__init__(rank, size, timeout)
@@ -279,15 +284,15 @@ class Group(Communicator):
             if self.rank == 0:
                 value = json.dumps({"cards": cards, "epoch": self.epoch + 1}).encode()
                 try:
-                    agree_on_key(rendezvous, 0, 1 + count, self._keys.secret, deadline)
-                    told = cards_of(exchange(rendezvous, 0, 1 + count, value, deadline.remaining()))[1:]
+                    with meeting(rendezvous, 0, 1 + count, deadline.remaining()) as exchange:
+                        agree_on_key(exchange, 0, self._keys.secret)
+                        told = cards_of(exchange(value))[1:]
                 except Exception as error:
                     told = error
             told = self.broadcast(told, 0, None)
             if isinstance(told, Exception):
                 raise told
-            group = object.__new__(Group)
-            group._begin(self.rank, self.size + count, self.timeout)
+            group = Group._unmet(self.rank, self.size + count, self.timeout)
             group._inherit(self, control)
             group._meet(cards + told, deadline, self._handles)
         except BaseException:
@@ -310,19 +315,15 @@ class Group(Communicator):
         if not 0 <= number < count:
             raise InvalidArgumentError(f"number={number}, count={count}: numbers are 0 to count - 1")
         deadline = Deadline(timeout)
-        group = object.__new__(cls)
-        group._begin(0, 1, timeout)
-        secret = agree_on_key(rendezvous, 1 + number, 1 + count, b"", deadline)
+        group = cls._unmet(0, 1, timeout)
         with contextlib.ExitStack() as undo:
-            group._open(domain, contexts, secret, undo)
-            values: list[Any] = cards_of(
-                exchange(rendezvous, 1 + number, 1 + count, group._card(), deadline.remaining())
-            )
+            with meeting(rendezvous, 1 + number, 1 + count, timeout) as exchange:
+                group._open(domain, contexts, agree_on_key(exchange, 1 + number, b""), undo)
+                values: list[Any] = cards_of(exchange(group._card()))
             cards = values[0]["cards"] + values[1:]
             group._begin(len(values[0]["cards"]) + number, len(cards), timeout)
             group.epoch = values[0]["epoch"]
-            group._meet(cards, deadline)
-            group._resources = Shared(undo.pop_all(), group.endpoint.av).share(group._handles)
+            group._settle(cards, deadline, undo)
         return group
 
     def links(self) -> Links:
@@ -403,6 +404,11 @@ class Group(Communicator):
                 self._leave_links_out(addresses, added, remotes, deadline, undo)
             undo.pop_all()
 
+    def _settle(self, cards: list[Any], deadline: Deadline, undo: contextlib.ExitStack) -> None:
+        """Waits for all ranks of `cards`, and takes what `undo` holds."""
+        self._meet(cards, deadline)
+        self._resources = Shared(undo.pop_all(), self.endpoint.av).share(self._handles)
+
     def _leave_links_out(
         self,
         addresses: list[bytes],
@@ -436,8 +442,7 @@ class Group(Communicator):
         self, control: Control, rank: int, ranks: list[int], controls: list[bytes], generation: int = 0
     ) -> Group:
         """A group of some of these ranks over the same endpoint. Its ranks have not waited for each other yet."""
-        group = object.__new__(Group)
-        group._begin(rank, len(ranks), self.timeout)
+        group = Group._unmet(rank, len(ranks), self.timeout)
         group._inherit(self, control)
         group._handles = tuple(self._handles[r] for r in ranks)
         group._hosts = [self._hosts[r] for r in ranks]

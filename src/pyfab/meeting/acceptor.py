@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 
 from pyfab.core.deadline import Deadline
-from pyfab.meeting.frames import Channel, Handshake, WrongToken, join_address
+from pyfab.meeting.frames import Channel, Handshake, WrongPlace, WrongToken, called, join_address
 from pyfab.meeting.sealing import Tampered
 from pyfab.meeting.security_log import Event, tell
 from pyfab.meeting.tokens import Token
@@ -45,18 +45,19 @@ _CLOSED = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
 class _Unproven:
     """A connection that has not proven the token."""
 
-    def __init__(self, connection: socket.socket, address: tuple[str, int], token: Token) -> None:
+    def __init__(self, connection: socket.socket, address: tuple[str, int], handshake: Handshake) -> None:
         self.socket, self.host = connection, address[0]
         self.address = join_address(*address)
-        self.handshake = Handshake(token)
+        self.handshake = handshake
         self.deadline = Deadline(PROOF_DEADLINE)
 
 
 class Acceptor:
     """Calls `talk` in a thread of its own for each connection that proves the token, until it is closed. Owns listener and token.
 
-    The connection ends when `talk` returns or raises. `expected` is the number of peers that belong here, for which the
-    bounds leave room in addition to all others. `refused` is called with the address of a peer that has another token.
+    `service` says what it is for: callers prove the token for that alone. The connection ends when `talk` returns or raises.
+    `expected` is the number of peers that belong here, for which the bounds leave room in addition to all others. `refused` is
+    called with the address of a peer that has another token, or that meant another server.
     `token` may be replaced before the first connection that has to prove the new one.
     """
 
@@ -64,13 +65,14 @@ class Acceptor:
         self,
         listener: socket.socket,
         token: Token,
+        service: str,
         talk: Callable[[Channel], None],
         *,
         expected: int = 0,
         refused: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._listener, self._talk, self._refused = listener, talk, refused
-        self.token = token
+        self.token, self._service = token, service
         share = _most_descriptors() // _SHARE
         self._most = min(MOST_UNPROVEN, share) + expected
         self._most_of_one = min(MOST_UNPROVEN_OF_ONE, share // 2) + expected
@@ -164,7 +166,8 @@ class Acceptor:
             self._drop_oldest(f"{self._most} connections have not proven the token")
         try:
             connection = self._out_of_reserve(connection)
-            caller = _Unproven(connection, address, self.token)
+            handshake = Handshake(self.token, called(self._service, connection.getsockname()))
+            caller = _Unproven(connection, address, handshake)
             connection.setblocking(False)
             connection.sendall(caller.handshake.greeting)  # a new connection has room for it
             self._selector.register(connection, selectors.EVENT_READ)
@@ -210,11 +213,16 @@ class Acceptor:
                 self._let_in(caller)
         except BlockingIOError:
             pass
-        except WrongToken:
+        except WrongToken as error:
             with contextlib.suppress(OSError):
                 caller.socket.send(handshake.refusal)
             self._drop(caller)
-            tell(Event.REFUSED, caller.address, "what it proved is not this side's token")
+            meant = isinstance(error, WrongPlace)
+            tell(
+                Event.REFUSED,
+                caller.address,
+                str(error) if meant else "what it proved is not this side's token",
+            )
             with contextlib.suppress(OSError):  # the callback may print to an output that is closed
                 self._refused(caller.address)
         except OSError as error:

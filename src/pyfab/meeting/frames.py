@@ -6,12 +6,17 @@ received is trusted: a frame of another format or size raises ConnectionError, a
 A connection begins with a handshake, in which both sides prove that they know the same token, which itself does not travel:
 
     server to client   {"nonce": ..., "token": the name of its token, if it made it itself}
-    client to server   {"nonce": ..., "proof": HMAC-SHA-256 of "client" and both nonces, under the token}
-    server to client   {"proof": the same of "server"}, or {"refused": "token"}
+    client to server   {"nonce": ..., "to": whom it calls, "proof": HMAC-SHA-256 of "client", "to", both nonces, under the token}
+    server to client   {"proof": the same of "server"}, {"refused": "token"}, or {"refused": "place", "here": what "to" should be}
 
-All further frames are sealed (`sealing`) under a key made of the token and both nonces, each with its number in its direction.
-So who stands between the two can end the connection, and sees how long frames are; it can neither read, change, repeat nor make
-up any.
+What counts as the token is what it gives when it is stretched (`tokens.stretched`). "to" is the service and the address that the
+client has called, as in "meeting at 10.0.0.5:29400". The server compares it with its own service and the address at which the
+call has arrived. So who listens elsewhere cannot hand the call on to another server that has the same token, and no proof of
+either side counts for another service.
+
+All further frames are sealed (`sealing`) under a key made of the token, "to" and both nonces, each with its number in its
+direction. So who stands between the two can end the connection, and sees how long frames are; it can neither read, change,
+repeat nor make up any.
 """
 
 from __future__ import annotations
@@ -26,13 +31,14 @@ import reprlib
 import secrets
 import socket
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
+from pyfab import versions
 from pyfab.core.deadline import Deadline
 from pyfab.core.errors import FabricError
 from pyfab.meeting import tokens
 from pyfab.meeting.sealing import TAG_BYTES, derive, directions
-from pyfab.meeting.tokens import NoToken, Token, WrongToken
+from pyfab.meeting.tokens import NoToken, Token, WrongPlace, WrongToken
 
 __all__ = [
     "BACKLOG",
@@ -41,6 +47,7 @@ __all__ = [
     "Handshake",
     "Header",
     "NoToken",
+    "WrongPlace",
     "WrongToken",
     "join_address",
     "listen",
@@ -50,7 +57,7 @@ __all__ = [
 ]
 
 _PREFIX = struct.Struct("<4sII")  # magic, bytes of the header, bytes of the body
-_MAGIC = b"pyf2"
+_MAGIC = b"pyf%d" % versions.MEETING
 _MAX_HEADER = 1 << 20
 _CHUNK = 1 << 18  # bytes that are taken from a socket at once
 _NONCE_HEX = 64
@@ -107,10 +114,13 @@ def listen(address: str) -> socket.socket:
 
 
 class Handshake:
-    """The server's side of a new connection, which takes the client's proof as its bytes come."""
+    """The server's side of a new connection, which takes the client's proof as its bytes come.
 
-    def __init__(self, token: Token) -> None:
-        self.token, self._nonce = token.secret, secrets.token_hex(_NONCE_HEX // 2)
+    `here` is what the client has to have called: `called` makes it.
+    """
+
+    def __init__(self, token: Token, here: str) -> None:
+        self.token, self._here, self._nonce = token.secret, here, secrets.token_hex(_NONCE_HEX // 2)
         self._data = bytearray()
         self._size: int | None = None  # size of the header, once the prefix is here
         self.greeting = _encoded({"nonce": self._nonce, "token": token.name})
@@ -124,7 +134,10 @@ class Handshake:
         return (_PREFIX.size if self._size is None else self._size) - len(self._data)
 
     def take(self, data: bytes) -> bool:
-        """Takes bytes of the proof; True once it is complete. WrongToken if it is wrong, ConnectionError if it is no proof."""
+        """Takes bytes of the proof; True once it is complete. ConnectionError if it is no proof.
+
+        WrongToken if it is wrong, WrongPlace if the client meant somebody else: then `refusal` is for the client.
+        """
         if not data:
             raise ConnectionResetError(errno.ECONNRESET, "the client ended the connection")
         self._data += data
@@ -134,11 +147,14 @@ class Handshake:
         if self._size is None or self.lacks > 0:
             return False
         header = _decoded(self._data)
-        theirs = _nonce(header)
-        if not _proves(header, self.token, "client", self._nonce, theirs):
+        secret = _Secret(self.token, self._here, self._nonce, _nonce(header))
+        if header.get("to") != self._here:
+            self.refusal = _encoded({"refused": "place", "here": self._here})
+            raise WrongPlace(f"the call was for {shown(header.get('to'))}, and this is {self._here}")
+        if not secret.proves(header, "client"):
             raise WrongToken("the client's token differs")
-        self.proof = _encoded({"proof": _proof(self.token, "server", self._nonce, theirs)})
-        self.session = _session(self.token, self._nonce, theirs)
+        self.proof = _encoded({"proof": secret.proof("server")})
+        self.session = secret.session()
         return True
 
 
@@ -156,10 +172,10 @@ class Channel:
         self._directions = directions(session, client=client) if session else None
 
     @classmethod
-    def call(cls, address: str, token: str | None, deadline: Deadline, start: str) -> Channel:
+    def call(cls, address: str, service: str, token: str | None, deadline: Deadline, start: str) -> Channel:
         """`connect` for a command: if nobody answers at ``host:port``, ConnectionError names the command to `start` there."""
         try:
-            return cls.connect(*split_address(address), token, deadline)
+            return cls.connect(*split_address(address), service, token, deadline)
         except FabricError:  # of the token
             raise
         except OSError as error:
@@ -170,29 +186,36 @@ class Channel:
             ) from error
 
     @classmethod
-    def connect(cls, host: str, port: int, token: str | None, deadline: Deadline) -> Channel:
-        """Raises WrongToken if the server has another token, OSError if it cannot be reached.
+    def connect(cls, host: str, port: int, service: str, token: str | None, deadline: Deadline) -> Channel:
+        """Raises WrongToken if the server has another token, WrongPlace if it is another one, OSError if it cannot be reached.
 
-        token: None for $PYFAB_TOKEN, or else what the server left for this user's processes on its host.
+        service: what the server's `Acceptor` is called. token: None for $PYFAB_TOKEN, or else what the server left for this
+        user's processes on its host.
         """
         tokens.stated(token)  # what cannot be used is told before anybody is asked
         where = join_address(host, port)
         connection = socket.create_connection((host, port), deadline.remaining(at_most=5.0))
         try:
-            plain = cls(connection)
+            plain, to = cls(connection), called(service, connection.getpeername())
             header, _ = plain.receive(deadline)
             server, mine = _nonce(header), secrets.token_hex(_NONCE_HEX // 2)
             name = header.get("token")
             # The name comes with the greeting, which is sent when the file is there: so it is that of this very server.
-            secret = tokens.for_client(token, name if isinstance(name, str) else "", where)
-            plain.send({"nonce": mine, "proof": _proof(secret, "client", server, mine)}, deadline=deadline)
+            known = tokens.for_client(token, name if isinstance(name, str) else "", where)
+            secret = _Secret(known, to, server, mine)
+            plain.send({"nonce": mine, "to": to, "proof": secret.proof("client")}, deadline=deadline)
             header, _ = plain.receive(deadline)
-            if not _proves(header, secret, "server", server, mine):
+            if header.get("refused") == "place":
+                raise WrongPlace(
+                    f"this call was for {to}, and who answers there says that it is {shown(header.get('here'))}."
+                    " Where addresses are translated on the way, call the server by its own address"
+                )
+            if not secret.proves(header, "server"):
                 raise WrongToken(f"{where} has another token; set the same PYFAB_TOKEN on both sides")
         except BaseException:
             connection.close()
             raise
-        return cls(connection, _session(secret, server, mine), client=True, token=secret)
+        return cls(connection, secret.session(), client=True, token=known)
 
     def key(self, purpose: bytes) -> bytes:
         """A key that only the two sides of this connection have."""
@@ -237,6 +260,11 @@ class Channel:
         """Ends the connection."""
         self._socket.close()
 
+    def end(self) -> None:
+        """Ends the connection, so that a `receive` of either side raises ConnectionError. Any thread may call this."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def hang_up(self, deadline: Deadline) -> None:
         """Ends the connection once the other side has ended it, too, or at the deadline. What still comes is discarded."""
         with self._socket, contextlib.suppress(OSError):
@@ -272,6 +300,12 @@ def _encoded(header: Header, body: bytes = b"") -> bytes:
 def _sizes(prefix: bytes | bytearray, max_header: int, max_body: int) -> tuple[int, int]:
     magic, head_size, body_size = _PREFIX.unpack(prefix)
     if magic != _MAGIC:
+        version = magic[3:].decode("ascii", errors="replace")
+        if magic[:3] == _MAGIC[:3] and version.isdigit():
+            raise ConnectionError(
+                f"what answers there speaks version {version} of pyfab's protocol of meetings, this side version"
+                f" {versions.MEETING}; install the same on both sides"
+            )
         raise ConnectionError("what answers there does not speak pyfab's protocol")
     if head_size > max_header or body_size > max_body:
         raise ConnectionError(
@@ -297,20 +331,34 @@ def _nonce(header: Header) -> str:
     return nonce
 
 
-def _proves(header: Header, token: str, side: str, server_nonce: str, client_nonce: str) -> bool:
-    proof = header.get("proof")
-    expected = _proof(token, side, server_nonce, client_nonce)
-    # The proofs are compared as bytes: for text that is not ASCII, which the other side may send, compare_digest() raises.
-    return isinstance(proof, str) and hmac.compare_digest(
-        proof.encode(errors="backslashreplace"), expected.encode()
-    )
+def called(service: str, address: tuple[Any, ...]) -> str:
+    """Whom a client has called: a service, and the socket address of the connection, which is the same on both hosts."""
+    host, port = address[:2]
+    return f"{service} at {join_address(host.partition('%')[0], port)}"  # each host names its interfaces by itself
 
 
-def _proof(token: str, side: str, server_nonce: str, client_nonce: str) -> str:
-    return derive(
-        tokens.as_key(token), b"proof", side.encode(), server_nonce.encode(), client_nonce.encode()
-    ).hex()
+class _Secret(NamedTuple):
+    """What both sides of a connection prove: a token, for one call."""
 
+    token: str
+    to: str
+    server_nonce: str
+    client_nonce: str
 
-def _session(token: str, server_nonce: str, client_nonce: str) -> bytes:
-    return derive(tokens.as_key(token), b"session", server_nonce.encode(), client_nonce.encode())
+    def proof(self, side: str) -> str:
+        return self._derived(b"proof " + side.encode()).hex()
+
+    def proves(self, header: Header, side: str) -> bool:
+        proof = header.get("proof")
+        # They are compared as bytes: for text that is not ASCII, which the other side may send, compare_digest() raises.
+        return isinstance(proof, str) and hmac.compare_digest(
+            proof.encode(errors="backslashreplace"), self.proof(side).encode()
+        )
+
+    def session(self) -> bytes:
+        """The key of all further frames."""
+        return self._derived(b"session")
+
+    def _derived(self, purpose: bytes) -> bytes:
+        nonces = self.server_nonce.encode(), self.client_nonce.encode()
+        return derive(tokens.stretched(self.token), purpose, self.to.encode(), *nonces)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib.util
 import os
-import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyfab.core.errors import AccessDeniedError, InvalidArgumentError, make_error
-from pyfab.meeting import tokens
+from pyfab.core.errors import InvalidArgumentError, make_error
+from pyfab.meeting import private_files, tokens
 from pyfab.meeting.frames import join_address
 
 _RANK_VARIABLES = (  # launcher, rank, size
@@ -34,6 +32,7 @@ _JOB_VARIABLES = (
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),
     ("PMI_JOBID",),
 )
+_TORCHRUN_JOB = (("TORCHELASTIC_RUN_ID",),)
 
 
 class Launch(NamedTuple):
@@ -51,7 +50,8 @@ def from_environment(environment: Mapping[str, str] | None = None, rendezvous: A
     The meeting place is `rendezvous` if given, or PYFAB_RENDEZVOUS if set. Otherwise it is the first of these that can be had:
 
     - the store of torchrun's agent, which needs no other port;
-    - ``tcp://MASTER_ADDR:MASTER_PORT+1`` (65534 if MASTER_PORT is 65535), so that torch keeps MASTER_PORT for itself;
+    - ``tcp://MASTER_ADDR:MASTER_PORT+1`` (65534 if MASTER_PORT is 65535), so that torch keeps MASTER_PORT for itself,
+      with the name of the job behind it if the launcher tells one;
     - if mpirun or srun runs the job on one node, a folder of this user, named after the job.
 
     Raises InvalidArgumentError naming the missing variables. PYFAB_TOKEN is one of them where a job runs on several nodes that do
@@ -99,7 +99,9 @@ def _meeting_place(env: Mapping[str, str], launcher: str, size: int) -> str:
         if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and _torch_is_here():
             return "torch"
         port = _number(env, "MASTER_PORT")
-        return f"tcp://{join_address(env['MASTER_ADDR'], port + 1 if port < 65535 else port - 1)}"
+        job = _told_job(env, launcher)
+        place = join_address(env["MASTER_ADDR"], port + 1 if port < 65535 else port - 1)
+        return f"tcp://{place}{job and '/'}{job}"
     if launcher in ("pyfab", "torchrun"):
         wanted = (
             "PYFAB_RENDEZVOUS" if launcher == "pyfab" else "MASTER_ADDR and MASTER_PORT, or PYFAB_RENDEZVOUS"
@@ -112,7 +114,7 @@ def _meeting_place(env: Mapping[str, str], launcher: str, size: int) -> str:
             "the job runs on several nodes: set PYFAB_RENDEZVOUS=tcp://host:port, the host being the one of rank 0, or"
             " file:///folder on a file system that all nodes share"
         )
-    return f"file://{_private_folder()}/{_job_name(env)}"
+    return f"file://{_private_folder()}/{_job_name(env, launcher)}"
 
 
 def _torch_is_here() -> bool:
@@ -130,52 +132,29 @@ def _several_nodes(env: Mapping[str, str], launcher: str) -> bool:
 
 
 def _private_folder() -> Path:
-    """A folder under the system's temporary folder that only this user can enter."""
-    folder = Path(tempfile.gettempdir()) / f"pyfab-{os.geteuid()}"
+    """A folder under the system's temporary folder that only this user can change, the same for all ranks on this node."""
     try:
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        private = _is_private(folder)
+        return private_files.temporary_folder()
     except OSError as error:
         raise make_error(
             error.errno or errno.EIO,
-            f"the ranks cannot meet in {folder}: {error.strerror}; set PYFAB_RENDEZVOUS, or TMPDIR to a folder that"
-            " can be written",
+            f"the ranks cannot meet under {tempfile.gettempdir()}: {error.strerror}; set PYFAB_RENDEZVOUS, or TMPDIR to a"
+            " folder that can be written",
         ) from error
-    if not private:
-        raise AccessDeniedError(
-            f"{folder} is not this user's own (mode 0700); remove it, or set PYFAB_RENDEZVOUS"
-        )
-    return folder
 
 
-def _is_private(folder: Path) -> bool:
-    """Whether it is a folder that only this user can enter. If so, this user has all rights in it on return.
-
-    A link is not followed. All checks are of the opened folder, so it does not matter what others put in its place meanwhile.
-    """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            return False
-        raise
-    try:
-        found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            return False
-        if stat.S_IMODE(found.st_mode) != 0o700:
-            os.fchmod(descriptor, 0o700)  # the umask of whoever made it took rights from this user
-        return True
-    finally:
-        os.close(descriptor)
-
-
-def _job_name(env: Mapping[str, str]) -> str:
-    for names in _JOB_VARIABLES:
+def _told_job(env: Mapping[str, str], launcher: str) -> str:
+    """The job's name as the launcher tells it to all ranks; empty if it tells none."""
+    for names in _TORCHRUN_JOB if launcher == "torchrun" else _JOB_VARIABLES if launcher != "pyfab" else ():
         if all(name in env for name in names):
             text = "-".join(env[name] for name in names)
             return "job-" + "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
+    return ""
+
+
+def _job_name(env: Mapping[str, str], launcher: str) -> str:
+    if told := _told_job(env, launcher):
+        return told
     # Ranks on one node are children of one launcher. Its start time tells it from a later process with its number.
     parent = os.getppid()
     start = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import secrets
 import stat
@@ -122,17 +123,81 @@ def read(folder: int, name: str, called: str) -> bytes:
         return stream.read()
 
 
-def clear(folder: int) -> None:
-    """Removes all files of a folder."""
-    for name in os.listdir(folder):
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
-            os.unlink(name, dir_fd=folder)
-
-
 def own_folders() -> list[Path]:
-    """Where this user's processes on this host leave each other private files: the best place first. They may be missing."""
+    """Where this user's processes on this host leave each other private files: the best place first.
+
+    They are made if they are missing. OSError if there is no place at all.
+    """
+    problems: list[OSError] = []
+    folders = []
+    for place in (_runtime_folder, temporary_folder):
+        try:
+            folders += [folder] if (folder := place()) else []
+        except OSError as error:
+            problems.append(error)
+    if not folders:
+        raise problems[0]
+    return folders
+
+
+def _runtime_folder() -> Path | None:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     # Of another user it may be after `su` or `sudo`.
-    ours = runtime.startswith("/") and Path(runtime).is_dir() and Path(runtime).stat().st_uid == os.geteuid()
-    places = [Path(runtime) / "pyfab"] if ours else []
-    return [*places, Path(tempfile.gettempdir()) / f"pyfab-{os.geteuid()}"]
+    if (
+        not runtime.startswith("/")
+        or not Path(runtime).is_dir()
+        or Path(runtime).stat().st_uid != os.geteuid()
+    ):
+        return None
+    folder = Path(runtime) / "pyfab"
+    make_folder(folder)
+    return folder
+
+
+def temporary_folder() -> Path:
+    """The folder of this user under the system's temporary folder, made if it is missing. OSError if that cannot be written.
+
+    Another user may have taken its name. Then it is one of the same name with a number behind it, the first of this user; all
+    processes of this user find the same.
+    """
+    common, name = Path(tempfile.gettempdir()), f"pyfab-{os.geteuid()}"
+    if _is_own(common / name):
+        return common / name
+    if own := _numbered(common, name):
+        return own[0]
+    for number in itertools.count():
+        path = common / (f"{name}-{number}" if number else name)
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            if not _is_own(path):
+                continue
+        return path if _is_own(path) else temporary_folder()
+    raise AssertionError
+
+
+def _numbered(common: Path, name: str) -> list[Path]:
+    """The folders of this user of that name with a number behind it, by number."""
+    digits = [entry[len(name) + 1 :] for entry in os.listdir(common) if entry.startswith(f"{name}-")]
+    numbers = sorted(int(text) for text in digits if text.isascii() and text.isdigit() and len(text) < 10)
+    return [path for path in (common / f"{name}-{number}" for number in numbers) if _is_own(path)]
+
+
+def _is_own(path: Path) -> bool:
+    """Whether that is a folder which only this user can change. If so, this user has all rights in it on return.
+
+    A link is not followed. All checks are of the opened folder, so it does not matter what others put in its place meanwhile.
+    """
+    try:
+        descriptor = os.open(path, _FOLDER)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            return False
+        if found.st_mode & 0o700 != 0o700:  # the umask of whoever made it took rights from this user
+            os.fchmod(descriptor, 0o700)
+        return True
+    finally:
+        os.close(descriptor)

@@ -1,11 +1,22 @@
-"""How error messages name ranks."""
+"""Who meets, and how error messages name ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from pyfab.core.deadline import Deadline
 from pyfab.core.errors import OperationTimeout
+
+Exchange = Callable[[bytes], list[bytes]]
+"""Gives a value to all ranks of a meeting and returns everyone's, by rank. All call it equally often."""
+
+
+class Member(NamedTuple):
+    """Who somebody is in a meeting."""
+
+    rank: int
+    size: int
 
 
 def ranks_text(ranks: Iterable[int], size: int) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pyfab.core.deadline import Deadline, Looks
 from pyfab.core.errors import FabricError, InvalidArgumentError, OperationTimeout, make_error
 from pyfab.meeting import private_files
-from pyfab.meeting.ranks import incomplete
+from pyfab.meeting.ranks import Exchange, Member, incomplete
 
 _REMEDIES = {
     errno.ENOSPC: "make room there, or name a folder on another file system",
@@ -25,16 +26,28 @@ _REMEDIES = {
 }
 
 
-def through_folder(folder: Path, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
-    """Each rank puts its file ``<rank>-<size>`` into the folder, reads those of all, and then makes a file ``<rank>-done``.
+# Of the files of a meeting; those of a file system that keeps open what was removed begin with ".nfs".
+_OURS = re.compile(r"[0-9]+-(taken|done|[0-9]+(\.[0-9]+)?)|swept|\.[0-9a-f]{16}|\.nfs.*")
 
+
+@contextlib.contextmanager
+def through_folder(path: Path, who: Member, deadline: Deadline) -> Iterator[Exchange]:
+    """A meeting in a folder, which is made if it is missing and removed by the last rank.
+
+    In each exchange a rank puts its file ``<rank>-<size>.<number>`` into the folder (the first one has no number), and reads
+    those of all; at the end of the meeting it makes a file ``<rank>-done``.
     A rank takes its place by the file ``<rank>-taken``, which only one process can make. The rank that sees first that all are
     done takes ``swept`` in the same way, renames the folder and removes it. Ranks look for each other from time to time,
     because the kernel tells nobody what other hosts write to a shared file system. The folder and all files are this user's
-    alone (`private_files`); a meeting ends with AccessDeniedError when it finds others.
+    alone (`private_files`); a meeting ends with AccessDeniedError when it finds others. No file is removed that is not of the
+    meeting, so a folder that holds others is refused (InvalidArgumentError).
     """
-    with _explained(folder, rank, size):
-        return _through_folder(folder, rank, size, value, deadline)
+    folder = _Folder(path, who, deadline)
+    try:
+        yield folder.exchange
+        folder.leave()
+    finally:
+        folder.close()
 
 
 @contextlib.contextmanager
@@ -52,24 +65,54 @@ def _explained(folder: Path, rank: int, size: int) -> Iterator[None]:
         ) from error
 
 
-def _through_folder(folder: Path, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
-    looks = Looks(deadline)
-    while (opened := _enter(folder, rank, size, value)) is None:
-        if deadline.over:
-            raise OperationTimeout(
-                f"file://{folder}: a former meeting did not end within {deadline}; remove the folder"
-            )
-        looks.pause()
-    try:
-        _await_all(folder, opened, rank, size, deadline)
-        called = f"file://{folder}"
-        values = [private_files.read(opened, f"{r}-{size}", called) for r in range(size)]
-        private_files.create(opened, f"{rank}-done")
-        if all(private_files.exists(opened, f"{r}-done") for r in range(size)):
-            _sweep(folder, opened, rank, size)
-        return values
-    finally:
-        os.close(opened)
+class _Folder:
+    """A rank's side of a meeting in a folder."""
+
+    def __init__(self, path: Path, who: Member, deadline: Deadline) -> None:
+        self._path, self._who, self._deadline = path, who, deadline
+        self._opened: int | None = None  # the folder's descriptor, once this rank's first file is there
+        self._turn = 0  # exchanges that are over
+
+    def exchange(self, value: bytes) -> list[bytes]:
+        """Gives `value` to all ranks and returns everyone's."""
+        path, (rank, size), deadline = self._path, self._who, self._deadline
+        with _explained(path, rank, size):
+            if self._opened is None:
+                self._opened = self._enter(value)
+            else:
+                private_files.write(self._opened, f"{rank}-{self._ending}", value)
+            _await_all(path, self._opened, self._ending, self._who, deadline)
+            called = f"file://{path}"
+            values = [private_files.read(self._opened, f"{r}-{self._ending}", called) for r in range(size)]
+            self._turn += 1
+            return values
+
+    @property
+    def _ending(self) -> str:
+        return f"{self._who.size}.{self._turn}" if self._turn else str(self._who.size)
+
+    def _enter(self, value: bytes) -> int:
+        looks = Looks(self._deadline)
+        while (opened := _enter(self._path, *self._who, value)) is None:
+            if self._deadline.over:
+                raise OperationTimeout(
+                    f"file://{self._path}: a former meeting did not end within {self._deadline}; remove the folder"
+                )
+            looks.pause()
+        return opened
+
+    def leave(self) -> None:
+        """Tells that this rank needs the folder no more; the last one removes it."""
+        rank, size = self._who
+        if self._opened is not None:
+            with _explained(self._path, rank, size):
+                private_files.create(self._opened, f"{rank}-done")
+                if all(private_files.exists(self._opened, f"{r}-done") for r in range(size)):
+                    _sweep(self._path, self._opened, rank, size)
+
+    def close(self) -> None:
+        if self._opened is not None:
+            os.close(self._opened)
 
 
 def _sweep(folder: Path, opened: int, rank: int, size: int) -> None:
@@ -79,32 +122,51 @@ def _sweep(folder: Path, opened: int, rank: int, size: int) -> None:
         # Who can do that after another rank has removed this file finds that the name leads elsewhere: to the next meeting.
         if not os.path.samestat(folder.lstat(), os.fstat(opened)):
             return
+        if _foreign(os.listdir(opened)):
+            return  # somebody has put something in meanwhile, which stays where it is
         swept = folder.with_name(f".{folder.name}-{rank}-{os.getpid()}")
         folder.rename(swept)
         for _ in range(size):  # each other rank can come between these two once
-            private_files.clear(opened)
+            for name in os.listdir(opened):
+                with contextlib.suppress(FileNotFoundError):
+                    if not _foreign([name]):
+                        os.unlink(name, dir_fd=opened)
             with contextlib.suppress(OSError):
                 swept.rmdir()
                 return
 
 
-def _await_all(folder: Path, opened: int, rank: int, size: int, deadline: Deadline) -> None:
+def _foreign(names: Iterable[str]) -> list[str]:
+    """Those that are of no meeting."""
+    return sorted(name for name in names if not _OURS.fullmatch(name))
+
+
+def _refuse_foreign(folder: Path, names: Iterable[str]) -> None:
+    if foreign := _foreign(names):
+        raise InvalidArgumentError(
+            f"file://{folder} holds what is not of a meeting: {foreign[0]!r}; name an empty folder, or one that is not there yet"
+        )
+
+
+def _await_all(folder: Path, opened: int, ending: str, who: Member, deadline: Deadline) -> None:
+    size = who.size
     looks, listing_due = Looks(deadline), 0.0
     arrived = 0  # all ranks below this number have arrived
     while True:
-        while arrived < size and private_files.exists(opened, f"{arrived}-{size}"):
+        while arrived < size and private_files.exists(opened, f"{arrived}-{ending}"):
             arrived += 1
         if arrived == size:
             return
         # Each look is at one file. All names are read only when the time waited has doubled, as that takes longer.
         if looks.waited >= listing_due or deadline.over:
             listing_due = 2 * looks.waited
-            _check(folder, opened, rank, size, deadline)
+            _check(folder, opened, ending, who, deadline)
         looks.pause()
 
 
-def _check(folder: Path, opened: int, rank: int, size: int, deadline: Deadline) -> None:
+def _check(folder: Path, opened: int, ending: str, who: Member, deadline: Deadline) -> None:
     """Raises if the ranks disagree about their number, if the folder is gone, or if the time is over."""
+    rank, size = who
     over = deadline.over  # asked before the look, so that whatever the look finds counts
     folder.lstat()
     names = set(os.listdir(opened))
@@ -113,7 +175,7 @@ def _check(folder: Path, opened: int, rank: int, size: int, deadline: Deadline) 
         raise InvalidArgumentError(
             f"file://{folder}: rank {rank} counts {size} ranks, but {others[0]} (rank-size) is there"
         )
-    arrived = [r for r in range(size) if f"{r}-{size}" in names]
+    arrived = [r for r in range(size) if f"{r}-{ending}" in names]
     if over and len(arrived) < size:
         raise incomplete(arrived, size, deadline, f"file://{folder}")
 
@@ -130,14 +192,18 @@ def _enter(folder: Path, rank: int, size: int, value: bytes) -> int | None:
         private_files.create(opened, f"{rank}-taken")
         try:
             private_files.write(opened, f"{rank}-{size}", value)
+            _refuse_foreign(folder, os.listdir(opened))
         except BaseException:
-            os.unlink(f"{rank}-taken", dir_fd=opened)
+            for name in (f"{rank}-{size}", f"{rank}-taken"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=opened)
             raise
         entered = True
         return opened
     except FileNotFoundError:
         return None
     except FileExistsError:
+        _refuse_foreign(folder, os.listdir(opened))
         if private_files.exists(opened, f"{rank}-done") or not private_files.exists(opened, f"{rank}-taken"):
             return None
         raise InvalidArgumentError(

@@ -1,86 +1,124 @@
-"""A meeting over tcp: rank 0 listens until every rank has its answer; the others connect and retry until their timeout.
+"""A meeting over tcp: rank 0 listens until the end of the meeting; the others connect, retrying until their timeout, and stay.
 
 A rank sends {"rank", "size", "timeout"} with its value. It gets {"arrived": [ranks], "sizes": [bytes]} with all values one
-after the other, or with none if its timeout came first. If it is refused, it gets {"refused": why}. Only who has the token
-takes part, and nobody else can read or change what is said (`frames`).
+after the other, or with none if its timeout came first. If it is refused, it gets {"refused": why}. Each further exchange of the
+same meeting is the same again over the same connection, so nobody can come between two of them. Only who has the token takes
+part, and nobody else can read or change what is said (`frames`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from pyfab.core.deadline import Deadline, Looks
-from pyfab.core.errors import AccessDeniedError, InvalidArgumentError, OperationTimeout
+from pyfab.core.errors import AccessDeniedError, InvalidArgumentError, OperationTimeout, PeerLostError
 from pyfab.meeting import tokens
 from pyfab.meeting.acceptor import Acceptor
-from pyfab.meeting.frames import BACKLOG, Channel, WrongToken, join_address, shown
-from pyfab.meeting.ranks import incomplete
+from pyfab.meeting.frames import BACKLOG, Channel, NoToken, WrongToken, join_address, shown
+from pyfab.meeting.ranks import Exchange, Member, incomplete
 
 _MAX_VALUE = 1 << 20  # bytes per rank
-PATIENCE = 5.0  # seconds for which a token that does not fit is taken for one that is about to be replaced
+PATIENCE = (
+    5.0  # seconds for which a token that cannot be found is taken for that of a meeting that has just ended
+)
+
+
+class Place(NamedTuple):
+    """Where ranks meet. The name tells meetings with one token from each other; it may be empty."""
+
+    host: str
+    port: int
+    name: str = ""
+
+    @property
+    def service(self) -> str:
+        """What the ranks prove the token for."""
+        return f"meeting {self.name}" if self.name else "meeting"
+
+    def __str__(self) -> str:
+        return f"tcp://{join_address(self.host, self.port)}{self.name and '/'}{self.name}"
 
 
 class _Meeting:
-    """What rank 0 knows: the ranks that came, and their values. Every method may be called from any thread."""
+    """What rank 0 knows: the ranks that came, and the values of each exchange. Every method may be called from any thread."""
 
-    def __init__(self, size: int, where: str) -> None:
-        self.size, self.where = size, where
-        self.values: dict[int, bytes] = {}
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.over = False
+        self._exchanges: list[dict[int, bytes]] = []  # the values by rank
+        self._lines: dict[int, Channel] = {}  # to the ranks that are here
         self._talking = 0
         self._changed = threading.Condition()
 
-    def arrive(self, rank: Any, size: Any, value: bytes) -> str | None:
+    def enter(self, rank: Any, size: Any, channel: Channel) -> str | None:
         """Lets a rank in and returns None, or returns why not. ``again``: the meeting is over, its port will soon be free."""
         with self._changed:
-            if self.over or self.complete:
+            if self.over or len(self._lines) == self.size - 1:
                 return "again"
             if size != self.size:
                 return f"rank {shown(rank)} counts {shown(size)} ranks, rank 0 counts {self.size}"
             if not isinstance(rank, int) or not 0 <= rank < self.size:
                 return f"rank {shown(rank)} is none of 0 to {self.size - 1}"
-            if rank in self.values:
+            if rank == 0 or rank in self._lines:
                 return f"two processes call themselves rank {rank}"
-            self.values[rank] = value
-            self._changed.notify_all()
+            self._lines[rank] = channel
             return None
 
-    @property
-    def complete(self) -> bool:
-        return len(self.values) == self.size
-
-    def wait(self, timeout: float | None) -> bool:
+    def bring(self, turn: int, rank: int, value: bytes) -> None:
+        """Takes the value of a rank for one of the exchanges, which have numbers from 0 on."""
         with self._changed:
-            self._changed.wait_for(lambda: self.complete or self.over, timeout)
-            return self.complete
-
-    def talk(self, change: int) -> None:
-        with self._changed:
-            self._talking += change
+            self._of(turn)[rank] = value
             self._changed.notify_all()
 
+    def wait(self, turn: int, timeout: float | None) -> dict[int, bytes]:
+        """The values of an exchange, once all are there, or those that came."""
+        with self._changed:
+            values = self._of(turn)
+            self._changed.wait_for(lambda: len(values) == self.size or self.over, timeout)
+            return dict(values)
+
+    def _of(self, turn: int) -> dict[int, bytes]:
+        while len(self._exchanges) <= turn:
+            self._exchanges.append({})
+        return self._exchanges[turn]
+
+    @contextlib.contextmanager
+    def talk(self) -> Iterator[None]:
+        """While a rank waits for its answer."""
+        with self._changed:
+            self._talking += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._talking -= 1
+                self._changed.notify_all()
+
     def end(self) -> None:
-        """Ends the waiting of all, and waits a moment until they have been answered."""
+        """Ends the waiting of all, waits a moment until they have been answered, and ends their connections."""
         with self._changed:
             self.over = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._talking == 0, 2.0)
+            for channel in self._lines.values():
+                channel.end()
 
 
-def serve(host: str, port: int, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
+@contextlib.contextmanager
+def serve(place: Place, who: Member, deadline: Deadline) -> Iterator[Exchange]:
     """Rank 0's side: gathers the values and gives all of them to everybody."""
-    where = f"tcp://{join_address(host, port)}"
-    meeting = _Meeting(size, where)
-    meeting.arrive(rank, size, value)
+    meeting = _Meeting(who.size)
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+        listener = socket.create_server((place.host, place.port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise InvalidArgumentError(
-            f"rank 0 cannot listen on {where}: {error.strerror or error}. Choose a free port and an address of the machine"
+            f"rank 0 cannot listen on {place}: {error.strerror or error}. Choose a free port and an address of the machine"
             " that runs rank 0, with rendezvous= or PYFAB_RENDEZVOUS"
         ) from error
     try:
@@ -88,72 +126,121 @@ def serve(host: str, port: int, rank: int, size: int, value: bytes, deadline: De
     except BaseException:
         listener.close()
         raise
-    acceptor = Acceptor(listener, token, lambda channel: _answer(channel, meeting), expected=size)
+    turns = iter(range(1 << 30))
+
+    def exchange(value: bytes) -> list[bytes]:
+        turn = next(turns)
+        meeting.bring(turn, 0, value)
+        values = meeting.wait(turn, deadline.remaining())
+        if len(values) < who.size:
+            hint = f". Only processes of this user on this host can come; for others, {tokens.WHAT_TO_SET}"
+            raise incomplete(values, who.size, deadline, str(place), hint if token.name else "")
+        return [values[rank] for rank in range(who.size)]
+
+    acceptor = Acceptor(
+        listener, token, place.service, lambda channel: _answer(channel, meeting), expected=who.size
+    )
     acceptor.start()
     try:
-        meeting.wait(deadline.remaining())
+        yield exchange
     finally:
         meeting.end()
         acceptor.close()
-    if not meeting.complete:
-        hint = f". Only processes of this user on this host can come; for others, {tokens.WHAT_TO_SET}"
-        raise incomplete(meeting.values, size, deadline, where, hint if token.name else "")
-    return [meeting.values[r] for r in range(size)]
 
 
 def _answer(channel: Channel, meeting: _Meeting) -> None:
-    """Answers one rank, on rank 0's side of the connection."""
+    """Answers one rank as often as it comes, on rank 0's side of the connection."""
     header, value = channel.receive(Deadline(10), _MAX_VALUE)
-    meeting.talk(+1)
+    rank = header.get("rank")
+    refused = meeting.enter(rank, header.get("size"), channel)
+    if refused:
+        channel.send({"refused": refused}, deadline=Deadline(10))
+        return
+    assert isinstance(rank, int)
+    turn = 0
+    while True:
+        with meeting.talk():
+            meeting.bring(turn, rank, value)
+            patience = header.get("timeout")
+            bounded = isinstance(patience, (int, float)) and 0 <= patience < 1e9
+            came = meeting.wait(turn, patience if bounded else None)
+            if meeting.over and 0 not in came:
+                return  # rank 0 has ended before it came to this exchange
+            values = [came[r] for r in range(meeting.size)] if len(came) == meeting.size else []
+            answer = {"arrived": sorted(came), "sizes": [len(value) for value in values]}
+            channel.send(answer, b"".join(values), deadline=Deadline(10))
+        header, value = channel.receive(Deadline(None), _MAX_VALUE)
+        turn += 1
+
+
+@contextlib.contextmanager
+def call(place: Place, who: Member, deadline: Deadline) -> Iterator[Exchange]:
+    """The others' side: brings values and waits for all of them."""
+    lines: list[Channel] = []  # the connection, once rank 0 has let this rank in
+
+    def exchange(value: bytes) -> list[bytes]:
+        if not lines:
+            channel, answer, values = _enter(place, who, value, deadline)
+            lines.append(channel)
+        else:
+            try:
+                answer, values = _ask(lines[0], who, value, deadline)
+            except TimeoutError:
+                raise OperationTimeout(
+                    f"rank 0 of {who.size} did not answer at {place} within {deadline}"
+                ) from None
+            except ConnectionError as error:
+                raise PeerLostError(
+                    f"rank 0 of {who.size} ended the meeting at {place} before all ranks had met: {error}"
+                ) from error
+        return _unpack(answer, values, who.size, deadline, str(place))
+
     try:
-        refused = meeting.arrive(header.get("rank"), header.get("size"), value)
-        if refused:
-            channel.send({"refused": refused}, deadline=Deadline(10))
-            return
-        patience = header.get("timeout")
-        bounded = isinstance(patience, (int, float)) and 0 <= patience < 1e9
-        complete = meeting.wait(patience if bounded else None)
-        values = [meeting.values[r] for r in range(meeting.size)] if complete else []
-        answer = {"arrived": sorted(meeting.values), "sizes": [len(value) for value in values]}
-        channel.send(answer, b"".join(values), deadline=Deadline(10))
+        yield exchange
     finally:
-        meeting.talk(-1)
+        for channel in lines:
+            channel.close()
 
 
-def call(host: str, port: int, rank: int, size: int, value: bytes, deadline: Deadline) -> list[bytes]:
-    """The others' side: brings a value and waits for all of them."""
-    where = f"tcp://{join_address(host, port)}"
-    problem, wrong = "no time to try", 0.0
+def _ask(channel: Channel, who: Member, value: bytes, deadline: Deadline) -> tuple[dict[str, Any], bytes]:
+    header = {"rank": who.rank, "size": who.size, "timeout": deadline.remaining()}
+    channel.send(header, value, deadline=deadline)
+    return channel.receive(_after(deadline), max_body=_MAX_VALUE * who.size)
+
+
+def _enter(
+    place: Place, who: Member, value: bytes, deadline: Deadline
+) -> tuple[Channel, dict[str, Any], bytes]:
+    """Comes to the meeting with a first value: the connection, and rank 0's answer."""
+    problem, unknown = "no time to try", 0.0
     looks = Looks(deadline)
     while not deadline.over:
         try:
-            channel = Channel.connect(host, port, None, deadline)
-            try:
-                channel.send(
-                    {"rank": rank, "size": size, "timeout": deadline.remaining()}, value, deadline=deadline
-                )
-                answer, values = channel.receive(_after(deadline), max_body=_MAX_VALUE * size)
-            finally:
-                channel.close()
-            refused = answer.get("refused")
-            if refused and refused != "again":
-                raise InvalidArgumentError(f"{where}: {refused}")
-            if not refused:
-                return _unpack(answer, values, size, deadline, where)
+            channel = Channel.connect(place.host, place.port, place.service, None, deadline)
+            with contextlib.ExitStack() as undo:
+                undo.callback(channel.close)
+                answer, values = _ask(channel, who, value, deadline)
+                refused = answer.get("refused")
+                if refused and refused != "again":
+                    raise InvalidArgumentError(f"{place}: {refused}")
+                if not refused:
+                    undo.pop_all()
+                    return channel, answer, values
             problem = "its former meeting goes on"
-        except WrongToken as error:
-            # Between two meetings of a group the listener is another one, with another token. Its file may be gone
-            # since its name was read, and somebody else may have the port for a moment.
-            wrong = wrong or time.monotonic() + PATIENCE
-            if time.monotonic() > wrong or tokens.stated(None):
+        except NoToken as error:
+            # The listener may be that of a meeting which has just ended here, and whose token is gone.
+            unknown = unknown or time.monotonic() + PATIENCE
+            if time.monotonic() > unknown:
                 raise AccessDeniedError(str(error)) from None
             problem = str(error)
+        except WrongToken as error:
+            raise AccessDeniedError(str(error)) from None
         except (AccessDeniedError, InvalidArgumentError, OperationTimeout):
             raise
         except OSError as error:
             problem = error.strerror or str(error)
         looks.pause()
-    raise OperationTimeout(f"rank 0 of {size} did not answer at {where} within {deadline}: {problem}")
+    raise OperationTimeout(f"rank 0 of {who.size} did not answer at {place} within {deadline}: {problem}")
 
 
 def _after(deadline: Deadline) -> Deadline:

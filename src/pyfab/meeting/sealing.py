@@ -12,11 +12,13 @@ import hmac
 import secrets
 
 import numpy as np
+from pyfab import versions
 
 TAG_BYTES = 32
 """What sealing adds to a frame of a `Direction`."""
 
 _NONCE_BYTES = 16
+_LABEL = b"pyfab %d" % versions.SEAL
 
 
 class Tampered(ConnectionError):
@@ -25,7 +27,7 @@ class Tampered(ConnectionError):
 
 def derive(secret: bytes, *parts: bytes) -> bytes:
     """A key of 32 bytes for one purpose. Their lengths count, so no two lists of parts give the same."""
-    message = b"".join(len(part).to_bytes(8, "little") + part for part in (b"pyfab 2", *parts))
+    message = b"".join(len(part).to_bytes(8, "little") + part for part in (_LABEL, *parts))
     return hmac.digest(secret, message, "sha256")
 
 

@@ -19,7 +19,7 @@ _logger = logging.getLogger("pyfab.security")
 
 
 class Event(Enum):
-    """The kinds of lines; a flood of one kind hides none of another."""
+    """The kinds of lines; a flood of one kind hides none of another. The core's are those of `_core.security_events`."""
 
     REFUSED = "another token"
     KEY = "another key"
@@ -49,20 +49,9 @@ _rates = {event: _Rate() for event in Event}
 _lock = threading.Lock()
 
 
-_OF_THE_CORE = {
-    "refused_keys": Event.KEY,
-    "dropped_callers": Event.LIMIT,
-    "late_handshakes": Event.DEADLINE,
-    "broken_protocols": Event.PROTOCOL,
-    "half_frames": Event.DEADLINE,
-    "limits": Event.LIMIT,
-}
-"""By the names of `Domain.stats()["security"]`."""
-
-
-def tell_note(name: str, source: str, what: str, count: int) -> None:
-    """Logs what the core has seen `count` times. The core calls this from a thread of its own."""
-    tell(_OF_THE_CORE[name], source, what if count == 1 else f"{what} ({count} times)")
+def tell_note(kind: str, source: str, what: str, count: int) -> None:
+    """Logs what the core has seen `count` times. The core calls this, from a thread of its own or in a call of the program."""
+    tell(Event(kind), source, what if count == 1 else f"{what} ({count} times)")
 
 
 def tell(event: Event, source: str, what: str) -> None:

@@ -15,6 +15,7 @@ import re
 import secrets
 from typing import NamedTuple
 
+from pyfab import _core
 from pyfab.core.errors import AccessDeniedError, InvalidArgumentError
 from pyfab.meeting import private_files
 from pyfab.meeting.sealing import derive
@@ -33,6 +34,10 @@ class WrongToken(ConnectionError):
 
 class NoToken(WrongToken):
     """Nobody has told this side the other one's token."""
+
+
+class WrongPlace(WrongToken):
+    """The call was for another service, or for another address."""
 
 
 class Token(NamedTuple):
@@ -96,30 +101,36 @@ def for_client(token: str | None, name: str, whose: str) -> str:
 
 def data_key(secret: str) -> bytes | None:
     """The authorization key of domains whose both sides have that token."""
-    return derive(as_key(secret), b"data") if secret else None
+    return derive(stretched(secret), b"data") if secret else None
 
 
-def as_key(secret: str) -> bytes:
-    """The bytes of a token. What the environment gives may be no UTF-8."""
-    return secret.encode(errors="surrogateescape")
+def stretched(secret: str) -> bytes:
+    """What is used of a token in place of itself, so that each guess at a weak one takes long; empty if there is none.
+
+    It takes some 20 ms once per process and token.
+    """
+    return _core.stretched_key(
+        secret.encode(errors="surrogateescape")
+    )  # the environment may hold what is no UTF-8
 
 
 def announced(secret: str) -> str:
     """What a server prints once about a token that it has made."""
-    return f"token for other hosts and users: {secret} (--token or PYFAB_TOKEN; this user's processes here find it)"
+    return f"token for other hosts and users: {secret} (PYFAB_TOKEN or --token-file; this user's processes here find it)"
 
 
 def find(name: str) -> str | None:
     """The token in the file of that name, which this user's processes on this host have made; None if there is none."""
     if not _NAME.fullmatch(name):
         return None
-    for path in private_files.own_folders():
-        with contextlib.suppress(OSError):  # it may be missing, or belong to whom this process was before
-            folder = private_files.open_folder(path, str(path))
-            try:
-                return private_files.read(folder, name, str(path)).decode("ascii", errors="replace")
-            finally:
-                os.close(folder)
+    with contextlib.suppress(OSError):  # there may be none
+        for path in private_files.own_folders():
+            with contextlib.suppress(OSError):  # it may be missing
+                folder = private_files.open_folder(path, str(path))
+                try:
+                    return private_files.read(folder, name, str(path)).decode("ascii", errors="replace")
+                finally:
+                    os.close(folder)
     return None
 
 
@@ -136,17 +147,14 @@ def _made() -> Token:
 
 
 def _folder() -> int:
-    problems = []
-    for path in private_files.own_folders():
-        try:
-            private_files.make_folder(path)
-            return private_files.open_folder(path, str(path))
-        except OSError as error:
-            problems.append(error.strerror or str(error))
-    raise AccessDeniedError(
-        f"there is no place for a token that only this user's processes can read: {'; '.join(problems)}."
-        " Set PYFAB_TOKEN, or XDG_RUNTIME_DIR or TMPDIR to a folder of your own"
-    )
+    try:
+        path = private_files.own_folders()[0]
+        return private_files.open_folder(path, str(path))
+    except OSError as error:
+        raise AccessDeniedError(
+            f"there is no place for a token that only this user's processes can read: {error.strerror or error}."
+            " Set PYFAB_TOKEN, or XDG_RUNTIME_DIR or TMPDIR to a folder of your own"
+        ) from None
 
 
 def _sweep(folder: int) -> None:
@@ -164,10 +172,11 @@ def _sweep(folder: int) -> None:
 
 
 def _remove(name: str) -> None:
-    for path in private_files.own_folders():
-        with contextlib.suppress(OSError):
-            folder = private_files.open_folder(path, str(path))
-            try:
-                os.unlink(name, dir_fd=folder)
-            finally:
-                os.close(folder)
+    with contextlib.suppress(OSError):
+        for path in private_files.own_folders():
+            with contextlib.suppress(OSError):
+                folder = private_files.open_folder(path, str(path))
+                try:
+                    os.unlink(name, dir_fd=folder)
+                finally:
+                    os.close(folder)

@@ -15,8 +15,8 @@ import pyfab
 from pyfab.core.deadline import Deadline
 from pyfab.core.errors import AccessDeniedError, FabricError
 from pyfab.meeting import tokens
-from pyfab.meeting.frames import Channel, Header, NoToken, WrongToken, join_address
-from pyfab.testing._sides import ENDING
+from pyfab.meeting.frames import Channel, Header, NoToken, WrongPlace, WrongToken, join_address
+from pyfab.testing._sides import ENDING, SERVICE
 from pyfab.testing._stream import SealedConnection, Stream
 
 _PATIENCE = 20.0  # seconds that an agent has for each step
@@ -59,16 +59,18 @@ class RemoteAgent:
     def connect(self) -> Channel:
         """A connection on which both sides have proven the token."""
         try:
-            channel = Channel.connect(self.host, self.port, self.token, Deadline(_PATIENCE))
+            channel = Channel.connect(self.host, self.port, SERVICE, self.token, Deadline(_PATIENCE))
             self.token = channel.token
             return channel
         except NoToken as error:
             raise AccessDeniedError(str(error)) from None
         except FabricError:  # of the token
             raise
+        except WrongPlace as error:
+            raise AccessDeniedError(str(error)) from None
         except WrongToken:
             raise AccessDeniedError(
-                f"the agent at {self} has another token; give both sides the same --token or PYFAB_TOKEN"
+                f"the agent at {self} has another token; give both sides the same, by PYFAB_TOKEN or --token-file"
             ) from None
         except OSError as error:
             raise ConnectionError(

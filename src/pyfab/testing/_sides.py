@@ -17,6 +17,9 @@ from pyfab.launch.child import LEAVE_CTRL_C
 from pyfab.testing._stream import Stream
 from pyfab.testing._target import serve
 
+SERVICE = "pyfab agent"
+"""What callers of an agent prove the token for."""
+
 ENDING = 60  # seconds that a side has to end
 
 

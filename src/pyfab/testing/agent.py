@@ -32,7 +32,7 @@ from pyfab.meeting import tokens
 from pyfab.meeting.acceptor import Acceptor
 from pyfab.meeting.frames import Channel, Header, join_address, listen, shown
 from pyfab.testing._facts import facts
-from pyfab.testing._sides import ENDING, start_process, suspend
+from pyfab.testing._sides import ENDING, SERVICE, start_process, suspend
 
 DEFAULT_PORT = 29480
 _PATIENCE = 10.0  # seconds that a client has for each step
@@ -59,7 +59,7 @@ class Agent:
         host, port = listener.getsockname()[:2]
         self.address = join_address(host, port)
         try:
-            self._acceptor = Acceptor(listener, tokens.for_server(token), self._talk)
+            self._acceptor = Acceptor(listener, tokens.for_server(token), SERVICE, self._talk)
         except BaseException:
             listener.close()
             raise

@@ -19,6 +19,7 @@ from pyfab.core.domain import Domain
 from pyfab.core.region import RemoteRegion
 from pyfab.meeting import tokens
 from pyfab.meeting.frames import Channel, Header
+from pyfab.tools.serve import SERVICE
 
 if TYPE_CHECKING:
     from pyfab.core.endpoint import Operation
@@ -37,7 +38,7 @@ class ArrayClient:
 
     def __init__(self, address: str, token: str | None = None) -> None:
         start = f"pyfab serve FILE --listen {address}"
-        self._channel = Channel.call(address, token, Deadline(_PATIENCE), start)
+        self._channel = Channel.call(address, SERVICE, token, Deadline(_PATIENCE), start)
 
     def names(self) -> dict[str, dict[str, Any]]:
         """Name → {"shape": [...], "dtype": "..."}."""

@@ -31,6 +31,9 @@ from pyfab.meeting import tokens
 from pyfab.meeting.acceptor import Acceptor
 from pyfab.meeting.frames import Channel, Header, join_address, listen, open_to, shown
 
+SERVICE = "pyfab serve"
+"""What callers prove the token for."""
+
 _PATIENCE = 10.0  # seconds that a client has for each message
 
 
@@ -59,7 +62,7 @@ class ArrayServer:
             self._endpoint = undo.enter_context(domain.endpoint())
             for name, array in self.arrays.items():
                 self._regions[name] = undo.enter_context(domain.register(array, Access.REMOTE_READ))
-            acceptor = Acceptor(listener, self.token, self._talk)
+            acceptor = Acceptor(listener, self.token, SERVICE, self._talk)
             acceptor.start()
             undo.callback(acceptor.close)
             self._resources = undo.pop_all()

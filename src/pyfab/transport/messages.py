@@ -11,16 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 from pyfab._core import Operation
 from pyfab.core.buffers import bytes_of
-from pyfab.core.errors import ClosedError, FabricError, InvalidArgumentError, NotSupportedError
+from pyfab.core.errors import (
+    AGAIN,
+    CanceledError,
+    ClosedError,
+    FabricError,
+    InvalidArgumentError,
+    NotSupportedError,
+)
 from pyfab.transport.module import Module
-from pyfab.transport.operations import AGAIN, Callback, Operations, Outcome, Request
+from pyfab.transport.operations import Callback, Operations, Outcome, Request
 from pyfab.transport.peers import Peers, TransportPeer
 from pyfab.transport.settings import Tunables
 
 __all__ = ["Handler", "Messages"]
 
 _HEADER = struct.Struct("<BxxxI")  # tag and length of a message
-_CLOSED, _CANCELED = 9, 125
+_ENDED = (ClosedError.code, CanceledError.code)
 
 Then: TypeAlias = tuple[Callback | None, Any, Any]
 """What follows the end of a message: the callback, and the two values that come with it."""
@@ -106,7 +113,7 @@ class Messages:
     def _received(self, operation: Operation, which: int, number: int, buffer: NDArray[np.uint8]) -> None:
         module = self._peers.modules[which]
         error = operation.exception(0)
-        if self._peers.closed or (error is not None and error.errno in (_CLOSED, _CANCELED)):
+        if self._peers.closed or (error is not None and error.errno in _ENDED):
             return
         message = b"" if error is not None else buffer[: operation.result(0).nbytes].tobytes()
         source = -1 if error is not None else int(operation.result(0).source)

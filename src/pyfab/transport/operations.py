@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pyfab._core import Context, Operation
 from pyfab.core.errors import (
+    AGAIN,
     FabricError,
     InvalidArgumentError,
     NotSupportedError,
@@ -23,9 +24,8 @@ from pyfab.transport.ordering import Turn
 from pyfab.transport.peers import Peers, TransportPeer
 from pyfab.transport.settings import Tunables
 
-__all__ = ["AGAIN", "Callback", "Operations", "Outcome", "Request", "RequestFields"]
+__all__ = ["Callback", "Operations", "Outcome", "Request", "RequestFields"]
 
-AGAIN = 11  # EAGAIN: there is no room for another operation
 
 Callback: TypeAlias = Callable[[FabricError | None, Any, Any], object]
 Start: TypeAlias = Callable[[Context, int, Module], Operation]

@@ -17,6 +17,7 @@ from pyfab.core.dmabuf import DmaBuf
 from pyfab.core.domain import Domain
 from pyfab.core.enums import Access, AtomicOp, MRMode
 from pyfab.core.errors import (
+    NO_DATA,
     BusyError,
     FabricError,
     InvalidArgumentError,
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from pyfab.transport.settings import Limits
 
 __all__ = ["Transport"]
-
-_NO_DATA = 61  # FI_ENODATA
 
 
 class Transport:
@@ -111,14 +110,14 @@ class Transport:
                 raise InvalidArgumentError(f"{len(spec)} links: a transport has 1 to {MOST_MODULES} modules")
             if mr_mode & REFUSED_MODES:
                 raise FabricError(
-                    _NO_DATA,
+                    NO_DATA,
                     f"mr_mode={mr_mode!r} demands {mr_mode & REFUSED_MODES!r}, which a transport does not meet",
                 )
             return spec
         found, self.candidates = candidates(self.tunables, mr_mode)
         if not found:
             looked = "; ".join(f"{link}: {reason}" for link, _, reason in self.candidates) or "none was found"
-            raise FabricError(_NO_DATA, f"no link can carry a transport ({looked})")
+            raise FabricError(NO_DATA, f"no link can carry a transport ({looked})")
         return slice_of(found, local_rank, local_size)[:MOST_MODULES]
 
     # --- what there is

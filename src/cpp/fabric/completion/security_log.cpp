@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/process/process.h"
+#include "base/process/worker.h"
 
 namespace fab {
 namespace {
@@ -25,6 +27,26 @@ struct SecurityLog::State {
   std::vector<Note> notes;
   Clock::time_point told{};  // when the thread was last woken
 };
+
+// A child of fork() has no thread of its parent's, so it gets one of its own.
+struct SecurityLog::Teller {
+  const std::uint32_t generation = fork_generation();
+  Worker<Work> worker{"pyfab-security", &tell_notes};
+};
+std::atomic<SecurityLog::Teller*> SecurityLog::teller{nullptr};
+
+SecurityLog::Teller& SecurityLog::this_teller() {
+  Teller* found = teller.load();
+  if (found && found->generation == fork_generation()) return *found;
+  auto made = std::make_unique<Teller>();
+  if (teller.compare_exchange_strong(found, made.get())) return *made.release();
+  return *found;  // another thread was first
+}
+
+void SecurityLog::finish() noexcept {
+  Teller* const found = teller.load();
+  if (found && found->generation == fork_generation()) found->worker.stop();
+}
 
 void SecurityLog::set_outlet(Outlet outlet) noexcept { security_outlet = outlet; }
 
@@ -46,7 +68,7 @@ void SecurityLog::note(SecurityEvent event, std::string_view source, const char*
     state_->told = now;
   }
   Worker<Work>::Items work{state_};
-  worker_.push(work, true);
+  this_teller().worker.push(work, true);
 } catch (const std::exception&) {
   return;
 }
@@ -71,7 +93,5 @@ void SecurityLog::tell() noexcept {
   Work state = state_;  // outlives the log, which the outlet may destroy
   tell_notes(state);
 }
-
-void SecurityLog::stop() noexcept { worker_.stop(); }
 
 }  // namespace fab

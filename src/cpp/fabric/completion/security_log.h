@@ -1,14 +1,13 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-
-#include "base/process/worker.h"
 
 namespace fab {
 
@@ -22,12 +21,27 @@ enum class SecurityEvent : std::uint8_t {
   limit,       // a stream that is beyond a limit
 };
 
+// How the program names them: in statistics, and as a kind of line in the log (pyfab.meeting.security_log).
+struct SecurityEventNames {
+  const char* count;
+  const char* kind;
+};
+inline constexpr std::array<SecurityEventNames, 6> kSecurityEvents = {{
+    {"refused_keys", "another key"},
+    {"dropped_callers", "limit reached"},
+    {"late_handshakes", "deadline passed"},
+    {"broken_protocols", "protocol broken"},
+    {"half_frames", "deadline passed"},
+    {"limits", "limit reached"},
+}};  // by SecurityEvent
+static_assert(kSecurityEvents.size() == static_cast<std::size_t>(SecurityEvent::limit) + 1);
+
 // Counts such events, and tells the program of them (log `pyfab.security`). What waits to be told is bounded:
 // events of one kind from one source are one note. Thread-safe, and meant to be called under any lock: the
-// program is told by a thread of its own, which the first event starts.
+// program is told by a thread, which the first event of the process starts, and for which no log waits.
 class SecurityLog final {
  public:
-  static constexpr std::size_t kEvents = 6;
+  static constexpr std::size_t kEvents = kSecurityEvents.size();
   struct Note {
     SecurityEvent event{};
     std::string source{};   // where from: an address without its port
@@ -37,6 +51,9 @@ class SecurityLog final {
   // Takes notes, without a lock. Must not throw.
   using Outlet = void (*)(std::span<const Note> notes);
   static void set_outlet(Outlet outlet) noexcept;  // of this process
+  // Ends the thread, which tells first what it has been given; from now on there is only tell(). For the end
+  // of the process.
+  static void finish() noexcept;
 
   // `threaded`: without, the program is told in tell() only (manual progress).
   explicit SecurityLog(bool threaded);
@@ -44,16 +61,17 @@ class SecurityLog final {
   void note(SecurityEvent event, std::string_view source, const char* what) noexcept;
   std::array<std::uint64_t, kEvents> counts() const noexcept;
   void tell() noexcept;  // tells what waits, in this thread
-  void stop() noexcept;  // ends the thread; what it has not told waits for tell()
 
  private:
   struct State;
   using Work = std::shared_ptr<State>;
+  struct Teller;
+  static std::atomic<Teller*> teller;  // the thread of this process; never destroyed
+  static Teller& this_teller();
   static void tell_notes(Work& state) noexcept;
 
   const bool threaded_;
   const Work state_;  // shared with the thread, which may outlive the log
-  Worker<Work> worker_{"pyfab-security", &tell_notes};
 };
 
 }  // namespace fab

@@ -244,7 +244,6 @@ void DomainCore::close(bool force) {
   const auto self = weak_from_this().lock();  // null: from the destructor
   contexts_.close_all(self == nullptr);
   contexts_.end_thread(self);
-  security.stop();
 }
 
 }  // namespace fab

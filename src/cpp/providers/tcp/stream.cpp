@@ -84,6 +84,7 @@ void TcpStream::on_attempt(PendingConnection& attempt) noexcept {
 
 void TcpStream::attempt_failed(Errc error) noexcept {
   attempt_.reset();
+  if (error == Errc::protocol) note(SecurityEvent::protocol, "what answered a call is no handshake");
   if (deferred_) {
     endpoint_->admit(std::move(deferred_));
     error = Errc::no_memory;  // told only if that opened no connection
@@ -240,6 +241,8 @@ bool TcpStream::take_in() noexcept {
     any = true;
     received_ += static_cast<std::size_t>(got);
     if (const Errc error = session_.received(static_cast<std::size_t>(got)); error != Errc::ok) {
+      if (error == Errc::protocol) note(SecurityEvent::protocol, "what came on its stream is no frame");
+      if (error == Errc::no_memory) note(SecurityEvent::limit, "memory for what came on its stream");
       fail(error);
       return true;
     }
@@ -331,8 +334,6 @@ void TcpStream::disconnect() noexcept {
 void TcpStream::fail(Errc error) noexcept {
   if (state_ != Errc::ok) return;
   TcpEndpoint& endpoint = *endpoint_;
-  if (error == Errc::protocol) note(SecurityEvent::protocol, "what came on its stream is no frame");
-  if (error == Errc::no_memory) note(SecurityEvent::limit, "memory for what came on its stream, or is owed");
   const PeerId peer = session_.sender().handle();
   const bool rail = session_.one_of_several(), stood = open();
   endpoint.retire(*this);

@@ -59,8 +59,12 @@ void close_all() {
   const auto domains = std::exchange(opened_domains().domains, {});
   lock.unlock();
   for (const auto& opened : domains) {
-    if (const auto domain = opened.lock()) domain->close(true);
+    const auto domain = opened.lock();
+    if (!domain) continue;
+    domain->close(true);
+    if (!domain->inherited()) domain->security.tell();
   }
+  SecurityLog::finish();
 }
 
 py::dict registrations(const DomainCore& domain) {

@@ -1,14 +1,8 @@
-#include <array>
-
 #include "fabric/completion/security_log.h"
 #include "python/bind.h"
 
 namespace fab::python {
 namespace {
-
-// By SecurityEvent.
-constexpr std::array<const char*, SecurityLog::kEvents> kSecurityEvents = {
-    "refused_keys", "dropped_callers", "late_handshakes", "broken_protocols", "half_frames", "limits"};
 
 // Tells the log `pyfab.security`. The caller does not hold the GIL.
 void log_security(std::span<const SecurityLog::Note> notes) {
@@ -17,7 +11,8 @@ void log_security(std::span<const SecurityLog::Note> notes) {
   try {
     const py::object tell = py::module_::import("pyfab.meeting.security_log").attr("tell_note");
     for (const SecurityLog::Note& note : notes)
-      tell(kSecurityEvents[static_cast<std::size_t>(note.event)], shown(note.source), note.what, note.count);
+      tell(kSecurityEvents[static_cast<std::size_t>(note.event)].kind, shown(note.source), note.what,
+           note.count);
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable("the log pyfab.security");
   }
@@ -27,7 +22,7 @@ py::dict security_stats(DomainCore& domain) {
   WithoutGil::run([&] { domain.security.tell(); });
   py::dict out;
   const auto counts = domain.security.counts();
-  for (std::size_t i = 0; i < counts.size(); ++i) out[kSecurityEvents[i]] = counts[i];
+  for (std::size_t i = 0; i < counts.size(); ++i) out[kSecurityEvents[i].count] = counts[i];
   return out;
 }
 
@@ -35,6 +30,9 @@ py::dict security_stats(DomainCore& domain) {
 
 void bind_security(py::module_& m) {
   SecurityLog::set_outlet(&log_security);
+  py::dict events;  // the kind of line that tells each count
+  for (const auto& [count, kind] : kSecurityEvents) events[count] = kind;
+  m.attr("security_events") = events;
   m.def("security_stats", &security_stats, py::arg("domain"),
         "Tells the log what it has not been told yet, and returns the counts of all that has happened.");
 }

@@ -9,12 +9,11 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pyfab.core.errors import FabricError, InvalidArgumentError
+from pyfab.core.errors import NO_DATA, FabricError, InvalidArgumentError
 
 __all__ = ["Services", "pack", "symmetric"]
 
 getaddrinfo = socket.getaddrinfo
-_NO_DATA = 61
 _Host = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -55,7 +54,7 @@ def _resolve(node: str, service: str | None, family: int) -> tuple[_Host, int]:
         found = getaddrinfo(node, service, family, socket.SOCK_STREAM)
     except OSError as error:
         raise FabricError(
-            _NO_DATA, f"node={node!r}, service={service!r} cannot be resolved: {error.strerror}"
+            NO_DATA, f"node={node!r}, service={service!r} cannot be resolved: {error.strerror}"
         ) from None
     host, port = found[0][4][:2]
     return ipaddress.ip_address(host), int(port)

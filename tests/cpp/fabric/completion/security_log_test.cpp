@@ -2,7 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <future>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -53,7 +55,21 @@ TEST_CASE("a flood from many sources is counted, and what waits to be told is bo
   CHECK(log.counts()[static_cast<std::size_t>(SecurityEvent::caller_dropped)] == 10'000);
 }
 
-TEST_CASE("the program is told by a thread, and nothing is lost when that ends") {
+TEST_CASE("a log ends while the program is told, and waits for nothing") {
+  static std::promise<void> began, may_end;
+  SecurityLog::set_outlet([](std::span<const SecurityLog::Note>) {
+    began.set_value();
+    may_end.get_future().wait();
+  });
+  {
+    SecurityLog log(true);
+    log.note(SecurityEvent::limit, "x", "too many");
+    began.get_future().wait();
+  }
+  may_end.set_value();
+}
+
+TEST_CASE("the program is told by a thread, and nothing is lost when a log ends") {
   SecurityLog::set_outlet(&tell_test);
   SecurityLog log(true);
   std::vector<std::thread> threads;
@@ -62,8 +78,8 @@ TEST_CASE("the program is told by a thread, and nothing is lost when that ends")
       for (int j = 0; j < 1000; ++j) log.note(SecurityEvent::limit, "x", "too many");
     });
   for (std::thread& thread : threads) thread.join();
-  log.stop();
   log.tell();
+  SecurityLog::finish();  // waits for what the thread tells
   std::uint64_t count = 0;
   for (const auto& note : take_told()) count += note.count;
   CHECK(count == 4000);

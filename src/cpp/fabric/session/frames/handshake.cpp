@@ -1,9 +1,12 @@
 #include "fabric/session/frames/handshake.h"
 
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/bytes/random.h"
 #include "base/bytes/wire.h"
+#include "fabric/types/versions.h"
 
 namespace fab {
 namespace {
@@ -27,18 +30,18 @@ Digest key_proof(const std::string& secret, const std::string& text) {
   return secret.empty() ? Digest{} : hmac_sha256(secret, text);
 }
 
-const char* purpose_of(ProofKind kind) noexcept {
+std::string_view purpose_of(ProofKind kind) noexcept {
   switch (kind) {
     case ProofKind::called_id:
-      return "pyfab 3 id of the called side";
+      return "id of the called side";
     case ProofKind::caller_id:
-      return "pyfab 3 id of the caller";
+      return "id of the caller";
     case ProofKind::caller_key:
-      return "pyfab 3 key of the caller";
+      return "key of the caller";
     case ProofKind::called_key:
       break;
   }
-  return "pyfab 3 key of the called side";
+  return "key of the called side";
 }
 
 }  // namespace
@@ -46,7 +49,7 @@ const char* purpose_of(ProofKind kind) noexcept {
 std::string text_of_proof(ProofKind kind, std::string_view transcript) {
   const Digest said = sha256(transcript);
   return WireWriter()
-      .put_bytes(purpose_of(kind))
+      .put_bytes("pyfab " + std::to_string(versions::kWire) + " " + std::string(purpose_of(kind)))
       .raw({reinterpret_cast<const char*>(said.data()), said.size()})
       .take();
 }
