@@ -39,6 +39,7 @@ class DrawnRegion(NamedTuple):
     rights: str
     key: str
     remote: bool  # whether peers have any right
+    grants: tuple[str, ...] = ()  # what each of its grants gives away
 
 
 def regions_map(regions: Iterable[DrawnRegion]) -> Drawing:
@@ -50,6 +51,7 @@ def regions_map(regions: Iterable[DrawnRegion]) -> Drawing:
     shapes, lines = [_text(12, 20, title, "title")], [title]
     rights: list[tuple[int, str]] = []
     y, column = 34, 0.0
+    noted = 0  # where the longest of the grants ends
     end: int | None = None
     for region in shown:
         if end is not None and region.address != end:
@@ -68,13 +70,18 @@ def regions_map(regions: Iterable[DrawnRegion]) -> Drawing:
         rights.append((y + 14, f"{region.rights}; key {region.key}"))
         lines.append(f"{region.address:#x}  {label}  {region.rights}  key {region.key}")
         y += 24
+        for grant in region.grants:
+            shapes.append(_text(180, y + 8, f"grants {grant}", "note"))
+            lines.append(f"    grants {grant}")
+            noted = max(noted, 200 + 7 * len(grant))
+            y += 16
     shapes += [_text(column, at, text) for at, text in rights]
     if len(ordered) > len(shown):
         lines.append(f"and {len(ordered) - len(shown)} more")
         shapes.append(_text(176, y + 14, lines[-1], "note"))
         y += 20
     wide = column + 20 + 8 * max((len(text) for _, text in rights), default=0)
-    return Drawing(_svg(max(wide, 320), y + 12, shapes), "\n".join(lines))
+    return Drawing(_svg(max(wide, noted, 320), y + 12, shapes), "\n".join(lines))
 
 
 class DrawnLink(NamedTuple):

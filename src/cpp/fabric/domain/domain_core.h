@@ -12,6 +12,7 @@
 #include "fabric/completion/security_log.h"
 #include "fabric/context/context_set.h"
 #include "fabric/domain/auth_numbers.h"
+#include "fabric/domain/grant_clock.h"
 #include "fabric/domain/memory_region.h"
 #include "fabric/domain/registration_queue.h"
 #include "fabric/memory/local_regions.h"
@@ -44,6 +45,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // Asynchronous if an event queue is bound (registrations().bind()): one event tells of the end.
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
   RegistrationQueue& registrations() noexcept { return registrations_; }
+  GrantClock& grant_clock() noexcept { return grant_clock_; }
   PostRules& post_rules() noexcept { return post_rules_; }
   AuthNumbers& auth_numbers() noexcept { return auth_numbers_; }
   ContextSet& contexts() noexcept { return contexts_; }
@@ -101,6 +103,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   SecurityLog security;  // what strangers and peers did that ended their connections
 
  private:
+  friend class Grant;
   friend class MemoryRegion;
   explicit DomainCore(DomainOptions options);
 
@@ -133,6 +136,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::uint32_t counters_used_ = 0;
   std::atomic<bool> closed_{false};
   RegistrationQueue registrations_;
+  GrantClock grant_clock_;
 };
 
 }  // namespace fab

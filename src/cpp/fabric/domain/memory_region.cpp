@@ -111,7 +111,12 @@ MemoryRegion::~MemoryRegion() {
 }
 
 std::int32_t MemoryRegion::peer_inside() const {
-  return index_ == kNoEntry ? 0 : domain_->segment().user_of(index_);
+  if (index_ == kNoEntry) return 0;
+  const std::lock_guard lock(mutex_);
+  std::int32_t process = domain_->segment().user_of(index_);
+  for (const auto& grant : granted())
+    if (process == 0) process = grant->peer_inside();
+  return process;
 }
 
 bool MemoryRegion::mode(std::uint32_t bits) const noexcept {
@@ -296,14 +301,55 @@ std::string MemoryRegion::raw_key() const {
 RemoteRegion MemoryRegion::remote() {
   const auto lock = lock_usable();
   index();
-  const bool hidden = std::ranges::any_of(buffers(), &DmaBuf::hides, range_of);
-  RemoteRegion remote{.key = key(),
-                      .base = base(),
-                      .length = length(),
-                      .access = access_ | (hidden ? access::kHidden : 0),
-                      .parts = {}};
-  if (mode(mr_mode::kRaw)) remote.parts.push_back({"raw", 0, raw_key()});
+  return described({.key = key_, .base = base(), .length = length(), .access = access_, .parts = {}});
+}
+
+// Adds what a peer must know of the region's memory and of its keys.
+RemoteRegion MemoryRegion::described(RemoteRegion remote) const {
+  if (std::ranges::any_of(buffers(), &DmaBuf::hides, range_of)) remote.access |= access::kHidden;
+  if (!mode(mr_mode::kRaw)) return remote;
+  const DomainOptions& options = domain_->options();
+  const std::uint64_t key = std::exchange(remote.key, kNoKey);
+  remote.parts.push_back({"raw", 0, encode_raw_key(key, raw_key_size(options.mr_mode, options.mr_key_size))});
   return remote;
+}
+
+std::shared_ptr<Grant> MemoryRegion::grant(GrantTerms terms) {
+  const auto lock = lock_usable();
+  index();
+  if (!enabled_.load() || refreshing_)
+    throw Error(Errc::bad_state,
+                "peers cannot reach the region: enable() or refresh() it before you grant of it");
+  auto& grants = rare().grants;
+  std::erase_if(grants, [](const auto& grant) { return grant->ended(); });
+  grants.reserve(grants.size() + 1);
+  const Deadline until = terms.until;
+  auto made = std::make_shared<Grant>(domain_, index_, std::move(terms), emulated(), rare().spans);
+  if (!until.never()) domain_->grant_clock().watch(until, made);
+  grants.push_back(made);
+  return made;
+}
+
+std::vector<std::shared_ptr<Grant>> MemoryRegion::grants() {
+  const std::lock_guard lock(mutex_);
+  auto open = granted();
+  std::erase_if(open, [](const auto& grant) { return grant->over(); });
+  return open;
+}
+
+RemoteRegion MemoryRegion::remote(const Grant& grant) const {
+  if (grant.over())
+    throw Error(Errc::closed, "the grant is over: it was revoked, or its time or region ended");
+  return described({.key = grant.key(),
+                    .base = grant.base(),
+                    .length = grant.terms().length,
+                    .access = grant.terms().access,
+                    .parts = {}});
+}
+
+const std::vector<std::shared_ptr<Grant>>& MemoryRegion::granted() const noexcept {
+  static const std::vector<std::shared_ptr<Grant>> none;
+  return rare_ ? rare_->grants : none;
 }
 
 void MemoryRegion::bind(std::shared_ptr<Counter> counter) {
@@ -321,6 +367,7 @@ void MemoryRegion::bind(std::shared_ptr<Counter> counter) {
   domain_->regions().bind_counter(index_, counter->index());
   if (DeviceMemory* const devices = domain_->domain().device_memory())
     devices->forget(index_);  // writes by devices would not be counted
+  for (const auto& grant : granted()) grant->bind(*counter);
   counters.push_back(std::move(counter));
 }
 
@@ -370,6 +417,8 @@ bool MemoryRegion::refresh(std::span<const RegionSpan> parts, Deadline deadline)
   domain_->regions().set_enabled(index_, false);
   domain_->interrupt_accesses(index_);
   if (!domain_->segment().wait_unused(index_, deadline)) return false;
+  for (const auto& grant : granted())
+    if (!grant->suspend(deadline)) return false;
 
   const RegionSpans looked_at({parts.begin(), parts.end()});
   RegionSpans& spans = rare().spans;
@@ -377,6 +426,7 @@ bool MemoryRegion::refresh(std::span<const RegionSpan> parts, Deadline deadline)
   domain_->regions().set_spans(index_, spans.view());
   refreshing_ = false;
   if (enabled_.load()) domain_->regions().set_enabled(index_, true);
+  for (const auto& grant : granted()) grant->resume(spans);
   return true;
 }
 
@@ -391,8 +441,11 @@ bool MemoryRegion::close(Deadline deadline) {
     if (domain_->post_rules().checks_local()) domain_->post_rules().remove_local(id_, buffers());
     domain_->local_regions().erase(id_);
     if (index_ != kNoEntry) domain_->start_retiring(index_);
+    for (const auto& grant : granted()) grant->start_revoking();
     if (emulated() && !domain_->inherited()) domain_->emulation()->watch(index_, nullptr);
   }
+  for (const auto& grant : granted())
+    if (!grant->revoke(deadline)) return false;
   if (index_ != kNoEntry && !domain_->retired(index_, deadline)) return false;
   if (emulated() && !domain_->inherited()) domain_->emulation()->close(id_, *emulated());
   rare_.reset();
