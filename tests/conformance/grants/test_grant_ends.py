@@ -37,6 +37,7 @@ def peers(request, pair):
     return None if request.param == "anybody" else [pair.endpoint.address]
 
 
+@pytest.mark.req("MR-88")
 def test_a_revoked_grant_opens_nothing(pair, peers):
     exposed = pair.expose(np.zeros(64, np.int64))
     remote = pair.peer.run(grantor.give, exposed.name, peers)
@@ -48,6 +49,7 @@ def test_a_revoked_grant_opens_nothing(pair, peers):
     assert (exposed.content() == 3).all()
 
 
+@pytest.mark.req("MR-88")
 def test_grants_end_with_their_region(pair, peers):
     exposed = pair.expose(np.zeros(64, np.int64))
     remote = pair.peer.run(grantor.give, exposed.name, peers)
@@ -57,6 +59,7 @@ def test_grants_end_with_their_region(pair, peers):
     check_ended(pair, exposed, remote)
 
 
+@pytest.mark.req("MR-88")
 def test_a_grant_ends_with_its_time(pair, peers):
     exposed = pair.expose(np.zeros(64, np.int64))
     remote = pair.peer.run(grantor.give, exposed.name, peers, until=0.3)
@@ -68,6 +71,7 @@ def test_a_grant_ends_with_its_time(pair, peers):
     assert (exposed.content() == 3).all()
 
 
+@pytest.mark.req("MR-88")
 def test_the_time_may_be_a_point_in_time(pair):
     exposed = pair.expose(np.zeros(64, np.int64))
     later = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)
@@ -78,6 +82,7 @@ def test_the_time_may_be_a_point_in_time(pair):
         pair.peer.run(grantor.give, exposed.name, until=later - datetime.timedelta(hours=2))
 
 
+@pytest.mark.req("MR-88")
 @litmus
 def test_no_byte_changes_after_revoke_has_returned(pair, peers):
     """Puts are under way all the time, of all lengths, while grants are revoked."""
@@ -85,21 +90,23 @@ def test_no_byte_changes_after_revoke_has_returned(pair, peers):
     for round_ in range(1, rounds(40) + 1):
         remote = pair.peer.run(grantor.give, exposed.name, peers)
         values = np.full(COUNT, round_)
-        begun = threading.Event()
+        begun, revoked = threading.Event(), threading.Event()
         errors: list[BaseException | None] = []
 
-        def put(remote=remote, values=values, begun=begun, errors=errors):
-            error = None
-            while error is None:
+        def put(remote=remote, values=values, begun=begun, revoked=revoked, errors=errors):
+            late = False
+            while not late and (not errors or errors[-1] is None):
+                late = revoked.is_set()  # then not even this put may succeed
                 count = COUNT if len(errors) % 2 else 512
-                error = pair.endpoint.write(values[:count], pair.handle, remote[:count]).exception(TIMEOUT)
-                errors.append(error)
+                put = pair.endpoint.write(values[:count], pair.handle, remote[:count])
+                errors.append(put.exception(TIMEOUT))
                 begun.set()
 
         putting = threading.Thread(target=put)
         putting.start()
         assert begun.wait(TIMEOUT)
         content = pair.peer.run(grantor.revoke_and_look, exposed.name)
+        revoked.set()
         putting.join(TIMEOUT)
         assert isinstance(errors[-1], ENDED)
         assert errors[0] is None or isinstance(errors[0], ENDED)
@@ -107,6 +114,7 @@ def test_no_byte_changes_after_revoke_has_returned(pair, peers):
     pair.put(np.zeros(COUNT, np.int64), exposed.remote)
 
 
+@pytest.mark.req("MR-88")
 @litmus
 def test_gets_under_way_end_with_the_grant(pair, peers):
     exposed = pair.expose(np.arange(COUNT))
@@ -121,18 +129,21 @@ def test_gets_under_way_end_with_the_grant(pair, peers):
     check_ended(pair, exposed, remote)
 
 
+@pytest.mark.req("MR-88")
 def test_a_put_under_way_ends_with_the_time(pair):
     """A put that is longer than the grant lives does not go on for as long as it likes."""
     exposed = pair.expose(np.zeros(1 << 20, np.int64))
     remote = pair.peer.run(grantor.give, exposed.name, until=0.2)
     values = np.ones(1 << 20, np.int64)
-    error = None
+    error, end = None, time.monotonic() + TIMEOUT
     while error is None:
+        assert time.monotonic() < end
         error = pair.endpoint.write(values, pair.handle, remote).exception(TIMEOUT)
     assert isinstance(error, ENDED)
     check_ended(pair, exposed, remote)
 
 
+@pytest.mark.req("MR-88")
 def test_under_manual_progress_grants_end_too():
     with (
         pyfab.Domain("tcp:lo", progress="manual") as domain,

@@ -24,6 +24,7 @@ def limits(request, pair):
     }[request.param]
 
 
+@pytest.mark.req("MR-85")
 def test_a_grant_opens_its_part(pair, limits):
     exposed = pair.expose(CONTENT)
     remote = pair.peer.run(grantor.give, exposed.name, offset=80, nbytes=160, **limits)
@@ -41,6 +42,7 @@ def test_a_grant_opens_its_part(pair, limits):
     assert exposed.content()[13] == -8
 
 
+@pytest.mark.req("MR-85")
 def test_a_long_part_is_put_and_got(pair, limits):
     content = random_bytes(5 << 20)
     exposed = pair.expose(content)
@@ -54,6 +56,7 @@ def test_a_long_part_is_put_and_got(pair, limits):
     assert (exposed.content() == expected).all()
 
 
+@pytest.mark.req("MR-85")
 def test_a_grant_tells_of_remote_data(pair, limits):
     exposed = pair.expose(CONTENT)
     remote = pair.peer.run(grantor.give, exposed.name, **limits)
@@ -62,6 +65,7 @@ def test_a_grant_tells_of_remote_data(pair, limits):
     assert (exposed.content() == 7).all()
 
 
+@pytest.mark.req("MR-86")
 @pytest.mark.parametrize("right", [Access.REMOTE_READ, Access.REMOTE_WRITE])
 def test_rights_that_were_not_granted_are_refused(pair, limits, right):
     exposed = pair.expose(CONTENT)
@@ -79,6 +83,7 @@ def test_rights_that_were_not_granted_are_refused(pair, limits, right):
     assert (exposed.content() == -1).all()
 
 
+@pytest.mark.req("MR-86")
 @pytest.mark.parametrize("offset, count", [(160, 1), (152, 2), (2**64 - 80, 10), (2**64 - 8, 1), (0, 21)])
 def test_bytes_beyond_the_part_are_refused(pair, limits, offset, count):
     exposed = pair.expose(CONTENT)
@@ -91,6 +96,7 @@ def test_bytes_beyond_the_part_are_refused(pair, limits, offset, count):
     assert (exposed.content() == CONTENT).all()
 
 
+@pytest.mark.req("MR-85", "MR-88")
 def test_several_grants_of_a_region(pair):
     exposed = pair.expose(CONTENT)
     first = pair.peer.run(grantor.give, exposed.name, offset=0, nbytes=256)
@@ -108,6 +114,7 @@ def test_several_grants_of_a_region(pair):
     assert (exposed.content() == CONTENT).all()
 
 
+@pytest.mark.req("MR-86", "MR-87")
 def test_a_grant_for_one_peer_is_of_no_use_to_another(pair):
     exposed = pair.expose(CONTENT)
     with grantor.Stranger(pair) as stranger:
@@ -133,6 +140,7 @@ def test_a_grant_for_one_peer_is_of_no_use_to_another(pair):
         assert (exposed.content() == 4).all()
 
 
+@pytest.mark.req("MR-89")
 def test_terms_that_a_region_cannot_give():
     with pyfab.Domain("shm+tcp") as domain, domain.endpoint() as endpoint:
         region = domain.register(np.zeros(8), Access.REMOTE_READ)
@@ -168,6 +176,7 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.req("MR-87")
 def test_a_peer_whose_address_is_a_place_is_not_granted_anything():
     """Whoever listens at a port of choice has that address, so nobody can be held to it."""
     with (
@@ -181,6 +190,7 @@ def test_a_peer_whose_address_is_a_place_is_not_granted_anything():
         region.grant([known.address])
 
 
+@pytest.mark.req("MR-90")
 def test_grants_are_shown():
     with pyfab.Domain("shm") as domain, domain.endpoint() as endpoint:
         region = domain.register(np.zeros(8), Access.REMOTE)
