@@ -315,12 +315,12 @@ class MemoryRegion(_core.Exporter):
             peers=addresses_of(self._domain, peers, av),
             seconds=seconds_until(until),
         )
-        return Grant(self, self._domain, self._core, core)
+        return Grant(self, self._domain, core)
 
     @property
     def grants(self) -> list[Grant]:
         """The grants that may still be used."""
-        return [Grant(self, self._domain, self._core, core) for core in _core.grants_of(self._core)]
+        return [Grant(self, self._domain, core) for core in _core.grants_of(self._core)]
 
     def enable(self) -> None:
         """Opens to peers a region that started disabled.

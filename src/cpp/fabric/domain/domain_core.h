@@ -45,7 +45,6 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // Asynchronous if an event queue is bound (registrations().bind()): one event tells of the end.
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
   RegistrationQueue& registrations() noexcept { return registrations_; }
-  GrantClock& grant_clock() noexcept { return grant_clock_; }
   PostRules& post_rules() noexcept { return post_rules_; }
   AuthNumbers& auth_numbers() noexcept { return auth_numbers_; }
   ContextSet& contexts() noexcept { return contexts_; }

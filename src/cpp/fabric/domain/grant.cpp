@@ -5,6 +5,8 @@
 
 #include "fabric/completion/counter.h"
 #include "fabric/domain/domain_core.h"
+#include "fabric/memory/dma_buf.h"
+#include "fabric/memory/raw_key.h"
 
 namespace fab {
 namespace {
@@ -42,23 +44,22 @@ std::vector<Part> proven_parts(const Domain& domain, const std::string& address)
 
 }  // namespace
 
-Grant::Grant(std::shared_ptr<DomainCore> domain, std::uint32_t region, GrantTerms terms,
-             const std::shared_ptr<EmulatedRegion>& emulated, const RegionSpans& spans)
-    : domain_(std::move(domain)), terms_(std::move(terms)) {
+Grant::Grant(std::shared_ptr<DomainCore> domain, const Source& source, GrantTerms terms)
+    : domain_(std::move(domain)), terms_(std::move(terms)), raw_(source.raw) {
   RegionTable& table = domain_->regions();
-  const RegionEntry& whole = table.entry(region);
+  const RegionEntry& whole = table.entry(source.index);
   check(terms_, whole);
   GrantLimits limits{.auth = whole.auth, .peers = {}, .until = terms_.until};
   for (const std::string& address : terms_.peers)
     for (Part& part : proven_parts(domain_->domain(), address)) limits.peers.push_back(std::move(part));
   const bool limited = !limits.peers.empty() || !limits.until.never();
 
-  base_ = whole.base == 0 ? 0 : whole.base + terms_.offset;
+  const std::uint64_t base = whole.base == 0 ? 0 : whole.base + terms_.offset;
   iovec pieces[RegionView::kMaxRegionPieces];
   const std::size_t count = table.pieces(whole, terms_.offset, terms_.length, pieces);
   index_ = table.insert({.key = kNoKey,
                          .key_size = domain_->options().mr_key_size,
-                         .base = base_,
+                         .base = base,
                          .buffers = {pieces, count},
                          .access = terms_.access,
                          .flags = (whole.flags & ~region_flag::kSpans) | region_flag::kGrant |
@@ -67,16 +68,23 @@ Grant::Grant(std::shared_ptr<DomainCore> domain, std::uint32_t region, GrantTerm
                          .file_offset = whole.file_offset + terms_.offset,
                          .auth = whole.auth,
                          .enabled = false});
-  key_ = table.entry(index_).key.load(std::memory_order_relaxed);
+  const bool hidden = std::any_of(pieces, pieces + count, [](const iovec& piece) {
+    return DmaBuf::hides({.start = reinterpret_cast<std::uint64_t>(piece.iov_base), .length = piece.iov_len});
+  });
+  remote_ = {.key = table.entry(index_).key.load(std::memory_order_relaxed),
+             .base = base,
+             .length = terms_.length,
+             .access = terms_.access | (hidden ? access::kHidden : 0),
+             .parts = {}};
   try {
     for (const auto& counter : whole.counters)
       if (const std::uint32_t bound = counter.load(std::memory_order_relaxed); bound != 0)
         table.bind_counter(index_, bound - 1);
     table.bind_endpoint(index_, whole.endpoint);
     if (limited) table.set_limits(index_, std::move(limits));
-    if ((whole.flags & region_flag::kSpans) != 0) set_spans(spans);
-    if (emulated && (whole.flags & region_flag::kObserved) != 0)
-      domain_->emulation()->watch(index_, emulated, terms_.offset);
+    if ((whole.flags & region_flag::kSpans) != 0) set_spans(source.spans);
+    if (source.emulated && (whole.flags & region_flag::kObserved) != 0)
+      domain_->emulation()->watch(index_, source.emulated, terms_.offset);
   } catch (...) {
     end();
     throw;
@@ -86,6 +94,17 @@ Grant::Grant(std::shared_ptr<DomainCore> domain, std::uint32_t region, GrantTerm
 
 Grant::~Grant() {
   if (!ended()) revoke(Deadline::in_seconds(domain_->options().peer_deadline));
+}
+
+RemoteRegion Grant::remote() const {
+  if (over())
+    throw Error(Errc::closed, "the grant is over: it was revoked, or its time or its region has ended");
+  RemoteRegion remote = remote_;
+  if (!raw_) return remote;
+  const DomainOptions& options = domain_->options();
+  const std::size_t size = raw_key_size(options.mr_mode, options.mr_key_size);
+  remote.parts.push_back({"raw", 0, encode_raw_key(std::exchange(remote.key, kNoKey), size)});
+  return remote;
 }
 
 void Grant::set_spans(const RegionSpans& of_region) {

@@ -35,19 +35,23 @@ struct GrantTerms {
 // messages over every link, and the GrantLimitTable judges these as well.
 class Grant final {
  public:
-  // The region whose entry is `region` stays open and as it is during the call. `emulated`: of the region,
-  // where the domain emulates memory that is not coherent; `spans`: what is reachable of it, where it has
-  // some. Throws Error: access, bounds or invalid for terms that the region cannot give; unreachable for a
-  // peer who cannot prove who it is; no_memory.
-  Grant(std::shared_ptr<DomainCore> domain, std::uint32_t region, GrantTerms terms,
-        const std::shared_ptr<EmulatedRegion>& emulated, const RegionSpans& spans);
+  // The region that a grant is made of, which stays open and as it is while the grant is made.
+  struct Source {
+    std::uint32_t index;                              // in the region table
+    bool raw;                                         // its keys are raw ones
+    const std::shared_ptr<EmulatedRegion>& emulated;  // where memory that is not coherent is emulated
+    const RegionSpans& spans;                         // what is reachable, with region_flag::kSpans
+  };
+  // Throws Error: access, bounds or invalid for terms that the region cannot give; unreachable for a peer who
+  // cannot prove who it is; no_memory.
+  Grant(std::shared_ptr<DomainCore> domain, const Source& source, GrantTerms terms);
   ~Grant();
   Grant(const Grant&) = delete;
   Grant& operator=(const Grant&) = delete;
 
   const GrantTerms& terms() const noexcept { return terms_; }
-  std::uint64_t key() const noexcept { return key_; }
-  std::uint64_t base() const noexcept { return base_; }  // as RemoteRegion::base
+  RemoteRegion remote() const;  // what a peer needs; throws Error(closed) once the grant is over
+  std::uint64_t key() const noexcept { return remote_.key; }
   bool over() const noexcept { return over_.load(); }    // whether no access may start any more
   bool ended() const noexcept { return ended_.load(); }  // and none is running
 
@@ -65,13 +69,13 @@ class Grant final {
   void start_revoking();
 
  private:
-  void limit(std::uint32_t auth);
   void set_spans(const RegionSpans& of_region);
   void end() noexcept;
 
   const std::shared_ptr<DomainCore> domain_;
   const GrantTerms terms_;
-  std::uint64_t key_ = 0, base_ = 0;
+  const bool raw_;
+  RemoteRegion remote_{};
   std::uint32_t index_ = 0;  // in the region table
   std::atomic<bool> over_{false};
   std::atomic<bool> ended_{false};  // the entry may be another one's

@@ -301,16 +301,13 @@ std::string MemoryRegion::raw_key() const {
 RemoteRegion MemoryRegion::remote() {
   const auto lock = lock_usable();
   index();
-  return described({.key = key_, .base = base(), .length = length(), .access = access_, .parts = {}});
-}
-
-// Adds what a peer must know of the region's memory and of its keys.
-RemoteRegion MemoryRegion::described(RemoteRegion remote) const {
-  if (std::ranges::any_of(buffers(), &DmaBuf::hides, range_of)) remote.access |= access::kHidden;
-  if (!mode(mr_mode::kRaw)) return remote;
-  const DomainOptions& options = domain_->options();
-  const std::uint64_t key = std::exchange(remote.key, kNoKey);
-  remote.parts.push_back({"raw", 0, encode_raw_key(key, raw_key_size(options.mr_mode, options.mr_key_size))});
+  const bool hidden = std::ranges::any_of(buffers(), &DmaBuf::hides, range_of);
+  RemoteRegion remote{.key = key(),
+                      .base = base(),
+                      .length = length(),
+                      .access = access_ | (hidden ? access::kHidden : 0),
+                      .parts = {}};
+  if (mode(mr_mode::kRaw)) remote.parts.push_back({"raw", 0, raw_key()});
   return remote;
 }
 
@@ -324,27 +321,18 @@ std::shared_ptr<Grant> MemoryRegion::grant(GrantTerms terms) {
   std::erase_if(grants, [](const auto& grant) { return grant->ended(); });
   grants.reserve(grants.size() + 1);
   const Deadline until = terms.until;
-  auto made = std::make_shared<Grant>(domain_, index_, std::move(terms), emulated(), rare().spans);
-  if (!until.never()) domain_->grant_clock().watch(until, made);
+  auto made = std::make_shared<Grant>(
+      domain_, Grant::Source{index_, mode(mr_mode::kRaw), emulated(), rare().spans}, std::move(terms));
+  if (!until.never()) domain_->grant_clock_.watch(until, made);
   grants.push_back(made);
   return made;
 }
 
-std::vector<std::shared_ptr<Grant>> MemoryRegion::grants() {
-  const std::lock_guard lock(mutex_);
-  auto open = granted();
+std::vector<std::shared_ptr<Grant>> grants_of(const MemoryRegion& region) {
+  const std::lock_guard lock(region.mutex_);
+  auto open = region.granted();
   std::erase_if(open, [](const auto& grant) { return grant->over(); });
   return open;
-}
-
-RemoteRegion MemoryRegion::remote(const Grant& grant) const {
-  if (grant.over())
-    throw Error(Errc::closed, "the grant is over: it was revoked, or its time or region ended");
-  return described({.key = grant.key(),
-                    .base = grant.base(),
-                    .length = grant.terms().length,
-                    .access = grant.terms().access,
-                    .parts = {}});
 }
 
 const std::vector<std::shared_ptr<Grant>>& MemoryRegion::granted() const noexcept {

@@ -109,13 +109,12 @@ class MemoryRegion final {
   // A further key, to what the terms say, which ends with the region at the latest. Throws Error: what
   // Grant() throws, bad_state for a region that peers cannot reach, or closed.
   std::shared_ptr<Grant> grant(GrantTerms terms);
-  std::vector<std::shared_ptr<Grant>> grants();  // those that may still be used
-  // What a peer needs to use the grant, which is of this region.
-  RemoteRegion remote(const Grant& grant) const;
   // Local addresses of [offset, offset + length); throws Error(bounds).
   std::vector<iovec> slice(std::uint64_t offset, std::uint64_t length) const;
 
  private:
+  friend std::vector<std::shared_ptr<Grant>> grants_of(const MemoryRegion& region);
+
   // What only few regions have.
   struct Rare {
     std::string auth_key;                      // for the leases, until an asynchronous registration completes
@@ -136,7 +135,6 @@ class MemoryRegion final {
   // The lock of a usable region, which stays usable until it is unlocked. Throws Error: bad_state or closed.
   [[nodiscard]] std::unique_lock<SmallMutex> lock_usable();
   std::uint32_t index() const;  // throws Error(access) without remote rights
-  RemoteRegion described(RemoteRegion remote) const;
   const std::vector<std::shared_ptr<Grant>>& granted() const noexcept;
   bool mode(std::uint32_t bits) const noexcept;
   bool waits_for_counter() const noexcept;
@@ -163,5 +161,8 @@ class MemoryRegion final {
   bool endpoint_bound_ = false;
   bool refreshing_ = false;
 };
+
+// The grants of a region that may still be used.
+std::vector<std::shared_ptr<Grant>> grants_of(const MemoryRegion& region);
 
 }  // namespace fab

@@ -54,14 +54,13 @@ void bind_grants(py::module_& m) {
            "the middle of one; then, or interrupted, it can be called again.")
       .def(
           "remote",
-          [](const Grant& grant, const MemoryRegion& region, const py::object& dtype,
-             const std::vector<std::int64_t>& shape) {
-            return RemoteView::of(WithoutGil::run([&] { return region.remote(grant); }), dtype, shape);
+          [](const Grant& grant, const py::object& dtype, const std::vector<std::int64_t>& shape) {
+            return RemoteView::of(grant.remote(), dtype, shape);
           },
-          py::arg("region"), py::arg("dtype"), py::arg("shape"));
+          py::arg("dtype"), py::arg("shape"));
   m.def("grant", &grant, py::arg("region"), py::kw_only(), py::arg("access"), py::arg("offset"),
         py::arg("nbytes"), py::arg("peers"), py::arg("seconds"), py::call_guard<WithoutGil>());
-  m.def("grants_of", &MemoryRegion::grants, py::arg("region"), py::call_guard<WithoutGil>(),
+  m.def("grants_of", &grants_of, py::arg("region"), py::call_guard<WithoutGil>(),
         "Those that may still be used.");
 }
 

@@ -73,11 +73,9 @@ class Grant:
     a context manager it is revoked at the end of the block. Safe from any thread.
     """
 
-    def __init__(
-        self, region: Any, domain: DomainBase, region_core: _core.MemoryRegionCore, core: _core.GrantCore
-    ) -> None:
+    def __init__(self, region: Any, domain: DomainBase, core: _core.GrantCore) -> None:
         # `region` is kept, because it ends with its last reference, and its grants with it.
-        self._region, self._domain, self._region_core, self._core = region, domain, region_core, core
+        self._region, self._domain, self._core = region, domain, core
 
     @property
     def remote(self) -> RemoteRegion:
@@ -88,11 +86,11 @@ class Grant:
         """
         region = self._region
         if self.nbytes == region.nbytes:
-            return self._core.remote(self._region_core, region._dtype, list(region._shape))
+            return self._core.remote(region._dtype, list(region._shape))
         dtype = region._dtype
         if self.offset % dtype.itemsize or self.nbytes % dtype.itemsize:
             dtype = np.dtype(np.uint8)
-        return self._core.remote(self._region_core, dtype, [self.nbytes // dtype.itemsize])
+        return self._core.remote(dtype, [self.nbytes // dtype.itemsize])
 
     @property
     def access(self) -> Access:

@@ -79,7 +79,7 @@ TEST_CASE("a virtually addressed grant keeps the addresses of its region") {
   CHECK(memory.own[64] == std::byte{7});
   CHECK(side.put(self, grant->key(), memory.region->base() + 63, &value, 8) == Errc::bounds);
   CHECK(side.put(self, grant->key(), 0, &value, 8) == Errc::bounds);
-  CHECK(memory.region->remote(*grant).base == memory.region->base() + 64);
+  CHECK(grant->remote().base == memory.region->base() + 64);
 }
 
 TEST_CASE("writes under a grant raise the counters of its region, bound before it or after") {
@@ -135,7 +135,7 @@ TEST_CASE("grants whose time is over end by themselves, also where nobody uses t
                                            .until = Deadline::in(std::chrono::milliseconds(1 + i % 7))}));
   for (const auto& grant : grants)
     while (!grant->ended()) std::this_thread::yield();
-  CHECK(memory.region->grants().empty());
+  CHECK(grants_of(*memory.region).empty());
   CHECK(side.domain->regions().size() == 1);
 }
 
