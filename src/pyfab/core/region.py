@@ -300,7 +300,8 @@ class MemoryRegion(_core.Exporter):
         AccessDeniedError for other rights, BoundsError for other bytes. On this node peers move the bytes under a grant
         themselves, and RDMA devices do, unless it is limited to peers or to a time: then this process serves each request.
         AccessDeniedError for rights that the region lacks, UnreachableError for a peer that cannot prove who it is,
-        InvalidArgumentError or BoundsError for other terms, FabricError FI_EOPBADSTATE for a region that is not enabled.
+        InvalidArgumentError or BoundsError for other terms, NotSupportedError for such limits on memory that only devices reach,
+        FabricError FI_EOPBADSTATE for a region that is not enabled.
         """
         self._check_open()
         offset = operator.index(offset)

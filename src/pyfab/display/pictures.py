@@ -12,6 +12,7 @@ _PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#
 _UNREACHABLE = "#d40000"
 _DASHED = ' stroke-dasharray="5 4"'
 _MOST_REGIONS = 60
+_MOST_GRANTS = 8  # of a region
 
 
 class Drawing:
@@ -70,10 +71,10 @@ def regions_map(regions: Iterable[DrawnRegion]) -> Drawing:
         rights.append((y + 14, f"{region.rights}; key {region.key}"))
         lines.append(f"{region.address:#x}  {label}  {region.rights}  key {region.key}")
         y += 24
-        for grant in region.grants:
-            shapes.append(_text(180, y + 8, f"grants {grant}", "note"))
-            lines.append(f"    grants {grant}")
-            noted = max(noted, 200 + 7 * len(grant))
+        for note in _grants(region):
+            shapes.append(_text(180, y + 8, note, "note"))
+            lines.append(f"    {note}")
+            noted = max(noted, 200 + 7 * len(note))
             y += 16
     shapes += [_text(column, at, text) for at, text in rights]
     if len(ordered) > len(shown):
@@ -82,6 +83,13 @@ def regions_map(regions: Iterable[DrawnRegion]) -> Drawing:
         y += 20
     wide = column + 20 + 8 * max((len(text) for _, text in rights), default=0)
     return Drawing(_svg(max(wide, noted, 320), y + 12, shapes), "\n".join(lines))
+
+
+def _grants(region: DrawnRegion) -> list[str]:
+    """What stands below the region's bar."""
+    notes = [f"grants {grant}" for grant in region.grants[:_MOST_GRANTS]]
+    more = len(region.grants) - len(notes)
+    return [*notes, f"and {more} more grants"] if more else notes
 
 
 class DrawnLink(NamedTuple):

@@ -57,6 +57,14 @@ Grant::Grant(std::shared_ptr<DomainCore> domain, const Source& source, GrantTerm
   const std::uint64_t base = whole.base == 0 ? 0 : whole.base + terms_.offset;
   iovec pieces[RegionView::kMaxRegionPieces];
   const std::size_t count = table.pieces(whole, terms_.offset, terms_.length, pieces);
+  const bool hidden = std::any_of(pieces, pieces + count, [](const iovec& piece) {
+    return DmaBuf::hides({.start = reinterpret_cast<std::uint64_t>(piece.iov_base), .length = piece.iov_len});
+  });
+  if (limited && hidden)
+    throw Error(
+        Errc::not_supported,
+        "a grant for some peers or for a time is served by this process, which does not reach the memory "
+        "of this region; grant it to whoever has the key, and revoke it");
   index_ = table.insert({.key = kNoKey,
                          .key_size = domain_->options().mr_key_size,
                          .base = base,
@@ -68,9 +76,6 @@ Grant::Grant(std::shared_ptr<DomainCore> domain, const Source& source, GrantTerm
                          .file_offset = whole.file_offset + terms_.offset,
                          .auth = whole.auth,
                          .enabled = false});
-  const bool hidden = std::any_of(pieces, pieces + count, [](const iovec& piece) {
-    return DmaBuf::hides({.start = reinterpret_cast<std::uint64_t>(piece.iov_base), .length = piece.iov_len});
-  });
   remote_ = {.key = table.entry(index_).key.load(std::memory_order_relaxed),
              .base = base,
              .length = terms_.length,

@@ -52,8 +52,9 @@ class Grant final {
   const GrantTerms& terms() const noexcept { return terms_; }
   RemoteRegion remote() const;  // what a peer needs; throws Error(closed) once the grant is over
   std::uint64_t key() const noexcept { return remote_.key; }
-  bool over() const noexcept { return over_.load(); }    // whether no access may start any more
-  bool ended() const noexcept { return ended_.load(); }  // and none is running
+  // Whether no access may start any more.
+  bool over() const { return over_.load() || terms_.until.passed(); }
+  bool ended() const noexcept { return ended_.load(); }  // as well, none is running
 
   // From the first call on no access under the grant starts. True once none is running any more, and then for
   // good. False: out of time, call again.

@@ -120,7 +120,7 @@ class Grant:
     @property
     def revoked(self) -> bool:
         """Whether nobody may use it any more: it was revoked, or its time or its region has ended."""
-        return self._core.over or self._core.seconds_left == 0
+        return self._core.over
 
     def revoke(self) -> None:
         """Ends the grant. When it returns, no access under it is under way or can begin; the region stays as it is.
