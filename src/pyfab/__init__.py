@@ -78,6 +78,7 @@ from pyfab.core.errors import (
     UnreachableError,
 )
 from pyfab.core.info import Info, Nic, getinfo
+from pyfab.core.memory.grant import Grant
 from pyfab.core.queues import (
     Completion,
     CompletionQueue,
@@ -147,6 +148,7 @@ __all__ = [
     "EventQueue",
     "EventType",
     "FabricError",
+    "Grant",
     "Group",
     "Info",
     "InsertError",

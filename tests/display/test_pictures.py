@@ -49,6 +49,22 @@ def test_map_of_regions_in_the_order_of_addresses() -> None:
         assert "<svg" not in domain._repr_html_()
 
 
+@pytest.mark.req("MR-90")
+def test_map_of_grants() -> None:
+    with pyfab.Domain("shm") as domain:
+        region = domain.register(np.zeros(100), pyfab.Access.REMOTE)
+        plain = parsed(domain.regions_map())
+        for i in range(12):
+            region[8 * i : 8 * i + 16].grant(access=pyfab.Access.REMOTE_READ)
+        said = texts(domain.regions_map())
+        assert said[2:12] == [
+            "800 B, (100,) float64",
+            *(f"grants REMOTE_READ of [{8 * i}, {8 * i + 16}) for whoever has the key" for i in range(8)),
+            "and 4 more grants",
+        ]
+        assert float(parsed(domain.regions_map()).get("height", 0)) > float(plain.get("height", 0))
+
+
 def test_map_of_many_regions() -> None:
     with pyfab.Domain("shm") as domain:
         memory = np.zeros(1000)

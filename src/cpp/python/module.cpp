@@ -43,6 +43,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   bind_remote(m);
   bind_operation(m);
   bind_memory(m);
+  bind_grants(m);
   bind_sync(m);
   bind_domain(m);
   bind_security(m);

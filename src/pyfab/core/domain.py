@@ -18,17 +18,18 @@ from pyfab.core.addressing.options import VectorOptions
 from pyfab.core.buffers import auth_key_of, bytes_of
 from pyfab.core.domain_base import DomainBase, DomainOptions
 from pyfab.core.endpoint import Endpoint, EndpointOptions
-from pyfab.core.enums import KEY_NOTAVAIL, Access, AVFlag, AVType, Caps, MRFlag, MRMode, flag_names
+from pyfab.core.enums import Access, AVFlag, AVType, Caps, MRFlag, MRMode, flag_names
 from pyfab.core.errors import BadFlagsError, BusyError, FabricError, InvalidArgumentError
 from pyfab.core.info import Info, bits_in_force
+from pyfab.core.memory.attributes import AuthKeys, MRAttr, RawKey
 from pyfab.core.opening import cache_setting, emulated_cache, granted, seconds
 from pyfab.core.owned import Owned
 from pyfab.core.queues import CompletionQueue, Counter, EventQueue
-from pyfab.core.region import AuthKeys, MemoryRegion, MRAttr, RawKey, RemoteRegion
+from pyfab.core.region import MemoryRegion, RemoteRegion
 from pyfab.core.stats import CacheStats, DomainStats, html_table
 from pyfab.core.sync import SyncStats, synchronise
 from pyfab.core.sync_log import SyncLog, SyncReport
-from pyfab.display.pictures import Drawing, DrawnRegion, regions_map
+from pyfab.display.pictures import Drawing, regions_map
 
 __all__ = ["Domain"]
 
@@ -427,20 +428,10 @@ class Domain(DomainBase):
         )
 
     def regions_map(self) -> Drawing:
-        """The open regions in the order of their addresses, with sizes, rights, keys and the gaps between, as a picture (SVG)."""
+        """The open regions by address, with sizes, rights, keys, grants and the gaps between, as a picture (SVG)."""
         self._core.check_open()
         open_regions = [item for item in self._owned if isinstance(item, MemoryRegion) and not item.closed]
-        return regions_map(
-            DrawnRegion(
-                region.address,
-                region.nbytes,
-                region._what(),
-                flag_names(region.access) or "no rights",
-                "-" if region.key == KEY_NOTAVAIL else f"{region.key:#x}",
-                bool(region.access & Access.REMOTE),
-            )
-            for region in open_regions
-        )
+        return regions_map(region._drawn() for region in open_regions)
 
     def close(self) -> None:
         """Ends the domain. BusyError while endpoints or regions are open; closing twice is harmless."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 import warnings
 import weakref
@@ -28,58 +27,15 @@ from pyfab.core.errors import (
     OperationTimeout,
     TooSmallError,
 )
+from pyfab.core.memory.attributes import MRAttr, RawKey
+from pyfab.core.memory.grant import Grant, GrantPeers, Until, addresses_of, seconds_until
 from pyfab.core.queues import Counter
 from pyfab.core.stats import html_table
+from pyfab.display.pictures import DrawnRegion
 
 __all__ = ["MRAttr", "MemoryRegion", "Range", "RawKey", "RegionSlice", "RemoteRegion"]
 
-_NO_FLAGS = MRFlag(0)
-AuthKeys = bytes | Sequence[bytes] | AddressVector | tuple[AddressVector, int] | None
-"""The authorization keys of a region: one key; several, of which a peer needs one; or all keys of an address vector.
-With MRFlag.AUTH_KEY it is one key of an address vector, by its handle."""
 _NOT_IMPLEMENTED = 38  # ENOSYS, as fi_mr(3) has it for what a domain lacks
-
-
-@dataclasses.dataclass(frozen=True)
-class MRAttr:
-    """Everything that a registration takes, in one object (fi_mr_regattr(3)). `Domain.register` takes it in place of a buffer."""
-
-    buffers: Any
-    access: Access
-    _: dataclasses.KW_ONLY
-    key: int | None = None
-    offset: int = 0
-    flags: MRFlag = _NO_FLAGS
-    auth_key: AuthKeys = None
-    context: object = None
-
-    def _check(self, caps: Caps) -> None:
-        """Refuses what no region of a domain with these capabilities takes."""
-        if self.offset != 0:
-            raise InvalidArgumentError(
-                f"offset={self.offset}: it is reserved and must be 0; slice the buffer instead"
-            )
-        rights: object = self.access  # whatever the caller gave
-        if not isinstance(rights, int) or rights & ~int(Access.ALL):
-            raise InvalidArgumentError(
-                f"access={self.access!r}: it is a combination of Access.SEND, RECV, READ, WRITE, REMOTE_READ, REMOTE_WRITE"
-            )
-        if self.key is not None and not 0 <= operator.index(self.key) < 2**64:
-            raise InvalidArgumentError(f"key={self.key}: a key is an int from 0 to 2**64 - 2")
-        if int(self.flags) & ~int(MRFlag.PMEM | MRFlag.RMA_EVENT | MRFlag.AUTH_KEY):
-            raise BadFlagsError(
-                f"flags={self.flags!r}: a region takes MRFlag.PMEM, MRFlag.RMA_EVENT, MRFlag.AUTH_KEY or none"
-            )
-        if self.flags & MRFlag.PMEM and not caps & Caps.RMA_PMEM:
-            raise BadFlagsError("MRFlag.PMEM: the domain was opened without Caps.RMA_PMEM")
-
-
-@dataclasses.dataclass(frozen=True)
-class RawKey:
-    """A key as bytes, with the base that peers add to offsets. A peer turns it into a number with `Domain.map_raw`."""
-
-    base_address: int
-    key: bytes
 
 
 def shared_memory_of(array: object) -> _core.SharedMemory | None:
@@ -153,6 +109,10 @@ class RegionSlice(NamedTuple):
     region: MemoryRegion
     offset: int
     length: int
+
+    def grant(self, peers: GrantPeers | None = None, **terms: Any) -> Grant:
+        """As `MemoryRegion.grant`, for these bytes."""
+        return self.region.grant(peers, offset=self.offset, nbytes=self.length, **terms)
 
     def __repr__(self) -> str:
         return f"<RegionSlice [{self.offset}:{self.offset + self.length}] of {self.region!r}>"
@@ -318,6 +278,51 @@ class MemoryRegion(_core.Exporter):
             self._core.bind(other._core)
         self._bound.add(other)
 
+    def grant(
+        self,
+        peers: GrantPeers | None = None,
+        access: Access | None = None,
+        until: Until | None = None,
+        *,
+        offset: int = 0,
+        nbytes: int | None = None,
+        av: AddressVector | None = None,
+    ) -> Grant:
+        """A further key to the region or a part of it, which is revoked without the region's own.
+
+        peers: addresses or handles of the endpoints that may use it, which prove on every link who they are; None: whoever
+        has the key. access: Access.REMOTE_READ, REMOTE_WRITE or both, at most the region's; None: the region's. until: seconds
+        from now, or a datetime, which becomes seconds at once: the time is measured by the owner's monotonic clock. What is
+        under way then fails. offset, nbytes: the part, `region[8:64].grant()` for short. av: which address vector handles are
+        of; needed where the domain has several.
+
+        What a grant does not allow is refused as with the key of a region: KeyRejectedError for another peer and after the end,
+        AccessDeniedError for other rights, BoundsError for other bytes. On this node peers move the bytes under a grant
+        themselves, and RDMA devices do, unless it is limited to peers or to a time: then this process serves each request.
+        AccessDeniedError for rights that the region lacks, UnreachableError for a peer that cannot prove who it is,
+        InvalidArgumentError or BoundsError for other terms, NotSupportedError for such limits on memory that only devices reach,
+        FabricError FI_EOPBADSTATE for a region that is not enabled.
+        """
+        self._check_open()
+        offset = operator.index(offset)
+        length = max(0, self.nbytes - offset) if nbytes is None else operator.index(nbytes)
+        if offset < 0 or length < 0:
+            raise InvalidArgumentError(f"offset={offset}, nbytes={nbytes}: they are not negative")
+        core = _core.grant(
+            self._core,
+            access=int(self._access & Access.REMOTE if access is None else access),
+            offset=offset,
+            nbytes=length,
+            peers=addresses_of(self._domain, peers, av),
+            seconds=seconds_until(until),
+        )
+        return Grant(self, self._domain, core)
+
+    @property
+    def grants(self) -> list[Grant]:
+        """The grants that may still be used."""
+        return [Grant(self, self._domain, core) for core in _core.grants_of(self._core)]
+
     def enable(self) -> None:
         """Opens to peers a region that started disabled.
 
@@ -422,8 +427,20 @@ class MemoryRegion(_core.Exporter):
         return RegionSlice(self, start, max(0, stop - start))
 
     def _what(self) -> str:
-        """Shape and dtype, for pictures."""
+        """Shape and dtype, for texts and pictures."""
         return f"{self._shape} {self._dtype}"
+
+    def _drawn(self) -> DrawnRegion:
+        """What the map of the domain's regions shows of it."""
+        return DrawnRegion(
+            self.address,
+            self.nbytes,
+            self._what(),
+            flag_names(self.access) or "no rights",
+            "-" if self.key == KEY_NOTAVAIL else f"{self.key:#x}",
+            bool(self.access & Access.REMOTE),
+            tuple(grant._terms() for grant in self.grants),
+        )
 
     def _only_buffer(self) -> Any:
         self._check_open()

@@ -12,6 +12,7 @@ _PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#
 _UNREACHABLE = "#d40000"
 _DASHED = ' stroke-dasharray="5 4"'
 _MOST_REGIONS = 60
+_MOST_GRANTS = 8  # of a region
 
 
 class Drawing:
@@ -39,6 +40,7 @@ class DrawnRegion(NamedTuple):
     rights: str
     key: str
     remote: bool  # whether peers have any right
+    grants: tuple[str, ...] = ()  # what each of its grants gives away
 
 
 def regions_map(regions: Iterable[DrawnRegion]) -> Drawing:
@@ -50,6 +52,7 @@ def regions_map(regions: Iterable[DrawnRegion]) -> Drawing:
     shapes, lines = [_text(12, 20, title, "title")], [title]
     rights: list[tuple[int, str]] = []
     y, column = 34, 0.0
+    noted = 0  # where the longest of the grants ends
     end: int | None = None
     for region in shown:
         if end is not None and region.address != end:
@@ -68,13 +71,25 @@ def regions_map(regions: Iterable[DrawnRegion]) -> Drawing:
         rights.append((y + 14, f"{region.rights}; key {region.key}"))
         lines.append(f"{region.address:#x}  {label}  {region.rights}  key {region.key}")
         y += 24
+        for note in _grants(region):
+            shapes.append(_text(180, y + 8, note, "note"))
+            lines.append(f"    {note}")
+            noted = max(noted, 200 + 7 * len(note))
+            y += 16
     shapes += [_text(column, at, text) for at, text in rights]
     if len(ordered) > len(shown):
         lines.append(f"and {len(ordered) - len(shown)} more")
         shapes.append(_text(176, y + 14, lines[-1], "note"))
         y += 20
     wide = column + 20 + 8 * max((len(text) for _, text in rights), default=0)
-    return Drawing(_svg(max(wide, 320), y + 12, shapes), "\n".join(lines))
+    return Drawing(_svg(max(wide, noted, 320), y + 12, shapes), "\n".join(lines))
+
+
+def _grants(region: DrawnRegion) -> list[str]:
+    """What stands below the region's bar."""
+    notes = [f"grants {grant}" for grant in region.grants[:_MOST_GRANTS]]
+    more = len(region.grants) - len(notes)
+    return [*notes, f"and {more} more grants"] if more else notes
 
 
 class DrawnLink(NamedTuple):

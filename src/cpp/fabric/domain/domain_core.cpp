@@ -26,7 +26,8 @@ DomainCore::DomainCore(DomainOptions options)
       emulation_(options_.non_coherent ? std::make_unique<CacheEmulation>(*options_.non_coherent) : nullptr),
       auth_numbers_(options_.auth_key),
       contexts_(segment_),
-      registrations_(!options_.manual_progress) {}
+      registrations_(!options_.manual_progress),
+      grant_clock_(!options_.manual_progress) {}
 
 std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions options) {
   const CacheSettings cache = CacheSettings::of(options);
@@ -196,12 +197,14 @@ bool DomainCore::wait(const std::function<bool()>& done, Deadline deadline) {
     if (done()) return true;
     if (deadline.passed()) return false;
     registrations_.work();
+    grant_clock_.expire();
     contexts_.wait(done, deadline, options_.manual_progress);
   }
 }
 
 void DomainCore::progress() {
   registrations_.work();
+  grant_clock_.expire();
   contexts_.progress();
 }
 
@@ -240,6 +243,7 @@ void DomainCore::close(bool force) {
   if (!first) return;
   segment_.header().closed.store(1);
   registrations_.stop();
+  grant_clock_.stop();
   if (cache_.cache) cache_.cache->clear();
   const auto self = weak_from_this().lock();  // null: from the destructor
   contexts_.close_all(self == nullptr);

@@ -12,6 +12,7 @@
 #include "fabric/completion/security_log.h"
 #include "fabric/context/context_set.h"
 #include "fabric/domain/auth_numbers.h"
+#include "fabric/domain/grant_clock.h"
 #include "fabric/domain/memory_region.h"
 #include "fabric/domain/registration_queue.h"
 #include "fabric/memory/local_regions.h"
@@ -101,6 +102,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   SecurityLog security;  // what strangers and peers did that ended their connections
 
  private:
+  friend class Grant;
   friend class MemoryRegion;
   explicit DomainCore(DomainOptions options);
 
@@ -133,6 +135,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::uint32_t counters_used_ = 0;
   std::atomic<bool> closed_{false};
   RegistrationQueue registrations_;
+  GrantClock grant_clock_;
 };
 
 }  // namespace fab

@@ -111,7 +111,12 @@ MemoryRegion::~MemoryRegion() {
 }
 
 std::int32_t MemoryRegion::peer_inside() const {
-  return index_ == kNoEntry ? 0 : domain_->segment().user_of(index_);
+  if (index_ == kNoEntry) return 0;
+  const std::lock_guard lock(mutex_);
+  std::int32_t process = domain_->segment().user_of(index_);
+  for (const auto& grant : granted())
+    if (process == 0) process = grant->peer_inside();
+  return process;
 }
 
 bool MemoryRegion::mode(std::uint32_t bits) const noexcept {
@@ -306,6 +311,35 @@ RemoteRegion MemoryRegion::remote() {
   return remote;
 }
 
+std::shared_ptr<Grant> MemoryRegion::grant(GrantTerms terms) {
+  const auto lock = lock_usable();
+  index();
+  if (!enabled_.load() || refreshing_)
+    throw Error(Errc::bad_state,
+                "peers cannot reach the region: enable() or refresh() it before you grant of it");
+  auto& grants = rare().grants;
+  std::erase_if(grants, [](const auto& grant) { return grant->ended(); });
+  grants.reserve(grants.size() + 1);
+  const Deadline until = terms.until;
+  auto made = std::make_shared<Grant>(
+      domain_, Grant::Source{index_, mode(mr_mode::kRaw), emulated(), rare().spans}, std::move(terms));
+  if (!until.never()) domain_->grant_clock_.watch(until, made);
+  grants.push_back(made);
+  return made;
+}
+
+std::vector<std::shared_ptr<Grant>> grants_of(const MemoryRegion& region) {
+  const std::lock_guard lock(region.mutex_);
+  auto open = region.granted();
+  std::erase_if(open, [](const auto& grant) { return grant->over(); });
+  return open;
+}
+
+const std::vector<std::shared_ptr<Grant>>& MemoryRegion::granted() const noexcept {
+  static const std::vector<std::shared_ptr<Grant>> none;
+  return rare_ ? rare_->grants : none;
+}
+
 void MemoryRegion::bind(std::shared_ptr<Counter> counter) {
   const auto lock = lock_usable();
   if (index_ == kNoEntry)
@@ -321,6 +355,7 @@ void MemoryRegion::bind(std::shared_ptr<Counter> counter) {
   domain_->regions().bind_counter(index_, counter->index());
   if (DeviceMemory* const devices = domain_->domain().device_memory())
     devices->forget(index_);  // writes by devices would not be counted
+  for (const auto& grant : granted()) grant->bind(*counter);
   counters.push_back(std::move(counter));
 }
 
@@ -370,6 +405,8 @@ bool MemoryRegion::refresh(std::span<const RegionSpan> parts, Deadline deadline)
   domain_->regions().set_enabled(index_, false);
   domain_->interrupt_accesses(index_);
   if (!domain_->segment().wait_unused(index_, deadline)) return false;
+  for (const auto& grant : granted())
+    if (!grant->suspend(deadline)) return false;
 
   const RegionSpans looked_at({parts.begin(), parts.end()});
   RegionSpans& spans = rare().spans;
@@ -377,6 +414,7 @@ bool MemoryRegion::refresh(std::span<const RegionSpan> parts, Deadline deadline)
   domain_->regions().set_spans(index_, spans.view());
   refreshing_ = false;
   if (enabled_.load()) domain_->regions().set_enabled(index_, true);
+  for (const auto& grant : granted()) grant->resume(spans);
   return true;
 }
 
@@ -391,8 +429,11 @@ bool MemoryRegion::close(Deadline deadline) {
     if (domain_->post_rules().checks_local()) domain_->post_rules().remove_local(id_, buffers());
     domain_->local_regions().erase(id_);
     if (index_ != kNoEntry) domain_->start_retiring(index_);
+    for (const auto& grant : granted()) grant->start_revoking();
     if (emulated() && !domain_->inherited()) domain_->emulation()->watch(index_, nullptr);
   }
+  for (const auto& grant : granted())
+    if (!grant->revoke(deadline)) return false;
   if (index_ != kNoEntry && !domain_->retired(index_, deadline)) return false;
   if (emulated() && !domain_->inherited()) domain_->emulation()->close(id_, *emulated());
   rare_.reset();

@@ -12,6 +12,7 @@
 
 #include "base/deadline.h"
 #include "base/locks/small_mutex.h"
+#include "fabric/domain/grant.h"
 #include "fabric/memory/buffer_list.h"
 #include "fabric/registration/registration_cache.h"
 #include "fabric/segment/region_spans.h"
@@ -105,10 +106,15 @@ class MemoryRegion final {
   bool close(Deadline deadline);
   // The process id of a peer that close() waits for; 0: there is none.
   std::int32_t peer_inside() const;
+  // A further key, to what the terms say, which ends with the region at the latest. Throws Error: what
+  // Grant() throws, bad_state for a region that peers cannot reach, or closed.
+  std::shared_ptr<Grant> grant(GrantTerms terms);
   // Local addresses of [offset, offset + length); throws Error(bounds).
   std::vector<iovec> slice(std::uint64_t offset, std::uint64_t length) const;
 
  private:
+  friend std::vector<std::shared_ptr<Grant>> grants_of(const MemoryRegion& region);
+
   // What only few regions have.
   struct Rare {
     std::string auth_key;                      // for the leases, until an asynchronous registration completes
@@ -116,6 +122,7 @@ class MemoryRegion final {
     std::vector<std::shared_ptr<Counter>> counters;
     std::vector<RegistrationCache::Lease> leases;  // one for each buffer, where the domain has a cache
     RegionSpans spans;                             // MMU_NOTIFY mode: what is reachable
+    std::vector<std::shared_ptr<Grant>> grants;    // some of them may be over
   };
   static constexpr std::uint32_t kNoEntry = ~0u;
 
@@ -128,6 +135,7 @@ class MemoryRegion final {
   // The lock of a usable region, which stays usable until it is unlocked. Throws Error: bad_state or closed.
   [[nodiscard]] std::unique_lock<SmallMutex> lock_usable();
   std::uint32_t index() const;  // throws Error(access) without remote rights
+  const std::vector<std::shared_ptr<Grant>>& granted() const noexcept;
   bool mode(std::uint32_t bits) const noexcept;
   bool waits_for_counter() const noexcept;
   bool fully_backed() const;
@@ -149,9 +157,12 @@ class MemoryRegion final {
   std::atomic<bool> enabled_{false};
   std::atomic<State> state_{State::registering};
   // Guards what follows and rare_. One thread at a time changes a region or its entry in the table.
-  SmallMutex mutex_;
+  mutable SmallMutex mutex_;
   bool endpoint_bound_ = false;
   bool refreshing_ = false;
 };
+
+// The grants of a region that may still be used.
+std::vector<std::shared_ptr<Grant>> grants_of(const MemoryRegion& region);
 
 }  // namespace fab

@@ -54,6 +54,7 @@ class Sender {
   }
   const AuthKey& key() const noexcept { return key_; }
   const Part& name() const noexcept { return names_.front(); }
+  const std::vector<Part>& names() const noexcept { return names_; }
   const std::string& link() const noexcept { return names_.front().link; }  // "tcp.0"
   LinkCounters* counters() const noexcept { return counters_; }
 

@@ -31,11 +31,12 @@ std::shared_ptr<EmulatedRegion> CacheEmulation::open(std::uint32_t context, std:
   return region;
 }
 
-void CacheEmulation::watch(std::uint32_t index, const std::shared_ptr<EmulatedRegion>& region) {
+void CacheEmulation::watch(std::uint32_t index, const std::shared_ptr<EmulatedRegion>& region,
+                           std::uint64_t offset) {
   if (!model_.check) return;
   const std::lock_guard lock(mutex_);
   if (region)
-    by_index_[index] = region;
+    by_index_[index] = {.region = region, .offset = offset};
   else
     by_index_.erase(index);
 }
@@ -114,15 +115,17 @@ SyncReports CacheEmulation::missing(bool open) {
   return std::exchange(missing_, {});
 }
 
-std::shared_ptr<EmulatedRegion> CacheEmulation::watched(std::uint32_t index) const {
+std::shared_ptr<EmulatedRegion> CacheEmulation::watched(std::uint32_t index, std::uint64_t& offset) const {
   const std::lock_guard lock(mutex_);
   const auto found = by_index_.find(index);
-  return found == by_index_.end() ? nullptr : found->second.lock();
+  if (found == by_index_.end()) return nullptr;
+  offset += found->second.offset;
+  return found->second.region.lock();
 }
 
 void CacheEmulation::admitted(std::uint32_t index, OpCode op, std::uint64_t offset,
                               std::uint64_t length) noexcept try {
-  const auto region = watched(index);
+  const auto region = watched(index, offset);
   if (!region) return;
   const std::lock_guard lock(region->mutex_);
   if (!region->open_) return;
@@ -134,7 +137,7 @@ void CacheEmulation::admitted(std::uint32_t index, OpCode op, std::uint64_t offs
 
 void CacheEmulation::stored(std::uint32_t index, OpCode op, std::uint64_t offset,
                             std::uint64_t length) noexcept try {
-  const auto region = length ? watched(index) : nullptr;
+  const auto region = length ? watched(index, offset) : nullptr;
   if (!region) return;
   const std::lock_guard lock(region->mutex_);
   region->checker_.put(event_of(op), {offset, offset + length});

@@ -38,9 +38,9 @@ class CacheEmulation final : public AccessObserver {
   const CacheModel& model() const noexcept { return model_; }
 
   std::shared_ptr<EmulatedRegion> open(std::uint32_t context, std::span<const iovec> buffers, bool mappable);
-  // From now on accesses of peers to entry `index` of the region table are accesses to `region`. Null: the
-  // entry is not watched any more.
-  void watch(std::uint32_t index, const std::shared_ptr<EmulatedRegion>& region);
+  // From now on accesses of peers to entry `index` of the region table, which begins at `offset` of `region`,
+  // are accesses to that. Null: the entry is not watched any more.
+  void watch(std::uint32_t index, const std::shared_ptr<EmulatedRegion>& region, std::uint64_t offset = 0);
   // To be called when no peer accesses the region any more. On return nothing touches the user's memory.
   void close(std::uint32_t context, EmulatedRegion& region);
 
@@ -56,11 +56,17 @@ class CacheEmulation final : public AccessObserver {
   void stored(std::uint32_t index, OpCode op, std::uint64_t offset, std::uint64_t length) noexcept override;
 
  private:
-  std::shared_ptr<EmulatedRegion> watched(std::uint32_t index) const;
+  struct Watched {
+    std::weak_ptr<EmulatedRegion> region;
+    std::uint64_t offset = 0;  // of the entry within the region
+  };
+  // Null where the entry is not watched; otherwise `offset`, within the entry, becomes one within the region.
+  std::shared_ptr<EmulatedRegion> watched(std::uint32_t index, std::uint64_t& offset) const;
 
   const CacheModel model_;
   mutable std::mutex mutex_;  // guards all below; taken before the mutex of a region
-  std::unordered_map<std::uint32_t, std::weak_ptr<EmulatedRegion>> by_context_, by_index_;
+  std::unordered_map<std::uint32_t, std::weak_ptr<EmulatedRegion>> by_context_;
+  std::unordered_map<std::uint32_t, Watched> by_index_;
   SyncStats stats_;
   SyncReports missing_;  // calls that were missing for closed regions
 };

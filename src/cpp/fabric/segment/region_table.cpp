@@ -76,7 +76,7 @@ Errc RegionView::judge(const RegionEntry& entry, std::uint64_t key, std::uint64_
   if (status_of(now) != RegionStatus::enabled || (state != 0 && state != now) ||
       entry.key.load(std::memory_order_relaxed) != key)
     return Errc::key_rejected;
-  if (!admits(entry.auth, requester.auth)) return Errc::key_rejected;
+  if (!admits(entry.auth, requester.auth) && !within_limits(entry, requester)) return Errc::key_rejected;
   if (entry.endpoint != 0 && entry.endpoint != requester.rights.endpoint.load(std::memory_order_relaxed))
     return Errc::key_rejected;
   const std::uint32_t needed = op == OpCode::read ? access::kRemoteRead : access::kRemoteWrite;
@@ -85,6 +85,11 @@ Errc RegionView::judge(const RegionEntry& entry, std::uint64_t key, std::uint64_
   if (remote < entry.base || offset > entry.length || length > entry.length - offset) return Errc::bounds;
   if ((entry.flags & region_flag::kSpans) != 0 && !reachable(entry, offset, length)) return Errc::bounds;
   return Errc::ok;
+}
+
+bool RegionView::within_limits(const RegionEntry& entry, const Requester& requester) const noexcept {
+  if (entry.auth != kAuthLimited || !requester.limits) return false;
+  return requester.limits->admits(static_cast<std::uint32_t>(&entry - &this->entry(0)), requester);
 }
 
 bool RegionView::reachable(const RegionEntry& entry, std::uint64_t offset,
@@ -273,6 +278,11 @@ void RegionTable::set_spans(std::uint32_t index, std::span<const RegionSpan> spa
   std::ranges::copy(spans, span_block(slot.spans_block));
 }
 
+void RegionTable::set_limits(std::uint32_t index, GrantLimits limits) {
+  limits_.add(index, std::move(limits));
+  entry(index).auth = kAuthLimited;
+}
+
 void RegionTable::set_enabled(std::uint32_t index, bool enabled) {
   RegionEntry& slot = entry(index);
   const std::uint64_t generation = (slot.state.load(std::memory_order_relaxed) >> 2) + (enabled ? 1 : 0);
@@ -306,6 +316,7 @@ void RegionTable::finish_close(std::uint32_t entry_index) noexcept {
   }
   if (closing.piece_count > 1) free_blocks_.push_back(closing.piece_block);
   if (closing.flags & region_flag::kSpans) free_blocks_.push_back(closing.spans_block);
+  if (closing.auth == kAuthLimited) limits_.remove(entry_index);
   closing.state.store(state_of(closing.state.load(std::memory_order_relaxed) >> 2, RegionStatus::vacant),
                       std::memory_order_release);
   free_entries_.push_back(entry_index);

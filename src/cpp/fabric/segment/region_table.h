@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "fabric/segment/grant_limits.h"
 #include "fabric/types/types.h"
 
 namespace fab {
@@ -35,6 +36,9 @@ struct alignas(128) RegionEntry {
 static_assert(sizeof(RegionEntry) == 128);
 inline constexpr std::uint32_t kAuthSet = 1u << 31;  // in RegionEntry::auth
 inline constexpr std::uint32_t kMostInAuthSet = 30;  // the highest Requester::auth that such a set can hold
+// In RegionEntry::auth: what is asked for stands in the owner's GrantLimitTable. No requester has this
+// number, so the entry costs the judgement of all others nothing.
+inline constexpr std::uint32_t kAuthLimited = 1u << 30;
 constexpr bool admits(std::uint32_t auth, std::uint32_t shown) noexcept {
   return (auth & kAuthSet) == 0 ? shown == auth : shown <= kMostInAuthSet && ((auth >> shown) & 1) != 0;
 }
@@ -47,6 +51,7 @@ inline constexpr std::uint32_t kSpans = 1u << 16;     // only some spans of the 
 inline constexpr std::uint32_t kObserved = 1u << 17;  // accesses come as messages, so the owner sees each
 // Other processes cannot read the memory through this process's addresses (DmaBuf).
 inline constexpr std::uint32_t kOwnPages = 1u << 18;
+inline constexpr std::uint32_t kGrant = 1u << 19;  // a further key to a part of another entry's memory
 }  // namespace region_flag
 
 // What remote requests that come in through one context may do.
@@ -59,6 +64,9 @@ struct ContextRights {
 struct Requester {
   const ContextRights& rights;
   std::uint32_t auth;  // number, within the domain, of the authorization key that it proved; 0: the domain's
+  // Only the owner of the table knows what follows; without it no limited grant admits the requester.
+  const GrantLimitTable* limits = nullptr;
+  const std::vector<Part>* names = nullptr;  // the parts that it has proven to be
 };
 
 enum class RegionStatus : std::uint64_t { vacant, disabled, enabled, closing };
@@ -136,6 +144,7 @@ class RegionView {
     return reinterpret_cast<RegionSpan*>(piece_block(block));
   }
   bool reachable(const RegionEntry& entry, std::uint64_t offset, std::uint64_t length) const noexcept;
+  bool within_limits(const RegionEntry& entry, const Requester& requester) const noexcept;
 
   std::byte* area_;
 };
@@ -173,6 +182,9 @@ class RegionTable final : public RegionView {
   void set_spans(std::uint32_t index, std::span<const RegionSpan> spans);
   // Sets RegionEntry::auth of a region that is not enabled.
   void set_auth(std::uint32_t index, std::uint32_t auth) noexcept { entry(index).auth = auth; }
+  // From now on the limits decide in place of RegionEntry::auth. The region is not enabled; they go with it.
+  void set_limits(std::uint32_t index, GrantLimits limits);
+  const GrantLimitTable& limits() const noexcept { return limits_; }
   // A region is closed in two steps: after start_close() no access begins; the caller waits until none is
   // under way, then calls finish_close().
   void start_close(std::uint32_t index);
@@ -195,6 +207,7 @@ class RegionTable final : public RegionView {
   std::uint64_t prepared_key_ = kNoKey;  // the next key of 8 bytes
   std::uint64_t next_key_ = 0;           // the next shorter key
   std::atomic<std::uint32_t> live_{0};
+  GrantLimitTable limits_;
 };
 
 }  // namespace fab

@@ -12,7 +12,8 @@ namespace fab {
 struct StreamEnd {
   explicit StreamEnd(SessionServices given)
       : services(std::move(given)),
-        requester{services.segment.rights_of(services.context_slot), services.sender->key().number},
+        requester{services.segment.rights_of(services.context_slot), services.sender->key().number,
+                  services.limits, &services.sender->names()},
         output(services.segment.regions()) {}
 
   const SessionServices services;

@@ -31,7 +31,8 @@ struct PartView {
 // alone: another kind of link, or a version that this library does not know, hinders no other part.
 struct PartVerdict {
   bool usable = false;
-  std::string found;  // of a part that one of them knows as its own and cannot use: its version, in words
+  std::string found;    // of a part that one of them knows as its own and cannot use: its version, in words
+  bool proven = false;  // who calls under this part has proven that it is its own
 };
 // Throws Error(invalid) for a part of a known version that cannot be read.
 using PartCheck = std::function<PartVerdict(const PartView&)>;

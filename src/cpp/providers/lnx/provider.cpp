@@ -41,6 +41,7 @@ class LinkedDomain final : public Domain, private DeviceMemory {
       for (const PartCheck& check : checks) {
         PartVerdict one = check(part);
         all.usable |= one.usable;
+        all.proven |= one.proven;
         if (!one.found.empty()) all.found = std::move(one.found);
       }
       return all;

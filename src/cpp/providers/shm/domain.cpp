@@ -31,7 +31,7 @@ ShmDomain::ShmDomain(Info info, std::string link, const DomainServices& services
 PartCheck ShmDomain::part_check() const {
   return [link = link_](const PartView& part) -> PartVerdict {
     if (part.link != link) return {};
-    if (Address::decode(part.bytes)) return {.usable = true, .found = {}};
+    if (Address::decode(part.bytes)) return {.usable = true, .found = {}, .proven = true};
     if (const auto layout = Address::layout_of(part.bytes); layout != 0 && layout != versions::kSharedLayout)
       return {.found = other_version(link, layout, versions::kSharedLayout)};
     throw Error(Errc::invalid, "an address is not valid: its " + link + " part cannot be read");

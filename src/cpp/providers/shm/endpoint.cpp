@@ -132,6 +132,7 @@ Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, s
           .context_slot = services_.context_slot,
           .counts = counts,
           .wake_domain = services_.wake_domain,
+          .limits = &domain_.regions.limits(),
           .slice = &services_.slice,
           .on_more = [this] { continue_later(); },
           .observer = domain_.observer,

@@ -48,6 +48,7 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, std::vector<Part> names, EndpointAdd
                 .context_slot = endpoint.services().context_slot,
                 .counts = counts_,
                 .wake_domain = endpoint.services().wake_domain,
+                .limits = &endpoint.domain().regions.limits(),
                 .slice = &endpoint.services().slice,
                 .observer = endpoint.domain().observer,
                 .on_output = [this] { on_output(); },

@@ -47,6 +47,7 @@ void VerbsStream::make_session(Part peer) {
       .context_slot = endpoint_.services().context_slot,
       .counts = counts_,
       .wake_domain = endpoint_.services().wake_domain,
+      .limits = &endpoint_.shared().services.regions.limits(),
       .slice = &endpoint_.services().slice,
       .observer = endpoint_.shared().services.observer,
       .on_output = [this] { on_output(); },

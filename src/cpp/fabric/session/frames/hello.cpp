@@ -104,7 +104,8 @@ bool EndpointAddress::valid(std::string_view bytes) noexcept {
 }
 
 PartVerdict EndpointAddress::judge(const PartView& part) {
-  if (valid(part.bytes)) return {.usable = true, .found = {}};
+  if (valid(part.bytes))
+    return {.usable = true, .found = {}, .proven = part.bytes[1] == static_cast<char>(IdKind::key)};
   const auto version = static_cast<std::uint8_t>(part.bytes.empty() ? 0 : part.bytes.front());
   if (version == versions::kEndpointPart || version == 0)
     throw Error(Errc::invalid,

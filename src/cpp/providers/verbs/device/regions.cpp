@@ -133,7 +133,7 @@ bool DeviceRegions::take(std::uint32_t region, Registered& into) {
   int rights = (entry.access & kStores) != 0 ? IBV_ACCESS_LOCAL_WRITE : 0;
   if ((entry.access & access::kRemoteRead) != 0) rights |= IBV_ACCESS_REMOTE_READ;
   if ((entry.access & access::kRemoteWrite) != 0) rights |= IBV_ACCESS_REMOTE_WRITE;
-  const bool atomics = atomics_ && (entry.access & access::kRemoteWrite) != 0 && !claimed_.contains(region);
+  const bool atomics = atomics_ && (entry.access & access::kRemoteWrite) != 0 && !claimed(region);
   if (atomics) rights |= IBV_ACCESS_REMOTE_ATOMIC;
   for (std::size_t i = 0; i < count; ++i) {
     if (pieces[i].iov_len == 0) continue;
@@ -201,6 +201,26 @@ bool DeviceRegions::hidden(std::uint32_t region) const noexcept {
   });
 }
 
+// Whether the two share memory, as a region does with its grants.
+bool DeviceRegions::overlap(std::uint32_t left, std::uint32_t right) const noexcept {
+  iovec pieces[RegionView::kMaxRegionPieces], others[RegionView::kMaxRegionPieces];
+  const RegionEntry &entry = regions_.entry(left), &other = regions_.entry(right);
+  const std::span mine(pieces, regions_.pieces(entry, 0, entry.length, pieces));
+  const std::span theirs(others, regions_.pieces(other, 0, other.length, others));
+  return std::ranges::any_of(mine, [&](const iovec& piece) {
+    return std::ranges::any_of(theirs, [&](const iovec& its) {
+      const auto begin = reinterpret_cast<std::uint64_t>(piece.iov_base);
+      const auto its_begin = reinterpret_cast<std::uint64_t>(its.iov_base);
+      return begin < its_begin + its.iov_len && its_begin < begin + piece.iov_len;
+    });
+  });
+}
+
+// Whether the processor does atomics on some of the region's memory, under this key or another one.
+bool DeviceRegions::claimed(std::uint32_t region) const noexcept {
+  return std::ranges::any_of(claimed_, [&](std::uint32_t other) { return overlap(region, other); });
+}
+
 void DeviceRegions::claim_atomics(std::uint32_t region) noexcept {
   const std::lock_guard lock(mutex_);
   if (!atomics_ || claimed_.contains(region) || hidden(region)) return;
@@ -211,8 +231,8 @@ void DeviceRegions::claim_atomics(std::uint32_t region) noexcept {
     atomics_ = false;
   }
   // A peer that was told that its device may update the region meets an unknown key, and asks again.
-  if (const auto known = registered_.find(region); known != registered_.end() && known->second.told_atomics)
-    registered_.erase(known);
+  std::erase_if(registered_,
+                [&](const auto& known) { return known.second.told_atomics && overlap(region, known.first); });
 }
 
 void DeviceRegions::forget(std::uint32_t region) noexcept {
@@ -237,7 +257,8 @@ const DeviceRegions::Local* DeviceRegions::look_for(std::uint64_t at, std::uint6
     const RegionEntry& entry = regions_.entry(region);
     const std::uint64_t state = entry.state.load(std::memory_order_seq_cst);
     if (state == 0) break;  // neither this entry nor any behind it was ever used
-    if (status_of(state) != RegionStatus::enabled) continue;
+    // The region of a grant is an entry as well, with all its memory and its rights.
+    if (status_of(state) != RegionStatus::enabled || (entry.flags & region_flag::kGrant) != 0) continue;
     const std::size_t count = regions_.pieces(entry, 0, entry.length, pieces);
     for (std::size_t i = 0; i < count; ++i) {
       const auto start = reinterpret_cast<std::uint64_t>(pieces[i].iov_base);

@@ -122,6 +122,8 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
     return register_memory(library(), pd_, range, rights | traits_);
   }
   bool hidden(std::uint32_t region) const noexcept;
+  bool overlap(std::uint32_t left, std::uint32_t right) const noexcept;
+  bool claimed(std::uint32_t region) const noexcept;
   void* enroll(AddressRange range, const MemoryUse& use);
   void dereg_mr(void* mr) noexcept;
 

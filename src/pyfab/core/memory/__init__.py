@@ -1,0 +1,1 @@
+"""What regions are described by, and given away by in parts."""
