@@ -284,10 +284,31 @@ void ReceiveQueue::leave(const MessageOrigin& origin, MessageOrigin* heir) noexc
       ++at;
       if (message.origin != &origin) continue;
       message.origin = message.announced && !(message.id & kStreamOnly) ? heir : nullptr;
+      if (!message.announced && list == &by_age_) strand(message);
       if (!message.announced || message.origin) continue;
       list == &by_age_ ? unlink(message) : claimed_.erase(message);
       delete &message;
     }
+}
+
+void ReceiveQueue::strand(Message& message) noexcept {
+  message.stranded = !message.sender->proven();
+  if (message.stranded) stranded_.push_back(message);
+}
+
+// A sender may have become known meanwhile.
+void ReceiveQueue::drop_stranded(std::size_t most) noexcept {
+  while (held_ > most) {
+    Message* const message = stranded_.front();
+    if (!message) return;
+    if (message->sender->proven()) {
+      message->stranded = false;
+      stranded_.erase(*message);
+      continue;
+    }
+    unlink(*message);
+    delete message;
+  }
 }
 
 void ReceiveQueue::adopt(const MessageOrigin& from, std::uint64_t id, MessageOrigin& to) noexcept {
@@ -321,6 +342,7 @@ void ReceiveQueue::unlink(Message& message) noexcept {
   if (LinkCounters* const link = message.sender->counters()) --link->waiting;
   unexpected_.erase(message);
   by_age_.erase(message);
+  if (std::exchange(message.stranded, false)) stranded_.erase(message);
 }
 
 void ReceiveQueue::unlink(Posted& posted) noexcept {

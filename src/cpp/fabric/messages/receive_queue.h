@@ -124,8 +124,9 @@ struct Message {
   std::vector<iovec> where;            // announced: the sender's addresses, if they can be read directly
   std::uint64_t claim = 0;
   std::uint64_t hash = 0;
-  HeldBytes held;  // of this message, once it waits
-  ListLink<Message> same, age;
+  HeldBytes held;         // of this message, once it waits
+  bool stranded = false;  // its stream has ended, and whoever sent it has not proven who he is
+  ListLink<Message> same, age, left;
 };
 
 // The posted receives of a context, and the messages that wait for a receive, for all its links: the one
@@ -168,6 +169,9 @@ class ReceiveQueue {
   void make_room() { unexpected_.make_room(); }
   // The bytes of all messages that wait, with what they need besides their content.
   std::size_t held() const noexcept { return held_; }
+  // Drops messages that strangers (Sender::proven()) left when their streams ended, those first that were
+  // left first, until no more than `most` bytes are held or none is left. Nobody can be told.
+  void drop_stranded(std::size_t most) noexcept;
   // The bytes of a matched message are in place, or `error` tells why they are not.
   static void finish(const Matched& matched, Errc error) noexcept;
   // To be called when `origin` ends. Messages that it announced are dropped; with an `heir`, those whose id
@@ -202,6 +206,7 @@ class ReceiveQueue {
   void unlink(Posted& posted) noexcept;
   void retire(Posted& posted, Errc error) noexcept;
   void unlink(Message& message) noexcept;
+  void strand(Message& message) noexcept;
   static void met(const Sender& sender) noexcept;
   static void deliver(const Message& message, const Matched& matched) noexcept;
   static void forget(const Message& message) noexcept;
@@ -215,6 +220,7 @@ class ReceiveQueue {
   IntrusiveList<Posted, &Posted::age> posted_by_age_;  // all receives; owns them
   MatchTable<Message, &Message::same> unexpected_;     // by kind, group and tag
   IntrusiveList<Message, &Message::age> by_age_;       // owns them
+  IntrusiveList<Message, &Message::left> stranded_;    // those of by_age_ that are
   IntrusiveList<Message, &Message::age> claimed_;      // owns them
   std::vector<std::unique_ptr<Posted>> spare_;         // kept for the next receives
   std::uint64_t next_sequence_ = 1, next_claim_ = 1;

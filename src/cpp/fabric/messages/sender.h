@@ -53,6 +53,9 @@ class Sender {
     return reported_;
   }
   const AuthKey& key() const noexcept { return key_; }
+  // Whether the peer is more than somebody who has called: it has proven a key or, where there is none, a
+  // name that is in the address vector.
+  bool proven() noexcept { return !key_.secret.empty() || handle() != kNoPeer; }
   const Part& name() const noexcept { return names_.front(); }
   const std::string& link() const noexcept { return names_.front().link; }  // "tcp.0"
   LinkCounters* counters() const noexcept { return counters_; }

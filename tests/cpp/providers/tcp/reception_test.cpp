@@ -1,4 +1,4 @@
-// Who has to go when too many call, or when too many streams stand.
+// Who has to go when too many call.
 #include "providers/tcp/reception.h"
 
 #include <doctest/doctest.h>
@@ -14,8 +14,7 @@ using namespace fab::tcp;
 
 namespace {
 
-constexpr Bounds kFew{
-    .callers = 4, .callers_of_one = 3, .guests = 4, .guests_of_one = 3, .reserve = 1000, .keyed = false};
+constexpr Bounds kFew{.callers = 4, .callers_of_one = 3, .guests = 4, .guests_of_one = 3, .reserve = 1000};
 
 // Callers, and their ends of the connections.
 struct Door {
@@ -44,21 +43,6 @@ struct Door {
   std::vector<const PendingConnection*> made;
   std::vector<OwnFd> far;
   std::vector<int> ended;
-};
-
-struct Visitor final : Guest {
-  Visitor(Guests& all, const std::string& source) : guests(all) { guests.add(*this, source); }
-  ~Visitor() override { guests.remove(*this); }
-  std::uint64_t heard() const noexcept override { return bytes; }
-  bool has_spoken() const noexcept override { return spoke; }
-  bool may_be_evicted() const noexcept override { return idle; }
-  void evict(const char*) noexcept override {
-    gone = true;
-    guests.remove(*this);
-  }
-  Guests& guests;
-  std::uint64_t bytes = 0;
-  bool spoke = false, idle = true, gone = false;
 };
 
 }  // namespace
@@ -107,58 +91,4 @@ TEST_CASE("callers end at their deadlines, and leave nothing behind") {
   CHECK(door.callers.size() == 0);
   CHECK(door.callers.of("a") == 0);
   CHECK_FALSE(door.callers.take_one().connection);
-}
-
-TEST_CASE("of streams that peers began, those go first that never sent a frame") {
-  Guests guests;
-  Visitor talker(guests, "a"), silent(guests, "a"), later(guests, "a");
-  talker.spoke = true;
-  CHECK(guests.make_room("b", kFew));  // there is room
-  CHECK_FALSE((talker.gone || silent.gone || later.gone));
-  CHECK(guests.make_room("a", kFew));  // it has its share
-  CHECK(silent.gone);
-  CHECK_FALSE((talker.gone || later.gone));
-  CHECK(guests.of("a") == 2);
-}
-
-TEST_CASE("then the one that has been silent for longest goes, and none that is at work") {
-  Guests guests;
-  Visitor busy(guests, "a"), first(guests, "a"), second(guests, "a");
-  for (Visitor* one : {&busy, &first, &second}) one->spoke = true;
-  busy.idle = false;
-  first.bytes = 10;  // it was heard since it came
-  CHECK(guests.make_room("a", kFew));
-  CHECK(second.gone);
-  CHECK_FALSE((busy.gone || first.gone));
-  Visitor third(guests, "a");
-  third.idle = first.idle = false;
-  CHECK_FALSE(guests.make_room("a", kFew));
-  CHECK(guests.size() == 3);
-  CHECK(guests.make_room("b", kFew));
-}
-
-TEST_CASE("when there are too many streams in all, the source that has the most gives one up") {
-  Guests guests;
-  Visitor one(guests, "b"), first(guests, "a"), second(guests, "a"), other(guests, "c");
-  CHECK(guests.make_room("d", kFew));
-  CHECK(first.gone);
-  CHECK_FALSE((one.gone || second.gone || other.gone));
-}
-
-TEST_CASE("an IPv6 network is one source, and so are an IPv4 address and all of loopback") {
-  const auto source = [](const char* text) { return source_of(parse_socket_address(text, 1)); };
-  CHECK(source("10.0.0.5:7") == "10.0.0.5");
-  CHECK(source("[2001:db8:1:2:3:4:5:6]:7") == "2001:db8:1:2::/64");
-  CHECK(source("[2001:db8:1:2::9]:8") == source("[2001:db8:1:2:3:4:5:6]:7"));
-  CHECK(source("[::1]:7") == source("127.0.0.1:7"));
-  CHECK(source("127.9.9.9:7") == source("127.0.0.1:8"));
-}
-
-TEST_CASE("where there are few descriptors, a part of them stays with the program") {
-  constexpr Bounds many = Bounds::of(1'000'000, true), few = Bounds::of(256, false);
-  static_assert(many.callers == 256 && many.callers_of_one == 128 && many.guests == 4096);
-  static_assert(many.guests_of_one == many.guests && many.reserve == 1'000'000 - 64);
-  static_assert(few.callers == 64 && few.callers_of_one == 32 && few.guests == 128);
-  static_assert(few.guests_of_one == 96 && few.reserve == 192);
-  CHECK(Bounds::of(1, false).callers_of_one == 1);
 }
