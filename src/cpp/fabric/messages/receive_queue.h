@@ -38,6 +38,9 @@ struct MatchRule {
     return tagged == head.tagged && group == head.group && ((tag ^ head.tag) & ~ignore) == 0 &&
            (source == kNoPeer || source == from) && (!key || key == &under);
   }
+  bool fits(const MessageHead& head, Sender& from) const noexcept {
+    return fits(head, source != kNoPeer && from.known_by(source) ? source : kNoPeer, from.key());
+  }
 };
 
 // Memory for one message or, with `least_room`, for messages one after another until less room than that is
@@ -200,7 +203,7 @@ class ReceiveQueue {
   static void meet(const Posted& posted, Matched& arrived, Source source) noexcept;
   MatchRule in_force(MatchRule rule) const noexcept;  // without source and key, unless receives are directed
   Message* find(const MatchRule& asked) const noexcept;
-  Posted* find_posted(const MessageHead& head, PeerId from, const AuthKey& under) const noexcept;
+  Posted* find_posted(const MessageHead& head, Sender& from) const noexcept;
   // Makes room for the message in a posted receive; retires it when it is used up.
   void use(Posted& posted, Matched& arrived, Source source) noexcept;
   void unlink(Posted& posted) noexcept;

@@ -79,9 +79,9 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
       ticker_(services.poller, [this] { tick(); }) {
   identity_.keys = &services.keys;
   identity_.by_address = true;
-  identity_.take_id(listen.port() == 0 ? domain.key_pair : nullptr, std::move(link), services.context,
+  identity_.take_id(listen.port() == 0 ? domain.key_pair->get() : nullptr, std::move(link), services.context,
                     address_id(listen));
-  if (!identity_.key_pair) identity_.show(domain.key_pair);
+  if (!identity_.key_pair) identity_.show(domain.key_pair->get());
   identity_.part.bytes = EndpointAddress{.id = identity_.id,
                                          .kind = identity_.kind,
                                          .network = this_network(),
