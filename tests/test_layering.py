@@ -36,6 +36,7 @@ ROOMS = (
     "fabric/domain",
     "fabric/session/frames",
     "fabric/session",
+    "fabric/admission",
     "data",
     "providers/shm",
     "providers/tcp",

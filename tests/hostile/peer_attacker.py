@@ -12,6 +12,8 @@ import resource
 import socket
 import struct
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ WRITE, MESSAGE, ANNOUNCE = 1, 7, 8
 STREAM_ONLY = 1 << 63
 PIECES = 256
 ANNOUNCEMENTS = 8192
+TRICKLE = 0.2  # seconds between two bytes of a stream
 CONTEXTS = 50  # of one domain
 
 
@@ -85,6 +88,30 @@ def announcements(streams: list[Stream]) -> None:
             stream.socket.sendall(head + pieces)
 
 
+def waiting(streams: list[Stream]) -> None:
+    """One message of each stream, which nobody asks for."""
+    for stream in streams:
+        with contextlib.suppress(ConnectionError):  # it had to go for a later one
+            stream.socket.sendall(header(ANNOUNCE, 0, 100_000, STREAM_ONLY | 1))
+
+
+def trickle(streams: list[Stream]) -> None:
+    """Puts of which a byte comes now and then, so that no stream is ever silent or without a frame."""
+    begun = header(WRITE, 100_000, 200_000) + bytes(1000)
+
+    def go_on() -> None:
+        while True:
+            for stream in streams:
+                with contextlib.suppress(OSError):
+                    stream.socket.sendall(b"x")
+            time.sleep(TRICKLE)
+
+    for stream in streams:
+        with contextlib.suppress(ConnectionError):
+            stream.socket.sendall(begun)
+    threading.Thread(target=go_on, daemon=True).start()
+
+
 def main(attack: str, address: str, number: str, key: str = "") -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -93,7 +120,13 @@ def main(attack: str, address: str, number: str, key: str = "") -> None:
         domain = pyfab.Domain("tcp:lo", progress="manual", auth_key=bytes.fromhex(key) or None)
         some = min(CONTEXTS, int(number) - len(streams))
         streams += [Stream(domain, bytes.fromhex(address)) for _ in range(some)]
-    attacks = {"streams": len, "half frames": half_frames, "announcements": announcements}
+    attacks = {
+        "streams": len,
+        "half frames": half_frames,
+        "announcements": announcements,
+        "waiting": waiting,
+        "trickle": trickle,
+    }
     attacks[attack](streams)
     print("ready", flush=True)
     sys.stdin.read()

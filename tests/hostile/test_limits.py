@@ -150,6 +150,26 @@ def test_idle_streams_end_for_new_ones(start: Start, peer_attack: Attack, key: b
 
 
 @KEYS
+@pytest.mark.parametrize("attack", ["waiting", "trickle"])
+def test_streams_without_progress_end_for_new_ones(
+    start: Start, peer_attack: Attack, attack: str, key: bytes | None
+) -> None:
+    target = Endpoint(start, key, patience=1)
+    with target.friend() as put:
+        put()
+        peer_attack(attack, target, DESCRIPTORS)
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            try:
+                with target.friend() as another:
+                    another()
+                break
+            except pyfab.FabricError:
+                assert time.monotonic() < deadline
+        put()
+
+
+@KEYS
 def test_half_frames_do_not_stay(start: Start, peer_attack: Attack, key: bytes | None) -> None:
     target = Endpoint(start, key, patience=1)
     with target.friend() as put:

@@ -65,8 +65,8 @@ struct DomainServices {
   SecurityLog& security;
   bool linked = false;                 // the domain has other links as well
   AccessObserver* observer = nullptr;  // of regions that are kObserved; for Session::Services
-  // What the ids of endpoints are bound to; null where the system has no libcrypto.
-  std::shared_ptr<const KeyPair> key_pair{};
+  // What the ids of endpoints of a network are bound to.
+  std::shared_ptr<KeyPairOnce> key_pair{};
 };
 
 struct Lingering;

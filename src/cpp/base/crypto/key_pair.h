@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -35,6 +36,20 @@ class KeyPair final {
   explicit KeyPair(OwnKey key) noexcept : key_(std::move(key)) {}
   const OwnKey key_;
   PublicKey public_{};
+};
+
+// The pair of a domain, which is made when its first endpoint needs it. Safe from any thread.
+class KeyPairOnce final {
+ public:
+  // As KeyPair::make(), the same one each time.
+  std::shared_ptr<const KeyPair> get() {
+    std::call_once(once_, [this] { pair_ = KeyPair::make(); });
+    return pair_;
+  }
+
+ private:
+  std::once_flag once_;
+  std::shared_ptr<const KeyPair> pair_;
 };
 
 // False also where there is no libcrypto, and where there is no memory.

@@ -1,5 +1,6 @@
 #include "base/crypto/stretched_key.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -13,6 +14,7 @@ namespace fab {
 namespace {
 
 constexpr int kRounds = 40'000;
+constexpr std::size_t kMostKnown = 1024;  // keys that are remembered
 constexpr std::string_view kSalt = "pyfab authorization key 1";
 
 std::string_view view(const Digest& digest) noexcept {
@@ -44,16 +46,20 @@ Digest pbkdf2_sha256(std::string_view password, std::string_view salt, int round
   return sum;
 }
 
-// Keys themselves are not kept: the process remembers by their hashes.
+// Keys themselves are not kept: the process remembers by their hashes. Nobody waits for the lock: in a child
+// of a fork, a thread that is not there any more may have it for ever, and to remember is only faster.
 std::string stretched_key(const std::string& key) {
   if (key.empty()) return {};
   static std::mutex mutex;
   static std::map<Digest, Digest> known;
   const Digest bound = sha256(WireWriter().put(std::uint64_t{key.size()}).raw(key).bytes());
-  const std::lock_guard lock(mutex);
-  const auto found = known.find(bound);
-  const Digest stretched = found != known.end() ? found->second : pbkdf2(view(bound));
-  if (found == known.end()) known.emplace(bound, stretched);
+  if (const std::unique_lock lock(mutex, std::try_to_lock); lock)
+    if (const auto found = known.find(bound); found != known.end()) return std::string(view(found->second));
+  const Digest stretched = pbkdf2(view(bound));
+  if (const std::unique_lock lock(mutex, std::try_to_lock); lock) {
+    if (known.size() >= kMostKnown) known.clear();
+    known.emplace(bound, stretched);
+  }
   return std::string(view(stretched));
 }
 

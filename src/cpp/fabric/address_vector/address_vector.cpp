@@ -437,19 +437,35 @@ bool AddressVector::is_there(std::string_view address, std::uint32_t hash) const
   return found;
 }
 
-PeerId AddressVector::find(const Part& part, std::optional<std::uint32_t> auth) const {
-  PeerId lowest = kNoPeer;
+// Calls visit(index, holds) for each peer that may hold the part; holds() says whether it does.
+template <class Visit>
+void AddressVector::visit_holders(const Part& part, std::optional<std::uint32_t> auth, Visit&& visit) const {
   const auto consider = [&](std::uint64_t index) {
-    if (index >= lowest) return;
-    if (auth) {
-      const auto* with = auths_.find(index);
-      if ((with ? with->load(std::memory_order_relaxed) : 0) != *auth) return;
-    }
-    if (holds(index, part)) lowest = index;
+    visit(index, [&] {
+      if (auth) {
+        const auto* with = auths_.find(index);
+        if ((with ? with->load(std::memory_order_relaxed) : 0) != *auth) return false;
+      }
+      return holds(index, part);
+    });
   };
   if (options_.format != AddressFormat::bundle && part.link == kSocketLink) runs_.visit(part.bytes, consider);
   visit_candidates(PeerIndex::hash(memory_->header().seed, part.link, part.context, part.bytes), consider);
+}
+
+PeerId AddressVector::find(const Part& part, std::optional<std::uint32_t> auth) const {
+  PeerId lowest = kNoPeer;
+  visit_holders(part, auth, [&](std::uint64_t index, const auto& holds) {
+    if (index < lowest && holds()) lowest = index;
+  });
   return lowest;
+}
+
+void AddressVector::find_all(const Part& part, std::optional<std::uint32_t> auth,
+                             std::vector<PeerId>& found) const {
+  visit_holders(part, auth, [&](std::uint64_t index, const auto& holds) {
+    if (std::ranges::find(found, index) == found.end() && holds()) found.push_back(index);
+  });
 }
 
 PeerId AddressVector::reported(PeerId index) const noexcept {

@@ -101,6 +101,8 @@ class AddressVector final {
   // The lowest handle of a name that holds `part`, which tells who calls from there; kNoPeer if there is
   // none. With `auth`, only among those inserted with that key.
   PeerId find(const Part& part, std::optional<std::uint32_t> auth = std::nullopt) const;
+  // Adds all of these handles, in any order, without those that are there.
+  void find_all(const Part& part, std::optional<std::uint32_t> auth, std::vector<PeerId>& found) const;
   // A number that changes when the index is given to another address; 0 while it is vacant.
   std::uint32_t generation(PeerId index) const noexcept;
   // Grows after each change: as long as it stays the same, what was read before holds.
@@ -147,6 +149,8 @@ class AddressVector final {
   bool is_there(std::string_view address, std::uint32_t hash) const;
   template <class Visit>
   void visit_candidates(std::uint32_t hash, Visit&& visit) const;
+  template <class Visit>
+  void visit_holders(const Part& part, std::optional<std::uint32_t> auth, Visit&& visit) const;
 
   const Options options_;
   PartCheck check_;

@@ -66,12 +66,17 @@ class PeerIndex {
   void walk(std::uint32_t hash, Visit&& visit) const {
     const std::uint64_t count = memory_.header().buckets.load(std::memory_order_acquire);
     if (count == 0) return;
-    std::uint64_t steps = most_steps();
-    for (const Bucket* at = buckets_.find(bucket_of(hash, count)); at && steps; at = next(*at), --steps)
-      for (const auto& slot : at->slots) {
+    const auto look = [&](const Bucket& bucket) {
+      for (const auto& slot : bucket.slots) {
         const std::uint64_t value = slot.load(std::memory_order_relaxed);
         if (value && value >> 32 == hash) visit(static_cast<std::uint32_t>(value) - 1);
       }
+    };
+    const Bucket* at = buckets_.find(bucket_of(hash, count));
+    if (!at) return;
+    look(*at);
+    if (!(at = next(*at))) return;
+    for (std::uint64_t steps = most_steps(); at && steps; at = next(*at), --steps) look(*at);
   }
   // Limits a search, because a table that is being changed, or is damaged, may lead in circles.
   std::uint64_t most_steps() const noexcept {

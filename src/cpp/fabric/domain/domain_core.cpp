@@ -38,7 +38,7 @@ std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions
                           .domain_id = core->domain_id_,
                           .security = core->security,
                           .observer = core->emulation_.get(),
-                          .key_pair = KeyPair::make()});
+                          .key_pair = std::make_shared<KeyPairOnce>()});
   // Links that register memory with a device have caches of their own; in this cache regions only have
   // entries.
   core->cache_ = open_cache(cache, {.enroll = [](AddressRange, const MemoryUse&) -> void* { return nullptr; },

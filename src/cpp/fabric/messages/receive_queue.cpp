@@ -52,10 +52,7 @@ MatchRule ReceiveQueue::in_force(MatchRule rule) const noexcept {
 Message* ReceiveQueue::find(const MatchRule& asked) const noexcept {
   if (by_age_.empty()) return nullptr;
   const MatchRule rule = in_force(asked);
-  const auto fits = [&](const Message& message) {
-    return rule.fits(message.head, rule.source == kNoPeer ? kNoPeer : message.sender->handle(),
-                     message.sender->key());
-  };
+  const auto fits = [&](const Message& message) { return rule.fits(message.head, *message.sender); };
   if (rule.ignore == 0) {
     for (Message& message : unexpected_.chain(hash_of(rule)))
       if (fits(message)) return &message;
@@ -97,7 +94,7 @@ void ReceiveQueue::post(const Receive& asked) {
       break;
     }
     used_up = receive.least_room == 0;
-    const Source source = message->sender->reported();
+    const Source source = message->sender->reported(receive.rule.source);
     const std::uint64_t left = receive.length - stands.filled;
     if (!used_up && stands.filled != 0 && message->head.length > left) {
       retire(stands, Errc::ok);
@@ -200,13 +197,12 @@ void ReceiveQueue::drop_all() noexcept {
 
 // --- origins
 
-ReceiveQueue::Posted* ReceiveQueue::find_posted(const MessageHead& head, PeerId from,
-                                                const AuthKey& under) const noexcept {
-  if (Posted* first = posted_by_age_.front(); first->receive.rule.fits(head, from, under)) return first;
+ReceiveQueue::Posted* ReceiveQueue::find_posted(const MessageHead& head, Sender& from) const noexcept {
+  if (Posted* first = posted_by_age_.front(); first->receive.rule.fits(head, from)) return first;
   Posted* oldest = nullptr;
   const auto look = [&](std::uint64_t hash) {
     for (Posted& posted : exact_.chain(hash)) {
-      if (posted.hash != hash || !posted.receive.rule.fits(head, from, under)) continue;
+      if (posted.hash != hash || !posted.receive.rule.fits(head, from)) continue;
       if (!oldest || posted.sequence < oldest->sequence) oldest = &posted;
       return;
     }
@@ -214,11 +210,11 @@ ReceiveQueue::Posted* ReceiveQueue::find_posted(const MessageHead& head, PeerId 
   if (exact_.size() != 0) {
     const std::uint64_t hash = hash_of(head);
     look(with_source(hash, kNoPeer));
-    if (from != kNoPeer) look(with_source(hash, from));
+    from.visit_handles([&](PeerId handle) { look(with_source(hash, handle)); });
   }
   for (Posted& posted : masked_) {
     if (oldest && oldest->sequence < posted.sequence) break;
-    if (posted.receive.rule.fits(head, from, under)) return &posted;
+    if (posted.receive.rule.fits(head, from)) return &posted;
   }
   return oldest;
 }
@@ -243,9 +239,8 @@ void ReceiveQueue::use(Posted& posted, Matched& arrived, Source source) noexcept
 }
 
 bool ReceiveQueue::match(Matched& arrived, Sender& sender) noexcept {
-  const PeerId from = posted_ ? sender.handle() : kNoPeer;
   while (posted_) {
-    Posted* posted = find_posted(arrived.head, from, sender.key());
+    Posted* posted = find_posted(arrived.head, sender);
     if (!posted) return false;
     if (posted->filled != 0 && arrived.head.length > posted->receive.length - posted->filled) {
       retire(*posted,
@@ -254,7 +249,7 @@ bool ReceiveQueue::match(Matched& arrived, Sender& sender) noexcept {
     }
     ++sizes_.matched_posted;
     met(sender);
-    use(*posted, arrived, sender.reported());
+    use(*posted, arrived, sender.reported(posted->receive.rule.source));
     return true;
   }
   return false;
@@ -284,10 +279,31 @@ void ReceiveQueue::leave(const MessageOrigin& origin, MessageOrigin* heir) noexc
       ++at;
       if (message.origin != &origin) continue;
       message.origin = message.announced && !(message.id & kStreamOnly) ? heir : nullptr;
+      if (!message.announced && list == &by_age_) strand(message);
       if (!message.announced || message.origin) continue;
       list == &by_age_ ? unlink(message) : claimed_.erase(message);
       delete &message;
     }
+}
+
+void ReceiveQueue::strand(Message& message) noexcept {
+  message.stranded = !message.sender->proven();
+  if (message.stranded) stranded_.push_back(message);
+}
+
+// A sender may have become known meanwhile.
+void ReceiveQueue::drop_stranded(std::size_t most) noexcept {
+  while (held_ > most) {
+    Message* const message = stranded_.front();
+    if (!message) return;
+    if (message->sender->proven()) {
+      message->stranded = false;
+      stranded_.erase(*message);
+      continue;
+    }
+    unlink(*message);
+    delete message;
+  }
 }
 
 void ReceiveQueue::adopt(const MessageOrigin& from, std::uint64_t id, MessageOrigin& to) noexcept {
@@ -321,6 +337,7 @@ void ReceiveQueue::unlink(Message& message) noexcept {
   if (LinkCounters* const link = message.sender->counters()) --link->waiting;
   unexpected_.erase(message);
   by_age_.erase(message);
+  if (std::exchange(message.stranded, false)) stranded_.erase(message);
 }
 
 void ReceiveQueue::unlink(Posted& posted) noexcept {

@@ -38,6 +38,9 @@ struct MatchRule {
     return tagged == head.tagged && group == head.group && ((tag ^ head.tag) & ~ignore) == 0 &&
            (source == kNoPeer || source == from) && (!key || key == &under);
   }
+  bool fits(const MessageHead& head, Sender& from) const noexcept {
+    return fits(head, source != kNoPeer && from.known_by(source) ? source : kNoPeer, from.key());
+  }
 };
 
 // Memory for one message or, with `least_room`, for messages one after another until less room than that is
@@ -124,8 +127,9 @@ struct Message {
   std::vector<iovec> where;            // announced: the sender's addresses, if they can be read directly
   std::uint64_t claim = 0;
   std::uint64_t hash = 0;
-  HeldBytes held;  // of this message, once it waits
-  ListLink<Message> same, age;
+  HeldBytes held;         // of this message, once it waits
+  bool stranded = false;  // its stream has ended, and whoever sent it has not proven who he is
+  ListLink<Message> same, age, left;
 };
 
 // The posted receives of a context, and the messages that wait for a receive, for all its links: the one
@@ -168,6 +172,9 @@ class ReceiveQueue {
   void make_room() { unexpected_.make_room(); }
   // The bytes of all messages that wait, with what they need besides their content.
   std::size_t held() const noexcept { return held_; }
+  // Drops messages that strangers (Sender::proven()) left when their streams ended, those first that were
+  // left first, until no more than `most` bytes are held or none is left. Nobody can be told.
+  void drop_stranded(std::size_t most) noexcept;
   // The bytes of a matched message are in place, or `error` tells why they are not.
   static void finish(const Matched& matched, Errc error) noexcept;
   // To be called when `origin` ends. Messages that it announced are dropped; with an `heir`, those whose id
@@ -196,12 +203,13 @@ class ReceiveQueue {
   static void meet(const Posted& posted, Matched& arrived, Source source) noexcept;
   MatchRule in_force(MatchRule rule) const noexcept;  // without source and key, unless receives are directed
   Message* find(const MatchRule& asked) const noexcept;
-  Posted* find_posted(const MessageHead& head, PeerId from, const AuthKey& under) const noexcept;
+  Posted* find_posted(const MessageHead& head, Sender& from) const noexcept;
   // Makes room for the message in a posted receive; retires it when it is used up.
   void use(Posted& posted, Matched& arrived, Source source) noexcept;
   void unlink(Posted& posted) noexcept;
   void retire(Posted& posted, Errc error) noexcept;
   void unlink(Message& message) noexcept;
+  void strand(Message& message) noexcept;
   static void met(const Sender& sender) noexcept;
   static void deliver(const Message& message, const Matched& matched) noexcept;
   static void forget(const Message& message) noexcept;
@@ -215,6 +223,7 @@ class ReceiveQueue {
   IntrusiveList<Posted, &Posted::age> posted_by_age_;  // all receives; owns them
   MatchTable<Message, &Message::same> unexpected_;     // by kind, group and tag
   IntrusiveList<Message, &Message::age> by_age_;       // owns them
+  IntrusiveList<Message, &Message::left> stranded_;    // those of by_age_ that are
   IntrusiveList<Message, &Message::age> claimed_;      // owns them
   std::vector<std::unique_ptr<Posted>> spare_;         // kept for the next receives
   std::uint64_t next_sequence_ = 1, next_claim_ = 1;

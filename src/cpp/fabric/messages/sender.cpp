@@ -10,30 +10,36 @@ void Sender::known_as(PeerId peer) noexcept {
   seen_ = ~std::uint64_t{0};
 }
 
-PeerId Sender::find() const {
-  const auto under = [this](std::uint32_t auth) {
-    PeerId found = kNoPeer;
-    for (const Part& name : names_)
-      if (found == kNoPeer) found = peers_.find(name, auth);
-    return found;
+// Fills in handles_. The first name under which there are any decides, and of its handles the lowest is
+// returned.
+PeerId Sender::find() {
+  handles_.clear();
+  PeerId first = kNoPeer;
+  if (peers_.size() == 0) return first;
+  const auto look_under = [&](std::uint32_t auth) {
+    for (const Part& name : names_) {
+      peers_.find_all(name, auth, handles_);
+      if (first == kNoPeer && !handles_.empty()) first = *std::ranges::min_element(handles_);
+    }
   };
-  PeerId found = kNoPeer;
   for (const std::uint32_t auth : key_.handles)
-    if (found == kNoPeer) found = under(auth);
-  return found == kNoPeer ? under(0) : found;
+    if (handles_.empty()) look_under(auth);
+  if (handles_.empty()) look_under(0);
+  return first;
 }
 
 void Sender::look_again() noexcept {
   seen_ = peers_.changes();
-  if (handle_ == kNoPeer || peers_.generation(handle_) != generation_) {
-    try {
-      handle_ = peers_.size() != 0 ? find() : kNoPeer;
-    } catch (const std::bad_alloc&) {
-      handle_ = kNoPeer;  // unknown until the next look
-      seen_ = ~std::uint64_t{0};
-    }
-    generation_ = handle_ == kNoPeer ? 0 : peers_.generation(handle_);
+  const bool stands = handle_ != kNoPeer && peers_.generation(handle_) == generation_;
+  try {
+    const PeerId found = find();
+    if (!stands) handle_ = found;
+  } catch (const std::bad_alloc&) {
+    handles_.clear();
+    if (!stands) handle_ = kNoPeer;  // unknown until the next look
+    seen_ = ~std::uint64_t{0};
   }
+  if (!stands) generation_ = handle_ == kNoPeer ? 0 : peers_.generation(handle_);
   if (handle_ != kNoPeer)
     reported_ = {peers_.reported(handle_)};
   else if (!key_.handles.empty())

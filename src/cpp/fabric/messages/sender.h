@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -46,13 +47,30 @@ class Sender {
     look();
     return handle_;
   }
-  // What completions say of it: its handle or user id, or else what stands for its authorization key
-  // (fi_av(3)).
-  Source reported() noexcept {
+  // Whether the address vector knows it by this handle. It may know it by several: who gives out an address
+  // may put parts of another one into it, and takes nobody's place with that.
+  bool known_by(PeerId peer) noexcept {
     look();
-    return reported_;
+    return peer == handle_ || std::ranges::find(handles_, peer) != handles_.end();
+  }
+  // What completions say of it: its handle or user id, or else what stands for its authorization key
+  // (fi_av(3)). `asked`: the handle that the receive has named, which is one of its own.
+  Source reported(PeerId asked = kNoPeer) noexcept {
+    look();
+    return asked == kNoPeer || asked == handle_ ? reported_ : Source{peers_.reported(asked)};
+  }
+  // Calls visit(handle) for each handle that it has.
+  template <class Visit>
+  void visit_handles(Visit&& visit) noexcept {
+    look();
+    if (handle_ != kNoPeer) visit(handle_);
+    for (const PeerId other : handles_)
+      if (other != handle_) visit(other);
   }
   const AuthKey& key() const noexcept { return key_; }
+  // Whether the peer is more than somebody who has called: it has proven a key or, where there is none, a
+  // name that is in the address vector.
+  bool proven() noexcept { return !key_.secret.empty() || handle() != kNoPeer; }
   const Part& name() const noexcept { return names_.front(); }
   const std::vector<Part>& names() const noexcept { return names_; }
   const std::string& link() const noexcept { return names_.front().link; }  // "tcp.0"
@@ -63,7 +81,7 @@ class Sender {
     if (peers_.changes() != seen_) look_again();
   }
   void look_again() noexcept;
-  PeerId find() const;
+  PeerId find();
 
   const AddressVector& peers_;
   std::vector<Part> names_;
@@ -71,6 +89,7 @@ class Sender {
   PublicKey public_key_{};
   LinkCounters* const counters_;
   PeerId handle_ = kNoPeer;
+  std::vector<PeerId> handles_;  // all, the same one among them
   Source reported_{};
   std::uint32_t generation_ = 0;            // of the handle, when it was found
   std::uint64_t seen_ = ~std::uint64_t{0};  // AddressVector::changes() at the last look

@@ -19,8 +19,9 @@ namespace {
 constexpr std::uint64_t kCreditAtOnce = kMessageWindow / 4;  // bytes that are gathered into one credit frame
 // Bytes of messages that wait, with what they need besides their content, for all peers of a context: beyond
 // kMostNotingPieces, the pieces of announced messages are not noted any more, so that these are pulled.
-// Beyond kMostHeld, streams are ended whose own messages hold more than kShareOfOne, and beyond twice that,
-// all that bring more: messages that count as sent stay when their streams have gone.
+// Beyond kMostHeld, what strangers left when their streams ended is dropped. Where that is not enough,
+// streams are ended whose own messages hold more than kShareOfOne, and beyond twice kMostHeld, all that bring
+// more: other messages that count as sent stay when their streams have gone.
 constexpr std::size_t kMostNotingPieces = 64u << 20, kMostHeld = 256u << 20, kShareOfOne = 64u << 10;
 
 MessageHead head_of(const FrameHeader& frame) noexcept {
@@ -252,8 +253,10 @@ bool Messenger::buffer(std::uint64_t cost) noexcept {
   return true;
 }
 
-bool Messenger::overfills() const noexcept {
-  const std::size_t held = end_.services.receives.held();
+bool Messenger::overfills() noexcept {
+  ReceiveQueue& receives = end_.services.receives;
+  if (receives.held() > kMostHeld) receives.drop_stranded(kMostHeld);
+  const std::size_t held = receives.held();
   return held > kMostHeld &&
          (held > 2 * kMostHeld || buffered_ + announcements_ * sizeof(Message) > kShareOfOne);
 }

@@ -67,6 +67,8 @@ class Messenger final : private MessageOrigin, private Initiator::Puller {
   // The two functions of ExtensionHost that concern messages.
   void resume(std::uint64_t number, const Matched& matched) noexcept;
   bool at_rest() const noexcept;
+  // Whether bytes of messages that the peer has announced are on their way here.
+  bool fetches() const noexcept { return !pulls_.empty() || !waiting_pulls_.empty() || !fetches_.empty(); }
   void fail(Errc error) noexcept;
 
  private:
@@ -110,7 +112,7 @@ class Messenger final : private MessageOrigin, private Initiator::Puller {
   void begin_fetch(const Matched& matched, std::uint64_t id, std::vector<iovec>& where) noexcept;
   void read_fetches() noexcept;
   // Whether this peer holds more than its share while all together hold too much.
-  bool overfills() const noexcept;
+  bool overfills() noexcept;
   bool slice_spent() const noexcept { return end_.services.slice && end_.services.slice->spent(); }
   bool stands(std::uint64_t id) const noexcept;  // the peer has not taken its announcement back
   void start_pull(const Pull& pull);

@@ -80,12 +80,12 @@ void PendingConnection::read() {
     const auto got = ::recv(socket_.get(), bytes, *missing, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) return fail(Errc::unreachable);
-    silent_ = false;
     buffer_.append(bytes, static_cast<std::size_t>(got));
   }
 }
 
 void PendingConnection::take(const std::string& message) {
+  silent_ = false;
   const Handshake::Step step = on_message(message);
   if (!step.answer.empty()) send(step.answer);
   if (step.error != Errc::ok) return fail(step.error);

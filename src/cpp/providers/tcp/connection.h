@@ -23,7 +23,7 @@ class PendingConnection : public ReadyHandler {
   bool arrived() const noexcept { return arrived_; }
   Errc error() const noexcept { return error_; }    // why it failed
   bool late() const noexcept { return late_; }      // because its deadline has passed
-  bool silent() const noexcept { return silent_; }  // no byte has come so far
+  bool silent() const noexcept { return silent_; }  // no whole message has come so far
   // Gives up if the deadline has passed, unless what has arrived by now completes the handshake.
   void tick(Attended now) noexcept;
   int socket() const noexcept { return socket_.get(); }

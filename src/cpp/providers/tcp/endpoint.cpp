@@ -79,9 +79,9 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
       ticker_(services.poller, [this] { tick(); }) {
   identity_.keys = &services.keys;
   identity_.by_address = true;
-  identity_.take_id(listen.port() == 0 ? domain.key_pair : nullptr, std::move(link), services.context,
+  identity_.take_id(listen.port() == 0 ? domain.key_pair->get() : nullptr, std::move(link), services.context,
                     address_id(listen));
-  if (!identity_.key_pair) identity_.show(domain.key_pair);
+  if (!identity_.key_pair) identity_.show(domain.key_pair->get());
   identity_.part.bytes = EndpointAddress{.id = identity_.id,
                                          .kind = identity_.kind,
                                          .network = this_network(),
@@ -214,6 +214,8 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try
       return stream->defer(std::move(caller));  // the call of the smaller id goes first
     }
   }
+  // Only here it is known that no stream of the caller itself has ended for this one.
+  if (!reception_.make_room(*caller, proven(*caller))) return;
   if (!stream) {
     stream = std::make_shared<TcpStream>(*this, names_of(*caller), hello.where, caller->auth_index());
     // Streams to addresses stand first. What a caller says of where it listens is believed only if this side
@@ -229,6 +231,11 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try
     stream->fail(caller->error() == Errc::no_memory ? Errc::no_memory : Errc::peer_lost);
 } catch (const std::exception&) {
   return;  // no memory
+}
+
+// As Sender::proven() will tell it of the caller's stream.
+bool TcpEndpoint::proven(const IncomingConnection& caller) const {
+  return Sender(services_.peers, names_of(caller), services_.keys[caller.auth_index()]).proven();
 }
 
 void TcpEndpoint::on_found(TcpStream& there, const EndpointId& id) noexcept try {

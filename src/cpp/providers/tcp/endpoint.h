@@ -85,6 +85,7 @@ class TcpEndpoint final : public Endpoint {
             .address = peer.id == kAnybody ? peer.addresses.front().text() : peer.encode()};
   }
   StreamKey key_of(const IncomingConnection& caller);
+  bool proven(const IncomingConnection& caller) const;
 
   void tick() noexcept;
   template <class List>

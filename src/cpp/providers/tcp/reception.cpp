@@ -80,14 +80,15 @@ Caller Callers::take_oldest(const std::string& source) noexcept {
   return take(silent != callers_.end() ? silent : std::ranges::find(callers_, source, &Caller::source));
 }
 
-Caller Callers::take_one() noexcept {
-  if (callers_.empty()) return {};
-  const std::size_t most =
-      std::ranges::max_element(by_source_, {}, [](const auto& one) { return one.second; })->second;
-  const auto greedy = [&](const Caller& caller) { return of(caller.source) == most; };
-  const auto silent = std::ranges::find_if(
-      callers_, [&](const Caller& caller) { return greedy(caller) && caller.connection->silent(); });
-  return take(silent != callers_.end() ? silent : std::ranges::find_if(callers_, greedy));
+Caller Callers::take_one(int below) noexcept {
+  const auto value_of = [&](const Caller& caller) {
+    return std::pair(of(caller.source), caller.connection->silent());
+  };
+  auto best = callers_.end();
+  for (auto at = callers_.begin(); at != callers_.end(); ++at)
+    if (at->connection->socket() < below && (best == callers_.end() || value_of(*at) > value_of(*best)))
+      best = at;
+  return best == callers_.end() ? Caller{} : take(best);
 }
 
 Caller Callers::make_room(const std::string& source, const Bounds& bounds) noexcept {
@@ -128,7 +129,7 @@ void Reception::accept() noexcept {
       return listen_again();
     } else if (!is_shortage(errno)) {
       return;
-    } else if (!free_descriptor(bounds)) {
+    } else if (!free_descriptor(INT_MAX)) {
       return pause();
     }
   }
@@ -168,22 +169,20 @@ void Reception::greet(OwnFd socket, const SocketAddress& from, const Bounds& bou
   return;  // no memory for one more: the caller finds its connection closed
 }
 
-// The socket, with a descriptor below the reserve if others can be closed for that: the kernel gives the
-// lowest free number.
+// The socket, with a descriptor below the reserve if another one there can be closed for that: the kernel
+// gives the lowest free number.
 OwnFd Reception::out_of_reserve(OwnFd socket, const Bounds& bounds) noexcept {
-  while (socket.get() >= bounds.reserve && free_descriptor(bounds)) {
-    OwnFd lower(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
-    if (lower.valid()) socket = std::move(lower);
-  }
-  return socket;
+  if (socket.get() < bounds.reserve || !free_descriptor(bounds.reserve)) return socket;
+  OwnFd lower(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
+  return lower.valid() ? std::move(lower) : std::move(socket);
 }
 
-// Closes something for the sake of a caller that has proven nothing.
-bool Reception::free_descriptor(const Bounds& bounds) noexcept {
+// Closes something below that descriptor for the sake of a caller that has proven nothing.
+bool Reception::free_descriptor(int below) noexcept {
   constexpr const char* kWhy = "descriptors are left to the program";
-  const Caller dropped = callers_.take_one();
+  const Caller dropped = callers_.take_one(below);
   tell_dropped(dropped, kWhy);
-  return dropped.connection || (!bounds.keyed && guests_.evict(nullptr, kWhy));
+  return dropped.connection || guests_.evict({.below = below}, kWhy);
 }
 
 void Reception::on_caller(PendingConnection& told) noexcept {
@@ -198,11 +197,19 @@ void Reception::on_caller(PendingConnection& told) noexcept {
       log.note(SecurityEvent::protocol, caller.source, "its handshake is none");
     else if (caller.connection->late())
       log.note(SecurityEvent::handshake_late, caller.source, "it has not finished its handshake");
-  } else if (guests_.make_room(caller.source, bounds())) {
-    endpoint_.admit(std::move(caller.connection));
   } else {
-    log.note(SecurityEvent::limit, caller.source, "too many streams, and none of them is idle");
+    endpoint_.admit(std::move(caller.connection));
   }
+}
+
+bool Reception::make_room(const IncomingConnection& caller, bool proven) noexcept try {
+  const std::string source = source_of(peer_address(caller.socket()));
+  if (guests_.make_room(source, proven, bounds())) return true;
+  endpoint_.domain().security.note(SecurityEvent::limit, source,
+                                   "too many streams, and all of them are used");
+  return false;
+} catch (const std::bad_alloc&) {
+  return false;
 }
 
 void Reception::tell_dropped(const Caller& caller, const char* why) const noexcept {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <climits>
 #include <cstddef>
 #include <list>
 #include <map>
@@ -9,8 +10,8 @@
 
 #include "base/network/ready_call.h"
 #include "base/network/tcp_socket.h"
+#include "fabric/admission/guests.h"
 #include "providers/tcp/connection.h"
-#include "providers/tcp/guests.h"
 
 namespace fab::tcp {
 
@@ -33,8 +34,9 @@ class Callers final {
   std::size_t of(const std::string& source) const noexcept;
   // Closes one so that one more may come from `source`, and returns it; without a connection: there is room.
   Caller make_room(const std::string& source, const Bounds& bounds) noexcept;
-  // Takes out one of the source that has the most; without a connection: there is none.
-  Caller take_one() noexcept;
+  // Takes out one of the source that has the most, of those with a descriptor below `below`; without a
+  // connection: there is none.
+  Caller take_one(int below = INT_MAX) noexcept;
   void tick(std::chrono::nanoseconds now) noexcept;  // PendingConnection::tick() of all
 
  private:
@@ -54,6 +56,8 @@ class Reception final {
   Reception(TcpEndpoint& endpoint, const SocketAddress& listen, std::string absent);
   const SocketAddress& listens_at() const noexcept { return listens_at_; }
   Guests& guests() noexcept { return guests_; }
+  // Whether the caller's stream may stand, beside those that do; others may end for it.
+  bool make_room(const IncomingConnection& caller, bool proven) noexcept;
   // Looks after deadlines, and listens again where that had to end; true if there is still something to look
   // after.
   bool tick(std::chrono::nanoseconds now) noexcept;
@@ -75,7 +79,7 @@ class Reception final {
   void listen_again() noexcept;
   void greet(OwnFd socket, const SocketAddress& from, const Bounds& bounds) noexcept;
   OwnFd out_of_reserve(OwnFd socket, const Bounds& bounds) noexcept;
-  bool free_descriptor(const Bounds& bounds) noexcept;
+  bool free_descriptor(int below) noexcept;
   void on_caller(PendingConnection& told) noexcept;
   void tell_dropped(const Caller& caller, const char* why) const noexcept;
 

@@ -10,6 +10,7 @@
 
 #include "base/bytes/random.h"
 #include "fabric/address_vector/address_vector.h"
+#include "fabric/admission/guest_session.h"
 #include "fabric/completion/event_queue.h"
 #include "fabric/completion/operation.h"
 #include "fabric/completion/security_log.h"
@@ -161,6 +162,7 @@ bool TcpStream::flush() noexcept {
     if (taken >= 0) {
       session_.sent(static_cast<std::size_t>(taken));
       sent += static_cast<std::size_t>(taken);
+      sent_ += static_cast<std::size_t>(taken);
       if (std::cmp_less(taken, offered)) break;
     } else if (errno == EFAULT && most > 1) {
       most = 1;  // to learn whose memory is missing
@@ -190,6 +192,7 @@ void TcpStream::end_if_broken() noexcept {
 void TcpStream::wait_writable(bool on) noexcept {
   if (on == write_blocked_ || !open()) return;
   write_blocked_ = on;
+  if (on) endpoint_->watch();
   endpoint_->services().poller.modify(socket_.get(), on ? EPOLLIN | EPOLLOUT : EPOLLIN, *this);
 }
 
@@ -278,6 +281,7 @@ bool TcpStream::tick() noexcept {
   if (!open()) return connecting();
   if (half_frame_stays()) return false;
   if (!open()) return false;
+  pace_.look(peer_works(session_), received_ + sent_, now, Liveness::handshake_time(endpoint_->deadlines()));
   const bool owes = session_.awaits_peer();
   const auto patience = Liveness::patience(endpoint_->deadlines(), session_.one_of_several());
   switch (liveness_.look(owes, received_, now, patience)) {
@@ -291,7 +295,7 @@ bool TcpStream::tick() noexcept {
     case Liveness::Verdict::well:
       break;
   }
-  return (owes || session_.incoming().unfinished()) && state_ == Errc::ok;
+  return (owes || peer_works(session_)) && state_ == Errc::ok;
 }
 
 // Whoever begins a frame and does not go on would hold this stream for ever. Ends it at the deadline.
@@ -307,10 +311,10 @@ bool TcpStream::half_frame_stays() noexcept {
   return true;
 }
 
-bool TcpStream::may_be_evicted() const noexcept {
-  if (!open() || counts_.posted != 0) return false;
-  return !has_spoken() || (!session_.incoming().unfinished() && !session_.has_output() &&
-                           session_.messages().at_rest() && !session_.one_of_several());
+// A stream that this side uses for a peer that it knows stays: it may not be able to call that peer.
+Guest::Work TcpStream::work() noexcept {
+  const bool used = counts_.posted != 0 && session_.sender().handle() != kNoPeer;
+  return used ? Work::moving : work_of(session_, pace_);
 }
 
 void TcpStream::evict(const char* why) noexcept {

@@ -6,11 +6,12 @@
 #include "base/deadline.h"
 #include "base/network/poller.h"
 #include "base/queues/linked_list.h"
+#include "fabric/admission/guests.h"
+#include "fabric/admission/pace.h"
 #include "fabric/completion/security_log.h"
 #include "fabric/session/liveness.h"
 #include "fabric/session/session.h"
 #include "providers/tcp/connection.h"
-#include "providers/tcp/guests.h"
 
 namespace fab::tcp {
 
@@ -90,7 +91,9 @@ class TcpStream final : public ReadyHandler, private Guest, public Linked<Unsent
   // As a guest, where the peer has called.
   std::uint64_t heard() const noexcept override { return received_; }
   bool has_spoken() const noexcept override { return session_.incoming().frames() != 0; }
-  bool may_be_evicted() const noexcept override;
+  Work work() noexcept override;
+  bool proven() noexcept override { return session_.sender().proven(); }
+  int descriptor() const noexcept override { return socket_.get(); }
   void evict(const char* why) noexcept override;
   void note(SecurityEvent event, const char* what) const noexcept;
 
@@ -112,9 +115,10 @@ class TcpStream final : public ReadyHandler, private Guest, public Linked<Unsent
   std::unique_ptr<OutgoingConnection> attempt_;
   std::unique_ptr<IncomingConnection> deferred_;
 
-  std::uint64_t received_ = 0;  // bytes
+  std::uint64_t received_ = 0, sent_ = 0;  // bytes
   Liveness liveness_;
   Liveness completes_frames_;  // the peer, those that it has begun
+  Pace pace_;
 };
 
 }  // namespace fab::tcp

@@ -1,9 +1,11 @@
 #include "providers/verbs/endpoint.h"
 
 #include <algorithm>
+#include <climits>
 
 #include "base/bytes/random.h"
 #include "base/deadline.h"
+#include "fabric/admission/guest_session.h"
 #include "fabric/types/error.h"
 #include "providers/verbs/route.h"
 
@@ -12,20 +14,19 @@ namespace {
 
 constexpr std::int32_t kStages = 256;
 constexpr int kBacklog = 1024;
-constexpr std::size_t kMostServed = 65536;
-constexpr std::ptrdiff_t kMostStrangers = 128;     // callers that have not finished their handshake
+constexpr std::size_t kMostServed = 65536, kMostOfOneStranger = kMostServed / 4 * 3;
 constexpr std::chrono::milliseconds kLinger(200);  // docs/messages.md
 
 }  // namespace
 
 // A stream of a peer that has called, and the connection by which that peer's device reaches memory here.
 // That connection needs no attention until it ends.
-struct VerbsEndpoint::Served final : public ConnectionOwner, public DestroyedLater {
+struct VerbsEndpoint::Served final : public ConnectionOwner, public DestroyedLater, public Guest {
   explicit Served(VerbsEndpoint& of)
       : endpoint(of),
-        stream(of,
-               {.on_open = [] {}, .on_turn = [] {}, .on_failed = [this](Errc) { endpoint.release(*this); }}) {
-  }
+        stream(of, {.on_open = [this] { endpoint.welcome(*this); },
+                    .on_turn = [] {},
+                    .on_failed = [this](Errc) { endpoint.release(*this); }}) {}
   void serve_memory(OwnId id, const rdma_conn_param& asked) {
     memory = std::make_unique<Connection>(endpoint.connections(), *this,
                                           Connection::Depth{1, 0, 0, endpoint.shared().protection_domain});
@@ -35,9 +36,28 @@ struct VerbsEndpoint::Served final : public ConnectionOwner, public DestroyedLat
   void on_closed(Errc) noexcept override { memory.reset(); }
   void on_completion(const ibv_wc&) noexcept override {}
 
+  // As a guest, and as a caller before. What the peer's device does in the memory here is not seen.
+  std::uint64_t heard() const noexcept override { return stream.received(); }
+  bool has_spoken() const noexcept override {
+    return stream.open() ? stream.session()->incoming().frames() != 0 || memory : stream.received() != 0;
+  }
+  Work work() noexcept override {
+    if (!stream.open()) return Work::none;
+    if (memory) return proven() ? Work::moving : Work::stalled;
+    return work_of(*stream.session(), stream.pace());
+  }
+  bool proven() noexcept override { return stream.open() && stream.session()->sender().proven(); }
+  int descriptor() const noexcept override { return INT_MAX; }  // none
+  void evict(const char* why) noexcept override {
+    const bool stood = stream.open();
+    endpoint.note(stood ? SecurityEvent::limit : SecurityEvent::caller_dropped, stream.where(), why);
+    stream.fail(Errc::peer_lost);
+  }
+
   VerbsEndpoint& endpoint;
   VerbsStream stream;
   std::unique_ptr<Connection> memory;
+  bool stands = false;  // among the guests, and not among the callers any more
 };
 
 VerbsEndpoint::VerbsEndpoint(const Shared& shared, const EndpointServices& services, std::string link)
@@ -57,7 +77,7 @@ VerbsEndpoint::VerbsEndpoint(const Shared& shared, const EndpointServices& servi
   EndpointId of_no_key;  // where there is no key pair: tells this endpoint from others, and proves nothing
   fill_random(of_no_key.data(), of_no_key.size());
   identity_.keys = &services.keys;
-  identity_.take_id(shared.services.key_pair, std::move(link), services.context, of_no_key);
+  identity_.take_id(shared.services.key_pair->get(), std::move(link), services.context, of_no_key);
   listen();
   const EndpointAddress where{
       .id = identity_.id, .kind = identity_.kind, .network = this_network(), .addresses = {address_}};
@@ -167,7 +187,7 @@ void VerbsEndpoint::on_call(OwnId id, const rdma_conn_param& asked, std::string_
   id->context = nullptr;
   const auto data = PrivateData::decode(said);
   const auto reject = [&] { library().reject(id.get(), nullptr, 0); };
-  if (!data || data->to != identity_.id || served_.size() >= kMostServed) return reject();
+  if (!data || data->to != identity_.id) return reject();
   if (data->purpose == PrivateData::Purpose::memory) {
     const auto found = std::ranges::find_if(served_, [&](const auto& served) {
       return served->stream.open() && served->stream.token() == data->token;
@@ -176,15 +196,45 @@ void VerbsEndpoint::on_call(OwnId id, const rdma_conn_param& asked, std::string_
     (*found)->serve_memory(std::move(id), asked);
     return;
   }
-  const auto strangers =
-      std::ranges::count_if(served_, [](const auto& served) { return !served->stream.open(); });
-  if (strangers >= kMostStrangers) return reject();
+  Bounds bounds = this->bounds();
+  bounds.guests = bounds.callers;
+  bounds.guests_of_one = bounds.callers_of_one;
+  const std::string source = source_of({&id->route.addr.dst_addr, sizeof id->route.addr.dst_storage});
+  if (!callers_.make_room(source, false, bounds)) return reject();
   auto served = std::make_shared<Served>(*this);
   served_.push_back(served);
+  callers_.add(*served, source);
   if (const Errc error = served->stream.answer(std::move(id), asked); error != Errc::ok)
     served->stream.fail(error);
 } catch (const std::exception&) {
   return;  // memory ran out; destroying the id rejects the caller
+}
+
+Bounds VerbsEndpoint::bounds() const noexcept {
+  const bool keyed = !services_.keys.front().secret.empty();
+  Bounds bounds = Bounds::of(INT_MAX, keyed);  // calls and streams need no descriptors
+  bounds.guests = kMostServed;
+  bounds.guests_of_one = keyed ? kMostServed : kMostOfOneStranger;
+  return bounds;
+}
+
+// The handshake is done, and the caller becomes a guest.
+void VerbsEndpoint::welcome(Served& served) noexcept try {
+  const std::string source = served.source();
+  callers_.remove(served);
+  served.stands = true;
+  if (!guests_.make_room(source, served.proven(), bounds())) return served.stream.fail(Errc::peer_lost);
+  guests_.add(served, source);
+} catch (const std::bad_alloc&) {
+  served.stream.fail(Errc::no_memory);
+}
+
+void VerbsEndpoint::note(SecurityEvent event, const EndpointAddress& peer, const char* what) const noexcept
+    try {
+  shared_.services.security.note(event, peer.addresses.empty() ? "a caller" : peer.addresses.front().host(),
+                                 what);
+} catch (const std::bad_alloc&) {
+  return;
 }
 
 void VerbsEndpoint::supersede(const VerbsStream& by) noexcept {
@@ -203,6 +253,7 @@ void VerbsEndpoint::visit_served(Visit visit) noexcept {
 
 void VerbsEndpoint::release(Served& served) noexcept {
   served.memory.reset();
+  (served.stands ? guests_ : callers_).remove(served);
   decltype(turns_)::erase(served.stream);
   const auto found = std::ranges::find(served_, &served, [](const auto& owned) { return owned.get(); });
   if (found == served_.end()) return;

@@ -8,6 +8,8 @@
 
 #include "base/network/ticker.h"
 #include "base/queues/linked_list.h"
+#include "fabric/admission/guests.h"
+#include "fabric/completion/security_log.h"
 #include "fabric/provider.h"
 #include "fabric/session/frames/handshake.h"
 #include "providers/verbs/connection/connection.h"
@@ -72,6 +74,8 @@ class VerbsEndpoint final : public Endpoint {
   // From now on calls tick() from time to time, until nothing needs it any more.
   void watch() noexcept;
   void retire(VerbsLink& link) noexcept;
+  // To the security log, with where the peer says that it is.
+  void note(SecurityEvent event, const EndpointAddress& peer, const char* what) const noexcept;
   // Destroys an object when no code of it runs any more.
   void destroy_later(std::shared_ptr<DestroyedLater> dead) noexcept { destroyed_later_.add(std::move(dead)); }
 
@@ -89,6 +93,8 @@ class VerbsEndpoint final : public Endpoint {
   template <class Visit>
   void visit_served(Visit visit) noexcept;
   void tick() noexcept;
+  Bounds bounds() const noexcept;
+  void welcome(Served& served) noexcept;
   void release(Served& served) noexcept;
 
   const EndpointServices services_;
@@ -109,6 +115,7 @@ class VerbsEndpoint final : public Endpoint {
   using Links = std::map<std::pair<std::string, std::size_t>, std::shared_ptr<VerbsLink>>;
   Links links_;  // by the peer's part as a whole and index of the authorization key
   Links::iterator next_tick_ = links_.end();  // the link whose tick is next in this round
+  Guests callers_, guests_;                   // those of served_ whose handshake is under way, and the others
   std::vector<std::shared_ptr<Served>> served_;
   LinkedList<VerbsStream, StreamTurns> turns_;
   LinkedList<VerbsLink, LinkPumps> pumps_;

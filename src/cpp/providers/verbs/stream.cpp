@@ -8,6 +8,7 @@
 #include "base/bytes/wire.h"
 #include "base/memory/fault_guard.h"
 #include "fabric/address_vector/address_vector.h"
+#include "fabric/admission/guest_session.h"
 #include "fabric/completion/event_queue.h"
 #include "fabric/memory/copy_memory.h"
 #include "providers/verbs/endpoint.h"
@@ -254,6 +255,7 @@ std::size_t VerbsStream::fill(std::byte* to) noexcept {
     }
     if (done) session_->sent(done);
     filled += done;
+    moved_ += done;
     if (broken_ != Errc::ok) break;
   }
   return filled;
@@ -336,6 +338,7 @@ Errc VerbsStream::on_message(const std::byte* bytes, std::size_t length) noexcep
 }
 
 Errc VerbsStream::take(const std::byte* bytes, std::size_t length) noexcept {
+  moved_ += length;
   while (length) {
     iovec places[2];
     const std::size_t count = session_->input(places);
@@ -384,6 +387,9 @@ bool VerbsStream::tick() noexcept {
     if (endpoint_.attended() >= handshake_until_) fail(Errc::unreachable);
     return state_ == Errc::ok;
   }
+  if (half_frame_stays()) return false;
+  pace_.look(peer_works(*session_), moved_, endpoint_.attended(),
+             Liveness::handshake_time(endpoint_.deadlines()));
   const bool owes = session_->awaits_peer() || (caller_ && session_->has_output());
   const auto patience = Liveness::patience(endpoint_.deadlines(), session_->one_of_several());
   switch (liveness_.look(owes, received_, endpoint_.attended(), patience)) {
@@ -398,6 +404,17 @@ bool VerbsStream::tick() noexcept {
       if (!caller_ && !owes) send_sign_of_life();
   }
   return owes || others_wait_ || !caller_;
+}
+
+// Whoever begins a frame and does not go on would hold this stream for ever. Ends it at the deadline.
+bool VerbsStream::half_frame_stays() noexcept {
+  const auto verdict =
+      completes_frames_.look(session_->incoming().unfinished(), received_, endpoint_.attended(),
+                             Liveness::patience(endpoint_.deadlines(), false));
+  if (verdict != Liveness::Verdict::lost) return false;
+  endpoint_.note(SecurityEvent::half_frame, where_, "it began a frame, and did not go on");
+  fail(Errc::peer_lost);
+  return true;
 }
 
 // The machine of an idle caller may be gone. This side's device finds that out only when something is sent.

@@ -8,6 +8,7 @@
 #include "base/deadline.h"
 #include "base/memory/mapping.h"
 #include "base/queues/linked_list.h"
+#include "fabric/admission/pace.h"
 #include "fabric/session/frames/handshake.h"
 #include "fabric/session/liveness.h"
 #include "fabric/session/session.h"
@@ -58,6 +59,8 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
   std::uint64_t received() const noexcept { return received_; }  // the number of messages
   const EndpointAddress& where() const noexcept { return where_; }
   std::size_t key() const noexcept { return key_; }  // the index of the authorization key
+  // Whether what the peer has begun goes on.
+  const Pace& pace() const noexcept { return pace_; }
   // Whether a caller has proven that the id in where() is its own.
   bool proven() const noexcept { return answering_ && answering_->proven(); }
 
@@ -109,6 +112,7 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
   void on_output() noexcept;
   void send_credits() noexcept;
   void send_sign_of_life() noexcept;
+  bool half_frame_stays() noexcept;
   Errc on_handshake(std::string_view message);
   Errc answer_handshake(const Handshake::Step& step) noexcept;
   void admit(const AcceptorHandshake& caller);
@@ -142,7 +146,10 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
   std::uint32_t owed_ = 0;          // slots emptied here that the other side has not been told of
 
   std::uint64_t received_ = 0;  // messages
+  std::uint64_t moved_ = 0;     // bytes of frames, both ways
   Liveness liveness_;
+  Liveness completes_frames_;  // the peer, those that it has begun
+  Pace pace_;
   bool others_wait_ = false;
   std::chrono::nanoseconds sign_sent_at_{};  // of VerbsEndpoint::attended()
 };

@@ -1,9 +1,13 @@
 #include "base/crypto/stretched_key.h"
 
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "base/bytes/wire.h"
 #include "base/crypto/libcrypto.h"
@@ -55,4 +59,25 @@ TEST_CASE("keys are stretched as others do it, with a libcrypto and without") {
         "c5e478d59288c841aa530db6845c4c8d962893a001ce4e11a4963873aa98134a");
   const std::string bound = text(sha256(WireWriter().put(std::uint64_t{3}).raw("red").bytes()));
   CHECK(stretched_key("red") == text(pbkdf2_sha256(bound, "pyfab authorization key 1", 40'000)));
+}
+
+TEST_CASE("a child that was forked while a key was stretched stretches its own") {
+  std::atomic<bool> over = false;
+  std::atomic<unsigned> made = 0;
+  std::thread other([&] {
+    while (!over) stretched_key("key " + std::to_string(made++));
+  });
+  for (int round = 0; round < 5; ++round) {
+    for (const unsigned begun = made; made == begun;) std::this_thread::yield();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      ::_exit(stretched_key("of the child").size() == 32 ? 0 : 1);
+    }
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+  }
+  over = true;
+  other.join();
 }

@@ -37,6 +37,17 @@ bool says(const std::string& text, const char* words) { return text.find(words) 
 
 }  // namespace
 
+TEST_CASE("who looks a peer up looks for no memory beside") {
+  const AddressVectorOptions options;
+  auto memory = std::make_unique<OpenMemory>(options);
+  const OpenMemory& open = *memory;
+  AddressVector vector(options, std::move(memory));
+  vector.insert(name_of(1));
+  const int before = open.looks;
+  CHECK(vector.find(part_of(1)) == 0);
+  CHECK(open.looks == before);
+}
+
 TEST_CASE("a vector that others open by its name is what they ask for, or they are told what differs") {
   const AddressVectorOptions made{.format = AddressFormat::sockaddr_in, .rx_bits = 3, .type = 1};
   const VectorName name{"test", "options " + std::to_string(::getpid()), false, 0};

@@ -430,3 +430,34 @@ TEST_CASE("random receives and messages meet as in a list that is searched from 
     queue.drop_all();
   }
 }
+
+TEST_CASE("an address that holds a part of another peer's takes no messages away from that peer's handle") {
+  AddressVector peers;
+  Peer victim(peers, 1);
+  // Whoever gave this address out has put the part of somebody else beside his own.
+  const PeerId crafted = peers.insert(Name{{victim.part, {"other.0", 0, "his own"}}}.encode());
+  const PeerId real = peers.insert(victim.name());
+  ReceiveQueue queue;
+  Origin origin(queue);
+  for (const bool receive_first : {true, false})
+    for (const std::uint64_t ignore : {0u, 1u}) {
+      CAPTURE(receive_first);
+      Posted posted(tagged(7, ignore, real)), another(tagged(8));
+      queue.post(another.receive);  // so that the other one is not the first
+      if (receive_first) queue.post(posted.receive);
+      origin.arrive(head(7), victim, "ab");
+      if (!receive_first) queue.post(posted.receive);
+      REQUIRE(posted.done());
+      CHECK(posted.completion().source == real);
+      REQUIRE(queue.cancel(another.operation));
+    }
+  Posted stranger(tagged(7, 0, 5));
+  queue.post(stranger.receive);
+  origin.arrive(head(7), victim, "ab");
+  CHECK_FALSE(stranger.done());
+  peers.remove(real);
+  Posted left(tagged(7, 0, crafted));
+  queue.post(left.receive);
+  CHECK(left.done());
+  queue.drop_all();
+}

@@ -79,6 +79,25 @@ TEST_CASE("when all messages that wait are too many, peers that hold little go o
   CHECK(send(crowd.add(), kSmall) == Errc::ok);
 }
 
+TEST_CASE("what strangers left when they ended makes room for those who are there") {
+  Crowd crowd;
+  Crowd::Peer& known = crowd.add();
+  crowd.side.peers.insert(Name{{{"test.0", 0, "known"}}}.encode());
+  known.session.sender().also_named({"test.0", 0, "known"});
+  for (std::size_t i = 0; i < kMostSmall; ++i) REQUIRE(send(known, kSmall) == Errc::ok);
+  known.session.fail(Errc::peer_lost);
+  for (std::size_t left = 0; left < 300; ++left) {
+    Crowd::Peer& stranger = crowd.add();
+    for (std::size_t i = 0; i < kMostSmall; ++i) REQUIRE(send(stranger, kSmall) == Errc::ok);
+    stranger.session.fail(Errc::peer_lost);
+  }
+  CHECK(crowd.side.receives.held() < (257u << 20));
+  Crowd::Peer& there = crowd.add();
+  for (std::size_t i = 0; i < kMostSmall; ++i) REQUIRE(send(there, kSmall) == Errc::ok);
+  crowd.side.receives.drop_stranded(0);
+  CHECK(crowd.side.receives.sizes().unexpected == 2 * kMostSmall);  // of who is known, and of who is there
+}
+
 TEST_CASE("where announced messages lie is not noted by who cannot read there") {
   Crowd crowd;
   Crowd::Peer& peer = crowd.add();

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 
@@ -18,6 +20,14 @@ using test::pattern;
 using test::Side;
 
 // What two domains in one process tell of each other and of what has arrived, whichever way the bytes go.
+
+TEST_CASE("shared memory alone needs no libcrypto") {
+  const Pair pair("auto");
+  std::ifstream maps("/proc/self/maps");
+  const std::string all{std::istreambuf_iterator<char>(maps), {}};
+  CHECK(all.find("libc.so") != std::string::npos);
+  CHECK(all.find("libcrypto") == std::string::npos);
+}
 
 TEST_CASE("the report names the way") {
   const std::array<std::array<std::string, 3>, 4> expected = {

@@ -1,4 +1,5 @@
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
 #include <optional>
 
@@ -309,4 +310,32 @@ TEST_CASE("a proof under any of the keys is answered by one under the same") {
     CallerHandshake caller(peer.identity, 0, place_of(target), 1);
     CHECK(shake(call_to(target), caller) == (secret == "third" ? Errc::key_rejected : Errc::ok));
   }
+}
+
+TEST_CASE("a caller that comes back takes the place of its own stream, and of nobody else") {
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit few = before;
+  few.rlim_cur = 400;  // for 150 streams from loopback, both ends of which are here
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+  {
+    Node a;
+    std::vector<OwnFd> streams;
+    std::vector<std::unique_ptr<ByHand>> callers;
+    for (std::size_t i = 0; i < 150; ++i) {
+      callers.push_back(std::make_unique<ByHand>());
+      callers.back()->listener.reset();
+      CallerHandshake caller(callers.back()->identity, 0, place_of(a), 1);
+      streams.push_back(call_to(a));
+      REQUIRE(shake(streams.back(), caller) == Errc::ok);
+    }
+    CallerHandshake again(callers.back()->identity, 0, place_of(a), 2);
+    const OwnFd back = call_to(a);
+    REQUIRE(shake(back, again) == Errc::ok);
+    char byte;
+    CHECK(::recv(streams.back().get(), &byte, 1, 0) == 0);
+    for (std::size_t i = 0; i + 1 < streams.size(); ++i)
+      REQUIRE(::recv(streams[i].get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) < 0);
+  }
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
 }

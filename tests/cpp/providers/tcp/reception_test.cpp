@@ -1,4 +1,4 @@
-// Who has to go when too many call, or when too many streams stand.
+// Who has to go when too many call.
 #include "providers/tcp/reception.h"
 
 #include <doctest/doctest.h>
@@ -14,8 +14,7 @@ using namespace fab::tcp;
 
 namespace {
 
-constexpr Bounds kFew{
-    .callers = 4, .callers_of_one = 3, .guests = 4, .guests_of_one = 3, .reserve = 1000, .keyed = false};
+constexpr Bounds kFew{.callers = 4, .callers_of_one = 3, .guests = 4, .guests_of_one = 3, .reserve = 1000};
 
 // Callers, and their ends of the connections.
 struct Door {
@@ -37,28 +36,33 @@ struct Door {
     return static_cast<int>(std::ranges::find(made, &one) - made.begin());
   }
 
+  Door() {
+    identity.keys = &keys;
+    identity.take_id(KeyPair::make(), "tcp.0", 0, {});
+    const EndpointAddress where{
+        .id = identity.id, .kind = identity.kind, .addresses = {parse_socket_address("127.0.0.1", 1)}};
+    identity.part.bytes = where.encode();
+    CallerHandshake caller(identity, 0, where, 1);
+    int ends[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    const OwnFd one(ends[0]), other(ends[1]);
+    caller.connected_to(local_address(one.get()));
+    hello = caller.hello();
+  }
+  // The caller with this number says so much of what callers say first.
+  void say(int number, std::size_t bytes) {
+    const OwnFd& end = far[static_cast<std::size_t>(number)];
+    REQUIRE(::send(end.get(), hello.data(), bytes, 0) == static_cast<ssize_t>(bytes));
+  }
+
   AuthKeys keys = AuthKeys(1);
-  Identity identity{.id = {}, .part = {"tcp.0", 0, ""}, .keys = &keys};
+  Identity identity;
+  std::string hello;
   Poller poller;
   Callers callers;
   std::vector<const PendingConnection*> made;
   std::vector<OwnFd> far;
   std::vector<int> ended;
-};
-
-struct Visitor final : Guest {
-  Visitor(Guests& all, const std::string& source) : guests(all) { guests.add(*this, source); }
-  ~Visitor() override { guests.remove(*this); }
-  std::uint64_t heard() const noexcept override { return bytes; }
-  bool has_spoken() const noexcept override { return spoke; }
-  bool may_be_evicted() const noexcept override { return idle; }
-  void evict(const char*) noexcept override {
-    gone = true;
-    guests.remove(*this);
-  }
-  Guests& guests;
-  std::uint64_t bytes = 0;
-  bool spoke = false, idle = true, gone = false;
 };
 
 }  // namespace
@@ -72,15 +76,17 @@ TEST_CASE("a caller too many pushes out the oldest one of its own source") {
   CHECK(door.callers.of("a") == 3);
 }
 
-TEST_CASE("who has said something stays longer than who has said nothing") {
+TEST_CASE("who has said what callers say stays longer than who has said nothing, or has not gone on") {
   Door door;
   for (int i = 0; i < 3; ++i) door.call("a");
-  for (const int speaker : {0, 2})
-    REQUIRE(::send(door.far[static_cast<std::size_t>(speaker)].get(), "p", 1, 0) == 1);
-  CHECK(door.poller.dispatch() == 2);
+  door.say(0, door.hello.size());
+  door.say(1, door.hello.size() - 1);
+  door.say(2, door.hello.size());
+  CHECK(door.poller.dispatch() == 3);
+  CHECK(door.ended.empty());
   CHECK(door.call("a") == 1);
   CHECK(door.call("a") == 3);
-  CHECK(::send(door.far[4].get(), "p", 1, 0) == 1);
+  door.say(4, door.hello.size());
   CHECK(door.poller.dispatch() == 1);
   CHECK(door.call("a") == 0);
 }
@@ -107,58 +113,4 @@ TEST_CASE("callers end at their deadlines, and leave nothing behind") {
   CHECK(door.callers.size() == 0);
   CHECK(door.callers.of("a") == 0);
   CHECK_FALSE(door.callers.take_one().connection);
-}
-
-TEST_CASE("of streams that peers began, those go first that never sent a frame") {
-  Guests guests;
-  Visitor talker(guests, "a"), silent(guests, "a"), later(guests, "a");
-  talker.spoke = true;
-  CHECK(guests.make_room("b", kFew));  // there is room
-  CHECK_FALSE((talker.gone || silent.gone || later.gone));
-  CHECK(guests.make_room("a", kFew));  // it has its share
-  CHECK(silent.gone);
-  CHECK_FALSE((talker.gone || later.gone));
-  CHECK(guests.of("a") == 2);
-}
-
-TEST_CASE("then the one that has been silent for longest goes, and none that is at work") {
-  Guests guests;
-  Visitor busy(guests, "a"), first(guests, "a"), second(guests, "a");
-  for (Visitor* one : {&busy, &first, &second}) one->spoke = true;
-  busy.idle = false;
-  first.bytes = 10;  // it was heard since it came
-  CHECK(guests.make_room("a", kFew));
-  CHECK(second.gone);
-  CHECK_FALSE((busy.gone || first.gone));
-  Visitor third(guests, "a");
-  third.idle = first.idle = false;
-  CHECK_FALSE(guests.make_room("a", kFew));
-  CHECK(guests.size() == 3);
-  CHECK(guests.make_room("b", kFew));
-}
-
-TEST_CASE("when there are too many streams in all, the source that has the most gives one up") {
-  Guests guests;
-  Visitor one(guests, "b"), first(guests, "a"), second(guests, "a"), other(guests, "c");
-  CHECK(guests.make_room("d", kFew));
-  CHECK(first.gone);
-  CHECK_FALSE((one.gone || second.gone || other.gone));
-}
-
-TEST_CASE("an IPv6 network is one source, and so are an IPv4 address and all of loopback") {
-  const auto source = [](const char* text) { return source_of(parse_socket_address(text, 1)); };
-  CHECK(source("10.0.0.5:7") == "10.0.0.5");
-  CHECK(source("[2001:db8:1:2:3:4:5:6]:7") == "2001:db8:1:2::/64");
-  CHECK(source("[2001:db8:1:2::9]:8") == source("[2001:db8:1:2:3:4:5:6]:7"));
-  CHECK(source("[::1]:7") == source("127.0.0.1:7"));
-  CHECK(source("127.9.9.9:7") == source("127.0.0.1:8"));
-}
-
-TEST_CASE("where there are few descriptors, a part of them stays with the program") {
-  constexpr Bounds many = Bounds::of(1'000'000, true), few = Bounds::of(256, false);
-  static_assert(many.callers == 256 && many.callers_of_one == 128 && many.guests == 4096);
-  static_assert(many.guests_of_one == many.guests && many.reserve == 1'000'000 - 64);
-  static_assert(few.callers == 64 && few.callers_of_one == 32 && few.guests == 128);
-  static_assert(few.guests_of_one == 96 && few.reserve == 192);
-  CHECK(Bounds::of(1, false).callers_of_one == 1);
 }

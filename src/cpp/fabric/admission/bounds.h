@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace fab::tcp {
+namespace fab {
 
 // How much of this process those hold together who call an endpoint. The figures of callers and of the
 // reserve are those of pyfab.meeting.acceptor. Where the process may have few descriptors, callers get a
@@ -12,7 +12,6 @@ struct Bounds {
   std::size_t callers, callers_of_one;  // that have not finished their handshake: in all, and of one source
   std::size_t guests, guests_of_one;    // streams that peers began
   int reserve;  // the first descriptor of those that are left to the program and to proven peers
-  bool keyed;   // whether streams are of proven peers, so that no caller pushes them out
 
   // `descriptors`: those that the process may have. `keyed`: peers prove an authorization key. Without a key
   // everybody may begin a stream, so that no source may hold all of them.
@@ -23,9 +22,8 @@ struct Bounds {
             .callers_of_one = std::min<std::size_t>(128, quarter / 2),
             .guests = guests,
             .guests_of_one = keyed ? guests : guests - guests / 4,
-            .reserve = static_cast<int>(descriptors - std::min<std::size_t>(64, descriptors / 4)),
-            .keyed = keyed};
+            .reserve = static_cast<int>(descriptors - std::min<std::size_t>(64, descriptors / 4))};
   }
 };
 
-}  // namespace fab::tcp
+}  // namespace fab

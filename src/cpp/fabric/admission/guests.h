@@ -1,5 +1,6 @@
 #pragma once
 
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -7,9 +8,9 @@
 
 #include "base/network/tcp_socket.h"
 #include "base/queues/linked_list.h"
-#include "providers/tcp/bounds.h"
+#include "fabric/admission/bounds.h"
 
-namespace fab::tcp {
+namespace fab {
 
 // Where a connection comes from, as far as its bounds are concerned: "10.0.0.5"; of IPv6 the network of 64
 // bits, because whoever has one address there has all of them.
@@ -20,11 +21,18 @@ struct AmongGuests;
 // A stream that a peer began.
 class Guest : public Linked<AmongGuests> {
  public:
+  enum class Work : std::uint8_t {
+    none,     // nothing is under way, in either direction
+    stalled,  // something waits, and the peer does not go on with it, or not at the least pace
+    moving
+  };
   Guest() = default;
   virtual ~Guest() = default;
   virtual std::uint64_t heard() const noexcept = 0;  // bytes that have come
   virtual bool has_spoken() const noexcept = 0;      // whether a whole frame has come
-  virtual bool may_be_evicted() const noexcept = 0;  // whether nothing is under way, in either direction
+  virtual Work work() noexcept = 0;
+  virtual bool proven() noexcept = 0;                // Sender::proven()
+  virtual int descriptor() const noexcept = 0;       // that is free once the stream has ended
   virtual void evict(const char* why) noexcept = 0;  // ends the stream, which calls Guests::remove()
   const std::string& source() const noexcept { return source_; }
 
@@ -34,25 +42,35 @@ class Guest : public Linked<AmongGuests> {
   std::uint64_t seen_ = 0;  // heard() at the last look
 };
 
-// The streams that peers began, and which of them has to go when there are too many.
+// The streams that peers began, and which of them has to go when there are too many: those first whose end
+// costs least. No stream of a proven peer ends for the sake of others.
 class Guests final {
  public:
+  // Which may go.
+  struct Sought {
+    bool for_proven = false;            // for the sake of a proven peer
+    const std::string* from = nullptr;  // only those from this source
+    int below = INT_MAX;                // only those with a lower descriptor
+  };
+
   void add(Guest& guest, std::string source);  // throws std::bad_alloc
   void remove(Guest& guest) noexcept;          // no effect on one that was not added, or was removed
   std::size_t size() const noexcept { return size_; }
   std::size_t of(const std::string& source) const noexcept;
 
   // Whether one more from this source may come. Another one is evicted for it if need be: of the same source,
-  // if that has its share already, and else of the source that has the most.
-  bool make_room(const std::string& source, const Bounds& bounds) noexcept;
-  // Evicts one that never sent a frame, the oldest first, or else the one that has been silent for longest,
-  // as far as the calls of this tell. `of`: one of this source; null: of any. False: none can go.
-  bool evict(const std::string* of, const char* why) noexcept;
+  // if that has its share already, and else of the source that has the most. `proven`: as Guest::proven().
+  bool make_room(const std::string& source, bool proven, const Bounds& bounds) noexcept;
+  // Evicts one of the cheapest, and of these the one that has been silent for longest, as far as the calls of
+  // this tell. False: none can go.
+  bool evict(const Sought& sought, const char* why) noexcept;
 
  private:
-  LinkedList<Guest, AmongGuests> guests_;
+  void order() noexcept;
+
+  LinkedList<Guest, AmongGuests> guests_;  // who has been silent for longest stands first
   std::map<std::string, std::size_t> by_source_;
   std::size_t size_ = 0;
 };
 
-}  // namespace fab::tcp
+}  // namespace fab
