@@ -30,7 +30,7 @@ from pyfab.core.region import RemoteRegion
 from pyfab.display.pictures import Drawing, DrawnLink, topology
 from pyfab.display.tables import Table
 from pyfab.group import path_choice
-from pyfab.group.admission import agree_on_key, cards_of, given_key
+from pyfab.group.admission import agree_on_key, cards_of, given_key, members_of, places_of
 from pyfab.group.communicator import Communicator
 from pyfab.group.control import Control
 from pyfab.group.keys import Keys
@@ -318,9 +318,10 @@ class Group(Communicator):
             values: list[Any] = cards_of(
                 exchange(rendezvous, 1 + number, 1 + count, group._card(), deadline.remaining())
             )
-            cards = values[0]["cards"] + values[1:]
-            group._begin(len(values[0]["cards"]) + number, len(cards), timeout)
-            group.epoch = values[0]["epoch"]
+            members, epoch = members_of(values[0])
+            cards = members + values[1:]
+            group._begin(len(members) + number, len(cards), timeout)
+            group.epoch = epoch
             group._meet(cards, deadline)
             group._resources = Shared(undo.pop_all(), group.endpoint.av).share(group._handles)
         return group
@@ -387,17 +388,18 @@ class Group(Communicator):
 
     def _meet(self, cards: list[Any], deadline: Deadline, known: tuple[int, ...] = ()) -> None:
         """Inserts the addresses of `cards`, except for the first ones, whose handles are `known`, and waits for all ranks."""
+        places = places_of(cards)
         with contextlib.ExitStack() as undo:
             added = []
-            for card in cards[len(known) :]:
-                added.append(self.endpoint.av.insert(base64.b64decode(card["address"])))
+            for place in places[len(known) :]:
+                added.append(self.endpoint.av.insert(place.address))
                 undo.callback(self.endpoint.av.remove, added[-1])
             self._handles = known + tuple(added)
-            remotes = [RemoteRegion.from_bytes(base64.b64decode(card["control"])) for card in cards]
+            remotes = [place.control for place in places]
             self._control.connect(self.rank, remotes, self._handles)
-            self._hosts = [str(card["host"]) for card in cards]
+            self._hosts = [place.host for place in places]
             self._control.barrier(deadline.remaining())
-            addresses = [base64.b64decode(card["address"]) for card in cards]
+            addresses = [place.address for place in places]
             # All see the same addresses, so all or none of them ask each other.
             if any(map(path_choice.mixed, addresses)):
                 self._leave_links_out(addresses, added, remotes, deadline, undo)
