@@ -108,6 +108,8 @@ def length(number: int) -> bytes:
         b"a" + length(3) + b"<f8" + b"\x02" + length(0) + length(2**63), b"n" + length(3) + b"i4,",
         b"n" + length(2) + b"\xff\xff",
         b"a" + length(6) + b"<U9999" + b"\x01" + length(1), b"n" + length(3) + b"<U0",
+        b"n\x03\0\0\0\0\0\0\0,f4\0\0\0\0",  # which NumPy takes for a list of types in Python's syntax
+        b"n\x04\0\0\0\0\0\0\0<f4,\0\0\0\0",
     ],
 )  # fmt: skip
 def test_garbage_is_told(data: bytes) -> None:

@@ -10,12 +10,14 @@ import base64
 import json
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyfab import _core, versions
 from pyfab.core.buffers import auth_key_of
 from pyfab.core.domain import Domain
 from pyfab.core.errors import FabricError, InvalidArgumentError
+from pyfab.core.region import RemoteRegion
+from pyfab.meeting.frames import shown
 from pyfab.meeting.ranks import Exchange
 
 _KEY_BYTES = 32
@@ -52,13 +54,49 @@ def cards_of(values: list[bytes]) -> list[dict[str, Any]]:
     return cards
 
 
+class Place(NamedTuple):
+    """What a rank's card says of it."""
+
+    host: str
+    address: bytes
+    control: RemoteRegion
+
+
+def places_of(cards: list[Any]) -> list[Place]:
+    """What the cards of all ranks say. FabricError names the rank whose card says something else."""
+    return [_place_of(rank, card) for rank, card in enumerate(cards)]
+
+
+def members_of(card: dict[str, Any]) -> tuple[list[Any], int]:
+    """The cards of the ranks that a group has, and its epoch, as its rank 0 tells them to those that join."""
+    cards, epoch = card.get("cards"), card.get("epoch")
+    if not isinstance(cards, list) or type(epoch) is not int:
+        raise FabricError("what rank 0 told at the meeting does not name the members of a group")
+    return cards, epoch
+
+
+def _place_of(rank: int, card: Any) -> Place:
+    try:
+        host = card["host"]
+        address, control = (base64.b64decode(card[part], validate=True) for part in ("address", "control"))
+        if isinstance(host, str) and host.isprintable():
+            return Place(host, address, RemoteRegion.from_bytes(control))
+        why = f"it has the host {shown(host)}"
+    except FabricError as error:
+        why = str(error.strerror)
+    except (KeyError, TypeError, ValueError):
+        why = "it lacks a host, an address or a control window"
+    raise FabricError(f"the card of rank {rank} is damaged: {why}")
+
+
 def _key_of(hellos: list[dict[str, Any]]) -> bytes:
-    found: dict[tuple[str, Any], list[int]] = {}
+    found: dict[tuple[str, str], list[int]] = {}
     for rank, hello in enumerate(hellos):
-        found.setdefault((str(hello.get("pyfab", "before 0.2"))[:100], hello.get("card")), []).append(rank)
+        told = str(hello.get("pyfab", "before 0.2"))[:100], shown(hello.get("card"))
+        found.setdefault(told, []).append(rank)
     if len(found) > 1:
         mixed = "; ".join(
-            f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:20]))}: pyfab {version!r}, cards {card!r}"
+            f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:20]))}: pyfab {version!r}, cards {card}"
             for (version, card), ranks in found.items()
         )
         raise InvalidArgumentError(f"the ranks run different versions; install the same everywhere. {mixed}")

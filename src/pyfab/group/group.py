@@ -30,7 +30,7 @@ from pyfab.core.region import RemoteRegion
 from pyfab.display.pictures import Drawing, DrawnLink, topology
 from pyfab.display.tables import Table
 from pyfab.group import path_choice
-from pyfab.group.admission import agree_on_key, cards_of, given_key
+from pyfab.group.admission import agree_on_key, cards_of, given_key, members_of, places_of
 from pyfab.group.communicator import Communicator
 from pyfab.group.control import Control
 from pyfab.group.keys import Keys
@@ -320,9 +320,10 @@ class Group(Communicator):
             with meeting(rendezvous, 1 + number, 1 + count, timeout) as exchange:
                 group._open(domain, contexts, agree_on_key(exchange, 1 + number, b""), undo)
                 values: list[Any] = cards_of(exchange(group._card()))
-            cards = values[0]["cards"] + values[1:]
-            group._begin(len(values[0]["cards"]) + number, len(cards), timeout)
-            group.epoch = values[0]["epoch"]
+            members, epoch = members_of(values[0])
+            cards = members + values[1:]
+            group._begin(len(members) + number, len(cards), timeout)
+            group.epoch = epoch
             group._settle(cards, deadline, undo)
         return group
 
@@ -388,17 +389,18 @@ class Group(Communicator):
 
     def _meet(self, cards: list[Any], deadline: Deadline, known: tuple[int, ...] = ()) -> None:
         """Inserts the addresses of `cards`, except for the first ones, whose handles are `known`, and waits for all ranks."""
+        places = places_of(cards)
         with contextlib.ExitStack() as undo:
             added = []
-            for card in cards[len(known) :]:
-                added.append(self.endpoint.av.insert(base64.b64decode(card["address"])))
+            for place in places[len(known) :]:
+                added.append(self.endpoint.av.insert(place.address))
                 undo.callback(self.endpoint.av.remove, added[-1])
             self._handles = known + tuple(added)
-            remotes = [RemoteRegion.from_bytes(base64.b64decode(card["control"])) for card in cards]
+            remotes = [place.control for place in places]
             self._control.connect(self.rank, remotes, self._handles)
-            self._hosts = [str(card["host"]) for card in cards]
+            self._hosts = [place.host for place in places]
             self._control.barrier(deadline.remaining())
-            addresses = [base64.b64decode(card["address"]) for card in cards]
+            addresses = [place.address for place in places]
             # All see the same addresses, so all or none of them ask each other.
             if any(map(path_choice.mixed, addresses)):
                 self._leave_links_out(addresses, added, remotes, deadline, undo)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -38,6 +39,9 @@ _SINGLE = {b"N": None, b"T": True, b"F": False}
 _WHOLE = {b"l": b"[", b"t": b"("}  # the code of a container whose items are in one piece
 _IN_ONE_PIECE = {b"i": "<i8", b"f": "<f8", b"s": "<u8", b"b": "<u8"}  # each kind, and its numbers or lengths
 _KINDS = "biufcSUmM"  # of NumPy's types that are nothing but bytes
+_DTYPE = re.compile(
+    rf"[<>|][{_KINDS}][0-9]+(\[[0-9]*[a-zA-Z]+\])?"
+)  # NumPy's parser of other names is one of programs
 _MOST_AXES = 32
 _MOST_NAME = 64  # bytes of a dtype's name
 
@@ -231,7 +235,7 @@ class _Reader:
 
     def _of_numpy(self, *, array: bool) -> Any:
         name = str(self._take(self._count()), "ascii")
-        if len(name) > _MOST_NAME or name[1:2] not in _KINDS:
+        if len(name) > _MOST_NAME or not _DTYPE.fullmatch(name):
             raise FabricError(f"what came is no plain object: the dtype {name[:_MOST_NAME]!a}")
         dtype = np.dtype(name)
         if dtype.str != name or dtype.kind not in _KINDS or not dtype.itemsize:

@@ -62,7 +62,7 @@ class _Meeting:
                 return "again"
             if size != self.size:
                 return f"rank {shown(rank)} counts {shown(size)} ranks, rank 0 counts {self.size}"
-            if not isinstance(rank, int) or not 0 <= rank < self.size:
+            if type(rank) is not int or not 0 <= rank < self.size:
                 return f"rank {shown(rank)} is none of 0 to {self.size - 1}"
             if rank == 0 or rank in self._lines:
                 return f"two processes call themselves rank {rank}"
@@ -250,13 +250,14 @@ def _after(deadline: Deadline) -> Deadline:
 
 
 def _unpack(answer: dict[str, Any], body: bytes, size: int, deadline: Deadline, where: str) -> list[bytes]:
-    sizes = answer.get("sizes")
-    if sizes == []:
-        raise incomplete([r for r in answer.get("arrived", []) if isinstance(r, int)], size, deadline, where)
-    if not isinstance(sizes, list) or len(sizes) != size or sum(sizes) != len(body) or min(sizes) < 0:
+    sizes, arrived = answer.get("sizes"), answer.get("arrived")
+    if sizes == [] and isinstance(arrived, list):
+        raise incomplete([r for r in arrived if type(r) is int], size, deadline, where)
+    counts = sizes if isinstance(sizes, list) and all(type(n) is int and n >= 0 for n in sizes) else []
+    if len(counts) != size or sum(counts) != len(body):
         raise ConnectionError("rank 0's answer does not hold one value for each rank")
     values, start = [], 0
-    for length in sizes:
+    for length in counts:
         values.append(body[start : start + length])
         start += length
     return values

@@ -52,7 +52,11 @@ class KeyPairOnce final {
   std::shared_ptr<const KeyPair> pair_;
 };
 
-// False also where there is no libcrypto, and where there is no memory.
+// Whether the key is an encoding, canonical or not, of one of the eight points whose order divides 8. Nobody
+// has a private key to it, and signatures that need none fit it: for any text, a few tries find one.
+bool has_small_order(const PublicKey& key) noexcept;
+
+// False also for a key of small order, where there is no libcrypto, and where there is no memory.
 bool verify(const PublicKey& by, std::string_view text, const Signature& signature) noexcept;
 
 }  // namespace fab
