@@ -46,7 +46,6 @@ def test_a_grant_works_as_its_region_does(spec, mode, named):
         assert isinstance(failure(lambda: user.write(local, there, target)), KeyRejectedError)
         if mode == MRMode.RAW:
             others.unmap_key(key)
-        region.close()
 
 
 @pytest.mark.parametrize("spec", ["shm", "tcp:lo"])

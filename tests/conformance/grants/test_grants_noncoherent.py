@@ -35,5 +35,5 @@ def test_the_checker_knows_where_in_the_region_a_grant_was_used(until):
         assert domain.sync_reports == []
         endpoint.write(np.ones(2, np.int64), me, grant.remote[1:3]).result(TIMEOUT)
         (report,) = domain.sync_reports
-        assert (report.start, report.end) == (264, 280)
+        assert report.range == range(264, 280)
         region.close()
