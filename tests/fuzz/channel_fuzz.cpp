@@ -95,8 +95,8 @@ class Story {
         posts_.receive(receives_);
         break;
       case 2:
-        channel_->check(std::chrono::nanoseconds(now_ += input_.byte() * 10'000'000), std::chrono::seconds(1),
-                        input_.byte() % 2 != 0);
+        channel_->check(std::chrono::nanoseconds(now_ += std::int64_t{10} * 1000 * 1000 * input_.byte()),
+                        std::chrono::seconds(1), input_.byte() % 2 != 0);
         break;
       case 3:
         header_word();

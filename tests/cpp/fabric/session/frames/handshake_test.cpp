@@ -493,25 +493,4 @@ TEST_CASE("a signature of no key ends the call") {
   CHECK_FALSE(call.acceptor.done());
 }
 
-TEST_CASE("a public key under which anybody can sign proves nothing, whichever side shows it") {
-  const PublicKey neutral{1};  // of order 1: this signature fits every text under it
-  const std::string forged = std::string(1, '\1') + std::string(63, '\0');
-  Side honest({""}), forger({""}, false);
-  forger.identity.binding = {.key = neutral, .number = 5};
-  SUBCASE("the caller, whose id is an address") {
-    Exchange call(forger, honest);
-    CHECK(call.acceptor.receive(call.proof().replace(kHelloHeader, 64, forged)).error == Errc::key_rejected);
-    CHECK_FALSE(call.acceptor.done());
-  }
-  SUBCASE("the called side, whose id is bound to the key") {
-    forger.identity.kind = IdKind::key;
-    forger.identity.id = bound_id(forger.identity.binding, "tcp.0", 0);
-    forger.identity.part.bytes = forger.where().encode();
-    Exchange call(honest, forger);
-    std::string challenge = call.challenge();
-    challenge.replace(challenge.size() - 64, 64, forged);
-    CHECK(call.caller.receive(challenge).error == Errc::key_rejected);
-  }
-}
-
 }  // namespace fab::test
