@@ -224,7 +224,11 @@ _CLASSES: dict[int, type[FabricError]] = {
         ClosedError,
     )
 }
-_CLASSES |= {38: NotSupportedError, 1: AccessDeniedError}  # ENOSYS, EPERM
+_CLASSES |= {
+    38: NotSupportedError,
+    93: NotSupportedError,
+    1: AccessDeniedError,
+}  # ENOSYS, EPROTONOSUPPORT, EPERM
 
 
 def make_error(code: int, text: str) -> FabricError:
