@@ -43,8 +43,8 @@ class Domain(DomainBase):
     spec: one provider ("shm", "tcp", "tcp:eth0") or several joined into a linked one ("shm+tcp"), alternatives with "|"; an
     Info; None takes $FI_LNX_PROV_LINKS, else the best links found. mr_mode: the demands on registered memory that are in force;
     None takes those of an Info, else none. mr_key_size: bytes of a key, 4 to 8. auth_key: a secret, which peers must have too.
-    encrypt: links over tcp go under TLS 1.3, which proves the auth_key; peers must do the same. NotSupportedError where the system
-    has no OpenSSL, or the domain has links over verbs (docs/security.md).
+    encrypt: links over tcp go under TLS 1.3 with the auth_key, and peers must do the same. NotSupportedError where the system has
+    no OpenSSL, or the domain has links over verbs (docs/security.md).
     api_version: below (1, 5), authorization keys of single regions and endpoints are ignored, as fi_mr(3) has it.
 
     progress: "auto" serves peers from a thread of the library, "manual" only inside calls. peer_deadline: seconds without a sign

@@ -22,14 +22,14 @@ constexpr Bytes kFirstSuite[] = {0x13, 0x01};
 constexpr std::size_t kNonce = 16;
 constexpr std::size_t kRecordOverhead = 256;        // more than any record adds
 constexpr std::size_t kMostSealed = 256 * 1024;     // bytes that wait for the socket
-constexpr std::size_t kSendAtOnce = 4 * 16 * 1024;  // so many are worth a system call
+constexpr std::size_t kWorthACall = 4 * 16 * 1024;  // so many are worth a system call
 constexpr std::size_t kReadAtOnce = 64 * 1024;
 constexpr std::uint64_t kRecordsOfKey = 1ull << 23;  // AES-GCM seals at most 2^24.5 (RFC 8446, 5.5)
 // Reasons of errors: 1000 and the number of an alert that the other end has sent.
 constexpr unsigned long kReasonMask = 0xfff, kHandshakeFailure = 1040, kUnknownIdentity = 1115;
 constexpr std::string_view kExporterLabel = "EXPORTER-pyfab handshake";
 
-std::string_view view(const Digest& digest) noexcept {
+std::string_view bytes_of_digest(const Digest& digest) noexcept {
   return {reinterpret_cast<const char*>(digest.data()), digest.size()};
 }
 
@@ -37,7 +37,7 @@ std::string_view view(const Digest& digest) noexcept {
 // of the secret.
 Digest session_key(const std::string& secret) { return hmac_sha256(secret, "pyfab 3 key of tls"); }
 Digest name_under(const std::string& secret, std::string_view nonce) {
-  return hmac_sha256(view(hmac_sha256(secret, "pyfab 3 names of keys of tls")), nonce);
+  return hmac_sha256(bytes_of_digest(hmac_sha256(secret, "pyfab 3 names of keys of tls")), nonce);
 }
 
 class QuietLibSsl {
@@ -163,7 +163,7 @@ std::unique_ptr<Tls> Tls::call(int socket, const std::string& secret) {
   char nonce[kNonce];
   fill_random(nonce, sizeof nonce);
   tls->identity_.assign(nonce, sizeof nonce);
-  tls->identity_ += view(name_under(secret, {nonce, sizeof nonce}));
+  tls->identity_ += bytes_of_digest(name_under(secret, {nonce, sizeof nonce}));
   libssl()->set_verify(tls->stream_, LibSsl::kVerifyPeer, nullptr);  // no certificate is trusted
   libssl()->calls(tls->stream_);
   return tls;
@@ -258,7 +258,7 @@ bool Tls::seal(const std::byte* bytes, std::size_t count) noexcept {
   const QuietLibSsl quiet;
   if (!renew_key()) return false;
   if (libssl()->write(stream_, bytes, static_cast<int>(count)) != static_cast<int>(count)) return false;
-  return sealed_.size() - sent_ < kSendAtOnce || push();
+  return sealed_.size() - sent_ < kWorthACall || push();
 }
 
 bool Tls::push() noexcept {
@@ -273,7 +273,7 @@ bool Tls::push() noexcept {
       return false;
     }
   }
-  if (sent_ == sealed_.size() || sent_ >= kSendAtOnce)
+  if (sent_ == sealed_.size() || sent_ >= kWorthACall)
     sealed_.erase(sealed_.begin(), sealed_.begin() + static_cast<std::ptrdiff_t>(std::exchange(sent_, 0)));
   return true;
 }

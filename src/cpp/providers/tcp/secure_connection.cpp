@@ -13,7 +13,7 @@ namespace fab::tcp {
 namespace {
 
 // Copies as much of the pieces behind `skip` bytes as there is room for; stops where memory is not there.
-std::size_t gather(std::span<const iovec> pieces, std::size_t skip, std::span<std::byte> out) noexcept {
+std::size_t gather_plain(std::span<const iovec> pieces, std::size_t skip, std::span<std::byte> out) noexcept {
   std::size_t count = 0;
   for (const iovec& piece : pieces) {
     if (skip >= piece.iov_len) {
@@ -30,13 +30,13 @@ std::size_t gather(std::span<const iovec> pieces, std::size_t skip, std::span<st
   return count;
 }
 
-std::size_t length_of(std::span<const iovec> pieces) noexcept {
+std::size_t length_of_pieces(std::span<const iovec> pieces) noexcept {
   std::size_t all = 0;
   for (const iovec& piece : pieces) all += piece.iov_len;
   return all;
 }
 
-ssize_t fails(int error) noexcept {
+ssize_t fails_with(int error) noexcept {
   errno = error;
   return -1;
 }
@@ -44,20 +44,20 @@ ssize_t fails(int error) noexcept {
 }  // namespace
 
 ssize_t SecureConnection::send(std::span<const iovec> pieces) noexcept {
-  const std::size_t all = length_of(pieces);
+  const std::size_t all = length_of_pieces(pieces);
   std::size_t done = 0;
   bool faulted = false;
   while (done < all && tls_->room()) {
     std::array<std::byte, Tls::kMostInRecord> plain;
-    const std::size_t count = gather(pieces, done, plain);
+    const std::size_t count = gather_plain(pieces, done, plain);
     faulted = count == 0;
     if (faulted) break;
-    if (!tls_->seal(plain.data(), count)) return fails(EPIPE);
+    if (!tls_->seal(plain.data(), count)) return fails_with(EPIPE);
     done += count;
   }
-  if (!tls_->push()) return fails(EPIPE);
-  if (done == 0 && faulted) return fails(EFAULT);
-  if (done == 0 && tls_->unsent()) return fails(EAGAIN);
+  if (!tls_->push()) return fails_with(EPIPE);
+  if (done == 0 && faulted) return fails_with(EFAULT);
+  if (done == 0 && tls_->unsent()) return fails_with(EAGAIN);
   return static_cast<ssize_t>(done);
 }
 
@@ -77,13 +77,13 @@ ssize_t SecureConnection::receive(std::span<const iovec> pieces) noexcept try {
       if (taken_ == opened_ && !refill()) {
         if (done != 0) return static_cast<ssize_t>(done);
         const auto end = tls_->ended();
-        if (!end) return fails(EAGAIN);
-        return *end == Tls::Step::gone ? 0 : fails(EBADMSG);
+        if (!end) return fails_with(EAGAIN);
+        return *end == Tls::Step::gone ? 0 : fails_with(EBADMSG);
       }
       const std::size_t part = std::min(piece.iov_len - at, opened_ - taken_);
       std::byte* const to = static_cast<std::byte*>(piece.iov_base) + at;
       if (!guarded([&] { copy_memory(to, record_.get() + taken_, part); }))
-        return done != 0 ? static_cast<ssize_t>(done) : fails(EFAULT);
+        return done != 0 ? static_cast<ssize_t>(done) : fails_with(EFAULT);
       taken_ += part;
       at += part;
       done += part;
@@ -91,7 +91,7 @@ ssize_t SecureConnection::receive(std::span<const iovec> pieces) noexcept try {
   }
   return static_cast<ssize_t>(done);
 } catch (const std::bad_alloc&) {
-  return fails(ENOMEM);
+  return fails_with(ENOMEM);
 }
 
 }  // namespace fab::tcp
