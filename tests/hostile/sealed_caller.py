@@ -21,13 +21,14 @@ def block() -> np.ndarray:
 def main(address: str, region: str, key: str, encrypt: str, count: str) -> None:
     remote = pyfab.RemoteRegion.from_bytes(bytes.fromhex(region))
     with (
-        pyfab.Domain("tcp:lo", auth_key=key.encode() or None, encrypt=encrypt == "yes") as domain,
+        pyfab.Domain("tcp:lo", auth_key=key.encode(), encrypt=encrypt == "yes", peer_deadline=2) as domain,
         domain.endpoint() as endpoint,
     ):
         peer = endpoint.av.insert(bytes.fromhex(address))
         for number in range(int(count)):
             try:
-                endpoint.write(block(), peer, remote, offset=number * BLOCK).result(timeout=20)
+                part = remote[number * BLOCK : (number + 1) * BLOCK]
+                endpoint.write(block(), peer, part).result(timeout=20)
                 print("ok", flush=True)
             except pyfab.FabricError as error:
                 print(error, flush=True)

@@ -194,8 +194,12 @@ int Tls::take(char* out, int count) noexcept {
     ended_ = Step::gone;
     return static_cast<int>(got);
   }
-  heard_ = true;
-  if (!handshaking_) dry_ = got < count;
+  if (!handshaking_) {
+    dry_ = got < count;
+  } else if ((heard_ += static_cast<std::size_t>(got)) > kMostOfHandshake) {
+    ended_ = Step::nonsense;
+    return -1;
+  }
   return static_cast<int>(got);
 }
 

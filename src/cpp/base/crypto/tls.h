@@ -21,7 +21,8 @@ namespace fab {
 // sealing never waits for reading. Used by one thread at a time.
 class Tls final {
  public:
-  static constexpr std::size_t kMostInRecord = 16 * 1024;  // bytes
+  static constexpr std::size_t kMostInRecord = 16 * 1024;    // bytes
+  static constexpr std::size_t kMostOfHandshake = 4 * 1024;  // bytes that are taken of the other side
 
   // Begin with the caller's or the called side's part. `secrets`: the caller's key, or those of which the
   // caller must have one. Need libssl(). Throw std::bad_alloc.
@@ -41,7 +42,7 @@ class Tls final {
   };
   // Goes on with the handshake.
   Step handshake() noexcept;
-  bool heard() const noexcept { return heard_; }  // whether a byte has come
+  bool heard() const noexcept { return heard_ != 0; }  // whether a byte has come
   // Once the handshake is done: 32 bytes that only the two ends of this very connection know.
   std::array<std::uint8_t, 32> binding() const;  // throws std::bad_alloc
 
@@ -84,7 +85,7 @@ class Tls final {
   bool dry_ = false;            // the socket has no more
   bool out_of_memory_ = false;  // sealed_ could not grow
   bool handshaking_ = true;
-  bool heard_ = false;
+  std::size_t heard_ = 0;      // bytes that have come of the handshake
   std::uint64_t records_ = 0;  // sealed under the present key
   std::optional<Step> ended_;
   LibSsl::Bio* bio_ = nullptr;  // belongs to stream_

@@ -80,6 +80,19 @@ TEST_CASE("ends without a key in common part, and both know why") {
   CHECK(ends.meet() == std::pair(Tls::Step::key_rejected, Tls::Step::key_rejected));
 }
 
+TEST_CASE("who says too much, or nonsense, before it has proven anything is not heard any longer") {
+  const auto outcome_of = [](std::string said) {
+    const Ends ends("secret", {"secret"});
+    REQUIRE(::send(ends.caller.get(), said.data(), said.size(), 0) == static_cast<ssize_t>(said.size()));
+    return ends.other->handshake();
+  };
+  // A record of 16 KiB with the beginning of a ClientHello of 64 KiB, of which not all has come.
+  const std::string begun("\x16\x03\x01\x40\x00\x01\x00\xff\xfc", 9);
+  CHECK(outcome_of(begun + std::string(1000, '\0')) == Tls::Step::again);
+  CHECK(outcome_of(begun + std::string(Tls::kMostOfHandshake, '\0')) == Tls::Step::nonsense);
+  CHECK(outcome_of(std::string(100, 'x')) == Tls::Step::nonsense);
+}
+
 TEST_CASE("what a caller says first shows its key to nobody, and never the same twice") {
   const auto first_words = [] {
     const Ends ends("secret", {"secret"});
