@@ -216,6 +216,7 @@ def test_doctor_as_json() -> None:
         "huge pages",
         "loopback",
         "signatures",
+        "encryption",
         "rdma modules",
         "rdma devices",
         "links",

@@ -48,6 +48,8 @@ class Combination:
 # Links of this machine to run the suite over in place of the usual ones: "verbs:rxe0 shm+verbs:rxe0".
 OTHER_LINKS = os.environ.get("PYFAB_TEST_LINKS", "").split()
 
+ENCRYPTED = {"auth_key": b"a key of both sides", "encrypt": True}
+
 
 def _combinations(where: Literal["thread", "process"]) -> list[Combination]:
     if OTHER_LINKS:
@@ -60,8 +62,13 @@ def _combinations(where: Literal["thread", "process"]) -> list[Combination]:
         Combination("cma", where, "shm", {"shm_copy": "cma"}, False, "shm", "cross-memory attach"),
         Combination("ring", where, "shm", {"shm_copy": "ring"}, False, "shm", "ring"),
         Combination("tcp", where, "tcp", {}, False, "tcp", "127.0.0.1:"),
+        Combination("tcp-encrypted", where, "tcp", ENCRYPTED, False, "tcp", "127.0.0.1:"),
         Combination("linked", where, "shm+tcp", {}, True, "shm", "mapped"),
-        *([Combination("rails", where, RAILS, {}, False, "tcp.0+tcp.1", "tcp.0 127.0.0.1")] if RAILS else []),
+        *(
+            Combination(name, where, RAILS, settings, False, "tcp.0+tcp.1", "tcp.0 127.0.0.1")
+            for name, settings in (("rails", {}), ("rails-encrypted", ENCRYPTED))
+            if RAILS
+        ),
     ]
 
 

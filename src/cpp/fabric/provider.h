@@ -40,6 +40,8 @@ class SecurityLog;
 struct DomainOptions {
   std::uint32_t mr_mode = 0;
   std::string auth_key;  // empty: none
+  // Links over networks are encrypted. Needs an authorization key for every endpoint, and a link over tcp.
+  bool encrypt = false;
   bool strict_keys = false;
   bool manual_progress = false;
   bool shared_receives = true;             // false: every receive names its source

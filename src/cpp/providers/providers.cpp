@@ -175,9 +175,20 @@ std::vector<Found> usable_links(const std::string& spec, const lnx::LinkSettings
   return found;
 }
 
+// What leaves the host is encrypted on all links, or the domain is not opened. Bytes over shared memory stay.
+void check_encryption(const Leaves& leaves) {
+  for (const Leaf& leaf : leaves)
+    if (leaf.provider->name() == "verbs")
+      throw Error(
+          Errc::not_supported_here,
+          "encrypt: links over verbs cannot be encrypted, because devices move the bytes; use tcp or "
+          "shm+tcp, or a network that is encrypted below (IPsec or MACsec in the device) without encrypt");
+}
+
 std::unique_ptr<Domain> open_leaves(const Leaves& leaves, const DomainServices& services, RailOptions rails) {
   std::vector<std::unique_ptr<Domain>> domains;
   std::map<std::string_view, int> ordinals;
+  if (services.options.encrypt) check_encryption(leaves);
   DomainServices lent = services;
   lent.linked = leaves.size() > 1;
   for (const Leaf& leaf : leaves) {

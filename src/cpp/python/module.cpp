@@ -1,4 +1,5 @@
 #include "base/crypto/libcrypto.h"
+#include "base/crypto/libssl.h"
 #include "base/crypto/stretched_key.h"
 #include "fabric/types/versions.h"
 #include "python/bind.h"
@@ -23,6 +24,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   formats["verbs: description of a region"] = versions::kVerbsDescription;
   formats["shuffle"] = versions::kShuffle;
   m.attr("versions") = formats;
+  m.def("libssl_problem", [] { return fab::libssl_problem(); });
   m.def("libcrypto_problem", [] { return fab::libcrypto_problem(); });
   m.def(
       "stretched_key",

@@ -44,6 +44,8 @@ class Domain(DomainBase):
     spec: one provider ("shm", "tcp", "tcp:eth0") or several joined into a linked one ("shm+tcp"), alternatives with "|"; an
     Info; None takes $FI_LNX_PROV_LINKS, else the best links found. mr_mode: the demands on registered memory that are in force;
     None takes those of an Info, else none. mr_key_size: bytes of a key, 4 to 8. auth_key: a secret, which peers must have too.
+    encrypt: links over tcp go under TLS 1.3 with the auth_key, and peers must do the same. NotSupportedError where the system has
+    no OpenSSL, or the domain has links over verbs (docs/security.md).
     api_version: below (1, 5), authorization keys of single regions and endpoints are ignored, as fi_mr(3) has it.
 
     progress: "auto" serves peers from a thread of the library, "manual" only inside calls. peer_deadline: seconds without a sign
@@ -72,6 +74,7 @@ class Domain(DomainBase):
         mr_key_size: int = 8,
         caps: Caps = _NO_CAPS,
         auth_key: bytes | None = None,
+        encrypt: bool = False,
         strict_keys: bool = False,
         api_version: tuple[int, int] = (1, 20),
         progress: Literal["auto", "manual"] = "auto",
@@ -114,11 +117,16 @@ class Domain(DomainBase):
             peer_deadline=seconds("peer_deadline", peer_deadline),
             rail_policy=None if rail_policy is None else _core.RailPolicy(rail_policy),
         )
+        if encrypt and not (options.auth_key or options.av_auth_keys):
+            raise InvalidArgumentError(
+                "encrypt=True needs a key that both sides have: pass auth_key (long and random), or av_auth_keys=True"
+            )
         non_coherent = emulated_cache(cache, cache_line, checker)
         core = _core.open_domain(
             spec=str(spec or ""),
             mr_mode=int(bits_in_force(mode)),
             auth_key=options.auth_key,
+            encrypt=bool(encrypt),
             strict_keys=strict_keys,
             manual_progress=options.manual_progress,
             peer_deadline=options.peer_deadline,

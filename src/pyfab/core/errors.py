@@ -232,7 +232,11 @@ _CLASSES: dict[int, type[FabricError]] = {
         ClosedError,
     )
 }
-_CLASSES |= {errno.ENOSYS: NotSupportedError, errno.EPERM: AccessDeniedError}
+_CLASSES |= {
+    errno.ENOSYS: NotSupportedError,
+    errno.EPROTONOSUPPORT: NotSupportedError,
+    errno.EPERM: AccessDeniedError,
+}
 
 
 def make_error(code: int, text: str) -> FabricError:

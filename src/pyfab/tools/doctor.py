@@ -312,6 +312,12 @@ def _signatures() -> _Result:
     return _ok("endpoints prove who they are, over networks too")
 
 
+def _encryption() -> _Result:
+    if problem := _core.libssl_problem():
+        return _limited(f"{problem}: no domain opens with encrypt=True", "apt install libssl3")
+    return _ok("links over tcp can be encrypted (encrypt=True), by OpenSSL in this process")
+
+
 def _opens(library: str) -> bool:
     try:
         ctypes.CDLL(library)
@@ -330,6 +336,7 @@ _CHECKS: dict[str, Callable[[], _Result]] = {
     "huge pages": _huge_pages,
     "loopback": _loopback,
     "signatures": _signatures,
+    "encryption": _encryption,
     "rdma modules": _rdma_modules,
     "rdma devices": _rdma,
     "links": _links,

@@ -31,6 +31,8 @@ constexpr Row kRows[] = {
     {Errc::no_data, "FI_ENODATA", "nothing matches the request"},
     {Errc::protocol, "FI_EPROTO", "the peer broke the protocol"},
     {Errc::message_size, "FI_EMSGSIZE", "too long"},
+    {Errc::not_encrypted, "FI_EPROTONOSUPPORT",
+     "one side encrypts and the other does not: open both domains with encrypt=True, or neither"},
     {Errc::not_supported, "FI_EOPNOTSUPP", "operation not supported"},
     {Errc::address_in_use, "FI_EADDRINUSE", "the address is in use"},
     {Errc::peer_lost, "FI_ECONNRESET", "the peer is gone or stopped answering"},

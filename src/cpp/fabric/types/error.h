@@ -26,6 +26,7 @@ enum class Errc : int {
   no_data = 61,             // ENODATA: discovery found no match
   protocol = 71,            // EPROTO: the peer sent what no peer may send
   message_size = 90,        // EMSGSIZE
+  not_encrypted = 93,       // EPROTONOSUPPORT: one side encrypts its links, and the other does not
   not_supported = 95,       // EOPNOTSUPP
   address_in_use = 98,      // EADDRINUSE
   peer_lost = 104,          // ECONNRESET

@@ -9,15 +9,15 @@
 
 namespace fab::tcp {
 
-PendingConnection::PendingConnection(Poller& poller, Attended deadline, Told told)
-    : poller_(poller), deadline_(deadline), told_(std::move(told)) {}
+PendingConnection::PendingConnection(Poller& poller, const Identity& self, Attended deadline, Told told)
+    : poller_(poller), self_(self), deadline_(deadline), told_(std::move(told)), to_secure_(self.encrypts) {}
 
 PendingConnection::~PendingConnection() { unwatch(); }
 
 bool PendingConnection::watch(OwnFd socket, std::uint32_t events) noexcept try {
   unwatch();
   poller_.add(socket.get(), events, *this);
-  socket_ = std::move(socket);
+  socket_ = ByteStream(std::move(socket));
   return true;
 } catch (const std::exception&) {
   return false;  // no memory, or the system's limit of watched descriptors
@@ -32,7 +32,7 @@ void PendingConnection::pause() noexcept {
   if (socket_.valid()) poller_.remove(socket_.get(), *this);
 }
 
-OwnFd PendingConnection::take_socket() noexcept {
+ByteStream PendingConnection::take_stream() noexcept {
   pause();
   return std::move(socket_);
 }
@@ -57,7 +57,7 @@ void PendingConnection::tick(Attended now) noexcept {
 void PendingConnection::look() noexcept try {
   if (!connected_)
     on_connected();
-  else
+  else if (!to_secure_ || secure())
     read();
 } catch (const std::exception&) {
   fail(Errc::no_memory);
@@ -66,6 +66,47 @@ void PendingConnection::look() noexcept try {
 // Nothing may follow a call of this: the owner may have destroyed the object.
 void PendingConnection::tell() noexcept {
   if (const Told told = std::exchange(told_, nullptr)) told(*this);
+}
+
+// Whether the other side answers, or calls, without encryption. Its first byte says so.
+bool PendingConnection::hears_plain() noexcept {
+  char first = 0;
+  return ::recv(socket_.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && begins_hello({&first, 1});
+}
+
+// Goes on with TLS. True when it is done, or when the other side has none: then no more than the messages of
+// a refusal go over the plain stream, because the handshake takes no other.
+bool PendingConnection::secure() {
+  if (silent_ && hears_plain()) {
+    to_secure_ = false;
+    socket_.leave();
+    return true;
+  }
+  if (!socket_.secure()) socket_.enter(begin_tls());
+  Tls& tls = socket_.secure()->tls();
+  const Tls::Step step = tls.handshake();
+  silent_ = silent_ && !tls.heard();
+  switch (step) {
+    case Tls::Step::again:
+      return false;
+    case Tls::Step::done:
+      to_secure_ = false;
+      on_secured(tls.binding());
+      return true;
+    case Tls::Step::gone:
+      fail(Errc::unreachable);
+      return false;
+    case Tls::Step::key_rejected:
+      fail(Errc::key_rejected);
+      return false;
+    case Tls::Step::no_memory:
+      fail(Errc::no_memory);
+      return false;
+    case Tls::Step::nonsense:
+      break;
+  }
+  fail(Errc::protocol);
+  return false;
 }
 
 void PendingConnection::read() {
@@ -77,9 +118,13 @@ void PendingConnection::read() {
       continue;
     }
     char bytes[kHelloHeader + kMaxHelloBody];
-    const auto got = ::recv(socket_.get(), bytes, *missing, MSG_DONTWAIT);
+    iovec room{bytes, *missing};
+    msghdr into{};
+    into.msg_iov = &room;
+    into.msg_iovlen = 1;
+    const auto got = socket_.receive(into);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (got <= 0) return fail(Errc::unreachable);
+    if (got <= 0) return fail(got < 0 && errno == EBADMSG ? Errc::protocol : Errc::unreachable);
     buffer_.append(bytes, static_cast<std::size_t>(got));
   }
 }
@@ -94,8 +139,12 @@ void PendingConnection::take(const std::string& message) {
 
 // The messages are few and short, so they always fit into the socket.
 void PendingConnection::send(const std::string& message) noexcept {
-  const auto sent = ::send(socket_.get(), message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (!std::cmp_equal(sent, message.size())) fail(Errc::unreachable);
+  iovec bytes{const_cast<char*>(message.data()), message.size()};
+  msghdr from{};
+  from.msg_iov = &bytes;
+  from.msg_iovlen = 1;
+  const auto sent = socket_.send(from);
+  if (!std::cmp_equal(sent, message.size()) || socket_.unsent()) fail(Errc::unreachable);
 }
 
 void PendingConnection::fail(Errc error) noexcept {
@@ -106,7 +155,8 @@ void PendingConnection::fail(Errc error) noexcept {
 OutgoingConnection::OutgoingConnection(Poller& poller, const Identity& self, std::size_t auth_index,
                                        const EndpointAddress& peer, std::vector<SocketAddress> addresses,
                                        std::uint64_t stream, Attended deadline, Told told)
-    : PendingConnection(poller, deadline, std::move(told)),
+    : PendingConnection(poller, self, deadline, std::move(told)),
+      secret_((*self.keys)[auth_index].secret),
       handshake_(self, auth_index, peer, stream),
       addresses_(std::move(addresses)) {}
 
@@ -136,15 +186,29 @@ void OutgoingConnection::on_connected() {
   connected_ = true;
   poller_.modify(socket_.get(), EPOLLIN, *this);
   handshake_.connected_to(addresses_[next_ - 1]);
+  if (!self_.encrypts)
+    send(handshake_.hello());
+  else if (secure())
+    read();
+}
+
+void OutgoingConnection::on_secured(const std::array<std::uint8_t, 32>& binding) {
+  handshake_.encrypted(binding);
   send(handshake_.hello());
 }
 
 IncomingConnection::IncomingConnection(Poller& poller, const Identity& self, OwnFd socket, Attended deadline,
                                        Told told)
-    : PendingConnection(poller, deadline, std::move(told)),
+    : PendingConnection(poller, self, deadline, std::move(told)),
       handshake_(self, place_of(local_address(socket.get()))) {
   connected_ = true;
   if (!watch(std::move(socket), EPOLLIN)) fail(Errc::no_memory);
+}
+
+std::unique_ptr<Tls> IncomingConnection::begin_tls() {
+  std::vector<std::string> secrets;
+  for (const AuthKey& key : *self_.keys) secrets.push_back(key.secret);
+  return Tls::answer(socket_.get(), std::move(secrets));
 }
 
 bool IncomingConnection::welcome(std::uint64_t stream) noexcept try {

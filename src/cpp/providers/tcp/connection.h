@@ -6,12 +6,13 @@
 
 #include "base/network/poller.h"
 #include "fabric/session/frames/handshake.h"
+#include "providers/tcp/byte_stream.h"
 
 namespace fab::tcp {
 
-// A connection before it carries frames: it is made, and has its handshake. It reads no byte beyond the
-// messages of the handshake. It tells its owner once, from on_ready() or tick(), that it has arrived or
-// failed. The owner may destroy it there, which also ends its events.
+// A connection before it carries frames: it is made, encrypted if this side does that, and has its handshake.
+// Its stream has all bytes beyond the messages of the handshake. It tells its owner once, from on_ready() or
+// tick(), that it has arrived or failed. The owner may destroy it there, which also ends its events.
 class PendingConnection : public ReadyHandler {
  public:
   using Told = std::function<void(PendingConnection&)>;
@@ -27,29 +28,35 @@ class PendingConnection : public ReadyHandler {
   // Gives up if the deadline has passed, unless what has arrived by now completes the handshake.
   void tick(Attended now) noexcept;
   int socket() const noexcept { return socket_.get(); }
-  OwnFd take_socket() noexcept;  // no longer watched by this object
-  void pause() noexcept;         // stays connected, but is no longer told of anything
+  ByteStream take_stream() noexcept;  // no longer watched by this object
+  void pause() noexcept;              // stays connected, but is no longer told of anything
   void on_ready(std::uint32_t events) noexcept override;
 
  protected:
-  PendingConnection(Poller& poller, Attended deadline, Told told);
+  PendingConnection(Poller& poller, const Identity& self, Attended deadline, Told told);
   bool watch(OwnFd socket, std::uint32_t events) noexcept;
   void unwatch() noexcept;
   // An exception from these ends the handshake with no_memory.
   virtual void on_connected() {}
+  // TLS begins, and is done.
+  virtual std::unique_ptr<Tls> begin_tls() = 0;
+  virtual void on_secured(const std::array<std::uint8_t, 32>& binding) = 0;
   virtual Handshake::Step on_message(std::string_view message) = 0;
   virtual bool done() const noexcept = 0;  // whether the handshake is complete
+  bool secure();
+  void read();
   void send(const std::string& message) noexcept;
   void fail(Errc error) noexcept;
 
   Poller& poller_;
-  OwnFd socket_;
+  const Identity& self_;
+  ByteStream socket_;
   bool connected_ = false;
 
  private:
   bool decided() const noexcept { return arrived_ || error_ != Errc::ok; }
   void look() noexcept;
-  void read();
+  bool hears_plain() noexcept;
   void take(const std::string& message);
   void tell() noexcept;
 
@@ -57,6 +64,7 @@ class PendingConnection : public ReadyHandler {
   Told told_;
   std::string buffer_;  // what has come of the present message
   bool arrived_ = false, late_ = false, silent_ = true;
+  bool to_secure_;  // what this side encrypts is not encrypted yet
   Errc error_ = Errc::ok;
 };
 
@@ -77,9 +85,12 @@ class OutgoingConnection final : public PendingConnection {
 
  private:
   void on_connected() override;
+  std::unique_ptr<Tls> begin_tls() override { return Tls::call(socket_.get(), secret_); }
+  void on_secured(const std::array<std::uint8_t, 32>& binding) override;
   Handshake::Step on_message(std::string_view message) override { return handshake_.receive(message); }
   bool done() const noexcept override { return handshake_.done(); }
 
+  const std::string& secret_;
   CallerHandshake handshake_;
   const std::vector<SocketAddress> addresses_;
   std::size_t next_ = 0;
@@ -99,6 +110,8 @@ class IncomingConnection final : public PendingConnection {
   bool welcome(std::uint64_t stream) noexcept;
 
  private:
+  std::unique_ptr<Tls> begin_tls() override;
+  void on_secured(const std::array<std::uint8_t, 32>& binding) override { handshake_.encrypted(binding); }
   Handshake::Step on_message(std::string_view message) override { return handshake_.receive(message); }
   bool done() const noexcept override { return handshake_.done(); }
 

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <stdexcept>
 
+#include "base/crypto/libssl.h"
 #include "fabric/address_vector/socket_name.h"
 #include "fabric/session/frames/hello.h"
 #include "providers/tcp/endpoint.h"
@@ -35,6 +36,9 @@ TcpDomain::TcpDomain(Info info, std::string link, const DomainServices& services
       link_(std::move(link)),
       services_(services),
       listen_(address_to_listen_on(info_, services.options)) {
+  if (services.options.encrypt && !libssl())
+    throw Error(Errc::not_supported_here,
+                "encrypt needs OpenSSL, which cannot be used here: " + libssl_problem());
   info_.src_addr = listen_.text();
 }
 
@@ -47,6 +51,10 @@ PartCheck TcpDomain::part_check() const {
 }
 
 std::unique_ptr<Endpoint> TcpDomain::open_endpoint(const EndpointServices& services) {
+  if (services_.options.encrypt && services.keys.front().secret.empty())
+    throw Error(Errc::invalid,
+                "encrypt needs an authorization key, which both sides have, and this endpoint has none; pass "
+                "auth_key to the domain or to the endpoint");
   SocketAddress listen = listen_;
   if (listen.port() != 0) {
     if (listen.port() + services.context > 65535)

@@ -79,6 +79,7 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
       ticker_(services.poller, [this] { tick(); }) {
   identity_.keys = &services.keys;
   identity_.by_address = true;
+  identity_.encrypts = domain.options.encrypt;
   identity_.take_id(listen.port() == 0 ? domain.key_pair->get() : nullptr, std::move(link), services.context,
                     address_id(listen));
   if (!identity_.key_pair) identity_.show(domain.key_pair->get());
@@ -226,7 +227,7 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try
     streams_.emplace(place, stream);
   }
   if (caller->welcome(stream->number()))
-    stream->adopt(caller->take_socket(), hello.stream, caller->peer_key());
+    stream->adopt(caller->take_stream(), hello.stream, caller->peer_key());
   else if (!stream->connecting())
     stream->fail(caller->error() == Errc::no_memory ? Errc::no_memory : Errc::peer_lost);
 } catch (const std::exception&) {
@@ -259,6 +260,7 @@ bool TcpEndpoint::progress() noexcept {
   ended_.clear();
   reception_.tidy();
   bool moved = flush(unsent_), blocked = false;
+  while (!unread_.empty() && !services_.slice.spent()) moved |= unread_.pop_front().receive();
   if (++turn_ % kPollerTurn == 0) return false;
   const auto polled = polled_;
   for (std::size_t i = 0; i < polled.size() && !services_.slice.spent(); ++i) {
@@ -277,7 +279,7 @@ bool TcpEndpoint::progress() noexcept {
 bool TcpEndpoint::arm() noexcept {
   flush(unsent_);
   flush(unhurried_);
-  return true;
+  return unread_.empty();
 }
 
 template <class List>
@@ -288,6 +290,8 @@ bool TcpEndpoint::flush(List& streams) noexcept {
 }
 
 void TcpEndpoint::send_later(TcpStream& stream) noexcept { unsent_.push_back(stream); }
+
+void TcpEndpoint::receive_later(TcpStream& stream) noexcept { unread_.push_back(stream); }
 
 void TcpEndpoint::send_when_idle(TcpStream& stream) noexcept { unhurried_.push_back(stream); }
 
@@ -309,6 +313,7 @@ void TcpEndpoint::retire(TcpStream& stream) noexcept {
   std::ranges::replace(polled_, &stream, nullptr);
   decltype(unsent_)::erase(stream);
   decltype(unhurried_)::erase(stream);
+  decltype(unread_)::erase(stream);
   stream.disconnect();
   const auto at =
       std::ranges::find_if(streams_, [&](const auto& entry) { return entry.second.get() == &stream; });

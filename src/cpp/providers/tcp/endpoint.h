@@ -53,6 +53,7 @@ class TcpEndpoint final : public Endpoint {
   void poll_directly(TcpStream& stream) noexcept;   // in each turn, until it has long been idle
   void send_later(TcpStream& stream) noexcept;      // with the next turn
   void send_when_idle(TcpStream& stream) noexcept;  // with the next turn in which nothing comes
+  void receive_later(TcpStream& stream) noexcept;   // with the next turn, whatever the poller says
   void watch() noexcept;                            // calls tick() of streams from time to time
   // A stream to an address has found an endpoint there, by whose id callers may be known already.
   void on_found(TcpStream& there, const EndpointId& id) noexcept;
@@ -110,6 +111,7 @@ class TcpEndpoint final : public Endpoint {
   std::array<TcpStream*, 4> polled_{};  // polled without asking the poller
   LinkedList<TcpStream, Unsent> unsent_;
   LinkedList<TcpStream, Unhurried> unhurried_;
+  LinkedList<TcpStream, Unread> unread_;
   unsigned turn_ = 0;
 };
 

@@ -193,6 +193,8 @@ void Reception::on_caller(PendingConnection& told) noexcept {
     if (error == Errc::key_rejected)
       log.note(SecurityEvent::key_refused, caller.source,
                "it has not proven an authorization key of this side");
+    else if (error == Errc::not_encrypted)
+      log.note(SecurityEvent::key_refused, caller.source, "one side encrypts, and the other does not");
     else if (error == Errc::protocol)
       log.note(SecurityEvent::protocol, caller.source, "its handshake is none");
     else if (caller.connection->late())

@@ -81,7 +81,7 @@ void TcpStream::on_attempt(PendingConnection& attempt) noexcept {
   if (where_.id == kAnybody && attempt_->peer_key() != kNoPublicKey)
     endpoint_->on_found(*this, attempt_->peer_id());
   called_ = true;
-  adopt(attempt.take_socket(), attempt_->peer_stream(), attempt_->peer_key());
+  adopt(attempt.take_stream(), attempt_->peer_stream(), attempt_->peer_key());
 }
 
 void TcpStream::attempt_failed(Errc error) noexcept {
@@ -104,7 +104,7 @@ void TcpStream::end_calls() noexcept {
   deferred_.reset();
 }
 
-void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number, const PublicKey& peer_key) noexcept {
+void TcpStream::adopt(ByteStream socket, std::uint64_t peer_number, const PublicKey& peer_key) noexcept {
   session_.sender().proven_by(peer_key);
   end_calls();
   peer_number_ = peer_number;
@@ -116,6 +116,10 @@ void TcpStream::adopt(OwnFd socket, std::uint64_t peer_number, const PublicKey& 
     return fail(Errc::no_memory);  // or the system's limit of watched descriptors
   }
   socket_ = std::move(socket);
+  if (socket_.secure()) {
+    socket_.secure()->tls().read_ahead();
+    endpoint_->receive_later(*this);
+  }
   endpoint_->poll_directly(*this);
   send();
 }
@@ -154,11 +158,8 @@ bool TcpStream::flush() noexcept {
     message.msg_iov = pieces;
     const std::size_t offered =
         cut(std::span(pieces, session_.output(pieces, most)), *slice, message.msg_iovlen);
-    if (message.msg_iovlen == 0) break;
-    const auto taken =
-        message.msg_iovlen == 1
-            ? ::send(socket_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT | MSG_NOSIGNAL)
-            : ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (message.msg_iovlen == 0 && !socket_.unsent()) break;
+    const auto taken = socket_.send(message);
     if (taken >= 0) {
       session_.sent(static_cast<std::size_t>(taken));
       sent += static_cast<std::size_t>(taken);
@@ -174,7 +175,7 @@ bool TcpStream::flush() noexcept {
       send_ended_ = true;  // receive() reads what came before the end, and then finds the end
     }
   }
-  wait_writable(session_.has_output() && !send_ended_);
+  wait_writable(has_output() && !send_ended_);
   if (session_.broken() && endpoint_) endpoint_->send_later(*this);
   return sent != 0;
 }
@@ -212,7 +213,7 @@ bool TcpStream::receive() noexcept {
   receiving_ = true;
   const bool any = take_in();
   receiving_ = false;
-  if (any && open() && !write_blocked_ && session_.has_output()) flush();
+  if (any && open() && !write_blocked_ && has_output()) flush();
   end_if_broken();
   return any;
 }
@@ -227,9 +228,7 @@ bool TcpStream::take_in() noexcept {
     message.msg_iov = pieces;
     const std::size_t offered =
         cut(std::span(pieces, session_.input(pieces, most)), slice, message.msg_iovlen);
-    const bool one = message.msg_iovlen == 1;
-    const auto got = one ? ::recv(socket_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT)
-                         : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    const auto got = socket_.receive(message);
     if (got < 0) {
       if (errno == EFAULT && most > 2) {
         most = 2;  // to learn whose memory is missing
@@ -239,6 +238,7 @@ bool TcpStream::take_in() noexcept {
       if (errno == EAGAIN) break;
     }
     if (got <= 0) {
+      if (got < 0 && errno == EBADMSG) note(SecurityEvent::protocol, "its stream was changed on the way");
       fail(Errc::peer_lost);
       return true;
     }
@@ -250,8 +250,9 @@ bool TcpStream::take_in() noexcept {
       fail(error);
       return true;
     }
-    if (std::cmp_less(got, offered)) break;
+    if (std::cmp_less(got, offered) && !socket_.ended()) break;
   }
+  if (socket_.may_hold_more() && slice.spent()) endpoint_->receive_later(*this);
   if (!any) return false;
   endpoint_->poll_directly(*this);
   if (session_.incoming().unfinished()) endpoint_->watch();
@@ -355,8 +356,7 @@ void TcpStream::begin_close(Deadline deadline) noexcept {
   Slice& slice = endpoint_->services().slice;
   slice.begin();
   flush();
-  while (open() && !send_ended_ && session_.messages().owes() && session_.has_output() &&
-         !deadline.passed()) {
+  while (open() && !send_ended_ && session_.messages().owes() && has_output() && !deadline.passed()) {
     pollfd watched{socket_.get(), POLLOUT, 0};
     ::poll(&watched, 1, deadline.poll_ms());
     slice.begin();

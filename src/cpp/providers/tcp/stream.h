@@ -20,11 +20,17 @@ class TcpEndpoint;
 // Tags of two lists: streams that have something to send, and streams that have only acks to send.
 struct Unsent;
 struct Unhurried;
+// Tag of a list of streams that may hold bytes of which the poller knows nothing.
+struct Unread;
 
 // All that goes between this endpoint and one other under one authorization key: the session and, once there
 // is one, its connection. Both directions share the connection, whichever side called. What is posted before
 // there is a connection waits in the session.
-class TcpStream final : public ReadyHandler, private Guest, public Linked<Unsent>, public Linked<Unhurried> {
+class TcpStream final : public ReadyHandler,
+                        private Guest,
+                        public Linked<Unsent>,
+                        public Linked<Unhurried>,
+                        public Linked<Unread> {
  public:
   // `names`: by which the address vector may know the peer (Sender). `where`: what the peer's name says, or
   // what a caller says of itself.
@@ -44,7 +50,7 @@ class TcpStream final : public ReadyHandler, private Guest, public Linked<Unsent
   bool connecting() const noexcept { return attempt_ != nullptr; }
   bool open() const noexcept { return socket_.valid(); }
   // `peer_key`: the public key that the other end has proven; kNoPublicKey: none.
-  void adopt(OwnFd socket, std::uint64_t peer_number, const PublicKey& peer_key) noexcept;
+  void adopt(ByteStream socket, std::uint64_t peer_number, const PublicKey& peer_key) noexcept;
   // Two calls have crossed, and ours goes first: the other one waits until ours has succeeded or failed.
   void defer(std::unique_ptr<IncomingConnection> caller) noexcept;
   Sender& sender() noexcept { return session_.sender(); }
@@ -85,6 +91,7 @@ class TcpStream final : public ReadyHandler, private Guest, public Linked<Unsent
   void end_calls() noexcept;
   void on_output() noexcept;
   bool take_in() noexcept;
+  bool has_output() const noexcept { return session_.has_output() || socket_.unsent(); }
   void end_if_broken() noexcept;
   void wait_writable(bool on) noexcept;
   bool half_frame_stays() noexcept;
@@ -106,7 +113,7 @@ class TcpStream final : public ReadyHandler, private Guest, public Linked<Unsent
   Session session_;
   Errc state_ = Errc::ok;
 
-  OwnFd socket_;
+  ByteStream socket_;
   bool called_ = false;  // this side has called
   bool write_blocked_ = false;
   bool send_ended_ = false;

@@ -278,7 +278,7 @@ void bind_domain(py::module_& m) {
       py::arg("spec"));
   m.def(
       "open_domain",
-      [](const std::string& spec, std::uint32_t mr_mode, std::string auth_key, bool strict_keys,
+      [](const std::string& spec, std::uint32_t mr_mode, std::string auth_key, bool encrypt, bool strict_keys,
          bool manual_progress, double peer_deadline, double rail_deadline, const PolicyOwner* rail_policy,
          std::uint32_t mr_key_size, const std::optional<NonCoherent>& non_coherent,
          std::map<std::string, std::string> settings) {
@@ -286,6 +286,7 @@ void bind_domain(py::module_& m) {
             spec,
             {.mr_mode = mr_mode,
              .auth_key = std::move(auth_key),
+             .encrypt = encrypt,
              .strict_keys = strict_keys,
              .manual_progress = manual_progress,
              .mr_key_size = mr_key_size,
@@ -294,9 +295,9 @@ void bind_domain(py::module_& m) {
              .settings = std::move(settings)},
             {.policy = rail_policy ? policy_from(rail_policy->slot) : nullptr, .deadline = rail_deadline});
       },
-      py::arg("spec"), py::kw_only(), py::arg("mr_mode"), py::arg("auth_key"), py::arg("strict_keys"),
-      py::arg("manual_progress"), py::arg("peer_deadline"), py::arg("rail_deadline"), py::arg("rail_policy"),
-      py::arg("mr_key_size"), py::arg("non_coherent"), py::arg("settings"));
+      py::arg("spec"), py::kw_only(), py::arg("mr_mode"), py::arg("auth_key"), py::arg("encrypt"),
+      py::arg("strict_keys"), py::arg("manual_progress"), py::arg("peer_deadline"), py::arg("rail_deadline"),
+      py::arg("rail_policy"), py::arg("mr_key_size"), py::arg("non_coherent"), py::arg("settings"));
 }
 
 }  // namespace fab::python

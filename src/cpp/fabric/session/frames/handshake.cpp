@@ -90,6 +90,7 @@ Handshake::Step CallerHandshake::receive(std::string_view message) {
   const bool open = state_ == State::challenge || state_ == State::welcome;
   if (!parsed || !open) return fail(Errc::protocol);
   if (parsed->type == HelloType::refuse) return on_refusal(parsed->body);
+  if (encrypted_ != self_.encrypts) return fail(Errc::not_encrypted);
   // A hello came from another caller instead of an answer from the side that is called. The kernel may give
   // the port that is called to this very call, which then hears itself (simultaneous open, RFC 9293).
   if (parsed->type == HelloType::hello) return fail(Errc::unreachable);
@@ -151,10 +152,12 @@ Handshake::Step CallerHandshake::on_welcome(std::string_view body) {
 // --- the called side
 
 Handshake::Step AcceptorHandshake::receive(std::string_view message) {
+  if (state_ == State::hello && begins_tls(message)) return refuse(Errc::not_encrypted);
   const auto parsed = parse_message(message);
   if (!parsed) return fail(Errc::protocol);
   if (state_ == State::hello && parsed->type == HelloType::hello) {
     if (parsed->version != kWireVersion) return refuse(Errc::not_supported);
+    if (encrypted_ != self_.encrypts) return refuse(Errc::not_encrypted);
     return on_hello(message, parsed->body);
   }
   if (state_ == State::proof && parsed->type == HelloType::proof && parsed->version == kWireVersion)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -23,6 +24,8 @@ struct Identity {
   // Whether a caller may know no more than an address (kAnybody). Where every name tells who is meant, it may
   // not.
   bool by_address = false;
+  // Whether links are encrypted: then nothing is said or heard before the stream is.
+  bool encrypts = false;
   // Whether the id is bound to the pair, or an address, which nobody can prove to be his.
   IdKind kind = IdKind::address;
   // Null, and a binding of nothing: there is no pair.
@@ -52,6 +55,12 @@ class Handshake {
     Errc error = Errc::ok;  // why the exchange has failed
   };
   bool done() const noexcept { return state_ == State::done; }
+  // The stream is encrypted, and both ends know these bytes and nobody else does. All proofs are made over
+  // them as well, so that none is good for another stream. To be told before anything is said.
+  void encrypted(const std::array<std::uint8_t, 32>& binding) {
+    note({reinterpret_cast<const char*>(binding.data()), binding.size()});
+    encrypted_ = true;
+  }
 
  protected:
   enum class State : std::uint8_t { hello, challenge, proof, welcome, done, failed };  // what comes next
@@ -71,6 +80,7 @@ class Handshake {
   State state_;
   Hello hello_;             // of the caller
   std::string transcript_;  // all messages so far
+  bool encrypted_ = false;
 };
 
 // The caller's side. It answers one challenge: whoever is called cannot make it prove more than once.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/bytes/wire.h"
+#include "base/crypto/tls.h"
 #include "base/process/identity.h"
 #include "fabric/types/versions.h"
 
@@ -141,8 +142,23 @@ std::optional<HelloHeader> HelloHeader::parse(std::string_view bytes) {
   return HelloHeader{version, static_cast<HelloType>(type), length};
 }
 
+bool begins_hello(std::string_view begun) noexcept {
+  return !begun.empty() && static_cast<std::uint8_t>(begun.front()) == (kHelloMagic & 0xff);
+}
+
+bool begins_tls(std::string_view begun) noexcept {
+  return !begun.empty() && static_cast<std::uint8_t>(begun.front()) == kTlsHandshakeRecord;
+}
+
 std::optional<std::size_t> missing_of_message(std::string_view begun) {
   if (begun.size() < kHelloHeader) return kHelloHeader - begun.size();
+  if (begins_tls(begun)) {
+    constexpr std::size_t kRecordHeader = 5;  // of which the last two are the length, the high byte first
+    const std::size_t size =
+        kRecordHeader + (static_cast<std::uint8_t>(begun[3]) << 8u) + static_cast<std::uint8_t>(begun[4]);
+    const bool taken = begun.size() <= size && size <= kHelloHeader + kMaxHelloBody;
+    return taken ? std::optional(size - begun.size()) : std::nullopt;
+  }
   const auto header = HelloHeader::parse(begun.substr(0, kHelloHeader));
   const std::size_t size = kHelloHeader + (header ? header->length : 0);
   return header && begun.size() <= size ? std::optional(size - begun.size()) : std::nullopt;

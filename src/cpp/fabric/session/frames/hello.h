@@ -79,8 +79,12 @@ struct HelloHeader {
   std::uint32_t length = 0;
   static std::optional<HelloHeader> parse(std::string_view bytes);
 };
-// The number of bytes that are missing of the message which begins with `begun`. Returns nothing if no
-// message begins so, or if the message ends before `begun` does.
+// Whether these bytes are the beginning of a message of the handshake.
+bool begins_hello(std::string_view begun) noexcept;
+// Whether these bytes are the beginning of what a caller says who encrypts its links.
+bool begins_tls(std::string_view begun) noexcept;
+// The number of bytes that are missing of the message which begins with `begun`, or of the first record of
+// TLS. Returns nothing if no message begins so, or if the message ends before `begun` does.
 std::optional<std::size_t> missing_of_message(std::string_view begun);
 
 // The first message, which the caller sends. `to` is kAnybody if the caller knows only the address.

@@ -1,0 +1,117 @@
+#include "base/crypto/libssl.h"
+
+#include <dlfcn.h>
+
+#include <type_traits>
+
+#include "base/crypto/libcrypto.h"
+
+namespace fab {
+namespace {
+
+struct OpenedSsl {
+  LibSsl library{};
+  std::string problem;
+};
+
+// Finds functions in a library and in those that it needs, so that libssl and libcrypto are of one version.
+class Loader {
+ public:
+  explicit Loader(void* handle) noexcept : handle_(handle) {}
+  template <class Function>
+  void operator()(const char* name, Function& function) noexcept {
+    function = reinterpret_cast<Function>(::dlsym(handle_, name));
+    complete_ &= function != nullptr;
+  }
+  bool complete() const noexcept { return complete_; }
+
+ private:
+  void* const handle_;
+  bool complete_ = true;
+};
+
+void load_streams(Loader& load, LibSsl& all) {
+  load("TLS_method", all.method);
+  load("SSL_CTX_new", all.new_settings);
+  load("SSL_CTX_ctrl", all.control);
+  load("SSL_CTX_set_ciphersuites", all.set_cipher_suites);
+  load("SSL_CTX_set_num_tickets", all.set_tickets);
+  load("SSL_CTX_set_psk_use_session_callback", all.on_use);
+  load("SSL_CTX_set_psk_find_session_callback", all.on_find);
+  load("SSL_new", all.new_stream);
+  load("SSL_free", all.free_stream);
+  load("SSL_set_bio", all.set_bio);
+  load("SSL_set_ex_data", all.set_data);
+  load("SSL_get_ex_data", all.get_data);
+  load("SSL_set_verify", all.set_verify);
+  load("SSL_set_connect_state", all.calls);
+  load("SSL_set_accept_state", all.answers);
+  load("SSL_do_handshake", all.handshake);
+  load("SSL_read", all.read);
+  load("SSL_write", all.write);
+  load("SSL_has_pending", all.has_pending);
+  load("SSL_key_update", all.update_key);
+  load("SSL_set_read_ahead", all.set_read_ahead);
+  load("SSL_set_default_read_buffer_len", all.set_read_buffer);
+  load("SSL_session_reused", all.key_was_used);
+  load("SSL_export_keying_material", all.export_key);
+}
+
+void load_rest(Loader& load, LibSsl& all) {
+  load("SSL_CIPHER_find", all.find_cipher);
+  load("SSL_SESSION_new", all.new_session);
+  load("SSL_SESSION_free", all.free_session);
+  load("SSL_SESSION_set1_master_key", all.set_session_key);
+  load("SSL_SESSION_set_cipher", all.set_session_cipher);
+  load("SSL_SESSION_set_protocol_version", all.set_session_version);
+  load("BIO_meth_new", all.new_bio_method);
+  load("BIO_meth_set_write", all.set_bio_write);
+  load("BIO_meth_set_read", all.set_bio_read);
+  load("BIO_meth_set_ctrl", all.set_bio_control);
+  load("BIO_new", all.new_bio);
+  load("BIO_set_init", all.set_bio_ready);
+  load("BIO_set_data", all.set_bio_data);
+  load("BIO_get_data", all.get_bio_data);
+  load("BIO_set_flags", all.set_bio_flags);
+  load("BIO_clear_flags", all.clear_bio_flags);
+  load("BIO_test_flags", all.test_bio_flags);
+  load("ERR_peek_last_error", all.last_error);
+  load("ERR_set_mark", all.set_error_mark);
+  load("ERR_pop_to_mark", all.pop_errors_to_mark);
+}
+
+// The library stays open until the process ends.
+OpenedSsl open_libssl() {
+  OpenedSsl opened;
+  if (!libcrypto()) {
+    opened.problem = libcrypto_problem();
+    return opened;
+  }
+  for (const char* name : {"libssl.so.3", "libssl.so.1.1"}) {
+    void* const handle = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!handle) continue;
+    Loader load(handle);
+    load_streams(load, opened.library);
+    load_rest(load, opened.library);
+    if (load.complete()) return {opened.library, {}};
+    opened.problem = std::string(name) + " speaks no TLS 1.3";
+  }
+  if (opened.problem.empty()) opened.problem = "there is no libssl.so.3 or libssl.so.1.1 (Debian: libssl3)";
+  return opened;
+}
+
+const OpenedSsl& opened_ssl() {
+  static const OpenedSsl opened = open_libssl();
+  return opened;
+}
+
+}  // namespace
+
+const LibSsl* libssl() noexcept {
+  const OpenedSsl& opened = opened_ssl();
+  return opened.problem.empty() ? &opened.library : nullptr;
+}
+
+const std::string& libssl_problem() noexcept { return opened_ssl().problem; }
+
+}  // namespace fab

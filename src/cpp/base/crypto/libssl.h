@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+// The functions of the system's libssl that are used here, and those of the libcrypto that belongs to it. The
+// library is opened on first use, so neither the build nor a machine needs it or its headers: what is
+// declared here is the same in all versions from 1.1.1 on.
+namespace fab {
+
+struct LibSsl {
+  struct Method;     // SSL_METHOD
+  struct Settings;   // SSL_CTX
+  struct Stream;     // SSL
+  struct Session;    // SSL_SESSION
+  struct Cipher;     // SSL_CIPHER
+  struct Digest;     // EVP_MD
+  struct Bio;        // BIO
+  struct BioMethod;  // BIO_METHOD
+  using Bytes = unsigned char;
+
+  // Values of macros.
+  static constexpr int kTls13 = 0x0304;                                                     // TLS1_3_VERSION
+  static constexpr int kSetMode = 33, kSetCacheMode = 44, kSetLeast = 123, kSetMost = 124;  // SSL_CTRL_*
+  static constexpr long kReleaseBuffers = 0x10;                                             // SSL_MODE_*
+  static constexpr int kVerifyPeer = 1;                                                     // SSL_VERIFY_PEER
+  static constexpr int kSourceSink = 0x400;                                    // BIO_TYPE_SOURCE_SINK
+  static constexpr int kRead = 0x01, kShouldRetry = 0x08, kRetryFlags = 0x0f;  // BIO_FLAGS_*
+  static constexpr int kFlush = 11;                                            // BIO_CTRL_FLUSH
+  static constexpr int kUpdateNotRequested = 0;                                // SSL_KEY_UPDATE_*
+
+  const Method* (*method)() = nullptr;
+  Settings* (*new_settings)(const Method*) = nullptr;
+  long (*control)(Settings*, int command, long number, void*) = nullptr;
+  int (*set_cipher_suites)(Settings*, const char*) = nullptr;
+  int (*set_tickets)(Settings*, std::size_t) = nullptr;
+  // Of a caller: which key it uses, and under what name. The callee of `find` looks a key up by its name.
+  void (*on_use)(Settings*, int (*)(Stream*, const Digest*, const Bytes** name, std::size_t* length,
+                                    Session**)) = nullptr;
+  void (*on_find)(Settings*, int (*)(Stream*, const Bytes* name, std::size_t length, Session**)) = nullptr;
+
+  Stream* (*new_stream)(Settings*) = nullptr;
+  void (*free_stream)(Stream*) = nullptr;
+  void (*set_bio)(Stream*, Bio* in, Bio* out) = nullptr;
+  int (*set_data)(Stream*, int index, void*) = nullptr;
+  void* (*get_data)(const Stream*, int index) = nullptr;
+  void (*set_verify)(Stream*, int mode, void* callback) = nullptr;
+  void (*calls)(Stream*) = nullptr;
+  void (*answers)(Stream*) = nullptr;
+  int (*handshake)(Stream*) = nullptr;
+  int (*read)(Stream*, void*, int) = nullptr;
+  int (*write)(Stream*, const void*, int) = nullptr;
+  int (*has_pending)(const Stream*) = nullptr;
+  int (*update_key)(Stream*, int type) = nullptr;
+  void (*set_read_ahead)(Stream*, int) = nullptr;
+  void (*set_read_buffer)(Stream*, std::size_t) = nullptr;
+  int (*key_was_used)(const Stream*) = nullptr;  // SSL_session_reused
+  int (*export_key)(Stream*, Bytes* out, std::size_t length, const char* label, std::size_t label_length,
+                    const Bytes* context, std::size_t context_length, int use_context) = nullptr;
+
+  const Cipher* (*find_cipher)(Stream*, const Bytes*) = nullptr;
+  Session* (*new_session)() = nullptr;
+  void (*free_session)(Session*) = nullptr;
+  int (*set_session_key)(Session*, const Bytes*, std::size_t) = nullptr;
+  int (*set_session_cipher)(Session*, const Cipher*) = nullptr;
+  int (*set_session_version)(Session*, int) = nullptr;
+
+  BioMethod* (*new_bio_method)(int type, const char* name) = nullptr;
+  int (*set_bio_write)(BioMethod*, int (*)(Bio*, const char*, int)) = nullptr;
+  int (*set_bio_read)(BioMethod*, int (*)(Bio*, char*, int)) = nullptr;
+  int (*set_bio_control)(BioMethod*, long (*)(Bio*, int, long, void*)) = nullptr;
+  Bio* (*new_bio)(const BioMethod*) = nullptr;
+  void (*set_bio_ready)(Bio*, int) = nullptr;
+  void (*set_bio_data)(Bio*, void*) = nullptr;
+  void* (*get_bio_data)(Bio*) = nullptr;
+  void (*set_bio_flags)(Bio*, int) = nullptr;
+  void (*clear_bio_flags)(Bio*, int) = nullptr;
+  int (*test_bio_flags)(const Bio*, int) = nullptr;
+
+  unsigned long (*last_error)() = nullptr;
+  int (*set_error_mark)() = nullptr;
+  int (*pop_errors_to_mark)() = nullptr;
+};
+
+// Null where the system has no libssl that speaks TLS 1.3; libssl_problem() says why.
+const LibSsl* libssl() noexcept;
+// One clause; empty where there is a library.
+const std::string& libssl_problem() noexcept;
+
+}  // namespace fab

@@ -1,0 +1,97 @@
+#include "providers/tcp/secure_connection.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <new>
+#include <utility>
+
+#include "base/memory/fault_guard.h"
+#include "fabric/memory/copy_memory.h"
+
+namespace fab::tcp {
+namespace {
+
+// Copies as much of the pieces behind `skip` bytes as there is room for; stops where memory is not there.
+std::size_t gather_plain(std::span<const iovec> pieces, std::size_t skip, std::span<std::byte> out) noexcept {
+  std::size_t count = 0;
+  for (const iovec& piece : pieces) {
+    if (skip >= piece.iov_len) {
+      skip -= piece.iov_len;
+      continue;
+    }
+    const std::size_t part = std::min(piece.iov_len - skip, out.size() - count);
+    if (part == 0) break;
+    const std::byte* const from = static_cast<const std::byte*>(piece.iov_base) + skip;
+    if (!guarded([&] { copy_memory(out.data() + count, from, part); })) break;
+    count += part;
+    skip = 0;
+  }
+  return count;
+}
+
+std::size_t length_of_pieces(std::span<const iovec> pieces) noexcept {
+  std::size_t all = 0;
+  for (const iovec& piece : pieces) all += piece.iov_len;
+  return all;
+}
+
+ssize_t fails_with(int error) noexcept {
+  errno = error;
+  return -1;
+}
+
+}  // namespace
+
+ssize_t SecureConnection::send(std::span<const iovec> pieces) noexcept {
+  const std::size_t all = length_of_pieces(pieces);
+  std::size_t done = 0;
+  bool faulted = false;
+  while (done < all && tls_->room()) {
+    std::array<std::byte, Tls::kMostInRecord> plain;
+    const std::size_t count = gather_plain(pieces, done, plain);
+    faulted = count == 0;
+    if (faulted) break;
+    if (!tls_->seal(plain.data(), count)) return fails_with(EPIPE);
+    done += count;
+  }
+  if (!tls_->push()) return fails_with(EPIPE);
+  if (done == 0 && faulted) return fails_with(EFAULT);
+  if (done == 0 && tls_->unsent()) return fails_with(EAGAIN);
+  return static_cast<ssize_t>(done);
+}
+
+bool SecureConnection::refill() {
+  if (!record_) record_ = std::make_unique_for_overwrite<std::byte[]>(Tls::kMostInRecord);
+  opened_ = tls_->open(record_.get());
+  taken_ = 0;
+  if (opened_ == 0) record_.reset();
+  return opened_ != 0;
+}
+
+ssize_t SecureConnection::receive(std::span<const iovec> pieces) noexcept try {
+  tls_->begin_round();
+  std::size_t done = 0;
+  for (const iovec& piece : pieces) {
+    for (std::size_t at = 0; at < piece.iov_len;) {
+      if (taken_ == opened_ && !refill()) {
+        if (done != 0) return static_cast<ssize_t>(done);
+        const auto end = tls_->ended();
+        if (!end) return fails_with(EAGAIN);
+        return *end == Tls::Step::gone ? 0 : fails_with(EBADMSG);
+      }
+      const std::size_t part = std::min(piece.iov_len - at, opened_ - taken_);
+      std::byte* const to = static_cast<std::byte*>(piece.iov_base) + at;
+      if (!guarded([&] { copy_memory(to, record_.get() + taken_, part); }))
+        return done != 0 ? static_cast<ssize_t>(done) : fails_with(EFAULT);
+      taken_ += part;
+      at += part;
+      done += part;
+    }
+  }
+  return static_cast<ssize_t>(done);
+} catch (const std::bad_alloc&) {
+  return fails_with(ENOMEM);
+}
+
+}  // namespace fab::tcp

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "base/crypto/tls.h"
+
+namespace fab::tcp {
+
+// The bytes of a connection under TLS, from and to memory of users, which may not be there: what the kernel
+// looks at in sendmsg() and recvmsg() is looked at here, with the same outcomes in errno.
+class SecureConnection final {
+ public:
+  explicit SecureConnection(std::unique_ptr<Tls> tls) noexcept : tls_(std::move(tls)) {}
+  Tls& tls() noexcept { return *tls_; }
+  const Tls& tls() const noexcept { return *tls_; }
+
+  // Seals a prefix of the pieces, sends what the socket takes, and returns the length of the prefix; without
+  // pieces it only sends. -1: as sendmsg(); EAGAIN while more waits for the socket than is worth it.
+  ssize_t send(std::span<const iovec> pieces) noexcept;
+  // Fills the pieces in order, and returns how many bytes have come; -1: as recvmsg(). EBADMSG: what came was
+  // changed on its way. After fewer bytes than there is room for, the socket has no more for now.
+  ssize_t receive(std::span<const iovec> pieces) noexcept;
+  // Whether the next receive() tells of an end that the socket does not tell of.
+  bool ended() const noexcept { return taken_ == opened_ && tls_->ended().has_value(); }
+
+ private:
+  bool refill();  // throws std::bad_alloc
+
+  const std::unique_ptr<Tls> tls_;
+  std::unique_ptr<std::byte[]> record_;  // what was opened; not there while nothing is left of it
+  std::size_t taken_ = 0, opened_ = 0;   // bytes of record_
+};
+
+}  // namespace fab::tcp

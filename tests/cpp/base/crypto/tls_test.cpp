@@ -1,0 +1,177 @@
+#include "base/crypto/tls.h"
+
+#include <doctest/doctest.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <string>
+
+#include "base/fd.h"
+
+using namespace fab;
+
+namespace {
+
+struct Sockets {
+  Sockets() {
+    int ends[2];
+    check_call(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), "socketpair");
+    caller = OwnFd(ends[0]);
+    called = OwnFd(ends[1]);
+  }
+  OwnFd caller, called;
+};
+
+struct Ends : Sockets {
+  Ends(const std::string& secret, std::vector<std::string> secrets)
+      : one(Tls::call(caller.get(), secret)), other(Tls::answer(called.get(), std::move(secrets))) {}
+
+  // The outcomes of both sides.
+  std::pair<Tls::Step, Tls::Step> meet() const {
+    Tls::Step first = Tls::Step::again, second = Tls::Step::again;
+    for (int i = 0; i < 10; ++i) {
+      if (first == Tls::Step::again) first = one->handshake();
+      if (second == Tls::Step::again) second = other->handshake();
+    }
+    return {first, second};
+  }
+
+  std::unique_ptr<Tls> one, other;
+};
+
+constexpr std::pair kBothDone{Tls::Step::done, Tls::Step::done};
+
+std::string say(Tls& tls, const std::string& text) {
+  REQUIRE(tls.seal(reinterpret_cast<const std::byte*>(text.data()), text.size()));
+  REQUIRE(tls.push());
+  return text;
+}
+
+std::string hear(Tls& tls) {
+  std::string all(Tls::kMostInRecord, '\0');
+  tls.begin_round();
+  all.resize(tls.open(reinterpret_cast<std::byte*>(all.data())));
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("two ends with the same key understand each other, and know the same of their connection") {
+  REQUIRE_MESSAGE(libssl() != nullptr, libssl_problem());
+  CHECK(libssl_problem().empty());
+  const Ends ends("secret", {"another", "secret"}), others("secret", {"secret"});
+  REQUIRE(ends.meet() == kBothDone);
+  REQUIRE(others.meet() == kBothDone);
+  CHECK(ends.one->binding() == ends.other->binding());
+  CHECK(ends.one->binding() != others.one->binding());
+  for (const auto& [from, to] :
+       {std::pair(ends.one.get(), ends.other.get()), {ends.other.get(), ends.one.get()}})
+    for (const std::size_t size : {std::size_t{1}, std::size_t{1000}, Tls::kMostInRecord}) {
+      const std::string said = say(*from, std::string(size, 'x'));
+      const bool heard = hear(*to) == said;
+      CHECK(heard);
+    }
+  CHECK(hear(*ends.one).empty());
+  CHECK_FALSE(ends.one->ended());
+}
+
+TEST_CASE("ends without a key in common part, and both know why") {
+  const Ends ends("secret", {"another", "a third"});
+  CHECK(ends.meet() == std::pair(Tls::Step::key_rejected, Tls::Step::key_rejected));
+}
+
+TEST_CASE("who says too much, or nonsense, before it has proven anything is not heard any longer") {
+  const auto outcome_of = [](std::string said) {
+    const Ends ends("secret", {"secret"});
+    REQUIRE(::send(ends.caller.get(), said.data(), said.size(), 0) == static_cast<ssize_t>(said.size()));
+    return ends.other->handshake();
+  };
+  // A record of 16 KiB with the beginning of a ClientHello of 64 KiB, of which not all has come.
+  const std::string begun("\x16\x03\x01\x40\x00\x01\x00\xff\xfc", 9);
+  CHECK(outcome_of(begun + std::string(1000, '\0')) == Tls::Step::again);
+  CHECK(outcome_of(begun + std::string(Tls::kMostOfHandshake, '\0')) == Tls::Step::nonsense);
+  CHECK(outcome_of(std::string(100, 'x')) == Tls::Step::nonsense);
+}
+
+TEST_CASE("what a caller says first shows its key to nobody, and never the same twice") {
+  const auto first_words = [] {
+    const Ends ends("secret", {"secret"});
+    CHECK(ends.one->handshake() == Tls::Step::again);
+    std::string said(4096, '\0');
+    said.resize(static_cast<std::size_t>(::recv(ends.called.get(), said.data(), said.size(), 0)));
+    return said;
+  };
+  const std::string one = first_words(), other = first_words();
+  CHECK(static_cast<unsigned char>(one[0]) == kTlsHandshakeRecord);
+  CHECK(one.find("secret") == std::string::npos);
+  // The name of the key stands before the last 35 bytes, which prove it.
+  constexpr std::size_t kProof = 35, kAge = 4, kName = 48;
+  CHECK(one.substr(one.size() - kProof - kAge - kName, kName) !=
+        other.substr(other.size() - kProof - kAge - kName, kName));
+}
+
+TEST_CASE("nothing comes of a record that was changed, left out or repeated") {
+  for (const char* change : {"flip", "leave out", "repeat", "none"}) {
+    CAPTURE(change);
+    const Ends ends("secret", {"secret"});
+    const Sockets apart;  // the other side's connection, between which somebody stands
+    REQUIRE(ends.meet() == kBothDone);
+    std::string records[2];
+    for (std::string& record : records) {
+      say(*ends.one, "the same text");
+      record.resize(4096);
+      record.resize(static_cast<std::size_t>(::recv(ends.called.get(), record.data(), record.size(), 0)));
+      CHECK(record.find("same") == std::string::npos);
+    }
+    CHECK(records[0] != records[1]);
+    std::string changed = records[0] + records[1];
+    if (change == std::string("flip")) changed[20] ^= 1;
+    if (change == std::string("leave out")) changed = records[1];
+    if (change == std::string("repeat")) changed = records[0] + records[0];
+    REQUIRE(::send(ends.caller.get(), changed.data(), changed.size(), 0) ==
+            static_cast<ssize_t>(changed.size()));
+    const bool first_is_whole = change == std::string("repeat") || change == std::string("none");
+    CHECK(hear(*ends.other) == (first_is_whole ? "the same text" : ""));
+    if (change == std::string("none")) {
+      CHECK(hear(*ends.other) == "the same text");
+      continue;
+    }
+    CHECK(hear(*ends.other).empty());
+    REQUIRE(ends.other->ended());
+    CHECK(*ends.other->ended() == Tls::Step::nonsense);
+    CHECK(hear(*ends.other).empty());  // and never again
+  }
+}
+
+TEST_CASE("what a full socket does not take waits, and is bounded") {
+  const Ends ends("secret", {"secret"});
+  REQUIRE(ends.meet() == kBothDone);
+  ends.other->read_ahead();
+  std::string sent, heard;
+  char next = 'a';
+  while (ends.one->room()) {
+    const std::string text(Tls::kMostInRecord, next++);
+    REQUIRE(ends.one->seal(reinterpret_cast<const std::byte*>(text.data()), text.size()));
+    sent += text;
+  }
+  CHECK(ends.one->unsent());
+  for (std::string part; heard.size() < sent.size(); heard += part) {
+    REQUIRE(ends.one->push());
+    part = hear(*ends.other);
+    REQUIRE_FALSE(ends.other->ended());
+  }
+  const bool same = heard == sent;
+  CHECK(same);
+  CHECK_FALSE(ends.one->unsent());
+}
+
+TEST_CASE("the end of the connection is told after all that came before it") {
+  Ends ends("secret", {"secret"});
+  REQUIRE(ends.meet() == kBothDone);
+  say(*ends.one, "last words");
+  ends.caller.reset();
+  CHECK(hear(*ends.other) == "last words");
+  CHECK(hear(*ends.other).empty());
+  REQUIRE(ends.other->ended());
+  CHECK(*ends.other->ended() == Tls::Step::gone);
+}
