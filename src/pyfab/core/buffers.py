@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pyfab._core import stretched_key
 from pyfab.core.errors import InvalidArgumentError, NotSupportedError
 
-__all__ = ["Range", "array_of", "auth_key_of", "bytes_of", "pieces_of"]
+__all__ = ["Range", "array_of", "auth_key_of", "bytes_of", "pieces_of", "stretched_key"]
 
 _ON_THE_CPU = {1, 3, 11}  # kDLCPU, and memory of the host that CUDA or ROCm have pinned
 _DEVICES = {

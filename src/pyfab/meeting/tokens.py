@@ -15,7 +15,7 @@ import re
 import secrets
 from typing import NamedTuple
 
-from pyfab import _core
+from pyfab.core.buffers import stretched_key
 from pyfab.core.errors import AccessDeniedError, InvalidArgumentError
 from pyfab.meeting import private_files
 from pyfab.meeting.sealing import derive
@@ -109,9 +109,7 @@ def stretched(secret: str) -> bytes:
 
     It takes some 20 ms once per process and token.
     """
-    return _core.stretched_key(
-        secret.encode(errors="surrogateescape")
-    )  # the environment may hold what is no UTF-8
+    return stretched_key(secret.encode(errors="surrogateescape"))  # the environment may hold what is no UTF-8
 
 
 def announced(secret: str) -> str:

@@ -104,6 +104,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
  private:
   friend class Grant;
   friend class MemoryRegion;
+  friend std::shared_ptr<Grant> grant_of(MemoryRegion& region, GrantTerms terms);
   explicit DomainCore(DomainOptions options);
 
   // Of a region. interrupt_accesses() ends what contexts of this process are doing with one that is not

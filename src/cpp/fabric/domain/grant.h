@@ -27,7 +27,7 @@ struct GrantTerms {
 };
 
 // A further key to a part of a region, which opens what its terms say and ends before the region or with it.
-// It is made by MemoryRegion::grant(), and lives until revoke(), until its time is over, or until the region
+// It is made by grant_of(), and lives until revoke(), until its time is over, or until the region
 // closes. Safe from any thread.
 //
 // It has an entry of its own in the region table, so that rights and bytes are judged as those of a region,

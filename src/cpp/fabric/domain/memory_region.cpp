@@ -311,20 +311,20 @@ RemoteRegion MemoryRegion::remote() {
   return remote;
 }
 
-std::shared_ptr<Grant> MemoryRegion::grant(GrantTerms terms) {
-  const auto lock = lock_usable();
-  index();
-  if (!enabled_.load() || refreshing_)
+std::shared_ptr<Grant> grant_of(MemoryRegion& region, GrantTerms terms) {
+  const auto lock = region.lock_usable();
+  region.index();
+  if (!region.enabled_.load() || region.refreshing_)
     throw Error(Errc::bad_state,
                 "peers cannot reach the region: enable() or refresh() it before you grant of it");
-  auto& grants = rare().grants;
-  std::erase_if(grants, [](const auto& grant) { return grant->ended(); });
-  grants.reserve(grants.size() + 1);
+  auto& rare = region.rare();
+  std::erase_if(rare.grants, [](const auto& grant) { return grant->ended(); });
+  rare.grants.reserve(rare.grants.size() + 1);
   const Deadline until = terms.until;
-  auto made = std::make_shared<Grant>(
-      domain_, Grant::Source{index_, mode(mr_mode::kRaw), emulated(), rare().spans}, std::move(terms));
-  if (!until.never()) domain_->grant_clock_.watch(until, made);
-  grants.push_back(made);
+  const Grant::Source source{region.index_, region.mode(mr_mode::kRaw), region.emulated(), rare.spans};
+  auto made = std::make_shared<Grant>(region.domain_, source, std::move(terms));
+  if (!until.never()) region.domain_->grant_clock_.watch(until, made);
+  rare.grants.push_back(made);
   return made;
 }
 

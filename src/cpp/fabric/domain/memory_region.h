@@ -106,14 +106,12 @@ class MemoryRegion final {
   bool close(Deadline deadline);
   // The process id of a peer that close() waits for; 0: there is none.
   std::int32_t peer_inside() const;
-  // A further key, to what the terms say, which ends with the region at the latest. Throws Error: what
-  // Grant() throws, bad_state for a region that peers cannot reach, or closed.
-  std::shared_ptr<Grant> grant(GrantTerms terms);
   // Local addresses of [offset, offset + length); throws Error(bounds).
   std::vector<iovec> slice(std::uint64_t offset, std::uint64_t length) const;
 
  private:
   friend std::vector<std::shared_ptr<Grant>> grants_of(const MemoryRegion& region);
+  friend std::shared_ptr<Grant> grant_of(MemoryRegion& region, GrantTerms terms);
 
   // What only few regions have.
   struct Rare {
@@ -162,6 +160,9 @@ class MemoryRegion final {
   bool refreshing_ = false;
 };
 
+// A further key to the region, to what the terms say, which ends with the region at the latest. Throws Error:
+// what Grant() throws, bad_state for a region that peers cannot reach, or closed.
+std::shared_ptr<Grant> grant_of(MemoryRegion& region, GrantTerms terms);
 // The grants of a region that may still be used.
 std::vector<std::shared_ptr<Grant>> grants_of(const MemoryRegion& region);
 

@@ -64,7 +64,6 @@ class TcpStream final : public ReadyHandler,
   bool send() noexcept;
   bool write_blocked() const noexcept { return write_blocked_; }
   void forget(std::uint32_t region) noexcept;
-  void on_ready(std::uint32_t events) noexcept override;
 
   // Looks after deadlines; true if there is still something to look after.
   bool tick() noexcept;
@@ -85,6 +84,7 @@ class TcpStream final : public ReadyHandler,
   EndpointId found = kAnybody;
 
  private:
+  void on_ready(std::uint32_t events) noexcept override;
   bool flush() noexcept;  // as send(), but never ends the stream
   void on_attempt(PendingConnection& attempt) noexcept;
   void attempt_failed(Errc error) noexcept;

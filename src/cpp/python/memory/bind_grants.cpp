@@ -8,11 +8,11 @@ namespace {
 std::shared_ptr<Grant> grant(MemoryRegion& region, std::uint32_t access, std::uint64_t offset,
                              std::uint64_t length, std::vector<std::string> peers,
                              std::optional<double> seconds) {
-  return region.grant({.access = access,
-                       .offset = offset,
-                       .length = length,
-                       .peers = std::move(peers),
-                       .until = Deadline::in_seconds(seconds)});
+  return grant_of(region, {.access = access,
+                           .offset = offset,
+                           .length = length,
+                           .peers = std::move(peers),
+                           .until = Deadline::in_seconds(seconds)});
 }
 
 std::vector<py::bytes> peers_of(const Grant& grant) {

@@ -38,7 +38,7 @@ TEST_CASE("a grant has the memory of its part, in all pieces") {
   static std::byte first[100], second[100], third[100];
   const auto region = side.domain->register_memory(
       {.buffers = {{first, 100}, {second, 100}, {third, 100}}, .access = access::kAll, .keep_alive = {}});
-  const auto grant = region->grant({.access = access::kRemoteRead, .offset = 50, .length = 200});
+  const auto grant = grant_of(*region, {.access = access::kRemoteRead, .offset = 50, .length = 200});
   const RegionEntry& entry = entry_of(side, grant->key());
   iovec pieces[RegionView::kMaxRegionPieces];
   REQUIRE(side.domain->regions().pieces(entry, 0, 200, pieces) == 3);
@@ -56,11 +56,11 @@ TEST_CASE("a grant has the memory of its part, in all pieces") {
 TEST_CASE("peers map a grant of mapped memory where its part begins, unless it is limited") {
   Side side = manual();
   const auto memory = side.alloc(8192);
-  const auto open = memory.region->grant({.access = access::kRemote, .offset = 4000, .length = 100});
+  const auto open = grant_of(*memory.region, {.access = access::kRemote, .offset = 4000, .length = 100});
   CHECK(entry_of(side, open->key()).file_offset == 4000);
   CHECK((entry_of(side, open->key()).flags & region_flag::kObserved) == 0);
-  const auto timed =
-      memory.region->grant({.access = access::kRemote, .length = 100, .until = Deadline::in_seconds(3600)});
+  const auto timed = grant_of(
+      *memory.region, {.access = access::kRemote, .length = 100, .until = Deadline::in_seconds(3600)});
   CHECK((entry_of(side, timed->key()).flags & region_flag::kObserved) != 0);
   CHECK(entry_of(side, timed->key()).auth == kAuthLimited);
   CHECK(memory.region->close({}));
@@ -72,7 +72,7 @@ TEST_CASE("peers map a grant of mapped memory where its part begins, unless it i
 TEST_CASE("a virtually addressed grant keeps the addresses of its region") {
   Side side = manual(mr_mode::kVirtAddr);
   const auto memory = side.own(256);
-  const auto grant = memory.region->grant({.access = access::kRemote, .offset = 64, .length = 64});
+  const auto grant = grant_of(*memory.region, {.access = access::kRemote, .offset = 64, .length = 64});
   const PeerId self = side.knows(side);
   const std::uint64_t value = 7;
   CHECK(side.put(self, grant->key(), memory.region->base() + 64, &value, 8) == Errc::ok);
@@ -87,7 +87,7 @@ TEST_CASE("writes under a grant raise the counters of its region, bound before i
   const auto memory = side.alloc(256);
   const auto before = side.domain->open_counter(), after = side.domain->open_counter();
   memory.region->bind(before);
-  const auto grant = memory.region->grant({.access = access::kRemote, .length = 64});
+  const auto grant = grant_of(*memory.region, {.access = access::kRemote, .length = 64});
   memory.region->bind(after);
   const PeerId self = side.knows(side);
   const std::uint64_t value = 7;
@@ -102,7 +102,7 @@ TEST_CASE("a grant opens the pages that its region opens, and those of a refresh
   Mapping memory = Mapping::anonymous(4 * page);
   const auto region = side.domain->register_memory(
       {.buffers = {{memory.data(), 4 * page}}, .access = access::kRemote, .keep_alive = {}});
-  const auto grant = region->grant({.access = access::kRemote, .offset = page, .length = 2 * page});
+  const auto grant = grant_of(*region, {.access = access::kRemote, .offset = page, .length = 2 * page});
   const PeerId self = side.knows(side);
   const std::uint64_t value = 7;
   const bool there = side.put(self, grant->key(), 0, &value, 8) == Errc::ok;
@@ -118,10 +118,10 @@ TEST_CASE("a grant opens the pages that its region opens, and those of a refresh
 TEST_CASE("a region that peers cannot reach yet gives no grant") {
   Side side = manual(mr_mode::kEndpoint);
   const auto memory = side.own(64);
-  CHECK_THROWS_AS(memory.region->grant({.access = access::kRemote, .length = 64}), Error);
+  CHECK_THROWS_AS(grant_of(*memory.region, {.access = access::kRemote, .length = 64}), Error);
   memory.region->bind_endpoint(1);
   memory.region->enable();
-  const auto grant = memory.region->grant({.access = access::kRemote, .length = 64});
+  const auto grant = grant_of(*memory.region, {.access = access::kRemote, .length = 64});
   CHECK(entry_of(side, grant->key()).endpoint == 1);
 }
 
@@ -130,9 +130,9 @@ TEST_CASE("grants whose time is over end by themselves, also where nobody uses t
   const auto memory = side.alloc(256);
   std::vector<std::shared_ptr<Grant>> grants;
   for (int i = 0; i < 200; ++i)
-    grants.push_back(memory.region->grant({.access = access::kRemote,
-                                           .length = 64,
-                                           .until = Deadline::in(std::chrono::milliseconds(1 + i % 7))}));
+    grants.push_back(grant_of(*memory.region, {.access = access::kRemote,
+                                               .length = 64,
+                                               .until = Deadline::in(std::chrono::milliseconds(1 + i % 7))}));
   for (const auto& grant : grants)
     while (!grant->ended()) std::this_thread::yield();
   CHECK(grants_of(*memory.region).empty());
@@ -144,8 +144,8 @@ TEST_CASE("a domain that closes with grants whose time is not over waits for non
   {
     Side side;
     const auto memory = side.alloc(256);
-    grant =
-        memory.region->grant({.access = access::kRemote, .length = 64, .until = Deadline::in_seconds(3600)});
+    grant = grant_of(*memory.region,
+                     {.access = access::kRemote, .length = 64, .until = Deadline::in_seconds(3600)});
     CHECK(memory.region->close({}));
   }
   CHECK(grant->ended());
@@ -156,9 +156,9 @@ TEST_CASE("a grant ends once, whoever ends it: its owner, its time or its region
   for (int round = 0; round < rounds_of_grants(); ++round) {
     const auto memory = side.alloc(256);
     const auto grant =
-        memory.region->grant({.access = access::kRemote,
-                              .length = 64,
-                              .until = Deadline::in(std::chrono::microseconds(100 * (round % 8)))});
+        grant_of(*memory.region, {.access = access::kRemote,
+                                  .length = 64,
+                                  .until = Deadline::in(std::chrono::microseconds(100 * (round % 8)))});
     std::atomic<int> ready{0};
     const auto meet = [&] {
       ++ready;
@@ -171,7 +171,7 @@ TEST_CASE("a grant ends once, whoever ends it: its owner, its time or its region
     std::thread granting([&] {
       meet();
       try {
-        for (;;) memory.region->grant({.access = access::kRemote, .length = 8});
+        for (;;) grant_of(*memory.region, {.access = access::kRemote, .length = 8});
       } catch (const Error& error) {
         CHECK(error.code() == Errc::closed);
       }
