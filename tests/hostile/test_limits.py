@@ -129,7 +129,8 @@ def test_an_endpoint_goes_on_when_descriptors_are_there_again(
         put()
         target.ask("open all")
         attack("flood", target.server, 10)
-        target.server.wait_for("limit reached: no descriptor is left for a call")
+        # Without a key an idle stream of a peer may have given way to the first call.
+        target.server.wait_for("limit reached: (?:no descriptor is left for a call|descriptors are left to)")
         put()
         target.ask("close")
         with target.friend() as another:

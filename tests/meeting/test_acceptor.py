@@ -75,7 +75,7 @@ def test_closing_ends_what_has_not_proven_the_token() -> None:
 
 def test_endpoints_and_servers_have_the_same_bounds() -> None:
     """docs/security.md tells one figure for both."""
-    source = Path(__file__).parents[2] / "src" / "cpp" / "providers" / "tcp" / "bounds.h"
+    source = Path(__file__).parents[2] / "src" / "cpp" / "fabric" / "admission" / "bounds.h"
     found = re.findall(r"std::min<std::size_t>\((\d+), (?:quarter|descriptors)", source.read_text())
     figures = (acceptor.MOST_UNPROVEN, acceptor.MOST_UNPROVEN_OF_ONE, acceptor.RESERVE)
     assert tuple(map(int, found)) == figures

@@ -28,4 +28,4 @@ def test_an_answer_of_other_sizes_is_refused(sizes: Any) -> None:
 
 @pytest.mark.parametrize("rank", [None, True, 1.0, "1", 2, -1, [1]], ids=str)
 def test_a_rank_is_a_number(rank: Any) -> None:
-    assert "is none of 0 to 1" in str(_Meeting(2, "here").arrive(rank, 2, b""))
+    assert "is none of 0 to 1" in str(_Meeting(2).enter(rank, 2, None))  # type: ignore[arg-type]
