@@ -85,7 +85,9 @@ bool Guests::evict(const Sought& sought, const char* why) noexcept {
   Guest* cheapest = nullptr;
   int least = kPriceless;
   for (Guest& guest : guests_) {
-    if ((sought.from && guest.source() != *sought.from) || guest.descriptor() >= sought.below) continue;
+    if ((sought.from && guest.source() != *sought.from) || guest.descriptor() >= sought.below ||
+        (sought.silent && guest.has_spoken()))
+      continue;
     const int price = price_of(guest, sought.for_proven);
     if (price >= least) continue;
     least = price;

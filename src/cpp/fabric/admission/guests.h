@@ -51,6 +51,7 @@ class Guests final {
     bool for_proven = false;            // for the sake of a proven peer
     const std::string* from = nullptr;  // only those from this source
     int below = INT_MAX;                // only those with a lower descriptor
+    bool silent = false;                // only those on which no whole frame has come
   };
 
   void add(Guest& guest, std::string source);  // throws std::bad_alloc

@@ -129,7 +129,7 @@ void Reception::accept() noexcept {
       return listen_again();
     } else if (!is_shortage(errno)) {
       return;
-    } else if (!free_descriptor(INT_MAX)) {
+    } else if (!free_descriptor({.silent = true})) {  // a peer that gave way could not come back now
       return pause();
     }
   }
@@ -172,17 +172,17 @@ void Reception::greet(OwnFd socket, const SocketAddress& from, const Bounds& bou
 // The socket, with a descriptor below the reserve if another one there can be closed for that: the kernel
 // gives the lowest free number.
 OwnFd Reception::out_of_reserve(OwnFd socket, const Bounds& bounds) noexcept {
-  if (socket.get() < bounds.reserve || !free_descriptor(bounds.reserve)) return socket;
+  if (socket.get() < bounds.reserve || !free_descriptor({.below = bounds.reserve})) return socket;
   OwnFd lower(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
   return lower.valid() ? std::move(lower) : std::move(socket);
 }
 
-// Closes something below that descriptor for the sake of a caller that has proven nothing.
-bool Reception::free_descriptor(int below) noexcept {
+// Closes something for the sake of a caller that has proven nothing: another one, or a stream that is sought.
+bool Reception::free_descriptor(const Guests::Sought& sought) noexcept {
   constexpr const char* kWhy = "descriptors are left to the program";
-  const Caller dropped = callers_.take_one(below);
+  const Caller dropped = callers_.take_one(sought.below);
   tell_dropped(dropped, kWhy);
-  return dropped.connection || guests_.evict({.below = below}, kWhy);
+  return dropped.connection || guests_.evict(sought, kWhy);
 }
 
 void Reception::on_caller(PendingConnection& told) noexcept {

@@ -79,7 +79,7 @@ class Reception final {
   void listen_again() noexcept;
   void greet(OwnFd socket, const SocketAddress& from, const Bounds& bounds) noexcept;
   OwnFd out_of_reserve(OwnFd socket, const Bounds& bounds) noexcept;
-  bool free_descriptor(int below) noexcept;
+  bool free_descriptor(const Guests::Sought& sought) noexcept;
   void on_caller(PendingConnection& told) noexcept;
   void tell_dropped(const Caller& caller, const char* why) const noexcept;
 
