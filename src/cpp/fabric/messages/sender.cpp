@@ -10,33 +10,42 @@ void Sender::known_as(PeerId peer) noexcept {
   seen_ = ~std::uint64_t{0};
 }
 
-// Fills in handles_. The first name under which there are any decides, and of its handles the lowest is
-// returned.
-PeerId Sender::find() {
+// The lowest of the handles that the first name has under which there are any. Takes no memory, so that a
+// peer is known also when memory is lacking: its loss has to be told then.
+PeerId Sender::find() const {
+  const auto under = [this](std::uint32_t auth) {
+    PeerId found = kNoPeer;
+    for (const Part& name : names_)
+      if (found == kNoPeer) found = peers_.find(name, auth);
+    return found;
+  };
+  PeerId found = kNoPeer;
+  for (const std::uint32_t auth : key_.handles)
+    if (found == kNoPeer) found = under(auth);
+  return found == kNoPeer ? under(0) : found;
+}
+
+// Fills in handles_. Throws std::bad_alloc.
+void Sender::find_all() {
   handles_.clear();
-  PeerId first = kNoPeer;
-  if (peers_.size() == 0) return first;
-  const auto look_under = [&](std::uint32_t auth) {
-    for (const Part& name : names_) {
-      peers_.find_all(name, auth, handles_);
-      if (first == kNoPeer && !handles_.empty()) first = *std::ranges::min_element(handles_);
-    }
+  if (peers_.size() == 0) return;
+  const auto look_under = [this](std::uint32_t auth) {
+    for (const Part& name : names_) peers_.find_all(name, auth, handles_);
   };
   for (const std::uint32_t auth : key_.handles)
     if (handles_.empty()) look_under(auth);
   if (handles_.empty()) look_under(0);
-  return first;
 }
 
 void Sender::look_again() noexcept {
   seen_ = peers_.changes();
   const bool stands = handle_ != kNoPeer && peers_.generation(handle_) == generation_;
   try {
-    const PeerId found = find();
-    if (!stands) handle_ = found;
+    if (!stands) handle_ = kNoPeer;
+    if (!stands && peers_.size() != 0) handle_ = find();
+    find_all();
   } catch (const std::bad_alloc&) {
-    handles_.clear();
-    if (!stands) handle_ = kNoPeer;  // unknown until the next look
+    handles_.clear();  // unknown until the next look
     seen_ = ~std::uint64_t{0};
   }
   if (!stands) generation_ = handle_ == kNoPeer ? 0 : peers_.generation(handle_);

@@ -81,7 +81,8 @@ class Sender {
     if (peers_.changes() != seen_) look_again();
   }
   void look_again() noexcept;
-  PeerId find();
+  PeerId find() const;
+  void find_all();
 
   const AddressVector& peers_;
   std::vector<Part> names_;
