@@ -196,7 +196,10 @@ int Tls::take(char* out, int count) noexcept {
   }
   if (!handshaking_) {
     dry_ = got < count;
-  } else if ((heard_ += static_cast<std::size_t>(got)) > kMostOfHandshake) {
+    return static_cast<int>(got);
+  }
+  heard_ += static_cast<std::size_t>(got);
+  if (heard_ > kMostOfHandshake) {
     ended_ = Step::nonsense;
     return -1;
   }

@@ -75,7 +75,8 @@ class PeerIndex {
     const Bucket* at = buckets_.find(bucket_of(hash, count));
     if (!at) return;
     look(*at);
-    if (!(at = next(*at))) return;
+    at = next(*at);
+    if (!at) return;
     for (std::uint64_t steps = most_steps(); at && steps; at = next(*at), --steps) look(*at);
   }
   // Limits a search, because a table that is being changed, or is damaged, may lead in circles.
