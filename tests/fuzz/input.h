@@ -10,6 +10,8 @@
 
 // What a fuzzer takes its decisions and its bytes from. Past the end everything is zero, so that a short
 // input is a short story.
+#include "fabric/types/error.h"
+
 namespace fab::test {
 
 class Input {
@@ -41,6 +43,16 @@ inline void demand(bool holds, const char* what) {
   if (holds) return;
   std::fprintf(stderr, "does not hold: %s\n", what);
   std::abort();
+}
+
+// Runs what may refuse its input, in words.
+template <class Call>
+void may_refuse(Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    demand(error.what()[0] != 0, "a refusal has words");
+  }
 }
 
 }  // namespace fab::test

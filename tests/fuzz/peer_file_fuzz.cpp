@@ -21,15 +21,6 @@ using namespace fab::test;
 
 namespace {
 
-template <class Call>
-void may_refuse(Call&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    demand(error.what()[0] != 0, "a refusal has words");
-  }
-}
-
 constexpr std::uint64_t kWords[] = {
     0, 1, 0x7fffffff, 0xffffffff, std::uint64_t{1} << 32, ~std::uint64_t{0}, 4096, 12288};
 

@@ -68,15 +68,6 @@ Node& node() {
   return made;
 }
 
-template <class Call>
-void may_refuse(Call&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    demand(error.what()[0] != 0, "a refusal has words");
-  }
-}
-
 // --- what the owner writes, or any process of the user
 
 void change_header(Input& input) {

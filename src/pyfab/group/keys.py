@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pyfab import _core
+from pyfab.core.buffers import stretched_key
 from pyfab.meeting.sealing import derive
 
 
@@ -20,4 +20,4 @@ class Keys(NamedTuple):
 
     def for_proofs(self) -> bytes:
         """What the members' proofs are made with. Whoever sees one and guesses at the secret has to stretch each guess."""
-        return derive(_core.stretched_key(self.secret), b"proofs of a group")
+        return derive(stretched_key(self.secret), b"proofs of a group")

@@ -10,26 +10,13 @@ import grantor
 import numpy as np
 import pyfab
 import pytest
-from pyfab import Access, AtomicOp, KeyRejectedError
+from pyfab import Access, KeyRejectedError
 from pyfab.testing.suite.support import litmus, rounds
+from refusals import check_refused
 from support import TIMEOUT, failure
 
 COUNT = 1 << 16  # items of the array, which a put of many slices and frames writes
 ENDED = (KeyRejectedError, pyfab.CanceledError)
-
-
-def check_ended(pair, exposed, remote):
-    content = exposed.content()
-    local = np.full(remote.shape, -2, remote.dtype)
-    for start in (
-        lambda: pair.endpoint.write(local, pair.handle, remote),
-        lambda: pair.endpoint.read(local, pair.handle, remote),
-        lambda: pair.endpoint.write(local[:1], pair.handle, remote[:1], data=9),
-        lambda: pair.endpoint.atomic(AtomicOp.SUM, local[:1], pair.handle, remote[:1]),
-    ):
-        assert isinstance(failure(start), KeyRejectedError)
-    assert (local == -2).all()
-    assert (exposed.content() == content).all()
 
 
 @pytest.fixture(params=["anybody", "named"])
@@ -43,7 +30,7 @@ def test_a_revoked_grant_opens_nothing(pair, peers):
     remote = pair.peer.run(grantor.give, exposed.name, peers)
     pair.put(np.full(64, 1), remote)
     pair.peer.run(grantor.revoke, exposed.name)
-    check_ended(pair, exposed, remote)
+    check_refused(exposed, pair, remote)
     pair.peer.run(grantor.revoke, exposed.name)
     pair.put(np.full(64, 3), exposed.remote)
     assert (exposed.content() == 3).all()
@@ -56,7 +43,7 @@ def test_grants_end_with_their_region(pair, peers):
     pair.put(np.full(64, 1), remote)
     pair.peer.run(grantor.close_region, exposed.name)
     assert pair.peer.run(grantor.is_over, exposed.name)
-    check_ended(pair, exposed, remote)
+    check_refused(exposed, pair, remote)
 
 
 @pytest.mark.req("MR-88")
@@ -66,7 +53,7 @@ def test_a_grant_ends_with_its_time(pair, peers):
     end = time.monotonic() + TIMEOUT
     while not pair.peer.run(grantor.is_over, exposed.name):
         assert time.monotonic() < end
-    check_ended(pair, exposed, remote)
+    check_refused(exposed, pair, remote)
     pair.put(np.full(64, 3), exposed.remote)
     assert (exposed.content() == 3).all()
 
@@ -126,7 +113,7 @@ def test_gets_under_way_end_with_the_grant(pair, peers):
         for get in gets:
             error = get.exception(TIMEOUT)
             assert error is None or isinstance(error, ENDED)
-    check_ended(pair, exposed, remote)
+    check_refused(exposed, pair, remote)
 
 
 @pytest.mark.req("MR-88")
@@ -140,7 +127,7 @@ def test_a_put_under_way_ends_with_the_time(pair):
         assert time.monotonic() < end
         error = pair.endpoint.write(values, pair.handle, remote).exception(TIMEOUT)
     assert isinstance(error, ENDED)
-    check_ended(pair, exposed, remote)
+    check_refused(exposed, pair, remote)
 
 
 @pytest.mark.req("MR-88")

@@ -25,10 +25,8 @@ PeerId Sender::find() const {
   return found == kNoPeer ? under(0) : found;
 }
 
-// Fills in handles_. Throws std::bad_alloc.
+// Fills in handles_, which is empty. Throws std::bad_alloc.
 void Sender::find_all() {
-  handles_.clear();
-  if (peers_.size() == 0) return;
   const auto look_under = [this](std::uint32_t auth) {
     for (const Part& name : names_) peers_.find_all(name, auth, handles_);
   };
@@ -41,9 +39,10 @@ void Sender::look_again() noexcept {
   seen_ = peers_.changes();
   const bool stands = handle_ != kNoPeer && peers_.generation(handle_) == generation_;
   try {
+    handles_.clear();
     if (!stands) handle_ = kNoPeer;
     if (!stands && peers_.size() != 0) handle_ = find();
-    find_all();
+    if (handle_ != kNoPeer) find_all();
   } catch (const std::bad_alloc&) {
     handles_.clear();  // unknown until the next look
     seen_ = ~std::uint64_t{0};
