@@ -1,4 +1,4 @@
-"""What holds for every test: it leaves no process behind."""
+"""What holds for every test: it leaves no process behind, and no handler of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -55,6 +55,17 @@ def _children(known: frozenset[psutil.Process] = frozenset()) -> frozenset[psuti
     """The processes below this one, without those that are known or multiprocessing's own."""
     children = frozenset(psutil.Process().children(recursive=True)) - known
     return frozenset(child for child in children if not any(helper in _command(child) for helper in HELPERS))
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_interrupts() -> Iterator[None]:
+    """Fails a test that leaves another handler of SIGINT than it found, which others would not be interrupted with."""
+    found = signal.getsignal(signal.SIGINT)
+    yield
+    left = signal.getsignal(signal.SIGINT)
+    if left is not found:
+        signal.signal(signal.SIGINT, found)
+        pytest.fail(f"the test left {left} as the handler of SIGINT in place of {found}")
 
 
 @pytest.fixture(autouse=True)

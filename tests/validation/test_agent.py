@@ -6,7 +6,7 @@ import os
 import pickle
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import numpy as np
 import pyfab
 import pytest
 from pyfab.core.deadline import Deadline
-from pyfab.meeting.frames import Channel, split_address
+from pyfab.meeting.frames import Channel, called, split_address
 from pyfab.testing import Peer, RemoteAgent, Target
+from pyfab.testing._sides import SERVICE
 from pyfab.testing.agent import Agent
 
 TOKEN = "secret"
@@ -59,11 +60,11 @@ def test_nothing_is_unpickled_before_the_token_was_proven(agent: RemoteAgent, tm
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(4096):
                 pass
-    channel = Channel(socket.create_connection((agent.host, agent.port)))
-    channel.receive(Deadline(10))
-    channel.send({"nonce": "0" * 64, "proof": "0" * 64, "op": "peer"}, deadline=Deadline(10))
-    assert channel.receive(Deadline(10))[0] == {"refused": "token"}
-    channel.close()
+    with closing(Channel(socket.create_connection((agent.host, agent.port)))) as channel:
+        channel.receive(Deadline(10))
+        to = called(SERVICE, (agent.host, agent.port))
+        channel.send({"nonce": "0" * 64, "to": to, "proof": "0" * 64, "op": "peer"}, deadline=Deadline(10))
+        assert channel.receive(Deadline(10))[0] == {"refused": "token"}
     assert not (tmp_path / "mark").exists()
     assert agent.facts()["pyfab"] == pyfab.__version__
 

@@ -14,7 +14,7 @@ from support import Combination
 def opened(links: Combination, **cache):
     """A domain with a cache, and an endpoint that has itself as peer 0."""
     with (
-        pyfab.Domain(links.spec, **links.settings, **{"mr_cache": True, **cache}) as domain,
+        pyfab.Domain(links.spec, **{"mr_cache": True, **links.settings, **cache}) as domain,
         domain.endpoint() as endpoint,
     ):
         endpoint.av.insert(endpoint.address)

@@ -211,7 +211,7 @@ def end_for(target):
 @pytest.mark.req("MR-68")
 @pytest.mark.parametrize("domain_key", [None, b"of the domain"])
 def test_a_region_with_a_key_of_its_own(open_pair, domain_key):
-    pair = open_pair(auth_key=domain_key)
+    pair = open_pair(**({} if domain_key is None else {"auth_key": domain_key}))
     address = pair.peer.run(keyed_endpoint, b"special")
     remote = pair.peer.run(expose_for, b"special")
     with pair.domain.endpoint(auth_key=b"special") as endpoint:

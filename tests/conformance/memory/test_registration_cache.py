@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -273,11 +272,11 @@ def test_statistics_show_themselves(cached):
 
 
 FORK = """
-import json, mmap, os, sys, warnings
+import ast, mmap, os, sys, warnings
 import numpy as np
 import pyfab
 warnings.simplefilter("ignore")  # newer Pythons warn of forks with threads
-spec, settings = sys.argv[1], json.loads(sys.argv[2])
+spec, settings = sys.argv[1], ast.literal_eval(sys.argv[2])
 memory = np.zeros(1 << 20, np.uint8)
 
 def register(domain):
@@ -321,7 +320,7 @@ def test_a_child_has_no_part_in_the_cache(links):
             "rdma_cm keeps the devices that it opened: children of fork() cannot open them anew (docs/verbs.md)"
         )
     run = subprocess.run(
-        [sys.executable, "-c", FORK, links.spec, json.dumps(links.settings)],
+        [sys.executable, "-c", FORK, links.spec, repr(links.settings)],
         capture_output=True,
         text=True,
         timeout=60,

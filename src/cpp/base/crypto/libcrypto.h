@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <string>
 
+#include "base/crypto/fork_gate.h"
+
 // The functions of the system's libcrypto that are used here. The library is opened on first use, so neither
 // the build nor a machine needs it. Its headers are not needed either: what is declared here is the same in
 // all versions from 1.1.1 on.
@@ -38,7 +40,8 @@ const LibCrypto* libcrypto() noexcept;
 // One clause; empty where there is a library.
 const std::string& libcrypto_problem() noexcept;
 
-// The library keeps errors per thread, and other users of it in the process shall not find ours there.
+// Around calls of the library. It keeps errors per thread, and other users of it in the process shall not
+// find ours there; and it has locks, which a child of fork() shall not find locked.
 class QuietLibCrypto {
  public:
   explicit QuietLibCrypto(const LibCrypto& library) : library_(library) { library_.set_error_mark(); }
@@ -47,6 +50,7 @@ class QuietLibCrypto {
   QuietLibCrypto& operator=(const QuietLibCrypto&) = delete;
 
  private:
+  const ForkGate gate_;
   const LibCrypto& library_;
 };
 

@@ -10,6 +10,7 @@
 
 #include "base/bytes/random.h"
 #include "base/bytes/sha256.h"
+#include "base/crypto/fork_gate.h"
 
 namespace fab {
 namespace {
@@ -40,6 +41,7 @@ Digest name_under(const std::string& secret, std::string_view nonce) {
   return hmac_sha256(bytes_of_digest(hmac_sha256(secret, "pyfab 3 names of keys of tls")), nonce);
 }
 
+// Around calls of the library, which keeps errors per thread: other users of it shall not find ours there.
 class QuietLibSsl {
  public:
   QuietLibSsl() { libssl()->set_error_mark(); }
@@ -147,6 +149,7 @@ const LibSsl::BioMethod* Tls::Callbacks::method() {
 
 Tls::Tls(int socket, std::vector<std::string> secrets) : socket_(socket), secrets_(std::move(secrets)) {
   const LibSsl& library = *libssl();
+  const ForkGate gate;
   const QuietLibSsl quiet;
   bio_ = library.new_bio(Callbacks::method());
   if (!bio_) throw std::bad_alloc();
@@ -226,6 +229,7 @@ Tls::Step Tls::failure() noexcept {
 
 Tls::Step Tls::handshake() noexcept {
   const LibSsl& library = *libssl();
+  const ForkGate gate;
   const QuietLibSsl quiet;
   begin_round();
   library.clear_bio_flags(bio_, LibSsl::kRetryFlags);
@@ -243,6 +247,7 @@ Tls::Step Tls::handshake() noexcept {
 
 std::array<std::uint8_t, 32> Tls::binding() const {
   std::array<std::uint8_t, 32> out;
+  const ForkGate gate;
   const QuietLibSsl quiet;
   if (libssl()->export_key(stream_, out.data(), out.size(), kExporterLabel.data(), kExporterLabel.size(),
                            nullptr, 0, 0) != 1)

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/bytes/wire.h"
+#include "base/crypto/key_pair.h"
 #include "base/crypto/libcrypto.h"
 
 using namespace fab;
@@ -61,23 +62,34 @@ TEST_CASE("keys are stretched as others do it, with a libcrypto and without") {
   CHECK(stretched_key("red") == text(pbkdf2_sha256(bound, "pyfab authorization key 1", 40'000)));
 }
 
-TEST_CASE("a child that was forked while a key was stretched stretches its own") {
+TEST_CASE("a child that was forked while keys were made and stretched makes its own") {
   std::atomic<bool> over = false;
   std::atomic<unsigned> made = 0;
-  std::thread other([&] {
-    while (!over) stretched_key("key " + std::to_string(made++));
-  });
-  for (int round = 0; round < 5; ++round) {
+  const auto make = [&](const auto& one) {
+    return std::thread([&, one] {
+      while (!over) {
+        one();
+        ++made;
+      }
+    });
+  };
+  std::thread others[] = {make([&] { stretched_key("key " + std::to_string(made)); }), make([] {
+                            if (const auto pair = KeyPair::make()) pair->sign("text");
+                          })};
+  for (int round = 0; round < 50; ++round) {
     for (const unsigned begun = made; made == begun;) std::this_thread::yield();
     const pid_t child = ::fork();
     if (child == 0) {
-      ::alarm(20);
-      ::_exit(stretched_key("of the child").size() == 32 ? 0 : 1);
+      ::alarm(60);
+      const auto pair = KeyPair::make();
+      const bool right = stretched_key("of the child").size() == 32 &&
+                         (!pair || verify(pair->public_key(), "text", pair->sign("text")));
+      ::_exit(right ? 0 : 1);
     }
     int status = -1;
     REQUIRE(::waitpid(child, &status, 0) == child);
     CHECK(status == 0);
   }
   over = true;
-  other.join();
+  for (std::thread& other : others) other.join();
 }
