@@ -21,10 +21,9 @@ struct LibSsl {
   using Bytes = unsigned char;
 
   // Values of macros.
-  static constexpr int kTls13 = 0x0304;                                                     // TLS1_3_VERSION
-  static constexpr int kSetMode = 33, kSetCacheMode = 44, kSetLeast = 123, kSetMost = 124;  // SSL_CTRL_*
-  static constexpr long kReleaseBuffers = 0x10;                                             // SSL_MODE_*
-  static constexpr int kVerifyPeer = 1;                                                     // SSL_VERIFY_PEER
+  static constexpr int kTls13 = 0x0304;                                        // TLS1_3_VERSION
+  static constexpr int kSetCacheMode = 44, kSetLeast = 123, kSetMost = 124;    // SSL_CTRL_*
+  static constexpr int kVerifyPeer = 1;                                        // SSL_VERIFY_PEER
   static constexpr int kSourceSink = 0x400;                                    // BIO_TYPE_SOURCE_SINK
   static constexpr int kRead = 0x01, kShouldRetry = 0x08, kRetryFlags = 0x0f;  // BIO_FLAGS_*
   static constexpr int kFlush = 11;                                            // BIO_CTRL_FLUSH

@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -21,10 +22,13 @@ using Bytes = LibSsl::Bytes;
 constexpr const char* kSuites = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
 constexpr Bytes kFirstSuite[] = {0x13, 0x01};
 constexpr std::size_t kNonce = 16;
-constexpr std::size_t kRecordOverhead = 256;        // more than any record adds
-constexpr std::size_t kMostSealed = 256 * 1024;     // bytes that wait for the socket
-constexpr std::size_t kWorthACall = 4 * 16 * 1024;  // so many are worth a system call
-constexpr std::size_t kReadAtOnce = 64 * 1024;
+constexpr std::size_t kRecordOverhead = 256;                 // more than any record adds
+constexpr std::size_t kMostSealed = 256 * 1024;              // bytes that wait for the socket
+constexpr std::size_t kWorthACall = 4 * Tls::kMostInRecord;  // so many are worth a system call
+// What one call sends of full records, each with a header, a byte of type and a tag, is read by one call; the
+// library leaves the first three bytes of its memory out. With more or less, each read would cut a record,
+// and the library would move its beginning.
+constexpr std::size_t kReadAtOnce = 4 * (Tls::kMostInRecord + 5 + 1 + 16) + 3;
 constexpr std::uint64_t kRecordsOfKey = 1ull << 23;  // AES-GCM seals at most 2^24.5 (RFC 8446, 5.5)
 // Reasons of errors: 1000 and the number of an alert that the other end has sent.
 constexpr unsigned long kReasonMask = 0xfff, kHandshakeFailure = 1040, kUnknownIdentity = 1115;
@@ -124,7 +128,6 @@ LibSsl::Settings* Tls::Callbacks::settings() {
     library.control(settings, LibSsl::kSetLeast, LibSsl::kTls13, nullptr);
     library.control(settings, LibSsl::kSetMost, LibSsl::kTls13, nullptr);
     library.control(settings, LibSsl::kSetCacheMode, 0, nullptr);
-    library.control(settings, LibSsl::kSetMode, LibSsl::kReleaseBuffers, nullptr);
     library.set_tickets(settings, 0);
     library.on_use(settings, &use_key);
     library.on_find(settings, &find_key);
@@ -180,9 +183,30 @@ std::unique_ptr<Tls> Tls::answer(int socket, std::vector<std::string> secrets) {
 
 Tls::~Tls() { libssl()->free_stream(stream_); }
 
+// Whether the socket has more.
+bool Tls::look() noexcept {
+  ssize_t got;
+  do got = ::recv(socket_, first_.data(), first_.size(), MSG_DONTWAIT);
+  while (got < 0 && errno == EINTR);
+  dry_ = std::cmp_less(got, first_.size());
+  if (got > 0) {
+    first_taken_ = 0;
+    first_come_ = static_cast<std::size_t>(got);
+  } else if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) {
+    ended_ = Step::gone;
+  }
+  return got > 0;
+}
+
 int Tls::take(char* out, int count) noexcept {
   const LibSsl& library = *libssl();
   library.clear_bio_flags(bio_, LibSsl::kRetryFlags);
+  if (first_taken_ != first_come_) {
+    const std::size_t part = std::min(static_cast<std::size_t>(count), first_come_ - first_taken_);
+    std::memcpy(out, first_.data() + first_taken_, part);
+    first_taken_ += part;
+    return static_cast<int>(part);
+  }
   const auto retry = [&] {
     dry_ = true;
     library.set_bio_flags(bio_, LibSsl::kRead | LibSsl::kShouldRetry);
@@ -285,7 +309,7 @@ bool Tls::push() noexcept {
       return false;
     }
   }
-  if (sent_ == sealed_.size() || sent_ >= kWorthACall)
+  if (sent_ >= sealed_.size() - sent_)  // so that what is moved was sent at least once
     sealed_.erase(sealed_.begin(), sealed_.begin() + static_cast<std::ptrdiff_t>(std::exchange(sent_, 0)));
   return true;
 }
@@ -293,7 +317,8 @@ bool Tls::push() noexcept {
 std::size_t Tls::open(std::byte* out) noexcept {
   if (ended_) return 0;
   const LibSsl& library = *libssl();
-  if (dry_ && !library.has_pending(stream_)) return 0;
+  if (first_taken_ == first_come_ && !library.has_pending(stream_) && (dry_ || (reads_ahead_ && !look())))
+    return 0;
   const QuietLibSsl quiet;
   library.clear_bio_flags(bio_, LibSsl::kRetryFlags);
   const int got = library.read(stream_, out, static_cast<int>(kMostInRecord));
@@ -305,6 +330,7 @@ std::size_t Tls::open(std::byte* out) noexcept {
 void Tls::read_ahead() noexcept {
   libssl()->set_read_buffer(stream_, kReadAtOnce);
   libssl()->set_read_ahead(stream_, 1);
+  reads_ahead_ = true;
 }
 
 }  // namespace fab

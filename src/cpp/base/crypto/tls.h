@@ -72,6 +72,7 @@ class Tls final {
   Tls(int socket, std::vector<std::string> secrets);
 
   Step failure() noexcept;
+  bool look() noexcept;
   int take(char* out, int count) noexcept;          // of the socket, for the library
   int keep(const char* bytes, int count) noexcept;  // for the socket, from the library
   bool renew_key() noexcept;
@@ -81,7 +82,12 @@ class Tls final {
   bool refused_ = false;  // the caller has none of the keys
   std::string identity_;  // what the caller says of its key
   std::vector<char> sealed_;
-  std::size_t sent_ = 0;        // bytes of sealed_
+  std::size_t sent_ = 0;  // bytes of sealed_
+  // What came first after a pause. Most turns find nothing, and the library is not asked in these; and a
+  // small record is here as a whole.
+  std::array<char, 2048> first_;
+  std::size_t first_taken_ = 0, first_come_ = 0;  // bytes of first_
+  bool reads_ahead_ = false;
   bool dry_ = false;            // the socket has no more
   bool out_of_memory_ = false;  // sealed_ could not grow
   bool handshaking_ = true;

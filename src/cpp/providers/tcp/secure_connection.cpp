@@ -65,7 +65,6 @@ bool SecureConnection::refill() {
   if (!record_) record_ = std::make_unique_for_overwrite<std::byte[]>(Tls::kMostInRecord);
   opened_ = tls_->open(record_.get());
   taken_ = 0;
-  if (opened_ == 0) record_.reset();
   return opened_ != 0;
 }
 

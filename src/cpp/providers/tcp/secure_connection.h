@@ -31,7 +31,7 @@ class SecureConnection final {
   bool refill();  // throws std::bad_alloc
 
   const std::unique_ptr<Tls> tls_;
-  std::unique_ptr<std::byte[]> record_;  // what was opened; not there while nothing is left of it
+  std::unique_ptr<std::byte[]> record_;  // what was opened; made for the first one
   std::size_t taken_ = 0, opened_ = 0;   // bytes of record_
 };
 
