@@ -67,12 +67,25 @@ def taken(target):
     ]
 
 
-@pytest.fixture(params=["thread", "process"])
-def joined(request):
+ENCRYPTED = {"auth_key": b"a key of both sides", "encrypt": True}
+
+
+@pytest.fixture(
+    params=[("thread", {}), ("process", {}), ("thread", ENCRYPTED), ("process", ENCRYPTED)],
+    ids=["thread", "process", "thread-encrypted", "process-encrypted"],
+)
+def way(request):
+    """Where the peer runs, and the settings of both domains."""
+    return request.param
+
+
+@pytest.fixture
+def joined(way):
     """A peer over rails, this side's endpoint, and the peer's handle here."""
+    where, settings = way
     with (
-        Peer(RAILS, where=request.param) as peer,
-        pyfab.Domain(RAILS) as domain,
+        Peer(RAILS, where=where, **settings) as peer,
+        pyfab.Domain(RAILS, **settings) as domain,
         domain.endpoint() as endpoint,
     ):
         handle = endpoint.av.insert(peer.address)
@@ -167,13 +180,14 @@ def test_a_rail_that_comes_back_carries_bytes_again(joined):
 
 
 @pytest.mark.req("LNX-64")
-def test_no_rail_is_left(joined):
+def test_no_rail_is_left(joined, way):
     peer, endpoint, handle = joined
+    _, settings = way
     if peer.pid == os.getpid():
         pytest.skip("a thread cannot be killed")
     remote = peer.run(count_writes, "a")
     endpoint.write(np.ones(LARGE, np.uint8), handle, remote).result(TIMEOUT)
-    with Peer(RAILS) as other:
+    with Peer(RAILS, **settings) as other:
         there = endpoint.av.insert(other.address)
         exposed = other.expose(np.zeros(8))
         operations = [endpoint.write(np.ones(LARGE, np.uint8), handle, remote) for _ in range(20)]
