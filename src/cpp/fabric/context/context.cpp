@@ -164,6 +164,12 @@ PathCounts Context::counts(PeerId peer) {
   return paths_.counts(peer);
 }
 
+std::optional<PathReport> Context::last_report(PeerId peer) {
+  driver_.check_process();
+  const Driver::Lock lock = driver_.lock();
+  return paths_.last_report(peer);
+}
+
 PathReport Context::report(PeerId peer) {
   driver_.check_process();
   return asking([&] {

@@ -76,7 +76,9 @@ class Context final : public PeerWatcher, private Tidier {
   // Settles one part of an operation whose bytes moved without this context.
   void settle(Operation& operation, Errc error, std::uint64_t bytes);
   void hint(PeerId peer, const RemoteRegion& region);  // Path::hint; opens the path if need be
-  PathCounts counts(PeerId peer);  // of the open path, or of the one that ended last; zero if there was none
+  // Of the open path, or of the one that ended last; zero, or nothing, if there was none.
+  PathCounts counts(PeerId peer);
+  std::optional<PathReport> last_report(PeerId peer);
   PathReport report(PeerId peer);  // opens the path if need be
   Reach reaches(PeerId peer) const;
 

@@ -142,6 +142,12 @@ PathCounts PathTable::counts(PeerId peer) {
   return there && there->path ? there->path->counts() : PathCounts{};
 }
 
+std::optional<PathReport> PathTable::last_report(PeerId peer) {
+  const Peer* there = known(handles_.parts(peer));
+  if (!there || !there->path) return std::nullopt;
+  return there->path->report();
+}
+
 std::vector<FlushGoal> PathTable::flush_goals(PeerId peer) {
   std::vector<FlushGoal> goals;
   const std::uint64_t only = handles_.parts(peer).index;

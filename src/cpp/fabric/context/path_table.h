@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -63,7 +64,9 @@ class PathTable final {
     full.path = taken ? 0 : standing(peer);
     return taken;
   }
-  PathCounts counts(PeerId peer);  // of the open path, or of the one that ended last; zero if there was none
+  // Of the open path, or of the one that ended last; zero, or nothing, if there was none.
+  PathCounts counts(PeerId peer);
+  std::optional<PathReport> last_report(PeerId peer);
 
   // What has to settle before `peer` (kNoPeer: every peer) is flushed, of what has been posted so far.
   std::vector<FlushGoal> flush_goals(PeerId peer);

@@ -7,12 +7,14 @@
 namespace fab::python {
 namespace {
 
+// Of the path that failed: to open the next one for a text would call a peer that may just have refused this
+// side.
 std::string way_to(Context& context, PeerId peer) {
   try {
-    const PathReport report = WithoutGil::run([&] { return context.report(peer); });
-    return " over " + report.link + " (" + report.how + ")";
+    const auto report = WithoutGil::run([&] { return context.last_report(peer); });
+    return report ? " over " + report->link + " (" + report->how + ")" : std::string();
   } catch (const std::exception&) {
-    return {};  // the path is gone by now
+    return {};  // the endpoint is closed by now
   }
 }
 

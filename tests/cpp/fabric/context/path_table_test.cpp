@@ -432,3 +432,15 @@ TEST_CASE("paths that are left to the parent process are not touched") {
     delete world.endpoint.paths[i];  // as the end of the process does
   }
 }
+
+TEST_CASE("what a path was can be told without opening the next one") {
+  World world;
+  const PeerId peer = world.add("a");
+  CHECK(!world.table.last_report(peer));
+  world.post(peer);
+  CHECK(world.table.last_report(peer)->link == "wire.0");
+  world.endpoint.last().state = Errc::key_rejected;
+  world.table.tidy(true);
+  CHECK(world.table.last_report(peer)->how == "test");
+  CHECK(world.endpoint.wires.size() == 1);
+}
