@@ -21,6 +21,8 @@ def _another_device() -> str | None:
 _DEVICE = _another_device()
 # None where the loopback is the only network device.
 RAILS = f"tcp:lo,{_DEVICE}" if _DEVICE else None
+# Of both sides, for links that encrypt.
+ENCRYPTED = {"auth_key": b"a key of both sides", "encrypt": True}
 WHY_NOT = "this machine has no network device besides the loopback"
 
 

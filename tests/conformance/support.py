@@ -15,7 +15,7 @@ import pytest
 from pyfab.testing import Peer, Target
 from pyfab.testing.suite import support as suite
 from pyfab.testing.suite.support import TIMEOUT, collect, drain, failure, random_bytes
-from rails import RAILS
+from rails import ENCRYPTED, RAILS
 
 _TSAN = "TSAN_OPTIONS" in os.environ
 SANITIZED = _TSAN or "ASAN_OPTIONS" in os.environ  # what is freed stays with the sanitizer for a while
@@ -47,8 +47,6 @@ class Combination:
 
 # Links of this machine to run the suite over in place of the usual ones: "verbs:rxe0 shm+verbs:rxe0".
 OTHER_LINKS = os.environ.get("PYFAB_TEST_LINKS", "").split()
-
-ENCRYPTED = {"auth_key": b"a key of both sides", "encrypt": True}
 
 
 def _combinations(where: Literal["thread", "process"]) -> list[Combination]:

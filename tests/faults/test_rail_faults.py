@@ -11,7 +11,7 @@ import pytest
 from litmus import litmus, rounds
 from pyfab import Access, AtomicOp, MRFlag, RMAEvent
 from pyfab.testing import Peer
-from rails import RAILS, WHY_NOT, cut
+from rails import ENCRYPTED, RAILS, WHY_NOT, cut
 
 pytestmark = pytest.mark.skipif(RAILS is None, reason=WHY_NOT)
 TIMEOUT = 60
@@ -65,9 +65,6 @@ def taken(target):
         (size, np.unique(memory[:size]).tolist())
         for size, memory in zip(done, target.kept["landings"], strict=True)
     ]
-
-
-ENCRYPTED = {"auth_key": b"a key of both sides", "encrypt": True}
 
 
 @pytest.fixture(
