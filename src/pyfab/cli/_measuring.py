@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -169,17 +167,17 @@ def _judge(comparison: Comparison | None, limit: float | None) -> int:
 
 def _listen(options: argparse.Namespace) -> int:
     from pyfab.bench import Listener
+    from pyfab.meeting.interruption import told_to_stop
     from pyfab.meeting.tokens import announced
 
     if options.links and len(options.links) > 1:
         raise UsageError("--listen takes one --links at most")
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     links = options.links[0] if options.links else None
-    with Listener(
-        options.listen, token(options), links, lambda line: print(line, file=sys.stderr)
-    ) as listener:
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    with told_to_stop() as stop, Listener(options.listen, token(options), links, tell) as listener:
         made = {"token": listener.token.secret} if listener.token.name else {}
         if options.json:
             print(json.dumps({"listening": listener.address, "open_to": listener.open_to, **made}))

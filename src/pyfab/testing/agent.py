@@ -31,6 +31,7 @@ from pyfab.core.deadline import Deadline
 from pyfab.meeting import tokens
 from pyfab.meeting.acceptor import Acceptor
 from pyfab.meeting.frames import Channel, Header, join_address, listen, shown
+from pyfab.meeting.interruption import told_to_stop
 from pyfab.testing._facts import facts
 from pyfab.testing._sides import ENDING, SERVICE, start_process, suspend
 
@@ -186,10 +187,7 @@ def serve(address: str, token: str | None, *, attached: bool = False, as_json: b
 
     It prints the token, too, if it has made that itself.
     """
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    with Agent(address, token) as agent:
+    with told_to_stop() as stop, Agent(address, token) as agent:
         made = {"token": agent.token} if agent.made_its_token else {}
         if as_json:
             print(json.dumps({"serving": agent.address, **made}), flush=True)

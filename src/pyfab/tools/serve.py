@@ -14,8 +14,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import signal
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +28,7 @@ from pyfab.core.region import MemoryRegion
 from pyfab.meeting import tokens
 from pyfab.meeting.acceptor import Acceptor
 from pyfab.meeting.frames import Channel, Header, join_address, listen, open_to, shown
+from pyfab.meeting.interruption import told_to_stop
 
 SERVICE = "pyfab serve"
 """What callers prove the token for."""
@@ -104,10 +103,7 @@ class ArrayServer:
 
 def serve(arrays: Mapping[str, Path], address: str, token: str | None, *, as_json: bool = False) -> None:
     """Serves until SIGINT or SIGTERM; prints what it serves and where, and the token if it has made that itself."""
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    with ArrayServer(arrays, address, token) as server:
+    with told_to_stop() as stop, ArrayServer(arrays, address, token) as server:
         whom = open_to(server.host, server.token)
         made = {"token": server.token.secret} if server.token.name else {}
         if as_json:
