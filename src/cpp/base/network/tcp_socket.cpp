@@ -2,8 +2,10 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <cstring>
@@ -165,6 +167,11 @@ void tune_tcp(int fd, double deadline) noexcept {
   set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, seconds(0.125));
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 4);
   set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::clamp(deadline * 1000, 100.0, 2e9)));
+}
+
+std::size_t unacknowledged_bytes(int fd) noexcept {
+  int count = 0;
+  return ::ioctl(fd, SIOCOUTQ, &count) == 0 ? static_cast<std::size_t>(count) : 0;
 }
 
 bool has_route(const SocketAddress& address) {

@@ -53,6 +53,9 @@ SocketAddress peer_address(int fd) noexcept;
 // Sends at once, and gives up on a silent peer after about `deadline` seconds.
 void tune_tcp(int fd, double deadline) noexcept;
 
+// The bytes that the socket has taken and that the other end's kernel has not acknowledged.
+std::size_t unacknowledged_bytes(int fd) noexcept;
+
 // Whether this host has a route there. Sends nothing. Throws std::system_error when descriptors or memory run
 // out.
 bool has_route(const SocketAddress& address);

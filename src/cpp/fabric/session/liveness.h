@@ -18,6 +18,9 @@ namespace fab {
 // - What a peer owes. All links wait for answers (Session::awaits_peer). Over shm and verbs, whoever opened
 //   the stream waits for room in it too: a put with remote data over shm is told by a notice, which has no
 //   answer. Over tcp the kernel ends a connection whose peer takes nothing (tune_tcp).
+// - What is a sign of life. Over all links, what the peer sends. It answers behind all that was sent to it,
+//   which may take longer than the deadline: so shm counts what the peer takes out of the ring, too, and tcp
+//   what the network takes while some of it waits here.
 // - What happens while nobody owes anything. shm and tcp need nothing: a pidfd and TCP's keep-alive tell of a
 //   peer that has gone. A queue pair has neither, so the called side of a verbs stream sends something once
 //   in a deadline, and its device finds out whether the peer is there.

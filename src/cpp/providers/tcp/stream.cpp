@@ -285,7 +285,7 @@ bool TcpStream::tick() noexcept {
   pace_.look(peer_works(session_), received_ + sent_, now, Liveness::handshake_time(endpoint_->deadlines()));
   const bool owes = session_.awaits_peer();
   const auto patience = Liveness::patience(endpoint_->deadlines(), session_.one_of_several());
-  switch (liveness_.look(owes, received_, now, patience)) {
+  switch (liveness_.look(owes, signs_of_life(), now, patience)) {
     case Liveness::Verdict::lost:
       if (!receive()) fail(Errc::peer_lost);
       break;
@@ -297,6 +297,15 @@ bool TcpStream::tick() noexcept {
       break;
   }
   return (owes || peer_works(session_)) && state_ == Errc::ok;
+}
+
+// A number that changes while bytes come from the peer. An answer comes only when the peer has taken in all
+// that was sent before, so it also changes while the network takes bytes that wait here. Beside other links
+// to the peer, this one is better given up than waited for.
+std::uint64_t TcpStream::signs_of_life() noexcept {
+  const std::size_t waiting = session_.one_of_several() ? 0 : unacknowledged_bytes(socket_.get());
+  if (waiting != 0) taken_ = sent_ - waiting;
+  return received_ + taken_;
 }
 
 // Whoever begins a frame and does not go on would hold this stream for ever. Ends it at the deadline.

@@ -95,6 +95,7 @@ class TcpStream final : public ReadyHandler,
   void end_if_broken() noexcept;
   void wait_writable(bool on) noexcept;
   bool half_frame_stays() noexcept;
+  std::uint64_t signs_of_life() noexcept;
   // As a guest, where the peer has called.
   std::uint64_t heard() const noexcept override { return received_; }
   bool has_spoken() const noexcept override { return session_.incoming().frames() != 0; }
@@ -123,6 +124,7 @@ class TcpStream final : public ReadyHandler,
   std::unique_ptr<IncomingConnection> deferred_;
 
   std::uint64_t received_ = 0, sent_ = 0;  // bytes
+  std::uint64_t taken_ = 0;  // of the sent ones, by the peer's kernel; looked at while some wait
   Liveness liveness_;
   Liveness completes_frames_;  // the peer, those that it has begun
   Pace pace_;
