@@ -28,7 +28,7 @@ constexpr std::size_t kWorthACall = 4 * Tls::kMostInRecord;  // so many are wort
 // What one call sends of full records, each with a header, a byte of type and a tag, is read by one call; the
 // library leaves the first three bytes of its memory out. With more or less, each read would cut a record,
 // and the library would move its beginning.
-constexpr std::size_t kReadAtOnce = 4 * (Tls::kMostInRecord + 5 + 1 + 16) + 3;
+constexpr std::size_t kReadAtOnce = kWorthACall / Tls::kMostInRecord * (Tls::kMostInRecord + 5 + 1 + 16) + 3;
 constexpr std::uint64_t kRecordsOfKey = 1ull << 23;  // AES-GCM seals at most 2^24.5 (RFC 8446, 5.5)
 // Reasons of errors: 1000 and the number of an alert that the other end has sent.
 constexpr unsigned long kReasonMask = 0xfff, kHandshakeFailure = 1040, kUnknownIdentity = 1115;
@@ -43,6 +43,14 @@ std::string_view bytes_of_digest(const Digest& digest) noexcept {
 Digest session_key(const std::string& secret) { return hmac_sha256(secret, "pyfab 3 key of tls"); }
 Digest name_under(const std::string& secret, std::string_view nonce) {
   return hmac_sha256(bytes_of_digest(hmac_sha256(secret, "pyfab 3 names of keys of tls")), nonce);
+}
+
+// As recv() without waiting, which a signal does not end.
+ssize_t receive(int socket, char* out, std::size_t count) noexcept {
+  ssize_t got;
+  do got = ::recv(socket, out, count, MSG_DONTWAIT);
+  while (got < 0 && errno == EINTR);
+  return got;
 }
 
 // Around calls of the library, which keeps errors per thread: other users of it shall not find ours there.
@@ -185,9 +193,7 @@ Tls::~Tls() { libssl()->free_stream(stream_); }
 
 // Whether the socket has more.
 bool Tls::look() noexcept {
-  ssize_t got;
-  do got = ::recv(socket_, first_.data(), first_.size(), MSG_DONTWAIT);
-  while (got < 0 && errno == EINTR);
+  const ssize_t got = receive(socket_, first_.data(), first_.size());
   dry_ = std::cmp_less(got, first_.size());
   if (got > 0) {
     first_taken_ = 0;
@@ -213,9 +219,7 @@ int Tls::take(char* out, int count) noexcept {
     return -1;
   };
   if (dry_) return retry();
-  ssize_t got;
-  do got = ::recv(socket_, out, static_cast<std::size_t>(count), MSG_DONTWAIT);
-  while (got < 0 && errno == EINTR);
+  const ssize_t got = receive(socket_, out, static_cast<std::size_t>(count));
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return retry();
   if (got <= 0) {
     ended_ = Step::gone;
