@@ -247,7 +247,7 @@ def test_every_group_has_a_key_of_its_own(common: Path) -> None:
     keys = []
     for _ in range(2):
         with two_ranks(common, "shm+tcp") as groups:
-            (key,) = {group.domain._options.auth_key for group in groups}
+            (key,) = {group.domain._core.auth_key for group in groups}
             keys.append(key)
             control = pyfab.RemoteRegion.from_bytes(groups[0]._control.remote)
             with pyfab.Domain("shm+tcp") as domain, domain.endpoint() as stranger:

@@ -89,7 +89,7 @@ struct EndpointServices {
   // Number of the context within the domain: its index in BoardHeader::contexts and
   // SegmentHeader::context_rights.
   std::uint16_t context_slot;
-  const AuthKeys& keys;  // of which peers must prove one
+  const AuthKeys& keys;  // of which peers must prove one; their secrets may change from turn to turn
   Poller& poller;        // for descriptors that shall wake the context
   CompletionQueue& completions;
   EventOutlet& events;
@@ -178,6 +178,9 @@ class Endpoint {
   // Region `index` is closing: stop touching its memory before this returns; requests in the middle end with
   // an error.
   virtual void forget(std::uint32_t index) noexcept = 0;
+  // Ends streams that were proven with a secret which is none of EndpointServices::keys any more. Endpoints
+  // whose peers prove nothing leave it.
+  virtual void end_outlived() noexcept {}
 };
 
 // What the device of one link knows of memory here: ranges that it has now, was ever given, and had already

@@ -108,7 +108,6 @@ class Domain(DomainBase):
         if mr_cache is not None:
             settings["mr_cache"] = cache_setting(mr_cache)
         options = DomainOptions(
-            auth_key=auth_key_of(auth_key),
             auth_key_size=operator.index(auth_key_size),
             av_auth_keys=bool(av_auth_keys),
             av_type=AVType(av_type),
@@ -117,7 +116,8 @@ class Domain(DomainBase):
             peer_deadline=seconds("peer_deadline", peer_deadline),
             rail_policy=None if rail_policy is None else _core.RailPolicy(rail_policy),
         )
-        if encrypt and not (options.auth_key or options.av_auth_keys):
+        own_key = auth_key_of(auth_key)
+        if encrypt and not (own_key or options.av_auth_keys):
             raise InvalidArgumentError(
                 "encrypt=True needs a key that both sides have: pass auth_key (long and random), or av_auth_keys=True"
             )
@@ -125,7 +125,7 @@ class Domain(DomainBase):
         core = _core.open_domain(
             spec=str(spec or ""),
             mr_mode=int(bits_in_force(mode)),
-            auth_key=options.auth_key,
+            auth_key=own_key,
             encrypt=bool(encrypt),
             strict_keys=strict_keys,
             manual_progress=options.manual_progress,

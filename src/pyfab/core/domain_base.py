@@ -8,6 +8,7 @@ import weakref
 from typing import TypeAlias
 
 from pyfab import _core
+from pyfab.core.addressing.key_ring import KeyRing
 from pyfab.core.enums import AVType
 from pyfab.core.info import Info
 from pyfab.core.sync_log import SyncLog
@@ -19,7 +20,6 @@ __all__ = ["DomainBase", "DomainOptions", "PendingEvents"]
 class DomainOptions:
     """How a domain was opened, as far as the objects made from it depend on that."""
 
-    auth_key: bytes
     auth_key_size: int
     av_auth_keys: bool
     av_type: AVType
@@ -61,6 +61,11 @@ class DomainBase:
     def info(self) -> Info:
         """What was granted when the domain was opened."""
         return self._info
+
+    @property
+    def auth_keys(self) -> KeyRing:
+        """The keys of which peers must have one, and how they are replaced."""
+        return KeyRing(self._core)
 
     @property
     def closed(self) -> bool:

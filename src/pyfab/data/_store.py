@@ -89,7 +89,7 @@ class ShardedStore:
             opened.learn_copies(layout)
             self._layout = layout
             self._options: dict[str, Any] = {"spec": group.domain.info.spec}
-            self._secret = group._keys.regions or group.domain._options.auth_key
+            self._keys = group._keys
             self._engine_here: Engine | None
             self._farewell: Farewell | None
             self._engine_here, self._farewell = opened.agreed(
@@ -108,7 +108,7 @@ class ShardedStore:
 
     def __getstate__(self) -> dict[str, Any]:
         self._check()
-        kept = ("_layout", "_options", "_secret", "rank", "size", "replicas", "timeout")
+        kept = ("_layout", "_options", "_keys", "rank", "size", "replicas", "timeout")
         return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -135,7 +135,7 @@ class ShardedStore:
         """Opens the connections of a process that holds no shard."""
         self._check()
         with ExitStack() as undo:
-            domain = undo.enter_context(Domain(**self._options, auth_key=self._secret or None))
+            domain = undo.enter_context(Domain(**self._options, auth_key=self._keys.secret))
             endpoint = undo.enter_context(domain.endpoint())
             handles = [endpoint.av.insert(address) for address in self._layout.addresses]
             engine = Engine(self._layout, endpoint, handles, self.rank, {})

@@ -26,7 +26,7 @@ _KEY_BYTES = 32
 def given_key(domain: Any) -> bytes:
     """The authorization key that the caller has chosen for a group's domain; empty if it is left to the group."""
     if isinstance(domain, Domain):
-        return domain._options.auth_key
+        return domain._core.auth_key
     return auth_key_of(domain.get("auth_key")) if isinstance(domain, Mapping) else b""
 
 

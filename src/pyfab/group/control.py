@@ -84,7 +84,7 @@ class Control:
     def __init__(self, domain: Domain, endpoint: Endpoint, capacity: int, keys: Keys) -> None:
         self._domain, self._endpoint, self._rank, self._size = domain, endpoint, 0, 1
         self._handles: tuple[int, ...] = ()
-        self._keys, self._proof_key = keys, keys.for_proofs()
+        self._keys = keys
         memory = domain.alloc(_VIEW_AT + _VIEW_HEAD + capacity, np.uint8)
         self._cells: NDArray[np.uint64] = memory[: _CELLS * 8].view(np.uint64)
         self._boxes = memory[_CELLS * 8 : _VIEW_AT].reshape(2, _BOX)
@@ -273,7 +273,9 @@ class Control:
         return list(values.values())
 
     def _proof(self, rank: int, kind: int, number: int, content: bytes) -> bytes:
-        return derive(self._proof_key, b"shown", self._windows[rank], b"%d %d" % (kind, number), content)
+        return derive(
+            self._keys.for_proofs, b"shown", self._windows[rank], b"%d %d" % (kind, number), content
+        )
 
     def _forged(self, rank: int) -> AccessDeniedError:
         return AccessDeniedError(

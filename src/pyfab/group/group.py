@@ -33,6 +33,7 @@ from pyfab.group import path_choice
 from pyfab.group.admission import agree_on_key, cards_of, given_key, members_of, places_of
 from pyfab.group.communicator import Communicator
 from pyfab.group.control import Control
+from pyfab.group.key_replacement import replace_key
 from pyfab.group.keys import Keys
 from pyfab.group.membership import CAPACITY, Shared, agree
 from pyfab.group.window import Wanted, Window
@@ -150,7 +151,7 @@ class Group(Communicator):
         else:
             options = dict(domain) if isinstance(domain, Mapping) else {"spec": domain}
             self.domain = undo.enter_context(Domain(**{"auth_key": secret} | options))
-        self._keys = Keys(secret, None if self.domain._options.auth_key else secret)
+        self._keys = Keys(secret, bool(self.domain._core.auth_key))
         opened = self.domain._open_endpoint(contexts=contexts, auth_key=self._keys.regions, exempt=True)
         self.endpoint = undo.enter_context(opened)
         self._control = self._new_control(max(CAPACITY, self.size))
@@ -227,6 +228,17 @@ class Group(Communicator):
             raise
         self.barrier(deadline.remaining())
         return group
+
+    def replace_auth_key(self, key: bytes, timeout: float | None = -1) -> None:
+        """Replaces the key of the group, and of the groups that came out of it, by `key`, which all ranks give. Collective.
+
+        What is under way goes on; windows, regions and grants stay. Afterwards nobody gets in with the former key; who had it
+        is served until the connection ends. InvalidArgumentError, at all ranks, if they give different keys, and nothing has
+        changed then. If a rank dies or is late meanwhile, both keys hold; the call may be repeated.
+        """
+        self._check()
+        deadline = Deadline(self._timeout(timeout))
+        replace_key(self, self._keys, key, deadline)
 
     def shrink(self, timeout: float | None = -1) -> Group:
         """The group of the remaining ranks when others have died or left. Its `lost` names those by their ranks in this group.

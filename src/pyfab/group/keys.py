@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from pyfab.core.buffers import stretched_key
 from pyfab.meeting.sealing import derive
 
 
-class Keys(NamedTuple):
-    """What only the members of a group have.
+class Keys:
+    """What only the members of a group have, and all groups that came out of it.
 
-    `secret` is the key of their endpoints. `regions` is what others' endpoints need to reach the regions of the group, where
-    the domain has another key than the group; None: that of the domain.
+    secret: the key of their endpoints. of_domain: their domains have that key; else only their endpoints do.
     """
 
-    secret: bytes
-    regions: bytes | None = None
+    def __init__(self, secret: bytes, of_domain: bool) -> None:
+        self._of_domain = of_domain
+        self.replace(secret)
 
-    def for_proofs(self) -> bytes:
-        """What the members' proofs are made with. Whoever sees one and guesses at the secret has to stretch each guess."""
-        return derive(stretched_key(self.secret), b"proofs of a group")
+    def replace(self, secret: bytes) -> None:
+        """The members have agreed on another key, and their domains know it."""
+        # Whoever sees a proof and guesses at the secret has to stretch each guess.
+        self.secret, self.for_proofs = secret, derive(stretched_key(secret), b"proofs of a group")
+
+    @property
+    def regions(self) -> bytes | None:
+        """What others' endpoints need to reach the regions of the group; None: the key of the domain."""
+        return None if self._of_domain else self.secret

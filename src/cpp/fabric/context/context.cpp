@@ -5,10 +5,10 @@
 
 namespace fab {
 
-Context::Context(Domain& domain, Parameters parameters)
+Context::Context(Domain& domain, Parameters parameters, AuthKeys keys)
     : parameters_(std::move(parameters)),
-      handles_({parameters_.index, parameters_.rx_bits, parameters_.max_group_id}, parameters_.keys,
-               *parameters_.peers),
+      keys_(std::move(keys)),
+      handles_({parameters_.index, parameters_.rx_bits, parameters_.max_group_id}, keys_, *parameters_.peers),
       driver_(*this),
       inbox_(
           {parameters_.rules, parameters_.exempt, parameters_.directed_receive, parameters_.shared_receives},
@@ -16,7 +16,7 @@ Context::Context(Domain& domain, Parameters parameters)
       paths_(handles_) {
   endpoint_ = domain.open_endpoint({.context = parameters_.index,
                                     .context_slot = parameters_.slot,
-                                    .keys = parameters_.keys,
+                                    .keys = keys_,
                                     .poller = driver_.poller(),
                                     .completions = *parameters_.completions,
                                     .events = events_,

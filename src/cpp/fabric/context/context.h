@@ -33,10 +33,9 @@ class Context final : public PeerWatcher, private Tidier {
   struct Parameters {
     std::uint16_t index = 0;  // within the endpoint that the user opened
     std::uint16_t slot = 0;   // number within the domain
-    AuthKeys keys = AuthKeys(1);
-    const PostRules* rules;  // outlives the context
-    bool exempt = false;     // true: the domain's mr_mode demands nothing of the program
-    unsigned rx_bits = 0;    // bits of a handle for the receive context
+    const PostRules* rules;   // outlives the context
+    bool exempt = false;      // true: the domain's mr_mode demands nothing of the program
+    unsigned rx_bits = 0;     // bits of a handle for the receive context
     std::uint64_t max_group_id = kMaxGroupId;
     bool directed_receive = true;  // receives may name their source
     bool shared_receives = true;   // false: receives must name their source
@@ -44,7 +43,7 @@ class Context final : public PeerWatcher, private Tidier {
     std::shared_ptr<CompletionQueue> completions;
     std::function<void()> wake_domain;
   };
-  Context(Domain& domain, Parameters parameters);
+  Context(Domain& domain, Parameters parameters, AuthKeys keys = AuthKeys(1));
   ~Context() override;
 
   std::uint16_t slot() const noexcept { return parameters_.slot; }
@@ -92,6 +91,8 @@ class Context final : public PeerWatcher, private Tidier {
   bool flushed(std::vector<FlushGoal>& goals, Deadline deadline);
   // From now on `events` is told of peers and links that are lost; null: nobody is told.
   void bind(std::shared_ptr<EventQueue> events);
+  // Their secrets are changed in locked() only, by one thread at a time, and nothing else of them.
+  AuthKeys& keys() noexcept { return keys_; }
   // Runs `work` with the lock held, unless the context is closed.
   void locked(const std::function<void(Endpoint&)>& work);
   // Ends the endpoint: what is outstanding settles with an error. Idempotent.
@@ -107,6 +108,7 @@ class Context final : public PeerWatcher, private Tidier {
   void linger(Driver::Turn& turn);
 
   const Parameters parameters_;
+  AuthKeys keys_;
   const PeerHandles handles_;
   mutable Driver driver_;
   Inbox inbox_;

@@ -7,12 +7,62 @@
 
 namespace fab {
 
+std::uint32_t AuthNumbers::find(const std::string& key) const noexcept {
+  const auto has = [&](const std::vector<std::string>& keys) {
+    return std::ranges::find(keys, key) != keys.end();
+  };
+  return static_cast<std::uint32_t>(std::ranges::find_if(keys_, has) - keys_.begin());
+}
+
+std::uint32_t AuthNumbers::known(const std::string& key) const {
+  const std::uint32_t number = find(key);
+  if (key.empty() || number == keys_.size())
+    throw Error(Errc::invalid,
+                "the domain has no such authorization key; keys are told apart by all their bytes");
+  return number;
+}
+
 std::uint32_t AuthNumbers::of(const std::string& auth_key) {
-  if (auth_key.empty() || auth_key == own_) return 0;
+  if (auth_key.empty()) return 0;
   const std::lock_guard lock(mutex_);
-  auto found = std::ranges::find(others_, auth_key);
-  if (found == others_.end()) found = others_.insert(found, auth_key);
-  return static_cast<std::uint32_t>(found - others_.begin()) + 1;
+  const std::uint32_t number = find(auth_key);
+  if (number == keys_.size()) keys_.push_back({auth_key});
+  return number;
+}
+
+std::vector<std::string> AuthNumbers::keys(std::uint32_t number) const {
+  const std::lock_guard lock(mutex_);
+  return keys_.at(number);
+}
+
+std::uint32_t AuthNumbers::add(const std::string& key, const std::string& former) {
+  const std::lock_guard lock(mutex_);
+  const std::uint32_t number = former.empty() ? 0 : known(former);
+  if (keys_[number].front().empty())
+    throw Error(Errc::invalid, "the domain was opened without an authorization key, and asks for none");
+  const std::uint32_t other = find(key);
+  if (key.empty() || (other != keys_.size() && other != number))
+    throw Error(Errc::invalid, "the domain has this authorization key already, for other peers");
+  if (other == keys_.size()) keys_[number].push_back(key);
+  return number;
+}
+
+std::uint32_t AuthNumbers::use(const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  const std::uint32_t number = known(key);
+  std::vector<std::string>& keys = keys_[number];
+  std::iter_swap(keys.begin(), std::ranges::find(keys, key));
+  return number;
+}
+
+std::uint32_t AuthNumbers::remove(const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  const std::uint32_t number = known(key);
+  std::vector<std::string>& keys = keys_[number];
+  if (keys.front() == key)
+    throw Error(Errc::invalid, "this side uses this authorization key; add another one, and use that first");
+  std::erase(keys, key);
+  return number;
 }
 
 std::uint32_t AuthNumbers::of_any(std::span<const std::string> auth_keys) {

@@ -4,26 +4,39 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace fab {
 
 // The numbers by which region tables and requesters name the authorization keys of a domain: 0 is the
-// domain's own key, and others count from 1 in the order in which they came. Safe from any thread.
+// domain's own key, and others count from 1 in the order in which they came. While a key is being replaced,
+// several keys have its number, and regions need not know which of them a peer has. Safe from any thread.
 class AuthNumbers final {
  public:
-  explicit AuthNumbers(std::string own) : own_(std::move(own)) {}
+  explicit AuthNumbers(std::string own) : keys_{{std::move(own)}} {}
 
   std::uint32_t of(const std::string& auth_key);
   // RegionEntry::auth of a region for whoever has one of the keys; the domain's if there are none. Throws
   // Error(too_big) for several keys of which one has too great a number.
   std::uint32_t of_any(std::span<const std::string> auth_keys);
+  // The keys of that number. This side shows the first one.
+  std::vector<std::string> keys(std::uint32_t number) const;
+
+  // All three return the number, and throw Error(invalid), after which nothing has changed.
+  // From now on `key` has the number of `former`, too; an empty one stands for the domain's key. It may have
+  // it already.
+  std::uint32_t add(const std::string& key, const std::string& former);
+  // From now on this side shows `key`.
+  std::uint32_t use(const std::string& key);
+  // From now on `key` is none that the domain knows. It is not the one that this side shows.
+  std::uint32_t remove(const std::string& key);
 
  private:
-  const std::string own_;
-  std::mutex mutex_;
-  std::vector<std::string> others_;
+  std::uint32_t find(const std::string& key) const noexcept;  // keys_.size(): it has none
+  std::uint32_t known(const std::string& key) const;          // throws
+
+  mutable std::mutex mutex_;
+  std::vector<std::vector<std::string>> keys_;  // by number
 };
 
 }  // namespace fab

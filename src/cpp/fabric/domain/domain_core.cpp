@@ -4,7 +4,6 @@
 #include <new>
 
 #include "base/bytes/random.h"
-#include "base/crypto/stretched_key.h"
 #include "base/locks/tsan.h"
 
 namespace fab {
@@ -24,8 +23,8 @@ DomainCore::DomainCore(DomainOptions options)
       regions_(segment_.region_area()),
       post_rules_(options_.mr_mode),
       emulation_(options_.non_coherent ? std::make_unique<CacheEmulation>(*options_.non_coherent) : nullptr),
-      auth_numbers_(options_.auth_key),
       contexts_(segment_),
+      auth_keys_(options_.auth_key, segment_, contexts_),
       registrations_(!options_.manual_progress),
       grant_clock_(!options_.manual_progress) {}
 
@@ -73,23 +72,6 @@ std::shared_ptr<MemoryRegion> DomainCore::register_memory(MemoryRegion::Paramete
   auto region = std::make_shared<MemoryRegion>(shared_from_this(), std::move(parameters));
   if (events) registrations_.push(region, std::move(events));
   return region;
-}
-
-AuthKeys DomainCore::keys_of(const EndpointTraits& traits) {
-  AuthKeys keys;
-  for (const auto& [secret, auth] : traits.keys) {
-    const std::uint32_t number = auth_numbers_.of(secret);
-    auto found = std::ranges::find(keys, number, &AuthKey::number);
-    if (found == keys.end()) found = keys.insert(found, AuthKey{stretched_key(secret), number});
-    if (auth != 0) found->handles.push_back(auth);
-  }
-  if (keys.size() > kMaxAuthKeys)
-    throw Error(Errc::invalid, "the address vector has " + std::to_string(keys.size()) +
-                                   " authorization keys, and an endpoint takes at most " +
-                                   std::to_string(kMaxAuthKeys) +
-                                   "; open an address vector for some of them");
-  if (keys.empty()) keys.push_back(AuthKey{stretched_key(options_.auth_key)});
-  return keys;
 }
 
 // Wakes those who wait, as long as the domain lives.
@@ -144,29 +126,31 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
                                                   std::shared_ptr<AddressVector> peers,
                                                   std::shared_ptr<CompletionQueue> completions,
                                                   std::shared_ptr<EventQueue> events) {
-  AuthKeys keys = keys_of(traits);
-  return contexts_.open([&](std::uint16_t slot) {
+  const auto make = [&](std::uint16_t slot, AuthKeys keys) {
     check_open();
     ContextRights& rights = segment_.header().context_rights.of[slot];
     rights.endpoint.store(traits.number);
     rights.events.store(traits.counts ? 1 : 0);
     set_auth_keys(segment_, slot, keys);
-    auto context =
-        std::make_shared<Context>(*domain_, Context::Parameters{.index = index,
-                                                                .slot = slot,
-                                                                .keys = std::move(keys),
-                                                                .rules = &post_rules_,
-                                                                .exempt = traits.exempt,
-                                                                .rx_bits = traits.rx_bits,
-                                                                .max_group_id = traits.max_group_id,
-                                                                .directed_receive = traits.directed_receive,
-                                                                .shared_receives = options_.shared_receives,
-                                                                .peers = std::move(peers),
-                                                                .completions = std::move(completions),
-                                                                .wake_domain = wake_later()});
+    auto context = std::make_shared<Context>(*domain_,
+                                             Context::Parameters{.index = index,
+                                                                 .slot = slot,
+                                                                 .rules = &post_rules_,
+                                                                 .exempt = traits.exempt,
+                                                                 .rx_bits = traits.rx_bits,
+                                                                 .max_group_id = traits.max_group_id,
+                                                                 .directed_receive = traits.directed_receive,
+                                                                 .shared_receives = options_.shared_receives,
+                                                                 .peers = std::move(peers),
+                                                                 .completions = std::move(completions),
+                                                                 .wake_domain = wake_later()},
+                                             std::move(keys));
     context->bind(std::move(events));
     context->peers().watch(context);
     return context;
+  };
+  return auth_keys_.open(traits.keys, [&](AuthKeys keys) {
+    return contexts_.open([&](std::uint16_t slot) { return make(slot, std::move(keys)); });
   });
 }
 

@@ -11,7 +11,7 @@
 #include "fabric/completion/counter.h"
 #include "fabric/completion/security_log.h"
 #include "fabric/context/context_set.h"
-#include "fabric/domain/auth_numbers.h"
+#include "fabric/domain/auth_key_ring.h"
 #include "fabric/domain/grant_clock.h"
 #include "fabric/domain/memory_region.h"
 #include "fabric/domain/registration_queue.h"
@@ -46,7 +46,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
   RegistrationQueue& registrations() noexcept { return registrations_; }
   PostRules& post_rules() noexcept { return post_rules_; }
-  AuthNumbers& auth_numbers() noexcept { return auth_numbers_; }
+  AuthKeyRing& auth_keys() noexcept { return auth_keys_; }
   ContextSet& contexts() noexcept { return contexts_; }
   std::shared_ptr<Counter> open_counter();
   std::shared_ptr<EventQueue> open_event_queue(std::int64_t losses = EventQueue::kLosses);
@@ -54,14 +54,10 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
                                                          CompletionQueue::WhenFull when_full);
   // What the contexts of one endpoint have in common.
   struct EndpointTraits {
-    std::uint32_t number = 0;  // from ContextSet::next_endpoint_number()
-    struct Key {
-      std::string secret;
-      std::uint32_t auth = 0;  // in the address vector, as AddressVector::auth()
-    };
-    std::vector<Key> keys{};  // peers must prove one of them; empty: the domain's key
-    bool counts = true;       // remote writes through this endpoint raise counters of regions
-    unsigned rx_bits = 0;     // this and the following: as in Context::Parameters
+    std::uint32_t number = 0;              // from ContextSet::next_endpoint_number()
+    std::vector<AuthKeyRing::Key> keys{};  // peers must prove one of them; empty: the domain's key
+    bool counts = true;                    // remote writes through this endpoint raise counters of regions
+    unsigned rx_bits = 0;                  // this and the following: as in Context::Parameters
     std::uint64_t max_group_id = kMaxGroupId;
     bool directed_receive = true;
     bool exempt = false;
@@ -125,12 +121,11 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   std::unique_ptr<Domain> domain_;
   DomainCache cache_;
 
-  AuthKeys keys_of(const EndpointTraits& traits);
   SyncReports synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate);
   std::function<void()> wake_later();
 
-  AuthNumbers auth_numbers_;
   ContextSet contexts_;
+  AuthKeyRing auth_keys_;
   std::mutex counters_mutex_;  // guards the two
   std::vector<std::uint32_t> free_counters_;
   std::uint32_t counters_used_ = 0;

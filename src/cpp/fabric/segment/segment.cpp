@@ -246,18 +246,57 @@ Digest key_tag(const SegmentHeader& header, std::uint32_t context_slot, std::uin
   return hmac_sha256(secret, text.take());
 }
 
+using TagProof = std::array<std::uint32_t, 8>;  // as in KeyTags::Tag
+constexpr TagProof kWithdrawn{~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
+
+TagProof proof_of(const Digest& tag) noexcept {
+  TagProof proof;
+  static_assert(sizeof proof == sizeof tag);
+  std::memcpy(proof.data(), tag.data(), sizeof proof);
+  return proof;
+}
+
+TagProof read_proof(const KeyTags::Tag& tag) noexcept {
+  TagProof proof;
+  for (std::size_t i = 0; i < proof.size(); ++i) proof[i] = tag.proof[i].load(std::memory_order_relaxed);
+  return proof;
+}
+
+void write_proof(KeyTags::Tag& tag, const TagProof& proof) noexcept {
+  for (std::size_t i = 0; i < proof.size(); ++i) tag.proof[i].store(proof[i], std::memory_order_relaxed);
+}
+
 }  // namespace
 
 void set_auth_keys(Segment& segment, std::uint32_t context_slot, std::span<const AuthKey> keys) {
+  struct Wanted {
+    std::uint32_t number;
+    TagProof proof;
+  };
+  std::vector<Wanted> wanted;
+  for (const AuthKey& key : keys)
+    for (std::size_t i = 0; i < key.secrets(); ++i)
+      wanted.push_back(
+          {key.number, proof_of(key_tag(segment.header(), context_slot, key.number, key.secret_at(i)))});
   KeyTags& published = segment.header().keys[context_slot];
-  published.count.store(0);
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    KeyTags::Tag& tag = published.tags[i];
-    tag.number = keys[i].number;
-    std::memcpy(tag.proof, key_tag(segment.header(), context_slot, tag.number, keys[i].secret).data(),
-                sizeof tag.proof);
+  const std::uint32_t count = published.count.load();
+  for (KeyTags::Tag& tag : std::span(published.tags, count)) {
+    const auto kept = std::ranges::find_if(wanted, [&](const Wanted& one) {
+      return one.number == tag.number.load() && one.proof == read_proof(tag);
+    });
+    if (kept != wanted.end())
+      wanted.erase(kept);
+    else
+      write_proof(tag, kWithdrawn);
   }
-  published.count.store(static_cast<std::uint32_t>(keys.size()), std::memory_order_release);
+  std::uint32_t at = 0;
+  for (const Wanted& one : wanted) {
+    while (at < count && read_proof(published.tags[at]) != kWithdrawn) ++at;
+    published.tags[at].number.store(one.number);
+    write_proof(published.tags[at], one.proof);
+    ++at;
+    if (at > published.count.load()) published.count.store(at, std::memory_order_release);
+  }
 }
 
 std::optional<std::uint32_t> authorized(const Segment& segment, std::uint32_t context_slot,
@@ -267,9 +306,10 @@ std::optional<std::uint32_t> authorized(const Segment& segment, std::uint32_t co
   const std::size_t count =
       std::min<std::size_t>(published.count.load(std::memory_order_acquire), kMaxAuthKeys);
   for (const KeyTags::Tag& tag : std::span(published.tags, count)) {
-    const std::uint32_t number = tag.number;
+    const std::uint32_t number = tag.number.load(std::memory_order_relaxed);
+    const TagProof found = read_proof(tag);
     Digest proof;
-    std::memcpy(proof.data(), tag.proof, sizeof proof);
+    std::memcpy(proof.data(), found.data(), sizeof proof);
     if (same(proof, key_tag(segment.header(), context_slot, number, secret))) return number;
   }
   return std::nullopt;

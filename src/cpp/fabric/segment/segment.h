@@ -79,11 +79,13 @@ struct alignas(64) CounterSlot {
 };
 
 // Which authorization keys a context takes: a peer that has one of them finds its number here.
+// Peers look while keys are replaced: a tag stays where it is for as long as its key is taken, and what is
+// read of one that changes is the tag of no key.
 struct KeyTags {
   struct Tag {
-    std::uint32_t number;  // Requester::auth
-    std::uint8_t
-        proof[32];  // HMAC of salt, context slot and number under the key; all zero: no key is needed
+    std::atomic<std::uint32_t> number;  // Requester::auth
+    // HMAC of salt, context slot and number under the key; all zero: no key is needed; all ones: withdrawn.
+    std::atomic<std::uint32_t> proof[8];
   };
   std::atomic<std::uint32_t> count;
   Tag tags[kMaxAuthKeys];
@@ -222,7 +224,8 @@ class Segment {
 [[nodiscard]] bool raise_counters(const Segment& target, const RegionEntry& entry,
                                   const ContextRights& rights) noexcept;
 
-// Tells in `segment` which keys the context in `context_slot` takes, at most kMaxAuthKeys.
+// Tells in `segment` which keys the context in `context_slot` takes from now on, at most kMaxAuthKeys
+// secrets. Throws std::bad_alloc.
 void set_auth_keys(Segment& segment, std::uint32_t context_slot, std::span<const AuthKey> keys);
 // The Requester::auth of a peer that comes to the context in `context_slot` with `secret`; nothing if the
 // context does not take that key.

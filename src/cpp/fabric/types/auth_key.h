@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -12,24 +13,42 @@ namespace fab {
 
 // One authorization key of an endpoint: peers that prove it are served.
 struct AuthKey {
-  // What stretched_key() made of the user's key; empty: peers prove nothing, and the endpoint has no other
-  // key.
+  // What stretched_key() made of the user's key, by which this side proves it; empty: peers prove nothing,
+  // and the endpoint has no other key.
   std::string secret{};
   std::uint32_t number = 0;  // of the key within the domain (RegionEntry::auth); 0: the domain's key
   // What AddressVector::auth() returns for peers under this key; empty if it is not from the address vector.
   std::vector<std::uint32_t> handles{};
+  // While the key is being replaced: secrets with which peers may prove it as well.
+  std::vector<std::string> others{};
+
+  std::size_t secrets() const noexcept { return 1 + others.size(); }
+  const std::string& secret_at(std::size_t i) const noexcept { return i == 0 ? secret : others[i - 1]; }
 };
 using AuthKeys = std::vector<AuthKey>;  // the keys of one endpoint; never empty, no secret twice
 
-inline constexpr std::size_t kMaxAuthKeys = 16;  // that one endpoint may have
+inline constexpr std::size_t kMaxAuthKeys = 16;  // secrets that one endpoint may have
 inline const AuthKey kNoAuthKey;
 
-// Index of the key that `proof` was made with, where `make(secret)` is what it should be; nothing: it is none
-// of them. The comparison tells nothing by its duration.
+inline std::size_t count_secrets(const AuthKeys& keys) noexcept {
+  std::size_t count = 0;
+  for (const AuthKey& key : keys) count += key.secrets();
+  return count;
+}
+
+struct ProvenKey {
+  std::size_t index = 0;  // in AuthKeys
+  std::string secret{};   // with which it was proven
+};
+
+// The key that `proof` was made with, where `make(secret)` is what it should be; nothing: it is none of them.
+// The comparison tells nothing by its duration.
 template <class Make>
-std::optional<std::size_t> proven_key(const AuthKeys& keys, const Digest& proof, Make make) {
+std::optional<ProvenKey> proven_key(const AuthKeys& keys, const Digest& proof, Make make) {
   for (std::size_t i = 0; i < keys.size(); ++i)
-    if (same(proof, make(keys[i].secret))) return i;
+    for (std::size_t j = 0; j < keys[i].secrets(); ++j)
+      if (const std::string& secret = keys[i].secret_at(j); same(proof, make(secret)))
+        return ProvenKey{i, secret};
   return std::nullopt;
 }
 

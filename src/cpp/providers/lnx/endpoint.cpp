@@ -350,6 +350,10 @@ void LinkedEndpoint::on_look() noexcept {
   if (!watched) looks_.stop();
 }
 
+void LinkedEndpoint::end_outlived() noexcept {
+  for (const Opened& link : links_) link.endpoint->end_outlived();
+}
+
 void LinkedEndpoint::forget(std::uint32_t region) noexcept {
   for (const Opened& link : links_) link.endpoint->forget(region);
 }

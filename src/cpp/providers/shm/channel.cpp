@@ -98,6 +98,7 @@ std::unique_ptr<Channel> Channel::create(std::shared_ptr<PeerDomain> peer, std::
   std::memcpy(header.target_domain, peer->address().domain_id, sizeof header.target_domain);
   const Digest proof = channel_proof(services.sender->key().secret, self, context, peer_context_slot,
                                      peer->address().domain_id);
+  services.sender->proven_with(services.sender->key().secret);
   std::memcpy(header.proof, proof.data(), sizeof header.proof);
   MadeChannel made{
       .target_context_slot = peer_context_slot, .context_slot = self.context_slot, .context = context};
@@ -155,13 +156,13 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t context_slot,
   // A copy is judged, because the initiator may still write to the header.
   Digest proof;
   std::memcpy(proof.data(), header.proof, sizeof proof);
-  const auto index = proven_key(keys, proof, [&](const std::string& secret) {
+  auto proven = proven_key(keys, proof, [&](const std::string& secret) {
     return channel_proof(secret, offer.initiator, offer.initiator_context, context_slot, domain_id);
   });
-  if (!index)
+  if (!proven)
     throw Error(Errc::key_rejected,
                 "process " + std::to_string(claimant.pid) + " has no authorization key of this context");
-  offer.auth_index = *index;
+  offer.key = std::move(*proven);
   return offer;
 }
 

@@ -40,7 +40,7 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
     std::uint16_t initiator_context;
     std::uint32_t published;  // the channel's number in the initiator's segment
     MadeChannel made;         // what is to be found there
-    std::size_t auth_index;   // of the authorization key that the initiator proved
+    ProvenKey key;            // by the initiator
   };
   // Opens the channel that `slot` shows to the context in `context_slot` of `domain_id`. Throws
   // Error(protocol) if it is no channel, or one that this context has closed, and Error(key_rejected) if its

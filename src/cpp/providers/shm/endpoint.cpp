@@ -287,6 +287,12 @@ void ShmEndpoint::on_ready(std::uint32_t) noexcept {
   progress();
 }
 
+// Who may write this memory is of the same user and cannot be kept from it. But nothing is served, and no
+// message taken, that comes through a channel of a key that has been given up.
+void ShmEndpoint::end_outlived() noexcept {
+  drop_served([](const Served& served) { return served.channel->session().sender().outlived_its_secret(); });
+}
+
 void ShmEndpoint::forget(std::uint32_t index) noexcept {
   for (Served& served : served_) {
     served.channel->session().forget(index);
@@ -354,7 +360,8 @@ void ShmEndpoint::accept_channels() noexcept {
       looked_at_.reset();
       // The slot and the channel may be written by anybody; this only by the process that is named.
       if (!peer->has_made(offer.file, offer.published, offer.made)) continue;
-      auto services = session_services(served_counts_, std::move(part), offer.auth_index);
+      auto services = session_services(served_counts_, std::move(part), offer.key.index);
+      services.sender->proven_with(offer.key.secret);
       // The session may ask for an announced message, and wait for it.
       services.on_output = [this] { expect_answers(); };
       // Nothing may fail after accept(): what was accepted is served.

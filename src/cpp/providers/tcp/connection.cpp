@@ -156,7 +156,6 @@ OutgoingConnection::OutgoingConnection(Poller& poller, const Identity& self, std
                                        const EndpointAddress& peer, std::vector<SocketAddress> addresses,
                                        std::uint64_t stream, Attended deadline, Told told)
     : PendingConnection(poller, self, deadline, std::move(told)),
-      secret_((*self.keys)[auth_index].secret),
       handshake_(self, auth_index, peer, stream),
       addresses_(std::move(addresses)) {}
 
@@ -207,7 +206,8 @@ IncomingConnection::IncomingConnection(Poller& poller, const Identity& self, Own
 
 std::unique_ptr<Tls> IncomingConnection::begin_tls() {
   std::vector<std::string> secrets;
-  for (const AuthKey& key : *self_.keys) secrets.push_back(key.secret);
+  for (const AuthKey& key : *self_.keys)
+    for (std::size_t i = 0; i < key.secrets(); ++i) secrets.push_back(key.secret_at(i));
   return Tls::answer(socket_.get(), std::move(secrets));
 }
 

@@ -82,15 +82,15 @@ class OutgoingConnection final : public PendingConnection {
   const std::optional<WireVersions>& other_versions() const noexcept { return handshake_.other_versions(); }
   // A copy, because the connection may end before it is used.
   PublicKey peer_key() const noexcept { return handshake_.peer_key(); }
+  const std::string& secret() const noexcept { return handshake_.secret(); }
 
  private:
   void on_connected() override;
-  std::unique_ptr<Tls> begin_tls() override { return Tls::call(socket_.get(), secret_); }
+  std::unique_ptr<Tls> begin_tls() override { return Tls::call(socket_.get(), secret()); }
   void on_secured(const std::array<std::uint8_t, 32>& binding) override;
   Handshake::Step on_message(std::string_view message) override { return handshake_.receive(message); }
   bool done() const noexcept override { return handshake_.done(); }
 
-  const std::string& secret_;
   CallerHandshake handshake_;
   const std::vector<SocketAddress> addresses_;
   std::size_t next_ = 0;
@@ -101,8 +101,9 @@ class IncomingConnection final : public PendingConnection {
  public:
   IncomingConnection(Poller& poller, const Identity& self, OwnFd socket, Attended deadline, Told told);
   const Hello& hello() const noexcept { return handshake_.hello(); }
-  // The index of the authorization key that the caller proved.
+  // The index of the authorization key that the caller proved, and with which secret.
   std::size_t auth_index() const noexcept { return handshake_.auth_index(); }
+  const std::string& secret() const noexcept { return handshake_.secret(); }
   // Whether the caller has proven that its id is its own, and the public key that it has proven to have.
   bool proven() const noexcept { return handshake_.proven(); }
   const PublicKey& peer_key() const noexcept { return handshake_.peer_key(); }

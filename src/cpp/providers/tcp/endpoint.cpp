@@ -226,10 +226,12 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try
         add_names(stream->sender(), at->second->where());
     streams_.emplace(place, stream);
   }
-  if (caller->welcome(stream->number()))
+  if (caller->welcome(stream->number())) {
+    stream->sender().proven_with(caller->secret());
     stream->adopt(caller->take_stream(), hello.stream, caller->peer_key());
-  else if (!stream->connecting())
+  } else if (!stream->connecting()) {
     stream->fail(caller->error() == Errc::no_memory ? Errc::no_memory : Errc::peer_lost);
+  }
 } catch (const std::exception&) {
   return;  // no memory
 }
@@ -307,6 +309,13 @@ void TcpEndpoint::poll_directly(TcpStream& stream) noexcept {
 
 void TcpEndpoint::forget(std::uint32_t region) noexcept {
   for (const auto& [place, stream] : streams_) stream->forget(region);
+}
+
+void TcpEndpoint::end_outlived() noexcept {
+  const auto outlived = [](const auto& entry) { return entry.second->sender().outlived_its_secret(); };
+  // Each is taken out of the streams, and others may be with it.
+  for (auto at = streams_.begin(); (at = std::ranges::find_if(streams_, outlived)) != streams_.end();)
+    at->second->fail(Errc::peer_lost);
 }
 
 void TcpEndpoint::retire(TcpStream& stream) noexcept {

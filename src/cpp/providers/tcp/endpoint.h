@@ -30,6 +30,7 @@ class TcpEndpoint final : public Endpoint {
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t region) noexcept override;
+  void end_outlived() noexcept override;
 
   // --- for its streams
   const DomainServices& domain() const noexcept { return domain_; }
@@ -44,8 +45,6 @@ class TcpEndpoint final : public Endpoint {
   std::chrono::nanoseconds handshake_until() const noexcept {
     return attended() + Liveness::handshake_time(deadlines());
   }
-  // The peer's addresses that can be reached from here, best first.
-  static std::vector<SocketAddress> routes_to(const EndpointAddress& peer);
   Guests& guests() noexcept { return reception_.guests(); }
   // Gives the connection to the stream with the caller's endpoint. If there is no memory for that, the caller
   // finds its connection closed.
@@ -88,6 +87,8 @@ class TcpEndpoint final : public Endpoint {
   StreamKey key_of(const IncomingConnection& caller);
   bool proven(const IncomingConnection& caller) const;
 
+  // The peer's addresses that can be reached from here, best first.
+  static std::vector<SocketAddress> routes_to(const EndpointAddress& peer);
   void tick() noexcept;
   template <class List>
   static bool flush(List& streams) noexcept;

@@ -81,6 +81,7 @@ void TcpStream::on_attempt(PendingConnection& attempt) noexcept {
   if (where_.id == kAnybody && attempt_->peer_key() != kNoPublicKey)
     endpoint_->on_found(*this, attempt_->peer_id());
   called_ = true;
+  session_.sender().proven_with(attempt_->secret());
   adopt(attempt.take_stream(), attempt_->peer_stream(), attempt_->peer_key());
 }
 

@@ -314,13 +314,26 @@ void VerbsEndpoint::turn_later(VerbsStream& stream) noexcept {
   if (stream.state() == Errc::ok) turns_.push_back(stream);
 }
 
-void VerbsEndpoint::pump_later(VerbsLink& link) noexcept {
+void VerbsEndpoint::turn_later(VerbsLink& link) noexcept {
   if (link.state() == Errc::ok) pumps_.push_back(link);
 }
 
 void VerbsEndpoint::forget(std::uint32_t region) noexcept {
   for (const auto& [id, link] : links_) link->stream().forget(region);
   for (const auto& served : served_) served->stream.forget(region);
+}
+
+void VerbsEndpoint::end_outlived() noexcept {
+  const auto outlived = [](const VerbsStream& stream) {
+    return stream.state() == Errc::ok && stream.outlived_its_secret();
+  };
+  const auto link_outlived = [&](const auto& entry) { return outlived(entry.second->stream()); };
+  // Each may be taken out of the links, and others with it.
+  for (auto at = links_.begin(); (at = std::ranges::find_if(links_, link_outlived)) != links_.end();)
+    at->second->stream().fail(Errc::peer_lost);
+  visit_served([&](VerbsStream& stream) {
+    if (outlived(stream)) stream.fail(Errc::peer_lost);
+  });
 }
 
 void VerbsEndpoint::watch() noexcept {

@@ -48,6 +48,7 @@ class VerbsEndpoint final : public Endpoint {
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t region) noexcept override;
+  void end_outlived() noexcept override;
 
   // --- for links, streams and connections of the endpoint
   const Shared& shared() const noexcept { return shared_; }
@@ -68,7 +69,7 @@ class VerbsEndpoint final : public Endpoint {
     return attended() + Liveness::handshake_time(deadlines());
   }
   void turn_later(VerbsStream& stream) noexcept;
-  void pump_later(VerbsLink& link) noexcept;
+  void turn_later(VerbsLink& link) noexcept;  // its pump()
   // The peer of `by` has called anew, and proven that it is the same, so its earlier streams end.
   void supersede(const VerbsStream& by) noexcept;
   // From now on calls tick() from time to time, until nothing needs it any more.

@@ -9,10 +9,10 @@ namespace fab::verbs {
 VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const EndpointAddress& where, std::size_t key)
     : endpoint_(endpoint),
       stream_(endpoint, std::move(peer), where, key,
-              {.on_open = [this] { endpoint_.pump_later(*this); },
+              {.on_open = [this] { endpoint_.turn_later(*this); },
                .on_turn =
                    [this] {
-                     if (direct_.outstanding() != 0) endpoint_.pump_later(*this);
+                     if (direct_.outstanding() != 0) endpoint_.turn_later(*this);
                    },
                .on_failed = [this](Errc error) { on_stream_failed(error); }}),
       direct_(endpoint, where,
@@ -24,7 +24,7 @@ VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const EndpointAddress& 
                      return !session || session->requests().oldest() > number;
                    },
                .on_posted = [this] { stream_.posted(true); },
-               .on_waiting = [this] { endpoint_.pump_later(*this); },
+               .on_waiting = [this] { endpoint_.turn_later(*this); },
                .counts = stream_.counts()}) {}
 
 VerbsLink::~VerbsLink() { fail(Errc::canceled); }

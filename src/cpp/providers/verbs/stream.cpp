@@ -164,6 +164,7 @@ Errc VerbsStream::on_handshake(std::string_view message) {
   const Errc outcome = answer_handshake(step);
   if (outcome == Errc::ok && called.done()) {
     token_ = called.peer_stream();
+    session_->sender().proven_with(called.secret());
     session_->sender().proven_by(called.peer_key());
     become_open();
   }
@@ -185,6 +186,7 @@ void VerbsStream::admit(const AcceptorHandshake& caller) {
   const Part& part = caller.hello().part;
   if (proven()) endpoint_.supersede(*this);
   make_session(proven() ? part : Part{part.link, 0, {}});  // a name only for who has proven it
+  session_->sender().proven_with(caller.secret());
   session_->sender().proven_by(caller.peer_key());
   send_handshake(caller.welcome(token_));
   if (state_ == Errc::ok) become_open();
@@ -423,6 +425,10 @@ void VerbsStream::send_sign_of_life() noexcept {
   if (now - sign_sent_at_ < Liveness::patience(endpoint_.deadlines(), false)) return;
   sign_sent_at_ = now;
   send_credits();
+}
+
+bool VerbsStream::outlived_its_secret() const noexcept {
+  return session_ && session_->sender().outlived_its_secret();
 }
 
 void VerbsStream::fail(Errc error) noexcept {

@@ -243,6 +243,32 @@ void bind_domain(py::module_& m) {
       .def(
           "unmap_key", [](DomainCore& domain, std::uint64_t key) { domain.post_rules().unmap_key(key); },
           py::arg("key"))
+      .def_property_readonly(
+          "auth_key", [](DomainCore& domain) { return py::bytes(domain.auth_keys().own()); },
+          "The domain's own, as this side shows it; empty: it asks for none.")
+      .def_property_readonly("auth_key_count",
+                             [](DomainCore& domain) { return domain.auth_keys().own_keys(); })
+      .def(
+          "add_auth_key",
+          [](DomainCore& domain, const std::string& key, const std::string& former) {
+            domain.check_open();
+            domain.auth_keys().add(key, former);
+          },
+          py::arg("key"), py::arg("former"), py::call_guard<WithoutGil>())
+      .def(
+          "use_auth_key",
+          [](DomainCore& domain, const std::string& key) {
+            domain.check_open();
+            domain.auth_keys().use(key);
+          },
+          py::arg("key"), py::call_guard<WithoutGil>())
+      .def(
+          "remove_auth_key",
+          [](DomainCore& domain, const std::string& key, bool end_streams) {
+            domain.check_open();
+            domain.auth_keys().remove(key, end_streams);
+          },
+          py::arg("key"), py::arg("end_streams"), py::call_guard<WithoutGil>())
       .def("open_counter", &DomainCore::open_counter)
       .def("open_event_queue", &DomainCore::open_event_queue, py::arg("losses"))
       .def(

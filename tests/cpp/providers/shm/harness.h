@@ -19,7 +19,7 @@ namespace fab::test {
 
 class Side {
  public:
-  using Keys = std::vector<DomainCore::EndpointTraits::Key>;
+  using Keys = std::vector<AuthKeyRing::Key>;
   explicit Side(const std::string& copy = "auto", DomainOptions options = {}, Keys keys = {}) {
     options.settings["shm_copy"] = copy;
     domain = DomainCore::open(

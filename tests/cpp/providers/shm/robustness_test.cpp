@@ -190,6 +190,32 @@ TEST_CASE("channels that are none get no answer and harm nobody") {
   CHECK(former == 5);
 }
 
+TEST_CASE("a tag stays where it is while its key is taken, and then belongs to nobody") {
+  const Side side("auto", {}, {{"first", 1}, {"second", 2}});
+  Segment& segment = side.domain->segment();
+  const auto authorized_by = [&](const char* key) { return authorized(segment, 0, stretched_key(key)); };
+  const auto& tags = segment.header().keys[0];
+  const auto first = authorized_by("first"), second = authorized_by("second");
+  REQUIRE((first && second));
+  AuthKeyRing& ring = side.domain->auth_keys();
+  ring.add("next", "first");
+  CHECK(authorized_by("first") == first);
+  CHECK(authorized_by("next") == first);
+  CHECK(authorized_by("second") == second);
+  CHECK(tags.count.load() == 3);
+  ring.use("next");
+  CHECK(authorized_by("first") == first);
+  ring.remove("first", false);
+  CHECK_FALSE(authorized_by("first"));
+  CHECK_FALSE(authorized_by(""));
+  CHECK(authorized_by("next") == first);
+  CHECK(authorized_by("second") == second);
+  CHECK(tags.count.load() == 3);
+  ring.add("other", "second");  // takes the free place
+  CHECK(tags.count.load() == 3);
+  CHECK(authorized_by("other") == second);
+}
+
 TEST_CASE("a segment tells each key its number, and others nothing") {
   const Side side("auto", {}, {{"first", 1}, {"second", 2}});
   Segment& segment = side.domain->segment();
@@ -198,15 +224,16 @@ TEST_CASE("a segment tells each key its number, and others nothing") {
   };
   const auto first = authorized_by(0, "first"), second = authorized_by(0, "second");
   REQUIRE((first && second));
-  CHECK(*first == side.domain->auth_numbers().of("first"));
-  CHECK(*second == side.domain->auth_numbers().of("second"));
+  CHECK(*first == side.domain->auth_keys().numbers().of("first"));
+  CHECK(*second == side.domain->auth_keys().numbers().of("second"));
   for (const char* other : {"", "third", "first "}) CHECK_FALSE(authorized_by(0, other));
   CHECK_FALSE(authorized_by(1, "first"));
   // Numbers that somebody exchanged are no numbers any more.
   auto& tags = segment.header().keys[0].tags;
-  std::swap(tags[0].number, tags[1].number);
+  const std::uint32_t number = tags[0].number.exchange(tags[1].number);
+  tags[1].number = number;
   CHECK_FALSE(authorized_by(0, "first"));
-  tags[0].number = tags[1].number;
+  tags[0].number = number;
   CHECK_FALSE(authorized_by(0, "second"));
   segment.header().keys[0].count.store(~0u);
   CHECK_FALSE(authorized_by(0, "third"));

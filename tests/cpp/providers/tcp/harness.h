@@ -23,7 +23,7 @@ inline const Info& loopback() {
 
 // A domain with one context, and a region of `size` bytes.
 struct Node {
-  using Keys = std::vector<DomainCore::EndpointTraits::Key>;
+  using Keys = std::vector<AuthKeyRing::Key>;
   explicit Node(DomainOptions options = {}, std::size_t size = 1 << 20, Keys keys = {})
       : core(DomainCore::open(
             [](const DomainServices& services) {

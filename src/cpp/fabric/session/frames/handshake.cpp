@@ -194,15 +194,15 @@ Handshake::Step AcceptorHandshake::on_proof(std::string_view message, std::strin
   // Without a key there is no signature: bytes that nothing vouches for are not let pass.
   if (!proof || (hello_.binding.none() && proof->signature != Signature{})) return fail(Errc::protocol);
   const std::string key_text = text(ProofKind::caller_key);
-  const auto index = proven_key(*self_.keys, proof->key,
-                                [&](const std::string& secret) { return key_proof(secret, key_text); });
-  if (!index) return refuse(Errc::key_rejected);
+  auto proven = proven_key(*self_.keys, proof->key,
+                           [&](const std::string& secret) { return key_proof(secret, key_text); });
+  if (!proven) return refuse(Errc::key_rejected);
   if (!hello_.binding.none() && libcrypto()) {
     if (!verify(hello_.binding.key, text(ProofKind::caller_id), proof->signature))
       return refuse(Errc::key_rejected);
     peer_key_ = hello_.binding.key;
   }
-  auth_index_ = *index;
+  proven_key_ = std::move(*proven);
   note(message);
   state_ = State::done;
   return {};
@@ -216,9 +216,7 @@ Handshake::Step AcceptorHandshake::refuse(Errc reason) {
 
 std::string AcceptorHandshake::welcome(std::uint64_t stream) const {
   const std::string told = WireWriter().put(stream).take();
-  return Welcome{.stream = stream,
-                 .key = key_proof((*self_.keys)[auth_index_].secret, text(ProofKind::called_key, told))}
-      .encode();
+  return Welcome{.stream = stream, .key = key_proof(secret(), text(ProofKind::called_key, told))}.encode();
 }
 
 }  // namespace fab

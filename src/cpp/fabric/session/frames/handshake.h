@@ -99,6 +99,8 @@ class CallerHandshake final : public Handshake {
   // Once done(): the called side, and the public key that it proved to have; kNoPublicKey: it proved none.
   const EndpointId& peer_id() const noexcept { return challenge_.id; }
   const PublicKey& peer_key() const noexcept { return peer_key_; }
+  // With which the key is proven.
+  const std::string& secret() const noexcept { return secret_; }
   // What the side that refused speaks, if it speaks nothing that this side does.
   const std::optional<WireVersions>& other_versions() const noexcept { return other_versions_; }
 
@@ -108,8 +110,8 @@ class CallerHandshake final : public Handshake {
   Step on_refusal(std::string_view body);
   Errc judge(const Challenge& challenge) const;  // ok if the side that was called is the one that is meant
 
-  const std::string& secret_;
-  const bool bound_;  // the id that is called is bound to a key
+  const std::string secret_;  // a copy, because the key may be replaced meanwhile
+  const bool bound_;          // the id that is called is bound to a key
   Challenge challenge_;
   PublicKey peer_key_{};
   std::uint64_t peer_stream_ = 0;
@@ -126,8 +128,9 @@ class AcceptorHandshake final : public Handshake {
   Step receive(std::string_view message);  // a whole message of the caller
   // What the caller has said. Nothing is proven before done().
   const Hello& hello() const noexcept { return hello_; }
-  // Once done(): the index of the authorization key that the caller proved.
-  std::size_t auth_index() const noexcept { return auth_index_; }
+  // Once done(): the index of the authorization key that the caller proved, and with which secret.
+  std::size_t auth_index() const noexcept { return proven_key_.index; }
+  const std::string& secret() const noexcept { return proven_key_.secret; }
   // Once done(): the public key that the caller proved to have, that of Hello::binding. kNoPublicKey: none.
   const PublicKey& peer_key() const noexcept { return peer_key_; }
   // Once done(): whether the caller has proven that Hello::from is its own. If not, nothing is known of who
@@ -142,7 +145,7 @@ class AcceptorHandshake final : public Handshake {
   Step refuse(Errc reason);
 
   const std::string place_;
-  std::size_t auth_index_ = 0;
+  ProvenKey proven_key_;
   PublicKey peer_key_{};
 };
 
