@@ -25,7 +25,7 @@ std::size_t AuthKeyRing::own_keys() const {
   return keys.front().empty() ? 0 : keys.size();
 }
 
-AuthKeys AuthKeyRing::keys_of(const std::vector<Key>& given) {
+AuthKeys AuthKeyRing::keys_of(const std::vector<Key>& asked) {
   AuthKeys keys;
   const auto under = [&](std::uint32_t number) {
     auto found = std::ranges::find(keys, number, &AuthKey::number);
@@ -34,7 +34,7 @@ AuthKeys AuthKeyRing::keys_of(const std::vector<Key>& given) {
     set_secrets(*found, numbers_.keys(number));
     return found;
   };
-  for (const auto& [secret, auth] : given) {
+  for (const auto& [secret, auth] : asked) {
     const auto found = under(numbers_.of(secret));
     if (auth != 0) found->handles.push_back(auth);
   }

@@ -50,7 +50,7 @@ class AuthKeyRing final {
   void remove(const std::string& key, bool end_streams);
 
  private:
-  AuthKeys keys_of(const std::vector<Key>& keys);
+  AuthKeys keys_of(const std::vector<Key>& asked);
   void check_room(std::uint32_t number);
   void tell(std::uint32_t number);
 

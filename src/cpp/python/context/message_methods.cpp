@@ -259,11 +259,12 @@ struct ClaimedMessage {
 
   ContextHandle& handle() const { return context_handle(owner.ptr()); }
   ~ClaimedMessage() {
-    if (number == 0 || handle().shared->closed) return;
+    if (number == 0) return;
     try {
+      if (handle().shared->closed) return;
       const WithoutGil without_gil;
       handle().context->inbox().discard_claimed(number);
-    } catch (const Error&) {
+    } catch (const std::exception&) {
       return;  // in a child of fork() the message belongs to the parent
     }
   }
