@@ -22,6 +22,7 @@ except ImportError as error:  # pragma: no cover - depends on a broken installat
 from pyfab.core.address_vector import AddressVector
 from pyfab.core.addressing.addresses import parse_addr
 from pyfab.core.addressing.handles import group_addr, rx_addr
+from pyfab.core.addressing.key_ring import KeyRing
 from pyfab.core.awaiting import await_operation
 from pyfab.core.dmabuf import DmaBuf
 from pyfab.core.domain import Domain
@@ -156,6 +157,7 @@ __all__ = [
     "InvalidArgumentError",
     "KeyInUseError",
     "KeyRejectedError",
+    "KeyRing",
     "Live",
     "MRAttr",
     "MRFlag",

@@ -120,6 +120,39 @@ def test_a_stopped_target_that_has_to_serve_is_lost_at_its_deadline(station, spe
     assert (exposed.content() == 3).all()
 
 
+def test_that_its_kernel_takes_questions_is_no_sign_of_life(station):
+    """At so short a deadline the question before is not acknowledged yet when the next one goes out."""
+    here = station("tcp", peer_deadline=0.2)
+    peer, handle = here.peer()
+    exposed = peer.expose(np.zeros(1000, np.int64))
+    here.endpoint.write(np.ones(1000, np.int64), handle, exposed.remote).result(TIMEOUT)
+    peer.suspend()
+    try:
+        operation = here.endpoint.write(np.full(1000, 2), handle, exposed.remote)
+        assert isinstance(operation.exception(TIMEOUT / 4), pyfab.PeerLostError)
+    finally:
+        peer.resume()
+
+
+@pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
+def test_a_call_by_a_removed_key_comes_to_nothing(station, encrypt):
+    """The peer, which has no other key, answers it when that key has been removed here."""
+    here = station("tcp", auth_key=b"the former key", encrypt=encrypt, peer_deadline=60)
+    peer, handle = here.peer()
+    exposed = peer.expose(np.zeros(8))
+    peer.suspend()
+    try:
+        operation = here.endpoint.write(np.ones(8), handle, exposed.remote)
+        ring = here.domain.auth_keys
+        ring.add(b"the next key")
+        ring.use(b"the next key")
+        ring.remove(b"the former key")
+    finally:
+        peer.resume()
+    assert isinstance(operation.exception(TIMEOUT), pyfab.KeyRejectedError)
+    assert not exposed.content().any()
+
+
 @pytest.mark.parametrize("spec, settings, alloc", SERVED)
 def test_a_target_that_goes_on_before_its_deadline_is_not_lost(station, spec, settings, alloc):
     here = station(spec, **settings, peer_deadline=60)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import pyfab
 import pytest
+from pyfab.core.addressing.key_ring import KeyRing
+from pyfab.group.keys import Keys
 
 TIMEOUT = 30
 NEW = b"the key of tomorrow"
@@ -43,7 +46,7 @@ def in_all(work: Any, groups: list[pyfab.Group], *arguments: list[Any]) -> list[
 
 def test_all_goes_on_under_another_key(groups: list[pyfab.Group], tmp_path: Path) -> None:
     place = f"file://{tmp_path}/joining"
-    former = groups[0]._keys.secret
+    former = groups[0]._keys.secret(groups[0].domain)
 
     def work(group: pyfab.Group) -> list[Any]:
         with group.window(shape=2, dtype=np.int64) as window:
@@ -101,3 +104,74 @@ def test_replacing_twice_and_by_the_same(groups: list[pyfab.Group]) -> None:
         return group.allgather(group.rank)
 
     assert in_all(work, groups) == [[0, 1]] * 2
+
+
+def test_only_the_group_of_all_who_have_the_key_replaces_it(groups: list[pyfab.Group]) -> None:
+    def work(group: pyfab.Group) -> list[Any]:
+        part = group.split(group.rank)
+        with pytest.raises(pyfab.InvalidArgumentError, match="2 have its key"):
+            part.replace_auth_key(NEW)
+        part.close()
+        return group.allgather(group.rank)
+
+    assert in_all(work, groups) == [[0, 1]] * 2
+
+
+@pytest.fixture
+def held_up(monkeypatch: pytest.MonkeyPatch) -> Callable[..., threading.Event]:
+    """held_up(class, method, of): from now on calls of that method of this object wait for the event that is returned."""
+
+    def hold(owner: type, method: str, is_it: Callable[[Any], bool]) -> threading.Event:
+        go_on, real = threading.Event(), getattr(owner, method)
+
+        def wait_first(self: Any, *arguments: Any) -> Any:
+            if is_it(self):
+                assert go_on.wait(TIMEOUT)
+            return real(self, *arguments)
+
+        monkeypatch.setattr(owner, method, wait_first)
+        return go_on
+
+    return hold
+
+
+@pytest.mark.parametrize("step", ["first barrier", "second barrier"])
+def test_who_gave_up_repeats_the_call(
+    groups: list[pyfab.Group], step: str, held_up: Callable[..., threading.Event]
+) -> None:
+    """Rank 1 is late at a barrier, and passes it when rank 0 has given up."""
+    late = groups[1]
+    if step == "first barrier":
+        go_on = held_up(KeyRing, "use", lambda ring: ring._core is late.domain._core)
+    else:
+        go_on = held_up(Keys, "replace", lambda keys: keys is late._keys)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(late.replace_auth_key, NEW, TIMEOUT)
+        with pytest.raises(pyfab.OperationTimeout):
+            groups[0].replace_auth_key(NEW, 0.5)
+        go_on.set()
+        if step == "second barrier":
+            other.result()  # it needs nobody any more
+        groups[0].replace_auth_key(NEW, TIMEOUT)
+        other.result()
+    assert in_all(lambda group: group.allgather(group.rank), groups) == [[0, 1]] * 2
+    assert all(len(group.domain.auth_keys) <= 1 for group in groups)
+
+
+def test_who_is_left_replaces_it_without_the_dead(
+    groups: list[pyfab.Group], held_up: Callable[..., threading.Event]
+) -> None:
+    going, dying = groups
+    go_on = held_up(Keys, "replace", lambda keys: keys is dying._keys)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(dying.replace_auth_key, NEW, 1)
+        with pytest.raises(pyfab.OperationTimeout):
+            going.replace_auth_key(NEW, 0.5)
+        dying._end(wait=False)
+        go_on.set()
+        assert isinstance(other.exception(), pyfab.FabricError)
+    alone = going.shrink(TIMEOUT)
+    alone.replace_auth_key(NEW, TIMEOUT)
+    assert alone.allgather(1) == [1]
+    assert len(alone.domain.auth_keys) <= 1
+    alone.close()

@@ -178,9 +178,9 @@ class Endpoint {
   // Region `index` is closing: stop touching its memory before this returns; requests in the middle end with
   // an error.
   virtual void forget(std::uint32_t index) noexcept = 0;
-  // Ends streams that were proven with a secret which is none of EndpointServices::keys any more. Endpoints
-  // whose peers prove nothing leave it.
-  virtual void end_outlived() noexcept {}
+  // Ends every stream and path that was proven with a secret which has been removed from
+  // EndpointServices::keys.
+  virtual void end_removed_keys() noexcept = 0;
 };
 
 // What the device of one link knows of memory here: ranges that it has now, was ever given, and had already

@@ -49,7 +49,7 @@ class Domain(DomainBase):
     api_version: below (1, 5), authorization keys of single regions and endpoints are ignored, as fi_mr(3) has it.
 
     progress: "auto" serves peers from a thread of the library, "manual" only inside calls. peer_deadline: seconds without a sign
-    of life until a peer counts as lost. rail_deadline: seconds until one of several network links to a peer does.
+    of life until a peer counts as lost (docs/links.md). rail_deadline: seconds until one of several network links to a peer does.
     rail_policy(peer, links): called when a peer is first used over several network links; it returns a share for each, 0 for
     none, or None to let their bandwidth decide; it may use the domain, but not that peer.
 

@@ -89,7 +89,8 @@ class ShardedStore:
             opened.learn_copies(layout)
             self._layout = layout
             self._options: dict[str, Any] = {"spec": group.domain.info.spec}
-            self._keys = group._keys
+            keys, domain = group._keys, group.domain
+            self._secret: Callable[[], bytes] = lambda: keys.secret(domain)  # of now, as it may be replaced
             self._engine_here: Engine | None
             self._farewell: Farewell | None
             self._engine_here, self._farewell = opened.agreed(
@@ -108,11 +109,12 @@ class ShardedStore:
 
     def __getstate__(self) -> dict[str, Any]:
         self._check()
-        kept = ("_layout", "_options", "_keys", "rank", "size", "replicas", "timeout")
-        return {name: self.__dict__[name] for name in kept}
+        kept = ("_layout", "_options", "rank", "size", "replicas", "timeout")
+        return {name: self.__dict__[name] for name in kept} | {"_secret": self._secret()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        secret = state["_secret"]
+        self.__dict__.update(state, _secret=lambda: secret)
         self._engine_here = None
         self._setup(os.getpid())
         self._farewell = None
@@ -135,7 +137,7 @@ class ShardedStore:
         """Opens the connections of a process that holds no shard."""
         self._check()
         with ExitStack() as undo:
-            domain = undo.enter_context(Domain(**self._options, auth_key=self._keys.secret))
+            domain = undo.enter_context(Domain(**self._options, auth_key=self._secret()))
             endpoint = undo.enter_context(domain.endpoint())
             handles = [endpoint.av.insert(address) for address in self._layout.addresses]
             engine = Engine(self._layout, endpoint, handles, self.rank, {})

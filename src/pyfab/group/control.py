@@ -48,7 +48,7 @@ from pyfab.core.region import MemoryRegion, RemoteRegion
 from pyfab.group.cells import open_region
 from pyfab.group.keys import Keys
 from pyfab.meeting.ranks import ranks_text
-from pyfab.meeting.sealing import TAG_BYTES, derive
+from pyfab.meeting.sealing import TAG_BYTES
 
 if TYPE_CHECKING:
     from pyfab.core.domain import Domain
@@ -221,7 +221,7 @@ class Control:
             )
             self._large[which] = region
             kind, content = _REGION, hashlib.sha256(data).digest() + region.remote.to_bytes()
-        content = self._proof(self._rank, kind, number, content) + content
+        content = self._keys.proof(*self._shown_by(self._rank, kind, number, content)) + content
         box = self._boxes[which]
         box[:_BOX_HEAD].view(np.uint64)[:] = len(content), kind, number
         box[_BOX_HEAD : _BOX_HEAD + len(content)] = np.frombuffer(content, np.uint8)
@@ -258,7 +258,8 @@ class Control:
                 )
             shown = box[_BOX_HEAD : _BOX_HEAD + min(length, _BOX - _BOX_HEAD)].tobytes()
             proof, values[rank] = shown[:TAG_BYTES], shown[TAG_BYTES:]
-            if not hmac.compare_digest(proof, self._proof(rank, kind, number, values[rank])):
+            proofs = self._keys.proofs(*self._shown_by(rank, kind, number, values[rank]))
+            if not any(hmac.compare_digest(proof, taken) for taken in proofs):
                 raise self._forged(rank)
             if kind == _REGION:
                 digest, remote = values[rank][:_DIGEST], RemoteRegion.from_bytes(values[rank][_DIGEST:])
@@ -272,10 +273,9 @@ class Control:
                 raise self._forged(rank)
         return list(values.values())
 
-    def _proof(self, rank: int, kind: int, number: int, content: bytes) -> bytes:
-        return derive(
-            self._keys.for_proofs, b"shown", self._windows[rank], b"%d %d" % (kind, number), content
-        )
+    def _shown_by(self, rank: int, kind: int, number: int, content: bytes) -> tuple[bytes, ...]:
+        """What a proof is for."""
+        return b"shown", self._windows[rank], b"%d %d" % (kind, number), content
 
     def _forged(self, rank: int) -> AccessDeniedError:
         return AccessDeniedError(

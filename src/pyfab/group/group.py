@@ -151,7 +151,7 @@ class Group(Communicator):
         else:
             options = dict(domain) if isinstance(domain, Mapping) else {"spec": domain}
             self.domain = undo.enter_context(Domain(**{"auth_key": secret} | options))
-        self._keys = Keys(secret, bool(self.domain._core.auth_key))
+        self._keys = Keys(secret, bool(self.domain._core.auth_key), self.size)
         opened = self.domain._open_endpoint(contexts=contexts, auth_key=self._keys.regions, exempt=True)
         self.endpoint = undo.enter_context(opened)
         self._control = self._new_control(max(CAPACITY, self.size))
@@ -229,16 +229,17 @@ class Group(Communicator):
         self.barrier(deadline.remaining())
         return group
 
-    def replace_auth_key(self, key: bytes, timeout: float | None = -1) -> None:
-        """Replaces the key of the group, and of the groups that came out of it, by `key`, which all ranks give. Collective.
+    def replace_auth_key(self, key: bytes, timeout: float | None = -1, *, end_streams: bool = False) -> None:
+        """Replaces the key of the group by `key`, which all ranks give. Collective.
 
-        What is under way goes on; windows, regions and grants stay. Afterwards nobody gets in with the former key; who had it
-        is served until the connection ends. InvalidArgumentError, at all ranks, if they give different keys, and nothing has
-        changed then. If a rank dies or is late meanwhile, both keys hold; the call may be repeated.
+        Only in the group of all ranks that have the key: the first one or, after `admit`, the widest. A domain of the caller's
+        that has a key gets the new one, for all that uses it. What is under way goes on; windows, regions and grants stay.
+        Afterwards nobody gets in with the former key. end_streams: as in `KeyRing.remove`, so nothing may be under way.
+        InvalidArgumentError, at all ranks, if they give different keys; the key stays the former one then. After any other error,
+        because a rank is late or has died, both keys hold: repeat the call, in the latter case in the group that `shrink` gives.
         """
         self._check()
-        deadline = Deadline(self._timeout(timeout))
-        replace_key(self, self._keys, key, deadline)
+        replace_key(self, self._keys, key, end_streams, Deadline(self._timeout(timeout)))
 
     def shrink(self, timeout: float | None = -1) -> Group:
         """The group of the remaining ranks when others have died or left. Its `lost` names those by their ranks in this group.
@@ -274,6 +275,7 @@ class Group(Communicator):
                 continue
             group.lost = tuple(r for r in range(self.size) if r not in begun.alive)
             self._successor = None
+            self._keys.shrunk(self.size, group.size)
             self._end(wait=False)
             return group
 
@@ -297,7 +299,7 @@ class Group(Communicator):
                 value = json.dumps({"cards": cards, "epoch": self.epoch + 1}).encode()
                 try:
                     with meeting(rendezvous, 0, 1 + count, deadline.remaining()) as exchange:
-                        agree_on_key(exchange, 0, self._keys.secret)
+                        agree_on_key(exchange, 0, self._keys.secret(self.domain))
                         told = cards_of(exchange(value))[1:]
                 except Exception as error:
                     told = error
@@ -311,6 +313,7 @@ class Group(Communicator):
             control.close()
             raise
         group._resources = self._resources.share(group._handles)
+        self._keys.members = group.size
         return group
 
     @classmethod
@@ -335,6 +338,7 @@ class Group(Communicator):
             members, epoch = members_of(values[0])
             cards = members + values[1:]
             group._begin(len(members) + number, len(cards), timeout)
+            group._keys.members = group.size
             group.epoch = epoch
             group._settle(cards, deadline, undo)
         return group

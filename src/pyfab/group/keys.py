@@ -2,26 +2,71 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyfab.core.buffers import stretched_key
 from pyfab.meeting.sealing import derive
 
+if TYPE_CHECKING:
+    from pyfab.core.domain import Domain
+
 
 class Keys:
-    """What only the members of a group have, and all groups that came out of it.
+    """What only the members of a group have, and of all groups that came out of it: one object in each process.
 
-    secret: the key of their endpoints. of_domain: their domains have that key; else only their endpoints do.
+    of_domain: their domains have the key; else only their endpoints do. members: of the widest of these groups.
     """
 
-    def __init__(self, secret: bytes, of_domain: bool) -> None:
-        self._of_domain = of_domain
-        self.replace(secret)
+    def __init__(self, secret: bytes, of_domain: bool, members: int) -> None:
+        self._secret, self.of_domain, self.members = secret, of_domain, members
+        self._proving = [_for_proofs(secret)]
+        # While the key is being replaced: by which one, which one it was, in which group, and how many barriers were passed.
+        self.next: bytes | None = None
+        self.former, self.passed = secret, 0
+        self.replaced_in: object = None
 
-    def replace(self, secret: bytes) -> None:
-        """The members have agreed on another key, and their domains know it."""
-        # Whoever sees a proof and guesses at the secret has to stretch each guess.
-        self.secret, self.for_proofs = secret, derive(stretched_key(secret), b"proofs of a group")
+    def shrunk(self, former: int, size: int) -> None:
+        """A group of `former` ranks has become one of `size`."""
+        if self.members == former:
+            self.members = size
+
+    def secret(self, domain: Domain) -> bytes:
+        """The key of their endpoints."""
+        return domain._core.auth_key if self.of_domain else self._secret
 
     @property
     def regions(self) -> bytes | None:
         """What others' endpoints need to reach the regions of the group; None: the key of the domain."""
-        return None if self._of_domain else self.secret
+        return None if self.of_domain else self._secret
+
+    def proof(self, *shown: bytes) -> bytes:
+        """What proves to the others that a member shows this."""
+        return derive(self._proving[0], *shown)
+
+    def proofs(self, *shown: bytes) -> list[bytes]:
+        """What is taken for such a proof: two while the key is being replaced."""
+        return [derive(key, *shown) for key in self._proving]
+
+    def expect(self, key: bytes, former: bytes, group: object) -> None:
+        """All ranks of `group` have agreed on the next key: from now on proofs that are made with it are taken, too."""
+        if self.next != key:
+            self._proving = [self._proving[0], _for_proofs(key)]
+            self.next, self.former = key, former
+        self.replaced_in, self.passed = group, 0
+
+    def replace(self) -> None:
+        """From now on proofs are made with the next key."""
+        assert self.next is not None
+        if self._secret != self.next:
+            self._secret = self.next
+            self._proving.reverse()
+
+    def settle(self) -> None:
+        """All have replaced the key: from now on it is the only one."""
+        del self._proving[1:]
+        self.next = self.replaced_in = None
+
+
+def _for_proofs(secret: bytes) -> bytes:
+    # Whoever sees a proof and guesses at the secret has to stretch each guess.
+    return derive(stretched_key(secret), b"proofs of a group")

@@ -22,7 +22,7 @@ VALUES = (MARKS % 255 + 1).astype(np.uint8)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-# Of each way that bytes are moved and counted. What else is combined of these takes no other.
+# One combination for each way in which bytes are moved; the two that are left out move them as others here do.
 WAYS = [c for c in IN_PROCESS if c.name not in ("linked", "rails-encrypted")]
 
 

@@ -45,7 +45,7 @@ Digest name_under(const std::string& secret, std::string_view nonce) {
   return hmac_sha256(bytes_of_digest(hmac_sha256(secret, "pyfab 3 names of keys of tls")), nonce);
 }
 
-// As recv() without waiting, which a signal does not end.
+// As recv() that does not wait, and goes on after a signal.
 ssize_t receive(int socket, char* out, std::size_t count) noexcept {
   ssize_t got;
   do got = ::recv(socket, out, count, MSG_DONTWAIT);
@@ -307,6 +307,7 @@ bool Tls::push() noexcept {
         ::send(socket_, sealed_.data() + sent_, sealed_.size() - sent_, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (taken >= 0) {
       sent_ += static_cast<std::size_t>(taken);
+      handed_ += static_cast<std::size_t>(taken);
     } else if (errno == EAGAIN || errno == ENOBUFS) {
       break;
     } else if (errno != EINTR) {

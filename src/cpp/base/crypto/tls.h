@@ -53,6 +53,7 @@ class Tls final {
   // Sends what waits, as far as the socket takes it. False: the connection has failed.
   bool push() noexcept;
   bool unsent() const noexcept { return sent_ != sealed_.size(); }
+  std::uint64_t handed() const noexcept { return handed_; }  // bytes that the socket has taken
 
   // Opens what has come, into room for kMostInRecord bytes; returns how many bytes of one record that were,
   // or 0: there is no more, or ended() says why. Nothing is returned of a record before all of it was found
@@ -83,6 +84,7 @@ class Tls final {
   std::string identity_;  // what the caller says of its key
   std::vector<char> sealed_;
   std::size_t sent_ = 0;  // bytes of sealed_
+  std::uint64_t handed_ = 0;
   // What came first after a pause. Most turns find nothing, and the library is not asked in these; and a
   // small record is here as a whole.
   std::array<char, 2048> first_;

@@ -1,5 +1,6 @@
 #include "fabric/context/context.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -200,6 +201,15 @@ bool Context::flushed(std::vector<FlushGoal>& goals, Deadline deadline) {
 void Context::bind(std::shared_ptr<EventQueue> events) {
   const Driver::Lock lock = driver_.lock();
   events_.bind(std::move(events));
+}
+
+bool Context::swap_secrets(AuthKey& key) noexcept {
+  const auto there = std::ranges::find(keys_, key.number, &AuthKey::number);
+  if (there == keys_.end()) return false;
+  const Driver::Lock lock = driver_.lock();
+  there->secret.swap(key.secret);
+  there->others.swap(key.others);
+  return true;
 }
 
 void Context::locked(const std::function<void(Endpoint&)>& work) {

@@ -91,8 +91,9 @@ class Context final : public PeerWatcher, private Tidier {
   bool flushed(std::vector<FlushGoal>& goals, Deadline deadline);
   // From now on `events` is told of peers and links that are lost; null: nobody is told.
   void bind(std::shared_ptr<EventQueue> events);
-  // Their secrets are changed in locked() only, by one thread at a time, and nothing else of them.
-  AuthKeys& keys() noexcept { return keys_; }
+  // Gives the key of that number the secrets of `key`, which gets the former ones; false: it has no such key.
+  // By one thread at a time; handles().keys() shows them.
+  bool swap_secrets(AuthKey& key) noexcept;
   // Runs `work` with the lock held, unless the context is closed.
   void locked(const std::function<void(Endpoint&)>& work);
   // Ends the endpoint: what is outstanding settles with an error. Idempotent.

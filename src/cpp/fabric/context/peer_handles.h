@@ -24,6 +24,7 @@ class PeerHandles final {
 
   std::uint64_t max_group_id() const noexcept { return rules_.max_group_id; }
   const AddressVector& peers() const noexcept { return peers_; }
+  const AuthKeys& keys() const noexcept { return keys_; }
   // Throws Error(invalid) for a group or a receive context that cannot be.
   PeerTarget target(PeerId peer) const;
   PeerTarget parts(PeerId peer) const { return take_apart(peer, rules_.rx_bits); }  // as target(), unchecked

@@ -5,7 +5,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fabric/context/context_set.h"
@@ -26,35 +28,38 @@ class AuthKeyRing final {
   AuthKeyRing(std::string own, Segment& segment, ContextSet& contexts)
       : numbers_(std::move(own)), segment_(segment), contexts_(contexts) {}
 
-  AuthNumbers& numbers() noexcept { return numbers_; }
+  // As in AuthNumbers.
+  std::uint32_t number_of(const std::string& key) { return numbers_.of(key); }
+  std::uint32_t number_of_any(std::span<const std::string> keys) { return numbers_.of_any(keys); }
   // The domain's own key, as this side shows it; empty: it asks for none.
   std::string own() const { return numbers_.keys(0).front(); }
-  std::size_t own_keys() const;  // that peers may prove in its place, itself counted
+  std::size_t own_keys() const;  // how many keys peers may prove as the domain's own; 0: it asks for none
 
   // Of an endpoint that opens.
   struct Key {
-    std::string secret;
+    std::string key;
     std::uint32_t auth = 0;  // in the address vector, as AddressVector::auth()
   };
-  // Calls `open` with what the keys are now, and nothing changes until it returns. None stands for the
-  // domain's. Throws Error(invalid) for too many.
+  // Calls `open` with what the keys are now, which stay so until it returns. No keys: the domain's own.
+  // Throws Error(invalid) for too many.
   using Open = std::function<std::shared_ptr<Context>(AuthKeys)>;
   std::shared_ptr<Context> open(const std::vector<Key>& keys, const Open& open);
 
-  // They throw Error(invalid), and nothing has changed then. `former` is a key of the domain or, if it is
-  // empty, the domain's own.
-  void add(const std::string& key, const std::string& former);
+  // These throw Error(invalid) or std::bad_alloc, and nothing has changed then. `former` is a key of the
+  // domain or, if it is empty, the domain's own. True: nobody could call with `key` before.
+  bool add(const std::string& key, const std::string& former);
   void use(const std::string& key);
-  // Not the key in use. Streams that were proven with it go on or, with `end_streams`, end: what is
+  // Not the key in use. Streams and paths that were proven with it go on or, with `end_streams`, end: what is
   // outstanding fails with peer_lost.
   void remove(const std::string& key, bool end_streams);
 
  private:
   AuthKeys keys_of(const std::vector<Key>& asked);
-  void check_room(std::uint32_t number);
-  void tell(std::uint32_t number);
+  void check_room(std::uint32_t number, std::size_t secrets);
+  void tell(std::uint32_t number, std::span<const std::string> keys);
 
-  std::mutex mutex_;  // held while secrets change, and while a context is opened with them
+  // Held while secrets change, and while a context is opened with them. Nothing of the user runs under it.
+  std::mutex mutex_;
   AuthNumbers numbers_;
   Segment& segment_;
   ContextSet& contexts_;

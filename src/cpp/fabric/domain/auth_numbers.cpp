@@ -35,7 +35,7 @@ std::vector<std::string> AuthNumbers::keys(std::uint32_t number) const {
   return keys_.at(number);
 }
 
-std::uint32_t AuthNumbers::add(const std::string& key, const std::string& former) {
+AuthNumbers::Added AuthNumbers::add(const std::string& key, const std::string& former) {
   const std::lock_guard lock(mutex_);
   const std::uint32_t number = former.empty() ? 0 : known(former);
   if (keys_[number].front().empty())
@@ -43,26 +43,24 @@ std::uint32_t AuthNumbers::add(const std::string& key, const std::string& former
   const std::uint32_t other = find(key);
   if (key.empty() || (other != keys_.size() && other != number))
     throw Error(Errc::invalid, "the domain has this authorization key already, for other peers");
-  if (other == keys_.size()) keys_[number].push_back(key);
-  return number;
+  const bool is_new = other == keys_.size();
+  if (is_new) keys_[number].push_back(key);
+  return {number, is_new};
 }
 
-std::uint32_t AuthNumbers::use(const std::string& key) {
+void AuthNumbers::take_back(std::uint32_t number) noexcept {
   const std::lock_guard lock(mutex_);
-  const std::uint32_t number = known(key);
-  std::vector<std::string>& keys = keys_[number];
-  std::iter_swap(keys.begin(), std::ranges::find(keys, key));
-  return number;
+  keys_[number].pop_back();
 }
 
-std::uint32_t AuthNumbers::remove(const std::string& key) {
+std::uint32_t AuthNumbers::number_of_known(const std::string& key) const {
   const std::lock_guard lock(mutex_);
-  const std::uint32_t number = known(key);
-  std::vector<std::string>& keys = keys_[number];
-  if (keys.front() == key)
-    throw Error(Errc::invalid, "this side uses this authorization key; add another one, and use that first");
-  std::erase(keys, key);
-  return number;
+  return known(key);
+}
+
+void AuthNumbers::set(std::uint32_t number, std::vector<std::string> keys) noexcept {
+  const std::lock_guard lock(mutex_);
+  keys_[number] = std::move(keys);
 }
 
 std::uint32_t AuthNumbers::of_any(std::span<const std::string> auth_keys) {

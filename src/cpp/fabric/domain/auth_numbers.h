@@ -22,18 +22,23 @@ class AuthNumbers final {
   // The keys of that number. This side shows the first one.
   std::vector<std::string> keys(std::uint32_t number) const;
 
-  // All three return the number, and throw Error(invalid), after which nothing has changed.
-  // From now on `key` has the number of `former`, too; an empty one stands for the domain's key. It may have
-  // it already.
-  std::uint32_t add(const std::string& key, const std::string& former);
-  // From now on this side shows `key`.
-  std::uint32_t use(const std::string& key);
-  // From now on `key` is none that the domain knows. It is not the one that this side shows.
-  std::uint32_t remove(const std::string& key);
+  // --- while nobody else changes them
+  struct Added {
+    std::uint32_t number;
+    bool is_new;
+  };
+  // From now on `key` has the number of `former`, too, which may be empty for the domain's key. It may have
+  // it already. Throws Error(invalid), and nothing has changed then.
+  Added add(const std::string& key, const std::string& former);
+  // The last key that was added to that number has none any more.
+  void take_back(std::uint32_t number) noexcept;
+  // Throws Error(invalid) where it has none.
+  std::uint32_t number_of_known(const std::string& key) const;
+  void set(std::uint32_t number, std::vector<std::string> keys) noexcept;
 
  private:
   std::uint32_t find(const std::string& key) const noexcept;  // keys_.size(): it has none
-  std::uint32_t known(const std::string& key) const;          // throws
+  std::uint32_t known(const std::string& key) const;
 
   mutable std::mutex mutex_;
   std::vector<std::vector<std::string>> keys_;  // by number

@@ -89,7 +89,7 @@ void MemoryRegion::show_to_peers(const Parameters& parameters) {
                (std::ranges::any_of(buffers(), &DmaBuf::any_in, range_of) ? region_flag::kOwnPages : 0),
       .file = parameters.file,
       .file_offset = parameters.file_offset,
-      .auth = domain_->auth_keys().numbers().of_any(parameters.auth_keys),
+      .auth = domain_->auth_keys().number_of_any(parameters.auth_keys),
       .enabled = at_once};
   const bool emulates = domain_->emulation() && !parameters.coherent;
   index_ = table.insert(emulates ? emulate(record) : record);
@@ -373,7 +373,7 @@ void MemoryRegion::bind_endpoint(std::uint32_t endpoint) {
 
 void MemoryRegion::admit(std::span<const std::string> auth_keys) {
   check_usable();
-  const std::uint32_t auth = domain_->auth_keys().numbers().of_any(auth_keys);
+  const std::uint32_t auth = domain_->auth_keys().number_of_any(auth_keys);
   const std::lock_guard lock(mutex_);
   if (enabled_.load()) throw Error(Errc::bad_state, "the region is enabled already");
   if (index_ != kNoEntry) domain_->regions().set_auth(index_, auth);

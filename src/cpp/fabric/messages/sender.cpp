@@ -35,13 +35,6 @@ void Sender::find_all() {
   if (handles_.empty()) look_under(0);
 }
 
-bool Sender::outlived_its_secret() const noexcept {
-  if (secret_ == Digest{}) return false;
-  for (std::size_t i = 0; i < key_.secrets(); ++i)
-    if (secret_ == sha256(key_.secret_at(i))) return false;
-  return true;
-}
-
 void Sender::look_again() noexcept {
   seen_ = peers_.changes();
   const bool stands = handle_ != kNoPeer && peers_.generation(handle_) == generation_;

@@ -34,9 +34,9 @@ class Sender {
   // The peer has proven that it has this public key, which is the same on all links of its domain.
   void proven_by(const PublicKey& key) noexcept { public_key_ = key; }
   // The two sides have proven key() to each other with this secret.
-  void proven_with(const std::string& secret) noexcept { secret_ = sha256(secret); }
-  // Whether the secret that was proven is none of key() any more.
-  bool outlived_its_secret() const noexcept;
+  void proven_with(const std::string& secret) noexcept { secret_.set(secret); }
+  // Whether what was proven has been removed from key().
+  bool key_removed() const noexcept { return secret_.removed_from(key_); }
   // kNoPublicKey: it has proven none.
   const PublicKey& public_key() const noexcept { return public_key_; }
 
@@ -92,7 +92,7 @@ class Sender {
   std::vector<Part> names_;
   const AuthKey& key_;
   PublicKey public_key_{};
-  Digest secret_{};  // hash of the one that was proven; zero: none was
+  ProvenSecret secret_;
   LinkCounters* const counters_;
   PeerId handle_ = kNoPeer;
   std::vector<PeerId> handles_;  // all, the same one among them

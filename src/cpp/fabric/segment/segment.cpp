@@ -268,30 +268,34 @@ void write_proof(KeyTags::Tag& tag, const TagProof& proof) noexcept {
 
 }  // namespace
 
-void set_auth_keys(Segment& segment, std::uint32_t context_slot, std::span<const AuthKey> keys) {
+void set_auth_keys(Segment& segment, std::uint32_t context_slot, std::span<const AuthKey> keys) noexcept {
   struct Wanted {
     std::uint32_t number;
     TagProof proof;
+    bool published = false;
   };
-  std::vector<Wanted> wanted;
+  std::array<Wanted, kMaxAuthKeys> room;
+  std::size_t count = 0;
   for (const AuthKey& key : keys)
-    for (std::size_t i = 0; i < key.secrets(); ++i)
-      wanted.push_back(
-          {key.number, proof_of(key_tag(segment.header(), context_slot, key.number, key.secret_at(i)))});
+    for (std::size_t i = 0; i < key.secrets() && count < room.size(); ++i)
+      room[count++] = {key.number,
+                       proof_of(key_tag(segment.header(), context_slot, key.number, key.secret_at(i)))};
+  const std::span wanted(room.data(), count);
   KeyTags& published = segment.header().keys[context_slot];
-  const std::uint32_t count = published.count.load();
-  for (KeyTags::Tag& tag : std::span(published.tags, count)) {
+  const std::uint32_t tags = published.count.load();
+  for (KeyTags::Tag& tag : std::span(published.tags, tags)) {
     const auto kept = std::ranges::find_if(wanted, [&](const Wanted& one) {
       return one.number == tag.number.load() && one.proof == read_proof(tag);
     });
     if (kept != wanted.end())
-      wanted.erase(kept);
+      kept->published = true;
     else
       write_proof(tag, kWithdrawn);
   }
   std::uint32_t at = 0;
   for (const Wanted& one : wanted) {
-    while (at < count && read_proof(published.tags[at]) != kWithdrawn) ++at;
+    if (one.published) continue;
+    while (at < tags && read_proof(published.tags[at]) != kWithdrawn) ++at;
     published.tags[at].number.store(one.number);
     write_proof(published.tags[at], one.proof);
     ++at;

@@ -225,8 +225,8 @@ class Segment {
                                   const ContextRights& rights) noexcept;
 
 // Tells in `segment` which keys the context in `context_slot` takes from now on, at most kMaxAuthKeys
-// secrets. Throws std::bad_alloc.
-void set_auth_keys(Segment& segment, std::uint32_t context_slot, std::span<const AuthKey> keys);
+// secrets.
+void set_auth_keys(Segment& segment, std::uint32_t context_slot, std::span<const AuthKey> keys) noexcept;
 // The Requester::auth of a peer that comes to the context in `context_slot` with `secret`; nothing if the
 // context does not take that key.
 std::optional<std::uint32_t> authorized(const Segment& segment, std::uint32_t context_slot,

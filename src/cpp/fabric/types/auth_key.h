@@ -24,6 +24,9 @@ struct AuthKey {
 
   std::size_t secrets() const noexcept { return 1 + others.size(); }
   const std::string& secret_at(std::size_t i) const noexcept { return i == 0 ? secret : others[i - 1]; }
+  bool has(const std::string& asked) const noexcept {
+    return asked == secret || std::ranges::find(others, asked) != others.end();
+  }
 };
 using AuthKeys = std::vector<AuthKey>;  // the keys of one endpoint; never empty, no secret twice
 
@@ -35,6 +38,22 @@ inline std::size_t count_secrets(const AuthKeys& keys) noexcept {
   for (const AuthKey& key : keys) count += key.secrets();
   return count;
 }
+
+// With which of its secrets two sides have proven a key to each other.
+class ProvenSecret final {
+ public:
+  void set(const std::string& secret) noexcept { hash_ = sha256(secret); }
+  // Whether that is none of the key's secrets any more. Before set() it is not.
+  bool removed_from(const AuthKey& key) const noexcept {
+    if (hash_ == Digest{}) return false;
+    for (std::size_t i = 0; i < key.secrets(); ++i)
+      if (hash_ == sha256(key.secret_at(i))) return false;
+    return true;
+  }
+
+ private:
+  Digest hash_{};
+};
 
 struct ProvenKey {
   std::size_t index = 0;  // in AuthKeys

@@ -350,8 +350,8 @@ void LinkedEndpoint::on_look() noexcept {
   if (!watched) looks_.stop();
 }
 
-void LinkedEndpoint::end_outlived() noexcept {
-  for (const Opened& link : links_) link.endpoint->end_outlived();
+void LinkedEndpoint::end_removed_keys() noexcept {
+  for (const Opened& link : links_) link.endpoint->end_removed_keys();
 }
 
 void LinkedEndpoint::forget(std::uint32_t region) noexcept {

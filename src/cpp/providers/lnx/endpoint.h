@@ -38,7 +38,7 @@ class LinkedEndpoint final : public Endpoint {
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t region) noexcept override;
-  void end_outlived() noexcept override;
+  void end_removed_keys() noexcept override;
 
  private:
   class Timer;

@@ -19,6 +19,7 @@ class MissingEndpoint final : public Endpoint {
   }
   bool progress() noexcept override { return false; }
   bool arm() noexcept override { return true; }
+  void end_removed_keys() noexcept override {}
   void forget(std::uint32_t) noexcept override {}
 
  private:

@@ -98,7 +98,6 @@ std::unique_ptr<Channel> Channel::create(std::shared_ptr<PeerDomain> peer, std::
   std::memcpy(header.target_domain, peer->address().domain_id, sizeof header.target_domain);
   const Digest proof = channel_proof(services.sender->key().secret, self, context, peer_context_slot,
                                      peer->address().domain_id);
-  services.sender->proven_with(services.sender->key().secret);
   std::memcpy(header.proof, proof.data(), sizeof header.proof);
   MadeChannel made{
       .target_context_slot = peer_context_slot, .context_slot = self.context_slot, .context = context};

@@ -287,10 +287,11 @@ void ShmEndpoint::on_ready(std::uint32_t) noexcept {
   progress();
 }
 
-// Who may write this memory is of the same user and cannot be kept from it. But nothing is served, and no
-// message taken, that comes through a channel of a key that has been given up.
-void ShmEndpoint::end_outlived() noexcept {
-  drop_served([](const Served& served) { return served.channel->session().sender().outlived_its_secret(); });
+// A peer may write this memory, being of the same user, and cannot be kept from it. But nothing is served,
+// and no message taken, that comes through a channel of a removed key.
+void ShmEndpoint::end_removed_keys() noexcept {
+  drop_served([](const Served& served) { return served.channel->session().sender().key_removed(); });
+  for (ShmPath* path : paths_) path->end_if_key_removed();
 }
 
 void ShmEndpoint::forget(std::uint32_t index) noexcept {

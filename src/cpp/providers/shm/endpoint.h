@@ -34,7 +34,7 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t index) noexcept override;
-  void end_outlived() noexcept override;
+  void end_removed_keys() noexcept override;
 
   // For its paths.
   void add(ShmPath& path) { paths_.push_back(&path); }

@@ -55,6 +55,7 @@ ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> p
       slot_(*claimed_),
       known_(*peer_, endpoint.copy_mode()),
       proof_(peer_->address().process.pid, peer_->segment(), peer_->address().domain_id, &slot_) {
+  secret_.set(endpoint.key(auth_index_).secret);
   endpoint_.add(*this);
 }
 
@@ -453,6 +454,10 @@ bool ShmPath::check(std::chrono::nanoseconds now, std::chrono::nanoseconds patie
     peer_->wake(context_slot_, work::kChannels);  // a doorbell that could not be opened before may open now
   }
   return owed;
+}
+
+void ShmPath::end_if_key_removed() noexcept {
+  if (state_ == Errc::ok && secret_.removed_from(endpoint_.key(auth_index_))) lose(Errc::peer_lost);
 }
 
 // --- outcomes

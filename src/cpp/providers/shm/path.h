@@ -59,6 +59,7 @@ class ShmPath final : public Path {
   // Gives up if the peer's process or context is gone, or if at `now` it has not answered for `patience`.
   // True while an answer is owed.
   bool check(std::chrono::nanoseconds now, std::chrono::nanoseconds patience) noexcept;
+  void end_if_key_removed() noexcept;
 
  private:
   struct Waiting {
@@ -99,6 +100,7 @@ class ShmPath final : public Path {
   const Part part_;
   const std::uint16_t context_slot_;
   const std::size_t auth_index_;
+  ProvenSecret secret_;  // with which the target's tag was found
   const Requester requester_;
   AccessSlot& slot_;
   KnownRegions known_;

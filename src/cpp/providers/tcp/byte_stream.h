@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -35,12 +36,18 @@ class ByteStream final {
   // Whether bytes may have come that the poller knows nothing of.
   bool may_hold_more() const noexcept { return secure_ != nullptr; }
 
+  // Bytes that the socket has taken, sealed ones where they are.
+  std::uint64_t handed() const noexcept { return secure_ ? secure_->tls().handed() : handed_; }
+
   // As sendmsg() and recvmsg() do without waiting. Both take one piece, too.
   ssize_t send(const msghdr& message) noexcept {
     if (secure_) return secure_->send({message.msg_iov, message.msg_iovlen});
-    return message.msg_iovlen == 1 ? ::send(socket_.get(), message.msg_iov->iov_base,
-                                            message.msg_iov->iov_len, MSG_DONTWAIT | MSG_NOSIGNAL)
-                                   : ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t taken = message.msg_iovlen == 1
+                              ? ::send(socket_.get(), message.msg_iov->iov_base, message.msg_iov->iov_len,
+                                       MSG_DONTWAIT | MSG_NOSIGNAL)
+                              : ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (taken > 0) handed_ += static_cast<std::uint64_t>(taken);
+    return taken;
   }
   ssize_t receive(msghdr& message) noexcept {
     if (secure_) return secure_->receive({message.msg_iov, message.msg_iovlen});
@@ -52,6 +59,7 @@ class ByteStream final {
  private:
   OwnFd socket_;
   std::unique_ptr<SecureConnection> secure_;
+  std::uint64_t handed_ = 0;
 };
 
 }  // namespace fab::tcp

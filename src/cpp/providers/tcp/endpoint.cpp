@@ -201,6 +201,7 @@ TcpEndpoint::StreamKey TcpEndpoint::key_of(const IncomingConnection& caller) {
 // already. Two calls cross only where both ends take them for one stream.
 void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try {
   const Hello& hello = caller->hello();
+  if (!services_.keys[caller->auth_index()].has(caller->secret())) return;  // removed while it waited
   const StreamKey place = key_of(*caller);
   std::shared_ptr<TcpStream> stream;
   if (const auto found = streams_.find(place); found != streams_.end()) {
@@ -311,11 +312,12 @@ void TcpEndpoint::forget(std::uint32_t region) noexcept {
   for (const auto& [place, stream] : streams_) stream->forget(region);
 }
 
-void TcpEndpoint::end_outlived() noexcept {
-  const auto outlived = [](const auto& entry) { return entry.second->sender().outlived_its_secret(); };
-  // Each is taken out of the streams, and others may be with it.
-  for (auto at = streams_.begin(); (at = std::ranges::find_if(streams_, outlived)) != streams_.end();)
-    at->second->fail(Errc::peer_lost);
+void TcpEndpoint::end_removed_keys() noexcept {
+  // Each is taken out of the streams as by a tick, and others may be with it.
+  for (next_tick_ = streams_.begin(); next_tick_ != streams_.end();) {
+    TcpStream& stream = *(next_tick_++)->second;
+    if (stream.sender().key_removed()) stream.fail(Errc::peer_lost);
+  }
 }
 
 void TcpEndpoint::retire(TcpStream& stream) noexcept {

@@ -30,7 +30,7 @@ class TcpEndpoint final : public Endpoint {
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t region) noexcept override;
-  void end_outlived() noexcept override;
+  void end_removed_keys() noexcept override;
 
   // --- for its streams
   const DomainServices& domain() const noexcept { return domain_; }

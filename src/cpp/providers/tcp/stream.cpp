@@ -82,6 +82,7 @@ void TcpStream::on_attempt(PendingConnection& attempt) noexcept {
     endpoint_->on_found(*this, attempt_->peer_id());
   called_ = true;
   session_.sender().proven_with(attempt_->secret());
+  if (session_.sender().key_removed()) return attempt_failed(Errc::key_rejected);
   adopt(attempt.take_stream(), attempt_->peer_stream(), attempt_->peer_key());
 }
 
@@ -286,11 +287,12 @@ bool TcpStream::tick() noexcept {
   pace_.look(peer_works(session_), received_ + sent_, now, Liveness::handshake_time(endpoint_->deadlines()));
   const bool owes = session_.awaits_peer();
   const auto patience = Liveness::patience(endpoint_->deadlines(), session_.one_of_several());
-  switch (liveness_.look(owes, signs_of_life(), now, patience)) {
+  switch (liveness_.look(owes, owes ? signs_of_life() : received_, now, patience)) {
     case Liveness::Verdict::lost:
       if (!receive()) fail(Errc::peer_lost);
       break;
     case Liveness::Verdict::ask:
+      unanswered_.asked(socket_.handed(), !has_output());
       session_.ping();
       if (!write_blocked_) send();
       break;
@@ -300,13 +302,14 @@ bool TcpStream::tick() noexcept {
   return (owes || peer_works(session_)) && state_ == Errc::ok;
 }
 
-// A number that changes while bytes come from the peer. An answer comes only when the peer has taken in all
-// that was sent before, so it also changes while the network takes bytes that wait here. Beside other links
-// to the peer, this one is better given up than waited for.
+// A number that changes while bytes come from the peer, or what it has to read before it can answer gets
+// there. Beside other links to the peer, this one is better given up than waited for.
 std::uint64_t TcpStream::signs_of_life() noexcept {
-  const std::size_t waiting = session_.one_of_several() ? 0 : unacknowledged_bytes(socket_.get());
-  if (waiting != 0) taken_ = sent_ - waiting;
-  return received_ + taken_;
+  if (session_.one_of_several()) return received_;
+  return received_ + unanswered_.look({.handed = socket_.handed(),
+                                       .waiting = unacknowledged_bytes(socket_.get()),
+                                       .all_handed = !has_output(),
+                                       .received = received_});
 }
 
 // Whoever begins a frame and does not go on would hold this stream for ever. Ends it at the deadline.

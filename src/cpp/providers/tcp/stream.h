@@ -12,6 +12,7 @@
 #include "fabric/session/liveness.h"
 #include "fabric/session/session.h"
 #include "providers/tcp/connection.h"
+#include "providers/tcp/unanswered_bytes.h"
 
 namespace fab::tcp {
 
@@ -124,7 +125,7 @@ class TcpStream final : public ReadyHandler,
   std::unique_ptr<IncomingConnection> deferred_;
 
   std::uint64_t received_ = 0, sent_ = 0;  // bytes
-  std::uint64_t taken_ = 0;  // of the sent ones, by the peer's kernel; looked at while some wait
+  UnansweredBytes unanswered_;
   Liveness liveness_;
   Liveness completes_frames_;  // the peer, those that it has begun
   Pace pace_;

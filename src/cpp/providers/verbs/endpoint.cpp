@@ -323,17 +323,11 @@ void VerbsEndpoint::forget(std::uint32_t region) noexcept {
   for (const auto& served : served_) served->stream.forget(region);
 }
 
-void VerbsEndpoint::end_outlived() noexcept {
-  const auto outlived = [](const VerbsStream& stream) {
-    return stream.state() == Errc::ok && stream.outlived_its_secret();
-  };
-  const auto link_outlived = [&](const auto& entry) { return outlived(entry.second->stream()); };
-  // Each may be taken out of the links, and others with it.
-  for (auto at = links_.begin(); (at = std::ranges::find_if(links_, link_outlived)) != links_.end();)
-    at->second->stream().fail(Errc::peer_lost);
-  visit_served([&](VerbsStream& stream) {
-    if (outlived(stream)) stream.fail(Errc::peer_lost);
-  });
+void VerbsEndpoint::end_removed_keys() noexcept {
+  // Each may be taken out of the links as by a tick, and others with it.
+  for (next_tick_ = links_.begin(); next_tick_ != links_.end();)
+    (next_tick_++)->second->stream().end_if_key_removed();
+  visit_served([](VerbsStream& stream) { stream.end_if_key_removed(); });
 }
 
 void VerbsEndpoint::watch() noexcept {

@@ -48,7 +48,7 @@ class VerbsEndpoint final : public Endpoint {
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t region) noexcept override;
-  void end_outlived() noexcept override;
+  void end_removed_keys() noexcept override;
 
   // --- for links, streams and connections of the endpoint
   const Shared& shared() const noexcept { return shared_; }

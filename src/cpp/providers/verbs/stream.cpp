@@ -165,6 +165,7 @@ Errc VerbsStream::on_handshake(std::string_view message) {
   if (outcome == Errc::ok && called.done()) {
     token_ = called.peer_stream();
     session_->sender().proven_with(called.secret());
+    if (session_->sender().key_removed()) return Errc::key_rejected;
     session_->sender().proven_by(called.peer_key());
     become_open();
   }
@@ -427,8 +428,8 @@ void VerbsStream::send_sign_of_life() noexcept {
   send_credits();
 }
 
-bool VerbsStream::outlived_its_secret() const noexcept {
-  return session_ && session_->sender().outlived_its_secret();
+void VerbsStream::end_if_key_removed() noexcept {
+  if (session_ && session_->sender().key_removed()) fail(Errc::peer_lost);
 }
 
 void VerbsStream::fail(Errc error) noexcept {

@@ -75,7 +75,7 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
   // Looks after deadlines. Returns whether the stream still needs that.
   bool tick() noexcept;
   void fail(Errc error) noexcept;
-  bool outlived_its_secret() const noexcept;  // as Sender
+  void end_if_key_removed() noexcept;
   // Whether the endpoint has to wait before it ends, because messages of this side may not have left the
   // device.
   bool leaving() const noexcept {

@@ -265,7 +265,7 @@ struct ClaimedMessage {
       const WithoutGil without_gil;
       handle().context->inbox().discard_claimed(number);
     } catch (const std::exception&) {
-      return;  // in a child of fork() the message belongs to the parent
+      return;  // nobody can be told here; in a child of fork() the message belongs to the parent
     }
   }
   std::uint64_t take() {

@@ -252,7 +252,7 @@ void bind_domain(py::module_& m) {
           "add_auth_key",
           [](DomainCore& domain, const std::string& key, const std::string& former) {
             domain.check_open();
-            domain.auth_keys().add(key, former);
+            return domain.auth_keys().add(key, former);
           },
           py::arg("key"), py::arg("former"), py::call_guard<WithoutGil>())
       .def(

@@ -17,8 +17,8 @@ class KeyRing:
     meanwhile: `add` the new key, `use` it, `remove` the former one. Regions and grants stay what they are. `Group` does all
     that in its `replace_auth_key`. Keys of an address vector are not replaced: open another endpoint for them.
 
-    From any thread. Whoever opens an endpoint meanwhile may have to wait. InvalidArgumentError says what is wrong, and nothing
-    has changed then.
+    From any thread. Whoever opens an endpoint meanwhile may have to wait. InvalidArgumentError says what is wrong; after an error
+    nothing has changed.
     """
 
     def __init__(self, core: _core.DomainCore) -> None:
@@ -33,7 +33,11 @@ class KeyRing:
 
         An endpoint has 16 keys at most, these among them.
         """
-        self._core.add_auth_key(_given(key), auth_key_of(former))
+        self._add(key, former)
+
+    def _add(self, key: bytes, former: bytes | None) -> bool:
+        # Whether nobody could call with it before.
+        return self._core.add_auth_key(_given(key), auth_key_of(former))
 
     def use(self, key: bytes) -> None:
         """From now on this domain shows `key` where it calls, which it has got by `add` or had before."""
@@ -42,9 +46,10 @@ class KeyRing:
     def remove(self, key: bytes, *, end_streams: bool = False) -> None:
         """From now on nobody can call with `key`, which is not the one in use.
 
-        end_streams: peers that have proven nothing but `key` are cut off as well, and what is outstanding fails with
-        PeerLostError; else they are served until their connection ends. Peers of the same user on the same node can still reach
-        memory that they reached before, as they can reach all of this process.
+        end_streams: every connection that was proven with `key` ends, also those of peers that have another key by now; what is
+        outstanding on it fails with PeerLostError, and who has a key connects again. Else they go on until they end. Messages
+        that are on their way over shared memory then are lost, though they may count as sent; and peers of the same user on the
+        node can still reach memory that they reached before, as they can reach all of this process.
         """
         self._core.remove_auth_key(_given(key), bool(end_streams))
 

@@ -83,6 +83,7 @@ class WireEndpoint final : public Endpoint {
     return false;
   }
   bool arm() noexcept override { return true; }
+  void end_removed_keys() noexcept override {}
   void forget(std::uint32_t) noexcept override {}
 
  private:

@@ -39,6 +39,7 @@ class LingeringEndpoint final : public Endpoint, private Lingerer {
   }
   bool progress() noexcept override { return false; }
   bool arm() noexcept override { return true; }
+  void end_removed_keys() noexcept override {}
   void forget(std::uint32_t) noexcept override {}
 
  private:

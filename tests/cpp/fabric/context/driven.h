@@ -33,6 +33,7 @@ class Work final : public Endpoint, public Tidier {
   std::vector<std::string> socket_names() const override { return {}; }
   Reach reaches(const Name&, std::uint16_t, std::size_t) const override { return {}; }
   std::unique_ptr<Path> connect(PeerId, const Name&, std::uint16_t, std::size_t) override { return nullptr; }
+  void end_removed_keys() noexcept override {}
   void forget(std::uint32_t) noexcept override {}
   void tidy(bool path_ended) noexcept override { path_ended ? ++tidied_ends : ++tidied_moves; }
 

@@ -72,6 +72,7 @@ class WireEndpoint final : public Endpoint {
   }
   bool progress() noexcept override { return false; }
   bool arm() noexcept override { return true; }
+  void end_removed_keys() noexcept override {}
   void forget(std::uint32_t) noexcept override {}
 
   Wire& last() { return *wires.back(); }

@@ -64,6 +64,7 @@ class FakeEndpoint final : public Endpoint {
     return false;
   }
   bool arm() noexcept override { return true; }
+  void end_removed_keys() noexcept override {}
   void forget(std::uint32_t) noexcept override { book_.calls.push_back("forget " + link_); }
 
  private:

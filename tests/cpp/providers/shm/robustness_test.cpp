@@ -224,8 +224,8 @@ TEST_CASE("a segment tells each key its number, and others nothing") {
   };
   const auto first = authorized_by(0, "first"), second = authorized_by(0, "second");
   REQUIRE((first && second));
-  CHECK(*first == side.domain->auth_keys().numbers().of("first"));
-  CHECK(*second == side.domain->auth_keys().numbers().of("second"));
+  CHECK(*first == side.domain->auth_keys().number_of("first"));
+  CHECK(*second == side.domain->auth_keys().number_of("second"));
   for (const char* other : {"", "third", "first "}) CHECK_FALSE(authorized_by(0, other));
   CHECK_FALSE(authorized_by(1, "first"));
   // Numbers that somebody exchanged are no numbers any more.

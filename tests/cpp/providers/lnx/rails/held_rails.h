@@ -33,6 +33,7 @@ class HeldEndpoint final : public Endpoint {
   }
   bool progress() noexcept override { return false; }
   bool arm() noexcept override { return true; }
+  void end_removed_keys() noexcept override {}
   void forget(std::uint32_t) noexcept override {}
 
   HeldLink link;

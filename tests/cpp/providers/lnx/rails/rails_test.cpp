@@ -15,7 +15,6 @@
 using namespace fab;
 using namespace fab::lnx;
 using Bytes = std::vector<std::byte>;
-
 // Rails over streams in memory that break at any byte. What was on its way goes on arriving at the target, as
 // in the sockets of a machine whose network failed, until the target cuts that stream or learns of its end.
 namespace {
@@ -99,6 +98,7 @@ class StreamEndpoint final : public Endpoint {
   std::unique_ptr<Path> connect(PeerId, const Name&, std::uint16_t, std::size_t) override;
   bool progress() noexcept override { return false; }
   bool arm() noexcept override { return true; }
+  void end_removed_keys() noexcept override {}
   void forget(std::uint32_t) noexcept override {}
 
  private:

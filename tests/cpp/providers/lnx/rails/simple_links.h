@@ -116,6 +116,7 @@ class SimpleEndpoint final : public Endpoint {
   }
   bool progress() noexcept override { return false; }
   bool arm() noexcept override { return true; }
+  void end_removed_keys() noexcept override {}
   void forget(std::uint32_t) noexcept override {}
 
  private:
