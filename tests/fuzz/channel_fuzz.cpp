@@ -47,7 +47,7 @@ class Story {
                                 .initiator_context = 0,
                                 .published = 0,
                                 .made = {},
-                                .auth_index = 0};
+                                .key = {}};
       channel_ = shm::Channel::accept(std::move(offer), node().peer, services(), direct);
     } else {
       channel_ = shm::Channel::create(node().peer, 0, node().address, 0, services(), direct);

@@ -22,6 +22,7 @@ def _reason() -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1000)
 @pytest.mark.req("WIN-70", "WIN-71", "WIN-72")
 @pytest.mark.skipif(bool(_reason()), reason=_reason())
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -1,16 +1,39 @@
 #pragma once
 
+#include <atomic>
+#include <mutex>
+
 namespace fab {
 
 // Is held by a thread while it is inside a library that has locks of its own. fork() waits until nobody is,
 // and nobody goes in meanwhile: in the child, a lock that another thread held would never be given back.
-// Nothing that waits for another thread may be done with it, and it is not taken twice.
+// Nothing that waits for another thread may be done with it. A thread may take it several times.
 class ForkGate {
  public:
   ForkGate() noexcept;
   ~ForkGate();
   ForkGate(const ForkGate&) = delete;
   ForkGate& operator=(const ForkGate&) = delete;
+};
+
+// Something that is made when it is first asked for, and never freed. No child of fork() finds it half made,
+// as it would find a static variable of a function whose first caller is a thread of the parent.
+template <class T>
+class MadeOnce final {
+ public:
+  // `make` runs with the gate held. Throws what it throws, and makes it again for the next caller then.
+  template <class Make>
+  T& get(Make make) {
+    if (T* const made = made_.load(std::memory_order_acquire)) return *made;
+    const ForkGate gate;
+    const std::lock_guard lock(mutex_);
+    if (!made_.load(std::memory_order_relaxed)) made_.store(new T(make()), std::memory_order_release);
+    return *made_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<T*> made_{nullptr};
+  std::mutex mutex_;
 };
 
 }  // namespace fab

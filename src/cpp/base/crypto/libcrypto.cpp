@@ -4,6 +4,8 @@
 
 #include <type_traits>
 
+#include "base/crypto/fork_gate.h"
+
 namespace fab {
 namespace {
 
@@ -60,8 +62,8 @@ OpenedCrypto open_libcrypto() {
 }
 
 const OpenedCrypto& opened_crypto() {
-  static const OpenedCrypto opened = open_libcrypto();
-  return opened;
+  static constinit MadeOnce<const OpenedCrypto> opened;
+  return opened.get(open_libcrypto);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "base/crypto/fork_gate.h"
 #include "base/crypto/libcrypto.h"
 
 namespace fab {
@@ -101,8 +102,8 @@ OpenedSsl open_libssl() {
 }
 
 const OpenedSsl& opened_ssl() {
-  static const OpenedSsl opened = open_libssl();
-  return opened;
+  static constinit MadeOnce<const OpenedSsl> opened;
+  return opened.get(open_libssl);
 }
 
 }  // namespace

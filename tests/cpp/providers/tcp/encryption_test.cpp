@@ -102,7 +102,7 @@ TEST_CASE("one side that encrypts and one that does not refuse each other, and s
 TEST_CASE("an endpoint with several keys serves callers with each of them, and no others") {
   const auto keys = [](const std::vector<std::string>& secrets) {
     Node::Keys all;
-    for (const std::string& secret : secrets) all.push_back({.secret = secret});
+    for (const std::string& secret : secrets) all.push_back({.key = secret});
     return all;
   };
   Node b(encrypted("first"), 1 << 20, keys({"second", "third", "first"}));
