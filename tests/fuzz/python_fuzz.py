@@ -87,7 +87,7 @@ def answers(data: bytes) -> None:
     """What rank 0 of a meeting answers, and what a rank asks."""
     header, _, body = data.partition(b"\n")
     told = admission._parsed(0, header)
-    _Meeting(2, "here").arrive(told.get("rank"), told.get("size"), body)
+    _Meeting(2).enter(told.get("rank"), told.get("size"), None)  # type: ignore[arg-type]
     _unpack(told, body, 2, _NO_LIMIT, "here")
 
 

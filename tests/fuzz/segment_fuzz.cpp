@@ -177,7 +177,7 @@ void use_as_owner(Input& input) {
   may_refuse([&] {
     static const AuthKeys keys{{"a secret", 1}, {"", 2}};
     const auto offer = shm::Channel::open(slot, 0, kDomain, keys);
-    demand(offer.mapping.size() == shm::kChannelBytes && offer.auth_index < keys.size(),
+    demand(offer.mapping.size() == shm::kChannelBytes && offer.key.index < keys.size(),
            "a channel that is taken is a whole one");
   });
   if (input.byte() % 4 == 0) segment.claim_slot(this_process());
