@@ -15,7 +15,7 @@ void open_in_parent() { ::pthread_rwlock_unlock(&gate); }
 void open_in_child() { gate = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP; }
 
 // When the library is loaded, so that no thread does it while another one forks.
-[[maybe_unused]] const int told =
+[[maybe_unused]] const int kTold =
     ::pthread_atfork([] { ::pthread_rwlock_wrlock(&gate); }, open_in_parent, open_in_child);
 
 }  // namespace
