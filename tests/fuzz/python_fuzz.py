@@ -87,7 +87,9 @@ def answers(data: bytes) -> None:
     """What rank 0 of a meeting answers, and what a rank asks."""
     header, _, body = data.partition(b"\n")
     told = admission._parsed(0, header)
-    _Meeting(2).enter(told.get("rank"), told.get("size"), None)  # type: ignore[arg-type]
+    meeting, rank = _Meeting(2), told.get("rank")
+    if meeting.enter(rank, told.get("size"), Channel(_Bytes(b""))) is None:  # type: ignore[arg-type]
+        meeting.bring(0, rank, body)
     _unpack(told, body, 2, _NO_LIMIT, "here")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 
 import numpy as np
@@ -96,19 +97,15 @@ def test_who_is_told_that_streams_end_may_open_an_endpoint(world):
     _, exposed, caller = world
     one = caller(OLD)
     one.put(exposed)
-    opened = []
+    opened = Future()
     waiting = one.endpoint.send(np.zeros(1 << 20), one.handle)  # nobody receives it
-    waiting.add_done_callback(lambda _: opened.append(one.domain.endpoint()))
+    waiting.add_done_callback(lambda _: opened.set_result(one.domain.endpoint()))
     ring = one.domain.auth_keys
     ring.add(NEW)
     ring.use(NEW)
     ring.remove(OLD, end_streams=True)
     assert isinstance(waiting.exception(TIMEOUT), pyfab.PeerLostError)
-    deadline = time.monotonic() + TIMEOUT
-    while not opened:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    opened[0].close()
+    opened.result(TIMEOUT).close()
 
 
 def test_who_has_proven_a_removed_key_alone_can_be_cut_off(world):
