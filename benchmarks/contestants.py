@@ -145,7 +145,7 @@ class Contestant:
         env = os.environ | command.env
         env |= {
             "PYFAB_BENCH_CORES": f"{cores[0]},{cores[1]}",
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), env.get("PYTHONPATH")])),
             "OMP_NUM_THREADS": "1",
         }
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process

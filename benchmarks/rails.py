@@ -8,8 +8,8 @@ them, in rounds. Latency: an 8-byte put, complete on return, over one link and o
 interleaved in one process; the ratio is taken within a round, in both orders of opening them.
 
 Sick rails (--sick): two rails, of which the preferred one is healthy, slow, loses packets, or flaps. Small puts, large puts and
-atomics over both, from a second after the first of them on, and the slowest operation; ratios are to the healthy rail alone,
-in the same run.
+atomics over both and over the healthy rail alone, by turns, from a second after the first of them on; the medians of the turns'
+ratios, and the slowest operation over both.
 """
 
 from __future__ import annotations
@@ -98,45 +98,54 @@ def bandwidth(rounds: int) -> None:
 
 SICK_SPEC = "tcp:r0,r1"
 SICK_INITIATOR = """
-import collections, json, time
+import collections, json, statistics, time
 import numpy as np, pyfab
 
-domain = pyfab.Domain(sys.argv[1])
-endpoint = domain.endpoint()
-told = json.loads(sys.argv[2])
-seconds = float(sys.argv[3])
-peer = endpoint.av.insert(bytes.fromhex(told["address"]))
-memory, sums = (pyfab.RemoteRegion.from_bytes(bytes.fromhex(told[name])) for name in ("memory", "sums"))
+TURNS = 8
 page, large = np.ones(4096, np.uint8), np.ones(16 << 20, np.uint8)
 one, former = np.ones(1, np.int64), np.zeros(1, np.int64)
+adapts, seconds = 1.0, float(sys.argv[5])
 
-def flow(post, window, adapts):
-    # Operations a second and the slowest one, in seconds, from `adapts` seconds on.
-    under_way, count, slowest = collections.deque(), 0, 0.0
-    begin, start = time.perf_counter(), None
-    while True:
-        while len(under_way) < window:
-            under_way.append((time.perf_counter(), post()))
-        posted, operation = under_way.popleft()
-        operation.result(60)
-        now = time.perf_counter()
-        if start is not None:
-            count, slowest = count + 1, max(slowest, now - posted)
-            if now - start >= seconds:
-                break
-        elif now - begin >= adapts:
-            start = now
-    for _, operation in under_way:
-        operation.result(60)
-    return count / (now - start), slowest
+class Link:
+    # A domain, what it does to its target, and the figures of that.
+    def __init__(self, spec, told):
+        told = json.loads(told)
+        self.endpoint = pyfab.Domain(spec).endpoint()
+        self.peer = self.endpoint.av.insert(bytes.fromhex(told["address"]))
+        memory, sums = (pyfab.RemoteRegion.from_bytes(bytes.fromhex(told[name])) for name in ("memory", "sums"))
+        self.posts = {
+            "puts": (lambda: self.endpoint.write(page, self.peer, memory[: page.nbytes]), 64),
+            "large": (lambda: self.endpoint.write(large, self.peer, memory), 1),
+            "atomics": (lambda: self.endpoint.fetch_atomic(pyfab.AtomicOp.SUM, one, former, self.peer, sums), 1),
+        }
 
-kinds = {
-    "puts": (lambda: endpoint.write(page, peer, memory[: page.nbytes]), 64),
-    "large": (lambda: endpoint.write(large, peer, memory), 1),
-    "atomics": (lambda: endpoint.fetch_atomic(pyfab.AtomicOp.SUM, one, former, peer, sums), 1),
-}
-figures = {name: flow(post, window, 1.0) for name, (post, window) in kinds.items()}
-print(json.dumps({"figures": figures, "report": endpoint.report(peer)[1]}))
+    def flow(self, kind, lasts):
+        # Operations a second, and the slowest one.
+        post, window = self.posts[kind]
+        under_way, count, slowest = collections.deque(), 0, 0.0
+        start = time.perf_counter()
+        while (now := time.perf_counter()) - start < lasts:
+            while len(under_way) < window:
+                under_way.append((time.perf_counter(), post()))
+            posted, operation = under_way.popleft()
+            operation.result(60)
+            count, slowest = count + 1, max(slowest, time.perf_counter() - posted)
+        for _, operation in under_way:
+            operation.result(60)
+        return count / (now - start), slowest
+
+alone, both = Link(sys.argv[1], sys.argv[2]), Link(sys.argv[3], sys.argv[4])
+figures = {}
+for kind in both.posts:
+    for link in (alone, both):
+        link.flow(kind, adapts)
+    turns = [(alone.flow(kind, seconds / TURNS), both.flow(kind, seconds / TURNS)) for _ in range(TURNS)]
+    figures[kind] = {
+        "rate": statistics.median(ours for _, (ours, _) in turns),
+        "ratio": statistics.median(ours / healthy for (healthy, _), (ours, _) in turns),
+        "slowest": max(slowest for _, (_, slowest) in turns),
+    }
+print(json.dumps({"figures": figures, "report": both.endpoint.report(both.peer)[1]}))
 """
 
 
@@ -165,20 +174,25 @@ def flap(bench: Bench, over: threading.Event) -> None:
         bench.node(1).plug(0)
 
 
-def sick_flows(bench: Bench, spec: str, seconds: float, flaps: bool) -> dict[str, Any]:
-    target = bench.node(1).popen(TARGET, spec, str(16 << 20))
-    assert target.stdout
+def sick_flows(bench: Bench, healthy: str, seconds: float, flaps: bool) -> dict[str, Any]:
+    """Both rails beside the healthy one alone, by turns."""
+    targets = [bench.node(1).popen(TARGET, spec, str(16 << 20)) for spec in (healthy, SICK_SPEC)]
+    arguments = []
+    for target, spec in zip(targets, (healthy, SICK_SPEC), strict=True):
+        assert target.stdout
+        arguments += [spec, target.stdout.readline()]
     over = threading.Event()
     flapping = threading.Thread(target=flap, args=(bench, over))
     if flaps:
         flapping.start()
     try:
-        told = bench.node(0).run(SICK_INITIATOR, spec, target.stdout.readline(), str(seconds), timeout=300)
+        told = bench.node(0).run(SICK_INITIATOR, *arguments, str(seconds), timeout=300)
     finally:
         over.set()
         if flaps:
             flapping.join()
-        target.communicate()
+        for target in targets:
+            target.communicate()
     result: dict[str, Any] = json.loads(told)
     return result
 
@@ -190,22 +204,21 @@ def sick(rate: str, seconds: float, only: list[str]) -> None:
         "atomics": ("/s", 1.0),
     }
     print(
-        f"Two rails of {rate}: 4 kB puts, 16 MiB puts, fetching atomics; = ratio to one of them alone; slowest in ms"
+        f"Two rails of {rate}: 4 kB puts, 16 MiB puts, fetching atomics; = ratio to the healthy one alone; slowest in ms"
     )
     for name, befall in sick_cases(rate).items():
         if only and not any(word in name for word in only):
             continue
         with Bench(nodes=2, rails=2, rates=[rate] * 2) as bench:
-            alone = sick_flows(bench, "tcp:r1", seconds, False)["figures"]
             befall(bench)
-            both = sick_flows(bench, SICK_SPEC, seconds, "flaps" in name)
+            told = sick_flows(bench, "tcp:r0" if "other" in name else "tcp:r1", seconds, "flaps" in name)
         cells = []
         for kind, (unit, scale) in kinds.items():
-            (reached, slowest), (wanted, _) = both["figures"][kind], alone[kind]
+            found = told["figures"][kind]
             cells.append(
-                f"{kind} {reached * scale:8.2f} {unit} = {reached / wanted:5.2f}, {slowest * 1e3:6.1f}"
+                f"{kind} {found['rate'] * scale:8.2f} {unit} = {found['ratio']:5.2f}, {found['slowest'] * 1e3:6.1f}"
             )
-        print(f"  {name:20} " + "   ".join(cells) + f"   [{both['report']}]", flush=True)
+        print(f"  {name:20} " + "   ".join(cells) + f"   [{told['report']}]", flush=True)
 
 
 def put_times(specs: tuple[str, str], rounds: int) -> list[list[float]]:

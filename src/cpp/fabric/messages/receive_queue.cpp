@@ -272,18 +272,15 @@ void ReceiveQueue::finish(const Matched& matched, Errc error) noexcept {
   matched.operation->settle(Errc::ok, told.length);
 }
 
-void ReceiveQueue::leave(const MessageOrigin& origin, MessageOrigin* heir) noexcept {
-  for (auto* list : {&by_age_, &claimed_})
-    for (auto at = list->begin(); at != list->end();) {
-      Message& message = *at;
-      ++at;
-      if (message.origin != &origin) continue;
-      message.origin = message.announced && !(message.id & kStreamOnly) ? heir : nullptr;
-      if (!message.announced && list == &by_age_) strand(message);
-      if (!message.announced || message.origin) continue;
-      list == &by_age_ ? unlink(message) : claimed_.erase(message);
-      delete &message;
-    }
+void ReceiveQueue::leave(MessageOrigin& origin, MessageOrigin* heir) noexcept {
+  while (Message* const message = origin.waiting.front()) {
+    const bool claimed = message->claim != 0;
+    message->comes_from(message->announced && !(message->id & kStreamOnly) ? heir : nullptr);
+    if (!message->announced && !claimed) strand(*message);
+    if (!message->announced || message->origin()) continue;
+    claimed ? claimed_.erase(*message) : unlink(*message);
+    delete message;
+  }
 }
 
 void ReceiveQueue::strand(Message& message) noexcept {
@@ -306,27 +303,31 @@ void ReceiveQueue::drop_stranded(std::size_t most) noexcept {
   }
 }
 
-void ReceiveQueue::adopt(const MessageOrigin& from, std::uint64_t id, MessageOrigin& to) noexcept {
-  for (const auto* list : {&by_age_, &claimed_})
-    for (Message& message : *list)
-      if (message.announced && message.id == id && message.origin == &from) message.origin = &to;
+void ReceiveQueue::adopt(MessageOrigin& from, std::uint64_t id, MessageOrigin& to) noexcept {
+  for (Message& message : from.waiting)
+    if (message.announced && message.id == id) return message.comes_from(&to);
 }
 
 // --- messages
 
-void ReceiveQueue::deliver(const Message& message, const Matched& matched) noexcept {
-  if (message.announced) return message.origin->fetch(message, matched);
+// Each ends the message's tie to its origin first, because that may end while it is told.
+void ReceiveQueue::deliver(Message& message, const Matched& matched) noexcept {
+  MessageOrigin* const origin = message.origin();
+  message.comes_from(nullptr);
+  if (message.announced) return origin->fetch(message, matched);
   const bool stored = store_message(matched, message.bytes.get());
-  if (message.origin) message.origin->consumed(message.head.length + kMessageOverhead);
+  if (origin) origin->consumed(message.head.length + kMessageOverhead);
   finish(matched, stored ? Errc::ok : Errc::bounds);
 }
 
-void ReceiveQueue::forget(const Message& message) noexcept {
-  if (!message.origin) return;
+void ReceiveQueue::forget(Message& message) noexcept {
+  MessageOrigin* const origin = message.origin();
+  message.comes_from(nullptr);
+  if (!origin) return;
   if (message.announced)
-    message.origin->release(message);
+    origin->release(message);
   else
-    message.origin->consumed(message.head.length + kMessageOverhead);
+    origin->consumed(message.head.length + kMessageOverhead);
 }
 
 void ReceiveQueue::met(const Sender& sender) noexcept {

@@ -71,22 +71,7 @@ struct Matched {
 // Stores as much of a message as there is room for; false: the memory is not there.
 bool store_message(const Matched& matched, const std::byte* bytes) noexcept;
 
-struct Message;
-
-// Where messages come from: the receiving side of a session. Before it ends it calls ReceiveQueue::leave().
-class MessageOrigin {
- public:
-  // An announced message was matched: moves the bytes and calls ReceiveQueue::finish(), maybe at once.
-  // `message` is valid until this returns.
-  virtual void fetch(const Message& message, const Matched& matched) noexcept = 0;
-  // An announced message is not wanted.
-  virtual void release(const Message& message) noexcept = 0;
-  // So many bytes of buffered messages are free again, each counted with kMessageOverhead.
-  virtual void consumed(std::uint64_t bytes) noexcept = 0;
-
- protected:
-  ~MessageOrigin() = default;
-};
+class MessageOrigin;
 
 // A bit of Message::id: the id means nothing on another stream.
 inline constexpr std::uint64_t kStreamOnly = std::uint64_t{1} << 63;
@@ -117,10 +102,18 @@ class HeldBytes {
 };
 
 // A message that no receive has wanted yet.
-struct Message {
+class Message {
+ public:
+  Message() = default;
+  Message(const Message&) = delete;
+  Message& operator=(const Message&) = delete;
+  ~Message() { comes_from(nullptr); }
+
+  MessageOrigin* origin() const noexcept { return origin_; }  // null: gone
+  void comes_from(MessageOrigin* origin) noexcept;
+
   MessageHead head{};
   std::shared_ptr<Sender> sender;
-  MessageOrigin* origin = nullptr;     // null: gone
   std::unique_ptr<std::byte[]> bytes;  // unless announced
   bool announced = false;              // the sender still has the bytes
   std::uint64_t id = 0;                // announced: the number that the sender gave it
@@ -129,8 +122,34 @@ struct Message {
   std::uint64_t hash = 0;
   HeldBytes held;         // of this message, once it waits
   bool stranded = false;  // its stream has ended, and whoever sent it has not proven who he is
-  ListLink<Message> same, age, left;
+  ListLink<Message> same, age, left, brought;
+
+ private:
+  MessageOrigin* origin_ = nullptr;
 };
+
+// Where messages come from: the receiving side of a session. Before it ends it calls ReceiveQueue::leave().
+class MessageOrigin {
+ public:
+  IntrusiveList<Message, &Message::brought> waiting;  // what came from here and waits; kept by the messages
+
+  // An announced message was matched: moves the bytes and calls ReceiveQueue::finish(), maybe at once.
+  // `message` is valid until this returns.
+  virtual void fetch(const Message& message, const Matched& matched) noexcept = 0;
+  // An announced message is not wanted.
+  virtual void release(const Message& message) noexcept = 0;
+  // So many bytes of buffered messages are free again, each counted with kMessageOverhead.
+  virtual void consumed(std::uint64_t bytes) noexcept = 0;
+
+ protected:
+  ~MessageOrigin() = default;
+};
+
+inline void Message::comes_from(MessageOrigin* origin) noexcept {
+  if (origin_) origin_->waiting.erase(*this);
+  origin_ = origin;
+  if (origin_) origin_->waiting.push_back(*this);
+}
 
 // The posted receives of a context, and the messages that wait for a receive, for all its links: the one
 // place where messages are matched. Used under the context's lock.
@@ -179,9 +198,9 @@ class ReceiveQueue {
   static void finish(const Matched& matched, Errc error) noexcept;
   // To be called when `origin` ends. Messages that it announced are dropped; with an `heir`, those whose id
   // is not kStreamOnly stay, as announced by the heir.
-  void leave(const MessageOrigin& origin, MessageOrigin* heir = nullptr) noexcept;
+  void leave(MessageOrigin& origin, MessageOrigin* heir = nullptr) noexcept;
   // From now on `to` is the origin of the message that `from` announced under `id`.
-  void adopt(const MessageOrigin& from, std::uint64_t id, MessageOrigin& to) noexcept;
+  void adopt(MessageOrigin& from, std::uint64_t id, MessageOrigin& to) noexcept;
 
   struct Sizes {
     std::size_t posted, unexpected;                    // now
@@ -211,8 +230,8 @@ class ReceiveQueue {
   void unlink(Message& message) noexcept;
   void strand(Message& message) noexcept;
   static void met(const Sender& sender) noexcept;
-  static void deliver(const Message& message, const Matched& matched) noexcept;
-  static void forget(const Message& message) noexcept;
+  static void deliver(Message& message, const Matched& matched) noexcept;
+  static void forget(Message& message) noexcept;
   std::unique_ptr<Message> take_claimed(std::uint64_t claim) noexcept;
 
   static constexpr std::size_t kSpare = 64;

@@ -273,7 +273,7 @@ void Messenger::deliver(Matched& arrived, const std::byte* payload) {
   auto message = std::make_unique<Message>();
   message->head = arrived.head;
   message->sender = end_.services.sender;
-  message->origin = this;
+  message->comes_from(this);
   message->bytes = std::make_unique_for_overwrite<std::byte[]>(length);
   std::memcpy(message->bytes.get(), payload, length);
   end_.services.receives.keep(std::move(message));
@@ -348,7 +348,7 @@ Errc Messenger::on_announce(const FrameHeader& frame, const std::byte* payload) 
   Matched matched{.head = message->head};
   if (!end_.services.receives.match(matched, *end_.services.sender)) {
     message->sender = end_.services.sender;
-    message->origin = this;
+    message->comes_from(this);
     message->announced = true;
     message->id = frame.id;
     end_.services.receives.keep(std::move(spare_message_));

@@ -41,20 +41,20 @@ class Origin final : public MessageOrigin {
     auto message = std::make_unique<Message>();
     message->head = head;
     message->sender = from.sender;
-    message->origin = this;
+    message->comes_from(this);
     message->bytes = std::make_unique<std::byte[]>(bytes.size());
     std::memcpy(message->bytes.get(), bytes.data(), bytes.size());
     queue_.keep(std::move(message));
   }
   void announce(const MessageHead& head, Peer& from, std::uint64_t id) {
-    Message message;
-    message.head = head;
-    message.sender = from.sender;
-    message.origin = this;
-    message.announced = true;
-    message.id = id;
-    if (Matched matched{.head = head}; queue_.match(matched, *from.sender)) return fetch(message, matched);
-    queue_.keep(std::make_unique<Message>(std::move(message)));
+    auto message = std::make_unique<Message>();
+    message->head = head;
+    message->sender = from.sender;
+    message->comes_from(this);
+    message->announced = true;
+    message->id = id;
+    if (Matched matched{.head = head}; queue_.match(matched, *from.sender)) return fetch(*message, matched);
+    queue_.keep(std::move(message));
   }
   void fetch(const Message& message, const Matched& matched) noexcept override {
     const std::vector<std::byte> bytes(matched.room, static_cast<std::byte>(message.id));

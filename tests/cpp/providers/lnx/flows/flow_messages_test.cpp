@@ -41,7 +41,7 @@ struct Ground {
     auto message = std::make_unique<Message>();
     message->head = {.length = 100'000};
     message->sender = sender;
-    message->origin = &origin;
+    message->comes_from(&origin);
     message->announced = true;
     message->id = number;
     receives.keep(std::move(message));
@@ -253,7 +253,7 @@ TEST_CASE("what waits for a flow is lost with it") {
     flow.fetching(5, {.head = {.length = 100'000}, .operation = &taken.operation, .room = 8});
     auto message = std::make_unique<Message>();
     message->sender = sender;
-    message->origin = &flow;
+    message->comes_from(&flow);
     message->announced = true;
     message->id = 6;
     receives.keep(std::move(message));
