@@ -109,15 +109,20 @@ def main() -> None:
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("benchmarks", type=Path, help="the folder benchmarks of the other tree")
     own.add_argument("site", type=Path, help="the folder that the other tree's pyfab is imported from")
+    own.add_argument("--only", nargs="*", default=[], help="words of the names of cases")
     own.add_argument("--loader", type=int, default=0, metavar="TIMES", help="runs of loader.py of each tree")
     plan, _ = parse_arguments("beside", own)
     given, _ = own.parse_known_args()
     benchmarks, site = given.benchmarks.resolve(), given.site.resolve()
     take_part(benchmarks, site)
+    os.environ["PYTHONHASHSEED"] = "1"  # otherwise some of the processes look up attributes in fewer steps
     print("; ".join(f"{name}: {value}" for name, value in machine_facts(choose_cores()).items() if value))
     print(f"{'time over that of the other tree':60} of this tree        of the other tree's second copy")
     sides = [
-        replace(case, contestant=tree + case.contestant) for case in mine() for tree in (OTHER, AGAIN, "")
+        replace(case, contestant=tree + case.contestant)
+        for case in mine()
+        if not given.only or any(word in str(case) for word in given.only)
+        for tree in (OTHER, AGAIN, "")
     ]
     results, skipped = measure(sides, plan)
     for text in ratios_of(results):

@@ -276,7 +276,7 @@ PyObject* update(RemoteArrayObject& array, const Update& wanted) {
   Values operand, compare;
   if (!take(operand, wanted.operand, array, part)) return nullptr;
   if (wanted.compare && !take(compare, wanted.compare, array, part)) return nullptr;
-  if (wanted.out && (!part.is_like(wanted.out) || !array_fields(wanted.out).writable)) return nullptr;
+  if (wanted.out && (!part.is_like(wanted.out) || !is_writable(wanted.out))) return nullptr;
 
   ContextHandle& scope = *array.scope;
   scope.check_open();

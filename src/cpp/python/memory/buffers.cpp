@@ -43,13 +43,8 @@ py::ssize_t itemsize_of(PyObject* dtype) {
                : py::detail::array_descriptor2_proxy(dtype)->elsize;
 }
 
-ArrayFields array_fields(PyObject* array) {
-  const auto* fields = py::detail::array_proxy(array);
-  auto nbytes = static_cast<std::uint64_t>(itemsize_of(fields->descr));
-  for (int i = 0; i < fields->nd; ++i) nbytes *= static_cast<std::uint64_t>(fields->dimensions[i]);
-  return {reinterpret_cast<std::byte*>(fields->data), nbytes, fields->descr,
-          (fields->flags & py::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_) != 0,
-          (fields->flags & py::detail::npy_api::NPY_ARRAY_WRITEABLE_) != 0};
+bool is_writable(PyObject* array) {
+  return (py::detail::array_proxy(array)->flags & py::detail::npy_api::NPY_ARRAY_WRITEABLE_) != 0;
 }
 
 PyObject* make_array(PyObject* dtype, int ndim, const std::int64_t* shape) {
@@ -103,6 +98,26 @@ void LocalBuffer::add_piece(void* piece, std::size_t size) {
   nbytes += size;
 }
 
+namespace {
+
+// The fields of an ndarray. Asking by the buffer protocol would cost more than the rest of a small operation.
+struct ArrayFields {
+  std::byte* data;
+  std::uint64_t nbytes;
+  PyObject* dtype;  // borrowed
+  bool contiguous;
+};
+
+ArrayFields array_fields(PyObject* array) {
+  const auto* fields = py::detail::array_proxy(array);
+  auto nbytes = static_cast<std::uint64_t>(itemsize_of(fields->descr));
+  for (int i = 0; i < fields->nd; ++i) nbytes *= static_cast<std::uint64_t>(fields->dimensions[i]);
+  return {reinterpret_cast<std::byte*>(fields->data), nbytes, fields->descr,
+          (fields->flags & py::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_) != 0};
+}
+
+}  // namespace
+
 void LocalBuffer::add(PyObject* object, bool writable) {
   if (is_array(object)) {
     const ArrayFields array = array_fields(object);
@@ -113,7 +128,7 @@ void LocalBuffer::add(PyObject* object, bool writable) {
       refuse(
           "the array is not C-contiguous; pass numpy.ascontiguousarray(a), or its parts with "
           "write_many/read_many");
-    if (writable && !array.writable)
+    if (writable && !is_writable(object))
       throw Error(Errc::access, "the array is read-only, and the operation writes into it");
     dtype = array.dtype;
     add_piece(array.data, static_cast<std::size_t>(array.nbytes));

@@ -36,16 +36,9 @@ class LocalBuffer {
 
 bool is_array(PyObject* object);        // numpy.ndarray or a subclass
 bool is_exact_array(PyObject* object);  // no subclass
+bool is_writable(PyObject* array);
 // The bytes of an element. Does not touch the reference count of the dtype, which all threads share.
 py::ssize_t itemsize_of(PyObject* dtype);
-// The fields of an ndarray. Asking by the buffer protocol would cost more than the rest of a small operation.
-struct ArrayFields {
-  std::byte* data;
-  std::uint64_t nbytes;
-  PyObject* dtype;
-  bool contiguous, writable;
-};
-ArrayFields array_fields(PyObject* array);
 // These return new references. The elements of make_array() are not set. make_scalar() takes the bytes at
 // `data`. element_or_array() is `array[()]`: the scalar of an array without axes, and otherwise the array
 // itself.
