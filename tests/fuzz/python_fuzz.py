@@ -27,8 +27,8 @@ with atheris.instrument_imports(include=["pyfab"]):
     from pyfab.data import GlobalShuffle
     from pyfab.group import admission, objects
     from pyfab.group.parts import _entries
-    from pyfab.meeting.frames import Channel
-    from pyfab.meeting.frames import Handshake as FrameHandshake
+    from pyfab.meeting.channel import Channel
+    from pyfab.meeting.handshake import ServerHandshake
     from pyfab.meeting.rendezvous_tcp import _Meeting, _unpack
     from pyfab.meeting.tokens import Token
     from pyfab.transport.handles import RemoteHandle
@@ -63,7 +63,7 @@ def frames(data: bytes) -> None:
         if kind < b"\xc0":
             Channel(_Bytes(prefix + rest)).receive(_NO_LIMIT)  # type: ignore[arg-type]
         else:
-            waiting, proof = prefix + rest, FrameHandshake(_TOKEN, "a meeting")
+            waiting, proof = prefix + rest, ServerHandshake(_TOKEN, "a meeting")
             while not proof.take(waiting[: proof.lacks]):
                 waiting = waiting[proof.lacks :] if proof.lacks < len(waiting) else b""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyfab
 from pyfab.core.deadline import Deadline, Looks
-from pyfab.meeting.frames import split_address
+from pyfab.meeting.addresses import split_address
 
 TIMEOUT = 60
 

@@ -11,7 +11,8 @@ import threading
 from pathlib import Path
 
 from pyfab.core.deadline import Deadline
-from pyfab.meeting.frames import Channel, split_address
+from pyfab.meeting.addresses import split_address
+from pyfab.meeting.channel import Channel
 from pyfab.meeting.rendezvous import exchange
 from pyfab.testing import RemoteAgent
 from pyfab.tools.fetch import ArrayClient

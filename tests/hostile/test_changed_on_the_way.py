@@ -16,8 +16,8 @@ import numpy as np
 import pyfab
 import pytest
 from private import TIMEOUT, free_place, two_ranks, wait_until_listening
-from pyfab.meeting import frames
-from pyfab.meeting.frames import split_address
+from pyfab.meeting import channel
+from pyfab.meeting.addresses import split_address
 from pyfab.meeting.rendezvous import exchange
 from pyfab.testing import Peer, RemoteAgent
 from pyfab.testing.agent import Agent
@@ -50,7 +50,7 @@ def test_who_flips_bits_between_two_ranks_is_found_out(
         return data[:-1] + bytes([data[-1] ^ 1]) if changed else data
 
     # As it is where packets are changed on their way to the very address that was called.
-    monkeypatch.setattr(frames, "called", lambda service, _: f"{service} at {place}")
+    monkeypatch.setattr(channel, "called", lambda service, _: f"{service} at {place}")
     with ThreadPoolExecutor(2) as pool, Relay(split_address(place), flip) as relay:
         first = pool.submit(exchange, f"tcp://{place}", 0, 2, b"0" * 50, TIMEOUT)
         wait_until_listening(place)
@@ -75,7 +75,7 @@ def test_who_replaces_a_pickle_on_its_way_to_an_agent_runs_nothing(
         return len(evil).to_bytes(4, "big") + evil
 
     with Agent("127.0.0.1:0") as agent, Relay(split_address(agent.address), replace) as relay:
-        monkeypatch.setattr(frames, "called", lambda service, _: f"{service} at {agent.address}")
+        monkeypatch.setattr(channel, "called", lambda service, _: f"{service} at {agent.address}")
         with pytest.raises((OSError, RuntimeError, EOFError)):
             Peer("tcp", where=RemoteAgent("127.0.0.1", relay.port))
         assert RemoteAgent(*split_address(agent.address)).facts()

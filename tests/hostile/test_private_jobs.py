@@ -18,7 +18,7 @@ import pytest
 from private import TIMEOUT, free_place, two_ranks, wait_until_listening
 from pyfab import _core
 from pyfab.core.deadline import Deadline, Looks
-from pyfab.meeting.frames import split_address
+from pyfab.meeting.addresses import split_address
 from pyfab.meeting.rendezvous import exchange
 from pyfab.meeting.sealing import derive
 from pyfab.testing import RemoteAgent

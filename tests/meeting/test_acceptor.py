@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from pyfab import _core
 from pyfab.core.deadline import Deadline, Looks
-from pyfab.meeting import acceptor, frames, security_log
+from pyfab.meeting import acceptor, addresses, handshake, security_log
 from pyfab.meeting.acceptor import Acceptor
-from pyfab.meeting.frames import Channel
+from pyfab.meeting.channel import Channel
 from pyfab.meeting.rendezvous import exchange
 from pyfab.meeting.tokens import Token
 
@@ -205,6 +205,7 @@ def test_the_page_on_security_has_the_figures_of_the_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     rows = re.findall(r"\| `(\w+)\.(\w+)` \| ([\d.]+) \|", page)
     assert len(rows) == 8
-    modules = {"acceptor": acceptor, "frames": frames, "security_log": security_log}
+    modules = (acceptor, addresses, handshake, security_log)
+    named = {module.__name__.rpartition(".")[2]: module for module in modules}
     for module, name, figure in rows:
-        assert getattr(modules[module], name) == float(figure), name
+        assert getattr(named[module], name) == float(figure), name

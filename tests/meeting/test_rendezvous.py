@@ -338,7 +338,7 @@ def test_strangers_harm_nobody(sent: bytes) -> None:
 )
 def test_impossible_ranks_are_refused(announced: dict[str, Any]) -> None:
     from pyfab.core.deadline import Deadline
-    from pyfab.meeting.frames import Channel
+    from pyfab.meeting.channel import Channel
 
     port = free_port()
     place = f"tcp://127.0.0.1:{port}"

@@ -14,7 +14,9 @@ import numpy as np
 import pyfab
 import pytest
 from pyfab.core.deadline import Deadline
-from pyfab.meeting.frames import Channel, called, split_address
+from pyfab.meeting.addresses import split_address
+from pyfab.meeting.channel import Channel
+from pyfab.meeting.handshake import called
 from pyfab.testing import Peer, RemoteAgent, Target
 from pyfab.testing._sides import SERVICE
 from pyfab.testing.agent import Agent

@@ -36,7 +36,9 @@ from pyfab.core.region import RemoteRegion
 from pyfab.launch.child import LEAVE_CTRL_C
 from pyfab.meeting import tokens
 from pyfab.meeting.acceptor import Acceptor
-from pyfab.meeting.frames import Channel, Header, join_address, listen, open_to
+from pyfab.meeting.addresses import join_address, listen, open_to
+from pyfab.meeting.channel import Channel
+from pyfab.meeting.frames import Header
 
 MEMORY = ("mapped", "other")
 """What the target's memory can be: made by the library (`Domain.alloc`), or an ordinary array."""

@@ -14,10 +14,12 @@ import threading
 from collections.abc import Callable
 
 from pyfab.core.deadline import Deadline
-from pyfab.meeting.frames import Channel, Handshake, WrongPlace, WrongToken, called, join_address
+from pyfab.meeting.addresses import join_address
+from pyfab.meeting.channel import Channel
+from pyfab.meeting.handshake import ServerHandshake, called
 from pyfab.meeting.sealing import Tampered
 from pyfab.meeting.security_log import Event, tell
-from pyfab.meeting.tokens import Token
+from pyfab.meeting.tokens import Token, WrongPlace, WrongToken
 
 MOST_UNPROVEN = 256
 """The most connections that have not proven the token; beyond that, the oldest is closed for a new one."""
@@ -45,7 +47,9 @@ _CLOSED = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
 class _Unproven:
     """A connection that has not proven the token."""
 
-    def __init__(self, connection: socket.socket, address: tuple[str, int], handshake: Handshake) -> None:
+    def __init__(
+        self, connection: socket.socket, address: tuple[str, int], handshake: ServerHandshake
+    ) -> None:
         self.socket, self.host = connection, address[0]
         self.address = join_address(*address)
         self.handshake = handshake
@@ -166,7 +170,7 @@ class Acceptor:
             self._drop_oldest(f"{self._most} connections have not proven the token")
         try:
             connection = self._out_of_reserve(connection)
-            handshake = Handshake(self.token, called(self._service, connection.getsockname()))
+            handshake = ServerHandshake(self.token, called(self._service, connection.getsockname()))
             caller = _Unproven(connection, address, handshake)
             connection.setblocking(False)
             connection.sendall(caller.handshake.greeting)  # a new connection has room for it

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pyfab.core.errors import InvalidArgumentError, make_error
 from pyfab.meeting import private_files, tokens
-from pyfab.meeting.frames import join_address
+from pyfab.meeting.addresses import join_address
 
 _RANK_VARIABLES = (  # launcher, rank, size
     ("pyfab", "PYFAB_RANK", "PYFAB_SIZE"),

@@ -24,7 +24,7 @@ from pyfab.core.buffers import bytes_of
 from pyfab.core.deadline import Deadline
 from pyfab.core.errors import InvalidArgumentError
 from pyfab.meeting import rendezvous_tcp
-from pyfab.meeting.frames import split_address
+from pyfab.meeting.addresses import split_address
 from pyfab.meeting.ranks import Exchange, Member
 from pyfab.meeting.rendezvous_folder import through_folder
 from pyfab.meeting.rendezvous_store import through_store, through_torch

@@ -19,8 +19,11 @@ from pyfab.core.deadline import Deadline, Looks
 from pyfab.core.errors import AccessDeniedError, InvalidArgumentError, OperationTimeout, PeerLostError
 from pyfab.meeting import tokens
 from pyfab.meeting.acceptor import Acceptor
-from pyfab.meeting.frames import BACKLOG, Channel, NoToken, WrongToken, join_address, shown
+from pyfab.meeting.addresses import BACKLOG, join_address
+from pyfab.meeting.channel import Channel
+from pyfab.meeting.frames import shown
 from pyfab.meeting.ranks import Exchange, Member, incomplete
+from pyfab.meeting.tokens import NoToken, WrongToken
 
 _MAX_VALUE = 1 << 20  # bytes per rank
 PATIENCE = (

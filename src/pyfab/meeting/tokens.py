@@ -1,4 +1,4 @@
-"""The secret that both sides of a connection prove to each other.
+"""The secret that both sides of a connection prove to each other (in `handshake`): where it is from, and who can know it.
 
 It is what the caller or $PYFAB_TOKEN states. If neither does, a server makes a random one and leaves it in a private file,
 whose name it tells everybody; so this user's processes on the same host find it by themselves, and nobody else does. With

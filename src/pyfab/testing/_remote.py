@@ -15,7 +15,10 @@ import pyfab
 from pyfab.core.deadline import Deadline
 from pyfab.core.errors import AccessDeniedError, FabricError
 from pyfab.meeting import tokens
-from pyfab.meeting.frames import Channel, Header, NoToken, WrongPlace, WrongToken, join_address
+from pyfab.meeting.addresses import join_address
+from pyfab.meeting.channel import Channel
+from pyfab.meeting.frames import Header
+from pyfab.meeting.tokens import NoToken, WrongPlace, WrongToken
 from pyfab.testing._sides import ENDING, SERVICE
 from pyfab.testing._stream import SealedConnection, Stream
 

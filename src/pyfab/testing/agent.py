@@ -1,6 +1,6 @@
 """``pyfab agent``: runs peers of tests for other hosts.
 
-Every connection begins with both sides proving that they know the token (`pyfab.meeting.frames`). Then comes one request:
+Every connection begins with both sides proving that they know the token (`pyfab.meeting.handshake`). Then comes one request:
 
     {"op": "facts"}                          → {"facts": ...}: what this machine is
     {"op": "hold"}                           → {}; an agent that was started for somebody ends with this connection
@@ -30,7 +30,9 @@ import pyfab
 from pyfab.core.deadline import Deadline
 from pyfab.meeting import tokens
 from pyfab.meeting.acceptor import Acceptor
-from pyfab.meeting.frames import Channel, Header, join_address, listen, shown
+from pyfab.meeting.addresses import join_address, listen
+from pyfab.meeting.channel import Channel
+from pyfab.meeting.frames import Header, shown
 from pyfab.meeting.interruption import told_to_stop
 from pyfab.testing._facts import facts
 from pyfab.testing._sides import ENDING, SERVICE, start_process, suspend

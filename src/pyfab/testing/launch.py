@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pyfab.meeting.launchers
-from pyfab.meeting.frames import join_address, split_address
+from pyfab.meeting.addresses import join_address, split_address
 from pyfab.meeting.rendezvous import exchange
 from pyfab.testing._remote import RemoteAgent
 from pyfab.testing.agent import Agent

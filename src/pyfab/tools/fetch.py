@@ -18,7 +18,8 @@ from pyfab.core.deadline import Deadline
 from pyfab.core.domain import Domain
 from pyfab.core.region import RemoteRegion
 from pyfab.meeting import tokens
-from pyfab.meeting.frames import Channel, Header
+from pyfab.meeting.channel import Channel
+from pyfab.meeting.frames import Header
 from pyfab.tools.serve import SERVICE
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """``pyfab serve``: whoever may connect reads arrays in .npy files, straight from the mapped files.
 
-Clients ask for names over a small protocol (`pyfab.meeting.frames`) on the given address:
+Clients ask for names over a small protocol (`pyfab.meeting.channel`) on the given address:
 
     {"op": "list"}               → {"arrays": {name: {"shape": [...], "dtype": "..."}}}
     {"op": "open", "name": name} → {"address": ..., "region": ...}, both base64, or {"error": "..."}
@@ -27,7 +27,9 @@ from pyfab.core.enums import Access
 from pyfab.core.region import MemoryRegion
 from pyfab.meeting import tokens
 from pyfab.meeting.acceptor import Acceptor
-from pyfab.meeting.frames import Channel, Header, join_address, listen, open_to, shown
+from pyfab.meeting.addresses import join_address, listen, open_to
+from pyfab.meeting.channel import Channel
+from pyfab.meeting.frames import Header, shown
 from pyfab.meeting.interruption import told_to_stop
 
 SERVICE = "pyfab serve"

@@ -1,4 +1,4 @@
-"""What a completion or an error of a message says holds on both sides, whoever stops or dies."""
+"""What was told of a message, complete or lost, stays true on both sides, whoever stops or dies afterwards."""
 
 from __future__ import annotations
 
