@@ -11,8 +11,12 @@ pthread_rwlock_t gate = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 thread_local unsigned inside = 0;  // how often this thread has it
 
 void open_in_parent() { ::pthread_rwlock_unlock(&gate); }
-// Threads that waited count as readers in a copy of the lock, and they are not in the child.
-void open_in_child() { gate = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP; }
+// Threads that waited count as readers in a copy of the lock, and they are not in the child, so it gets a new
+// lock. The unlocking before that is for tools that watch locks: they take the copy for one that is held.
+void open_in_child() {
+  ::pthread_rwlock_unlock(&gate);
+  gate = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+}
 
 // When the library is loaded, so that no thread does it while another one forks.
 [[maybe_unused]] const int kTold =
