@@ -1,0 +1,244 @@
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "mock_verbs/objects.h"
+
+namespace mock {
+
+int poll(ibv_cq* of, int most, ibv_wc* into);
+int arm(ibv_cq* of, int only_solicited);
+int post_send(ibv_qp* of, ibv_send_wr* wr, ibv_send_wr** bad);
+int post_receive(ibv_qp* of, ibv_recv_wr* wr, ibv_recv_wr** bad);
+int post_shared_receive(ibv_srq* of, ibv_recv_wr* wr, ibv_recv_wr** bad);
+
+namespace {
+
+constexpr char kName[] = "mock0";
+constexpr int kMostEntries = 1 << 20, kMostInline = 512;
+
+int describe(ibv_context*, std::uint8_t port, ibv_port_attr* attr, std::size_t length) {
+  const Lock lock(world().mutex);
+  if (port != 1 || world().removed) return EINVAL;
+  ibv_port_attr told{};
+  told.state = IBV_PORT_ACTIVE;
+  told.max_mtu = told.active_mtu = IBV_MTU_4096;
+  told.gid_tbl_len = 1;
+  told.max_msg_sz = static_cast<std::uint32_t>(world().faults.max_message);
+  told.active_width = 2;
+  told.active_speed = 4;
+  told.link_layer = IBV_LINK_LAYER_ETHERNET;
+  std::memcpy(attr, &told, std::min(length, sizeof told));
+  return 0;
+}
+
+// A child of fork() has the memory of its parent's device, and no thread that is one. What it inherited of
+// the sockets would keep the parent's connections alive.
+void after_fork() {
+  World& all = world();
+  for (const auto& [number, id] : all.ids)
+    if (id->fd >= 0) ::close(std::exchange(id->fd, -1));
+  ::close(std::exchange(all.poller, -1));
+  ::close(std::exchange(all.wake, -1));
+  all.removed = true;
+  all.mutex.unlock();
+}
+
+void open_device(World& all) {
+  all.opened = true;
+  const char* const text = std::getenv("PYFAB_MOCK_VERBS");
+  if (text && !all.faults.set(text)) {
+    std::fprintf(
+        stderr, "mock verbs: PYFAB_MOCK_VERBS is \"%s\", which tests/cpp/mock_verbs/faults.h does not know\n",
+        text);
+    std::abort();
+  }
+  std::strcpy(all.device.name, kName);
+  all.device.node_type = all.faults.iwarp ? IBV_NODE_RNIC : IBV_NODE_CA;
+  all.device.transport_type = all.faults.iwarp ? IBV_TRANSPORT_IWARP : IBV_TRANSPORT_IB;
+  all.context.sz = sizeof all.context;
+  all.context.query_port = describe;
+  ibv_context& context = all.context.context;
+  context.device = &all.device;
+  context.abi_compat = __VERBS_ABI_IS_EXTENDED;
+  context.num_comp_vectors = 1;
+  context.cmd_fd = -1;
+  context.async_fd = ::eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
+  context.ops.poll_cq = poll;
+  context.ops.req_notify_cq = arm;
+  context.ops.post_send = post_send;
+  context.ops.post_recv = post_receive;
+  context.ops.post_srq_recv = post_shared_receive;
+  ::pthread_atfork([] { world().mutex.lock(); }, [] { world().mutex.unlock(); }, after_fork);
+  start_device();
+}
+
+}  // namespace
+
+World& world() {
+  static World* const all = new World;
+  return *all;
+}
+
+int fail(int error) {
+  errno = error;
+  return -1;
+}
+
+void wake_device() { ::eventfd_write(world().wake, 1); }
+
+// Every connection ends, and work requests are flushed: the device does nothing any more.
+void remove_device() {
+  World& all = world();
+  all.removed = true;
+  all.async.push_back({.element = {}, .event_type = IBV_EVENT_DEVICE_FATAL});
+  ::eventfd_write(all.context.context.async_fd, 1);
+  for (const auto& [number, id] : all.ids) {
+    if (id->qp) to_error(*static_cast<Qp*>(id->qp));
+    unwatch(*id);
+    id->state = Id::State::closed;
+    if (id->verbs) tell(*id, RDMA_CM_EVENT_DEVICE_REMOVAL);
+  }
+}
+
+}  // namespace mock
+
+using namespace mock;
+
+extern "C" {
+
+ibv_context** rdma_get_devices(int* count) {
+  const Lock lock(world().mutex);
+  if (!world().opened) open_device(world());
+  auto** const list = static_cast<ibv_context**>(std::calloc(2, sizeof(ibv_context*)));
+  if (!world().removed) list[0] = &world().context.context;
+  if (count) *count = world().removed ? 0 : 1;
+  return list;
+}
+
+void rdma_free_devices(ibv_context** list) { std::free(list); }
+
+int ibv_fork_init() { return 0; }
+
+const char* ibv_get_device_name(ibv_device* device) { return device->name; }
+
+int ibv_query_device(ibv_context*, ibv_device_attr* attr) {
+  const Lock lock(world().mutex);
+  if (world().removed) return EIO;
+  const Faults& faults = world().faults;
+  *attr = {};
+  attr->max_mr_size = faults.max_mr_size;
+  attr->vendor_id = 0x6d6f63;
+  attr->page_size_cap = 4096;
+  attr->max_qp = attr->max_cq = attr->max_pd = attr->max_srq = 1 << 16;
+  attr->max_mr = static_cast<int>(std::min<std::uint64_t>(faults.mr_limit, INT32_MAX));
+  attr->max_qp_wr = attr->max_srq_wr = 1 << 14;
+  attr->max_sge = attr->max_srq_sge = 16;
+  attr->max_cqe = kMostEntries;
+  attr->max_qp_rd_atom = attr->max_qp_init_rd_atom = 16;
+  attr->atomic_cap = IBV_ATOMIC_HCA;
+  attr->phys_port_cnt = 1;
+  return 0;
+}
+
+int ibv_query_port(ibv_context* context, std::uint8_t port, _compat_ibv_port_attr* attr) {
+  return describe(context, port, reinterpret_cast<ibv_port_attr*>(attr), sizeof(ibv_port_attr));
+}
+
+int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
+  eventfd_t one;
+  if (::eventfd_read(context->async_fd, &one) != 0) return -1;
+  const Lock lock(world().mutex);
+  *event = world().async.front();
+  world().async.pop_front();
+  return 0;
+}
+
+void ibv_ack_async_event(ibv_async_event*) {}
+
+int rdma_create_qp(rdma_cm_id* given, ibv_pd* pd, ibv_qp_init_attr* wanted) {
+  const Lock lock(world().mutex);
+  World& all = world();
+  if (all.removed || given->qp || !given->verbs || pd->context != given->verbs) return fail(EINVAL);
+  if (wanted->cap.max_inline_data > kMostInline || wanted->qp_type != IBV_QPT_RC) return fail(EINVAL);
+  auto* const qp = new Qp{};
+  qp->context = pd->context;
+  qp->qp_context = wanted->qp_context;
+  qp->pd = pd;
+  qp->send_cq = wanted->send_cq;
+  qp->recv_cq = wanted->recv_cq;
+  qp->srq = wanted->srq;
+  qp->qp_num = all.next_queue_pair++;
+  qp->state = IBV_QPS_INIT;
+  qp->qp_type = IBV_QPT_RC;
+  qp->id = static_cast<Id*>(given);
+  qp->cap = wanted->cap;
+  qp->all_signaled = wanted->sq_sig_all != 0;
+  ++static_cast<Pd*>(pd)->users;
+  ++static_cast<Cq*>(qp->send_cq)->users;
+  ++static_cast<Cq*>(qp->recv_cq)->users;
+  if (qp->srq) ++static_cast<Srq*>(qp->srq)->users;
+  ++all.queue_pairs;
+  given->qp = qp;
+  given->pd = pd;
+  return 0;
+}
+
+void rdma_destroy_qp(rdma_cm_id* id) {
+  const Lock lock(world().mutex);
+  auto* const qp = static_cast<Qp*>(id->qp);
+  if (!qp) return;
+  forget_completions(*qp);
+  --static_cast<Pd*>(qp->pd)->users;
+  --static_cast<Cq*>(qp->send_cq)->users;
+  --static_cast<Cq*>(qp->recv_cq)->users;
+  if (qp->srq) {
+    --static_cast<Srq*>(qp->srq)->users;
+    static_cast<Srq*>(qp->srq)->waiting.erase(qp);
+  }
+  --world().queue_pairs;
+  id->qp = nullptr;
+  delete qp;
+}
+
+int ibv_modify_qp(ibv_qp* given, ibv_qp_attr* attr, int mask) {
+  const Lock lock(world().mutex);
+  auto& qp = *static_cast<Qp*>(given);
+  if (mask & IBV_QP_MIN_RNR_TIMER) qp.not_ready_timer = attr->min_rnr_timer;
+  if ((mask & IBV_QP_STATE) && attr->qp_state == IBV_QPS_ERR) to_error(qp);
+  wake_device();
+  return 0;
+}
+
+// For tests: what goes wrong from now on, in place of what did. Returns 0, or -1 if that cannot be read.
+int mock_verbs_set(const char* faults) {
+  const Lock lock(world().mutex);
+  return world().faults.set(faults) ? 0 : -1;
+}
+
+// How many faults have been injected into requests since the last mock_verbs_set().
+std::uint64_t mock_verbs_injected() {
+  const Lock lock(world().mutex);
+  return world().faults.injected();
+}
+
+// Objects of this process: "pd", "cq", "qp", "mr" or "cm_id"; -1 for other names.
+int mock_verbs_objects(const char* what) {
+  const Lock lock(world().mutex);
+  const World& all = world();
+  const std::string name = what;
+  if (name == "pd") return all.domains;
+  if (name == "cq") return all.completion_queues;
+  if (name == "qp") return all.queue_pairs;
+  if (name == "mr") return static_cast<int>(all.regions.size());
+  if (name == "cm_id") return static_cast<int>(all.ids.size());
+  return -1;
+}
+}

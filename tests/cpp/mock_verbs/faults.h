@@ -1,0 +1,58 @@
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <chrono>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace mock {
+
+// What goes wrong, by choice. PYFAB_MOCK_VERBS holds it for a whole process, mock_verbs_set() changes it:
+//
+//   fail=write:17            the 17th request of that kind fails: send, write, read, atomic or any of them
+//   fail=any:1/100:access    each 100th; the status may be retry (done by the peer, its acknowledgement
+//   lost),
+//                            access, operation, request (refused by the peer), local or rnr (not done)
+//   rnr=1/100                each 100th send meets a peer that is not ready
+//   late_us=500              each completion comes so late
+//   reorder_us=2000          ... or up to so late, by chance: queue pairs overtake each other
+//   mr_limit=64              memory keys at a time
+//   max_mr_size=1048576      bytes of a region
+//   max_message=1048576      bytes of a work request
+//   remove_after=100         the device is removed when so many work requests have been posted
+//   iwarp=1                  the device is one for iWARP; before it is first listed
+class Faults {
+ public:
+  struct Rule {
+    std::string kind;
+    std::uint64_t nth = 0;
+    bool each = false;
+    ibv_wc_status status = IBV_WC_RETRY_EXC_ERR;
+    std::uint64_t seen = 0;
+  };
+
+  // Returns false, and changes nothing, if the text is none of the above.
+  bool set(const std::string& text);
+  // The status that a request which is about to be sent shall have; IBV_WC_SUCCESS for most.
+  ibv_wc_status judge(ibv_wr_opcode opcode);
+  // By how much the next completion is late.
+  std::chrono::microseconds lateness();
+  // Counts a posted request. Returns whether the device is removed by it.
+  bool removes();
+
+  std::uint64_t injected() const { return injected_; }
+  std::uint64_t mr_limit = UINT64_MAX, max_mr_size = UINT64_MAX, max_message = 8u << 20;
+  bool iwarp = false;
+
+ private:
+  bool take(const std::string& name, const std::string& value);
+
+  std::vector<Rule> rules_;
+  std::uint64_t late_us_ = 0, reorder_us_ = 0, remove_after_ = 0, posted_ = 0, injected_ = 0;
+  std::mt19937 random_{1};
+};
+
+}  // namespace mock

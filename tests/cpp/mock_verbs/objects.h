@@ -1,0 +1,189 @@
+#pragma once
+
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "mock_verbs/faults.h"
+#include "mock_verbs/wire.h"
+
+// The macros of the header would rename the functions that are defined here.
+#undef ibv_reg_mr
+#undef ibv_query_port
+
+// A device that exists in this process only. Its objects are those of the headers with what the device knows
+// of them; one mutex guards all, and one thread is the device.
+namespace mock {
+
+using Clock = std::chrono::steady_clock;
+
+struct Pd : ibv_pd {
+  int users = 0;  // regions, shared receive queues and queue pairs
+};
+
+struct Mr : ibv_mr {
+  int access = 0;
+};
+
+struct Cq;
+struct Qp;
+struct Id;
+
+struct Channel : ibv_comp_channel {
+  std::deque<Cq*> notices;
+};
+
+struct Cq : ibv_cq {
+  struct Entry {
+    ibv_wc wc;
+    Qp* of;
+    std::uint32_t retires;  // work requests whose places in the queue are free once this was polled
+    bool receive;
+    bool solicited;
+  };
+  std::deque<Entry> entries;
+  bool armed = false, only_solicited = false;
+  std::uint32_t told = 0;  // notices that were read
+  int users = 0;
+};
+
+struct Receive {
+  std::uint64_t id = 0;
+  std::vector<ibv_sge> places{};
+};
+
+struct Srq : ibv_srq {
+  std::deque<Receive> receives;
+  std::uint32_t most = 0, used = 0;
+  std::set<Qp*> waiting;  // queue pairs with a message that found no receive
+  int users = 0;
+};
+
+// A work request of a send queue.
+struct Work {
+  std::uint64_t id = 0;
+  ibv_wr_opcode opcode{};
+  unsigned flags = 0;
+  std::vector<ibv_sge> places{};
+  std::string inlined{};
+  Header header{};
+  ibv_wc_status verdict = IBV_WC_SUCCESS;  // that the fault injected; told in place of the peer's
+  std::optional<ibv_wc_status> answer{};
+};
+
+struct Request {
+  Header header;
+  std::string bytes;
+  std::optional<Clock::time_point> not_ready_since{};
+};
+
+struct Qp : ibv_qp {
+  Id* id = nullptr;
+  ibv_qp_cap cap{};
+  bool all_signaled = false;
+  std::deque<Work> waiting, outstanding;
+  std::uint32_t sends_used = 0, receives_used = 0, unretired = 0;
+  unsigned reads = 0;  // reads and atomics under way
+  std::deque<Receive> receives;
+  std::uint8_t not_ready_timer = 0;
+  Clock::time_point last_due{};  // of a delayed completion; the next is no earlier
+};
+
+struct CmEvents : rdma_event_channel {
+  std::deque<struct CmEvent*> queue;
+};
+
+struct CmEvent : rdma_cm_event {
+  char said[kPrivateBytes];
+};
+
+struct Id : rdma_cm_id {
+  enum class State { idle, listening, greeting, asked, calling, accepted, connected, closed };
+  State state = State::idle;
+  std::uint64_t number = 0;  // by which the device's thread knows it
+  int fd = -1;
+  Id* listener = nullptr;  // until the caller was told of
+  std::string in, out;
+  std::size_t sent = 0;  // of `out`
+  bool writes = false;   // whether the poller waits for room
+  CallBody peer{};       // what the other side said
+  std::uint8_t not_ready_retries = 7;
+  std::deque<Request> requests;  // of the peer
+};
+
+// A completion that comes later.
+struct Delayed {
+  Clock::time_point due;
+  Cq* to;
+  Cq::Entry entry;
+};
+
+struct World {
+  std::mutex mutex;
+  Faults faults;
+  ibv_device device{};
+  verbs_context context{};
+  bool opened = false, removed = false;
+  int wake = -1, poller = -1;
+  std::map<std::uint32_t, Mr*> regions;  // by key
+  std::map<std::uint64_t, Id*> ids;
+  std::set<Id*> busy;  // with something to do for the device
+  std::list<Delayed> delayed;
+  std::deque<ibv_async_event> async;
+  std::uint32_t next_key = 0x1100, next_queue_pair = 0x11;
+  std::uint64_t next_id = 1;
+  int domains = 0, completion_queues = 0, queue_pairs = 0;
+};
+
+World& world();  // is never destroyed, because the device's thread does not end
+using Lock = std::unique_lock<std::mutex>;
+
+// device.cpp
+int fail(int error);  // sets errno, returns -1
+void wake_device();
+void remove_device();
+
+// memory.cpp: whether the memory is there and was copied. Memory that went away is no crash.
+bool copy(void* to, const void* from, std::size_t length);
+// The region with this key, if it holds the bytes and gives the rights.
+Mr* find_region(std::uint32_t key, std::uint64_t address, std::uint64_t length, const ibv_pd* pd, int rights);
+
+// completions.cpp
+void complete(Qp& qp, bool receive, const ibv_wc& wc, bool solicited = false);
+void deliver_due(Clock::time_point now);
+void forget_completions(Qp& qp);
+
+// requester.cpp
+void advance(Qp& qp);
+void on_answer(Qp& qp, const Header& header, const std::string& bytes);
+void to_error(Qp& qp);
+
+// responder.cpp
+void serve(Id& id, Clock::time_point now);
+// When a request that waits for a receive is given up.
+std::optional<Clock::time_point> gives_up(const Id& id);
+ibv_wc_status scatter(const Qp& qp, const std::vector<ibv_sge>& places, const std::string& bytes);
+
+// connections.cpp
+void tell(Id& id, rdma_cm_event_type type, int status = 0);
+void on_packet(Id& id, const Header& header, const std::string& bytes);
+void on_end(Id& id);
+
+// engine.cpp
+void start_device();
+void watch(Id& id);    // id.fd
+void unwatch(Id& id);  // and close it
+void say(Id& id, const Header& header, const void* bytes, std::size_t length);
+void flush(Id& id);
+
+}  // namespace mock
