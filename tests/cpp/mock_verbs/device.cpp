@@ -47,7 +47,7 @@ void after_fork() {
     if (id->fd >= 0) ::close(std::exchange(id->fd, -1));
   ::close(std::exchange(all.poller, -1));
   ::close(std::exchange(all.wake, -1));
-  all.removed = true;
+  all.removed = all.forked = true;
   all.mutex.unlock();
 }
 
@@ -217,10 +217,13 @@ int ibv_modify_qp(ibv_qp* given, ibv_qp_attr* attr, int mask) {
   return 0;
 }
 
-// For tests: what goes wrong from now on, in place of what did. Returns 0, or -1 if that cannot be read.
+// For tests: what goes wrong from now on, in place of what did. A device that was removed is there again.
+// Returns 0, or -1 if the faults cannot be read.
 int mock_verbs_set(const char* faults) {
   const Lock lock(world().mutex);
-  return world().faults.set(faults) ? 0 : -1;
+  if (!world().faults.set(faults)) return -1;
+  world().removed = world().forked;
+  return 0;
 }
 
 // How many faults have been injected into requests since the last mock_verbs_set().

@@ -133,7 +133,7 @@ struct World {
   Faults faults;
   ibv_device device{};
   verbs_context context{};
-  bool opened = false, removed = false;
+  bool opened = false, removed = false, forked = false;
   int wake = -1, poller = -1;
   std::map<std::uint32_t, Mr*> regions;  // by key
   std::map<std::uint64_t, Id*> ids;

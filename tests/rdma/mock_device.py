@@ -1,0 +1,37 @@
+"""What goes wrong on the mock device of a process, and what it holds (tests/cpp/mock_verbs/faults.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_process: Any = ctypes.CDLL(None)
+RUNS = hasattr(_process, "mock_verbs_set")
+"""Whether the library is preloaded, as scripts/mock-verbs-tests does."""
+if RUNS:
+    _process.mock_verbs_injected.restype = ctypes.c_uint64
+
+
+def set_faults(faults: str) -> None:
+    assert _process.mock_verbs_set(faults.encode()) == 0, f"no such faults: {faults}"
+
+
+@contextmanager
+def faults(which: str) -> Iterator[None]:
+    set_faults(which)
+    try:
+        yield
+    finally:
+        set_faults("")
+
+
+def injected() -> int:
+    """Requests of this process that have failed by choice since the faults were set."""
+    return int(_process.mock_verbs_injected())
+
+
+def objects() -> dict[str, int]:
+    names = ("pd", "cq", "qp", "mr", "cm_id")
+    return {name: _process.mock_verbs_objects(name.encode()) for name in names}

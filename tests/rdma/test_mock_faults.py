@@ -1,0 +1,218 @@
+"""What becomes of transfers when a device fails: `scripts/mock-verbs-tests` runs it, over a device that fails as it is told."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import mock_device as mock
+import numpy as np
+import pyfab
+import pytest
+from pyfab import AtomicOp
+from pyfab.testing import Peer
+
+pytestmark = pytest.mark.skipif(not mock.RUNS, reason="needs the mock device (scripts/mock-verbs-tests)")
+DEVICE = "verbs:mock0"
+TIMEOUT = 60
+SIZE = 64 * 1024  # bytes: large enough for devices to move them at the first use of a region
+PART = np.ones(8192, np.uint8)  # two of them fill a message of a stream, by which remote data goes
+REFUSED = ["access", "operation", "request"]  # by the peer's device, which has done nothing then
+UNKNOWN = ["retry", "local", "rnr"]  # ended by this side's device
+
+
+@pytest.fixture
+def here():
+    with pyfab.Domain(DEVICE, peer_deadline=5) as domain, domain.endpoint() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def peer():
+    """A process with a device of its own, on which nothing goes wrong."""
+    with Peer(DEVICE) as there:
+        yield there
+
+
+def known(endpoint, peer, content):
+    """A region of the peer that both devices know already."""
+    handle, exposed = endpoint.av.insert(peer.address), peer.expose(content)
+    endpoint.read(np.zeros_like(content), handle, exposed.remote).result(TIMEOUT)
+    endpoint.read(np.zeros_like(content), handle, exposed.remote).result(TIMEOUT)
+    return handle, exposed
+
+
+def outcomes(operations):
+    """The error of each, or None."""
+    return [operation.exception(TIMEOUT) for operation in operations]
+
+
+def works(endpoint, handle, exposed):
+    """Whether a put arrives, once what went wrong is over."""
+    data = np.full_like(exposed.content(), 77)
+    endpoint.write(data, handle, exposed.remote).result(TIMEOUT)
+    return (exposed.content() == data).all()
+
+
+@pytest.mark.parametrize("status", REFUSED + UNKNOWN)
+@pytest.mark.parametrize("kind", ["write", "read"])
+def test_puts_and_gets_outlive_a_failed_request(here, peer, kind, status):
+    """Doing one twice does no harm, so each is repeated, with those behind it."""
+    rows = np.arange(30 * SIZE, dtype=np.uint8).reshape(30, SIZE)
+    handle, exposed = known(here, peer, np.zeros_like(rows) if kind == "write" else rows)
+    into = rows.copy() if kind == "write" else np.zeros_like(rows)
+    start = here.write if kind == "write" else here.read
+    with mock.faults(f"fail={kind}:11:{status}"):
+        crowd = [start(row, handle, remote) for row, remote in zip(into, exposed.remote, strict=True)]
+        assert outcomes(crowd) == [None] * 30
+        assert mock.injected() == 1
+    assert ((exposed.content() if kind == "write" else into) == rows).all()
+    counts = here.counts(handle)
+    assert (counts["settled"], counts["errors"]) == (32, 0)
+
+
+@pytest.mark.parametrize("status", REFUSED)
+def test_a_refused_update_is_done_once(here, peer, status):
+    handle, words = known(here, peer, np.zeros(1, np.int64))
+    here.atomic(AtomicOp.SUM, np.ones(1, np.int64), handle, words.remote).result(TIMEOUT)
+    with mock.faults(f"fail=atomic:11:{status}"):
+        crowd = [here.atomic(AtomicOp.SUM, np.ones(1, np.int64), handle, words.remote) for _ in range(30)]
+        assert outcomes(crowd) == [None] * 30
+        assert mock.injected() == 1
+    assert words.content()[0] == 31
+
+
+@pytest.mark.parametrize("status", UNKNOWN)
+def test_an_update_of_which_nobody_knows_is_not_done_twice(here, peer, status):
+    handle, words = known(here, peer, np.zeros(1, np.int64))
+    here.atomic(AtomicOp.SUM, np.ones(1, np.int64), handle, words.remote).result(TIMEOUT)
+    with mock.faults(f"fail=atomic:11:{status}"):
+        crowd = [here.atomic(AtomicOp.SUM, np.ones(1, np.int64), handle, words.remote) for _ in range(30)]
+        errors = [error for error in outcomes(crowd) if error is not None]
+        assert mock.injected() == 1
+    assert errors and all(isinstance(error, pyfab.PeerLostError) for error in errors)
+    assert 31 - len(errors) <= words.content()[0] <= 31
+    here.atomic(AtomicOp.SUM, np.ones(1, np.int64), handle, words.remote).result(TIMEOUT)
+
+
+@pytest.mark.parametrize("status", REFUSED + UNKNOWN)
+def test_a_stream_that_fails_ends_what_it_carried_and_another_follows(here, peer, status):
+    handle, exposed = known(here, peer, np.zeros(SIZE, np.uint8))
+    with Peer(DEVICE) as other:
+        unaffected, whole = known(here, other, np.zeros(SIZE, np.uint8))
+        with mock.faults(f"fail=send:3:{status}"):
+            small = [here.write(PART, handle, exposed.remote[: PART.size], data=1) for _ in range(30)]
+            errors = [error for error in outcomes(small) if error is not None]
+            assert mock.injected() == 1
+        assert errors and all(isinstance(error, pyfab.PeerLostError) for error in errors)
+        assert "the peer is gone or stopped answering" in str(errors[0])
+        assert works(here, unaffected, whole)
+        assert works(here, handle, exposed)
+
+
+def test_a_peer_that_is_not_ready_ends_the_stream(here, peer):
+    handle, exposed = known(here, peer, np.zeros(SIZE, np.uint8))
+    with mock.faults("rnr=1/4"):
+        small = [here.write(PART, handle, exposed.remote[: PART.size], data=1) for _ in range(30)]
+        errors = [error for error in outcomes(small) if error is not None]
+    assert errors and all(isinstance(error, pyfab.FabricError) for error in errors)
+    assert works(here, handle, exposed)
+
+
+@pytest.mark.parametrize("faults", ["late_us=3000", "reorder_us=5000"])
+def test_late_completions_keep_the_order_of_each_peer(here, peer, faults):
+    with Peer(DEVICE) as other:
+        targets = [known(here, each, np.zeros((20, SIZE), np.uint8)) for each in (peer, other)]
+        here.cq.read(max=100)
+        with mock.faults(faults):
+            for number in range(20):
+                for which, (handle, exposed) in enumerate(targets):
+                    row = np.full(SIZE, number + which, np.uint8)
+                    here.write(row, handle, exposed.remote[number], context=(which, number))
+            entries, end = [], time.monotonic() + TIMEOUT
+            while len(entries) < 40:
+                assert time.monotonic() < end
+                here.cq.wait(TIMEOUT)
+                entries += here.cq.read(max=40)
+        for which, (_, exposed) in enumerate(targets):
+            assert [entry.context[1] for entry in entries if entry.context[0] == which] == list(range(20))
+            assert (exposed.content() == np.arange(which, 20 + which)[:, None]).all()
+
+
+def test_a_removed_device_ends_what_is_under_way(peer):
+    with pyfab.Domain(DEVICE, peer_deadline=5) as domain, domain.endpoint() as here:
+        handle, exposed = known(here, peer, np.zeros(SIZE, np.uint8))
+        with mock.faults("remove_after=10"):
+            crowd = [here.write(np.ones(SIZE, np.uint8), handle, exposed.remote) for _ in range(100)]
+            errors = [error for error in outcomes(crowd) if error is not None]
+            assert errors and all(isinstance(error, pyfab.FabricError) for error in errors)
+            with pytest.raises(pyfab.FabricError):
+                here.write(np.ones(SIZE, np.uint8), handle, exposed.remote).result(TIMEOUT)
+            with pytest.raises(pyfab.FabricError, match="mock0"):
+                pyfab.Domain(DEVICE)
+    with pyfab.Domain(DEVICE) as domain, domain.endpoint() as again:
+        handle = again.av.insert(peer.address)
+        assert works(again, handle, exposed)
+
+
+def test_a_device_that_is_removed_at_the_target_is_a_lost_peer(here, peer):
+    unaffected, whole = known(here, peer, np.zeros(SIZE, np.uint8))
+    with Peer(DEVICE) as victim:
+        handle, exposed = known(here, victim, np.zeros(SIZE, np.uint8))
+        victim.run(set_faults_there, "remove_after=1")
+        small = [here.write(PART, handle, exposed.remote[: PART.size], data=1) for _ in range(30)]
+        errors = [error for error in outcomes(small) if error is not None]
+        assert errors and all(isinstance(error, pyfab.FabricError) for error in errors)
+        assert works(here, unaffected, whole)
+
+
+def set_faults_there(_target, faults):
+    mock.set_faults(faults)
+
+
+@pytest.mark.parametrize("faults", ["mr_limit=64", "max_mr_size=1048576", "max_message=1048576"])
+def test_what_a_device_does_not_take_goes_as_messages(faults):
+    """More regions than it has keys for, and larger ones, on both sides."""
+    with mock.faults(faults), Peer(DEVICE) as peer, pyfab.Domain(DEVICE) as domain, domain.endpoint() as here:
+        peer.run(set_faults_there, faults)
+        handle = here.av.insert(peer.address)
+        exposed = [peer.expose(np.zeros(SIZE, np.uint8)) for _ in range(80)]
+        data = [np.full(SIZE, number, np.uint8) for number in range(80)]
+        regions = [domain.register(each, pyfab.Access.ALL) for each in data]
+        for _ in range(2):
+            crowd = [here.write(each, handle, to.remote) for each, to in zip(data, exposed, strict=True)]
+            assert outcomes(crowd) == [None] * 80
+        assert all((to.content() == number).all() for number, to in enumerate(exposed))
+        large = np.random.default_rng(1).integers(0, 256, 5 << 20, np.uint8)
+        whole = peer.expose(np.zeros_like(large))
+        back = np.zeros_like(large)
+        here.write(large, handle, whole.remote).result(TIMEOUT)
+        here.read(back, handle, whole.remote).result(TIMEOUT)
+        assert (back == large).all()
+        for region in regions:
+            region.close()
+
+
+def test_a_device_without_a_key_left_says_so():
+    refused = pytest.raises(pyfab.FabricError, match="mock0 gives no access to memory")
+    with mock.faults("mr_limit=1"), pyfab.Domain(DEVICE) as domain, domain.endpoint(), refused:
+        domain.endpoint()
+
+
+def test_the_device_holds_nothing_when_all_is_closed(peer):
+    exposed = peer.expose(np.zeros(SIZE, np.uint8))
+
+    def life(faults):
+        with mock.faults(faults), pyfab.Domain(DEVICE, peer_deadline=5) as domain, domain.endpoint() as here:
+            handle = here.av.insert(peer.address)
+            region = domain.register(np.ones(SIZE, np.uint8), pyfab.Access.ALL)
+            outcomes([here.write(np.ones(SIZE, np.uint8), handle, exposed.remote) for _ in range(20)])
+            region.close()
+
+    life("")
+    gc.collect()
+    before = mock.objects()
+    for faults in ("", "fail=write:5:retry", "fail=send:4:retry", "reorder_us=1000", "remove_after=9"):
+        life(faults)
+        gc.collect()
+        assert mock.objects() == before, faults
