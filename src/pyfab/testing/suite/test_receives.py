@@ -79,6 +79,7 @@ def test_cancel(pair):
     write = pair.endpoint.send(b"x", pair.handle)
     assert not write.cancel() and not write.cancelled()
     pair.peer.run(receive_there, 1)
+    assert write.result(TIMEOUT).nbytes == 1
 
 
 @pytest.mark.parametrize("tag", [None, 6])
