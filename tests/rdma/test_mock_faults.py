@@ -216,3 +216,32 @@ def test_the_device_holds_nothing_when_all_is_closed(peer):
         life(faults)
         gc.collect()
         assert mock.objects() == before, faults
+
+
+CALLS = ["reg_mr", "create_qp", "post_send", "post_recv", "resolve", "connect", "accept"]
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_that_a_device_refuses_are_an_outcome(peer, call, where):
+    """Each transfer succeeds or says why not, and those that come later work."""
+    exposed = peer.expose(np.zeros(SIZE, np.uint8))
+    word = peer.expose(np.zeros(1, np.int64))
+    for often in ("1", "2", "3", "1/2", "1/3", "1/5"):
+        with pyfab.Domain(DEVICE, peer_deadline=5) as domain, domain.endpoint() as here:
+            handle = here.av.insert(peer.address)
+            faults = f"refuse={call}:{often}"
+            if where == "there":
+                peer.run(set_faults_there, faults)
+            with mock.faults(faults if where == "here" else ""):
+                crowd = []
+                for _ in range(4):
+                    crowd += [here.write(np.ones(SIZE, np.uint8), handle, exposed.remote) for _ in range(10)]
+                    crowd += [
+                        here.write(PART, handle, exposed.remote[: PART.size], data=1) for _ in range(10)
+                    ]
+                    crowd.append(here.atomic(AtomicOp.SUM, np.ones(1, np.int64), handle, word.remote))
+                    errors = [error for error in outcomes(crowd) if error is not None]
+                    assert all(isinstance(error, pyfab.FabricError) for error in errors), (often, errors)
+            peer.run(set_faults_there, "")
+            assert works(here, handle, exposed), often

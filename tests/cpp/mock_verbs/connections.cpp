@@ -288,6 +288,7 @@ __be16 rdma_get_src_port(rdma_cm_id* id) {
 int rdma_resolve_addr(rdma_cm_id* id, sockaddr* from, sockaddr* to, int) {
   const Lock lock(world().mutex);
   if (world().removed || (from && !of_device(from))) return fail(ENODEV);
+  if (world().faults.refuses("resolve")) return fail(ENOMEM);
   if (from) std::memcpy(&id->route.addr.src_storage, from, size_of(from));
   std::memcpy(&id->route.addr.dst_storage, to, size_of(to));
   attach(*static_cast<Id*>(id));
@@ -305,6 +306,7 @@ int rdma_resolve_route(rdma_cm_id* id, int) {
 int rdma_connect(rdma_cm_id* id, rdma_conn_param* param) {
   const Lock lock(world().mutex);
   if (world().removed) return fail(ENODEV);
+  if (world().faults.refuses("connect")) return fail(ENOMEM);
   return begin_call(*static_cast<Id*>(id), param) ? 0 : -1;
 }
 
@@ -312,6 +314,7 @@ int rdma_accept(rdma_cm_id* given, rdma_conn_param* param) {
   const Lock lock(world().mutex);
   Id& id = *static_cast<Id*>(given);
   if (world().removed || id.state != Id::State::asked) return fail(EINVAL);
+  if (world().faults.refuses("accept")) return fail(ENOMEM);
   say_body(id, Kind::accept, body_of(id, param));
   to_connected(id);
   id.state = Id::State::accepted;

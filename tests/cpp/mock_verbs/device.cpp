@@ -168,6 +168,7 @@ int rdma_create_qp(rdma_cm_id* given, ibv_pd* pd, ibv_qp_init_attr* wanted) {
   World& all = world();
   if (all.removed || given->qp || !given->verbs || pd->context != given->verbs) return fail(EINVAL);
   if (wanted->cap.max_inline_data > kMostInline || wanted->qp_type != IBV_QPT_RC) return fail(EINVAL);
+  if (all.faults.refuses("create_qp")) return fail(ENOMEM);
   auto* const qp = new Qp{};
   qp->context = pd->context;
   qp->qp_context = wanted->qp_context;

@@ -64,6 +64,11 @@ bool Faults::take(const std::string& name, const std::string& value) {
     if (rule) rules_.push_back(*rule);
     return rule.has_value();
   }
+  if (name == "refuse") {
+    const auto rule = rule_of(value);
+    if (rule) refusals_.push_back(*rule);
+    return rule.has_value();
+  }
   const std::map<std::string, std::uint64_t*> numbers = {
       {"late_us", &late_us_},        {"reorder_us", &reorder_us_},  {"mr_limit", &mr_limit},
       {"max_mr_size", &max_mr_size}, {"max_message", &max_message}, {"remove_after", &remove_after_}};
@@ -90,11 +95,18 @@ ibv_wc_status Faults::judge(ibv_wr_opcode opcode) {
   ibv_wc_status status = IBV_WC_SUCCESS;
   for (Rule& rule : rules_) {
     if (rule.kind != "any" && rule.kind != kind) continue;
-    ++rule.seen;
-    if (rule.each ? rule.seen % rule.nth == 0 : rule.seen == rule.nth) status = rule.status;
+    if (rule.applies()) status = rule.status;
   }
   injected_ += status != IBV_WC_SUCCESS;
   return status;
+}
+
+bool Faults::refuses(const std::string& call) {
+  bool refused = false;
+  for (Rule& rule : refusals_)
+    if (rule.kind == call) refused |= rule.applies();
+  injected_ += refused;
+  return refused;
 }
 
 std::chrono::microseconds Faults::lateness() {

@@ -17,9 +17,9 @@ namespace mock {
 //   lost),
 //                            access, operation, request (refused by the peer), local or rnr (not done)
 //   rnr=1/100                each 100th send meets a peer that is not ready
-//   late_us=500              each completion comes so late
-//   reorder_us=2000          ... or up to so late, by chance: queue pairs overtake each other
-//   mr_limit=64              memory keys at a time
+//   refuse=reg_mr:1/10       calls fail with ENOMEM: reg_mr, create_qp, post_send, post_recv, resolve,
+//   connect, accept late_us=500              each completion comes so late reorder_us=2000          ... or up
+//   to so late, by chance: queue pairs overtake each other mr_limit=64              memory keys at a time
 //   max_mr_size=1048576      bytes of a region
 //   max_message=1048576      bytes of a work request
 //   remove_after=100         the device is removed when so many work requests have been posted
@@ -32,12 +32,18 @@ class Faults {
     bool each = false;
     ibv_wc_status status = IBV_WC_RETRY_EXC_ERR;
     std::uint64_t seen = 0;
+    bool applies() {
+      ++seen;
+      return each ? seen % nth == 0 : seen == nth;
+    }
   };
 
   // Returns false, and changes nothing, if the text is none of the above.
   bool set(const std::string& text);
   // The status that a request which is about to be sent shall have; IBV_WC_SUCCESS for most.
   ibv_wc_status judge(ibv_wr_opcode opcode);
+  // Whether this call fails.
+  bool refuses(const std::string& call);
   // By how much the next completion is late.
   std::chrono::microseconds lateness();
   // Counts a posted request. Returns whether the device is removed by it.
@@ -50,7 +56,7 @@ class Faults {
  private:
   bool take(const std::string& name, const std::string& value);
 
-  std::vector<Rule> rules_;
+  std::vector<Rule> rules_, refusals_;
   std::uint64_t late_us_ = 0, reorder_us_ = 0, remove_after_ = 0, posted_ = 0, injected_ = 0;
   std::mt19937 random_{1};
 };

@@ -81,7 +81,8 @@ ibv_mr* ibv_reg_mr(ibv_pd* pd, void* start, std::size_t length, int access) {
     if (((access & kNeedWrite) && !(access & IBV_ACCESS_LOCAL_WRITE)) || length == 0 ||
         (access & IBV_ACCESS_ON_DEMAND) || length > all.faults.max_mr_size)
       return fail(EINVAL), nullptr;
-    if (all.regions.size() >= all.faults.mr_limit) return fail(ENOMEM), nullptr;
+    if (all.regions.size() >= all.faults.mr_limit || all.faults.refuses("reg_mr"))
+      return fail(ENOMEM), nullptr;
   }
   // Not under the lock, because a page may take long to come.
   if (!pages_there(start, length, access)) return fail(EFAULT), nullptr;

@@ -119,7 +119,7 @@ Work work_of(const ibv_send_wr& wr) {
 // As the drivers refuse a request at once: see ibv_post_send(3).
 int refuses(const Qp& qp, const ibv_send_wr& wr) {
   if (qp.state != IBV_QPS_RTS && qp.state != IBV_QPS_ERR) return EINVAL;
-  if (qp.sends_used >= qp.cap.max_send_wr) return ENOMEM;
+  if (qp.sends_used >= qp.cap.max_send_wr || world().faults.refuses("post_send")) return ENOMEM;
   if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.cap.max_send_sge) return EINVAL;
   if (wr.opcode > IBV_WR_ATOMIC_FETCH_AND_ADD) return EOPNOTSUPP;
   std::uint64_t bytes = 0;

@@ -167,7 +167,7 @@ int post_receive(ibv_qp* of, ibv_recv_wr* wr, ibv_recv_wr** bad) {
     *bad = wr;
     if (qp.srq || qp.state == IBV_QPS_RESET || static_cast<std::uint32_t>(wr->num_sge) > qp.cap.max_recv_sge)
       return EINVAL;
-    if (qp.receives_used >= qp.cap.max_recv_wr) return ENOMEM;
+    if (qp.receives_used >= qp.cap.max_recv_wr || world().faults.refuses("post_recv")) return ENOMEM;
     ++qp.receives_used;
     qp.receives.push_back(receive_of(*wr));
     if (qp.state == IBV_QPS_ERR) to_error(qp);
