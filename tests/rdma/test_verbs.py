@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(
     not DEVICES, reason="asked for by PYFAB_TEST_LINKS=verbs:DEVICE (tests/rdma/README.md)"
 )
 DEVICE = DEVICES[0] if DEVICES else ""
+MOCK = DEVICE == "verbs:mock0"  # a thread of each process: scripts/mock-verbs-tests
 TIMEOUT = 60
 LEAKED = 4096  # KiB: by how much memory in use may differ without a leak
 SIZE = 64 * 1024  # bytes: large enough for devices to move them at the first use of a region
@@ -49,6 +50,7 @@ def native(device):
     return "iwarp" not in pyfab.getinfo(device)[0].fabric
 
 
+@pytest.mark.skipif(MOCK, reason="the mock device stops with its process")
 def test_a_stopped_target_serves_by_its_device(here):
     if not native(DEVICE):
         pytest.skip("over iWARP puts and atomics need the target's CPU")
@@ -248,6 +250,7 @@ def facts_there(_target):
     return facts()
 
 
+@pytest.mark.skipif(MOCK, reason="the kernel does not know the mock device; test_mock_faults.py asks it")
 def test_connections_leave_nothing_behind():
     rounds = int(os.environ.get("FAB_ROUNDS", 20))
     with Peer(DEVICE) as peer:
