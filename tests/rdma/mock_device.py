@@ -33,5 +33,6 @@ def injected() -> int:
 
 
 def objects() -> dict[str, int]:
-    names = ("pd", "cq", "qp", "mr", "cm_id")
+    """Those that exist, and the receives that the device has of shared queues."""
+    names = ("pd", "cq", "qp", "mr", "cm_id", "shared_receive")
     return {name: _process.mock_verbs_objects(name.encode()) for name in names}

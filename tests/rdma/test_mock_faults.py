@@ -218,6 +218,53 @@ def test_the_device_holds_nothing_when_all_is_closed(peer):
         assert mock.objects() == before, faults
 
 
+def test_another_link_goes_on_when_the_device_is_removed():
+    linked = f"{DEVICE}+tcp"
+    with Peer(linked) as peer, pyfab.Domain(linked, peer_deadline=5) as domain, domain.endpoint() as here:
+        handle, exposed = known(here, peer, np.zeros((50, SIZE), np.uint8))
+        assert "mock0" in here.report(handle)[2]
+        with mock.faults("remove_after=10"):
+            row = np.ones(SIZE, np.uint8)
+            assert outcomes([here.write(row, handle, remote) for remote in exposed.remote]) == [None] * 50
+            assert exposed.content().all()
+            here.write(row, handle, exposed.remote[0]).result(TIMEOUT)
+            assert "verbs.0 down" in here.report(handle)[1]
+
+
+def flood(target, address, remote):
+    handle = target.endpoint.av.insert(address)
+    while True:
+        try:
+            target.endpoint.write(np.ones(remote.nbytes, np.uint8), handle, remote, data=1)
+        except pyfab.FabricError:
+            time.sleep(0.001)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="a queue pair is destroyed before IBV_EVENT_QP_LAST_WQE_REACHED, with the shared receives that it has taken",
+)
+def test_peers_that_are_killed_take_no_shared_receives_along():
+    slots = 64
+    with pyfab.Domain(DEVICE, verbs_srq=slots, peer_deadline=5) as domain, domain.endpoint() as here:
+        words = np.zeros(2000, np.uint8)
+        with domain.register(words, pyfab.Access.REMOTE) as region, mock.faults("reorder_us=100000"):
+            for _ in range(2):
+                with Peer(DEVICE) as victim:
+                    victim.start(flood, here.address, region.remote)
+                    wait_for(lambda: mock.objects()["shared_receive"] < slots - 8)
+                    victim.kill()
+                wait_for(lambda: mock.objects()["qp"] == 0)
+            wait_for(lambda: mock.objects()["shared_receive"] == slots, 2)
+
+
+def wait_for(condition, seconds=TIMEOUT):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, mock.objects()
+        time.sleep(0.002)
+
+
 CALLS = ["reg_mr", "create_qp", "post_send", "post_recv", "resolve", "connect", "accept"]
 
 

@@ -94,12 +94,16 @@ int fail(int error) {
 
 void wake_device() { ::eventfd_write(world().wake, 1); }
 
+void tell(const ibv_async_event& event) {
+  world().async.push_back(event);
+  ::eventfd_write(world().context.context.async_fd, 1);
+}
+
 // Every connection ends, and work requests are flushed: the device does nothing any more.
 void remove_device() {
   World& all = world();
   all.removed = true;
-  all.async.push_back({.element = {}, .event_type = IBV_EVENT_DEVICE_FATAL});
-  ::eventfd_write(all.context.context.async_fd, 1);
+  tell({.element = {}, .event_type = IBV_EVENT_DEVICE_FATAL});
   for (const auto& [number, id] : all.ids) {
     if (id->qp) to_error(*static_cast<Qp*>(id->qp));
     unwatch(*id);
@@ -153,12 +157,16 @@ int ibv_query_port(ibv_context* context, std::uint8_t port, _compat_ibv_port_att
 }
 
 int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
-  eventfd_t one;
-  if (::eventfd_read(context->async_fd, &one) != 0) return -1;
-  const Lock lock(world().mutex);
-  *event = world().async.front();
-  world().async.pop_front();
-  return 0;
+  for (;;) {
+    eventfd_t one;
+    if (::eventfd_read(context->async_fd, &one) != 0) return -1;
+    const Lock lock(world().mutex);
+    auto& events = world().async;
+    if (events.empty()) continue;  // its queue pair has gone
+    *event = events.front();
+    events.pop_front();
+    return 0;
+  }
 }
 
 void ibv_ack_async_event(ibv_async_event*) {}
@@ -233,7 +241,8 @@ std::uint64_t mock_verbs_injected() {
   return world().faults.injected();
 }
 
-// Objects of this process: "pd", "cq", "qp", "mr" or "cm_id"; -1 for other names.
+// Objects of this process: "pd", "cq", "qp", "mr" or "cm_id"; "shared_receive" for the receives that the
+// device has of shared queues. -1 for other names.
 int mock_verbs_objects(const char* what) {
   const Lock lock(world().mutex);
   const World& all = world();
@@ -242,6 +251,9 @@ int mock_verbs_objects(const char* what) {
   if (name == "cq") return all.completion_queues;
   if (name == "qp") return all.queue_pairs;
   if (name == "mr") return static_cast<int>(all.regions.size());
+  int receives = 0;
+  for (const Srq* const srq : all.shared_receives) receives += static_cast<int>(srq->receives.size());
+  if (name == "shared_receive") return receives;
   if (name == "cm_id") return static_cast<int>(all.ids.size());
   return -1;
 }

@@ -139,7 +139,9 @@ struct World {
   std::map<std::uint64_t, Id*> ids;
   std::set<Id*> busy;  // with something to do for the device
   std::list<Delayed> delayed;
+  std::set<Srq*> shared_receives;
   std::deque<ibv_async_event> async;
+  std::set<Qp*> last;  // queue pairs that have failed and whose last shared receive is still to be told of
   std::uint32_t next_key = 0x1100, next_queue_pair = 0x11;
   std::uint64_t next_id = 1;
   int domains = 0, completion_queues = 0, queue_pairs = 0;
@@ -152,6 +154,7 @@ using Lock = std::unique_lock<std::mutex>;
 int fail(int error);  // sets errno, returns -1
 void wake_device();
 void remove_device();
+void tell(const ibv_async_event& event);
 
 // memory.cpp: whether the memory is there and was copied. Memory that went away is no crash.
 bool copy(void* to, const void* from, std::size_t length);

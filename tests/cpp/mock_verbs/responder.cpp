@@ -205,6 +205,7 @@ ibv_srq* ibv_create_srq(ibv_pd* pd, ibv_srq_init_attr* wanted) {
   srq->srq_context = wanted->srq_context;
   srq->pd = pd;
   srq->most = wanted->attr.max_wr;
+  world().shared_receives.insert(srq);
   ++static_cast<Pd*>(pd)->users;
   return srq;
 }
@@ -214,6 +215,7 @@ int ibv_destroy_srq(ibv_srq* of) {
   auto* const srq = static_cast<Srq*>(of);
   if (srq->users != 0) return EBUSY;
   --static_cast<Pd*>(srq->pd)->users;
+  world().shared_receives.erase(srq);
   delete srq;
   return 0;
 }
