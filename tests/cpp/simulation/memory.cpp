@@ -1,0 +1,67 @@
+#include "simulation/memory.h"
+
+#include <algorithm>
+
+namespace fab::sim {
+
+void Cell::stored(std::size_t at, const std::vector<std::byte>& what) {
+  std::ranges::copy(what, bytes_.begin() + static_cast<std::ptrdiff_t>(at));
+  for (Possible& possible : possible_)
+    for (std::size_t i = 0; i < what.size(); ++i) possible.valid[at + i] = false;
+}
+
+void Cell::maybe_stored(std::size_t at, const std::vector<std::byte>& what) {
+  Possible possible{std::vector<std::byte>(bytes_.size()), std::vector<bool>(bytes_.size())};
+  for (std::size_t i = 0; i < what.size(); ++i) {
+    possible.bytes[at + i] = what[i];
+    possible.valid[at + i] = true;
+  }
+  possible_.push_back(std::move(possible));
+}
+
+bool Cell::may_hold(std::size_t at, const std::byte* what, std::size_t length) const noexcept {
+  if (length == 0 || std::memcmp(&bytes_[at], what, length) == 0) return true;
+  for (std::size_t i = 0; i < length; ++i)
+    if (what[i] != bytes_[at + i] && std::ranges::none_of(possible_, [&](const Possible& possible) {
+          return possible.valid[at + i] && possible.bytes[at + i] == what[i];
+        }))
+      return false;
+  return true;
+}
+
+Home::Home(Story& story, Node& of)
+    : node(&of),
+      numbers_key(story.random.next() >> 1),
+      read_only_key(story.random.next() >> 1),
+      write_only_key(story.random.next() >> 1) {
+  node->expose(numbers_key, {numbers.piece()}, access::kAll);
+  node->expose(read_only_key, {read_only.piece()}, access::kRemoteRead);
+  node->expose(write_only_key, {write_only.piece()}, access::kRemoteWrite);
+}
+
+Share& Home::share_for(Story& story, unsigned number, unsigned incarnation) {
+  auto& place = shares[{number, incarnation}];
+  if (place) return *place;
+  const auto key = [&] { return story.random.next() >> 1; };
+  place = std::make_unique<Share>(Share{.small = {6, 1024, key()}, .medium = {2, 40'000, key()}});
+  for (Field* field : {&place->small, &place->medium}) {
+    field->region = node->expose(field->key, {field->ground.piece()}, access::kAll);
+    field->counter = counters++;
+    node->regions.bind_counter(field->region, field->counter);
+  }
+  place->passing_key = key();
+  place->passing_region = node->expose(place->passing_key, {place->passing.piece()}, access::kAll);
+  return *place;
+}
+
+Field& Home::large_of(Story& story, Share& share) {
+  if (!share.large) {
+    share.large = std::make_unique<Field>(1, 400'000, story.random.next() >> 1);
+    share.large->region = node->expose(share.large->key, {share.large->ground.piece()}, access::kAll);
+    share.large->counter = counters++;
+    node->regions.bind_counter(share.large->region, share.large->counter);
+  }
+  return *share.large;
+}
+
+}  // namespace fab::sim
