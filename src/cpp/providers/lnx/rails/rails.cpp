@@ -80,7 +80,7 @@ bool Rails::pump() noexcept {
   bool moved = look_after_rails();
   if (verdict_ != Errc::ok || state_ != Errc::ok) {
     fail(verdict_ != Errc::ok ? verdict_ : state_);
-    return moved;
+    return look_after_rails() || moved;
   }
   moved |= notes_.send();  // comes first, because requests may wait until the peer has forgotten results
   moved |= scheduler_.send();
@@ -194,6 +194,9 @@ bool Rails::look_after_rails() noexcept {
   bool moved = false;
   for (const auto& rail : rails_) {
     if (!rail->path) continue;
+    // The peer was given up, or this rail joined only after that. The peer forgets the flow, and ends the
+    // receives that were waiting for it, when no rail of it is left.
+    if (state_ != Errc::ok && (rail->up() || rail->state == Rail::State::aside)) rail->broken = true;
     if (rail->stands()) {
       if (rail->refused != Errc::ok) begin_anew(*rail);
       continue;

@@ -36,7 +36,7 @@ class Rails final : public Linked<struct RailsWork>, private RailsOwner {
   void known_as(PeerId peer) noexcept;
   const FlowId& flow() const noexcept { return flow_; }
   // Whether this side has no use for the rails any more.
-  bool forgotten() const noexcept { return state_ != Errc::ok || (journal_.empty() && idle() && !known()); }
+  bool forgotten() const noexcept { return idle() && (state_ != Errc::ok || (journal_.empty() && !known())); }
 
   // Posts what waits, as far as the rails take it; true if anything moved.
   bool pump() noexcept;

@@ -42,6 +42,24 @@ TEST_CASE("a peer that says nothing is given up at the deadline, not before") {
   CHECK(put.outcome() == Errc::unreachable);
 }
 
+TEST_CASE("rails that gave a peer up are kept while a link holds something, and leave what they join late") {
+  World world;
+  world.open(1);
+  world.post();
+  world.turn(milliseconds(1000));
+  world.turn();
+  REQUIRE(world.rails->state() == Errc::unreachable);
+  CHECK(!world.rails->forgotten());  // the links hold the joins
+  world.ends[0].link.end();
+  world.rails->pump();
+  CHECK(world.ends[0].link.cuts == 1);  // so that the peer forgets the flow
+  CHECK(world.ends[1].link.cuts == 0);
+  CHECK(world.how() == "test.0 down; test.1 joining");
+  world.ends[1].link.fail();
+  world.rails->pump();
+  CHECK(world.rails->forgotten());
+}
+
 TEST_CASE("a peer that was there is given up when its rails were refused for a second") {
   for (const bool deadline_first : {false, true}) {
     World world;
