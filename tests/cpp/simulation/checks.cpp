@@ -110,9 +110,16 @@ void Model::check_messages(const std::function<const Node*(const Life&)>& find) 
     if (task->kind == Kind::notified_put && task->outcome == Errc::ok && task->notices == 0 && find(task->to))
       wrong(*task, "its data never came");
     if (task->kind != Kind::message && task->kind != Kind::announced) continue;
-    const bool told =
-        task->outcome == Errc::ok && task->settled && find(task->to) && (!task->injected || find(task->from));
-    if (told && task->receipts == 0) wrong(*task, "it was told complete, and never received");
+    const bool told = task->outcome == Errc::ok && task->settled && find(task->to) &&
+                      (!task->injected || (find(task->from) && !settings.plain));
+    if (!told || task->receipts != 0) continue;
+    const auto met = std::ranges::find_if(landings_, [&](const auto& landing) {
+      return landing->settled && landing->outcome.data == task->id;
+    });
+    wrong(*task, "it was told complete, and " +
+                     (met == landings_.end()
+                          ? "never received"
+                          : std::string("its receive ended with ") + name((*met)->outcome.error)));
   }
 }
 

@@ -70,7 +70,7 @@ void Client::put(Path& path, const Life& to, Home& home, Kind kind) {
                                        : share.small;
   Cell* const cell = idle_cell(field);
   if (!cell) return;
-  const std::size_t least = kind == Kind::striped ? 270'000 : 1;
+  const std::size_t least = kind == Kind::striped ? 263'000 : 1;
   const std::size_t length = random.between(least, cell->size());
   Task& task = new_write(kind, to, length);
   task.field = &field;
@@ -95,7 +95,7 @@ void Client::get(Path& path, const Life& to, Home& home) {
   Cell* const cell = idle_cell(field);
   if (!cell) return;
   Task& task = model_.new_task(Kind::get, node_, to);
-  const std::size_t length = random.between(&field == share.large.get() ? 270'000 : 1, cell->size());
+  const std::size_t length = random.between(&field == share.large.get() ? 263'000 : 1, cell->size());
   task.field = &field;
   task.cell = cell;
   task.at = random.below(cell->size() - length + 1);
@@ -185,7 +185,7 @@ void Client::to_passing(Path& path, const Life& to, Home& home) {
 void Client::refused(Path& path, const Life& to, Home& home) {
   Random& random = node_.story.random;
   Share& share = home.share_for(node_.story, node_.number, node_.incarnation);
-  const std::size_t size = random.one_in(8) ? random.between(270'000, 300'000) : random.between(1, 2000);
+  const std::size_t size = random.one_in(8) ? random.between(263'000, 280'000) : random.between(1, 2000);
   Task& task = new_write(Kind::refused, to, size);
   task.transfer.op = random.one_in(2) ? OpCode::write : OpCode::read;
   switch (random.below(4)) {

@@ -7,23 +7,20 @@ namespace fab::sim {
 void Cell::stored(std::size_t at, const std::vector<std::byte>& what) {
   std::ranges::copy(what, bytes_.begin() + static_cast<std::ptrdiff_t>(at));
   for (Possible& possible : possible_)
-    for (std::size_t i = 0; i < what.size(); ++i) possible.valid[at + i] = false;
+    for (std::size_t i = 0; i < possible.bytes.size(); ++i)
+      if (possible.at + i >= at && possible.at + i - at < what.size()) possible.valid[i] = 0;
 }
 
 void Cell::maybe_stored(std::size_t at, const std::vector<std::byte>& what) {
-  Possible possible{std::vector<std::byte>(bytes_.size()), std::vector<bool>(bytes_.size())};
-  for (std::size_t i = 0; i < what.size(); ++i) {
-    possible.bytes[at + i] = what[i];
-    possible.valid[at + i] = true;
-  }
-  possible_.push_back(std::move(possible));
+  possible_.push_back({at, what, std::vector<char>(what.size(), 1)});
 }
 
 bool Cell::may_hold(std::size_t at, const std::byte* what, std::size_t length) const noexcept {
   if (length == 0 || std::memcmp(&bytes_[at], what, length) == 0) return true;
   for (std::size_t i = 0; i < length; ++i)
     if (what[i] != bytes_[at + i] && std::ranges::none_of(possible_, [&](const Possible& possible) {
-          return possible.valid[at + i] && possible.bytes[at + i] == what[i];
+          const std::size_t here = at + i - possible.at;  // huge if it is before
+          return here < possible.bytes.size() && possible.valid[here] && possible.bytes[here] == what[i];
         }))
       return false;
   return true;
@@ -56,7 +53,7 @@ Share& Home::share_for(Story& story, unsigned number, unsigned incarnation) {
 
 Field& Home::large_of(Story& story, Share& share) {
   if (!share.large) {
-    share.large = std::make_unique<Field>(1, 400'000, story.random.next() >> 1);
+    share.large = std::make_unique<Field>(1, 290'000, story.random.next() >> 1);
     share.large->region = node->expose(share.large->key, {share.large->ground.piece()}, access::kAll);
     share.large->counter = counters++;
     node->regions.bind_counter(share.large->region, share.large->counter);

@@ -55,8 +55,9 @@ class Cell {
 
  private:
   struct Possible {
+    std::size_t at;
     std::vector<std::byte> bytes;
-    std::vector<bool> valid;
+    std::vector<char> valid;  // of each byte, whether nothing is sure to have been stored over it since
   };
   std::vector<std::byte> bytes_;
   std::vector<Possible> possible_;

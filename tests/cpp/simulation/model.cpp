@@ -209,13 +209,9 @@ Landing& Model::new_landing(const Node& node, std::size_t size) {
   Landing& landing = *landings_.emplace_back(std::make_unique<Landing>(size));
   landing.model = this;
   landing.at = {node.number, node.incarnation};
+  ++landings_open_[landing.at];
   landing.begin(1, landings_.size(), completion_flag::kRecv, nullptr, nullptr, &Model::on_landed);
   return landing;
-}
-
-std::size_t Model::landings_open(const Life& life) const noexcept {
-  return static_cast<std::size_t>(std::ranges::count_if(
-      landings_, [&](const auto& landing) { return !landing->settled && landing->at == life; }));
 }
 
 void Model::on_landed(Operation& operation) noexcept {
@@ -231,6 +227,7 @@ void Model::on_landed_again(Operation& operation) noexcept {
 
 void Model::landed(Landing& landing) {
   landing.settled = true;
+  --landings_open_[landing.at];
   const Completion& what = landing.outcome;
   story.note(what.data * 31 + static_cast<std::uint64_t>(what.error));
   const bool came = what.error == Errc::ok || what.error == Errc::truncated;

@@ -75,7 +75,7 @@ class Model {
   void post(Task& task, Path& path, const Node& from);  // or forgets it, if the path is full
   std::size_t open_from(const Life& life) const noexcept;
   Landing& new_landing(const Node& node, std::size_t size);
-  std::size_t landings_open(const Life& life) const noexcept;
+  std::size_t landings_open(const Life& life) { return landings_open_[life]; }
   bool any_open() const noexcept { return !open_.empty(); }
   std::string open_text() const;
   // Somebody can be reached again, or not any more.
@@ -113,6 +113,7 @@ class Model {
   std::vector<Task*> open_;
   std::vector<std::unique_ptr<Landing>> landings_;
   std::map<std::pair<Life, Life>, std::uint64_t> places_;
+  std::map<Life, std::size_t> landings_open_;
   std::map<Life, std::int64_t> seen_;  // the last value seen in the element for compare-and-swap
 };
 

@@ -9,8 +9,8 @@ namespace fab::sim {
 World::World(Story& story)
     : story_(story),
       settings_(choose_settings()),
-      pause_(milliseconds(story.random.between(1, 40))),
-      calm_(milliseconds(story.random.between(20, 1500))),
+      pause_(milliseconds(story.random.between(4, 60))),
+      calm_(milliseconds(story.random.between(20, 800))),
       network_(story, settings_.nodes, settings_.rails),
       model_(story, settings_),
       places_(settings_.nodes) {
@@ -103,7 +103,7 @@ void World::review() {
 // --- the story
 
 void World::run() {
-  const Time until = story_.now + milliseconds(story_.random.between(500, 6000));
+  const Time until = story_.now + milliseconds(story_.random.between(200, 3000));
   const Time began = story_.now;
   story_.in(story_.random.any_span(calm_), [this] { faults(); });
   while (!story_.broken() && story_.step(until)) {
