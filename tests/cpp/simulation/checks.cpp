@@ -27,16 +27,27 @@ void Model::read_notices(Node& node) {
       if (task.kind != Kind::notified_put || task.to != here)
         return wrong(task, "its data came where it does not belong");
       if (++task.notices > 1) return wrong(task, "its data came twice");
-      const std::byte* const memory = task.field->ground.data() + task.cell->offset + task.at;
-      if (!task.settled && std::memcmp(memory, task.content.data(), task.content.size()) != 0)
-        return wrong(task, "its data came before its bytes");
+      check_before(task);
     }
+  }
+}
+
+// Who is told of something finds the bytes of all puts that the same process had posted until then.
+void Model::check_before(const Task& told) {
+  for (const Task* const put : open_) {
+    if (!put->field || put->transfer.op != OpCode::write || put->id > told.id) continue;
+    if (put->from != told.from || put->to != told.to) continue;
+    const std::byte* const memory = put->field->ground.data() + put->cell->offset + put->at;
+    if (std::memcmp(memory, put->content.data(), put->content.size()) != 0)
+      return wrong(*put,
+                   "what came after it was told before its bytes were there: " + std::to_string(told.id));
   }
 }
 
 void Model::close_passing(Home& home, Share& share) {
   if (share.closed) return;
   share.closed = true;
+  story.fault(Fault::region_closed);
   home.node->close_region(share.passing_region);
   share.passing.poison();
 }

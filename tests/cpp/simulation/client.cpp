@@ -180,6 +180,10 @@ void Client::to_passing(Path& path, const Life& to, Home& home) {
   else
     task.may_be_closed = true;
   model_.post(task, path, node_);
+  if (share.closed || !random.one_in(6)) return;
+  node_.story.in(random.any_span(milliseconds(20)), [&model = model_, &home, &share] {
+    if (home.node) home.node->call([&model, &home, &share] { model.close_passing(home, share); });
+  });
 }
 
 void Client::refused(Path& path, const Life& to, Home& home) {

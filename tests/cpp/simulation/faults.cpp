@@ -61,6 +61,7 @@ void World::cut() {
 void World::quiet(unsigned a, unsigned b, unsigned rail, Span span) {
   network_.road(a, b, rail).silent = true;
   story_.in(span, [this, a, b, rail] {
+    if (a == lonely_ || b == lonely_) return;
     network_.heal(a, b, rail);
     review();
   });
@@ -103,7 +104,8 @@ void World::starve() {
 void World::isolate() {
   const auto node = static_cast<unsigned>(story_.random.below(settings_.nodes));
   story_.fault(Fault::isolation);
-  const Span span = story_.random.any_span(milliseconds(8000));
+  const Span span = story_.random.one_in(2) ? story_.random.any_span(milliseconds(8000))
+                                            : story_.random.span(milliseconds(3000), milliseconds(9000));
   for (unsigned other = 0; other < settings_.nodes; ++other)
     for (unsigned rail = 0; other != node && rail < settings_.rails; ++rail) quiet(node, other, rail, span);
 }
@@ -139,7 +141,6 @@ void World::close_region() {
     if (home->shares.empty()) return;
     auto at = home->shares.begin();
     std::advance(at, static_cast<std::ptrdiff_t>(story_.random.below(home->shares.size())));
-    if (!at->second->closed) story_.fault(Fault::region_closed);
     model_.close_passing(*home, *at->second);
   });
 }

@@ -81,7 +81,7 @@ struct Share {
   Field small, medium;
   std::unique_ptr<Field> large{};  // once it is needed
   // A region that is closed at some time, and whose memory is the target's own from then on.
-  Ground passing{4096};
+  Ground passing{50'000};
   std::uint64_t passing_key = 0;
   std::uint32_t passing_region = 0;
   bool closed = false;

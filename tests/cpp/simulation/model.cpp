@@ -240,6 +240,7 @@ void Model::landed(Landing& landing) {
     if (came) {
       ++story.tally.received;
       if (++task.receipts > 1) wrong(task, "it was received twice");
+      if (!task.unordered) check_before(task);
       if (what.length != length || (what.error == Errc::truncated) != (landing.room < task.content.size()))
         wrong(task, "it came with another length");
       else if (length && std::memcmp(landing.ground.data(), task.content.data(), length) != 0)

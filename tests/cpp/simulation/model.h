@@ -101,6 +101,7 @@ class Model {
   void judge_sum(Task& task);
   void judge_swap(Task& task);
   void landed(Landing& landing);
+  void check_before(const Task& told);
   void check_field(const Home& home, Field& field, const Life& owner);
   void check_swaps();
   void check_messages(const std::function<const Node*(const Life&)>& find);

@@ -70,7 +70,7 @@ void Stream::attempt_failed(Errc error) {
   for (Call& call : std::exchange(deferred_, {})) {
     port_->admit(call);
     if (open()) return;
-    error = Errc::no_memory;
+    error = Errc::peer_lost;  // the caller has hung up
   }
   if (!open()) fail(error);
 }

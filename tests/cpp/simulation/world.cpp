@@ -1,6 +1,7 @@
 #include "simulation/world.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "simulation/counted_memory.h"
 
@@ -26,8 +27,8 @@ Settings World::choose_settings() {
   chosen.nodes = static_cast<unsigned>(random.between(2, 5));
   chosen.rails = static_cast<unsigned>(random.between(1, 3));
   chosen.plain = chosen.rails == 1 && random.one_in(2);
-  chosen.peer_deadline = static_cast<double>(random.between(5, 40)) / 10;
-  chosen.rail_deadline = std::min(chosen.peer_deadline, static_cast<double>(random.between(2, 20)) / 10);
+  chosen.peer_deadline = static_cast<double>(random.between(5, 25)) / 10;
+  chosen.rail_deadline = std::min(chosen.peer_deadline, static_cast<double>(random.between(2, 10)) / 10);
   return chosen;
 }
 
@@ -127,11 +128,16 @@ void World::heal() {
   review();
 }
 
-// Without faults everything has an outcome in the end, and what was told complete has happened.
-void World::settle_all() {
-  heal();
+// Nothing gets to this node or from it, and nobody is told. What waits for that ends by its deadline.
+void World::cut_off(unsigned node) {
+  for (unsigned other = 0; other < settings_.nodes; ++other)
+    for (unsigned rail = 0; other != node && rail < settings_.rails; ++rail)
+      network_.road(node, other, rail).silent = true;
+  review();
+}
+
+void World::until_settled(Time& look) {
   const Time limit = story_.now + std::chrono::seconds(60);
-  Time look = story_.now;
   while (!story_.broken() && story_.now < limit) {
     look += milliseconds(500);
     while (!story_.broken() && story_.step(look)) {
@@ -144,6 +150,20 @@ void World::settle_all() {
     if (!model_.any_open() && !starting && !starves) break;
   }
   if (!story_.broken() && model_.any_open()) story_.wrong(model_.open_text());
+}
+
+// Without faults everything has an outcome in the end, and what was told complete has happened.
+void World::settle_all() {
+  heal();
+  Time look = story_.now;
+  if (story_.random.one_in(3)) {
+    lonely_ = static_cast<unsigned>(story_.random.below(settings_.nodes));
+    cut_off(*lonely_);
+    until_settled(look);
+    lonely_.reset();
+    heal();
+  }
+  until_settled(look);
   // What is on its way to receivers arrives, and flows without rails are forgotten.
   look += seconds(settings_.peer_deadline + 2 * settings_.rail_deadline + 2);
   while (!story_.broken() && story_.step(look)) {
@@ -172,7 +192,20 @@ void World::end_all() {
   }
 }
 
+namespace {
+
+std::uint64_t told = 0;
+
+}  // namespace
+
+// A sanitizer that ends the program says which seed it was.
+extern "C" void __sanitizer_set_death_callback(void (*callback)()) __attribute__((weak));
+
 Result tell(std::uint64_t seed) {
+  told = seed;
+  if (__sanitizer_set_death_callback)
+    __sanitizer_set_death_callback(
+        [] { std::fprintf(stderr, "seed %llu\n", static_cast<unsigned long long>(told)); });
   Result result{.seed = seed};
   result.states.reserve(1 << 14);
   const std::int64_t before = allocations();

@@ -51,6 +51,8 @@ class World {
   void quiet(unsigned a, unsigned b, unsigned rail, Span span);
 
   void heal();
+  void until_settled(Time& look);
+  void cut_off(unsigned node);
   void settle_all();
   void end_all();
 
@@ -61,6 +63,7 @@ class World {
   Model model_;
   std::vector<Place> places_;
   bool storm_ = true;
+  std::optional<unsigned> lonely_{};  // a node that stays cut off when all else is well again
 };
 
 // What became of one seed.
