@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "simulation/node.h"
+#include "simulation/nodes/node.h"
 
 // What nodes show to each other, and what has to be in it.
 namespace fab::sim {

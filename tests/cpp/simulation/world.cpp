@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "simulation/counted_memory.h"
+#include "simulation/nodes/counted_memory.h"
 
 namespace fab::sim {
 

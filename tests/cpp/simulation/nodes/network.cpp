@@ -1,8 +1,8 @@
-#include "simulation/network.h"
+#include "simulation/nodes/network.h"
 
 #include <algorithm>
 
-#include "simulation/node.h"
+#include "simulation/nodes/node.h"
 
 namespace fab::sim {
 

@@ -1,4 +1,4 @@
-#include "simulation/node.h"
+#include "simulation/nodes/node.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "simulation/wire.h"
+#include "simulation/nodes/wire.h"
 
 #include <algorithm>
 #include <cstring>

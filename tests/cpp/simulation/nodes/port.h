@@ -8,7 +8,7 @@
 #include "fabric/provider.h"
 #include "fabric/session/liveness.h"
 #include "fabric/session/session.h"
-#include "simulation/network.h"
+#include "simulation/nodes/network.h"
 
 namespace fab::sim {
 

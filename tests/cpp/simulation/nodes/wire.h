@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "simulation/story.h"
+#include "simulation/nodes/story.h"
 
 namespace fab::sim {
 

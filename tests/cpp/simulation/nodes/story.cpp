@@ -1,4 +1,4 @@
-#include "simulation/story.h"
+#include "simulation/nodes/story.h"
 
 #include <cstdio>
 #include <cstdlib>

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "simulation/wire.h"
+#include "simulation/nodes/wire.h"
 
 namespace fab::sim {
 

@@ -1,9 +1,9 @@
-#include "simulation/port.h"
+#include "simulation/nodes/port.h"
 
 #include <algorithm>
 
 #include "fabric/completion/operation.h"
-#include "simulation/node.h"
+#include "simulation/nodes/node.h"
 
 namespace fab::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "simulation/counted_memory.h"
+#include "simulation/nodes/counted_memory.h"
 
 #include <cstdlib>
 #include <new>

@@ -11,7 +11,7 @@
 #include "fabric/segment/segment.h"
 #include "providers/lnx/flows/flow_table.h"
 #include "providers/lnx/rails/rails.h"
-#include "simulation/port.h"
+#include "simulation/nodes/port.h"
 
 namespace fab::sim {
 
