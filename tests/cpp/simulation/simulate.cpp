@@ -22,7 +22,6 @@ int main(int count, char** arguments) {
       return 2;
     }
   }
-  fab::sim::tell(first);  // what is made once in a process is no memory that was not returned
   const auto began = std::chrono::steady_clock::now();
   fab::sim::Tally all;
   std::unordered_set<std::uint64_t> states;

@@ -20,7 +20,6 @@ std::uint64_t number(const char* variable, std::uint64_t otherwise) {
 
 TEST_CASE("whatever befalls nodes and links, each operation has one outcome, and it is true") {
   const std::uint64_t first = number("FAB_FIRST_SEED", 1), seeds = number("FAB_SEEDS", 120);
-  tell(first);  // what is made once in a process is no memory that was not returned
   fab::sim::Tally all;
   for (std::uint64_t seed = first; seed < first + seeds; ++seed) {
     const Result result = tell(seed);
