@@ -50,16 +50,31 @@ Messenger::Messenger(StreamEnd& end, Initiator& initiator) : end_(end), initiato
 
 // --- sending
 
-void Messenger::end_send(Operation* operation, std::uint64_t length, Errc error) noexcept {
-  end_.services.counts.settle(OpCode::send, length, error);
-  if (operation) operation->settle(error, error == Errc::ok ? length : 0);
+Outgoing Messenger::outgoing(const Transfer& transfer) const noexcept {
+  return {.operation = transfer.operation, .length = transfer.length, .number = next_number()};
+}
+
+void Messenger::end_send(const Outgoing& message, Errc error) noexcept {
+  end_.services.counts.settle(OpCode::send, message.length, error);
+  if (message.operation)
+    message.operation->settle(error, error == Errc::ok ? message.length : 0);
+  else if (error != Errc::ok)
+    end_.services.completions.push_remote(
+        {.context = message.context, .error = error, .flags = message.flags});
+}
+
+// Settles the operation of a message that is still here. What becomes of it can only be told as a late error.
+void Messenger::settle_early(Outgoing& message) noexcept {
+  message.context = message.operation->completion().context;
+  message.flags = message.operation->late_flags();
+  std::exchange(message.operation, nullptr)->settle(Errc::ok, message.length);
 }
 
 bool Messenger::post(const Transfer& transfer) {
   Errc wrong = check_copied(transfer);
   if (transfer.delivery == Delivery::commit) wrong = Errc::invalid;  // there is no region to be durable
   if (wrong != Errc::ok) {
-    end_send(transfer.operation, 0, wrong);
+    end_send({.operation = transfer.operation}, wrong);
     return true;
   }
   LinkCounters* const link = end_.services.sender->counters();
@@ -102,9 +117,9 @@ bool Messenger::push_small(const Transfer& transfer) noexcept {
     return false;
   window_used_ += transfer.length + kMessageOverhead;
   if (transfer.delivery == Delivery::transmit && end_.handover != Handover::at_once)
-    sending_.push_back({transfer.operation, transfer.length, end_.output.requests_queued(), next_number()});
+    sending_.push_back({outgoing(transfer), end_.output.requests_queued()});
   else
-    end_send(transfer.operation, transfer.length, Errc::ok);
+    end_send(outgoing(transfer), Errc::ok);
   return true;
 }
 
@@ -119,20 +134,18 @@ void Messenger::post_small(const Transfer& transfer, FrameHeader header) {
   encode(header, at);
   gather(local_of(transfer), at + kHeaderBytes, transfer.length);
   window_used_ += transfer.length + kMessageOverhead;
-  if (acknowledged)
-    initiator_.await_ack(transfer.operation, transfer.length);
-  else if (transfer.delivery == Delivery::inject)
-    end_send(transfer.operation, transfer.length, Errc::ok);
-  else
-    sending_.push_back({transfer.operation, transfer.length, end_.output.requests_queued(), next_number()});
+  if (acknowledged) return initiator_.await_ack(transfer.operation, transfer.length);
+  Sending message{outgoing(transfer), end_.output.requests_queued()};
+  if (transfer.delivery == Delivery::inject) {
+    if (end_.handover != Handover::at_once) return end_send(message, Errc::ok);  // rails see to its loss
+    settle_early(message);
+  }
+  sending_.push_back(message);
 }
 
 bool Messenger::announce(const Transfer& transfer, FrameHeader header) {
   if (announced_.size() == kMaxOutstanding) return false;
-  Announcement entry{.operation = transfer.operation,
-                     .source = local_of(transfer),
-                     .length = transfer.length,
-                     .number = next_number()};
+  Announcement entry{outgoing(transfer), local_of(transfer)};
   iovec whole{transfer.local, static_cast<std::size_t>(transfer.length)};
   const iovec* pieces = transfer.piece_count ? transfer.local_pieces : &whole;
   std::size_t count = transfer.piece_count ? transfer.piece_count : 1;
@@ -145,6 +158,8 @@ bool Messenger::announce(const Transfer& transfer, FrameHeader header) {
     pieces = &whole;
     count = 1;
     entry.operation = nullptr;
+    entry.context = transfer.operation->completion().context;
+    entry.flags = transfer.operation->late_flags();
   }
   const bool readable = std::ranges::none_of(std::span(pieces, count), [](const iovec& piece) {
     return DmaBuf::any_in(
@@ -201,7 +216,7 @@ void Messenger::sent() noexcept {
   while (!sending_.empty() && sending_.front().end <= end_.output.requests_sent()) {
     const Sending sent = sending_.front();
     sending_.pop_front();
-    end_send(sent.operation, sent.length, Errc::ok);
+    end_send(sent, Errc::ok);
   }
 }
 
@@ -229,7 +244,7 @@ Errc Messenger::on_release(const FrameHeader& frame) noexcept {
   decltype(in_order_)::erase(spare_announced_.mapped());
   const Announcement ended = std::move(spare_announced_.mapped());
   if (end_.services.ledger) end_.services.ledger->end(frame.id);
-  end_send(ended.operation, ended.length, static_cast<Errc>(frame.data));
+  end_send(ended, static_cast<Errc>(frame.data));
   return Errc::ok;
 }
 
@@ -395,10 +410,10 @@ void Messenger::fail(Errc error) noexcept {
   end_.services.receives.leave(*this, end_.extension.heir());
   window_used_ = buffered_ = uncredited_ = 0;
   announcements_ = 0;
-  for (; !sending_.empty(); sending_.pop_front()) end_send(sending_.front().operation, 0, error);
+  for (; !sending_.empty(); sending_.pop_front()) end_send(sending_.front(), error);
   for (const auto& [id, entry] : std::exchange(announced_, {})) {
     const bool taken = end_.services.ledger && !end_.services.ledger->revoke(id);
-    end_send(entry.operation, taken ? entry.length : 0, taken ? Errc::ok : error);
+    end_send(entry, taken ? Errc::ok : error);
   }
   for (; !waiting_pulls_.empty(); waiting_pulls_.pop_front()) end_fetch(waiting_pulls_.front(), error);
   for (; !fetches_.empty(); fetches_.pop_front()) end_fetch(fetches_.front().pull, error);

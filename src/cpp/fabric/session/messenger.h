@@ -15,14 +15,20 @@
 
 namespace fab {
 
-// A message that was announced to the peer, and whose bytes are still here.
-struct Announcement {
+// A message of this side that the peer does not have yet.
+struct Outgoing {
   Operation* operation = nullptr;  // null: the operation was settled before (inject)
-  PieceCursor source{};
   std::uint64_t length = 0;
+  std::uint64_t number = 0;   // of the transfer: Path::oldest()
+  std::uint64_t context = 0;  // of an operation that was settled before, for an error that comes after it
+  std::uint32_t flags = 0;    // of that error's entry
+};
+
+// A message that was announced to the peer, and whose bytes are still here.
+struct Announcement : Outgoing {
+  PieceCursor source{};
   std::uint32_t answer = 0;             // serial of the answer to the peer's pull; 0: there was no pull
   std::unique_ptr<std::byte[]> copy{};  // the bytes, if they were injected
-  std::uint64_t number = 0;             // of the transfer: Path::oldest()
 };
 
 // The messages of a session, in both directions (docs/messages.md). Small messages are sent eagerly, into a
@@ -76,12 +82,9 @@ class Messenger final : private MessageOrigin, private Initiator::Puller {
   static constexpr std::size_t kMostFetches = 16;
   static constexpr std::uint64_t kMostFetchBytes = 512 * 1024;
 
-  // A small message that the peer does not have yet.
-  struct Sending {
-    Operation* operation = nullptr;
-    std::uint64_t length = 0;
-    std::uint64_t end = 0;     // where the message ends in the request lane
-    std::uint64_t number = 0;  // of the transfer: Path::oldest()
+  // A small message, until the stream has taken it.
+  struct Sending : Outgoing {
+    std::uint64_t end = 0;  // where the message ends in the request lane
   };
   struct Pull {
     std::uint64_t id = 0;
@@ -103,7 +106,9 @@ class Messenger final : private MessageOrigin, private Initiator::Puller {
   void note_announced(std::uint64_t id, Announcement entry);
   std::byte* hold_announced(FrameHeader& header, Announcement entry);
   std::uint64_t next_number() const noexcept { return end_.services.counts.posted + 1; }
-  void end_send(Operation* operation, std::uint64_t length, Errc error) noexcept;
+  Outgoing outgoing(const Transfer& transfer) const noexcept;
+  void end_send(const Outgoing& message, Errc error) noexcept;
+  void settle_early(Outgoing& message) noexcept;
 
   bool in_order(const FrameHeader& frame) const noexcept;
   // Uses up credit of the peer. Returns false if the peer has sent more than it had credit for.

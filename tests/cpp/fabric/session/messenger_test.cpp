@@ -151,6 +151,28 @@ TEST_CASE("a message beside the stream is with the peer when the peer holds that
   CHECK(side.session.oldest() == Initiator::kNone);
 }
 
+TEST_CASE("an injected message that ends with its stream while it is here is a late error") {
+  for (const std::size_t size : {20, 100'000}) {
+    CAPTURE(size);
+    const bool announces = size > 20;
+    for (const bool sent : {false, true}) {
+      Side side(1);
+      Bytes bytes(size);
+      Send inject(bytes, Delivery::inject);
+      inject.operation.begin(1, 41, completion_flag::kMessage, nullptr, nullptr, nullptr);
+      REQUIRE(inject.post(side) == 1);
+      CHECK(inject.done());
+      if (sent) says(side);
+      CHECK((side.session.oldest() == Initiator::kNone) == (sent && !announces));
+      side.session.fail(Errc::peer_lost);
+      Completion late[2];
+      REQUIRE(side.completions.read(late) == (sent && !announces ? 0 : 1));
+      if (!sent) CHECK((late[0].context == 41 && late[0].error == Errc::peer_lost));
+      CHECK(side.counts.settled == 1);
+    }
+  }
+}
+
 TEST_CASE("a message of the stream comes behind all that came beside it") {
   for (const bool there : {true, false}) {
     Beside beside;
