@@ -200,7 +200,7 @@ class ReceiveQueue {
   // is not kStreamOnly stay, as announced by the heir.
   void leave(MessageOrigin& origin, MessageOrigin* heir = nullptr) noexcept;
   // From now on `to` is the origin of the message that `from` announced under `id`.
-  void adopt(MessageOrigin& from, std::uint64_t id, MessageOrigin& to) noexcept;
+  static void adopt(MessageOrigin& from, std::uint64_t id, MessageOrigin& to) noexcept;
 
   struct Sizes {
     std::size_t posted, unexpected;                    // now

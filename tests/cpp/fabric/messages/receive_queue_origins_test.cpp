@@ -17,8 +17,8 @@ TEST_CASE("another origin goes on with what was announced, but for what means no
     Origin origin(queue);
     for (const std::uint64_t id : {std::uint64_t{1}, 2 | kStreamOnly, std::uint64_t{3}, std::uint64_t{4}})
       origin.announce(head(7, 1), peer, id);
-    queue.adopt(heir, 3, third);  // not its own
-    queue.adopt(origin, 4, third);
+    ReceiveQueue::adopt(heir, 3, third);  // not its own
+    ReceiveQueue::adopt(origin, 4, third);
     queue.leave(origin, &heir);
   }
   CHECK(queue.sizes().unexpected == 3);

@@ -172,7 +172,7 @@ Standing Flow::announce(std::uint64_t number, Carrier& carrier, MessageOrigin& o
     carrier.resume(number, *message.matched);
     return Standing::resumed;
   }
-  receives_.adopt(*this, number, origin);
+  ReceiveQueue::adopt(*this, number, origin);
   return Standing::waiting;
 }
 
