@@ -63,11 +63,12 @@ void Messenger::end_send(const Outgoing& message, Errc error) noexcept {
         {.context = message.context, .error = error, .flags = message.flags});
 }
 
-// Settles the operation of a message that is still here. What becomes of it can only be told as a late error.
-void Messenger::settle_early(Outgoing& message) noexcept {
+// Gives back the operation of a message that stays here when that is settled. What becomes of the message
+// after that can only be told as a late error.
+Operation& Messenger::part_with_operation(Outgoing& message) noexcept {
   message.context = message.operation->completion().context;
   message.flags = message.operation->late_flags();
-  std::exchange(message.operation, nullptr)->settle(Errc::ok, message.length);
+  return *std::exchange(message.operation, nullptr);
 }
 
 bool Messenger::post(const Transfer& transfer) {
@@ -138,7 +139,7 @@ void Messenger::post_small(const Transfer& transfer, FrameHeader header) {
   Sending message{outgoing(transfer), end_.output.requests_queued()};
   if (transfer.delivery == Delivery::inject) {
     if (end_.handover != Handover::at_once) return end_send(message, Errc::ok);  // rails see to its loss
-    settle_early(message);
+    part_with_operation(message).settle(Errc::ok, message.length);
   }
   sending_.push_back(message);
 }
@@ -157,9 +158,7 @@ bool Messenger::announce(const Transfer& transfer, FrameHeader header) {
     whole.iov_base = entry.copy.get();
     pieces = &whole;
     count = 1;
-    entry.operation = nullptr;
-    entry.context = transfer.operation->completion().context;
-    entry.flags = transfer.operation->late_flags();
+    part_with_operation(entry);
   }
   const bool readable = std::ranges::none_of(std::span(pieces, count), [](const iovec& piece) {
     return DmaBuf::any_in(

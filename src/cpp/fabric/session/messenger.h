@@ -108,7 +108,7 @@ class Messenger final : private MessageOrigin, private Initiator::Puller {
   std::uint64_t next_number() const noexcept { return end_.services.counts.posted + 1; }
   Outgoing outgoing(const Transfer& transfer) const noexcept;
   void end_send(const Outgoing& message, Errc error) noexcept;
-  static void settle_early(Outgoing& message) noexcept;
+  static Operation& part_with_operation(Outgoing& message) noexcept;
 
   bool in_order(const FrameHeader& frame) const noexcept;
   // Uses up credit of the peer. Returns false if the peer has sent more than it had credit for.
