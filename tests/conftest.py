@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytest_plugins = ["requirements_report", "ranks"]
+pytest_plugins = ["requirements_report", "ranks", "selection"]
 pytest.register_assert_rewrite("pyfab.testing.suite")  # of which tests here are made
 
 
