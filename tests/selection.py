@@ -68,6 +68,8 @@ def cases_of(items: Iterable[pytest.Item]) -> list[Case]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "every test over every link, in threads and in processes, and the slow ones too"
     parser.addoption("--all", action="store_true", dest="whole_matrix", help=text)
+    text = "what a plain run leaves out of the whole matrix"
+    parser.addoption("--rest", action="store_true", dest="rest_of_matrix", help=text)
 
 
 def thins_out(config: pytest.Config) -> bool:
@@ -84,9 +86,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     taken = [
         case in keep and (asked_for_slow or is_fast(item)) for case, item in zip(cases, items, strict=True)
     ]
-    left = [item for item, is_taken in zip(items, taken, strict=True) if not is_taken]
+    plain = [item for item, is_taken in zip(items, taken, strict=True) if is_taken]
+    rest = [item for item, is_taken in zip(items, taken, strict=True) if not is_taken]
+    items[:], left = (rest, plain) if config.getoption("rest_of_matrix") else (plain, rest)
     if left:
-        items[:] = [item for item, is_taken in zip(items, taken, strict=True) if is_taken]
         config.hook.pytest_deselected(items=left)
 
 
@@ -95,7 +98,7 @@ def is_fast(item: pytest.Item) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if thins_out(config):
+    if thins_out(config) and not config.getoption("rest_of_matrix"):
         terminalreporter.line(
             "Each test ran over one of its links; pytest --all runs the others, and the slow tests."
         )
