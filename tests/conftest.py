@@ -26,18 +26,22 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For `pytest -n 2 --dist loadgroup`: conformance file by file beside all else, which one worker runs in order.
+    """For `pytest -n 2 --dist loadgroup`: some rooms file by file beside all else, which one worker runs in order.
 
-    Much of the rest measures, starves or counts what it shares with its neighbours: name spaces, ports, descriptors.
+    Much of the rest measures, starves or counts what it shares with its neighbours: name spaces, processors, files.
     """
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
-        conforms = CONFORMANCE in item.path.parents
-        item.add_marker(pytest.mark.xdist_group(item.path.name if conforms else "in order"))
+        path = item.path.relative_to(HERE)
+        item.add_marker(pytest.mark.xdist_group(str(path) if path.parts[0] in BESIDE_OTHERS else "in order"))
 
 
-CONFORMANCE = Path(__file__).parent / "conformance"
+HERE = Path(__file__).parent
+# The rooms whose tests neither measure nor starve anything.
+BESIDE_OTHERS = frozenset(
+    {"conformance", "core", "data", "display", "documentation", "group", "meeting", "tools", "tracing"}
+)
 EXIT_GRACE = 5  # seconds that a process which has been told to end may take to be gone on a busy machine
 
 # Started by multiprocessing once per test run, on purpose; they end with it.
