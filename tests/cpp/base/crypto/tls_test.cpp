@@ -1,8 +1,10 @@
 #include "base/crypto/tls.h"
 
 #include <doctest/doctest.h>
+#include <malloc.h>
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <cstring>
 #include <string>
 
@@ -174,4 +176,45 @@ TEST_CASE("the end of the connection is told after all that came before it") {
   CHECK(hear(*ends.other).empty());
   REQUIRE(ends.other->ended());
   CHECK(*ends.other->ended() == Tls::Step::gone);
+}
+
+TEST_CASE(
+    "the called side says no more than its part of the handshake: there are no tickets to come back with") {
+  const Ends ends("secret", {"secret"});
+  REQUIRE(ends.meet() == kBothDone);
+  char more;
+  CHECK(::recv(ends.caller.get(), &more, 1, 0) == -1);
+  CHECK(errno == EAGAIN);
+}
+
+TEST_CASE("what is said to an end that is gone fails, and ends no process") {
+  Ends ends("secret", {"secret"});
+  REQUIRE(ends.meet() == kBothDone);
+  ends.called.reset();
+  const std::byte word{1};
+  CHECK(ends.one->seal(&word, 1));
+  CHECK_FALSE(ends.one->push());  // where SIGPIPE would end it
+}
+
+TEST_CASE("other users of the library find no error of these connections") {
+  const Ends ends("secret", {"secret"});
+  REQUIRE(::send(ends.caller.get(), "nonsense, and enough of it", 26, 0) == 26);
+  CHECK(ends.other->handshake() == Tls::Step::nonsense);
+  CHECK(libssl()->last_error() == 0);
+}
+
+TEST_CASE("what the socket has taken is let go") {
+  const Ends ends("secret", {"secret"});
+  REQUIRE(ends.meet() == kBothDone);
+  const std::string text(Tls::kMostInRecord, 'x');
+  const auto exchange = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      say(*ends.one, text);
+      while (!hear(*ends.other).empty()) continue;
+    }
+    const struct mallinfo2 memory = ::mallinfo2();  // zeros under a sanitizer
+    return memory.uordblks + memory.hblkhd;
+  };
+  const std::size_t before = exchange(20);
+  CHECK(exchange(500) < before + (1 << 20));
 }
