@@ -357,11 +357,15 @@ def test_spent_descriptors_here_are_nobodys_death(start_ranks: StartRanks) -> No
 
 
 STOPPED = """
-import os, signal, sys, pyfab
+import os, pathlib, signal, sys, pyfab
+def runs(task):
+    return task.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "T"
 with pyfab.Group.from_env("tcp:lo", timeout=30) as group:
     pids = group.allgather(os.getpid())
     if group.rank == 0:
         os.kill(pids[1], signal.SIGSTOP)
+        while any(map(runs, pathlib.Path(f"/proc/{pids[1]}/task").iterdir())):
+            pass  # a thread that has not stopped yet would answer
         for _ in range(4):
             assert group._control.view_of(1) is None
         questions = group._control._questions
