@@ -21,15 +21,15 @@ Flow::~Flow() {
 
 // --- rails
 
-bool Flow::join(RailNumber rail, Carrier& carrier) noexcept {
-  if (rail.slot >= kMaxRails) return false;
-  if (rail.incarnation <= rails_[rail.slot].incarnation) return false;
+Errc Flow::join(RailNumber rail, Carrier& carrier) noexcept {
+  if (rail.slot >= kMaxRails) return Errc::protocol;
+  if (rail.incarnation <= rails_[rail.slot].incarnation) return Errc::peer_lost;
   Carrier* const former = rails_[rail.slot].carrier;
   rails_[rail.slot] = {rail.incarnation, &carrier};
   alone_ = false;
   alone_since_.reset();
   if (former) former->cut();
-  return true;
+  return Errc::ok;
 }
 
 std::optional<std::chrono::nanoseconds> Flow::alone_since(std::chrono::nanoseconds now) noexcept {

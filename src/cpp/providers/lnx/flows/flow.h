@@ -76,9 +76,10 @@ class Flow final : public MessageOrigin {
   Flow& operator=(const Flow&) = delete;
 
   // --- rails
-  // A stream joins as this rail; the stream that was this rail before is cut. False: no peer may ask for
-  // that.
-  bool join(RailNumber rail, Carrier& carrier) noexcept;
+  // A stream joins as this rail; the stream that was this rail before is cut. peer_lost: the initiator has
+  // given this stream up, as the later one tells that has joined or the fence that has come over another
+  // rail. protocol: there is no such rail.
+  Errc join(RailNumber rail, Carrier& carrier) noexcept;
   // The initiator tells over `from` that this rail is dead: its stream is cut. False: no peer may ask for
   // that.
   bool fence(RailNumber rail, const Carrier& from) noexcept;

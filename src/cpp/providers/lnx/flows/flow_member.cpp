@@ -28,7 +28,7 @@ Errc FlowMember::on_join(const FrameHeader& frame) {
     host_.answer(Errc::peer_lost, frame.type);
     return Errc::ok;
   }
-  if (!flow->join(RailNumber::unpack(frame.data), *this)) return Errc::protocol;
+  if (const Errc error = flow->join(RailNumber::unpack(frame.data), *this); error != Errc::ok) return error;
   flow_ = std::move(flow);
   host_.answer(Errc::ok, frame.type);
   return Errc::ok;

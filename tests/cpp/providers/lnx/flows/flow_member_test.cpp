@@ -288,6 +288,17 @@ TEST_CASE("a stream goes over to a later flow while it is at rest") {
   CHECK(hears(rail.side, rail.joining(3)) == Errc::protocol);
 }
 
+TEST_CASE("a stream that its initiator has given up before its join came is ended, and nobody is accused") {
+  Rail rail;
+  const FrameHeader late = rail.joining();
+  rail.join();  // a later stream
+  rail.side.session.fail(Errc::peer_lost);
+  CHECK(hears(rail.side, late) == Errc::peer_lost);
+  FrameHeader nonsense = rail.joining();
+  nonsense.data = rail_number(lnx::kMaxRails, 1);
+  CHECK(hears(rail.side, nonsense) == Errc::protocol);
+}
+
 TEST_CASE("the link of a peer's messages is known from the first of them on, small or announced") {
   for (const bool small : {true, false}) {
     Rail rail;

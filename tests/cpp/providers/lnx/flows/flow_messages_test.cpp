@@ -192,7 +192,7 @@ TEST_CASE("marks only rise, and what is below them neither comes again nor is kn
   CHECK(flow.held() == 0);
   CHECK_FALSE(flow.over());
   Carrier carrier;
-  REQUIRE(flow.join({.slot = 0, .incarnation = 1}, carrier));
+  REQUIRE(flow.join({.slot = 0, .incarnation = 1}, carrier) == Errc::ok);
   flow.settled(Flow::kOver);
   CHECK_FALSE(flow.over());  // this rail may still bring something
   CHECK(flow.may_come(12));
@@ -226,12 +226,12 @@ TEST_CASE("rails have places of their own, and a fence keeps out what it was abo
   Ground ground;
   Flow& flow = ground.flow;
   ground.first.flow = ground.second.flow = &flow;
-  CHECK_FALSE(flow.join({.slot = kMaxRails, .incarnation = 1}, ground.first));
+  CHECK(flow.join({.slot = kMaxRails, .incarnation = 1}, ground.first) == Errc::protocol);
   CHECK_FALSE(flow.fence({.slot = kMaxRails, .incarnation = 1}, ground.first));
-  REQUIRE(flow.join({.slot = kMaxRails - 1, .incarnation = 1}, ground.first));
+  REQUIRE(flow.join({.slot = kMaxRails - 1, .incarnation = 1}, ground.first) == Errc::ok);
   CHECK(flow.fence({.slot = 3, .incarnation = 5}, ground.first));
-  CHECK_FALSE(flow.join({.slot = 3, .incarnation = 5}, ground.second));
-  CHECK(flow.join({.slot = 3, .incarnation = 6}, ground.second));
+  CHECK(flow.join({.slot = 3, .incarnation = 5}, ground.second) == Errc::peer_lost);
+  CHECK(flow.join({.slot = 3, .incarnation = 6}, ground.second) == Errc::ok);
   CHECK(flow.fence({.slot = 3, .incarnation = 6}, ground.first));
   CHECK(ground.second.cuts == 1);
   CHECK(ground.alone == 0);
@@ -312,7 +312,7 @@ TEST_CASE("a table tells the link of a peer's messages while one of its flows ha
   const auto flow = table.open({.peer = 7, .epoch = 1}, false, named("peer"));
   Carrier first, second;
   second.name = "test.1";
-  REQUIRE(flow->join({.slot = 0, .incarnation = 1}, first));
+  REQUIRE(flow->join({.slot = 0, .incarnation = 1}, first) == Errc::ok);
   CHECK(table.message_link(peer).empty());
   flow->message_came(second);
   flow->message_came(first);
@@ -331,7 +331,8 @@ TEST_CASE("a flow that is over goes at once, and one with a rail stays") {
   Carrier carrier;
   for (const std::uint64_t peer : {1, 2, 3}) CHECK(table.open({.peer = peer, .epoch = 1}, false, sender));
   table.open({.peer = 1, .epoch = 1}, true, sender)->settled(Flow::kOver);
-  REQUIRE(table.open({.peer = 2, .epoch = 1}, true, sender)->join({.slot = 0, .incarnation = 1}, carrier));
+  REQUIRE(table.open({.peer = 2, .epoch = 1}, true, sender)->join({.slot = 0, .incarnation = 1}, carrier) ==
+          Errc::ok);
   CHECK(table.expire(now));
   CHECK_FALSE(table.open({.peer = 1, .epoch = 1}, true, sender));
   CHECK(table.open({.peer = 2, .epoch = 1}, true, sender));

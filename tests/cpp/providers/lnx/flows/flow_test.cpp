@@ -132,7 +132,7 @@ TEST_CASE("one peer has a bounded number of flows, and the oldest without rails 
   for (std::uint64_t peer = 1; peer <= 1000; ++peer) {  // with rails, they stay
     const auto flow = open(peer + 2000);
     if (!flow) break;
-    REQUIRE(flow->join({.slot = 0, .incarnation = 1}, carriers[peer - 1]));
+    REQUIRE(flow->join({.slot = 0, .incarnation = 1}, carriers[peer - 1]) == Errc::ok);
     carriers[peer - 1].flow = flow.get();
     flows.push_back(flow);
   }
@@ -153,7 +153,7 @@ TEST_CASE("a peer cannot make a flow remember without end") {
   for (number = 1; number < 100'000 && other.may_come(number);) other.record(number++, Errc::ok, result);
   CHECK(number <= 1 + Flow::kMostResults / kMaxAtomicBytes);
   Carrier carrier;
-  REQUIRE(other.join({.slot = 0, .incarnation = 1}, carrier));
+  REQUIRE(other.join({.slot = 0, .incarnation = 1}, carrier) == Errc::ok);
   struct Origin final : MessageOrigin {
     void fetch(const Message&, const Matched&) noexcept override {}
     void release(const Message&) noexcept override {}
@@ -176,20 +176,20 @@ TEST_CASE("a rail takes the place of the one before, and a later flow that of a 
   CHECK(table.open({.peer = 7, .epoch = 1}, true, somebody(peers)) == flow);
   Carrier first, second, third;
   first.flow = second.flow = third.flow = flow.get();
-  REQUIRE(flow->join({.slot = 0, .incarnation = 1}, first));
+  REQUIRE(flow->join({.slot = 0, .incarnation = 1}, first) == Errc::ok);
   CHECK(!flow->alone());
-  REQUIRE(flow->join({.slot = 0, .incarnation = 2}, second));
+  REQUIRE(flow->join({.slot = 0, .incarnation = 2}, second) == Errc::ok);
   CHECK(first.cuts == 1);
-  CHECK(!flow->join({.slot = 0, .incarnation = 2}, third));  // nobody comes twice
-  CHECK(!flow->join({.slot = kMaxRails, .incarnation = 1}, third));
-  REQUIRE(flow->join({.slot = 1, .incarnation = 1}, third));
+  CHECK(flow->join({.slot = 0, .incarnation = 2}, third) == Errc::peer_lost);  // nobody comes twice
+  CHECK(flow->join({.slot = kMaxRails, .incarnation = 1}, third) == Errc::protocol);
+  REQUIRE(flow->join({.slot = 1, .incarnation = 1}, third) == Errc::ok);
   CHECK(!flow->fence({.slot = 1, .incarnation = 1}, third));  // not itself
   REQUIRE(flow->fence({.slot = 0, .incarnation = 1}, third));
   CHECK(second.cuts == 0);  // it has come back since
   REQUIRE(flow->fence({.slot = 0, .incarnation = 2}, third));
   CHECK(second.cuts == 1);
-  CHECK(!flow->join({.slot = 0, .incarnation = 2}, first));  // fenced before it came
-  CHECK(alone == 1);                                         // until somebody joined
+  CHECK(flow->join({.slot = 0, .incarnation = 2}, first) == Errc::peer_lost);  // fenced before it came
+  CHECK(alone == 1);                                                           // until somebody joined
 
   const auto later = table.open({.peer = 7, .epoch = 2}, false, somebody(peers));
   REQUIRE(later);
@@ -237,13 +237,13 @@ TEST_CASE("a flow without rails is forgotten after a time in which this process 
   const FlowId id{.peer = 7, .epoch = 1};
   const auto flow = table.open(id, false, somebody(peers));
   Carrier carrier;
-  REQUIRE(flow->join({.slot = 0, .incarnation = 1}, carrier));
+  REQUIRE(flow->join({.slot = 0, .incarnation = 1}, carrier) == Errc::ok);
   CHECK(!table.expire(milliseconds(50'000)));  // it has a rail
   flow->leave(carrier);
   CHECK(table.expire(milliseconds(50'000)));  // by a clock that stood still since
   CHECK(table.expire(milliseconds(60'000)));
   CHECK(table.open(id, true, somebody(peers)) == flow);
-  REQUIRE(flow->join({.slot = 0, .incarnation = 2}, carrier));
+  REQUIRE(flow->join({.slot = 0, .incarnation = 2}, carrier) == Errc::ok);
   flow->leave(carrier);
   CHECK(table.expire(milliseconds(60'001)));  // counts from then on
   CHECK(table.expire(milliseconds(70'001)));
