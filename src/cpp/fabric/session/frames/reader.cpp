@@ -81,16 +81,6 @@ void Reader::arrived(std::size_t bytes) noexcept {
   filled_ += bytes;
 }
 
-Reader::Event Reader::next() noexcept {
-  if (!in_payload_) return begin_frame();
-  if (left_) {
-    store(std::min<std::size_t>(filled_ - taken_, left_));
-    if (left_) return Event::nothing;
-  }
-  in_payload_ = false;
-  return Event::payload;
-}
-
 Reader::Event Reader::begin_frame() noexcept {
   needed_ = kHeader;
   const std::size_t available = filled_ - taken_;

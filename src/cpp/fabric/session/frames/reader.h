@@ -2,6 +2,7 @@
 
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,7 +30,15 @@ class Reader {
   // See Session::input().
   std::size_t input(iovec* out, std::size_t max) noexcept;
   void arrived(std::size_t bytes) noexcept;
-  Event next() noexcept;
+  Event next() noexcept {
+    if (!in_payload_) return begin_frame();
+    if (left_) {
+      store(std::min<std::size_t>(filled_ - taken_, left_));
+      if (left_) return Event::nothing;
+    }
+    in_payload_ = false;
+    return Event::payload;
+  }
   const FrameHeader& frame() const noexcept { return frame_; }
   // The whole payload of an atomic, a message, an announcement or a list of ranges, valid until next() is
   // called again.
