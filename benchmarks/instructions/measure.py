@@ -176,7 +176,7 @@ def main() -> int:
         print(f"{path:20} apart: core {next(apart)}, all {next(apart)}")
     if not given.update:
         return compare(runs[0], mine)
-    content = {"facts": mine, "instructions": {path: asdict(cost) for path, cost in runs[0].items()}}
+    content = {"facts": mine, "instructions": {path: asdict(cost) for path, cost in sorted(runs[0].items())}}
     BASELINE.write_text(json.dumps(content, indent=2) + "\n")
     return 0
 
