@@ -32,6 +32,11 @@ def injected() -> int:
     return int(_process.mock_verbs_injected())
 
 
+def tell(what: str) -> None:
+    """Lets the device tell something by itself: "port_err", "qp_fatal" and others (tests/cpp/mock_verbs/device.cpp)."""
+    assert _process.mock_verbs_tell(what.encode()) == 0, f"no such event: {what}"
+
+
 def objects() -> dict[str, int]:
     """Those that exist, and the receives that the device has of shared queues."""
     names = ("pd", "cq", "qp", "mr", "cm_id", "shared_receive")

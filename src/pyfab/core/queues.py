@@ -149,9 +149,15 @@ class EventType(enum.IntEnum):
     """A registration has ended (`Domain.bind`)."""
     INSERTED = 3
     """An insertion has ended (`AddressVector.bind`)."""
+    LINK_DOWN = 4
+    """The port of an RDMA device has lost its network; what is outstanding ends only if it stays so."""
+    LINK_UP = 5
+    """The port has its network back."""
+    ADDRESS_CHANGED = 6
+    """The addresses of an RDMA device's port have changed."""
 
 
-_LOSSES = (EventType.PEER_LOST, EventType.LINK_LOST)
+_FROM_OUTSIDE = frozenset(EventType) - {EventType.REGISTERED, EventType.INSERTED}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +168,7 @@ class Event:
     errno: int
     """The cause of a loss or of a failure; 0 where all went well."""
     peer: int
-    """The handle of the peer that is lost, or to which a link is lost."""
+    """The handle of the peer that is lost, or to which a link is lost; ADDR_NOTAVAIL for what concerns all peers."""
     context: object
     """What the program gave to the call that the event tells about."""
     data: int
@@ -172,7 +178,7 @@ class Event:
     fid: Any = None
     """The object of the event: the region of EventType.REGISTERED, the address vector of EventType.INSERTED."""
     link: str = ""
-    """The link over which a loss was found, as `Endpoint.report` names it; "" for a peer that all its rails have lost."""
+    """The link that changed, or over which a loss was found (`Endpoint.report`); "" for a peer that all its rails have lost."""
 
     @property
     def name(self) -> str:
@@ -231,7 +237,7 @@ class EventQueue(Owned):
                 if entry is None:
                     return None
                 event = self._make(entry)
-                if event.type in _LOSSES or event.errno == 0:
+                if event.type in _FROM_OUTSIDE or event.errno == 0:
                     return event
                 self._error = event
             raise FabricError(

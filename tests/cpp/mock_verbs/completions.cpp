@@ -61,7 +61,9 @@ void deliver_due(Clock::time_point now) {
     delayed.pop_front();
   }
   // A queue pair that has failed takes no shared receive any more, and has told of those that it took.
-  std::erase_if(world().last, [&](Qp* qp) {
+  std::erase_if(world().last, [&](const auto& failed) {
+    Qp* const qp = failed.first;
+    if (world().faults.last_receive_never || failed.second > now) return false;
     if (std::ranges::any_of(delayed, [&](const Delayed& late) { return late.entry.of == qp; })) return false;
     tell({.element = {.qp = qp}, .event_type = IBV_EVENT_QP_LAST_WQE_REACHED});
     return true;
@@ -71,9 +73,7 @@ void deliver_due(Clock::time_point now) {
 // Drivers drop what a queue pair has completed when it goes.
 void forget_completions(Qp& qp) {
   world().last.erase(&qp);
-  std::erase_if(world().async, [&](const ibv_async_event& event) {
-    return event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && event.element.qp == &qp;
-  });
+  std::erase_if(world().async, [&](const ibv_async_event& event) { return queue_pair_of(event) == &qp; });
   world().delayed.remove_if([&](const Delayed& late) { return late.entry.of == &qp; });
   for (ibv_cq* const of : {qp.send_cq, qp.recv_cq}) {
     auto& entries = static_cast<Cq*>(of)->entries;

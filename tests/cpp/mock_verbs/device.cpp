@@ -94,6 +94,12 @@ int fail(int error) {
 
 void wake_device() { ::eventfd_write(world().wake, 1); }
 
+Qp* queue_pair_of(const ibv_async_event& event) {
+  const bool of_one =
+      event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED || event.event_type == IBV_EVENT_QP_FATAL;
+  return of_one ? static_cast<Qp*>(event.element.qp) : nullptr;
+}
+
 void tell(const ibv_async_event& event) {
   world().async.push_back(event);
   ::eventfd_write(world().context.context.async_fd, 1);
@@ -165,11 +171,16 @@ int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
     if (events.empty()) continue;  // its queue pair has gone
     *event = events.front();
     events.pop_front();
+    if (Qp* const qp = queue_pair_of(*event)) ++qp->unacknowledged;
     return 0;
   }
 }
 
-void ibv_ack_async_event(ibv_async_event*) {}
+void ibv_ack_async_event(ibv_async_event* event) {
+  const Lock lock(world().mutex);
+  if (Qp* const qp = queue_pair_of(*event)) --qp->unacknowledged;
+  world().acknowledged.notify_all();
+}
 
 int rdma_create_qp(rdma_cm_id* given, ibv_pd* pd, ibv_qp_init_attr* wanted) {
   const Lock lock(world().mutex);
@@ -201,9 +212,14 @@ int rdma_create_qp(rdma_cm_id* given, ibv_pd* pd, ibv_qp_init_attr* wanted) {
 }
 
 void rdma_destroy_qp(rdma_cm_id* id) {
-  const Lock lock(world().mutex);
+  Lock lock(world().mutex);
   auto* const qp = static_cast<Qp*>(id->qp);
   if (!qp) return;
+  if (!world().acknowledged.wait_for(lock, std::chrono::seconds(10), [&] { return !qp->unacknowledged; })) {
+    std::fputs("mock verbs: a queue pair with an unacknowledged event would be waited for, for ever\n",
+               stderr);
+    std::abort();
+  }
   forget_completions(*qp);
   --static_cast<Pd*>(qp->pd)->users;
   --static_cast<Cq*>(qp->send_cq)->users;
@@ -233,6 +249,36 @@ int mock_verbs_set(const char* faults) {
   if (!world().faults.set(faults)) return -1;
   world().removed = world().forked;
   return 0;
+}
+
+// For tests: lets the device tell something by itself: "port_err", "port_active", "gid_change" or
+// "device_fatal"; "qp_fatal", "cq_err" or "srq_err" of each object of that kind. Returns -1 for other names.
+int mock_verbs_tell(const char* what) {
+  const Lock lock(world().mutex);
+  const std::string name = what;
+  const std::map<std::string, ibv_event_type> of_device = {{"port_err", IBV_EVENT_PORT_ERR},
+                                                           {"port_active", IBV_EVENT_PORT_ACTIVE},
+                                                           {"gid_change", IBV_EVENT_GID_CHANGE},
+                                                           {"device_fatal", IBV_EVENT_DEVICE_FATAL}};
+  if (const auto found = of_device.find(name); found != of_device.end())
+    return tell({.element = {.port_num = 1}, .event_type = found->second}), 0;
+  if (name == "srq_err") {
+    for (Srq* const srq : world().shared_receives)
+      tell({.element = {.srq = srq}, .event_type = IBV_EVENT_SRQ_ERR});
+    return 0;
+  }
+  std::set<ibv_cq*> queues;
+  for (const auto& [number, id] : world().ids) {
+    if (!id->qp) continue;
+    queues.insert(id->qp->send_cq);
+    if (name != "qp_fatal") continue;
+    to_error(*static_cast<Qp*>(id->qp));
+    tell({.element = {.qp = id->qp}, .event_type = IBV_EVENT_QP_FATAL});
+  }
+  wake_device();
+  if (name == "cq_err")
+    for (ibv_cq* const cq : queues) tell({.element = {.cq = cq}, .event_type = IBV_EVENT_CQ_ERR});
+  return name == "cq_err" || name == "qp_fatal" ? 0 : -1;
 }
 
 // How many faults have been injected into requests since the last mock_verbs_set().

@@ -73,6 +73,8 @@ int time_left(Clock::time_point now) {
   if (!world().delayed.empty()) next = world().delayed.front().due;
   for (const auto& [number, id] : world().ids)
     if (const auto until = gives_up(*id)) next = std::min(next, *until);
+  for (const auto& [qp, until] : world().last)
+    if (until > now) next = std::min(next, until);
   if (next == Clock::time_point::max()) return -1;
   if (next <= now) return 0;
   return static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(next - now).count()) + 1;

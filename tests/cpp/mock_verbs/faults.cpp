@@ -69,9 +69,14 @@ bool Faults::take(const std::string& name, const std::string& value) {
     if (rule) refusals_.push_back(*rule);
     return rule.has_value();
   }
-  const std::map<std::string, std::uint64_t*> numbers = {
-      {"late_us", &late_us_},        {"reorder_us", &reorder_us_},  {"mr_limit", &mr_limit},
-      {"max_mr_size", &max_mr_size}, {"max_message", &max_message}, {"remove_after", &remove_after_}};
+  const std::map<std::string, std::uint64_t*> numbers = {{"late_us", &late_us_},
+                                                         {"reorder_us", &reorder_us_},
+                                                         {"mr_limit", &mr_limit},
+                                                         {"max_mr_size", &max_mr_size},
+                                                         {"max_message", &max_message},
+                                                         {"remove_after", &remove_after_},
+                                                         {"last_receive_late_us", &last_receive_late_us},
+                                                         {"last_receive_never", &last_receive_never}};
   const auto given = number(value);
   if (name == "iwarp" && given) return iwarp = *given != 0, true;
   const auto found = numbers.find(name);

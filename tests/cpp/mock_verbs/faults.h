@@ -22,6 +22,8 @@ namespace mock {
 //   to so late, by chance: queue pairs overtake each other mr_limit=64              memory keys at a time
 //   max_mr_size=1048576      bytes of a region
 //   max_message=1048576      bytes of a work request
+//   last_receive_late_us=500 so late is the event that a failed queue pair takes no shared receive any more
+//   last_receive_never=1     that event never comes
 //   remove_after=100         the device is removed when so many work requests have been posted
 //   iwarp=1                  the device is one for iWARP; before it is first listed
 class Faults {
@@ -51,6 +53,7 @@ class Faults {
 
   std::uint64_t injected() const { return injected_; }
   std::uint64_t mr_limit = UINT64_MAX, max_mr_size = UINT64_MAX, max_message = 8u << 20;
+  std::uint64_t last_receive_late_us = 0, last_receive_never = 0;
   bool iwarp = false;
 
  private:

@@ -4,6 +4,7 @@
 #include <rdma/rdma_cma.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <list>
@@ -96,6 +97,8 @@ struct Qp : ibv_qp {
   unsigned reads = 0;  // reads and atomics under way
   std::deque<Receive> receives;
   std::uint8_t not_ready_timer = 0;
+  // Events of it that were read and not acknowledged.
+  unsigned unacknowledged = 0;
   Clock::time_point last_due{};  // of a delayed completion; the next is no earlier
 };
 
@@ -141,7 +144,9 @@ struct World {
   std::list<Delayed> delayed;
   std::set<Srq*> shared_receives;
   std::deque<ibv_async_event> async;
-  std::set<Qp*> last;  // queue pairs that have failed and whose last shared receive is still to be told of
+  // Queue pairs that have failed and whose last shared receive is still to be told of, and when.
+  std::map<Qp*, Clock::time_point> last;
+  std::condition_variable acknowledged;
   std::uint32_t next_key = 0x1100, next_queue_pair = 0x11;
   std::uint64_t next_id = 1;
   int domains = 0, completion_queues = 0, queue_pairs = 0;
@@ -155,6 +160,7 @@ int fail(int error);  // sets errno, returns -1
 void wake_device();
 void remove_device();
 void tell(const ibv_async_event& event);
+Qp* queue_pair_of(const ibv_async_event& event);  // null: it is about something else
 
 // memory.cpp: whether the memory is there and was copied. Memory that went away is no crash.
 bool copy(void* to, const void* from, std::size_t length);

@@ -169,7 +169,8 @@ void on_answer(Qp& qp, const Header& header, const std::string& bytes) {
 void to_error(Qp& qp) {
   const ibv_qp_state before = std::exchange(qp.state, IBV_QPS_ERR);
   if (before == IBV_QPS_RESET) return;
-  if (before != IBV_QPS_ERR && qp.srq) world().last.insert(&qp);
+  if (before != IBV_QPS_ERR && qp.srq)
+    world().last[&qp] = Clock::now() + std::chrono::microseconds(world().faults.last_receive_late_us);
   qp.reads = 0;
   for (auto* const queue : {&qp.outstanding, &qp.waiting})
     for (const Work& work : std::exchange(*queue, {})) end(qp, work, IBV_WC_WR_FLUSH_ERR);

@@ -8,7 +8,7 @@ namespace fab {
 namespace {
 
 bool of_loss(const Event& event) noexcept {
-  return event.type == EventType::peer_lost || event.type == EventType::link_lost;
+  return event.type != EventType::registered && event.type != EventType::inserted;
 }
 
 std::size_t checked_losses(std::int64_t losses) {

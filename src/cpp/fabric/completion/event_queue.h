@@ -16,7 +16,15 @@
 
 namespace fab {
 
-enum class EventType : std::uint8_t { peer_lost, link_lost, registered, inserted };
+enum class EventType : std::uint8_t {
+  peer_lost,
+  link_lost,
+  registered,
+  inserted,
+  link_down,  // this one and those behind it: of a port of this side, and no peer is lost by that
+  link_up,
+  address_changed,
+};
 
 // Something that happened to an object rather than to an operation.
 struct Event {
@@ -32,9 +40,10 @@ struct Event {
   std::string_view link() const noexcept { return link_name.data(); }
 };
 
-// A peer, or one of several links to it, that is gone.
+// What comes from outside: a peer, or one of several links to it, is gone; or a port of this side has
+// changed.
 struct Loss {
-  EventType type = EventType::peer_lost;  // or link_lost
+  EventType type = EventType::peer_lost;  // not registered or inserted
   Errc error = Errc::peer_lost;
   PeerId peer = kNoPeer;
   std::string_view link{};

@@ -9,6 +9,7 @@
 #include "fabric/session/link_operation.h"
 #include "fabric/session/session.h"
 #include "providers/verbs/connection/connection.h"
+#include "providers/verbs/connection/destroyed_later.h"
 #include "providers/verbs/device/regions.h"
 
 namespace fab::verbs {

@@ -6,6 +6,7 @@
 #include "base/bytes/random.h"
 #include "base/deadline.h"
 #include "fabric/admission/guest_session.h"
+#include "fabric/completion/event_queue.h"
 #include "fabric/types/error.h"
 #include "providers/verbs/route.h"
 
@@ -67,12 +68,19 @@ VerbsEndpoint::VerbsEndpoint(const Shared& shared, const EndpointServices& servi
       ticker_(services.poller, [this] { tick(); }),
       events_(open_event_channel(shared.device)),
       completions_(shared.device),
-      connections_{shared.device, *events_, completions_, destroyed_later_},
+      shared_receives_(shared.receive_slots
+                           ? std::make_unique<SharedReceives>(completions_, shared.device,
+                                                              shared.stream_domain, shared.receive_slots)
+                           : nullptr),
+      device_events_(shared.device, services.poller, completions_.queue(),
+                     shared_receives_ ? &shared_receives_->queue() : nullptr, [this] { on_device_events(); }),
+      queue_pair_ends_([this] {
+        watch();
+        return attended();
+      }),
+      connections_{shared.device, *events_, completions_, device_events_, queue_pair_ends_},
       staging_(kStages) {
   staging_.enroll(shared.device, shared.protection_domain);
-  if (shared.receive_slots)
-    shared_receives_ = std::make_unique<SharedReceives>(completions_, shared.device, shared.stream_domain,
-                                                        shared.receive_slots);
 
   EndpointId of_no_key;  // where there is no key pair: tells this endpoint from others, and proves nothing
   fill_random(of_no_key.data(), of_no_key.size());
@@ -120,6 +128,7 @@ void VerbsEndpoint::listen() {
 }
 
 Reach VerbsEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) const {
+  if (broken_) return {false, shared_.device.name + broken_};
   const Part* const part = peer.find(link(), target);
   if (!part) return {false, "the peer has no " + link() + " link"};
   const auto where = EndpointAddress::parse(part->bytes);
@@ -187,7 +196,7 @@ void VerbsEndpoint::on_call(OwnId id, const rdma_conn_param& asked, std::string_
   id->context = nullptr;
   const auto data = PrivateData::decode(said);
   const auto reject = [&] { library().reject(id.get(), nullptr, 0); };
-  if (!data || data->to != identity_.id) return reject();
+  if (broken_ || !data || data->to != identity_.id) return reject();
   if (data->purpose == PrivateData::Purpose::memory) {
     const auto found = std::ranges::find_if(served_, [&](const auto& served) {
       return served->stream.open() && served->stream.token() == data->token;
@@ -300,6 +309,7 @@ bool VerbsEndpoint::poll_and_turn() noexcept {
   int count = kAtOnce;
   bool moved = false;
   while (count == kAtOnce && !services_.slice.spent()) moved |= (count = completions_.poll()) != 0;
+  if (count != kAtOnce && !queue_pair_ends_.empty()) queue_pair_ends_.drained();
   return take_turns() || moved;
 }
 
@@ -308,6 +318,34 @@ bool VerbsEndpoint::arm() noexcept { return !take_turns() && completions_.arm();
 void VerbsEndpoint::on_completions() noexcept {
   completions_.take_notices();
   progress();
+}
+
+void VerbsEndpoint::on_device_events() noexcept {
+  const std::uint32_t news = device_events_.take();
+  if (news & EndpointEvents::device_failed) {
+    on_completions_->end();  // the descriptors of a removed device stay ready
+    fail_all(" has failed or was removed; open a new domain once it is there again");
+  }
+  if (news & EndpointEvents::queue_failed)
+    fail_all(" has failed a queue of this endpoint; open another endpoint");
+  const auto tell = [&](std::uint32_t bit, EventType type, Errc error) {
+    if (news & bit)
+      services_.events.tell_lost({.type = type, .error = error, .peer = kNoPeer, .link = link()});
+  };
+  tell(EndpointEvents::port_down, EventType::link_down, Errc::unreachable);
+  tell(EndpointEvents::port_up, EventType::link_up, Errc::ok);
+  tell(EndpointEvents::address_changed, EventType::address_changed, Errc::ok);
+  device_events_.visit();
+  progress();
+}
+
+// What the device holds does not end by itself any more.
+void VerbsEndpoint::fail_all(const char* why) noexcept {
+  broken_ = why;
+  for (next_tick_ = links_.begin(); next_tick_ != links_.end();)
+    (next_tick_++)->second->fail(Errc::peer_lost);
+  visit_served([](VerbsStream& stream) { stream.fail(Errc::peer_lost); });
+  queue_pair_ends_.give_up();
 }
 
 void VerbsEndpoint::turn_later(VerbsStream& stream) noexcept {
@@ -338,7 +376,7 @@ void VerbsEndpoint::tick() noexcept {
   // Everything that has arrived counts as a sign of life, even if it came while this process did not run.
   on_cm();
   progress();
-  bool more = false;
+  bool more = queue_pair_ends_.tick(attended());
   // A tick may end its own link and others. None is destroyed before the next progress().
   for (next_tick_ = links_.begin(); next_tick_ != links_.end();) more |= (next_tick_++)->second->tick();
   visit_served([&](VerbsStream& stream) { more |= stream.tick(); });

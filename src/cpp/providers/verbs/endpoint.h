@@ -15,8 +15,10 @@
 #include "providers/verbs/connection/connection.h"
 #include "providers/verbs/connection/destroyed_later.h"
 #include "providers/verbs/connection/device_completion_queue.h"
+#include "providers/verbs/connection/queue_pair_end.h"
 #include "providers/verbs/connection/shared_receives.h"
 #include "providers/verbs/device/device.h"
+#include "providers/verbs/device/device_events.h"
 #include "providers/verbs/device/regions.h"
 #include "providers/verbs/device/staging_memory.h"
 #include "providers/verbs/path.h"
@@ -88,6 +90,8 @@ class VerbsEndpoint final : public Endpoint {
   void on_cm() noexcept;
   void on_call(OwnId id, const rdma_conn_param& asked, std::string_view said) noexcept;
   void on_completions() noexcept;
+  void on_device_events() noexcept;
+  void fail_all(const char* why) noexcept;
   bool poll_and_turn() noexcept;
   bool take_turns() noexcept;
   // Calls `visit` with each stream that a peer has called. This and other streams may end meanwhile.
@@ -107,10 +111,13 @@ class VerbsEndpoint final : public Endpoint {
   OwnEventChannel events_;
   DeviceCompletionQueue completions_;
   DestroyedLaterList destroyed_later_;
+  std::unique_ptr<SharedReceives> shared_receives_;
+  EndpointEvents device_events_;
+  QueuePairEnds queue_pair_ends_;
+  const char* broken_ = nullptr;  // why this endpoint reaches nobody any more
   const Connection::Services connections_;
   StagingMemory staging_;
   OwnId listener_;
-  std::unique_ptr<SharedReceives> shared_receives_;
   std::unique_ptr<ReadyCall> on_cm_, on_completions_;
 
   using Links = std::map<std::pair<std::string, std::size_t>, std::shared_ptr<VerbsLink>>;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "fabric/provider.h"
+#include "providers/verbs/connection/destroyed_later.h"
 #include "providers/verbs/direct.h"
 #include "providers/verbs/stream.h"
 

@@ -53,7 +53,7 @@ Connection::Connection(const Services& services, ConnectionOwner& owner, const D
     : services_(services),
       owner_(owner),
       depth_(depth),
-      late_id_(depth.shared_receives ? std::make_shared<LateId>() : nullptr),
+      end_(std::make_unique<QueuePairEnd>(services.device_events, services.completions, owner)),
       work_number_(services.completions.owners().add(owner)) {}
 
 Connection::~Connection() {
@@ -61,16 +61,11 @@ Connection::~Connection() {
   if (id_) {
     id_->context = nullptr;
     if (connected_) library().disconnect(id_.get());
-    // The queue pair may have completions in shared receives. A driver drops them when the queue pair goes,
-    // so it goes later, after they have been polled.
-    if (depth_.shared_receives && id_->qp) {
-      depth_.shared_receives->leave(id_->qp->qp_num);
-      late_id_->id = std::move(id_);
-      services_.destroyed_later.add(std::move(late_id_));
-    }
-    id_.reset();
+    const bool shares = depth_.shared_receives && id_->qp;
+    if (shares) depth_.shared_receives->leave(id_->qp->qp_num);
+    end_->take(std::move(id_));
+    if (shares) services_.queue_pair_ends.add(std::move(end_));
   }
-  services_.completions.give_room(room_);
 }
 
 bool Connection::call(const SocketAddress& from, const SocketAddress& to, const PrivateData& data) noexcept {
@@ -90,8 +85,7 @@ bool Connection::call(const SocketAddress& from, const SocketAddress& to, const 
 bool Connection::make_queue_pair() noexcept {
   const std::uint32_t receives = depth_.shared_receives ? 0 : depth_.receives;
   const std::uint32_t room = depth_.sends + receives;
-  if (id_->verbs != depth_.protection_domain.context || !services_.completions.take_room(room)) return false;
-  room_ = room;
+  if (id_->verbs != depth_.protection_domain.context || !end_->take_room(room)) return false;
   // Devices differ in how many bytes they send inline, and none tells its limit. So half as many are asked
   // for until the device agrees.
   for (std::uint32_t bytes = depth_.inline_bytes;; bytes /= 2) {
@@ -110,6 +104,7 @@ bool Connection::make_queue_pair() noexcept {
     }
     if (bytes == 0) return false;
   }
+  if (!end_->watch(*id_->qp)) return false;
   if (depth_.shared_receives && !depth_.shared_receives->join(id_->qp->qp_num, owner_)) return false;
   return owner_.on_made();
 }

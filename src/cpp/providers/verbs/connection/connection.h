@@ -8,9 +8,9 @@
 #include "base/network/tcp_socket.h"
 #include "fabric/session/frames/hello.h"
 #include "fabric/types/error.h"
-#include "providers/verbs/connection/destroyed_later.h"
 #include "providers/verbs/connection/device_completion_queue.h"
 #include "providers/verbs/connection/owner.h"
+#include "providers/verbs/connection/queue_pair_end.h"
 #include "providers/verbs/device/library.h"
 
 namespace fab::verbs {
@@ -42,7 +42,8 @@ class Connection final {
     const Device& device;
     rdma_event_channel& events;
     DeviceCompletionQueue& completions;
-    DestroyedLaterList& destroyed_later;
+    EndpointEvents& device_events;
+    QueuePairEnds& queue_pair_ends;
   };
   struct Depth {
     std::uint32_t sends, receives, inline_bytes;
@@ -87,14 +88,10 @@ class Connection final {
   const Services& services_;
   ConnectionOwner& owner_;
   const Depth depth_;
-  struct LateId final : DestroyedLater {
-    OwnId id;
-  };
   OwnId id_;
-  std::shared_ptr<LateId> late_id_;  // takes id_ at the end, if it has to outlive this object
+  std::unique_ptr<QueuePairEnd> end_;  // takes id_
   std::uint32_t work_number_ = 0;
   std::uint32_t inline_bytes_ = 0;
-  std::uint32_t room_ = 0;  // entries of the completion queue that this connection has taken
   bool calling_ = false, connected_ = false;
   char private_data_[PrivateData::kBytes];
 };

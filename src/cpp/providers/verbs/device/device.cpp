@@ -171,14 +171,10 @@ void refuse(const Device& device, const std::string& what) {
   throw Error(shortage_or(error, Errc::no_memory), message);
 }
 
-namespace {
-
 void make_nonblocking(int fd) {
   check_call(::fcntl(fd, F_SETFL, check_call(::fcntl(fd, F_GETFL), "fcntl") | O_NONBLOCK), "fcntl");
   check_call(::fcntl(fd, F_SETFD, FD_CLOEXEC), "fcntl");
 }
-
-}  // namespace
 
 OwnCompletionChannel open_completion_channel(const Device& device) {
   OwnCompletionChannel channel(library().create_comp_channel(device.context));

@@ -52,6 +52,9 @@ SocketAddress address_of_gid(const Device& device, const std::string& index);
 // says so. The message says what the device does not give, and errno's reason.
 [[noreturn]] void refuse(const Device& device, const std::string& what);
 
+// Lets reading from an empty channel of a device fail in place of waiting. Throws std::system_error.
+void make_nonblocking(int fd);
+
 // Open the channels in which the device tells of completions, and rdma_cm of connections. Reading from an
 // empty channel does not wait. Both throw Error and std::system_error.
 OwnCompletionChannel open_completion_channel(const Device& device);

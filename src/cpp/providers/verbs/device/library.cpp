@@ -53,6 +53,8 @@ Opened open_libraries() {
   load(verbs, "ibv_modify_qp", all.modify_qp);
   load(verbs, "ibv_get_cq_event", all.get_cq_event);
   load(verbs, "ibv_ack_cq_events", all.ack_cq_events);
+  load(verbs, "ibv_get_async_event", all.get_async_event);
+  load(verbs, "ibv_ack_async_event", all.ack_async_event);
   load(cm, "rdma_get_devices", all.get_devices);
   load(cm, "rdma_free_devices", all.free_devices);
   load(cm, "rdma_create_event_channel", all.create_event_channel);

@@ -37,6 +37,8 @@ struct Library {
   decltype(&::ibv_modify_qp) modify_qp;
   decltype(&::ibv_get_cq_event) get_cq_event;
   decltype(&::ibv_ack_cq_events) ack_cq_events;
+  decltype(&::ibv_get_async_event) get_async_event;
+  decltype(&::ibv_ack_async_event) ack_async_event;
 
   decltype(&::rdma_get_devices) get_devices;
   decltype(&::rdma_free_devices) free_devices;
