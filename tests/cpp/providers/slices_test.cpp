@@ -2,8 +2,11 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -161,6 +164,113 @@ TEST_CASE("over tcp a turn takes in a slice") {
   CHECK(put.operation.done());
   CHECK(put.operation.completion().error == Errc::ok);
   CHECK(filling.most() <= Slice::kBytes + kStaging);
+}
+
+namespace {
+
+struct Mail {
+  Mail(std::size_t length, std::byte value) : sent(length, value), got(length) {
+    received.begin(1, 0, completion_flag::kMessage, nullptr, nullptr, nullptr);
+    receive.operation = &received;
+    receive.local = got.data();
+    receive.length = length;
+  }
+  bool arrived() const { return received.done() && got == sent; }
+
+  std::vector<std::byte> sent, got;
+  Call send{OpCode::send, 0, 0, sent.data(), sent.size()};
+  Operation received;
+  Receive receive{};
+};
+using Mails = std::vector<std::unique_ptr<Mail>>;
+
+Mails mails(std::size_t count, std::size_t length) {
+  Mails all;
+  for (std::size_t i = 0; i < count; ++i)
+    all.push_back(std::make_unique<Mail>(length, static_cast<std::byte>(i + 1)));
+  return all;
+}
+
+bool all_arrived(const Mails& all) {
+  return std::ranges::all_of(all, [](const auto& mail) { return mail->arrived(); });
+}
+
+// Two nodes, connected, of which nothing is heard but what a test sends: no question after a silent peer
+// brings the next turn.
+struct Two {
+  explicit Two(bool manually) : a(options(manually)), b(options(manually)) {
+    std::uint64_t word = 0;
+    Call first(OpCode::write, b.region->remote().key, 0, &word, sizeof word);
+    first.start(a, to_b);
+    REQUIRE(run([&] { return first.operation.done(); }));
+  }
+  static DomainOptions options(bool manually) {
+    DomainOptions options;
+    options.manual_progress = manually;
+    options.peer_deadline = 1000;
+    return options;
+  }
+  template <class Done>
+  bool run(Done done) {
+    const auto deadline = Deadline::in_seconds(10);
+    while (!done() && !deadline.passed()) {
+      a.context->progress();
+      b.context->progress();
+    }
+    return done();
+  }
+  void send(Mails& all) {
+    for (auto& mail : all) mail->send.start(a, to_b);
+    for (int i = 0; i < 8; ++i) a.context->progress();  // as much as the socket holds
+  }
+  void receive(Mails& all) {
+    for (auto& mail : all) b.context->inbox().receive(mail->receive);
+  }
+
+  Node a, b;
+  const PeerId to_b = a.peers->insert(b.name());
+};
+
+}  // namespace
+
+TEST_CASE("over tcp announced messages that come together are all fetched") {
+  for (const bool manually : {true, false})
+    for (const bool expected : {true, false}) {
+      CAPTURE(manually);
+      CAPTURE(expected);
+      Two two(manually);
+      Mails all = mails(3 * Slice::kTransfers, 20'000);
+      if (expected) two.receive(all);
+      two.b.context->locked([&](Endpoint&) { two.send(all); });  // while b takes nothing in
+      if (!expected) {
+        REQUIRE(two.run([&] { return two.b.context->inbox().sizes().unexpected == all.size(); }));
+        two.receive(all);
+      }
+      CHECK(two.run([&] { return all_arrived(all); }));
+      two.b.context->close();  // before the memory of what has not arrived goes
+    }
+}
+
+// What others move in a turn may leave a stream so little of the slice that the bytes of one message spend
+// it. Those of the next one are asked for in a later turn, which no byte of the peer brings.
+TEST_CASE("over tcp an announced message is fetched in the turn after a spent slice") {
+  constexpr std::size_t kLeft = 1024, kLength = 20 * kLeft - kHeaderBytes;
+  Two two(true);
+  Mails all = mails(3, kLength);
+  two.receive(all);
+  two.send(all);
+  const auto turn = [&] {
+    two.b.context->locked([&](Endpoint& endpoint) {
+      Slice& slice = two.b.context->driver().slice();
+      slice.begin();
+      slice.spend(Slice::kBytes - kLeft, 0);
+      endpoint.progress();
+    });
+    for (int i = 0; i < 8; ++i) two.a.context->progress();
+  };
+  for (int turns = 0; !all_arrived(all) && turns < 1000; ++turns) turn();
+  CHECK(all_arrived(all));
+  two.b.context->close();
 }
 
 TEST_CASE("whoever waits for the lock gets it between two slices of one call") {

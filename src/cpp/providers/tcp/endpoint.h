@@ -52,8 +52,9 @@ class TcpEndpoint final : public Endpoint {
   void poll_directly(TcpStream& stream) noexcept;   // in each turn, until it has long been idle
   void send_later(TcpStream& stream) noexcept;      // with the next turn
   void send_when_idle(TcpStream& stream) noexcept;  // with the next turn in which nothing comes
-  void receive_later(TcpStream& stream) noexcept;   // with the next turn, whatever the poller says
-  void watch() noexcept;                            // calls tick() of streams from time to time
+  // With the next turn, whatever the poller says; also what was announced and is still to be fetched.
+  void receive_later(TcpStream& stream) noexcept;
+  void watch() noexcept;  // calls tick() of streams from time to time
   // A stream to an address has found an endpoint there, by whose id callers may be known already.
   void on_found(TcpStream& there, const EndpointId& id) noexcept;
   // A peer has refused a call because it speaks other versions: the next connect() says so.

@@ -51,6 +51,10 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, std::vector<Part> names, EndpointAdd
                 .wake_domain = endpoint.services().wake_domain,
                 .limits = &endpoint.domain().regions.limits(),
                 .slice = &endpoint.services().slice,
+                .on_more =
+                    [this] {
+                      if (endpoint_) endpoint_->receive_later(*this);
+                    },
                 .observer = endpoint.domain().observer,
                 .on_output = [this] { on_output(); },
                 .handover = Handover::when_answered,
@@ -212,6 +216,7 @@ void TcpStream::on_output() noexcept {
 
 bool TcpStream::receive() noexcept {
   if (!open()) return false;
+  session_.go_on();
   receiving_ = true;
   const bool any = take_in();
   receiving_ = false;

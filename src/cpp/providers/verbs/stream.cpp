@@ -50,6 +50,7 @@ void VerbsStream::make_session(Part peer) {
       .wake_domain = endpoint_.services().wake_domain,
       .limits = &endpoint_.shared().services.regions.limits(),
       .slice = &endpoint_.services().slice,
+      .on_more = [this] { endpoint_.turn_later(*this); },
       .observer = endpoint_.shared().services.observer,
       .on_output = [this] { on_output(); },
       .handover = Handover::when_answered,
@@ -366,6 +367,7 @@ Errc VerbsStream::take(const std::byte* bytes, std::size_t length) noexcept {
 
 void VerbsStream::end_turn() noexcept {
   if (!open_ || state_ != Errc::ok) return;
+  session_->go_on();
   session_->end_turn();
   flush();
   if (broken_ != Errc::ok) return fail(broken_);
