@@ -1,0 +1,211 @@
+// Every call fails once: a scenario over a link is run again and again, each time in a process of its own, in
+// which the next call of a kind fails. Then the same process runs it again, without a fault.
+//
+//   failing_calls [--link LINK] [--call NAME] [--every K] [--seed S] [--nth N]
+//
+// Each run has to end in time, with errors that say what failed or none, with an outcome for every operation,
+// without a leak, and with the descriptors and threads that a run without a fault leaves.
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "base/deadline.h"
+#include "failing_calls/calls.h"
+#include "failing_calls/scenario.h"
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/common_interface_defs.h>
+#include <sanitizer/lsan_interface.h>
+#endif
+
+namespace fab::test {
+namespace {
+
+constexpr int kTimeLimit = 150;  // seconds of a run; several operations may wait for a silent peer before
+
+struct Report {
+  Findings armed, later;  // of the run with a fault, and of the one after it
+  std::uint64_t made;
+  std::size_t descriptors, threads;  // that the process has when all is closed
+  bool leak;
+  int stage;  // 0: the run with a fault; 1: the one after it; 2: the checks at the end; 3: done
+};
+
+struct Choice {
+  std::string link, call;
+  std::uint64_t every = 1, seed = 0, nth = 0;
+};
+
+std::size_t count_entries(const char* folder) {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
+  return count;
+}
+
+void show_stack(int) {
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_print_stack_trace();
+#endif
+}
+
+[[noreturn]] void child(const std::string& link, const CallKind& kind, std::uint64_t nth, Report& report) {
+  std::signal(SIGUSR2, show_stack);
+  arm_calls(kind, nth);
+  run_scenario(link, report.armed);
+  disarm_calls();
+  report.made = calls_made();
+  report.stage = 1;
+  run_scenario(link, report.later);
+  report.stage = 2;
+  report.descriptors = count_entries("/proc/self/fd");
+  // A thread that was joined may be seen for a moment.
+  const auto deadline = Deadline::in_seconds(5);
+  do report.threads = count_entries("/proc/self/task");
+  while (report.threads > 1 && !deadline.passed());
+#ifdef __SANITIZE_ADDRESS__
+  report.leak = __lsan_do_recoverable_leak_check() != 0;
+#endif
+  report.stage = 3;
+  ::_exit(0);
+}
+
+// Asks every thread of the process for its stack, and ends it.
+void end_hanging(pid_t pid) {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task")) {
+    ::syscall(SYS_tgkill, pid, std::stoi(task.path().filename()), SIGUSR2);
+    ::poll(nullptr, 0, 300);  // so that stacks are not mixed
+  }
+  ::kill(pid, SIGKILL);
+}
+
+class Campaign {
+ public:
+  explicit Campaign(Choice choice) : choice_(std::move(choice)) {
+    void* const shared =
+        ::mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) std::abort();
+    report_ = static_cast<Report*>(shared);
+  }
+
+  bool operator()() {
+    for (const char* const link : kLinks) {
+      if (!choice_.link.empty() && choice_.link != link) continue;
+      link_ = link;
+      if (!run({"none", 0}, 1)) return false;
+      descriptors_ = report_->descriptors;
+      for (const CallKind& kind : call_kinds())
+        if (choice_.call.empty() || choice_.call == kind.name) each(kind);
+    }
+    std::printf("%llu runs, %llu with a finding\n", runs_, bad_);
+    return bad_ == 0;
+  }
+
+ private:
+  void each(const CallKind& kind) {
+    std::map<std::string, unsigned> errors;
+    std::uint64_t points = 0, beyond = 0;
+    const std::uint64_t first = choice_.nth ? choice_.nth : choice_.seed % choice_.every + 1;
+    // How many calls there are depends on which thread comes first, so one run that had fewer is not the end.
+    for (std::uint64_t nth = first; beyond < 3; nth += choice_.every) {
+      const bool good = run(kind, nth);
+      if (good && report_->made < nth) {
+        ++beyond;
+      } else {
+        ++points;
+        ++errors[report_->armed.errors[0] ? report_->armed.errors.data() : "succeeds"];
+      }
+      if (choice_.nth) break;
+    }
+    std::printf("%-14s %-18s %-14s %5llu points\n", link_.c_str(), kind.name,
+                kind.error ? strerrorname_np(kind.error) : "", static_cast<unsigned long long>(points));
+    for (const auto& [error, count] : errors) std::printf("    %4u  %s\n", count, error.c_str());
+    std::fflush(stdout);
+  }
+
+  // One run; false: it had a finding, which was printed.
+  bool run(const CallKind& kind, std::uint64_t nth) {
+    ++runs_;
+    *report_ = {};
+    std::fflush(nullptr);
+    FILE* const said = std::tmpfile();
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::dup2(::fileno(said), 1);
+      ::dup2(::fileno(said), 2);
+      child(link_, kind, nth, *report_);
+    }
+    const int handle = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+    pollfd ended{handle, POLLIN, 0};
+    const bool hangs = ::poll(&ended, 1, kTimeLimit * 1000) == 0;
+    if (hangs) end_hanging(pid);
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    ::close(handle);
+    const std::string why = judge(hangs, status);
+    if (!why.empty()) {
+      ++bad_;
+      std::printf("FINDING %s: %s %s, call %llu, stage %d: %s\n  errors: %s\n", link_.c_str(), kind.name,
+                  kind.error ? strerrorname_np(kind.error) : "", static_cast<unsigned long long>(nth),
+                  report_->stage, why.c_str(), report_->armed.errors.data());
+      show(said);
+    }
+    std::fclose(said);
+    return why.empty();
+  }
+
+  std::string judge(bool hangs, int status) const {
+    if (hangs) return "hangs";
+    if (WIFSIGNALED(status)) return "ended by signal " + std::to_string(WTERMSIG(status));
+    if (report_->stage != 3) return "ended with status " + std::to_string(WEXITSTATUS(status));
+    if (report_->armed.wrong[0]) return report_->armed.wrong.data();
+    if (report_->later.wrong[0])
+      return std::string("without a fault afterwards: ") + report_->later.wrong.data();
+    if (report_->later.errors[0])
+      return std::string("without a fault afterwards: ") + report_->later.errors.data();
+    if (report_->leak) return "leaks memory";
+    if (report_->threads != 1) return "leaves a thread";
+    if (descriptors_ && report_->descriptors > descriptors_) return "leaves a descriptor";
+    return {};
+  }
+
+  static void show(FILE* said) {
+    std::rewind(said);
+    char line[512];
+    for (int lines = 0; lines < 60 && std::fgets(line, sizeof line, said); ++lines)
+      std::printf("  | %s", line);
+    std::fflush(stdout);
+  }
+
+  const Choice choice_;
+  Report* report_;
+  std::string link_;
+  std::size_t descriptors_ = 0;  // that a run without a fault leaves
+  unsigned long long runs_ = 0, bad_ = 0;
+};
+
+}  // namespace
+}  // namespace fab::test
+
+int main(int count, char** arguments) {
+  fab::test::Choice choice;
+  for (int i = 1; i + 1 < count; i += 2) {
+    const std::string name = arguments[i], value = arguments[i + 1];
+    if (name == "--link") choice.link = value;
+    if (name == "--call") choice.call = value;
+    if (name == "--every") choice.every = std::stoull(value);
+    if (name == "--seed") choice.seed = std::stoull(value);
+    if (name == "--nth") choice.nth = std::stoull(value);
+  }
+  return fab::test::Campaign(choice)() ? 0 : 1;
+}
