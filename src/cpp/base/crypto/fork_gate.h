@@ -1,7 +1,9 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <mutex>
+#include <new>
 
 namespace fab {
 
@@ -16,8 +18,9 @@ class ForkGate {
   ForkGate& operator=(const ForkGate&) = delete;
 };
 
-// Something that is made when it is first asked for, and never freed. No child of fork() finds it half made,
-// as it would find a static variable of a function whose first caller is a thread of the parent.
+// Something that is made when it is first asked for, in this place, and never freed. No child of fork() finds
+// it half made, as it would find a static variable of a function whose first caller is a thread of the
+// parent.
 template <class T>
 class MadeOnce final {
  public:
@@ -27,13 +30,15 @@ class MadeOnce final {
     if (T* const made = made_.load(std::memory_order_acquire)) return *made;
     const ForkGate gate;
     const std::lock_guard lock(mutex_);
-    if (!made_.load(std::memory_order_relaxed)) made_.store(new T(make()), std::memory_order_release);
+    if (!made_.load(std::memory_order_relaxed))
+      made_.store(new (memory_) T(make()), std::memory_order_release);
     return *made_.load(std::memory_order_relaxed);
   }
 
  private:
   std::atomic<T*> made_{nullptr};
   std::mutex mutex_;
+  alignas(T) std::byte memory_[sizeof(T)]{};
 };
 
 }  // namespace fab

@@ -11,7 +11,7 @@ namespace {
 
 struct OpenedCrypto {
   LibCrypto library{};
-  std::string problem;
+  std::string_view problem;  // so that finding it needs no memory
 };
 
 // False if the library lacks a function.
@@ -50,11 +50,16 @@ bool makes_keys(const LibCrypto& library) {
 // The library stays open until the process ends.
 OpenedCrypto open_libcrypto() {
   OpenedCrypto opened;
-  for (const char* name : {"libcrypto.so.3", "libcrypto.so.1.1"}) {
-    void* const handle = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  struct Candidate {
+    const char *name, *problem;
+  };
+  static constexpr Candidate kCandidates[] = {{"libcrypto.so.3", "libcrypto.so.3 makes no Ed25519 keys"},
+                                              {"libcrypto.so.1.1", "libcrypto.so.1.1 makes no Ed25519 keys"}};
+  for (const Candidate& candidate : kCandidates) {
+    void* const handle = ::dlopen(candidate.name, RTLD_NOW | RTLD_LOCAL);
     if (!handle) continue;
     if (load_all(handle, opened.library) && makes_keys(opened.library)) return {opened.library, {}};
-    opened.problem = std::string(name) + " makes no Ed25519 keys";
+    opened.problem = candidate.problem;
   }
   if (opened.problem.empty())
     opened.problem = "there is no libcrypto.so.3 or libcrypto.so.1.1 (Debian: libssl3)";
@@ -73,6 +78,6 @@ const LibCrypto* libcrypto() noexcept {
   return opened.problem.empty() ? &opened.library : nullptr;
 }
 
-const std::string& libcrypto_problem() noexcept { return opened_crypto().problem; }
+std::string_view libcrypto_problem() noexcept { return opened_crypto().problem; }
 
 }  // namespace fab

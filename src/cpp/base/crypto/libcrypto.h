@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
+#include <string_view>
 
 #include "base/crypto/fork_gate.h"
 
@@ -38,7 +38,7 @@ struct LibCrypto {
 // Null where the system has no libcrypto that can make Ed25519 signatures; libcrypto_problem() says why.
 const LibCrypto* libcrypto() noexcept;
 // One clause; empty where there is a library.
-const std::string& libcrypto_problem() noexcept;
+std::string_view libcrypto_problem() noexcept;
 
 // Around calls of the library. It keeps errors per thread, and other users of it in the process shall not
 // find ours there; and it has locks, which a child of fork() shall not find locked.

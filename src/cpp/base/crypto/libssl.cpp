@@ -12,7 +12,7 @@ namespace {
 
 struct OpenedSsl {
   LibSsl library{};
-  std::string problem;
+  std::string_view problem;  // so that finding it needs no memory
 };
 
 // Finds functions in a library and in those that it needs, so that libssl and libcrypto are of one version.
@@ -88,14 +88,19 @@ OpenedSsl open_libssl() {
     opened.problem = libcrypto_problem();
     return opened;
   }
-  for (const char* name : {"libssl.so.3", "libssl.so.1.1"}) {
-    void* const handle = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  struct Candidate {
+    const char *name, *problem;
+  };
+  static constexpr Candidate kCandidates[] = {{"libssl.so.3", "libssl.so.3 speaks no TLS 1.3"},
+                                              {"libssl.so.1.1", "libssl.so.1.1 speaks no TLS 1.3"}};
+  for (const Candidate& candidate : kCandidates) {
+    void* const handle = ::dlopen(candidate.name, RTLD_NOW | RTLD_LOCAL);
     if (!handle) continue;
     Loader load(handle);
     load_streams(load, opened.library);
     load_rest(load, opened.library);
     if (load.complete()) return {opened.library, {}};
-    opened.problem = std::string(name) + " speaks no TLS 1.3";
+    opened.problem = candidate.problem;
   }
   if (opened.problem.empty()) opened.problem = "there is no libssl.so.3 or libssl.so.1.1 (Debian: libssl3)";
   return opened;
@@ -113,6 +118,6 @@ const LibSsl* libssl() noexcept {
   return opened.problem.empty() ? &opened.library : nullptr;
 }
 
-const std::string& libssl_problem() noexcept { return opened_ssl().problem; }
+std::string_view libssl_problem() noexcept { return opened_ssl().problem; }
 
 }  // namespace fab

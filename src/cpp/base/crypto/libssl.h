@@ -2,7 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
+#include <string_view>
 
 // The functions of the system's libssl that are used here, and those of the libcrypto that belongs to it. The
 // library is opened on first use, so neither the build nor a machine needs it or its headers: what is
@@ -85,6 +85,6 @@ struct LibSsl {
 // Null where the system has no libssl that speaks TLS 1.3; libssl_problem() says why.
 const LibSsl* libssl() noexcept;
 // One clause; empty where there is a library.
-const std::string& libssl_problem() noexcept;
+std::string_view libssl_problem() noexcept;
 
 }  // namespace fab

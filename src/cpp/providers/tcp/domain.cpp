@@ -38,7 +38,7 @@ TcpDomain::TcpDomain(Info info, std::string link, const DomainServices& services
       listen_(address_to_listen_on(info_, services.options)) {
   if (services.options.encrypt && !libssl())
     throw Error(Errc::not_supported_here,
-                "encrypt needs OpenSSL, which cannot be used here: " + libssl_problem());
+                "encrypt needs OpenSSL, which cannot be used here: " + std::string(libssl_problem()));
   info_.src_addr = listen_.text();
 }
 

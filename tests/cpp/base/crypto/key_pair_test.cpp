@@ -7,7 +7,7 @@
 using namespace fab;
 
 TEST_CASE("a signature is good for its text and its key, and for no other") {
-  REQUIRE_MESSAGE(libcrypto() != nullptr, libcrypto_problem());
+  REQUIRE_MESSAGE(libcrypto() != nullptr, std::string(libcrypto_problem()));
   CHECK(libcrypto_problem().empty());
   const auto pair = KeyPair::make(), other = KeyPair::make();
   CHECK(pair->public_key() != other->public_key());

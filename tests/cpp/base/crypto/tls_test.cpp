@@ -59,7 +59,7 @@ std::string hear(Tls& tls) {
 }  // namespace
 
 TEST_CASE("two ends with the same key understand each other, and know the same of their connection") {
-  REQUIRE_MESSAGE(libssl() != nullptr, libssl_problem());
+  REQUIRE_MESSAGE(libssl() != nullptr, std::string(libssl_problem()));
   CHECK(libssl_problem().empty());
   const Ends ends("secret", {"another", "secret"}), others("secret", {"secret"});
   REQUIRE(ends.meet() == kBothDone);
