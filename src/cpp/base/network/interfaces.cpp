@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <system_error>
 
 namespace fab {
@@ -58,6 +59,7 @@ std::vector<Interface> list_interfaces() {
     if (is_shortage(errno)) throw std::system_error(errno, std::generic_category(), "getifaddrs");
     return {};
   }
+  const std::unique_ptr<ifaddrs, decltype([](ifaddrs* all) { ::freeifaddrs(all); })> owner(list);
   for (const ifaddrs* at = list; at; at = at->ifa_next) {
     const int family = at->ifa_addr ? at->ifa_addr->sa_family : AF_UNSPEC;
     if (family != AF_INET && family != AF_INET6 && family != AF_PACKET) continue;
@@ -70,7 +72,6 @@ std::vector<Interface> list_interfaces() {
         at->ifa_addr, at->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
     if (!address.link_local()) interface.addresses.push_back(address);
   }
-  ::freeifaddrs(list);
   std::vector<Interface> interfaces;
   for (auto& [name, interface] : found) {
     std::ranges::stable_sort(interface.addresses, {}, &SocketAddress::v6);
