@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 
@@ -25,22 +26,34 @@
 namespace fab::verbs {
 namespace {
 
+// A device that cannot be looked at for want of something is not a device that is not there.
+void throw_shortage(int error, const char* what) {
+  if (is_shortage(error)) throw std::system_error(error, std::generic_category(), what);
+}
+
 // The addresses of this machine by device and port: of each address, the port that rdma_cm chooses for a
 // connection from it.
 using Port = std::pair<const ibv_context*, std::uint8_t>;
 std::map<Port, std::vector<SocketAddress>> addresses_by_port() {
   std::map<Port, std::vector<SocketAddress>> found;
   const OwnEventChannel events(library().create_event_channel());
-  if (!events) return found;
+  if (!events) {
+    throw_shortage(errno, "rdma_create_event_channel");
+    return found;
+  }
   for (const Interface& interface : list_interfaces())
     for (const SocketAddress& address : interface.addresses) {
+      if (!interface.up || interface.loopback) continue;
       rdma_cm_id* made = nullptr;
-      if (!interface.up || interface.loopback ||
-          library().create_id(events.get(), &made, nullptr, RDMA_PS_TCP))
+      if (library().create_id(events.get(), &made, nullptr, RDMA_PS_TCP) != 0) {
+        throw_shortage(errno, "rdma_create_id");
         continue;
+      }
       const OwnId id(made);
       const SocketAddress any_port = address.with_port(0);
-      if (library().bind_addr(made, const_cast<sockaddr*>(any_port.get())) == 0 && made->verbs)
+      if (library().bind_addr(made, const_cast<sockaddr*>(any_port.get())) != 0)
+        throw_shortage(errno, "rdma_bind_addr");
+      else if (made->verbs)
         found[{made->verbs, made->port_num}].push_back(address);
     }
   return found;
@@ -78,8 +91,11 @@ std::uint64_t speed_of(const ibv_port_attr& port) noexcept {
 
 bool query(Device& device) {
   ibv_port_attr port{};
-  if (library().query_port(device.context, device.port, reinterpret_cast<_compat_ibv_port_attr*>(&port)) != 0)
+  if (const int error = library().query_port(device.context, device.port,
+                                             reinterpret_cast<_compat_ibv_port_attr*>(&port))) {
+    throw_shortage(error, "ibv_query_port");
     return false;
+  }
   device.state = port.state;
   device.mtu = port.active_mtu;
   device.link_layer = port.link_layer;
@@ -132,15 +148,20 @@ std::vector<Device> list_devices() try {
   int count = 0;
   ibv_context** const contexts = library().get_devices(&count);
   if (!contexts) {
-    if (is_shortage(errno)) throw std::system_error(errno, std::generic_category(), "rdma_get_devices");
+    throw_shortage(errno, "rdma_get_devices");
     return devices;
   }
+  // This frees the list only: rdma_cm keeps the devices open.
+  const std::unique_ptr<ibv_context*, decltype(&::rdma_free_devices)> owner(contexts, library().free_devices);
   const auto addresses = addresses_by_port();
   for (int i = 0; i < count; ++i) {
     const std::string name = library().get_device_name(contexts[i]->device);
     Device device;
     device.context = contexts[i];
-    if (library().query_device(device.context, &device.limits) != 0) continue;
+    if (const int failure = library().query_device(device.context, &device.limits)) {
+      throw_shortage(failure, "ibv_query_device");
+      continue;
+    }
     const std::uint8_t ports = device.limits.phys_port_cnt;
     for (device.port = 1; device.port <= ports; ++device.port) {
       if (!query(device)) continue;
@@ -152,8 +173,6 @@ std::vector<Device> list_devices() try {
       devices.push_back(device);
     }
   }
-  // This frees the list only: rdma_cm keeps the devices open.
-  library().free_devices(contexts);
   std::ranges::sort(devices, {}, &Device::name);
   return devices;
 } catch (const std::exception& error) {
