@@ -68,9 +68,9 @@ struct Rights {
   static std::optional<Rights> of(const std::string& process) {
     const std::string path = "/proc/" + process + "/status";
     const OwnFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!file.valid() && is_shortage(errno)) throw std::system_error(errno, std::generic_category(), path);
     std::array<char, 4096> bytes;
     const auto length = file.valid() ? ::read(file.get(), bytes.data(), bytes.size()) : -1;
+    if (length < 0 && is_shortage(errno)) throw std::system_error(errno, std::generic_category(), path);
     if (length <= 0) return {};
     const std::string text(bytes.data(), static_cast<std::size_t>(length));
     const auto value = [&](const char* name) -> const char* {
