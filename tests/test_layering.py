@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 CPP = ROOT / "src" / "cpp"
 CPP_TESTS = ROOT / "tests" / "cpp"
-# Rooms of tests that stand for no room of the sources: whole nodes on a virtual clock.
-OVER_EVERYTHING = {".", "simulation"}
+# Rooms of tests that stand for no room of the sources: whole nodes on a virtual clock, and whole nodes whose calls fail.
+OVER_EVERYTHING = {".", "simulation", "failing_calls"}
 PACKAGE = ROOT / "src" / "pyfab"
 
 # The folders of src/cpp. A file includes what lies in its own room or in one that stands before it.

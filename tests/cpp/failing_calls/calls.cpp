@@ -18,26 +18,30 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdarg>
+#include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <optional>
 
+#include "failing_calls/device_calls.h"
 #include "failing_memory.h"
 
 namespace fab::test {
 namespace {
 
 constexpr CallKind kKinds[] = {
-    {"allocation", ENOMEM},
+    {"allocation", ENOMEM},  // the first one: operator new counts it
     {"pthread_create", EAGAIN},
     {"pthread_atfork", ENOMEM},
     {"dlopen", 0},
     {"open", EMFILE},
     {"open", ENOMEM},
-    {"read", EIO},
-    {"pread", EIO},
+    {"read", ENOMEM},
+    {"pread", ENOMEM},
     {"write", EAGAIN},
     {"fstat", ENOMEM},
     {"fcntl", EMFILE},
@@ -79,53 +83,102 @@ constexpr CallKind kKinds[] = {
     {"recv", EINTR},
     {"recv", ENOMEM},
     {"shutdown", ENOTCONN},
+    {"ibv_query_device", ENOMEM},
+    {"ibv_query_port", ENOMEM},
+    {"ibv_alloc_pd", ENOMEM},
+    {"ibv_reg_mr", ENOMEM},
+    {"ibv_reg_mr_iova2", ENOMEM},
+    {"ibv_create_comp_channel", EMFILE},
+    {"ibv_create_cq", ENOMEM},
+    {"ibv_resize_cq", ENOMEM},
+    {"ibv_create_srq", ENOMEM},
+    {"ibv_modify_qp", ENOMEM},
+    {"ibv_req_notify_cq", ENOMEM},
+    {"ibv_post_send", ENOMEM},
+    {"ibv_post_recv", ENOMEM},
+    {"ibv_post_srq_recv", ENOMEM},
+    {"rdma_get_devices", EMFILE},
+    {"rdma_create_event_channel", EMFILE},
+    {"rdma_create_id", ENOMEM},
+    {"rdma_bind_addr", ENOMEM},
+    {"rdma_listen", ENOMEM},
+    {"rdma_resolve_addr", ENOMEM},
+    {"rdma_resolve_route", ENOMEM},
+    {"rdma_create_qp", ENOMEM},
+    {"rdma_connect", ENOMEM},
+    {"rdma_accept", ENOMEM},
+    {"rdma_set_option", ENOMEM},
+    {"rdma_get_cm_event", ENOMEM},
 };
 
-std::atomic<const CallKind*> armed{nullptr};
-std::atomic<std::uint64_t> made{0}, failing{0};
+std::atomic<bool> armed{false};
+const CallKind* failing = nullptr;
+std::uint64_t failing_nth = 0;
+std::array<std::atomic<std::uint64_t>, std::size(kKinds)> made{};
 std::optional<FailingMemory> memory;
 std::optional<FailingMemory::Scope> memory_scope;
-
-bool fails(const char* name) noexcept {
-  const CallKind* const kind = armed.load(std::memory_order_acquire);
-  if (!kind || std::strcmp(kind->name, name) != 0) return false;
-  if (++made != failing) return false;
-  errno = kind->error;
-  return true;
-}
+thread_local int in_device = 0;
 
 }  // namespace
 
+DeviceCode::DeviceCode() noexcept { ++in_device; }
+DeviceCode::~DeviceCode() { --in_device; }
+
+bool call_fails(const char* name) noexcept {
+  if (!armed.load(std::memory_order_acquire)) return false;
+  bool fails = false;
+  for (std::size_t i = 0; i < std::size(kKinds); ++i)
+    if (std::strcmp(kKinds[i].name, name) == 0) fails |= ++made[i] == failing_nth && &kKinds[i] == failing;
+  if (fails) errno = failing->error;
+  return fails;
+}
+
 std::span<const CallKind> call_kinds() noexcept { return kKinds; }
 
-void arm_calls(const CallKind& kind, std::uint64_t nth) noexcept {
-  made = 0;
-  failing = nth;
-  memory.reset();
-  if (std::strcmp(kind.name, "allocation") == 0) {
-    memory.emplace(nth, FailingMemory::Of::process);
-    memory_scope.emplace(*memory);
-  } else {
-    armed.store(&kind, std::memory_order_release);
-  }
+void arm_calls(const CallKind* kind, std::uint64_t nth) noexcept {
+  for (auto& count : made) count = 0;
+  failing = kind;
+  failing_nth = nth;
+  memory.emplace(kind == &kKinds[0] ? nth : 0, FailingMemory::Of::process);
+  armed.store(true, std::memory_order_release);
+  memory_scope.emplace(*memory);
 }
 
 void disarm_calls() noexcept {
-  armed = nullptr;
   memory_scope.reset();
+  armed = false;
+  made[0] = memory->made();
 }
 
-std::uint64_t calls_made() noexcept { return memory ? memory->made() : made.load(); }
+std::uint64_t calls_made(const CallKind& kind) noexcept {
+  return made[static_cast<std::size_t>(&kind - kKinds)];
+}
 
 }  // namespace fab::test
 
-using fab::test::fails;
+using fab::test::call_fails;
+
+namespace {
+
+struct Start {
+  void* (*work)(void*);
+  void* argument;
+};
+
+void* work_of_device(void* start) {
+  const fab::test::DeviceCode device;
+  const Start own = *static_cast<Start*>(start);
+  std::free(start);
+  return own.work(own.argument);
+}
+
+}  // namespace
 
 // `call`: the name under which it counts.
 #define FAB_WRAP(result, name, call, parameters, arguments) \
   result __real_##name parameters;                          \
   result __wrap_##name parameters {                         \
-    if (fails(#call)) return static_cast<result>(-1);       \
+    if (call_fails(#call)) return static_cast<result>(-1);  \
     return __real_##name arguments;                         \
   }
 
@@ -172,23 +225,29 @@ FAB_WRAP(int, shutdown, shutdown, (int fd, int how), (fd, how))
 
 void* __real_mmap(void* at, size_t size, int protection, int flags, int fd, off_t offset);
 void* __wrap_mmap(void* at, size_t size, int protection, int flags, int fd, off_t offset) {
-  return fails("mmap") ? MAP_FAILED : __real_mmap(at, size, protection, flags, fd, offset);
+  return call_fails("mmap") ? MAP_FAILED : __real_mmap(at, size, protection, flags, fd, offset);
 }
 
 // What is taken from a poller cannot fail to be taken from it.
 int __real_epoll_ctl(int poller, int what, int fd, epoll_event* event);
 int __wrap_epoll_ctl(int poller, int what, int fd, epoll_event* event) {
-  return what == EPOLL_CTL_ADD && fails("epoll_ctl") ? -1 : __real_epoll_ctl(poller, what, fd, event);
+  return what == EPOLL_CTL_ADD && call_fails("epoll_ctl") ? -1 : __real_epoll_ctl(poller, what, fd, event);
 }
 
 void* __real_dlopen(const char* name, int flags);
 void* __wrap_dlopen(const char* name, int flags) {
-  return fails("dlopen") ? nullptr : __real_dlopen(name, flags);
+  return call_fails("dlopen") ? nullptr : __real_dlopen(name, flags);
+}
+
+void* __real_dlsym(void* handle, const char* name);
+void* __wrap_dlsym(void* handle, const char* name) {
+  void* const real = __real_dlsym(handle, name);
+  return handle == RTLD_NEXT || handle == RTLD_DEFAULT ? real : fab::test::device_call(name, real);
 }
 
 int __real_pthread_atfork(void (*prepare)(), void (*parent)(), void (*child)());
 int __wrap_pthread_atfork(void (*prepare)(), void (*parent)(), void (*child)()) {
-  return fails("pthread_atfork") ? ENOMEM : __real_pthread_atfork(prepare, parent, child);
+  return call_fails("pthread_atfork") ? ENOMEM : __real_pthread_atfork(prepare, parent, child);
 }
 
 int __real_open(const char* path, int flags, ...);
@@ -197,7 +256,7 @@ int __wrap_open(const char* path, int flags, ...) {
   va_start(rest, flags);
   const mode_t mode = flags & O_CREAT ? static_cast<mode_t>(va_arg(rest, int)) : 0;
   va_end(rest);
-  return fails("open") ? -1 : __real_open(path, flags, mode);
+  return call_fails("open") ? -1 : __real_open(path, flags, mode);
 }
 
 int __real_fcntl(int fd, int what, ...);
@@ -206,7 +265,7 @@ int __wrap_fcntl(int fd, int what, ...) {
   va_start(rest, what);
   void* const argument = va_arg(rest, void*);  // one register, whatever its type
   va_end(rest);
-  return fails("fcntl") ? -1 : __real_fcntl(fd, what, argument);
+  return call_fails("fcntl") ? -1 : __real_fcntl(fd, what, argument);
 }
 
 int __real_ioctl(int fd, unsigned long what, ...);
@@ -215,7 +274,7 @@ int __wrap_ioctl(int fd, unsigned long what, ...) {
   va_start(rest, what);
   void* const argument = va_arg(rest, void*);
   va_end(rest);
-  return fails("ioctl") ? -1 : __real_ioctl(fd, what, argument);
+  return call_fails("ioctl") ? -1 : __real_ioctl(fd, what, argument);
 }
 
 long __real_syscall(long number, ...);
@@ -228,7 +287,7 @@ long __wrap_syscall(long number, ...) {
   const char* const name = number == SYS_pidfd_open     ? "pidfd_open"
                            : number == SYS_epoll_pwait2 ? "epoll_pwait2"
                                                         : nullptr;
-  if (name && fails(name)) return -1;
+  if (name && call_fails(name)) return -1;
   return __real_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
                         arguments[5]);
 }
@@ -238,6 +297,11 @@ __attribute__((visibility("default"))) int pthread_create(pthread_t* thread, con
                                                           void* (*work)(void*), void* argument) noexcept {
   static const auto real =
       reinterpret_cast<decltype(&::pthread_create)>(::dlsym(RTLD_NEXT, "pthread_create"));
-  return fails("pthread_create") ? EAGAIN : real(thread, attributes, work, argument);
+  if (fab::test::in_device) {
+    const auto start = static_cast<Start*>(std::malloc(sizeof(Start)));
+    *start = {work, argument};
+    return real(thread, attributes, work_of_device, start);
+  }
+  return call_fails("pthread_create") ? EAGAIN : real(thread, attributes, work, argument);
 }
 }

@@ -3,14 +3,19 @@
 //
 //   failing_calls [--link LINK] [--call NAME] [--every K] [--seed S] [--nth N]
 //
+// --every K takes one of K calls, by the seed. The link verbs:mock0 needs the device in the process to be
+// preloaded: scripts/failing-calls does that.
+//
 // Each run has to end in time, with errors that say what failed or none, with an outcome for every operation,
 // without a leak, and with the descriptors and threads that a run without a fault leaves.
+#include <dlfcn.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -18,15 +23,24 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <random>
 #include <string>
 
 #include "base/deadline.h"
 #include "failing_calls/calls.h"
+#include "failing_calls/device_calls.h"
 #include "failing_calls/scenario.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/common_interface_defs.h>
 #include <sanitizer/lsan_interface.h>
+#endif
+
+#ifdef __SANITIZE_ADDRESS__
+// Who ends in std::terminate shows where.
+extern "C" __attribute__((visibility("default"))) const char* __asan_default_options() {
+  return "handle_abort=1";
+}
 #endif
 
 namespace fab::test {
@@ -35,9 +49,10 @@ namespace {
 constexpr int kTimeLimit = 150;  // seconds of a run; several operations may wait for a silent peer before
 
 struct Report {
-  Findings armed, later;  // of the run with a fault, and of the one after it
-  std::uint64_t made;
-  std::size_t descriptors, threads;  // that the process has when all is closed
+  Findings armed, later;                // of the run with a fault, and of the one after it
+  std::array<std::uint64_t, 128> made;  // calls of each kind
+  std::size_t descriptors, threads;     // that the process has when all is closed
+  int device_objects;
   bool leak;
   int stage;  // 0: the run with a fault; 1: the one after it; 2: the checks at the end; 3: done
 };
@@ -59,20 +74,22 @@ void show_stack(int) {
 #endif
 }
 
-[[noreturn]] void child(const std::string& link, const CallKind& kind, std::uint64_t nth, Report& report) {
+[[noreturn]] void child(const std::string& link, const CallKind* kind, std::uint64_t nth, std::size_t threads,
+                        Report& report) {
   std::signal(SIGUSR2, show_stack);
   arm_calls(kind, nth);
   run_scenario(link, report.armed);
   disarm_calls();
-  report.made = calls_made();
+  for (std::size_t i = 0; i < call_kinds().size(); ++i) report.made.at(i) = calls_made(call_kinds()[i]);
   report.stage = 1;
   run_scenario(link, report.later);
   report.stage = 2;
   report.descriptors = count_entries("/proc/self/fd");
+  report.device_objects = device_objects();
   // A thread that was joined may be seen for a moment.
   const auto deadline = Deadline::in_seconds(5);
   do report.threads = count_entries("/proc/self/task");
-  while (report.threads > 1 && !deadline.passed());
+  while (report.threads > threads && !deadline.passed());
 #ifdef __SANITIZE_ADDRESS__
   report.leak = __lsan_do_recoverable_leak_check() != 0;
 #endif
@@ -101,9 +118,13 @@ class Campaign {
   bool operator()() {
     for (const char* const link : kLinks) {
       if (!choice_.link.empty() && choice_.link != link) continue;
+      if (link == std::string("verbs:mock0") && !::dlsym(RTLD_DEFAULT, "mock_verbs_objects")) continue;
       link_ = link;
-      if (!run({"none", 0}, 1)) return false;
+      descriptors_ = threads_ = 0;
+      if (!run(nullptr, 0)) return false;
+      made_ = report_->made;
       descriptors_ = report_->descriptors;
+      threads_ = report_->threads;
       for (const CallKind& kind : call_kinds())
         if (choice_.call.empty() || choice_.call == kind.name) each(kind);
     }
@@ -112,14 +133,22 @@ class Campaign {
   }
 
  private:
+  // How many there were of this kind; in the last run, or in one without a fault.
+  static std::uint64_t of(const std::array<std::uint64_t, 128>& made, const CallKind& kind) {
+    return made.at(static_cast<std::size_t>(&kind - call_kinds().data()));
+  }
+
   void each(const CallKind& kind) {
+    if (of(made_, kind) == 0) return;
     std::map<std::string, unsigned> errors;
     std::uint64_t points = 0, beyond = 0;
-    const std::uint64_t first = choice_.nth ? choice_.nth : choice_.seed % choice_.every + 1;
+    const std::uint64_t first =
+        choice_.nth ? choice_.nth : std::minstd_rand(choice_.seed + ++kinds_)() % choice_.every + 1;
     // How many calls there are depends on which thread comes first, so one run that had fewer is not the end.
     for (std::uint64_t nth = first; beyond < 3; nth += choice_.every) {
-      const bool good = run(kind, nth);
-      if (good && report_->made < nth) {
+      if (choice_.every > 1 && nth > of(made_, kind)) break;
+      const bool good = run(&kind, nth);
+      if (good && of(report_->made, kind) < nth) {
         ++beyond;
       } else {
         ++points;
@@ -127,6 +156,7 @@ class Campaign {
       }
       if (choice_.nth) break;
     }
+    if (points == 0) return;
     std::printf("%-14s %-18s %-14s %5llu points\n", link_.c_str(), kind.name,
                 kind.error ? strerrorname_np(kind.error) : "", static_cast<unsigned long long>(points));
     for (const auto& [error, count] : errors) std::printf("    %4u  %s\n", count, error.c_str());
@@ -134,7 +164,7 @@ class Campaign {
   }
 
   // One run; false: it had a finding, which was printed.
-  bool run(const CallKind& kind, std::uint64_t nth) {
+  bool run(const CallKind* kind, std::uint64_t nth) {
     ++runs_;
     *report_ = {};
     std::fflush(nullptr);
@@ -143,7 +173,7 @@ class Campaign {
     if (pid == 0) {
       ::dup2(::fileno(said), 1);
       ::dup2(::fileno(said), 2);
-      child(link_, kind, nth, *report_);
+      child(link_, kind, nth, threads_, *report_);
     }
     const int handle = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
     pollfd ended{handle, POLLIN, 0};
@@ -155,9 +185,10 @@ class Campaign {
     const std::string why = judge(hangs, status);
     if (!why.empty()) {
       ++bad_;
-      std::printf("FINDING %s: %s %s, call %llu, stage %d: %s\n  errors: %s\n", link_.c_str(), kind.name,
-                  kind.error ? strerrorname_np(kind.error) : "", static_cast<unsigned long long>(nth),
-                  report_->stage, why.c_str(), report_->armed.errors.data());
+      std::printf(
+          "FINDING %s: %s %s, call %llu, stage %d: %s\n  errors: %s\n", link_.c_str(),
+          kind ? kind->name : "without a fault", kind && kind->error ? strerrorname_np(kind->error) : "",
+          static_cast<unsigned long long>(nth), report_->stage, why.c_str(), report_->armed.errors.data());
       show(said);
     }
     std::fclose(said);
@@ -173,8 +204,9 @@ class Campaign {
       return std::string("without a fault afterwards: ") + report_->later.wrong.data();
     if (report_->later.errors[0])
       return std::string("without a fault afterwards: ") + report_->later.errors.data();
+    if (report_->device_objects) return "leaves objects of the device";
     if (report_->leak) return "leaks memory";
-    if (report_->threads != 1) return "leaves a thread";
+    if (threads_ && report_->threads > threads_) return "leaves a thread";
     if (descriptors_ && report_->descriptors > descriptors_) return "leaves a descriptor";
     return {};
   }
@@ -190,8 +222,9 @@ class Campaign {
   const Choice choice_;
   Report* report_;
   std::string link_;
-  std::size_t descriptors_ = 0;  // that a run without a fault leaves
-  unsigned long long runs_ = 0, bad_ = 0;
+  std::size_t descriptors_ = 0, threads_ = 0;  // that a run without a fault leaves
+  std::array<std::uint64_t, 128> made_{};      // calls of each kind in it
+  unsigned long long runs_ = 0, bad_ = 0, kinds_ = 0;
 };
 
 }  // namespace

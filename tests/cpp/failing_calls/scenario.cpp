@@ -108,6 +108,7 @@ class Run {
     findings_.note(what, name(error));
     constexpr Errc kTrue[] = {Errc::no_memory, Errc::too_many_files, Errc::peer_lost, Errc::unreachable,
                               Errc::io,        Errc::again,          Errc::no_data,   Errc::timeout};
+    std::fprintf(stderr, "%s: %s: %s\n", what, name(error), text);
     if (std::ranges::find(kTrue, error) == std::end(kTrue) || !*text)
       findings_.blame(what, std::string(name(error)) + " does not say what failed: " + text);
   }

@@ -16,7 +16,7 @@ struct Findings {
 };
 
 inline constexpr const char* kLinks[] = {"shm",           "shm-cma", "shm-ring", "tcp",
-                                         "tcp-encrypted", "shm+tcp", "rails"};
+                                         "tcp-encrypted", "shm+tcp", "rails",    "verbs:mock0"};
 
 // Two domains of this process over the link do everything with each other that operations can do, and close.
 // What fails is tried again, and has to succeed then; every operation has one outcome, and it is true.
