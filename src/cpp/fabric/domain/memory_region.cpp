@@ -337,6 +337,7 @@ std::vector<std::shared_ptr<Grant>> grants_of(const MemoryRegion& region) {
 
 const std::vector<std::shared_ptr<Grant>>& MemoryRegion::granted() const noexcept {
   static const std::vector<std::shared_ptr<Grant>> none;
+  if (state_.load() == State::registering) return none;  // whoever registers uses rare_ without the lock
   return rare_ ? rare_->grants : none;
 }
 
