@@ -79,17 +79,19 @@ struct OpenFiles {
 
 OpenFiles& open_files() {
   static auto* const all = new OpenFiles;  // vectors may outlive every static object
-  if (all->fork_generation != fork_generation()) {
-    // A child of fork() has no locks. The files that it inherited are the parent's, and are neither closed
-    // nor removed here.
-    for (auto& [path, file] : all->files) {
-      file->fd.release();
-      [[maybe_unused]] auto* const kept = file.release();
-    }
-    all->files.clear();
-    all->fork_generation = fork_generation();
-  }
   return *all;
+}
+
+// A child of fork() has no locks. The files that it inherited are the parent's, and are neither closed nor
+// removed here. Called with the mutex held.
+void forget_inherited(OpenFiles& all) {
+  if (all.fork_generation == fork_generation()) return;
+  for (auto& [path, file] : all.files) {
+    file->fd.release();
+    [[maybe_unused]] auto* const kept = file.release();
+  }
+  all.files.clear();
+  all.fork_generation = fork_generation();
 }
 
 bool same_file(int fd, const std::string& path) noexcept {
@@ -226,6 +228,7 @@ class NamedPeerMemory final : public PeerMemory {
   NamedPeerMemory(const VectorName& name, const AddressVectorOptions& options) : writable_(!name.read_only) {
     OpenFiles& all = open_files();
     const std::lock_guard lock(all.mutex);
+    forget_inherited(all);
     const std::string path = named_vector_path(name);
     const auto found = all.files.find(path);
     if (found != all.files.end()) {
