@@ -18,10 +18,10 @@ PACKAGE = ROOT / "src" / "pyfab"
 # The folders of src/cpp. A file includes what lies in its own room or in one that stands before it.
 ROOMS = (
     "base",
+    "base/locks",
     "base/process",
     "base/network",
     "base/memory",
-    "base/locks",
     "base/queues",
     "base/bytes",
     "base/crypto",

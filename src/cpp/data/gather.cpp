@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/locks/mutex.h"
 #include "fabric/context/context.h"
 #include "fabric/memory/copy_memory.h"
 
@@ -117,17 +118,17 @@ std::uint32_t GatherJob::choose(const GatherPlan::Source& source, std::uint32_t 
 }
 
 bool GatherJob::wait_posted(Deadline deadline) const {
-  std::unique_lock lock(mutex_);
-  const auto posted = [&] { return posted_; };
+  UniqueLock lock(mutex_);
+  const auto posted = [&]() FAB_REQUIRES(mutex_) { return posted_; };
   if (deadline.never()) {
-    was_posted_.wait(lock, posted);
+    was_posted_.wait(lock.native(), posted);
     return true;
   }
-  return was_posted_.wait_until(lock, deadline.at(), posted);
+  return was_posted_.wait_until(lock.native(), deadline.at(), posted);
 }
 
 bool GatherJob::troubled(Chunk& out) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (error_ != Errc::ok) {
     out = failed_;
     return true;
@@ -147,7 +148,7 @@ bool GatherJob::troubled(Chunk& out) const {
 void GatherJob::post() noexcept {
   Request* first;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     first = std::exchange(unposted_, nullptr);
     ++open_;
   }
@@ -155,7 +156,7 @@ void GatherJob::post() noexcept {
     Request* const request = std::exchange(first, std::exchange(first->next, nullptr));
     if (source(*request).places.empty()) {
       copy(request->field, request->shard);
-      const std::lock_guard lock(mutex_);
+      const LockGuard lock(mutex_);
       request->ran = true;
       --open_;
     } else {
@@ -163,13 +164,17 @@ void GatherJob::post() noexcept {
     }
   }
   bool last;
+  Errc outcome;
+  std::uint64_t bytes;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     last = --open_ == 0;
+    outcome = error_;
+    bytes = bytes_;
     posted_ = true;
   }
   was_posted_.notify_all();
-  if (last) context_->settle(outcome_, error_, bytes_);
+  if (last) context_->settle(outcome_, outcome, bytes);
 }
 
 bool GatherJob::goes_past_caches(std::uint64_t row) const noexcept {
@@ -202,7 +207,7 @@ void GatherJob::copy(std::uint32_t field, std::uint32_t shard) noexcept {
       bytes += length(i);
     }
   }
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   bytes_ += bytes;
 }
 
@@ -276,7 +281,7 @@ void GatherJob::ended(Request& request) noexcept {
   const Errc error = request.completion().error;
   const GatherPlan::Source& from = source(request);
   const std::uint32_t holder = from.places[request.place].holder;
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (holder_gone(error)) {
     plan_->lose(holder);
     if (request.place + 1 < from.places.size()) {

@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/locks/mutex.h"
 #include "base/process/worker.h"
 #include "fabric/completion/operation.h"
 #include "fabric/types/types.h"
@@ -151,14 +151,15 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
   std::size_t request_count_ = 0;
 
   // Guards what follows. It may be taken under the context's lock; that lock is never taken under it.
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   mutable std::condition_variable was_posted_;
-  bool posted_ = false;
-  Request* unposted_ = nullptr;  // the first of a list, by Request::next
-  std::size_t open_ = 0;         // requests without an outcome, and one more while post() runs
-  std::uint64_t bytes_ = 0;
-  Errc error_ = Errc::ok;
-  Chunk failed_{};
+  bool posted_ FAB_GUARDED_BY(mutex_) = false;
+  Request* unposted_ FAB_GUARDED_BY(mutex_) = nullptr;  // the first of a list, by Request::next
+  std::size_t open_ FAB_GUARDED_BY(mutex_) =
+      0;  // requests without an outcome, and one more while post() runs
+  std::uint64_t bytes_ FAB_GUARDED_BY(mutex_) = 0;
+  Errc error_ FAB_GUARDED_BY(mutex_) = Errc::ok;
+  Chunk failed_ FAB_GUARDED_BY(mutex_){};
 };
 
 // Posts jobs on a thread of its own, in order. Safe from any thread.

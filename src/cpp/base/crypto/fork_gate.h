@@ -2,8 +2,9 @@
 
 #include <atomic>
 #include <cstddef>
-#include <mutex>
 #include <new>
+
+#include "base/locks/mutex.h"
 
 namespace fab {
 
@@ -29,7 +30,7 @@ class MadeOnce final {
   T& get(Make make) {
     if (T* const made = made_.load(std::memory_order_acquire)) return *made;
     const ForkGate gate;
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (!made_.load(std::memory_order_relaxed))
       made_.store(new (memory_) T(make()), std::memory_order_release);
     return *made_.load(std::memory_order_relaxed);
@@ -37,7 +38,7 @@ class MadeOnce final {
 
  private:
   std::atomic<T*> made_{nullptr};
-  std::mutex mutex_;
+  Mutex mutex_;
   alignas(T) std::byte memory_[sizeof(T)]{};
 };
 

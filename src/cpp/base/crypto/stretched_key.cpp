@@ -10,6 +10,7 @@
 #include "base/bytes/wire.h"
 #include "base/crypto/fork_gate.h"
 #include "base/crypto/libcrypto.h"
+#include "base/locks/mutex.h"
 
 namespace fab {
 namespace {
@@ -51,14 +52,17 @@ Digest pbkdf2_sha256(std::string_view password, std::string_view salt, int round
 // of a fork, a thread that is not there any more may have it for ever, and to remember is only faster.
 std::string stretched_key(const std::string& key) {
   if (key.empty()) return {};
-  static constinit std::mutex mutex;
+  static constinit Mutex mutex;
   static constinit MadeOnce<std::map<Digest, Digest>> remembered;
   auto& known = remembered.get([] { return std::map<Digest, Digest>(); });
   const Digest bound = sha256(WireWriter().put(std::uint64_t{key.size()}).raw(key).bytes());
-  if (const std::unique_lock lock(mutex, std::try_to_lock); lock)
+  if (mutex.try_lock()) {
+    const LockGuard lock(mutex, std::adopt_lock);
     if (const auto found = known.find(bound); found != known.end()) return std::string(view(found->second));
+  }
   const Digest stretched = pbkdf2(view(bound));
-  if (const std::unique_lock lock(mutex, std::try_to_lock); lock) {
+  if (mutex.try_lock()) {
+    const LockGuard lock(mutex, std::adopt_lock);
     if (known.size() >= kMostKnown) known.clear();
     known.emplace(bound, stretched);
   }

@@ -7,10 +7,10 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <mutex>
 #include <system_error>
 
 #include "base/fd.h"
+#include "base/locks/mutex.h"
 
 #ifndef SO_NETNS_COOKIE
 #define SO_NETNS_COOKIE 71
@@ -38,9 +38,9 @@ std::string read_boot_id() {
 }
 
 std::string boot_id() {
-  static std::mutex mutex;
-  static std::string known;  // the same as long as the machine runs
-  const std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static std::string known FAB_GUARDED_BY(mutex);  // the same as long as the machine runs
+  const LockGuard lock(mutex);
   if (known.empty()) known = read_boot_id();
   return known;
 }

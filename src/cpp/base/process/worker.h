@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <thread>
 #include <utility>
 
+#include "base/locks/mutex.h"
 #include "base/process/process.h"
 #include "base/process/quiet_thread.h"
 
@@ -30,7 +30,7 @@ class Worker final {
   // Takes all of `items`, to be handled by the thread if `thread` is set, and by drain() if not. Throws if
   // the thread cannot be started, and returns false after stop(); nothing is taken then.
   bool push(Items& items, bool thread) {
-    const std::lock_guard lock(state_->mutex);
+    const LockGuard lock(state_->mutex);
     if (state_->stop) return false;
     if (thread && !thread_.joinable()) thread_ = start_quiet_thread(name_, [state = state_] { run(*state); });
     state_->waiting.splice(state_->waiting.end(), items);
@@ -40,15 +40,15 @@ class Worker final {
   // Handles what waits, in this thread.
   void drain() noexcept {
     const std::shared_ptr<State> state = state_;  // outlives the worker, which a handler may destroy
-    std::unique_lock lock(state->mutex);
-    handle_all(*state, lock);
+    const LockGuard lock(state->mutex);
+    handle_all(*state);
   }
   // From now on push() takes nothing. What waits is handled before this returns, unless a handler calls it.
   void stop() noexcept {
     if (fork_generation_ != fork_generation()) return leave();
     std::thread thread;
     {
-      const std::lock_guard lock(state_->mutex);
+      const LockGuard lock(state_->mutex);
       state_->stop = true;
       thread.swap(thread_);
     }
@@ -66,28 +66,28 @@ class Worker final {
   struct State {
     explicit State(Handle with) noexcept : handle(with) {}
     const Handle handle;
-    std::mutex mutex;
+    Mutex mutex;
     std::condition_variable wake;
-    Items waiting;
-    bool stop = false;
+    Items waiting FAB_GUARDED_BY(mutex);
+    bool stop FAB_GUARDED_BY(mutex) = false;
   };
 
-  static void handle_all(State& state, std::unique_lock<std::mutex>& lock) noexcept {
+  static void handle_all(State& state) noexcept FAB_REQUIRES(state.mutex) {
     while (!state.waiting.empty()) {
       Items next;
       next.splice(next.begin(), state.waiting, state.waiting.begin());
-      lock.unlock();
+      const Unlocked unlocked(state.mutex);
       state.handle(next.front());
       next.clear();  // items are destroyed without the lock
-      lock.lock();
     }
   }
   static void run(State& state) {
-    std::unique_lock lock(state.mutex);
+    UniqueLock lock(state.mutex);
     for (;;) {
-      state.wake.wait(lock, [&] { return state.stop || !state.waiting.empty(); });
+      state.wake.wait(lock.native(),
+                      [&]() FAB_REQUIRES(state.mutex) { return state.stop || !state.waiting.empty(); });
       if (state.waiting.empty()) return;
-      handle_all(state, lock);
+      handle_all(state);
     }
   }
   // In a child of fork() the thread is the parent's, and whoever held the lock is not here to release it.

@@ -4,6 +4,7 @@
 
 #include "base/bytes/printable.h"
 #include "base/bytes/random.h"
+#include "base/locks/mutex.h"
 #include "fabric/types/error.h"
 #include "fabric/types/versions.h"
 
@@ -329,7 +330,7 @@ std::optional<std::uint64_t> AddressVector::find_vacant() {
 }
 
 void AddressVector::watch(std::weak_ptr<PeerWatcher> watcher) {
-  const std::lock_guard lock(watchers_mutex_);
+  const LockGuard lock(watchers_mutex_);
   std::erase_if(watchers_, [](const auto& known) { return known.expired(); });
   watchers_.push_back(std::move(watcher));
 }
@@ -338,7 +339,7 @@ void AddressVector::remove(PeerId peer) {
   const std::uint64_t index = remove_now(peer);
   std::vector<std::weak_ptr<PeerWatcher>> watchers;
   {
-    const std::lock_guard lock(watchers_mutex_);
+    const LockGuard lock(watchers_mutex_);
     watchers = watchers_;
   }
   for (const auto& watcher : watchers)
@@ -439,7 +440,7 @@ std::uint32_t AddressVector::auth(PeerId peer) const {
 
 PeerId AddressVector::reported_of_key(std::uint32_t auth) const noexcept {
   if (!options_.user_ids) return auth - 1;
-  const std::lock_guard lock(key_ids_mutex_);
+  const LockGuard lock(key_ids_mutex_);
   const auto id = key_user_ids_.find(auth);
   return id == key_user_ids_.end() ? kNoPeer : id->second;
 }
@@ -449,7 +450,7 @@ void AddressVector::set_key_user_id(std::uint32_t auth, std::optional<PeerId> us
     throw Error(Errc::invalid, "set_user_id() is for address vectors that were opened with user_id=True");
   check_writable();
   {
-    const std::lock_guard lock(key_ids_mutex_);
+    const LockGuard lock(key_ids_mutex_);
     if (user_id)
       key_user_ids_[auth] = *user_id;
     else

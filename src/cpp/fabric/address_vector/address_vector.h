@@ -4,13 +4,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/locks/mutex.h"
 #include "fabric/address_vector/peer_index.h"
 #include "fabric/address_vector/peer_memory.h"
 #include "fabric/address_vector/peer_records.h"
@@ -163,10 +163,11 @@ class AddressVector final {
   PeerIndex index_;
   PeerRuns runs_;
   PeerVacancies vacancies_;
-  std::mutex watchers_mutex_;
-  std::vector<std::weak_ptr<PeerWatcher>> watchers_;
-  mutable std::mutex key_ids_mutex_;
-  std::map<std::uint32_t, PeerId> key_user_ids_;  // not in `memory_`: a key belongs to one process
+  Mutex watchers_mutex_;
+  std::vector<std::weak_ptr<PeerWatcher>> watchers_ FAB_GUARDED_BY(watchers_mutex_);
+  mutable Mutex key_ids_mutex_;
+  std::map<std::uint32_t, PeerId> key_user_ids_
+      FAB_GUARDED_BY(key_ids_mutex_);  // not in `memory_`: a key belongs to one process
 };
 
 }  // namespace fab

@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <list>
 #include <map>
-#include <mutex>
 #include <vector>
 
 #include "base/bytes/sha256.h"
 #include "base/fd.h"
+#include "base/locks/mutex.h"
 #include "base/process/process.h"
 #include "fabric/types/error.h"
 #include "fabric/types/versions.h"
@@ -67,14 +67,14 @@ struct OpenFile {
   OwnFd fd;
   dev_t device = 0;
   ino_t inode = 0;
-  std::mutex writing;  // among the threads of this process
+  Mutex writing;  // among the threads of this process
   unsigned users = 0;
 };
 
 struct OpenFiles {
-  std::mutex mutex;
-  std::uint32_t fork_generation = 0;
-  std::map<std::string, std::unique_ptr<OpenFile>> files;
+  Mutex mutex;
+  std::uint32_t fork_generation FAB_GUARDED_BY(mutex) = 0;
+  std::map<std::string, std::unique_ptr<OpenFile>> files FAB_GUARDED_BY(mutex);
 };
 
 OpenFiles& open_files() {
@@ -83,8 +83,8 @@ OpenFiles& open_files() {
 }
 
 // A child of fork() has no locks. The files that it inherited are the parent's, and are neither closed nor
-// removed here. Called with the mutex held.
-void forget_inherited(OpenFiles& all) {
+// removed here.
+void forget_inherited(OpenFiles& all) FAB_REQUIRES(all.mutex) {
   if (all.fork_generation == fork_generation()) return;
   for (auto& [path, file] : all.files) {
     file->fd.release();
@@ -143,7 +143,7 @@ struct CloseFolder {
 };
 
 // Removes the files of processes that died.
-void remove_stale(const OpenFiles& all) {
+void remove_stale(OpenFiles& all) FAB_REQUIRES(all.mutex) {
   const std::unique_ptr<DIR, CloseFolder> folder(::opendir(kFolder));
   if (!folder) return;
   const std::string wanted = prefix();
@@ -227,7 +227,7 @@ class NamedPeerMemory final : public PeerMemory {
  public:
   NamedPeerMemory(const VectorName& name, const AddressVectorOptions& options) : writable_(!name.read_only) {
     OpenFiles& all = open_files();
-    const std::lock_guard lock(all.mutex);
+    const LockGuard lock(all.mutex);
     forget_inherited(all);
     const std::string path = named_vector_path(name);
     const auto found = all.files.find(path);
@@ -246,8 +246,8 @@ class NamedPeerMemory final : public PeerMemory {
   ~NamedPeerMemory() override {
     if (fork_generation_ != fork_generation()) return;
     OpenFiles& all = open_files();
-    const std::lock_guard lock(all.mutex);
-    const std::lock_guard not_writing(file_->writing);
+    const LockGuard lock(all.mutex);
+    const LockGuard not_writing(file_->writing);
     if (--file_->users != 0) return;
     // The last process removes the file. Another one that opens it meanwhile waits for this lock, and then
     // finds that the file is gone.
@@ -299,13 +299,13 @@ class NamedPeerMemory final : public PeerMemory {
     header_ = reinterpret_cast<PeerHeader*>(header_mapping_.data());
   }
 
-  void lock() override {
+  void lock() override FAB_ACQUIRE() {
     file_->writing.lock();
     if (set_lock(file_->fd.get(), Byte::writing, F_WRLCK, true)) return;
     file_->writing.unlock();
     throw Error(Errc::no_memory, "the system has no more file locks");
   }
-  void unlock() noexcept override {
+  void unlock() noexcept override FAB_RELEASE() {
     set_lock(file_->fd.get(), Byte::writing, F_UNLCK, true);
     file_->writing.unlock();
   }
@@ -319,11 +319,11 @@ class NamedPeerMemory final : public PeerMemory {
     const std::uint64_t length = length_of(file_->fd.get());
     if (at < header_bytes() || at % page_size() != 0 || at > length || bytes_of(chunk) > length - at)
       return nullptr;
-    const std::lock_guard lock(mapping_);
+    const LockGuard lock(mapping_);
     return map(section, chunk, at);
   }
 
-  std::byte* create(unsigned section, unsigned chunk, std::size_t) override {
+  std::byte* create(unsigned section, unsigned chunk, std::size_t) override FAB_REQUIRES(this) {
     if (chunk >= kPeerChunks) throw Error(Errc::no_memory, "the address vector is full");
     const std::size_t bytes = bytes_of(chunk);
     const int fd = file_->fd.get();
@@ -332,14 +332,15 @@ class NamedPeerMemory final : public PeerMemory {
     const std::uint64_t at = round_up(std::max<std::uint64_t>(length_of(fd), header_bytes()), page_size());
     reserve(fd, at, bytes);
     header_->file_length.store(at + bytes, std::memory_order_relaxed);
-    const std::lock_guard lock(mapping_);
+    const LockGuard lock(mapping_);
     std::byte* made = map(section, chunk, at);
     if (!made) throw Error(Errc::no_memory, "cannot map the address vector");
     header_->extents[section][chunk].store(at, std::memory_order_release);
     return made;
   }
 
-  std::byte* map(unsigned section, unsigned chunk, std::uint64_t at) const noexcept try {
+  std::byte* map(unsigned section, unsigned chunk, std::uint64_t at) const noexcept
+      FAB_REQUIRES(mapping_) try {
     chunks_.push_back(Mapping::shared(file_->fd.get(), at, bytes_of(chunk), writable_));
     set(section, chunk, chunks_.back().data());
     return chunks_.back().data();
@@ -352,8 +353,8 @@ class NamedPeerMemory final : public PeerMemory {
   OpenFile* file_ = nullptr;
   std::unique_ptr<OpenFile> closing_;  // closed once all is unmapped
   Mapping header_mapping_;
-  mutable std::mutex mapping_;
-  mutable std::list<Mapping> chunks_;
+  mutable Mutex mapping_;
+  mutable std::list<Mapping> chunks_ FAB_GUARDED_BY(mapping_);
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/locks/thread_safety.h"
 #include "base/memory/mapping.h"
 
 // Where an AddressVector keeps what it knows: a header and, per section, an array that grows by chunks, each
@@ -80,7 +81,7 @@ struct PeerHeader {
 static_assert(offsetof(PeerHeader, version) == 16 && std::atomic<std::uint64_t>::is_always_lock_free);
 
 // Header and chunks. find() is lock-free; make() belongs to writers, one at a time.
-class PeerMemory {
+class FAB_CAPABILITY("address vector") PeerMemory {
  public:
   virtual ~PeerMemory() = default;
   PeerMemory(const PeerMemory&) = delete;
@@ -92,31 +93,34 @@ class PeerMemory {
     std::byte* found = at_[section][chunk].load(std::memory_order_acquire);
     return found ? found : attach(section, chunk);
   }
-  std::byte* make(unsigned section, unsigned chunk, std::size_t bytes) {
+  std::byte* make(unsigned section, unsigned chunk, std::size_t bytes) FAB_REQUIRES(this) {
     if (chunk < kPeerChunks)
       if (std::byte* found = find(section, chunk)) return found;
     return create(section, chunk, bytes);
   }
 
   // The writers' lock: nobody else changes anything while it is held.
-  class Lock {
+  class FAB_SCOPED_CAPABILITY Lock {
    public:
-    explicit Lock(PeerMemory& memory) : memory_(memory) { memory_.lock(); }
-    ~Lock() { memory_.unlock(); }
+    explicit Lock(PeerMemory& memory) FAB_ACQUIRE(memory) : memory_(memory) { memory_.lock(); }
+    ~Lock() FAB_RELEASE() { memory_.unlock(); }
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;
 
    private:
     PeerMemory& memory_;
   };
+  // Does nothing: says that the lock is held, where the memory is known by another name.
+  void assert_held() const noexcept FAB_ASSERT_HELD(this) {}
   virtual bool writable() const noexcept { return true; }
 
  protected:
   PeerMemory() = default;
-  virtual void lock() = 0;
-  virtual void unlock() noexcept = 0;
+  virtual void lock() FAB_ACQUIRE() = 0;
+  virtual void unlock() noexcept FAB_RELEASE() = 0;
   virtual std::byte* attach(unsigned section, unsigned chunk) const noexcept = 0;
-  virtual std::byte* create(unsigned section, unsigned chunk, std::size_t bytes) = 0;  // throws Error
+  virtual std::byte* create(unsigned section, unsigned chunk, std::size_t bytes)
+      FAB_REQUIRES(this) = 0;  // throws Error
   void set(unsigned section, unsigned chunk, std::byte* memory) const noexcept {
     at_[section][chunk].store(memory, std::memory_order_release);
   }
@@ -161,7 +165,8 @@ class PeerColumn {
     while (chunk < kPeerChunks && memory_.find(static_cast<unsigned>(kSection), chunk)) ++chunk;
     return start_of(chunk);
   }
-  T& make(std::uint64_t index) {
+  T& make(std::uint64_t index) {  // under the lock of the memory
+    memory_.assert_held();
     const unsigned chunk = chunk_of(index);
     std::byte* made =
         memory_.make(static_cast<unsigned>(kSection), chunk, peer_chunk_bytes<T, kFirstBits>(chunk));

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "base/locks/mutex.h"
 #include "fabric/types/error.h"
 
 namespace fab {
@@ -14,7 +15,7 @@ CompletionQueue::CompletionQueue(std::size_t size, WhenFull when_full) : ring_(s
 
 bool CompletionQueue::reserve() noexcept {
   if (when_full_ == WhenFull::forget_oldest) return true;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (count_ + reserved_ >= ring_.size()) return false;
   ++reserved_;
   return true;
@@ -22,7 +23,7 @@ bool CompletionQueue::reserve() noexcept {
 
 void CompletionQueue::unreserve() noexcept {
   if (when_full_ == WhenFull::forget_oldest) return;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   --reserved_;
 }
 
@@ -49,7 +50,7 @@ bool CompletionQueue::forget_own() noexcept {
 
 void CompletionQueue::push(const Completion& completion) noexcept {
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (when_full_ == WhenFull::refuse)
       --reserved_;
     else if (count_ == ring_.size() && !forget_own())
@@ -61,7 +62,7 @@ void CompletionQueue::push(const Completion& completion) noexcept {
 
 void CompletionQueue::push_remote(const Completion& completion) noexcept {
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     const bool full = count_ + reserved_ >= ring_.size();
     if (full && (when_full_ == WhenFull::refuse || !forget_own()))
       ++lost_;
@@ -72,7 +73,7 @@ void CompletionQueue::push_remote(const Completion& completion) noexcept {
 }
 
 std::size_t CompletionQueue::read(std::span<Completion> out) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (lost_) {
     const auto lost = std::exchange(lost_, 0);
     throw Error(Errc::overrun, "the completion queue of " + std::to_string(ring_.size()) +
@@ -92,12 +93,12 @@ std::size_t CompletionQueue::read(std::span<Completion> out) {
 }
 
 bool CompletionQueue::empty() const noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return count_ == 0 && lost_ == 0;
 }
 
 int CompletionQueue::event_fd() {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (!event_.valid())
     event_.reset(check_call(::eventfd(count_ ? 1 : 0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd"));
   return event_.get();

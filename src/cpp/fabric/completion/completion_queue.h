@@ -1,10 +1,10 @@
 #pragma once
 
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "base/fd.h"
+#include "base/locks/mutex.h"
 #include "fabric/completion/wakeup.h"
 #include "fabric/types/types.h"
 
@@ -35,19 +35,21 @@ class CompletionQueue final {
 
  private:
   // Where in the ring the entry lies that `later` others precede. A division would cost as much as the lock.
-  std::size_t place_of(std::size_t later) const noexcept {
+  std::size_t place_of(std::size_t later) const noexcept FAB_REQUIRES(mutex_) {
     const std::size_t at = head_ + later;
     return at < ring_.size() ? at : at - ring_.size();
   }
-  void append(const Completion& completion) noexcept;
-  bool forget_own() noexcept;  // false: all entries tell of peers
+  void append(const Completion& completion) noexcept FAB_REQUIRES(mutex_);
+  bool forget_own() noexcept FAB_REQUIRES(mutex_);  // false: all entries tell of peers
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::vector<Completion> ring_;
-  std::size_t head_ = 0, count_ = 0, reserved_ = 0;
-  std::uint64_t lost_ = 0;
+  std::size_t head_ FAB_GUARDED_BY(mutex_) = 0;
+  std::size_t count_ FAB_GUARDED_BY(mutex_) = 0;
+  std::size_t reserved_ FAB_GUARDED_BY(mutex_) = 0;
+  std::uint64_t lost_ FAB_GUARDED_BY(mutex_) = 0;
   const WhenFull when_full_;
-  OwnFd event_;
+  OwnFd event_ FAB_GUARDED_BY(mutex_);
   Wakeup wakeup_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "base/locks/mutex.h"
 #include "fabric/types/error.h"
 
 namespace fab {
@@ -24,7 +25,7 @@ EventQueue::EventQueue(std::int64_t losses) : size_(checked_losses(losses)), roo
 
 void EventQueue::push(Place place) noexcept {
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     events_.splice(events_.end(), place);
   }
   wakeup_.notify();
@@ -32,7 +33,7 @@ void EventQueue::push(Place place) noexcept {
 
 void EventQueue::tell_lost(const Loss& loss) noexcept {
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (room_.empty()) {
       ++overrun_;
     } else {
@@ -49,7 +50,7 @@ void EventQueue::tell_lost(const Loss& loss) noexcept {
 }
 
 std::optional<Event> EventQueue::read() {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (overrun_) {
     const std::string lost = std::to_string(overrun_);
     Error error(Errc::overrun, "the event queue has room for " + std::to_string(size_) +
@@ -69,7 +70,7 @@ std::optional<Event> EventQueue::read() {
 }
 
 bool EventQueue::empty() const noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return events_.empty() && overrun_ == 0;
 }
 

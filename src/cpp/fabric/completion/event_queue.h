@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "base/locks/mutex.h"
 #include "fabric/completion/wakeup.h"
 #include "fabric/types/types.h"
 
@@ -76,10 +76,10 @@ class EventQueue final {
 
  private:
   const std::size_t size_;
-  mutable std::mutex mutex_;
-  std::list<Event> events_;
-  std::list<Event> room_;      // unused places for losses
-  std::uint64_t overrun_ = 0;  // losses that found no place
+  mutable Mutex mutex_;
+  std::list<Event> events_ FAB_GUARDED_BY(mutex_);
+  std::list<Event> room_ FAB_GUARDED_BY(mutex_);      // unused places for losses
+  std::uint64_t overrun_ FAB_GUARDED_BY(mutex_) = 0;  // losses that found no place
   Wakeup wakeup_;
 };
 

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/locks/mutex.h"
 #include "base/process/process.h"
 #include "base/process/worker.h"
 
@@ -23,9 +23,9 @@ std::atomic<SecurityLog::Outlet> security_outlet{nullptr};
 
 struct SecurityLog::State {
   std::array<std::atomic<std::uint64_t>, kEvents> counts{};
-  std::mutex mutex;  // guards the following
-  std::vector<Note> notes;
-  Clock::time_point told{};  // when the thread was last woken
+  Mutex mutex;  // guards the following
+  std::vector<Note> notes FAB_GUARDED_BY(mutex);
+  Clock::time_point told FAB_GUARDED_BY(mutex){};  // when the thread was last woken
 };
 
 // A child of fork() has no thread of its parent's, so it gets one of its own.
@@ -55,7 +55,7 @@ SecurityLog::SecurityLog(bool threaded) : threaded_(threaded), state_(std::make_
 void SecurityLog::note(SecurityEvent event, std::string_view source, const char* what) noexcept try {
   state_->counts[static_cast<std::size_t>(event)].fetch_add(1, std::memory_order_relaxed);
   {
-    const std::lock_guard lock(state_->mutex);
+    const LockGuard lock(state_->mutex);
     auto& notes = state_->notes;
     const auto same = std::ranges::find_if(
         notes, [&](const Note& note) { return note.event == event && note.source == source; });
@@ -82,7 +82,7 @@ std::array<std::uint64_t, SecurityLog::kEvents> SecurityLog::counts() const noex
 void SecurityLog::tell_notes(Work& state) noexcept {
   std::vector<Note> notes;
   {
-    const std::lock_guard lock(state->mutex);
+    const LockGuard lock(state->mutex);
     notes.swap(state->notes);
   }
   const Outlet outlet = security_outlet;

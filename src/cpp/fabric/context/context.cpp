@@ -44,21 +44,21 @@ Context::~Context() {
 
 // Waits for a while until receivers have read the messages that count as sent, because they are lost when
 // this side is gone. Others get the lock in between.
-void Context::linger(Driver::Turn& turn) {
+void Context::linger() {
   constexpr std::chrono::milliseconds kLongest(200);  // docs/messages.md
   constexpr std::chrono::microseconds kLook(20);
   const Deadline deadline = Deadline::in(kLongest);
-  const auto anybody = [this] {
+  const auto anybody = [this]() FAB_REQUIRES(driver_) {
     bool any = false;
     for (Lingerer& one : lingerers_) any |= one.lingers();
     return any;
   };
-  while (anybody() && !deadline.passed()) turn.pause(kLook);
+  while (anybody() && !deadline.passed()) driver_.pause(kLook);
 }
 
 void Context::close() {
-  Driver::Turn turn(driver_);
-  linger(turn);
+  const Driver::Turn turn(driver_);
+  linger();
   inbox_.close();
   paths_.close();
   driver_.close();
@@ -66,12 +66,12 @@ void Context::close() {
 }
 
 std::vector<Part> Context::parts() const {
-  const Driver::Lock lock = driver_.lock();
+  const Driver::Lock lock(driver_);
   return endpoint_ ? endpoint_->parts() : std::vector<Part>{};
 }
 
 std::vector<std::string> Context::socket_names() const {
-  const Driver::Lock lock = driver_.lock();
+  const Driver::Lock lock(driver_);
   return endpoint_ ? endpoint_->socket_names() : std::vector<std::string>{};
 }
 
@@ -125,8 +125,8 @@ std::optional<std::size_t> Context::try_post(PeerId peer, std::span<const Transf
   if (Slice::front(batch) < batch.size()) return std::nullopt;
   std::vector<Transfer> translated;
   if (parameters_.rules->active()) batch = parameters_.rules->apply(batch, translated, parameters_.exempt);
-  const Driver::Turn turn(driver_, std::try_to_lock);
-  if (!turn) return std::nullopt;
+  if (!driver_.try_lock()) return std::nullopt;
+  const Driver::Turn turn(driver_, std::adopt_lock);
   return post_slice(peer, batch, full);
 } catch (const PathQuestion&) {
   return std::nullopt;
@@ -161,13 +161,13 @@ void Context::hint(PeerId peer, const RemoteRegion& region) {
 
 PathCounts Context::counts(PeerId peer) {
   driver_.check_process();
-  const Driver::Lock lock = driver_.lock();
+  const Driver::Lock lock(driver_);
   return paths_.counts(peer);
 }
 
 std::optional<PathReport> Context::last_report(PeerId peer) {
   driver_.check_process();
-  const Driver::Lock lock = driver_.lock();
+  const Driver::Lock lock(driver_);
   return paths_.last_report(peer);
 }
 
@@ -183,44 +183,44 @@ Reach Context::reaches(PeerId peer) const {
   driver_.check_process();
   const PeerTarget target = handles_.target(peer);
   const Name name = parameters_.peers->name(target.index);
-  const Driver::Lock lock = driver_.lock();
+  const Driver::Lock lock(driver_);
   if (!endpoint_) throw Error(Errc::closed, "the endpoint is closed");
   return endpoint_->reaches(name, handles_.context_of(target, name), handles_.key_to(target.index));
 }
 
 std::vector<FlushGoal> Context::flush_goals(PeerId peer) {
   driver_.check_process();
-  const Driver::Lock lock = driver_.lock();
+  const Driver::Lock lock(driver_);
   return paths_.flush_goals(peer);
 }
 
 bool Context::flushed(std::vector<FlushGoal>& goals, Deadline deadline) {
-  return driver_.wait([&] { return paths_.reached(goals); }, deadline);
+  return driver_.wait([&]() FAB_REQUIRES(driver_) { return paths_.reached(goals); }, deadline);
 }
 
 void Context::bind(std::shared_ptr<EventQueue> events) {
-  const Driver::Lock lock = driver_.lock();
+  const Driver::Lock lock(driver_);
   events_.bind(std::move(events));
 }
 
 bool Context::swap_secrets(AuthKey& key) noexcept {
   const auto there = std::ranges::find(keys_, key.number, &AuthKey::number);
   if (there == keys_.end()) return false;
-  const Driver::Lock lock = driver_.lock();
+  const Driver::Lock lock(driver_);
   there->secret.swap(key.secret);
   there->others.swap(key.others);
   return true;
 }
 
 void Context::locked(const std::function<void(Endpoint&)>& work) {
-  Driver::Lock lock = driver_.lock();
+  Driver::Lock lock(driver_);
   if (endpoint_) work(*endpoint_);
   driver_.unlock(lock);
 }
 
 void Context::removed(std::uint64_t index) noexcept {
   if (driver_.inherited()) return;
-  const Driver::Lock lock = driver_.lock();
+  const Driver::Lock lock(driver_);
   paths_.removed(index);
 }
 

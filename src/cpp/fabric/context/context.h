@@ -101,23 +101,25 @@ class Context final : public PeerWatcher, private Tidier {
 
  private:
   void removed(std::uint64_t index) noexcept override;
-  void tidy(bool path_ended) noexcept override { paths_.tidy(path_ended); }
+  void tidy(bool path_ended) noexcept override {
+    driver_.assert_held();
+    paths_.tidy(path_ended);
+  }
 
   template <class Call>
   auto asking(const Call& call);
-  std::size_t post_slice(PeerId peer, std::span<const Transfer> slice, FullPath& full);
-  void linger(Driver::Turn& turn);
+  std::size_t post_slice(PeerId peer, std::span<const Transfer> slice, FullPath& full) FAB_REQUIRES(driver_);
+  void linger() FAB_REQUIRES(driver_);
 
   const Parameters parameters_;
   AuthKeys keys_;
   const PeerHandles handles_;
   mutable Driver driver_;
   Inbox inbox_;
-  // Under the driver's lock:
-  PathTable paths_;
-  EventOutlet events_;
-  LinkedList<Lingerer, Lingering> lingerers_;
-  std::unique_ptr<Endpoint> endpoint_;  // null: closed
+  PathTable paths_ FAB_GUARDED_BY(driver_);
+  EventOutlet events_ FAB_GUARDED_BY(driver_);
+  LinkedList<Lingerer, Lingering> lingerers_ FAB_GUARDED_BY(driver_);
+  std::unique_ptr<Endpoint> endpoint_ FAB_GUARDED_BY(driver_);  // null: closed
 };
 
 }  // namespace fab

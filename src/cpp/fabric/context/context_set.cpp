@@ -6,12 +6,13 @@
 #include <string>
 #include <utility>
 
+#include "base/locks/mutex.h"
 #include "base/process/at_once.h"
 
 namespace fab {
 
 std::shared_ptr<Context> ContextSet::open(const Make& make) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::uint16_t slot = 0;
   while (std::ranges::any_of(contexts_, [&](const auto& open) { return open->slot() == slot; })) ++slot;
   if (slot >= kMaxContexts)
@@ -30,7 +31,7 @@ void ContextSet::close(Context& context) {
   std::shared_ptr<Context> closing;
   std::shared_ptr<ProgressThread> thread;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     const auto found =
         std::ranges::find_if(contexts_, [&](const auto& open) { return open.get() == &context; });
     if (found == contexts_.end()) return;
@@ -58,14 +59,14 @@ void ContextSet::close_all(bool apart) {
 }
 
 bool ContextSet::is_thread() const noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return thread_ && thread_->is_this_thread();
 }
 
 void ContextSet::end_thread(std::shared_ptr<void> owner) noexcept {
   std::shared_ptr<ProgressThread> thread;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     thread = std::move(thread_);
   }
   if (thread) thread->end(std::move(owner));
@@ -77,8 +78,8 @@ void ContextSet::wait(const std::function<bool()>& done, Deadline deadline, bool
   const auto context = first();
   if (!context) {
     // Without a context nothing arrives, so only this process itself can do what is waited for.
-    std::unique_lock lock(idle_mutex_);
-    idle_wake_.wait_until(lock, deadline.sooner(std::chrono::milliseconds(50)).at());
+    UniqueLock lock(idle_mutex_);
+    idle_wake_.wait_until(lock.native(), deadline.sooner(std::chrono::milliseconds(50)).at());
   } else if (others) {
     progress();
     context->wait(done, deadline.sooner(kSlice));
@@ -92,26 +93,26 @@ void ContextSet::progress() {
 }
 
 void ContextSet::choose_lead() {
-  const std::lock_guard lock(lead_mutex_);
+  const LockGuard lock(lead_mutex_);
   lead_ = contexts_.empty() ? nullptr : contexts_.front().get();
   segment_.header().waiter_slot.store(lead_ ? lead_->slot() : 0);
 }
 
 void ContextSet::wake() noexcept {
-  const std::lock_guard lock(lead_mutex_);
+  const LockGuard lock(lead_mutex_);
   if (lead_) lead_->driver().wake();
   idle_wake_.notify_all();
 }
 
 std::shared_ptr<Context> ContextSet::first() const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return contexts_.empty() ? nullptr : contexts_.front();
 }
 
 // The open context with the smallest slot from `slot` on. By this a visit needs no memory for a list of
 // contexts.
 std::shared_ptr<Context> ContextSet::from(std::size_t slot) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::shared_ptr<Context> next;
   for (const auto& context : contexts_)
     if (context->slot() >= slot && (!next || context->slot() < next->slot())) next = context;
@@ -120,7 +121,7 @@ std::shared_ptr<Context> ContextSet::from(std::size_t slot) const {
 
 // All open contexts, or none if there is no memory for the list.
 std::vector<std::shared_ptr<Context>> ContextSet::all() const noexcept try {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return contexts_;
 } catch (const std::bad_alloc&) {
   return {};

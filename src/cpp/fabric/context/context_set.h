@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/locks/mutex.h"
 #include "base/process/process.h"
 #include "fabric/context/context.h"
 #include "fabric/context/progress_thread.h"
@@ -26,7 +26,10 @@ class ContextSet final {
   ContextSet(const ContextSet&) = delete;
   ContextSet& operator=(const ContextSet&) = delete;
 
-  void start_thread() { thread_ = ProgressThread::start(); }  // before the first context
+  void start_thread() {
+    const LockGuard lock(mutex_);
+    thread_ = ProgressThread::start();
+  }  // before the first context
 
   // Opens a context in the lowest free slot. `make` runs under the lock of the set and may throw.
   using Make = std::function<std::shared_ptr<Context>(std::uint16_t slot)>;
@@ -43,7 +46,7 @@ class ContextSet final {
   // throw; decide() itself needs no memory.
   template <class Decide>
   void decide(const Decide& decide) const {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     decide(contexts_.size());
   }
   // Ends the thread, when all contexts are closed. `owner` has this set, and what its contexts use: where a
@@ -67,17 +70,18 @@ class ContextSet final {
   std::shared_ptr<Context> first() const;
   std::shared_ptr<Context> from(std::size_t slot) const;
   std::vector<std::shared_ptr<Context>> all() const noexcept;
-  void choose_lead();
+  void choose_lead() FAB_REQUIRES(mutex_);
 
   Segment& segment_;
   const std::uint32_t fork_generation_ = fork_generation();
   std::atomic<std::uint32_t> endpoint_numbers_{0};
-  mutable std::mutex mutex_;  // guards contexts_ and thread_
-  std::vector<std::shared_ptr<Context>> contexts_;
-  std::shared_ptr<ProgressThread> thread_;  // in a child of fork() it does not exist, and nobody ends it
-  std::mutex lead_mutex_;                   // may be taken while a context's lock is held
-  Context* lead_ = nullptr;                 // the context that wait() leads
-  std::mutex idle_mutex_;                   // for wait() while there is no context
+  mutable Mutex mutex_;
+  std::vector<std::shared_ptr<Context>> contexts_ FAB_GUARDED_BY(mutex_);
+  std::shared_ptr<ProgressThread> thread_
+      FAB_GUARDED_BY(mutex_);  // in a child of fork() it does not exist, and nobody ends it
+  Mutex lead_mutex_;           // may be taken while a context's lock is held
+  Context* lead_ FAB_GUARDED_BY(lead_mutex_) = nullptr;  // the context that wait() leads
+  Mutex idle_mutex_;                                     // for wait() while there is no context
   std::condition_variable idle_wake_;
 };
 

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/locks/mutex.h"
 #include "fabric/types/error.h"
 
 namespace fab {
@@ -42,11 +43,12 @@ void Driver::check_process() const {
 
 // --- turns
 
-void Driver::Turn::pause(std::chrono::nanoseconds time) {
-  lock_.unlock();
-  std::this_thread::sleep_for(time);
-  lock_.lock();
-  driver_.slice_.begin();
+void Driver::pause(std::chrono::nanoseconds time) {
+  {
+    const Unlocked unlocked(*this);
+    std::this_thread::sleep_for(time);
+  }
+  slice_.begin();
 }
 
 bool Driver::move(bool look) noexcept {
@@ -89,8 +91,9 @@ void Driver::wake_thread() noexcept {
 
 bool Driver::progress(bool look) {
   check_process();
-  Lock lock(mutex_, std::try_to_lock);
-  if (!lock || led_) return false;
+  if (!try_lock()) return false;
+  Lock lock(*this, std::adopt_lock);
+  if (led_) return false;
   const bool moved = move(look);
   unlock(lock);
   mutex_.give_way();
@@ -100,11 +103,17 @@ bool Driver::progress(bool look) {
 // Counts a caller that waits, for the progress thread to see. Used under the lock.
 class Driver::Caller {
  public:
-  explicit Caller(Driver& driver) noexcept : driver_(driver) { come(); }
+  explicit Caller(Driver& driver) noexcept FAB_REQUIRES(driver) : driver_(driver) { come(); }
   Caller(const Caller&) = delete;
   Caller& operator=(const Caller&) = delete;
-  void come() noexcept { driver_.change(driver_.state() + kRound + kCaller); }
-  void go() noexcept { driver_.change(driver_.state() + kRound - kCaller); }
+  void come() noexcept {
+    driver_.assert_held();
+    driver_.change(driver_.state() + kRound + kCaller);
+  }
+  void go() noexcept {
+    driver_.assert_held();
+    driver_.change(driver_.state() + kRound - kCaller);
+  }
 
  private:
   Driver& driver_;
@@ -114,10 +123,11 @@ class Driver::Caller {
 // callbacks are due, which the leader must not run: they could not wait for anything.
 class Driver::Leader {
  public:
-  Leader(Driver& driver, Lock& lock, const std::function<bool()>& done, Deadline deadline) noexcept
-      : driver_(driver), lock_(lock), done_(done), deadline_(deadline) {}
+  Leader(Driver& driver, const std::function<bool()>& done, Deadline deadline) noexcept
+      : driver_(driver), done_(done), deadline_(deadline) {}
 
   void lead() {
+    driver_.assert_held();
     driver_.led_ = true;
     poll();
     if (!finished_ && !driver_.notice_ && driver_.endpoint_ && !deadline_.passed()) sleep();
@@ -130,7 +140,7 @@ class Driver::Leader {
   }
 
  private:
-  void poll() {
+  void poll() FAB_REQUIRES(driver_) {
     for (unsigned turns = 1;; ++turns) {
       const bool looked = move();
       finished_ = done_();
@@ -147,7 +157,7 @@ class Driver::Leader {
 
   // What the poller tells of and what the links look after by themselves have turns with a slice each. True
   // if this turn was the poller's.
-  bool move() noexcept {
+  bool move() noexcept FAB_REQUIRES(driver_) {
     if (!std::exchange(polls_, false)) {
       moved_ |= driver_.move(false);
       return false;
@@ -160,7 +170,7 @@ class Driver::Leader {
     return true;
   }
 
-  void look_at_clock(Clock::time_point now, bool looked) noexcept {
+  void look_at_clock(Clock::time_point now, bool looked) noexcept FAB_REQUIRES(driver_) {
     if (start_ == Clock::time_point())
       start_ = idle_since_ = looked_ = now;
     else if (now - last_ < kClockPeriod)
@@ -180,34 +190,34 @@ class Driver::Leader {
 
   // Gives the lock to others that want it, and with `yields` the processor as well. True if there is nothing
   // left to poll for after that.
-  bool let_others_in(bool yields) {
+  bool let_others_in(bool yields) FAB_REQUIRES(driver_) {
     if (!yields && !driver_.mutex_.wanted()) return false;
-    lock_.unlock();
-    if (yields) ::sched_yield();
-    driver_.mutex_.give_way();
-    lock_.lock();
+    {
+      const Unlocked unlocked(driver_);
+      if (yields) ::sched_yield();
+      driver_.mutex_.give_way();
+    }
     finished_ = done_();
     return finished_ || !driver_.endpoint_;
   }
 
-  void sleep() {
+  void sleep() FAB_REQUIRES(driver_) {
     told_ = true;
     driver_.state_.store(driver_.state() | kAsleep, std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     driver_.wake_followers();  // a wake() before this line found nobody asleep
     finished_ = done_();
     if (!finished_ && driver_.endpoint_ && driver_.endpoint_->arm()) {
-      lock_.unlock();
+      const Unlocked unlocked(driver_);
       slept_ = true;
       driver_.poller_.sleep(deadline_.poll_ms());
-      lock_.lock();
     }
     driver_.change(driver_.state() & ~kAsleep);
     if (driver_.endpoint_) driver_.move(true);
   }
 
   // Learns how long to poll the next time: longer where polling spared the sleep, or would have spared it.
-  void learn() noexcept {
+  void learn() noexcept FAB_REQUIRES(driver_) {
     std::chrono::nanoseconds& spin = driver_.spin_;
     if (!slept_)
       spin = std::min(kMostSpin, spin + microseconds(1));
@@ -217,7 +227,6 @@ class Driver::Leader {
   }
 
   Driver& driver_;
-  Lock& lock_;
   const std::function<bool()>& done_;
   const Deadline deadline_;
   Clock::time_point start_, idle_since_, last_, looked_;  // set at the first look at the clock
@@ -228,15 +237,15 @@ class Driver::Leader {
   bool slept_ = false;
 };
 
-void Driver::follow(Lock& lock, Deadline deadline) {
+void Driver::follow(Deadline deadline) {
   ++followers_;
-  followers_wake_.wait_until(lock, deadline.sooner(kFollows).at());
+  followers_wake_.wait_until(mutex_, deadline.sooner(kFollows).at());
   --followers_;
 }
 
 bool Driver::wait(const std::function<bool()>& done, Deadline deadline) {
   check_process();
-  Lock lock(mutex_);
+  Lock lock(*this);
   Caller caller(*this);
   bool finished = done();
   bool looked = false;
@@ -246,9 +255,9 @@ bool Driver::wait(const std::function<bool()>& done, Deadline deadline) {
       if (looked || led_) break;
       move(true);
     } else if (!led_) {
-      Leader(*this, lock, done, deadline).lead();
+      Leader(*this, done, deadline).lead();
     } else {
-      follow(lock, deadline);
+      follow(deadline);
     }
     looked = true;
     finished = done();
@@ -269,10 +278,10 @@ bool Driver::wait(const std::function<bool()>& done, Deadline deadline) {
 
 void Driver::turn() {
   check_process();
-  Lock lock(mutex_);
+  Lock lock(*this);
   Caller caller(*this);
   if (led_) {
-    follow(lock, Deadline::in(kFollows));
+    follow(Deadline::in(kFollows));
   } else if (endpoint_) {
     move(false);
     spin_ = std::min(kMostSpin, spin_ + microseconds(1));  // as Leader::learn() after a round without sleep
@@ -290,9 +299,10 @@ void Driver::wake() noexcept {
 
 Driver::Rest Driver::arm() noexcept {
   if (inherited()) return Rest::allowed;
-  Lock lock(mutex_, std::try_to_lock);
+  if (!try_lock()) return Rest::in_use;
+  const Lock lock(*this, std::adopt_lock);
   // While a leader is there, nothing is armed: it may stop without having slept, and would leave it so.
-  if (!lock || led_) return Rest::in_use;
+  if (led_) return Rest::in_use;
   slice_.begin();
   if (endpoint_ && !endpoint_->arm()) return Rest::work_left;
   armed_.store(true, std::memory_order_relaxed);
@@ -300,7 +310,7 @@ Driver::Rest Driver::arm() noexcept {
 }
 
 void Driver::set_wake_thread(std::function<void()> wake) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   wake_thread_ = std::move(wake);
 }
 

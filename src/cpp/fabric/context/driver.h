@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "base/locks/mutex.h"
 #include "base/locks/overlap_watch.h"
 #include "base/locks/yielding_mutex.h"
 #include "base/network/poller.h"
@@ -32,12 +33,13 @@ class Tidier {
 // it polls, then sleeps in the kernel; the others follow. While callers drive, the domain's progress thread
 // leaves the context alone. All that uses the context does so in a turn, which moves one slice at most
 // (src/cpp/README.md, "Slices"): slices begin here and nowhere else.
-class Driver final {
+class FAB_CAPABILITY("context") Driver final {
  public:
-  using Mutex = YieldingMutex<std::mutex>;
-  using Lock = std::unique_lock<Mutex>;
+  // The lock alone, for what moves nothing. A notice that was asked for while it was held is given in
+  // unlock(). Fields and functions that it guards name the driver as what has to be held.
+  class FAB_SCOPED_CAPABILITY Lock;
   // A turn under the lock. At its end, also after an exception, the threads that it concerns are woken.
-  class Turn;
+  class FAB_SCOPED_CAPABILITY Turn;
 
   explicit Driver(Tidier& tidier);
   Driver(const Driver&) = delete;
@@ -57,26 +59,24 @@ class Driver final {
   bool progress(bool look = true);
   // Wakes a leader that sleeps. May be called with or without the lock.
   void wake() noexcept;
-  // The lock alone, for what moves nothing. A notice that was asked for while it was held is given in
-  // unlock().
-  Lock lock() const { return Lock(mutex_); }
-  void unlock(Lock& lock) {
-    if (path_ended_) tidier_.tidy(std::exchange(path_ended_, false));
-    const bool notice = std::exchange(notice_, false);
-    lock.unlock();
-    if (notice && on_notice) on_notice();
-  }
+  // Does not wait for the lock; false: somebody holds it. Who gets it makes a Turn of it.
+  bool try_lock() const FAB_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
+  void unlock(Lock& lock) FAB_RELEASE();
+  // Sleeps for `time` without the lock, and then begins the next turn.
+  void pause(std::chrono::nanoseconds time) FAB_REQUIRES(this);
+  // Does nothing: says that the lock of this driver is held, where it is known by another name.
+  void assert_held() const noexcept FAB_ASSERT_HELD(this) {}
   // The endpoint that is driven, from before the first use until close(), after which nobody waits. Under the
   // lock.
-  void open(Endpoint& endpoint) noexcept { endpoint_ = &endpoint; }
-  void close() noexcept { endpoint_ = nullptr; }
+  void open(Endpoint& endpoint) noexcept FAB_REQUIRES(this) { endpoint_ = &endpoint; }
+  void close() noexcept FAB_REQUIRES(this) { endpoint_ = nullptr; }
 
   // --- for the progress thread
   int poll_fd() const noexcept { return poller_.fd(); }
   // To be called before the thread sleeps on poll_fd(): whether it may. It may not while there is work left
   // or while somebody holds the lock.
   enum class Rest { allowed, work_left, in_use };
-  Rest arm() noexcept;
+  Rest arm() noexcept FAB_EXCLUDES(this);
   enum class Who { nobody, spinning_caller, staying_caller };
   // The kind of caller that drives now, or that did since the last call. Ends what arm() allowed.
   Who who() noexcept;
@@ -88,7 +88,7 @@ class Driver final {
   void set_wake_thread(std::function<void()> wake);
 
   // Asks for a call of on_notice, which whoever makes the progress makes after unlocking. Under the lock.
-  void request_notice() noexcept { notice_ = true; }
+  void request_notice() noexcept FAB_REQUIRES(this) { notice_ = true; }
   std::function<void()> on_notice;  // set before first use
 
   // --- lent to links, for use under the lock
@@ -98,6 +98,11 @@ class Driver final {
   OverlapWatch& moving() noexcept { return moving_; }  // watches what the lock keeps apart, for tests
 
  private:
+  template <class AnyMutex>
+  friend class Unlocked;
+  void lock() const FAB_ACQUIRE() { mutex_.lock(); }
+  void unlock() const FAB_RELEASE() { mutex_.unlock(); }
+
   // Who drives, in one word. It is changed under the lock only, so that no change needs a locked instruction,
   // and is read by any thread.
   static constexpr std::uint64_t kAsleep = 1;          // the leader sleeps on the poller
@@ -109,17 +114,19 @@ class Driver final {
   class Leader;
 
   std::uint64_t state() const noexcept { return state_.load(std::memory_order_relaxed); }
-  void change(std::uint64_t state) noexcept { state_.store(state, std::memory_order_relaxed); }
-  bool move(bool look) noexcept;
-  bool look_at_poller() noexcept;
-  void wake_thread() noexcept;
-  void wake_followers() noexcept {
+  void change(std::uint64_t state) noexcept FAB_REQUIRES(this) {
+    state_.store(state, std::memory_order_relaxed);
+  }
+  bool move(bool look) noexcept FAB_REQUIRES(this);
+  bool look_at_poller() noexcept FAB_REQUIRES(this);
+  void wake_thread() noexcept FAB_REQUIRES(this);
+  void wake_followers() noexcept FAB_REQUIRES(this) {
     if (followers_) followers_wake_.notify_all();
   }
-  void follow(Lock& lock, Deadline deadline);
+  void follow(Deadline deadline) FAB_REQUIRES(this);
   // At the end of a turn: whether the lock has to go to those who wait for it. Short turns may follow each
   // other until they make a slice, because passing the lock on takes longer than they do.
-  bool owes_lock() noexcept {
+  bool owes_lock() noexcept FAB_REQUIRES(this) {
     moved_before_others_ = mutex_.wanted() ? moved_before_others_ + slice_.used() : 0;
     if (moved_before_others_ < Slice::kBytes) return false;
     moved_before_others_ = 0;
@@ -132,20 +139,23 @@ class Driver final {
   Waker waker_{poller_};
   OverlapWatch moving_;
 
-  mutable Mutex mutex_;  // guards all down to spin_, and the endpoint
-  Slice slice_;
-  std::uint64_t moved_before_others_ = 0;  // bytes, in turns since others began to wait for the lock
-  Endpoint* endpoint_ = nullptr;           // null: closed
-  bool path_ended_ = false;
-  bool notice_ = false;
-  bool led_ = false;
-  unsigned followers_ = 0;
+  mutable YieldingMutex<std::mutex> mutex_;  // of the capability that the driver is
+  Slice slice_ FAB_GUARDED_BY(this);
+  // Bytes, in turns since others began to wait for the lock.
+  std::uint64_t moved_before_others_ FAB_GUARDED_BY(this) = 0;
+  Endpoint* endpoint_ FAB_GUARDED_BY(this) = nullptr;  // null: closed
+  bool path_ended_ FAB_GUARDED_BY(this) = false;
+  bool notice_ FAB_GUARDED_BY(this) = false;
+  bool led_ FAB_GUARDED_BY(this) = false;
+  unsigned followers_ FAB_GUARDED_BY(this) = 0;
   std::condition_variable_any followers_wake_;
-  std::function<void()> wake_thread_;
-  unsigned turns_ = 0;                      // of move() since the poller was looked at
-  unsigned clock_turns_ = 4;                // of a leader between looks at the clock
-  std::chrono::nanoseconds poller_period_;  // between looks at the poller; follows what they found
-  std::chrono::nanoseconds spin_;           // how long a leader polls before it sleeps; follows what paid off
+  std::function<void()> wake_thread_ FAB_GUARDED_BY(this);
+  unsigned turns_ FAB_GUARDED_BY(this) = 0;        // of move() since the poller was looked at
+  unsigned clock_turns_ FAB_GUARDED_BY(this) = 4;  // of a leader between looks at the clock
+  // Between looks at the poller; follows what they found.
+  std::chrono::nanoseconds poller_period_ FAB_GUARDED_BY(this);
+  // How long a leader polls before it sleeps; follows what paid off.
+  std::chrono::nanoseconds spin_ FAB_GUARDED_BY(this);
 
   std::atomic<std::uint64_t> state_{0};
   // armed(): set under the lock, taken back under the lock or by the progress thread.
@@ -153,33 +163,54 @@ class Driver final {
   std::uint64_t seen_ = 0;  // state() when the progress thread asked last; used by that thread only
 };
 
-class Driver::Turn final {
+class FAB_SCOPED_CAPABILITY Driver::Lock final {
  public:
-  explicit Turn(Driver& driver) : Turn(driver, Lock(driver.mutex_)) {}
-  // Does not wait; the turn is false as a condition where somebody holds the lock.
-  Turn(Driver& driver, std::try_to_lock_t) : Turn(driver, Lock(driver.mutex_, std::try_to_lock)) {}
+  explicit Lock(const Driver& driver) FAB_ACQUIRE(driver) : lock_(driver.mutex_) {}
+  Lock(const Driver& driver, std::adopt_lock_t) FAB_REQUIRES(driver)
+      : lock_(driver.mutex_, std::adopt_lock) {}
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  ~Lock() FAB_RELEASE() {}
+  void lock() FAB_ACQUIRE() { lock_.lock(); }
+  void unlock() FAB_RELEASE() { lock_.unlock(); }
+
+ private:
+  std::unique_lock<YieldingMutex<std::mutex>> lock_;
+};
+
+inline void Driver::unlock(Lock& lock) {
+  if (path_ended_) tidier_.tidy(std::exchange(path_ended_, false));
+  const bool notice = std::exchange(notice_, false);
+  lock.unlock();
+  if (notice && on_notice) on_notice();
+}
+
+class FAB_SCOPED_CAPABILITY Driver::Turn final {
+ public:
+  explicit Turn(Driver& driver) FAB_ACQUIRE(driver) : driver_(driver), lock_(driver) {
+    driver.slice_.begin();
+  }
+  // After Driver::try_lock().
+  Turn(Driver& driver, std::adopt_lock_t) FAB_REQUIRES(driver)
+      : driver_(driver), lock_(driver, std::adopt_lock) {
+    driver.slice_.begin();
+  }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
-  ~Turn() {
-    if (!lock_) return;
+  ~Turn() FAB_RELEASE() {
     driver_.wake_followers();  // one may wait for what settled in this turn
     if (driver_.state() & kAsleep) driver_.wake();
     const bool gives_way = driver_.owes_lock();
     driver_.unlock(lock_);
     if (gives_way) driver_.mutex_.give_way();
   }
-  explicit operator bool() const noexcept { return lock_.owns_lock(); }
-
   // Moves what can be moved without waiting.
-  bool move() noexcept { return driver_.move(true); }
-  // Sleeps for `time` without the lock, and then begins the next turn.
-  void pause(std::chrono::nanoseconds time);
-
- private:
-  Turn(Driver& driver, Lock lock) noexcept : driver_(driver), lock_(std::move(lock)) {
-    if (lock_) driver_.slice_.begin();
+  bool move() noexcept {
+    driver_.assert_held();
+    return driver_.move(true);
   }
 
+ private:
   Driver& driver_;
   Lock lock_;
 };

@@ -48,8 +48,8 @@ bool Inbox::try_receive(const Receive& receive) {
   driver_.check_process();
   check_source(receive);
   check_local(receive);
-  const Driver::Turn turn(driver_, std::try_to_lock);
-  if (!turn) return false;
+  if (!driver_.try_lock()) return false;
+  const Driver::Turn turn(driver_, std::adopt_lock);
   check_open();
   receives_.post(receive);
   return true;
@@ -95,17 +95,18 @@ bool Inbox::discard_claimed(std::uint64_t claim) {
 
 ReceiveQueue::Sizes Inbox::sizes() const {
   driver_.check_process();
-  const Driver::Lock lock = driver_.lock();
+  const Driver::Lock lock(driver_);
   return receives_.sizes();
 }
 
 LinkBook Inbox::link_counters() const {
   driver_.check_process();
-  const Driver::Lock lock = driver_.lock();
+  const Driver::Lock lock(driver_);
   return links_;
 }
 
 void Inbox::close() {
+  driver_.assert_held();
   receives_.drop_all();
   closed_ = true;
 }

@@ -53,14 +53,13 @@ class Inbox final {
  private:
   void check_source(const Receive& receive) const;
   void check_local(const Receive& receive) const;
-  void check_open() const;
+  void check_open() const FAB_REQUIRES(driver_);
 
   const Rules rules_;
   Driver& driver_;
-  // Under the driver's lock:
-  ReceiveQueue receives_;
-  LinkBook links_;
-  bool closed_ = false;
+  ReceiveQueue receives_ FAB_GUARDED_BY(driver_);
+  LinkBook links_ FAB_GUARDED_BY(driver_);
+  bool closed_ FAB_GUARDED_BY(driver_) = false;
 };
 
 }  // namespace fab

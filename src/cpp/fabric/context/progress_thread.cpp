@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "base/deadline.h"
+#include "base/locks/mutex.h"
 #include "base/process/quiet_thread.h"
 #include "fabric/context/context.h"
 
@@ -111,8 +112,8 @@ std::shared_ptr<ProgressThread> ProgressThread::start() {
 
 // Others may be in remove() while the thread ends.
 void ProgressThread::let_go() {
-  const std::lock_guard lock(mutex_);
-  const std::lock_guard arrivals_lock(arrivals_mutex_);
+  const LockGuard lock(mutex_);
+  const LockGuard arrivals_lock(arrivals_mutex_);
   arrivals_.clear();
   slots_.clear();
 }
@@ -132,16 +133,16 @@ void ProgressThread::add(std::shared_ptr<Context> context) {
   std::list<Slot> arrival;
   Slot& slot = arrival.emplace_back(poller_, std::move(context));
   slot.context().driver().set_wake_thread([this] { waker_.wake(); });
-  const std::lock_guard lock(arrivals_mutex_);
+  const LockGuard lock(arrivals_mutex_);
   arrivals_.splice(arrivals_.end(), arrival);
   waker_.wake();
 }
 
 void ProgressThread::remove(Context& context) {
   context.driver().set_wake_thread(nullptr);
-  const std::lock_guard lock(mutex_);  // the thread may be dispatching what has just arrived
+  const LockGuard lock(mutex_);  // the thread may be dispatching what has just arrived
   {
-    const std::lock_guard arrivals_lock(arrivals_mutex_);
+    const LockGuard arrivals_lock(arrivals_mutex_);
     slots_.splice(slots_.end(), arrivals_);
   }
   if (is_this_thread()) {
@@ -184,10 +185,10 @@ void ProgressThread::run() {
       poller_.sleep(-1);
     }
     mutex_.give_way();
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     poller_.dispatch();  // comes first: it resets the waker, whose news is looked at below
     {
-      const std::lock_guard arrivals_lock(arrivals_mutex_);
+      const LockGuard arrivals_lock(arrivals_mutex_);
       slots_.splice(slots_.end(), arrivals_);
     }
     again = take_back();

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/locks/mutex.h"
 #include "base/locks/yielding_mutex.h"
 #include "base/network/poller.h"
 
@@ -36,18 +37,18 @@ class ProgressThread final : public std::enable_shared_from_this<ProgressThread>
   class Slot;
   ProgressThread() = default;
   void run();
-  void let_go();
+  void let_go() FAB_EXCLUDES(mutex_, arrivals_mutex_);
   // When to look again without being woken.
   enum class Again { never, soon, at_once };
-  Again take_back();
+  Again take_back() FAB_REQUIRES(mutex_);
 
   Poller poller_;
   Waker waker_{poller_};
-  YieldingMutex<std::recursive_mutex> mutex_;  // guards slots_; held while the thread works on them
-  std::list<Slot> slots_;
-  // Guards arrivals_. mutex_ cannot: it may be held while a callback waits for the caller of add().
-  std::mutex arrivals_mutex_;
-  std::list<Slot> arrivals_;
+  YieldingMutex<std::recursive_mutex> mutex_;  // held while the thread works on them
+  std::list<Slot> slots_ FAB_GUARDED_BY(mutex_);
+  // Another than mutex_, which may be held while a callback waits for the caller of add().
+  Mutex arrivals_mutex_;
+  std::list<Slot> arrivals_ FAB_GUARDED_BY(arrivals_mutex_);
   std::atomic<bool> stop_{false};
   std::atomic<std::thread::id> id_{};
   std::shared_ptr<void> owner_;  // of the contexts; set by the thread alone

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/crypto/stretched_key.h"
+#include "base/locks/mutex.h"
 #include "fabric/types/error.h"
 
 namespace fab {
@@ -46,7 +47,7 @@ AuthKeys AuthKeyRing::keys_of(const std::vector<Key>& asked) {
 }
 
 std::shared_ptr<Context> AuthKeyRing::open(const std::vector<Key>& keys, const Open& open) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return open(keys_of(keys));
 }
 
@@ -73,7 +74,7 @@ void AuthKeyRing::tell(std::uint32_t number, std::span<const std::string> keys) 
 
 bool AuthKeyRing::add(const std::string& key, const std::string& former) {
   stretched_key(key);  // takes long, and is remembered
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto [number, is_new] = numbers_.add(key, former);
   if (!is_new) return false;
   try {
@@ -88,7 +89,7 @@ bool AuthKeyRing::add(const std::string& key, const std::string& former) {
 }
 
 void AuthKeyRing::use(const std::string& key) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const std::uint32_t number = numbers_.number_of_known(key);
   auto keys = numbers_.keys(number);
   std::iter_swap(keys.begin(), std::ranges::find(keys, key));
@@ -98,7 +99,7 @@ void AuthKeyRing::use(const std::string& key) {
 
 void AuthKeyRing::remove(const std::string& key, bool end_streams) {
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     const std::uint32_t number = numbers_.number_of_known(key);
     auto keys = numbers_.keys(number);
     if (keys.front() == key)

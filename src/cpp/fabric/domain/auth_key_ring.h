@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/locks/mutex.h"
 #include "fabric/context/context_set.h"
 #include "fabric/domain/auth_numbers.h"
 #include "fabric/segment/segment.h"
@@ -59,8 +59,8 @@ class AuthKeyRing final {
   void tell(std::uint32_t number, std::span<const std::string> keys);
 
   // Held while secrets change, and while a context is opened with them. Nothing of the user runs under it.
-  std::mutex mutex_;
-  AuthNumbers numbers_;
+  Mutex mutex_;
+  AuthNumbers numbers_;  // has a lock of its own for those who only ask
   Segment& segment_;
   ContextSet& contexts_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/locks/mutex.h"
 #include "fabric/segment/region_table.h"
 #include "fabric/types/error.h"
 
@@ -24,19 +25,19 @@ std::uint32_t AuthNumbers::known(const std::string& key) const {
 
 std::uint32_t AuthNumbers::of(const std::string& auth_key) {
   if (auth_key.empty()) return 0;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const std::uint32_t number = find(auth_key);
   if (number == keys_.size()) keys_.push_back({auth_key});
   return number;
 }
 
 std::vector<std::string> AuthNumbers::keys(std::uint32_t number) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return keys_.at(number);
 }
 
 AuthNumbers::Added AuthNumbers::add(const std::string& key, const std::string& former) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const std::uint32_t number = former.empty() ? 0 : known(former);
   if (keys_[number].front().empty())
     throw Error(Errc::invalid, "the domain was opened without an authorization key, and asks for none");
@@ -49,17 +50,17 @@ AuthNumbers::Added AuthNumbers::add(const std::string& key, const std::string& f
 }
 
 void AuthNumbers::take_back(std::uint32_t number) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   keys_[number].pop_back();
 }
 
 std::uint32_t AuthNumbers::number_of_known(const std::string& key) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return known(key);
 }
 
 void AuthNumbers::set(std::uint32_t number, std::vector<std::string> keys) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   keys_[number] = std::move(keys);
 }
 

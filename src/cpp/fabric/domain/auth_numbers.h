@@ -1,10 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "base/locks/mutex.h"
 
 namespace fab {
 
@@ -37,11 +38,12 @@ class AuthNumbers final {
   void set(std::uint32_t number, std::vector<std::string> keys) noexcept;
 
  private:
-  std::uint32_t find(const std::string& key) const noexcept;  // keys_.size(): it has none
-  std::uint32_t known(const std::string& key) const;
+  std::uint32_t find(const std::string& key) const noexcept
+      FAB_REQUIRES(mutex_);  // keys_.size(): it has none
+  std::uint32_t known(const std::string& key) const FAB_REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
-  std::vector<std::vector<std::string>> keys_;  // by number
+  mutable Mutex mutex_;
+  std::vector<std::vector<std::string>> keys_ FAB_GUARDED_BY(mutex_);  // by number
 };
 
 }  // namespace fab

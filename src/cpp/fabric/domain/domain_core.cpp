@@ -4,6 +4,7 @@
 #include <new>
 
 #include "base/bytes/random.h"
+#include "base/locks/mutex.h"
 #include "base/locks/tsan.h"
 
 namespace fab {
@@ -83,7 +84,7 @@ std::function<void()> DomainCore::wake_later() {
 
 std::shared_ptr<Counter> DomainCore::open_counter() {
   check_open();
-  const std::lock_guard lock(counters_mutex_);
+  const LockGuard lock(counters_mutex_);
   std::uint32_t index = counters_used_;
   if (!free_counters_.empty()) {
     index = free_counters_.back();
@@ -99,7 +100,7 @@ std::shared_ptr<Counter> DomainCore::open_counter() {
   slot.errors.store(0);
   slot.waiters.store(0);
   std::shared_ptr<Counter> counter(new Counter(slot, index), [self = shared_from_this()](Counter* dead) {
-    const std::lock_guard guard(self->counters_mutex_);
+    const LockGuard guard(self->counters_mutex_);
     self->free_counters_.push_back(dead->index());
     delete dead;
   });

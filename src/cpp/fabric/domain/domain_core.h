@@ -3,11 +3,11 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/locks/mutex.h"
 #include "fabric/completion/counter.h"
 #include "fabric/completion/security_log.h"
 #include "fabric/context/context_set.h"
@@ -126,9 +126,9 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
 
   ContextSet contexts_;
   AuthKeyRing auth_keys_;
-  std::mutex counters_mutex_;  // guards the two
-  std::vector<std::uint32_t> free_counters_;
-  std::uint32_t counters_used_ = 0;
+  Mutex counters_mutex_;
+  std::vector<std::uint32_t> free_counters_ FAB_GUARDED_BY(counters_mutex_);
+  std::uint32_t counters_used_ FAB_GUARDED_BY(counters_mutex_) = 0;
   std::atomic<bool> closed_{false};
   RegistrationQueue registrations_;
   GrantClock grant_clock_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/locks/mutex.h"
 #include "fabric/completion/counter.h"
 #include "fabric/domain/domain_core.h"
 #include "fabric/memory/dma_buf.h"
@@ -128,7 +129,7 @@ void Grant::end() noexcept {
 }
 
 void Grant::start_revoking() {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (over_.exchange(true)) return;
   domain_->start_retiring(index_);
   if (CacheEmulation* const emulation = domain_->emulation(); emulation && !domain_->inherited())
@@ -137,7 +138,7 @@ void Grant::start_revoking() {
 
 bool Grant::revoke(Deadline deadline) {
   start_revoking();
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (!ended() && domain_->retired(index_, deadline)) ended_.store(true);
   return ended();
 }
@@ -145,14 +146,14 @@ bool Grant::revoke(Deadline deadline) {
 std::int32_t Grant::peer_inside() const { return ended() ? 0 : domain_->segment().user_of(index_); }
 
 void Grant::bind(const Counter& counter) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (over_.load()) return;
   domain_->regions().bind_counter(index_, counter.index());
   if (DeviceMemory* const devices = domain_->domain().device_memory()) devices->forget(index_);
 }
 
 bool Grant::suspend(Deadline deadline) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (over_.load()) return true;
   domain_->regions().set_enabled(index_, false);
   domain_->interrupt_accesses(index_);
@@ -160,7 +161,7 @@ bool Grant::suspend(Deadline deadline) {
 }
 
 void Grant::resume(const RegionSpans& spans) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (over_.load()) return;
   set_spans(spans);
   domain_->regions().set_enabled(index_, true);

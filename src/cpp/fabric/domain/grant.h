@@ -3,12 +3,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/locks/mutex.h"
 #include "fabric/segment/region_spans.h"
 #include "fabric/types/name.h"
 
@@ -80,7 +80,7 @@ class Grant final {
   std::uint32_t index_ = 0;  // in the region table
   std::atomic<bool> over_{false};
   std::atomic<bool> ended_{false};  // the entry may be another one's
-  std::mutex mutex_;                // one thread at a time changes the entry
+  Mutex mutex_;                     // one thread at a time changes the entry
 };
 
 }  // namespace fab

@@ -3,13 +3,14 @@
 #include <new>
 #include <utility>
 
+#include "base/locks/mutex.h"
 #include "base/process/quiet_thread.h"
 #include "fabric/domain/grant.h"
 
 namespace fab {
 
 void GrantClock::watch(Deadline until, const std::weak_ptr<Grant>& grant) {
-  const std::lock_guard lock(state_->mutex);
+  const LockGuard lock(state_->mutex);
   Grants& grants = state_->grants;
   // Those that were revoked before their time would be kept until then.
   if (grants.size() >= state_->sweep_at) {
@@ -27,31 +28,30 @@ void GrantClock::watch(Deadline until, const std::weak_ptr<Grant>& grant) {
   state_->wake.notify_one();
 }
 
-void GrantClock::expire(State& state, std::unique_lock<std::mutex>& lock) {
+void GrantClock::expire(State& state) {
   while (!state.stop && !state.grants.empty() && state.grants.begin()->first <= Clock::now()) {
     const auto next = state.grants.extract(state.grants.begin());
-    lock.unlock();
+    const Unlocked unlocked(state.mutex);
     // Its owner waits for a peer that is stopped in the middle of an access; this does not.
     if (const auto grant = next.mapped().lock()) grant->revoke(Deadline::in({}));
-    lock.lock();
   }
 }
 
 void GrantClock::expire() {
   const std::shared_ptr<State> state = state_;  // a grant may hold the domain, and with it this clock
-  std::unique_lock lock(state->mutex);
-  if (!threaded_) expire(*state, lock);
+  const LockGuard lock(state->mutex);
+  if (!threaded_) expire(*state);
 }
 
 void GrantClock::run(State& state) {
-  std::unique_lock lock(state.mutex);
+  UniqueLock lock(state.mutex);
   while (!state.stop) {
-    expire(state, lock);
+    expire(state);
     if (state.stop) return;
     if (state.grants.empty())
-      state.wake.wait(lock);
+      state.wake.wait(lock.native());
     else
-      state.wake.wait_until(lock, Clock::time_point(state.grants.begin()->first));
+      state.wake.wait_until(lock.native(), Clock::time_point(state.grants.begin()->first));
   }
 }
 
@@ -64,7 +64,7 @@ void GrantClock::stop() noexcept {
   }
   std::thread thread;
   {
-    const std::lock_guard lock(state_->mutex);
+    const LockGuard lock(state_->mutex);
     state_->stop = true;
     thread.swap(thread_);
   }

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "base/deadline.h"
+#include "base/locks/mutex.h"
 #include "base/process/process.h"
 
 namespace fab {
@@ -35,13 +35,13 @@ class GrantClock final {
   using Grants = std::multimap<Clock::time_point, std::weak_ptr<Grant>>;
   // Shared with the thread, which may outlive the clock.
   struct State {
-    std::mutex mutex;
+    Mutex mutex;
     std::condition_variable wake;
-    Grants grants;
-    std::size_t sweep_at = 64;
-    bool stop = false;
+    Grants grants FAB_GUARDED_BY(mutex);
+    std::size_t sweep_at FAB_GUARDED_BY(mutex) = 64;
+    bool stop FAB_GUARDED_BY(mutex) = false;
   };
-  static void expire(State& state, std::unique_lock<std::mutex>& lock);
+  static void expire(State& state) FAB_REQUIRES(state.mutex);
   static void run(State& state);
 
   const bool threaded_;

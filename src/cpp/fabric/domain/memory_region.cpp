@@ -6,6 +6,7 @@
 #include <string>
 #include <system_error>
 
+#include "base/locks/mutex.h"
 #include "base/memory/memory_map.h"
 #include "fabric/completion/counter.h"
 #include "fabric/domain/domain_core.h"
@@ -76,6 +77,7 @@ MemoryRegion::MemoryRegion(std::shared_ptr<DomainCore> domain, Parameters parame
 }
 
 void MemoryRegion::show_to_peers(const Parameters& parameters) {
+  assert_alone();
   RegionTable& table = domain_->regions();
   const bool chosen = parameters.requested_key == kNoKey || mode(mr_mode::kProvKey | mr_mode::kRaw);
   const bool at_once = !asynchronous_ && !starts_disabled_ && !mode(mr_mode::kMmuNotify);
@@ -112,7 +114,7 @@ MemoryRegion::~MemoryRegion() {
 
 std::int32_t MemoryRegion::peer_inside() const {
   if (index_ == kNoEntry) return 0;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::int32_t process = domain_->segment().user_of(index_);
   for (const auto& grant : granted())
     if (process == 0) process = grant->peer_inside();
@@ -183,6 +185,7 @@ void MemoryRegion::check_hidden() const {
 
 // Makes the device's view, and shows it to peers in place of the user's buffers.
 RegionRecord MemoryRegion::emulate(RegionRecord record) {
+  assert_alone();
   CacheEmulation& emulation = *domain_->emulation();
   if (record.flags & region_flag::kPersistent)
     throw Error(
@@ -198,6 +201,7 @@ RegionRecord MemoryRegion::emulate(RegionRecord record) {
 }
 
 void MemoryRegion::lease_memory(const std::string& auth_key) {
+  assert_alone();
   const auto& cache = domain_->registration_cache().cache;
   if (!cache) return;
   const MemoryUse use{.rights = access_,
@@ -236,6 +240,7 @@ Errc MemoryRegion::complete() noexcept {
 }
 
 Errc MemoryRegion::open_to_peers() noexcept try {
+  assert_alone();
   if (asynchronous_) {
     if (mode(mr_mode::kAllocated) && !fully_backed()) return Errc::bounds;
     lease_memory(rare_ ? rare_->auth_key : std::string());
@@ -273,12 +278,6 @@ void MemoryRegion::check_usable() const {
   }
 }
 
-std::unique_lock<SmallMutex> MemoryRegion::lock_usable() {
-  std::unique_lock lock(mutex_);
-  check_usable();  // under the lock, because close() frees the entry in the table
-  return lock;
-}
-
 std::uint32_t MemoryRegion::index() const {
   if (index_ == kNoEntry)
     throw Error(Errc::access,
@@ -299,7 +298,8 @@ std::string MemoryRegion::raw_key() const {
 }
 
 RemoteRegion MemoryRegion::remote() {
-  const auto lock = lock_usable();
+  const LockGuard lock(mutex_);
+  check_usable();
   index();
   const bool hidden = std::ranges::any_of(buffers(), &DmaBuf::hides, range_of);
   RemoteRegion remote{.key = key(),
@@ -312,7 +312,8 @@ RemoteRegion MemoryRegion::remote() {
 }
 
 std::shared_ptr<Grant> grant_of(MemoryRegion& region, GrantTerms terms) {
-  const auto lock = region.lock_usable();
+  const LockGuard lock(region.mutex_);
+  region.check_usable();
   region.index();
   if (!region.enabled_.load() || region.refreshing_)
     throw Error(Errc::bad_state,
@@ -329,7 +330,9 @@ std::shared_ptr<Grant> grant_of(MemoryRegion& region, GrantTerms terms) {
 }
 
 std::vector<std::shared_ptr<Grant>> grants_of(const MemoryRegion& region) {
-  const std::lock_guard lock(region.mutex_);
+  if (region.state_.load() == MemoryRegion::State::registering)
+    return {};  // not under the lock, and has none
+  const LockGuard lock(region.mutex_);
   auto open = region.granted();
   std::erase_if(open, [](const auto& grant) { return grant->over(); });
   return open;
@@ -342,7 +345,8 @@ const std::vector<std::shared_ptr<Grant>>& MemoryRegion::granted() const noexcep
 }
 
 void MemoryRegion::bind(std::shared_ptr<Counter> counter) {
-  const auto lock = lock_usable();
+  const LockGuard lock(mutex_);
+  check_usable();
   if (index_ == kNoEntry)
     throw Error(Errc::invalid, "the region grants no remote rights, so there is nothing to count");
   if (mode(mr_mode::kRmaEvent) && !waits_for_counter())
@@ -361,7 +365,8 @@ void MemoryRegion::bind(std::shared_ptr<Counter> counter) {
 }
 
 void MemoryRegion::bind_endpoint(std::uint32_t endpoint) {
-  const auto lock = lock_usable();
+  const LockGuard lock(mutex_);
+  check_usable();
   if (!mode(mr_mode::kEndpoint))
     throw Error(Errc::invalid, "regions are bound to endpoints only in domains opened with MRMode.ENDPOINT");
   if (enabled_.load())
@@ -375,13 +380,14 @@ void MemoryRegion::bind_endpoint(std::uint32_t endpoint) {
 void MemoryRegion::admit(std::span<const std::string> auth_keys) {
   check_usable();
   const std::uint32_t auth = domain_->auth_keys().number_of_any(auth_keys);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (enabled_.load()) throw Error(Errc::bad_state, "the region is enabled already");
   if (index_ != kNoEntry) domain_->regions().set_auth(index_, auth);
 }
 
 void MemoryRegion::enable() {
-  const auto lock = lock_usable();
+  const LockGuard lock(mutex_);
+  check_usable();
   if (!starts_disabled_) return;
   if (enabled_.load()) throw Error(Errc::bad_state, "the region is enabled already");
   if (mode(mr_mode::kEndpoint) && !endpoint_bound_)
@@ -393,7 +399,8 @@ void MemoryRegion::enable() {
 }
 
 bool MemoryRegion::refresh(std::span<const RegionSpan> parts, Deadline deadline) {
-  const auto lock = lock_usable();
+  const LockGuard lock(mutex_);
+  check_usable();
   const RegionSpan all{0, length()};
   if (parts.empty()) parts = {&all, 1};
   for (const RegionSpan& part : parts)
@@ -421,7 +428,7 @@ bool MemoryRegion::refresh(std::span<const RegionSpan> parts, Deadline deadline)
 
 bool MemoryRegion::close(Deadline deadline) {
   std::shared_ptr<void> released;  // destroyed after the lock: the memory's owner may take other locks
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (state() == State::closed) return true;
   if (state() == State::registering)
     throw Error(Errc::busy, "the region is still being registered; wait for its event, then close it");

@@ -5,12 +5,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/locks/mutex.h"
 #include "base/locks/small_mutex.h"
 #include "fabric/domain/grant.h"
 #include "fabric/memory/buffer_list.h"
@@ -129,23 +129,24 @@ class MemoryRegion final {
   void show_to_peers(const Parameters& parameters);
   void lease_memory(const std::string& auth_key);
   Errc open_to_peers() noexcept;
+  // A usable region stays usable until it is unlocked. Throws Error: bad_state or closed.
   void check_usable() const;
-  // The lock of a usable region, which stays usable until it is unlocked. Throws Error: bad_state or closed.
-  [[nodiscard]] std::unique_lock<SmallMutex> lock_usable();
+  // Does nothing: says that the region is not registered yet, or goes, so that one thread alone uses it.
+  void assert_alone() const noexcept FAB_ASSERT_HELD(mutex_) {}
   std::uint32_t index() const;  // throws Error(access) without remote rights
-  const std::vector<std::shared_ptr<Grant>>& granted() const noexcept;
+  const std::vector<std::shared_ptr<Grant>>& granted() const noexcept FAB_REQUIRES(mutex_);
   bool mode(std::uint32_t bits) const noexcept;
   bool waits_for_counter() const noexcept;
   bool fully_backed() const;
-  Rare& rare();
-  const std::shared_ptr<EmulatedRegion>& emulated() const noexcept;
+  Rare& rare() FAB_REQUIRES(mutex_);
+  const std::shared_ptr<EmulatedRegion>& emulated() const noexcept FAB_REQUIRES(mutex_);
   RegionRecord emulate(RegionRecord record);
   RegionSpans backed() const;
 
   const std::shared_ptr<DomainCore> domain_;
   BufferList buffers_;
   std::shared_ptr<void> keep_alive_;
-  std::unique_ptr<Rare> rare_;
+  std::unique_ptr<Rare> rare_ FAB_GUARDED_BY(mutex_);
   std::uint64_t key_ = kNoKey;
   std::uint32_t id_ = 0;
   std::uint32_t index_ = kNoEntry;  // in the region table
@@ -156,8 +157,8 @@ class MemoryRegion final {
   std::atomic<State> state_{State::registering};
   // Guards what follows and rare_. One thread at a time changes a region or its entry in the table.
   mutable SmallMutex mutex_;
-  bool endpoint_bound_ = false;
-  bool refreshing_ = false;
+  bool endpoint_bound_ FAB_GUARDED_BY(mutex_) = false;
+  bool refreshing_ FAB_GUARDED_BY(mutex_) = false;
 };
 
 // A further key to the region, to what the terms say, which ends with the region at the latest. Throws Error:

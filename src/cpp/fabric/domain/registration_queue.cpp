@@ -2,18 +2,19 @@
 
 #include <utility>
 
+#include "base/locks/mutex.h"
 #include "fabric/completion/event_queue.h"
 #include "fabric/domain/memory_region.h"
 
 namespace fab {
 
 void RegistrationQueue::bind(std::shared_ptr<EventQueue> events) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   bound_ = std::move(events);
 }
 
 std::shared_ptr<EventQueue> RegistrationQueue::bound() const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return bound_;
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 
+#include "base/locks/mutex.h"
 #include "base/process/worker.h"
 #include "fabric/completion/event_queue.h"
 
@@ -36,8 +36,8 @@ class RegistrationQueue final {
   static void complete(Waiting& waiting) noexcept;
 
   const bool threaded_;
-  mutable std::mutex mutex_;  // guards bound_
-  std::shared_ptr<EventQueue> bound_;
+  mutable Mutex mutex_;
+  std::shared_ptr<EventQueue> bound_ FAB_GUARDED_BY(mutex_);
   Worker<Waiting> worker_{"pyfab-register", &complete};
 };
 

@@ -8,11 +8,10 @@
 #include <cerrno>
 #include <iterator>
 #include <map>
-#include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <system_error>
 
+#include "base/locks/mutex.h"
 #include "fabric/types/error.h"
 
 namespace fab {
@@ -20,8 +19,8 @@ namespace {
 
 // The open dma-bufs, by address. Never freed, because some may outlive every static object.
 struct OpenDmaBufs {
-  std::shared_mutex mutex;
-  std::map<std::uint64_t, const DmaBuf*> by_start;
+  SharedMutex mutex;
+  std::map<std::uint64_t, const DmaBuf*> by_start FAB_GUARDED_BY(mutex);
 };
 OpenDmaBufs& open_dma_bufs() {
   static auto* const all = new OpenDmaBufs;
@@ -63,16 +62,18 @@ DmaBuf::DmaBuf(int fd, std::uint64_t offset, std::optional<std::uint64_t> length
   }
   memory_ = mapped ? std::move(*mapped) : Mapping::reserved(part_end);
 
-  const std::lock_guard lock(open_dma_bufs().mutex);
-  open_dma_bufs().by_start.emplace(range().start, this);
+  OpenDmaBufs& all = open_dma_bufs();
+  const LockGuard lock(all.mutex);
+  all.by_start.emplace(range().start, this);
   ++count;
   if (hidden_) ++hidden_count;
 }
 
 // Leaves the table before its memory is unmapped, because somebody else may have the addresses then.
 DmaBuf::~DmaBuf() {
-  const std::lock_guard lock(open_dma_bufs().mutex);
-  open_dma_bufs().by_start.erase(range().start);
+  OpenDmaBufs& all = open_dma_bufs();
+  const LockGuard lock(all.mutex);
+  all.by_start.erase(range().start);
   --count;
   if (hidden_) --hidden_count;
 }
@@ -89,11 +90,11 @@ bool DmaBuf::sync(std::uint64_t flags) const {
 template <class Test>
 bool DmaBuf::search(AddressRange range, const Test& test) noexcept {
   if (range.length == 0 || count.load(std::memory_order_relaxed) == 0) return false;
-  const std::shared_lock lock(open_dma_bufs().mutex);
-  const auto& all = open_dma_bufs().by_start;
-  auto at = all.upper_bound(range.start);
-  if (at != all.begin()) --at;
-  for (; at != all.end() && at->first < range.end(); ++at)
+  OpenDmaBufs& all = open_dma_bufs();
+  const SharedLock lock(all.mutex);
+  auto at = all.by_start.upper_bound(range.start);
+  if (at != all.by_start.begin()) --at;
+  for (; at != all.by_start.end() && at->first < range.end(); ++at)
     if (at->second->range().overlaps(range) && test(*at->second)) return true;
   return false;
 }

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
+
+#include "base/locks/mutex.h"
 
 namespace fab {
 namespace {
@@ -20,7 +21,7 @@ bool holds(const BufferList& buffers, std::uint64_t address, std::uint64_t lengt
 }  // namespace
 
 std::uint32_t LocalRegions::insert(const BufferList& buffers) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (;;) {
     const std::uint32_t context = last_context.fetch_add(1, std::memory_order_relaxed) + 1;
     if (context == 0 || context == ~0u) continue;
@@ -43,7 +44,7 @@ std::uint32_t LocalRegions::insert(const BufferList& buffers) {
 void LocalRegions::erase(std::uint32_t context) noexcept {
   // In a child of fork() the parent's lock may be taken for ever, and the regions are the parent's.
   if (fork_generation_ != fork_generation()) return;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   size_.fetch_sub(1, std::memory_order_relaxed);
   const auto page = pages_.find(context / kPage);
   page->second.regions[context % kPage] = nullptr;
@@ -57,8 +58,8 @@ const BufferList* LocalRegions::find(std::uint32_t context) const noexcept {
 
 std::size_t LocalRegions::first_outside(std::span<const Triplet> segments) const noexcept {
   if (segments.empty()) return 0;
-  const std::shared_lock lock(mutex_);
-  const auto bad = std::ranges::find_if(segments, [&](const Triplet& segment) {
+  const SharedLock lock(mutex_);
+  const auto bad = std::ranges::find_if(segments, [&](const Triplet& segment) FAB_REQUIRES_SHARED(mutex_) {
     if (segment.segment_length == 0) return false;
     const BufferList* region = find(segment.lmr_context);
     return !region || !holds(*region, segment.virtual_address, segment.segment_length);
@@ -67,7 +68,7 @@ std::size_t LocalRegions::first_outside(std::span<const Triplet> segments) const
 }
 
 std::vector<std::uint32_t> LocalRegions::holding(std::uint64_t address, std::uint64_t length) const {
-  const std::shared_lock lock(mutex_);
+  const SharedLock lock(mutex_);
   std::vector<std::uint32_t> contexts;
   for (const auto& [number, page] : pages_)
     for (std::uint32_t i = 0; i < kPage; ++i)

@@ -4,11 +4,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <shared_mutex>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "base/locks/mutex.h"
 #include "base/process/process.h"
 #include "fabric/memory/buffer_list.h"
 #include "fabric/types/sync_types.h"
@@ -39,12 +39,13 @@ class LocalRegions {
     std::array<const BufferList*, kPage> regions{};  // null: none is open under this context
     std::uint32_t open = 0;
   };
-  const BufferList* find(std::uint32_t context) const noexcept;
+  const BufferList* find(std::uint32_t context) const noexcept FAB_REQUIRES_SHARED(mutex_);
 
   const std::uint32_t fork_generation_ = fork_generation();
-  mutable std::shared_mutex mutex_;
-  std::unordered_map<std::uint32_t, Page> pages_;  // by context / kPage; only the newest may be empty
-  std::uint32_t newest_ = 0;
+  mutable SharedMutex mutex_;
+  std::unordered_map<std::uint32_t, Page> pages_
+      FAB_GUARDED_BY(mutex_);  // by context / kPage; only the newest may be empty
+  std::uint32_t newest_ FAB_GUARDED_BY(mutex_) = 0;
   std::atomic<std::uint32_t> size_{0};
 };
 

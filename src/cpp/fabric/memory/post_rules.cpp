@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/bytes/random.h"
+#include "base/locks/mutex.h"
 
 namespace fab {
 
@@ -14,7 +15,7 @@ PostRules::PostRules(std::uint32_t mr_mode) noexcept
 
 std::span<const Transfer> PostRules::apply(std::span<const Transfer> batch, std::vector<Transfer>& translated,
                                            bool exempt) const {
-  const std::shared_lock lock(mutex_);
+  const SharedLock lock(mutex_);
   const bool only_mapped = only_mapped_ && !exempt;
   if (checks_local_ && !exempt)
     for (const Transfer& transfer : batch) check_transfer_memory(transfer);
@@ -49,7 +50,7 @@ void PostRules::check_transfer_memory(const Transfer& transfer) const {
 
 void PostRules::check_receive(std::span<const iovec> memory) const {
   if (!checks_local_) return;
-  const std::shared_lock lock(mutex_);
+  const SharedLock lock(mutex_);
   for (const iovec& piece : memory) check_local(piece.iov_base, piece.iov_len, access::kRecv);
 }
 
@@ -75,7 +76,7 @@ void PostRules::check_local(const void* memory, std::uint64_t length, std::uint3
 }
 
 void PostRules::add_local(std::uint64_t id, std::span<const iovec> buffers, std::uint32_t access) {
-  const std::unique_lock lock(mutex_);
+  const LockGuard lock(mutex_);
   for (const iovec& buffer : buffers) {
     local_.emplace(reinterpret_cast<std::uint64_t>(buffer.iov_base), Local{buffer.iov_len, id, access});
     longest_ = std::max<std::uint64_t>(longest_, buffer.iov_len);
@@ -83,7 +84,7 @@ void PostRules::add_local(std::uint64_t id, std::span<const iovec> buffers, std:
 }
 
 void PostRules::remove_local(std::uint64_t id, std::span<const iovec> buffers) noexcept {
-  const std::unique_lock lock(mutex_);
+  const LockGuard lock(mutex_);
   for (const iovec& buffer : buffers) {
     auto [at, end] = local_.equal_range(reinterpret_cast<std::uint64_t>(buffer.iov_base));
     while (at != end) at = at->second.id == id ? local_.erase(at) : std::next(at);
@@ -91,7 +92,7 @@ void PostRules::remove_local(std::uint64_t id, std::span<const iovec> buffers) n
 }
 
 std::uint64_t PostRules::map_key(std::uint64_t key) {
-  const std::unique_lock lock(mutex_);
+  const LockGuard lock(mutex_);
   std::uint64_t mapped;
   do {
     mapped = random_u64();
@@ -102,7 +103,7 @@ std::uint64_t PostRules::map_key(std::uint64_t key) {
 }
 
 void PostRules::unmap_key(std::uint64_t mapped) {
-  const std::unique_lock lock(mutex_);
+  const LockGuard lock(mutex_);
   if (keys_.erase(mapped) == 0)
     throw Error(Errc::invalid, "key " + std::to_string(mapped) +
                                    " is not one that map_raw() gave, or it was unmapped before");
@@ -110,7 +111,7 @@ void PostRules::unmap_key(std::uint64_t mapped) {
 }
 
 std::size_t PostRules::mapped_keys() const noexcept {
-  const std::shared_lock lock(mutex_);
+  const SharedLock lock(mutex_);
   return keys_.size();
 }
 

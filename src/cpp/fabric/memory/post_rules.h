@@ -3,12 +3,11 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
-#include <mutex>
-#include <shared_mutex>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "base/locks/mutex.h"
 #include "fabric/types/types.h"
 
 namespace fab {
@@ -44,15 +43,16 @@ class PostRules final {
     std::uint64_t length, id;
     std::uint32_t access;
   };
-  void check_local(const void* memory, std::uint64_t length, std::uint32_t right) const;
-  void check_transfer_memory(const Transfer& transfer) const;
+  void check_local(const void* memory, std::uint64_t length, std::uint32_t right) const
+      FAB_REQUIRES_SHARED(mutex_);
+  void check_transfer_memory(const Transfer& transfer) const FAB_REQUIRES_SHARED(mutex_);
 
   const bool checks_local_, only_mapped_;
   std::atomic<bool> active_;
-  mutable std::shared_mutex mutex_;            // guards what follows
-  std::multimap<std::uint64_t, Local> local_;  // by start address
-  std::uint64_t longest_ = 0;                  // the greatest length that was ever in local_
-  std::unordered_map<std::uint64_t, std::uint64_t> keys_;
+  mutable SharedMutex mutex_;                                         // guards what follows
+  std::multimap<std::uint64_t, Local> local_ FAB_GUARDED_BY(mutex_);  // by start address
+  std::uint64_t longest_ FAB_GUARDED_BY(mutex_) = 0;  // the greatest length that was ever in local_
+  std::unordered_map<std::uint64_t, std::uint64_t> keys_ FAB_GUARDED_BY(mutex_);
 };
 
 }  // namespace fab

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/locks/mutex.h"
+
 namespace fab {
 namespace {
 
@@ -26,7 +28,7 @@ CacheEmulation::CacheEmulation(const CacheModel& model) : model_(model) {
 std::shared_ptr<EmulatedRegion> CacheEmulation::open(std::uint32_t context, std::span<const iovec> buffers,
                                                      bool mappable) {
   auto region = std::make_shared<EmulatedRegion>(context, buffers, mappable);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   by_context_[context] = region;
   return region;
 }
@@ -34,7 +36,7 @@ std::shared_ptr<EmulatedRegion> CacheEmulation::open(std::uint32_t context, std:
 void CacheEmulation::watch(std::uint32_t index, const std::shared_ptr<EmulatedRegion>& region,
                            std::uint64_t offset) {
   if (!model_.check) return;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (region)
     by_index_[index] = {.region = region, .offset = offset};
   else
@@ -42,9 +44,9 @@ void CacheEmulation::watch(std::uint32_t index, const std::shared_ptr<EmulatedRe
 }
 
 void CacheEmulation::close(std::uint32_t context, EmulatedRegion& region) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   by_context_.erase(context);
-  const std::lock_guard region_lock(region.mutex_);
+  const LockGuard region_lock(region.mutex_);
   region.checker_.finish(missing_);
   region.open_ = false;
 }
@@ -52,7 +54,7 @@ void CacheEmulation::close(std::uint32_t context, EmulatedRegion& region) {
 SyncReports CacheEmulation::synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate) {
   std::vector<std::shared_ptr<EmulatedRegion>> regions(segments.size());
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     for (std::size_t i = 0; i < segments.size(); ++i) {
       if (segments[i].segment_length == 0) continue;
       if (i != 0 && segments[i].lmr_context == segments[i - 1].lmr_context && regions[i - 1])
@@ -68,7 +70,7 @@ SyncReports CacheEmulation::synchronise(SyncSide side, std::span<const Triplet> 
   for (std::size_t i = 0; i < segments.size(); ++i) {
     if (!regions[i]) continue;
     EmulatedRegion& region = *regions[i];
-    const std::lock_guard lock(region.mutex_);
+    const LockGuard lock(region.mutex_);
     if (!region.open_) continue;
     const Extent range = region.memory_.locate(segments[i]);
     const auto effect = region.memory_.synchronise(side, range, model_.line);
@@ -90,7 +92,7 @@ SyncReports CacheEmulation::synchronise(SyncSide side, std::span<const Triplet> 
   }
   if (needless && deliberate && !useful) found.push_back(*needless);
 
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   ++(side == SyncSide::read ? stats_.read_calls : stats_.write_calls);
   stats_.flushes += done.flushes;
   stats_.invalidations += done.invalidations;
@@ -100,23 +102,23 @@ SyncReports CacheEmulation::synchronise(SyncSide side, std::span<const Triplet> 
 }
 
 SyncStats CacheEmulation::stats() const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return stats_;
 }
 
 SyncReports CacheEmulation::missing(bool open) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (open)
     for (const auto& [context, known] : by_context_)
       if (const auto region = known.lock()) {
-        const std::lock_guard region_lock(region->mutex_);
+        const LockGuard region_lock(region->mutex_);
         region->checker_.finish(missing_);
       }
   return std::exchange(missing_, {});
 }
 
 std::shared_ptr<EmulatedRegion> CacheEmulation::watched(std::uint32_t index, std::uint64_t& offset) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto found = by_index_.find(index);
   if (found == by_index_.end()) return nullptr;
   offset += found->second.offset;
@@ -127,7 +129,7 @@ void CacheEmulation::admitted(std::uint32_t index, OpCode op, std::uint64_t offs
                               std::uint64_t length) noexcept try {
   const auto region = watched(index, offset);
   if (!region) return;
-  const std::lock_guard lock(region->mutex_);
+  const LockGuard lock(region->mutex_);
   if (!region->open_) return;
   const Extent unseen = region->memory_.stored({offset, offset + length});
   if (!unseen.empty()) region->checker_.met(event_of(op), unseen);
@@ -139,7 +141,7 @@ void CacheEmulation::stored(std::uint32_t index, OpCode op, std::uint64_t offset
                             std::uint64_t length) noexcept try {
   const auto region = length ? watched(index, offset) : nullptr;
   if (!region) return;
-  const std::lock_guard lock(region->mutex_);
+  const LockGuard lock(region->mutex_);
   region->checker_.put(event_of(op), {offset, offset + length});
 } catch (const std::bad_alloc&) {
   return;  // the checker does not know of the put

@@ -2,10 +2,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <unordered_map>
 
+#include "base/locks/mutex.h"
 #include "fabric/noncoherent/access_observer.h"
 #include "fabric/noncoherent/shadow_memory.h"
 #include "fabric/noncoherent/sync_checker.h"
@@ -24,10 +24,10 @@ class EmulatedRegion {
 
  private:
   friend class CacheEmulation;
-  std::mutex mutex_;  // guards all below
-  bool open_ = true;  // false: the user's memory may be gone
+  Mutex mutex_;                              // guards all below
+  bool open_ FAB_GUARDED_BY(mutex_) = true;  // false: the user's memory may be gone
   ShadowMemory memory_;
-  SyncChecker checker_;
+  SyncChecker checker_ FAB_GUARDED_BY(mutex_);
 };
 
 // What a non-coherent domain is made of: the two views of its regions, and the checker. Safe from any
@@ -64,11 +64,11 @@ class CacheEmulation final : public AccessObserver {
   std::shared_ptr<EmulatedRegion> watched(std::uint32_t index, std::uint64_t& offset) const;
 
   const CacheModel model_;
-  mutable std::mutex mutex_;  // guards all below; taken before the mutex of a region
-  std::unordered_map<std::uint32_t, std::weak_ptr<EmulatedRegion>> by_context_;
-  std::unordered_map<std::uint32_t, Watched> by_index_;
-  SyncStats stats_;
-  SyncReports missing_;  // calls that were missing for closed regions
+  mutable Mutex mutex_;  // guards all below; taken before the mutex of a region
+  std::unordered_map<std::uint32_t, std::weak_ptr<EmulatedRegion>> by_context_ FAB_GUARDED_BY(mutex_);
+  std::unordered_map<std::uint32_t, Watched> by_index_ FAB_GUARDED_BY(mutex_);
+  SyncStats stats_ FAB_GUARDED_BY(mutex_);
+  SyncReports missing_ FAB_GUARDED_BY(mutex_);  // calls that were missing for closed regions
 };
 
 }  // namespace fab

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/locks/mutex.h"
 #include "fabric/types/error.h"
 
 namespace fab {
@@ -62,7 +63,7 @@ RegistrationCache::Lease RegistrationCache::acquire_new(AddressRange range, cons
     ~WithdrawLast() { cache.withdraw(gone); }
   } const withdraw_last{*this, gone};
 
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   drop_vanished(gone);
   const auto known = uses_.add(use);
   Enrolment enrolment{.range = range, .use = known.value_or(0), .may_keep = monitor_ && known};
@@ -103,7 +104,7 @@ void RegistrationCache::enroll_or_shrink(Enrolment& enrolment, AddressRange rang
   } catch (const std::exception&) {
     if (enrolment.range == range) throw;
     {
-      const std::lock_guard lock(mutex_);
+      const LockGuard lock(mutex_);
       enrolment.range = range;
     }
     enroll(enrolment, use);
@@ -150,7 +151,7 @@ void RegistrationCache::release(Number number) noexcept {
 void RegistrationCache::settle(Number number, std::uint64_t before) noexcept {
   Handles gone;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (!(before & CacheEntry::kLive)) {
       retire(number, gone);
     } else {
@@ -181,7 +182,7 @@ void RegistrationCache::clear() noexcept {
   if (inherited()) return;
   Handles gone;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     drop_vanished(gone);
     const std::uint64_t evictions = evictions_;
     while (evict_one(gone)) continue;
@@ -194,7 +195,7 @@ CacheStats RegistrationCache::stats() {
   Handles gone;
   CacheStats stats;
   if (!inherited()) {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     drop_vanished(gone);
     stats = {.hits = sum(&Counts::hits),
              .misses = misses_,
@@ -304,7 +305,7 @@ void RegistrationCache::retire(Number number, Handles& gone) {
 
 void RegistrationCache::drop_vanished(Handles& gone) {
   if (!something_vanished()) return;
-  const auto drop_in = [&](AddressRange vanished) {
+  const auto drop_in = [&](AddressRange vanished) FAB_REQUIRES(mutex_) {
     const auto entries = table_.overlapping(vanished);
     for (const Number number : entries) drop(number, gone);
     bool any = !entries.empty();

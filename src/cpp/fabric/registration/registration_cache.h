@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/locks/mutex.h"
 #include "base/memory/address_range.h"
 #include "base/process/process.h"
 #include "base/process/thread_slot.h"
@@ -133,20 +133,19 @@ class RegistrationCache final {
   void settle(Number number, std::uint64_t before) noexcept;
   void withdraw(const Handles& handles) noexcept;
 
-  // The caller of these holds mutex_.
-  Lease enter(const Enrolment& enrolment, AddressRange range, Handles& gone);
-  Number make_entry(AddressRange range, std::uint16_t use, void* handle);
-  void move_to_newest(Number number);
-  void publish(Number number);
-  AddressRange with_neighbours(AddressRange range, std::uint16_t use) const;
-  void enqueue(Number number);
-  void replace_within(AddressRange range, Number by, Handles& gone);
-  void drop(Number number, Handles& gone);
-  void forget(Number number);
-  void retire(Number number, Handles& gone);
-  void drop_vanished(Handles& gone);
-  void keep_limits(Handles& gone);
-  bool evict_one(Handles& gone);
+  Lease enter(const Enrolment& enrolment, AddressRange range, Handles& gone) FAB_REQUIRES(mutex_);
+  Number make_entry(AddressRange range, std::uint16_t use, void* handle) FAB_REQUIRES(mutex_);
+  void move_to_newest(Number number) FAB_REQUIRES(mutex_);
+  void publish(Number number) FAB_REQUIRES(mutex_);
+  AddressRange with_neighbours(AddressRange range, std::uint16_t use) const FAB_REQUIRES(mutex_);
+  void enqueue(Number number) FAB_REQUIRES(mutex_);
+  void replace_within(AddressRange range, Number by, Handles& gone) FAB_REQUIRES(mutex_);
+  void drop(Number number, Handles& gone) FAB_REQUIRES(mutex_);
+  void forget(Number number) FAB_REQUIRES(mutex_);
+  void retire(Number number, Handles& gone) FAB_REQUIRES(mutex_);
+  void drop_vanished(Handles& gone) FAB_REQUIRES(mutex_);
+  void keep_limits(Handles& gone) FAB_REQUIRES(mutex_);
+  bool evict_one(Handles& gone) FAB_REQUIRES(mutex_);
 
   const CacheLimits limits_;
   const Enroller enroller_;
@@ -160,12 +159,14 @@ class RegistrationCache final {
   std::atomic<std::uint64_t> cached_count_{0}, cached_bytes_{0};  // written under mutex_
   std::array<Counts, kThreadSlots + 1> counts_;
 
-  std::mutex mutex_;  // guards what follows, and changes of table_
+  Mutex mutex_;  // guards changes of table_ as well, which is read without it
   // Idle entries by their last use. Some may be in use again: an entry is moved or removed only when it comes
   // to the front.
-  std::set<std::pair<std::uint64_t, Number>> queue_;
-  std::vector<Enrolment*> enrolments_;
-  std::uint64_t misses_ = 0, evictions_ = 0, notifications_ = 0;
+  std::set<std::pair<std::uint64_t, Number>> queue_ FAB_GUARDED_BY(mutex_);
+  std::vector<Enrolment*> enrolments_ FAB_GUARDED_BY(mutex_);
+  std::uint64_t misses_ FAB_GUARDED_BY(mutex_) = 0;
+  std::uint64_t evictions_ FAB_GUARDED_BY(mutex_) = 0;
+  std::uint64_t notifications_ FAB_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace fab

@@ -7,10 +7,10 @@
 
 #include <atomic>
 #include <cerrno>
-#include <mutex>
 #include <system_error>
 
 #include "base/fd.h"
+#include "base/locks/mutex.h"
 #include "base/memory/mapping.h"
 #include "base/memory/memory_map.h"
 #include "base/process/process.h"
@@ -70,7 +70,7 @@ class UserfaultMonitor final : public MemoryMonitor {
   bool watch(AddressRange range) noexcept override try {
     const AddressRange pages = whole_pages(range);
     if (failed_.load() || pages.end() < pages.start || !pages_stay_until_unmapped(pages)) return false;
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     watched_.add(pages);
     // A watched range is registered again, because the pages may be new ones at a former address.
     uffdio_register request{
@@ -83,7 +83,7 @@ class UserfaultMonitor final : public MemoryMonitor {
   }
 
   void unwatch(AddressRange range) noexcept override {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     end_watch(whole_pages(range));
   }
 
@@ -96,7 +96,7 @@ class UserfaultMonitor final : public MemoryMonitor {
     return {.start = start, .length = (range.end() - start + page - 1) / page * page};
   }
 
-  void end_watch(AddressRange pages) noexcept {
+  void end_watch(AddressRange pages) noexcept FAB_REQUIRES(mutex_) {
     watched_.remove(pages, [&](AddressRange free) {
       uffdio_range request{.start = free.start, .len = free.length};
       // This fails where nothing is mapped any more, which does no harm.
@@ -141,18 +141,18 @@ class UserfaultMonitor final : public MemoryMonitor {
   OwnFd fd_;
   VanishLog log_;
   std::atomic<bool> failed_{false};
-  std::mutex mutex_;
-  CountedRanges watched_;  // guarded by mutex_
+  Mutex mutex_;
+  CountedRanges watched_ FAB_GUARDED_BY(mutex_);
 };
 
 }  // namespace
 
 MemoryMonitor& userfault_monitor() {
-  static std::mutex mutex;
+  static Mutex mutex;
   // The monitor is never destroyed, because the kernel waits for its reader as long as anything is watched.
-  static UserfaultMonitor* monitor = nullptr;
-  static std::uint32_t generation = 0;
-  const std::lock_guard lock(mutex);
+  static UserfaultMonitor* monitor FAB_GUARDED_BY(mutex) = nullptr;
+  static std::uint32_t generation FAB_GUARDED_BY(mutex) = 0;
+  const LockGuard lock(mutex);
   if (!monitor || generation != fork_generation()) {
     monitor = new UserfaultMonitor;
     generation = fork_generation();

@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/locks/mutex.h"
 #include "fabric/segment/region_table.h"
 
 namespace fab {
@@ -18,17 +19,17 @@ bool earlier(const Part& left, const Part& right) noexcept {
 void GrantLimitTable::add(std::uint32_t index, GrantLimits limits) {
   std::ranges::sort(limits.peers, earlier);
   auto kept = std::make_shared<const GrantLimits>(std::move(limits));
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   limits_.insert_or_assign(index, std::move(kept));
 }
 
 void GrantLimitTable::remove(std::uint32_t index) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   limits_.erase(index);
 }
 
 std::shared_ptr<const GrantLimits> GrantLimitTable::find(std::uint32_t index) const noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto found = limits_.find(index);
   return found == limits_.end() ? nullptr : found->second;
 }

@@ -2,11 +2,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/locks/mutex.h"
 #include "fabric/types/name.h"
 
 namespace fab {
@@ -31,8 +31,9 @@ class GrantLimitTable final {
  private:
   std::shared_ptr<const GrantLimits> find(std::uint32_t index) const noexcept;
 
-  mutable std::mutex mutex_;
-  std::unordered_map<std::uint32_t, std::shared_ptr<const GrantLimits>> limits_;  // by index in the table
+  mutable Mutex mutex_;
+  std::unordered_map<std::uint32_t, std::shared_ptr<const GrantLimits>> limits_
+      FAB_GUARDED_BY(mutex_);  // by index in the table
 };
 
 }  // namespace fab

@@ -7,6 +7,7 @@
 
 #include "base/bytes/mix.h"
 #include "base/bytes/random.h"
+#include "base/locks/mutex.h"
 
 namespace fab {
 namespace {
@@ -159,7 +160,7 @@ std::uint32_t RegionTable::take_block() {
 }
 
 std::uint32_t RegionTable::insert(const RegionRecord& record) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::uint64_t key = record.key;
   if (key == kNoKey) {
     do key = choose_key(record.key_size);
@@ -252,7 +253,7 @@ void RegionTable::grow_index() {
 }
 
 void RegionTable::bind_counter(std::uint32_t index, std::uint32_t counter) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (auto& slot : entry(index).counters)
     if (slot.load(std::memory_order_relaxed) == 0) {
       slot.store(counter + 1, std::memory_order_release);
@@ -270,7 +271,7 @@ void RegionTable::set_spans(std::uint32_t index, std::span<const RegionSpan> spa
     throw Error(Errc::too_big, "the region is backed in " + std::to_string(spans.size()) +
                                    " places that are apart from each other; a region takes " +
                                    std::to_string(kMaxRegionPieces));
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   RegionEntry& slot = entry(index);
   if ((slot.flags & region_flag::kSpans) == 0) slot.spans_block = take_block();
   slot.flags |= region_flag::kSpans;
@@ -298,7 +299,7 @@ void RegionTable::start_close(std::uint32_t index) {
 }
 
 void RegionTable::finish_close(std::uint32_t entry_index) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   RegionEntry& closing = entry(entry_index);
   const std::uint32_t size = index_size();
   auto* slots = index(size);

@@ -2,10 +2,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <span>
 #include <vector>
 
+#include "base/locks/mutex.h"
 #include "fabric/segment/grant_limits.h"
 #include "fabric/types/types.h"
 
@@ -194,18 +194,21 @@ class RegionTable final : public RegionView {
  private:
   // Keys of 8 bytes are random, so that nobody can guess them; shorter ones are counted up, so that the key
   // of a closed region does not come back soon. Another region may have the result.
-  std::uint64_t choose_key(std::uint32_t size);
+  std::uint64_t choose_key(std::uint32_t size) FAB_REQUIRES(mutex_);
   // Prefetches the key's slot of the index, which with many regions is not in the cache.
   void fetch_ahead(std::uint64_t key) const noexcept;
-  void grow_index();
-  std::uint32_t take_block();
-  void insert_key(std::uint64_t key, std::uint32_t entry);
+  void grow_index() FAB_REQUIRES(mutex_);
+  std::uint32_t take_block() FAB_REQUIRES(mutex_);
+  void insert_key(std::uint64_t key, std::uint32_t entry) FAB_REQUIRES(mutex_);
 
-  std::mutex mutex_;
-  std::vector<std::uint32_t> free_entries_, free_blocks_;
-  std::uint32_t entries_used_ = 0, blocks_used_ = 0, index_filled_ = 0;
-  std::uint64_t prepared_key_ = kNoKey;  // the next key of 8 bytes
-  std::uint64_t next_key_ = 0;           // the next shorter key
+  Mutex mutex_;
+  std::vector<std::uint32_t> free_entries_ FAB_GUARDED_BY(mutex_);
+  std::vector<std::uint32_t> free_blocks_ FAB_GUARDED_BY(mutex_);
+  std::uint32_t entries_used_ FAB_GUARDED_BY(mutex_) = 0;
+  std::uint32_t blocks_used_ FAB_GUARDED_BY(mutex_) = 0;
+  std::uint32_t index_filled_ FAB_GUARDED_BY(mutex_) = 0;
+  std::uint64_t prepared_key_ FAB_GUARDED_BY(mutex_) = kNoKey;  // the next key of 8 bytes
+  std::uint64_t next_key_ FAB_GUARDED_BY(mutex_) = 0;           // the next shorter key
   std::atomic<std::uint32_t> live_{0};
   GrantLimitTable limits_;
 };

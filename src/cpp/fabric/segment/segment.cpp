@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "base/bytes/random.h"
 #include "base/bytes/sha256.h"
 #include "base/bytes/wire.h"
+#include "base/locks/mutex.h"
 #include "base/memory/foreign_file.h"
 #include "fabric/types/error.h"
 #include "fabric/types/versions.h"
@@ -121,7 +121,7 @@ Segment Segment::attach(const ProcessId& owner, int fd, const std::uint8_t (&dom
 }
 
 std::uint32_t Segment::publish(std::uint64_t inode, const MadeChannel& channel) {
-  const std::lock_guard lock(*channels_mutex_);
+  const LockGuard lock(*channels_mutex_);
   for (std::uint32_t number = 0; number < kMaxChannels; ++number) {
     PublishedChannel& place = channels()[number];
     if (place.inode.load(std::memory_order_relaxed) != 0) continue;

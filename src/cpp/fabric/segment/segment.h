@@ -5,12 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 
 #include "base/deadline.h"
+#include "base/locks/mutex.h"
 #include "base/memory/mapping.h"
 #include "base/process/process.h"
 #include "fabric/segment/region_table.h"
@@ -214,7 +214,7 @@ class Segment {
 
   OwnFd file_, board_file_;  // the board's is the owner's alone
   Mapping table_, board_;
-  std::unique_ptr<std::mutex> channels_mutex_ = std::make_unique<std::mutex>();
+  std::unique_ptr<Mutex> channels_mutex_ = std::make_unique<Mutex>();
 };
 
 // Counts one remote write on every counter of `entry`, after its data; nothing if the endpoint behind

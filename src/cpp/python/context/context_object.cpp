@@ -1,5 +1,7 @@
 #include "python/context/context_object.h"
 
+#include "base/locks/mutex.h"
+
 namespace fab::python {
 namespace {
 
@@ -72,7 +74,7 @@ void ContextHandle::close_all(const std::vector<ContextHandle*>& handles) {
 void ContextHandle::end() {
   finished->drain();
   decltype(shared->interrupted) settled;
-  const std::lock_guard lock(shared->mutex);
+  const LockGuard lock(shared->mutex);
   settled.swap(shared->interrupted);
 }
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/locks/mutex.h"
 #include "python/memory/remote_view.h"
 #include "python/operations/operation_object.h"
 
@@ -19,8 +20,8 @@ struct ContextHandle {
   struct Shared {
     // Calls whose waiting was ended by an exception, such as Ctrl-C. Their memory stays until the context has
     // settled everything.
-    std::vector<std::shared_ptr<void>> interrupted;
-    std::mutex mutex;  // guards `interrupted`
+    std::vector<std::shared_ptr<void>> interrupted FAB_GUARDED_BY(mutex);
+    Mutex mutex;
     std::atomic<bool> closed{false};
   };
   std::shared_ptr<Shared> shared = std::make_shared<Shared>();

@@ -1,3 +1,4 @@
+#include "base/locks/mutex.h"
 #include "python/context/context_object.h"
 
 namespace fab::python {
@@ -128,7 +129,7 @@ void move_now(const char* name, OpCode op, ContextHandle& handle, LocalBuffer lo
           [&](Deadline until) { return handle.context->wait([&] { return operation.done(); }, until); }, {});
   } catch (...) {
     if (!operation.done()) {
-      const std::lock_guard lock(handle.shared->mutex);
+      const LockGuard lock(handle.shared->mutex);
       handle.shared->interrupted.push_back(call);
     }
     throw;

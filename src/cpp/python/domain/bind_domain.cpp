@@ -1,3 +1,4 @@
+#include "base/locks/mutex.h"
 #include "fabric/memory/raw_key.h"
 #include "fabric/memory/shared_memory.h"
 #include "providers/providers.h"
@@ -45,8 +46,8 @@ py::dict info_dict(const Info& info) {
 
 // Every domain that this process has opened, so that none outlives the interpreter. The list is never freed.
 struct OpenedDomains {
-  std::mutex mutex;
-  std::vector<std::weak_ptr<DomainCore>> domains;
+  Mutex mutex;
+  std::vector<std::weak_ptr<DomainCore>> domains FAB_GUARDED_BY(mutex);
 };
 OpenedDomains& opened_domains() {
   static auto* const opened = new OpenedDomains;
@@ -55,7 +56,7 @@ OpenedDomains& opened_domains() {
 
 void close_all() {
   const WithoutGil without_gil;
-  std::unique_lock lock(opened_domains().mutex);
+  UniqueLock lock(opened_domains().mutex);
   const auto domains = std::exchange(opened_domains().domains, {});
   lock.unlock();
   for (const auto& opened : domains) {
@@ -118,21 +119,21 @@ class PolicySlot {
 
   // Needs the GIL. Nothing under the lock takes time or runs Python code.
   py::object get() const {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     return py::reinterpret_borrow<py::object>(function_.load());
   }
   PyObject* look() const noexcept { return function_.load(); }
   void clear() noexcept {
     PyObject* last;
     {
-      const std::lock_guard lock(mutex_);
+      const LockGuard lock(mutex_);
       last = function_.exchange(nullptr);
     }
     Py_XDECREF(last);
   }
 
  private:
-  mutable std::mutex mutex_;  // keeps the function alive until get() has its reference
+  mutable Mutex mutex_;  // keeps the function alive until get() has its reference
   std::atomic<PyObject*> function_;
 };
 
@@ -182,7 +183,7 @@ std::shared_ptr<DomainCore> open_listed_domain(const std::string& spec, DomainOp
                                                RailOptions rails) {
   const auto domain =
       WithoutGil::run([&] { return open_domain(spec, std::move(options), std::move(rails)); });
-  const std::lock_guard lock(opened_domains().mutex);
+  const LockGuard lock(opened_domains().mutex);
   std::erase_if(opened_domains().domains, [](const auto& opened) { return opened.expired(); });
   opened_domains().domains.push_back(domain);
   return domain;

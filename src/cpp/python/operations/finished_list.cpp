@@ -1,3 +1,4 @@
+#include "base/locks/mutex.h"
 #include "python/operations/operation_object.h"
 
 namespace fab::python {
@@ -58,7 +59,7 @@ void FinishedList::drain_once() noexcept {
     }
     std::vector<OperationObject*> late;
     {
-      const std::lock_guard lock(late_mutex_);
+      const LockGuard lock(late_mutex_);
       late.swap(late_operations_);
       late_.store(false);
     }
@@ -71,7 +72,7 @@ void FinishedList::drain_once() noexcept {
 
 void FinishedList::call_late(OperationObject& operation) {
   {
-    const std::lock_guard lock(late_mutex_);
+    const LockGuard lock(late_mutex_);
     late_operations_.push_back(&operation);
     Py_INCREF(reinterpret_cast<PyObject*>(&operation));
     late_.store(true);

@@ -1,10 +1,10 @@
 #pragma once
 
 #include <atomic>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "base/locks/mutex.h"
 #include "fabric/completion/operation.h"
 #include "python/memory/buffers.h"
 #include "python/operations/tally.h"
@@ -49,8 +49,8 @@ class FinishedList {
 
   std::atomic<OperationObject*> head_{nullptr};
   std::atomic<bool> late_{false};  // late_operations_ is not empty
-  std::mutex late_mutex_;
-  std::vector<OperationObject*> late_operations_;  // owned
+  Mutex late_mutex_;
+  std::vector<OperationObject*> late_operations_ FAB_GUARDED_BY(late_mutex_);  // owned
   std::atomic<bool> draining_{false};
   std::atomic<std::thread::id> drainer_{};
 };

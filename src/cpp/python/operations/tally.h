@@ -3,12 +3,12 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/locks/mutex.h"
 #include "python/operations/failure.h"
 
 namespace fab::python {
@@ -58,18 +58,19 @@ class Tally {
   };
   static constexpr std::size_t kKept = 64;  // failures that are kept; later ones are not
 
-  void number(Entry& entry) noexcept {
+  void number(Entry& entry) noexcept FAB_REQUIRES(mutex_) {
     if (entry.number == 0) entry.number = ++latest_;
   }
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   mutable std::condition_variable call_ended_;
-  Entry *first_ = nullptr, *last_ = nullptr;
-  std::size_t open_ = 0;
-  std::uint64_t latest_ = 0;
-  std::size_t flushes_ = 0;  // under way
-  std::vector<Unseen> failures_;
-  std::multiset<std::uint64_t> uncalled_;
+  Entry* first_ FAB_GUARDED_BY(mutex_) = nullptr;
+  Entry* last_ FAB_GUARDED_BY(mutex_) = nullptr;
+  std::size_t open_ FAB_GUARDED_BY(mutex_) = 0;
+  std::uint64_t latest_ FAB_GUARDED_BY(mutex_) = 0;
+  std::size_t flushes_ FAB_GUARDED_BY(mutex_) = 0;  // under way
+  std::vector<Unseen> failures_ FAB_GUARDED_BY(mutex_);
+  std::multiset<std::uint64_t> uncalled_ FAB_GUARDED_BY(mutex_);
 };
 
 }  // namespace fab::python

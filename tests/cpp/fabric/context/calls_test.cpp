@@ -183,7 +183,7 @@ TEST_CASE("a small batch is tried, without waiting for whoever has the context")
   CHECK_FALSE(world.try_post(more).has_value());
   CHECK(world.wire.keys.size() == slice.size());
   {
-    Driver::Lock lock = world.context->driver().lock();
+    Driver::Lock lock(world.context->driver());
     std::thread([&] { CHECK_FALSE(world.try_post(slice).has_value()); }).join();
   }
   CHECK(world.try_post(slice).has_value());

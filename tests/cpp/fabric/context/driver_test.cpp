@@ -28,8 +28,8 @@ TEST_CASE("a turn begins a slice, and so does each pause in it") {
     Driver::Turn turn(driver);
     driver.slice().spend(Slice::kBytes);
     CHECK(driver.slice().spent());
-    turn.pause(std::chrono::nanoseconds(1));
-    std::thread([&] { CHECK(!Driver::Turn(driver, std::try_to_lock)); }).join();  // the lock is back
+    driver.pause(std::chrono::nanoseconds(1));
+    std::thread([&] { CHECK_FALSE(driver.try_lock()); }).join();  // the lock is back
     CHECK(driver.slice().used() == 0);
     driver.slice().spend(Slice::kBytes);
     turn.move();
@@ -90,10 +90,8 @@ TEST_CASE("the lock is had without waiting or not at all, and nobody moves anyth
   Driver driver(work);
   driver.open(work);
   const Driver::Turn turn(driver);
-  CHECK(turn);
   std::thread([&] {
-    const Driver::Turn other(driver, std::try_to_lock);
-    CHECK(!other);
+    CHECK_FALSE(driver.try_lock());
     CHECK(!driver.progress());
     CHECK(driver.arm() == Driver::Rest::in_use);
   }).join();
@@ -139,8 +137,8 @@ TEST_CASE("a notice is given once, after unlocking, by whoever was at it") {
   int notices = 0;
   driver.on_notice = [&] {
     ++notices;
-    const Driver::Turn free(driver, std::try_to_lock);
-    CHECK(free);
+    REQUIRE(driver.try_lock());
+    const Driver::Turn free(driver, std::adopt_lock);
   };
   const auto request = [&] { driver.request_notice(); };
   {
@@ -153,7 +151,7 @@ TEST_CASE("a notice is given once, after unlocking, by whoever was at it") {
     const Driver::Turn turn(driver);
   }
   CHECK(notices == 1);
-  Driver::Lock lock = driver.lock();
+  Driver::Lock lock(driver);
   request();
   driver.unlock(lock);
   CHECK(notices == 2);

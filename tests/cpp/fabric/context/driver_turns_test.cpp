@@ -25,7 +25,7 @@ TEST_CASE("a turn that pauses lets others have the lock for as long as it says, 
     had = true;
   });
   const auto start = std::chrono::steady_clock::now();
-  while (!had) turn.pause(milliseconds(20));
+  while (!had) driver.pause(milliseconds(20));
   CHECK(std::chrono::steady_clock::now() - start >= milliseconds(20));
   CHECK(driver.slice().used() == 0);
   other.join();
@@ -93,7 +93,7 @@ TEST_CASE("what woke a leader is moved before anybody is asked whether that was 
   });
   until([&] { return work.arms > 0 && driver.who() == Driver::Who::staying_caller; });
   {
-    const Driver::Lock held = driver.lock();  // it sleeps, and is not about to
+    const Driver::Lock held(driver);  // it sleeps, and is not about to
   }
   const int asked = asked_before, arms = work.arms;
   arrival.arrive();
@@ -171,7 +171,7 @@ TEST_CASE("who follows hears at once when something moved") {
     });
     until([&] { return asked > 0; });
     {
-      const Driver::Lock held = driver.lock();  // both wait
+      const Driver::Lock held(driver);  // both wait
     }
     const auto start = std::chrono::steady_clock::now();
     arrival.arrive();

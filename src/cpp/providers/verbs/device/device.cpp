@@ -14,10 +14,10 @@
 #include <fstream>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 
 #include "base/fd.h"
+#include "base/locks/mutex.h"
 #include "base/network/interfaces.h"
 #include "base/process/process.h"
 #include "fabric/types/error.h"
@@ -129,9 +129,9 @@ std::string problem_of(const Device& device) {
 void prepare(const Device& device) {
   constexpr std::uint32_t kSoftIwarp = 0x626d74;  // vendor
   constexpr int kRefusedOffset = 0x90000, kEntryBytes = 32;
-  static std::mutex mutex;
-  static std::set<const ibv_context*> prepared;
-  const std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static std::set<const ibv_context*> prepared FAB_GUARDED_BY(mutex);
+  const LockGuard lock(mutex);
   if (device.limits.vendor_id != kSoftIwarp || prepared.contains(device.context)) return;
   if (library().create_cq(device.context, kRefusedOffset / kEntryBytes + 1, nullptr, nullptr, 0))
     prepared.insert(device.context);

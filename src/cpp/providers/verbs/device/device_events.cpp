@@ -12,9 +12,9 @@
 namespace fab::verbs {
 
 std::shared_ptr<DeviceEvents> DeviceEvents::of(const Device& device) {
-  static std::mutex mutex;
+  static Mutex mutex;
   static std::map<const ibv_context*, std::weak_ptr<DeviceEvents>> all;
-  const std::lock_guard lock(mutex);
+  const LockGuard lock(mutex);
   std::weak_ptr<DeviceEvents>& known = all[device.context];
   std::shared_ptr<DeviceEvents> events = known.lock();
   if (!events) known = events = std::make_shared<DeviceEvents>(*device.context);
@@ -24,7 +24,7 @@ std::shared_ptr<DeviceEvents> DeviceEvents::of(const Device& device) {
 DeviceEvents::DeviceEvents(ibv_context& context) : context_(context) { make_nonblocking(context.async_fd); }
 
 bool DeviceEvents::read() noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   ibv_async_event event{};
   while (library().get_async_event(&context_, &event) == 0) {
     note(event);
@@ -36,7 +36,7 @@ bool DeviceEvents::read() noexcept {
 }
 
 void DeviceEvents::note(const ibv_async_event& event) noexcept {
-  const auto tell_port = [&](std::uint32_t news) {
+  const auto tell_port = [&](std::uint32_t news) FAB_REQUIRES(mutex_) {
     for (EndpointEvents* const endpoint : endpoints_)
       if (endpoint->port_ == event.element.port_num) endpoint->note(news);
   };
@@ -92,13 +92,13 @@ EndpointEvents::EndpointEvents(const Device& device, Poller& poller, const ibv_c
         told();
       }) {
   device_->read();  // what happened before is not about this endpoint
-  const std::lock_guard lock(device_->mutex_);
+  const LockGuard lock(device_->mutex_);
   device_->endpoints_.push_back(this);
 }
 
 EndpointEvents::~EndpointEvents() {
   if (inherited()) return;
-  const std::lock_guard lock(device_->mutex_);
+  const LockGuard lock(device_->mutex_);
   std::erase(device_->endpoints_, this);
 }
 
@@ -106,14 +106,14 @@ EndpointEvents::~EndpointEvents() {
 bool EndpointEvents::inherited() const noexcept { return fork_generation_ != fork_generation(); }
 
 void EndpointEvents::watch(const ibv_qp& queue_pair, WatchedQueuePair& watched) {
-  const std::lock_guard lock(device_->mutex_);
+  const LockGuard lock(device_->mutex_);
   device_->queue_pairs_.insert_or_assign(&queue_pair, &watched);
   watched.endpoint_ = this;
 }
 
 void EndpointEvents::ignore(const ibv_qp& queue_pair, WatchedQueuePair& watched) noexcept {
   if (inherited()) return;
-  const std::lock_guard lock(device_->mutex_);
+  const LockGuard lock(device_->mutex_);
   if (!std::exchange(watched.endpoint_, nullptr)) return;
   device_->queue_pairs_.erase(&queue_pair);
   decltype(told_)::erase(watched);
@@ -125,13 +125,13 @@ void EndpointEvents::note(std::uint32_t news) noexcept {
 }
 
 std::uint32_t EndpointEvents::take() noexcept {
-  const std::lock_guard lock(device_->mutex_);
+  const LockGuard lock(device_->mutex_);
   return std::exchange(news_, 0);
 }
 
 void EndpointEvents::visit() noexcept {
   for (;;) {
-    std::unique_lock lock(device_->mutex_);
+    UniqueLock lock(device_->mutex_);
     if (told_.empty()) return;
     WatchedQueuePair& watched = told_.pop_front();
     const bool broken = std::exchange(watched.broken_, false);

@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
 #include "base/fd.h"
+#include "base/locks/mutex.h"
 #include "base/network/ready_call.h"
 #include "base/queues/linked_list.h"
 #include "providers/verbs/device/device.h"
@@ -53,12 +53,12 @@ class DeviceEvents final {
 
  private:
   friend class EndpointEvents;
-  void note(const ibv_async_event& event) noexcept;
+  void note(const ibv_async_event& event) noexcept FAB_REQUIRES(mutex_);
 
   ibv_context& context_;
-  std::mutex mutex_;
-  std::unordered_map<const ibv_qp*, WatchedQueuePair*> queue_pairs_;
-  std::vector<EndpointEvents*> endpoints_;
+  Mutex mutex_;
+  std::unordered_map<const ibv_qp*, WatchedQueuePair*> queue_pairs_ FAB_GUARDED_BY(mutex_);
+  std::vector<EndpointEvents*> endpoints_ FAB_GUARDED_BY(mutex_);
 };
 
 // What was told to one endpoint. All but the notes is used under its context's lock.

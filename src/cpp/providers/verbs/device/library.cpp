@@ -3,7 +3,8 @@
 #include <dlfcn.h>
 
 #include <atomic>
-#include <mutex>
+
+#include "base/locks/mutex.h"
 
 namespace fab::verbs {
 namespace {
@@ -87,7 +88,7 @@ class Libraries {
  public:
   const Library* find() noexcept {
     if (const Library* library = usable_.load(std::memory_order_acquire)) return library;
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (opened_.usable) return &opened_.library;
     opened_ = open_libraries();
     if (!opened_.usable) return nullptr;
@@ -95,13 +96,13 @@ class Libraries {
     return &opened_.library;
   }
   std::string problem() {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     return opened_.problem;
   }
 
  private:
-  std::mutex mutex_;
-  Opened opened_;
+  Mutex mutex_;
+  Opened opened_ FAB_GUARDED_BY(mutex_);
   std::atomic<const Library*> usable_{nullptr};
 };
 

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "base/bytes/wire.h"
+#include "base/locks/mutex.h"
 #include "fabric/memory/dma_buf.h"
 #include "fabric/registration/cache_settings.h"
 #include "fabric/types/error.h"
@@ -166,7 +167,7 @@ DeviceRegions::Registered* DeviceRegions::find(std::uint32_t region) {
 }
 
 bool DeviceRegions::describe(std::uint32_t region, std::byte* out) noexcept try {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const RegionEntry& entry = regions_.entry(region);
   // A counter that was bound meanwhile counts each access, so the device must not reach the region any more.
   if (entry.counters[0].load(std::memory_order_acquire) != 0) {
@@ -222,7 +223,7 @@ bool DeviceRegions::claimed(std::uint32_t region) const noexcept {
 }
 
 void DeviceRegions::claim_atomics(std::uint32_t region) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (!atomics_ || claimed_.contains(region) || hidden(region)) return;
   try {
     claimed_.insert(region);
@@ -236,7 +237,7 @@ void DeviceRegions::claim_atomics(std::uint32_t region) noexcept {
 }
 
 void DeviceRegions::forget(std::uint32_t region) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   claimed_.erase(region);
   registered_.erase(region);
   std::erase_if(local_, [region](const auto& entry) { return entry.second.region == region; });
@@ -277,7 +278,7 @@ const DeviceRegions::Local* DeviceRegions::look_for(std::uint64_t at, std::uint6
 std::optional<std::uint32_t> DeviceRegions::local_key(const void* at, std::uint64_t length,
                                                       bool stores) noexcept try {
   const auto address = reinterpret_cast<std::uint64_t>(at);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const Local* local = search(address, length);
   if (local)
     ++reused_;
@@ -290,7 +291,7 @@ std::optional<std::uint32_t> DeviceRegions::local_key(const void* at, std::uint6
 }
 
 LinkRegistrations DeviceRegions::registrations(const std::string& link) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   // stats() comes first, because it withdraws what has gone with its memory.
   const std::uint64_t hits = cache_->stats().hits;
   LinkRegistrations counts{.link = link, .held = leased_, .made = made_, .reused = reused_ + hits};

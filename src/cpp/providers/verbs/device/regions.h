@@ -5,13 +5,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "base/locks/mutex.h"
 #include "base/memory/address_range.h"
 #include "fabric/provider.h"
 #include "fabric/registration/registration_cache.h"
@@ -114,16 +114,16 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
   };
 
   // Returns null if the device does not take the region, or must not reach it by itself.
-  Registered* find(std::uint32_t region);
-  bool take(std::uint32_t region, Registered& into);
-  const Local* search(std::uint64_t at, std::uint64_t length) const noexcept;
-  const Local* look_for(std::uint64_t at, std::uint64_t length);
+  Registered* find(std::uint32_t region) FAB_REQUIRES(mutex_);
+  bool take(std::uint32_t region, Registered& into) FAB_REQUIRES(mutex_);
+  const Local* search(std::uint64_t at, std::uint64_t length) const noexcept FAB_REQUIRES(mutex_);
+  const Local* look_for(std::uint64_t at, std::uint64_t length) FAB_REQUIRES(mutex_);
   ibv_mr* reg_mr(AddressRange range, int rights) const noexcept {
     return register_memory(library(), pd_, range, rights | traits_);
   }
   bool hidden(std::uint32_t region) const noexcept;
   bool overlap(std::uint32_t left, std::uint32_t right) const noexcept;
-  bool claimed(std::uint32_t region) const noexcept;
+  bool claimed(std::uint32_t region) const noexcept FAB_REQUIRES(mutex_);
   void* enroll(AddressRange range, const MemoryUse& use);
   void dereg_mr(void* mr) noexcept;
 
@@ -134,12 +134,16 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
   std::atomic<std::uint64_t> made_{0}, leased_{0};
   // Of local memory. It keeps nothing if the domain has no cache.
   const std::unique_ptr<RegistrationCache> cache_;
-  mutable std::mutex mutex_;  // guards what follows
-  std::uint64_t reused_ = 0;
-  bool atomics_;
-  std::unordered_map<std::uint32_t, Registered> registered_;  // by index in the region table
-  std::unordered_set<std::uint32_t> claimed_;                 // regions whose atomics the processor does
-  std::map<std::uint64_t, Local> local_;  // by first address; of several pieces there, one
+
+  mutable Mutex mutex_;
+  std::uint64_t reused_ FAB_GUARDED_BY(mutex_) = 0;
+  bool atomics_ FAB_GUARDED_BY(mutex_);
+  // By index in the region table.
+  std::unordered_map<std::uint32_t, Registered> registered_ FAB_GUARDED_BY(mutex_);
+  // Regions whose atomics the processor does.
+  std::unordered_set<std::uint32_t> claimed_ FAB_GUARDED_BY(mutex_);
+  // By first address; of several pieces there, one.
+  std::map<std::uint64_t, Local> local_ FAB_GUARDED_BY(mutex_);
 };
 
 }  // namespace fab::verbs
