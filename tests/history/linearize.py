@@ -12,6 +12,7 @@ from typing import NamedTuple
 from operations import FOREVER, Operation, describe
 
 MOST_STATES = 2_000_000  # after so many configurations the search gives up, and says so
+MOST_SHORTENING = 20_000  # the same of each search for a shorter history that is wrong as well
 
 
 class Verdict(NamedTuple):
@@ -153,13 +154,17 @@ def _first(candidates: list[int], holds: Callable[[int], bool]) -> int:
 def minimise(history: Iterable[Operation], initial: Value = 0) -> tuple[list[Operation], Value]:
     """The shortest span of time that is not linearizable by itself, and the value before it: Free if a beginning was cut off."""
     whole = list(history)
+
+    def wrong(part: list[Operation], value: Value) -> bool:
+        return check(part, value, MOST_SHORTENING).good is False
+
     ends = sorted({each.back for each in whole if each.known})
-    end = _first(ends, lambda time: check(_until(whole, time), initial).good is False)
+    end = _first(ends, lambda time: wrong(_until(whole, time), initial))
     short = _until(whole, end)
     begins = sorted({each.call for each in short}, reverse=True)
-    if check(_since(short, begins[-1]), Free()).good is not False:
+    if not wrong(_since(short, begins[-1]), Free()):
         return sorted(short, key=lambda each: each.call), initial
-    begin = _first(begins, lambda time: check(_since(short, time), Free()).good is False)
+    begin = _first(begins, lambda time: wrong(_since(short, time), Free()))
     return sorted(_since(short, begin), key=lambda each: each.call), Free()
 
 

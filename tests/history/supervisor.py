@@ -38,7 +38,8 @@ class Process:
         self.ending = ""
         self.over = False
         self.busy_until = 0.0  # stopped
-        self.final = False
+        self.ready = False
+        self.final = False  # it told what is in its memory in the end
 
 
 class Supervisor:
@@ -96,13 +97,12 @@ class Supervisor:
             process.busy_until = 0.0
             if process.role == "target":
                 process.address, process.remotes = rest
-            process.final = False
-            process.ready = True  # type: ignore[attr-defined]
+            process.ready = True
             for client, target in [
                 (client, target)
                 for client in self.living("client")
                 for target in self.living("target")
-                if process in (client, target) and target.address and hasattr(client, "ready")
+                if process in (client, target) and target.address and client.ready
             ]:
                 self.send(client, "meet", target.name, target.address, target.remotes)
         elif name == "final":
@@ -148,7 +148,7 @@ class Supervisor:
         what, role, *_ = kind.split()
         choice, length, most = self.chance.random(), self.chance.random(), self.chance.choice([1, 1, None])
         now = time.monotonic()
-        there = [each for each in self.living(role) if hasattr(each, "ready") and each.busy_until < now]
+        there = [each for each in self.living(role) if each.ready and each.busy_until < now]
         if not there:
             return
         process = there[int(choice * len(there))]
@@ -179,7 +179,7 @@ class Supervisor:
             self.start("target")
         for _ in range(options.clients):
             self.start("client")
-        self.until(lambda: all(hasattr(each, "ready") for each in self.processes), "everybody is there")
+        self.until(lambda: all(each.ready for each in self.processes), "everybody is there")
         end = time.monotonic() + options.seconds
         next_fault = time.monotonic() + options.gap
         while time.monotonic() < end and not self.failures:
@@ -188,7 +188,7 @@ class Supervisor:
                 self.fault()
                 next_fault += self.chance.expovariate(1 / options.gap)
         self.until(
-            lambda: not self.going_on and all(hasattr(each, "ready") for each in self.living()),
+            lambda: not self.going_on and all(each.ready for each in self.living()),
             "all faults are over",
         )
         self.end("client")
