@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PATIENCE = 60  # seconds for what ends by itself
+PATIENCE = 150  # seconds for what ends by itself
 FAULTS = {
     "kill client": 3,
     "kill target": 1,

@@ -11,7 +11,7 @@ import pytest
 import rails
 
 SECONDS = float(os.environ.get("FAB_SECONDS", 4))  # of faults, over each link
-AROUND = 200  # for the start, and until all is over and checked, at most
+AROUND = 600  # for the start, and until all is over and checked, at most
 
 
 @pytest.mark.timeout(SECONDS + AROUND + 60)
