@@ -147,9 +147,9 @@ class Node:
         """A `Peer` whose process runs here; its `pid` is that of the process in front."""
         return Peer(spec, launcher=self.command, **options)
 
-    def call(self, *command: str) -> str:
-        """The output of a command with the network of this node."""
-        return self._space.call(*command)
+    def call(self, *command: str, text: str = "") -> str:
+        """The output of a command with the network of this node, which reads `text`."""
+        return self._space.call(*command, text=text)
 
     # --- what can happen to a NIC
 

@@ -14,7 +14,7 @@ def _another_device() -> str | None:
     for name, state in psutil.net_if_stats().items():
         addresses = psutil.net_if_addrs().get(name, ())
         if name != "lo" and state.isup and any(address.family == socket.AF_INET for address in addresses):
-            return name
+            return str(name)
     return None
 
 

@@ -32,8 +32,8 @@ class Fault(NamedTuple):
     seconds: float  # how long it is stopped or slow, or until the next process takes its place
 
 
-def plan(seed: int, members: int, seconds: float, deadline: float) -> list[Fault]:
-    """Rank 0 never ends, so that somebody is there from first to last."""
+def plan(seed: int, members: int, seconds: float, deadline: float, staying: int = 1) -> list[Fault]:
+    """The first `staying` ranks never end, so that somebody is there from first to last."""
     chance = random.Random(f"{seed}/faults")
     found: list[Fault] = []
     until = [0.0] * members
@@ -43,7 +43,7 @@ def plan(seed: int, members: int, seconds: float, deadline: float) -> list[Fault
         if len(free) > members - AT_ONCE:
             (kind,) = chance.choices(list(KINDS), list(KINDS.values()))
             rank = chance.choice(free)
-            if rank == 0 and kind not in ("short stop", "long stop", "starve"):
+            if rank < staying and kind not in ("short stop", "long stop", "starve"):
                 kind = "long stop"
             length = {
                 "short stop": chance.uniform(0.01, 0.6 * deadline),

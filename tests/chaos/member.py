@@ -238,6 +238,7 @@ class Issuer:
 
 class Member:
     def __init__(self, control: Connection, settings: dict[str, Any]) -> None:
+        from groups import Groups
         from messages import Messages
         from traffic import Traffic
 
@@ -270,6 +271,9 @@ class Member:
         self.chance = random.Random(f"{self.seed}/{self.rank}/{self.incarnation}/control")
         self.traffic = Traffic(self)
         self.messages = Messages(self)
+        self.groups = (
+            Groups(self, Path(settings["groups"]), settings["group_domain"]) if settings["groups"] else None
+        )
         self.threads: list[threading.Thread] = []
 
     # --- what is told to the supervisor
@@ -416,6 +420,8 @@ class Member:
         watch = self.start(self.watch)
         reader = self.start(self.read_queue)
         workers = [self.start(self.traffic.run), self.start(self.messages.run)]
+        if self.groups:
+            workers.append(self.start(self.groups.run))
         while True:
             if self.control.poll(0.05):
                 name, *rest = self.control.recv()
@@ -442,6 +448,8 @@ class Member:
         for worker in workers:
             worker.join()
         self.quiet()
+        if self.groups:
+            self.tell("groups", self.groups.told())
         self.tell("leaving")
         self.closing = True
         reader.join()

@@ -38,6 +38,12 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--members", type=int, default=8, help="processes at a time (default: %(default)s)")
     parser.add_argument(
+        "--soak",
+        action="store_true",
+        help="a quarter of them stay to the end, and use no more then than after the first quarter of the time; "
+        "and all take part in a group that they join and leave",
+    )
+    parser.add_argument(
         "--deadline", type=float, default=2.0, help="the domains' peer_deadline (default: %(default)s s)"
     )
     parser.add_argument(
@@ -59,6 +65,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--verbose", action="store_true", help="print the log as it grows")
     chosen = parser.parse_args()
     chosen.set = dict(each.split("=", 1) for each in chosen.set)
+    chosen.staying = max(1, chosen.members // 4) if chosen.soak else 1
     if chosen.seed is None:
         chosen.seed = secrets.randbelow(1_000_000)
     if chosen.only:
@@ -87,6 +94,16 @@ def judge(supervisor: Supervisor) -> None:
     print(f"processes: {len(supervisor.incarnations)}")
     for kind, row in verdict.figures().items():
         print(f"{kind:9}  " + ", ".join(f"{count} {name}" for name, count in row.items() if count))
+    if supervisor.options.soak:
+        if not supervisor.failures and not (supervisor.groups["rounds"] and supervisor.groups["admitted"]):
+            supervisor.fail(f"nobody joined a group and used its window: {supervisor.groups}")
+        print("groups:   ", ", ".join(f"{count} {what}" for what, count in sorted(supervisor.groups.items())))
+        for rank, course in supervisor.courses.items():
+            for when, found in zip(("first", "last"), course.first_and_last(), strict=True):
+                print(
+                    f"rank {rank} at {when:6}"
+                    + ", ".join(f"{now:.5g} {name}" for name, now in found._asdict().items())
+                )
     sys.stdout.flush()
 
 
@@ -102,7 +119,9 @@ def main() -> int:
         resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     supervisor = Supervisor(chosen, folder)
     try:
-        supervisor.run(faults.plan(chosen.seed, chosen.members, chosen.seconds, chosen.deadline))
+        supervisor.run(
+            faults.plan(chosen.seed, chosen.members, chosen.seconds, chosen.deadline, chosen.staying)
+        )
         judge(supervisor)
     finally:
         supervisor.close()

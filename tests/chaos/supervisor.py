@@ -19,10 +19,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from usage import Course, Usage, grown, left_over, usage
+
 from faults import Fault, Starvation
 
 HERE = Path(__file__).parent
 WARM = 5  # seconds until a member has opened what it needs
+# Large memory that is freed goes back to the system at once, so that a process has what it uses.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
+WARM_UP = 20  # seconds until a member uses what it will use, at least
 PATIENCE = 30  # seconds beyond what the library may take, for a machine that has other work
 
 
@@ -49,7 +54,7 @@ class Incarnation:
         self.counters: dict[tuple[int, int], list[list[int]]] = {}
         self.final_commons: list[list[int]] = []
         self.there_since = 0.0
-        self.early_usage: tuple[int, ...] = ()  # descriptors and mappings
+        self.early_usage: Usage | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -74,6 +79,8 @@ class Supervisor:
         self.starvation = Starvation(options.starve == "turns")
         self.newcomers: dict[int, float] = {}  # ranks whose next process is to be stopped, and for how long
         self.hung = False
+        self.courses: dict[int, Course] = {}  # of those who stay, once they have warmed up
+        self.groups: Counter[str] = Counter()  # what happened in the group of a soak
 
     def _port(self, rank: int) -> int:
         """Below those that the kernel gives away, so that nobody takes it while a member is between two lives."""
@@ -127,6 +134,12 @@ class Supervisor:
             "links": self.options.links,
             "domain": domain,
             "bound": self.bound,
+            "groups": str(self.folder / "groups") if self.options.soak else "",
+            "group_domain": {
+                "spec": self.options.links,
+                "peer_deadline": self.options.deadline,
+                **self.options.set,
+            },
             "journal": str(self.folder / f"journal-{rank}-{number}"),
             "supervisor": os.getpid(),
         }
@@ -139,7 +152,7 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 cwd=self.folder,  # where core files go
-                env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env=os.environ | ENVIRONMENT,
             )
         theirs.close()
         member = Incarnation(rank, number, process, Connection(mine.detach()), stderr)
@@ -178,6 +191,8 @@ class Supervisor:
             member.counters[rank, number] = values
         elif name == "commons":
             (member.final_commons,) = rest
+        elif name == "groups":
+            self.groups.update(*rest)
         elif name == "event":
             when, text = rest
             self.log(f"{member}: {text}", when)
@@ -342,6 +357,7 @@ class Supervisor:
 
     def run(self, faults: list[Fault]) -> None:
         self.log(f"starvation {self.starvation.how}")
+        (self.folder / "groups").mkdir(exist_ok=True)
         for rank in range(self.options.members):
             self.start(rank)
         if not self.until(self.complete, "everybody knows everybody"):
@@ -349,10 +365,12 @@ class Supervisor:
         self.log("everybody knows everybody")
         for fault in faults:
             self.at(fault.start, partial(self.begin_fault, fault))
-        end = time.monotonic() + self.options.seconds
-        while time.monotonic() < end and not self.broken:
+        start = time.monotonic()
+        while (passed := time.monotonic() - start) < self.options.seconds and not self.broken:
             self.turn()
             self.measure()
+            if self.options.soak and passed > max(self.options.seconds / 4, WARM_UP):
+                self.follow()
         if not self.until(
             lambda: not self.timers and self.complete(), "all faults are over and everybody is there again"
         ):
@@ -366,6 +384,8 @@ class Supervisor:
             return
         self.log("all operations settled")
         self.check_usage()
+        if self.options.soak:
+            self.check_soak()
 
     def measure(self) -> None:
         """What everybody uses once he has known the others for a while."""
@@ -379,19 +399,35 @@ class Supervisor:
             ):
                 member.early_usage = usage(member.process.pid)
 
+    def follow(self) -> None:
+        """What those who stay use, again and again."""
+        for rank in range(self.options.staying):
+            member = self.now[rank]
+            if not member.over:
+                self.courses.setdefault(rank, Course(member.process.pid)).look()
+
     def check_usage(self) -> None:
         """Each of the others may need some descriptors and mappings; those who came and went must not have left any."""
         for member in self.now.values():
-            for what, was, now, each in zip(
-                ("descriptors", "mappings"),
-                member.early_usage,
-                usage(member.process.pid),
-                (4, 16),
-                strict=False,
-            ):
+            if member.early_usage is None:
+                continue
+            found = usage(member.process.pid)
+            for what, each in (("descriptors", 4), ("mappings", 16)):
+                was, now = getattr(member.early_usage, what), getattr(found, what)
                 self.log(f"{member}: {was} {what} early, {now} at the end")
                 if now > was + each * self.options.members:
                     self.fail(f"{member} had {was} {what} early and has {now} at the end")
+
+    def check_soak(self) -> None:
+        """Those who saw all others come and go use what they used early, and what others use."""
+        for rank, course in self.courses.items():
+            for text in grown(*course.first_and_last()):
+                self.fail(f"rank {rank}, which was there from first to last, uses more: {text}")
+        at_rest = {member.key: usage(member.process.pid) for member in self.now.values()}
+        for key, found in at_rest.items():
+            self.log(f"{key[0]}/{key[1]} at rest: {found}")
+            for text in left_over(found, at_rest.values()) if key[0] < self.options.staying else []:
+                self.fail(f"rank {key[0]}, which was there from first to last, at rest: {text}")
 
     def count(self) -> bool:
         """Asks all for their counters."""
@@ -414,9 +450,3 @@ class Supervisor:
                 member.process.wait()
                 member.control.close()
         self.starvation.close()
-
-
-def usage(pid: int) -> tuple[int, int]:
-    """Descriptors and mappings of a process."""
-    with open(f"/proc/{pid}/maps") as maps:
-        return len(os.listdir(f"/proc/{pid}/fd")), sum(1 for _ in maps)

@@ -1,4 +1,4 @@
-"""A minute of chaos. Longer: `FAB_SECONDS=600 pytest tests/chaos`, or the command itself, `python tests/chaos/run.py --help`."""
+"""Half a minute of chaos. Longer: `FAB_SECONDS=600 pytest tests/chaos`, or `python tests/chaos/run.py --help`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rails import RAILS
 
 SECONDS = float(os.environ.get("FAB_SECONDS", 15))  # of faults, over each link
 AROUND = 200  # for the start, and until all is settled and judged, at most
@@ -16,8 +17,18 @@ AROUND = 200  # for the start, and until all is settled and judged, at most
 @pytest.mark.timeout(SECONDS + AROUND + 60)
 @pytest.mark.parametrize("links", ["tcp", "shm+tcp"])
 def test_members_are_killed_stopped_and_starved(links: str) -> None:
+    run("--links", links)
+
+
+@pytest.mark.timeout(SECONDS + AROUND + 60)
+@pytest.mark.parametrize("links", ["shm", "tcp", "shm+tcp", *([RAILS] if RAILS else [])])
+def test_members_join_and_leave_a_group_as_well_and_use_no_more_in_the_end(links: str) -> None:
+    run("--links", links, "--soak")
+
+
+def run(*options: str) -> None:
     program = str(Path(__file__).parent / "run.py")
-    command = [sys.executable, program, "--links", links, "--seconds", str(SECONDS)]
+    command = [sys.executable, program, "--seconds", str(SECONDS), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + AROUND, check=False)
     print(done.stdout, done.stderr)
     assert done.returncode == 0

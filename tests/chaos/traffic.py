@@ -13,7 +13,7 @@ import pyfab
 from content import POISON, pattern
 from journal import Kind, Status
 from member import TRIES, Issuer, Link, Member, Posted
-from slots import ADDED, FETCHED, SWAPPED, Block
+from slots import ADDED, FETCHED, LARGE, SWAPPED, Block
 
 WINDOW = 8  # operations to one peer
 ONE = np.ones(1, np.int64)
@@ -29,6 +29,10 @@ class Scratch:
 
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray]] = defaultdict(list)
+        for size in (
+            LARGE * 4
+        ):  # as many as there are such blocks at the peers, so that memory does not grow with time
+            self.give(np.empty(size, np.uint8))
 
     def take(self, size: int) -> np.ndarray:
         return self._free[size].pop() if self._free[size] else np.empty(size, np.uint8)
