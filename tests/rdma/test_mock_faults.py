@@ -228,7 +228,7 @@ def test_another_link_goes_on_when_the_device_is_removed():
             assert outcomes([here.write(row, handle, remote) for remote in exposed.remote]) == [None] * 50
             assert exposed.content().all()
             here.write(row, handle, exposed.remote[0]).result(TIMEOUT)
-            assert "verbs.0 down" in here.report(handle)[1]
+            wait_for(lambda: "verbs.0 down" in here.report(handle)[1])  # between attempts
 
 
 def flood(target, address, remote):
