@@ -85,7 +85,7 @@ class FAB_SCOPED_CAPABILITY UniqueLock final {
   explicit UniqueLock(Mutex& mutex) FAB_ACQUIRE(mutex) : lock_(mutex.mutex_) {}
   UniqueLock(const UniqueLock&) = delete;
   UniqueLock& operator=(const UniqueLock&) = delete;
-  ~UniqueLock() FAB_RELEASE() {}
+  ~UniqueLock() FAB_RELEASE() = default;
   void lock() FAB_ACQUIRE() { lock_.lock(); }
   void unlock() FAB_RELEASE() { lock_.unlock(); }
   // For condition variables, which have the lock again when they return.

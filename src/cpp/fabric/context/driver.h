@@ -170,7 +170,7 @@ class FAB_SCOPED_CAPABILITY Driver::Lock final {
       : lock_(driver.mutex_, std::adopt_lock) {}
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
-  ~Lock() FAB_RELEASE() {}
+  ~Lock() FAB_RELEASE() = default;
   void lock() FAB_ACQUIRE() { lock_.lock(); }
   void unlock() FAB_RELEASE() { lock_.unlock(); }
 

@@ -38,7 +38,7 @@ bool DeviceEvents::read() noexcept {
 void DeviceEvents::note(const ibv_async_event& event) noexcept {
   const auto tell_port = [&](std::uint32_t news) FAB_REQUIRES(mutex_) {
     for (EndpointEvents* const endpoint : endpoints_)
-      if (endpoint->port_ == event.element.port_num) endpoint->note(news);
+      if (std::cmp_equal(endpoint->port_, event.element.port_num)) endpoint->note(news);
   };
   switch (event.event_type) {
     case IBV_EVENT_QP_LAST_WQE_REACHED:
