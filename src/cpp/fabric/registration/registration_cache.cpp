@@ -305,7 +305,8 @@ void RegistrationCache::retire(Number number, Handles& gone) {
 
 void RegistrationCache::drop_vanished(Handles& gone) {
   if (!something_vanished()) return;
-  const auto drop_in = [&](AddressRange vanished) FAB_REQUIRES(mutex_) {
+  const auto drop_in = [&](AddressRange vanished) {
+    mutex_.assert_held();
     const auto entries = table_.overlapping(vanished);
     for (const Number number : entries) drop(number, gone);
     bool any = !entries.empty();
