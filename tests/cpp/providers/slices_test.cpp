@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fabric/memory/slice.h"
+#include "fabric/session/frames/frame.h"
 #include "providers/shm/harness.h"
 #include "providers/tcp/harness.h"
 

@@ -318,10 +318,10 @@ PyObject* look_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
                   std::string(kName) + "(): no message that fits waits here (it may still come)");
     const auto completion = py::reinterpret_steal<py::object>(completion_of(*found));
     if (look != Inbox::Look::claim) return py::object(completion).release().ptr();
-    auto message = std::make_unique<ClaimedMessage>(
+    auto message = std::unique_ptr<ClaimedMessage>(new ClaimedMessage{
         py::reinterpret_borrow<py::object>(self), found->claim,
         MatchRule{.tag = found->head.tag, .group = found->head.group, .tagged = found->head.tagged},
-        completion);
+        completion});
     return py::cast(std::move(message)).release().ptr();
   } catch (...) {
     set_python_error();
