@@ -35,7 +35,11 @@ void settled_hook(Operation& core) noexcept {
     tally->fail(operation.entry, failure_of(operation));
   if (operation.phase.exchange(OperationObject::kSettled) != OperationObject::kInFlight) return;
   if (tally) tally->leave(operation.entry);
-  if (operation.wants_notice.load()) operation.origin->context->driver().request_notice();
+  if (operation.wants_notice.load()) {
+    Driver& driver = operation.origin->context->driver();
+    driver.assert_held();  // by whoever settles what is in flight
+    driver.request_notice();
+  }
   operation.origin->finished->push(operation);
 }
 
