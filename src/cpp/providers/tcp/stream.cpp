@@ -216,11 +216,11 @@ void TcpStream::on_output() noexcept {
 
 bool TcpStream::receive() noexcept {
   if (!open()) return false;
-  session_.go_on();
   receiving_ = true;
+  session_.go_on();
   const bool any = take_in();
   receiving_ = false;
-  if (any && open() && !write_blocked_ && has_output()) flush();
+  if (open() && !write_blocked_ && has_output()) flush();
   end_if_broken();
   return any;
 }
