@@ -14,12 +14,14 @@ SECONDS = float(os.environ.get("FAB_SECONDS", 15))  # of faults, over each link
 AROUND = 200  # for the start, and until all is settled and judged, at most
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + AROUND + 60)
 @pytest.mark.parametrize("links", ["tcp", "shm+tcp"])
 def test_members_are_killed_stopped_and_starved(links: str) -> None:
     run("--links", links)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + AROUND + 60)
 @pytest.mark.parametrize("links", ["shm", "tcp", "shm+tcp", *([RAILS] if RAILS else [])])
 def test_members_join_and_leave_a_group_as_well_and_use_no_more_in_the_end(links: str) -> None:

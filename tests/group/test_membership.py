@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import re
@@ -323,12 +324,13 @@ def test_bad_calls() -> None:
         part = group.split(0)
         assert part is not None
         part.close()
+        gc.collect()  # what other tests left may go at any time
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(10):
             part = group.split(1)
             assert part is not None
             part.close()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 SPENT = """

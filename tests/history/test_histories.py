@@ -14,6 +14,7 @@ SECONDS = float(os.environ.get("FAB_SECONDS", 4))  # of faults, over each link
 AROUND = 600  # for the start, and until all is over and checked, at most
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + AROUND + 60)
 @pytest.mark.parametrize("links", ["shm", "tcp", "shm+tcp", "rails"])
 def test_histories_agree_with_what_is_documented(links):

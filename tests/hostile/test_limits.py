@@ -137,6 +137,7 @@ def test_an_endpoint_goes_on_when_descriptors_are_there_again(
             another()
 
 
+@pytest.mark.slow
 @KEYS
 def test_idle_streams_end_for_new_ones(start: Start, peer_attack: Attack, key: bytes | None) -> None:
     target = Endpoint(start, key)
@@ -150,6 +151,7 @@ def test_idle_streams_end_for_new_ones(start: Start, peer_attack: Attack, key: b
     assert target.security("limits") > DESCRIPTORS / 4
 
 
+@pytest.mark.slow
 @KEYS
 @pytest.mark.parametrize("attack", ["waiting", "trickle"])
 def test_streams_without_progress_end_for_new_ones(

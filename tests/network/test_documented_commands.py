@@ -55,6 +55,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_in_a_shell_and_in_python(folder: Path, environment: dict[str, str]) -> None:
     for kind, block in BLOCKS:
         if kind == "sh":

@@ -6,7 +6,7 @@ import drills
 import pytest
 from pair import MIB
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.req("LNX-64")

@@ -44,6 +44,7 @@ def received(target):
     return bool((target.kept["landing"] == content()).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, ENCRYPTED], ids=["plain", "encrypted"])
 def test_a_peer_that_the_network_still_reaches_is_not_lost(options):
     options = options | {"peer_deadline": DEADLINE}

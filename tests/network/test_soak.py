@@ -71,6 +71,7 @@ def trouble(bench, stop):
         node.link_up(rail)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 200)
 def test_all_with_all_through_loss_and_failing_cards():
     with Bench(nodes=NODES, rails=RAILS) as bench:

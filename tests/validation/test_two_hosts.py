@@ -86,6 +86,7 @@ def test_an_agent_that_is_killed(hosts: Hosts, start_agent: Start, run: Run, tmp
     assert "1 failed, 1 passed, 1 error" in said
 
 
+@pytest.mark.slow
 def test_the_suite_with_soak_and_drills(hosts: Hosts, run: Run) -> None:
     down, up = ("ip link set r0 " + way for way in ("down", "up"))
     status, said = run(

@@ -268,8 +268,8 @@ with pyfab.Group.from_env(sys.argv[1], timeout=30) as group:
         else:
             window.post([2]); window.wait()
     except pyfab.PeerLostError as error:
-        print(error)
-    sys.stdout.flush()
+        print(error, flush=True)
+    sys.stdin.read()  # stays until all have found the death of rank 2, and not its own
     os._exit(0)
 """
 
@@ -285,11 +285,13 @@ def test_a_dead_rank_ends_the_waiting_for_it(links: str, tmp_path: Any) -> None:
             [sys.executable, "-c", DYING, links, str(tmp_path)],
             env=os.environ
             | {"PYFAB_RANK": str(rank), "PYFAB_SIZE": "4", "PYFAB_RENDEZVOUS": f"file://{tmp_path}/meeting"},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank in range(4)
     ]
-    outputs = [process.communicate(timeout=60)[0] for process in ranks]
-    for rank in (0, 1, 3):
-        assert "rank 2 of 4 ended" in outputs[rank] or "ranks" in outputs[rank], outputs
+    found = {rank: ranks[rank].stdout.readline() for rank in (0, 1, 3)}
+    for process in ranks:
+        process.communicate(timeout=60)
+    assert all("rank 2 of 4 ended" in text for text in found.values()), found

@@ -77,14 +77,14 @@ class Soak:
     def _turn(self) -> int:
         started = [self._start(int(slot)) for slot in self._random.permutation(SLOTS)[:_TURN]]
         started.append(self._add())
-        self._send()
+        sent = self._send()
         self._receive()
         for kind, operation, check in started:
             self.done[kind] += 1
             self.nbytes[kind] += operation.result(TIMEOUT).nbytes
             if check is not None and not np.array_equal(*check):
                 self.wrong.append(f"{kind} number {self.done[kind]}")
-        return len(started) + 1
+        return len(started) + sent
 
     def _start(self, slot: int) -> tuple[str, pyfab.Operation, Any]:
         size = int(2 ** self._random.uniform(0, 16))
@@ -111,17 +111,18 @@ class Soak:
         self.sums[cell] += amount[0]
         return "fetch_add", operation, (old, expected)
 
-    def _send(self) -> None:
-        """Sends a message that says its number and its checksum, unless too many are under way."""
+    def _send(self) -> int:
+        """Sends a message that says its number and its checksum, unless too many are under way. How many that were."""
         while len(self._sends) >= _POSTED:
             if not self._sends[0].done():
-                return
+                return 0
             self._sends.popleft().result(0)
         body = self._random.bytes(int(self._random.integers(0, _MESSAGE - 16)))
         head = np.array([self.done["send"], zlib.crc32(body)], np.int64).tobytes()
         self._sends.append(self._endpoint.tsend(head + body, self._peer, _TAG))
         self.done["send"] += 1
         self.nbytes["send"] += len(head) + len(body)
+        return 1
 
     def _receive(self, *, wait: bool = False) -> None:
         while len(self._receives) < _POSTED:
