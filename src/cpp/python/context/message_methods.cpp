@@ -257,6 +257,11 @@ struct ClaimedMessage {
   MatchRule rule;  // its peer, group and tag
   py::object completion;
 
+  // Debian's clang makes no aggregates in place.
+  ClaimedMessage(py::object owner_, std::uint64_t number_, MatchRule rule_, py::object completion_)
+      : owner(std::move(owner_)), number(number_), rule(rule_), completion(std::move(completion_)) {}
+  ClaimedMessage(const ClaimedMessage&) = delete;
+  ClaimedMessage& operator=(const ClaimedMessage&) = delete;
   ContextHandle& handle() const { return context_handle(owner.ptr()); }
   ~ClaimedMessage() {
     if (number == 0) return;
@@ -318,10 +323,10 @@ PyObject* look_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
                   std::string(kName) + "(): no message that fits waits here (it may still come)");
     const auto completion = py::reinterpret_steal<py::object>(completion_of(*found));
     if (look != Inbox::Look::claim) return py::object(completion).release().ptr();
-    auto message = std::unique_ptr<ClaimedMessage>(new ClaimedMessage{
+    auto message = std::make_unique<ClaimedMessage>(
         py::reinterpret_borrow<py::object>(self), found->claim,
         MatchRule{.tag = found->head.tag, .group = found->head.group, .tagged = found->head.tagged},
-        completion});
+        completion);
     return py::cast(std::move(message)).release().ptr();
   } catch (...) {
     set_python_error();
