@@ -33,7 +33,7 @@ def map_all(paths: list[str]) -> tuple[list[mmap.mmap], int]:
     for path in paths:
         try:
             file = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        except FileNotFoundError:
+        except OSError:  # the owner has closed it, and its number may be that of a socket by now
             continue
         try:
             maps.append(mmap.mmap(file, 0))
