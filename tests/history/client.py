@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import threading
@@ -42,6 +41,7 @@ class Client:
         self.endpoint = self.domain.endpoint(cq=self.queue)
         self.peers: dict[str, Peer] = {}
         self.stopping = False
+        self.awake = threading.Event()  # there is a peer, or the end has come
         self.number = 0
         self.last: dict[tuple[str, str], int] = {}  # of the present batch: the last atomic on each element
 
@@ -55,12 +55,16 @@ class Client:
                 words = {key: pyfab.RemoteRegion.from_bytes(each) for key, each in remotes.items()}
                 peers = {**self.peers, target: Peer(target, self.endpoint.av.insert(address), words, {})}
                 self.peers = peers
+                self.awake.set()
             elif name == "gone":
                 self.peers = {key: peer for key, peer in self.peers.items() if key != rest[0]}
+                if not self.peers:
+                    self.awake.clear()
             elif name == "cut":
                 self.journal.write("cut", rails.cut(*rest))
             elif name == "end":
                 self.stopping = True
+                self.awake.set()
                 return
 
     # --- operations
@@ -208,22 +212,13 @@ class Client:
         self.control.send(("hello",))
         threading.Thread(target=self.listen, daemon=True).start()
         while not self.stopping:
-            peers = self.peers
-            if peers:
+            self.awake.wait()
+            if peers := self.peers:
                 self.batch(self.hot("target", sorted(peers.values(), key=lambda peer: peer.name)))
-            else:
-                time.sleep(0.01)
         self.endpoint.close()
         self.domain.__exit__(None, None, None)
         self.journal.write("left")
 
 
-def main() -> None:
-    fd, settings = int(sys.argv[1]), json.loads(sys.argv[2])
-    shared.end_with_parent(settings["supervisor"])
-    with Connection(fd) as control:
-        Client(control, settings).run()
-
-
 if __name__ == "__main__":
-    main()
+    shared.serve(Client)

@@ -7,7 +7,10 @@ import json
 import os
 import signal
 import struct
+import sys
 import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +83,11 @@ def end_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)
+
+
+def serve(role: Callable[[Connection, dict[str, Any]], Any]) -> None:
+    """The program of one process: its arguments are the descriptor of its connection, and its settings."""
+    fd, settings = int(sys.argv[1]), json.loads(sys.argv[2])
+    end_with_parent(settings["supervisor"])
+    with Connection(fd) as control:
+        role(control, settings).run()

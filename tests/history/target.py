@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import sys
 import threading
@@ -113,12 +112,5 @@ class Target:
         self.domain.__exit__(None, None, None)
 
 
-def main() -> None:
-    fd, settings = int(sys.argv[1]), json.loads(sys.argv[2])
-    shared.end_with_parent(settings["supervisor"])
-    with Connection(fd) as control:
-        Target(control, settings).run()
-
-
 if __name__ == "__main__":
-    main()
+    shared.serve(Target)
