@@ -1,26 +1,12 @@
 #include "base/crypto/libcrypto.h"
 
-#include <dlfcn.h>
-
-#include <type_traits>
-
 #include "base/crypto/fork_gate.h"
+#include "base/crypto/opened_library.h"
 
 namespace fab {
 namespace {
 
-struct OpenedCrypto {
-  LibCrypto library{};
-  std::string_view problem;  // so that finding it needs no memory
-};
-
-// False if the library lacks a function.
-bool load_all(void* handle, LibCrypto& all) {
-  bool complete = true;
-  const auto load = [&](const char* name, auto& function) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle, name));
-    complete &= function != nullptr;
-  };
+bool find_all(FunctionFinder& load, LibCrypto& all) {
   load("EVP_PKEY_new_raw_private_key", all.new_raw_private_key);
   load("EVP_PKEY_new_raw_public_key", all.new_raw_public_key);
   load("EVP_PKEY_get_raw_public_key", all.get_raw_public_key);
@@ -35,7 +21,7 @@ bool load_all(void* handle, LibCrypto& all) {
   load("PKCS5_PBKDF2_HMAC", all.pbkdf2);
   load("ERR_set_mark", all.set_error_mark);
   load("ERR_pop_to_mark", all.pop_errors_to_mark);
-  return complete;
+  return load.complete();
 }
 
 // A library in a restricted mode may have all functions and yet refuse this kind of key.
@@ -47,23 +33,14 @@ bool makes_keys(const LibCrypto& library) {
   return key != nullptr;
 }
 
-// The library stays open until the process ends.
+using OpenedCrypto = OpenedLibrary<LibCrypto>;
+
 OpenedCrypto open_libcrypto() {
-  OpenedCrypto opened;
-  struct Candidate {
-    const char *name, *problem;
-  };
-  static constexpr Candidate kCandidates[] = {{"libcrypto.so.3", "libcrypto.so.3 makes no Ed25519 keys"},
-                                              {"libcrypto.so.1.1", "libcrypto.so.1.1 makes no Ed25519 keys"}};
-  for (const Candidate& candidate : kCandidates) {
-    void* const handle = ::dlopen(candidate.name, RTLD_NOW | RTLD_LOCAL);
-    if (!handle) continue;
-    if (load_all(handle, opened.library) && makes_keys(opened.library)) return {opened.library, {}};
-    opened.problem = candidate.problem;
-  }
-  if (opened.problem.empty())
-    opened.problem = "there is no libcrypto.so.3 or libcrypto.so.1.1 (Debian: libssl3)";
-  return opened;
+  static constexpr LibraryName kNames[] = {{"libcrypto.so.3", "libcrypto.so.3 makes no Ed25519 keys"},
+                                           {"libcrypto.so.1.1", "libcrypto.so.1.1 makes no Ed25519 keys"}};
+  return open_first_of<LibCrypto>(
+      kNames, "there is no libcrypto.so.3 or libcrypto.so.1.1 (Debian: libssl3)",
+      [](FunctionFinder& load, LibCrypto& all) { return find_all(load, all) && makes_keys(all); });
 }
 
 const OpenedCrypto& opened_crypto() {
@@ -73,10 +50,7 @@ const OpenedCrypto& opened_crypto() {
 
 }  // namespace
 
-const LibCrypto* libcrypto() noexcept {
-  const OpenedCrypto& opened = opened_crypto();
-  return opened.problem.empty() ? &opened.library : nullptr;
-}
+const LibCrypto* libcrypto() noexcept { return opened_crypto().get(); }
 
 std::string_view libcrypto_problem() noexcept { return opened_crypto().problem; }
 

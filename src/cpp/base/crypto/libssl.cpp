@@ -1,37 +1,13 @@
 #include "base/crypto/libssl.h"
 
-#include <dlfcn.h>
-
-#include <type_traits>
-
 #include "base/crypto/fork_gate.h"
 #include "base/crypto/libcrypto.h"
+#include "base/crypto/opened_library.h"
 
 namespace fab {
 namespace {
 
-struct OpenedSsl {
-  LibSsl library{};
-  std::string_view problem;  // so that finding it needs no memory
-};
-
-// Finds functions in a library and in those that it needs, so that libssl and libcrypto are of one version.
-class Loader {
- public:
-  explicit Loader(void* handle) noexcept : handle_(handle) {}
-  template <class Function>
-  void operator()(const char* name, Function& function) noexcept {
-    function = reinterpret_cast<Function>(::dlsym(handle_, name));
-    complete_ &= function != nullptr;
-  }
-  bool complete() const noexcept { return complete_; }
-
- private:
-  void* const handle_;
-  bool complete_ = true;
-};
-
-void load_streams(Loader& load, LibSsl& all) {
+void load_streams(FunctionFinder& load, LibSsl& all) {
   load("TLS_method", all.method);
   load("SSL_CTX_new", all.new_settings);
   load("SSL_CTX_ctrl", all.control);
@@ -58,7 +34,7 @@ void load_streams(Loader& load, LibSsl& all) {
   load("SSL_export_keying_material", all.export_key);
 }
 
-void load_rest(Loader& load, LibSsl& all) {
+void load_rest(FunctionFinder& load, LibSsl& all) {
   load("SSL_CIPHER_find", all.find_cipher);
   load("SSL_SESSION_new", all.new_session);
   load("SSL_SESSION_free", all.free_session);
@@ -81,29 +57,18 @@ void load_rest(Loader& load, LibSsl& all) {
   load("ERR_pop_to_mark", all.pop_errors_to_mark);
 }
 
-// The library stays open until the process ends.
+using OpenedSsl = OpenedLibrary<LibSsl>;
+
 OpenedSsl open_libssl() {
-  OpenedSsl opened;
-  if (!libcrypto()) {
-    opened.problem = libcrypto_problem();
-    return opened;
-  }
-  struct Candidate {
-    const char *name, *problem;
-  };
-  static constexpr Candidate kCandidates[] = {{"libssl.so.3", "libssl.so.3 speaks no TLS 1.3"},
-                                              {"libssl.so.1.1", "libssl.so.1.1 speaks no TLS 1.3"}};
-  for (const Candidate& candidate : kCandidates) {
-    void* const handle = ::dlopen(candidate.name, RTLD_NOW | RTLD_LOCAL);
-    if (!handle) continue;
-    Loader load(handle);
-    load_streams(load, opened.library);
-    load_rest(load, opened.library);
-    if (load.complete()) return {opened.library, {}};
-    opened.problem = candidate.problem;
-  }
-  if (opened.problem.empty()) opened.problem = "there is no libssl.so.3 or libssl.so.1.1 (Debian: libssl3)";
-  return opened;
+  if (!libcrypto()) return {.problem = libcrypto_problem()};
+  static constexpr LibraryName kNames[] = {{"libssl.so.3", "libssl.so.3 speaks no TLS 1.3"},
+                                           {"libssl.so.1.1", "libssl.so.1.1 speaks no TLS 1.3"}};
+  return open_first_of<LibSsl>(kNames, "there is no libssl.so.3 or libssl.so.1.1 (Debian: libssl3)",
+                               [](FunctionFinder& load, LibSsl& all) {
+                                 load_streams(load, all);
+                                 load_rest(load, all);
+                                 return load.complete();
+                               });
 }
 
 const OpenedSsl& opened_ssl() {
@@ -113,10 +78,7 @@ const OpenedSsl& opened_ssl() {
 
 }  // namespace
 
-const LibSsl* libssl() noexcept {
-  const OpenedSsl& opened = opened_ssl();
-  return opened.problem.empty() ? &opened.library : nullptr;
-}
+const LibSsl* libssl() noexcept { return opened_ssl().get(); }
 
 std::string_view libssl_problem() noexcept { return opened_ssl().problem; }
 
