@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import zlib
 
 import numpy as np
 import pyfab
@@ -148,6 +149,8 @@ DTYPES = [
     "M8[ns]",
     ">i4",
     [("id", "i4"), ("xyz", "f8", (3,))],
+    np.dtype([("id", "i1"), ("x", "f8")], align=True),
+    np.dtype({"names": ["late"], "formats": ["i2"], "offsets": [6], "itemsize": 16}),
 ]
 
 
@@ -169,6 +172,34 @@ def test_it_survives_being_sent(dtype, way):
             assert (copy.shape, copy.dtype, copy.nbytes) == (remote.shape, remote.dtype, remote.nbytes)
             assert copy.to_bytes() == remote.to_bytes()
             assert copy == remote
+
+
+def test_fields_in_no_order_cannot_be_sent():
+    """NumPy has no description of them that another version would read."""
+    turned = np.dtype({"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [4, 0]})
+    with (
+        pyfab.Domain("shm") as domain,
+        domain.register(np.zeros(3, turned), Access.REMOTE_READ) as region,
+        pytest.raises(
+            pyfab.InvalidArgumentError, match=r"'offsets': \[4, 0\].* in the order of their offsets"
+        ),
+    ):
+        region.remote.to_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["(3,)f4", "(1,)f4", "|O", "T"])
+def test_a_dtype_that_no_array_has_is_refused(space, dtype):
+    """An array's elements are no arrays, and no objects of Python."""
+    with pytest.raises(pyfab.InvalidArgumentError, match="these bytes are no remote region: the dtype"):
+        pyfab.RemoteRegion.from_bytes(with_dtype(space[1].to_bytes(), dtype))
+
+
+def with_dtype(written: bytes, dtype: str) -> bytes:
+    """The bytes of a remote region of int32 with the text of another dtype."""
+    text = len(b"<i4").to_bytes(4, "little") + b"<i4"
+    assert written.count(text) == 1
+    body = written[8:].replace(text, len(dtype).to_bytes(4, "little") + dtype.encode())
+    return written[:4] + zlib.crc32(body).to_bytes(4, "little") + body
 
 
 def test_a_copy_reaches_the_same_memory(space):

@@ -184,13 +184,23 @@ std::vector<std::uint64_t> RemoteView::runs(std::uint64_t& run_length) const {
   }
 }
 
+// A plain dtype travels as its string, a structured one as the text of its description.
+static std::string described(const py::object& dtype) {
+  if (dtype.attr("names").is_none()) return dtype.attr("str").cast<std::string>();
+  try {
+    return py::repr(dtype.attr("descr")).cast<std::string>();
+  } catch (const py::error_already_set&) {
+    throw Error(Errc::invalid,
+                "the dtype " + py::str(dtype).cast<std::string>() +
+                    " cannot be sent: NumPy describes only dtypes whose fields stand in the order of "
+                    "their offsets and do not overlap; describe the memory by such a dtype");
+  }
+}
+
 std::string RemoteView::encode() const {
   WireWriter out;
   out.put_bytes(region->encode()).put(offset);
-  // A plain dtype travels as its string, a structured one as the text of its description.
-  const py::object description =
-      dtype.attr("names").is_none() ? dtype.attr("str") : py::repr(dtype.attr("descr"));
-  out.put_bytes(description.cast<std::string>());
+  out.put_bytes(described(dtype));
   out.put(static_cast<std::uint8_t>(ndim));
   for (int axis = 0; axis < ndim; ++axis)
     out.put(shape[static_cast<std::size_t>(axis)]).put(strides[static_cast<std::size_t>(axis)]);
@@ -235,14 +245,19 @@ RemoteView RemoteView::decode(std::string_view bytes) {
   }
   if (!in.at_end()) throw refuse("their length does not fit");
   try {
-    const py::object numpy_dtype = py::module_::import("numpy").attr("dtype");
     const bool structured = description.starts_with('[');
-    view.dtype = numpy_dtype(structured ? py::module_::import("ast").attr("literal_eval")(description)
-                                        : py::str(description));
+    const py::object descr = structured ? py::module_::import("ast").attr("literal_eval")(description)
+                                        : py::object(py::str(description));
+    // NumPy writes the gaps between fields as fields without a name; its reader of .npy files makes gaps of
+    // them again.
+    view.dtype = py::module_::import("numpy.lib.format").attr("descr_to_dtype")(descr);
   } catch (const py::error_already_set&) {
     throw refuse("the dtype \"" + description.substr(0, 100) + "\" is unknown");
   }
   if (view.dtype.attr("hasobject").cast<bool>()) throw refuse("the dtype holds Python objects");
+  // The elements of an array are no arrays themselves: NumPy puts the inner shape into the outer one.
+  if (!view.dtype.attr("subdtype").is_none())
+    throw refuse("the dtype \"" + description.substr(0, 100) + "\" is that of an array within an array");
   view.itemsize = py::reinterpret_borrow<py::dtype>(view.dtype).itemsize();
   std::uint64_t all = 0;
   if (__builtin_mul_overflow(elements, static_cast<std::uint64_t>(view.itemsize), &all))
