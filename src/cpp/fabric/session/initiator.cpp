@@ -306,7 +306,7 @@ void Initiator::settle(const Request& request, Errc error) noexcept {
 void Initiator::finish_oldest(Errc error) {
   do {
     const Request request = std::move(requests_.front());
-    requests_.pop_front();
+    requests_.drop_front();
     if (handed_over_) --handed_over_;
     if (request.again) --asked_again_;
     if (is_atomic(request.op) && wants_data(request.op) && !request.local) result_bytes_ -= request.length;
@@ -404,7 +404,7 @@ void Initiator::fail(Errc error) noexcept {
   result_bytes_ = 0;
   while (!requests_.empty()) {
     const Request request = std::move(requests_.front());
-    requests_.pop_front();
+    requests_.drop_front();
     settle(request, request.local ? request.error : error);
   }
   for (; !again_.empty(); again_.pop_front()) {

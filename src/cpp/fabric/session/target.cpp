@@ -55,21 +55,23 @@ Target::Admitted Target::admit(const FrameHeader& frame, OpCode op) const noexce
   return target;
 }
 
-void Target::tell_stored(const FrameHeader& frame, const Admitted& target, OpCode op) const noexcept {
-  const RegionEntry& entry = regions().entry(target.region);
+void Target::tell_stored(const FrameHeader& frame, const Admitted& target, const RegionEntry& entry,
+                         OpCode op) const noexcept {
   if ((entry.flags & region_flag::kObserved) && end_.services.observer)
     end_.services.observer->stored(target.region, op, target.offset, frame.total);
 }
 
 void Target::begin_put(const FrameHeader& frame) noexcept {
-  put_ = {.open = true, .first = frame};
+  put_.open = true;
+  put_.done = frame.flags & frame_flag::kStriped ? frame.total : 0;
+  put_.before.reset();
+  if (!(frame.flags & frame_flag::kLast)) put_.first = frame;
   if (const auto* known = end_.extension.outcome(frame)) {
     put_.before = known->error;
-    put_.target.error = Errc::key_rejected;  // nothing of the put is stored
+    put_.target = {.error = Errc::key_rejected};  // nothing of the put is stored
   } else {
     put_.target = admit(frame, OpCode::write);
   }
-  if (frame.flags & frame_flag::kStriped) put_.done = frame.total;
 }
 
 Errc Target::on_write(const FrameHeader& frame, Reader& reader) {
@@ -115,8 +117,9 @@ void Target::end_put(const FrameHeader& frame) {
   if (outcome == Errc::ok && (frame.flags & frame_flag::kCommit) && !stripe)
     outcome = make_durable(target, frame.total);
   if (outcome == Errc::ok) {
-    tell_stored(frame, target, OpCode::write);
-    if (!stripe) count_write(regions().entry(target.region));
+    const RegionEntry& entry = regions().entry(target.region);
+    tell_stored(frame, target, entry, OpCode::write);
+    if (!stripe) count_write(entry);
     if (frame.flags & frame_flag::kRemoteData) deliver(frame.total, frame.data);
   }
   end_.extension.record(frame, outcome);
@@ -299,7 +302,7 @@ Errc Target::apply(const FrameHeader& frame, const Admitted& target, const std::
   Errc outcome = Errc::ok;
   if (frame.flags & frame_flag::kCommit) outcome = make_durable(target, frame.total);
   if (outcome == Errc::ok) {
-    if (op != AtomicOp::atomic_read) tell_stored(frame, target, OpCode::atomic);
+    if (op != AtomicOp::atomic_read) tell_stored(frame, target, entry, OpCode::atomic);
     if (frame.data != 0)  // a piece of this array
       modified = end_.extension.arrays().applied(frame.data, frame.flags & frame_flag::kLast, modified);
     if (modified) count_write(entry);

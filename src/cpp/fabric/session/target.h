@@ -46,7 +46,7 @@ class Target {
   };
   struct IncomingPut {
     bool open = false;
-    FrameHeader first{};
+    FrameHeader first{};  // only of a put of several frames
     Admitted target{};
     std::uint64_t done = 0;
     std::optional<Errc> before{};  // the put was done before, over another stream, with this outcome
@@ -57,7 +57,8 @@ class Target {
   void end_put(const FrameHeader& frame);
   Errc apply(const FrameHeader& frame, const Admitted& target, const std::byte* payload,
              std::byte* result) noexcept;
-  void tell_stored(const FrameHeader& frame, const Admitted& target, OpCode op) const noexcept;
+  void tell_stored(const FrameHeader& frame, const Admitted& target, const RegionEntry& entry,
+                   OpCode op) const noexcept;
   Errc make_durable(const Admitted& target, std::uint64_t length) const noexcept;
   void count_write(const RegionEntry& entry) noexcept;
   void deliver(std::uint64_t length, std::uint64_t data) noexcept;
