@@ -12,6 +12,12 @@ void Model::read_notices(Node& node) {
     const std::size_t count = node.completions.read(read);
     if (count == 0) return;
     for (const Completion& entry : std::span(read).first(count)) {
+      if (entry.flags & completion_flag::kMultiReceive) {
+        if (entry.context == 0 || entry.context > landings_.size())
+          return story.wrong("a message for no receive");
+        if (entry.flags & completion_flag::kMore) met(*landings_[entry.context - 1], entry);
+        continue;
+      }
       if (!(entry.flags & completion_flag::kRemoteData)) {  // a late error
         if (entry.context == 0 || entry.context > tasks_.size())
           return story.wrong("an error of no operation");
@@ -121,11 +127,11 @@ void Model::check_messages(const std::function<const Node*(const Life&)>& find) 
     if (task->kind == Kind::notified_put && task->outcome == Errc::ok && task->notices == 0 && find(task->to))
       wrong(*task, "its data never came");
     if (task->kind != Kind::message && task->kind != Kind::announced) continue;
-    const bool told = task->outcome == Errc::ok && task->settled && find(task->to) &&
+    const bool told = task->outcome == Errc::ok && task->settled && find(task->to) && !task->discarded &&
                       (!task->injected || (find(task->from) && !settings.plain));
     if (!told || task->receipts != 0) continue;
     const auto met = std::ranges::find_if(landings_, [&](const auto& landing) {
-      return landing->settled && landing->outcome.data == task->id;
+      return landing->settled && landing->outcome.data == task->id;  // of receives for many: not known
     });
     wrong(*task, "it was told complete, and " +
                      (met == landings_.end()
@@ -134,16 +140,20 @@ void Model::check_messages(const std::function<const Node*(const Life&)>& find) 
   }
 }
 
-// Messages with one tag from one process meet receives in the order of sending.
+// Messages with one tag from one process meet receives in the order of sending. A claimed one waits for the
+// receive that it is given to.
 void Model::check_order() {
   std::map<std::tuple<Life, Life, std::uint64_t>, std::uint64_t> latest;
   for (const auto& landing : landings_) {
-    if (!landing->settled || landing->outcome.error == Errc::canceled || landing->outcome.data == 0) continue;
-    const Task& task = *tasks_[landing->outcome.data - 1];
-    if (task.unordered) continue;
-    std::uint64_t& last = latest[{task.from, task.to, task.transfer.key}];
-    if (task.place < last) return wrong(task, "it met a receive behind a later one");
-    last = task.place;
+    // In a receive for many the order is that of the places; messages without bytes share theirs with others.
+    std::ranges::sort(landing->met, {},
+                      [](const auto& met) { return std::pair(met.offset, met.task->place); });
+    for (const auto& [offset, met] : landing->met) {
+      if (met->unordered || met->claimed) continue;
+      std::uint64_t& last = latest[{met->from, met->to, met->transfer.key}];
+      if (met->place < last) return wrong(*met, "it met a receive behind a later one");
+      last = met->place;
+    }
   }
 }
 

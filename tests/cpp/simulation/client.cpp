@@ -17,7 +17,8 @@ void Client::turn() {
 
 void Client::act() {
   Random& random = node_.story.random;
-  const std::uint64_t what = random.below(24);
+  const std::uint64_t what = random.below(26);
+  if (what >= 24) return random.one_in(2) ? claim() : end_claim();
   if (what < 5) return receive();
   const auto peer = static_cast<unsigned>(random.below(node_.settings.nodes));
   if (peer == node_.number || model_.open_from({node_.number, node_.incarnation}) >= kMostOpen) return;
@@ -30,7 +31,7 @@ void Client::act() {
   if (what < 15) return sum(*path, to, what < 14);
   if (!home) return;
   if (what < 17) return put(*path, to, *home, Kind::put);
-  if (what == 17) return put(*path, to, *home, Kind::notified_put);
+  if (what == 17) return put(*path, to, *home, random.one_in(2) ? Kind::notified_put : Kind::durable_put);
   if (what == 18) return random.one_in(8) ? put(*path, to, *home, Kind::striped) : get(*path, to, *home);
   if (what < 21) return get(*path, to, *home);
   if (what == 21) return swap(*path, to, *home);
@@ -57,6 +58,17 @@ Task& Client::new_write(Kind kind, const Life& to, std::size_t size) {
   return task;
 }
 
+// The local memory of some operations lies in pieces.
+void Client::scatter_some(Task& task) {
+  Random& random = node_.story.random;
+  if (task.transfer.length < 2 || !random.one_in(4)) return;
+  task.pieces = cut_up(random, task.local->piece());
+  if (!task.content.empty()) scatter(task.content, task.pieces);
+  task.transfer.local_pieces = task.pieces.data();
+  task.transfer.piece_count = static_cast<std::uint16_t>(task.pieces.size());
+  ++node_.story.tally.scattered;
+}
+
 Cell* Client::idle_cell(Field& field) {
   Cell& cell = node_.story.random.one_of(field.cells);
   return cell.busy ? nullptr : &cell;
@@ -65,9 +77,9 @@ Cell* Client::idle_cell(Field& field) {
 void Client::put(Path& path, const Life& to, Home& home, Kind kind) {
   Random& random = node_.story.random;
   Share& share = home.share_for(node_.story, node_.number, node_.incarnation);
-  Field& field = kind == Kind::striped ? home.large_of(node_.story, share)
-                 : random.one_in(4)    ? share.medium
-                                       : share.small;
+  Field& field = kind == Kind::striped                           ? home.large_of(node_.story, share)
+                 : kind == Kind::durable_put || random.one_in(4) ? share.medium
+                                                                 : share.small;
   Cell* const cell = idle_cell(field);
   if (!cell) return;
   const std::size_t least = kind == Kind::striped ? 263'000 : 1;
@@ -83,6 +95,9 @@ void Client::put(Path& path, const Life& to, Home& home, Kind kind) {
     task.transfer.flags = transfer_flag::kRemoteData;
     task.transfer.data = task.id;
   }
+  if (kind == Kind::durable_put || (kind == Kind::striped && random.one_in(4)))
+    task.transfer.delivery = Delivery::commit;
+  scatter_some(task);
   model_.post(task, path, node_);
 }
 
@@ -105,6 +120,7 @@ void Client::get(Path& path, const Life& to, Home& home) {
   task.transfer.remote = cell->offset + task.at;
   task.transfer.local = task.local->data();
   task.transfer.length = length;
+  scatter_some(task);
   model_.post(task, path, node_);
 }
 
@@ -164,6 +180,7 @@ void Client::send(Path& path, const Life& to, bool announced) {
     task.injected = true;
     task.transfer.delivery = Delivery::inject;
   }
+  scatter_some(task);
   model_.post(task, path, node_);
 }
 
@@ -179,6 +196,7 @@ void Client::to_passing(Path& path, const Life& to, Home& home) {
     task.expected = Errc::key_rejected;
   else
     task.may_be_closed = true;
+  scatter_some(task);
   model_.post(task, path, node_);
   if (share.closed || !random.one_in(6)) return;
   node_.story.in(random.any_span(milliseconds(20)), [&model = model_, &home, &share] {
@@ -192,7 +210,7 @@ void Client::refused(Path& path, const Life& to, Home& home) {
   const std::size_t size = random.one_in(8) ? random.between(263'000, 280'000) : random.between(1, 2000);
   Task& task = new_write(Kind::refused, to, size);
   task.transfer.op = random.one_in(2) ? OpCode::write : OpCode::read;
-  switch (random.below(4)) {
+  switch (random.below(5)) {
     case 0:
       task.transfer.key = random.next() >> 1;
       task.expected = Errc::key_rejected;
@@ -207,6 +225,13 @@ void Client::refused(Path& path, const Life& to, Home& home) {
       task.transfer.op = OpCode::write;
       task.expected = Errc::access;
       break;
+    case 3:  // nothing of this region can be made durable
+      task.transfer.key = share.small.key;
+      task.transfer.op = OpCode::write;
+      task.transfer.length = std::min(size, share.small.ground.size());
+      task.transfer.delivery = Delivery::commit;
+      task.expected = Errc::invalid;
+      break;
     default:
       task.transfer.key = home.write_only_key;
       task.transfer.op = OpCode::read;
@@ -219,34 +244,76 @@ void Client::refused(Path& path, const Life& to, Home& home) {
 void Client::receive() {
   Random& random = node_.story.random;
   const Life here{node_.number, node_.incarnation};
-  if (model_.landings_open(here) >= kMostLandings) {
-    // One that was posted before is taken back; it may have been matched.
-    if (!random.one_in(4)) return;
-    for (const auto& landing : model_.landings())
-      if (!landing->settled && landing->at == here) {
-        const bool taken = node_.receives.cancel(*landing);
-        if (taken != landing->settled) node_.story.wrong("cancel() says otherwise than the receive");
-        return;
-      }
-    return;
-  }
-  Landing& landing = model_.new_landing(node_, random.one_in(8) ? random.below(1000) : kLongest);
-  const bool any = random.one_in(2);
-  node_.receives.post(
-      {.operation = &landing,
-       .local = landing.ground.data(),
-       .length = landing.room,
-       .rule = {.tag = any ? 0 : random.below(3), .ignore = any ? ~std::uint64_t{0} : 0, .tagged = true}});
+  if (model_.landings_open(here) >= kMostLandings) return random.one_in(4) ? take_back() : void();
+  const bool many = random.one_in(6), any = random.one_in(2);
+  const std::size_t size = many               ? random.between(1, 3) * kLongest
+                           : random.one_in(8) ? random.below(1000)
+                                              : kLongest;
+  Landing& landing = model_.new_landing(node_, size, many ? random.between(1, 2000) : 0);
+  post_receive(landing,
+               {.tag = any ? 0 : random.below(3), .ignore = any ? ~std::uint64_t{0} : 0, .tagged = true});
   node_.wake(node_.story.now);
 }
 
+void Client::post_receive(Landing& landing, const MatchRule& rule) {
+  Random& random = node_.story.random;
+  Receive asked{.operation = &landing,
+                .local = landing.ground.data(),
+                .length = landing.room,
+                .least_room = landing.least_room,
+                .rule = rule};
+  if (landing.room >= 2 && random.one_in(4)) {
+    landing.pieces = cut_up(random, landing.ground.piece());
+    asked.pieces = landing.pieces.data();
+    asked.piece_count = static_cast<std::uint16_t>(landing.pieces.size());
+  }
+  node_.receives.post(asked);
+}
+
+// A receive that was posted before is taken back; it may have been matched.
+void Client::take_back() {
+  const Life here{node_.number, node_.incarnation};
+  for (const auto& landing : model_.landings())
+    if (!landing->settled && landing->at == here) {
+      const bool taken = node_.receives.cancel(*landing);
+      // One for many waits for the messages that it was matched with.
+      if (landing->least_room == 0 && taken != landing->settled)
+        node_.story.wrong("cancel() says otherwise than the receive");
+      return;
+    }
+}
+
+// A message that waits is hidden from all receives, for later.
+void Client::claim() {
+  const std::uint64_t claim = node_.receives.claim({.tag = node_.story.random.below(3), .tagged = true});
+  if (claim == 0) return;
+  model_.claimed(*node_.receives.claimed(claim));
+  claims_.push_back(claim);
+}
+
+// The oldest one is received now, or nobody wants it. It may have gone with its sender.
+void Client::end_claim() {
+  if (claims_.empty()) return;
+  const std::uint64_t claim = claims_.front();
+  claims_.erase(claims_.begin());
+  const Message* const message = node_.receives.claimed(claim);
+  if (!message) return;
+  if (node_.story.random.one_in(3)) {
+    model_.discarded(*message);
+    if (!node_.receives.discard_claimed(claim)) node_.story.wrong("a claimed message was not there");
+    return;
+  }
+  Landing& landing = model_.new_landing(node_, kLongest);
+  if (!node_.receives.receive_claimed(
+          claim, {.operation = &landing, .local = landing.ground.data(), .length = landing.room}))
+    node_.story.wrong("a claimed message was not there");
+}
+
 void Client::keep_receiving() {
-  while (node_.receives.peek({.ignore = ~std::uint64_t{0}, .tagged = true})) {
-    Landing& landing = model_.new_landing(node_, kLongest);
-    node_.receives.post({.operation = &landing,
-                         .local = landing.ground.data(),
-                         .length = landing.room,
-                         .rule = {.ignore = ~std::uint64_t{0}, .tagged = true}});
+  const MatchRule all{.ignore = ~std::uint64_t{0}, .tagged = true};
+  while (!claims_.empty()) end_claim();
+  while (node_.receives.peek(all)) {
+    post_receive(model_.new_landing(node_, kLongest), all);
     if (node_.story.broken()) return;
   }
 }

@@ -22,7 +22,12 @@ class Client {
   void refused(Path& path, const Life& to, Home& home);
   void to_passing(Path& path, const Life& to, Home& home);
   void receive();
+  void take_back();
+  void post_receive(Landing& landing, const MatchRule& rule);
+  void claim();
+  void end_claim();
   void keep_receiving();
+  void scatter_some(Task& task);
   Cell* idle_cell(Field& field);
   std::vector<std::byte> some_bytes(std::size_t size);
   Task& new_write(Kind kind, const Life& to, std::size_t size);
@@ -35,6 +40,7 @@ class Client {
   const Span pause_;
   Time next_{};
   bool resting_ = false;
+  std::vector<std::uint64_t> claims_;  // messages that it has claimed
 };
 
 }  // namespace fab::sim

@@ -4,6 +4,36 @@
 
 namespace fab::sim {
 
+std::vector<iovec> cut_up(Random& random, iovec whole) {
+  std::vector<iovec> pieces{whole};
+  for (std::uint64_t cuts = random.between(1, 7); cuts != 0; --cuts) {
+    iovec& piece = random.one_of(pieces);
+    if (piece.iov_len < 2) continue;
+    const std::size_t first = random.between(1, piece.iov_len - 1);
+    const iovec rest{static_cast<std::byte*>(piece.iov_base) + first, piece.iov_len - first};
+    piece.iov_len = first;
+    pieces.insert(pieces.begin() + static_cast<std::ptrdiff_t>(random.below(pieces.size() + 1)), rest);
+  }
+  return pieces;
+}
+
+void scatter(const std::vector<std::byte>& bytes, const std::vector<iovec>& pieces) noexcept {
+  std::size_t at = 0;
+  for (const iovec& piece : pieces) {
+    if (piece.iov_len != 0) std::memcpy(piece.iov_base, bytes.data() + at, piece.iov_len);
+    at += piece.iov_len;
+  }
+}
+
+std::vector<std::byte> gathered(const std::vector<iovec>& pieces) {
+  std::vector<std::byte> bytes;
+  for (const iovec& piece : pieces) {
+    const auto* const from = static_cast<const std::byte*>(piece.iov_base);
+    bytes.insert(bytes.end(), from, from + piece.iov_len);
+  }
+  return bytes;
+}
+
 void Cell::stored(std::size_t at, const std::vector<std::byte>& what) {
   std::ranges::copy(what, bytes_.begin() + static_cast<std::ptrdiff_t>(at));
   for (Possible& possible : possible_)
@@ -42,7 +72,7 @@ Share& Home::share_for(Story& story, unsigned number, unsigned incarnation) {
   const auto key = [&] { return story.random.next() >> 1; };
   place = std::make_unique<Share>(Share{.small = {6, 1024, key()}, .medium = {2, 40'000, key()}});
   for (Field* field : {&place->small, &place->medium}) {
-    field->region = node->expose(field->key, {field->ground.piece()}, access::kAll);
+    field->region = node->expose(field->key, {field->ground.piece()}, access::kAll, field == &place->medium);
     field->counter = counters++;
     node->regions.bind_counter(field->region, field->counter);
   }
@@ -54,7 +84,7 @@ Share& Home::share_for(Story& story, unsigned number, unsigned incarnation) {
 Field& Home::large_of(Story& story, Share& share) {
   if (!share.large) {
     share.large = std::make_unique<Field>(1, 290'000, story.random.next() >> 1);
-    share.large->region = node->expose(share.large->key, {share.large->ground.piece()}, access::kAll);
+    share.large->region = node->expose(share.large->key, {share.large->ground.piece()}, access::kAll, true);
     share.large->counter = counters++;
     node->regions.bind_counter(share.large->region, share.large->counter);
   }

@@ -40,6 +40,12 @@ class Ground {
   std::size_t size_;
 };
 
+// Cuts this memory into up to eight pieces, in any order. Together they are all of it.
+std::vector<iovec> cut_up(Random& random, iovec whole);
+// Copies bytes to pieces that hold as many, and back.
+void scatter(const std::vector<std::byte>& bytes, const std::vector<iovec>& pieces) noexcept;
+std::vector<std::byte> gathered(const std::vector<iovec>& pieces);
+
 // A part of a region that one initiator writes, one put after the other. A put that failed may have been done
 // in part: then each byte is what it was before, or what the put would have made of it.
 class Cell {
@@ -79,7 +85,7 @@ struct Field {
 // What a target shows to one initiator.
 struct Share {
   Field small, medium;
-  std::unique_ptr<Field> large{};  // once it is needed
+  std::unique_ptr<Field> large{};  // once it is needed; this one and medium can be made durable
   // A region that is closed at some time, and whose memory is the target's own from then on.
   Ground passing{50'000};
   std::uint64_t passing_key = 0;

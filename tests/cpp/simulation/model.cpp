@@ -18,6 +18,7 @@ Outcome class_of(Errc error) {
     case Errc::key_rejected:
     case Errc::access:
     case Errc::bounds:
+    case Errc::invalid:
       return Outcome::refused;
     case Errc::peer_lost:
       return Outcome::lost;
@@ -139,6 +140,7 @@ void Model::judge(Task& task) {
   switch (task.kind) {
     case Kind::put:
     case Kind::notified_put:
+    case Kind::durable_put:
     case Kind::striped:
     case Kind::get:
       if (task.field) judge_put(task);
@@ -164,8 +166,10 @@ void Model::judge_put(Task& task) {
   Cell& cell = *task.cell;
   std::byte* const memory = task.field->ground.data() + cell.offset + task.at;
   if (task.transfer.op == OpCode::read) {
-    if (task.outcome == Errc::ok && !cell.may_hold(task.at, task.local->data(), task.local->size()))
-      wrong(task, "it brought other bytes");
+    if (task.outcome != Errc::ok) return;
+    const std::vector<std::byte> brought =
+        gathered(task.pieces.empty() ? std::vector{task.local->piece()} : task.pieces);
+    if (!cell.may_hold(task.at, brought.data(), brought.size())) wrong(task, "it brought other bytes");
     return;
   }
   if (task.outcome != Errc::ok) return cell.maybe_stored(task.at, task.content);
@@ -205,12 +209,20 @@ std::int64_t Model::guess(const Life& to) { return seen_[to]; }
 
 // --- receives
 
-Landing& Model::new_landing(const Node& node, std::size_t size) {
+std::vector<std::byte> Landing::bytes() {
+  return gathered(pieces.empty() ? std::vector{ground.piece()} : pieces);
+}
+
+Landing& Model::new_landing(Node& node, std::size_t size, std::uint64_t least_room) {
   Landing& landing = *landings_.emplace_back(std::make_unique<Landing>(size));
   landing.model = this;
   landing.at = {node.number, node.incarnation};
   ++landings_open_[landing.at];
-  landing.begin(1, landings_.size(), completion_flag::kRecv, nullptr, nullptr, &Model::on_landed);
+  landing.least_room = least_room;
+  const bool many = least_room != 0;
+  if (many && !node.completions.reserve()) story.wrong("the completion queue is full");
+  landing.begin(1, landings_.size(), completion_flag::kRecv | (many ? completion_flag::kMultiReceive : 0),
+                many ? &node.completions : nullptr, nullptr, &Model::on_landed);
   return landing;
 }
 
@@ -230,26 +242,64 @@ void Model::landed(Landing& landing) {
   --landings_open_[landing.at];
   const Completion& what = landing.outcome;
   story.note(what.data * 31 + static_cast<std::uint64_t>(what.error));
-  const bool came = what.error == Errc::ok || what.error == Errc::truncated;
   if (!landing.ground.guarded()) story.wrong("a receive wrote beside its memory");
-  if (what.error != Errc::canceled) {
-    if (what.data == 0 || what.data > tasks_.size()) return story.wrong("a message that nobody has sent");
-    Task& task = *tasks_[what.data - 1];
-    const std::uint64_t length = std::min<std::uint64_t>(landing.room, task.content.size());
-    if (task.to != landing.at) wrong(task, "it came to somebody else");
-    if (came) {
-      ++story.tally.received;
-      if (++task.receipts > 1) wrong(task, "it was received twice");
-      if (!task.unordered) check_before(task);
-      if (what.length != length || (what.error == Errc::truncated) != (landing.room < task.content.size()))
-        wrong(task, "it came with another length");
-      else if (length && std::memcmp(landing.ground.data(), task.content.data(), length) != 0)
-        wrong(task, "other bytes came");
-    } else if (what.error != Errc::peer_lost) {
-      wrong(task, std::string("its receive ended with ") + name(what.error));
-    }
+  landing.landed = landing.bytes();
+  if (landing.least_room != 0) {  // its messages are told by entries
+    if (what.error != Errc::ok && what.error != Errc::canceled)
+      story.wrong(std::string("a receive for many ended with ") + name(what.error));
+  } else if (what.error != Errc::canceled) {
+    met(landing, what);
   }
   landing.ground.poison();
+}
+
+Task* Model::sent(std::uint64_t data) {
+  const bool known = data != 0 && data <= tasks_.size();
+  if (!known) story.wrong("a message that nobody has sent");
+  return known ? tasks_[data - 1].get() : nullptr;
+}
+
+// The receive was matched with a message, and this became of it.
+void Model::met(Landing& landing, const Completion& what) {
+  Task* const found = sent(what.data);
+  if (!found) return;
+  Task& task = *found;
+  landing.met.push_back({what.offset, &task});
+  if (task.to != landing.at) wrong(task, "it came to somebody else");
+  if (task.discarded) wrong(task, "it came although it was discarded");
+  if (what.error != Errc::ok && what.error != Errc::truncated) {
+    if (what.error != Errc::peer_lost) wrong(task, std::string("its receive ended with ") + name(what.error));
+    return;
+  }
+  ++story.tally.received;
+  if (landing.least_room != 0) ++story.tally.received_by_many;
+  if (++task.receipts > 1) wrong(task, "it was received twice");
+  if (!task.unordered && !task.claimed) check_before(task);
+  // A message that is not the first in a receive for many comes whole.
+  const std::uint64_t room = landing.room - what.offset;
+  const std::uint64_t length = std::min<std::uint64_t>(room, task.content.size());
+  if (what.length != length || (what.error == Errc::truncated) != (room < task.content.size()) ||
+      (what.offset != 0 && what.error != Errc::ok))
+    return wrong(task, "it came with another length");
+  if (!landing.settled) landing.landed = landing.bytes();
+  if (length && std::memcmp(landing.landed.data() + what.offset, task.content.data(), length) != 0)
+    wrong(task, "other bytes came");
+}
+
+void Model::claimed(const Message& message) {
+  ++story.tally.claimed;
+  Task* const task = sent(message.head.data);
+  if (!task) return;
+  if (task->claimed || task->receipts != 0) wrong(*task, "it was claimed, and not the first time");
+  task->claimed = true;
+}
+
+void Model::discarded(const Message& message) {
+  ++story.tally.discarded;
+  Task* const task = sent(message.head.data);
+  if (!task) return;
+  if (task->discarded || task->receipts != 0) wrong(*task, "it was discarded after it had come");
+  task->discarded = true;
 }
 
 // --- time

@@ -29,6 +29,7 @@ struct Task : Operation {
   Transfer transfer{};
   Errc expected = Errc::ok;
   std::unique_ptr<Ground> local{}, result{}, compare{};
+  std::vector<iovec> pieces{};       // of the local memory, if there are several
   std::vector<std::byte> content{};  // what is written or sent
 
   Field* field = nullptr;  // puts and gets
@@ -38,6 +39,7 @@ struct Task : Operation {
   std::int64_t swap = 0;
   std::uint64_t place = 0;  // messages: in the order of posting from this process to that one
   bool injected = false, unordered = false, may_be_closed = false;
+  bool claimed = false, discarded = false;  // messages
 
   bool settled = false, abandoned = false;  // abandoned: its process ended before it
   Errc outcome = Errc::ok;
@@ -45,15 +47,25 @@ struct Task : Operation {
   unsigned notices = 0, receipts = 0;
 };
 
-// A posted receive.
+// A posted receive, for one message or for many.
 struct Landing : Operation {
   Model* model = nullptr;
   Life at{};
   Ground ground;
+  std::vector<iovec> pieces{};  // of the ground, if there are several
   std::uint64_t room;
+  std::uint64_t least_room = 0;  // for many messages
   bool settled = false, withdrawn = false;
   Completion outcome{};
+  struct Met {
+    std::uint64_t offset;
+    Task* task;
+  };
+  std::vector<Met> met{};           // the messages that it was matched with, as they are told
+  std::vector<std::byte> landed{};  // its bytes, when it was settled at the latest
   explicit Landing(std::size_t size) : ground(size), room(size) {}
+  // What one who reads its memory in order finds.
+  std::vector<std::byte> bytes();
 };
 
 // What has to hold, for all nodes.
@@ -74,10 +86,13 @@ class Model {
   Task& new_task(Kind kind, const Node& from, const Life& to);
   void post(Task& task, Path& path, const Node& from);  // or forgets it, if the path is full
   std::size_t open_from(const Life& life) const noexcept;
-  Landing& new_landing(const Node& node, std::size_t size);
+  Landing& new_landing(Node& node, std::size_t size, std::uint64_t least_room = 0);
   std::size_t landings_open(const Life& life) { return landings_open_[life]; }
   bool any_open() const noexcept { return !open_.empty(); }
   std::string open_text() const;
+  // A message was hidden from all other receives, and then perhaps thrown away.
+  void claimed(const Message& message);
+  void discarded(const Message& message);
   // Somebody can be reached again, or not any more.
   void review(const std::function<const Node*(const Life&)>& find);
   void check_deadlines(const Node& node);
@@ -101,6 +116,8 @@ class Model {
   void judge_sum(Task& task);
   void judge_swap(Task& task);
   void landed(Landing& landing);
+  void met(Landing& landing, const Completion& what);
+  Task* sent(std::uint64_t data);  // null: nobody has sent a message with this data
   void check_before(const Task& told);
   void check_field(const Home& home, Field& field, const Life& owner);
   void check_swaps();

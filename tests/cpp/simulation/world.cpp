@@ -173,6 +173,8 @@ void World::settle_all() {
     if (story_.broken() || landing->settled || !find(landing->at)) continue;
     if (!place.node->receives.cancel(*landing)) story_.wrong("a receive that was matched has no outcome");
   }
+  for (const Place& place : places_)
+    if (place.node) model_.read_notices(*place.node);
   if (!story_.broken()) model_.check_all([this](const Life& life) { return find(life); });
 }
 

@@ -222,8 +222,9 @@ ReceiveQueue::Posted* ReceiveQueue::find_posted(const MessageHead& head, Sender&
 void ReceiveQueue::meet(const Posted& posted, Matched& arrived, Source source) noexcept {
   const Receive& receive = posted.receive;
   arrived.operation = receive.operation;
-  arrived.landing = receive.piece_count ? PieceCursor(receive.pieces, receive.piece_count)
-                                        : PieceCursor(receive.local + posted.filled);
+  arrived.landing =
+      receive.piece_count ? PieceCursor(receive.pieces, receive.piece_count) : PieceCursor(receive.local);
+  arrived.landing.skip(posted.filled);
   arrived.room = std::min(arrived.head.length, receive.length - posted.filled);
   arrived.offset = posted.filled;
   arrived.one_of_many = receive.least_room != 0;

@@ -52,6 +52,22 @@ TEST_CASE("one buffer for many messages") {
   }
 }
 
+TEST_CASE("memory in pieces for many messages") {
+  AddressVector peers;
+  Peer peer(peers, 0);
+  ReceiveQueue queue;
+  Origin origin(queue);
+  Posted many(tagged(7), 10, 1);
+  const iovec pieces[] = {{many.bytes.data() + 6, 4}, {many.bytes.data(), 6}};
+  many.receive.pieces = pieces;
+  many.receive.piece_count = 2;
+  origin.arrive(head(7, 3), peer, "abc");
+  queue.post(many.receive);
+  origin.announce(head(7, 3), peer, 'x');
+  origin.arrive(head(7, 2), peer, "de");
+  CHECK(many.bytes == "xxde..abcx");
+}
+
 TEST_CASE("a buffer for many takes what waits already, up to its last byte") {
   AddressVector peers;
   Peer peer(peers, 0);

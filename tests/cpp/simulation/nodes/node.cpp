@@ -269,8 +269,13 @@ void Node::sweep() {
 
 // --- memory
 
-std::uint32_t Node::expose(std::uint64_t key, std::vector<iovec> buffers, std::uint32_t rights) {
-  return regions.insert({.key = key, .buffers = buffers, .access = rights, .enabled = true});
+std::uint32_t Node::expose(std::uint64_t key, std::vector<iovec> buffers, std::uint32_t rights,
+                           bool persistent) {
+  return regions.insert({.key = key,
+                         .buffers = buffers,
+                         .access = rights,
+                         .flags = persistent ? region_flag::kPersistent : 0,
+                         .enabled = true});
 }
 
 void Node::close_region(std::uint32_t region) {

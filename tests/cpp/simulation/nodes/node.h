@@ -63,7 +63,8 @@ class Node {
   // The way to a peer; null: it is not known, or cannot be reached. `incarnation` says which one it leads to.
   Path* path_to(unsigned peer, unsigned& incarnation);
 
-  std::uint32_t expose(std::uint64_t key, std::vector<iovec> buffers, std::uint32_t rights);
+  std::uint32_t expose(std::uint64_t key, std::vector<iovec> buffers, std::uint32_t rights,
+                       bool persistent = false);
   void close_region(std::uint32_t region);
   // The user's part of a turn.
   std::function<void()> user = [] {};

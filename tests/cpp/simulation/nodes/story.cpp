@@ -10,6 +10,10 @@ void Tally::add(const Tally& other) {
   turns += other.turns;
   bytes += other.bytes;
   received += other.received;
+  scattered += other.scattered;
+  claimed += other.claimed;
+  discarded += other.discarded;
+  received_by_many += other.received_by_many;
   passed += other.passed;
   for (std::size_t kind = 0; kind < operations.size(); ++kind)
     for (std::size_t how = 0; how < operations[kind].size(); ++how)
@@ -18,11 +22,13 @@ void Tally::add(const Tally& other) {
 }
 
 std::string Tally::text() const {
-  std::string all = std::to_string(seeds) + " seeds, " + std::to_string(turns) + " turns, " +
-                    std::to_string(bytes >> 20) + " MiB over wires, " + std::to_string(received) +
-                    " messages received, " +
-                    std::to_string(std::chrono::duration_cast<std::chrono::seconds>(passed).count()) +
-                    " s of virtual time\n";
+  std::string all =
+      std::to_string(seeds) + " seeds, " + std::to_string(turns) + " turns, " + std::to_string(bytes >> 20) +
+      " MiB over wires, " + std::to_string(received) + " messages received (" + std::to_string(claimed) +
+      " claimed before, " + std::to_string(received_by_many) + " by a receive for many), " +
+      std::to_string(discarded) + " discarded, " + std::to_string(scattered) + " operations on pieces, " +
+      std::to_string(std::chrono::duration_cast<std::chrono::seconds>(passed).count()) +
+      " s of virtual time\n";
   for (std::size_t kind = 0; kind < operations.size(); ++kind) {
     all += std::string("  ") + kKindNames[kind] + ":";
     for (std::size_t how = 0; how < operations[kind].size(); ++how)

@@ -58,6 +58,7 @@ class Random {
 enum class Kind : std::uint8_t {
   put,
   notified_put,
+  durable_put,
   striped,
   get,
   add,
@@ -68,7 +69,7 @@ enum class Kind : std::uint8_t {
   refused
 };
 inline constexpr std::array kKindNames{
-    "put",     "put with remote data", "striped put",   "get", "add", "fetch", "compare",
+    "put",     "put with remote data", "durable put",   "striped put", "get", "add", "fetch", "compare",
     "message", "announced message",    "refused access"};
 enum class Outcome : std::uint8_t { ok, refused, lost, unreachable, canceled, other };
 inline constexpr std::array kOutcomeNames{"ok", "refused", "lost", "unreachable", "canceled", "other"};
@@ -92,6 +93,8 @@ inline constexpr std::array kFaultNames{
 // What was done, over any number of seeds.
 struct Tally {
   std::uint64_t seeds = 0, turns = 0, bytes = 0, received = 0;
+  std::uint64_t scattered = 0;  // operations whose local memory was in pieces
+  std::uint64_t claimed = 0, discarded = 0, received_by_many = 0;  // messages
   Span passed{};
   std::array<std::array<std::uint64_t, kOutcomeNames.size()>, kKindNames.size()> operations{};
   std::array<std::uint64_t, kFaultNames.size()> faults{};
