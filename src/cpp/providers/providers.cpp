@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <map>
 
+#include "base/locks/fork_gate.h"
 #include "fabric/registration/cache_settings.h"
 #include "providers/link_spec.h"
 #include "providers/lnx/combinations.h"
@@ -19,17 +20,19 @@
 namespace fab {
 namespace {
 
-const std::vector<std::unique_ptr<Provider>>& providers() {
-  static const auto all = [] {
-    std::vector<std::unique_ptr<Provider>> list;
+using Providers = std::vector<std::unique_ptr<Provider>>;
+
+const Providers& providers() {
+  static constinit MadeOnce<const Providers> all;
+  return all.get([] {
+    Providers list;
     list.push_back(shm::make_shm_provider());
 #if FAB_HAS_VERBS
     list.push_back(verbs::make_verbs_provider());
 #endif
     list.push_back(tcp::make_tcp_provider());
     return list;
-  }();
-  return all;
+  });
 }
 
 // All names that a provider reads from DomainOptions::settings.

@@ -11,7 +11,7 @@ import pytest
 from caching import opened, outcome, registered, spread
 from mappings import PAGE, map_memory, unmap
 from pyfab import Access
-from support import TIMEOUT, random_bytes, without_tsan_fork
+from support import TIMEOUT, random_bytes, without_sanitized_fork
 
 pytestmark = pytest.mark.usefixtures("default_cache")
 
@@ -312,7 +312,7 @@ with pyfab.Domain(spec, mr_cache=True, **settings) as domain:
 """
 
 
-@without_tsan_fork
+@without_sanitized_fork
 @pytest.mark.req("MR-80")
 def test_a_child_has_no_part_in_the_cache(links):
     if links.link == "verbs":

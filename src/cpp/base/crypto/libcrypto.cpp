@@ -1,7 +1,7 @@
 #include "base/crypto/libcrypto.h"
 
-#include "base/crypto/fork_gate.h"
 #include "base/crypto/opened_library.h"
+#include "base/locks/fork_gate.h"
 
 namespace fab {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <string_view>
 
-#include "base/crypto/fork_gate.h"
+#include "base/locks/fork_gate.h"
 
 // The functions of the system's libcrypto that are used here. The library is opened on first use, so neither
 // the build nor a machine needs it. Its headers are not needed either: what is declared here is the same in

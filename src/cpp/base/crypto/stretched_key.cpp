@@ -8,8 +8,8 @@
 
 #include "base/bytes/sha256.h"
 #include "base/bytes/wire.h"
-#include "base/crypto/fork_gate.h"
 #include "base/crypto/libcrypto.h"
+#include "base/locks/fork_gate.h"
 #include "base/locks/mutex.h"
 
 namespace fab {

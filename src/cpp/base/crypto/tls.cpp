@@ -11,7 +11,7 @@
 
 #include "base/bytes/random.h"
 #include "base/bytes/sha256.h"
-#include "base/crypto/fork_gate.h"
+#include "base/locks/fork_gate.h"
 
 namespace fab {
 namespace {

@@ -13,6 +13,7 @@
 #define FAB_SCOPED_CAPABILITY FAB_THREAD_SAFETY(scoped_lockable)
 #define FAB_GUARDED_BY(lock) FAB_THREAD_SAFETY(guarded_by(lock))
 #define FAB_PT_GUARDED_BY(lock) FAB_THREAD_SAFETY(pt_guarded_by(lock))
+#define FAB_ACQUIRED_AFTER(...) FAB_THREAD_SAFETY(acquired_after(__VA_ARGS__))
 #define FAB_REQUIRES(...) FAB_THREAD_SAFETY(requires_capability(__VA_ARGS__))
 #define FAB_REQUIRES_SHARED(...) FAB_THREAD_SAFETY(requires_shared_capability(__VA_ARGS__))
 #define FAB_EXCLUDES(...) FAB_THREAD_SAFETY(locks_excluded(__VA_ARGS__))

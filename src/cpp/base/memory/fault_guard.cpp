@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <ucontext.h>
 
-#include <mutex>
+#include "base/locks/fork_gate.h"
 
 namespace fab {
 namespace {
@@ -28,13 +28,14 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 }  // namespace
 
 void arm_fault_guard() noexcept {
-  static std::once_flag once;
-  std::call_once(once, [] {
+  static constinit MadeOnce<bool> armed;
+  armed.get([] {
     struct sigaction action{};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     ::sigaction(SIGSEGV, &action, &before_segv);
     ::sigaction(SIGBUS, &action, &before_bus);
+    return true;
   });
 }
 

@@ -10,7 +10,7 @@
 #include <system_error>
 
 #include "base/fd.h"
-#include "base/locks/mutex.h"
+#include "base/locks/fork_gate.h"
 
 #ifndef SO_NETNS_COOKIE
 #define SO_NETNS_COOKIE 71
@@ -37,12 +37,10 @@ std::string read_boot_id() {
   return std::string("machine ") + system.nodename;
 }
 
-std::string boot_id() {
-  static Mutex mutex;
-  static std::string known FAB_GUARDED_BY(mutex);  // the same as long as the machine runs
-  const LockGuard lock(mutex);
-  if (known.empty()) known = read_boot_id();
-  return known;
+// The same as long as the machine runs.
+const std::string& boot_id() {
+  static constinit MadeOnce<const std::string> known;
+  return known.get(read_boot_id);
 }
 
 // Empty where there is no /proc.

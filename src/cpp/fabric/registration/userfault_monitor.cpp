@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "base/fd.h"
+#include "base/locks/fork_gate.h"
 #include "base/locks/mutex.h"
 #include "base/memory/mapping.h"
 #include "base/memory/memory_map.h"
@@ -148,10 +149,11 @@ class UserfaultMonitor final : public MemoryMonitor {
 }  // namespace
 
 MemoryMonitor& userfault_monitor() {
-  static Mutex mutex;
+  static constinit Mutex mutex;
   // The monitor is never destroyed, because the kernel waits for its reader as long as anything is watched.
   static UserfaultMonitor* monitor FAB_GUARDED_BY(mutex) = nullptr;
   static std::uint32_t generation FAB_GUARDED_BY(mutex) = 0;
+  const ForkGate gate;  // a child makes its own, and shall find the lock free
   const LockGuard lock(mutex);
   if (!monitor || generation != fork_generation()) {
     monitor = new UserfaultMonitor;

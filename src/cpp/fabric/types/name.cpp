@@ -72,7 +72,7 @@ std::vector<P> parts_of_name(std::string_view bytes, std::vector<P> parts = {}) 
 
 // Takes eight bytes at a time: table[k] is the effect of a byte that k more bytes follow.
 std::uint32_t crc32(std::string_view bytes) noexcept {
-  static const auto table = [] {
+  static constexpr auto table = [] {
     std::array<std::array<std::uint32_t, 256>, 8> t{};
     for (std::uint32_t i = 0; i < 256; ++i) {
       std::uint32_t value = i;

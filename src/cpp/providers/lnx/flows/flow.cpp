@@ -70,7 +70,7 @@ void Flow::message_came(const Carrier& carrier) {
 // --- outcomes
 
 const PastOutcome* Flow::outcome(std::uint64_t number) const noexcept {
-  static const PastOutcome success;
+  static constinit const PastOutcome success{};
   const auto run = done_.upper_bound(number);
   if (run != done_.begin() && number < std::prev(run)->second) return &success;
   const auto found = outcomes_.find(number);

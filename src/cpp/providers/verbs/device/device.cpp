@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <charconv>
@@ -129,7 +130,7 @@ std::string problem_of(const Device& device) {
 void prepare(const Device& device) {
   constexpr std::uint32_t kSoftIwarp = 0x626d74;  // vendor
   constexpr int kRefusedOffset = 0x90000, kEntryBytes = 32;
-  static Mutex mutex;
+  static constinit Mutex mutex;
   static std::set<const ibv_context*> prepared FAB_GUARDED_BY(mutex);
   const LockGuard lock(mutex);
   if (device.limits.vendor_id != kSoftIwarp || prepared.contains(device.context)) return;
@@ -143,8 +144,11 @@ std::vector<Device> list_devices() try {
   std::error_code error;
   if (std::filesystem::is_empty("/sys/class/infiniband", error) || error) return devices;
   // rdma_cm keeps the devices that it has opened. A child of fork() must not use those of its parent.
-  static const std::uint32_t opened_in = fork_generation();
-  if (!find_library() || opened_in != fork_generation()) return devices;
+  constexpr std::int64_t kNowhere = -1;
+  static constinit std::atomic<std::int64_t> opened_in{kNowhere};
+  std::int64_t expected = kNowhere;
+  opened_in.compare_exchange_strong(expected, fork_generation());
+  if (opened_in != fork_generation() || !find_library()) return devices;
   int count = 0;
   ibv_context** const contexts = library().get_devices(&count);
   if (!contexts) {

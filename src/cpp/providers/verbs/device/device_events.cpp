@@ -11,8 +11,9 @@
 
 namespace fab::verbs {
 
+// A child of fork() has no devices of its parent, so it never finds the lock held.
 std::shared_ptr<DeviceEvents> DeviceEvents::of(const Device& device) {
-  static Mutex mutex;
+  static constinit Mutex mutex;
   static std::map<const ibv_context*, std::weak_ptr<DeviceEvents>> all;
   const LockGuard lock(mutex);
   std::weak_ptr<DeviceEvents>& known = all[device.context];

@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "base/locks/fork_gate.h"
 #include "base/locks/mutex.h"
 
 namespace fab::verbs {
@@ -88,6 +89,7 @@ class Libraries {
  public:
   const Library* find() noexcept {
     if (const Library* library = usable_.load(std::memory_order_acquire)) return library;
+    const ForkGate gate;
     const LockGuard lock(mutex_);
     if (opened_.usable) return &opened_.library;
     opened_ = open_libraries();
@@ -96,19 +98,20 @@ class Libraries {
     return &opened_.library;
   }
   std::string problem() {
+    const ForkGate gate;
     const LockGuard lock(mutex_);
     return opened_.problem;
   }
 
  private:
-  Mutex mutex_;
+  Mutex mutex_ FAB_ACQUIRED_AFTER(fork_gate);
   Opened opened_ FAB_GUARDED_BY(mutex_);
   std::atomic<const Library*> usable_{nullptr};
 };
 
 Libraries& libraries() noexcept {
-  static Libraries all;
-  return all;
+  static constinit MadeOnce<Libraries> all;
+  return all.get([] { return Libraries(); });
 }
 
 }  // namespace

@@ -8,13 +8,19 @@
 
 namespace fab {
 
-// Is held by a thread while it is inside a library that has locks of its own. fork() waits until nobody is,
+// What ForkGate holds, for the analysis of locks (thread_safety.h). The analysis does not know that a thread
+// may take it several times, and warns only where one function does.
+struct FAB_CAPABILITY("gate") ForkGateHeld {};
+inline ForkGateHeld fork_gate;
+
+// Is held by a thread while it is inside a library that has locks of its own, or has a lock of the whole
+// process that a child may need. fork() waits until nobody is,
 // and nobody goes in meanwhile: in the child, a lock that another thread held would never be given back.
 // Nothing that waits for another thread may be done with it. A thread may take it several times.
-class ForkGate {
+class FAB_SCOPED_CAPABILITY ForkGate {
  public:
-  ForkGate() noexcept;
-  ~ForkGate();
+  ForkGate() noexcept FAB_ACQUIRE_SHARED(fork_gate);
+  ~ForkGate() FAB_RELEASE();
   ForkGate(const ForkGate&) = delete;
   ForkGate& operator=(const ForkGate&) = delete;
 };
@@ -38,7 +44,7 @@ class MadeOnce final {
 
  private:
   std::atomic<T*> made_{nullptr};
-  Mutex mutex_;
+  Mutex mutex_ FAB_ACQUIRED_AFTER(fork_gate);
   alignas(T) std::byte memory_[sizeof(T)]{};
 };
 

@@ -1,4 +1,4 @@
-#include "base/crypto/fork_gate.h"
+#include "base/locks/fork_gate.h"
 
 #include <pthread.h>
 
