@@ -70,9 +70,9 @@ std::vector<P> parts_of_name(std::string_view bytes, std::vector<P> parts = {}) 
 
 }  // namespace
 
-// Takes eight bytes at a time: table[k] is the effect of a byte that k more bytes follow.
+// Takes eight bytes at a time: kTable[k] is the effect of a byte that k more bytes follow.
 std::uint32_t crc32(std::string_view bytes) noexcept {
-  static constexpr auto table = [] {
+  static constexpr auto kTable = [] {
     std::array<std::array<std::uint32_t, 256>, 8> t{};
     for (std::uint32_t i = 0; i < 256; ++i) {
       std::uint32_t value = i;
@@ -89,9 +89,9 @@ std::uint32_t crc32(std::string_view bytes) noexcept {
     std::memcpy(&word, bytes.data(), 8);
     word = to_little(word) ^ sum;
     sum = 0;
-    for (std::size_t k = 0; k < 8; ++k) sum ^= table[7 - k][(word >> (8 * k)) & 0xff];
+    for (std::size_t k = 0; k < 8; ++k) sum ^= kTable[7 - k][(word >> (8 * k)) & 0xff];
   }
-  for (const char c : bytes) sum = (sum >> 8) ^ table[0][(sum ^ static_cast<unsigned char>(c)) & 0xff];
+  for (const char c : bytes) sum = (sum >> 8) ^ kTable[0][(sum ^ static_cast<unsigned char>(c)) & 0xff];
   return ~sum;
 }
 

@@ -258,8 +258,8 @@ struct ClaimedMessage {
   py::object completion;
 
   // Debian's clang makes no aggregates in place.
-  ClaimedMessage(py::object owner_, std::uint64_t number_, MatchRule rule_, py::object completion_)
-      : owner(std::move(owner_)), number(number_), rule(rule_), completion(std::move(completion_)) {}
+  ClaimedMessage(py::object from, std::uint64_t claim, MatchRule met, py::object told)
+      : owner(std::move(from)), number(claim), rule(met), completion(std::move(told)) {}
   ClaimedMessage(const ClaimedMessage&) = delete;
   ClaimedMessage& operator=(const ClaimedMessage&) = delete;
   ContextHandle& handle() const { return context_handle(owner.ptr()); }

@@ -144,9 +144,9 @@ std::vector<Device> list_devices() try {
   std::error_code error;
   if (std::filesystem::is_empty("/sys/class/infiniband", error) || error) return devices;
   // rdma_cm keeps the devices that it has opened. A child of fork() must not use those of its parent.
-  constexpr std::int64_t kNowhere = -1;
-  static constinit std::atomic<std::int64_t> opened_in{kNowhere};
-  std::int64_t expected = kNowhere;
+  constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
+  static constinit std::atomic<std::uint64_t> opened_in{kNowhere};
+  std::uint64_t expected = kNowhere;
   opened_in.compare_exchange_strong(expected, fork_generation());
   if (opened_in != fork_generation() || !find_library()) return devices;
   int count = 0;
