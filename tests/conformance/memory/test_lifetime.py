@@ -16,7 +16,7 @@ import pyfab
 import pytest
 from pyfab import Access, RMAEvent
 from pyfab.testing import Peer
-from support import TIMEOUT, Pair, without_sanitized_fork
+from support import TIMEOUT, Pair, without_tsan_fork
 
 SPECS = ["shm", "tcp", "shm+tcp"]
 
@@ -357,7 +357,7 @@ assert counter.value == 22
 """
 
 
-@without_sanitized_fork
+@without_tsan_fork
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_forked_child_gets_an_error_and_the_parent_goes_on(spec):
     run = run_script(spec, OPEN_EVERYTHING + FORK)

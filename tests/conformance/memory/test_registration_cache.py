@@ -11,7 +11,7 @@ import pytest
 from caching import opened, outcome, registered, spread
 from mappings import PAGE, map_memory, unmap
 from pyfab import Access
-from support import TIMEOUT, random_bytes, without_sanitized_fork
+from support import TIMEOUT, random_bytes, without_asan_fork, without_tsan_fork
 
 pytestmark = pytest.mark.usefixtures("default_cache")
 
@@ -312,7 +312,8 @@ with pyfab.Domain(spec, mr_cache=True, **settings) as domain:
 """
 
 
-@without_sanitized_fork
+@without_tsan_fork
+@without_asan_fork
 @pytest.mark.req("MR-80")
 def test_a_child_has_no_part_in_the_cache(links):
     if links.link == "verbs":
