@@ -25,9 +25,9 @@ void scatter(const std::vector<std::byte>& bytes, const std::vector<iovec>& piec
   }
 }
 
-std::vector<std::byte> gathered(const std::vector<iovec>& pieces) {
+std::vector<std::byte> gathered(Ground& ground, const std::vector<iovec>& pieces) {
   std::vector<std::byte> bytes;
-  for (const iovec& piece : pieces) {
+  for (const iovec& piece : pieces.empty() ? std::vector{ground.piece()} : pieces) {
     const auto* const from = static_cast<const std::byte*>(piece.iov_base);
     bytes.insert(bytes.end(), from, from + piece.iov_len);
   }

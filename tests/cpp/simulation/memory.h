@@ -42,9 +42,10 @@ class Ground {
 
 // Cuts this memory into up to eight pieces, in any order. Together they are all of it.
 std::vector<iovec> cut_up(Random& random, iovec whole);
-// Copies bytes to pieces that hold as many, and back.
+// Copies bytes to pieces that hold as many.
 void scatter(const std::vector<std::byte>& bytes, const std::vector<iovec>& pieces) noexcept;
-std::vector<std::byte> gathered(const std::vector<iovec>& pieces);
+// The bytes of the ground in the order of its pieces; without pieces it is one.
+std::vector<std::byte> gathered(Ground& ground, const std::vector<iovec>& pieces);
 
 // A part of a region that one initiator writes, one put after the other. A put that failed may have been done
 // in part: then each byte is what it was before, or what the put would have made of it.

@@ -167,8 +167,7 @@ void Model::judge_put(Task& task) {
   std::byte* const memory = task.field->ground.data() + cell.offset + task.at;
   if (task.transfer.op == OpCode::read) {
     if (task.outcome != Errc::ok) return;
-    const std::vector<std::byte> brought =
-        gathered(task.pieces.empty() ? std::vector{task.local->piece()} : task.pieces);
+    const std::vector<std::byte> brought = gathered(*task.local, task.pieces);
     if (!cell.may_hold(task.at, brought.data(), brought.size())) wrong(task, "it brought other bytes");
     return;
   }
@@ -209,10 +208,6 @@ std::int64_t Model::guess(const Life& to) { return seen_[to]; }
 
 // --- receives
 
-std::vector<std::byte> Landing::bytes() {
-  return gathered(pieces.empty() ? std::vector{ground.piece()} : pieces);
-}
-
 Landing& Model::new_landing(Node& node, std::size_t size, std::uint64_t least_room) {
   Landing& landing = *landings_.emplace_back(std::make_unique<Landing>(size));
   landing.model = this;
@@ -243,7 +238,7 @@ void Model::landed(Landing& landing) {
   const Completion& what = landing.outcome;
   story.note(what.data * 31 + static_cast<std::uint64_t>(what.error));
   if (!landing.ground.guarded()) story.wrong("a receive wrote beside its memory");
-  landing.landed = landing.bytes();
+  landing.landed = gathered(landing.ground, landing.pieces);
   if (landing.least_room != 0) {  // its messages are told by entries
     if (what.error != Errc::ok && what.error != Errc::canceled)
       story.wrong(std::string("a receive for many ended with ") + name(what.error));
@@ -281,7 +276,7 @@ void Model::met(Landing& landing, const Completion& what) {
   if (what.length != length || (what.error == Errc::truncated) != (room < task.content.size()) ||
       (what.offset != 0 && what.error != Errc::ok))
     return wrong(task, "it came with another length");
-  if (!landing.settled) landing.landed = landing.bytes();
+  if (!landing.settled) landing.landed = gathered(landing.ground, landing.pieces);
   if (length && std::memcmp(landing.landed.data() + what.offset, task.content.data(), length) != 0)
     wrong(task, "other bytes came");
 }

@@ -64,8 +64,6 @@ struct Landing : Operation {
   std::vector<Met> met{};           // the messages that it was matched with, as they are told
   std::vector<std::byte> landed{};  // its bytes, when it was settled at the latest
   explicit Landing(std::size_t size) : ground(size), room(size) {}
-  // What one who reads its memory in order finds.
-  std::vector<std::byte> bytes();
 };
 
 // What has to hold, for all nodes.

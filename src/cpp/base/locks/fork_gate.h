@@ -14,8 +14,8 @@ struct FAB_CAPABILITY("gate") ForkGateHeld {};
 inline ForkGateHeld fork_gate;
 
 // Is held by a thread while it is inside a library that has locks of its own, or has a lock of the whole
-// process that a child may need. fork() waits until nobody is,
-// and nobody goes in meanwhile: in the child, a lock that another thread held would never be given back.
+// process that a child may need. fork() waits until nobody is, and nobody goes in meanwhile: in the child, a
+// lock that another thread held would never be given back.
 // Nothing that waits for another thread may be done with it. A thread may take it several times.
 class FAB_SCOPED_CAPABILITY ForkGate {
  public:
