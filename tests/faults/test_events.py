@@ -250,6 +250,26 @@ def test_a_queue_that_closes_while_it_is_bound_leaves_the_endpoint_unbound():
         assert endpoint._events is None
 
 
+def test_whoever_closes_a_queue_once_more_finds_nothing_bound_to_it():
+    with pyfab.Domain("shm") as domain, domain.endpoint() as endpoint, ThreadPoolExecutor(1) as pool:
+        queue = domain.event_queue()
+        endpoint.bind(queue)
+        bound = []
+
+        def close_once_more():
+            queue.close()
+            bound.append(endpoint._events)
+
+        def overtaken():
+            del queue._end
+            pool.submit(close_once_more).result(TIMEOUT)
+            queue._end()
+
+        queue._end = overtaken
+        queue.close()
+        assert bound == [None]
+
+
 def test_a_queue_that_closes_leaves_what_is_bound_to_another_one():
     with pyfab.Domain("shm") as domain, domain.endpoint() as endpoint:
         former, later = domain.event_queue(), domain.event_queue()

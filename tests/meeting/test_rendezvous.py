@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from pyfab import _core
+from pyfab.core.deadline import Deadline
 from pyfab.core.errors import (
     AccessDeniedError,
     FabricError,
@@ -25,6 +26,7 @@ from pyfab.core.errors import (
     OperationTimeout,
     PeerLostError,
 )
+from pyfab.meeting.channel import Channel
 from pyfab.meeting.rendezvous import exchange, meeting
 from pyfab.meeting.sealing import derive
 
@@ -88,6 +90,11 @@ def test_missing_rank_zero_is_named() -> None:
         OperationTimeout, match=r"rank 0 of 2 did not answer .* within 0.3 s: Connection refused"
     ):
         met.result()
+
+
+def test_a_call_without_time_is_told_what_is_there() -> None:
+    with pytest.raises(ConnectionRefusedError):
+        Channel.connect("127.0.0.1", free_port(), "meeting", None, Deadline(0))
 
 
 def test_two_processes_with_one_rank_are_told(place: str) -> None:
@@ -370,6 +377,7 @@ UNUSABLE = """
 import errno, sys
 from pathlib import Path
 from pyfab import FabricError
+from pyfab.meeting.channel import Channel
 from pyfab.meeting.rendezvous import exchange
 folder = Path(sys.argv[1])
 try:

@@ -50,11 +50,16 @@ class Owned:
                 raise BusyError(
                     f"the {type(self).__name__} is bound to an endpoint that is still open; close that first"
                 )
-            self._closed = True
+            self._shut()
         self._end()
 
-    def _end(self) -> None:
+    def _shut(self) -> None:
+        # The caller holds the domain's `_binding`, so nobody finds the object closed and still bound.
         self._closed = True
+
+    def _end(self) -> None:
+        with self._domain._binding:
+            self._shut()
 
     def _check_open(self) -> None:
         if self._closed:

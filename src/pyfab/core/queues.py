@@ -266,8 +266,7 @@ class EventQueue(Owned):
                 of, about = pending.registrations.pop(data, (None, None))
         return Event(type, errno, peer, of, data, text, about, link)
 
-    def _end(self) -> None:
-        with self._domain._binding:
-            super()._end()
-            for reporter in list(self._reporters):
-                reporter._report_to(None)
+    def _shut(self) -> None:
+        super()._shut()
+        for reporter in list(self._reporters):
+            reporter._report_to(None)

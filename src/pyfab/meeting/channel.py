@@ -14,6 +14,7 @@ from pyfab.meeting.handshake import ClientHandshake, called
 from pyfab.meeting.sealing import TAG_BYTES, derive, directions
 
 _CHUNK = 1 << 18  # bytes that are taken from a socket at once
+_SHORTEST = 0.001  # seconds; with 0 a socket does not wait at all, and tells nothing
 
 
 class Channel:
@@ -52,7 +53,8 @@ class Channel:
         """
         tokens.stated(token)  # what cannot be used is told before anybody is asked
         where = join_address(host, port)
-        connection = socket.create_connection((host, port), deadline.remaining(at_most=5.0))
+        left = max(deadline.remaining(at_most=5.0) or 0, _SHORTEST)
+        connection = socket.create_connection((host, port), left)
         try:
             plain, to = cls(connection), called(service, connection.getpeername())
             greeting, _ = plain.receive(deadline)
