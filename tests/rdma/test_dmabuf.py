@@ -6,6 +6,7 @@ tests/rdma/test_dmabuf.py` runs this where there is vgem.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import gc
 import os
@@ -92,10 +93,51 @@ def file() -> Iterator[int]:
     os.close(fd)
 
 
-@pytest.fixture
-def hidden(file: int) -> Iterator[int]:
-    """What cannot be mapped, as if its exporter kept it for devices."""
-    fd = os.open(f"/proc/self/fd/{file}", os.O_WRONLY)
+def _gpu() -> int:
+    """Memory of a GPU, by CUDA's driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        pytest.skip(f"no CUDA here: {error}")
+
+    def call(name: str, *arguments: object) -> None:
+        status = getattr(cuda, name)(*arguments)
+        if status:
+            pytest.skip(f"{name} ends with {status}")
+
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    address, fd = ctypes.c_uint64(), ctypes.c_int(-1)
+    call("cuInit", 0)
+    call("cuDeviceGet", ctypes.byref(device), 0)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    call("cuCtxSetCurrent", context)
+    call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(SIZE + (2 << 20)))
+    start = -(-address.value // PAGE) * PAGE
+    dma_buf = 1  # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+    call(
+        "cuMemGetHandleForAddressRange",
+        ctypes.byref(fd),
+        ctypes.c_uint64(start),
+        ctypes.c_size_t(SIZE),
+        dma_buf,
+        ctypes.c_uint64(0),
+    )
+    return fd.value
+
+
+def _for_devices_only() -> int:
+    """A file as if its exporter kept it for devices."""
+    file = _file()
+    try:
+        return os.open(f"/proc/self/fd/{file}", os.O_WRONLY)
+    finally:
+        os.close(file)
+
+
+@pytest.fixture(params=[_for_devices_only, _gpu], ids=["file", "gpu"])
+def hidden(request: pytest.FixtureRequest) -> Iterator[int]:
+    """What cannot be mapped."""
+    fd = request.param()
     yield fd
     os.close(fd)
 

@@ -390,10 +390,24 @@ class OnGpu:
     }
 
 
+class RefusingBuffer(mmap.mmap):
+    """A buffer by its type, as arrays of CuPy and JAX are, which refuses when it is asked: it is closed."""
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+
+def refusing_buffer():
+    memory = RefusingBuffer(-1, 64)
+    memory.close()
+    return memory
+
+
 ON_DEVICES = {
     "cuda": Tensor(np.zeros(4), device=(2, 0)),
     "rocm": Tensor(np.zeros(4), device=(10, 1)),
     "cuda array": OnGpu(),
+    "cuda buffer": refusing_buffer(),
 }
 
 

@@ -138,8 +138,9 @@ void LocalBuffer::add(PyObject* object, bool writable) {
   if (PyObject_GetBuffer(object, &view, PyBUF_ND | (writable ? PyBUF_WRITABLE : 0)) != 0) {
     if (PyErr_ExceptionMatches(PyExc_OSError)) throw py::error_already_set();  // pyfab's own error says more
     PyErr_Clear();
-    if (!PyObject_CheckBuffer(object) && (PyObject_HasAttrString(object, "__dlpack_device__") ||
-                                          PyObject_HasAttrString(object, "__cuda_array_interface__"))) {
+    // Arrays on a GPU may be buffers by their type, and refuse when they are asked.
+    if (PyObject_HasAttrString(object, "__dlpack_device__") ||
+        PyObject_HasAttrString(object, "__cuda_array_interface__")) {
       const py::object array = py::module_::import("pyfab.core.buffers").attr("array_of")(py::handle(object));
       return add(array.ptr(), writable);  // an array of the same memory, which `holder` keeps alive
     }
