@@ -150,6 +150,7 @@ def closes_beside_a_stopped_one(group: pyfab.Group, folder: str) -> str:
     return str(seen[0].message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", ["shm", "tcp"])
 def test_a_store_closes_beside_a_stopped_rank(start, tmp_path, links):
     """Reading a stopped rank's memory still works over shm, but that is no sign of life."""

@@ -122,6 +122,7 @@ def write_in_turns(target, address: bytes, remote) -> None:
     operation.result(TIMEOUT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec, settings, target_first",
     [("tcp", {}, True), ("shm", {"shm_copy": "ring"}, False)],

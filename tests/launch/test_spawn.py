@@ -212,6 +212,7 @@ def stop_what_it_was_forked_from(group: pyfab.Group) -> int:
     return group.rank
 
 
+@pytest.mark.slow
 def test_what_ranks_were_forked_from_may_stop() -> None:
     assert pyfab.spawn(stop_what_it_was_forked_from, 2, links="shm") == [0, 1]
 

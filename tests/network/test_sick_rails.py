@@ -145,6 +145,7 @@ def put_and_report(target, handle, remote, content):
     target.endpoint.write(content, handle, remote).result(TIMEOUT)
 
 
+@pytest.mark.slow
 def test_a_process_that_was_stopped_blames_no_peer_for_it():
     with (
         Bench(nodes=2, rails=2) as bench,

@@ -13,6 +13,7 @@ from kernels import executed
 from rails import RAILS, WHY_NOT
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+LONG = {"addresses_and_groups", "data_for_training", "links_and_failover", "measuring"}  # 10 seconds and more
 
 
 def shown(cell: Any) -> list[tuple[str, str]]:
@@ -28,7 +29,13 @@ def shown(cell: Any) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in LONG else [])
+        for path in NOTEBOOKS
+    ],
+)
 def test_notebook(path: Path, tmp_path: Path) -> None:
     for name in ("nbclient", "ipykernel", *(["matplotlib"] if "matplotlib" in path.read_text() else [])):
         pytest.importorskip(name, reason=f"{name} is not installed")

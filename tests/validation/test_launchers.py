@@ -41,6 +41,7 @@ def ten_lines(here: Node, folder: Path, *options: str) -> str:
     return finish(here.popen_outside(path + PYTEST, str(folder / "test_user.py"), *options))
 
 
+@pytest.mark.slow
 def test_ten_lines_over_ssh(bench: Bench, tmp_path: Path) -> None:
     here, there = bench.node(0), bench.node(1)
     sessions = tmp_path / "bin"
@@ -55,6 +56,7 @@ def test_ten_lines_over_ssh(bench: Bench, tmp_path: Path) -> None:
             ten_lines(here, tmp_path, "--pyfab-peer", f"ssh://nobody@{address}")
 
 
+@pytest.mark.slow
 def test_ten_lines_over_a_command(bench: Bench, tmp_path: Path) -> None:
     here, there = bench.node(0), bench.node(1)
     command = f"{shlex.join(there.command)} {pyfab_script(tmp_path / 'pyfab')} {{agent}}"
@@ -102,6 +104,7 @@ JOBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", JOBS)
 def test_a_job_that_a_launcher_started(tmp_path: Path, launcher: str) -> None:
     """Two ranks on this machine, found by what the launcher tells them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hosts import PYTEST, Run
 
 UNCONCERNED = """\
@@ -29,6 +30,7 @@ def test_who_does_not_use_it_does_not_load_it(run: Run, tmp_path: Path) -> None:
     assert status == 0, said
 
 
+@pytest.mark.slow
 def test_on_one_machine_it_needs_no_option(run: Run, tmp_path: Path) -> None:
     (tmp_path / "test_local.py").write_text(
         "def test_links(fabric, peer):\n    assert fabric.links == 'tcp'\n    assert fabric.where == 'process'\n"
@@ -39,6 +41,7 @@ def test_on_one_machine_it_needs_no_option(run: Run, tmp_path: Path) -> None:
     assert "'shm' == 'tcp'" in said
 
 
+@pytest.mark.slow
 def test_what_a_peer_was_doing_is_no_answer_to_the_next_test(run: Run, tmp_path: Path) -> None:
     """Where a test ends between `start` and the last `finish`; also beside an open window."""
     (tmp_path / "test_left.py").write_text(

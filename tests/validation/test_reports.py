@@ -149,6 +149,7 @@ def check_rates(soak: dict[str, Any], side: str) -> None:
     assert sum(rates) / len(rates) * soak["seconds"] == pytest.approx(started, abs=soak["seconds"])
 
 
+@pytest.mark.slow
 def test_what_was_found_of_several_peers_stands_side_by_side(run: Run, tmp_path: Path) -> None:
     arguments = ["--links", "shm", "--peer", "process", "--peer", "thread", "--soak", "0.1"]
     reports = ["--json", "out.json", "--html", "out.html", "--pytest=-k 'put-8 or get-8 or soak'"]
@@ -335,6 +336,7 @@ def test_without_pytest_it_says_what_to_install(
     assert "pip install 'pyfab-rdma[validate]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_was_found_before_an_interrupt_is_reported(tmp_path: Path) -> None:
     """Ctrl-C reaches all processes of a terminal; here while the peer is in the middle of a call, as in a soak."""
     (tmp_path / "test_long.py").write_text(
