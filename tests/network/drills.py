@@ -1,11 +1,12 @@
 """Two machines with two rails, between which traffic never ends, while something happens to the rails. With figures.
 
-    python tests/network/drills.py lanes --cycles 1000 --down 5 --up 20
+    python tests/network/drills.py lanes --cycles 25 --down 5 --up 20 --pairs 40
     python tests/network/drills.py blocked --seconds 600
     python tests/network/drills.py corruption --seconds 600
     python tests/network/drills.py corruption --seconds 600 --plain --size 64
 
 lanes: one rail at a time, of one machine or the other, goes down, is reported down by both, comes up, and carries bytes again.
+Most of it is waiting, so many pairs of machines do that side by side, each with slow rails of its own.
 blocked: each rail in turn swallows all packets and tells nobody; the other one carries the traffic.
 corruption: somebody between the machines flips one bit of most connections, such that no checksum of TCP tells. Encrypted
 connections have to notice each. With --plain nothing may crash or hang, and what comes after the last flip has to be exact;
@@ -18,24 +19,33 @@ spaces (tests/netns.py), which needs root, iproute2 and nftables. The seed says 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import multiprocessing
 import random
 import secrets
+import signal
 import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from flipper import HANDSHAKE, REDIRECT
 from netns import unavailable
-from pair import MIB, Pair
+from pair import MIB, RATE, Pair
 
 ENCRYPTED = {"auth_key": b"a long and random key of both sides", "encrypt": True}
 TURNS = 8  # in which traffic shows the way it takes
+SMALL, SLOW = (
+    1 << 14,
+    "4mbit",
+)  # bytes of a put, and what a rail carries, where many pairs share the processors
 
 Figures = dict[str, Any]
 
@@ -44,11 +54,20 @@ def spread(seconds: list[float]) -> str:
     return f"median {statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s"
 
 
-def lanes(seed: int, cycles: int, down: float, up: float) -> Figures:
+class Lanes(NamedTuple):
+    """What was seen of one pair: seconds, by cycle."""
+
+    reported: list[float]  # until both sides reported that the rail is down
+    back: list[float]  # until it carried bytes again
+    stop: float  # without an outcome, at most
+    turns: int
+
+
+def lanes_of_pair(seed: int, cycles: int, down: float, up: float, size: int = MIB, rate: str = RATE) -> Lanes:
     """`down` and `up`: seconds, or more, until it is reported down, and until it carries bytes again."""
     chance = random.Random(seed)
     reported, back = [], []
-    with Pair() as pair:
+    with Pair(size, rate=rate) as pair:
         pair.start()
         pair.wait_turns(TURNS)
         for _ in range(cycles):
@@ -59,12 +78,30 @@ def lanes(seed: int, cycles: int, down: float, up: float) -> Figures:
             rise(rail)
             back.append(pair.wait_back(rail, up))
         turns, _ = pair.stop()
+    return Lanes(reported, back, pair.gap, turns)
+
+
+def end_with_parent() -> None:
+    """Kills this process as soon as the one that started it has ended, and with it what it started."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def lanes(seed: int, cycles: int, down: float, up: float, pairs: int = 1) -> Figures:
+    """Of pair number n the seed is `seed` + n."""
+    if pairs == 1:
+        seen = [lanes_of_pair(seed, cycles, down, up)]
+    else:
+        work = partial(lanes_of_pair, cycles=cycles, down=down, up=up, size=SMALL, rate=SLOW)
+        with ProcessPoolExecutor(pairs, multiprocessing.get_context("spawn"), end_with_parent) as pool:
+            seen = list(pool.map(work, range(seed, seed + pairs)))
+    reported = [each for pair in seen for each in pair.reported]
+    back = [each for pair in seen for each in pair.back]
     return {
-        "cycles": cycles,
-        "turns": turns,
+        "cycles": len(back),
+        "turns": sum(pair.turns for pair in seen),
         "reported down after": spread(reported),
         "bytes again after": spread(back),
-        "longest stop of the traffic": f"{pair.gap:.2f} s",
+        "longest stop of the traffic": f"{max(pair.stop for pair in seen):.2f} s",
     }
 
 
@@ -166,7 +203,8 @@ def main() -> int:
     parser.add_argument("drill", choices=["lanes", "blocked", "corruption"])
     parser.add_argument("--seed", type=int, default=None, help="of an earlier run (default: a new one)")
     parser.add_argument("--seconds", type=float, default=60, help="of blocked and corruption")
-    parser.add_argument("--cycles", type=int, default=10, help="of lanes")
+    parser.add_argument("--cycles", type=int, default=10, help="of lanes, for each pair")
+    parser.add_argument("--pairs", type=int, default=1, help="of machines, for lanes")
     parser.add_argument("--down", type=float, default=5, help="seconds, or until it is reported down")
     parser.add_argument("--up", type=float, default=20, help="seconds, or until it carries bytes again")
     parser.add_argument("--plain", action="store_true", help="corruption without encryption")
@@ -179,7 +217,7 @@ def main() -> int:
     print(f"{chosen.drill}, seed {seed}", flush=True)
     start = time.monotonic()
     if chosen.drill == "lanes":
-        figures = lanes(seed, chosen.cycles, chosen.down, chosen.up)
+        figures = lanes(seed, chosen.cycles, chosen.down, chosen.up, chosen.pairs)
     elif chosen.drill == "blocked":
         figures = blocked(seed, chosen.seconds)
     else:

@@ -24,14 +24,14 @@ Condition = Callable[[list[State]], bool]
 
 
 class Pair:
-    """Ends with the block that it is used in. domain: settings of both sides."""
+    """Ends with the block that it is used in. size: bytes of a put. rate: of a rail. domain: settings of both sides."""
 
-    def __init__(self, size: int = MIB, **domain: Any) -> None:
+    def __init__(self, size: int = MIB, rate: str = RATE, **domain: Any) -> None:
         self._domain = {"peer_deadline": DEADLINE, **domain}
         self._size = size
         self.gap = 0.0  # seconds without an outcome at one of the sides, at most
         self.sides: list[Peer] = []
-        self.bench = Bench(nodes=2, rails=2, rates=[RATE] * 2)
+        self.bench = Bench(nodes=2, rails=2, rates=[rate] * 2)
 
     def __enter__(self) -> Pair:
         return self
@@ -71,7 +71,8 @@ class Pair:
             if found < 0 and condition(states):
                 found = passed
             assert found >= 0 or passed < PATIENCE, f"not within {PATIENCE} s: {what}; {states}"
-            time.sleep(STEP)
+            # What is left once it came to be is waiting, but for a look at whether the traffic fails.
+            time.sleep(STEP if found < 0 else max(STEP, min(1.0, least - passed)))
         return found
 
     def wait_down(self, rail: int, least: float = 0) -> float:
