@@ -47,15 +47,32 @@ std::optional<std::uint64_t> find_start_time(std::int32_t pid) noexcept {
   return field ? std::strtoull(field + 1, nullptr, 10) : 0;
 }
 
+// As find_start_time(); of this process each thread finds it out once.
+std::optional<std::uint64_t> known_start_time(std::int32_t pid) noexcept {
+  if (pid != ::getpid()) return find_start_time(pid);
+  thread_local struct {
+    std::int32_t pid = 0;
+    std::uint32_t generation = 0;  // a child of fork() may get the number of an ancestor that has ended
+    std::uint64_t start_time = 0;
+  } own;
+  const std::uint32_t generation = fork_generation();
+  if (own.start_time == 0 || own.pid != pid || own.generation != generation) {
+    const auto found = find_start_time(pid);
+    if (!found) return {};
+    own = {pid, generation, *found};
+  }
+  return own.start_time;
+}
+
 }  // namespace
 
 std::uint64_t process_start_time(std::int32_t pid) {
-  if (const auto found = find_start_time(pid)) return *found;
+  if (const auto found = known_start_time(pid)) return *found;
   throw std::system_error(errno, std::generic_category(), "/proc/" + std::to_string(pid) + "/stat");
 }
 
 bool process_ended(const ProcessId& id) noexcept {
-  return find_start_time(id.pid).value_or(id.start_time) != id.start_time;
+  return known_start_time(id.pid).value_or(id.start_time) != id.start_time;
 }
 
 namespace {
@@ -119,7 +136,7 @@ std::uint32_t fork_generation() noexcept {
 }
 
 ProcessId this_process() {
-  const auto start_time = find_start_time(::getpid());
+  const auto start_time = known_start_time(::getpid());
   if (!start_time && is_shortage(errno))
     throw std::system_error(errno, std::generic_category(), "/proc/self/stat");
   return {::getpid(), start_time.value_or(0)};
