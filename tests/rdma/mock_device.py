@@ -38,6 +38,6 @@ def tell(what: str) -> None:
 
 
 def objects() -> dict[str, int]:
-    """Those that exist, and the receives that the device has of shared queues."""
-    names = ("pd", "cq", "qp", "mr", "cm_id", "shared_receive")
+    """Those that exist, the receives that the device has of shared queues, and the most that was asked of it at once."""
+    names = ("pd", "cq", "qp", "mr", "cm_id", "shared_receive", "most_reads", "longest")
     return {name: _process.mock_verbs_objects(name.encode()) for name in names}

@@ -98,6 +98,7 @@ bool begin_call(Id& id, const rdma_conn_param* param) {
   if (id.fd < 0) return false;
   watch(id);
   id.state = Id::State::calling;
+  id.begins = param->initiator_depth;
   if (::connect(id.fd, reinterpret_cast<const sockaddr*>(&place), length) != 0) {
     const bool nobody = errno == ECONNREFUSED;
     unwatch(id);
@@ -158,8 +159,9 @@ void tell(Id& id, rdma_cm_event_type type, int status) {
     std::memcpy(event->said, id.peer.said, kPrivateBytes);
     event->param.conn.private_data = event->said;
     event->param.conn.private_data_len = kPrivateBytes;
-    event->param.conn.responder_resources = id.peer.responder_resources;
-    event->param.conn.initiator_depth = id.peer.initiator_depth;
+    // What one side begins the other side serves: the event is seen from the side that gets it.
+    event->param.conn.responder_resources = id.peer.initiator_depth;
+    event->param.conn.initiator_depth = id.peer.responder_resources;
     event->param.conn.rnr_retry_count = id.peer.not_ready_retries;
     event->param.conn.qp_num = id.peer.queue_pair;
   }
@@ -176,6 +178,7 @@ void on_packet(Id& id, const Header& header, const std::string& bytes) {
       return on_call(id, body);
     case Kind::accept:
       id.peer = body;
+      id.begins = std::min<unsigned>(id.begins, body.responder_resources);
       to_connected(id);
       say(id, {.kind = Kind::ready}, nullptr, 0);
       return tell(id, RDMA_CM_EVENT_ESTABLISHED);
@@ -315,6 +318,7 @@ int rdma_accept(rdma_cm_id* given, rdma_conn_param* param) {
   Id& id = *static_cast<Id*>(given);
   if (world().removed || id.state != Id::State::asked) return fail(EINVAL);
   if (world().faults.refuses("accept")) return fail(ENOMEM);
+  id.begins = param->initiator_depth;
   say_body(id, Kind::accept, body_of(id, param));
   to_connected(id);
   id.state = Id::State::accepted;

@@ -152,7 +152,8 @@ int ibv_query_device(ibv_context*, ibv_device_attr* attr) {
   attr->max_qp_wr = attr->max_srq_wr = 1 << 14;
   attr->max_sge = attr->max_srq_sge = 16;
   attr->max_cqe = kMostEntries;
-  attr->max_qp_rd_atom = attr->max_qp_init_rd_atom = 16;
+  attr->max_qp_rd_atom = static_cast<int>(faults.reads_served);
+  attr->max_qp_init_rd_atom = static_cast<int>(faults.reads_begun);
   attr->atomic_cap = IBV_ATOMIC_HCA;
   attr->phys_port_cnt = 1;
   return 0;
@@ -288,7 +289,8 @@ std::uint64_t mock_verbs_injected() {
 }
 
 // Objects of this process: "pd", "cq", "qp", "mr" or "cm_id"; "shared_receive" for the receives that the
-// device has of shared queues. -1 for other names.
+// device has of shared queues. "most_reads": how many reads and atomics a queue pair has had under way;
+// "longest": bytes of a request. -1 for other names.
 int mock_verbs_objects(const char* what) {
   const Lock lock(world().mutex);
   const World& all = world();
@@ -300,6 +302,8 @@ int mock_verbs_objects(const char* what) {
   int receives = 0;
   for (const Srq* const srq : all.shared_receives) receives += static_cast<int>(srq->receives.size());
   if (name == "shared_receive") return receives;
+  if (name == "longest") return static_cast<int>(all.longest);
+  if (name == "most_reads") return static_cast<int>(all.most_reads);
   if (name == "cm_id") return static_cast<int>(all.ids.size());
   return -1;
 }

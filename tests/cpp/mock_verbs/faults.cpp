@@ -74,6 +74,9 @@ bool Faults::take(const std::string& name, const std::string& value) {
                                                          {"mr_limit", &mr_limit},
                                                          {"max_mr_size", &max_mr_size},
                                                          {"max_message", &max_message},
+                                                         {"reads_served", &reads_served},
+                                                         {"reads_begun", &reads_begun},
+                                                         {"last_key_first", &last_key_first},
                                                          {"remove_after", &remove_after_},
                                                          {"last_receive_late_us", &last_receive_late_us},
                                                          {"last_receive_never", &last_receive_never}};

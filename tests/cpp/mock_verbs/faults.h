@@ -20,10 +20,14 @@ namespace mock {
 //   refuse=reg_mr:1/10       calls fail with ENOMEM: reg_mr, create_qp, post_send, post_recv, resolve,
 //   connect, accept late_us=500              each completion comes so late reorder_us=2000          ... or up
 //   to so late, by chance: queue pairs overtake each other mr_limit=64              memory keys at a time
+//   last_key_first=1         a key that was freed last is given again first, as some drivers do; otherwise
+//   none is,
+//                            so that the late use of a key is noticed
 //   max_mr_size=1048576      bytes of a region
 //   max_message=1048576      bytes of a work request
-//   last_receive_late_us=500 so late is the event that a failed queue pair takes no shared receive any more
-//   last_receive_never=1     that event never comes
+//   reads_served=1           reads and atomics of a peer that a queue pair has under way; before it is first
+//   listed reads_begun=1            ... and of its own last_receive_late_us=500 so late is the event that a
+//   failed queue pair takes no shared receive any more last_receive_never=1     that event never comes
 //   remove_after=100         the device is removed when so many work requests have been posted
 //   iwarp=1                  the device is one for iWARP; before it is first listed
 class Faults {
@@ -54,6 +58,8 @@ class Faults {
   std::uint64_t injected() const { return injected_; }
   std::uint64_t mr_limit = UINT64_MAX, max_mr_size = UINT64_MAX, max_message = 8u << 20;
   std::uint64_t last_receive_late_us = 0, last_receive_never = 0;
+  std::uint64_t reads_served = 16, reads_begun = 16;
+  std::uint64_t last_key_first = 0;
   bool iwarp = false;
 
  private:

@@ -29,7 +29,7 @@ Mr* find_region(std::uint32_t key, std::uint64_t address, std::uint64_t length, 
   const auto found = world().regions.find(key);
   if (found == world().regions.end()) return nullptr;
   Mr& mr = *found->second;
-  const auto start = reinterpret_cast<std::uint64_t>(mr.addr);
+  const std::uint64_t start = mr.shown;
   if (mr.pd != pd || (mr.access & rights) != rights || address < start || address - start > mr.length ||
       length > mr.length - (address - start))
     return nullptr;
@@ -72,7 +72,8 @@ int ibv_dealloc_pd(ibv_pd* pd) {
   return 0;
 }
 
-ibv_mr* ibv_reg_mr(ibv_pd* pd, void* start, std::size_t length, int access) {
+ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* start, std::size_t length, std::uint64_t shown, unsigned given) {
+  const int access = static_cast<int>(given);
   constexpr int kNeedWrite = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
   {
     const Lock lock(world().mutex);
@@ -93,20 +94,29 @@ ibv_mr* ibv_reg_mr(ibv_pd* pd, void* start, std::size_t length, int access) {
   mr->addr = start;
   mr->length = length;
   mr->access = access;
-  // A key that has gone is not given again soon, so that its late use is noticed.
-  mr->lkey = mr->rkey = world().next_key += 0x101;
+  mr->shown = shown;
+  auto& keys = world().free_keys;
+  if (world().faults.last_key_first && !keys.empty()) {
+    mr->rkey = keys.back();
+    keys.pop_back();
+  } else {
+    mr->rkey = world().next_key += 0x101;
+  }
+  mr->lkey = mr->rkey;
   world().regions[mr->rkey] = mr;
   ++static_cast<Pd*>(pd)->users;
   return mr;
 }
 
-ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* start, std::size_t length, std::uint64_t, unsigned access) {
-  return ibv_reg_mr(pd, start, length, static_cast<int>(access));
+ibv_mr* ibv_reg_mr(ibv_pd* pd, void* start, std::size_t length, int access) {
+  return ibv_reg_mr_iova2(pd, start, length, reinterpret_cast<std::uint64_t>(start),
+                          static_cast<unsigned>(access));
 }
 
 int ibv_dereg_mr(ibv_mr* mr) {
   const Lock lock(world().mutex);
   world().regions.erase(mr->rkey);
+  world().free_keys.push_back(mr->rkey);
   --static_cast<Pd*>(mr->pd)->users;
   delete static_cast<Mr*>(mr);
   return 0;

@@ -34,6 +34,8 @@ struct Pd : ibv_pd {
 
 struct Mr : ibv_mr {
   int access = 0;
+  std::uint64_t shown = 0;  // the address that requests give to the first byte
+  std::byte* at(std::uint64_t address) const { return static_cast<std::byte*>(addr) + (address - shown); }
 };
 
 struct Cq;
@@ -120,6 +122,7 @@ struct Id : rdma_cm_id {
   std::size_t sent = 0;  // of `out`
   bool writes = false;   // whether the poller waits for room
   CallBody peer{};       // what the other side said
+  unsigned begins = 1;   // reads and atomics that this side may have under way
   std::uint8_t not_ready_retries = 7;
   std::deque<Request> requests;  // of the peer
 };
@@ -149,6 +152,9 @@ struct World {
   std::condition_variable acknowledged;
   std::uint32_t next_key = 0x1100, next_queue_pair = 0x11;
   std::uint64_t next_id = 1;
+  unsigned most_reads = 0;    // that a queue pair has had under way
+  std::uint64_t longest = 0;  // bytes of a request
+  std::vector<std::uint32_t> free_keys;
   int domains = 0, completion_queues = 0, queue_pairs = 0;
 };
 

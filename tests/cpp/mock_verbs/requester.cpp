@@ -57,9 +57,8 @@ ibv_wc_status gather(const Qp& qp, const Work& work, std::string& bytes) {
   std::size_t at = 0;
   for (const ibv_sge& place : work.places) {
     if (place.length == 0) continue;
-    if (!find_region(place.lkey, place.addr, place.length, qp.pd, 0) ||
-        !copy(bytes.data() + at, reinterpret_cast<const void*>(place.addr), place.length))
-      return IBV_WC_LOC_PROT_ERR;
+    const Mr* const mr = find_region(place.lkey, place.addr, place.length, qp.pd, 0);
+    if (!mr || !copy(bytes.data() + at, mr->at(place.addr), place.length)) return IBV_WC_LOC_PROT_ERR;
     at += place.length;
   }
   return IBV_WC_SUCCESS;
@@ -71,12 +70,20 @@ void begin(Qp& qp, Work& work) {
   const bool done_by_peer = work.verdict == IBV_WC_SUCCESS || work.verdict == IBV_WC_RETRY_EXC_ERR;
   std::string bytes;
   ibv_wc_status local = gather(qp, work, bytes);
-  if (bytes_of(work.places) > world().faults.max_message) local = IBV_WC_LOC_LEN_ERR;
+  const std::uint64_t length = bytes_of(work.places);
+  world().longest = std::max(world().longest, length);
+  if (length > world().faults.max_message) local = IBV_WC_LOC_LEN_ERR;
   if (!done_by_peer || local != IBV_WC_SUCCESS) {
     work.answer = local;
     return;
   }
-  if (reads(work.opcode)) ++qp.reads;
+  if (reads(work.opcode)) {
+    if (qp.reads >= std::max<unsigned>(1, qp.id->peer.responder_resources)) {  // more than the peer serves
+      work.answer = IBV_WC_REM_INV_REQ_ERR;
+      return;
+    }
+    world().most_reads = std::max(world().most_reads, ++qp.reads);
+  }
   work.header.bytes = static_cast<std::uint32_t>(bytes.size());
   say(*qp.id, work.header, bytes.data(), bytes.size());
 }
@@ -145,7 +152,7 @@ void advance(Qp& qp) {
   while (qp.state == IBV_QPS_RTS && !qp.waiting.empty() && qp.id->out.size() - qp.id->sent < kMostUnsent) {
     Work& next = qp.waiting.front();
     if (!qp.outstanding.empty() && qp.outstanding.back().answer) break;  // it has failed, so nothing follows
-    if (reads(next.opcode) && qp.reads >= std::max<unsigned>(1, qp.id->peer.responder_resources)) break;
+    if (reads(next.opcode) && qp.reads >= std::max(1u, qp.id->begins)) break;
     if ((next.flags & IBV_SEND_FENCE) && qp.reads != 0) break;
     begin(qp, next);
     qp.outstanding.push_back(std::move(next));

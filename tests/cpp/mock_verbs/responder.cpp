@@ -53,9 +53,8 @@ Answer receive(Qp& qp, const Request& request) {
   return answer;
 }
 
-Answer update(const Header& header) {
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
-  auto* const word = reinterpret_cast<std::uint64_t*>(header.address);
+Answer update(const Header& header, std::byte* at) {
+  auto* const word = reinterpret_cast<std::uint64_t*>(at);
   std::uint64_t old = 0;
   if (!copy(&old, word, sizeof old)) return {IBV_WC_REM_OP_ERR};
   if (header.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
@@ -77,10 +76,10 @@ Answer reach(const Qp& qp, const Request& request) {
   const std::uint64_t length = atomic ? sizeof(std::uint64_t) : header.length;
   if (length == 0) return {};
   if (atomic && header.address % sizeof(std::uint64_t)) return {IBV_WC_REM_INV_REQ_ERR};
-  if (!find_region(header.rkey, header.address, length, qp.pd, right)) return {IBV_WC_REM_ACCESS_ERR};
-  if (atomic) return update(header);
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
-  auto* const at = reinterpret_cast<char*>(header.address);
+  const Mr* const mr = find_region(header.rkey, header.address, length, qp.pd, right);
+  if (!mr) return {IBV_WC_REM_ACCESS_ERR};
+  std::byte* const at = mr->at(header.address);
+  if (atomic) return update(header, at);
   if (header.opcode == IBV_WR_RDMA_READ) {
     Answer answer{.bytes = std::string(length, '\0')};
     if (!copy(answer.bytes.data(), at, length)) return {IBV_WC_REM_OP_ERR};
@@ -126,11 +125,8 @@ ibv_wc_status scatter(const Qp& qp, const std::vector<ibv_sge>& places, const st
   for (const ibv_sge& place : places) {
     const std::size_t part = std::min<std::size_t>(place.length, bytes.size() - at);
     if (part == 0) break;
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
-    void* const to = reinterpret_cast<void*>(place.addr);
-    if (!find_region(place.lkey, place.addr, part, qp.pd, IBV_ACCESS_LOCAL_WRITE) ||
-        !copy(to, bytes.data() + at, part))
-      return IBV_WC_LOC_PROT_ERR;
+    const Mr* const mr = find_region(place.lkey, place.addr, part, qp.pd, IBV_ACCESS_LOCAL_WRITE);
+    if (!mr || !copy(mr->at(place.addr), bytes.data() + at, part)) return IBV_WC_LOC_PROT_ERR;
     at += part;
   }
   return IBV_WC_SUCCESS;

@@ -88,6 +88,12 @@ int registration_traits(const Device& device, bool atomics, const DomainServices
   return traits;
 }
 
+// Whether the device shows memory under any address that it is given. soft-iWARP uses the memory's own one,
+// whatever it is asked.
+bool shows_any_address(const Device& device) noexcept {
+  return library().reg_mr_iova2 != nullptr && !device.iwarp();
+}
+
 ibv_pd* open_protection_domain(const Device& device) {
   prepare(device);
   ibv_pd* const opened = library().alloc_pd(device.context);
@@ -109,8 +115,11 @@ VerbsDomain::VerbsDomain(Device device, Info info, std::string link, const Domai
       receive_slots_(shared_receive_slots(device_, services)),
       streams_(open_protection_domain(device_)),
       protection_domain_(open_protection_domain(device_)),
-      regions_(*protection_domain_, services.segment.regions(), atomics_,
-               registration_traits(device_, atomics_, services), services.options) {
+      regions_(*protection_domain_, services.segment.regions(),
+               {.atomics = atomics_,
+                .chosen_addresses = shows_any_address(device_),
+                .access = registration_traits(device_, atomics_, services)},
+               services.options) {
   info_.src_addr = address_.host();
 }
 

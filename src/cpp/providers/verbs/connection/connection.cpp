@@ -125,8 +125,9 @@ bool Connection::answer(OwnId id, const rdma_conn_param& asked) noexcept {
   id_->context = this;
   if (!make_queue_pair()) return false;
   rdma_conn_param given{};
-  given.responder_resources = std::min(asked.initiator_depth, services_.device.reads_served());
-  given.initiator_depth = std::min(asked.responder_resources, services_.device.reads_begun());
+  // The event tells both numbers from this side's point of view (rdma_get_cm_event(3)).
+  given.responder_resources = std::min(asked.responder_resources, services_.device.reads_served());
+  given.initiator_depth = std::min(asked.initiator_depth, services_.device.reads_begun());
   given.retry_count = kRetries;
   given.rnr_retry_count = depth_.shared_receives ? kRetryForEver : kNotReadyRetries;
   std::uint8_t timeout = kAckTimeout;

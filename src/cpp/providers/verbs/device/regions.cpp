@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 
+#include "base/bytes/random.h"
 #include "base/bytes/wire.h"
 #include "base/locks/mutex.h"
 #include "fabric/memory/dma_buf.h"
@@ -63,12 +64,13 @@ std::optional<Description> Description::decode(const std::byte* in) noexcept {
   return reader.ok() ? std::optional(told) : std::nullopt;
 }
 
-ibv_mr* register_memory(const Library& library, ibv_pd& pd, AddressRange range, int access) noexcept {
+ibv_mr* register_memory(const Library& library, ibv_pd& pd, AddressRange range, std::uint64_t shown,
+                        int access) noexcept {
   if (const auto place = DmaBuf::find(range)) {
     errno = EOPNOTSUPP;
     // On-demand paging is not for a dma-buf: its exporter decides where the pages are.
     if (ibv_mr* const made = library.reg_dmabuf_mr
-                                 ? library.reg_dmabuf_mr(&pd, place->offset, range.length, range.start,
+                                 ? library.reg_dmabuf_mr(&pd, place->offset, range.length, shown,
                                                          place->fd.get(), access & ~IBV_ACCESS_ON_DEMAND)
                                  : nullptr)
       return made;
@@ -76,11 +78,21 @@ ibv_mr* register_memory(const Library& library, ibv_pd& pd, AddressRange range, 
   }
   // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
   void* const start = reinterpret_cast<void*>(range.start);
-  if ((access & IBV_ACCESS_OPTIONAL_RANGE) == 0) return library.reg_mr(&pd, start, range.length, access);
-  return library.reg_mr_iova2(&pd, start, range.length, range.start, static_cast<unsigned>(access));
+  if ((access & IBV_ACCESS_OPTIONAL_RANGE) == 0 && shown == range.start)
+    return library.reg_mr(&pd, start, range.length, access);
+  return library.reg_mr_iova2(&pd, start, range.length, shown, static_cast<unsigned>(access));
 }
 
-DeviceRegions::DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics, int traits,
+std::uint64_t shown_address(std::uint64_t start) noexcept {
+  // The address of a page keeps its place within the largest page that there is, so that a device can
+  // describe memory in huge pages by as few entries as under its own address. No device cuts addresses of 62
+  // bits, and none of them wraps around with the length.
+  constexpr unsigned kLargestPage = 30, kBits = 62;
+  constexpr std::uint64_t kWithin = (std::uint64_t{1} << kLargestPage) - 1;
+  return (random_u64() >> (64 - kBits) & ~kWithin) | (start & kWithin);
+}
+
+DeviceRegions::DeviceRegions(ibv_pd& pd, RegionView regions, const Traits& traits,
                              const DomainOptions& options)
     : pd_(pd),
       regions_(regions),
@@ -89,10 +101,10 @@ DeviceRegions::DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics, int t
                                        return enroll(range, use);
                                      },
                                      .withdraw = [this](void* mr) { dereg_mr(mr); }})),
-      atomics_(atomics) {}
+      atomics_(traits.atomics) {}
 
 void* DeviceRegions::enroll(AddressRange range, const MemoryUse& use) {
-  ibv_mr* const made = reg_mr(range, use.rights);
+  ibv_mr* const made = reg_mr(range, range.start, use.rights);
   if (!made)
     throw Error(Errc::no_memory, "the device does not take the memory: " + std::string(std::strerror(errno)));
   ++made_;
@@ -140,10 +152,11 @@ bool DeviceRegions::take(std::uint32_t region, Registered& into) {
     if (pieces[i].iov_len == 0) continue;
     const AddressRange range{.start = reinterpret_cast<std::uint64_t>(pieces[i].iov_base),
                              .length = pieces[i].iov_len};
-    OwnMr mr(reg_mr(range, rights));
+    const std::uint64_t shown = traits_.chosen_addresses ? shown_address(range.start) : range.start;
+    OwnMr mr(reg_mr(range, shown, rights));
     // The device refuses too much memory, and pages that are not there. Messages serve the region then.
     if (!mr) return false;
-    into.pieces.push_back({range.start, range.length, std::move(mr)});
+    into.pieces.push_back({shown, range.length, std::move(mr)});
     ++made_;
   }
   into.access = entry.access;

@@ -55,25 +55,36 @@ struct Description {
   static std::optional<Description> decode(const std::byte* in) noexcept;
 };
 
-// Registers memory of this process with a device, under its addresses here. A dma-buf is registered as such,
-// if the library and the device can do that; otherwise what is mapped there. `access` is of IBV_ACCESS_*.
-// Returns null, with errno, if the device does not take the memory.
-ibv_mr* register_memory(const Library& library, ibv_pd& pd, AddressRange range, int access) noexcept;
+// Registers memory of this process with a device, which shows it from address `shown` on. A dma-buf is
+// registered as such, if the library and the device can do that; otherwise what is mapped there. `access` is
+// of IBV_ACCESS_*. An address other than that of the memory needs ibv_reg_mr_iova2(). Returns null, with
+// errno, if the device does not take the memory.
+ibv_mr* register_memory(const Library& library, ibv_pd& pd, AddressRange range, std::uint64_t shown,
+                        int access) noexcept;
+// A random address under which peers may know memory that is at `start` here.
+std::uint64_t shown_address(std::uint64_t start) noexcept;
 
 // The regions of a domain as the device knows them. A region is registered with the device when a peer or
 // this process first needs that, and withdrawn when the region closes.
 //
 // A key of the device has 32 bits and is valid for every peer of the domain. A region gets a new key whenever
 // what peers were told of it is no longer true, so that the device refuses peers that still use the old key.
+// Devices may give a key again as soon as it is free, and programs the same memory, so each registration for
+// peers is shown under a random address, which the old description does not have.
 //
 // Memory that this process uses itself goes through a registration cache, if the domain has one, and stays
 // with the device for the next region or transfer. Safe from any thread.
 class DeviceRegions final : public DeviceAccess, public DeviceMemory {
  public:
-  // With `atomics` the devices of peers may update memory: nothing else updates it than devices and, after
-  // claim_atomics(), this process. `traits` are bits for every registration: IBV_ACCESS_ON_DEMAND and
-  // IBV_ACCESS_RELAXED_ORDERING.
-  DeviceRegions(ibv_pd& pd, RegionView regions, bool atomics, int traits, const DomainOptions& options);
+  struct Traits {
+    // The devices of peers may update memory: nothing else updates it than devices and, after
+    // claim_atomics(), this process.
+    bool atomics = false;
+    // The device takes any address to show memory under.
+    bool chosen_addresses = false;
+    int access = 0;  // bits of every registration: IBV_ACCESS_ON_DEMAND and IBV_ACCESS_RELAXED_ORDERING
+  };
+  DeviceRegions(ibv_pd& pd, RegionView regions, const Traits& traits, const DomainOptions& options);
 
   bool describe(std::uint32_t region, std::byte* out) noexcept override;
   void claim_atomics(std::uint32_t region) noexcept override;
@@ -93,7 +104,7 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
 
  private:
   struct Piece {
-    std::uint64_t address, length;
+    std::uint64_t address, length;  // as peers are shown it
     OwnMr mr;
   };
   // A region as peers reach it.
@@ -118,8 +129,8 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
   bool take(std::uint32_t region, Registered& into) FAB_REQUIRES(mutex_);
   const Local* search(std::uint64_t at, std::uint64_t length) const noexcept FAB_REQUIRES(mutex_);
   const Local* look_for(std::uint64_t at, std::uint64_t length) FAB_REQUIRES(mutex_);
-  ibv_mr* reg_mr(AddressRange range, int rights) const noexcept {
-    return register_memory(library(), pd_, range, rights | traits_);
+  ibv_mr* reg_mr(AddressRange range, std::uint64_t shown, int rights) const noexcept {
+    return register_memory(library(), pd_, range, shown, rights | traits_.access);
   }
   bool hidden(std::uint32_t region) const noexcept;
   bool overlap(std::uint32_t left, std::uint32_t right) const noexcept;
@@ -129,7 +140,7 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
 
   ibv_pd& pd_;
   const RegionView regions_;
-  const int traits_;
+  const Traits traits_;
   // Registrations that were made, and those that the cache holds, leased or idle.
   std::atomic<std::uint64_t> made_{0}, leased_{0};
   // Of local memory. It keeps nothing if the domain has no cache.
