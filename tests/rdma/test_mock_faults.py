@@ -72,15 +72,26 @@ def test_puts_and_gets_outlive_a_failed_request(here, peer, kind, status):
     assert (counts["settled"], counts["errors"]) == (32, 0)
 
 
+@pytest.mark.parametrize("told", ["", ",vague_errors=1"], ids=["exactly", "vaguely"])
+@pytest.mark.parametrize("kind", ["atomic", "write"])
 @pytest.mark.parametrize("status", REFUSED)
-def test_a_refused_update_is_done_once(here, peer, status):
+def test_no_update_is_done_twice_where_a_request_is_refused(here, peer, status, kind, told):
+    """Also where the device tells the error under an earlier request, which was done as others behind it were."""
     handle, words = known(here, peer, np.zeros(1, np.int64))
+    _, rows = known(here, peer, np.zeros((100, SIZE // 100), np.uint8))
     here.atomic(AtomicOp.SUM, np.ones(1, np.int64), handle, words.remote).result(TIMEOUT)
-    with mock.faults(f"fail=atomic:11:{status}"):
-        crowd = [here.atomic(AtomicOp.SUM, np.ones(1, np.int64), handle, words.remote) for _ in range(30)]
-        assert outcomes(crowd) == [None] * 30
+    # So many, and so late, that they go to the device in chains.
+    with mock.faults(f"fail={kind}:75:{status}{told},late_us=5000"):
+        crowd = []
+        for number in range(100):
+            one = np.ones(1, np.int64)
+            crowd.extend(here.atomic(AtomicOp.SUM, one, handle, words.remote) for _ in range(3))
+            content = np.full(SIZE // 100, 1 + number, np.uint8)
+            crowd.append(here.write(content, handle, rows.remote[number]))
+        assert outcomes(crowd) == [None] * len(crowd)
         assert mock.injected() == 1
-    assert words.content()[0] == 31
+    assert words.content()[0] == 301
+    assert (rows.content() == 1 + np.arange(100)[:, None]).all()
 
 
 @pytest.mark.parametrize("status", UNKNOWN)

@@ -23,8 +23,8 @@ namespace mock {
 //   last_key_first=1         a key that was freed last is given again first, as some drivers do; otherwise
 //   none is,
 //                            so that the late use of a key is noticed
-//   max_mr_size=1048576      bytes of a region
-//   max_message=1048576      bytes of a work request
+//   vague_errors=1           an error is told under the oldest request that has no completion, as some
+//   drivers do max_mr_size=1048576      bytes of a region max_message=1048576      bytes of a work request
 //   reads_served=1           reads and atomics of a peer that a queue pair has under way; before it is first
 //   listed reads_begun=1            ... and of its own last_receive_late_us=500 so late is the event that a
 //   failed queue pair takes no shared receive any more last_receive_never=1     that event never comes
@@ -59,7 +59,7 @@ class Faults {
   std::uint64_t mr_limit = UINT64_MAX, max_mr_size = UINT64_MAX, max_message = 8u << 20;
   std::uint64_t last_receive_late_us = 0, last_receive_never = 0;
   std::uint64_t reads_served = 16, reads_begun = 16;
-  std::uint64_t last_key_first = 0;
+  std::uint64_t last_key_first = 0, vague_errors = 0;
   bool iwarp = false;
 
  private:

@@ -96,7 +96,8 @@ struct Qp : ibv_qp {
   bool all_signaled = false;
   std::deque<Work> waiting, outstanding;
   std::uint32_t sends_used = 0, receives_used = 0, unretired = 0;
-  unsigned reads = 0;  // reads and atomics under way
+  std::optional<std::uint64_t> oldest_unretired;  // id of the first request since the last completion
+  unsigned reads = 0;                             // reads and atomics under way
   std::deque<Receive> receives;
   std::uint8_t not_ready_timer = 0;
   // Events of it that were read and not acknowledged.

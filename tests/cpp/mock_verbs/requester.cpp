@@ -37,9 +37,12 @@ std::uint64_t bytes_of(const std::vector<ibv_sge>& places) {
 
 void end(Qp& qp, const Work& work, ibv_wc_status status) {
   ++qp.unretired;
+  if (!qp.oldest_unretired) qp.oldest_unretired = work.id;
   if (status == IBV_WC_SUCCESS && !qp.all_signaled && !(work.flags & IBV_SEND_SIGNALED)) return;
   ibv_wc wc{};
-  wc.wr_id = work.id;
+  const bool vague = world().faults.vague_errors && status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR;
+  wc.wr_id = vague ? *qp.oldest_unretired : work.id;
+  qp.oldest_unretired.reset();
   wc.status = status;
   wc.opcode = told_as(work.opcode);
   wc.byte_len = static_cast<std::uint32_t>(bytes_of(work.places));

@@ -358,7 +358,9 @@ void Direct::post(Request& request, bool& moved) noexcept {
     describe(work, request, there, length);
     request.posted += length;
     moved = true;
-    if (length >= kTellAt) work.send_flags |= IBV_SEND_SIGNALED;
+    // Some drivers tell an error under the oldest request that has no completion yet. No update is between
+    // that one and the failed one, because each has a completion: so none is repeated that was done.
+    if (length >= kTellAt || is_atomic(transfer.op)) work.send_flags |= IBV_SEND_SIGNALED;
     if (++chained_ == std::size(chain_) && !send_chain()) {
       send_failed_ = true;
       return;

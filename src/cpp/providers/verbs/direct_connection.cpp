@@ -89,7 +89,7 @@ void Direct::on_completion(const ibv_wc& completion) noexcept {
     settle_completed();
     if (!requests_.empty()) services_.on_waiting();
   } else {
-    // The requests before the failed one were done.
+    // The requests before the failed one were done, and maybe some behind the one that is named (see post()).
     completed_ = std::max(completed_, number - 1);
     settle_completed();
     break_off(refusal(completion.status));
@@ -110,8 +110,8 @@ void Direct::break_off(bool refused) noexcept {
     request.last = 0;
     if (request.fate != Request::Fate::devices) continue;
     if (begun && !key) key = request.transfer.key;
-    // A device has not begun a request that it refuses, nor those behind it. After other errors nobody knows
-    // whether an update was done, so it cannot be repeated.
+    // A device has not begun a request that it refuses, nor those behind it; updates before it have
+    // completed. After other errors nobody knows whether an update was done, so it cannot be repeated.
     if (begun && !refused && is_atomic(request.transfer.op)) {
       request.fate = Request::Fate::lost;
       request.error = Errc::peer_lost;
