@@ -219,6 +219,7 @@ def test_doctor_as_json() -> None:
         "encryption",
         "rdma modules",
         "rdma devices",
+        "rdma and fork()",
         "links",
     } == checks.keys()
     for check in checks.values():

@@ -12,6 +12,7 @@ import pyfab
 import pytest
 from pyfab import AtomicOp
 from pyfab.testing import Peer
+from pyfab.tools import doctor
 
 pytestmark = pytest.mark.skipif(not mock.RUNS, reason="needs the mock device (scripts/mock-verbs-tests)")
 DEVICE = "verbs:mock0"
@@ -469,3 +470,20 @@ def put_twice(target, address, remote):
         data = np.full(remote.nbytes, value, np.uint8)
         target.endpoint.write(data, handle, remote).result(TIMEOUT)
     return mock.objects()["longest"]
+
+
+@pytest.mark.parametrize(
+    "state, hugepages, says, mend",
+    [
+        (2, "", "the kernel leaves registered memory", ""),
+        (0, "", "may no longer see", "export RDMAV_FORK_SAFE=1"),
+        (1, "", "huge pages of hugetlbfs cannot be registered", "export RDMAV_HUGEPAGES_SAFE=1"),
+        (1, "1", "also in huge pages", ""),
+    ],
+)
+def test_doctor_tells_what_fork_does_to_registered_memory(monkeypatch, state, hugepages, says, mend):
+    monkeypatch.setenv("RDMAV_HUGEPAGES_SAFE", hugepages)
+    with mock.faults(f"fork_status={state}"):
+        check = doctor._tried("rdma and fork()", doctor._CHECKS["rdma and fork()"])
+    assert says in check.found
+    assert (check.state, check.mend) == ("limited" if mend else "ok", mend)

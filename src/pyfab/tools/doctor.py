@@ -34,6 +34,7 @@ sys.exit(0 if count == 8 else ctypes.get_errno())
 """
 
 
+_FORK_DISABLED, _FORK_ENABLED, _FORK_UNNEEDED = 0, 1, 2  # of ibv_is_fork_initialized(3)
 _SMALL_SHM = 256 << 20  # bytes
 
 
@@ -304,6 +305,29 @@ def _rdma() -> _Result:
     return _ok(names)
 
 
+def _rdma_and_fork() -> _Result:
+    if not any(
+        info["provider"] == "verbs" for info in _core.discover()
+    ):  # opens the library, which prepares for it
+        return _ok("no RDMA device, so a child of fork() takes no memory away from one")
+    state = getattr(ctypes.CDLL("libibverbs.so.1"), "ibv_is_fork_initialized", lambda: _FORK_ENABLED)()
+    if state == _FORK_UNNEEDED:
+        return _ok("the kernel leaves registered memory to this process when it forks")
+    if state == _FORK_DISABLED:
+        return _limited(
+            "after fork(), devices may no longer see what this process writes to registered memory: some library had"
+            " registered memory before pyfab was asked for RDMA, and the kernel is older than 5.12",
+            "export RDMAV_FORK_SAFE=1",
+        )
+    if not os.environ.get("RDMAV_HUGEPAGES_SAFE"):
+        return _limited(
+            "fork() leaves registered memory to this process page by page: memory in huge pages of hugetlbfs cannot be"
+            " registered (the kernel is older than 5.12)",
+            "export RDMAV_HUGEPAGES_SAFE=1",
+        )
+    return _ok("registered memory, also in huge pages, is left to this process when it forks")
+
+
 def _signatures() -> _Result:
     if problem := _core.libcrypto_problem():
         return _limited(
@@ -339,5 +363,6 @@ _CHECKS: dict[str, Callable[[], _Result]] = {
     "encryption": _encryption,
     "rdma modules": _rdma_modules,
     "rdma devices": _rdma,
+    "rdma and fork()": _rdma_and_fork,
     "links": _links,
 }

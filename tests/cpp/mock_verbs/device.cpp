@@ -137,6 +137,11 @@ void rdma_free_devices(ibv_context** list) { std::free(list); }
 
 int ibv_fork_init() { return 0; }
 
+ibv_fork_status ibv_is_fork_initialized() {
+  const Lock lock(world().mutex);
+  return static_cast<ibv_fork_status>(world().faults.fork_status);
+}
+
 const char* ibv_get_device_name(ibv_device* device) { return device->name; }
 
 int ibv_query_device(ibv_context*, ibv_device_attr* attr) {

@@ -78,6 +78,7 @@ bool Faults::take(const std::string& name, const std::string& value) {
                                                          {"reads_begun", &reads_begun},
                                                          {"last_key_first", &last_key_first},
                                                          {"vague_errors", &vague_errors},
+                                                         {"fork_status", &fork_status},
                                                          {"remove_after", &remove_after_},
                                                          {"last_receive_late_us", &last_receive_late_us},
                                                          {"last_receive_never", &last_receive_never}};

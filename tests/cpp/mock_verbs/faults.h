@@ -12,24 +12,29 @@ namespace mock {
 
 // What goes wrong, by choice. PYFAB_MOCK_VERBS holds it for a whole process, mock_verbs_set() changes it:
 //
-//   fail=write:17            the 17th request of that kind fails: send, write, read, atomic or any of them
-//   fail=any:1/100:access    each 100th; the status may be retry (done by the peer, its acknowledgement
-//   lost),
-//                            access, operation, request (refused by the peer), local or rnr (not done)
-//   rnr=1/100                each 100th send meets a peer that is not ready
-//   refuse=reg_mr:1/10       calls fail with ENOMEM: reg_mr, create_qp, post_send, post_recv, resolve,
-//   connect, accept late_us=500              each completion comes so late reorder_us=2000          ... or up
-//   to so late, by chance: queue pairs overtake each other mr_limit=64              memory keys at a time
-//   last_key_first=1         a key that was freed last is given again first, as some drivers do; otherwise
-//   none is,
-//                            so that the late use of a key is noticed
-//   vague_errors=1           an error is told under the oldest request that has no completion, as some
-//   drivers do max_mr_size=1048576      bytes of a region max_message=1048576      bytes of a work request
-//   reads_served=1           reads and atomics of a peer that a queue pair has under way; before it is first
-//   listed reads_begun=1            ... and of its own last_receive_late_us=500 so late is the event that a
-//   failed queue pair takes no shared receive any more last_receive_never=1     that event never comes
-//   remove_after=100         the device is removed when so many work requests have been posted
-//   iwarp=1                  the device is one for iWARP; before it is first listed
+// clang-format off
+//   fail=write:17             the 17th request of that kind fails: send, write, read, atomic or any of them
+//   fail=any:1/100:access     each 100th; the status may be retry (done by the peer, its acknowledgement
+//                             lost), access, operation, request (refused by the peer), local or rnr (not done)
+//   vague_errors=1            an error is told under the oldest request without a completion, as some drivers do
+//   rnr=1/100                 each 100th send meets a peer that is not ready
+//   refuse=reg_mr:1/10        calls fail with ENOMEM: reg_mr, create_qp, post_send, post_recv, resolve,
+//                             connect, accept
+//   late_us=500               each completion comes so late
+//   reorder_us=2000           ... or up to so late, by chance: queue pairs overtake each other
+//   mr_limit=64               memory keys at a time
+//   last_key_first=1          the key that was freed last is given again first, as some drivers do; otherwise
+//                             none is, so that the late use of a key is noticed
+//   max_mr_size=1048576       bytes of a region
+//   max_message=1048576       bytes of a work request
+//   reads_served=1            reads and atomics of a peer that a queue pair has under way; before it is listed
+//   reads_begun=1             ... and of its own
+//   last_receive_late_us=500  so late is the event that a failed queue pair takes no shared receive any more
+//   last_receive_never=1      that event never comes
+//   remove_after=100          the device is removed when so many work requests have been posted
+//   fork_status=0             what ibv_is_fork_initialized() says
+//   iwarp=1                   the device is one for iWARP; before it is first listed
+// clang-format on
 class Faults {
  public:
   struct Rule {
@@ -59,7 +64,7 @@ class Faults {
   std::uint64_t mr_limit = UINT64_MAX, max_mr_size = UINT64_MAX, max_message = 8u << 20;
   std::uint64_t last_receive_late_us = 0, last_receive_never = 0;
   std::uint64_t reads_served = 16, reads_begun = 16;
-  std::uint64_t last_key_first = 0, vague_errors = 0;
+  std::uint64_t last_key_first = 0, vague_errors = 0, fork_status = IBV_FORK_UNNEEDED;
   bool iwarp = false;
 
  private:

@@ -79,7 +79,7 @@ Opened open_libraries() {
   load(cm, "rdma_set_option", all.set_option);
   opened.usable = opened.problem.empty();
   // On kernels that do not handle fork() by themselves, a fork would otherwise move memory away from the
-  // devices.
+  // devices. A process that has registered memory already cannot be protected; `pyfab doctor` tells of that.
   if (opened.usable) all.fork_init();
   return opened;
 }
