@@ -375,6 +375,26 @@ def wait_for(condition, seconds=TIMEOUT):
 CALLS = ["reg_mr", "create_qp", "post_send", "post_recv", "resolve", "connect", "accept"]
 
 
+def test_devices_that_failed_are_tried_again(here, peer):
+    """Until then messages do their work, and the report says so."""
+    handle, exposed = here.av.insert(peer.address), peer.expose(np.zeros(SIZE, np.uint8))
+    here.write(PART, handle, exposed.remote[: PART.size], data=1).result(TIMEOUT)  # by a stream
+    with mock.faults("refuse=create_qp:1/1"):
+        wait_for(lambda: works(here, handle, exposed) and "by messages" in here.report(handle)[1])
+    streams = mock.objects()["qp"]
+    wait_for(lambda: works(here, handle, exposed) and mock.objects()["qp"] > streams)
+    wait_for(lambda: works(here, handle, exposed) and "by messages" not in here.report(handle)[1])
+
+
+def test_a_connection_over_which_nothing_succeeds_is_not_made_for_ever(here, peer):
+    handle, exposed = here.av.insert(peer.address), peer.expose(np.zeros(SIZE, np.uint8))
+    with mock.faults("fail=read:1/1:local"):
+        for _ in range(10):
+            assert (exposed.content() == 0).all()
+            here.read(np.ones(SIZE, np.uint8), handle, exposed.remote).result(TIMEOUT)
+        assert mock.injected() == 3
+
+
 @pytest.mark.parametrize("where", ["here", "there"])
 @pytest.mark.parametrize("call", CALLS)
 def test_calls_that_a_device_refuses_are_an_outcome(peer, call, where):

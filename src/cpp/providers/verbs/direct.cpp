@@ -125,7 +125,7 @@ void Direct::forget_all() noexcept {
 
 // Returns `later` if the region is not known yet and the transfer is worth waiting for that.
 Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
-  if (failed_ || link_ == Link::ended || transfer.length == 0 || transfer.delivery == Delivery::commit)
+  if (failed_ || by_messages() || transfer.length == 0 || transfer.delivery == Delivery::commit)
     return {Way::session};
   if ((transfer.flags & (transfer_flag::kRemoteData | transfer_flag::kStored)) != 0) return {Way::session};
   const bool atomic = is_atomic(transfer.op);
@@ -163,7 +163,7 @@ Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
     const Description::Place place = region.at(offset);
     if (!region.atomics || place.address % 8 != 0 || place.left < 8) return {Way::session};
   }
-  if (!connected()) return {link_ == Link::ended || !waits ? Way::session : Way::later};
+  if (!connected()) return {rests() || !waits ? Way::session : Way::later};
   if (!staged && transfer.piece_count > 1) {
     for (std::size_t i = 0; i < transfer.piece_count; ++i) {
       const iovec& piece = transfer.local_pieces[i];
@@ -376,7 +376,7 @@ bool Direct::pump() noexcept {
     Request& next = requests_[unposted_];
     if (next.fate == Request::Fate::undecided && !decide(next)) break;
     if (next.fate == Request::Fate::devices) {
-      if (link_ == Link::ended)
+      if (by_messages())
         next.fate = Request::Fate::session;
       else if (!connected() || posted_ - completed_ >= kDepth)
         break;

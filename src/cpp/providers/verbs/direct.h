@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -53,6 +54,8 @@ class Direct final : public ConnectionOwner {
   std::uint64_t oldest() const noexcept {
     return requests_.empty() ? services_.counts.posted + 1 : requests_.front().number;
   }
+  // Whether the devices do nothing for now, because their connection failed again and again.
+  bool rests() const noexcept { return link_ == Link::resting; }
   // A count of the signs of life of the peer and its device.
   std::uint64_t signs() const noexcept { return signs_; }
   void fail(Errc error) noexcept;
@@ -110,7 +113,7 @@ class Direct final : public ConnectionOwner {
     std::shared_ptr<const Description> region{};
     RegistrationCache::Lease own{};  // on local memory that lies in no region
   };
-  enum class Link { none, connecting, connected, ended };
+  enum class Link { none, connecting, connected, resting, ended };
 
   void on_connected() noexcept override;
   void on_closed(Errc why) noexcept override;
@@ -122,6 +125,8 @@ class Direct final : public ConnectionOwner {
   static void learn(Known& known, Errc error, const std::byte* answer) noexcept;
   void on_repeated(const Completion& outcome) noexcept;
   bool connected() { return link_ == Link::connected || connect(); }
+  // Whether messages do everything. Ends a rest that is over.
+  bool by_messages() noexcept;
   bool connect();
   struct Choice {
     Way way;
@@ -159,6 +164,11 @@ class Direct final : public ConnectionOwner {
   std::unique_ptr<Connection> connection_;
   Link link_ = Link::none;
   unsigned failed_calls_ = 0;  // since a request last succeeded
+  // How long the devices rest once too many calls have failed, and until when. A success makes it short
+  // again.
+  static constexpr std::chrono::seconds kFirstRest{1}, kLongestRest{64};
+  std::chrono::nanoseconds rest_ = kFirstRest;
+  std::chrono::steady_clock::time_point rests_until_{};
   // Deadlines, of VerbsEndpoint::attended(): for the call, and for the first request of the connection.
   std::chrono::nanoseconds call_until_{}, answer_until_{};
   bool proven_useful_ = false;  // a request over the connection has succeeded

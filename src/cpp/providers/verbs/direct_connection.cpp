@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "base/bytes/random.h"
 #include "providers/verbs/direct.h"
 #include "providers/verbs/endpoint.h"
 #include "providers/verbs/route.h"
@@ -45,16 +46,31 @@ bool Direct::connect() {
   return false;
 }
 
-// Another call may follow. After kMostDirectCalls in vain, messages do everything.
+// Another call may follow. After kMostDirectCalls in vain, messages do everything for a while, which is twice
+// as long each time. Peers that failed together do not come back together.
 void Direct::give_up_call() noexcept {
   connection_.reset();
-  link_ = ++failed_calls_ < kMostDirectCalls ? Link::none : Link::ended;
+  link_ = Link::none;
+  if (++failed_calls_ >= kMostDirectCalls) {
+    link_ = Link::resting;
+    const std::chrono::nanoseconds by_chance(random_u64() % static_cast<std::uint64_t>(rest_.count()));
+    rests_until_ = std::chrono::steady_clock::now() + rest_ / 2 + by_chance;
+    rest_ = std::min<std::chrono::nanoseconds>(2 * rest_, kLongestRest);
+  }
   services_.on_waiting();
+}
+
+bool Direct::by_messages() noexcept {
+  if (link_ == Link::resting && std::chrono::steady_clock::now() >= rests_until_) {
+    link_ = Link::none;
+    failed_calls_ = kMostDirectCalls - 1;  // one call decides
+  }
+  return link_ == Link::resting || link_ == Link::ended;
 }
 
 bool Direct::tick() noexcept {
   if (link_ == Link::connecting && endpoint_.attended() >= call_until_) {
-    failed_calls_ = kMostDirectCalls;
+    failed_calls_ = kMostDirectCalls;  // what does not answer in time is not asked twice
     give_up_call();
   }
   // With soft-iWARP the first message over a new connection may never leave (see VerbsStream::dial_again()).
@@ -85,20 +101,24 @@ void Direct::on_completion(const ibv_wc& completion) noexcept {
   if (completion.status == IBV_WC_SUCCESS) {
     proven_useful_ = true;
     failed_calls_ = 0;
+    rest_ = kFirstRest;
     completed_ = std::max(completed_, number);
     settle_completed();
     if (!requests_.empty()) services_.on_waiting();
   } else {
+    const bool refused = refusal(completion.status);
     // The requests before the failed one were done, and maybe some behind the one that is named (see post()).
     completed_ = std::max(completed_, number - 1);
     settle_completed();
-    break_off(refusal(completion.status));
+    // A connection over which nothing succeeds counts as a failed call, or it would be made again for ever.
+    if (!refused && !proven_useful_) give_up_call();
+    break_off(refused);
   }
 }
 
 void Direct::break_off(bool refused) noexcept {
   connection_.reset();
-  if (link_ != Link::ended) link_ = Link::none;
+  if (link_ != Link::ended && link_ != Link::resting) link_ = Link::none;
   send_failed_ = proven_useful_ = false;
   chained_ = 0;
   posted_ = completed_ = 0;

@@ -26,7 +26,11 @@ class VerbsLink final : public DestroyedLater, public Linked<LinkPumps> {
   Errc state() const noexcept { return stream_.state(); }
   PathCounts counts() const noexcept { return stream_.counts(); }
   std::uint64_t oldest() const noexcept;  // as Path::oldest()
-  std::string remote() const { return stream_.remote(); }
+  // For people: where the peer is, and what does not go as it could.
+  std::string report() const {
+    return stream_.remote() +
+           (direct_.rests() ? ", by messages, because the devices' connection failed" : "");
+  }
   void known_as(PeerId peer) noexcept { stream_.session()->sender().known_as(peer); }
   VerbsStream& stream() noexcept { return stream_; }
   void fail(Errc error) noexcept { stream_.fail(error); }
@@ -59,7 +63,7 @@ class VerbsPath final : public Path {
   }
   PathCounts counts() const noexcept override { return link_->counts(); }
   std::uint64_t oldest() const noexcept override { return link_->oldest(); }
-  PathReport report() const override { return {tag_, link_->remote()}; }
+  PathReport report() const override { return {tag_, link_->report()}; }
   void cut() noexcept override { link_->fail(Errc::peer_lost); }
 
  private:
