@@ -38,6 +38,7 @@ def tell(what: str) -> None:
 
 
 def objects() -> dict[str, int]:
-    """Those that exist, the receives that the device has of shared queues, and the most that was asked of it at once."""
+    """Those that exist, the receives that the device has of shared queues, and what was asked of it (device.cpp)."""
     names = ("pd", "cq", "qp", "mr", "cm_id", "shared_receive", "most_reads", "longest")
+    names += ("traffic_class", "ack_timeout", "retries")
     return {name: _process.mock_verbs_objects(name.encode()) for name in names}

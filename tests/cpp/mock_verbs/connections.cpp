@@ -75,6 +75,7 @@ CallBody body_of(const Id& id, const rdma_conn_param* param) {
   body.responder_resources = param->responder_resources;
   body.initiator_depth = param->initiator_depth;
   body.not_ready_retries = param->rnr_retry_count & 7;
+  world().retries = param->retry_count;
   if (param->private_data)
     std::memcpy(body.said, param->private_data,
                 std::min<std::size_t>(param->private_data_len, kPrivateBytes));
@@ -364,5 +365,12 @@ int rdma_ack_cm_event(rdma_cm_event* event) {
   return 0;
 }
 
-int rdma_set_option(rdma_cm_id*, int, int, void*, std::size_t) { return 0; }
+int rdma_set_option(rdma_cm_id*, int level, int option, void* value, std::size_t size) {
+  if (level != RDMA_OPTION_ID || size != 1) return 0;
+  const Lock lock(world().mutex);
+  const int given = *static_cast<const std::uint8_t*>(value);
+  if (option == RDMA_OPTION_ID_TOS) world().traffic_class = given;
+  if (option == RDMA_OPTION_ID_ACK_TIMEOUT) world().ack_timeout = given;
+  return 0;
+}
 }

@@ -295,7 +295,8 @@ std::uint64_t mock_verbs_injected() {
 
 // Objects of this process: "pd", "cq", "qp", "mr" or "cm_id"; "shared_receive" for the receives that the
 // device has of shared queues. "most_reads": how many reads and atomics a queue pair has had under way;
-// "longest": bytes of a request. -1 for other names.
+// "longest": bytes of a request; "traffic_class", "ack_timeout", "retries": that were last asked for. -1 for
+// other names.
 int mock_verbs_objects(const char* what) {
   const Lock lock(world().mutex);
   const World& all = world();
@@ -307,6 +308,9 @@ int mock_verbs_objects(const char* what) {
   int receives = 0;
   for (const Srq* const srq : all.shared_receives) receives += static_cast<int>(srq->receives.size());
   if (name == "shared_receive") return receives;
+  if (name == "traffic_class") return all.traffic_class;
+  if (name == "ack_timeout") return all.ack_timeout;
+  if (name == "retries") return all.retries;
   if (name == "longest") return static_cast<int>(all.longest);
   if (name == "most_reads") return static_cast<int>(all.most_reads);
   if (name == "cm_id") return static_cast<int>(all.ids.size());

@@ -153,8 +153,9 @@ struct World {
   std::condition_variable acknowledged;
   std::uint32_t next_key = 0x1100, next_queue_pair = 0x11;
   std::uint64_t next_id = 1;
-  unsigned most_reads = 0;    // that a queue pair has had under way
-  std::uint64_t longest = 0;  // bytes of a request
+  unsigned most_reads = 0;                                 // that a queue pair has had under way
+  std::uint64_t longest = 0;                               // bytes of a request
+  int traffic_class = -1, ack_timeout = -1, retries = -1;  // that were last asked for
   std::vector<std::uint32_t> free_keys;
   int domains = 0, completion_queues = 0, queue_pairs = 0;
 };

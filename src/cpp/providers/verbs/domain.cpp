@@ -113,6 +113,7 @@ VerbsDomain::VerbsDomain(Device device, Info info, std::string link, const Domai
       address_(chosen_address(device_, services)),
       atomics_(device_atomics(device_, services)),
       receive_slots_(shared_receive_slots(device_, services)),
+      transport_(TransportOptions::of(services.options)),
       streams_(open_protection_domain(device_)),
       protection_domain_(open_protection_domain(device_)),
       regions_(*protection_domain_, services.segment.regions(),
@@ -133,7 +134,7 @@ PartCheck VerbsDomain::part_check() const {
 std::unique_ptr<Endpoint> VerbsDomain::open_endpoint(const EndpointServices& services) {
   return std::make_unique<VerbsEndpoint>(
       VerbsEndpoint::Shared{services_, device_, address_, *streams_, *protection_domain_, regions_, atomics_,
-                            receive_slots_},
+                            receive_slots_, transport_},
       services, link_);
 }
 

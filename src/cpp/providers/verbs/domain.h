@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "fabric/provider.h"
+#include "providers/verbs/connection/transport_options.h"
 #include "providers/verbs/device/device.h"
 #include "providers/verbs/device/regions.h"
 
@@ -26,6 +27,8 @@ namespace fab::verbs {
 //
 // "verbs_srq": the number of slots, of 16 KiB, in a receive queue that all peers of an endpoint share. With 0
 // (the default) each peer has receives of its own.
+//
+// TransportOptions has the others.
 class VerbsDomain final : public Domain {
  public:
   VerbsDomain(Device device, Info info, std::string link, const DomainServices& services);
@@ -44,6 +47,7 @@ class VerbsDomain final : public Domain {
   const SocketAddress address_;
   const bool atomics_;
   const std::uint32_t receive_slots_;
+  const TransportOptions transport_;
   // Streams have a protection domain of their own, so that a caller that has proven nothing reaches no
   // region.
   OwnPd streams_;

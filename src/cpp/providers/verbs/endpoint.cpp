@@ -78,7 +78,8 @@ VerbsEndpoint::VerbsEndpoint(const Shared& shared, const EndpointServices& servi
         watch();
         return attended();
       }),
-      connections_{shared.device, *events_, completions_, device_events_, queue_pair_ends_},
+      connections_{shared.device,  *events_,         completions_,
+                   device_events_, queue_pair_ends_, shared_.transport},
       staging_(kStages) {
   staging_.enroll(shared.device, shared.protection_domain);
 

@@ -39,6 +39,7 @@ class VerbsEndpoint final : public Endpoint {
     DeviceRegions& regions;
     bool atomics;                 // devices may do atomics
     std::uint32_t receive_slots;  // that all streams of an endpoint share; 0: each stream has its own
+    const TransportOptions& transport;
   };
   VerbsEndpoint(const Shared& shared, const EndpointServices& services, std::string link);
   ~VerbsEndpoint() override;

@@ -12,8 +12,6 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x31766670;  // "pfv1"
 constexpr int kResolveMs = 2000;
-constexpr std::uint8_t kAckTimeout = 17;  // 4.096 us * 2^17: 0.54 s for each attempt
-constexpr std::uint8_t kRetries = 7;
 // Retries when the peer has no receive posted. Credits see to it that a stream needs none.
 constexpr std::uint8_t kNotReadyRetries = 6;
 // The value that means retrying without end, for peers that share receives. Deadlines end a stream then.
@@ -74,12 +72,18 @@ bool Connection::call(const SocketAddress& from, const SocketAddress& to, const 
   if (library().create_id(&services_.events, &made, this, RDMA_PS_TCP) != 0) return false;
   id_.reset(made);
   calling_ = true;
-  // A kernel that does not know the option refuses it and uses a timeout of its own.
-  std::uint8_t timeout = kAckTimeout;
-  library().set_option(made, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
+  set_options(*made);
   const SocketAddress any_port = from.with_port(0);
   return library().resolve_addr(made, const_cast<sockaddr*>(any_port.get()), const_cast<sockaddr*>(to.get()),
                                 kResolveMs) == 0;
+}
+
+// A kernel that does not know an option refuses it, and does what it does for everybody.
+void Connection::set_options(rdma_cm_id& id) const noexcept {
+  std::uint8_t timeout = services_.transport.ack_timeout;
+  library().set_option(&id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
+  if (auto traffic = services_.transport.traffic_class)
+    library().set_option(&id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &*traffic, sizeof *traffic);
 }
 
 bool Connection::make_queue_pair() noexcept {
@@ -115,7 +119,7 @@ bool Connection::begin_connect() noexcept {
   wanted.private_data_len = PrivateData::kBytes;
   wanted.responder_resources = services_.device.reads_served();
   wanted.initiator_depth = services_.device.reads_begun();
-  wanted.retry_count = kRetries;
+  wanted.retry_count = services_.transport.retries;
   wanted.rnr_retry_count = depth_.shared_receives ? kRetryForEver : kNotReadyRetries;
   return library().connect(id_.get(), &wanted) == 0;
 }
@@ -128,10 +132,9 @@ bool Connection::answer(OwnId id, const rdma_conn_param& asked) noexcept {
   // The event tells both numbers from this side's point of view (rdma_get_cm_event(3)).
   given.responder_resources = std::min(asked.responder_resources, services_.device.reads_served());
   given.initiator_depth = std::min(asked.initiator_depth, services_.device.reads_begun());
-  given.retry_count = kRetries;
+  given.retry_count = services_.transport.retries;
   given.rnr_retry_count = depth_.shared_receives ? kRetryForEver : kNotReadyRetries;
-  std::uint8_t timeout = kAckTimeout;
-  library().set_option(id_.get(), RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
+  set_options(*id_);
   return library().accept(id_.get(), &given) == 0;
 }
 

@@ -11,6 +11,7 @@
 #include "providers/verbs/connection/device_completion_queue.h"
 #include "providers/verbs/connection/owner.h"
 #include "providers/verbs/connection/queue_pair_end.h"
+#include "providers/verbs/connection/transport_options.h"
 #include "providers/verbs/device/library.h"
 
 namespace fab::verbs {
@@ -44,6 +45,7 @@ class Connection final {
     DeviceCompletionQueue& completions;
     EndpointEvents& device_events;
     QueuePairEnds& queue_pair_ends;
+    const TransportOptions& transport;
   };
   struct Depth {
     std::uint32_t sends, receives, inline_bytes;
@@ -82,6 +84,7 @@ class Connection final {
   void on_event(rdma_cm_event_type type) noexcept;
 
  private:
+  void set_options(rdma_cm_id& id) const noexcept;
   bool make_queue_pair() noexcept;
   bool begin_connect() noexcept;
 
