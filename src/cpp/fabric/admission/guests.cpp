@@ -7,25 +7,24 @@ namespace fab {
 namespace {
 
 constexpr int kPriceless = INT_MAX;
+constexpr std::chrono::seconds kMoment{1};
+
+}  // namespace
 
 // What the end of a stream costs. A peer whose stream was idle begins another one with its next operation,
 // and notices no more than that. A proven peer gives way to proven peers alone, and before a stranger's work
 // only if it has none itself.
-int price_of(Guest& guest, bool for_proven) noexcept {
+int Guests::price_of(Guest& guest, bool for_proven, Moment now) noexcept {
   const Guest::Work work = guest.has_spoken() ? guest.work() : Guest::Work::none;
-  if (!guest.proven()) switch (work) {
-      case Guest::Work::none:
-        return guest.has_spoken() ? 1 : 0;
-      case Guest::Work::stalled:
-        return 2;
-      case Guest::Work::moving:
-        return for_proven ? 4 : kPriceless;
-    }
+  if (!guest.proven()) {
+    if (work == Guest::Work::moving) return for_proven ? 5 : kPriceless;
+    // One price for all of them, so that who was silent for longest goes, whatever the others have said.
+    if (now - guest.heard_at_ < kMoment) return 3;
+    return work == Guest::Work::stalled ? 2 : guest.has_spoken() ? 1 : 0;
+  }
   if (!for_proven || work == Guest::Work::moving) return kPriceless;
-  return work == Guest::Work::none ? 3 : 5;
+  return work == Guest::Work::none ? 4 : 6;
 }
-
-}  // namespace
 
 std::string source_of(const SocketAddress& address) {
   if (address.loopback()) return "loopback";  // whose addresses every user of the host may take, all of them
@@ -39,6 +38,7 @@ void Guests::add(Guest& guest, std::string source) {
   ++by_source_[source];
   guest.source_ = std::move(source);
   guest.seen_ = guest.heard();
+  guest.heard_at_ = now_();
   guests_.push_back(guest);
   ++size_;
 }
@@ -69,26 +69,28 @@ bool Guests::make_room(const std::string& source, bool proven, const Bounds& bou
 }
 
 // Who was heard since the last look goes to the end, and is met there once more.
-void Guests::order() noexcept {
+void Guests::order(Moment now) noexcept {
   for (auto at = guests_.begin(); at != guests_.end();) {
     Guest& guest = *at;
     ++at;
     const std::uint64_t heard = guest.heard();
     if (std::exchange(guest.seen_, heard) == heard) continue;
+    guest.heard_at_ = now;
     decltype(guests_)::erase(guest);
     guests_.push_back(guest);
   }
 }
 
 bool Guests::evict(const Sought& sought, const char* why) noexcept {
-  order();
+  const Moment now = now_();
+  order(now);
   Guest* cheapest = nullptr;
   int least = kPriceless;
   for (Guest& guest : guests_) {
     if ((sought.from && guest.source() != *sought.from) || guest.descriptor() >= sought.below ||
         (sought.silent && guest.has_spoken()))
       continue;
-    const int price = price_of(guest, sought.for_proven);
+    const int price = price_of(guest, sought.for_proven, now);
     if (price >= least) continue;
     least = price;
     cheapest = &guest;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <climits>
 #include <cstddef>
 #include <cstdint>
@@ -39,13 +40,21 @@ class Guest : public Linked<AmongGuests> {
  private:
   friend class Guests;
   std::string source_;
-  std::uint64_t seen_ = 0;  // heard() at the last look
+  std::uint64_t seen_ = 0;                            // heard() at the last look
+  std::chrono::steady_clock::time_point heard_at_{};  // the look that found more, or when it came
 };
 
 // The streams that peers began, and which of them has to go when there are too many: those first whose end
 // costs least. No stream of a proven peer ends for the sake of others.
+//
+// Who was heard less than a second ago may have more on its way, so others go before, also those that seem to
+// have work and do not go on with it: otherwise each new peer would go at once while strangers hold all
+// places.
 class Guests final {
  public:
+  using Clock = std::chrono::steady_clock::time_point() noexcept;
+  explicit Guests(Clock& now = std::chrono::steady_clock::now) noexcept : now_(now) {}
+
   // Which may go.
   struct Sought {
     bool for_proven = false;            // for the sake of a proven peer
@@ -67,8 +76,11 @@ class Guests final {
   bool evict(const Sought& sought, const char* why) noexcept;
 
  private:
-  void order() noexcept;
+  using Moment = std::chrono::steady_clock::time_point;
+  static int price_of(Guest& guest, bool for_proven, Moment now) noexcept;
+  void order(Moment now) noexcept;
 
+  Clock& now_;
   LinkedList<Guest, AmongGuests> guests_;  // who has been silent for longest stands first
   std::map<std::string, std::size_t> by_source_;
   std::size_t size_ = 0;

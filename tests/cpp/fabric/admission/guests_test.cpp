@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <string>
 
 using namespace fab;
@@ -12,8 +13,15 @@ namespace {
 using Work = Guest::Work;
 constexpr Bounds kFew{.callers = 4, .callers_of_one = 3, .guests = 4, .guests_of_one = 3, .reserve = 1000};
 
+std::chrono::steady_clock::time_point present;
+std::chrono::steady_clock::time_point told() noexcept { return present; }
+
+// One that came a while ago.
 struct Visitor final : Guest {
-  Visitor(Guests& all, const std::string& source) : guests(all) { guests.add(*this, source); }
+  Visitor(Guests& all, const std::string& source) : guests(all) {
+    guests.add(*this, source);
+    present += std::chrono::seconds(2);
+  }
   ~Visitor() override { guests.remove(*this); }
   std::uint64_t heard() const noexcept override { return bytes; }
   bool has_spoken() const noexcept override { return spoke; }
@@ -34,7 +42,7 @@ struct Visitor final : Guest {
 }  // namespace
 
 TEST_CASE("of streams that peers began, those go first that never sent a frame") {
-  Guests guests;
+  Guests guests(told);
   Visitor talker(guests, "a"), silent(guests, "a"), later(guests, "a");
   talker.spoke = true;
   CHECK(guests.make_room("b", false, kFew));  // there is room
@@ -46,12 +54,13 @@ TEST_CASE("of streams that peers began, those go first that never sent a frame")
 }
 
 TEST_CASE("then the one that has been silent for longest goes, and none that is at work") {
-  Guests guests;
+  Guests guests(told);
   Visitor busy(guests, "a"), first(guests, "a"), second(guests, "a");
   for (Visitor* one : {&busy, &first, &second}) one->spoke = true;
   busy.at = Work::moving;
   first.bytes = 10;  // it was heard since it came
   CHECK(guests.make_room("a", false, kFew));
+  present += std::chrono::seconds(2);
   CHECK(second.gone);
   CHECK_FALSE((busy.gone || first.gone));
   Visitor third(guests, "a");
@@ -62,8 +71,40 @@ TEST_CASE("then the one that has been silent for longest goes, and none that is 
   CHECK(guests.make_room("b", false, kFew));
 }
 
+TEST_CASE("who has just come goes after those who have work that they do not go on with") {
+  Guests guests(told);
+  Visitor first(guests, "a"), second(guests, "a"), late(guests, "a");
+  for (Visitor* one : {&first, &second}) {
+    one->spoke = true;
+    one->at = Work::stalled;
+  }
+  present -= std::chrono::milliseconds(1500);  // it came half a second ago
+  CHECK(guests.make_room("a", false, kFew));
+  CHECK(first.gone);
+  CHECK(guests.evict({}, "too many"));
+  CHECK(second.gone);
+  CHECK(guests.evict({}, "too many"));
+  CHECK(late.gone);
+}
+
+TEST_CASE(
+    "of those who have just been heard, the one that has been silent for longest goes, whatever it said") {
+  Guests guests(told);
+  Visitor stalled(guests, "a"), idle(guests, "a"), fresh(guests, "a");
+  stalled.spoke = idle.spoke = true;
+  stalled.at = Work::stalled;
+  stalled.bytes = idle.bytes = 1;
+  CHECK(guests.make_room("a", false, kFew));
+  CHECK(fresh.gone);  // it came two seconds ago, the others were heard now
+  Visitor next(guests, "a");
+  present -= std::chrono::milliseconds(1500);
+  CHECK(guests.make_room("a", false, kFew));
+  CHECK(stalled.gone);
+  CHECK_FALSE((idle.gone || next.gone));
+}
+
 TEST_CASE("when there are too many streams in all, the source that has the most gives one up") {
-  Guests guests;
+  Guests guests(told);
   Visitor one(guests, "b"), first(guests, "a"), second(guests, "a"), other(guests, "c");
   CHECK(guests.make_room("d", false, kFew));
   CHECK(first.gone);
@@ -71,7 +112,7 @@ TEST_CASE("when there are too many streams in all, the source that has the most 
 }
 
 TEST_CASE("a stream on which nothing goes on is kept no longer than those of others are idle") {
-  Guests guests;
+  Guests guests(told);
   Visitor idle(guests, "c"), stalled(guests, "a"), other(guests, "a"), busy(guests, "b");
   for (Visitor* one : {&idle, &stalled, &other, &busy}) one->spoke = true;
   stalled.at = other.at = Work::stalled;
@@ -87,7 +128,7 @@ TEST_CASE("a stream on which nothing goes on is kept no longer than those of oth
 }
 
 TEST_CASE("no stream of a proven peer ends for the sake of a stranger") {
-  Guests guests;
+  Guests guests(told);
   Visitor idle(guests, "a"), stalled(guests, "a"), busy(guests, "a"), stranger(guests, "b");
   for (Visitor* one : {&idle, &stalled, &busy, &stranger}) one->spoke = true;
   for (Visitor* one : {&idle, &stalled, &busy}) one->known = true;
@@ -110,7 +151,7 @@ TEST_CASE("no stream of a proven peer ends for the sake of a stranger") {
 }
 
 TEST_CASE("only a descriptor that helps is given back") {
-  Guests guests;
+  Guests guests(told);
   Visitor high(guests, "a"), low(guests, "a");
   high.fd = 900;
   CHECK(guests.evict({.below = 800}, "descriptors"));
