@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from pyfab.data import GlobalShuffle, Ragged
-from pyfab.data._loader import Loader
+from pyfab.data._loader import Loader, Slot
 
 try:
     import torch
@@ -163,7 +163,6 @@ class ShardedLoader(Loader):
     ) -> None:
         super().__init__(store, sampler, depth, copy=copy, **options)
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
-        self._events: dict[int, Any] = {}
 
     def _given(self, batch: Any) -> Any:
         given = tensors(batch)
@@ -183,12 +182,12 @@ class ShardedLoader(Loader):
         array: NDArray[Any] = pinned.numpy().view(field.dtype).reshape((count, *field.shape))
         return array
 
-    def _taken_back(self, slot: int) -> None:
+    def _taken_back(self, slot: Slot) -> None:
         if self.pin_memory and not self.copy:
-            event = self._events[slot] = torch.cuda.Event()
-            event.record()
+            slot.event = torch.cuda.Event()
+            slot.event.record()
 
-    def _wait_for(self, slot: int) -> None:
-        event = self._events.pop(slot, None)
+    def _wait_for(self, slot: Slot) -> None:
+        event, slot.event = slot.event, None
         if event is not None:
             event.synchronize()

@@ -50,7 +50,8 @@ def loads(group: pyfab.Group) -> None:
             rest = np.concatenate([batch["label"] for batch in alone]).tolist()
         if group.rank == 0:
             assert sorted([*chain.from_iterable(together), *rest]) == list(range(TOTAL))
-        # The one that was stopped goes on where it was.
+        # The one that was stopped goes on where it was, if it is told to.
+        loader.load_state_dict(state)
         assert len(list(loader)) == -(-(TOTAL - state["cursor"]) // (8 * group.size))
 
 

@@ -79,10 +79,17 @@ def test_epochs_differ_and_follow_each_other():
     assert not np.array_equal(first, second)
     sampler.set_epoch(0)
     np.testing.assert_array_equal(np.concatenate(list(sampler)), first)
+    sampler.set_epoch(1)
+    next(iter(sampler))
+    assert (sampler.cursor, len(sampler)) == (10, 5)
+    sampler.set_epoch(1)
+    assert sampler.cursor == 0
+    sampler.load_state_dict(sampler.state_dict() | {"cursor": 30})
+    sampler.set_epoch(1)  # of the epoch that the state is of
+    assert (sampler.cursor, len(sampler)) == (30, 2)
     next(iter(sampler))
     sampler.set_epoch(1)
-    assert sampler.cursor == 10  # goes on
-    assert len(sampler) == 4
+    assert (sampler.cursor, len(sampler)) == (30, 2)
     sampler.set_epoch(7)
     assert sampler.cursor == 0
     plain = GlobalShuffle(7, 3, shuffle=False, rank=0, size=1)

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from pyfab.core.domain import Domain
 from pyfab.core.enums import Access
 from pyfab.core.errors import ClosedError, FabricError, InvalidArgumentError
+from pyfab.data import _ranks
 from pyfab.data._engine import Batch, Copy, Engine, Gathered, Layout
 from pyfab.data._farewell import Farewell
 from pyfab.data._fields import FieldInfo, Memory, Shard, checksum, shard_of
@@ -98,6 +99,7 @@ class ShardedStore:
             )
             self._farewell.learn([card["card"] for card in opened.cards])
             self._resources = undo.pop_all()
+        _ranks.remember(self)
 
     def _setup(self, pid: int) -> None:
         self._pid = pid
@@ -120,6 +122,7 @@ class ShardedStore:
         self._farewell = None
         self._memory = None
         self._resources = ExitStack()
+        _ranks.remember(self)
 
     def _engine(self) -> Engine:
         if self._pid != os.getpid():  # a child of fork() has none of its parent's connections
