@@ -222,19 +222,22 @@ def test_two_iterations_have_places_of_their_own(kind, rigs):
 # --- going on
 
 
+def train(rig: Rig, seen: list[list[int]], done: int) -> None:
+    """Steps, of which one fails when so many are done."""
+    for batch in rig:
+        if len(seen) == done:
+            break
+        seen.append(batch)
+    raise ArithmeticError("on purpose")
+
+
 @pytest.mark.parametrize("done", [0, 1, 3, STEPS - 1, STEPS])
 def test_a_failed_step_is_taken_again(rigs, done):
     trained: list[list[list[int]]] = [[] for _ in rigs]
     for rig, seen in zip(rigs, trained, strict=True):
-        used = 0
         with pytest.raises(ArithmeticError):
-            for batch in rig:
-                if used == done:
-                    raise ArithmeticError("on purpose")
-                seen.append(batch)
-                used += 1
-            raise ArithmeticError("after the last one")
-        rig.load(rig.state(used))
+            train(rig, seen, done)
+        rig.load(rig.state(done))
     for rig, seen in zip(rigs, trained, strict=True):
         if done < STEPS:
             seen += rig
@@ -292,9 +295,8 @@ def test_a_batch_that_could_not_be_transformed_comes_with_the_next_call(ours, st
     rig = Rig(ours, store, 0, 2)
     other = Rig(ours, store, 1, 2)
     rig.transform.left = fails
-    iterator, seen = iter(rig), []
-    for _ in range(fails):
-        seen.append(next(iterator))
+    iterator = iter(rig)
+    seen = list(islice(iterator, fails))
     with pytest.raises(ArithmeticError):
         next(iterator)
     assert rig.loader.state_dict()["cursor"] == fails * BATCH * 2
@@ -309,9 +311,7 @@ def test_a_batch_that_could_not_be_transformed_is_in_the_state(ours, store, fail
     for rig, batches in zip(rigs, seen, strict=True):
         rig.transform.left = fails
         with pytest.raises(ArithmeticError):
-            batches.extend(rig)
-            for batch in rig:
-                batches.append(batch)
+            batches += rig
     for rig, batches in zip(rigs, seen, strict=True):
         rig.load(rig.loader.state_dict())
         batches += rig
@@ -348,9 +348,8 @@ def test_a_pass_that_is_dropped_warns_once(kind, store):
     for _ in islice(rig, 2):
         pass
     with pytest.warns(RuntimeWarning, match=r"batches of epoch 0 were used.*set_epoch\(0\)") as told:
-        list(rig)
-        next(iter(rig))
-        list(rig)
+        passes = [list(rig), list(islice(rig, 1)), list(rig)]
+    assert [len(one) for one in passes] == [14, 1, 14]
     (one,) = (warning for warning in told if "batches of epoch" in str(warning.message))
     assert one.filename == __file__
 
