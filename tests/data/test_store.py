@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyfab
 import pytest
-from pyfab.data import Ragged, ShardedStore, from_raw
+from pyfab.data import Ragged, ShardedStore, from_raw, from_samples
 from pyfab.data._placement import by_nearness, holders
 from samples import COUNTS, check, cut, shard, whole
 
@@ -166,6 +166,39 @@ def test_all_ranks_learn_that_one_gave_something_else():
 def test_offsets_that_are_none_are_refused(values, offsets):
     with pytest.raises(pyfab.InvalidArgumentError):
         Ragged(values, offsets)
+
+
+MASKED = np.ma.masked_array([1.0, 2.0, 3.0], [False, True, False])
+RECORDS = np.ma.masked_array([(1, 2.0)], [(False, True)], [("a", "i4"), ("b", "f8")])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"x": MASKED},
+        lambda: {"x": [MASKED, MASKED]},
+        lambda: {"x": RECORDS},
+        lambda: {"x": Ragged(MASKED, [0, 1, 3])},
+        lambda: {"x": Ragged.from_samples([MASKED, MASKED[:1]])},
+        lambda: from_samples({"x": MASKED} for _ in range(2)),
+        lambda: from_samples({"x": value} for value in MASKED),
+        lambda: from_samples({"x": MASKED[:i]} for i in range(4)),
+    ],
+)
+def test_masks_are_refused(make):
+    with (
+        pyfab.Group(0, 1, domain="shm") as group,
+        pytest.raises(pyfab.InvalidArgumentError, match=r"values are masked.*filled\(value\).*another field"),
+    ):
+        ShardedStore(group, make())
+
+
+def test_masked_arrays_without_a_mask_are_taken():
+    with (
+        pyfab.Group(0, 1, domain="shm") as group,
+        ShardedStore(group, {"x": np.ma.masked_array([1, 2], [False, False]), "y": np.ma.zeros(2)}) as store,
+    ):
+        assert store.gather([1])["x"].tolist() == [2]
 
 
 def test_ragged_samples():

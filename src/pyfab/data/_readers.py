@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from pyfab.core.errors import InvalidArgumentError
-from pyfab.data._fields import Ragged
+from pyfab.data._fields import Ragged, refuse_masks
 
 Fields = dict[str, "NDArray[Any] | Ragged"]
 Reader = Callable[[Any], "Mapping[str, ArrayLike | bytes | str]"]
@@ -49,6 +49,7 @@ def from_samples(samples: Iterable[Mapping[str, Any]]) -> Fields:
 def _column(name: str, values: list[Any]) -> NDArray[Any] | Ragged:
     if any(isinstance(value, bytes | bytearray | memoryview | str) for value in values):
         return Ragged.from_samples(values)
+    refuse_masks(f"field {name!r}", values)
     arrays = [np.asarray(value) for value in values]
     shapes = {array.shape for array in arrays}
     if len(shapes) == 1:

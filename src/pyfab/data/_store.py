@@ -40,8 +40,8 @@ class ShardedStore:
     """A data set whose samples lie in the memory of the ranks of a group, and are read by number from wherever they lie.
 
     Each rank gives its shard, which may be of any size, as a dict of fields: arrays with one entry for each sample, torch
-    tensors on the CPU, paths of .npy files (which are mapped), `numpy.memmap`s, or `Ragged` samples of different lengths. Names,
-    dtypes and shapes of samples are the same on all ranks. Samples are numbered from 0 on, shard after shard, in the order of
+    tensors on the CPU, paths of .npy files (which are mapped), `numpy.memmap`s, or `Ragged` samples of different lengths. Masked
+    values (`numpy.ma`) are refused. Names, dtypes and shapes of samples are the same on all ranks. Samples are numbered from 0 on, shard after shard, in the order of
     ranks. Collective: all ranks make and close it together.
 
     replicas: how many ranks hold each shard, or "node": each host holds all. Reads go to the nearest holder, and to the next one
