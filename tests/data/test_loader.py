@@ -81,8 +81,8 @@ class Broken:
     def __init__(self, store: ShardedStore) -> None:
         self.timeout = store.timeout
 
-    def gather_async(self, indices: Any, out: Any) -> Any:
-        del indices, out
+    def gather_async(self, indices: Any, out: Any, *, fields: Any) -> Any:
+        del indices, out, fields
         raise pyfab.PeerLostError("on purpose")
 
 
@@ -105,6 +105,14 @@ def transforms(group: pyfab.Group) -> None:
             Loader(store, [], -1)
         with pytest.raises(IndexError):
             list(Loader(store, [[0], [TOTAL]]))
+        unordered = Loader(store, [[0]])
+        for call in (
+            unordered.state_dict,
+            lambda: unordered.load_state_dict({}),
+            lambda: unordered.state_dict(1),
+        ):
+            with pytest.raises(pyfab.InvalidArgumentError, match=r"list.*GlobalShuffle|GlobalShuffle.*list"):
+                call()
 
 
 def test_transforms_and_wrong_arguments():

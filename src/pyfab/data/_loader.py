@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +29,8 @@ class Loader:
     memory is used again once they are gone. False lends `depth` + 2 sets of arrays in turn, each until the next batch is asked
     for. transform: called with each batch; what it returns is given instead. progress: shows a bar in a terminal or notebook.
     resume: True lets each iteration go on after the last batch that was given, in parts of an epoch; it takes a `GlobalShuffle`.
-    False lets each begin where the sampler says: a `GlobalShuffle` begins an epoch again that was not finished.
+    False lets each begin where the sampler says: a `GlobalShuffle` begins an epoch again that was not finished. fields: names of
+    those that are read, by default all.
 
     Iterations have places of their own; the state tells of the latest. A batch is given once it has left the iterator: one that
     could not be read or transformed raises what failed, and is tried again by the next call of `next`. An iterator is for one
@@ -46,6 +47,7 @@ class Loader:
         transform: Callable[[Any], Any] | None = None,
         progress: bool = False,
         resume: bool = False,
+        fields: Sequence[str] | None = None,
     ) -> None:
         if depth < 0:
             raise InvalidArgumentError(f"depth={depth}: how many batches are read ahead, 0 or more")
@@ -53,6 +55,8 @@ class Loader:
             raise InvalidArgumentError(f"the sampler is for {sampler.n} samples, the store has {len(store)}")
         self.store, self.sampler, self.depth, self.copy = store, sampler, depth, copy
         self._transform, self._progress, self._resume = transform, progress, resume
+        self._fields = None if fields is None else tuple(fields)
+        store._chosen(self._fields)  # refuses fields that there are not
         self._state: dict[str, Any] | None = (
             None  # of a sampler that is no GlobalShuffle, after what was given
         )
@@ -84,7 +88,7 @@ class Loader:
     def _arrays(self, slot: Slot, indices: Any) -> Batch:
         """The arrays of a slot, large enough for these samples."""
         self._wait_for(slot)
-        for field, count in self.store._engine().sizes(indices):
+        for field, count in self.store._engine(self._fields).sizes(indices):
             array = slot.arrays.get(field.name)
             if array is None or len(array) < count:
                 slot.arrays[field.name] = self._new(field, count + (count // 4 if field.ragged else 0))
@@ -232,7 +236,7 @@ class _Pass(Iterator[Any]):
             if read.slot is None:
                 read.slot = self._slots.popleft()
             out = loader._arrays(read.slot, read.indices)
-        read.gathered = loader.store.gather_async(read.indices, out)
+        read.gathered = loader.store.gather_async(read.indices, out, fields=loader._fields)
 
     def _outcome(self, read: _Read) -> Any:
         """What the caller gets. If that fails, the batch is read anew: a transform may have changed what was read."""
