@@ -205,6 +205,11 @@ class ShardedLoader(Loader):
             )
         self.pin_memory = here and pin_memory is not False
 
+    @property
+    def batch_sampler(self) -> Any:
+        """The sampler, where training frameworks look for it."""
+        return self.sampler
+
     def _given(self, batch: Any) -> Any:
         given = tensors(batch)
         if not (self.pin_memory and self.copy):

@@ -105,6 +105,25 @@ def test_it_is_a_data_set_like_others():
     pyfab.spawn(works_as_a_data_set, 4, links="shm+tcp", timeout=100)
 
 
+def test_training_frameworks_find_set_epoch_where_they_look_for_it():
+    """Lightning: at `sampler` of the loader, and at `sampler` of its batch sampler."""
+    from pyfab.torch import ShardedDataset, ShardedLoader
+    from torch.utils.data import DataLoader
+
+    with (
+        pyfab.Group(0, 1, domain="shm") as group,
+        ShardedStore(group, {"x": np.arange(40)}) as store,
+    ):
+        order = GlobalShuffle(store, 8)
+        for loader in (ShardedLoader(store, order), DataLoader(ShardedDataset(store), batch_sampler=order)):
+            assert loader.batch_sampler.sampler is order
+            parts = []
+            for epoch in range(2):
+                loader.batch_sampler.sampler.set_epoch(epoch)
+                parts.append(next(iter(loader))["x"].tolist())
+            assert parts == [order.order(0, 8, epoch).tolist() for epoch in range(2)]
+
+
 ODD: dict[str, Any] = {
     "time": np.array(["2024-01-01"] * 4, "M8[s]"),
     "text": np.array(["a"] * 4),
