@@ -54,12 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         model = torch.nn.parallel.DistributedDataParallel(network)
         optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-        loader = ShardedLoader(store, GlobalShuffle(len(store), options.batch, seed=0, drop_last=True))
+        loader = ShardedLoader(store, GlobalShuffle(store, options.batch, seed=0, drop_last=True))
         if options.checkpoint and options.checkpoint.exists():
             saved = torch.load(options.checkpoint, weights_only=True)
             network.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
-            loader.load_state_dict(saved["loader"])
+            loader.load_state_dict(saved["loader"], group=group)
         steps = json.loads(options.log.read_text()) if options.log and options.log.exists() else []
 
         done = 0

@@ -8,13 +8,15 @@ loader = pyfab.torch.ShardedLoader(store, sampler)
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pyfab.core.errors import InvalidArgumentError
 from pyfab.data import GlobalShuffle, Ragged
-from pyfab.data._loader import Loader
+from pyfab.data._loader import Loader, Slot
 
 try:
     import torch
@@ -38,6 +40,28 @@ def _tensor(values: Any) -> Any:
     if isinstance(values, Ragged):
         return torch.from_numpy(values.values), torch.from_numpy(values.cu_seqlens)
     return torch.from_numpy(values)
+
+
+def _check_dtypes(store: ShardedStore, names: Sequence[str] | None) -> None:
+    """InvalidArgumentError, naming the fields, if torch has no tensors of their dtypes."""
+    fields = store._engine(names).layout.fields
+    refused = [
+        f"{field.name!r} is {np.dtype(field.dtype)}" for field in fields if not _has_tensors(field.dtype)
+    ]
+    if refused:
+        raise InvalidArgumentError(
+            f"torch has no tensors of some fields: {', '.join(refused)}. Name the others in fields=, or store these as numbers"
+            " that torch has: times as array.view('int64'), texts as Ragged.from_samples(texts), another byte order as"
+            " array.astype(array.dtype.newbyteorder('='))"
+        )
+
+
+def _has_tensors(dtype: str) -> bool:
+    try:
+        torch.from_numpy(np.empty(0, dtype))
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 class Samples(Sequence["Sample"]):
@@ -111,13 +135,21 @@ class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
     Whatever works on data sets works on it: `Subset`, `random_split`, collate functions of your own, workers started in any way.
     A batch is read by one gather. Without `transform`, the default collate function gives a dict of tensors of the very memory
     that the batch was read to, so nothing is copied; in a worker it is shared memory. A ragged field gives (values, cu_seqlens).
-    transform: called with each sample, a mapping of tensors; what it returns is collated as usual.
+    transform: called with each sample, a mapping of tensors; what it returns is collated as usual. fields: names of those that
+    are read, by default all; InvalidArgumentError names those of which torch has no tensors.
 
     Worker processes open their own way to the memory of the ranks when they first read, and inherit none.
     """
 
-    def __init__(self, store: ShardedStore, transform: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self,
+        store: ShardedStore,
+        transform: Callable[[Any], Any] | None = None,
+        fields: Sequence[str] | None = None,
+    ) -> None:
         self.store, self.transform = store, transform
+        self.fields = None if fields is None else tuple(fields)
+        _check_dtypes(store, self.fields)
 
     def __len__(self) -> int:
         return len(self.store)
@@ -129,13 +161,13 @@ class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
         indices = np.asarray(indices, np.int64)
         shared = self._shared(indices) if get_worker_info() is not None and self.transform is None else None
         out = None if shared is None else {name: tensor.numpy() for name, tensor in shared.items()}
-        samples = Samples(self.store.gather(indices, out), len(indices), shared)
+        samples = Samples(self.store.gather(indices, out, fields=self.fields), len(indices), shared)
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
     def _shared(self, indices: NDArray[np.int64]) -> dict[str, Any]:
         """Shared memory for a worker's tensors, so that the batch is read to where the main process finds it."""
         out = {}
-        for field, count in self.store._engine().sizes(indices):
+        for field, count in self.store._engine(self.fields).sizes(indices):
             empty = torch.from_numpy(np.empty((0, *field.shape), field.dtype))
             if count:
                 storage = torch.UntypedStorage._new_shared(count * field.row)
@@ -147,9 +179,10 @@ class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
 class ShardedLoader(Loader):
     """A `pyfab.data.Loader` whose batches are dicts of tensors; a ragged field gives (values, cu_seqlens).
 
-    pin_memory: whether batches are in page-locked memory, so that `tensor.to("cuda", non_blocking=True)` overlaps; by default, if
-    there is CUDA. With `copy=False`, the memory of a batch is filled again only after the copies from it to the GPU; these must
-    be on the stream that is current when the next batch is asked for.
+    InvalidArgumentError names fields of which torch has no tensors; `fields=` leaves them out. pin_memory: whether batches are
+    in page-locked memory, so that `tensor.to("cuda", non_blocking=True)` overlaps; by default, if there is CUDA; where there is
+    none, True warns and changes nothing. With `copy=False`, the memory of a batch is filled again only after the copies from it
+    to the GPU; these must be on the stream that is current when the next batch is asked for.
     """
 
     def __init__(
@@ -162,8 +195,20 @@ class ShardedLoader(Loader):
         **options: Any,
     ) -> None:
         super().__init__(store, sampler, depth, copy=copy, **options)
-        self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
-        self._events: dict[int, Any] = {}
+        _check_dtypes(store, self._fields)
+        here = torch.cuda.is_available()
+        if pin_memory and not here:
+            warnings.warn(
+                "pin_memory=True: torch finds no GPU, so batches are in ordinary memory (torch.cuda.is_available())",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self.pin_memory = here and pin_memory is not False
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The sampler, where training frameworks look for it."""
+        return self.sampler
 
     def _given(self, batch: Any) -> Any:
         given = tensors(batch)
@@ -183,12 +228,12 @@ class ShardedLoader(Loader):
         array: NDArray[Any] = pinned.numpy().view(field.dtype).reshape((count, *field.shape))
         return array
 
-    def _taken_back(self, slot: int) -> None:
+    def _taken_back(self, slot: Slot) -> None:
         if self.pin_memory and not self.copy:
-            event = self._events[slot] = torch.cuda.Event()
-            event.record()
+            slot.event = torch.cuda.Event()
+            slot.event.record()
 
-    def _wait_for(self, slot: int) -> None:
-        event = self._events.pop(slot, None)
+    def _wait_for(self, slot: Slot) -> None:
+        event, slot.event = slot.event, None
         if event is not None:
             event.synchronize()

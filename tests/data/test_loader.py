@@ -50,7 +50,8 @@ def loads(group: pyfab.Group) -> None:
             rest = np.concatenate([batch["label"] for batch in alone]).tolist()
         if group.rank == 0:
             assert sorted([*chain.from_iterable(together), *rest]) == list(range(TOTAL))
-        # The one that was stopped goes on where it was.
+        # The one that was stopped goes on where it was, if it is told to.
+        loader.load_state_dict(state)
         assert len(list(loader)) == -(-(TOTAL - state["cursor"]) // (8 * group.size))
 
 
@@ -80,8 +81,8 @@ class Broken:
     def __init__(self, store: ShardedStore) -> None:
         self.timeout = store.timeout
 
-    def gather_async(self, indices: Any, out: Any) -> Any:
-        del indices, out
+    def gather_async(self, indices: Any, out: Any, *, fields: Any) -> Any:
+        del indices, out, fields
         raise pyfab.PeerLostError("on purpose")
 
 
@@ -104,6 +105,14 @@ def transforms(group: pyfab.Group) -> None:
             Loader(store, [], -1)
         with pytest.raises(IndexError):
             list(Loader(store, [[0], [TOTAL]]))
+        unordered = Loader(store, [[0]])
+        for call in (
+            unordered.state_dict,
+            lambda: unordered.load_state_dict({}),
+            lambda: unordered.state_dict(1),
+        ):
+            with pytest.raises(pyfab.InvalidArgumentError, match=r"list.*GlobalShuffle|GlobalShuffle.*list"):
+                call()
 
 
 def test_transforms_and_wrong_arguments():

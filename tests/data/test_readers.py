@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 
 import numpy as np
 import pyfab
 import pytest
-from pyfab.data import Ragged, from_arrow, from_folder, from_parquet, from_raw, from_samples, from_tar
+from pyfab.data import (
+    FieldInfo,
+    Ragged,
+    ShardedStore,
+    from_arrow,
+    from_folder,
+    from_parquet,
+    from_raw,
+    from_samples,
+    from_tar,
+)
 from pyfab.data._readers import part
 
 
@@ -34,6 +45,58 @@ def test_samples_become_fields():
         from_samples([{"a": 1}, {"b": 1}])
     with pytest.raises(pyfab.InvalidArgumentError, match="first dimension"):
         from_samples([{"a": np.zeros((1, 2))}, {"a": np.zeros((1, 3))}])
+
+
+SCHEMA = (
+    FieldInfo("x", "<f4", (3,), False),
+    FieldInfo("n", "<i8", (), False),
+    FieldInfo("t", "<i4", (), True),
+    FieldInfo("s", "|u1", (), True),
+)
+
+
+def with_schema(group: pyfab.Group) -> None:
+    """Ranks with no samples, with ragged ones of one length, and with all kinds give fields of one kind."""
+    samples = [
+        {"x": np.full(3, i), "n": np.int32(i), "t": np.arange(2 if group.rank == 1 else i), "s": "ab" * i}
+        for i in range(3 * group.rank)
+    ]
+    with ShardedStore(group, from_samples(samples, SCHEMA)) as store:
+        assert store.fields == SCHEMA and store.counts == (0, 3, 6)
+        batch = store.gather([2, 8])
+        assert batch["x"].tolist() == [[2] * 3, [5] * 3] and batch["n"].tolist() == [2, 5]
+        assert listed(batch["t"]) == [[0, 1], [0, 1, 2, 3, 4]]
+        assert store.fields == tuple(from_samples_fields(from_samples([], store.fields)))
+
+
+def from_samples_fields(fields):
+    for name, values in fields.items():
+        array = values.values if isinstance(values, Ragged) else values
+        yield FieldInfo(name, array.dtype.str, array.shape[1:], isinstance(values, Ragged))
+
+
+def test_a_schema_makes_the_fields_of_all_ranks_alike(tmp_path):
+    pyfab.spawn(with_schema, 3, links="shm", timeout=60)
+    good = {"x": np.zeros(3), "n": 1, "t": [1], "s": b"1"}
+    for change, words in (
+        ({"x": np.zeros(4)}, "'x' has samples of float64[4]; the schema says x: float32[3]"),
+        ({"n": 1.5}, "'n' has samples of float64[]; the schema says n: int64[]"),
+        ({"t": [2**31]}, "'t' has numbers from 2147483648 to 2147483648; the schema says t: ragged int32[]"),
+        ({"x": b"abc"}, "'x' has samples of ragged uint8[]"),
+        ({"t": [[1, 2]]}, "'t' has samples of ragged int64[2]; the schema says t: ragged int32[]"),
+        ({"z": 1}, "sample 0 has the fields x, n, t, s, z, the schema x, n, t, s"),
+    ):
+        with pytest.raises(pyfab.InvalidArgumentError, match=re.escape(words)):
+            from_samples([good | change], SCHEMA)
+    for empty in (from_tar([], dict, schema=SCHEMA), from_folder(tmp_path, dict, schema=SCHEMA)):
+        assert [len(values) for values in empty.values()] == [0] * 4
+    for without in (
+        lambda: from_samples([]),
+        lambda: from_tar([], dict),
+        lambda: from_folder(tmp_path, dict),
+    ):
+        with pytest.raises(pyfab.InvalidArgumentError, match="schema="):
+            without()
 
 
 def test_raw_files_are_mapped(tmp_path):

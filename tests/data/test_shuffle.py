@@ -79,10 +79,17 @@ def test_epochs_differ_and_follow_each_other():
     assert not np.array_equal(first, second)
     sampler.set_epoch(0)
     np.testing.assert_array_equal(np.concatenate(list(sampler)), first)
+    sampler.set_epoch(1)
+    next(iter(sampler))
+    assert (sampler.cursor, len(sampler)) == (10, 5)
+    sampler.set_epoch(1)
+    assert sampler.cursor == 0
+    sampler.load_state_dict(sampler.state_dict() | {"cursor": 30})
+    sampler.set_epoch(1)  # of the epoch that the state is of
+    assert (sampler.cursor, len(sampler)) == (30, 2)
     next(iter(sampler))
     sampler.set_epoch(1)
-    assert sampler.cursor == 10  # goes on
-    assert len(sampler) == 4
+    assert (sampler.cursor, len(sampler)) == (30, 2)
     sampler.set_epoch(7)
     assert sampler.cursor == 0
     plain = GlobalShuffle(7, 3, shuffle=False, rank=0, size=1)
@@ -143,16 +150,28 @@ GOOD = GlobalShuffle(100, 7, seed=2, rank=0, size=1).state_dict()
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"cursor": 10**9}, "cursor=1000000000; it is a number from 0 to 100"),
+        (
+            {"cursor": 10**9},
+            "cursor=1000000000; it is a number from 0 to 100: it is damaged, or of something else",
+        ),
         ({"cursor": -1}, "cursor=-1; it is a number from 0 to 100"),
         ({"cursor": 1.5}, "cursor=1.5"),
         ({"cursor": "7"}, "cursor='7'"),
         ({"epoch": -1}, "epoch=-1"),
         ({"seed": 2**64}, "seed=18446744073709551616"),
-        ({"n": 99}, "99 samples, this one has 100"),
-        ({"format": 2}, "format 2, this library reads format 1"),
+        (
+            {"n": 99},
+            "99 samples, this one has 100: give the data set that it was made with, or begin a new epoch",
+        ),
+        (
+            {"format": 2},
+            "format 2, this library reads format 1: go on with the version of pyfab that wrote it",
+        ),
         ({"shuffle": 2}, "shuffle 2, this library has shuffle 1"),
-        ({"shuffle": 0}, "shuffle=False"),
+        (
+            {"shuffle": 0},
+            "with shuffle=False, this one has shuffle=True: it would repeat samples and leave others out; make",
+        ),
     ],
     ids=str,
 )
@@ -162,6 +181,23 @@ def test_states_that_mean_something_else_are_refused(change, words):
     with pytest.raises(pyfab.InvalidArgumentError, match=re.escape(words)):
         sampler.load_state_dict(GOOD | change)
     assert sampler.state_dict() == before
+
+
+@pytest.mark.parametrize("state", [{}, {"param_groups": [], "state": {}}, [1, 2], None, "state"], ids=str)
+def test_what_is_no_state_of_a_sampler_is_refused(state):
+    sampler = GlobalShuffle(100, 7, rank=0, size=1)
+    with pytest.raises(pyfab.InvalidArgumentError, match=r"the state (lacks|is a) .*state_dict\(\)"):
+        sampler.load_state_dict(state)
+
+
+@pytest.mark.parametrize("batches", [-1, 6])
+def test_batches_that_an_iteration_does_not_have_are_refused(batches):
+    """They were counted on from one epoch to the next."""
+    sampler = GlobalShuffle(100, 20, rank=0, size=1)
+    with pytest.raises(
+        pyfab.InvalidArgumentError, match=f"batches={batches}: the latest iteration has 5 batches"
+    ):
+        sampler.state_dict(batches=batches)
 
 
 def test_a_state_goes_on_in_the_order_that_it_is_of():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyfab
 import pytest
-from pyfab.data import Ragged, ShardedStore, from_raw
+from pyfab.data import Loader, Ragged, ShardedStore, from_raw, from_samples
 from pyfab.data._placement import by_nearness, holders
 from samples import COUNTS, check, cut, shard, whole
 
@@ -166,6 +166,69 @@ def test_all_ranks_learn_that_one_gave_something_else():
 def test_offsets_that_are_none_are_refused(values, offsets):
     with pytest.raises(pyfab.InvalidArgumentError):
         Ragged(values, offsets)
+
+
+def gathers_some_fields(group: pyfab.Group) -> None:
+    with ShardedStore(group, shard(group.rank)) as store:
+        copies = (store, pickle.loads(pickle.dumps(store)))
+        for one in copies:
+            asked = np.arange(0, TOTAL, 3)
+            everything = one.gather(asked)
+            for names in (["label"], ["tokens", "image"]):
+                some = one.gather(asked, fields=names)
+                assert list(some) == names
+                again = one.gather_async(asked, some, fields=names).result(30)
+                for name in names:
+                    for batch in (some, again):
+                        np.testing.assert_array_equal(batch[name][5], everything[name][5])
+            for wrong in (["label", "nothing"], [], ["label", "label"], "label"):
+                with pytest.raises(
+                    pyfab.InvalidArgumentError, match=r"fields=.*image, label, flag, tokens, boxes"
+                ):
+                    one.gather(asked, fields=wrong)
+            assert one.metrics()["samples"] == 5 * len(asked)
+        (batch,) = Loader(store, [[5, 7]], fields=["label"])
+        assert {name: values.tolist() for name, values in batch.items()} == {"label": [5, 7]}
+        lent = [batch["label"].tolist() for batch in Loader(store, [[5], [7]], fields=["label"], copy=False)]
+        assert lent == [[5], [7]]
+        copies[1].close()
+
+
+def test_some_fields_alone(links):
+    pyfab.spawn(gathers_some_fields, 4, links=links, timeout=60)
+
+
+MASKED = np.ma.masked_array([1.0, 2.0, 3.0], [False, True, False])
+RECORDS = np.ma.masked_array([(1, 2.0)], [(False, True)], [("a", "i4"), ("b", "f8")])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"x": MASKED},
+        lambda: {"x": [MASKED, MASKED]},
+        lambda: {"x": RECORDS},
+        lambda: {"x": Ragged(MASKED, [0, 1, 3])},
+        lambda: {"x": Ragged.from_samples([MASKED, MASKED[:1]])},
+        lambda: from_samples({"x": MASKED} for _ in range(2)),
+        lambda: from_samples({"x": value} for value in MASKED),
+        lambda: from_samples({"x": MASKED[:i]} for i in range(4)),
+    ],
+)
+def test_masks_are_refused(make):
+    with (
+        pyfab.Group(0, 1, domain="shm") as group,
+        pytest.raises(pyfab.InvalidArgumentError, match=r"values are masked.*filled\(value\).*another field"),
+    ):
+        ShardedStore(group, make())
+
+
+def test_masked_arrays_without_a_mask_are_taken():
+    with (
+        pyfab.Group(0, 1, domain="shm") as group,
+        ShardedStore(group, {"x": np.ma.masked_array([1, 2], [False, False]), "y": np.ma.zeros(2)}) as store,
+    ):
+        assert store.gather([1])["x"].tolist() == [2]
 
 
 def test_ragged_samples():

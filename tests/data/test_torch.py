@@ -105,6 +105,76 @@ def test_it_is_a_data_set_like_others():
     pyfab.spawn(works_as_a_data_set, 4, links="shm+tcp", timeout=100)
 
 
+def test_training_frameworks_find_set_epoch_where_they_look_for_it():
+    """Lightning: at `sampler` of the loader, and at `sampler` of its batch sampler."""
+    from pyfab.torch import ShardedDataset, ShardedLoader
+    from torch.utils.data import DataLoader
+
+    with (
+        pyfab.Group(0, 1, domain="shm") as group,
+        ShardedStore(group, {"x": np.arange(40)}) as store,
+    ):
+        order = GlobalShuffle(store, 8)
+        for loader in (ShardedLoader(store, order), DataLoader(ShardedDataset(store), batch_sampler=order)):
+            assert loader.batch_sampler.sampler is order
+            parts = []
+            for epoch in range(2):
+                loader.batch_sampler.sampler.set_epoch(epoch)
+                parts.append(next(iter(loader))["x"].tolist())
+            assert parts == [order.order(0, 8, epoch).tolist() for epoch in range(2)]
+
+
+ODD: dict[str, Any] = {
+    "time": np.array(["2024-01-01"] * 4, "M8[s]"),
+    "text": np.array(["a"] * 4),
+    "swapped": np.arange(4, dtype=">i4"),
+}
+
+
+def takes_what_torch_takes(group: pyfab.Group) -> None:
+    from pyfab.torch import ShardedDataset, ShardedLoader
+    from torch.utils.data import DataLoader
+
+    good = {"x": np.arange(4, dtype="f4"), "u": np.arange(4, dtype="u2"), "b": np.ones(4, bool)}
+    with ShardedStore(group, good | ODD) as store:
+        for make in (ShardedDataset, lambda store, **o: ShardedLoader(store, [[0, 1]], **o)):
+            with pytest.raises(pyfab.InvalidArgumentError) as told:
+                make(store)
+            assert not any(repr(name) in str(told.value) for name in good)
+            for name in ODD:
+                assert f"{name!r} is {ODD[name].dtype}" in str(told.value)
+            with pytest.raises(pyfab.InvalidArgumentError, match="'time' is datetime64"):
+                make(store, fields=["x", "time"])
+            with pytest.raises(pyfab.InvalidArgumentError, match="one or more of x, u, b, time"):
+                make(store, fields=["y"])
+        dataset = ShardedDataset(store, fields=list(good))
+        for workers in (0, 1):
+            batch = next(iter(DataLoader(dataset, batch_size=3, num_workers=workers)))
+            assert list(batch) == list(good) and batch["x"].tolist() == [0, 1, 2]
+        (batch,) = ShardedLoader(store, [[2, 3]], fields=["u"])
+        assert batch["u"].tolist() == [2, 3]
+
+
+def test_fields_that_torch_has_no_tensors_of_are_named_and_left_out():
+    pyfab.spawn(takes_what_torch_takes, 1, links="shm", timeout=60)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_page_locked_memory_without_a_gpu_warns():
+    from pyfab.torch import ShardedLoader
+
+    with (
+        pyfab.Group(0, 1, domain="shm") as group,
+        ShardedStore(group, {"x": np.arange(4)}) as store,
+    ):
+        for copy in (True, False):
+            with pytest.warns(RuntimeWarning, match="torch finds no GPU") as told:
+                loader = ShardedLoader(store, [[0, 1], [2, 3]], pin_memory=True, copy=copy)
+            assert told[0].filename == __file__
+            assert [batch["x"].tolist() for batch in loader] == [[0, 1], [2, 3]]
+            list(ShardedLoader(store, [[0]], pin_memory=False))
+
+
 def is_shared(samples: Any) -> list[Any]:
     batch = torch.utils.data.default_collate(samples)
     address = samples.batch["label"].ctypes.data

@@ -82,7 +82,8 @@ def test_states_of_samplers(number: int) -> None:
     assert written.items() >= {**state, "format": versions.SAMPLER_STATE}.items()
     assert written == json.loads((BYTES / f"state-of-a-sampler-{versions.SAMPLER_STATE}.json").read_text())
     order = _core.shuffled(1000, 42, 1, 400, 8)
-    np.testing.assert_array_equal(np.concatenate([next(iter(sampler)), next(iter(sampler))]), order)
+    drawn = iter(sampler)
+    np.testing.assert_array_equal(np.concatenate([next(drawn), next(drawn)]), order)
 
 
 def test_the_page_has_the_numbers_of_the_code():

@@ -6,7 +6,7 @@ import base64
 import socket
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -74,6 +74,38 @@ class Layout(NamedTuple):
         """The number of each shard's first sample, and at the end the number of all samples."""
         return [0, *np.cumsum(self.counts, dtype=np.int64).tolist()]
 
+    def numbers(self, names: Sequence[str]) -> list[int]:
+        """The places of these fields. InvalidArgumentError if there is one that is none, twice, or not at all."""
+        there = {field.name: number for number, field in enumerate(self.fields)}
+        if isinstance(names, str) or not names or len(set(names)) != len(names) or set(names) - set(there):
+            raise InvalidArgumentError(
+                f"fields={names!r}: it is a list of names, one or more of {', '.join(there)}, each once"
+            )
+        return [there[name] for name in names]
+
+    def part(self, names: Sequence[str]) -> Layout:
+        """The same with these fields alone."""
+        numbers = self.numbers(names)
+        return self._replace(
+            fields=_picked(self.fields, numbers),
+            sizes=[_picked(sizes, numbers) for sizes in self.sizes],
+            checksums=[_picked(sums, numbers) for sums in self.checksums],
+            copies=[
+                {
+                    rank: Copy(_picked(copy.regions, numbers), _picked(copy.tables, numbers))
+                    for rank, copy in copies.items()
+                }
+                for copies in self.copies
+            ],
+        )
+
+
+T = TypeVar("T")
+
+
+def _picked(items: Sequence[T], numbers: list[int]) -> list[T]:
+    return [items[number] for number in numbers]
+
 
 class Engine:
     """Gathers for one process. `handles` are the ranks' handles at the endpoint, `own` the shards that the process holds."""
@@ -85,6 +117,7 @@ class Engine:
         handles: Sequence[int],
         home: int | None,
         own: dict[int, Shard],
+        tables: list[list[Any]] | None = None,
     ) -> None:
         self.layout, self.endpoint, self.handles = layout, endpoint, list(handles)
         self._pool = MemoryPool()
@@ -97,12 +130,30 @@ class Engine:
         }
         self._names = self._targets.keys()
         self._ragged = [(name, target) for name, target in self._targets.items() if target.ragged]
-        tables = [self._tables(shard) for shard in range(len(layout.counts))]
+        self._parts: dict[tuple[str, ...], Engine] = {}
+        if tables is None:
+            tables = [self._tables(shard) for shard in range(len(layout.counts))]
+        self._all_tables = tables
         fields = []
         for number, field in enumerate(layout.fields):
             sources = [self._source(shard, number, tables[shard][number]) for shard in range(len(tables))]
             fields.append((0 if field.ragged else field.row, sources))
         self._gatherer = _core.Gatherer(endpoint.context(0), layout.starts, fields, len(layout.hosts))
+
+    def part(self, names: tuple[str, ...]) -> Engine:
+        """One that gathers these fields alone, over the same connections. It is closed with this one."""
+        if names not in self._parts:
+            numbers = self.layout.numbers(names)
+            own = {
+                number: Shard(
+                    *(_picked(part, numbers) for part in (shard.fields, shard.memories, shard.tables))
+                )
+                for number, shard in self._own.items()
+            }
+            tables = [_picked(of_shard, numbers) for of_shard in self._all_tables]
+            part = Engine(self.layout.part(names), self.endpoint, self.handles, self._home, own, tables)
+            self._parts.setdefault(names, part)  # another thread may have made one meanwhile
+        return self._parts[names]
 
     def _tables(self, shard: int) -> list[Any]:
         """Byte offsets of the samples, by field; None for fields that are not ragged."""
@@ -206,20 +257,24 @@ class Engine:
             )
         return array if len(array) == count else array[:count]
 
+    def _gatherers(self) -> list[Any]:
+        return [self._gatherer, *(part._gatherer for part in list(self._parts.values()))]
+
     @property
     def replica_samples(self) -> int:
         """How many samples came from another holder than the nearest. Each field counts for itself."""
-        return self._gatherer.replica_samples
+        return sum(gatherer.replica_samples for gatherer in self._gatherers())
 
     @property
     def lost(self) -> list[int]:
         """Ranks that were found lost."""
-        return self._gatherer.lost()
+        return sorted({rank for gatherer in self._gatherers() for rank in gatherer.lost()})
 
     def bytes_read(self) -> dict[str, int]:
         """Bytes read from other processes, by link."""
         by_link: dict[str, int] = {}
-        for rank, nbytes in enumerate(self._gatherer.bytes_read()):
+        by_rank = zip(*(gatherer.bytes_read() for gatherer in self._gatherers()), strict=True)
+        for rank, nbytes in enumerate(map(sum, by_rank)):
             if nbytes:
                 try:
                     link = self.endpoint.report(self.handles[rank])[0]
@@ -229,8 +284,9 @@ class Engine:
         return by_link
 
     def close(self) -> None:
-        """Ends the gatherer. Gathers that go on fail with CanceledError. Local."""
-        self._gatherer.close()
+        """Ends the gatherers. Gathers that go on fail with CanceledError. Local."""
+        for gatherer in self._gatherers():
+            gatherer.close()
 
 
 class _Target(NamedTuple):

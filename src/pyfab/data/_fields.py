@@ -32,6 +32,7 @@ class Ragged:
     __slots__ = ("offsets", "values")
 
     def __init__(self, values: ArrayLike | Any, offsets: ArrayLike) -> None:
+        refuse_masks("the values of ragged samples", values)
         self.values: NDArray[Any] = np.asarray(array_of(values))
         given = np.asarray(array_of(offsets))
         if given.ndim != 1 or len(given) == 0 or given.dtype.kind not in "iu":
@@ -109,8 +110,24 @@ def _sample_array(sample: Any, dtype: Any) -> NDArray[Any]:
         sample = sample.encode()
     if isinstance(sample, bytes | bytearray | memoryview):
         return np.frombuffer(sample, dtype or np.uint8)
+    refuse_masks("a sample", sample)
     array = np.asarray(array_of(sample), dtype)
     return array.reshape(1) if array.ndim == 0 else array
+
+
+def refuse_masks(what: str, given: Any) -> None:
+    """InvalidArgumentError if values are masked (`numpy.ma`), in an array or a list of arrays: the masks would be lost."""
+    arrays = [
+        part
+        for part in (given if isinstance(given, list | tuple) else [given])
+        if isinstance(part, np.ma.MaskedArray)
+    ]
+    masked = sum(int(np.ma.flatten_mask(np.ma.getmaskarray(array)).sum()) for array in arrays)
+    if masked:
+        raise InvalidArgumentError(
+            f"{what}: {masked} of {sum(array.size for array in arrays)} values are masked, and a store keeps no masks; fill them"
+            " (array.filled(value)), and give the mask as another field if it is needed (numpy.ma.getmaskarray(array))"
+        )
 
 
 class FieldInfo(NamedTuple):
@@ -227,6 +244,7 @@ def _loaded(name: str, given: Any) -> NDArray[Any]:
             )
         loaded: NDArray[Any] = np.load(path, mmap_mode="r")
         return loaded
+    refuse_masks(f"field {name!r}", given)
     return np.asarray(array_of(given))
 
 

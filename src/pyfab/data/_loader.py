@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyfab.core.deadline import Deadline
-from pyfab.core.errors import InvalidArgumentError, OperationTimeout
+from pyfab.core.errors import InvalidArgumentError
 from pyfab.data._engine import Batch, Gathered
 from pyfab.data._fields import FieldInfo, Ragged
 from pyfab.data._metrics import Snapshot, percentile
+from pyfab.data._shuffle import Batches, GlobalShuffle
 
 if TYPE_CHECKING:
-    from pyfab.data._shuffle import GlobalShuffle
     from pyfab.data._store import ShardedStore
+    from pyfab.group.group import Group
 
 
 class Loader:
@@ -28,8 +28,13 @@ class Loader:
     many batches are read ahead; 0 reads each when it is asked for. copy: True gives arrays that the caller may keep; their
     memory is used again once they are gone. False lends `depth` + 2 sets of arrays in turn, each until the next batch is asked
     for. transform: called with each batch; what it returns is given instead. progress: shows a bar in a terminal or notebook.
+    resume: True lets each iteration go on after the last batch that was given, in parts of an epoch; it takes a `GlobalShuffle`.
+    False lets each begin where the sampler says: a `GlobalShuffle` begins an epoch again that was not finished. fields: names of
+    those that are read, by default all.
 
-    One iteration at a time. The state counts the batches that were given, not those that were read ahead.
+    Iterations have places of their own; the state tells of the latest. A batch is given once it has left the iterator: one that
+    could not be read or transformed raises what failed, and is tried again by the next call of `next`. An iterator is for one
+    thread at a time.
     """
 
     def __init__(
@@ -41,86 +46,53 @@ class Loader:
         copy: bool = True,
         transform: Callable[[Any], Any] | None = None,
         progress: bool = False,
+        resume: bool = False,
+        fields: Sequence[str] | None = None,
     ) -> None:
         if depth < 0:
             raise InvalidArgumentError(f"depth={depth}: how many batches are read ahead, 0 or more")
         if hasattr(sampler, "n") and sampler.n != len(store):
             raise InvalidArgumentError(f"the sampler is for {sampler.n} samples, the store has {len(store)}")
         self.store, self.sampler, self.depth, self.copy = store, sampler, depth, copy
-        self._transform, self._progress = transform, progress
-        self._state: dict[str, Any] | None = None
+        self._transform, self._progress, self._resume = transform, progress, resume
+        self._fields = None if fields is None else tuple(fields)
+        store._chosen(self._fields)  # refuses fields that there are not
+        self._state: dict[str, Any] | None = (
+            None  # of a sampler that is no GlobalShuffle, after what was given
+        )
         self._waits: deque[float] = deque(maxlen=4096)
-        self._slots: list[Batch] = []
+        self._idle: list[deque[Slot]] = []  # arrays that were lent in iterations that have ended
+        if isinstance(sampler, GlobalShuffle):
+            sampler._used_with(store)
+        elif resume:
+            self._shuffle("resume=True")
 
     def __len__(self) -> int:
         """Batches of an iteration that begins now."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        batches = self._batches()
-        return self._shown(batches) if self._progress else batches
+        total = len(self.sampler) if self._progress and hasattr(self.sampler, "__len__") else None
+        batches = _Pass(self)
+        return _Shown(batches, total) if self._progress else batches
 
-    def _batches(self) -> Iterator[Any]:
-        ahead: deque[tuple[Gathered, Any, int]] = deque()
-        started: dict[int, Gathered] = {}  # the latest gather of each slot
-        self._state = self._state_now()
-        numbers = iter(self.sampler)
-        turn = 0
-        more = True
+    def _slots(self) -> deque[Slot]:
+        """Those of one iteration, the one that was lent the longest time ago first."""
         try:
-            while more or ahead:
-                while more and len(ahead) < max(1, self.depth):
-                    indices = next(numbers, None)
-                    if indices is None:
-                        more = False
-                        break
-                    slot = turn % (self.depth + 2)
-                    out = None if self.copy else self._slot(slot, indices)
-                    started[slot] = self.store.gather_async(indices, out)
-                    ahead.append((started[slot], self._state_now(), slot))
-                    turn += 1
-                if not ahead:
-                    break
-                gathered, state, slot = ahead.popleft()
-                start = time.perf_counter()
-                batch = gathered.result(self.store.timeout)
-                self._waits.append(time.perf_counter() - start)
-                self._state = state
-                given = self._given(batch)
-                try:
-                    yield given if self._transform is None else self._transform(given)
-                finally:
-                    self._taken_back(slot)
-        finally:
-            if self._state is not None and hasattr(self.sampler, "load_state_dict"):
-                self.sampler.load_state_dict(self._state)
-            self._state = None
-            if not self.copy:
-                self._settle(started)
+            slots = self._idle.pop()
+        except IndexError:
+            slots = deque()
+        slots.extend(Slot() for _ in range(self.depth + 2 - len(slots)))
+        return slots
 
-    def _settle(self, started: Mapping[int, Gathered]) -> None:
-        """Waits for the gathers. If some have not ended in time, the slots that they fill are not used again."""
-        deadline = Deadline(self.store.timeout)
-        for gathered in started.values():
-            with contextlib.suppress(OperationTimeout):
-                gathered.exception(deadline.remaining())
-        if not all(gathered.done() for gathered in started.values()):
-            self._slots = []
-
-    def _state_now(self) -> dict[str, Any] | None:
-        return self.sampler.state_dict() if hasattr(self.sampler, "state_dict") else None
-
-    def _slot(self, number: int, indices: Any) -> Batch:
-        """Arrays to lend, large enough for these samples."""
-        while len(self._slots) <= number:
-            self._slots.append({})
-        slot = self._slots[number]
-        self._wait_for(number)
-        for field, count in self.store._engine().sizes(indices):
-            array = slot.get(field.name)
+    def _arrays(self, slot: Slot, indices: Any) -> Batch:
+        """The arrays of a slot, large enough for these samples."""
+        self._wait_for(slot)
+        for field, count in self.store._engine(self._fields).sizes(indices):
+            array = slot.arrays.get(field.name)
             if array is None or len(array) < count:
-                slot[field.name] = self._new(field, count + (count // 4 if field.ragged else 0))
-        return slot
+                slot.arrays[field.name] = self._new(field, count + (count // 4 if field.ragged else 0))
+        return slot.arrays
 
     # --- what a subclass may change
 
@@ -131,29 +103,50 @@ class Loader:
     def _given(self, batch: Batch) -> Any:
         return batch
 
-    def _taken_back(self, slot: int) -> None:
+    def _taken_back(self, slot: Slot) -> None:
         """Is called when the caller asks for the next batch, and so gives back the arrays of this slot."""
 
-    def _wait_for(self, slot: int) -> None:
+    def _wait_for(self, slot: Slot) -> None:
         """Is called before the memory of a slot is filled again."""
-
-    def _shown(self, batches: Iterator[Any]) -> Iterator[Any]:
-        from rich.progress import track
-
-        total = len(self.sampler) if hasattr(self.sampler, "__len__") else None
-        return iter(track(batches, description="batches", total=total))
 
     # --- state
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where the order is after the batch that was given last: a few numbers. It may be called at any time."""
-        state: dict[str, Any] = self._state if self._state is not None else self.sampler.state_dict()
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Where the order is after the batch that was given last: a few numbers. It may be called at any time.
+
+        batches: after this many batches of the latest iteration instead: those whose steps are done. So the batch of a step that
+        has failed is drawn again.
+        """
+        if batches is not None:
+            return self._shuffle("batches=").state_dict(batches)
+        state: dict[str, Any] = self._state if self._state is not None else self._stateful().state_dict()
         return dict(state)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Lets the next iteration go on from a state, which a loader of any number of ranks may have made."""
-        self.sampler.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any], *, group: Group | None = None) -> None:
+        """Lets the next iteration go on from a state, which a loader of any number of ranks may have made.
+
+        group: those that go on; they compare their states and go on from the earliest, see `GlobalShuffle.load_state_dict`.
+        """
+        if group is None:
+            self._stateful().load_state_dict(state)
+        else:
+            self._shuffle("group=").load_state_dict(state, group=group)
         self._state = None
+
+    def _shuffle(self, what: str) -> GlobalShuffle:
+        if not isinstance(self.sampler, GlobalShuffle):
+            raise InvalidArgumentError(
+                f"{what} takes a GlobalShuffle as sampler, this one is a {type(self.sampler).__name__}"
+            )
+        return self.sampler
+
+    def _stateful(self) -> Any:
+        if not hasattr(self.sampler, "state_dict"):
+            raise InvalidArgumentError(
+                f"the sampler, a {type(self.sampler).__name__}, has no state; use a GlobalShuffle, or another one with"
+                " state_dict and load_state_dict"
+            )
+        return self.sampler
 
     def metrics(self) -> Snapshot:
         """The metrics of the store, with the waits of this loader."""
@@ -168,6 +161,130 @@ class Loader:
         return (
             f"{type(self).__name__}({self.store!r}, {self.sampler!r}, depth={self.depth}, copy={self.copy})"
         )
+
+
+class Slot:
+    """Arrays that are lent for one batch after the other."""
+
+    def __init__(self) -> None:
+        self.arrays: Batch = {}
+        self.event: Any = None  # until when a GPU reads them
+
+
+class _Read:
+    """A batch that was drawn and is not given yet."""
+
+    def __init__(self, indices: Any, state: dict[str, Any] | None) -> None:
+        self.indices = indices
+        self.state = state  # of the sampler, once this was drawn
+        self.gathered: Gathered | None = None  # None until its gather has begun
+        self.slot: Slot | None = None  # what the gather fills, if that is lent
+
+
+class _Pass(Iterator[Any]):
+    """One iteration of a loader."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._numbers = iter(loader.sampler)
+        self._slots = deque[Slot]() if loader.copy else loader._slots()
+        self._lent: Slot | None = None  # what the caller has
+        self._ahead: deque[_Read] = deque()
+        self._more = True
+        self._given = 0
+        self._note(self._state())
+
+    def __next__(self) -> Any:
+        if self._lent is not None:
+            self._loader._taken_back(self._lent)
+            self._slots.append(self._lent)
+            self._lent = None
+        self._read_ahead()
+        if not self._ahead:
+            if self._slots:
+                self._loader._idle.append(self._slots)
+                self._slots = deque()
+            raise StopIteration
+        read = self._ahead[0]
+        given = self._outcome(read)
+        self._ahead.popleft()
+        self._lent = read.slot
+        self._given += 1
+        self._note(read.state)
+        return given
+
+    def _read_ahead(self) -> None:
+        while self._more and len(self._ahead) < max(1, self._loader.depth):
+            indices = next(self._numbers, None)
+            if indices is None:
+                self._more = False
+            else:
+                self._ahead.append(_Read(indices, self._state()))
+        for place, read in enumerate(self._ahead):
+            if read.gathered is None:
+                try:
+                    self._begin(read)
+                except Exception:
+                    if place == 0:
+                        raise
+                    return  # it is begun again, and raises, in its turn
+
+    def _begin(self, read: _Read) -> None:
+        loader = self._loader
+        out = None
+        if not loader.copy:
+            if read.slot is None:
+                read.slot = self._slots.popleft()
+            out = loader._arrays(read.slot, read.indices)
+        read.gathered = loader.store.gather_async(read.indices, out, fields=loader._fields)
+
+    def _outcome(self, read: _Read) -> Any:
+        """What the caller gets. If that fails, the batch is read anew: a transform may have changed what was read."""
+        loader, gathered = self._loader, read.gathered
+        assert gathered is not None
+        try:
+            start = time.perf_counter()
+            batch = gathered.result(loader.store.timeout)
+            loader._waits.append(time.perf_counter() - start)
+            given = loader._given(batch)
+            return given if loader._transform is None else loader._transform(given)
+        except BaseException:
+            read.gathered = None
+            if not gathered.done() and read.slot is not None:
+                read.slot = Slot()  # the gather still fills the old one
+            raise
+
+    def _state(self) -> dict[str, Any] | None:
+        """That of a sampler which is not told what was given."""
+        sampler = self._loader.sampler
+        told = isinstance(self._numbers, Batches) or not hasattr(sampler, "state_dict")
+        return None if told else sampler.state_dict()
+
+    def _note(self, state: dict[str, Any] | None) -> None:
+        self._loader._state = state
+        if isinstance(self._numbers, Batches):
+            self._numbers.note(self._given, keep=self._loader._resume)
+
+
+class _Shown(Iterator[Any]):
+    """An iteration with a bar, which goes away with it."""
+
+    def __init__(self, batches: Iterator[Any], total: int | None) -> None:
+        from rich.progress import Progress
+
+        self._batches, self._bar = batches, Progress()
+        self._task = self._bar.add_task("batches", total=total)
+        self._bar.start()
+        self._end = weakref.finalize(self, self._bar.stop)
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._end()
+            raise
+        self._bar.advance(self._task)
+        return batch
 
 
 class JaxLoader(Loader):

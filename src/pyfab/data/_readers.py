@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from pyfab.core.errors import InvalidArgumentError
-from pyfab.data._fields import Ragged
+from pyfab.data._fields import FieldInfo, Ragged, refuse_masks
 
 Fields = dict[str, "NDArray[Any] | Ragged"]
 Reader = Callable[[Any], "Mapping[str, ArrayLike | bytes | str]"]
@@ -25,30 +25,37 @@ def part(items: Sequence[Any], rank: int, size: int) -> Sequence[Any]:
     return items[len(items) * rank // size : len(items) * (rank + 1) // size]
 
 
-def from_samples(samples: Iterable[Mapping[str, Any]]) -> Fields:
+def from_samples(samples: Iterable[Mapping[str, Any]], schema: Iterable[FieldInfo] | None = None) -> Fields:
     """Fields of samples that are dicts of arrays, numbers, bytes or strings (as UTF-8).
 
     A field whose samples all have one shape is an array; one whose samples differ in their first dimension is `Ragged`, as are
-    bytes and strings.
+    bytes and strings. schema: the fields as another rank has them, for instance `store.fields`. With it a rank may have no
+    samples, and one whose samples happen to have one length gives the same kind of field as the others; InvalidArgumentError
+    names what is not of it.
     """
-    columns: dict[str, list[Any]] = {}
-    count = 0
-    for sample in samples:
-        if count and set(sample) != set(columns):
+    wanted = None if schema is None else {field.name: field for field in schema}
+    columns: dict[str, list[Any]] = {} if wanted is None else {name: [] for name in wanted}
+    for count, sample in enumerate(samples):
+        if (count or wanted is not None) and set(sample) != set(columns):
+            before = "those before it" if wanted is None else "the schema"
             raise InvalidArgumentError(
-                f"sample {count} has the fields {', '.join(sample)}, those before it {', '.join(columns)}"
+                f"sample {count} has the fields {', '.join(sample)}, {before} {', '.join(columns)}"
             )
         for name, value in sample.items():
             columns.setdefault(name, []).append(value)
-        count += 1
-    if not count:
-        raise InvalidArgumentError("there are no samples, so nothing tells what fields they have")
-    return {name: _column(name, values) for name, values in columns.items()}
+    if not columns:
+        raise InvalidArgumentError(
+            "there are no samples, so nothing tells what fields they have; give schema=, the fields of another rank"
+        )
+    if wanted is None:
+        return {name: _column(name, values) for name, values in columns.items()}
+    return {name: _column_of(wanted[name], values) for name, values in columns.items()}
 
 
 def _column(name: str, values: list[Any]) -> NDArray[Any] | Ragged:
     if any(isinstance(value, bytes | bytearray | memoryview | str) for value in values):
         return Ragged.from_samples(values)
+    refuse_masks(f"field {name!r}", values)
     arrays = [np.asarray(value) for value in values]
     shapes = {array.shape for array in arrays}
     if len(shapes) == 1:
@@ -58,6 +65,33 @@ def _column(name: str, values: list[Any]) -> NDArray[Any] | Ragged:
     raise InvalidArgumentError(
         f"field {name!r} has samples of shapes {sorted(shapes)}: they may differ in their first dimension only"
     )
+
+
+def _column_of(field: FieldInfo, values: list[Any]) -> NDArray[Any] | Ragged:
+    """The values as the field of a schema. InvalidArgumentError for another shape or kind, and for integers without room."""
+    refuse_masks(f"field {field.name!r}", values)
+    dtype = np.dtype(field.dtype)
+    if not values:
+        empty = np.empty((0, *field.shape), dtype)
+        return Ragged(empty, [0]) if field.ragged else empty
+    made = Ragged.from_samples(values) if field.ragged else _column(field.name, values)
+    plain = made.values if isinstance(made, Ragged) else made
+    whole = plain.dtype.kind in "iu" and dtype.kind in "iu"
+    if (
+        isinstance(made, Ragged) != field.ragged
+        or plain.shape[1:] != field.shape
+        or not (whole or np.can_cast(plain.dtype, dtype, "same_kind"))
+    ):
+        kind = "ragged " if isinstance(made, Ragged) else ""
+        raise InvalidArgumentError(
+            f"field {field.name!r} has samples of {kind}{plain.dtype}{list(plain.shape[1:])}; the schema says {field}"
+        )
+    cast = plain.astype(dtype, copy=False)
+    if whole and (cast != plain).any():
+        raise InvalidArgumentError(
+            f"field {field.name!r} has numbers from {plain.min()} to {plain.max()}; the schema says {field}"
+        )
+    return Ragged(cast, made.offsets) if isinstance(made, Ragged) else cast
 
 
 def from_raw(path: PathLike, dtype: DTypeLike, shape: tuple[int, ...] = (), offset: int = 0) -> NDArray[Any]:
@@ -162,17 +196,26 @@ def from_parquet(
     return from_arrow(pa.concat_tables(tables), columns)
 
 
-def from_tar(paths: PathLike | Sequence[PathLike], reader: Reader, rank: int = 0, size: int = 1) -> Fields:
+def from_tar(
+    paths: PathLike | Sequence[PathLike],
+    reader: Reader,
+    rank: int = 0,
+    size: int = 1,
+    schema: Iterable[FieldInfo] | None = None,
+) -> Fields:
     """One rank's part of tar files in the manner of WebDataset: its share of the files.
 
     Consecutive members with the same path up to the first dot of the file's name are one sample:
-    reader({"__key__": name, ".jpg": bytes, …}) returns its fields, see `from_samples`.
+    reader({"__key__": name, ".jpg": bytes, …}) returns its fields, see `from_samples`, also for `schema`, without which each rank
+    needs a file.
     """
     files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     mine = part(files, rank, size)
-    if not mine:
-        raise InvalidArgumentError(f"{len(files)} tar files for {size} ranks leave rank {rank} without one")
-    return from_samples(reader(sample) for path in mine for sample in _tar_samples(path))
+    if not mine and schema is None:
+        raise InvalidArgumentError(
+            f"{len(files)} tar files for {size} ranks leave rank {rank} without one; give schema=, the fields of another rank"
+        )
+    return from_samples((reader(sample) for path in mine for sample in _tar_samples(path)), schema)
 
 
 def _tar_samples(path: PathLike) -> Iterator[dict[str, Any]]:
@@ -196,16 +239,25 @@ def _tar_samples(path: PathLike) -> Iterator[dict[str, Any]]:
 
 
 def from_folder(
-    folder: PathLike, reader: Reader, pattern: str = "**/*", rank: int = 0, size: int = 1
+    folder: PathLike,
+    reader: Reader,
+    pattern: str = "**/*",
+    rank: int = 0,
+    size: int = 1,
+    schema: Iterable[FieldInfo] | None = None,
 ) -> Fields:
-    """One rank's part of the files below a folder, in the order of their names. reader(path) returns the fields of a sample."""
+    """One rank's part of the files below a folder, in the order of their names. reader(path) returns the fields of a sample.
+
+    `from_samples` tells of `schema`, without which each rank needs a file.
+    """
     files = sorted(path for path in Path(folder).glob(pattern) if path.is_file())
     mine = part(files, rank, size)
-    if not mine:
+    if not mine and schema is None:
         raise InvalidArgumentError(
-            f"{len(files)} files match {pattern} in {os.fspath(folder)}; rank {rank} of {size} has none"
+            f"{len(files)} files match {pattern} in {os.fspath(folder)}; rank {rank} of {size} has none; give schema=, the fields"
+            " of another rank"
         )
-    return from_samples(reader(path) for path in mine)
+    return from_samples((reader(path) for path in mine), schema)
 
 
 def _pyarrow() -> Any:

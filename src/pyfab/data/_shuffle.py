@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
-import operator
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pyfab import _core, versions
 from pyfab.core.errors import InvalidArgumentError
-from pyfab.meeting import launchers
+from pyfab.data import _ranks, _states
+
+if TYPE_CHECKING:
+    from pyfab.data._store import ShardedStore
+    from pyfab.group.group import Group
 
 
 class GlobalShuffle:
     """Batches of sample numbers: this rank's part of a global shuffle, which is a new one in each epoch.
 
     It is a batch sampler for torch's DataLoader as well as for pyfab's loaders. Iterating gives int64 arrays of `batch_size`
-    numbers, from where the state says to the end of the epoch. In each step the ranks take `size` consecutive batches of the
-    global order, in the order of ranks. So the order in which samples are seen depends on `seed` and epoch alone, not on the
-    number of ranks or workers. It is computed, not stored: a data set of any size costs no memory, and resuming no time.
+    numbers. In each step the ranks take `size` consecutive batches of the global order, in the order of ranks. So the order in
+    which samples are seen depends on `seed` and epoch alone, not on the number of ranks or workers. It is computed, not stored: a
+    data set of any size costs no memory, and resuming no time.
 
-    n: samples of the data set. rank, size: by default those of torch.distributed, if it is initialised, or of the launcher
-    (torchrun, mpirun, srun), else 0 of 1. shuffle: False keeps the data set's order. drop_last: True leaves out the samples after
-    the last whole step. Otherwise the last step shares them out evenly; if they are fewer than ranks, some ranks repeat one. So
-    all ranks always have equally many batches.
+    Each iteration is one pass over an epoch, with a place of its own. A pass that has come to its end begins the next epoch. One
+    that has not is begun again by the next iteration, from where it began: the beginning of the epoch, or a state that was
+    loaded. A RuntimeWarning says so, once for each sampler, if batches of it were used and it is gone. To go on instead, load a
+    state of it first.
 
-    The end of an epoch begins the next. Not thread-safe.
+    n: the store or data set of which samples are drawn, or their number. rank, size: by default those of the store. Where only
+    the number of samples is given, they are those of the store whose `Loader` uses the sampler, or of torch.distributed, if it is
+    initialised, or of the launcher (torchrun, mpirun, srun), or of the open store with so many samples, else 0 of 1;
+    InvalidArgumentError where these differ. shuffle: False keeps the data set's order. drop_last: True leaves out the samples
+    after the last whole step. Otherwise the last step shares them out evenly; if they are fewer than ranks, some ranks repeat
+    one. So all ranks always have equally many batches.
+
+    Not thread-safe.
     """
 
     def __init__(
         self,
-        n: int,
+        n: int | ShardedStore | Any,
         batch_size: int,
         seed: int = 0,
         *,
@@ -43,43 +54,99 @@ class GlobalShuffle:
     ) -> None:
         if (rank is None) != (size is None):
             raise InvalidArgumentError("rank and size go together: give both, or neither")
-        if rank is None or size is None:
-            rank, size = _rank_and_size()
-        if n < 0 or batch_size < 1 or not 0 <= rank < size or not 0 <= seed < 2**64:
+        number: int = len(n) if hasattr(n, "__len__") else n
+        if number < 0 or batch_size < 1 or not 0 <= seed < 2**64:
             raise InvalidArgumentError(
-                f"n={n}, batch_size={batch_size}, seed={seed}, rank={rank}, size={size}: n is not negative, batch_size at"
-                " least 1, seed below 2**64, and ranks are 0 to size - 1"
+                f"n={number}, batch_size={batch_size}, seed={seed}: n is not negative, batch_size at least 1, seed below 2**64"
             )
-        self.n, self.batch_size, self.seed = n, batch_size, seed
-        self.rank, self.size = rank, size
+        self.n, self.batch_size, self.seed = number, batch_size, seed
         self.shuffle, self.drop_last = shuffle, drop_last
+        self._given = rank is not None  # the ranks, by the caller, so that no store changes them
+        self._ranks: _ranks.Ranks | None = None
+        store: Any = getattr(n, "store", n)  # that of a ShardedDataset
+        if rank is not None and size is not None:
+            self._ranks = _ranks.checked(rank, size)
+        elif getattr(store, "rank", None) is not None:
+            self._ranks = _ranks.Ranks(store.rank, store.size)
         self.epoch = 0
         self.cursor = 0  # samples of this epoch that all ranks together have drawn
-        self._started = 0, 0, self.step  # epoch, cursor and step at the beginning of the latest iteration
+        self._begin = 0, 0  # epoch and cursor where the next iteration begins
+        self._started: tuple[int, int, int] | None = None  # epoch, cursor and step of the latest iteration
+        self._latest = 0  # its number
+        self._dropped = self._warned = False
+
+    # --- ranks
+
+    def _who(self) -> _ranks.Ranks:
+        return self._ranks or _ranks.of_process(self.n)
+
+    @property
+    def rank(self) -> int:
+        """Which of the ranks this is."""
+        return self._who().rank
+
+    @property
+    def size(self) -> int:
+        """Ranks that share the samples out among them."""
+        return self._who().size
 
     @property
     def step(self) -> int:
         """Samples that all ranks together draw in one step."""
         return self.batch_size * self.size
 
-    def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of an epoch. If it is the current one, nothing happens, so a resumed epoch goes on."""
-        if epoch != self.epoch:
-            self.epoch, self.cursor = epoch, 0
-            self._started = epoch, 0, self.step
-
     def set_ranks(self, rank: int, size: int) -> None:
-        """Sets other ranks from the next iteration on. They draw what is left of the epoch."""
-        if not 0 <= rank < size:
-            raise InvalidArgumentError(f"rank={rank}, size={size}: ranks are 0 to size - 1")
-        self.rank, self.size = rank, size
+        """Sets other ranks from the next iteration on. They draw what a loaded state leaves of the epoch."""
+        self._ranks, self._given = _ranks.checked(rank, size), True
+
+    def _used_with(self, store: ShardedStore) -> None:
+        """Takes the ranks of a store's group, unless the caller has given others."""
+        if not self._given and store.rank is not None:
+            here = _ranks.Ranks(store.rank, store.size)
+            self._ranks = here if self._ranks else _ranks.agreeing({here})
+
+    # --- iterating
+
+    @property
+    def sampler(self) -> GlobalShuffle:
+        """Itself: where the batch sampler of a DataLoader has its sampler, training frameworks look for `set_epoch`."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lets the next iteration begin with an epoch: at its beginning, or at the loaded state if that is of this epoch."""
+        if epoch != self._begin[0]:
+            self._begin = epoch, 0
+        if self._started is not None and self._started[0] != epoch:
+            self._forget()
+        self.epoch, self.cursor = self._begin
+
+    def _forget(self) -> None:
+        """Lets the latest iteration move this sampler's place no more."""
+        self._started = None
+        self._latest += 1
+        self._dropped = False
 
     def __len__(self) -> int:
-        """Batches that are left of this epoch, equally many for each rank."""
-        left = self.n - self.cursor
-        return left // self.step if self.drop_last else -(-left // self.step)
+        """Batches of an iteration that begins now, equally many for each rank."""
+        return self._count(self._begin[1], self.step)
+
+    def _count(self, cursor: int, step: int) -> int:
+        """Steps that the epoch has after a cursor."""
+        left = self.n - cursor
+        return left // step if self.drop_last else -(-left // step)
 
     def __iter__(self) -> Batches:
+        if self._dropped and not self._warned and (self.epoch, self.cursor) != self._begin:
+            self._warned = True
+            epoch, begin, step = self._started or (*self._begin, self.step)
+            used = -(-(self.cursor - begin) // step)
+            warnings.warn(
+                f"only {used} of {self._count(begin, step)} batches of epoch {epoch} were used, and this iteration begins again"
+                f" where that one began. To go on with the next batch instead, load_state_dict(state_dict(batches={used})) first;"
+                f" to begin again without this warning, set_epoch({epoch})",
+                RuntimeWarning,
+                stacklevel=_stacklevel_of_the_caller(),
+            )
         return Batches(self)
 
     def order(self, start: int, stop: int, epoch: int | None = None) -> NDArray[np.int64]:
@@ -88,88 +155,91 @@ class GlobalShuffle:
             return np.arange(start, stop, dtype=np.int64)
         return _core.shuffled(self.n, self.seed, self.epoch if epoch is None else epoch, start, stop - start)
 
+    # --- state
+
     def state_dict(self, batches: int | None = None) -> dict[str, int]:
         """Where this order is. The same on all ranks that have drawn equally many batches.
 
         A dict of numbers: format, shuffle (the number of the permutations that the order is drawn from, 0 for the data set's own
         order), seed, epoch, cursor (samples of the epoch that all ranks together have drawn) and n.
 
-        batches: the state after this many batches of the iteration, instead of after those that were drawn. It serves loaders
-        that draw ahead of their user, such as torch's DataLoader with workers.
+        batches: the state after this many batches of the latest iteration, those that were used, instead of after those that
+        were drawn. It serves loaders that draw ahead of their user, such as torch's DataLoader with workers, and whoever goes on
+        after a step has failed. InvalidArgumentError if the iteration has fewer.
         """
-        epoch, cursor = self.epoch, self.cursor
+        place = self.epoch, self.cursor
         if batches is not None:
-            epoch, start, step = self._started
-            cursor = min(start + batches * step, self.n)
-            if self._ends(cursor, step):
-                epoch, cursor = epoch + 1, 0
-        return {
-            "format": versions.SAMPLER_STATE,
-            "shuffle": self._order(),
-            "seed": self.seed,
-            "epoch": epoch,
-            "cursor": cursor,
-            "n": self.n,
-        }
+            epoch, start, step = self._started or (*self._begin, self.step)
+            most = self._count(start, step)
+            if not 0 <= batches <= most:
+                raise InvalidArgumentError(
+                    f"batches={batches}: the latest iteration has {most} batches, from cursor {start} of epoch {epoch} on; count"
+                    " those that were used from 0 on in each iteration"
+                )
+            place = self._place(epoch, min(start + batches * step, self.n), step)
+        return _states.written(_states.Place(self.seed, *place), self.n, self._order())
 
     def _order(self) -> int:
         return versions.SHUFFLE if self.shuffle else 0
 
-    def _ends(self, cursor: int, step: int) -> bool:
-        """Whether the epoch has no batch after `cursor`."""
-        left = self.n - cursor
-        return left <= 0 or (self.drop_last and left < step)
+    def _place(self, epoch: int, cursor: int, step: int) -> tuple[int, int]:
+        """Epoch and cursor, which are those of the next epoch if this one has no batch after the cursor."""
+        return (epoch, cursor) if self._count(cursor, step) else (epoch + 1, 0)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state of any number of ranks and any batch size.
+    def load_state_dict(self, state: Mapping[str, Any], *, group: Group | None = None) -> None:
+        """Lets the next iteration go on from a state of any number of ranks and any batch size.
 
-        InvalidArgumentError if the state is incomplete, of another format, of another order, or of another data set.
+        group: those that go on, after others were lost or have joined. Collective over them: they compare their states, all go
+        on from the earliest, so that nothing is left out, and this sampler takes rank and size from the group. A rank whose own
+        state was a later one has taken steps that are now taken again: it takes the weights of one that has not.
+
+        InvalidArgumentError if a state is incomplete, of another format, of another order, or of another data set.
         """
-        missing = {"seed", "epoch", "cursor", "n", *(["shuffle"] if "format" in state else [])} - set(state)
-        if missing:
-            raise InvalidArgumentError(f"the state lacks {', '.join(sorted(missing))}")
-        if state["n"] != self.n:
-            raise InvalidArgumentError(
-                f"the state is of a data set of {state['n']} samples, this one has {self.n}"
-            )
-        _check_order(state, self._order())
-        seed = _number(state, "seed", 2**64 - 1)
-        epoch = _number(state, "epoch", 2**64 - 1)
-        cursor = _number(state, "cursor", self.n)
-        self.seed, self.epoch, self.cursor = seed, epoch, cursor
-        self._started = self.epoch, self.cursor, self.step
+        if group is None:
+            place = _states.read(state, self.n, self._order())
+        else:
+            place = _states.earliest(group, state, self.n, self._order())
+            self.set_ranks(group.rank, group.size)
+        self.seed, self.epoch, self.cursor = place
+        self._begin = self.epoch, self.cursor
+        self._forget()
 
     def __repr__(self) -> str:
-        where = f"rank {self.rank} of {self.size}, epoch {self.epoch}, {self.cursor} of {self.n} drawn"
+        where = f"{self._who()}, epoch {self.epoch}, {self.cursor} of {self.n} drawn"
         return f"GlobalShuffle(batch_size={self.batch_size}, seed={self.seed}, {where})"
 
 
 class Batches(Iterator[NDArray[np.int64]]):
-    """The batches of what is left of one epoch. Saves and resumes like the sampler itself (torchdata's Stateful)."""
+    """One pass over an epoch, or over what a state leaves of it. It saves and resumes like the sampler (torchdata's Stateful).
+
+    The latest pass moves the sampler's place: by what is drawn, or, once `note` was called, by what is said to be used.
+    """
 
     def __init__(self, sampler: GlobalShuffle) -> None:
         self._sampler = sampler
-        self._rank, self._size = sampler.rank, sampler.size
+        self._number = -1
+        self._rank, self._size = sampler._who()
+        self._noted = False
         self._begin()
 
     def _begin(self) -> None:
         sampler = self._sampler
-        self._epoch, self._cursor = sampler.epoch, sampler.cursor
+        self._epoch, self._start = sampler.epoch, sampler.cursor = sampler._begin
+        self._cursor = self._start
         self._step = sampler.batch_size * self._size
-        sampler._started = self._epoch, self._cursor, self._step
-        self._over = False
+        sampler._forget()
+        sampler._started = self._epoch, self._start, self._step
+        self._number = sampler._latest
 
     def __next__(self) -> NDArray[np.int64]:
         sampler = self._sampler
         n, size = sampler.n, self._size
         step = self._step
         left = n - self._cursor
-        if self._over or sampler._ends(self._cursor, step):
-            if not self._over:
-                self._over = True
-                sampler.epoch, sampler.cursor = self._epoch + 1, 0
+        if sampler._count(self._cursor, step) == 0:
+            self._drawn()
             raise StopIteration
-        start, stop = self._cursor, min(self._cursor + step, n)
+        start = self._cursor
         if left >= step:
             mine = start + self._rank * sampler.batch_size, start + (self._rank + 1) * sampler.batch_size
         else:
@@ -178,12 +248,29 @@ class Batches(Iterator[NDArray[np.int64]]):
                 first = min(mine[0], n - 1)
                 mine = first, first + 1
         batch = sampler.order(*mine, self._epoch)
-        self._cursor = stop
-        sampler.epoch, sampler.cursor = self._epoch, stop
-        if sampler._ends(stop, step):
-            self._over = True
-            sampler.epoch, sampler.cursor = self._epoch + 1, 0
+        self._cursor = min(start + step, n)
+        self._drawn()
         return batch
+
+    def _drawn(self) -> None:
+        if not self._noted:
+            self._move(self._cursor, keep=False)
+
+    def note(self, batches: int, *, keep: bool = False) -> None:
+        """Says how many batches of this pass its user has had. keep: the next iteration goes on from there."""
+        self._noted = True
+        self._move(min(self._start + batches * self._step, self._sampler.n), keep)
+
+    def _move(self, cursor: int, keep: bool) -> None:
+        sampler = self._sampler
+        if sampler._latest == self._number:
+            sampler.epoch, sampler.cursor = sampler._place(self._epoch, cursor, self._step)
+            if keep or sampler.epoch != self._epoch:
+                sampler._begin = sampler.epoch, sampler.cursor
+
+    def __del__(self) -> None:
+        if self._sampler._latest == self._number:
+            self._sampler._dropped = True
 
     def state_dict(self) -> dict[str, int]:
         """The state of the sampler, after the batch that was drawn last."""
@@ -195,42 +282,11 @@ class Batches(Iterator[NDArray[np.int64]]):
         self._begin()
 
 
-def _check_order(state: Mapping[str, Any], order: int) -> None:
-    """Refuses a state of another format or order. States that name no format are older than the first one, which names both."""
-    if state.get("format", 0) not in (0, versions.SAMPLER_STATE):
-        raise InvalidArgumentError(
-            f"the state is of format {state['format']}, this library reads format {versions.SAMPLER_STATE}"
-        )
-    found = state.get("shuffle", order)
-    if found == order:
-        return
-    if not found or not order:
-        which = "shuffle=True" if found else "shuffle=False"
-        raise InvalidArgumentError(
-            f"the state is of a sampler with {which}, this one has another order: it would repeat samples and leave others out"
-        )
-    raise InvalidArgumentError(
-        f"the state is of an order by shuffle {found}, this library has shuffle {order}: the rest of the epoch would repeat"
-        " samples and leave others out; go on with the version of pyfab that wrote it, or begin a new epoch"
-    )
-
-
-def _number(state: Mapping[str, Any], name: str, most: int) -> int:
-    try:
-        value = operator.index(state[name])
-    except TypeError:
-        value = -1
-    if not 0 <= value <= most:
-        raise InvalidArgumentError(f"the state has {name}={state[name]!r}; it is a number from 0 to {most}")
-    return value
-
-
-def _rank_and_size() -> tuple[int, int]:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    try:
-        launch = launchers.from_environment()
-    except InvalidArgumentError:
-        return 0, 1
-    return launch.rank, launch.size
+def _stacklevel_of_the_caller() -> int:
+    """That of the first frame outside of loaders, for a warning by the function that calls this."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(
+        ("pyfab.", "torch.", "torchdata.")
+    ):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -6,7 +6,7 @@ import base64
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from pyfab.core.domain import Domain
 from pyfab.core.enums import Access
 from pyfab.core.errors import ClosedError, FabricError, InvalidArgumentError
+from pyfab.data import _ranks
 from pyfab.data._engine import Batch, Copy, Engine, Gathered, Layout
 from pyfab.data._farewell import Farewell
 from pyfab.data._fields import FieldInfo, Memory, Shard, checksum, shard_of
@@ -39,9 +40,9 @@ class ShardedStore:
     """A data set whose samples lie in the memory of the ranks of a group, and are read by number from wherever they lie.
 
     Each rank gives its shard, which may be of any size, as a dict of fields: arrays with one entry for each sample, torch
-    tensors on the CPU, paths of .npy files (which are mapped), `numpy.memmap`s, or `Ragged` samples of different lengths. Names,
-    dtypes and shapes of samples are the same on all ranks. Samples are numbered from 0 on, shard after shard, in the order of
-    ranks. Collective: all ranks make and close it together.
+    tensors on the CPU, paths of .npy files (which are mapped), `numpy.memmap`s, or `Ragged` samples of different lengths. Masked
+    values (`numpy.ma`) are refused. Names, dtypes and shapes of samples are the same on all ranks. Samples are numbered from 0
+    on, shard after shard, in the order of ranks. Collective: all ranks make and close it together.
 
     replicas: how many ranks hold each shard, or "node": each host holds all. Reads go to the nearest holder, and to the next one
     when that is lost. copy: True copies the fields into memory that ranks on the node can map, which is faster; files and arrays
@@ -98,6 +99,7 @@ class ShardedStore:
             )
             self._farewell.learn([card["card"] for card in opened.cards])
             self._resources = undo.pop_all()
+        _ranks.remember(self)
 
     def _setup(self, pid: int) -> None:
         self._pid = pid
@@ -120,8 +122,13 @@ class ShardedStore:
         self._farewell = None
         self._memory = None
         self._resources = ExitStack()
+        _ranks.remember(self)
 
-    def _engine(self) -> Engine:
+    def _engine(self, fields: Sequence[str] | None = None) -> Engine:
+        whole = self._whole_engine()
+        return whole if fields is None else whole.part(tuple(fields))
+
+    def _whole_engine(self) -> Engine:
         if self._pid != os.getpid():  # a child of fork() has none of its parent's connections
             _inherited.append((self._engine_here, self._farewell, self._resources))
             self.__setstate__(self.__getstate__())
@@ -155,6 +162,10 @@ class ShardedStore:
         """Name, dtype, shape of a sample, and whether it is ragged, of each field."""
         return tuple(self._layout.fields)
 
+    def _chosen(self, names: Sequence[str] | None) -> tuple[FieldInfo, ...]:
+        """The fields of these names, by default all. InvalidArgumentError for one that there is not."""
+        return self.fields if names is None else tuple(self._layout.part(names).fields)
+
     @property
     def counts(self) -> tuple[int, ...]:
         """Samples of each rank's shard."""
@@ -186,14 +197,19 @@ class ShardedStore:
     # --- reading
 
     def gather(
-        self, indices: ArrayLike, out: Batch | None = None, *, timeout: float | None = _DEFAULT
+        self,
+        indices: ArrayLike,
+        out: Batch | None = None,
+        *,
+        timeout: float | None = _DEFAULT,
+        fields: Sequence[str] | None = None,
     ) -> Batch:
         """The samples with these numbers, in this order: a dict of arrays with one entry each, `Ragged` for ragged fields.
 
         indices: integers in one dimension, of which negative ones count from the end; IndexError out of range. out: arrays to
         fill, of the fields' dtypes and shapes, with room for all samples; for ragged fields an array of values, or a `Ragged`.
         The parts of them that were filled are returned. Without `out` the arrays are new, and their memory is used again when
-        they are gone.
+        they are gone. fields: names of those that are read, by default all; InvalidArgumentError for one that there is not.
 
         PeerLostError or UnreachableError names rank, host and field when no holder of a sample is left. OperationTimeout after
         `timeout` seconds; then the gather goes on, and `out` must stay as it is.
@@ -201,15 +217,17 @@ class ShardedStore:
         self._check()
         waited = self.timeout if timeout is _DEFAULT else timeout
         start = time.perf_counter()
-        gathered = self._engine().start(indices, out, _MOST_IN_PLACE)
+        gathered = self._engine(fields).start(indices, out, _MOST_IN_PLACE)
         batch = gathered.result(waited)
         self._metrics.count(gathered, time.perf_counter() - start)
         return batch
 
-    def gather_async(self, indices: ArrayLike, out: Batch | None = None) -> Gathered:
+    def gather_async(
+        self, indices: ArrayLike, out: Batch | None = None, *, fields: Sequence[str] | None = None
+    ) -> Gathered:
         """Starts a `gather` on a thread of the library. Returns at once an Operation whose result is the batch."""
         self._check()
-        gathered = self._engine().start(indices, out)
+        gathered = self._engine(fields).start(indices, out)
         self._metrics.count(gathered)
         return gathered
 

@@ -58,17 +58,13 @@ def from_environment(environment: Mapping[str, str] | None = None, rendezvous: A
     not meet in a folder: no launcher gives all ranks a secret, so nothing else tells them from others on the network.
     """
     env = os.environ if environment is None else environment
-    for launcher, rank_name, size_name in _RANK_VARIABLES:
-        if rank_name in env or (launcher == "pyfab" and size_name in env):
-            break
-    else:
+    found = rank_and_size(env)
+    if found is None:
         raise InvalidArgumentError(
             "no launcher's variables are set. Start with torchrun, mpirun or srun; or set PYFAB_RANK, PYFAB_SIZE and"
             " PYFAB_RENDEZVOUS (tcp://host:port); or start local processes with pyfab.spawn"
         )
-    rank, size = _number(env, rank_name), _number(env, size_name)
-    if size < 1 or rank >= size:
-        raise InvalidArgumentError(f"{rank_name}={rank} and {size_name}={size}: ranks are 0 to size - 1")
+    launcher, rank, size = found
     place = rendezvous or env.get("PYFAB_RENDEZVOUS") or _meeting_place(env, launcher, size)
     asks = isinstance(place, str) and not place.startswith("file:")
     if (
@@ -81,6 +77,23 @@ def from_environment(environment: Mapping[str, str] | None = None, rendezvous: A
             " all nodes share (PYFAB_RENDEZVOUS=file:///folder)"
         )
     return Launch(rank, size, place, launcher)
+
+
+def rank_and_size(environment: Mapping[str, str] | None = None) -> tuple[str, int, int] | None:
+    """Launcher, rank and size that the first launcher's variables tell; None if there is none.
+
+    InvalidArgumentError if only one of the two is there, or what they say is no rank.
+    """
+    env = os.environ if environment is None else environment
+    for launcher, rank_name, size_name in _RANK_VARIABLES:
+        if rank_name in env or (launcher == "pyfab" and size_name in env):
+            rank, size = _number(env, rank_name), _number(env, size_name)
+            if size < 1 or rank >= size:
+                raise InvalidArgumentError(
+                    f"{rank_name}={rank} and {size_name}={size}: ranks are 0 to size - 1"
+                )
+            return launcher, rank, size
+    return None
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
