@@ -62,6 +62,9 @@ class Opened:
     def __len__(self) -> int:
         return self._n
 
+    def _chosen(self, names: None) -> None:
+        """Whether it has fields of these names."""
+
 
 def launched(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
     monkeypatch.setenv("RANK", str(rank))
@@ -92,6 +95,7 @@ def test_what_is_told_in_two_ways_is_refused(monkeypatch):
     message = r"store says rank 1 of 2, torchrun says rank 3 of 8.*store in place.*rank= and size="
     with pytest.raises(pyfab.InvalidArgumentError, match=message):
         iter(sampler)
+    assert "ranks not clear" in repr(sampler)
     with pytest.raises(pyfab.InvalidArgumentError, match=message):
         Loader(store, sampler)  # type: ignore[arg-type]
     sampler.set_ranks(3, 8)

@@ -205,7 +205,11 @@ class GlobalShuffle:
         self._forget()
 
     def __repr__(self) -> str:
-        where = f"{self._who()}, epoch {self.epoch}, {self.cursor} of {self.n} drawn"
+        try:
+            who = str(self._who())
+        except InvalidArgumentError:  # the ranks are not clear: an iteration says why
+            who = "ranks not clear"
+        where = f"{who}, epoch {self.epoch}, {self.cursor} of {self.n} drawn"
         return f"GlobalShuffle(batch_size={self.batch_size}, seed={self.seed}, {where})"
 
 
