@@ -24,6 +24,7 @@ namespace {
 
 // 0: there is no such process; no value: that cannot be found out now, and errno says why.
 std::optional<std::uint64_t> find_start_time(std::int32_t pid) noexcept {
+  if (pid <= 0) return 0;  // to kill(2) these are groups, some of which there always are
   const auto failure = [pid]() -> std::optional<std::uint64_t> {
     const int error = errno;
     // A missing file proves nothing where there is no /proc, so the kernel is asked for the process as well.

@@ -60,3 +60,10 @@ TEST_CASE("a process has not ended while it asks, but an earlier one of its numb
   CHECK(process_ended({self.pid, self.start_time - 1}));
   CHECK(process_start_time(self.pid) == self.start_time);
 }
+
+TEST_CASE("what is no number of a process is none that lives") {
+  for (const std::int32_t pid : {0, -1, -::getpid()}) {
+    CHECK(process_ended({pid, 1}));
+    CHECK(process_start_time(pid) == 0);
+  }
+}

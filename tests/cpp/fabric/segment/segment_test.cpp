@@ -110,4 +110,17 @@ TEST_CASE("a slot that nobody has holds up nobody, whatever is written into it")
   CHECK(segment.slots_used() == kMaxSlots);
 }
 
+TEST_CASE("an owner that is no process holds up nobody") {
+  const Segment segment = Segment::create(kId);
+  segment.board().slots_used.store(3);
+  const std::uint64_t written[] = {SlotOwner::pack({0, 1}), SlotOwner::pack({0, 1u << 20}),
+                                   SlotOwner::pack({(1 << SlotOwner::kPidBits) - 1, 1})};
+  for (std::size_t i = 0; i < std::size(written); ++i) {
+    segment.slots()[i].owner.store(written[i]);
+    segment.slots()[i].active.store(1);
+  }
+  CHECK(segment.wait_unused(0, Deadline::in_seconds(60)));
+  CHECK(segment.user_of(1) == 0);
+}
+
 }  // namespace fab
