@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -141,7 +142,7 @@ def scribbles(seconds: float) -> Outcome:
     written = 0
     until = time.monotonic() + seconds
     with subprocess.Popen(
-        [sys.executable, str(HERE / "owner.py"), name],
+        [sys.executable, "-X", "faulthandler", str(HERE / "owner.py"), name],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -163,7 +164,12 @@ def scribbles(seconds: float) -> Outcome:
                 written += int(done.stdout.split()[0])
             else:
                 print(f"seed {seed}: {done.stderr}", file=sys.stderr)
-        owner.communicate("\n")
+        try:
+            owner.communicate("\n", timeout=60)
+        except subprocess.TimeoutExpired:
+            owner.send_signal(signal.SIGABRT)  # it tells where it stands
+    if owner.returncode != 0:
+        print(f"the owner ended with {owner.returncode}", file=sys.stderr)
     return written, int(owner.returncode != 0)
 
 
