@@ -148,8 +148,8 @@ class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
         fields: Sequence[str] | None = None,
     ) -> None:
         self.store, self.transform = store, transform
+        _check_dtypes(store, fields)
         self.fields = None if fields is None else tuple(fields)
-        _check_dtypes(store, self.fields)
 
     def __len__(self) -> int:
         return len(self.store)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyfab
@@ -54,9 +55,12 @@ def test_ranks_of_spawn_share_the_samples_out():
 class Opened:
     """What a sampler asks a store."""
 
+    made: ClassVar[list[Opened]] = []
+
     def __init__(self, rank: int | None, size: int, n: int = TOTAL) -> None:
         self.rank, self.size, self._n = rank, size, n
         self._closed = False
+        self.made.append(self)
         _ranks.remember(self)
 
     def __len__(self) -> int:
@@ -64,6 +68,14 @@ class Opened:
 
     def _chosen(self, names: None) -> None:
         """Whether it has fields of these names."""
+
+
+@pytest.fixture(autouse=True)
+def _all_are_closed() -> Iterator[None]:
+    yield
+    for store in Opened.made:
+        store._closed = True
+    Opened.made.clear()
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
@@ -93,9 +105,10 @@ def test_what_is_told_in_two_ways_is_refused(monkeypatch):
     assert (sampler.rank, sampler.size) == (3, 8)
     store = Opened(1, 2)
     message = r"store says rank 1 of 2, torchrun says rank 3 of 8.*store in place.*rank= and size="
+    assert "rank not clear" in repr(sampler)
     with pytest.raises(pyfab.InvalidArgumentError, match=message):
         iter(sampler)
-    assert "ranks not clear" in repr(sampler)
+    assert "rank not clear" in repr(sampler)
     with pytest.raises(pyfab.InvalidArgumentError, match=message):
         Loader(store, sampler)  # type: ignore[arg-type]
     sampler.set_ranks(3, 8)

@@ -55,8 +55,9 @@ class Loader:
             raise InvalidArgumentError(f"the sampler is for {sampler.n} samples, the store has {len(store)}")
         self.store, self.sampler, self.depth, self.copy = store, sampler, depth, copy
         self._transform, self._progress, self._resume = transform, progress, resume
-        self._fields = None if fields is None else tuple(fields)
-        store._chosen(self._fields)  # refuses fields that there are not
+        self._fields: tuple[str, ...] | None = None
+        if fields is not None:
+            self._fields = tuple(field.name for field in store._chosen(fields))
         self._state: dict[str, Any] | None = (
             None  # of a sampler that is no GlobalShuffle, after what was given
         )

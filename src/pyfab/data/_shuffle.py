@@ -68,9 +68,8 @@ class GlobalShuffle:
             self._ranks = _ranks.checked(rank, size)
         elif getattr(store, "rank", None) is not None:
             self._ranks = _ranks.Ranks(store.rank, store.size)
-        self.epoch = 0
-        self.cursor = 0  # samples of this epoch that all ranks together have drawn
-        self._begin = 0, 0  # epoch and cursor where the next iteration begins
+        self._at = 0, 0  # epoch and cursor, as one, because another thread may ask for the state
+        self._begin = 0, 0  # where the next iteration begins
         self._started: tuple[int, int, int] | None = None  # epoch, cursor and step of the latest iteration
         self._latest = 0  # its number
         self._dropped = self._warned = False
@@ -108,6 +107,16 @@ class GlobalShuffle:
     # --- iterating
 
     @property
+    def epoch(self) -> int:
+        """The epoch of which samples are drawn: after its last batch, the next one."""
+        return self._at[0]
+
+    @property
+    def cursor(self) -> int:
+        """Samples of this epoch that all ranks together have drawn, or used where a `Loader` draws."""
+        return self._at[1]
+
+    @property
     def sampler(self) -> GlobalShuffle:
         """Itself: where the batch sampler of a DataLoader has its sampler, training frameworks look for `set_epoch`."""
         return self
@@ -118,7 +127,7 @@ class GlobalShuffle:
             self._begin = epoch, 0
         if self._started is not None and self._started[0] != epoch:
             self._forget()
-        self.epoch, self.cursor = self._begin
+        self._at = self._begin
 
     def _forget(self) -> None:
         """Lets the latest iteration move this sampler's place no more."""
@@ -136,7 +145,7 @@ class GlobalShuffle:
         return left // step if self.drop_last else -(-left // step)
 
     def __iter__(self) -> Batches:
-        if self._dropped and not self._warned and (self.epoch, self.cursor) != self._begin:
+        if self._dropped and not self._warned and self._at != self._begin:
             self._warned = True
             epoch, begin, step = self._started or (*self._begin, self.step)
             used = -(-(self.cursor - begin) // step)
@@ -167,7 +176,7 @@ class GlobalShuffle:
         were drawn. It serves loaders that draw ahead of their user, such as torch's DataLoader with workers, and whoever goes on
         after a step has failed. InvalidArgumentError if the iteration has fewer.
         """
-        place = self.epoch, self.cursor
+        place = self._at
         if batches is not None:
             epoch, start, step = self._started or (*self._begin, self.step)
             most = self._count(start, step)
@@ -200,17 +209,17 @@ class GlobalShuffle:
         else:
             place = _states.earliest(group, state, self.n, self._order())
             self.set_ranks(group.rank, group.size)
-        self.seed, self.epoch, self.cursor = place
-        self._begin = self.epoch, self.cursor
+        self.seed = place.seed
+        self._at = self._begin = place.epoch, place.cursor
         self._forget()
 
     def __repr__(self) -> str:
         try:
             who = str(self._who())
-        except InvalidArgumentError:  # the ranks are not clear: an iteration says why
-            who = "ranks not clear"
-        where = f"{who}, epoch {self.epoch}, {self.cursor} of {self.n} drawn"
-        return f"GlobalShuffle(batch_size={self.batch_size}, seed={self.seed}, {where})"
+        except InvalidArgumentError:  # an iteration says why
+            who = "rank not clear"
+        where = f"epoch {self.epoch}, {self.cursor} of {self.n} drawn"
+        return f"GlobalShuffle(batch_size={self.batch_size}, seed={self.seed}, {who}, {where})"
 
 
 class Batches(Iterator[NDArray[np.int64]]):
@@ -228,7 +237,7 @@ class Batches(Iterator[NDArray[np.int64]]):
 
     def _begin(self) -> None:
         sampler = self._sampler
-        self._epoch, self._start = sampler.epoch, sampler.cursor = sampler._begin
+        self._epoch, self._start = sampler._at = sampler._begin
         self._cursor = self._start
         self._step = sampler.batch_size * self._size
         sampler._forget()
@@ -268,9 +277,9 @@ class Batches(Iterator[NDArray[np.int64]]):
     def _move(self, cursor: int, keep: bool) -> None:
         sampler = self._sampler
         if sampler._latest == self._number:
-            sampler.epoch, sampler.cursor = sampler._place(self._epoch, cursor, self._step)
+            sampler._at = sampler._place(self._epoch, cursor, self._step)
             if keep or sampler.epoch != self._epoch:
-                sampler._begin = sampler.epoch, sampler.cursor
+                sampler._begin = sampler._at
 
     def __del__(self) -> None:
         if self._sampler._latest == self._number:
