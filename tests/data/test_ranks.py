@@ -108,7 +108,6 @@ def test_what_is_told_in_two_ways_is_refused(monkeypatch):
     assert "rank not clear" in repr(sampler)
     with pytest.raises(pyfab.InvalidArgumentError, match=message):
         iter(sampler)
-    assert "rank not clear" in repr(sampler)
     with pytest.raises(pyfab.InvalidArgumentError, match=message):
         Loader(store, sampler)  # type: ignore[arg-type]
     sampler.set_ranks(3, 8)
