@@ -190,6 +190,9 @@ class Issuer:
         )
         if status == Status.OTHER or status == Status.CANCELED:
             self.member.fail(f"{posted}: {error!r}")
+        if status == Status.DONE and posted.kind in (Kind.ADD, Kind.NOTICE):
+            for block in link.blocks:
+                block.came_before(posted.sequence)
         posted.settle(status)
         self.release(link)
 
@@ -263,6 +266,7 @@ class Member:
         self.closing = False
         self.failures = 0
 
+        self.rails = "," in settings["links"]
         self.domain = pyfab.Domain(settings["links"], **settings["domain"])
         self.queue = self.domain.completion_queue(QUEUE)
         self.endpoint = self.domain.endpoint(cq=self.queue)
@@ -388,7 +392,7 @@ class Member:
         regions = [pyfab.RemoteRegion.from_bytes(each) for each in remotes]
         with self.lock:
             link.counters = regions
-            link.blocks = blocks(regions, sizes(self.rank, rank, self.members))
+            link.blocks = blocks(regions, sizes(self.rank, rank, self.members), self.rails)
 
     def part(self, rank: int, incarnation: int) -> None:
         with self.lock:

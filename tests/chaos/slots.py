@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyfab
 from content import POISON
+from journal import Status
 
 COUNTERS = 8  # words before the blocks
 ADDED, FETCHED, SWAPPED = 0, 1, 2  # which word is what
@@ -38,10 +39,16 @@ class Slot:
 
 
 class Block:
-    """At the initiator: what the bytes may be. One candidate: they are that. Several: any mix, byte by byte."""
+    """At the initiator: what the bytes may be. One candidate: they are that. Several: any mix, byte by byte.
 
-    def __init__(self, remote: pyfab.RemoteRegion, offset: int, size: int) -> None:
-        self.remote, self.offset, self.size = remote, offset, size
+    rails: puts go over several, so one that was sent at a weak level may come after one that was begun later.
+    """
+
+    def __init__(self, remote: pyfab.RemoteRegion, offset: int, size: int, rails: bool) -> None:
+        self.remote, self.offset, self.size, self.rails = remote, offset, size, rails
+        self.sent: list[
+            tuple[int, np.ndarray]
+        ] = []  # sequence numbers and bytes of those that may still come
         self.candidates = [np.zeros(size, np.uint8)]
         # What happened to it last, and the bytes of each, so that bytes which came late can be told.
         self.history: list[tuple[str, np.ndarray]] = [("zeros", self.candidates[0])]
@@ -55,14 +62,20 @@ class Block:
         self.candidates.append(content)
         self.history = [*self.history[-9:], (what, content)]
 
-    def settle(self, content: np.ndarray, outcome: str, done: bool, undone: bool) -> None:
-        """It was surely done, surely not, or perhaps."""
-        if done:
-            self.candidates = [content]
-        elif undone:
+    def settle(self, content: np.ndarray, sequence: int, status: Status) -> None:
+        """The put that was begun last has an outcome."""
+        if status == Status.DONE:
+            self.candidates = [*(each for _, each in self.sent), content]
+        elif status in (Status.UNREACHABLE, Status.REJECTED):
             self.candidates.pop()
+        elif status == Status.SENT and self.rails:
+            self.sent.append((sequence, content))
         what, _ = self.history[-1]
-        self.history[-1] = (f"{what}: {outcome}", content)
+        self.history[-1] = (f"{what}: {status.name}", content)
+
+    def came_before(self, sequence: int) -> None:
+        """Something that waits for all puts which were begun before it is done."""
+        self.sent = [each for each in self.sent if each[0] > sequence]
 
     def mistake(self, found: np.ndarray, start: int) -> str:
         """What is wrong with bytes that were read from `start` on, or nothing."""
@@ -82,11 +95,11 @@ class Block:
         )
 
 
-def blocks(remotes: list[pyfab.RemoteRegion], block_sizes: tuple[int, ...]) -> list[Block]:
+def blocks(remotes: list[pyfab.RemoteRegion], block_sizes: tuple[int, ...], rails: bool) -> list[Block]:
     found = []
     for remote in remotes:
         offset = 8 * COUNTERS
         for size in block_sizes:
-            found.append(Block(remote, offset, size))
+            found.append(Block(remote, offset, size, rails))
             offset += size
     return found

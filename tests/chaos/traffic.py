@@ -88,10 +88,11 @@ class Traffic(Issuer):
         own = self.chance.random() < 0.5
         member = self.member
         content: np.ndarray = np.empty(0)
-        source = content
+        source, sequence = content, 0
 
         def start(posted: Posted) -> Any:
-            nonlocal content, source
+            nonlocal content, source, sequence
+            sequence = posted.sequence
             content = source = pattern(member.rank, member.incarnation, posted.sequence, block.size)
             if own:
                 source = self.scratch.take(block.size)
@@ -103,9 +104,7 @@ class Traffic(Issuer):
             )
 
         def settle(status: Status) -> None:
-            block.settle(
-                content, status.name, status == Status.DONE, status in (Status.UNREACHABLE, Status.REJECTED)
-            )
+            block.settle(content, sequence, status)
             block.busy = False
             if own:
                 self.scratch.give(source)
